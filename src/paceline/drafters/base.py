@@ -1,0 +1,56 @@
+"""What a drafter is: a stranger that sees a read-only context and returns tokens.
+
+Under the rule `match` nothing that a drafter does can change the text, only the speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from paceline.core import Draft, Sequence
+from paceline.kv.cache import KVCache
+
+
+class Picker(Protocol):
+    """Draws draft tokens as each row's request samples, with the noise that its verification rule allows."""
+
+    def pick(self, rows: Seq[int], step: int, logits: torch.Tensor, ids: torch.Tensor | None = None) -> list[int]:
+        """Token for each of `rows` at draft position `step` from logits [b, V], or [b, C] of candidates `ids`."""
+        ...
+
+    def go_on(self, row: int, step: int) -> bool:
+        """Whether the token after `step` is still worth its cost for this row (the controller decides)."""
+        ...
+
+    def draft(self, drafter: str) -> Draft:
+        """What has been picked so far."""
+        ...
+
+
+@dataclass(slots=True)
+class DraftContext:
+    sequences: list[Sequence]  # B rows, each with exactly one pending token
+    limits: list[int]  # [B] tokens wanted at most, >= 0
+    slots: list[int]  # [B] rows of the target cache's page tables
+    hidden: torch.Tensor | None  # [B, H] the target's last hidden state at position committed - 1
+    has_hidden: list[bool]  # [B]
+    cache: KVCache  # the target's: read only
+    picker: Picker
+
+
+class Drafter(Protocol):
+    name: str
+    max_tokens: int
+    needs_hidden: bool  # the engine keeps the target's hidden states only if some drafter asks
+
+    def draft(self, context: DraftContext) -> Draft:
+        """Propose up to limits[b] tokens for each row b."""
+        ...
+
+    def forget(self, sequence_id: int) -> None:
+        """The sequence is gone: free what was kept for it."""
+        ...

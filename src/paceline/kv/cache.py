@@ -1,0 +1,280 @@
+"""Paged K/V storage: for each sequence a committed prefix, and one provisional tail per step.
+
+A tail that is not committed never existed: nothing is rolled back, its positions are overwritten by the next one.
+What can fail (space) fails in `tail()`, before any forward. Sliding layers keep the pages that the window, one more
+key for the MTP drafter, and the tail can reach; older pages go back to the pool or stay with the prefix index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+import torch
+
+from paceline.core import Rows
+from paceline.errors import CapacityError
+from paceline.kv.layout import Layout
+from paceline.kv.pages import OutOfPages, PagePool
+from paceline.kv.prefix import Node, PrefixIndex
+
+PAGE_SIZE = 16
+
+
+@dataclass(slots=True)
+class _Entry:
+    slot: int
+    salt: str
+    pages: dict[str, list[int]]  # kind -> page id by page index
+    first: dict[str, int]  # kind -> first page index that is still held
+    committed: int
+    node: Node | None  # prefix node of the last whole committed page
+    indexed: int  # pages already offered to the prefix index
+
+
+class KVCache:
+    """K and V of every layer that owns them, shared by up to `max_sequences` sequences of up to `max_tokens`."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        pages: dict[str, int],
+        *,
+        max_sequences: int,
+        max_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """`pages`: kind -> number of pages. K/V tensors are [pages * page_size, kv_heads, head_dim]."""
+        self.layout, self.page_size, self.max_tokens = layout, PAGE_SIZE, max_tokens
+        self.max_pages = -(-max_tokens // PAGE_SIZE)
+        try:
+            self.k = [self._storage(i, pages, dtype, device) for i in range(len(layout.layers))]
+            self.v = [self._storage(i, pages, dtype, device) for i in range(len(layout.layers))]
+        except RuntimeError as error:
+            raise CapacityError(f"no memory for the K/V cache ({error}): lower cache_memory or max_batch") from error
+        shape = (max_sequences, self.max_pages)
+        self._host = {kind: np.zeros(shape, dtype=np.int32) for kind in layout.kinds}
+        self.tables = {kind: torch.from_numpy(table).to(device) for kind, table in self._host.items()}
+        self._mirrored = torch.device(device).type == "cpu"  # then `tables` are views of `_host`
+        self.pools = {
+            kind: PagePool(pages[kind], lambda n, kind=kind: self.prefix.evict(kind, n))  # type: ignore[misc]
+            for kind in layout.kinds
+        }
+        self.prefix = PrefixIndex(PAGE_SIZE, self.pools)
+        self._free_slots = list(range(max_sequences - 1, -1, -1))
+        self._entries: dict[int, _Entry] = {}
+
+    def _storage(
+        self, layer: int, pages: dict[str, int], dtype: torch.dtype, device: torch.device | str
+    ) -> torch.Tensor:
+        spec = self.layout.layers[layer]
+        return torch.zeros(pages[spec.kind] * PAGE_SIZE, spec.kv_heads, spec.head_dim, dtype=dtype, device=device)
+
+    # -- sequences ---------------------------------------------------------------------------------------------
+
+    def open(self, sequence_id: int, tokens: list[int], salt: str = "", *, share: bool = True) -> int:
+        """Give the sequence a slot and return how many of its first tokens are already committed (a prefix hit).
+
+        A hit never covers all tokens: the last one must be computed, since its hidden state is needed.
+        """
+        if not self._free_slots:
+            raise OutOfPages("all sequence slots are in use: raise max_batch")
+        path = self._usable(self.prefix.match(tokens, salt)) if share else []
+        entry = _Entry(self._free_slots.pop(), salt, {}, {}, len(path) * PAGE_SIZE, None, len(path))
+        for kind in self.layout.kinds:
+            first = self._first_page(kind, entry.committed)
+            held = [node.pages[kind] for node in path[first:]]
+            for page in held:
+                self.pools[kind].share(page)
+            entry.pages[kind], entry.first[kind] = [0] * min(first, len(path)) + held, min(first, len(path))
+            self._host[kind][entry.slot, : len(path)] = entry.pages[kind]
+        entry.node = path[-1] if path else None
+        self._entries[sequence_id] = entry
+        return entry.committed
+
+    def _first_page(self, kind: str, committed: int) -> int:
+        """Index of the first page that a tail at `committed`, or a drafter one key further back, can still read."""
+        window = self.layout.windows[kind]
+        return 0 if window is None else max(0, committed - 1 - window) // PAGE_SIZE
+
+    def _usable(self, path: list[Node]) -> list[Node]:
+        """The longest beginning of `path` whose pages are all still there, as far back as each window reaches."""
+        for length in range(len(path), 0, -1):
+            if all(
+                kind in node.pages
+                for kind in self.layout.kinds
+                for node in path[self._first_page(kind, length * PAGE_SIZE) : length]
+            ):
+                return path[:length]
+        return []
+
+    def close(self, sequence_id: int, *, scrub: bool = False) -> None:
+        """Free everything the sequence holds. `scrub` zeroes its private pages (after NaN, which masks do not stop)."""
+        entry = self._entries.pop(sequence_id)
+        for kind, pages in entry.pages.items():
+            for page in pages[entry.first[kind] :]:
+                if scrub and self.pools[kind].refs(page) == 1:
+                    self._zero(kind, page)
+                self.pools[kind].release(page)
+        self._free_slots.append(entry.slot)
+
+    def _zero(self, kind: str, page: int) -> None:
+        for i, layer in enumerate(self.layout.layers):
+            if layer.kind == kind:
+                for store in (self.k[i], self.v[i]):
+                    store[page * PAGE_SIZE : (page + 1) * PAGE_SIZE].zero_()
+
+    def slot(self, sequence_id: int) -> int:
+        return self._entries[sequence_id].slot
+
+    def committed(self, sequence_id: int) -> int:
+        return self._entries[sequence_id].committed
+
+    @property
+    def open_sequences(self) -> int:
+        return len(self._entries)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in (*self.k, *self.v))
+
+    def usage(self) -> dict[str, float]:
+        """Share of pages in use by sequences, by kind; pages that only the prefix index holds count as free."""
+        out = {}
+        for kind, pool in self.pools.items():
+            reusable = sum(1 for p in range(pool.count) if pool.refs(p) == 1) if self.prefix.held(kind) else 0
+            live = sum(len(e.pages[kind]) - e.first[kind] for e in self._entries.values())
+            out[kind] = min(live, pool.count - pool.free) / pool.count if reusable or live else 0.0
+        return out
+
+    # -- steps -------------------------------------------------------------------------------------------------
+
+    def tail(self, items: Seq[tuple[int, list[int]]]) -> Tail:
+        """Reserve space for new tokens of some sequences: (sequence id, tokens from `committed` on).
+
+        Raises OutOfPages with nothing changed for the rows that did not fit; earlier rows keep harmless reserves.
+        """
+        for sequence_id, tokens in items:
+            self._reserve(sequence_id, len(tokens))
+        return Tail(self, items)
+
+    def _reserve(self, sequence_id: int, count: int) -> None:
+        entry = self._entries[sequence_id]
+        end = entry.committed + count
+        if end > self.max_tokens:
+            raise CapacityError(f"{end} tokens do not fit into max_model_len={self.max_tokens}")
+        need = -(-end // PAGE_SIZE)
+        for kind, pages in entry.pages.items():
+            have = len(pages)
+            if need > have:
+                pages.extend(self.pools[kind].take(need - have))
+                self._host[kind][entry.slot, have:need] = pages[have:]
+
+    def _sync(self) -> None:
+        if not self._mirrored:
+            for kind, table in self.tables.items():
+                table.copy_(torch.from_numpy(self._host[kind]), non_blocking=True)
+
+    def _commit(self, sequence_id: int, tokens: list[int]) -> None:
+        """Advance over `tokens`, which were computed at the committed position on, and index the pages they filled."""
+        entry = self._entries[sequence_id]
+        entry.committed += len(tokens)
+        for kind in self.layout.kinds:
+            first = min(self._first_page(kind, entry.committed), len(entry.pages[kind]))
+            for index in range(entry.first[kind], first):
+                self.pools[kind].release(entry.pages[kind][index])
+            entry.first[kind] = max(first, entry.first[kind])
+
+    def index_prefix(self, sequence_id: int, tokens: list[int]) -> None:
+        """Offer whole committed pages to the prefix index; `tokens` is the whole text of the sequence."""
+        entry = self._entries[sequence_id]
+        while (entry.indexed + 1) * PAGE_SIZE <= entry.committed:
+            i = entry.indexed
+            if all(entry.first[kind] <= i for kind in self.layout.kinds):
+                run = tuple(tokens[i * PAGE_SIZE : (i + 1) * PAGE_SIZE])
+                pages = {kind: entry.pages[kind][i] for kind in self.layout.kinds}
+                parent: Node | str = entry.salt if i == 0 else entry.node  # type: ignore[assignment]
+                if parent is not None:
+                    entry.node = self.prefix.insert(parent, run, pages)
+            else:
+                entry.node = None  # a long chunk outran the window: the chain ends here
+            entry.indexed += 1
+
+
+class Tail:
+    """Reserved space for one step. `commit` keeps a prefix of each row's tokens; leaving without it keeps nothing."""
+
+    def __init__(self, cache: KVCache, items: Seq[tuple[int, list[int]]]) -> None:
+        self._cache = cache
+        self._items = items
+        cache._sync()
+
+    def rows(self, device: torch.device | str = "cpu") -> Rows:
+        """The rows of this step for a forward: all tokens of all sequences, flattened."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        starts = [0]
+        for sequence_id, new in self._items:
+            entry = self._cache._entries[sequence_id]
+            tokens += new
+            positions += range(entry.committed, entry.committed + len(new))
+            slots += [entry.slot] * len(new)
+            starts.append(len(tokens))
+        as_int = torch.int32
+        return Rows(
+            torch.tensor(tokens, dtype=torch.int64, device=device),
+            torch.tensor(positions, dtype=as_int, device=device),
+            torch.tensor(slots, dtype=as_int, device=device),
+            starts,
+        )
+
+    def commit(self, keep: Seq[int]) -> None:
+        """keep [B]: how many of each row's tokens become part of its committed prefix."""
+        for (sequence_id, tokens), count in zip(self._items, keep, strict=True):
+            assert 0 <= count <= len(tokens), "a tail cannot keep more than it holds"
+            if count:
+                self._cache._commit(sequence_id, tokens[:count])
+
+    def __enter__(self) -> Tail:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+
+def plan_pages(
+    layout: Layout, *, budget: int, itemsize: int, max_sequences: int, max_tokens: int, chunk: int
+) -> dict[str, int]:
+    """Pages by kind that fit into `budget` bytes: full layers get what the longest texts need, sliding ones their window.
+
+    Raises CapacityError, with the number of bytes needed, when not even one sequence fits.
+    """
+    per_page = {kind: cost * PAGE_SIZE for kind, cost in layout.bytes_per_token(itemsize).items()}
+    longest = -(-max_tokens // PAGE_SIZE)
+
+    def wanted(kind: str, sequences: float) -> int:
+        window = layout.windows[kind]
+        each = longest if window is None else min(longest, (window + chunk) // PAGE_SIZE + 3)
+        return max(each, int(each * sequences))
+
+    def cost(sequences: float) -> int:
+        return sum(wanted(kind, sequences) * per_page[kind] for kind in layout.kinds)
+
+    if cost(1) > budget:
+        raise CapacityError(
+            f"one text of {max_tokens} tokens needs {cost(1) / 2**20:.0f} MiB of K/V cache and {budget / 2**20:.0f} MiB "
+            "are free for it: lower max_model_len or raise cache_memory"
+        )
+    low, high = 1.0, float(max_sequences) * 2  # twice: room for cached prefixes
+    if cost(high) > budget:
+        for _ in range(40):
+            mid = (low + high) / 2
+            low, high = (mid, high) if cost(mid) <= budget else (low, mid)
+        high = low
+    return {kind: wanted(kind, high) for kind in layout.kinds}

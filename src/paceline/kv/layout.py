@@ -1,0 +1,39 @@
+"""What a model asks to have cached: layers grouped by kind. Pure data, no torch.
+
+Layers of one kind share page tables. A layer without K/V of its own (Gemma 4's shared layers, the drafter's
+Q-only layers) reads the K/V of another layer and owns no storage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKV:
+    """Storage of one layer: K and V, each [tokens, kv_heads, head_dim]."""
+
+    kind: str  # "sliding_attention" | "full_attention"
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    layers: tuple[LayerKV, ...]  # storage index -> layer; only layers that own K/V
+    windows: dict[str, int | None]  # kind -> sliding window in tokens, None = full
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(k for k in self.windows if any(layer.kind == k for layer in self.layers))
+
+    def last_of(self, kind: str) -> int:
+        """Storage index of the last layer of `kind`: the one that shared layers and the MTP drafter read."""
+        return max(i for i, layer in enumerate(self.layers) if layer.kind == kind)
+
+    def bytes_per_token(self, itemsize: int) -> dict[str, int]:
+        """Bytes that one token costs, by kind."""
+        out = dict.fromkeys(self.kinds, 0)
+        for layer in self.layers:
+            out[layer.kind] += 2 * layer.kv_heads * layer.head_dim * itemsize
+        return out

@@ -1,0 +1,49 @@
+"""What the engine asks of a target, and what it asks of an MTP drafter's network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from paceline.core import Rows
+from paceline.kv.cache import KVCache
+from paceline.kv.layout import Layout
+
+
+class Target(Protocol):
+    """A causal language model over a paged K/V cache. Holds no state of any sequence."""
+
+    layout: Layout
+    vocab_size: int
+    hidden_size: int
+    max_len: int  # positions that the model was made for
+    eos_token_ids: tuple[int, ...]
+    device: torch.device
+    dtype: torch.dtype  # of activations and of the K/V cache
+
+    def forward(self, rows: Rows, cache: KVCache) -> torch.Tensor:
+        """Write the rows' K/V into `cache` and return hidden states after the final norm, [N, hidden_size]."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[M, hidden_size] -> [M, vocab_size], float32, soft-capped."""
+        ...
+
+
+@dataclass(slots=True)
+class HeadOutput:
+    """A drafter's scores: dense (ids None, logits [B, V]) or of a few candidates (ids [B, C], logits [B, C])."""
+
+    logits: torch.Tensor
+    ids: torch.Tensor | None
+    hidden: torch.Tensor  # [B, target hidden_size], feeds the next draft step
+
+
+class AssistantNet(Protocol):
+    """The Gemma 4 assistant: Q-only layers over the target's K/V."""
+
+    def step(self, rows: Rows, hidden: torch.Tensor, cache: KVCache) -> HeadOutput:
+        """One draft step for B rows: rows.tokens the last tokens [B], rows.positions constant over a round."""
+        ...

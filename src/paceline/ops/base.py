@@ -1,0 +1,136 @@
+"""The arithmetic that models are written in: one signature per operation, several implementations.
+
+A model is a *graph*: a function that takes an `Ops` and calls its methods. `ops/reference.py` executes each call at
+once with plain torch and is the oracle; `ops/native.py` records the calls once and replays them as one native call.
+Every value is a matrix [N, width], one row per token; a row's result depends on no other row except through the
+K/V cache. Weights are stored as `Weight`, activations are float32 on CPU and the model's dtype on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+
+from paceline.core import Rows
+from paceline.kv.cache import KVCache
+
+WeightKind = Literal["float32", "bfloat16", "float16", "int8", "int4"]
+Value = Any  # torch.Tensor when executing, a symbol when recording
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weight:
+    """A matrix [out, in]. int8: scale [out]. int4: two values a byte [out, in/2], low nibble first, scale [out, in/32]."""
+
+    data: torch.Tensor
+    kind: WeightKind
+    scale: torch.Tensor | None = None
+
+    @property
+    def out_features(self) -> int:
+        return int(self.data.shape[0])
+
+    @property
+    def in_features(self) -> int:
+        return int(self.data.shape[1]) * (2 if self.kind == "int4" else 1)
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes + (self.scale.nbytes if self.scale is not None else 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Experts:
+    """A mixture of experts: router [E, H] with its scales, gate_up [E][2*I, H], down [E][H, I]."""
+
+    router: Weight
+    router_scale: torch.Tensor  # [H], already multiplied by H**-0.5
+    expert_scale: torch.Tensor  # [E]
+    gate_up: tuple[Weight, ...]
+    down: tuple[Weight, ...]
+    top_k: int
+    eps: float
+
+
+class Ops(Protocol):
+    def tokens(self) -> Value:
+        """Token ids of the rows, [N]."""
+        ...
+
+    def given(self, name: str, width: int) -> Value:
+        """A float input [N, width] handed to `Runner.run` by name."""
+        ...
+
+    def embed(self, tokens: Value, table: Weight, scale: float) -> Value:
+        """table[token] * scale, the scale rounded to the activation dtype first, as transformers does."""
+        ...
+
+    def linear(self, x: Value, weight: Weight) -> Value: ...
+
+    def rms_norm(self, x: Value, weight: torch.Tensor | None, eps: float, groups: int = 1) -> Value:
+        """x * (mean(x^2) + eps)^-1/2 * weight in float32, over each of `groups` equal slices of a row."""
+        ...
+
+    def rotary(self, x: Value, inv_freq: torch.Tensor, heads: int) -> Value:
+        """Rotate pairs (i, i + d/2) of each head by position * inv_freq[i]; inv_freq [d/2] may hold zeros."""
+        ...
+
+    def store_kv(self, layer: int, k: Value, v: Value) -> None:
+        """Write the rows' K and V [N, kv_heads * d] at their positions into storage layer `layer`."""
+        ...
+
+    def attention(self, q: Value, layer: int, heads: int, window: int | None, own: bool) -> Value:
+        """Softmax attention with scale 1 over the row's own sequence; query head h reads K/V head h // (heads/kv_heads).
+
+        A row at position p sees keys j with j <= p and j > p - window (own=True, the target), or with
+        j <= p - 1 and j >= p - 1 - window (own=False, the MTP drafter: only committed keys). window None = no bound.
+        """
+        ...
+
+    def add(self, x: Value, y: Value) -> Value: ...
+
+    def mul(self, x: Value, y: Value) -> Value: ...
+
+    def scale(self, x: Value, factor: float) -> Value: ...
+
+    def gelu(self, x: Value) -> Value:
+        """The tanh approximation, as Gemma uses it."""
+        ...
+
+    def gated_gelu(self, gate: Value, up: Value) -> Value:
+        """gelu(gate) * up"""
+        ...
+
+    def softcap(self, x: Value, cap: float) -> Value:
+        """cap * tanh(x / cap)"""
+        ...
+
+    def columns(self, x: Value, start: int, stop: int) -> Value: ...
+
+    def concat(self, x: Value, y: Value) -> Value: ...
+
+    def moe(self, router_input: Value, expert_input: Value, experts: Experts) -> Value:
+        """Softmax router over rms-normed, scaled input; top-k, renormalised, times expert_scale; sum of the experts."""
+        ...
+
+    def ordered_logits(
+        self, x: Value, centroids: Weight, ordering: torch.Tensor, head: Weight, top_k: int
+    ) -> tuple[Value, Value]:
+        """The centroid head: (token ids [N, C], logits [N, C]) of the top_k clusters' tokens, C = top_k * V / clusters."""
+        ...
+
+
+Graph = Callable[[Ops], tuple[Value, ...]]
+
+
+class Runner(Protocol):
+    """Runs a graph over rows. `graph` must be one stable object per model, so that a recording can be kept for it."""
+
+    def run(
+        self, graph: Graph, rows: Rows, cache: KVCache | None, given: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """Execute `graph`. Results are valid until the next run of the same graph."""
+        ...
