@@ -26,12 +26,11 @@ PAGE_SIZE = 16
 @dataclass(slots=True)
 class _Entry:
     slot: int
-    salt: str
     pages: dict[str, list[int]]  # kind -> page id by page index
     first: dict[str, int]  # kind -> first page index that is still held
     committed: int
-    node: Node | None  # prefix node of the last whole committed page
-    indexed: int  # pages already offered to the prefix index
+    parent: Node | str | None  # where the next whole page goes in the prefix index, None = not shared
+    open_page: list[int]  # committed tokens of the page that is not whole yet
 
 
 class KVCache:
@@ -83,7 +82,8 @@ class KVCache:
         if not self._free_slots:
             raise OutOfPages("all sequence slots are in use: raise max_batch")
         path = self._usable(self.prefix.match(tokens, salt)) if share else []
-        entry = _Entry(self._free_slots.pop(), salt, {}, {}, len(path) * PAGE_SIZE, None, len(path))
+        parent = (path[-1] if path else salt) if share else None
+        entry = _Entry(self._free_slots.pop(), {}, {}, len(path) * PAGE_SIZE, parent, [])
         for kind in self.layout.kinds:
             first = self._first_page(kind, entry.committed)
             held = [node.pages[kind] for node in path[first:]]
@@ -91,7 +91,6 @@ class KVCache:
                 self.pools[kind].share(page)
             entry.pages[kind], entry.first[kind] = [0] * min(first, len(path)) + held, min(first, len(path))
             self._host[kind][entry.slot, : len(path)] = entry.pages[kind]
-        entry.node = path[-1] if path else None
         self._entries[sequence_id] = entry
         return entry.committed
 
@@ -145,9 +144,8 @@ class KVCache:
         """Share of pages in use by sequences, by kind; pages that only the prefix index holds count as free."""
         out = {}
         for kind, pool in self.pools.items():
-            reusable = sum(1 for p in range(pool.count) if pool.refs(p) == 1) if self.prefix.held(kind) else 0
-            live = sum(len(e.pages[kind]) - e.first[kind] for e in self._entries.values())
-            out[kind] = min(live, pool.count - pool.free) / pool.count if reusable or live else 0.0
+            live = {p for e in self._entries.values() for p in e.pages[kind][e.first[kind] :]}
+            out[kind] = len(live) / pool.count
         return out
 
     # -- steps -------------------------------------------------------------------------------------------------
@@ -179,29 +177,27 @@ class KVCache:
                 table.copy_(torch.from_numpy(self._host[kind]), non_blocking=True)
 
     def _commit(self, sequence_id: int, tokens: list[int]) -> None:
-        """Advance over `tokens`, which were computed at the committed position on, and index the pages they filled."""
+        """Advance over `tokens`, computed from the committed position on; index whole pages, free those out of reach."""
         entry = self._entries[sequence_id]
+        if entry.parent is not None:
+            self._index(entry, tokens)
         entry.committed += len(tokens)
         for kind in self.layout.kinds:
             first = min(self._first_page(kind, entry.committed), len(entry.pages[kind]))
-            for index in range(entry.first[kind], first):
-                self.pools[kind].release(entry.pages[kind][index])
+            for page in entry.pages[kind][entry.first[kind] : first]:
+                self.pools[kind].release(page)
             entry.first[kind] = max(first, entry.first[kind])
 
-    def index_prefix(self, sequence_id: int, tokens: list[int]) -> None:
-        """Offer whole committed pages to the prefix index; `tokens` is the whole text of the sequence."""
-        entry = self._entries[sequence_id]
-        while (entry.indexed + 1) * PAGE_SIZE <= entry.committed:
-            i = entry.indexed
-            if all(entry.first[kind] <= i for kind in self.layout.kinds):
-                run = tuple(tokens[i * PAGE_SIZE : (i + 1) * PAGE_SIZE])
-                pages = {kind: entry.pages[kind][i] for kind in self.layout.kinds}
-                parent: Node | str = entry.salt if i == 0 else entry.node  # type: ignore[assignment]
-                if parent is not None:
-                    entry.node = self.prefix.insert(parent, run, pages)
-            else:
-                entry.node = None  # a long chunk outran the window: the chain ends here
-            entry.indexed += 1
+    def _index(self, entry: _Entry, tokens: list[int]) -> None:
+        index = entry.committed // PAGE_SIZE
+        entry.open_page += tokens
+        while len(entry.open_page) >= PAGE_SIZE:
+            assert entry.parent is not None
+            run = tuple(entry.open_page[:PAGE_SIZE])
+            pages = {kind: entry.pages[kind][index] for kind in self.layout.kinds}
+            entry.parent = self.prefix.insert(entry.parent, run, pages)
+            del entry.open_page[:PAGE_SIZE]
+            index += 1
 
 
 class Tail:

@@ -1,0 +1,171 @@
+"""The paged cache against a naive list model, over long random histories that cross the window many times."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from paceline.errors import CapacityError
+from paceline.kv.cache import PAGE_SIZE, KVCache, plan_pages
+from paceline.kv.layout import LayerKV, Layout
+from paceline.kv.pages import OutOfPages, PagePool
+
+WINDOW = 20
+LAYOUT = Layout(
+    (LayerKV("sliding_attention", 1, 2), LayerKV("full_attention", 1, 2)),
+    {"sliding_attention": WINDOW, "full_attention": None},
+)
+
+
+def make(pages: int = 40, sequences: int = 6, tokens: int = 200) -> KVCache:
+    return KVCache(
+        LAYOUT, dict.fromkeys(LAYOUT.kinds, pages), max_sequences=sequences, max_tokens=tokens, dtype=torch.float32
+    )
+
+
+def stamp(token: int, position: int) -> float:
+    return float(token * 1000 + position)
+
+
+def write(cache: KVCache, items: list[tuple[int, list[int]]], keep: list[int]) -> None:
+    """What a forward does: write each row at its position, then keep a prefix of every tail."""
+    with cache.tail(items) as tail:
+        rows = tail.rows()
+        for layer, spec in enumerate(LAYOUT.layers):
+            for token, position, slot in zip(
+                rows.tokens.tolist(), rows.positions.tolist(), rows.slots.tolist(), strict=True
+            ):
+                page = int(cache.tables[spec.kind][slot, position // PAGE_SIZE])
+                cache.k[layer][page * PAGE_SIZE + position % PAGE_SIZE] = stamp(token, position)
+        tail.commit(keep)
+
+
+def readable(cache: KVCache, sequence: int, layer: int) -> list[float]:
+    """K of the positions that the next tail or the drafter may read."""
+    spec = LAYOUT.layers[layer]
+    end = cache.committed(sequence)
+    window = LAYOUT.windows[spec.kind]
+    start = 0 if window is None else max(0, end - 1 - window)
+    table = cache.tables[spec.kind][cache.slot(sequence)]
+    return [
+        float(cache.k[layer][int(table[p // PAGE_SIZE]) * PAGE_SIZE + p % PAGE_SIZE, 0, 0]) for p in range(start, end)
+    ]
+
+
+def check(cache: KVCache, texts: dict[int, list[int]]) -> None:
+    for sequence, text in texts.items():
+        assert cache.committed(sequence) == len(text)
+        for layer, spec in enumerate(LAYOUT.layers):
+            window = LAYOUT.windows[spec.kind]
+            start = 0 if window is None else max(0, len(text) - 1 - window)
+            expected = [stamp(t, p) for p, t in enumerate(text)][start:]
+            assert readable(cache, sequence, layer) == expected
+
+
+def test_ten_thousand_random_operations_leak_nothing() -> None:
+    rng = random.Random(7)
+    cache, texts, prompts, next_id = make(), {}, {}, 0
+    hits = refused = preempted = 0
+    stems = [[rng.randrange(50) for _ in range(70)] for _ in range(3)]
+    for _ in range(10_000):
+        action = rng.random()
+        if action < 0.12 and len(texts) < 6:
+            prompt = stems[rng.randrange(3)][: rng.randrange(1, 70)] + [rng.randrange(50)]
+            known = cache.open(next_id, prompt)
+            assert known % PAGE_SIZE == 0
+            assert known < len(prompt)
+            hits += known > 0
+            texts[next_id], prompts[next_id] = prompt[:known], prompt
+            next_id += 1
+        elif action < 0.2 and texts:  # abort or finish
+            victim = rng.choice(list(texts))
+            cache.close(victim, scrub=rng.random() < 0.1)
+            del texts[victim]
+        elif texts:
+            chosen = rng.sample(list(texts), rng.randrange(1, len(texts) + 1))
+            count = {s: rng.randrange(1, 30) for s in chosen}
+            items = [
+                (s, (prompts[s][len(texts[s]) :] or [rng.randrange(50) for _ in range(10)])[: count[s]])
+                for s in chosen
+            ]
+            items = [(s, new) for s, new in items if len(texts[s]) + len(new) <= 200]
+            keep = [rng.randrange(len(new) + 1) for _, new in items]
+            refused += sum(k < len(new) for k, (_, new) in zip(keep, items, strict=True))
+            try:
+                write(cache, items, keep)
+            except OutOfPages:
+                victim = rng.choice(list(texts))
+                cache.close(victim)
+                del texts[victim]
+                preempted += 1
+                continue
+            for k, (s, new) in zip(keep, items, strict=True):
+                texts[s] += new[:k]
+        if rng.random() < 0.05:
+            check(cache, texts)
+    check(cache, texts)
+    assert hits > 50
+    assert refused > 1000
+    assert preempted > 5
+    for sequence in list(texts):
+        cache.close(sequence)
+    for kind, pool in cache.pools.items():
+        assert pool.free + cache.prefix.held(kind) == pool.count
+    cache.prefix.clear()
+    assert all(pool.free == pool.count for pool in cache.pools.values())
+    assert cache.open_sequences == 0
+    assert cache.usage() == dict.fromkeys(LAYOUT.kinds, 0.0)
+
+
+def test_a_hit_never_covers_the_whole_prompt() -> None:
+    cache = make()
+    prompt = list(range(2 * PAGE_SIZE))
+    cache.open(0, prompt)
+    write(cache, [(0, prompt)], [len(prompt)])
+    assert cache.open(1, prompt) == PAGE_SIZE
+    assert cache.open(2, [*prompt, 1]) == 2 * PAGE_SIZE
+
+
+def test_scopes_share_nothing() -> None:
+    cache = make()
+    prompt = list(range(40))
+    cache.open(0, prompt, "alice")
+    write(cache, [(0, prompt)], [40])
+    assert cache.open(1, prompt, "bob") == 0
+    assert cache.open(2, prompt, "alice") == 32
+    assert cache.open(3, prompt, "alice", share=False) == 0
+
+
+def test_refused_tokens_are_not_indexed() -> None:
+    cache = make()
+    cache.open(0, [1] * 30)
+    write(cache, [(0, [1] * 30)], [10])
+    cache.close(0)
+    assert cache.open(1, [1] * 30) == 0
+
+
+def test_out_of_pages_says_what_to_change_and_changes_nothing() -> None:
+    pool = PagePool(3)
+    pool.take(2)
+    with pytest.raises(OutOfPages, match="cache_memory"):
+        pool.take(2)
+    assert pool.free == 1
+
+
+def test_tail_beyond_the_context_is_refused() -> None:
+    cache = make(tokens=32)
+    cache.open(0, [1])
+    with pytest.raises(CapacityError, match="max_model_len=32"):
+        cache.tail([(0, [1] * 33)])
+
+
+def test_plan_pages_fits_its_budget_or_says_what_is_missing() -> None:
+    per_token = sum(LAYOUT.bytes_per_token(4).values())
+    plan = plan_pages(LAYOUT, budget=2**16, itemsize=4, max_sequences=8, max_tokens=128, chunk=32)
+    cost = sum(n * PAGE_SIZE * LAYOUT.bytes_per_token(4)[k] for k, n in plan.items())
+    assert cost <= 2**16
+    assert min(plan.values()) * PAGE_SIZE >= min(128, WINDOW)
+    with pytest.raises(CapacityError, match="lower max_model_len"):
+        plan_pages(LAYOUT, budget=per_token * 16, itemsize=4, max_sequences=1, max_tokens=4096, chunk=32)
