@@ -1,0 +1,159 @@
+"""Which token a row emits: argmax for greedy rows, argmax of shaped logits plus the position's noise for the others.
+
+This is the whole of the rule `match`: the token is a function of (logits, request, position), whoever asks. Ties go
+to the lowest id. Scores are compared in float64, so the draw does not hang on how a device rounds a logarithm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from paceline.core import TokenLogprob
+from paceline.sampling import noise
+from paceline.sampling.shape import LogitRow, is_filtered, is_greedy, is_plain, shape, shape_candidates
+
+_SCREEN_FROM = 4096  # vocabularies from here on are screened in float32 first
+_SCREEN_SLACK = 0.5  # more than float32 can be wrong by, at any noise value
+
+
+@dataclass(slots=True)
+class Choice:
+    """One token per row. ok is False where the row had NaN or nothing left to choose: its token is then 0."""
+
+    tokens: list[int]
+    ok: list[bool]
+    shaped: torch.Tensor | None  # [M, V] float32, what was sampled from; None if all rows were plain greedy
+
+
+@dataclass(slots=True)
+class Proposal:
+    """Draft tokens, the drafter's own probability of each, and under `reject`/`block` the laws they came from."""
+
+    tokens: list[int]
+    confidence: list[float]
+    q: list[torch.Tensor | None]  # [V] float64; None = one-hot (greedy rows, and every row under `match`)
+
+
+def choose(logits: torch.Tensor, rows: Seq[LogitRow]) -> Choice:
+    """The target's token for each row of logits [M, V]."""
+    if all(is_greedy(row) and is_plain(row) for row in rows):
+        return _choice(_greedy(logits, None), None)
+    shaped = shape(logits, rows)
+    picked = _draw(shaped, None, rows, noise.TARGET)
+    if any(row.mask is not None or row.params.allowed_token_ids for row in rows):
+        picked = picked.masked_fill(logits.amax(-1).isnan(), -1)  # a NaN that a mask hid is an error all the same
+    return _choice(picked, shaped)
+
+
+def choose_candidates(
+    logits: torch.Tensor, ids: torch.Tensor | None, rows: Seq[LogitRow], purpose: int, vocab_size: int | None = None
+) -> Proposal:
+    """A drafter's token for each row of logits [b, V], or [b, C] of candidates `ids` [b, C].
+
+    With purpose TARGET (rule `match`) the noise is the target's own and q stays None. With DRAFT, q is the law that
+    was sampled from, over `vocab_size` tokens (needed with `ids`). Rows with NaN propose token 0 at confidence 0.
+    """
+    shaped = shape(logits, rows) if ids is None else shape_candidates(logits, ids, rows)
+    picked = _draw(shaped, ids, rows, purpose)  # [b]
+    mass = torch.softmax(shaped, -1)
+    hit = (mass.masked_fill(ids != picked[:, None], 0) if ids is not None else mass.gather(1, picked.clamp(min=0)[:, None])).sum(-1)
+    tokens, confidence = torch.stack([picked.double(), hit.double()]).tolist()
+    bad = [t < 0 or not c <= 1.0001 for t, c in zip(tokens, confidence, strict=True)]
+    q: list[torch.Tensor | None] = [None] * len(rows)
+    if purpose != noise.TARGET:
+        for i, row in enumerate(rows):
+            if not (is_greedy(row) or bad[i]):
+                q[i] = _spread(shaped[i], None if ids is None else ids[i], vocab_size)
+    return Proposal(
+        [0 if b else int(t) for t, b in zip(tokens, bad, strict=True)],
+        [0.0 if b else min(c, 1.0) for c, b in zip(confidence, bad, strict=True)], q,
+    )  # fmt: skip
+
+
+def law(shaped: torch.Tensor, rows: Seq[LogitRow]) -> torch.Tensor:
+    """p of each row, float64 [M, V]: the softmax of shaped logits, and all mass on one token for greedy rows."""
+    p = torch.softmax(shaped.double(), -1)
+    for i, row in enumerate(rows):
+        if is_greedy(row):
+            p[i] = 0
+            p[i, shaped[i].argmax()] = 1
+    return p
+
+
+def logprobs(logits: torch.Tensor, shaped: torch.Tensor | None, token: int, n: int) -> TokenLogprob:
+    """Log probabilities at one position from raw logits [V] and shaped logits [V] (None = the same as raw).
+
+    `shaped` is the law after penalties, temperature and filters; for a greedy row that of temperature 1, not the
+    certainty that greedy choice makes of it.
+    """
+    raw = torch.log_softmax(logits.float(), -1)
+    own = raw[token].item() if shaped is None else torch.log_softmax(shaped, -1)[token].item()
+    top: list[tuple[int, float]] = []
+    if n:
+        least = raw.topk(min(n, len(raw))).values[-1]
+        ids = (raw >= least).nonzero()[:, 0].tolist()
+        top = sorted(zip(ids, raw[ids].tolist(), strict=True), key=lambda pair: (-pair[1], pair[0]))[:n]
+    return TokenLogprob(token, raw[token].item(), own, top)
+
+
+def _choice(picked: torch.Tensor, shaped: torch.Tensor | None) -> Choice:
+    tokens = picked.tolist()
+    return Choice([max(t, 0) for t in tokens], [t >= 0 for t in tokens], shaped)
+
+
+def _greedy(x: torch.Tensor, ids: torch.Tensor | None) -> torch.Tensor:
+    """[M, C] -> token of the largest value, lowest id on ties, int64 [M]; -1 where none is finite."""
+    best, column = x.max(-1)
+    if ids is not None:
+        column = ids.masked_fill(x != best[:, None], torch.iinfo(torch.int64).max).amin(-1)
+    return column.masked_fill(~best.isfinite(), -1)
+
+
+def _draw(shaped: torch.Tensor, ids: torch.Tensor | None, rows: Seq[LogitRow], purpose: int) -> torch.Tensor:
+    """Token of each row of shaped logits [M, C], int64 [M]; -1 where there is none."""
+    picked = _greedy(shaped, ids)
+    sampled = [i for i, row in enumerate(rows) if not is_greedy(row)]
+    if not sampled:
+        return picked
+    if shaped.device.type != "cpu":  # every token's noise at once: no read by the host
+        seeds, positions = [rows[i].seed for i in sampled], [rows[i].position for i in sampled]
+        cells = torch.arange(shaped.shape[-1], device=shaped.device) if ids is None else ids[sampled]
+        scores = shaped[sampled].double() + noise.gumbel(noise.uniform(seeds, positions, cells, purpose))
+        picked[sampled] = _greedy(scores, None if ids is None else cells)
+        return picked
+    for i in sampled:
+        if picked[i] >= 0:
+            picked[i] = _draw_row(shaped[i], None if ids is None else ids[i], rows[i], purpose)
+    return picked
+
+
+def _draw_row(x: torch.Tensor, ids: torch.Tensor | None, row: LogitRow, purpose: int) -> torch.Tensor:
+    """One row on the host: noise only for tokens that can win."""
+    if ids is None and len(x) >= _SCREEN_FROM and not is_filtered(row):
+        columns = _screen(x, row, purpose)
+    else:
+        columns = (x > -torch.inf).nonzero()[:, 0]
+    tokens = columns if ids is None else ids[columns]
+    v = noise.uniform([row.seed], [row.position], tokens, purpose)[0]
+    return _greedy((x[columns].double() + noise.gumbel(v))[None], tokens[None])[0]
+
+
+def _screen(x: torch.Tensor, row: LogitRow, purpose: int) -> torch.Tensor:
+    """Columns whose float32 score comes near the best: the exact winner is among them."""
+    h = noise.row_bits(row.seed, row.position, purpose, len(x))
+    v = torch.from_numpy(h.astype(np.float32)).add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
+    scores = v.neg_().log1p_().neg_().log_().neg_().add_(x)
+    return (scores >= scores.max() - _SCREEN_SLACK).nonzero()[:, 0]
+
+
+def _spread(shaped: torch.Tensor, ids: torch.Tensor | None, vocab_size: int | None) -> torch.Tensor:
+    """The law of one row over the whole vocabulary, float64 [V]."""
+    q = torch.softmax(shaped.double(), -1)
+    if ids is None:
+        return q
+    assert vocab_size is not None, "candidates do not say how large the vocabulary is"
+    return torch.zeros(vocab_size, dtype=torch.float64, device=q.device).index_add_(0, ids, q)

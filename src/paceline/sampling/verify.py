@@ -1,0 +1,151 @@
+"""The three rules that say how much of a draft is kept. Pure functions: noise is an argument.
+
+`match`   keeps the draft tokens that equal the target's own choice; needs no q, works with any drafter.
+`reject`  accepts with min(1, p/q) and resamples from max(p - q, 0) (arXiv 2211.17192, 2302.01318).
+`block`   decides the block jointly and never accepts less (arXiv 2403.10444, algorithm 2).
+
+For the last two, p[i] is the target's law at draft position i (p[k] at the bonus position) and q[i] must be the law
+that draft[i] was really drawn from, given the tokens before it. The draft may stop wherever its own past says so.
+Each rule is a distribution over (how many are kept, the token after them): `reject_odds` and `block_odds` say which,
+and `settle` reads one outcome from it; the tests enumerate the former.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+
+from paceline.core import Verdict
+from paceline.sampling import noise
+
+
+@dataclass(frozen=True, slots=True)
+class Uniforms:
+    """Independent uniforms in (0, 1) for one verification of k draft tokens."""
+
+    accept: list[float]  # [k]
+    pick: list[float]  # [k + 1], by the position that the next token takes
+
+
+@dataclass(frozen=True, slots=True)
+class Odds:
+    """A rule applied to one draft. `kept[i]` is the chance of keeping exactly i tokens; `weight` scales p[i] in the
+    residual max(weight[i] * p[i] - q[i], 0) that the next token then comes from (p[k] itself when all are kept)."""
+
+    kept: list[float]  # [k + 1]
+    weight: list[float]  # [k]
+
+
+def uniforms(seed: int, position: int, k: int) -> Uniforms:
+    """The noise of one verification whose first draft token stands at absolute `position`."""
+    accept = [noise.scalar(seed, position + i, noise.ACCEPT) for i in range(k)]
+    return Uniforms(accept, [noise.scalar(seed, position + i, noise.RESIDUAL) for i in range(k + 1)])
+
+
+def verify_match(target_tokens: Seq[int], draft: Seq[int]) -> Verdict:
+    """Keep the draft up to its first difference from the target's tokens at the same k + 1 positions."""
+    kept = 0
+    while kept < len(draft) and draft[kept] == target_tokens[kept]:
+        kept += 1
+    return Verdict(kept, target_tokens[kept])
+
+
+def verify_reject(p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int], draws: Uniforms) -> Verdict:
+    """Standard speculative sampling. p [k+1, V] float64; q [k] laws [V], None = one-hot on the draft token."""
+    ratio = _ratios(p, q, draft)
+    kept = 0
+    while kept < len(draft) and draws.accept[kept] < ratio[kept]:
+        kept += 1
+    return _verdict(p, q, draft, kept, 1.0, draws)
+
+
+def verify_block(p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int], draws: Uniforms) -> Verdict:
+    """Block verification: the longest prefix whose own test passes is kept. Arguments as in `verify_reject`."""
+    weight, keep = _block(p, q, draft)
+    passed = [i + 1 for i in range(len(draft)) if draws.accept[i] < keep[i]]
+    kept = max(passed, default=0)
+    return _verdict(p, q, draft, kept, weight[kept], draws)
+
+
+def reject_odds(p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int]) -> Odds:
+    """The distribution of `verify_reject` over uniforms."""
+    kept, chance = [], 1.0
+    for ratio in _ratios(p, q, draft):
+        accept = min(ratio, 1.0)
+        kept.append(chance * (1 - accept))
+        chance *= accept
+    return Odds([*kept, chance], [1.0] * len(draft))
+
+
+def block_odds(p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int]) -> Odds:
+    """The distribution of `verify_block` over uniforms."""
+    weight, keep = _block(p, q, draft)
+    kept, chance = [], 1.0
+    for h in reversed(keep):
+        kept.append(chance * h)
+        chance *= 1 - h
+    return Odds([chance, *reversed(kept)], weight[:-1])
+
+
+def residual(p: torch.Tensor, q: torch.Tensor | None, token: int, weight: float) -> torch.Tensor:
+    """max(weight * p - q, 0) normalised, [V]; p itself where rounding leaves nothing (then p and q are equal)."""
+    rest = _excess(p, q, token, weight)
+    total = rest.sum()
+    return torch.where(total > 0, rest / total, p)
+
+
+def _verdict(
+    p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int], kept: int, weight: float, draws: Uniforms
+) -> Verdict:
+    last = p[kept] if kept == len(draft) else residual(p[kept], q[kept], draft[kept], weight)
+    return Verdict(kept, _pick(last, draws.pick[kept]))
+
+
+def _pick(p: torch.Tensor, u: float) -> int:
+    """The token whose share of the cumulated mass holds u: always one with mass, whatever the rounding."""
+    ladder = p.cumsum(-1)
+    index = torch.searchsorted(ladder, (u * ladder[-1:]).clamp(max=ladder[-1]), right=True)
+    last = (p > 0).nonzero()[-1:, 0]
+    return int(torch.minimum(index, last)) if len(last) else 0
+
+
+def _ratios(p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int]) -> list[float]:
+    """p/q of each draft token; 0 for a token that the target's vocabulary does not have or that q says cannot be."""
+    out = []
+    for i, token in enumerate(draft):
+        inside = 0 <= token < p.shape[-1]
+        law = q[i]
+        mine = float(p[i, token]) if inside else 0.0
+        theirs = 1.0 if law is None else float(law[token]) if 0 <= token < len(law) else 0.0
+        out.append(mine / theirs if theirs > 0 else 0.0)
+    return out
+
+
+def _block(p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int]) -> tuple[list[float], list[float]]:
+    """(running weights [k + 1], pass probability of each prefix [k]) of algorithm 2."""
+    weight = [1.0]
+    for ratio in _ratios(p, q, draft):
+        weight.append(min(weight[-1] * ratio, 1.0))
+    keep = []
+    for i in range(1, len(draft) + 1):
+        if i == len(draft):
+            keep.append(weight[i])
+            continue
+        rest = float(_excess(p[i], q[i], draft[i], weight[i]).sum())
+        total = rest + 1 - weight[i]
+        keep.append(rest / total if total > 0 else 0.0)  # 0/0: p equals q there, the next test passes surely
+    return weight, keep
+
+
+def _excess(p: torch.Tensor, q: torch.Tensor | None, token: int, weight: float) -> torch.Tensor:
+    """max(weight * p - q, 0), [V]; q may be of another vocabulary size, or None for one-hot on `token`."""
+    rest = weight * p
+    if q is None:
+        if 0 <= token < len(rest):
+            rest[token] -= 1
+    else:
+        width = min(len(rest), len(q))
+        rest[:width] -= q[:width].to(rest)
+    return rest.clamp_(min=0)

@@ -1,0 +1,101 @@
+"""Tokens to text while they come: whole characters only, and never a stop string or the beginning of one.
+
+Everything works token by token, so the result does not depend on how many tokens a step delivers.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from paceline.core import SamplingParams
+from paceline.text.tokenizer import Tokenizer
+
+
+class Detokenizer:
+    """Incremental decode; the concatenated results equal `Tokenizer.decode` of all tokens, in any chunking."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token: int) -> str:
+        """Text that this token completes; bytes of an unfinished character wait."""
+        return self._utf8.decode(self._tokenizer.piece(token, self._skip_special))
+
+    def finish(self) -> str:
+        """What is left: U+FFFD for a character that was never finished."""
+        return self._utf8.decode(b"", final=True)
+
+
+class StopStrings:
+    """Looks for the earliest stop string, holding back text that could be the beginning of one."""
+
+    def __init__(self, stops: Seq[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+
+    def push(self, text: str, may_stop: bool = True) -> tuple[str, bool]:
+        """(text that is safe to show, whether a stop string was completed). With may_stop False none counts."""
+        held = self._held + text
+        if may_stop:
+            starts = [at for at in (held.find(stop) for stop in self._stops) if at >= 0]
+            if starts:
+                self._held = ""
+                return held[: min(starts)], True
+        keep = self._could_begin(held)
+        self._held = held[len(held) - keep :]
+        return held[: len(held) - keep], False
+
+    def finish(self) -> str:
+        """The text held back, once no more can come."""
+        held, self._held = self._held, ""
+        return held
+
+    def _could_begin(self, text: str) -> int:
+        """Length of the longest end of `text` that is a beginning, but not the whole, of a stop string."""
+        longest = max((len(stop) for stop in self._stops), default=1) - 1
+        for size in range(min(longest, len(text)), 0, -1):
+            if any(len(stop) > size and stop.startswith(text[-size:]) for stop in self._stops):
+                return size
+        return 0
+
+
+@dataclass(slots=True)
+class Pushed:
+    """What some tokens added. On a stop, the token that completed the stop string is the last one kept."""
+
+    text: str
+    kept_tokens: int
+    stopped: bool
+
+
+class TextStream:
+    """One text in the making: decoding and stop strings together.
+
+    Stop strings completed within the first `min_tokens` tokens do not count and stay in the text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, skip_special: bool = True) -> None:
+        self._characters = Detokenizer(tokenizer, skip_special)
+        self._stops = StopStrings(params.stop)
+        self._min_tokens = params.min_tokens
+        self._count = 0
+
+    def push(self, tokens: Seq[int]) -> Pushed:
+        """Add tokens; after a stop the rest of them is refused, and nothing may follow."""
+        out = []
+        for i, token in enumerate(tokens):
+            self._count += 1
+            text, stopped = self._stops.push(self._characters.push(token), self._count > self._min_tokens)
+            out.append(text)
+            if stopped:
+                return Pushed("".join(out), i + 1, True)
+        return Pushed("".join(out), len(tokens), False)
+
+    def finish(self) -> str:
+        """The last text, when the sequence ended for another reason than a stop string."""
+        text, stopped = self._stops.push(self._characters.finish(), self._count > self._min_tokens)
+        return text if stopped else text + self._stops.finish()
