@@ -1,0 +1,348 @@
+"""config.json of the Gemma 4 family -> one frozen `GemmaConfig`, whoever wrote it.
+
+Google and older transformers write `global_head_dim` and `num_global_key_value_heads`; newer transformers write
+`per_layer_config`. Multimodal configs nest the language model under `text_config`. A field that is missing has
+transformers' default only where a checkpoint cannot contradict it unseen: all sizes are required.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigError
+
+TEXT_TYPES = ("gemma4_text", "gemma4_unified_text")
+MULTIMODAL_TYPES = ("gemma4", "gemma4_unified")
+TARGET_TYPES = TEXT_TYPES + MULTIMODAL_TYPES
+ASSISTANT_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    theta: float
+    partial: float  # share of the pairs that rotate, 1.0 = all; the frequencies always span the whole head
+    factor: float  # positions are divided by it
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    kind: str  # "sliding_attention" | "full_attention"
+    head_dim: int
+    kv_heads: int
+    shared: bool  # has no K/V of its own and reads the last owning layer of its kind
+    k_eq_v: bool  # values are the raw key projections
+    intermediate_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoeConfig:
+    experts: int
+    top_k: int
+    intermediate_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class GemmaConfig:
+    """The language model. Sizes in elements, windows in tokens."""
+
+    model_type: str  # as config.json says at its top
+    vocab_size: int
+    hidden_size: int
+    heads: int
+    layers: tuple[LayerConfig, ...]
+    window: int
+    rope: Mapping[str, Rope]  # by layer kind
+    eps: float
+    softcap: float | None
+    max_len: int
+    eos_token_ids: tuple[int, ...]
+    tied: bool  # lm_head is the embedding table
+    ple_size: int  # per-layer input embedding, 0 = none
+    ple_vocab: int
+    moe: MoeConfig | None
+    modalities: tuple[str, ...]  # towers that the checkpoint may hold and this engine skips
+
+    def window_of(self, kind: str) -> int | None:
+        return self.window if kind == SLIDING else None
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantConfig:
+    """The MTP drafter: `text` describes its Q-only layers."""
+
+    model_type: str
+    text: GemmaConfig
+    backbone_hidden_size: int
+    clusters: int  # of the ordered-embedding head, 0 = dense head
+    top_clusters: int
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a model folder, with the eos ids of generation_config.json, which win as in transformers."""
+    path = folder / "config.json"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{folder} has no config.json: give a model folder in Hugging Face layout") from error
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{path} is not readable JSON ({error}): download it again") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path} does not hold a JSON object: download it again")
+    try:
+        generation = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError):
+        generation = None  # optional, and nothing but the eos ids is taken from it
+    if isinstance(generation, dict) and generation.get("eos_token_id") is not None:
+        raw["eos_token_id"] = generation["eos_token_id"]
+    return raw
+
+
+def parse_target(raw: Mapping[str, Any]) -> GemmaConfig:
+    """The target described by a config.json. Raises ConfigError."""
+    kind = _model_type(raw, TARGET_TYPES, "target")
+    if kind in TEXT_TYPES:
+        return _parse_text(_Fields(raw, kind), raw, kind)
+    text = raw.get("text_config")
+    if not isinstance(text, Mapping):
+        raise ConfigError(f"config.json of type {kind} has no text_config: download it again")
+    return _parse_text(_Fields(text, f"{kind}.text_config"), raw, kind)
+
+
+def parse_assistant(raw: Mapping[str, Any]) -> AssistantConfig:
+    """The MTP drafter described by a config.json. Raises ConfigError."""
+    kind = _model_type(raw, ASSISTANT_TYPES, "drafter")
+    text = raw.get("text_config")
+    if not isinstance(text, Mapping):
+        raise ConfigError(f"config.json of type {kind} has no text_config: download it again")
+    fields = _Fields(text, f"{kind}.text_config")
+    layers = fields.size("num_hidden_layers")
+    shared = text.get("num_kv_shared_layers") or layers
+    if shared != layers:
+        raise ConfigError(
+            f"{fields.where}: num_kv_shared_layers is {shared} of {layers}, but a drafter owns no K/V: set it to {layers}"
+        )
+    plain = dict(text, num_kv_shared_layers=layers)
+    plain.setdefault("hidden_size_per_layer_input", 0)
+    config = _parse_text(_Fields(plain, fields.where), raw, kind)
+    if config.ple_size or config.moe:
+        raise ConfigError(f"{fields.where}: per-layer inputs and experts are not part of any known Gemma 4 drafter")
+    top = _Fields(raw, kind)
+    clusters = top.size("num_centroids", 2048) if raw.get("use_ordered_embeddings") else 0
+    chosen = top.size("centroid_intermediate_top_k", 32) if clusters else 0
+    if clusters and (config.vocab_size % clusters or chosen > clusters):
+        raise ConfigError(
+            f"{kind}: {clusters} centroids, {chosen} of them active, do not divide a vocabulary of {config.vocab_size}"
+        )
+    return AssistantConfig(kind, config, top.size("backbone_hidden_size"), clusters, chosen)
+
+
+class _Fields:
+    """Typed access to a JSON object; every failure names the object and the field."""
+
+    def __init__(self, raw: Mapping[str, Any], where: str) -> None:
+        self.raw, self.where = raw, where
+
+    def size(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+        value = self.raw.get(name)
+        if value is None:
+            if default is None:
+                raise ConfigError(f"{self.where} lacks {name}: download config.json again, or add it")
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ConfigError(f"{self.where}: {name} is {value!r}, not a whole number from {least} on")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        value = self.raw.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+            raise ConfigError(f"{self.where}: {name} is {value!r}, not a number above 0")
+        return float(value)
+
+    def refuse(self, name: str, supported: tuple[Any, ...], why: str) -> None:
+        if self.raw.get(name) not in supported:
+            raise ConfigError(f"{self.where}: {name}={self.raw[name]!r} is not supported: {why}")
+
+
+def _model_type(raw: Mapping[str, Any], known: tuple[str, ...], role: str) -> str:
+    kind = raw.get("model_type")
+    if kind in known:
+        return str(kind)
+    if kind in ASSISTANT_TYPES:
+        raise ConfigError(f"model_type {kind!r} is an MTP drafter, not a target: give it as the drafter")
+    if kind in TARGET_TYPES:
+        raise ConfigError(f"model_type {kind!r} is a target, not an MTP drafter: give a *_assistant checkpoint")
+    if not isinstance(kind, str):
+        raise ConfigError(f"config.json has no model_type, so the {role} cannot be told: download it again")
+    close = difflib.get_close_matches(kind, known, n=1, cutoff=0.6)
+    hint = f"did you mean {close[0]!r}?" if close else f"paceline runs {', '.join(known)}"
+    raise ConfigError(f"model_type {kind!r} is unknown as a {role}: {hint}")
+
+
+def _parse_text(fields: _Fields, top: Mapping[str, Any], model_type: str) -> GemmaConfig:
+    raw, unified = fields.raw, "unified" in model_type
+    _refuse_unsupported(fields, top)
+    heads = fields.size("num_attention_heads")
+    layers = _layers(fields, heads)
+    moe = None
+    if raw.get("enable_moe_block"):
+        moe = MoeConfig(fields.size("num_experts"), fields.size("top_k_experts"), fields.size("moe_intermediate_size"))
+        if moe.top_k > moe.experts:
+            raise ConfigError(f"{fields.where}: top_k_experts={moe.top_k} of only {moe.experts} experts")
+    vocab = fields.size("vocab_size")
+    ple = 0 if unified else fields.size("hidden_size_per_layer_input", 256, least=0)
+    ple_vocab = fields.size("vocab_size_per_layer_input", vocab, least=0) if ple else 0
+    if ple and ple_vocab < vocab:
+        raise ConfigError(f"{fields.where}: vocab_size_per_layer_input={ple_vocab} is less than vocab_size={vocab}")
+    softcap = raw.get("final_logit_softcapping")
+    eos = next((e for e in (top.get("eos_token_id"), raw.get("eos_token_id")) if e is not None), 1)
+    tied = next((t for t in (raw.get("tie_word_embeddings"), top.get("tie_word_embeddings")) if t is not None), True)
+    return GemmaConfig(
+        model_type=model_type,
+        vocab_size=vocab,
+        hidden_size=fields.size("hidden_size"),
+        heads=heads,
+        layers=layers,
+        window=fields.size("sliding_window", least=2),
+        rope={kind: _rope(fields, kind) for kind in sorted({layer.kind for layer in layers})},
+        eps=fields.number("rms_norm_eps", 1e-6),
+        softcap=None if softcap is None else fields.number("final_logit_softcapping", 0.0),
+        max_len=fields.size("max_position_embeddings", 262_144 if unified else 131_072),
+        eos_token_ids=_token_ids(eos, vocab, fields.where),
+        tied=bool(tied),
+        ple_size=ple,
+        ple_vocab=ple_vocab,
+        moe=moe,
+        modalities=tuple(m for m in ("vision", "audio") if top.get(f"{m}_config") is not None),
+    )
+
+
+def _refuse_unsupported(fields: _Fields, top: Mapping[str, Any]) -> None:
+    fields.refuse("attention_bias", (None, False), "no published Gemma 4 has biases")
+    fields.refuse("hidden_activation", (None, "gelu_pytorch_tanh"), "Gemma 4 uses gelu_pytorch_tanh")
+    fields.refuse(
+        "use_bidirectional_attention", (None, False, "vision"), "text must be read causally, use a generative checkpoint"
+    )
+    quantized = top.get("quantization_config") or fields.raw.get("quantization_config")
+    if quantized:
+        method = quantized.get("quant_method", "?") if isinstance(quantized, Mapping) else "?"
+        raise ConfigError(
+            f"{fields.where}: weights quantized with {method!r} are not supported: use the bfloat16 checkpoint, "
+            "paceline quantizes while loading"
+        )
+
+
+def _layers(fields: _Fields, heads: int) -> tuple[LayerConfig, ...]:
+    raw, count = fields.raw, fields.size("num_hidden_layers")
+    kinds = raw.get("layer_types") or [FULL if (i + 1) % 6 == 0 else SLIDING for i in range(count - 1)] + [FULL]
+    if not isinstance(kinds, list) or len(kinds) != count or set(kinds) - {SLIDING, FULL}:
+        raise ConfigError(f"{fields.where}: layer_types must name {count} layers, each {SLIDING} or {FULL}")
+    if kinds[-1] != FULL:
+        raise ConfigError(f"{fields.where}: the last of layer_types is {kinds[-1]}, Gemma 4 needs {FULL} there")
+    owners = count - fields.size("num_kv_shared_layers", 0, least=0)
+    if owners < 0 or (owners and set(kinds[owners:]) - set(kinds[:owners])):
+        raise ConfigError(f"{fields.where}: num_kv_shared_layers={count - owners} leaves a layer kind without K/V")
+    width = fields.size("intermediate_size")
+    double = bool(raw.get("use_double_wide_mlp")) and owners > 0
+    dims, kv_heads = _per_layer(fields, kinds)
+    for i in range(count):
+        if heads % kv_heads[i] or dims[i] % 2:
+            raise ConfigError(
+                f"{fields.where}: layer {i} has {heads} heads of size {dims[i]} over {kv_heads[i]} K/V heads, "
+                "which do not divide: download config.json again"
+            )
+    return tuple(
+        LayerConfig(
+            kind=kind,
+            head_dim=dims[i],
+            kv_heads=kv_heads[i],
+            shared=i >= owners,
+            k_eq_v=bool(raw.get("attention_k_eq_v")) and kind == FULL,
+            intermediate_size=width * (2 if double and i >= owners else 1),
+        )
+        for i, kind in enumerate(kinds)
+    )
+
+
+def _per_layer(fields: _Fields, kinds: list[str]) -> tuple[list[int], list[int]]:
+    """Head size and K/V heads of each layer, from either way of writing them."""
+    raw = fields.raw
+    overrides = _overrides(fields, len(kinds))
+    head_dim = fields.size("head_dim")
+    kv_heads = fields.size("num_key_value_heads")
+    wide, few = head_dim, kv_heads
+    if overrides is None:
+        wide = fields.size("global_head_dim", 512)
+        few = fields.size("num_global_key_value_heads", kv_heads) if raw.get("attention_k_eq_v") else kv_heads
+    dims, heads = [], []
+    for i, kind in enumerate(kinds):
+        layer = _Fields((overrides or {}).get(i, {}), f"{fields.where}.per_layer_config[{i}]")
+        dims.append(layer.size("head_dim", wide if kind == FULL else head_dim))
+        heads.append(layer.size("num_key_value_heads", few if kind == FULL else kv_heads))
+        said = raw.get("global_head_dim")
+        if kind == FULL and said is not None and said != dims[-1]:
+            raise ConfigError(
+                f"{fields.where}: global_head_dim={said} but per_layer_config gives layer {i} a head_dim of {dims[-1]}: "
+                "remove the wrong one"
+            )
+    return dims, heads
+
+
+def _overrides(fields: _Fields, count: int) -> dict[int, Mapping[str, Any]] | None:
+    raw = fields.raw.get("per_layer_config")
+    if raw is None:
+        return None
+    items = enumerate(raw) if isinstance(raw, list) else raw.items() if isinstance(raw, Mapping) else None
+    try:
+        overrides = {int(i): layer for i, layer in items or [("?", None)]}
+    except ValueError as error:
+        raise ConfigError(f"{fields.where}: per_layer_config must map layer numbers to fields") from error
+    for i, layer in overrides.items():
+        if not 0 <= i < count or not isinstance(layer, Mapping):
+            raise ConfigError(f"{fields.where}: per_layer_config names layer {i} of {count}")
+        unknown = set(layer) - {"head_dim", "num_key_value_heads"}
+        if unknown:
+            raise ConfigError(
+                f"{fields.where}: per_layer_config overrides {', '.join(sorted(unknown))} in layer {i}, "
+                "which paceline does not support"
+            )
+    return overrides
+
+
+def _rope(fields: _Fields, kind: str) -> Rope:
+    defaults = {
+        SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+        FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+    }
+    raw = fields.raw.get("rope_parameters")
+    raw = defaults if raw is None else raw
+    if not isinstance(raw, Mapping) or not isinstance(raw.get(kind), Mapping):
+        raise ConfigError(f"{fields.where}: rope_parameters has no entry for {kind}")
+    rope = _Fields(raw[kind], f"{fields.where}.rope_parameters.{kind}")
+    if "rope_theta" not in rope.raw:
+        raise ConfigError(f"{rope.where} lacks rope_theta: download config.json again")
+    theta = rope.number("rope_theta", 1.0)
+    rope_type = rope.raw.get("rope_type", "default")
+    if rope_type == "default":
+        return Rope(theta, 1.0, 1.0)
+    if rope_type == "proportional":
+        partial = rope.number("partial_rotary_factor", 1.0)
+        if partial > 1:
+            raise ConfigError(f"{rope.where}: partial_rotary_factor={partial} is more than 1")
+        return Rope(theta, partial, rope.number("factor", 1.0))
+    raise ConfigError(f"{rope.where}: rope_type {rope_type!r} is not supported: Gemma 4 uses default and proportional")
+
+
+def _token_ids(value: object, vocab: int, where: str) -> tuple[int, ...]:
+    ids = value if isinstance(value, list) else [value]
+    if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < vocab for i in ids):
+        raise ConfigError(f"{where}: eos_token_id={value!r} is not a token of a vocabulary of {vocab}")
+    return tuple(ids)

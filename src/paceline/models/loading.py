@@ -1,0 +1,205 @@
+"""A model folder -> named tensors, each used exactly once, and `Weight`s made of them.
+
+Only safetensors are read, memory-mapped; pickles are refused, and code named by `auto_map` is never looked at.
+What a checkpoint holds beyond the language model (vision and audio towers, K/V of layers that share another's) is
+skipped by name and listed in `Tensors.skipped`; anything else that is not expected is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.errors import WeightsError
+from paceline.models.safetensors_file import Entry, broken, read_header
+from paceline.ops.base import Weight, WeightKind
+
+Shapes = dict[str, tuple[int, ...]]
+Transform = Callable[[str, Weight], Weight]
+
+PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
+TOWERS = re.compile(r"(vision_tower|audio_tower|embed_vision|embed_audio|vision_embedder|multi_modal_projector)\.")
+SHARED_KV = re.compile(r"layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.weight$")
+FLOATS = ("F32", "BF16", "F16")
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+KINDS: Mapping[torch.dtype, WeightKind] = {
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
+NAMED_AT_MOST = 4  # tensors listed in one message
+
+
+def find_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model folder: those that the index names, or the single one."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return [folder / name for name in sorted(set(_read_index(index).values()))]
+    files = sorted(folder.glob("*.safetensors"))
+    if len(files) == 1 or (folder / "model.safetensors") in files:
+        return [folder / "model.safetensors"] if len(files) > 1 else files
+    if files:
+        raise WeightsError(f"{folder} has {len(files)} safetensors files and no {index.name}: download the index too")
+    pickles = sorted(p.name for pattern in PICKLES for p in folder.glob(pattern))
+    if pickles:
+        raise WeightsError(
+            f"{folder} has only pickled weights ({pickles[0]}), which can run code when opened: convert them where you "
+            "trust them, with AutoModelForCausalLM.from_pretrained(...).save_pretrained(..., safe_serialization=True)"
+        )
+    raise WeightsError(f"{folder} has no .safetensors file: give a model folder in Hugging Face layout")
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    try:
+        names = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise broken(path, "no weight_map in it") from error
+    ok = isinstance(names, dict) and all(isinstance(f, str) and f.endswith(".safetensors") for f in names.values())
+    if not ok or any(Path(f).name != f for f in names.values()):
+        raise broken(path, "its weight_map does not name safetensors files beside it")
+    return names
+
+
+def read_entries(folder: Path) -> dict[str, Entry]:
+    """Canonical name -> tensor, over all files. Raises WeightsError for damage, duplicates and a wrong index."""
+    entries: dict[str, Entry] = {}
+    stored: dict[str, Path] = {}
+    for path in find_files(folder):
+        if not path.is_file():
+            raise WeightsError(f"{path} is named in the index but missing: download it again")
+        for entry in read_header(path):
+            name = canonical(entry.name)
+            if name in entries:
+                other = entries[name]
+                raise WeightsError(
+                    f"the tensor {name} is there twice: as {other.name} in {other.file.name} and as {entry.name} "
+                    f"in {path.name}; remove one"
+                )
+            entries[name], stored[entry.name] = entry, path
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        for name, file in _read_index(index).items():
+            if stored.get(name) != folder / file:
+                raise WeightsError(f"{index} puts {name} into {file}, where it is not: download both again")
+    return entries
+
+
+def canonical(name: str) -> str:
+    """Name without the prefix that depends on how the language model is nested."""
+    prefix = next((p for p in PREFIXES if name.startswith(p)), "")
+    return name[len(prefix) :]
+
+
+class Tensors:
+    """The checked tensors of one model. `take` hands each out once; `finish` insists that none is left."""
+
+    def __init__(self, folder: Path, expected: Shapes, shared_layers: Iterable[int] = (), tied: bool = False) -> None:
+        """Raises WeightsError unless the folder holds exactly `expected`, besides what may be skipped."""
+        entries = read_entries(folder)
+        self.folder, shared = folder, set(shared_layers)
+        self.skipped = {n: e for n, e in entries.items() if n not in expected and may_skip(n, shared)}
+        self._entries = {n: e for n, e in entries.items() if n not in self.skipped}
+        self._files: dict[Path, Any] = {}
+        head = self._entries.pop("lm_head.weight", None) if tied else None
+        self._check(expected)
+        if head is not None:
+            self._check_tied(head)
+
+    def _check(self, expected: Shapes) -> None:
+        missing = [n for n in expected if n not in self._entries]
+        extra = [n for n in self._entries if n not in expected]
+        if missing or extra:
+            parts = [f"{len(names)} {what} ({_some(names)})" for what, names in
+                     (("missing", missing), ("that it does not describe", extra)) if names]  # fmt: skip
+            raise WeightsError(
+                f"{self.folder}: the weights do not fit config.json: {' and '.join(parts)}; "
+                "download both again, from one revision"
+            )
+        for name, shape in expected.items():
+            entry = self._entries[name]
+            if entry.shape != shape:
+                raise WeightsError(
+                    f"{self.folder}: {name} has shape {list(entry.shape)} where config.json needs {list(shape)}: "
+                    "download both again, from one revision"
+                )
+            wanted = ("I64", "I32") if name.endswith("token_ordering") else FLOATS
+            if entry.dtype not in wanted:
+                raise WeightsError(f"{self.folder}: {name} has dtype {entry.dtype}, not one of {', '.join(wanted)}")
+
+    def _check_tied(self, head: Entry) -> None:
+        table = self._entries["embed_tokens.weight"]
+        if head.shape != table.shape or not torch.equal(self._read(head), self._read(table)):
+            raise WeightsError(
+                f"{self.folder}: config.json ties lm_head to the embedding, but the two tensors differ: "
+                'set "tie_word_embeddings": false if the head was trained apart'
+            )
+
+    def take(self, name: str) -> Tensor:
+        """The tensor, memory-mapped, on the CPU. A name can be taken once."""
+        return self._read(self._entries.pop(name))
+
+    def _read(self, entry: Entry) -> Tensor:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            if entry.file not in self._files:
+                self._files[entry.file] = safe_open(entry.file, framework="pt", device="cpu")
+            return self._files[entry.file].get_tensor(entry.name)  # type: ignore[no-any-return]
+        except (OSError, SafetensorError) as error:
+            raise broken(entry.file, str(error)) from error
+
+    def finish(self) -> None:
+        assert not self._entries, f"never used: {_some(list(self._entries))}"
+
+
+def may_skip(name: str, shared_layers: set[int]) -> bool:
+    shared = SHARED_KV.fullmatch(name)
+    return TOWERS.match(name) is not None or (shared is not None and int(shared[1]) in shared_layers)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:NAMED_AT_MOST]) + (", ..." if len(names) > NAMED_AT_MOST else "")
+
+
+class Weights:
+    """Takes tensors as `Weight`s and float32 vectors on one device."""
+
+    def __init__(
+        self,
+        tensors: Tensors,
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+        transform: Transform | None = None,
+    ) -> None:
+        """`dtype` None keeps matrices as stored. `transform(name, weight)` may quantize or repack each matrix."""
+        self.device = device
+        self._tensors, self._dtype, self._transform = tensors, dtype, transform
+
+    def matrix(self, name: str) -> Weight:
+        return self._weight(name, self._tensors.take(f"{name}.weight"))
+
+    def stack(self, name: str) -> tuple[Weight, ...]:
+        """[E, out, in] as E matrices, named `name.0` and so on."""
+        return tuple(self._weight(f"{name}.{i}", part) for i, part in enumerate(self._tensors.take(name)))
+
+    def _weight(self, name: str, data: Tensor) -> Weight:
+        data = data.to(self.device, self._dtype or data.dtype)
+        weight = Weight(data, KINDS[data.dtype])
+        return weight if self._transform is None else self._transform(name, weight)
+
+    def vector(self, name: str) -> Tensor:
+        """A scale as float32, rounded to the weights' dtype first if one is forced."""
+        data = self._tensors.take(name)
+        return data.to(self._dtype or data.dtype).to(self.device, torch.float32)
+
+    def norm(self, name: str) -> Tensor:
+        return self.vector(f"{name}.weight")
+
+    def ids(self, name: str) -> Tensor:
+        return self._tensors.take(name).to(self.device, torch.int64)

@@ -1,0 +1,230 @@
+"""`Ops` executed at once with plain torch, on any device and dtype: the oracle, and the path without a compiler.
+
+Weights are widened to the dtype of the activations, norms and softmax are computed in float32 (float64 stays
+float64), as transformers does. What this does not promise: the same bits for a row whatever rows stand beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from paceline.core import Rows
+from paceline.kv.cache import KVCache
+from paceline.ops.base import Experts, Graph, Weight
+
+INT4_GROUP = 32
+MAX_SCORES = 1 << 27  # attention scores held at once, in elements
+
+
+@dataclass(frozen=True, slots=True)
+class _Reach:
+    """Which keys the rows of each sequence read: shared by every layer of one kind."""
+
+    index: Tensor  # [B * S] into a layer's storage
+    mask: Tensor  # [B, 1, T * group, S]
+    keys: int  # S
+
+
+class EagerRunner:
+    """Runs a graph by calling it. `dtype` is that of activations."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        self.dtype = dtype
+
+    @torch.no_grad()
+    def run(
+        self, graph: Graph, rows: Rows, cache: KVCache | None, given: Mapping[str, Tensor]
+    ) -> tuple[Tensor, ...]:
+        return graph(ReferenceOps(rows, cache, given, self.dtype))
+
+
+class ReferenceOps:
+    """One forward over `rows`. Rows of a sequence are neighbours with rising positions (`Rows.starts`)."""
+
+    def __init__(
+        self, rows: Rows, cache: KVCache | None, given: Mapping[str, Tensor], dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.rows, self.cache, self.dtype = rows, cache, dtype
+        self._given = given
+        self._exact = torch.float64 if dtype == torch.float64 else torch.float32
+        self._rotary: dict[int, tuple[Tensor, Tensor]] = {}  # id of inv_freq, alive as long as the graph
+        self._written: dict[str, Tensor] = {}
+        self._reach: dict[tuple[str, int | None, bool, int], _Reach] = {}
+        self._pad: tuple[Tensor, Tensor, int] | None = None
+
+    # -- inputs ------------------------------------------------------------------------------------------------
+
+    def tokens(self) -> Tensor:
+        return self.rows.tokens
+
+    def given(self, name: str, width: int) -> Tensor:
+        value = self._given[name].to(self.dtype)  # [N, width]
+        assert value.shape[1] == width, f"{name} has width {value.shape[1]}, not {width}"
+        return value
+
+    def embed(self, tokens: Tensor, table: Weight, scale: float) -> Tensor:
+        rows = dequantize(table, tokens, self.dtype)  # [N, width]
+        return rows * torch.tensor(scale, dtype=self.dtype, device=rows.device)
+
+    # -- arithmetic --------------------------------------------------------------------------------------------
+
+    def linear(self, x: Tensor, weight: Weight) -> Tensor:
+        return F.linear(x, dequantize(weight, None, x.dtype))
+
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float, groups: int = 1) -> Tensor:
+        wide = x.to(self._exact).view(x.shape[0], groups, -1)  # [N, groups, width / groups]
+        wide = wide * torch.pow(wide.pow(2).mean(-1, keepdim=True) + eps, -0.5)
+        if weight is not None:
+            wide = wide * weight.to(self._exact)
+        return wide.view(x.shape).to(x.dtype)
+
+    def rotary(self, x: Tensor, inv_freq: Tensor, heads: int) -> Tensor:
+        if id(inv_freq) not in self._rotary:
+            angles = self.rows.positions.to(self._exact)[:, None] * inv_freq.to(self._exact)  # [N, d / 2]
+            self._rotary[id(inv_freq)] = (
+                angles.cos().to(x.dtype)[:, None],
+                angles.sin().to(x.dtype)[:, None],
+            )
+        cos, sin = self._rotary[id(inv_freq)]  # [N, 1, d / 2]
+        low, high = x.view(x.shape[0], heads, -1).chunk(2, dim=-1)  # [N, heads, d / 2]
+        return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).view(x.shape)
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+    def mul(self, x: Tensor, y: Tensor) -> Tensor:
+        return x * y
+
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        return x * factor
+
+    def gelu(self, x: Tensor) -> Tensor:
+        return F.gelu(x, approximate="tanh")
+
+    def gated_gelu(self, gate: Tensor, up: Tensor) -> Tensor:
+        return F.gelu(gate, approximate="tanh") * up
+
+    def softcap(self, x: Tensor, cap: float) -> Tensor:
+        return torch.tanh(x / cap) * cap
+
+    def columns(self, x: Tensor, start: int, stop: int) -> Tensor:
+        return x[:, start:stop]
+
+    def concat(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat((x, y), dim=-1)
+
+    # -- attention ---------------------------------------------------------------------------------------------
+
+    def store_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
+        assert self.cache is not None
+        spec = self.cache.layout.layers[layer]
+        if spec.kind not in self._written:
+            page = self.cache.page_size
+            position = self.rows.positions.long()
+            table = self.cache.tables[spec.kind]
+            pages = table[self.rows.slots.long(), position // page].long()
+            self._written[spec.kind] = pages * page + position % page  # [N]
+        shape = (-1, spec.kv_heads, spec.head_dim)
+        for store, new in ((self.cache.k[layer], k), (self.cache.v[layer], v)):
+            store.index_copy_(0, self._written[spec.kind], new.reshape(shape).to(store.dtype))
+
+    def attention(self, q: Tensor, layer: int, heads: int, window: int | None, own: bool) -> Tensor:
+        assert self.cache is not None
+        spec = self.cache.layout.layers[layer]
+        group = heads // spec.kv_heads
+        reach = self._reach_of(spec.kind, window, own, group)
+        take, back, longest = self._padding()
+        batch = len(self.rows.starts) - 1
+        q = q[take].view(batch, longest, spec.kv_heads, group, spec.head_dim)
+        q = q.permute(0, 2, 1, 3, 4).reshape(batch, spec.kv_heads, longest * group, spec.head_dim)
+        k, v = (
+            store[reach.index].view(batch, reach.keys, spec.kv_heads, spec.head_dim).transpose(1, 2).to(q.dtype)
+            for store in (self.cache.k[layer], self.cache.v[layer])
+        )  # [B, kv_heads, S, d]
+        out = self._attend(q, k, v, reach.mask).view(batch, spec.kv_heads, longest, group, spec.head_dim)
+        return out.permute(0, 2, 1, 3, 4).reshape(batch * longest, heads * spec.head_dim)[back]
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        """Softmax attention with scale 1; query rows in pieces, so that a long prefill does not need [T, S] at once."""
+        piece = max(1, MAX_SCORES // (q.shape[0] * q.shape[1] * k.shape[2]))
+        outs = []
+        for start in range(0, q.shape[2], piece):
+            rows = slice(start, start + piece)
+            scores = (q[:, :, rows] @ k.transpose(-1, -2)).masked_fill(~mask[:, :, rows], float("-inf"))
+            outs.append(torch.softmax(scores, dim=-1, dtype=self._exact).to(v.dtype) @ v)
+        return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
+
+    def _padding(self) -> tuple[Tensor, Tensor, int]:
+        """Row of each place of [B, T], places of the rows, and T. Places past a sequence's end repeat its last row."""
+        if self._pad is None:
+            starts, device = self.rows.starts, self.rows.tokens.device
+            counts = [b - a for a, b in zip(starts, starts[1:])]
+            longest = max(counts)
+            take = [a + min(t, n - 1) for a, n in zip(starts, counts) for t in range(longest)]
+            back = [b * longest + t for b, n in enumerate(counts) for t in range(n)]
+            self._pad = (torch.tensor(take, device=device), torch.tensor(back, device=device), longest)
+        return self._pad
+
+    def _reach_of(self, kind: str, window: int | None, own: bool, group: int) -> _Reach:
+        """Keys between the first one any row of a sequence sees and its last; no other sequence's memory is read."""
+        key = (kind, window, own, group)
+        if key not in self._reach:
+            assert self.cache is not None
+            take, _, longest = self._padding()
+            batch = len(self.rows.starts) - 1
+            position = self.rows.positions.long()[take].view(batch, longest)  # [B, T]
+            last = position if own else position - 1  # [B, T] last visible key
+            first = torch.zeros_like(last)
+            if window is not None:
+                first = (position - window + 1 if own else last - window).clamp(min=0)
+            begin, end = first[:, :1], last[:, -1:]  # [B, 1]
+            keys = max(1, int((end - begin).max()) + 1)
+            j = begin + torch.arange(keys, device=position.device)  # [B, S]
+            mask = (j[:, None] <= last[..., None]) & (j[:, None] >= first[..., None])  # [B, T, S]
+            j = torch.minimum(j, end).clamp(min=0)
+            page = self.cache.page_size
+            slots = self.rows.slots.long()[take].view(batch, longest)[:, :1]  # [B, 1]
+            index = self.cache.tables[kind][slots, j // page].long() * page + j % page
+            mask = mask[:, None].repeat_interleave(group, dim=2)
+            self._reach[key] = _Reach(index.flatten(), mask, keys)
+        return self._reach[key]
+
+    # -- mixtures and heads ------------------------------------------------------------------------------------
+
+    def moe(self, router_input: Tensor, expert_input: Tensor, experts: Experts) -> Tensor:
+        normed = self.rms_norm(router_input, None, experts.eps) * experts.router_scale.to(router_input.dtype)
+        law = torch.softmax(self.linear(normed, experts.router), dim=-1, dtype=self._exact)  # [N, E]
+        share, chosen = torch.topk(law, experts.top_k, dim=-1)  # [N, top_k]
+        share = share / share.sum(dim=-1, keepdim=True) * experts.expert_scale[chosen].to(self._exact)
+        out = torch.zeros_like(expert_input)
+        for e in chosen.unique().tolist():
+            row, rank = torch.where(chosen == e)
+            gate, up = self.linear(expert_input[row], experts.gate_up[e]).chunk(2, dim=-1)
+            value = self.linear(self.gated_gelu(gate, up), experts.down[e])
+            out.index_add_(0, row, (value * share[row, rank, None]).to(out.dtype))
+        return out
+
+    def ordered_logits(
+        self, x: Tensor, centroids: Weight, ordering: Tensor, head: Weight, top_k: int
+    ) -> tuple[Tensor, Tensor]:
+        clusters = torch.topk(self.linear(x, centroids), top_k, dim=-1).indices  # [N, top_k]
+        ids = ordering.view(centroids.out_features, -1)[clusters].flatten(1)  # [N, C]
+        rows = dequantize(head, ids.flatten(), x.dtype).view(*ids.shape, -1)  # [N, C, H]
+        return ids, (rows @ x[..., None]).squeeze(-1)
+
+
+def dequantize(weight: Weight, rows: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The matrix (rows None), or some of its rows, in `dtype`: [R, in]."""
+    data = weight.data if rows is None else weight.data[rows]
+    if weight.scale is None:
+        return data.to(dtype)
+    scale = (weight.scale if rows is None else weight.scale[rows]).to(dtype)
+    if weight.kind == "int8":
+        return data.to(dtype) * scale[:, None]
+    nibbles = torch.stack((data & 15, data >> 4), dim=-1).to(torch.int8) - 8  # [R, in / 2, 2]
+    return (nibbles.view(data.shape[0], -1, INT4_GROUP).to(dtype) * scale[..., None]).flatten(1)

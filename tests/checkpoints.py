@@ -1,0 +1,84 @@
+"""Small random checkpoints of each Gemma 4 family and of both drafter heads, saved by transformers in HF layout.
+
+Scales are chosen so that logits are far from flat: matrices of unit gain, random norms and layer scalars.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    Gemma4Config,
+    Gemma4ForCausalLM,
+    Gemma4ForConditionalGeneration,
+    Gemma4TextConfig,
+    Gemma4UnifiedConfig,
+    Gemma4UnifiedForConditionalGeneration,
+    PreTrainedModel,
+)
+
+VOCAB, WINDOW = 96, 8
+S, F = "sliding_attention", "full_attention"
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB, "vocab_size_per_layer_input": VOCAB, "hidden_size": 48, "intermediate_size": 64,
+    "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 32,
+    "sliding_window": WINDOW, "layer_types": [S, S, F, S, S, F], "final_logit_softcapping": 30.0,
+    "hidden_size_per_layer_input": 0, "max_position_embeddings": 512, "bos_token_id": 2, "eos_token_id": 1,
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "e2b": {
+        "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 3, "use_double_wide_mlp": True,
+        "num_key_value_heads": 1,
+    },
+    "e4b": {"hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2, "layer_types": [S, F, S, F, S, F]},
+    "12b": {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    "26b": {
+        "attention_k_eq_v": True, "num_global_key_value_heads": 1, "enable_moe_block": True, "num_experts": 6,
+        "top_k_experts": 2, "moe_intermediate_size": 24, "use_bidirectional_attention": "vision",
+    },
+    "31b": {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "use_bidirectional_attention": "vision"},
+}  # fmt: skip
+
+
+def build_target(family: str, folder: Path, *, seed: int = 0, multimodal: bool = False, **changes: Any) -> PreTrainedModel:
+    """Make, save and return the transformers model of one family (eager attention, float32)."""
+    torch.manual_seed(seed)
+    fields = SIZES | FAMILIES[family] | changes
+    if family == "12b":
+        fields = {k: v for k, v in fields.items() if "per_layer_input" not in k}
+        config = Gemma4UnifiedConfig(text_config=fields, vision_config=None, audio_config=None)
+        model: PreTrainedModel = Gemma4UnifiedForConditionalGeneration(config)
+    elif multimodal:
+        model = Gemma4ForConditionalGeneration(Gemma4Config(text_config=fields, vision_config=None, audio_config=None))
+    else:
+        model = Gemma4ForCausalLM(Gemma4TextConfig(**fields))
+    return finish(model, folder)
+
+
+def finish(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    randomize(model)
+    model.eval()
+    model.set_attn_implementation("eager")
+    model.save_pretrained(folder)
+    return model
+
+
+@torch.no_grad()
+def randomize(model: PreTrainedModel) -> None:
+    """Unit-gain matrices, norms in 0.6..1.4, layer scalars in 0.7..1.1, embeddings of about unit size after scaling."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name.endswith("embed_scale"):
+            continue  # not saved
+        if name.endswith("layer_scalar"):
+            tensor.uniform_(0.7, 1.1)
+        elif "embed_tokens" in name and name.endswith("weight"):
+            tensor.normal_(0, tensor.shape[-1] ** -0.5)
+        elif tensor.dim() >= 2:
+            tensor.normal_(0, tensor.shape[-1] ** -0.5)
+        elif name.endswith(("norm.weight", "norm_1.weight", "norm_2.weight", "layernorm.weight", "scale")):
+            tensor.uniform_(0.6, 1.4)
+    norm = next(t for n, t in model.named_parameters() if n.endswith(("model.norm.weight", "language_model.norm.weight")))
+    norm.mul_(6.0)  # spread the logits: a flat law would hide errors
