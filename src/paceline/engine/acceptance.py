@@ -1,0 +1,154 @@
+"""How likely a drafted token is kept: by request and position, and by the drafter's confidence. Pure values.
+
+A request starts at what the pair is known for and leaves it as fast as its own evidence grows; requests do not learn
+from each other. What a confidence means (calibration) is learnt over all requests of a drafter kind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from paceline.core import MAX_DRAFT_TOKENS
+
+PRIOR_WEIGHT = 3.0  # observations that the pair's known acceptance counts for
+WINDOW = 24.0  # observations that a request remembers by position
+PARKED_WINDOW = 6.0  # fewer while parked, so that a few kept probes bring it back
+FIRST_PROBE = 8  # steps until a parked row may probe; doubles with each probe that is refused
+LAST_PROBE = 1024
+BINS = 12  # of the drafter's confidence
+BIN_WEIGHT = 8.0  # observations that the drafter's own word counts for
+ALARM_TRIES, ALARM_SHARE = 96, 0.4
+
+Bins = tuple[tuple[float, float], ...]  # (kept, tried) by confidence, [BINS]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What is known of a drafter before it has run: acceptance by position, given that all before were kept."""
+
+    name: str
+    prior: tuple[float, ...] = (0.7,)
+    sequential: bool = True  # one call per position; False = one call proposes all, at once and for little
+    known: bool = False  # the prior was measured for this pair: acceptance far below it is alarming
+
+    def accept(self, position: int) -> float:
+        return self.prior[min(position, len(self.prior) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One request's experience with one kind of drafter."""
+
+    hits: tuple[float, ...]  # by position, [MAX_DRAFT_TOKENS]
+    tries: tuple[float, ...]
+    accept: tuple[float, ...] = ()  # conditional acceptance by position
+    survive: tuple[float, ...] = ()  # running products of `accept`
+    parked: bool = False
+    wait: int = FIRST_PROBE  # steps between probes
+    due: int = 0  # the step from which a probe may run
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Of one kind over all requests, for the alarm and the metrics."""
+
+    first_tries: int = 0
+    first_hits: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    alarmed: bool = False
+
+    def add(self, drafted: int, accepted: int) -> Totals:
+        return Totals(self.first_tries + 1, self.first_hits + (accepted > 0),
+                      self.drafted + drafted, self.accepted + accepted, self.alarmed)  # fmt: skip
+
+
+def fresh_arm(kind: Kind) -> Arm:
+    zeros = (0.0,) * MAX_DRAFT_TOKENS
+    return _estimated(Arm(zeros, zeros), kind)
+
+
+def _estimated(arm: Arm, kind: Kind) -> Arm:
+    """Fill acceptance and survival: own counts, drawn to a mean of the pair's value and the position before.
+
+    The more the request has shown at the positions before, the more they count: a position that was never reached
+    is expected to go on as the text has gone so far.
+    """
+    accept, survive, alive, before, shown = [], [], 1.0, kind.accept(0), 0.0
+    for j, (hits, tries) in enumerate(zip(arm.hits, arm.tries, strict=True)):
+        trust = shown / (shown + PRIOR_WEIGHT)
+        mean = (1 - trust) * kind.accept(j) + trust * before
+        before = (hits + PRIOR_WEIGHT * mean) / (tries + PRIOR_WEIGHT)
+        shown = max(tries, 0.9 * shown)
+        alive *= before
+        accept.append(before)
+        survive.append(alive)
+    return replace(arm, accept=tuple(accept), survive=tuple(survive))
+
+
+def learn(arm: Arm, kind: Kind, drafted: int, accepted: int) -> Arm:
+    """Count the positions that verification reached: the kept ones, and the first that was not."""
+    hits, tries = list(arm.hits), list(arm.tries)
+    window = PARKED_WINDOW if arm.parked else WINDOW
+    for j in range(min(accepted + 1, drafted, MAX_DRAFT_TOKENS)):
+        keep = min(1.0, (window - 1) / tries[j]) if tries[j] else 1.0
+        hits[j] = hits[j] * keep + (j < accepted)
+        tries[j] = tries[j] * keep + 1
+    return _estimated(replace(arm, hits=tuple(hits), tries=tuple(tries)), kind)
+
+
+def parked(arm: Arm, step: int) -> Arm:
+    """Not drafting any more: it forgets most of what it has seen, and is probed after a while."""
+    keep = [min(1.0, PARKED_WINDOW / t) if t else 1.0 for t in arm.tries]
+    hits = tuple(h * k for h, k in zip(arm.hits, keep, strict=True))
+    tries = tuple(t * k for t, k in zip(arm.tries, keep, strict=True))
+    return replace(arm, parked=True, wait=FIRST_PROBE, due=step + FIRST_PROBE, hits=hits, tries=tries)
+
+
+def probed(arm: Arm, step: int, *, kept: bool) -> Arm:
+    """After a probe: at once again if it was kept, else only after twice the time."""
+    wait = 1 if kept else min(max(2 * arm.wait, FIRST_PROBE), LAST_PROBE)
+    return replace(arm, wait=wait, due=step + wait)
+
+
+def calibrate(bins: Bins | None, confidence: list[float], accepted: int) -> Bins:
+    """Count what became of the tokens that verification reached, by their confidence. NaN counts for nothing."""
+    new = list(bins or ((0.0, 0.0),) * BINS)
+    for j, value in enumerate(confidence[: accepted + 1]):
+        if 0.0 <= value <= 1.0:
+            i = min(int(value * BINS), BINS - 1)
+            hits, tries = new[i]
+            keep = 0.5 if tries > 512 else 1.0
+            new[i] = (hits * keep + (j < accepted), tries * keep + 1)
+    return tuple(new)
+
+
+def calibrated(bins: Bins | None, confidence: float) -> float:
+    """Chance that a token drafted with this confidence is kept, given that those before it were."""
+    c = confidence if 0.0 <= confidence <= 1.0 else 0.0  # NaN too
+    if bins is None:
+        return c
+    place = min(max(c * BINS - 0.5, 0.0), BINS - 1.0)
+    low = min(int(place), BINS - 2)
+    share = place - low
+    return (1 - share) * _rate(bins, low) + share * _rate(bins, low + 1)
+
+
+def _rate(bins: Bins, i: int) -> float:
+    hits, tries = bins[i]
+    return (hits + BIN_WEIGHT * (i + 0.5) / BINS) / (tries + BIN_WEIGHT)
+
+
+def alarm(kind: Kind, totals: Totals) -> str | None:
+    """A warning when acceptance at position 0 is far under what this pair is known for, else None."""
+    if totals.alarmed or not kind.known or totals.first_tries < ALARM_TRIES:
+        return None
+    seen, known = totals.first_hits / totals.first_tries, kind.accept(0)
+    if seen >= ALARM_SHARE * known:
+        return None
+    return (
+        f"drafter {kind.name}: only {seen:.0%} of first draft tokens were kept over {totals.first_tries} drafts, "
+        f"this pair should reach about {known:.0%}. Likely causes: the target was fine-tuned or quantised after the "
+        f"drafter was made, a drafter of another target, text unlike what the drafter was trained on, or a high "
+        f"temperature. The text is still right; `paceline check` tells which"
+    )

@@ -1,0 +1,305 @@
+"""How many tokens to draft: pure. The state is a frozen value (`Budget`), every function returns a new one.
+
+The choice maximises the expected tokens per second of the whole batch, (texts + sum of survivals) / (seconds of the
+step). The survival of position j is the chance that tokens 0..j of a draft are all kept (acceptance.py). Inside a
+round, drafting goes on while the next token is worth its cost, judged by the confidence in those before it.
+
+Non-anticipating: whether token i is drafted depends only on tokens before i and on earlier steps, never on token i
+itself, so `reject` and `block` stay exact (docs/controller.md shows why).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+from paceline.core import MAX_DRAFT_TOKENS, Sequence
+from paceline.engine import acceptance as acc
+from paceline.engine.acceptance import Arm, Bins, Kind, Totals
+from paceline.engine.costs import Costs
+
+Want = int | Literal["auto"]
+
+PARKED_BY_COST = "parked by cost"  # no acceptance would pay at this load
+NO_CONFIDENCE = "no confidence"  # this request's drafts are kept too rarely to pay
+NO_PROPOSAL = "no proposal"  # the drafter had nothing to say
+DISABLED = "disabled by request"
+NO_ROOM = "budget"  # the text ends before a draft could be kept
+MEMORY = "memory"
+PREFILL = "prefill"
+DRAFTER_FAILED = "drafter failed"
+NO_DRAFTER = "no drafter"
+REASONS = (
+    PARKED_BY_COST,
+    NO_CONFIDENCE,
+    NO_PROPOSAL,
+    DISABLED,
+    NO_ROOM,
+    MEMORY,
+    PREFILL,
+    DRAFTER_FAILED,
+    NO_DRAFTER,
+)
+
+PROBE_SHARE = 0.005  # of the running time that probes may cost
+
+
+@dataclass(slots=True)
+class RowRecord:
+    sequence_id: int
+    drafter: str
+    drafted: int
+    accepted: int
+    confidence: list[float]
+    reason: str | None
+
+
+@dataclass(slots=True)
+class StepRecord:
+    target_rows: int
+    batch: int
+    context: int  # the longest length
+    target_seconds: float
+    draft_seconds: float
+    draft_calls: int
+    other_seconds: float
+    rows: list[RowRecord]
+
+
+class Controller(Protocol):
+    def limits(
+        self, sequences: list[Sequence], wants: list[Want], drafter_max: int
+    ) -> list[tuple[int, str | None]]:
+        """Per row: tokens to draft at most, and the reason code when that is 0."""
+        ...
+
+    def go_on(self, sequence_id: int, step: int, confidence: float) -> bool:
+        """Whether to draft one more token, after `step` + 1 were drafted, the last with `confidence`."""
+        ...
+
+    def observe(self, record: StepRecord) -> None: ...
+
+    def forget(self, sequence_id: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The choice of one step for one kind of drafter."""
+
+    limits: Mapping[int, int]  # sequence id -> tokens
+    rate: float  # tokens per second that it promises
+    rows: int  # target rows of the step without any draft
+    token_seconds: float  # mean cost of a planned token, its draft and its target row together
+    beyond_seconds: float  # the same of a token past the plan
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Everything the controller knows."""
+
+    costs: Costs
+    kinds: tuple[Kind, ...]
+    arms: Mapping[tuple[int, str], Arm] = field(default_factory=dict)
+    bins: Mapping[str, Bins] = field(default_factory=dict)
+    totals: Mapping[str, Totals] = field(default_factory=dict)
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    step: int = 0
+    seconds: float = 0.0
+    credit: float = 0.0  # seconds that probes may spend
+    probing: frozenset[int] = frozenset()  # rows of this step that are probes
+
+
+def arm_of(budget: Budget, sequence_id: int, kind: Kind) -> Arm:
+    return budget.arms.get((sequence_id, kind.name)) or acc.fresh_arm(kind)
+
+
+def room(sequence: Sequence) -> int:
+    """Draft tokens that could still be kept: the last token of a text is always the target's own."""
+    return max(sequence.params.max_tokens - sequence.output_len - 1, 0)
+
+
+def choose(budget: Budget, kind: Kind, caps: Mapping[int, int], rows: int, texts: int) -> Plan:
+    """Draft lengths of at most caps[id], beside `rows` target rows that run anyway for `texts` texts.
+
+    Tokens are taken in order of survival (which never rises along a row) and the prefix of that order with the best
+    rate wins; all prefixes are looked at, since a staircase has more than one summit.
+    """
+    costs, other = budget.costs, budget.costs.other.fit()
+    base, slope = costs.drafting(kind.name)
+    entries: list[tuple[float, int, int]] = []  # (-survival, depth, id)
+    for sequence_id, cap in caps.items():
+        survive = arm_of(budget, sequence_id, kind).survive
+        entries += [(-survive[j], j, sequence_id) for j in range(cap) if survive[j] > 0.03]
+    entries.sort()
+    tokens, depth, drafting, best, spent = float(texts), 0, 0.0, 0, 0.0
+    plain = costs.target(rows) + other[0] + other[1] * rows
+    best_rate = tokens / plain
+    for count, (survival, j, _) in enumerate(entries, 1):
+        tokens -= survival
+        drafting += slope + (base if j >= depth and (kind.sequential or depth == 0) else 0.0)
+        depth = max(depth, j + 1)
+        now = costs.target(rows + count) + other[0] + other[1] * (rows + count) + drafting
+        if tokens / now > best_rate:
+            best_rate, best, spent = tokens / now, count, now - plain
+        elif (tokens - survival * (len(entries) - count)) / now < best_rate:
+            break  # even if all others survived like this one and were free
+    limits = dict.fromkeys(caps, 0)
+    for _, j, sequence_id in entries[:best]:
+        limits[sequence_id] = j + 1
+    beyond = (
+        _row_seconds(costs, rows + best, 4) / 4
+        + slope
+        + (base / len(caps) if kind.sequential and caps else 0.0)
+    )
+    return Plan(limits, best_rate, rows, spent / max(best, 1), beyond)
+
+
+def _row_seconds(costs: Costs, rows: int, more: int) -> float:
+    """Seconds that `more` target rows add to `rows`."""
+    return max(costs.target(rows + more) - costs.target(rows), 0.0) + more * costs.other.fit()[1]
+
+
+def could_pay(budget: Budget, kind: Kind, rows: int, texts: int, auto_rows: int) -> bool:
+    """Whether drafted tokens would pay if every one of them were kept: else even probing is pointless."""
+    costs = budget.costs
+    base, slope = costs.drafting(kind.name)
+    plain = costs.target(rows) + costs.other.at(rows)
+    for more, calls in ((1, 1), (auto_rows, 1), (4 * auto_rows, 4)):
+        drafting = base * (calls if kind.sequential else 1) + slope * more
+        if texts / plain < (texts + more) / (plain + _row_seconds(costs, rows, more) + drafting):
+            return True
+    return False
+
+
+def should_probe(budget: Budget, kind: Kind, arm: Arm, rows: int) -> float | None:
+    """Cost in seconds of a one-token probe of a parked row if it is due and affordable now, else None."""
+    if not arm.parked or budget.step < arm.due:
+        return None
+    base, slope = budget.costs.drafting(kind.name)
+    cost = base + slope + _row_seconds(budget.costs, rows, 1)
+    floor = -2.0 * cost if arm.wait == 1 else cost  # after a kept probe the next may run on credit
+    return cost if budget.credit >= floor else None
+
+
+def settle(budget: Budget, kind: Kind, sequence_id: int, limit: int, rows: int) -> tuple[Budget, int]:
+    """Park a row that is planned no draft, bring back one that is, or let a parked one probe: its final limit."""
+    arm = arm_of(budget, sequence_id, kind)
+    probe = None
+    if limit:
+        if not arm.parked:
+            return budget, limit
+        arm = replace(arm, parked=False)
+    elif not arm.parked:
+        arm = acc.parked(arm, budget.step)
+    else:
+        probe = should_probe(budget, kind, arm, rows)
+        if probe is None:
+            return budget, 0
+        arm = replace(arm, due=budget.step + arm.wait)
+    budget = replace(budget, arms={**budget.arms, (sequence_id, kind.name): arm})
+    if probe is None:
+        return budget, limit
+    return replace(budget, credit=budget.credit - probe, probing=budget.probing | {sequence_id}), 1
+
+
+def worth(plan: Plan, arm: Arm, sequence_id: int, step: int, survival: float) -> bool:
+    """Whether token `step` + 1 is worth drafting when the tokens up to `step` survive with chance `survival`.
+
+    Nothing about token `step` + 1 itself enters: its own chance is the request's average at that position.
+    """
+    if step + 1 >= MAX_DRAFT_TOKENS:
+        return False
+    planned = step + 1 < plan.limits.get(sequence_id, 0)
+    seconds = plan.token_seconds if planned else plan.beyond_seconds
+    return survival * arm.accept[step + 1] >= plan.rate * seconds
+
+
+def offer(budget: Budget, kind: Kind, arm: Arm, plan: Plan, confidence: list[float]) -> tuple[int, float]:
+    """(tokens worth checking, tokens they gain net of their cost) of a proposal made at one go.
+
+    Only for proposals that are a function of the text so far (n-gram), or the choice would look at what it decides.
+    """
+    base, slope = budget.costs.drafting(kind.name)
+    bins = budget.bins.get(kind.name)
+    best, length, kept, alive = 0.0, 0, 0.0, 1.0
+    for j, value in enumerate(confidence[:MAX_DRAFT_TOKENS]):
+        alive *= 0.5 * (acc.calibrated(bins, value) + arm.accept[j])
+        kept += alive
+        net = kept - plan.rate * (_row_seconds(budget.costs, plan.rows, j + 1) + slope * (j + 1))
+        if net > best:
+            best, length = net, j + 1
+    return length, best
+
+
+def expected(budget: Budget, kind: Kind, arm: Arm, plan: Plan, length: int) -> float:
+    """Tokens that `length` drafted ones gain on average, net of their cost."""
+    return sum(arm.survive[:length]) - plan.rate * plan.token_seconds * length
+
+
+def observe(budget: Budget, record: StepRecord) -> Budget:
+    """Learn from a finished step: costs, acceptance by position and request, calibration, probe credit."""
+    costs = budget.costs.observe_target(record.target_rows, record.target_seconds, record.other_seconds)
+    drafted = [row for row in record.rows if row.drafted]
+    if drafted and record.draft_calls:
+        kind = _main_kind(budget, drafted)
+        calls = record.draft_calls if kind is None or kind.sequential else 1
+        name = kind.name if kind else drafted[0].drafter
+        costs = costs.observe_draft(
+            name, sum(r.drafted for r in drafted) / calls, record.draft_seconds / calls
+        )
+    seconds = record.target_seconds + record.draft_seconds + record.other_seconds
+    reasons = budget.reasons
+    if any(row.reason for row in record.rows):
+        reasons = dict(reasons)
+        for row in record.rows:
+            if row.reason:
+                code = row.reason.partition(":")[0]
+                reasons[code] = reasons.get(code, 0) + 1
+    budget = replace(
+        budget, costs=costs, reasons=reasons, step=budget.step + 1, seconds=budget.seconds + seconds,
+        credit=min(budget.credit + PROBE_SHARE * seconds, 4.0 * costs.target(1)),
+    )  # fmt: skip
+    return observe_rows(budget, drafted) if drafted else budget
+
+
+def _main_kind(budget: Budget, rows: list[RowRecord]) -> Kind | None:
+    """The kind that a step's drafting time is put down to: the one that needs a call per token, if it took part."""
+    names = {row.drafter for row in rows}
+    found = [kind for kind in budget.kinds if kind.name in names]
+    return max(found, key=lambda kind: kind.sequential, default=None)
+
+
+def observe_rows(budget: Budget, rows: list[RowRecord]) -> Budget:
+    """Learn from what became of the drafts of a step."""
+    arms, bins, totals = dict(budget.arms), dict(budget.bins), dict(budget.totals)
+    kinds = {kind.name: kind for kind in budget.kinds}
+    for row in rows:
+        kind = kinds.get(row.drafter)
+        if kind is None:
+            continue
+        arm = acc.learn(arm_of(budget, row.sequence_id, kind), kind, row.drafted, row.accepted)
+        if row.sequence_id in budget.probing:
+            arm = acc.probed(arm, budget.step, kept=row.accepted > 0)
+        arms[row.sequence_id, row.drafter] = arm
+        bins[row.drafter] = acc.calibrate(bins.get(row.drafter), row.confidence, row.accepted)
+        totals[row.drafter] = totals.get(row.drafter, Totals()).add(row.drafted, row.accepted)
+    return replace(budget, arms=arms, bins=bins, totals=totals)
+
+
+def forget(budget: Budget, sequence_id: int) -> Budget:
+    """Drop what was learnt from one request."""
+    arms = {key: arm for key, arm in budget.arms.items() if key[0] != sequence_id}
+    return replace(budget, arms=arms, probing=budget.probing - {sequence_id})
+
+
+def alarm(budget: Budget) -> tuple[Budget, list[str]]:
+    """Warnings, each once, about drafters whose tokens are kept far too rarely for their pair."""
+    said = []
+    for kind in budget.kinds:
+        totals = budget.totals.get(kind.name)
+        text = acc.alarm(kind, totals) if totals else None
+        if text and totals:
+            said.append(text)
+            budget = replace(budget, totals={**budget.totals, kind.name: replace(totals, alarmed=True)})
+    return budget, said

@@ -1,0 +1,184 @@
+"""The two controllers: `FixedController` drafts what it is told, `AutoController` holds a `Budget` and asks it.
+
+All thinking is in budget.py; here is only what must persist between two steps and inside one draft round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+from paceline.core import MAX_DRAFT_TOKENS, Sequence
+from paceline.engine import budget as b
+from paceline.engine.acceptance import Kind, calibrated
+from paceline.engine.budget import Budget, Plan, StepRecord, Want
+from paceline.engine.costs import Profile
+
+SLACK = 3  # tokens past the plan that a confident draft may run to
+Limit = tuple[int, str | None]
+
+MTP = Kind("mtp", (0.7, 0.68, 0.65, 0.62, 0.6))
+MODEL = Kind("model", (0.65, 0.65, 0.62, 0.6))
+NGRAM = Kind("ngram", (0.5, 0.7, 0.8, 0.85), sequential=False)
+KINDS = (MTP, MODEL, NGRAM)
+
+
+class FixedController:
+    """Drafts k tokens whenever the text has room for them; a request's own number goes first."""
+
+    def __init__(self, k: int) -> None:
+        self.k = k
+
+    def limits(self, sequences: list[Sequence], wants: list[Want], drafter_max: int) -> list[Limit]:
+        return [
+            _fixed(sequence, self.k if want == "auto" else want, drafter_max)
+            for sequence, want in zip(sequences, wants, strict=True)
+        ]
+
+    def go_on(self, sequence_id: int, step: int, confidence: float) -> bool:
+        return True
+
+    def offer(self, sequence_id: int, kind: str, confidence: list[float]) -> tuple[int, float]:
+        return _proposal(confidence)
+
+    def expected(self, sequence_id: int, kind: str, length: int) -> float:
+        return sum(0.7 ** (j + 1) for j in range(length))
+
+    def observe(self, record: StepRecord) -> None:
+        pass
+
+    def forget(self, sequence_id: int) -> None:
+        pass
+
+
+def _fixed(sequence: Sequence, want: int, drafter_max: int) -> Limit:
+    if want == 0 or drafter_max == 0:
+        return 0, b.DISABLED if want == 0 else b.NO_DRAFTER
+    limit = min(want, drafter_max, b.room(sequence))
+    return limit, None if limit else b.NO_ROOM
+
+
+def _proposal(confidence: list[float]) -> tuple[int, float]:
+    """All of a proposal, and the tokens that its own confidence promises."""
+    alive, total = 1.0, 0.0
+    for value in confidence:
+        alive *= value
+        total += alive
+    return len(confidence), total
+
+
+class AutoController:
+    """Drafts what pays on this machine, for these requests, at this load.
+
+    `kinds`: every drafter that may be asked. `default`: the names of those that a request without a drafter of its
+    own uses, e.g. ("mtp", "ngram"). `warn` gets the acceptance alarm.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        kinds: Seq[Kind] = KINDS,
+        warn: Callable[[str], None] | None = None,
+        default: Seq[str] = (),
+    ) -> None:
+        self.budget = Budget(profile.costs(), tuple(kinds))
+        self._default = tuple(default) or tuple(kind.name for kind in kinds)
+        self._warn = warn
+        self._kinds = {kind.name: kind for kind in kinds}
+        self._plans: dict[str, Plan] = {}
+        self._limits: dict[str, dict[int, int]] = {}
+        self._alive: dict[int, float] = {}  # survival of each row's draft so far in this round
+
+    def limits(self, sequences: list[Sequence], wants: list[Want], drafter_max: int) -> list[Limit]:
+        """One call per drafter and step: its rows."""
+        out: list[Limit] = []
+        caps: dict[int, int] = {}
+        rows = len(sequences)
+        for sequence, want in zip(sequences, wants, strict=True):
+            limit, reason = _fixed(sequence, MAX_DRAFT_TOKENS if want == "auto" else want, drafter_max)
+            out.append((limit, reason))
+            if want == "auto" and limit:
+                caps[sequence.id] = limit
+            else:
+                rows += limit
+        self._alive.clear()
+        self._plans.clear()
+        self._limits.clear()
+        if self.budget.probing:
+            self.budget = replace(self.budget, probing=frozenset())
+        if not caps:
+            return out
+        chosen = sequences[0].params.drafter
+        names = chosen.split("+") if chosen else self._default
+        best: dict[int, Limit] = {}
+        for name in names:
+            if name in self._kinds:
+                self._plan(self._kinds[name], caps, (rows, len(sequences)), best)
+        return [best.get(sequence.id, limit) for sequence, limit in zip(sequences, out, strict=True)]
+
+    def _plan(self, kind: Kind, caps: dict[int, int], size: tuple[int, int], best: dict[int, Limit]) -> None:
+        """Plan for one kind; in `best` a row gets as many tokens as its most promising kind wants."""
+        rows, texts = size
+        pays = b.could_pay(self.budget, kind, rows, texts, len(caps))
+        plan = b.choose(self.budget, kind, caps if pays else dict.fromkeys(caps, 0), rows, texts)
+        limits = {}
+        for sequence_id, planned in plan.limits.items():
+            limit = planned
+            if pays:
+                self.budget, limit = b.settle(self.budget, kind, sequence_id, planned, rows)
+            if limit > 1 and kind.sequential:
+                limit = min(limit + SLACK, caps[sequence_id])
+            limits[sequence_id] = limit
+            if limit >= best.get(sequence_id, (0, None))[0]:
+                reason = None if limit else b.NO_CONFIDENCE if pays else b.PARKED_BY_COST
+                best[sequence_id] = (limit, reason)
+        self._plans[kind.name], self._limits[kind.name] = plan, limits
+
+    def go_on(self, sequence_id: int, step: int, confidence: float) -> bool:
+        for name, plan in self._plans.items():
+            kind = self._kinds[name]
+            if kind.sequential and sequence_id in plan.limits:
+                survival = self._alive.get(sequence_id, 1.0) * self._calibrated(name, confidence)
+                self._alive[sequence_id] = survival
+                return b.worth(plan, b.arm_of(self.budget, sequence_id, kind), sequence_id, step, survival)
+        return True  # a fixed length
+
+    def _calibrated(self, name: str, confidence: float) -> float:
+        return calibrated(self.budget.bins.get(name), confidence)
+
+    def offer(self, sequence_id: int, kind: str, confidence: list[float]) -> tuple[int, float]:
+        """(tokens worth checking, expected net gain in tokens) of a proposal that costs nothing to make."""
+        plan, known = self._plans.get(kind), self._kinds.get(kind)
+        if plan is None or known is None or sequence_id not in plan.limits:
+            return _proposal(confidence)
+        return b.offer(self.budget, known, b.arm_of(self.budget, sequence_id, known), plan, confidence)
+
+    def expected(self, sequence_id: int, kind: str, length: int) -> float:
+        """Expected net gain in tokens of `length` tokens that a drafter of `kind` would still have to draft."""
+        plan, known = self._plans.get(kind), self._kinds.get(kind)
+        if plan is None or known is None:
+            return sum(0.7 ** (j + 1) for j in range(length))
+        length = min(length, self._limits[kind].get(sequence_id, length))
+        return b.expected(self.budget, known, b.arm_of(self.budget, sequence_id, known), plan, length)
+
+    def kind_limit(self, sequence_id: int, kind: str) -> int:
+        """Tokens that a drafter of `kind` may propose for this row in this step."""
+        return self._limits.get(kind, {}).get(sequence_id, MAX_DRAFT_TOKENS)
+
+    def observe(self, record: StepRecord) -> None:
+        self.budget, warnings = b.alarm(b.observe(self.budget, record))
+        for text in warnings:
+            if self._warn:
+                self._warn(text)
+
+    def forget(self, sequence_id: int) -> None:
+        self.budget = b.forget(self.budget, sequence_id)
+
+    def metrics(self) -> dict[str, float]:
+        """Counters for a metrics page; names are stable."""
+        out: dict[str, float] = {"steps": self.budget.step, "seconds": self.budget.seconds}
+        for kind, totals in self.budget.totals.items():
+            out[f"drafted.{kind}"], out[f"accepted.{kind}"] = totals.drafted, totals.accepted
+        out.update({f"undrafted.{reason}": count for reason, count in self.budget.reasons.items()})
+        return out

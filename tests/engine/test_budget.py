@@ -1,0 +1,240 @@
+"""The controller's arithmetic: choices against brute force, learning, parking, probing, calibration, alarms."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from paceline.core import SamplingParams, Sequence
+from paceline.engine import acceptance as acc
+from paceline.engine import budget as b
+from paceline.engine.acceptance import Kind
+from paceline.engine.budget import Budget, RowRecord, StepRecord
+from paceline.engine.controller import AutoController, FixedController
+from paceline.engine.costs import Costs, Line, Profile, default_profile, measure_costs, staircase
+
+MTP = Kind("mtp", (0.75, 0.7, 0.65, 0.6))
+FLAT = Profile((1, 5, 9, 17, 32), (1.0, 1.1, 1.3, 1.9, 3.0))
+LINEAR = Profile((1, 2, 4, 8, 16, 32), (1.0, 2.0, 4.0, 8.0, 16.0, 32.0))
+
+
+def sequence(sid: int, max_tokens: int = 1000, **params: object) -> Sequence:
+    return Sequence(sid, [1, 2, 3], 3, SamplingParams(max_tokens=max_tokens, **params), seed=1)  # type: ignore[arg-type]
+
+
+def row(sid: int, drafted: int, accepted: int, confidence: float = 0.8, drafter: str = "mtp") -> RowRecord:
+    return RowRecord(
+        sid, drafter, drafted, accepted, [confidence] * drafted, None if drafted else b.NO_CONFIDENCE
+    )
+
+
+def make(profile: Profile, draft: float = 0.05, kind: Kind = MTP) -> Budget:
+    costs = profile.costs().observe_draft(kind.name, 1, draft).observe_draft(kind.name, 1, draft)
+    return Budget(costs, (kind,))
+
+
+def simulate(
+    auto: AutoController, law: dict[int, float], steps: int, draft: float = 0.05, seed: int = 0
+) -> dict[str, float]:
+    """Run a fake engine whose true costs are the profile's: row i keeps each token with chance law[i]."""
+    rng, true = random.Random(seed), auto.budget.costs
+    done = {"tokens": 0.0, "seconds": 0.0, "drafted": 0.0}
+    for _ in range(steps):
+        limits = auto.limits([sequence(i) for i in law], ["auto"] * len(law), 16)
+        rows = []
+        for (sid, chance), (limit, reason) in zip(law.items(), limits, strict=True):
+            assert (limit == 0) == (reason is not None)
+            drafted = min(limit, 1)
+            while 0 < drafted < limit and auto.go_on(sid, drafted - 1, chance):
+                drafted += 1
+            kept = next((j for j in range(drafted) if rng.random() >= chance), drafted)
+            rows.append(RowRecord(sid, "mtp", drafted, kept, [chance] * drafted, reason))
+        total, calls = sum(r.drafted for r in rows), max(r.drafted for r in rows)
+        seconds = true.target(len(rows) + total)
+        auto.observe(StepRecord(len(rows) + total, len(rows), 100, seconds, draft * calls, calls, 0.0, rows))
+        done["tokens"] += len(rows) + sum(r.accepted for r in rows)
+        done["seconds"] += seconds + draft * calls
+        done["drafted"] += total
+    return done
+
+
+def rate_of(budget: Budget, lengths: dict[int, int], rows: int) -> float:
+    """The objective, straight from its definition."""
+    base, slope = budget.costs.drafting("mtp")
+    tokens = sum(1 + sum(b.arm_of(budget, i, MTP).survive[:k]) for i, k in lengths.items())
+    drafted = sum(lengths.values())
+    return tokens / (budget.costs.target(rows + drafted) + base * max(lengths.values()) + slope * drafted)
+
+
+@pytest.mark.parametrize(
+    "profile", [FLAT, LINEAR, Profile((1, 4, 5, 8, 9, 32), (1.0, 1.05, 1.6, 1.7, 2.6, 6.0))]
+)
+@pytest.mark.parametrize("draft", [0.0, 0.02, 0.1, 0.4])
+def test_choice_is_as_good_as_brute_force(profile: Profile, draft: float) -> None:
+    budget = make(profile, draft)
+    for sid, chance in enumerate((0.95, 0.6, 0.2)):
+        for _ in range(12):
+            kept = 4 if chance > 0.9 else 1 if chance > 0.5 else 0
+            budget = b.observe_rows(budget, [row(sid, 4, kept)])
+    caps = dict.fromkeys(range(3), 6)
+    plan = b.choose(budget, MTP, caps, 3, 3)
+    best = max(rate_of(budget, dict(enumerate(k)), 3) for k in itertools.product(range(7), repeat=3))
+    assert rate_of(budget, dict(plan.limits), 3) == pytest.approx(plan.rate)
+    assert plan.rate >= 0.97 * best
+    one = b.choose(budget, MTP, {0: 6}, 1, 1)  # a single row is solved exactly
+    assert one.rate == pytest.approx(max(rate_of(budget, {0: k}, 1) for k in range(7)))
+
+
+def test_linear_cost_means_zero_and_says_so() -> None:
+    auto = AutoController(LINEAR, [MTP])
+    assert auto.limits([sequence(1)], ["auto"], 16) == [(0, b.PARKED_BY_COST)]
+
+
+def test_load_parks_and_less_load_brings_back() -> None:
+    loaded = Profile((1, 8, 16, 32, 64), (1.0, 1.1, 2.0, 4.0, 8.0))
+    auto = AutoController(loaded, [MTP])
+    assert auto.limits([sequence(1)], ["auto"], 16)[0][0] >= 3
+    many = [sequence(i) for i in range(16)]
+    assert {limit for limit, _ in auto.limits(many, ["auto"] * 16, 16)} == {0}
+    assert auto.limits([sequence(1)], ["auto"], 16)[0][0] >= 3
+
+
+def test_bad_row_is_parked_beside_a_good_one() -> None:
+    auto = AutoController(FLAT, [MTP])
+    auto.budget = replace(auto.budget, costs=make(FLAT, 0.2).costs)
+    for _ in range(30):
+        auto.limits([sequence(1), sequence(2)], ["auto", "auto"], 16)
+        auto.observe(
+            StepRecord(10, 2, 50, FLAT.costs().target(10), 0.8, 4, 0.0, [row(1, 4, 4), row(2, 4, 0, 0.1)])
+        )
+    (good, _), (bad, reason) = auto.limits([sequence(1), sequence(2)], ["auto", "auto"], 16)
+    assert good >= 4 and bad <= 1
+    assert b.arm_of(auto.budget, 2, MTP).accept[0] < 0.3 < 0.9 < b.arm_of(auto.budget, 1, MTP).accept[0]
+
+
+def test_never_slower_with_a_hopeless_drafter() -> None:
+    auto = AutoController(FLAT, [MTP])
+    auto.budget = replace(auto.budget, costs=make(FLAT, 0.5).costs)
+    done = simulate(auto, {1: 0.02}, 2000, draft=0.5)
+    plain = done["seconds"] / 2000
+    assert plain / 1.0 < 1.01, f"{plain:.4f} seconds a step against 1.0 of plain decoding"
+    assert done["drafted"] > 0  # it did probe
+
+
+def test_kept_probes_bring_a_row_back() -> None:
+    auto = AutoController(FLAT, [MTP])
+    simulate(auto, {1: 0.0}, 300)
+    assert b.arm_of(auto.budget, 1, MTP).parked or auto.limits([sequence(1)], ["auto"], 16)[0][0] <= 1
+    done = simulate(auto, {1: 0.9}, 300)
+    assert done["tokens"] / done["seconds"] > 2.0
+
+
+@pytest.mark.parametrize("chance", [0.2, 0.5, 0.7, 0.9, 0.97])
+@pytest.mark.parametrize("rows", [1, 4, 16])
+def test_auto_reaches_the_best_fixed_length(chance: float, rows: int) -> None:
+    auto = AutoController(FLAT, [MTP])
+    done = simulate(auto, dict.fromkeys(range(rows), chance), 400)
+    true = FLAT.costs()
+    fixed = max(
+        rows * sum(chance**j for j in range(k + 1)) / (true.target(rows * (k + 1)) + 0.05 * k)
+        for k in range(17)
+    )
+    assert done["tokens"] / done["seconds"] > 0.95 * fixed
+
+
+def test_requests_do_not_learn_from_each_other() -> None:
+    budget = make(FLAT)
+    for _ in range(20):
+        budget = b.observe_rows(budget, [row(1, 4, 0)])
+    assert b.arm_of(budget, 2, MTP) == acc.fresh_arm(MTP)
+    assert not b.forget(budget, 1).arms
+
+
+def test_request_settings_and_room() -> None:
+    rows = [sequence(1), sequence(2), sequence(3, max_tokens=1), sequence(4, max_tokens=3)]
+    want: list[b.Want] = [0, 5, 4, 16]
+    for controller in (FixedController(3), AutoController(FLAT, [MTP])):
+        assert controller.limits(rows, want, 8) == [(0, b.DISABLED), (5, None), (0, b.NO_ROOM), (2, None)]
+        assert controller.limits(rows[:1], ["auto"], 0) == [(0, b.NO_DRAFTER)]
+    assert FixedController(3).limits(rows[:1], ["auto"], 8) == [(3, None)]
+
+
+def test_calibration_learns_what_confidence_means() -> None:
+    budget = make(FLAT)
+    assert (
+        acc.calibrated(budget.bins.get("mtp"), 0.9) == 0.9
+        and acc.calibrated(budget.bins.get("mtp"), math.nan) == 0.0
+    )
+    rng = random.Random(1)
+    for _ in range(3000):  # a drafter that is twice as sure as it should be
+        c = rng.random()
+        budget = b.observe_rows(budget, [row(1, 1, int(rng.random() < c / 2), c)])
+    for c in (0.2, 0.5, 0.8):
+        assert acc.calibrated(budget.bins.get("mtp"), c) == pytest.approx(c / 2, abs=0.08)
+
+
+def test_drafting_stops_when_unsure_and_goes_on_when_sure() -> None:
+    auto = AutoController(Profile((1, 5, 32), (1.0, 1.4, 4.0)), [MTP])
+    auto.budget = replace(auto.budget, costs=make(Profile((1, 5, 32), (1.0, 1.4, 4.0)), 0.1).costs)
+    auto.limits([sequence(1)], ["auto"], 16)
+    assert not auto.go_on(1, 0, 0.02)
+    auto.limits([sequence(1)], ["auto"], 16)
+    assert auto.go_on(1, 0, 0.99)
+
+
+def test_alarm_comes_once_and_only_for_a_known_pair() -> None:
+    said: list[str] = []
+    known = replace(MTP, known=True)
+    auto = AutoController(FLAT, [known], said.append)
+    other = AutoController(FLAT, [MTP], said.append)
+    for _ in range(300):
+        for controller in (auto, other):
+            controller.observe(StepRecord(5, 1, 9, 1.0, 0.1, 4, 0.0, [row(1, 4, 0)]))
+    assert len(said) == 1 and "Likely causes" in said[0]
+    said.clear()
+    good = AutoController(FLAT, [known], said.append)
+    for _ in range(300):
+        good.observe(StepRecord(5, 1, 9, 1.0, 0.1, 4, 0.0, [row(1, 4, 2)]))
+    assert not said
+
+
+def test_costs_follow_the_machine_and_ignore_a_hiccup() -> None:
+    costs = FLAT.costs()
+    for _ in range(200):
+        costs = costs.observe_target(5, 2.2, 0.1)  # twice as slow as profiled
+    assert costs.target(5) == pytest.approx(2.2, rel=0.05) and costs.target(1) > 1.4
+    assert costs.observe_target(5, 100.0, 0.0).target(5) < 1.2 * costs.target(5)
+    assert costs.observe_target(0, 1.0, 0.0) is costs and costs.observe_target(5, math.nan, 0.0) is costs
+
+
+def test_staircase_is_monotone_and_hits_its_rungs() -> None:
+    table = staircase((1, 2, 4, 8), (1.0, 1.4, 1.2, 2.0), 16)
+    assert all(x <= y for x, y in itertools.pairwise(table)) and table[0] == 1.0 and table[7] == 2.0
+    assert table[15] > 3.0
+    assert Costs(table).target(100) > Costs(table).target(50)
+
+
+def test_line_recovers_base_and_slope() -> None:
+    line = Line()
+    for x in (1, 2, 4, 8) * 10:
+        line = line.add(x, 0.3 + 0.05 * x)
+    assert line.fit() == pytest.approx((0.3, 0.05))
+    assert Line().add(4, 1.0).add(4, 1.0).fit() == pytest.approx((1.0, 0.0))
+
+
+def test_measuring_costs_stays_near_its_limit() -> None:
+    calls: list[int] = []
+
+    def slow(n: int) -> float:
+        calls.append(n)
+        return 0.5
+
+    profile = measure_costs(slow, limit=0.0)
+    assert len(calls) == 2 and profile.rows == (1, 5)
+    quick = measure_costs(lambda n: 0.001 * n, rows=(1, 2, 4), limit=5.0)
+    assert quick.seconds == pytest.approx((0.001, 0.002, 0.004))
+    assert len(default_profile().costs().table) == 64
