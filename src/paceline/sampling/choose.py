@@ -1,7 +1,7 @@
-"""Which token a row emits: argmax for greedy rows, argmax of shaped logits plus the position's noise for the others.
+"""Which token a row emits: argmax if greedy, else argmax of shaped logits plus the position's noise.
 
-This is the whole of the rule `match`: the token is a function of (logits, request, position), whoever asks. Ties go
-to the lowest id. Scores are compared in float64, so the draw does not hang on how a device rounds a logarithm.
+This is the whole of the rule `match`: the token is a function of (logits, request, position), whoever asks.
+Ties go to the lowest id. Scores are compared in float64: the draw does not hang on how a device rounds a log.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Choice:
 
 @dataclass(slots=True)
 class Proposal:
-    """Draft tokens, the drafter's own probability of each, and under `reject`/`block` the laws they came from."""
+    """Draft tokens, the drafter's own probability of each, and the laws they came from if a rule needs them."""
 
     tokens: list[int]
     confidence: list[float]
@@ -45,22 +45,30 @@ def choose(logits: torch.Tensor, rows: Seq[LogitRow]) -> Choice:
     shaped = shape(logits, rows)
     picked = _draw(shaped, None, rows, noise.TARGET)
     if any(row.mask is not None or row.params.allowed_token_ids for row in rows):
-        picked = picked.masked_fill(logits.amax(-1).isnan(), -1)  # a NaN that a mask hid is an error all the same
+        picked = picked.masked_fill(logits.amax(-1).isnan(), -1)  # a NaN that a mask hid is still an error
     return _choice(picked, shaped)
 
 
 def choose_candidates(
-    logits: torch.Tensor, ids: torch.Tensor | None, rows: Seq[LogitRow], purpose: int, vocab_size: int | None = None
+    logits: torch.Tensor,
+    ids: torch.Tensor | None,
+    rows: Seq[LogitRow],
+    purpose: int,
+    vocab_size: int | None = None,
 ) -> Proposal:
     """A drafter's token for each row of logits [b, V], or [b, C] of candidates `ids` [b, C].
 
-    With purpose TARGET (rule `match`) the noise is the target's own and q stays None. With DRAFT, q is the law that
-    was sampled from, over `vocab_size` tokens (needed with `ids`). Rows with NaN propose token 0 at confidence 0.
+    With purpose TARGET (rule `match`) the noise is the target's own and q stays None. With DRAFT, q is the
+    law that was sampled from, over `vocab_size` tokens (needed with `ids`). A row with NaN proposes token 0 at
+    confidence 0.
     """
     shaped = shape(logits, rows) if ids is None else shape_candidates(logits, ids, rows)
     picked = _draw(shaped, ids, rows, purpose)  # [b]
     mass = torch.softmax(shaped, -1)
-    hit = (mass.masked_fill(ids != picked[:, None], 0) if ids is not None else mass.gather(1, picked.clamp(min=0)[:, None])).sum(-1)
+    if ids is None:
+        hit = mass.gather(1, picked.clamp(min=0)[:, None])[:, 0]
+    else:
+        hit = mass.masked_fill(ids != picked[:, None], 0).sum(-1)
     tokens, confidence = torch.stack([picked.double(), hit.double()]).tolist()
     bad = [t < 0 or not c <= 1.0001 for t, c in zip(tokens, confidence, strict=True)]
     q: list[torch.Tensor | None] = [None] * len(rows)
@@ -75,7 +83,7 @@ def choose_candidates(
 
 
 def law(shaped: torch.Tensor, rows: Seq[LogitRow]) -> torch.Tensor:
-    """p of each row, float64 [M, V]: the softmax of shaped logits, and all mass on one token for greedy rows."""
+    """p of each row, float64 [M, V]: the softmax of shaped logits; all mass on one token for greedy rows."""
     p = torch.softmax(shaped.double(), -1)
     for i, row in enumerate(rows):
         if is_greedy(row):
@@ -87,8 +95,8 @@ def law(shaped: torch.Tensor, rows: Seq[LogitRow]) -> torch.Tensor:
 def logprobs(logits: torch.Tensor, shaped: torch.Tensor | None, token: int, n: int) -> TokenLogprob:
     """Log probabilities at one position from raw logits [V] and shaped logits [V] (None = the same as raw).
 
-    `shaped` is the law after penalties, temperature and filters; for a greedy row that of temperature 1, not the
-    certainty that greedy choice makes of it.
+    `shaped` is the law after penalties, temperature and filters; for a greedy row that of temperature 1, not
+    the certainty that greedy choice makes of it.
     """
     raw = torch.log_softmax(logits.float(), -1)
     own = raw[token].item() if shaped is None else torch.log_softmax(shaped, -1)[token].item()

@@ -1,8 +1,8 @@
 """top_k, top_p and min_p as one threshold per row: what is kept is always "every logit >= t".
 
-So tokens with equal logits stand or fall together and no order among ties exists. top_p keeps the smallest such set
-that holds the mass, after top_k, renormalised (as transformers applies them one after the other). The vocabulary is
-not sorted: the largest `BOUND` logits usually hold the mass; only a row where they do not is sorted in full.
+So tokens with equal logits stand or fall together and no order among ties exists. top_p keeps the smallest
+such set that holds the mass, after top_k, renormalised (as transformers applies them one after the other). The
+vocabulary is not sorted: the largest `BOUND` logits usually hold the mass; only a row where they do not is.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def _nucleus(
     x: torch.Tensor, filters: Seq[Filter], top: torch.Tensor, columns: torch.Tensor, t: torch.Tensor
 ) -> torch.Tensor:
     """The logit at which the mass of what is >= t reaches top_p, [R]; -inf where top_p is off."""
-    mass = torch.softmax(x.masked_fill(x < t[:, None], -torch.inf), -1).gather(1, columns).double()  # [R, bound]
+    kept = x.masked_fill(x < t[:, None], -torch.inf)
+    mass = torch.softmax(kept, -1).gather(1, columns).double()  # [R, bound]
     before = mass.cumsum(-1) - mass
     wanted = _column([f.top_p if f.top_p < 1 else 2.0 for f in filters], top).double()
     count = (before < wanted).sum(-1, keepdim=True).clamp_(min=1)  # [R, 1] tokens needed, of those looked at

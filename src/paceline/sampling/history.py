@@ -1,12 +1,13 @@
 """What a text has used so far, kept so that no step costs time in the length of the text.
 
-The engine owns one `Counts` per sequence and adds tokens only when they are kept. A draft is looked at through
-`with_draft`, which changes nothing, so refused tokens are never counted.
+The engine owns one `Counts` per sequence and adds tokens only when they are kept. A draft is looked at
+through `with_draft`, which changes nothing, so refused tokens are never counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 
 import numpy as np
 

@@ -1,9 +1,9 @@
-"""Counter-based noise: a pure function of (seed, absolute position, token id, purpose), equal on every device.
+"""Counter-based noise: a pure function of (seed, absolute position, token id, purpose), equal on any device.
 
-Nothing is drawn from hidden state, so a discarded draft position consumes nothing, and only the tokens that survive
-the filters need their noise. All arithmetic is exact on unsigned 32-bit integers; a kernel reproduces it bit for bit:
+Nothing is drawn from hidden state, so a discarded draft position consumes nothing, and only tokens that
+survive the filters need their noise. All of it is exact on unsigned 32-bit integers, for kernels to repeat:
 
-    u32 mix(u32 x) { x ^= x >> 16; x *= 0x7feb352d; x ^= x >> 15; x *= 0x846ca68b; x ^= x >> 16; return x; }
+    u32 mix(u32 x) { x ^= x >> 16; x *= 0x7feb352d; x ^= x >> 15; x *= 0x846ca68b; return x ^ x >> 16; }
     u32 absorb(u32 start) { u32 h = mix(start + purpose);                      // start: 0x243f6a88 -> k0
                             h = mix(h ^ lo32(seed)); h = mix(h + hi32(seed));  //        0x85a308d3 -> k1
                             h = mix(h ^ lo32(position)); return mix(h + hi32(position)); }
@@ -12,7 +12,7 @@ the filters need their noise. All arithmetic is exact on unsigned 32-bit integer
     double gumbel = -log(-log1p(-v));         // in [-3.14, 22.88]
     token drawn at a position = the lowest id that maximises (double)shaped_logit[id] + gumbel[id]
 
-`mix` is the "lowbias32" bijection (Wellons, 2018). For one (seed, position, purpose) distinct ids have distinct bits.
+`mix` is the "lowbias32" bijection (Wellons, 2018), so under one pair of keys distinct ids have distinct bits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 import torch
 
-TARGET, DRAFT, ACCEPT, RESIDUAL = 0, 1, 2, 3  # purposes; `match` drafts with TARGET, the other rules with DRAFT
+TARGET, DRAFT, ACCEPT, RESIDUAL = 0, 1, 2, 3  # purposes; `match` drafts with TARGET too
 
 _M32 = 0xFFFFFFFF
 _MUL_A = 0x7FEB352D
@@ -62,7 +62,7 @@ def scalar(seed: int, position: int, purpose: int, index: int = 0) -> float:
 
 
 def row_bits(seed: int, position: int, purpose: int, size: int) -> np.ndarray:
-    """`bits` for ids 0..size-1 of one row on the host: uint32 [size], several times faster than int64 tensors."""
+    """`bits` for ids 0..size-1 of one row on the host, uint32 [size]: 20 times as fast as int64 tensors."""
     k0, k1 = keys(seed, position, purpose)
     h = np.arange(size, dtype=np.uint32) * np.uint32(_GOLDEN)
     h += np.uint32(k0)

@@ -1,13 +1,15 @@
 """From a model's logits to the law that a request asked for.
 
 Order: constraint, allowed/bad tokens, min_tokens, logit_bias, repetition, presence and frequency penalties,
-temperature, top_k, top_p, min_p; each filter sees what the one before it left, renormalised. A refused token has
--inf. A row's result depends on no other row. Greedy rows are neither divided nor filtered: neither moves an argmax.
+temperature, top_k, top_p, min_p; each filter sees what the one before it left, renormalised. A refused token
+has -inf. A row's result depends on no other row. Greedy rows are neither divided nor filtered: an argmax would
+not move.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +20,10 @@ from paceline.errors import UsageError
 from paceline.sampling.filters import Filter, keep_filtered
 from paceline.sampling.history import Counts
 
-__all__ = ["Counts", "LogitRow", "check_token_ids", "is_filtered", "is_greedy", "is_plain", "shape", "shape_candidates"]
+__all__ = [
+    "Counts", "LogitRow", "check_token_ids", "is_filtered", "is_greedy", "is_plain", "shape",
+    "shape_candidates",
+]  # fmt: skip
 
 GREEDY_BELOW = 1e-5  # colder than this cannot be told from greedy in float32
 

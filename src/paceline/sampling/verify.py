@@ -4,10 +4,9 @@
 `reject`  accepts with min(1, p/q) and resamples from max(p - q, 0) (arXiv 2211.17192, 2302.01318).
 `block`   decides the block jointly and never accepts less (arXiv 2403.10444, algorithm 2).
 
-For the last two, p[i] is the target's law at draft position i (p[k] at the bonus position) and q[i] must be the law
-that draft[i] was really drawn from, given the tokens before it. The draft may stop wherever its own past says so.
-Each rule is a distribution over (how many are kept, the token after them): `reject_odds` and `block_odds` say which,
-and `settle` reads one outcome from it; the tests enumerate the former.
+For the last two, p[i] is the target's law at draft position i (p[k] at the bonus position) and q[i] must be
+the law that draft[i] was really drawn from, given the tokens before it. Where a draft stops may depend on its
+tokens. Over uniform noise each rule is a distribution of how many are kept: `reject_odds`, `block_odds`.
 """
 
 from __future__ import annotations
@@ -31,8 +30,10 @@ class Uniforms:
 
 @dataclass(frozen=True, slots=True)
 class Odds:
-    """A rule applied to one draft. `kept[i]` is the chance of keeping exactly i tokens; `weight` scales p[i] in the
-    residual max(weight[i] * p[i] - q[i], 0) that the next token then comes from (p[k] itself when all are kept)."""
+    """A rule applied to one draft: the chance of keeping exactly i tokens, and the law of the next one.
+
+    That law is max(weight[i] * p[i] - q[i], 0) normalised, or p[k] itself when all k are kept.
+    """
 
     kept: list[float]  # [k + 1]
     weight: list[float]  # [k]
@@ -53,20 +54,20 @@ def verify_match(target_tokens: Seq[int], draft: Seq[int]) -> Verdict:
 
 
 def verify_reject(p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int], draws: Uniforms) -> Verdict:
-    """Standard speculative sampling. p [k+1, V] float64; q [k] laws [V], None = one-hot on the draft token."""
+    """Speculative sampling. p [k + 1, V] float64; q [k] laws [V], None = one-hot on the draft token."""
     ratio = _ratios(p, q, draft)
     kept = 0
     while kept < len(draft) and draws.accept[kept] < ratio[kept]:
         kept += 1
-    return _verdict(p, q, draft, kept, 1.0, draws)
+    return Verdict(kept, _pick(_next_law(p, q, draft, kept, 1.0), draws.pick[kept]))
 
 
 def verify_block(p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int], draws: Uniforms) -> Verdict:
-    """Block verification: the longest prefix whose own test passes is kept. Arguments as in `verify_reject`."""
+    """Block verification: keeps the longest prefix whose own test passes. Arguments as in `verify_reject`."""
     weight, keep = _block(p, q, draft)
     passed = [i + 1 for i in range(len(draft)) if draws.accept[i] < keep[i]]
     kept = max(passed, default=0)
-    return _verdict(p, q, draft, kept, weight[kept], draws)
+    return Verdict(kept, _pick(_next_law(p, q, draft, kept, weight[kept]), draws.pick[kept]))
 
 
 def reject_odds(p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int]) -> Odds:
@@ -90,17 +91,17 @@ def block_odds(p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int]) ->
 
 
 def residual(p: torch.Tensor, q: torch.Tensor | None, token: int, weight: float) -> torch.Tensor:
-    """max(weight * p - q, 0) normalised, [V]; p itself where rounding leaves nothing (then p and q are equal)."""
+    """max(weight * p - q, 0) normalised, [V]; p itself where nothing is left (then p and q are equal)."""
     rest = _excess(p, q, token, weight)
     total = rest.sum()
     return torch.where(total > 0, rest / total, p)
 
 
-def _verdict(
-    p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int], kept: int, weight: float, draws: Uniforms
-) -> Verdict:
-    last = p[kept] if kept == len(draft) else residual(p[kept], q[kept], draft[kept], weight)
-    return Verdict(kept, _pick(last, draws.pick[kept]))
+def _next_law(
+    p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int], kept: int, weight: float
+) -> torch.Tensor:
+    """What the token after `kept` draft tokens is drawn from, [V]."""
+    return p[kept] if kept == len(draft) else residual(p[kept], q[kept], draft[kept], weight)
 
 
 def _pick(p: torch.Tensor, u: float) -> int:
@@ -112,7 +113,7 @@ def _pick(p: torch.Tensor, u: float) -> int:
 
 
 def _ratios(p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int]) -> list[float]:
-    """p/q of each draft token; 0 for a token that the target's vocabulary does not have or that q says cannot be."""
+    """p/q of each draft token; 0 for one that the target's vocabulary lacks or that q says cannot be."""
     out = []
     for i, token in enumerate(draft):
         inside = 0 <= token < p.shape[-1]

@@ -14,7 +14,7 @@ from paceline.text.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """Incremental decode; the concatenated results equal `Tokenizer.decode` of all tokens, in any chunking."""
+    """Incremental decode: what it returns, joined, equals `Tokenizer.decode` of all tokens."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
         self._tokenizer = tokenizer
@@ -38,7 +38,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str, may_stop: bool = True) -> tuple[str, bool]:
-        """(text that is safe to show, whether a stop string was completed). With may_stop False none counts."""
+        """(text safe to show, whether a stop string was completed); with may_stop False none counts."""
         held = self._held + text
         if may_stop:
             starts = [at for at in (held.find(stop) for stop in self._stops) if at >= 0]

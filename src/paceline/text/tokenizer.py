@@ -1,14 +1,16 @@
 """Text to token ids and back, over the `tokenizers` library. Needs a folder in Hugging Face layout.
 
-A token stands for bytes, not for text: `pieces` gives them, so that a stream can be decoded token by token. Known
-decoders are Gemma's (`▁` for the space, `<0xE2>` for a lone byte) and byte-level BPE; others are refused.
+A token stands for bytes, not for text: `piece` gives them, so that a stream can be decoded token by token.
+Known decoders are Gemma's (`▁` for the space, `<0xE2>` for a lone byte) and byte-level BPE; others are
+refused.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,11 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
-    """A vocabulary of `vocab_size` ids. Attributes say which ids are special; `template` is the chat template."""
+    """A vocabulary of `vocab_size` ids, which of them are special, and the chat template if there is one."""
 
-    def __init__(self, backend: Backend, config: dict[str, Any], eos: Iterable[int] = (), template: str | None = None):
+    def __init__(
+        self, backend: Backend, config: dict[str, Any], eos: Iterable[int] = (), template: str | None = None
+    ) -> None:
         self._backend = backend
         self._decoder = _decoder_kind(json.loads(backend.to_str())["decoder"])
         added = backend.get_added_tokens_decoder()
@@ -44,16 +48,16 @@ class Tokenizer:
         folder = Path(folder)
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise LoadError(f"{folder} has no tokenizer.json: copy it from the model's repository into that folder")
+            raise LoadError(f"{folder} has no tokenizer.json: copy it there from the model's repository")
         try:
             backend = Backend.from_file(str(path))
         except Exception as error:  # the library raises nothing narrower
-            raise LoadError(f"{path} is not a tokenizer that can be read ({error}): download it again") from error
+            raise LoadError(f"{path} cannot be read as a tokenizer ({error}): download it again") from error
         config = _read_json(folder / "tokenizer_config.json")
         return cls(backend, config, _eos_ids(folder), _template(folder, config))
 
     def encode(self, text: str, add_bos: bool | None = None) -> list[int]:
-        """Token ids of `text`; special tokens written in it count as such. add_bos None = as the tokenizer says."""
+        """Token ids; special tokens written in `text` count as such. add_bos None = as the tokenizer says."""
         try:
             ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         except UnicodeEncodeError as error:
@@ -111,8 +115,8 @@ def _decoder_kind(decoder: dict[str, Any] | None) -> str:
     if set(kinds) <= {"Replace", "ByteFallback", "Fuse"}:
         return "gemma"
     raise ConfigError(
-        f"the tokenizer's decoder {' + '.join(kinds)} is not supported: use a checkpoint with Gemma's tokenizer or "
-        "byte-level BPE"
+        f"the tokenizer's decoder {' + '.join(kinds)} is not supported: "
+        "use a checkpoint with Gemma's tokenizer or byte-level BPE"
     )
 
 
@@ -145,7 +149,8 @@ def _eos_ids(folder: Path) -> list[int]:
     """End ids by generation_config.json, else config.json (whose text part may hold them)."""
     config = _read_json(folder / "config.json")
     text = config.get("text_config")
-    for source in (_read_json(folder / "generation_config.json"), config, text if isinstance(text, dict) else {}):
+    generation = _read_json(folder / "generation_config.json")
+    for source in (generation, config, text if isinstance(text, dict) else {}):
         value = source.get("eos_token_id")
         if value is not None:
             return [int(i) for i in (value if isinstance(value, list) else [value])]
