@@ -31,7 +31,7 @@ class Choice:
 
 @dataclass(slots=True)
 class Proposal:
-    """Draft tokens, the drafter's own probability of each, and the laws they came from if a rule needs them."""
+    """Draft tokens, the drafter's own probability of each, and the laws they came from if needed."""
 
     tokens: list[int]
     confidence: list[float]
@@ -59,8 +59,8 @@ def choose_candidates(
     """A drafter's token for each row of logits [b, V], or [b, C] of candidates `ids` [b, C].
 
     With purpose TARGET (rule `match`) the noise is the target's own and q stays None. With DRAFT, q is the
-    law that was sampled from, over `vocab_size` tokens (needed with `ids`). A row with NaN proposes token 0 at
-    confidence 0.
+    law that was sampled from, over `vocab_size` tokens (needed with `ids`). A row with NaN proposes token 0
+    at confidence 0.
     """
     shaped = shape(logits, rows) if ids is None else shape_candidates(logits, ids, rows)
     picked = _draw(shaped, ids, rows, purpose)  # [b]

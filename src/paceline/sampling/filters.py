@@ -1,8 +1,8 @@
 """top_k, top_p and min_p as one threshold per row: what is kept is always "every logit >= t".
 
 So tokens with equal logits stand or fall together and no order among ties exists. top_p keeps the smallest
-such set that holds the mass, after top_k, renormalised (as transformers applies them one after the other). The
-vocabulary is not sorted: the largest `BOUND` logits usually hold the mass; only a row where they do not is.
+such set that holds the mass, after top_k, renormalised (as transformers applies them one after the other).
+The vocabulary is not sorted: the largest `BOUND` logits usually hold the mass; only a row where they do not is.
 """
 
 from __future__ import annotations

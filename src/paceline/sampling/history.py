@@ -35,7 +35,8 @@ class Counts:
         """Record tokens that were kept."""
         assert not self._draft, "a view of a draft is read only"
         for token in tokens:
-            self._counts[self._slot(token)] += 1
+            slot = self._slot(token)  # may replace the arrays
+            self._counts[slot] += 1
         self._output_len += len(tokens)
 
     def with_draft(self, draft: Seq[int]) -> Counts:

@@ -2,8 +2,8 @@
 
 Order: constraint, allowed/bad tokens, min_tokens, logit_bias, repetition, presence and frequency penalties,
 temperature, top_k, top_p, min_p; each filter sees what the one before it left, renormalised. A refused token
-has -inf. A row's result depends on no other row. Greedy rows are neither divided nor filtered: an argmax would
-not move.
+has -inf. A row's result depends on no other row. Greedy rows are neither divided nor filtered: it would move
+no argmax.
 """
 
 from __future__ import annotations
