@@ -1,4 +1,5 @@
-"""The controller's arithmetic: choices against brute force, learning, parking, probing, calibration, alarms."""
+"""The controller's arithmetic: choices against brute force, learning, parking, probing, calibration, alarms.
+"""
 
 from __future__ import annotations
 
@@ -111,8 +112,9 @@ def test_bad_row_is_parked_beside_a_good_one() -> None:
         auto.observe(
             StepRecord(10, 2, 50, FLAT.costs().target(10), 0.8, 4, 0.0, [row(1, 4, 4), row(2, 4, 0, 0.1)])
         )
-    (good, _), (bad, reason) = auto.limits([sequence(1), sequence(2)], ["auto", "auto"], 16)
-    assert good >= 4 and bad <= 1
+    (good, _), (bad, _reason) = auto.limits([sequence(1), sequence(2)], ["auto", "auto"], 16)
+    assert good >= 4
+    assert bad <= 1
     assert b.arm_of(auto.budget, 2, MTP).accept[0] < 0.3 < 0.9 < b.arm_of(auto.budget, 1, MTP).accept[0]
 
 
@@ -167,7 +169,9 @@ def test_calibration_learns_what_confidence_means() -> None:
     budget = make(FLAT)
     assert (
         acc.calibrated(budget.bins.get("mtp"), 0.9) == 0.9
-        and acc.calibrated(budget.bins.get("mtp"), math.nan) == 0.0
+    )
+    assert (
+        acc.calibrated(budget.bins.get("mtp"), math.nan) == 0.0
     )
     rng = random.Random(1)
     for _ in range(3000):  # a drafter that is twice as sure as it should be
@@ -194,7 +198,8 @@ def test_alarm_comes_once_and_only_for_a_known_pair() -> None:
     for _ in range(300):
         for controller in (auto, other):
             controller.observe(StepRecord(5, 1, 9, 1.0, 0.1, 4, 0.0, [row(1, 4, 0)]))
-    assert len(said) == 1 and "Likely causes" in said[0]
+    assert len(said) == 1
+    assert "Likely causes" in said[0]
     said.clear()
     good = AutoController(FLAT, [known], said.append)
     for _ in range(300):
@@ -206,14 +211,18 @@ def test_costs_follow_the_machine_and_ignore_a_hiccup() -> None:
     costs = FLAT.costs()
     for _ in range(200):
         costs = costs.observe_target(5, 2.2, 0.1)  # twice as slow as profiled
-    assert costs.target(5) == pytest.approx(2.2, rel=0.05) and costs.target(1) > 1.4
+    assert costs.target(5) == pytest.approx(2.2, rel=0.05)
+    assert costs.target(1) > 1.4
     assert costs.observe_target(5, 100.0, 0.0).target(5) < 1.2 * costs.target(5)
-    assert costs.observe_target(0, 1.0, 0.0) is costs and costs.observe_target(5, math.nan, 0.0) is costs
+    assert costs.observe_target(0, 1.0, 0.0) is costs
+    assert costs.observe_target(5, math.nan, 0.0) is costs
 
 
 def test_staircase_is_monotone_and_hits_its_rungs() -> None:
     table = staircase((1, 2, 4, 8), (1.0, 1.4, 1.2, 2.0), 16)
-    assert all(x <= y for x, y in itertools.pairwise(table)) and table[0] == 1.0 and table[7] == 2.0
+    assert all(x <= y for x, y in itertools.pairwise(table))
+    assert table[0] == 1.0
+    assert table[7] == 2.0
     assert table[15] > 3.0
     assert Costs(table).target(100) > Costs(table).target(50)
 
@@ -234,7 +243,8 @@ def test_measuring_costs_stays_near_its_limit() -> None:
         return 0.5
 
     profile = measure_costs(slow, limit=0.0)
-    assert len(calls) == 2 and profile.rows == (1, 5)
+    assert len(calls) == 2
+    assert profile.rows == (1, 5)
     quick = measure_costs(lambda n: 0.001 * n, rows=(1, 2, 4), limit=5.0)
     assert quick.seconds == pytest.approx((0.001, 0.002, 0.004))
     assert len(default_profile().costs().table) == 64

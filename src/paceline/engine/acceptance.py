@@ -1,7 +1,8 @@
 """How likely a drafted token is kept: by request and position, and by the drafter's confidence. Pure values.
 
-A request starts at what the pair is known for and leaves it as fast as its own evidence grows; requests do not learn
-from each other. What a confidence means (calibration) is learnt over all requests of a drafter kind.
+A request starts at what the pair is known for and leaves it as fast as its own evidence grows; requests do
+not learn from each other. What a confidence means (calibration) is learnt over all requests of a drafter
+kind.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ Bins = tuple[tuple[float, float], ...]  # (kept, tried) by confidence, [BINS]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What is known of a drafter before it has run: acceptance by position, given that all before were kept."""
+    """What is known of a drafter before it has run: acceptance by position, given that all before were
+    kept.
+    """
 
     name: str
     prior: tuple[float, ...] = (0.7,)
@@ -71,8 +74,8 @@ def fresh_arm(kind: Kind) -> Arm:
 def _estimated(arm: Arm, kind: Kind) -> Arm:
     """Fill acceptance and survival: own counts, drawn to a mean of the pair's value and the position before.
 
-    The more the request has shown at the positions before, the more they count: a position that was never reached
-    is expected to go on as the text has gone so far.
+    The more the request has shown at the positions before, the more they count: a position that was never
+    reached is expected to go on as the text has gone so far.
     """
     accept, survive, alive, before, shown = [], [], 1.0, kind.accept(0), 0.0
     for j, (hits, tries) in enumerate(zip(arm.hits, arm.tries, strict=True)):
@@ -112,7 +115,9 @@ def probed(arm: Arm, step: int, *, kept: bool) -> Arm:
 
 
 def calibrate(bins: Bins | None, confidence: list[float], accepted: int) -> Bins:
-    """Count what became of the tokens that verification reached, by their confidence. NaN counts for nothing."""
+    """Count what became of the tokens that verification reached, by their confidence. NaN counts for
+    nothing.
+    """
     new = list(bins or ((0.0, 0.0),) * BINS)
     for j, value in enumerate(confidence[: accepted + 1]):
         if 0.0 <= value <= 1.0:
@@ -147,8 +152,8 @@ def alarm(kind: Kind, totals: Totals) -> str | None:
     if seen >= ALARM_SHARE * known:
         return None
     return (
-        f"drafter {kind.name}: only {seen:.0%} of first draft tokens were kept over {totals.first_tries} drafts, "
-        f"this pair should reach about {known:.0%}. Likely causes: the target was fine-tuned or quantised after the "
-        f"drafter was made, a drafter of another target, text unlike what the drafter was trained on, or a high "
-        f"temperature. The text is still right; `paceline check` tells which"
+        f"drafter {kind.name}: only {seen:.0%} of first draft tokens were kept over {totals.first_tries} "
+        f"drafts, this pair should reach about {known:.0%}. Likely causes: the target was fine-tuned or "
+        f"quantised after the drafter was made, a drafter of another target, text unlike what the drafter was "
+        f"trained on, or a high temperature. The text is still right; `paceline check` tells which"
     )

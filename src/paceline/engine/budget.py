@@ -1,11 +1,12 @@
 """How many tokens to draft: pure. The state is a frozen value (`Budget`), every function returns a new one.
 
-The choice maximises the expected tokens per second of the whole batch, (texts + sum of survivals) / (seconds of the
-step). The survival of position j is the chance that tokens 0..j of a draft are all kept (acceptance.py). Inside a
-round, drafting goes on while the next token is worth its cost, judged by the confidence in those before it.
+The choice maximises the expected tokens per second of the whole batch, (texts + sum of survivals) / (seconds
+of the step). The survival of position j is the chance that tokens 0..j of a draft are all kept
+(acceptance.py). Inside a round, drafting goes on while the next token is worth its cost, judged by the
+confidence in those before it.
 
-Non-anticipating: whether token i is drafted depends only on tokens before i and on earlier steps, never on token i
-itself, so `reject` and `block` stay exact (docs/controller.md shows why).
+Non-anticipating: whether token i is drafted depends only on tokens before i and on earlier steps, never on
+token i itself, so `reject` and `block` stay exact (docs/controller.md shows why).
 """
 
 from __future__ import annotations
@@ -122,8 +123,8 @@ def room(sequence: Sequence) -> int:
 def choose(budget: Budget, kind: Kind, caps: Mapping[int, int], rows: int, texts: int) -> Plan:
     """Draft lengths of at most caps[id], beside `rows` target rows that run anyway for `texts` texts.
 
-    Tokens are taken in order of survival (which never rises along a row) and the prefix of that order with the best
-    rate wins; all prefixes are looked at, since a staircase has more than one summit.
+    Tokens are taken in order of survival (which never rises along a row) and the prefix of that order with
+    the best rate wins; all prefixes are looked at, since a staircase has more than one summit.
     """
     costs, other = budget.costs, budget.costs.other.fit()
     base, slope = costs.drafting(kind.name)
@@ -183,7 +184,9 @@ def should_probe(budget: Budget, kind: Kind, arm: Arm, rows: int) -> float | Non
 
 
 def settle(budget: Budget, kind: Kind, sequence_id: int, limit: int, rows: int) -> tuple[Budget, int]:
-    """Park a row that is planned no draft, bring back one that is, or let a parked one probe: its final limit."""
+    """Park a row that is planned no draft, bring back one that is, or let a parked one probe: its final
+    limit.
+    """
     arm = arm_of(budget, sequence_id, kind)
     probe = None
     if limit:
@@ -218,9 +221,10 @@ def worth(plan: Plan, arm: Arm, sequence_id: int, step: int, survival: float) ->
 def offer(budget: Budget, kind: Kind, arm: Arm, plan: Plan, confidence: list[float]) -> tuple[int, float]:
     """(tokens worth checking, tokens they gain net of their cost) of a proposal made at one go.
 
-    Only for proposals that are a function of the text so far (n-gram), or the choice would look at what it decides.
+    Only for proposals that are a function of the text so far (n-gram), or the choice would look at what it
+    decides.
     """
-    base, slope = budget.costs.drafting(kind.name)
+    slope = budget.costs.drafting(kind.name)[1]
     bins = budget.bins.get(kind.name)
     best, length, kept, alive = 0.0, 0, 0.0, 1.0
     for j, value in enumerate(confidence[:MAX_DRAFT_TOKENS]):
@@ -264,7 +268,9 @@ def observe(budget: Budget, record: StepRecord) -> Budget:
 
 
 def _main_kind(budget: Budget, rows: list[RowRecord]) -> Kind | None:
-    """The kind that a step's drafting time is put down to: the one that needs a call per token, if it took part."""
+    """The kind that a step's drafting time is put down to: the one that needs a call per token, if it took
+    part.
+    """
     names = {row.drafter for row in rows}
     found = [kind for kind in budget.kinds if kind.name in names]
     return max(found, key=lambda kind: kind.sequential, default=None)

@@ -1,4 +1,5 @@
-"""The two controllers: `FixedController` drafts what it is told, `AutoController` holds a `Budget` and asks it.
+"""The two controllers: `FixedController` drafts what it is told, `AutoController` holds a `Budget` and asks
+it.
 
 All thinking is in budget.py; here is only what must persist between two steps and inside one draft round.
 """
@@ -45,6 +46,9 @@ class FixedController:
     def expected(self, sequence_id: int, kind: str, length: int) -> float:
         return sum(0.7 ** (j + 1) for j in range(length))
 
+    def kind_limit(self, sequence_id: int, kind: str) -> int:
+        return MAX_DRAFT_TOKENS
+
     def observe(self, record: StepRecord) -> None:
         pass
 
@@ -71,8 +75,8 @@ def _proposal(confidence: list[float]) -> tuple[int, float]:
 class AutoController:
     """Drafts what pays on this machine, for these requests, at this load.
 
-    `kinds`: every drafter that may be asked. `default`: the names of those that a request without a drafter of its
-    own uses, e.g. ("mtp", "ngram"). `warn` gets the acceptance alarm.
+    `kinds`: every drafter that may be asked. `default`: the names of those that a request without a drafter
+    of its own uses, e.g. ("mtp", "ngram"). `warn` gets the acceptance alarm.
     """
 
     def __init__(
@@ -118,17 +122,20 @@ class AutoController:
         return [best.get(sequence.id, limit) for sequence, limit in zip(sequences, out, strict=True)]
 
     def _plan(self, kind: Kind, caps: dict[int, int], size: tuple[int, int], best: dict[int, Limit]) -> None:
-        """Plan for one kind; in `best` a row gets as many tokens as its most promising kind wants."""
+        """Plan for one kind; in `best` a row gets as many tokens as its most promising kind wants.
+
+        What can be looked up for nothing is asked for in full: `offer` decides when the proposal is seen.
+        """
         rows, texts = size
         pays = b.could_pay(self.budget, kind, rows, texts, len(caps))
-        plan = b.choose(self.budget, kind, caps if pays else dict.fromkeys(caps, 0), rows, texts)
+        plan = b.choose(self.budget, kind, caps if pays and kind.sequential else {}, rows, texts)
         limits = {}
-        for sequence_id, planned in plan.limits.items():
-            limit = planned
-            if pays:
+        for sequence_id, cap in caps.items():
+            limit = cap if pays else 0
+            if pays and kind.sequential:
+                planned = plan.limits[sequence_id]
                 self.budget, limit = b.settle(self.budget, kind, sequence_id, planned, rows)
-            if limit > 1 and kind.sequential:
-                limit = min(limit + SLACK, caps[sequence_id])
+                limit = min(limit + SLACK, cap) if limit > 1 else limit
             limits[sequence_id] = limit
             if limit >= best.get(sequence_id, (0, None))[0]:
                 reason = None if limit else b.NO_CONFIDENCE if pays else b.PARKED_BY_COST
@@ -150,12 +157,15 @@ class AutoController:
     def offer(self, sequence_id: int, kind: str, confidence: list[float]) -> tuple[int, float]:
         """(tokens worth checking, expected net gain in tokens) of a proposal that costs nothing to make."""
         plan, known = self._plans.get(kind), self._kinds.get(kind)
-        if plan is None or known is None or sequence_id not in plan.limits:
+        if plan is None or known is None or sequence_id not in self._limits[kind]:
             return _proposal(confidence)
+        plan = replace(plan, rate=max(other.rate for other in self._plans.values()))
         return b.offer(self.budget, known, b.arm_of(self.budget, sequence_id, known), plan, confidence)
 
     def expected(self, sequence_id: int, kind: str, length: int) -> float:
-        """Expected net gain in tokens of `length` tokens that a drafter of `kind` would still have to draft."""
+        """Expected net gain in tokens of `length` tokens that a drafter of `kind` would still have to
+        draft.
+        """
         plan, known = self._plans.get(kind), self._kinds.get(kind)
         if plan is None or known is None:
             return sum(0.7 ** (j + 1) for j in range(length))

@@ -1,7 +1,8 @@
-"""What a step costs on this machine: a staircase over target rows, draft calls, and the rest. Pure values, no torch.
+"""What a step costs on this machine: a staircase over target rows, draft calls, and the rest. Pure values, no
+torch.
 
-The staircase is learnt at start-up (`measure_costs`) and corrected by every step that runs. Seconds everywhere.
-It does not know why a step is slow: context length and a busy machine enter through `drift`.
+The staircase is learnt at start-up (`measure_costs`) and corrected by every step that runs. Seconds
+everywhere. It does not know why a step is slow: context length and a busy machine enter through `drift`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Line:
         return cls(weight, weight, weight * y, weight, weight * y)
 
     def add(self, x: float, y: float, decay: float = 0.97) -> Line:
-        """One more observation; one far above what was expected counts as four times that (a hiccup, not a law)."""
+        """One more observation; one far above what was expected counts as four times that (a hiccup, not a
+        law).
+        """
         if self.weight > 2.0:
             y = min(y, 4.0 * self.at(x) + 1e-6)
         return Line(self.weight * decay + 1, self.x * decay + x, self.y * decay + y,
@@ -64,7 +67,9 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """table[n - 1]: seconds of a target forward with n rows, as profiled and corrected; `drift` multiplies all."""
+    """table[n - 1]: seconds of a target forward with n rows, as profiled and corrected; `drift` multiplies
+    all.
+    """
 
     table: tuple[float, ...]
     drift: float = 1.0
@@ -80,7 +85,9 @@ class Costs:
         return (self.table[-1] + slope * (rows - last)) * self.drift
 
     def drafting(self, kind: str) -> tuple[float, float]:
-        """(base, slope over rows) of one draft call; before the first one a tenth of a target step is assumed."""
+        """(base, slope over rows) of one draft call; before the first one a tenth of a target step is
+        assumed.
+        """
         for name, line in self.draft:
             if name == kind:
                 return line.fit()
@@ -115,7 +122,8 @@ def _bend(table: tuple[float, ...], at: int, change: float) -> tuple[float, ...]
 
 
 def staircase(rows: Seq[int], seconds: Seq[float], length: int = TABLE_ROWS) -> tuple[float, ...]:
-    """Dense table for 1..length rows from rungs: made non-decreasing (pooling neighbours), then interpolated."""
+    """Dense table for 1..length rows from rungs: made non-decreasing (pooling neighbours), then interpolated.
+    """
     pools: list[list[float]] = []  # [mean seconds, rungs in it]
     for value in seconds:
         pools.append([value, 1.0])
@@ -157,20 +165,16 @@ def measure_costs(
 ) -> Profile:
     """Medians of `time_rows(n)` (seconds of one target forward of n rows) in at most about `limit` seconds.
 
-    Rungs are visited in rounds, so that a slow moment spreads over all of them, most telling first: a target too
-    slow for all of them is described by those that fit (at least two). The first visit, which warms caches, does not
-    count where there are more.
+    Rungs are visited in rounds, so that a slow moment spreads over all of them, most telling first: a target
+    too slow for all of them is described by those that fit (at least two). The first visit, which warms
+    caches, does not count where there are more.
     """
     begin = time.perf_counter()
     chosen = sorted(set(rows), key=lambda n: (n not in (1, 5), n not in (2, 3, 9, 17), n))
     taken: dict[int, list[float]] = {n: [] for n in chosen}
-    for turn in range(25):
-        for n in chosen:
-            taken[n].append(time_rows(n))
-            if time.perf_counter() - begin > limit and sum(map(bool, taken.values())) > 1:
-                turn = 25
-                break
-        if turn == 25:
+    for n in chosen * 25:
+        taken[n].append(time_rows(n))
+        if time.perf_counter() - begin > limit and sum(map(bool, taken.values())) > 1:
             break
     rungs = sorted(n for n in chosen if taken[n])
     values = [median(taken[n][1:] or taken[n]) for n in rungs]
@@ -215,7 +219,7 @@ def load_profile(path: Path, key: str) -> tuple[Profile | None, str]:
     if profile.key != key:
         return (
             None,
-            f"cost profile {path.name} was made for [{profile.key}], this is [{key}]: ignored, measuring again",
+            f"cost profile {path.name} is for [{profile.key}], this is [{key}]: ignored, measuring again",
         )
     try:
         _check(profile)

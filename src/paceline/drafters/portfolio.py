@@ -1,0 +1,107 @@
+"""Several drafters as one: each row takes the proposal with the higher expected gain, never both.
+
+A proposal that costs nothing to look up (n-gram) is made first, for every row; the network drafts only for
+the rows where that one does not beat what the network gains on average. The choice looks at text that
+stands already, never at tokens that the network has drawn: it is non-anticipating and stays exact under
+`reject` and `block`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+from paceline.core import Draft
+from paceline.drafters.base import DraftContext, Drafter
+
+
+class Judge(Protocol):
+    """What the controller knows of a row. Gains are tokens, net of what drafting and checking them costs."""
+
+    def offer(self, sequence_id: int, kind: str, confidence: list[float]) -> tuple[int, float]:
+        """(tokens worth checking, their gain) of a proposal that was made for nothing."""
+        ...
+
+    def expected(self, sequence_id: int, kind: str, length: int) -> float:
+        """Gain expected of up to `length` tokens that `kind` would still have to draft."""
+        ...
+
+    def kind_limit(self, sequence_id: int, kind: str) -> int:
+        """Tokens that `kind` may propose for this row in this step."""
+        ...
+
+
+class Portfolio:
+    """`free` proposes at no cost and at one go; `paid` (a network, or None) drafts token by token."""
+
+    def __init__(self, free: Drafter, paid: Drafter | None, judge: Judge) -> None:
+        self.free, self.paid, self.judge = free, paid, judge
+        self.name = f"{paid.name}+{free.name}" if paid else free.name
+        self.max_tokens = max(free.max_tokens, paid.max_tokens if paid else 0)
+        self.needs_hidden = free.needs_hidden or (paid is not None and paid.needs_hidden)
+
+    def draft(self, context: DraftContext) -> Draft:
+        free_limits = [min(k, self.free.max_tokens) for k in context.limits]
+        proposed = self.free.draft(replace(context, limits=free_limits))
+        paid_limits = [self._paid_limit(row, context) for row in range(len(context.limits))]
+        for row, sequence in enumerate(context.sequences):
+            length, gain = self.judge.offer(sequence.id, self.free.name, proposed.confidence[row])
+            if length and paid_limits[row] and self.paid is not None:
+                other = self.judge.expected(sequence.id, self.paid.name, paid_limits[row])
+                length = length if gain >= other else 0
+            if length:
+                paid_limits[row] = 0
+            elif proposed.tokens[row]:
+                proposed.reasons[row] = "no confidence"
+            _cut(proposed, row, length)
+        if self.paid is None or not any(paid_limits):
+            return proposed
+        return _merged(proposed, self.paid.draft(replace(context, limits=paid_limits)), self.paid.name)
+
+    def _paid_limit(self, row: int, context: DraftContext) -> int:
+        if self.paid is None or not (context.has_hidden[row] or not self.paid.needs_hidden):
+            return 0
+        allowed = self.judge.kind_limit(context.sequences[row].id, self.paid.name)
+        return min(context.limits[row], self.paid.max_tokens, allowed)
+
+    def forget(self, sequence_id: int) -> None:
+        self.free.forget(sequence_id)
+        if self.paid is not None:
+            self.paid.forget(sequence_id)
+
+
+def _cut(draft: Draft, row: int, length: int) -> None:
+    del draft.tokens[row][length:]
+    del draft.confidence[row][length:]
+
+
+def _merged(first: Draft, second: Draft, name: str) -> Draft:
+    """`first` where it has tokens, `second` elsewhere."""
+    rows = range(len(first.tokens))
+    own = [bool(first.tokens[row]) for row in rows]
+    q = [None if own[row] or second.q is None else second.q[row] for row in rows]
+    return Draft(
+        [first.tokens[row] if own[row] else second.tokens[row] for row in rows],
+        [first.confidence[row] if own[row] else second.confidence[row] for row in rows],
+        q,
+        [None if own[row] or second.tokens[row] else first.reasons[row] for row in rows],
+        [first.drafter[row] if own[row] else name for row in rows],
+    )
+
+
+def validate_draft(draft: Draft, limits: list[int], vocab_size: int) -> None:
+    """Raise ValueError for a proposal that is none: wrong shape, too long, or ids out of range."""
+    if len(draft.tokens) != len(limits) or len(draft.confidence) != len(limits):
+        raise ValueError(f"{len(draft.tokens)} rows proposed, {len(limits)} asked for")
+    if draft.q is not None and len(draft.q) != len(limits):
+        raise ValueError(f"{len(draft.q)} laws for {len(limits)} rows")
+    for row, limit in enumerate(limits):
+        tokens, law = draft.tokens[row], None if draft.q is None else draft.q[row]
+        if len(tokens) > limit or len(draft.confidence[row]) != len(tokens):
+            confidences = len(draft.confidence[row])
+            raise ValueError(f"{len(tokens)} tokens with {confidences} confidences, at most {limit} allowed")
+        if law is not None and len(law) != len(tokens):
+            raise ValueError(f"{len(tokens)} tokens with {len(law)} laws")
+        for token in tokens:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+                raise ValueError(f"token {token!r} is not an id in 0..{vocab_size - 1}")

@@ -1,0 +1,119 @@
+"""The portfolio: one proposal per row, the better one; drafts that are no drafts are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.core import Draft, SamplingParams, Sequence
+from paceline.drafters.base import DraftContext
+from paceline.drafters.portfolio import Portfolio, validate_draft
+from paceline.engine import budget as b
+from paceline.engine.budget import RowRecord, StepRecord
+from paceline.engine.controller import MTP, NGRAM, AutoController, FixedController
+from paceline.engine.costs import Profile
+
+FLAT = Profile((1, 5, 9, 17, 32), (1.0, 1.1, 1.3, 1.9, 3.0))
+
+
+class Scripted:
+    """Proposes given tokens per row and remembers which limits it was given."""
+
+    needs_hidden = False
+    max_tokens = 16
+
+    def __init__(self, name: str, lengths: list[int], confidence: float, token: int) -> None:
+        self.name, self.lengths, self.confidence, self.token = name, lengths, confidence, token
+        self.asked: list[list[int]] = []
+
+    def draft(self, context: DraftContext) -> Draft:
+        self.asked.append(list(context.limits))
+        counts = [min(n, k) for n, k in zip(self.lengths, context.limits, strict=True)]
+        return Draft(
+            [[self.token] * n for n in counts],
+            [[self.confidence] * n for n in counts],
+            None,
+            [None if n else "no proposal" for n in counts],
+            [self.name] * len(counts),
+        )
+
+    def forget(self, sequence_id: int) -> None:
+        self.lengths = []
+
+
+def context(limits: list[int]) -> DraftContext:
+    rows = [Sequence(i, [1, 2], 2, SamplingParams(max_tokens=100), seed=1) for i in range(len(limits))]
+    nothing: Any = None
+    return DraftContext(rows, limits, [0] * len(rows), None, [True] * len(rows), nothing, nothing)
+
+
+def test_a_strong_match_runs_and_the_network_only_drafts_the_other_rows() -> None:
+    ngram, mtp = Scripted("ngram", [12, 0, 2], 0.996, 7), Scripted("mtp", [4, 4, 4], 0.8, 9)
+    auto = AutoController(FLAT, [MTP, NGRAM])
+    for _ in range(20):  # copies are kept, by experience
+        rows = [RowRecord(0, "ngram", 12, 12, [0.996] * 12, None)]
+        auto.observe(StepRecord(13, 1, 9, 1.6, 0.0, 12, 0.0, rows))
+    ctx = context([16, 16, 16])
+    limits = auto.limits(ctx.sequences, ["auto"] * 3, 16)
+    ctx.limits = [k for k, _ in limits]
+    draft = Portfolio(ngram, mtp, auto).draft(ctx)
+    assert draft.drafter == ["ngram", "mtp", "ngram"] or draft.drafter == ["ngram", "mtp", "mtp"]
+    assert draft.tokens[0] == [7] * 12
+    assert draft.tokens[1] == [9] * 4
+    assert mtp.asked[0][0] == 0
+    validate_draft(draft, ctx.limits, 10)
+
+
+def test_a_match_that_never_holds_gives_way_to_the_network() -> None:
+    ngram, mtp = Scripted("ngram", [4], 0.75, 7), Scripted("mtp", [4], 0.8, 9)
+    auto = AutoController(FLAT, [MTP, NGRAM])
+    steep = AutoController(Profile((1, 5, 32), (1.0, 2.0, 9.0)), [NGRAM])
+    for _ in range(20):
+        rows = [RowRecord(0, "ngram", 4, 0, [0.75] * 4, None)]
+        auto.observe(StepRecord(5, 1, 9, 1.1, 0.0, 4, 0.0, rows))
+        steep.observe(StepRecord(5, 1, 9, 2.0, 0.0, 4, 0.0, rows))
+    ctx = context([16])
+    assert steep.limits(ctx.sequences, ["auto"], 16) == [(16, None)]
+    ctx.limits = [k for k, _ in auto.limits(ctx.sequences, ["auto"], 16)]
+    assert Portfolio(ngram, mtp, auto).draft(ctx).drafter == ["mtp"]
+    alone = Portfolio(ngram, None, steep).draft(ctx)
+    assert alone.tokens == [[]]
+    assert alone.reasons == [b.NO_CONFIDENCE]
+
+
+def test_fixed_length_prefers_a_long_match_and_never_drafts_twice() -> None:
+    ngram, mtp = Scripted("ngram", [4, 0], 0.99, 7), Scripted("mtp", [4, 4], 0.8, 9)
+    portfolio = Portfolio(ngram, mtp, FixedController(4))
+    draft = portfolio.draft(context([4, 4]))
+    assert draft.drafter == ["ngram", "mtp"]
+    assert mtp.asked == [[0, 4]]
+    assert portfolio.draft(context([0, 0])).tokens == [[], []]
+    portfolio.forget(1)
+    assert (ngram.lengths, mtp.lengths) == ([], [])
+
+
+def test_without_a_hidden_state_the_network_is_not_asked() -> None:
+    ngram, mtp = Scripted("ngram", [0], 0.99, 7), Scripted("mtp", [4], 0.8, 9)
+    mtp.needs_hidden = True
+    ctx = context([4])
+    ctx.has_hidden = [False]
+    assert Portfolio(ngram, mtp, FixedController(4)).draft(ctx).tokens == [[]]
+    assert not mtp.asked
+
+
+@pytest.mark.parametrize(
+    ("tokens", "confidence"),
+    [
+        ([[1]], [[0.5], [0.5]]),
+        ([[1, 2, 3], []], [[0.5] * 3, []]),
+        ([[1], [99]], [[0.5], [0.5]]),
+        ([[1], [-1]], [[0.5], [0.5]]),
+        ([[1], [True]], [[0.5], [0.5]]),
+        ([[1], [2]], [[0.5], []]),
+        ([[1.0], [2]], [[0.5], [0.5]]),
+    ],
+)
+def test_nonsense_is_refused(tokens: list[list[int]], confidence: list[list[float]]) -> None:
+    with pytest.raises(ValueError, match=r"proposed|allowed|not an id"):
+        validate_draft(Draft(tokens, confidence), [2, 1], 10)
