@@ -10,10 +10,14 @@ from typing import Any
 
 import torch
 from transformers import (
+    Gemma4AssistantConfig,
+    Gemma4AssistantForCausalLM,
     Gemma4Config,
     Gemma4ForCausalLM,
     Gemma4ForConditionalGeneration,
     Gemma4TextConfig,
+    Gemma4UnifiedAssistantConfig,
+    Gemma4UnifiedAssistantForCausalLM,
     Gemma4UnifiedConfig,
     Gemma4UnifiedForConditionalGeneration,
     PreTrainedModel,
@@ -43,7 +47,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def build_target(family: str, folder: Path, *, seed: int = 0, multimodal: bool = False, **changes: Any) -> PreTrainedModel:
+def build_target(
+    family: str, folder: Path, *, seed: int = 0, multimodal: bool = False, **changes: Any
+) -> PreTrainedModel:
     """Make, save and return the transformers model of one family (eager attention, float32)."""
     torch.manual_seed(seed)
     fields = SIZES | FAMILIES[family] | changes
@@ -52,9 +58,37 @@ def build_target(family: str, folder: Path, *, seed: int = 0, multimodal: bool =
         config = Gemma4UnifiedConfig(text_config=fields, vision_config=None, audio_config=None)
         model: PreTrainedModel = Gemma4UnifiedForConditionalGeneration(config)
     elif multimodal:
-        model = Gemma4ForConditionalGeneration(Gemma4Config(text_config=fields, vision_config=None, audio_config=None))
+        config = Gemma4Config(text_config=fields, vision_config=None, audio_config=None)
+        model = Gemma4ForConditionalGeneration(config)
     else:
         model = Gemma4ForCausalLM(Gemma4TextConfig(**fields))
+    return finish(model, folder)
+
+
+def build_assistant(
+    family: str, folder: Path, *, ordered: bool = False, seed: int = 1, backbone: int = 48, **changes: Any
+) -> PreTrainedModel:
+    """Make, save and return the transformers drafter for a target of `family` made by `build_target`."""
+    torch.manual_seed(seed)
+    fields = SIZES | FAMILIES[family]
+    keep = ("num_key_value_heads", "num_global_key_value_heads", "attention_k_eq_v")
+    small = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3, "layer_types": [S, S, F]}
+    text = SIZES | {k: fields[k] for k in keep if k in fields} | small | changes
+    text = text | {"num_kv_shared_layers": text["num_hidden_layers"], "vocab_size_per_layer_input": 0}
+    head = {"use_ordered_embeddings": ordered, "num_centroids": 12, "centroid_intermediate_top_k": 4}
+    if family == "12b":
+        text = {k: v for k, v in text.items() if "per_layer_input" not in k} | {
+            "model_type": "gemma4_unified_text"
+        }
+        config = Gemma4UnifiedAssistantConfig(text_config=text, backbone_hidden_size=backbone, **head)
+        model: PreTrainedModel = Gemma4UnifiedAssistantForCausalLM(config)
+    else:
+        text["model_type"] = "gemma4_text"
+        model = Gemma4AssistantForCausalLM(
+            Gemma4AssistantConfig(text_config=text, backbone_hidden_size=backbone, **head)
+        )
+    if ordered:
+        model.masked_embedding.token_ordering.copy_(torch.randperm(text["vocab_size"]))
     return finish(model, folder)
 
 
@@ -68,17 +102,17 @@ def finish(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
 @torch.no_grad()
 def randomize(model: PreTrainedModel) -> None:
-    """Unit-gain matrices, norms in 0.6..1.4, layer scalars in 0.7..1.1, embeddings of about unit size after scaling."""
+    """Unit-gain matrices, norms in 0.6..1.4, layer scalars in 0.7..1.1; the last norm spreads the logits."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if name.endswith("embed_scale"):
-            continue  # not saved
+        if name.endswith(("embed_scale", "token_ordering", "inv_freq")):
+            continue
         if name.endswith("layer_scalar"):
             tensor.uniform_(0.7, 1.1)
-        elif "embed_tokens" in name and name.endswith("weight"):
-            tensor.normal_(0, tensor.shape[-1] ** -0.5)
         elif tensor.dim() >= 2:
             tensor.normal_(0, tensor.shape[-1] ** -0.5)
-        elif name.endswith(("norm.weight", "norm_1.weight", "norm_2.weight", "layernorm.weight", "scale")):
+        else:
             tensor.uniform_(0.6, 1.4)
-    norm = next(t for n, t in model.named_parameters() if n.endswith(("model.norm.weight", "language_model.norm.weight")))
-    norm.mul_(6.0)  # spread the logits: a flat law would hide errors
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            tensor.mul_(tensor.shape[0] ** -0.25)  # scores of unit size, as trained models have: attention has scale 1
+        if name.endswith(("model.norm.weight", "language_model.norm.weight")):
+            tensor.mul_(3.0)  # a flat law would hide errors

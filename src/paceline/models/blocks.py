@@ -112,7 +112,9 @@ def _attend(ops: Ops, h: Value, a: Attention, eps: float, own: bool) -> Value:
 
 def read_layers(weights: Weights, config: GemmaConfig, layout: Layout) -> tuple[Layer, ...]:
     """All layers of `config`, reading the K/V storage of `layout` (the target's own, or for a drafter the target's)."""
-    turns: dict[tuple[str, int], Tensor] = {}  # one tensor per kind: what depends on it is shared by its layers
+    turns: dict[
+        tuple[str, int], Tensor
+    ] = {}  # one tensor per kind: what depends on it is shared by its layers
     layers, owned = [], 0
     for i, spec in enumerate(config.layers):
         key = (spec.kind, spec.head_dim)

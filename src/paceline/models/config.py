@@ -86,21 +86,24 @@ class AssistantConfig:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a model folder, with the eos ids of generation_config.json, which win as in transformers."""
-    path = folder / "config.json"
+    raw = _read_json(folder / "config.json")
+    if raw is None:
+        raise ConfigError(f"{folder} has no config.json: give a model folder in Hugging Face layout")
+    generation = _read_json(folder / "generation_config.json") or {}
+    if generation.get("eos_token_id") is not None:
+        raw["eos_token_id"] = generation["eos_token_id"]
+    return raw
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"{folder} has no config.json: give a model folder in Hugging Face layout") from error
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ConfigError(f"{path} is not readable JSON ({error}): download it again") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} does not hold a JSON object: download it again")
-    try:
-        generation = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError):
-        generation = None  # optional, and nothing but the eos ids is taken from it
-    if isinstance(generation, dict) and generation.get("eos_token_id") is not None:
-        raw["eos_token_id"] = generation["eos_token_id"]
     return raw
 
 
@@ -132,7 +135,9 @@ def parse_assistant(raw: Mapping[str, Any]) -> AssistantConfig:
     plain.setdefault("hidden_size_per_layer_input", 0)
     config = _parse_text(_Fields(plain, fields.where), raw, kind)
     if config.ple_size or config.moe:
-        raise ConfigError(f"{fields.where}: per-layer inputs and experts are not part of any known Gemma 4 drafter")
+        raise ConfigError(
+            f"{fields.where}: per-layer inputs and experts are not part of any known Gemma 4 drafter"
+        )
     top = _Fields(raw, kind)
     clusters = top.size("num_centroids", 2048) if raw.get("use_ordered_embeddings") else 0
     chosen = top.size("centroid_intermediate_top_k", 32) if clusters else 0
@@ -179,7 +184,9 @@ def _model_type(raw: Mapping[str, Any], known: tuple[str, ...], role: str) -> st
     if kind in ASSISTANT_TYPES:
         raise ConfigError(f"model_type {kind!r} is an MTP drafter, not a target: give it as the drafter")
     if kind in TARGET_TYPES:
-        raise ConfigError(f"model_type {kind!r} is a target, not an MTP drafter: give a *_assistant checkpoint")
+        raise ConfigError(
+            f"model_type {kind!r} is a target, not an MTP drafter: give a *_assistant checkpoint"
+        )
     if not isinstance(kind, str):
         raise ConfigError(f"config.json has no model_type, so the {role} cannot be told: download it again")
     close = difflib.get_close_matches(kind, known, n=1, cutoff=0.6)
@@ -194,17 +201,23 @@ def _parse_text(fields: _Fields, top: Mapping[str, Any], model_type: str) -> Gem
     layers = _layers(fields, heads)
     moe = None
     if raw.get("enable_moe_block"):
-        moe = MoeConfig(fields.size("num_experts"), fields.size("top_k_experts"), fields.size("moe_intermediate_size"))
+        moe = MoeConfig(
+            fields.size("num_experts"), fields.size("top_k_experts"), fields.size("moe_intermediate_size")
+        )
         if moe.top_k > moe.experts:
             raise ConfigError(f"{fields.where}: top_k_experts={moe.top_k} of only {moe.experts} experts")
     vocab = fields.size("vocab_size")
     ple = 0 if unified else fields.size("hidden_size_per_layer_input", 256, least=0)
     ple_vocab = fields.size("vocab_size_per_layer_input", vocab, least=0) if ple else 0
     if ple and ple_vocab < vocab:
-        raise ConfigError(f"{fields.where}: vocab_size_per_layer_input={ple_vocab} is less than vocab_size={vocab}")
+        raise ConfigError(
+            f"{fields.where}: vocab_size_per_layer_input={ple_vocab} is less than vocab_size={vocab}"
+        )
     softcap = raw.get("final_logit_softcapping")
     eos = next((e for e in (top.get("eos_token_id"), raw.get("eos_token_id")) if e is not None), 1)
-    tied = next((t for t in (raw.get("tie_word_embeddings"), top.get("tie_word_embeddings")) if t is not None), True)
+    tied = next(
+        (t for t in (top.get("tie_word_embeddings"), raw.get("tie_word_embeddings")) if t is not None), True
+    )
     return GemmaConfig(
         model_type=model_type,
         vocab_size=vocab,
@@ -229,7 +242,9 @@ def _refuse_unsupported(fields: _Fields, top: Mapping[str, Any]) -> None:
     fields.refuse("attention_bias", (None, False), "no published Gemma 4 has biases")
     fields.refuse("hidden_activation", (None, "gelu_pytorch_tanh"), "Gemma 4 uses gelu_pytorch_tanh")
     fields.refuse(
-        "use_bidirectional_attention", (None, False, "vision"), "text must be read causally, use a generative checkpoint"
+        "use_bidirectional_attention",
+        (None, False, "vision"),
+        "text must be read causally, use a generative checkpoint",
     )
     quantized = top.get("quantization_config") or fields.raw.get("quantization_config")
     if quantized:
@@ -242,14 +257,20 @@ def _refuse_unsupported(fields: _Fields, top: Mapping[str, Any]) -> None:
 
 def _layers(fields: _Fields, heads: int) -> tuple[LayerConfig, ...]:
     raw, count = fields.raw, fields.size("num_hidden_layers")
-    kinds = raw.get("layer_types") or [FULL if (i + 1) % 6 == 0 else SLIDING for i in range(count - 1)] + [FULL]
+    kinds = raw.get("layer_types") or [FULL if (i + 1) % 6 == 0 else SLIDING for i in range(count - 1)] + [
+        FULL
+    ]
     if not isinstance(kinds, list) or len(kinds) != count or set(kinds) - {SLIDING, FULL}:
         raise ConfigError(f"{fields.where}: layer_types must name {count} layers, each {SLIDING} or {FULL}")
     if kinds[-1] != FULL:
-        raise ConfigError(f"{fields.where}: the last of layer_types is {kinds[-1]}, Gemma 4 needs {FULL} there")
+        raise ConfigError(
+            f"{fields.where}: the last of layer_types is {kinds[-1]}, Gemma 4 needs {FULL} there"
+        )
     owners = count - fields.size("num_kv_shared_layers", 0, least=0)
     if owners < 0 or (owners and set(kinds[owners:]) - set(kinds[:owners])):
-        raise ConfigError(f"{fields.where}: num_kv_shared_layers={count - owners} leaves a layer kind without K/V")
+        raise ConfigError(
+            f"{fields.where}: num_kv_shared_layers={count - owners} leaves a layer kind without K/V"
+        )
     width = fields.size("intermediate_size")
     double = bool(raw.get("use_double_wide_mlp")) and owners > 0
     dims, kv_heads = _per_layer(fields, kinds)
@@ -338,7 +359,9 @@ def _rope(fields: _Fields, kind: str) -> Rope:
         if partial > 1:
             raise ConfigError(f"{rope.where}: partial_rotary_factor={partial} is more than 1")
         return Rope(theta, partial, rope.number("factor", 1.0))
-    raise ConfigError(f"{rope.where}: rope_type {rope_type!r} is not supported: Gemma 4 uses default and proportional")
+    raise ConfigError(
+        f"{rope.where}: rope_type {rope_type!r} is not supported: Gemma 4 uses default and proportional"
+    )
 
 
 def _token_ids(value: object, vocab: int, where: str) -> tuple[int, ...]:

@@ -49,6 +49,7 @@ class GemmaTarget:
 
     def __init__(self, config: GemmaConfig, weights: Weights, runner: Runner, dtype: torch.dtype) -> None:
         self.config, self.runner, self.dtype, self.device = config, runner, dtype, weights.device
+        self.path, self.skipped = weights.folder, weights.skipped
         self.layout = layout_of(config)
         self.vocab_size, self.hidden_size = config.vocab_size, config.hidden_size
         self.max_len, self.eos_token_ids = config.max_len, config.eos_token_ids

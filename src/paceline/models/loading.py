@@ -24,7 +24,9 @@ Shapes = dict[str, tuple[int, ...]]
 Transform = Callable[[str, Weight], Weight]
 
 PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
-TOWERS = re.compile(r"(vision_tower|audio_tower|embed_vision|embed_audio|vision_embedder|multi_modal_projector)\.")
+TOWERS = re.compile(
+    r"(vision_tower|audio_tower|embed_vision|embed_audio|vision_embedder|multi_modal_projector)\."
+)
 SHARED_KV = re.compile(r"layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.weight$")
 FLOATS = ("F32", "BF16", "F16")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -45,7 +47,9 @@ def find_files(folder: Path) -> list[Path]:
     if len(files) == 1 or (folder / "model.safetensors") in files:
         return [folder / "model.safetensors"] if len(files) > 1 else files
     if files:
-        raise WeightsError(f"{folder} has {len(files)} safetensors files and no {index.name}: download the index too")
+        raise WeightsError(
+            f"{folder} has {len(files)} safetensors files and no {index.name}: download the index too"
+        )
     pickles = sorted(p.name for pattern in PICKLES for p in folder.glob(pattern))
     if pickles:
         raise WeightsError(
@@ -60,10 +64,12 @@ def _read_index(path: Path) -> dict[str, str]:
         names = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise broken(path, "no weight_map in it") from error
-    ok = isinstance(names, dict) and all(isinstance(f, str) and f.endswith(".safetensors") for f in names.values())
+    ok = isinstance(names, dict) and all(
+        isinstance(f, str) and f.endswith(".safetensors") for f in names.values()
+    )
     if not ok or any(Path(f).name != f for f in names.values()):
         raise broken(path, "its weight_map does not name safetensors files beside it")
-    return names
+    return dict(names)
 
 
 def read_entries(folder: Path) -> dict[str, Entry]:
@@ -99,7 +105,9 @@ def canonical(name: str) -> str:
 class Tensors:
     """The checked tensors of one model. `take` hands each out once; `finish` insists that none is left."""
 
-    def __init__(self, folder: Path, expected: Shapes, shared_layers: Iterable[int] = (), tied: bool = False) -> None:
+    def __init__(
+        self, folder: Path, expected: Shapes, shared_layers: Iterable[int] = (), tied: bool = False
+    ) -> None:
         """Raises WeightsError unless the folder holds exactly `expected`, besides what may be skipped."""
         entries = read_entries(folder)
         self.folder, shared = folder, set(shared_layers)
@@ -107,6 +115,8 @@ class Tensors:
         self._entries = {n: e for n, e in entries.items() if n not in self.skipped}
         self._files: dict[Path, Any] = {}
         head = self._entries.pop("lm_head.weight", None) if tied else None
+        if head is not None and "embed_tokens.weight" not in self._entries:
+            self._entries["embed_tokens.weight"], head = head, None  # one of the two names is enough
         self._check(expected)
         if head is not None:
             self._check_tied(head)
@@ -130,7 +140,9 @@ class Tensors:
                 )
             wanted = ("I64", "I32") if name.endswith("token_ordering") else FLOATS
             if entry.dtype not in wanted:
-                raise WeightsError(f"{self.folder}: {name} has dtype {entry.dtype}, not one of {', '.join(wanted)}")
+                raise WeightsError(
+                    f"{self.folder}: {name} has dtype {entry.dtype}, not one of {', '.join(wanted)}"
+                )
 
     def _check_tied(self, head: Entry) -> None:
         table = self._entries["embed_tokens.weight"]
@@ -178,7 +190,7 @@ class Weights:
         transform: Transform | None = None,
     ) -> None:
         """`dtype` None keeps matrices as stored. `transform(name, weight)` may quantize or repack each matrix."""
-        self.device = device
+        self.device, self.folder, self.skipped = device, tensors.folder, tensors.skipped
         self._tensors, self._dtype, self._transform = tensors, dtype, transform
 
     def matrix(self, name: str) -> Weight:

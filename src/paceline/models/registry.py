@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 
-from paceline.models.config import parse_target, read_config
+from paceline.models.config import parse_assistant, parse_target, read_config
 from paceline.models.gemma4 import GemmaTarget, target_shapes
+from paceline.models.gemma4_assistant import GemmaAssistant, assistant_shapes, check_pair
 from paceline.models.loading import Tensors, Transform, Weights
 from paceline.ops.base import Runner
 from paceline.ops.reference import EagerRunner
@@ -35,6 +36,30 @@ def load_target(
     target = GemmaTarget(config, weights, runner or EagerRunner(active), active)
     tensors.finish()
     return target
+
+
+def load_assistant(
+    path: Path | str,
+    target: GemmaTarget,
+    *,
+    dtype: torch.dtype | None = None,
+    runner: Runner | None = None,
+    transform: Transform | None = None,
+) -> GemmaAssistant:
+    """Load the MTP drafter made for `target`, on its device. Raises PairError, ConfigError and WeightsError.
+
+    `runner` None: the target's. dtype as for `load_target`.
+    """
+    folder = Path(path)
+    config = parse_assistant(read_config(folder))
+    check_pair(config, target.config, (str(folder), str(target.path)))
+    tensors = Tensors(folder, assistant_shapes(config), range(len(config.text.layers)), config.text.tied)
+    on_cpu = target.device.type == "cpu"
+    _, stored = choose_dtypes(dtype if on_cpu else dtype or target.dtype, target.device)
+    weights = Weights(tensors, target.device, stored, transform)
+    assistant = GemmaAssistant(config, weights, target, runner or target.runner)
+    tensors.finish()
+    return assistant
 
 
 def choose_dtypes(dtype: torch.dtype | None, device: torch.device) -> tuple[torch.dtype, torch.dtype | None]:

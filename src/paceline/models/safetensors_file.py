@@ -78,7 +78,9 @@ def _entry(path: Path, name: str, value: object) -> tuple[int, int, Entry]:
         raise broken(path, f"the entry of {name} is not an object")
     dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
     if dtype not in ITEM_BYTES:
-        raise WeightsError(f"{path}: tensor {name} has the unknown dtype {dtype!r}: use a float32, bfloat16 or float16 one")
+        raise WeightsError(
+            f"{path}: tensor {name} has the unknown dtype {dtype!r}: use a float32, bfloat16 or float16 one"
+        )
     if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
         raise broken(path, f"shape or offsets of {name} are not whole numbers")
     begin, end = offsets
@@ -89,14 +91,18 @@ def _entry(path: Path, name: str, value: object) -> tuple[int, int, Entry]:
 
 
 def _naturals(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in value)
+    return isinstance(value, list) and all(
+        isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in value
+    )
 
 
 def _check_spans(path: Path, spans: list[tuple[int, int, Entry]], data_bytes: int) -> None:
     at = 0
     for begin, end, entry in sorted(spans, key=lambda span: span[:2]):
         if begin != at:
-            raise broken(path, f"{entry.name} {'overlaps its neighbour' if begin < at else 'leaves a hole before it'}")
+            raise broken(
+                path, f"{entry.name} {'overlaps its neighbour' if begin < at else 'leaves a hole before it'}"
+            )
         at = end
     if at != data_bytes:
         raise broken(path, f"{data_bytes} bytes of data where the header describes {at}")

@@ -47,7 +47,11 @@ class ReferenceOps:
     """One forward over `rows`. Rows of a sequence are neighbours with rising positions (`Rows.starts`)."""
 
     def __init__(
-        self, rows: Rows, cache: KVCache | None, given: Mapping[str, Tensor], dtype: torch.dtype = torch.float32
+        self,
+        rows: Rows,
+        cache: KVCache | None,
+        given: Mapping[str, Tensor],
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.rows, self.cache, self.dtype = rows, cache, dtype
         self._given = given
@@ -143,7 +147,10 @@ class ReferenceOps:
         q = q[take].view(batch, longest, spec.kv_heads, group, spec.head_dim)
         q = q.permute(0, 2, 1, 3, 4).reshape(batch, spec.kv_heads, longest * group, spec.head_dim)
         k, v = (
-            store[reach.index].view(batch, reach.keys, spec.kv_heads, spec.head_dim).transpose(1, 2).to(q.dtype)
+            store[reach.index]
+            .view(batch, reach.keys, spec.kv_heads, spec.head_dim)
+            .transpose(1, 2)
+            .to(q.dtype)
             for store in (self.cache.k[layer], self.cache.v[layer])
         )  # [B, kv_heads, S, d]
         out = self._attend(q, k, v, reach.mask).view(batch, spec.kv_heads, longest, group, spec.head_dim)
