@@ -133,15 +133,9 @@ def calibrated(bins: Bins | None, confidence: float) -> float:
     c = confidence if 0.0 <= confidence <= 1.0 else 0.0  # NaN too
     if bins is None:
         return c
-    place = min(max(c * BINS - 0.5, 0.0), BINS - 1.0)
-    low = min(int(place), BINS - 2)
-    share = place - low
-    return (1 - share) * _rate(bins, low) + share * _rate(bins, low + 1)
-
-
-def _rate(bins: Bins, i: int) -> float:
+    i = min(int(c * BINS), BINS - 1)
     hits, tries = bins[i]
-    return (hits + BIN_WEIGHT * (i + 0.5) / BINS) / (tries + BIN_WEIGHT)
+    return (hits + BIN_WEIGHT * c) / (tries + BIN_WEIGHT)
 
 
 def alarm(kind: Kind, totals: Totals) -> str | None:
@@ -154,6 +148,6 @@ def alarm(kind: Kind, totals: Totals) -> str | None:
     return (
         f"drafter {kind.name}: only {seen:.0%} of first draft tokens were kept over {totals.first_tries} "
         f"drafts, this pair should reach about {known:.0%}. Likely causes: the target was fine-tuned or "
-        f"quantised after the drafter was made, a drafter of another target, text unlike what the drafter was "
-        f"trained on, or a high temperature. The text is still right; `paceline check` tells which"
+        f"quantised after the drafter was made, a drafter of another target, text unlike what the drafter "
+        f"was trained on, or a high temperature. The text is still right; `paceline check` tells which"
     )
