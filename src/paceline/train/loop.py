@@ -1,0 +1,210 @@
+"""The training loop: batches in, a better drafter out.
+
+Every random choice is a function of (seed, step), so killing a run anywhere and starting it again gives the
+same curve, bit for bit on a CPU. Progress is judged by acceptance on held-out data, not by the loss.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from paceline.errors import CapacityError
+from paceline.train.checkpoint import RunState, load_state, save_state
+from paceline.train.objectives import find_objective
+from paceline.train.options import TrainOptions
+from paceline.train.parallel import Captured, DrafterModule
+from paceline.train.rounds import Observed, Plan, batch_loss, observe, summarise
+from paceline.train.windows import Windows, batch_rows, step_generator
+
+Report = Callable[[dict[str, Any]], None]  # gets each entry of the history as it is made
+
+
+class Teacher(Protocol):
+    """The frozen target."""
+
+    def capture(self, windows: Windows) -> Captured:
+        """Run the target over windows and return what the drafter reads."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[M, H] -> [M, V] float32"""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """How a run talks to its surroundings."""
+
+    report: Report = lambda entry: None
+    should_stop: Callable[[], bool] = lambda: False  # asked after every update; True saves and returns
+
+
+@dataclass(slots=True)
+class RunResult:
+    state: RunState
+    stopped: str  # "steps" | "no progress" | "interrupted"
+
+
+def learning_rate(options: TrainOptions, step: int) -> float:
+    """Linear warm-up, then a cosine down to a tenth."""
+    warm = max(1, round(options.warmup * options.steps))
+    if step < warm:
+        return options.lr * (step + 1) / warm
+    share = (step - warm) / max(1, options.steps - warm)
+    return options.lr * (0.1 + 0.45 * (1 + math.cos(math.pi * share)))
+
+
+def make_optimizer(module: DrafterModule, options: TrainOptions) -> torch.optim.AdamW:
+    """AdamW over all parameters that the loss reaches."""
+    parameters = [p for _, p in module.trainable()]
+    return torch.optim.AdamW(parameters, lr=options.lr, betas=(0.9, 0.95), weight_decay=options.weight_decay)
+
+
+def observe_held(
+    module: DrafterModule, teacher: Teacher, held: Windows, options: TrainOptions
+) -> list[Observed]:
+    """Every draft round of the first `eval_windows` held-out windows."""
+    rows = range(min(len(held), options.eval_windows))
+    seen = []
+    for start in range(0, len(rows), options.batch):
+        captured = teacher.capture(held.take(list(rows[start : start + options.batch])))
+        seen.append(observe(module, captured, teacher.logits, options.draft_tokens))
+    return seen
+
+
+def weights_hash(module: DrafterModule) -> str:
+    """Of the parameters a run starts from."""
+    digest = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        digest.update(name.encode() + tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+class Run:
+    """One training run in a folder. `module` ends up with the parameters of the best evaluation."""
+
+    def __init__(
+        self,
+        module: DrafterModule,
+        teacher: Teacher,
+        data: tuple[Windows, Windows],
+        options: TrainOptions,
+        folder: Path,
+    ) -> None:
+        """data: windows to train on, windows held out."""
+        self.module, self.teacher, self.options, self.folder = module, teacher, options, folder
+        self.train, self.held = data
+        self.optimizer = make_optimizer(module, options)
+        self.plan = Plan(
+            find_objective(options.objective),
+            options.weights,
+            options.decay,
+            options.draft_tokens,
+            options.anchors,
+        )
+        self.state = RunState(
+            "-".join((options.fingerprint, *(w.fingerprint for w in data), weights_hash(module)))
+        )
+        self.best = self._copy()
+
+    def _copy(self) -> dict[str, torch.Tensor]:
+        return {n: t.detach().clone() for n, t in self.module.state_dict().items()}
+
+    def go(self, hooks: Hooks = Hooks()) -> RunResult:
+        """Train, resuming what the folder holds. Raises CapacityError when memory or disk run out."""
+        found = load_state(self.folder, self.state.fingerprint, self.module, self.optimizer)
+        if found is not None:
+            self.state, self.best = found
+        else:
+            self._evaluate(hooks)
+        stopped = "steps"
+        while self.state.step < self.options.steps:
+            self._update(hooks)
+            last = self.state.step == self.options.steps
+            if last or self.state.step % self.options.eval_every == 0:
+                self._evaluate(hooks)
+            tired = 0 < self.options.patience <= self.state.bad_evaluations
+            ask = hooks.should_stop()
+            if last or tired or ask or self.state.step % self.options.save_every == 0:
+                save_state(self.folder, self.state, self.module, self.optimizer, self.best)
+            if tired or (ask and not last):
+                stopped = "no progress" if tired else "interrupted"
+                break
+        if stopped != "interrupted":
+            self.module.load_state_dict(self.best)
+        return RunResult(self.state, stopped)
+
+    def _update(self, hooks: Hooks) -> None:
+        """One optimizer step over `accumulate` batches."""
+        options, step = self.options, self.state.step
+        began = time.perf_counter()
+        total = 0.0
+        for part in range(options.accumulate):
+            total += self.backward(step * options.accumulate + part)
+        norm = torch.nn.utils.clip_grad_norm_([p for _, p in self.module.trainable()], options.clip)
+        rate = learning_rate(options, step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.state.step += 1
+        entry = {"step": self.state.step, "loss": total, "lr": rate, "norm": float(norm)}
+        self.state.history.append(entry)
+        hooks.report(entry | {"seconds": time.perf_counter() - began})
+
+    def backward(self, index: int) -> float:
+        """Add the gradient of the index-th batch; returns its share of the update's loss."""
+        options = self.options
+        rows = batch_rows(len(self.train), options.batch, options.seed, index)
+        try:
+            captured = self.teacher.capture(self.train.take(rows))
+            generator = step_generator(options.seed, index)
+            loss, _ = batch_loss(self.module, captured, self.teacher.logits, self.plan, generator)
+            loss = loss / options.accumulate
+            loss.backward()
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise out_of_memory(options) from error
+        except RuntimeError as error:
+            if "allocate memory" in str(error):  # the CPU allocator has no class of its own
+                raise out_of_memory(options) from error
+            raise
+        return float(loss.detach())
+
+    def _evaluate(self, hooks: Hooks) -> None:
+        seen = summarise(observe_held(self.module, self.teacher, self.held, self.options))
+        better = seen.score > self.state.best_score
+        if better:
+            self.state.best_score, self.state.best_step = seen.score, self.state.step
+            self.best = self._copy()
+        self.state.bad_evaluations = 0 if better else self.state.bad_evaluations + 1
+        entry = {"step": self.state.step, "held_out": dataclasses.asdict(seen)}
+        self.state.history.append(entry)
+        hooks.report(entry)
+
+
+def out_of_memory(options: TrainOptions) -> CapacityError:
+    """Which setting to lower, and to what."""
+    if options.batch > 1:
+        half = options.batch // 2
+        more = -(-options.batch * options.accumulate // half)
+        return CapacityError(
+            f"out of memory with --batch {options.batch}: use --batch {half} --accumulate {more} for the "
+            "same updates"
+        )
+    anchors = options.anchors or options.length
+    if anchors > 16:
+        return CapacityError(
+            f"out of memory with one window: use --anchors {anchors // 2} (now {anchors} a window)"
+        )
+    return CapacityError(
+        f"out of memory with one window: use --length {options.length // 2} (now {options.length})"
+    )

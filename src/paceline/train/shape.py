@@ -1,0 +1,101 @@
+"""From an assistant's config.json to the shape that training needs, and back to a module with weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from paceline.errors import PairError, WeightsError
+from paceline.kv.layout import Layout
+from paceline.models.blocks import inverse_frequencies
+from paceline.models.config import parse_assistant, read_config
+from paceline.train.parallel import DrafterModule, DrafterShape, LayerShape
+
+INIT_SCALE = 0.02
+
+
+def shape_of(raw: Mapping[str, Any]) -> DrafterShape:
+    """The shape described by an assistant's config.json. Raises ConfigError."""
+    config = parse_assistant(raw)
+    text = config.text
+    kinds = {layer.kind: layer for layer in text.layers}
+    return DrafterShape(
+        layers=tuple(LayerShape(layer.kind, layer.kv_heads, layer.head_dim) for layer in text.layers),
+        heads=text.heads,
+        hidden=text.hidden_size,
+        intermediate=text.layers[0].intermediate_size,
+        vocab=text.vocab_size,
+        target_hidden=config.backbone_hidden_size,
+        eps=text.eps,
+        windows={kind: text.window_of(kind) for kind in kinds},
+        inv_freq={kind: inverse_frequencies(text, layer) for kind, layer in kinds.items()},
+        clusters=config.clusters,
+        top_clusters=config.top_clusters,
+    )
+
+
+def check_pair(shape: DrafterShape, layout: Layout, hidden_size: int, vocab_size: int) -> None:
+    """PairError unless a drafter of `shape` can read the target's K/V and states."""
+    if shape.target_hidden != hidden_size:
+        raise PairError(
+            f"the drafter reads hidden states of {shape.target_hidden}, the target has {hidden_size}: "
+            "use an --init made for this target, or --init scratch"
+        )
+    if shape.vocab != vocab_size:
+        raise PairError(f"the drafter has {shape.vocab} tokens, the target {vocab_size}: use --init scratch")
+    for layer in shape.layers:
+        if layer.kind not in layout.kinds:
+            raise PairError(
+                f"the target has no {layer.kind} layer with K/V for the drafter to read: use --init scratch"
+            )
+        storage = layout.layers[layout.last_of(layer.kind)]
+        if (storage.kv_heads, storage.head_dim) != (layer.kv_heads, layer.head_dim):
+            raise PairError(
+                f"the target's {layer.kind} K/V is {storage.kv_heads} heads of {storage.head_dim}, the "
+                f"drafter expects {layer.kv_heads} of {layer.head_dim}: use --init scratch"
+            )
+
+
+def new_module(shape: DrafterShape, seed: int) -> DrafterModule:
+    """Fresh weights: normal with deviation 0.02, norms 1."""
+    module = DrafterModule(shape)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for _, parameter in module.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, INIT_SCALE, generator=generator)
+    return module
+
+
+def load_module(folder: Path) -> tuple[DrafterModule, dict[str, Any], torch.dtype]:
+    """An assistant folder as (module in float32, raw config, dtype of its weights). Raises LoadError."""
+    raw = read_config(folder)
+    module = DrafterModule(shape_of(raw))
+    tensors: dict[str, torch.Tensor] = {}
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise WeightsError(
+            f"{folder} has no .safetensors files: give an assistant folder in Hugging Face layout"
+        )
+    try:
+        for file in files:
+            tensors |= load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(
+            f"the weights in {folder} cannot be read ({error}): download them again"
+        ) from error
+    if "lm_head.weight" in tensors:  # tied; some writers store the head under its own name
+        head = tensors.pop("lm_head.weight")
+        tensors.setdefault("model.embed_tokens.weight", head)
+    want = module.state_dict()
+    wrong = sorted(set(want) ^ set(tensors)) or [n for n, t in want.items() if t.shape != tensors[n].shape]
+    if wrong:
+        raise WeightsError(f"{folder}: {len(wrong)} tensors do not fit, e.g. {wrong[0]}: download it again")
+    dtype = tensors["pre_projection.weight"].dtype
+    module.load_state_dict({n: t.float() if t.is_floating_point() else t for n, t in tensors.items()})
+    return module, dict(raw), dtype

@@ -1,0 +1,49 @@
+"""A tiny random Gemma 4 and its assistant, written by transformers, with a window far shorter than the
+texts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    Gemma4AssistantConfig,
+    Gemma4AssistantForCausalLM,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
+)
+
+VOCAB, WINDOW = 96, 8
+
+
+def text_config(**changes: object) -> Gemma4TextConfig:
+    values: dict[str, object] = {
+        "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 16,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "sliding_window": WINDOW, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0,
+        "num_kv_shared_layers": 2, "max_position_embeddings": 256, "initializer_range": 0.2,
+    }  # fmt: skip
+    return Gemma4TextConfig(**(values | changes))
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Folders of the target and the assistant."""
+    folder = tmp_path_factory.mktemp("pair")
+    torch.manual_seed(0)
+    target = Gemma4ForCausalLM(text_config()).eval()
+    target.save_pretrained(folder / "target")
+    small = text_config(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_kv_shared_layers=2,
+        layer_types=["sliding_attention", "full_attention"],
+    )  # fmt: skip
+    config = Gemma4AssistantConfig(text_config=small, backbone_hidden_size=32)
+    assistant = Gemma4AssistantForCausalLM(config)
+    assistant.generation_config.num_assistant_tokens = 4
+    for layer in assistant.model.layers:
+        layer.layer_scalar.fill_(0.8)
+    assistant.save_pretrained(folder / "assistant")
+    return folder / "target", folder / "assistant"

@@ -1,0 +1,113 @@
+"""From windows to a folder: what transformers loads, and that its assisted text is unchanged."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM
+
+from paceline.errors import CapacityError, PairError
+from paceline.models.registry import load_assistant, load_target
+from paceline.train import Distilled, TrainOptions, Windows, distil
+from paceline.train import export as export_module
+from paceline.train.heads import CentroidHead
+from paceline.train.parallel import DrafterModule
+from paceline.train.shape import check_pair, load_module, shape_of
+
+OPTIONS = TrainOptions(steps=4, batch=2, length=24, draft_tokens=3, eval_every=2, save_every=2, lr=1e-3)
+
+
+def windows(count: int, seed: int) -> Windows:
+    return Windows.of_array(np.random.default_rng(seed).integers(3, 96, size=(count, 24)))
+
+
+def train(pair: tuple[Path, Path], out: Path, init: str | Path) -> Distilled:
+    return distil(pair[0], windows(6, 0), windows(3, 1), out=out, init=init, options=OPTIONS)
+
+
+def assisted_text_is_unchanged(target_folder: Path, drafter: Path) -> int:
+    """Greedy generation of transformers with and without the drafter; returns the draft steps that were
+    run.
+    """
+    target = Gemma4ForCausalLM.from_pretrained(target_folder).eval()
+    assistant = Gemma4AssistantForCausalLM.from_pretrained(drafter).eval()
+    assert assistant.generation_config.num_assistant_tokens == 3
+    calls = []
+    assistant.register_forward_hook(lambda *_: calls.append(1))
+    prompt = torch.tensor([[2, 5, 9, 17, 33, 65]])
+    asked = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None}
+    plain = target.generate(prompt, **asked)
+    assert torch.equal(target.generate(prompt, assistant_model=assistant, **asked), plain)
+    return len(calls)
+
+
+@pytest.mark.parametrize("init", ["scratch", "folder"])
+def test_the_export_runs_in_transformers_with_unchanged_text(
+    pair: tuple[Path, Path], tmp_path: Path, init: str
+) -> None:
+    done = train(pair, tmp_path / "out", "scratch" if init == "scratch" else pair[1])
+    assert done.run.stopped == "steps"
+    assert assisted_text_is_unchanged(pair[0], tmp_path / "out") > 0
+    load_assistant(tmp_path / "out", load_target(pair[0]))
+    calibration = json.loads((tmp_path / "out" / "paceline_calibration.json").read_text())
+    assert len(calibration["acceptance"]) == 3
+    assert calibration["calibration_error"]["fitted"] < 0.2
+
+
+def test_a_centroid_head_loads_everywhere_and_covers_the_dense_choice(
+    pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    module, raw, dtype = load_module(pair[1])
+    ordering = torch.randperm(96, generator=torch.Generator().manual_seed(0))
+    head = CentroidHead(torch.randn(8, 16), ordering, 8, 1.0)  # all clusters: the same law as dense
+    sparse = export_module.set_head(module, head)
+    export_module.export(sparse, tmp_path, export_module.Exported(raw, 3, dtype))
+    back, _, _ = load_module(tmp_path)
+    assert back.masked_embedding is not None
+    assert torch.equal(back.masked_embedding.token_ordering, ordering)
+    assert assisted_text_is_unchanged(pair[0], tmp_path) > 0
+    load_assistant(tmp_path, load_target(pair[0]))
+    dense = export_module.set_head(back, None)
+    assert torch.equal(dense.head, module.head)
+    assert "masked_embedding.centroids.weight" not in dense.state_dict()
+
+
+def test_a_full_disk_leaves_the_exported_drafter_as_it_was(
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(pair[1], tmp_path / "out")
+    before = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()}
+    module, raw, dtype = load_module(pair[1])
+
+    def full(weights: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(export_module, "save_file", full)
+    with pytest.raises(CapacityError, match="disk is full"):
+        export_module.export(module, tmp_path / "out", export_module.Exported(raw, 3, dtype))
+    assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == before
+
+
+def test_a_drafter_of_another_target_is_refused(pair: tuple[Path, Path]) -> None:
+    _, raw, _ = load_module(pair[1])
+    target = load_target(pair[0])
+    check_pair(shape_of(raw), target.layout, 32, 96)
+    for hidden, vocab in ((48, 96), (32, 128)):
+        with pytest.raises(PairError, match="scratch"):
+            check_pair(shape_of(raw), target.layout, hidden, vocab)
+    raw["text_config"]["head_dim"] = 4
+    with pytest.raises(PairError, match="scratch"):
+        check_pair(shape_of(raw), target.layout, 32, 96)
+
+
+def test_the_module_has_the_names_of_the_published_layout(pair: tuple[Path, Path]) -> None:
+    theirs = Gemma4AssistantForCausalLM.from_pretrained(pair[1]).state_dict()
+    module = DrafterModule(load_module(pair[1])[0].shape)
+    assert set(module.state_dict()) == {n for n in theirs if n != "lm_head.weight"}
