@@ -1,0 +1,75 @@
+"""What the server answers, for the schema at /openapi.json. The answers themselves are built as plain dicts."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class ErrorBody(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(BaseModel):
+    error: ErrorBody
+
+
+class SpeculationReport(BaseModel):
+    """What speculation did for the whole answer."""
+
+    steps: int
+    drafted: int
+    accepted: int
+    tokens_per_step: float
+    reason: str | None
+    drafted_by_position: list[int]
+    accepted_by_position: list[int]
+    drafters: dict[str, int]
+    seed: int
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: dict[str, int]
+    completion_tokens_details: dict[str, int]
+
+
+class Answer(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    id: str
+    created: int
+    model: str
+    choices: list[dict[str, Any]]
+    usage: Usage
+    speculation: SpeculationReport
+
+
+class ChatAnswer(Answer):
+    object: Literal["chat.completion"]
+
+
+class CompletionAnswer(Answer):
+    object: Literal["text_completion"]
+
+
+class ModelCard(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelList(BaseModel):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Health(BaseModel):
+    status: str

@@ -1,0 +1,165 @@
+"""The application: routes, and how errors look. Everything stands behind security.Gate."""
+
+from __future__ import annotations
+
+import logging
+from importlib.resources import files
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from paceline.errors import PacelineError
+from paceline.server import answers
+from paceline.server.chat import prepare_chat
+from paceline.server.completions import prepare_completion
+from paceline.server.errors import ApiError, as_api_error
+from paceline.server.schema import ChatRequest, CompletionRequest
+from paceline.server.security import Gate, Keys
+from paceline.server.service import Service
+from paceline.server.sse import EventStream, until_disconnect
+
+log = logging.getLogger(__name__)
+PAGE = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/app.js": ("app.js", "text/javascript; charset=utf-8"),
+    "/style.css": ("style.css", "text/css; charset=utf-8"),
+    "/docs": ("docs.html", "text/html; charset=utf-8"),
+    "/docs.js": ("docs.js", "text/javascript; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": answers.ErrorAnswer} for status in (400, 401, 403, 404, 405, 408, 413, 415, 421, 429, 500, 503, 504)
+}
+
+
+def build_app(service: Service, keys: Keys) -> FastAPI:
+    app = FastAPI(title="paceline", version="1", docs_url=None, redoc_url=None, responses=_ERRORS)
+    app.state.service = service
+    app.openapi = lambda: _schema(app, keys.wanted)  # type: ignore[method-assign]
+    _add_handlers(app)
+    _add_state_routes(app, service)
+    _add_generation_routes(app, service)
+    for path, (name, kind) in PAGE.items():
+        _add_page(app, path, name, kind)
+    app.add_middleware(Gate, config=service.config, keys=keys)
+    return app
+
+
+def _add_state_routes(app: FastAPI, service: Service) -> None:
+    @app.get("/health", response_model=answers.Health)
+    async def health() -> JSONResponse:
+        """200 while requests are taken, else 503. The only route without a key."""
+        state = service.worker.state
+        return JSONResponse({"status": state}, 200 if state == "ready" else 503)
+
+    @app.get("/v1/models", response_model=answers.ModelList)
+    async def models() -> JSONResponse:
+        return JSONResponse({"object": "list", "data": [_card(service)]})
+
+    @app.get("/v1/models/{model:path}", response_model=answers.ModelCard)
+    async def model(model: str) -> JSONResponse:
+        if model != service.model:
+            raise ApiError(404, f"model {model[:80]!r} is not served here", param="model", code="model_not_found")
+        return JSONResponse(_card(service))
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """Prometheus text format."""
+        return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _card(service: Service) -> dict[str, Any]:
+    card: dict[str, Any] = {"id": service.model, "object": "model", "created": service.created, "owned_by": "paceline"}
+    if service.loaded is not None:
+        card |= {"max_model_len": service.loaded.max_len, "drafters": list(service.loaded.drafters)}
+    return card
+
+
+def _add_generation_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/chat/completions", response_model=answers.ChatAnswer)
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        """An answer to a conversation, streamed as server-sent events with `stream: true`."""
+        ready = await prepare_chat(service, body, request.state.salt)
+        if body.stream:
+            return EventStream(ready.stream())
+        return JSONResponse(await until_disconnect(request.receive, ready.answer()))
+
+    @app.post("/v1/completions", response_model=answers.CompletionAnswer)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """What follows a prompt, streamed as server-sent events with `stream: true`."""
+        ready = await prepare_completion(service, body, request.state.salt)
+        if body.stream:
+            return EventStream(ready.stream())
+        return JSONResponse(await until_disconnect(request.receive, ready.answer()))
+
+
+def _add_page(app: FastAPI, path: str, name: str, kind: str) -> None:
+    content = (files("paceline.server") / "page" / name).read_bytes()
+
+    async def page() -> Response:
+        return Response(content, media_type=kind, headers={"Cache-Control": "no-cache"})
+
+    app.add_api_route(path, page, methods=["GET"], include_in_schema=False)
+
+
+def _add_handlers(app: FastAPI) -> None:
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        deepest = max(error.errors(), key=lambda e: len(e["loc"]))  # of a union, the form that came closest
+        if deepest["type"] == "json_invalid":
+            return ApiError(400, "the body is not valid JSON", code="bad_json").response()
+        where = ".".join(str(part) for part in deepest["loc"][1:] if _is_name(part))
+        message = f"{where}: {deepest['msg']}" if where else deepest["msg"]
+        return ApiError(400, message, param=where or None, code="invalid_value").response()
+
+    @app.exception_handler(HTTPException)
+    async def plain(request: Request, error: HTTPException) -> Response:
+        message = {404: "there is no such path", 405: "this path does not take this method"}
+        headers = dict(error.headers or {})
+        return ApiError(error.status_code, message.get(error.status_code, str(error.detail)), headers=headers).response()
+
+    @app.exception_handler(ApiError)
+    @app.exception_handler(PacelineError)
+    async def known(request: Request, error: Exception) -> Response:
+        return as_api_error(error).response()
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=499)
+
+    @app.exception_handler(Exception)
+    async def unknown(request: Request, error: Exception) -> Response:
+        return as_api_error(error).response()
+
+
+def _is_name(part: str | int) -> bool:
+    """Whether this step of an error's location is a field or an index, and not a form that pydantic tried."""
+    return isinstance(part, int) or (part.islower() and part.isidentifier() and part not in ("str", "list"))
+
+
+def _schema(app: FastAPI, needs_key: bool) -> dict[str, Any]:
+    """FastAPI's schema, with what the server really answers: 400 instead of 422, and streams."""
+    if app.openapi_schema:
+        return app.openapi_schema
+    schema = get_openapi(title=app.title, version=app.version, routes=app.routes, description=__doc__)
+    for path, methods in schema["paths"].items():
+        for method in methods.values():
+            method["responses"].pop("422", None)
+            if path == "/metrics":
+                method["responses"]["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
+            if path.endswith("completions"):
+                content = method["responses"]["200"]["content"]
+                content["text/event-stream"] = {"schema": {"type": "string"}}
+    for name in ("HTTPValidationError", "ValidationError"):
+        schema["components"]["schemas"].pop(name, None)
+    if needs_key:
+        schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        schema["security"] = [{"key": []}]
+        schema["paths"]["/health"]["get"]["security"] = []
+    app.openapi_schema = schema
+    return schema

@@ -1,0 +1,224 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.core import Delta, SamplingParams, TokenLogprob
+from paceline.errors import PacelineError, PromptError
+from paceline.server.errors import ApiError
+from paceline.server.generation import Ask, Generation
+from paceline.server.logprobs import chat_logprobs
+from paceline.server.params import refuse, sampling_params, text_of
+from paceline.server.schema import ChatRequest, Message, NamedTool
+from paceline.server.service import Room, Service, salt_of
+from paceline.server.sse import DONE, event
+from paceline.server.trace import Trace
+from paceline.server.usage import speculation, usage
+from paceline.server.visible import ChatText, MarkedText
+from paceline.text import arguments
+from paceline.text.reasoning import ReasoningParser, opened_by
+from paceline.text.tools import ToolParser
+
+
+@dataclass(slots=True)
+class Chat:
+    """One chat request, ready to run."""
+
+    service: Service
+    room: Room
+    body: ChatRequest
+    ask: Ask
+    params: SamplingParams
+    thinking: bool  # the prompt has opened a thinking part
+    id: str = field(default_factory=lambda: "chatcmpl-" + uuid.uuid4().hex[:24])
+    created: int = field(default_factory=lambda: int(time.time()))
+    completion_tokens: int = 0
+    choices: list[ChatText] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        tools = bool(self.body.tools) and self.body.tool_choice != "none"
+        for index in range(self.params.n):
+            marked = MarkedText(self.room.tokenizer, self.params, self.thinking)
+            parser = ToolParser() if tools else None
+            self.choices.append(ChatText(marked, ReasoningParser(self.thinking), parser, f"{self.id[-16:]}_{index}"))
+
+    async def answer(self) -> dict[str, Any]:
+        """The whole answer, not streamed."""
+        logprobs: list[list[TokenLogprob]] = [[] for _ in self.choices]
+        reasons = [""] * len(self.choices)
+        async with self.service.generate(self.ask) as generation:
+            async for _, delta in generation.deltas():
+                self.completion_tokens += len(delta.token_ids)
+                self.choices[delta.index].push(delta)
+                logprobs[delta.index] += delta.logprobs
+                reasons[delta.index] = delta.finish_reason or ""
+        return {
+            **self._head("chat.completion"),
+            "choices": [
+                {
+                    "index": i,
+                    "message": choice.message(),
+                    "logprobs": self._logprobs(logprobs[i]),
+                    "finish_reason": choice.finish_reason(reasons[i]),
+                }
+                for i, choice in enumerate(self.choices)
+            ],
+            "usage": self._usage(generation),
+            "speculation": speculation(generation.stats.values(), self.params.seed),
+        }
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        options = self.body.stream_options
+        include = bool(options and options.include_usage)
+        continuous = include and bool(options and options.continuous_usage_stats)
+        traces = [Trace(self.room.tokenizer) for _ in self.choices]
+        wants_trace = bool(self.body.speculation and self.body.speculation.trace)
+        begun: set[int] = set()
+        async with self.service.generate(self.ask) as generation:
+            async for _, delta in generation.deltas():
+                i = delta.index
+                if i not in begun:
+                    begun.add(i)
+                    yield event(self._chunk(i, {"role": "assistant", "content": ""}))
+                chunk = self._delta_chunk(delta)
+                if wants_trace:
+                    chunk["paceline"] = traces[i].of(delta)
+                if continuous:
+                    chunk["usage"] = self._usage(generation)
+                if delta.finish_reason is not None and len(generation.stats) == len(self.choices):
+                    chunk["speculation"] = speculation(generation.stats.values(), self.params.seed)
+                if delta.finish_reason or continuous or wants_trace or _says_something(chunk):
+                    yield event(chunk)
+        if include:
+            report = speculation(generation.stats.values(), self.params.seed)
+            head = self._head("chat.completion.chunk")
+            yield event({**head, "choices": [], "usage": self._usage(generation), "speculation": report})
+        yield DONE
+
+    def _delta_chunk(self, delta: Delta) -> dict[str, Any]:
+        self.completion_tokens += len(delta.token_ids)
+        choice = self.choices[delta.index]
+        chunk = self._chunk(delta.index, choice.push(delta))
+        chunk["choices"][0]["logprobs"] = self._logprobs(delta.logprobs)
+        if delta.finish_reason is not None:
+            chunk["choices"][0]["finish_reason"] = choice.finish_reason(delta.finish_reason)
+        return chunk
+
+    def _chunk(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return {**self._head("chat.completion.chunk"), "choices": [choice]}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.service.model}
+
+    def _logprobs(self, entries: list[TokenLogprob]) -> dict[str, Any] | None:
+        return chat_logprobs(self.room.tokenizer, entries) if self.body.logprobs else None
+
+    def _usage(self, generation: Generation) -> dict[str, Any]:
+        out = usage(
+            len(self.ask.jobs[0][0]),
+            self.completion_tokens,
+            generation.stats.values(),
+            prediction=self.body.prediction is not None,
+        )
+        thoughts = sum(choice.marked.reasoning_tokens for choice in self.choices)
+        out["completion_tokens_details"]["reasoning_tokens"] = thoughts
+        return out
+
+
+def _says_something(chunk: dict[str, Any]) -> bool:
+    choice = chunk["choices"][0]
+    return bool(choice["delta"]) or bool(choice["logprobs"])
+
+
+async def prepare_chat(service: Service, body: ChatRequest, key: str) -> Chat:
+    """Render, tokenise and check, all before anything is queued. Raises ApiError."""
+    arrived = time.monotonic()
+    room = service.check(body)
+    tools = _tools(body)
+    text, prompt = await asyncio.to_thread(_render, room, body, tools)
+    space = service.room_after(prompt, "messages")
+    constraint = await service.constraint(body)
+    extra: dict[str, Any] = {"constraint": constraint}
+    forced = _forced_calls(body)
+    if forced is not None:
+        if constraint is not None:
+            raise refuse("tool_choice", "cannot be forced together with response_format")
+        try:
+            extra["constraint"] = await asyncio.to_thread(room.grammars.compile_call, forced)
+        except PacelineError as error:
+            raise refuse("tools", str(error), code="bad_grammar") from error
+    stops = list(body.stop_token_ids or [])
+    if tools and body.parallel_tool_calls is False:
+        end = room.tokenizer.token_id(arguments.CLOSE)
+        stops += [] if end is None else [end]
+    extra["stop_token_ids"] = tuple(stops)
+    if body.prediction is not None and not (body.speculation and body.speculation.drafter) and "ngram" in room.drafters:
+        extra["drafter"] = "ngram"
+    params = sampling_params(body, space, extra)
+    ask = service.ask([(prompt, params)], salt_of(key, body), arrived)
+    return Chat(service, room, body, ask, params, opened_by(text))
+
+
+def _render(room: Room, body: ChatRequest, tools: list[dict[str, Any]] | None) -> tuple[str, list[int]]:
+    try:
+        text = room.render([_plain(m, i) for i, m in enumerate(body.messages)], tools, _thinking(body))
+        return text, room.tokenizer.encode(text, add_bos=None)
+    except PromptError as error:
+        raise refuse("messages", str(error), code="bad_prompt") from error
+    except ApiError:
+        raise
+    except PacelineError as error:
+        raise refuse("messages", str(error), code="bad_template") from error
+
+
+def _plain(message: Message, index: int) -> dict[str, Any]:
+    """A message as templates expect it: text joined, arguments of earlier calls as objects."""
+    out: dict[str, Any] = {"role": message.role, "content": text_of(message.content)}
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        value = getattr(message, name)
+        if value is not None:
+            out[name] = value
+    if message.tool_calls:
+        out["tool_calls"] = []
+        for call in message.tool_calls:
+            try:
+                given = json.loads(call.function.arguments or "{}")
+            except (json.JSONDecodeError, RecursionError) as error:
+                raise refuse(f"messages.{index}.tool_calls", "the arguments are not valid JSON") from error
+            function = {"name": call.function.name, "arguments": given}
+            out["tool_calls"].append({"id": call.id, "type": "function", "function": function})
+    return out
+
+
+def _thinking(body: ChatRequest) -> bool | None:
+    if body.chat_template_kwargs is not None and body.chat_template_kwargs.enable_thinking is not None:
+        return body.chat_template_kwargs.enable_thinking
+    return None if body.reasoning_effort is None else body.reasoning_effort != "none"
+
+
+def _tools(body: ChatRequest) -> list[dict[str, Any]] | None:
+    if isinstance(body.tool_choice, NamedTool) or body.tool_choice == "required":
+        if not body.tools:
+            raise refuse("tool_choice", "needs tools")
+    if not body.tools or body.tool_choice == "none":
+        return None
+    return [tool.model_dump(exclude_none=True) for tool in body.tools]
+
+
+def _forced_calls(body: ChatRequest) -> dict[str, dict[str, Any]] | None:
+    """The tools of which one has to be called (name -> parameters), None if the model may choose."""
+    known = {tool.function.name: tool.function.parameters or {} for tool in body.tools or []}
+    if isinstance(body.tool_choice, NamedTool):
+        name = body.tool_choice.function.name
+        if name not in known:
+            raise refuse("tool_choice", f"no tool is called {name[:80]!r}")
+        return {name: known[name]}
+    return known if body.tool_choice == "required" else None

@@ -1,0 +1,195 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.core import Delta, SamplingParams, TokenLogprob
+from paceline.errors import PacelineError
+from paceline.server.generation import Ask, Generation
+from paceline.server.logprobs import completion_logprobs
+from paceline.server.params import refuse, sampling_params
+from paceline.server.schema import CompletionRequest
+from paceline.server.scoring import scoring_jobs
+from paceline.server.service import Room, Service, salt_of
+from paceline.server.sse import DONE, event
+from paceline.server.trace import Trace
+from paceline.server.usage import speculation, usage
+
+Entry = TokenLogprob | int
+
+
+@dataclass(slots=True)
+class _Choice:
+    text: str = ""
+    entries: list[Entry] = field(default_factory=list)
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Completion:
+    """One completion request, ready to run. Choice p * n + i is text i of prompt p."""
+
+    service: Service
+    room: Room
+    body: CompletionRequest
+    ask: Ask
+    params: SamplingParams
+    texts: list[str]  # of the prompts
+    id: str = field(default_factory=lambda: "cmpl-" + uuid.uuid4().hex[:24])
+    created: int = field(default_factory=lambda: int(time.time()))
+    completion_tokens: int = 0
+    scores: list[list[Entry]] = field(default_factory=list)
+
+    @property
+    def _prompts(self) -> list[list[int]]:
+        return [prompt for prompt, _ in self.ask.jobs]
+
+    async def answer(self) -> dict[str, Any]:
+        """The whole answer, not streamed."""
+        await self._score()
+        choices = [_Choice(*self._echo(i // self.params.n)) for i in range(len(self.texts) * self.params.n)]
+        stats: Any = ()
+        if self.body.max_tokens != 0:
+            async with self.service.generate(self.ask) as generation:
+                async for prompt, delta in generation.deltas():
+                    choice = choices[prompt * self.params.n + delta.index]
+                    self.completion_tokens += len(delta.token_ids)
+                    choice.text += delta.text
+                    choice.entries += delta.logprobs
+                    choice.reason = delta.finish_reason or ""
+            stats = generation.stats.values()
+        return {
+            **self._head(),
+            "choices": [
+                {
+                    "index": i,
+                    "text": choice.text,
+                    "logprobs": self._logprobs(choice.entries, 0),
+                    "finish_reason": choice.reason or "length",
+                }
+                for i, choice in enumerate(choices)
+            ],
+            "usage": self._usage(stats),
+            "speculation": speculation(stats, self.params.seed),
+        }
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        options = self.body.stream_options
+        include = bool(options and options.include_usage)
+        await self._score()
+        stats: Any = ()
+        if self.body.echo:
+            for i in range(len(self.texts) * self.params.n):
+                text, entries = self._echo(i // self.params.n)
+                last = "length" if self.body.max_tokens == 0 else None
+                yield event(self._chunk(i, text, self._logprobs(entries, 0), last))
+        if self.body.max_tokens != 0:
+            async with self.service.generate(self.ask) as generation:
+                async for chunk in self._chunks(generation):
+                    yield event(chunk)
+            stats = generation.stats.values()
+        if include:
+            report = speculation(stats, self.params.seed)
+            yield event({**self._head(), "choices": [], "usage": self._usage(stats), "speculation": report})
+        yield DONE
+
+    async def _chunks(self, generation: Generation) -> AsyncIterator[dict[str, Any]]:
+        options, n = self.body.stream_options, self.params.n
+        continuous = bool(options and options.include_usage and options.continuous_usage_stats)
+        wants_trace = bool(self.body.speculation and self.body.speculation.trace)
+        traces = [Trace(self.room.tokenizer) for _ in range(len(self.texts) * n)]
+        offsets = [len(text) if self.body.echo else 0 for text in self.texts for _ in range(n)]
+        async for prompt, delta in generation.deltas():
+            i = prompt * n + delta.index
+            chunk = self._delta_chunk(i, delta, offsets[i])
+            offsets[i] += len(delta.text)
+            if wants_trace:
+                chunk["paceline"] = traces[i].of(delta)
+            if continuous:
+                chunk["usage"] = self._usage(generation.stats.values())
+            if delta.finish_reason is not None and len(generation.stats) == len(self.texts) * n:
+                chunk["speculation"] = speculation(generation.stats.values(), self.params.seed)
+            if delta.text or delta.finish_reason or delta.logprobs or continuous or wants_trace:
+                yield chunk
+
+    def _delta_chunk(self, index: int, delta: Delta, offset: int) -> dict[str, Any]:
+        self.completion_tokens += len(delta.token_ids)
+        logprobs = self._logprobs(list(delta.logprobs), offset)
+        return self._chunk(index, delta.text, logprobs, delta.finish_reason)
+
+    def _chunk(self, index: int, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        return {**self._head(), "choices": [choice]}
+
+    def _head(self) -> dict[str, Any]:
+        return {"id": self.id, "object": "text_completion", "created": self.created, "model": self.service.model}
+
+    def _logprobs(self, entries: list[Entry], offset: int) -> dict[str, Any] | None:
+        if self.body.logprobs is None:
+            return None
+        return completion_logprobs(self.room.tokenizer, entries, offset)
+
+    def _usage(self, stats: Any) -> dict[str, Any]:
+        prompt = sum(len(p) for p in self._prompts)
+        return usage(prompt, self.completion_tokens, stats, prediction=self.body.prediction is not None)
+
+    def _echo(self, prompt: int) -> tuple[str, list[Entry]]:
+        if not self.body.echo:
+            return "", []
+        return self.texts[prompt], list(self.scores[prompt]) if self.scores else []
+
+    async def _score(self) -> None:
+        """Log probabilities of the prompts' own tokens, for echo with logprobs."""
+        if not self.body.echo or self.body.logprobs is None:
+            return
+        self.scores = [[prompt[0]] for prompt in self._prompts]
+        jobs, owners = scoring_jobs(self._prompts, self.body.logprobs, self.room)
+        ask = Ask(jobs, self.ask.salt, self.ask.deadline, self.ask.buffer)
+        async with self.service.generate(ask) as generation:
+            async for job, delta in generation.deltas():
+                self.scores[owners[job]] += delta.logprobs
+
+
+async def prepare_completion(service: Service, body: CompletionRequest, key: str) -> Completion:
+    """Tokenise and check, all before anything is queued. Raises ApiError."""
+    arrived = time.monotonic()
+    room = service.check(body)
+    texts, prompts = await asyncio.to_thread(_prompts, room, body, service)
+    if len(prompts) * (body.n or 1) > service.config.max_texts:
+        raise refuse("n", f"{len(prompts)} prompts with n={body.n or 1} are over {service.config.max_texts} texts")
+    space = min(service.room_after(prompt, "prompt") for prompt in prompts)
+    extra: dict[str, Any] = {"constraint": await service.constraint(body)}
+    extra["stop_token_ids"] = tuple(body.stop_token_ids or [])
+    if body.prediction is not None and not (body.speculation and body.speculation.drafter) and "ngram" in room.drafters:
+        extra["drafter"] = "ngram"
+    params = sampling_params(body, space, extra)
+    ask = service.ask([(prompt, params) for prompt in prompts], salt_of(key, body), arrived)
+    return Completion(service, room, body, ask, params, texts)
+
+
+def _prompts(room: Room, body: CompletionRequest, service: Service) -> tuple[list[str], list[list[int]]]:
+    given: list[Any]
+    if isinstance(body.prompt, str) or (body.prompt and isinstance(body.prompt[0], int)):
+        given = [body.prompt]
+    else:
+        given = list(body.prompt)
+    if not given or len(given) > service.config.max_prompts:
+        raise refuse("prompt", f"give 1 to {service.config.max_prompts} prompts")
+    texts, prompts = [], []
+    for prompt in given:
+        try:
+            ids = room.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        except PacelineError as error:
+            raise refuse("prompt", str(error), code="bad_prompt") from error
+        prompts.append(ids)
+        texts.append(prompt if isinstance(prompt, str) else "")
+        service.room_after(ids, "prompt")
+        if not isinstance(prompt, str) and body.echo:
+            texts[-1] = room.tokenizer.decode(ids)
+    return texts, prompts

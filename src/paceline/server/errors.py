@@ -1,0 +1,64 @@
+"""Errors on the wire: OpenAI's envelope with the right status."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi.responses import JSONResponse
+
+from paceline.engine.worker import DeadlinePassed, NotReady, QueueFull
+from paceline.errors import CapacityError, PacelineError, PromptError, UsageError
+
+_TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    405: "invalid_request_error", 408: "timeout_error", 413: "invalid_request_error", 415: "invalid_request_error",
+    421: "invalid_request_error", 429: "rate_limit_error", 431: "invalid_request_error", 499: "client_closed_request",
+    503: "service_unavailable_error", 504: "timeout_error",
+}  # fmt: skip
+
+
+class ApiError(Exception):
+    """An answer other than success. `param` names the field that is wrong."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = headers or {}
+
+    def envelope(self) -> dict[str, Any]:
+        kind = _TYPES.get(self.status, "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.envelope(), self.status, self.headers)
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """The answer to an error that the engine, the worker or the text rooms raised."""
+    match error:
+        case ApiError():
+            return error
+        case QueueFull():
+            return ApiError(429, str(error), code="queue_full", headers={"Retry-After": "1"})
+        case NotReady():
+            return ApiError(503, str(error), code="not_ready", headers={"Retry-After": "5"})
+        case DeadlinePassed():
+            return ApiError(504, str(error), code="deadline_passed")
+        case PromptError():
+            return ApiError(400, str(error), param="prompt", code="bad_prompt")
+        case UsageError():
+            return ApiError(400, str(error))
+        case CapacityError():
+            return ApiError(503, str(error), code="out_of_memory", headers={"Retry-After": "5"})
+        case PacelineError():
+            return ApiError(500, str(error), code="request_failed")
+        case _:
+            return ApiError(500, "the server made a mistake: see its log", code="internal_error")

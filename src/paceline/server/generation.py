@@ -1,0 +1,117 @@
+"""One client request on its way through the worker: its jobs, and their deltas as an async stream."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from paceline.core import Delta, SamplingParams, Stats
+from paceline.engine.worker import Job, Sink, Worker
+from paceline.errors import RequestFailed
+from paceline.server.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What is wanted of the engine."""
+
+    jobs: list[tuple[list[int], SamplingParams]]  # prompt ids, and how it is sampled
+    salt: str
+    deadline: float  # time.monotonic() seconds
+    buffer: int  # deltas that may wait for a slow reader
+
+
+@dataclass(slots=True)
+class _Channel:
+    """From the worker's thread to the event loop; both ends belong to one request."""
+
+    loop: asyncio.AbstractEventLoop
+    items: deque[tuple[int, Delta | Exception]] = field(default_factory=deque)
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, prompt: int, item: Delta | Exception) -> None:
+        self.items.append((prompt, item))
+        try:
+            self.loop.call_soon_threadsafe(self.ready.set)
+        except RuntimeError:  # the loop is closed: nobody listens any more
+            self.items.clear()
+
+
+class Generation:
+    """Use as `async with`: leaving it, for whatever reason, frees everything in the engine."""
+
+    def __init__(self, worker: Worker, ask: Ask, metrics: Metrics) -> None:
+        self.ask = ask
+        self.stats: dict[tuple[int, int], Stats] = {}  # (prompt, text) -> stats of the finished ones
+        self._worker, self._metrics = worker, metrics
+        self._channel = _Channel(asyncio.get_running_loop())
+        self._ids = [uuid.uuid4().hex for _ in ask.jobs]
+        self._left = sum(params.n for _, params in ask.jobs)
+        self._outcome = "disconnected"
+
+    async def __aenter__(self) -> Generation:
+        try:
+            for i, (prompt, params) in enumerate(self.ask.jobs):
+                sink, ask = self._sink(i), self.ask
+                self._worker.submit(Job(self._ids[i], prompt, params, sink, ask.salt, ask.deadline))
+                self._metrics.prompt(len(prompt))
+        except Exception as error:
+            self._outcome = type(error).__name__
+            self._close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._left:
+            for request_id in self._ids:
+                self._worker.cancel(request_id)
+        self._metrics.request_ended(self._outcome)
+
+    def _sink(self, prompt: int) -> Sink:
+        def sink(item: Delta | Exception) -> None:
+            if len(self._channel.items) < self.ask.buffer or isinstance(item, Exception):
+                self._channel.put(prompt, item)
+            else:
+                self._worker.cancel(self._ids[prompt])
+                error = RequestFailed("the answer was read too slowly: read the stream as it comes")
+                self._channel.put(prompt, error)
+
+        return sink
+
+    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+        """(prompt, delta) in the order of the engine. Raises what ended the request early."""
+        begin = last = time.monotonic()
+        first = True
+        while self._left:
+            await self._channel.ready.wait()
+            self._channel.ready.clear()
+            while self._channel.items:
+                prompt, item = self._channel.items.popleft()
+                if isinstance(item, Exception):
+                    self._outcome = type(item).__name__
+                    raise item
+                now = time.monotonic()
+                self._metrics.delta(item, now - begin if first else None, now - last)
+                first, last = False, now
+                self._check(prompt, item)
+                yield prompt, item
+
+    def _check(self, prompt: int, delta: Delta) -> None:
+        if delta.finish_reason is None:
+            return
+        if delta.finish_reason in ("error", "abort"):
+            self._outcome = delta.finish_reason
+            raise RequestFailed(delta.error or "the request was aborted")
+        self._left -= 1
+        if delta.stats is not None:
+            self.stats[prompt, delta.index] = delta.stats
+            self._metrics.text_finished(delta.stats)
+        if not self._left:
+            self._outcome = "finished"

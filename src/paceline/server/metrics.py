@@ -1,0 +1,92 @@
+"""Prometheus metrics, in a registry of their own. All values are of this process since its start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from paceline.core import Delta, Stats
+from paceline.engine.worker import Worker
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+
+
+class Metrics:
+    def __init__(self, worker: Worker) -> None:
+        self.registry = r = CollectorRegistry()
+        self._requests = Counter("paceline_requests", "Requests by outcome", ["outcome"], registry=r)
+        self._answers = Counter("paceline_http_answers", "HTTP answers", ["path", "status"], registry=r)
+        self._first = Histogram(
+            "paceline_time_to_first_token_seconds", "From acceptance to the first token", buckets=_SECONDS, registry=r
+        )
+        self._between = Histogram(
+            "paceline_inter_token_seconds", "Between deltas, per token", buckets=_SECONDS, registry=r
+        )
+        self._prompt = Histogram("paceline_prompt_tokens", "Prompt length", buckets=_TOKENS, registry=r)
+        self._tokens = Counter("paceline_tokens", "Generated tokens by origin", ["origin"], registry=r)
+        self._per_step = Histogram(
+            "paceline_tokens_per_step", "Mean of each finished text", buckets=[1 + i / 4 for i in range(25)], registry=r
+        )
+        self._length = Counter("paceline_draft_length", "Steps by drafted tokens", ["tokens"], registry=r)
+        self._drafted = Counter("paceline_drafted_tokens", "Drafted tokens by position", ["position"], registry=r)
+        self._kept = Counter("paceline_accepted_tokens", "Accepted tokens by position", ["position"], registry=r)
+        self._reasons = Counter("paceline_steps_without_draft", "By reason code", ["reason"], registry=r)
+        self._drafters = Counter("paceline_drafted_steps", "Steps with a draft, by drafter", ["drafter"], registry=r)
+        self._cached = Counter("paceline_prefix_cache_tokens", "Prompt tokens found in the cache", registry=r)
+        self._gauges(worker)
+
+    def _gauges(self, worker: Worker) -> None:
+        gauges: dict[str, tuple[str, Callable[[], float]]] = {
+            "paceline_queue_requests": ("Requests without a first token", lambda: worker.load().waiting),
+            "paceline_running_requests": ("Requests that have one", lambda: worker.load().running),
+            "paceline_open_texts": ("Texts waiting or running", lambda: worker.load().texts),
+            "paceline_ready": ("1 while requests are taken", lambda: worker.state == "ready"),
+            "paceline_engine_steps": ("Engine steps so far", lambda: worker.counters.steps),
+            "paceline_engine_step_errors": ("Steps that raised", lambda: worker.counters.step_errors),
+        }
+        for name, (text, read) in gauges.items():
+            Gauge(name, text, registry=self.registry).set_function(read)
+        cache = Gauge("paceline_cache_pages", "K/V pages by state", ["state"], registry=self.registry)
+        for state in ("used", "free", "total"):
+            cache.labels(state).set_function(lambda state=state: _page_count(worker.info, state))
+
+    def render(self) -> bytes:
+        text: bytes = generate_latest(self.registry)
+        return text
+
+    def answered(self, path: str, status: int) -> None:
+        self._answers.labels(path, str(status)).inc()
+
+    def request_ended(self, outcome: str) -> None:
+        self._requests.labels(outcome).inc()
+
+    def prompt(self, tokens: int) -> None:
+        self._prompt.observe(tokens)
+
+    def delta(self, delta: Delta, since_start: float | None, since_last: float) -> None:
+        if since_start is not None:
+            self._first.observe(since_start)
+        elif delta.token_ids:
+            self._between.observe(since_last / len(delta.token_ids))
+        drafted = delta.origins.count("draft")
+        self._tokens.labels("draft").inc(drafted)
+        self._tokens.labels("target").inc(len(delta.origins) - drafted)
+        self._length.labels(str(len(delta.proposed))).inc()
+
+    def text_finished(self, stats: Stats) -> None:
+        self._per_step.observe(stats.tokens_per_step)
+        self._cached.inc(stats.cached_prompt_tokens)
+        for counter, values in ((self._drafted, stats.drafted_by_position), (self._kept, stats.accepted_by_position)):
+            for position, count in enumerate(values):
+                counter.labels(str(position)).inc(count)
+        for counter, named in ((self._reasons, stats.reasons), (self._drafters, stats.drafters)):
+            for name, count in named.items():
+                counter.labels(name).inc(count)
+
+
+def _page_count(info: Mapping[str, Any], state: str) -> float:
+    pages = info.get("pages", {})
+    return float(pages.get(state, 0)) if isinstance(pages, Mapping) else 0.0

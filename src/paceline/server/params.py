@@ -1,0 +1,123 @@
+"""From a request's fields to SamplingParams, with the server's limits. Every refusal names its field."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Any
+
+from paceline.core import SamplingParams
+from paceline.errors import UsageError
+from paceline.server.errors import ApiError
+from paceline.server.schema import ChatRequest, CompletionRequest, Content, Sampling
+from paceline.server.settings import ServerConfig
+
+_FIELD = re.compile(r"(\w+)(\[|=| has| leaves)")
+
+
+def refuse(param: str, message: str, code: str = "invalid_value") -> ApiError:
+    return ApiError(400, f"{param}: {message}", param=param, code=code)
+
+
+def text_of(content: Content | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text or "" for part in content)
+
+
+def check_limits(body: Sampling, config: ServerConfig) -> None:
+    """The caps that need the server's settings. Raises ApiError 400."""
+    if (body.n or 1) > config.max_n:
+        raise refuse("n", f"at most {config.max_n}")
+    stops = stop_strings(body)
+    if len(stops) > config.max_stop:
+        raise refuse("stop", f"at most {config.max_stop} strings")
+    if any(not s or len(s) > config.max_stop_length for s in stops):
+        raise refuse("stop", f"each string needs 1 to {config.max_stop_length} characters")
+    if len(body.logit_bias or {}) > config.max_logit_bias:
+        raise refuse("logit_bias", f"at most {config.max_logit_bias} tokens")
+    if isinstance(body, ChatRequest):
+        if (body.top_logprobs or 0) > config.max_logprobs:
+            raise refuse("top_logprobs", f"at most {config.max_logprobs}")
+        if body.top_logprobs is not None and not body.logprobs:
+            raise refuse("top_logprobs", "needs logprobs: true")
+        if len(body.tools or []) > config.max_tools:
+            raise refuse("tools", f"at most {config.max_tools}")
+    elif isinstance(body, CompletionRequest):
+        if (body.logprobs or 0) > config.max_logprobs:
+            raise refuse("logprobs", f"at most {config.max_logprobs}")
+        if body.best_of is not None and body.best_of != (body.n or 1):
+            raise refuse("best_of", "only as many as n: the server does not rank answers")
+        if body.suffix:
+            raise refuse("suffix", "filling in the middle is not supported: leave it out")
+        if body.max_tokens == 0 and not body.echo:
+            raise refuse("max_tokens", "0 is possible with echo only")
+    if body.stream_options is not None and not body.stream:
+        raise refuse("stream_options", "only with stream: true")
+
+
+def stop_strings(body: Sampling) -> list[str]:
+    return [body.stop] if isinstance(body.stop, str) else list(body.stop or [])
+
+
+def _logit_bias(body: Sampling) -> dict[int, float]:
+    out = {}
+    for key, bias in (body.logit_bias or {}).items():
+        if not key.isascii() or not key.isdecimal() or len(key) > 9:
+            raise refuse("logit_bias", f"{key[:40]!r} is no token id")
+        if abs(bias) > 100:
+            raise refuse("logit_bias", f"the bias of {key} has to be from -100 to 100")
+        out[int(key)] = float(bias)
+    return out
+
+
+def _logprobs(body: Sampling) -> int | None:
+    if isinstance(body, ChatRequest):
+        return (body.top_logprobs or 0) if body.logprobs else None
+    return body.logprobs if isinstance(body, CompletionRequest) else None
+
+
+def sampling_params(body: Sampling, room: int, extra: dict[str, Any]) -> SamplingParams:
+    """`room`: tokens that may follow the prompt; `extra`: fields that the caller has worked out itself."""
+    default = room if isinstance(body, ChatRequest) else 16
+    wanted = body.max_tokens
+    if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
+        wanted = body.max_completion_tokens
+    max_tokens = max(1, min(default if wanted is None else wanted, room))
+    given: dict[str, Any] = {
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "top_p": body.top_p, "top_k": None if body.top_k is None else max(0, body.top_k), "min_p": body.min_p,
+        "repetition_penalty": body.repetition_penalty, "presence_penalty": body.presence_penalty,
+        "frequency_penalty": body.frequency_penalty, "n": body.n, "ignore_eos": body.ignore_eos,
+        "min_tokens": None if body.min_tokens is None else min(body.min_tokens, max_tokens),
+    }  # fmt: skip
+    given |= _speculation(body)
+    try:
+        return SamplingParams(
+            max_tokens=max_tokens,
+            logit_bias=_logit_bias(body),
+            stop=tuple(stop_strings(body)),
+            seed=secrets.randbits(63) if body.seed is None else body.seed,
+            logprobs=_logprobs(body),
+            **{key: value for key, value in (given | extra).items() if value is not None},
+        )
+    except UsageError as error:
+        raise as_field_error(error) from error
+
+
+def _speculation(body: Sampling) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    if body.speculation is not None:
+        wanted = body.speculation
+        out = {"drafter": wanted.drafter, "draft_tokens": wanted.draft_tokens, "verify": wanted.verify}
+    if body.prediction is not None:
+        out["reference"] = text_of(body.prediction.content) or None
+    return out
+
+
+def as_field_error(error: UsageError) -> ApiError:
+    """An engine's refusal names its field first: keep that name where it is one of ours."""
+    found = _FIELD.match(str(error))
+    name = found[1] if found else None
+    known = name in ChatRequest.model_fields or name in CompletionRequest.model_fields
+    return ApiError(400, str(error), param=name if known else None, code="invalid_value")

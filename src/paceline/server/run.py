@@ -1,0 +1,109 @@
+"""From a config to a running process: bind first, load behind it, drain on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from types import FrameType
+from typing import Any
+
+import h11
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from paceline.engine.worker import Worker
+from paceline.errors import PacelineError, UsageError
+from paceline.server.settings import ServerConfig
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """The listening socket. Raises UsageError if the address cannot be had."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    server = socket.socket(family, socket.SOCK_STREAM)
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        server.bind((config.host, config.port))
+        server.listen(config.max_connections)
+    except OSError as error:
+        server.close()
+        raise UsageError(
+            f"cannot listen on {config.host}:{config.port} ({error.strerror}): choose another --port or --host"
+        ) from error
+    server.setblocking(False)
+    return server
+
+
+class PatientServer(uvicorn.Server):
+    """The first signal drains: open requests are finished, new ones get 503. The second one ends at once."""
+
+    def __init__(self, config: uvicorn.Config, worker: Worker, drain_timeout: float) -> None:
+        super().__init__(config)
+        self._worker, self._drain_timeout = worker, drain_timeout
+        self._give_up_at: float | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._give_up_at is not None:
+            self.should_exit = self.force_exit = True
+            return
+        self._give_up_at = time.monotonic() + self._drain_timeout
+        self._worker.drain()
+
+    async def on_tick(self, counter: int) -> bool:
+        over = self._give_up_at is not None and time.monotonic() > self._give_up_at
+        if over or self._worker.state in ("closed", "failed"):
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+
+class WatchfulProtocol(H11Protocol):
+    """Closes connections whose request head does not come in time."""
+
+    head_timeout = 10.0
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._watch(True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._watch(False)
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        self._watch(self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0]))
+
+    def _watch(self, waiting: bool) -> None:
+        if waiting and self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.head_timeout, self.transport.close)
+        elif not waiting and self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
+def run(app: FastAPI, worker: Worker, config: ServerConfig, listening: socket.socket) -> None:
+    """Serve until told to stop. Raises what the worker failed with."""
+    protocol = type("Protocol", (WatchfulProtocol,), {"head_timeout": config.header_timeout})
+    settings = uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=config.max_connections,
+        h11_max_incomplete_event_size=config.max_header,
+        timeout_graceful_shutdown=5,
+    )
+    worker.start()
+    PatientServer(settings, worker, config.drain_timeout).run(sockets=[listening])
+    worker.close()
+    worker.join(10)
+    if worker.error is not None:
+        if isinstance(worker.error, PacelineError):
+            raise worker.error
+        raise PacelineError(f"the engine stopped: {worker.error!r}") from worker.error

@@ -1,0 +1,177 @@
+"""What clients may send. Unknown fields are refused, except those that real clients send and that change nothing.
+
+The fields that are accepted and ignored stand in IGNORED_* and in docs/server.md.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+Token = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Speculation(Part):
+    """How this request is drafted. Under `match` (the default rule) nothing here changes the text."""
+
+    drafter: str | None = Field(None, max_length=64, description="none, or one of the loaded kinds")
+    draft_tokens: Annotated[int, Field(ge=0, le=16)] | Literal["auto"] | None = None
+    verify: Literal["match", "reject", "block"] | None = None
+    trace: bool = Field(False, description="stream what was proposed and where each token came from")
+
+
+class StreamOptions(Part):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = Field(None, description="accepted and ignored")
+
+
+class JsonSchema(Part):
+    name: str | None = Field(None, max_length=256)
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Part):
+    """`grammar` (Lark as llguidance reads it) and `regex` are ours."""
+
+    type: Literal["text", "json_object", "json_schema", "grammar", "regex"]
+    json_schema: JsonSchema | None = None
+    grammar: str | None = None
+    regex: str | None = None
+
+
+class TextPart(Part):
+    model_config = ConfigDict(extra="ignore", strict=True)
+    type: str = Field(description="only text: images, audio and files are refused")
+    text: str | None = None
+
+    @field_validator("type")
+    @classmethod
+    def _only_text(cls, value: str) -> str:
+        if value not in ("text", "input_text", "output_text"):
+            raise ValueError(f"parts of type {value[:40]!r} are not supported yet: send text only")
+        return value
+
+
+Content = str | list[TextPart]
+
+
+class Prediction(Part):
+    type: Literal["content"]
+    content: Content
+
+
+class FunctionCall(Part):
+    name: str = Field(max_length=128)
+    arguments: str
+
+
+class ToolCall(Part):
+    id: str | None = Field(None, max_length=256)
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = Field(None, description="accepted and ignored")
+
+
+class Message(Part):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    name: str | None = Field(None, max_length=256)
+    tool_calls: list[ToolCall] | None = Field(None, max_length=128)
+    tool_call_id: str | None = Field(None, max_length=256)
+    reasoning_content: str | None = None
+    refusal: Any = Field(None, description="accepted and ignored")
+    audio: Any = Field(None, description="accepted and ignored")
+    annotations: Any = Field(None, description="accepted and ignored")
+    function_call: None = None
+
+
+class Function(Part):
+    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.\-]{0,127}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Part):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Part):
+    name: str = Field(max_length=128)
+
+
+class NamedTool(Part):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class TemplateOptions(Part):
+    """The only template variables that a client may set."""
+
+    enable_thinking: bool | None = None
+
+
+class Sampling(Part):
+    """What both endpoints take."""
+
+    model: str = Field(max_length=256)
+    max_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
+    min_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=2**31 - 1, description="0 and -1: off")
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, ge=1e-3, le=1e3)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[Token] | None = Field(None, max_length=128)
+    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
+    n: int | None = Field(None, ge=1)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
+    prediction: Prediction | None = None
+    response_format: ResponseFormat | None = None
+    speculation: Speculation | None = None
+    cache_salt: str | None = Field(None, max_length=256, description="shares prefixes only with equal salts")
+    user: Any = Field(None, description="accepted and ignored")
+    metadata: Any = Field(None, description="accepted and ignored")
+    store: Any = Field(None, description="accepted and ignored")
+    service_tier: Any = Field(None, description="accepted and ignored")
+    safety_identifier: Any = Field(None, description="accepted and ignored")
+    prompt_cache_key: Any = Field(None, description="accepted and ignored")
+    prompt_cache_retention: Any = Field(None, description="accepted and ignored")
+
+
+class ChatRequest(Sampling):
+    messages: list[Message] = Field(min_length=1, max_length=4096)
+    max_completion_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0)
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = Field(None, max_length=32, description="none: no thinking, else thinking")
+    chat_template_kwargs: TemplateOptions | None = None
+    modalities: list[Literal["text"]] | None = None
+    verbosity: Any = Field(None, description="accepted and ignored")
+
+
+class CompletionRequest(Sampling):
+    prompt: str | list[str] | list[Token] | list[list[Token]]
+    max_tokens: int | None = Field(None, ge=0, le=2**31 - 1, description="0 only with echo")
+    logprobs: int | None = Field(None, ge=0)
+    echo: bool | None = None
+    best_of: int | None = Field(None, ge=1, description="only as many as n")
+    suffix: Any = Field(None, description="not supported: must be empty")

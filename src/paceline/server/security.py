@@ -1,0 +1,209 @@
+"""The gate in front of every route: host, key, origin, content type, size and time of the body, headers of answers.
+
+Everything is refused by default: only /health is open without a key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+import ipaddress
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from paceline.errors import UsageError
+from paceline.server.errors import ApiError
+from paceline.server.settings import ServerConfig
+
+OPEN_PATHS = ("/health",)
+_SAFE = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+}
+_HASHED = re.compile(r"sha256:([0-9a-fA-F]{64})")
+
+
+class Keys:
+    """API keys as SHA-256 digests; nothing else of them is kept."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [_digest_of(key) for key in keys]
+
+    @classmethod
+    def read(cls, path: str | None) -> Keys:
+        """One key per line, plain or as sha256:<64 hex digits>; # begins a comment. Raises UsageError."""
+        if path is None:
+            return cls([])
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--api-key-file {path} cannot be read ({error}): check the path") from error
+        keys = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+        if not keys:
+            raise UsageError(f"--api-key-file {path} holds no key: write one per line")
+        return cls(keys)
+
+    @property
+    def wanted(self) -> bool:
+        return bool(self._digests)
+
+    def find(self, authorization: str | None) -> str | None:
+        """The prefix-cache scope of the key in this header, None if there is no right one. Constant time."""
+        if not self._digests:
+            return ""
+        given = hashlib.sha256(_presented(authorization or "").encode("utf-8", "surrogateescape")).digest()
+        found = b""
+        for digest in self._digests:
+            found = digest if hmac.compare_digest(digest, given) else found
+        return found.hex()[:32] or None
+
+
+def _digest_of(key: str) -> bytes:
+    hashed = _HASHED.fullmatch(key)
+    return bytes.fromhex(hashed[1]) if hashed else hashlib.sha256(key.encode()).digest()
+
+
+def _presented(authorization: str) -> str:
+    """The key in a Bearer header, or the password in a Basic one (what a browser asks its user for)."""
+    scheme, _, value = authorization.partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip()
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(value.strip(), validate=True).decode().partition(":")[2]
+        except (binascii.Error, UnicodeDecodeError):
+            return ""
+    return ""
+
+
+class Gate:
+    """ASGI middleware. A passed request has its whole body in memory and scope["state"]["salt"] set."""
+
+    def __init__(self, app: ASGIApp, config: ServerConfig, keys: Keys) -> None:
+        self._app, self._config, self._keys = app, config, keys
+        self._hosts = {"localhost", config.host.lower(), *(host.lower() for host in config.allowed_hosts)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        send = _with_safe_headers(send)
+        headers = Headers(scope=scope)
+        try:
+            self._check_host(headers)
+            scope.setdefault("state", {})["salt"] = self._check_key(scope, headers)
+            self._check_origin(scope, headers)
+            body = await self._read(scope, headers, receive)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+            return
+        except _Gone:
+            return
+        await self._app(scope, _replay(body, receive), send)
+
+    def _check_host(self, headers: Headers) -> None:
+        """Names have to be on the list; a plain IP address cannot be the work of a rebinding name server."""
+        host = headers.get("host", "")
+        name = (urlsplit(f"//{host}").hostname if _plausible(host) else None) or ""
+        if name in self._hosts:
+            return
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            raise ApiError(
+                421, "this Host is not served here: start the server with --allowed-host to add it", code="bad_host"
+            ) from None
+
+    def _check_key(self, scope: Scope, headers: Headers) -> str:
+        if scope["path"] in OPEN_PATHS:
+            return ""
+        salt = self._keys.find(headers.get("authorization"))
+        if salt is None:
+            browser = scope["method"] == "GET" and "text/html" in headers.get("accept", "")
+            scheme = 'Basic realm="paceline: any name, the API key as password"' if browser else "Bearer"
+            raise ApiError(
+                401,
+                "a valid API key is needed: send Authorization: Bearer <key>",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": scheme},
+            )
+        return salt
+
+    def _check_origin(self, scope: Scope, headers: Headers) -> None:
+        """Other sites' pages may not use a browser's rights, and forms cannot send JSON."""
+        if scope["method"] in ("GET", "HEAD"):
+            return
+        origin = headers.get("origin")
+        foreign = origin is not None and urlsplit(origin).netloc != headers.get("host")
+        if foreign or headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+            raise ApiError(403, "requests from pages of other origins are refused", code="foreign_origin")
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if scope["method"] == "POST" and kind != "application/json":
+            raise ApiError(415, "the body has to be application/json", code="bad_content_type")
+
+    async def _read(self, scope: Scope, headers: Headers, receive: Receive) -> bytes:
+        limit = self._config.max_body
+        too_large = ApiError(413, f"the body is over {limit} bytes", code="too_large", headers={"Connection": "close"})
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > limit:
+            raise too_large
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._config.body_timeout):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise _Gone
+                    body += message.get("body", b"")
+                    if len(body) > limit:
+                        raise too_large
+                    if not message.get("more_body"):
+                        return bytes(body)
+        except TimeoutError:
+            raise ApiError(408, "the body came too slowly", code="slow", headers={"Connection": "close"}) from None
+
+
+class _Gone(Exception):
+    """The client has left."""
+
+
+def _plausible(host: str) -> bool:
+    return bool(re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.\-]+)(:\d{1,5})?", host))
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    sent = False
+
+    async def replayed() -> Message:
+        nonlocal sent
+        if sent:
+            return await receive()
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replayed
+
+
+def _with_safe_headers(send: Send) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in _SAFE.items():
+                headers.setdefault(name, value)
+        await send(message)
+
+    return sending

@@ -1,0 +1,141 @@
+"""What all routes share: the model behind the worker, the limits, and the way from a body to an ask."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from paceline.core import Constraint
+from paceline.engine.worker import NotReady, Worker
+from paceline.errors import UsageError
+from paceline.server.errors import ApiError
+from paceline.server.generation import Ask, Generation
+from paceline.server.metrics import Metrics
+from paceline.server.params import check_limits, refuse
+from paceline.server.schema import Sampling
+from paceline.server.settings import ServerConfig
+from paceline.text.tokenizer import Tokenizer
+
+
+class Grammars(Protocol):
+    """Compiles a grammar, in bounded time, to a maker of constraints (text/grammar.py)."""
+
+    def compile(self, kind: str, source: str) -> Callable[[], Constraint]: ...
+
+    def compile_call(self, names: dict[str, dict[str, Any]]) -> Callable[[], Constraint]: ...
+
+    def close(self) -> None: ...
+
+
+Render = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None, bool | None], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The text side of a loaded model. `render`: (messages, tools, enable_thinking) -> prompt."""
+
+    tokenizer: Tokenizer
+    render: Render
+    grammars: Grammars
+    max_len: int
+    vocab_size: int
+    drafters: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Service:
+    model: str
+    config: ServerConfig
+    worker: Worker
+    metrics: Metrics
+    created: int = field(default_factory=lambda: int(time.time()))
+    loaded: Room | None = None
+
+    @property
+    def room(self) -> Room:
+        if self.loaded is None or self.worker.state != "ready":
+            raise NotReady(f"the server is {self.worker.state}: try again later")
+        return self.loaded
+
+    def check(self, body: Sampling) -> Room:
+        """The room, if the request may come in: readiness first, then the model's name and the limits."""
+        room = self.room
+        if body.model != self.model:
+            raise ApiError(
+                404,
+                f"model {body.model[:80]!r} is not served here: use {self.model!r}",
+                param="model",
+                code="model_not_found",
+            )
+        check_limits(body, self.config)
+        wanted = body.speculation.drafter if body.speculation else None
+        if wanted is not None and wanted not in room.drafters:
+            raise refuse("speculation.drafter", f"{wanted[:40]!r} is not loaded: use one of {', '.join(room.drafters)}")
+        for token in [*(body.logit_bias or {}), *(body.stop_token_ids or [])]:
+            if str(token).isdecimal() and int(token) >= room.vocab_size:
+                name = "logit_bias" if isinstance(token, str) else "stop_token_ids"
+                raise refuse(name, f"token {token} is not in the vocabulary of {room.vocab_size}")
+        return room
+
+    def room_after(self, prompt: list[int], param: str) -> int:
+        """Tokens that fit behind a prompt. Raises ApiError 400 for one that is empty or too long."""
+        assert self.loaded is not None
+        if not prompt:
+            raise refuse(param, "the prompt is empty: give at least one token")
+        if max(prompt) >= self.loaded.vocab_size:
+            raise refuse(param, f"token id {max(prompt)} is not in the vocabulary of {self.loaded.vocab_size}")
+        room = self.loaded.max_len - len(prompt)
+        if room < 1:
+            raise ApiError(
+                400,
+                f"the prompt has {len(prompt)} tokens and the context holds {self.loaded.max_len}, of which one must "
+                "be left to write: shorten the prompt",
+                param=param,
+                code="context_length_exceeded",
+            )
+        return room
+
+    def ask(self, jobs: list[Any], salt: str, arrived: float) -> Ask:
+        return Ask(jobs, salt, arrived + self.config.request_timeout, self.config.stream_buffer)
+
+    def generate(self, ask: Ask) -> Generation:
+        return Generation(self.worker, ask, self.metrics)
+
+    async def constraint(self, body: Sampling) -> Callable[[], Constraint] | None:
+        """What response_format asks for, compiled. Raises ApiError 400 for what cannot be."""
+        wanted = body.response_format
+        if wanted is None or wanted.type == "text":
+            return None
+        kind, source, param = grammar_source(body)
+        if len(source) > self.config.max_schema:
+            raise refuse(param, f"over {self.config.max_schema} characters")
+        try:
+            return await asyncio.to_thread(self.room.grammars.compile, kind, source)
+        except UsageError as error:
+            raise refuse(param, str(error), code="bad_grammar") from error
+
+
+def grammar_source(body: Sampling) -> tuple[str, str, str]:
+    """(kind, source, name of the field) of a response_format that constrains."""
+    wanted = body.response_format
+    assert wanted is not None
+    if wanted.type == "json_object":
+        return "json", '{"type":"object"}', "response_format"
+    if wanted.type == "json_schema":
+        if wanted.json_schema is None:
+            raise refuse("response_format.json_schema", "is missing")
+        schema = wanted.json_schema.schema_
+        return "json", json.dumps({} if schema is None else schema), "response_format.json_schema.schema"
+    source = wanted.grammar if wanted.type == "grammar" else wanted.regex
+    if not source:
+        raise refuse(f"response_format.{wanted.type}", "is missing")
+    return ("lark" if wanted.type == "grammar" else "regex"), source, f"response_format.{wanted.type}"
+
+
+def salt_of(key: str, body: Sampling) -> str:
+    """Prefixes are shared under one API key only, and there under one cache_salt only."""
+    return key if body.cache_salt is None else f"{key}/{body.cache_salt}"

@@ -1,0 +1,124 @@
+"""Everything that can be chosen when a server is started, and its TOML file. Flags win over the file."""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import tomllib
+import types
+import typing
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from paceline.config import EngineConfig
+from paceline.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key_file: str | None = None  # one key per line, plain or as sha256:<hex>
+    without_key: bool = False  # listen on another address than loopback although there is no key
+    allowed_hosts: tuple[str, ...] = ()  # names beside localhost and plain IP addresses in the Host header
+    model_name: str | None = None  # what clients call the model; None = the last part of the target's name
+    max_texts: int = 128  # texts waiting or running; more get 429
+    max_connections: int = 512
+    request_timeout: float = 600.0  # seconds from arrival to the last token
+    body_timeout: float = 30.0  # seconds for a request's body to arrive
+    header_timeout: float = 10.0  # seconds for a request's head to arrive
+    drain_timeout: float = 30.0  # seconds that open requests get after SIGTERM
+    max_body: int = 4 * 2**20  # bytes
+    max_header: int = 32 * 2**10  # bytes
+    max_prompts: int = 64  # in one completion request
+    max_n: int = 16
+    max_logprobs: int = 20
+    max_stop: int = 16
+    max_stop_length: int = 256  # characters
+    max_logit_bias: int = 1024
+    max_tools: int = 128
+    max_schema: int = 64 * 2**10  # characters of a JSON schema or grammar
+    max_schema_depth: int = 32
+    grammar_timeout: float = 5.0  # seconds to compile a schema or grammar
+    stream_buffer: int = 4096  # deltas a slow reader may leave unread before its request is given up
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.type in ("int", "float") and (value < 0 or value != value):
+                raise UsageError(f"{f.name}={value!r} is not possible: give a number of at least 0")
+        if not 0 <= self.port <= 65535:
+            raise UsageError(f"port={self.port} is not possible: give 0..65535")
+        if not is_loopback(self.host) and self.api_key_file is None and not self.without_key:
+            raise UsageError(
+                f"host={self.host} can be reached from other machines: give --api-key-file, "
+                "or --without-key if the network keeps strangers out"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_config(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tables [server] and [engine] of a TOML file, checked by name and type. Raises UsageError."""
+    try:
+        with Path(path).open("rb") as file:
+            tables = tomllib.load(file)
+    except OSError as error:
+        raise UsageError(f"--config {path} cannot be read ({error.strerror}): check the path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config {path} is not valid TOML: {error}") from error
+    _known(tables, ["server", "engine"], f"--config {path}")
+    server, engine = tables.get("server", {}), tables.get("engine", {})
+    for name, table, kind in (("server", server, ServerConfig), ("engine", engine, EngineConfig)):
+        if not isinstance(table, dict):
+            raise UsageError(f"--config {path}: {name} has to be a table, [{name}]")
+        _check_table(table, kind, f"--config {path}, [{name}]")
+    return server, engine
+
+
+def _known(table: dict[str, Any], names: list[str], where: str) -> None:
+    for key in table:
+        if key not in names:
+            near = difflib.get_close_matches(key, names, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
+            raise UsageError(f"{where}: unknown key {key!r}: {hint}")
+
+
+def _check_table(table: dict[str, Any], kind: type[Any], where: str) -> None:
+    _known(table, [f.name for f in fields(kind)], where)
+    hints = typing.get_type_hints(kind)
+    for key, value in table.items():
+        if isinstance(value, list):
+            table[key] = value = tuple(value)
+        if not _fits(value, hints[key]):
+            raise UsageError(f"{where}: {key}={value!r} has the wrong type: {_name(hints[key])} is wanted")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return any(_fits(value, part) for part in args)
+    if origin is typing.Literal:
+        return value in args
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(item, args[0]) for item in value)
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, (int, float)) if hint is float else isinstance(value, hint)
+
+
+def _name(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+
+
+def server_config(options: dict[str, Any]) -> ServerConfig:
+    """Build the config from options by name (None = not given), already known to exist."""
+    return ServerConfig(**{key: value for key, value in options.items() if value is not None})

@@ -1,0 +1,58 @@
+"""Token counts and what speculation did, as clients expect them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import zip_longest
+from typing import Any
+
+from paceline.core import Stats
+
+
+def usage(prompt: int, completion: int, stats: Iterable[Stats] = (), *, prediction: bool = False) -> dict[str, Any]:
+    """The usage object; cached and prediction tokens are known once texts are finished."""
+    done = list(stats)
+    accepted = sum(s.accepted for s in done) if prediction else 0
+    rejected = sum(s.drafted - s.accepted for s in done) if prediction else 0
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(s.cached_prompt_tokens for s in done), "audio_tokens": 0},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": rejected,
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+        },
+    }
+
+
+def speculation(stats: Iterable[Stats], seed: int | None) -> dict[str, Any]:
+    """The sums over an answer's texts. `reason`: the most frequent one for steps without a draft."""
+    done = list(stats)
+    steps, emitted = sum(s.steps for s in done), sum(s.emitted for s in done)
+    reasons = _added(s.reasons for s in done)
+    return {
+        "steps": steps,
+        "drafted": sum(s.drafted for s in done),
+        "accepted": sum(s.accepted for s in done),
+        "tokens_per_step": round(emitted / steps, 4) if steps else 0.0,
+        "reason": max(reasons, key=lambda name: reasons[name], default=None),
+        "drafted_by_position": _by_position(s.drafted_by_position for s in done),
+        "accepted_by_position": _by_position(s.accepted_by_position for s in done),
+        "drafters": _added(s.drafters for s in done),
+        "seed": seed,
+    }
+
+
+def _added(parts: Iterable[dict[str, int]]) -> dict[str, int]:
+    out: dict[str, int] = {}
+    for part in parts:
+        for name, count in part.items():
+            out[name] = out.get(name, 0) + count
+    return out
+
+
+def _by_position(rows: Iterable[list[int]]) -> list[int]:
+    return [sum(column) for column in zip_longest(*rows, fillvalue=0)]

@@ -1,0 +1,106 @@
+"""A real server on a real socket, over the fake engine, in a thread of the test's process."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2 as httpx
+import uvicorn
+from server.fake_engine import MAX_LEN, FakeEngine, make_tokenizer
+
+from paceline.engine.worker import StepEngine, Worker
+from paceline.errors import UsageError
+from paceline.server.app import build_app
+from paceline.server.metrics import Metrics
+from paceline.server.run import PatientServer, WatchfulProtocol
+from paceline.server.security import Keys
+from paceline.server.service import Room, Service
+from paceline.server.settings import ServerConfig
+
+
+class NoGrammars:
+    def compile(self, kind: str, source: str) -> Any:
+        raise UsageError("no grammars in this test")
+
+    def compile_call(self, names: dict[str, dict[str, Any]]) -> Any:
+        raise UsageError("no grammars in this test")
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class Served:
+    url: str
+    port: int
+    engine: FakeEngine
+    worker: Worker
+    service: Service
+    client: httpx.Client
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.client.post(path, json={"model": "fake", **body})
+
+    def settled(self, check: Callable[[], bool], seconds: float = 10.0) -> bool:
+        end = time.monotonic() + seconds
+        while not check() and time.monotonic() < end:
+            time.sleep(0.005)
+        return check()
+
+
+def render(messages: list[dict[str, Any]], tools: Any, thinking: bool | None) -> str:
+    if any("explode" in m["content"] for m in messages):
+        raise UsageError("the chat template failed: explode")
+    text = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
+    return text + ("<|channel>thought\n" if thinking else "")
+
+
+@contextmanager
+def served(
+    engine: FakeEngine | None = None,
+    keys: tuple[str, ...] = (),
+    grammars: Any = None,
+    load: Callable[[], StepEngine] | None = None,
+    **settings: Any,
+) -> Iterator[Served]:
+    engine = engine or FakeEngine(make_tokenizer())
+    config = ServerConfig(**settings)
+    worker = Worker(load or (lambda: engine), max_texts=config.max_texts)
+    service = Service("fake", config, worker, Metrics(worker))
+    drafters = ("none", "ngram", "mtp")
+    service.loaded = Room(
+        engine.tokenizer, render, grammars or NoGrammars(), MAX_LEN, engine.tokenizer.vocab_size, drafters
+    )
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    protocol = type("Protocol", (WatchfulProtocol,), {"head_timeout": config.header_timeout})
+    server = PatientServer(
+        uvicorn.Config(
+            build_app(service, Keys(keys)), http=protocol, ws="none", lifespan="off", log_config=None,
+            access_log=False, limit_concurrency=config.max_connections,
+            h11_max_incomplete_event_size=config.max_header, timeout_graceful_shutdown=2,
+        ),
+        worker,
+        config.drain_timeout,
+    )  # fmt: skip
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    worker.start()
+    thread.start()
+    headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
+    url = f"http://127.0.0.1:{port}"
+    with httpx.Client(base_url=url, headers=headers, timeout=30) as client:
+        if load is None:
+            while client.get("/health").status_code != 200:
+                time.sleep(0.01)
+        yield Served(url, port, engine, worker, service, client)
+    server.should_exit = True
+    worker.close()
+    thread.join(10)
+    worker.join(10)
+    listening.close()
