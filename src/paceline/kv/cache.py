@@ -47,7 +47,8 @@ class KVCache:
         device: torch.device | str = "cpu",
     ) -> None:
         """`pages`: kind -> number of pages. K/V tensors are [pages * page_size, kv_heads, head_dim]."""
-        self.layout, self.page_size, self.max_tokens = layout, PAGE_SIZE, max_tokens
+        self.layout, self.page_size = layout, PAGE_SIZE
+        self.max_tokens, self.max_sequences = max_tokens, max_sequences
         self.max_pages = -(-max_tokens // PAGE_SIZE)
         try:
             self.k = [self._storage(i, pages, dtype, device) for i in range(len(layout.layers))]
@@ -148,6 +149,15 @@ class KVCache:
             out[kind] = len(live) / pool.count
         return out
 
+    def fits(self, count: int) -> bool:
+        """Whether `count` tokens of a new text would find free or evictable pages."""
+        for kind, pool in self.pools.items():
+            window = self.layout.windows[kind]
+            reach = count if window is None else min(count, window + 2 * PAGE_SIZE)
+            if not self._free_slots or -(-reach // PAGE_SIZE) > pool.free + self.prefix.evictable(kind):
+                return False
+        return True
+
     # -- steps -------------------------------------------------------------------------------------------------
 
     def tail(self, items: Seq[tuple[int, list[int]]]) -> Tail:
@@ -208,17 +218,21 @@ class Tail:
         self._items = items
         cache._sync()
 
-    def rows(self, device: torch.device | str = "cpu") -> Rows:
-        """The rows of this step for a forward: all tokens of all sequences, flattened."""
+    def rows(self, device: torch.device | str = "cpu", skip: Seq[int] | None = None) -> Rows:
+        """The rows of a forward: all tokens of all sequences, flattened; `skip` [B] leaves out that many first ones,
+
+        whose K/V an earlier forward of the same round has already written.
+        """
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
         starts = [0]
-        for sequence_id, new in self._items:
+        for i, (sequence_id, new) in enumerate(self._items):
             entry = self._cache._entries[sequence_id]
-            tokens += new
-            positions += range(entry.committed, entry.committed + len(new))
-            slots += [entry.slot] * len(new)
+            first = skip[i] if skip is not None else 0
+            tokens += new[first:]
+            positions += range(entry.committed + first, entry.committed + len(new))
+            slots += [entry.slot] * (len(new) - first)
             starts.append(len(tokens))
         as_int = torch.int32
         return Rows(

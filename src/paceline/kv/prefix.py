@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import islice
 
 from paceline.kv.pages import PagePool
 
@@ -29,6 +30,10 @@ class PrefixIndex:
     def held(self, kind: str) -> int:
         """Pages of `kind` that the index holds a reference to."""
         return len(self._lru[kind])
+
+    def evictable(self, kind: str) -> int:
+        """Pages of `kind` that only the index holds."""
+        return sum(self._pools[kind].refs(page) == 1 for page in self._lru[kind])
 
     def match(self, tokens: list[int], salt: str) -> list[Node]:
         """Nodes of the longest known run of whole pages that leaves at least one token of `tokens` over."""
@@ -61,7 +66,8 @@ class PrefixIndex:
     def evict(self, kind: str, wanted: int) -> int:
         """Drop pages of `kind` that nobody else holds until `wanted` are free; returns how many were freed."""
         freed = 0
-        for page in [p for p in self._lru[kind] if self._pools[kind].refs(p) == 1][:wanted]:
+        alone = (page for page in self._lru[kind] if self._pools[kind].refs(page) == 1)
+        for page in list(islice(alone, wanted)):
             self._drop(kind, page)
             freed += 1
         return freed

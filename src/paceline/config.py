@@ -1,0 +1,58 @@
+"""Everything that can be chosen when an engine is built, as one frozen value."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from paceline.core import VerifyRule, check_draft_tokens
+from paceline.errors import UsageError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    target: str = "demo"
+    drafter: str = "auto"  # auto | none | ngram | mtp | mtp+ngram | an assistant or draft model (folder or hub id)
+    device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
+    dtype: str = "auto"  # of weights; auto = as stored on CPU, bfloat16 on a GPU
+    verify: VerifyRule = "match"
+    draft_tokens: int | Literal["auto"] = 4
+    max_model_len: int | None = None  # tokens per text; None = what the model was made for, as far as memory allows
+    max_batch: int = 16  # texts computed side by side
+    cache_memory: int | None = None  # bytes for K/V; None = a share of what is free
+    prefill_chunk: int = 64  # prompt tokens per step beside decoding texts
+    step_tokens: int = 512  # prompt tokens per step when nothing decodes
+    prefix_cache: bool = True
+    quantize: Literal["int8", "int4"] | None = None
+    quantize_drafter: Literal["int8", "int4"] | None = None
+    threads: int | None = None  # CPU threads; None = one per core
+    native: bool = True  # use the compiled kernels where they are installed
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise UsageError(f"dtype={self.dtype!r} is unknown: use one of {', '.join(DTYPES)}")
+        if self.verify not in ("match", "reject", "block"):
+            raise UsageError(f"verify={self.verify!r} is unknown: use match, reject or block")
+        if self.draft_tokens != "auto":
+            check_draft_tokens(self.draft_tokens)
+        for name in ("quantize", "quantize_drafter"):
+            if getattr(self, name) not in (None, "int8", "int4"):
+                raise UsageError(f"{name}={getattr(self, name)!r} is unknown: use int8 or int4, or leave it out")
+        for name in ("max_model_len", "max_batch", "cache_memory", "prefill_chunk", "step_tokens", "threads"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise UsageError(f"{name}={value!r} is not possible: give a whole number of at least 1")
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> EngineConfig:
+        """A config from options by name; an unknown name raises UsageError with the closest known one."""
+        known = [f.name for f in fields(cls)]
+        for name in options:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f"did you mean {near[0]}?" if near else f"known options: {', '.join(known)}"
+                raise UsageError(f"unknown option {name!r}: {hint}")
+        return cls(**options)

@@ -1,0 +1,52 @@
+"""Multi-token prediction: Gemma 4's assistant network reads the target's hidden state and K/V and drafts a few tokens.
+
+It keeps no cache. All steps of a round stand at one position, that of the pending token (the last text token, whose
+K/V the target has not computed yet), and see only committed keys.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from paceline.core import MAX_DRAFT_TOKENS, Draft, Rows
+from paceline.drafters.base import DraftContext
+from paceline.models.base import AssistantNet
+
+
+class MTPDrafter:
+    name = "mtp"
+    needs_hidden = True
+
+    def __init__(self, net: AssistantNet, max_tokens: int = MAX_DRAFT_TOKENS) -> None:
+        self.net = net
+        self.max_tokens = max_tokens
+
+    def draft(self, context: DraftContext) -> Draft:
+        active = [b for b, k in enumerate(context.limits) if k > 0 and context.has_hidden[b]]
+        if not active or context.hidden is None:
+            return context.picker.draft(self.name)
+        device = context.hidden.device
+        hidden = context.hidden if len(active) == len(context.limits) else context.hidden[active]
+        tokens = [context.sequences[b].tokens[-1] for b in active]
+        positions = torch.tensor(
+            [len(context.sequences[b].tokens) - 1 for b in active], dtype=torch.int32, device=device
+        )
+        slots = torch.tensor([context.slots[b] for b in active], dtype=torch.int32, device=device)
+        for step in range(max(context.limits[b] for b in active)):
+            ids = torch.tensor(tokens, dtype=torch.int64, device=device)
+            out = self.net.step(Rows(ids, positions, slots, list(range(len(active) + 1))), hidden, context.cache)
+            tokens = context.picker.pick(active, step, out.logits, out.ids)
+            on = [
+                i for i, b in enumerate(active) if step + 1 < context.limits[b] and context.picker.go_on(b, step)
+            ]
+            if not on:
+                break
+            hidden = out.hidden
+            if len(on) < len(active):
+                keep = torch.tensor(on, device=device)
+                hidden, positions, slots = hidden[keep], positions[keep], slots[keep]
+                tokens, active = [tokens[i] for i in on], [active[i] for i in on]
+        return context.picker.draft(self.name)
+
+    def forget(self, sequence_id: int) -> None:
+        """Nothing is kept per sequence."""

@@ -1,0 +1,41 @@
+"""Drafter kinds by name. A third party adds one through the entry-point group `paceline.drafters`.
+
+An entry point names a factory `make(target, cache) -> Drafter`; its contract tests are in paceline/drafters/contract.py.
+"""
+
+from __future__ import annotations
+
+import difflib
+from importlib.metadata import EntryPoint, entry_points
+
+from paceline.drafters.base import Drafter
+from paceline.errors import LoadError, UsageError
+from paceline.kv.cache import KVCache
+from paceline.models.base import Target
+
+BUILT_IN = ("auto", "none", "ngram", "mtp", "mtp+ngram", "model", "model+ngram")
+GROUP = "paceline.drafters"
+
+
+def third_party() -> dict[str, EntryPoint]:
+    """Installed drafter kinds that are not ours."""
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def load_third_party(name: str, target: Target, cache: KVCache) -> Drafter:
+    """Make an installed drafter. Raises LoadError if it cannot be imported or made."""
+    try:
+        drafter: Drafter = third_party()[name].load()(target, cache)
+    except Exception as error:  # noqa: BLE001  a stranger's code: whatever it raises becomes one clear line
+        raise LoadError(f"the drafter {name!r} could not be made ({type(error).__name__}: {error}): update it") from error
+    return drafter
+
+
+def check_kind(name: str) -> None:
+    """Raise UsageError, with the closest known kind, for a name that is neither a kind nor a path or hub id."""
+    known = [*BUILT_IN, *third_party()]
+    if name in known or "/" in name or "." in name:
+        return
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+    raise UsageError(f"unknown drafter {name!r}: {hint} (a folder needs a slash, e.g. ./{name})")

@@ -1,0 +1,82 @@
+"""Turn verdicts into text: advance the sequences, stop where the request says so, and say what was new.
+
+Tokens after a stop were never said: they reach neither the text, nor the ids, nor the log probabilities, nor usage.
+"""
+
+from __future__ import annotations
+
+import time
+
+from paceline.core import Delta, Draft, FinishReason, TokenLogprob, Verdict
+from paceline.engine.judge import Judged
+from paceline.engine.live import Live, Origin
+from paceline.engine.scheduler import Work
+from paceline.engine.state import EngineState
+
+
+def emit(state: EngineState, work: list[Work], draft: Draft, judged: Judged) -> list[Delta]:
+    deltas: list[Delta] = []
+    for i, w in enumerate(work):
+        if w.sequence.id not in state.lives:
+            continue  # it failed in this step
+        live = state.lives[w.sequence.id]
+        verdict = judged.verdicts[i]
+        w.sequence.committed += judged.keep[i]
+        if verdict is None:
+            continue
+        live.record(len(draft.tokens[i]), verdict.accepted, draft.reasons[i], draft.drafter[i])
+        deltas.append(_advance(state, live, draft.tokens[i], verdict, judged.logprobs[i]))
+    return deltas
+
+
+def _advance(
+    state: EngineState, live: Live, drafted: list[int], verdict: Verdict, logprobs: list[TokenLogprob]
+) -> Delta:
+    """Append what was kept, as far as the text goes on, and describe it."""
+    sequence = live.sequence
+    new = [*drafted[: verdict.accepted], verdict.next_token]
+    origins: list[Origin] = ["draft"] * verdict.accepted + ["target"]  # type: ignore[list-item]
+    new, finish = _cut(live, new, state.max_len)
+    text = ""
+    if live.stream is not None:
+        shown = new[:-1] if finish == "stop" else new  # the token that ends a text is not part of it
+        pushed = live.stream.push(shown)
+        text = pushed.text
+        if pushed.stopped:
+            new, finish = new[: pushed.kept_tokens], "stop"
+        elif finish is not None:
+            text += live.stream.finish()
+    delta = _delta(live, new, origins, logprobs, text)
+    delta.proposed = drafted
+    if sequence.constraint is not None:
+        sequence.constraint.commit(new)
+    if finish is not None:
+        delta.finish_reason, delta.stats = finish, live.stats
+        live.stats.seconds = time.perf_counter() - live.submitted
+        state.end(live)
+    return delta
+
+
+def _cut(live: Live, new: list[int], max_len: int) -> tuple[list[int], FinishReason | None]:
+    """`new` up to and including the token that ends the text, and why it ends; a stop goes before the length."""
+    params, done = live.sequence.params, live.sequence.output_len
+    room = live.room(max_len)
+    for j, token in enumerate(new[:room]):
+        if token in live.stop_ids and done + j >= params.min_tokens:
+            return new[: j + 1], "stop"
+    if len(new) >= room:
+        return new[:room], "length"
+    return new, None
+
+
+def _delta(live: Live, new: list[int], origins: list[Origin], logprobs: list, text: str) -> Delta:  # type: ignore[type-arg]
+    sequence, stats = live.sequence, live.stats
+    if not stats.emitted:
+        stats.first_token_seconds = time.perf_counter() - live.submitted
+    sequence.tokens += new
+    live.counts.add(new)
+    live.text += text
+    live.origins += origins[: len(new)]
+    live.logprobs += logprobs[: len(new)]
+    stats.emitted += len(new)
+    return Delta(live.request, live.index, text, new, origins[: len(new)], logprobs=logprobs[: len(new)])

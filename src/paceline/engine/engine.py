@@ -1,0 +1,195 @@
+"""The engine: requests in, deltas out, one `step` at a time. Not thread-safe: one thread owns it (engine/worker.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from paceline.core import Completion, Delta, SamplingParams, Sequence, VerifyRule
+from paceline.drafters.base import Drafter
+from paceline.engine.budget import Controller
+from paceline.engine.live import Live
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.state import EngineState
+from paceline.engine.step import step
+from paceline.errors import PromptError, UsageError
+from paceline.kv.cache import KVCache
+from paceline.models.base import Target
+from paceline.sampling import noise
+from paceline.sampling.shape import Counts, check_token_ids
+from paceline.text.stream import TextStream
+from paceline.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """Everything an engine is made of. `drafters`: by kind; requests use `default_drafter` unless they say otherwise."""
+
+    target: Target
+    cache: KVCache
+    drafters: Mapping[str, Drafter]
+    default_drafter: str
+    controller: Controller
+    tokenizer: Tokenizer | None = None
+    verify: VerifyRule = "match"
+    draft_tokens: int | Literal["auto"] = 4
+    max_batch: int = 16
+    prefill_chunk: int = 64
+    step_tokens: int = 512
+    prefix_cache: bool = True
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Engine:
+    def __init__(self, parts: EngineParts) -> None:
+        self._parts = parts
+        target = parts.target
+        self.max_len = min(target.max_len, parts.cache.max_tokens)
+        self.state = EngineState(
+            target,
+            parts.cache,
+            dict(parts.drafters),
+            parts.controller,
+            Scheduler(
+                max_batch=parts.max_batch, step_tokens=parts.step_tokens, prefill_chunk=parts.prefill_chunk
+            ),
+            self.max_len,
+            parts.draft_tokens,
+            parts.prefix_cache,
+        )
+        if any(drafter.needs_hidden for drafter in parts.drafters.values()):
+            shape = (parts.cache.max_sequences, target.hidden_size)
+            self.state.hidden = torch.zeros(shape, dtype=target.dtype, device=target.device)
+        self._next_id = 0
+        self._requests: dict[str, set[int]] = {}  # request -> its living sequence ids
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """What was loaded and chosen, and why."""
+        return self._parts.info
+
+    @property
+    def has_work(self) -> bool:
+        return self.state.scheduler.has_work or bool(self.state.failures)
+
+    @property
+    def drafter_names(self) -> list[str]:
+        """What a request may name as its drafter."""
+        return ["none", *self.state.drafters]
+
+    def check(self, prompt_ids: list[int], params: SamplingParams) -> None:
+        """Raise PromptError or UsageError for a request that cannot run."""
+        vocab = self._parts.target.vocab_size
+        if not prompt_ids:
+            raise PromptError("the prompt is empty: give at least one token (for instance the begin-of-text token)")
+        for token in prompt_ids:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
+                raise PromptError(f"the prompt has token id {token!r}: give ids from 0 to {vocab - 1}")
+        if len(prompt_ids) >= self.max_len:
+            raise PromptError(
+                f"the prompt has {len(prompt_ids)} tokens and the context holds {self.max_len}, of which one must be "
+                "left to write: shorten the prompt or raise max_model_len"
+            )
+        check_token_ids(params, vocab)
+        if params.drafter is not None and params.drafter not in self.drafter_names:
+            raise UsageError(
+                f"drafter {params.drafter!r} is not loaded: use one of {', '.join(self.drafter_names)}"
+            )
+        if params.stop and self._parts.tokenizer is None:
+            raise UsageError("stop strings need a tokenizer: use stop_token_ids, or load one")
+
+    def add(self, request_id: str, prompt_ids: list[int], params: SamplingParams, salt: str = "") -> None:
+        """Queue a request of `params.n` texts. `salt` scopes the prefix cache: only equal salts share pages."""
+        self.check(prompt_ids, params)
+        if request_id in self._requests:
+            raise UsageError(f"a request {request_id!r} is already running: give each its own id")
+        seed = noise.fresh_seed() if params.seed is None else params.seed
+        leader: Sequence | None = None
+        self._requests[request_id] = set()
+        for index in range(params.n):
+            sequence = Sequence(
+                id=self._next_id,
+                tokens=list(prompt_ids),
+                prompt_len=len(prompt_ids),
+                params=params,
+                seed=noise.sibling_seed(seed, index),
+                reference=self._reference(params),
+                salt=salt,
+                constraint=params.constraint() if params.constraint is not None else None,
+            )
+            self._next_id += 1
+            self._requests[request_id].add(sequence.id)
+            self.state.lives[sequence.id] = self._live(request_id, index, sequence)
+            self.state.scheduler.add(sequence, leader)
+            leader = leader or sequence
+
+    def _live(self, request_id: str, index: int, sequence: Sequence) -> Live:
+        parts, params = self._parts, sequence.params
+        ends = set(params.stop_token_ids)
+        if not params.ignore_eos:
+            ends |= set(parts.target.eos_token_ids) | set(parts.tokenizer.eos_ids if parts.tokenizer else ())
+        return Live(
+            sequence,
+            request_id,
+            index,
+            params.verify or parts.verify,
+            params.drafter or parts.default_drafter,
+            Counts(sequence.tokens),
+            TextStream(parts.tokenizer, params) if parts.tokenizer is not None else None,
+            frozenset(ends),
+        )
+
+    def _reference(self, params: SamplingParams) -> tuple[int, ...]:
+        if params.reference is None or not isinstance(params.reference, str):
+            return params.reference or ()
+        if self._parts.tokenizer is None:
+            raise UsageError("a reference text needs a tokenizer: give it as token ids")
+        return tuple(self._parts.tokenizer.encode(params.reference, add_bos=False))
+
+    def cancel(self, request_id: str) -> None:
+        """Forget a request at any moment; all it held is free at once. Unknown ids are ignored."""
+        for sequence_id in self._requests.pop(request_id, set()):
+            if sequence_id in self.state.lives:
+                self.state.end(self.state.lives[sequence_id])
+
+    def step(self) -> list[Delta]:
+        """Advance everything by one step; what was written, a finished text's last delta with its stats."""
+        deltas = step(self.state) if self.state.scheduler.has_work else self.state.take_failures()
+        for delta in deltas:
+            if delta.finish_reason is not None:
+                self._forget(delta)
+        return deltas
+
+    def _forget(self, delta: Delta) -> None:
+        ids = self._requests.get(delta.request)
+        if ids is not None:
+            ids.intersection_update(self.state.lives)
+            if not ids:
+                del self._requests[delta.request]
+
+    def run(self, requests: Mapping[str, tuple[list[int], SamplingParams]]) -> dict[str, list[Completion]]:
+        """Run requests to their ends and return their texts in order. The engine must be idle before."""
+        lives: dict[str, list[Live]] = {}
+        for request_id, (prompt, params) in requests.items():
+            self.add(request_id, prompt, params)
+            lives[request_id] = [self.state.lives[i] for i in sorted(self._requests[request_id])]
+        ends: dict[tuple[str, int], Delta] = {}
+        while self.has_work:
+            for delta in self.step():
+                if delta.finish_reason is not None:
+                    ends[delta.request, delta.index] = delta
+        return {
+            request_id: [
+                live.completion(_reason(ends[request_id, live.index]), ends[request_id, live.index].error)
+                for live in texts
+            ]
+            for request_id, texts in lives.items()
+        }
+
+
+def _reason(delta: Delta) -> Literal["stop", "length", "abort", "error"]:
+    assert delta.finish_reason is not None
+    return delta.finish_reason

@@ -1,0 +1,106 @@
+"""Let the target look at what was proposed: shape, verify, and say what to keep of every row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from paceline.core import Draft, TokenLogprob, Verdict
+from paceline.engine.budget import RowRecord
+from paceline.engine.live import Live
+from paceline.engine.picker import logit_rows
+from paceline.engine.scheduler import Work
+from paceline.engine.state import EngineState
+from paceline.sampling.choose import Choice, choose, law, logprobs
+from paceline.sampling.shape import LogitRow, is_greedy
+from paceline.sampling.verify import uniforms, verify_block, verify_match, verify_reject
+
+
+@dataclass(slots=True)
+class Judged:
+    keep: list[int]  # [B] tokens of each row's tail that become committed
+    verdicts: list[Verdict | None]  # [B] None: nothing was sampled (prefill) or the text failed
+    logprobs: list[list[TokenLogprob]]  # [B][accepted + 1], empty if not asked for
+    records: list[RowRecord] = field(default_factory=list)
+    hidden_slots: list[tuple[int, int]] = field(default_factory=list)  # (cache slot, text position)
+    hidden_rows: list[int] = field(default_factory=list)  # row of the hidden state that belongs there
+
+
+def judge(state: EngineState, work: list[Work], draft: Draft, hidden: torch.Tensor, starts: list[int]) -> Judged:
+    """hidden [N, H] are the rows of the step, starts [B + 1] their offsets."""
+    out = Judged([w.count for w in work], [None] * len(work), [[] for _ in work])
+    wanted: list[int] = []  # rows of `hidden` whose logits are needed
+    shaping: list[LogitRow] = []
+    spans: list[tuple[int, int]] = []  # (index into work, first index into `wanted`)
+    for i, w in enumerate(work):
+        if w.last:
+            first = starts[i] + w.count - 1
+            spans.append((i, len(wanted)))
+            wanted += range(first, starts[i + 1])
+            shaping += logit_rows(state.lives[w.sequence.id], draft.tokens[i])
+    if not wanted:
+        return out
+    whole = len(wanted) == hidden.shape[0]
+    logits = state.target.logits(hidden if whole else hidden[torch.tensor(wanted, device=hidden.device)])
+    choice = choose(logits, shaping)
+    for i, first in spans:
+        live = state.lives[work[i].sequence.id]
+        end = first + len(draft.tokens[i]) + 1
+        verdict = _verdict(live, i, draft, (choice, shaping, first, end))
+        if not all(choice.ok[first : first + verdict.accepted + 1]):
+            out.keep[i] = 0
+            state.fail(live, _NAN, scrub=True)
+            continue
+        _keep(state, live, work[i], verdict, out, (i, starts[i], wanted[first]))
+        reason = draft.reasons[i]
+        record = RowRecord(
+            live.sequence.id, draft.drafter[i], len(draft.tokens[i]), verdict.accepted, draft.confidence[i], reason
+        )
+        out.records.append(record)
+        if live.sequence.params.logprobs is not None:
+            out.logprobs[i] = _logprobs(live, logits, choice, first, [*draft.tokens[i][: verdict.accepted], verdict.next_token])
+    return out
+
+
+_NAN = (
+    "the model's scores for this text are not numbers (NaN): check the weights with `paceline check`, "
+    "or load them with dtype=float32"
+)
+
+
+def _verdict(
+    live: Live, i: int, draft: Draft, span: tuple[Choice, list[LogitRow], int, int]
+) -> Verdict:
+    choice, shaping, first, end = span
+    tokens = draft.tokens[i]
+    if live.rule == "match" or not tokens or is_greedy(shaping[first]) or choice.shaped is None:
+        return verify_match(choice.tokens[first:end], tokens)
+    p = law(choice.shaped[first:end], shaping[first:end])  # [k + 1, V]
+    laws = draft.q[i] if draft.q is not None else None
+    q = list(laws) if laws is not None else [None] * len(tokens)
+    noise = uniforms(live.sequence.seed, shaping[first].position, len(tokens))
+    verify = verify_reject if live.rule == "reject" else verify_block
+    return verify(p, q, tokens, noise)
+
+
+def _keep(
+    state: EngineState, live: Live, w: Work, verdict: Verdict, out: Judged, where: tuple[int, int, int]
+) -> None:
+    """Record a verdict; the hidden state of the last kept row feeds the next draft."""
+    i, _, row = where
+    out.verdicts[i] = verdict
+    out.keep[i] = w.count + verdict.accepted
+    position = w.sequence.committed + w.count + verdict.accepted - 1
+    out.hidden_slots.append((state.cache.slot(w.sequence.id), position))
+    out.hidden_rows.append(row + verdict.accepted)
+
+
+def _logprobs(
+    live: Live, logits: torch.Tensor, choice: Choice, first: int, tokens: list[int]
+) -> list[TokenLogprob]:
+    top = live.sequence.params.logprobs or 0
+    return [
+        logprobs(logits[first + j], None if choice.shaped is None else choice.shaped[first + j], token, top)
+        for j, token in enumerate(tokens)
+    ]

@@ -1,0 +1,69 @@
+"""What the engine keeps for one text while it is written, beside the shared `Sequence`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+from paceline.core import Completion, FinishReason, Sequence, Stats, TokenLogprob, VerifyRule
+from paceline.sampling.shape import Counts
+from paceline.text.stream import TextStream
+
+Origin = Literal["draft", "target"]
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    sequence: Sequence
+    request: str
+    index: int  # which of the request's n texts
+    rule: VerifyRule
+    drafter: str  # the kind that is asked for this text
+    counts: Counts
+    stream: TextStream | None
+    stop_ids: frozenset[int]  # tokens that end the text
+    stats: Stats = field(default_factory=Stats)
+    submitted: float = field(default_factory=time.perf_counter)
+    admitted: float = 0.0
+    parked: str | None = None  # why its drafter is not asked any more
+    text: str = ""
+    origins: list[Origin] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def room(self, max_len: int) -> int:
+        """How many tokens may still be emitted."""
+        s = self.sequence
+        return min(s.params.max_tokens - s.output_len, max_len - len(s.tokens))
+
+    def record(self, drafted: int, accepted: int, reason: str | None, drafter: str) -> None:
+        """Count one step that emitted for this text."""
+        stats = self.stats
+        stats.steps += 1
+        stats.drafted += drafted
+        stats.accepted += accepted
+        for counts, n in ((stats.drafted_by_position, drafted), (stats.accepted_by_position, accepted)):
+            counts.extend([0] * (n - len(counts)))
+            for i in range(n):
+                counts[i] += 1
+        if drafted:
+            stats.drafters[drafter] = stats.drafters.get(drafter, 0) + 1
+        else:
+            reason = reason or "no proposal"
+            stats.reasons[reason] = stats.reasons.get(reason, 0) + 1
+
+    def completion(self, finish_reason: FinishReason, error: str | None = None) -> Completion:
+        s = self.sequence
+        return Completion(
+            request=self.request,
+            index=self.index,
+            text=self.text,
+            token_ids=s.tokens[s.prompt_len :],
+            prompt_token_ids=s.tokens[: s.prompt_len],
+            finish_reason=finish_reason,
+            stats=self.stats,
+            seed=s.seed,
+            origins=self.origins,
+            logprobs=self.logprobs if s.params.logprobs is not None else None,
+            error=error,
+        )

@@ -1,0 +1,84 @@
+"""Ask the drafters for proposals, row by row within what the controller allows. A drafter can fail, the text cannot."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from paceline.core import Draft
+from paceline.drafters.base import DraftContext, Drafter
+from paceline.engine import budget
+from paceline.engine.live import Live
+from paceline.engine.picker import StepPicker
+from paceline.engine.scheduler import Work
+from paceline.engine.state import EngineState
+
+
+def propose(state: EngineState, work: list[Work]) -> Draft:
+    """Drafts for all rows of `work`; rows that do not decode, or may not draft, are empty with their reason."""
+    out = Draft.empty(len(work), budget.PREFILL)
+    out.q = [None] * len(work)
+    groups: dict[str, list[int]] = {}
+    for i, w in enumerate(work):
+        if w.count == 1 and w.last:
+            live = state.lives[w.sequence.id]
+            if live.parked is not None:
+                out.reasons[i] = live.parked
+            elif live.drafter not in state.drafters:
+                out.reasons[i] = budget.DISABLED if w.sequence.params.drafter == "none" else budget.NO_DRAFTER
+            else:
+                groups.setdefault(live.drafter, []).append(i)
+    for name, rows in groups.items():
+        _ask(state, state.drafters[name], [state.lives[work[i].sequence.id] for i in rows], rows, out)
+    return out
+
+
+def _ask(state: EngineState, drafter: Drafter, lives: list[Live], rows: list[int], out: Draft) -> None:
+    """Let one drafter propose for its rows and copy what it says into `out`."""
+    sequences = [live.sequence for live in lives]
+    allowed = state.controller.limits(sequences, [_want(state, live) for live in lives], drafter.max_tokens)
+    limits = [max(0, min(k, live.room(state.max_len) - 1)) for (k, _), live in zip(allowed, lives, strict=True)]
+    for row, (k, reason), limit in zip(rows, allowed, limits, strict=True):
+        out.reasons[row] = reason if k == 0 else budget.NO_ROOM if limit == 0 else budget.NO_PROPOSAL
+    if not any(limits):
+        return
+    slots = [state.cache.slot(s.id) for s in sequences]
+    has_hidden = [
+        state.hidden_at.get(slot) == s.committed - 1 for slot, s in zip(slots, sequences, strict=True)
+    ]
+    hidden = state.hidden[slots] if state.hidden is not None and drafter.needs_hidden else None
+    picker = StepPicker(lives, state.controller, state.target.vocab_size)
+    context = DraftContext(sequences, limits, slots, hidden, has_hidden, state.cache, picker)
+    try:
+        draft = drafter.draft(context)
+        _check(draft, limits, state.target.vocab_size)
+    except Exception as error:  # noqa: BLE001  a drafter is a stranger: whatever it raises costs speed, never text
+        for live, row in zip(lives, rows, strict=True):
+            live.parked = f"{budget.DRAFTER_FAILED}: {type(error).__name__}: {error}"[:200]
+            out.reasons[row] = live.parked
+        return
+    for j, row in enumerate(rows):
+        out.tokens[row], out.confidence[row] = draft.tokens[j], draft.confidence[j]
+        out.drafter[row] = draft.drafter[j] if draft.drafter else drafter.name
+        if draft.tokens[j]:
+            out.reasons[row] = None
+        if draft.q is not None and out.q is not None:
+            out.q[row] = draft.q[j] or None
+
+
+def _want(state: EngineState, live: Live) -> int | Literal["auto"]:
+    want = live.sequence.params.draft_tokens
+    if want is None:
+        want = state.draft_tokens  # type: ignore[assignment]
+    return want  # type: ignore[return-value]
+
+
+def _check(draft: Draft, limits: list[int], vocab_size: int) -> None:
+    """Raise ValueError for a proposal that is no proposal."""
+    if len(draft.tokens) != len(limits) or len(draft.confidence) != len(limits):
+        raise ValueError(f"{len(draft.tokens)} rows proposed, {len(limits)} asked for")
+    for tokens, confidence, limit in zip(draft.tokens, draft.confidence, limits, strict=True):
+        if len(tokens) > limit or len(confidence) != len(tokens):
+            raise ValueError(f"{len(tokens)} tokens with {len(confidence)} confidences, at most {limit} allowed")
+        for token in tokens:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+                raise ValueError(f"token {token!r} is not an id in 0..{vocab_size - 1}")

@@ -1,0 +1,56 @@
+"""Make room for a step before it runs: give up drafts first, then the newest texts, then a text that can never fit."""
+
+from __future__ import annotations
+
+from paceline.core import Draft
+from paceline.engine import budget
+from paceline.engine.scheduler import Work
+from paceline.engine.state import EngineState
+from paceline.errors import CapacityError
+from paceline.kv.cache import Tail
+from paceline.kv.pages import OutOfPages
+
+
+def reserve(state: EngineState, work: list[Work], draft: Draft) -> tuple[list[Work], Draft, Tail | None]:
+    """(work, draft, tail) for what fits; the tail is None when nothing is left to do."""
+    while work:
+        items = [
+            (w.sequence.id, w.sequence.tokens[w.sequence.committed : w.sequence.committed + w.count] + tokens)
+            for w, tokens in zip(work, draft.tokens, strict=True)
+        ]
+        try:
+            return work, draft, state.cache.tail(items)
+        except OutOfPages as error:
+            if any(draft.tokens):
+                draft = _without_drafts(draft)
+            elif len(state.scheduler.running) > 1:
+                victim = state.scheduler.running[-1]
+                state.preempt(victim)
+                work, draft = _without(work, draft, victim.id)
+            else:
+                live = state.lives[work[0].sequence.id]
+                state.fail(live, f"{error}")
+                work, draft = _without(work, draft, work[0].sequence.id)
+        except CapacityError as error:
+            state.fail(state.lives[work[0].sequence.id], f"{error}")
+            work, draft = _without(work, draft, work[0].sequence.id)
+    return work, draft, None
+
+
+def _without_drafts(draft: Draft) -> Draft:
+    reasons = [budget.MEMORY if t else r for t, r in zip(draft.tokens, draft.reasons, strict=True)]
+    empty = Draft.empty(len(draft.tokens), budget.MEMORY)
+    empty.reasons, empty.q = reasons, [None] * len(reasons)
+    return empty
+
+
+def _without(work: list[Work], draft: Draft, sequence_id: int) -> tuple[list[Work], Draft]:
+    keep = [i for i, w in enumerate(work) if w.sequence.id != sequence_id]
+    q = draft.q
+    return [work[i] for i in keep], Draft(
+        [draft.tokens[i] for i in keep],
+        [draft.confidence[i] for i in keep],
+        [q[i] for i in keep] if q is not None else None,
+        [draft.reasons[i] for i in keep],
+        [draft.drafter[i] for i in keep],
+    )

@@ -1,0 +1,93 @@
+"""What the functions of a step share: the models, the cache, and the texts that are alive."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from paceline.core import Delta, Sequence
+from paceline.drafters.base import Drafter
+from paceline.engine.budget import Controller
+from paceline.engine.live import Live
+from paceline.engine.scheduler import Scheduler
+from paceline.kv.cache import KVCache
+from paceline.kv.pages import OutOfPages
+from paceline.models.base import Target
+
+
+@dataclass(slots=True, eq=False)
+class EngineState:
+    target: Target
+    cache: KVCache
+    drafters: dict[str, Drafter]
+    controller: Controller
+    scheduler: Scheduler
+    max_len: int
+    draft_tokens: int | str
+    share_prefixes: bool = True
+    lives: dict[int, Live] = field(default_factory=dict)  # by sequence id
+    hidden: torch.Tensor | None = None  # [max_sequences, H] the target's last hidden state, by cache slot
+    hidden_at: dict[int, int] = field(default_factory=dict)  # slot -> the text position it belongs to
+    failures: list[Delta] = field(default_factory=list)
+    preemptions: int = 0
+    steps: int = 0
+
+    def admit(self, sequence: Sequence) -> bool:
+        """Open a sequence in the cache, sharing a known prefix; False when there is no room yet."""
+        if self.cache.open_sequences and not self.cache.fits(len(sequence.tokens) + 1):
+            return False
+        try:
+            known = self.cache.open(sequence.id, sequence.tokens, sequence.salt, share=self.share_prefixes)
+        except OutOfPages:
+            return False
+        sequence.committed = known
+        live = self.lives[sequence.id]
+        if not live.admitted:
+            live.admitted = time.perf_counter()
+            live.stats.cached_prompt_tokens = known
+        return True
+
+    def keep_hidden(self, slots: list[tuple[int, int]], hidden: torch.Tensor, rows: list[int]) -> None:
+        """Remember hidden[rows] for cache slots, given as (slot, text position of the row)."""
+        if self.hidden is None or not rows:
+            return
+        device = hidden.device
+        where = torch.tensor([slot for slot, _ in slots], device=device)
+        self.hidden[where] = hidden[torch.tensor(rows, device=device)]
+        self.hidden_at.update(slots)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take a running sequence's pages; it is computed again when there is room."""
+        self.release(sequence)
+        self.scheduler.preempt(sequence)
+        self.preemptions += 1
+
+    def release(self, sequence: Sequence, *, scrub: bool = False) -> None:
+        """Free the cache and the drafters' memory of a running sequence."""
+        self.hidden_at.pop(self.cache.slot(sequence.id), None)
+        self.cache.close(sequence.id, scrub=scrub)
+        for drafter in self.drafters.values():
+            drafter.forget(sequence.id)
+
+    def end(self, live: Live, *, scrub: bool = False) -> None:
+        """Forget a text that is finished, cancelled or failed."""
+        sequence = live.sequence
+        if sequence in self.scheduler.running:
+            self.release(sequence, scrub=scrub)
+        self.scheduler.remove(sequence)
+        self.controller.forget(sequence.id)
+        del self.lives[sequence.id]
+
+    def fail(self, live: Live, error: str, *, scrub: bool = False) -> None:
+        """End one text with an error; its neighbours are untouched."""
+        live.stats.seconds = time.perf_counter() - live.submitted
+        self.end(live, scrub=scrub)
+        self.failures.append(
+            Delta(live.request, live.index, "", [], [], finish_reason="error", stats=live.stats, error=error)
+        )
+
+    def take_failures(self) -> list[Delta]:
+        failures, self.failures = self.failures, []
+        return failures

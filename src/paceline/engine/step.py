@@ -1,0 +1,59 @@
+"""The product on one screen: draft, look with the target, keep what it would have said itself, emit.
+
+Plain decoding is this with an empty draft, prefill is this with nothing to say yet. Nothing is emitted from a round
+whose cache is not committed.
+"""
+
+from __future__ import annotations
+
+import time
+
+from paceline.core import Delta, Draft
+from paceline.engine.budget import StepRecord
+from paceline.engine.emit import emit
+from paceline.engine.judge import Judged, judge
+from paceline.engine.propose import propose
+from paceline.engine.reserve import reserve
+from paceline.engine.scheduler import Work
+from paceline.engine.state import EngineState
+
+
+def step(state: EngineState) -> list[Delta]:
+    """Advance every sequence that takes part by one step; the deltas of those that emitted."""
+    begin = time.perf_counter()
+    work = state.scheduler.plan(state.admit)
+    draft = propose(state, work)
+    drafted = time.perf_counter()
+    work, draft, tail = reserve(state, work, draft)
+    if tail is None:
+        return state.take_failures()
+    with tail:
+        rows = tail.rows(state.target.device)
+        hidden = state.target.forward(rows, state.cache)  # [N, H]
+        judged = judge(state, work, draft, hidden, rows.starts)
+        looked = time.perf_counter()
+        tail.commit(judged.keep)
+    state.keep_hidden(judged.hidden_slots, hidden, judged.hidden_rows)
+    deltas = state.take_failures() + emit(state, work, draft, judged)
+    _observe(state, work, draft, judged, (begin, drafted, looked, rows.count))
+    return deltas
+
+
+def _observe(
+    state: EngineState, work: list[Work], draft: Draft, judged: Judged, clock: tuple[float, float, float, int]
+) -> None:
+    begin, drafted, looked, rows = clock
+    now = time.perf_counter()
+    decoding = [w for w in work if w.last]
+    state.controller.observe(
+        StepRecord(
+            target_rows=rows,
+            batch=len(work),
+            context=max(len(w.sequence.tokens) for w in work),
+            target_seconds=looked - drafted,
+            draft_seconds=drafted - begin,
+            draft_calls=max((len(t) for t in draft.tokens), default=0),
+            other_seconds=now - looked,
+            rows=judged.records if len(decoding) == len(work) else [],
+        )
+    )

@@ -1,0 +1,185 @@
+"""The crown: under `match` the text is the same with any drafter or none, whatever else happens."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from testing import VOCAB, Setup, make_engine, prompts, run, totals
+
+from paceline.core import SamplingParams
+
+DRAFTERS = ["ngram", "mtp", "model", "random", "scripted", "oracle"]
+PARAMS = {
+    "greedy": {},
+    "temperature 0.7": {"temperature": 0.7},
+    "temperature 1.2": {"temperature": 1.2},
+    "top_k": {"temperature": 1.0, "top_k": 5},
+    "top_p": {"temperature": 1.0, "top_p": 0.8},
+    "min_p": {"temperature": 1.0, "min_p": 0.1},
+    "repetition": {"temperature": 0.7, "repetition_penalty": 1.3},
+    "presence": {"temperature": 0.7, "presence_penalty": 0.7},
+    "frequency": {"frequency_penalty": 0.9},
+    "bias": {"temperature": 0.7, "logit_bias": {3: 2.5, 5: -4.0}},
+    "bad": {"bad_token_ids": (2, 3, 4)},
+    "allowed": {"temperature": 1.0, "allowed_token_ids": (2, 5, 7, 11, 13)},
+    "min_tokens": {"temperature": 1.0, "stop_token_ids": (2, 3, 4, 5), "min_tokens": 20},
+    "stop token": {"temperature": 1.0, "stop_token_ids": (7,)},
+    "everything": {
+        "temperature": 0.9, "top_k": 12, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1,
+        "presence_penalty": 0.2, "frequency_penalty": 0.2, "logit_bias": {9: 1.0}, "logprobs": 3,
+    },
+}  # fmt: skip
+
+
+def plain(setup: Setup, texts: list[list[int]], params: SamplingParams) -> list[list[int]]:
+    done = run(make_engine(replace(setup, drafter="none", pages=200, prefix_cache=False)), texts, params)
+    return [c.token_ids for c in done]
+
+
+def speculated(setup: Setup, texts: list[list[int]], params: SamplingParams) -> tuple[list[list[int]], int, int]:
+    if setup.drafter in ("scripted", "oracle"):
+        setup = replace(setup, texts=[t + o for t, o in zip(texts, plain(setup, texts, params), strict=True)])
+    done = run(make_engine(setup), texts, params)
+    return [c.token_ids for c in done], *totals(done)
+
+
+@pytest.mark.parametrize("name", PARAMS)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_every_parameter_with_every_drafter(drafter: str, name: str) -> None:
+    params = SamplingParams(max_tokens=30, seed=11, **PARAMS[name])
+    texts = prompts(3, longest=24)
+    setup = Setup(drafter=drafter, k=4)
+    expected = plain(setup, texts, params)
+    got, drafted, accepted = speculated(setup, texts, params)
+    assert got == expected
+    assert drafted > 0
+    if drafter == "oracle":
+        assert accepted == drafted
+    if drafter == "scripted":
+        assert 0 < accepted < drafted
+    if PARAMS[name] and name != "stop token":  # the parameter changed something
+        neutral = SamplingParams(max_tokens=30, seed=11, temperature=params.temperature)
+        if name not in ("temperature 0.7", "temperature 1.2"):
+            assert plain(setup, texts, neutral) != expected
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+@pytest.mark.parametrize("k", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_draft_lengths_and_batches(drafter: str, k: int, batch: int) -> None:
+    params = SamplingParams(max_tokens=24, seed=5, temperature=0.7)
+    texts = prompts(batch, seed=k)
+    setup = Setup(drafter=drafter, k=k)
+    got, drafted, accepted = speculated(setup, texts, params)
+    assert got == plain(setup, texts, params)
+    assert drafted > 0
+    if drafter != "oracle" and (drafter, k) not in (("scripted", 1), ("scripted", 2)):
+        assert accepted < drafted
+
+
+@pytest.mark.parametrize("drafter", ["mtp", "model", "ngram", "scripted"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_preemption(drafter: str, temperature: float) -> None:
+    params = SamplingParams(max_tokens=60, seed=8, temperature=temperature)
+    texts = prompts(5, seed=4)
+    setup = Setup(drafter=drafter, pages=13)
+    expected = plain(setup, texts, params)
+    if drafter == "scripted":
+        setup = replace(setup, texts=[t + o for t, o in zip(texts, expected, strict=True)])
+    engine = make_engine(setup)
+    done = run(engine, texts, params)
+    assert [c.token_ids for c in done] == expected
+    assert engine.state.preemptions > 0
+    assert totals(done)[0] > totals(done)[1] > 0
+
+
+@pytest.mark.parametrize("drafter", ["none", "mtp", "model", "ngram"])
+def test_prefix_hits(drafter: str) -> None:
+    params = SamplingParams(max_tokens=40, seed=8, temperature=0.7)
+    stem = prompts(1, seed=2)[0] * 3
+    texts = [stem[:50] + t for t in prompts(4, seed=6, longest=9)]
+    setup = Setup(drafter=drafter, prefix_cache=True, step_tokens=500)
+    expected = plain(setup, texts, params)
+    engine = make_engine(setup)
+    for text, want in zip(texts, expected, strict=True):
+        (done,) = run(engine, [text], params)
+        assert done.token_ids == want
+    assert done.stats.cached_prompt_tokens >= 48
+    again = run(engine, texts, params)
+    assert [c.token_ids for c in again] == expected
+    assert all(c.stats.cached_prompt_tokens >= 48 for c in again)
+
+
+def test_per_request_settings_in_one_batch() -> None:
+    rng = random.Random(2)
+    texts = prompts(8, seed=9)
+    each = [
+        SamplingParams(
+            max_tokens=rng.randrange(1, 40),
+            seed=i,
+            temperature=rng.choice([0.0, 0.8]),
+            draft_tokens=rng.choice([0, 1, 3, 8, None]),
+            drafter=rng.choice([None, "none"]),
+            logprobs=rng.choice([None, 2]),
+        )
+        for i in range(8)
+    ]
+    alone = [run(make_engine(Setup()), [t], replace(p, drafter=None))[0] for t, p in zip(texts, each, strict=True)]
+    together = run(make_engine(Setup(drafter="mtp", max_batch=3)), texts, each)
+    assert [c.token_ids for c in together] == [c.token_ids for c in alone]
+    assert [len(c.logprobs or []) for c in together] == [len(c.logprobs or []) for c in alone]
+    for a, b in zip(together, alone, strict=True):
+        for x, y in zip(a.logprobs or [], b.logprobs or [], strict=True):
+            assert x.token == y.token
+            assert x.raw == pytest.approx(y.raw, abs=1e-6)
+            assert x.top == pytest.approx(y.top, abs=1e-6)
+    for completion, params in zip(together, each, strict=True):
+        if params.drafter == "none" or params.draft_tokens == 0:
+            assert completion.stats.drafted == 0
+            assert set(completion.stats.reasons) <= {"disabled by request", "prefill"}
+
+
+@pytest.mark.parametrize("rule", ["match", "reject", "block"])
+def test_ends_are_the_same_inside_a_block(rule: str) -> None:
+    """The end token is taken from the model's own text, so that it falls inside accepted drafts."""
+    texts = prompts(4, seed=3)
+    params = SamplingParams(max_tokens=50, verify=rule)  # greedy: every rule is the same
+    free = plain(Setup(), texts, params)
+    for stop in {t for out in free for t in out[5:25]}:
+        ends = replace(params, stop_token_ids=(stop,))
+        expected = plain(Setup(), texts, ends)
+        setup = Setup(drafter="oracle", k=8, texts=[t + o for t, o in zip(texts, free, strict=True)])
+        done = run(make_engine(setup), texts, ends)
+        assert [c.token_ids for c in done] == expected
+        for c in done:
+            assert stop not in c.token_ids[:-1]
+            assert (c.finish_reason == "stop") == (c.token_ids[-1] == stop)
+            assert c.stats.emitted == len(c.token_ids)
+
+
+def test_length_and_context_limits_hold_inside_a_block() -> None:
+    texts = prompts(2, seed=3, longest=10)
+    for limit in range(1, 12):
+        params = SamplingParams(max_tokens=limit)
+        expected = plain(Setup(), texts, params)
+        texted = [t + o for t, o in zip(texts, plain(Setup(), texts, SamplingParams(max_tokens=30)), strict=True)]
+        done = run(make_engine(Setup(drafter="oracle", k=8, texts=texted)), texts, params)
+        assert [c.token_ids for c in done] == expected
+        assert {c.finish_reason for c in done} == {"length"}
+    short = make_engine(Setup(drafter="oracle", k=8, texts=texted, max_tokens=20))
+    done = run(short, texts, SamplingParams(max_tokens=100))
+    assert [len(c.prompt_token_ids) + len(c.token_ids) for c in done] == [20, 20]
+    assert {c.finish_reason for c in done} == {"length"}
+
+
+def test_siblings_share_the_prompt_and_differ() -> None:
+    engine = make_engine(Setup(drafter="mtp", prefix_cache=True))
+    prompt = [t % VOCAB for t in range(40)]
+    params = SamplingParams(max_tokens=20, temperature=1.0, seed=1, n=3)
+    done = engine.run({"a": (prompt, params)})["a"]
+    assert [c.index for c in done] == [0, 1, 2]
+    assert len({tuple(c.token_ids) for c in done}) == 3
+    assert done[0].token_ids == run(make_engine(Setup()), [prompt], replace(params, n=1))[0].token_ids
+    assert all(c.stats.cached_prompt_tokens == 32 for c in done[1:])

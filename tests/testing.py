@@ -1,0 +1,259 @@
+"""Small stand-ins that make the engine testable in milliseconds, and a harness that runs requests through it.
+
+`TinyTarget` is a real two-layer attention model in float64 over the real paged cache, computed row by row, so that a
+row's bits depend on nothing but its own text: wrong cache handling changes its output, the number of rows never does.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from paceline.core import Completion, Draft, Rows, SamplingParams
+from paceline.drafters.base import DraftContext, Drafter
+from paceline.drafters.draft_model import ModelDrafter
+from paceline.drafters.mtp import MTPDrafter
+from paceline.drafters.ngram import NgramDrafter
+from paceline.engine.controller import FixedController
+from paceline.engine.engine import Engine, EngineParts
+from paceline.kv.cache import KVCache
+from paceline.kv.layout import LayerKV, Layout
+from paceline.models.base import HeadOutput
+
+VOCAB, WIDTH, WINDOW = 24, 8, 8
+LAYOUT = Layout(
+    (LayerKV("sliding_attention", 1, WIDTH), LayerKV("full_attention", 1, WIDTH)),
+    {"sliding_attention": WINDOW, "full_attention": None},
+)
+EOS = 1
+
+
+class TinyTarget:
+    """Implements `Target`. `poison`: a token whose presence in the text makes hidden states NaN."""
+
+    layout = LAYOUT
+    vocab_size = VOCAB
+    hidden_size = WIDTH
+    max_len = 512
+    device = torch.device("cpu")
+    dtype = torch.float64
+
+    def __init__(self, seed: int = 0, *, eos: tuple[int, ...] = (), poison: int | None = None) -> None:
+        g = torch.Generator().manual_seed(seed)
+        self.eos_token_ids = eos
+        self.poison = poison
+        self.embedding = torch.randn(VOCAB, WIDTH, generator=g, dtype=torch.float64)
+        self.place = torch.randn(self.max_len, WIDTH, generator=g, dtype=torch.float64) * 0.3
+        self.qkv = [torch.randn(3, WIDTH, WIDTH, generator=g, dtype=torch.float64) * 0.6 for _ in LAYOUT.layers]
+        self.head = torch.randn(WIDTH, VOCAB, generator=g, dtype=torch.float64) * 1.5
+        self.forwards = 0
+
+    def forward(self, rows: Rows, cache: KVCache) -> torch.Tensor:
+        self.forwards += 1
+        out = []
+        for token, position, slot in zip(
+            rows.tokens.tolist(), rows.positions.tolist(), rows.slots.tolist(), strict=True
+        ):
+            x = self.embedding[token] + self.place[position]
+            for layer, spec in enumerate(LAYOUT.layers):
+                q, k, v = (x @ w for w in self.qkv[layer])
+                at = keys_of(cache, spec.kind, slot, position + 1)
+                cache.k[layer][at[-1], 0], cache.v[layer][at[-1], 0] = k, v
+                x = torch.tanh(x + attend(q, cache, layer, at))
+            out.append(x * (torch.nan if token == self.poison else 1.0))
+        return torch.stack(out)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.stack([row @ self.head for row in hidden])
+
+
+def keys_of(cache: KVCache, kind: str, slot: int, end: int, reach: int = 0) -> list[int]:
+    """Storage indices of the keys that a row ending at `end` may read."""
+    window = LAYOUT.windows[kind]
+    start = 0 if window is None else max(0, end - window - reach)
+    size, table = cache.page_size, cache.tables[kind][slot].tolist()
+    return [table[j // size] * size + j % size for j in range(start, end)]
+
+
+def attend(q: torch.Tensor, cache: KVCache, layer: int, at: list[int]) -> torch.Tensor:
+    weights = torch.softmax(cache.k[layer][at, 0] @ q, 0)
+    return weights @ cache.v[layer][at, 0]
+
+
+class TinyAssistant:
+    """Implements `AssistantNet`: reads the target's K/V, hidden state and constant position, and is often right."""
+
+    def __init__(self, target: TinyTarget, error: float = 0.5) -> None:
+        self.target = target
+        g = torch.Generator().manual_seed(99)
+        self.noise = torch.randn(WIDTH, WIDTH, generator=g, dtype=torch.float64) * error
+        self.calls: list[list[int]] = []
+
+    def step(self, rows: Rows, hidden: torch.Tensor, cache: KVCache) -> HeadOutput:
+        t = self.target
+        out = []
+        self.calls.append(rows.positions.tolist())
+        for i, (token, position, slot) in enumerate(
+            zip(rows.tokens.tolist(), rows.positions.tolist(), rows.slots.tolist(), strict=True)
+        ):
+            x = t.embedding[token] + t.place[position] + 0.1 * hidden[i] @ self.noise
+            for layer, spec in enumerate(LAYOUT.layers):
+                at = keys_of(cache, spec.kind, slot, position, 1)
+                own = torch.cat([cache.k[layer][at, 0], (x @ t.qkv[layer][1])[None]])
+                values = torch.cat([cache.v[layer][at, 0], (x @ t.qkv[layer][2])[None]])
+                x = torch.tanh(x + torch.softmax(own @ (x @ t.qkv[layer][0]), 0) @ values)
+            out.append(x)
+        state = torch.stack(out)
+        return HeadOutput(t.logits(state).float(), None, state)
+
+
+class RandomDrafter:
+    """Random tokens, random lengths, and the law they came from: mostly wrong, which is what finds bugs."""
+
+    name = "random"
+    needs_hidden = False
+
+    def __init__(self, max_tokens: int = 8, seed: int = 3) -> None:
+        self.max_tokens, self._rng = max_tokens, random.Random(seed)
+
+    def draft(self, context: DraftContext) -> Draft:
+        tokens = [
+            [self._rng.randrange(VOCAB) for _ in range(self._rng.randrange(k + 1))] for k in context.limits
+        ]
+        law = torch.full((VOCAB,), 1 / VOCAB, dtype=torch.float64)
+        return Draft(
+            tokens,
+            [[0.5] * len(t) for t in tokens],
+            [[law] * len(t) for t in tokens],
+            ["no proposal"] * len(tokens),
+            [self.name] * len(tokens),
+        )
+
+    def forget(self, sequence_id: int) -> None:
+        pass
+
+
+class ScriptedDrafter:
+    """Knows the right texts, by prompt, and damages them as `wrong(position in the draft)` says."""
+
+    name = "scripted"
+    needs_hidden = False
+
+    def __init__(self, texts: Seq[Seq[int]], wrong: Callable[[int], bool], max_tokens: int = 8) -> None:
+        self.texts, self.wrong, self.max_tokens = [list(t) for t in texts], wrong, max_tokens
+
+    def draft(self, context: DraftContext) -> Draft:
+        out = Draft.empty(len(context.sequences), "no proposal")
+        for row, (sequence, limit) in enumerate(zip(context.sequences, context.limits, strict=True)):
+            done = len(sequence.tokens)
+            text = next((t for t in self.texts if t[:done] == sequence.tokens), [])
+            right = text[done : done + limit]
+            out.tokens[row] = [(t + 1) % VOCAB if self.wrong(j) else t for j, t in enumerate(right)]
+            out.confidence[row] = [0.5] * len(right)
+            out.drafter[row] = self.name
+        return out
+
+    def forget(self, sequence_id: int) -> None:
+        pass
+
+
+class OracleDrafter(ScriptedDrafter):
+    """Always right."""
+
+    name = "oracle"
+
+    def __init__(self, texts: Seq[Seq[int]], max_tokens: int = 8) -> None:
+        super().__init__(texts, lambda j: False, max_tokens)
+
+
+@dataclass
+class Setup:
+    """How to build an engine for a test."""
+
+    seed: int = 0
+    drafter: str = "none"
+    k: int = 4
+    pages: int = 64
+    max_batch: int = 8
+    prefill_chunk: int = 5
+    step_tokens: int = 7
+    prefix_cache: bool = False
+    verify: Any = "match"
+    eos: tuple[int, ...] = ()
+    texts: list[list[int]] = field(default_factory=list)
+    poison: int | None = None
+    max_tokens: int = 512
+
+
+def make_cache(pages: int = 64, sequences: int = 8, max_tokens: int = 512) -> KVCache:
+    return KVCache(
+        LAYOUT,
+        dict.fromkeys(LAYOUT.kinds, pages),
+        max_sequences=sequences,
+        max_tokens=max_tokens,
+        dtype=torch.float64,
+    )
+
+
+def make_drafter(setup: Setup, target: TinyTarget) -> Drafter | None:
+    match setup.drafter:
+        case "none":
+            return None
+        case "ngram":
+            return NgramDrafter()
+        case "mtp":
+            return MTPDrafter(TinyAssistant(target))
+        case "model":
+            other = TinyTarget(setup.seed)
+            other.head = other.head + 0.4 * torch.randn(
+                other.head.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64
+            )
+            return ModelDrafter(other, make_cache(200), VOCAB)
+        case "random":
+            return RandomDrafter()
+        case "scripted":
+            return ScriptedDrafter(setup.texts, lambda j: j % 3 == 2)
+        case "oracle":
+            return OracleDrafter(setup.texts)
+    raise ValueError(setup.drafter)
+
+
+def make_engine(setup: Setup, drafter: Drafter | None = None, **changes: Any) -> Engine:
+    target = TinyTarget(setup.seed, eos=setup.eos, poison=setup.poison)
+    drafter = drafter or make_drafter(setup, target)
+    parts: dict[str, Any] = {
+        "target": target,
+        "cache": make_cache(setup.pages, setup.max_batch, setup.max_tokens),
+        "drafters": {drafter.name: drafter} if drafter else {},
+        "default_drafter": drafter.name if drafter else "none",
+        "controller": FixedController(setup.k),
+        "verify": setup.verify,
+        "draft_tokens": setup.k,
+        "max_batch": setup.max_batch,
+        "prefill_chunk": setup.prefill_chunk,
+        "step_tokens": setup.step_tokens,
+        "prefix_cache": setup.prefix_cache,
+    }
+    return Engine(EngineParts(**(parts | changes)))
+
+
+def prompts(count: int, seed: int = 1, longest: int = 40) -> list[list[int]]:
+    """Prompts of unequal length, some shorter and some longer than the window."""
+    rng = random.Random(seed)
+    return [[rng.randrange(2, VOCAB) for _ in range(rng.randrange(1, longest))] for _ in range(count)]
+
+
+def run(engine: Engine, texts: Seq[list[int]], params: SamplingParams | Seq[SamplingParams]) -> list[Completion]:
+    """First text of each request, in order."""
+    each = [params] * len(texts) if isinstance(params, SamplingParams) else list(params)
+    done = engine.run({str(i): (list(t), p) for i, (t, p) in enumerate(zip(texts, each, strict=True))})
+    return [done[str(i)][0] for i in range(len(texts))]
+
+
+def totals(completions: Seq[Completion]) -> tuple[int, int]:
+    """(drafted, accepted) over all texts."""
+    return sum(c.stats.drafted for c in completions), sum(c.stats.accepted for c in completions)
