@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import Gemma4ForCausalLM
 
 from checkpoints import FAMILIES, VOCAB, WINDOW, build_assistant, build_target
-from transformers import Gemma4ForCausalLM
 from paceline.core import Rows
 from paceline.kv.cache import KVCache
 from paceline.models.gemma4 import GemmaTarget

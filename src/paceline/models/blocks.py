@@ -81,7 +81,9 @@ def inverse_frequencies(config: GemmaConfig, layer: LayerConfig) -> Tensor:
     return torch.cat((1.0 / rope.theta**exponent, still)) / rope.factor
 
 
-def decoder_layer(ops: Ops, x: Value, layer: Layer, eps: float, ple: Value | None, own: bool = True) -> Value:
+def decoder_layer(
+    ops: Ops, x: Value, layer: Layer, eps: float, ple: Value | None, *, own: bool = True
+) -> Value:
     """x [N, H], ple [N, P] or None -> [N, H]. `own`: rows see themselves; drafters see committed keys only."""
     h = ops.rms_norm(x, layer.norm_in, eps)
     h = _attend(ops, h, layer.attention, eps, own)

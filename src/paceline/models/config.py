@@ -100,7 +100,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not readable JSON ({error}): download it again") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} does not hold a JSON object: download it again")
@@ -260,7 +260,7 @@ def _layers(fields: _Fields, heads: int) -> tuple[LayerConfig, ...]:
     kinds = raw.get("layer_types") or [FULL if (i + 1) % 6 == 0 else SLIDING for i in range(count - 1)] + [
         FULL
     ]
-    if not isinstance(kinds, list) or len(kinds) != count or set(kinds) - {SLIDING, FULL}:
+    if not isinstance(kinds, list) or len(kinds) != count or not all(k in (SLIDING, FULL) for k in kinds):
         raise ConfigError(f"{fields.where}: layer_types must name {count} layers, each {SLIDING} or {FULL}")
     if kinds[-1] != FULL:
         raise ConfigError(
@@ -279,6 +279,11 @@ def _layers(fields: _Fields, heads: int) -> tuple[LayerConfig, ...]:
             raise ConfigError(
                 f"{fields.where}: layer {i} has {heads} heads of size {dims[i]} over {kv_heads[i]} K/V heads, "
                 "which do not divide: download config.json again"
+            )
+        source = max((j for j in range(owners) if kinds[j] == kinds[i]), default=i)
+        if i >= owners and (dims[i], kv_heads[i]) != (dims[source], kv_heads[source]):
+            raise ConfigError(
+                f"{fields.where}: layer {i} shares the K/V of layer {source} but has other head sizes"
             )
     return tuple(
         LayerConfig(
@@ -321,20 +326,20 @@ def _overrides(fields: _Fields, count: int) -> dict[int, Mapping[str, Any]] | No
     raw = fields.raw.get("per_layer_config")
     if raw is None:
         return None
-    items = enumerate(raw) if isinstance(raw, list) else raw.items() if isinstance(raw, Mapping) else None
-    try:
-        overrides = {int(i): layer for i, layer in items or [("?", None)]}
-    except ValueError as error:
-        raise ConfigError(f"{fields.where}: per_layer_config must map layer numbers to fields") from error
-    for i, layer in overrides.items():
-        if not 0 <= i < count or not isinstance(layer, Mapping):
-            raise ConfigError(f"{fields.where}: per_layer_config names layer {i} of {count}")
-        unknown = set(layer) - {"head_dim", "num_key_value_heads"}
+    items = dict(enumerate(raw)) if isinstance(raw, list) else raw
+    if not isinstance(items, Mapping) or not all(str(i).isdecimal() and int(i) < count for i in items):
+        raise ConfigError(f"{fields.where}: per_layer_config must map layer numbers below {count} to fields")
+    overrides: dict[int, Mapping[str, Any]] = {}
+    for i, layer in items.items():
+        unknown = (
+            set(layer) - {"head_dim", "num_key_value_heads"} if isinstance(layer, Mapping) else {repr(layer)}
+        )
         if unknown:
             raise ConfigError(
                 f"{fields.where}: per_layer_config overrides {', '.join(sorted(unknown))} in layer {i}, "
                 "which paceline does not support"
             )
+        overrides[int(i)] = layer
     return overrides
 
 

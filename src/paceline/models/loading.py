@@ -62,7 +62,7 @@ def find_files(folder: Path) -> list[Path]:
 def _read_index(path: Path) -> dict[str, str]:
     try:
         names = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise broken(path, "no weight_map in it") from error
     ok = isinstance(names, dict) and all(
         isinstance(f, str) and f.endswith(".safetensors") for f in names.values()
@@ -103,7 +103,7 @@ def canonical(name: str) -> str:
 
 
 class Tensors:
-    """The checked tensors of one model. `take` hands each out once; `finish` insists that none is left."""
+    """The checked tensors of one model: `entries` by name. `take` hands each out once, `finish` insists that none is left."""
 
     def __init__(
         self, folder: Path, expected: Shapes, shared_layers: Iterable[int] = (), tied: bool = False
@@ -112,18 +112,18 @@ class Tensors:
         entries = read_entries(folder)
         self.folder, shared = folder, set(shared_layers)
         self.skipped = {n: e for n, e in entries.items() if n not in expected and may_skip(n, shared)}
-        self._entries = {n: e for n, e in entries.items() if n not in self.skipped}
+        self.entries = {n: e for n, e in entries.items() if n not in self.skipped}
         self._files: dict[Path, Any] = {}
-        head = self._entries.pop("lm_head.weight", None) if tied else None
-        if head is not None and "embed_tokens.weight" not in self._entries:
-            self._entries["embed_tokens.weight"], head = head, None  # one of the two names is enough
+        head = self.entries.pop("lm_head.weight", None) if tied else None
+        if head is not None and "embed_tokens.weight" not in self.entries:
+            self.entries["embed_tokens.weight"], head = head, None  # one of the two names is enough
         self._check(expected)
         if head is not None:
             self._check_tied(head)
 
     def _check(self, expected: Shapes) -> None:
-        missing = [n for n in expected if n not in self._entries]
-        extra = [n for n in self._entries if n not in expected]
+        missing = [n for n in expected if n not in self.entries]
+        extra = [n for n in self.entries if n not in expected]
         if missing or extra:
             parts = [f"{len(names)} {what} ({_some(names)})" for what, names in
                      (("missing", missing), ("that it does not describe", extra)) if names]  # fmt: skip
@@ -132,7 +132,7 @@ class Tensors:
                 "download both again, from one revision"
             )
         for name, shape in expected.items():
-            entry = self._entries[name]
+            entry = self.entries[name]
             if entry.shape != shape:
                 raise WeightsError(
                     f"{self.folder}: {name} has shape {list(entry.shape)} where config.json needs {list(shape)}: "
@@ -145,7 +145,7 @@ class Tensors:
                 )
 
     def _check_tied(self, head: Entry) -> None:
-        table = self._entries["embed_tokens.weight"]
+        table = self.entries["embed_tokens.weight"]
         if head.shape != table.shape or not torch.equal(self._read(head), self._read(table)):
             raise WeightsError(
                 f"{self.folder}: config.json ties lm_head to the embedding, but the two tensors differ: "
@@ -154,7 +154,7 @@ class Tensors:
 
     def take(self, name: str) -> Tensor:
         """The tensor, memory-mapped, on the CPU. A name can be taken once."""
-        return self._read(self._entries.pop(name))
+        return self._read(self.entries.pop(name))
 
     def _read(self, entry: Entry) -> Tensor:
         from safetensors import SafetensorError, safe_open
@@ -167,7 +167,7 @@ class Tensors:
             raise broken(entry.file, str(error)) from error
 
     def finish(self) -> None:
-        assert not self._entries, f"never used: {_some(list(self._entries))}"
+        assert not self.entries, f"never used: {_some(list(self.entries))}"
 
 
 def may_skip(name: str, shared_layers: set[int]) -> bool:

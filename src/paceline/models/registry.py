@@ -9,9 +9,12 @@ import torch
 from paceline.models.config import parse_assistant, parse_target, read_config
 from paceline.models.gemma4 import GemmaTarget, target_shapes
 from paceline.models.gemma4_assistant import GemmaAssistant, assistant_shapes, check_pair
+from paceline.models.inspection import Inspection, inspect
 from paceline.models.loading import Tensors, Transform, Weights
 from paceline.ops.base import Runner
 from paceline.ops.reference import EagerRunner
+
+__all__ = ["Inspection", "choose_dtypes", "inspect", "load_assistant", "load_target"]
 
 
 def load_target(

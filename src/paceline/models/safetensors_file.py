@@ -9,7 +9,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from paceline.errors import WeightsError
 
@@ -44,10 +44,10 @@ def read_header(path: Path) -> list[Entry]:
         raise WeightsError(f"cannot read {path}: {error.strerror}") from error
     try:
         raw = json.loads(text, object_pairs_hook=_no_duplicates)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise broken(path, "its header is not JSON") from error
     except _Duplicate as error:
         raise WeightsError(f"{path} holds the tensor {error} twice: download it again") from error
+    except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, or an absurd number
+        raise broken(path, "its header is not JSON") from error
     if not isinstance(raw, dict):
         raise broken(path, "its header is not a JSON object")
     raw.pop("__metadata__", None)
@@ -77,7 +77,7 @@ def _entry(path: Path, name: str, value: object) -> tuple[int, int, Entry]:
     if not isinstance(value, dict):
         raise broken(path, f"the entry of {name} is not an object")
     dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
-    if dtype not in ITEM_BYTES:
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise WeightsError(
             f"{path}: tensor {name} has the unknown dtype {dtype!r}: use a float32, bfloat16 or float16 one"
         )
@@ -90,7 +90,7 @@ def _entry(path: Path, name: str, value: object) -> tuple[int, int, Entry]:
     return begin, end, Entry(name, path, dtype, tuple(shape), nbytes)
 
 
-def _naturals(value: Any) -> bool:
+def _naturals(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(
         isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in value
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -170,7 +171,7 @@ class ReferenceOps:
         """Row of each place of [B, T], places of the rows, and T. Places past a sequence's end repeat its last row."""
         if self._pad is None:
             starts, device = self.rows.starts, self.rows.tokens.device
-            counts = [b - a for a, b in zip(starts, starts[1:])]
+            counts = [b - a for a, b in pairwise(starts)]
             longest = max(counts)
             take = [a + min(t, n - 1) for a, n in zip(starts, counts) for t in range(longest)]
             back = [b * longest + t for b, n in enumerate(counts) for t in range(n)]
@@ -209,7 +210,7 @@ class ReferenceOps:
         share, chosen = torch.topk(law, experts.top_k, dim=-1)  # [N, top_k]
         share = share / share.sum(dim=-1, keepdim=True) * experts.expert_scale[chosen].to(self._exact)
         out = torch.zeros_like(expert_input)
-        for e in chosen.unique().tolist():
+        for e in sorted(set(chosen.flatten().tolist())):
             row, rank = torch.where(chosen == e)
             gate, up = self.linear(expert_input[row], experts.gate_up[e]).chunk(2, dim=-1)
             value = self.linear(self.gated_gelu(gate, up), experts.down[e])

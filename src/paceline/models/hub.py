@@ -1,0 +1,113 @@
+"""A name that a user gives -> a local folder: the bundled pair, a folder, or a repository of the Hugging Face hub.
+
+A repository is downloaded only when it is named, only its safetensors, JSON and template files, never code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from paceline.errors import LoadError, UsageError
+
+Role = Literal["target", "assistant", "draft"]
+HUB_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
+WANTED = ["*.safetensors", "*.json", "*.jinja"]
+ASSISTANT_KEY = "assistant_model"  # in a target's config.json: folder beside it, or hub id
+
+
+def resolve(name: str | Path, role: Role) -> Path:
+    """The folder of a model. `demo`, a local folder, or a hub id `org/name[@revision]`, which is downloaded.
+
+    Raises UsageError for what is none of the three and LoadError if a download fails.
+    """
+    text = str(name)
+    if text == "demo":
+        return bundled(role)
+    folder = Path(text).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise UsageError(f"{text} is a file: give the model folder that holds it")
+    hub = HUB_ID.fullmatch(text)
+    if hub is None:
+        raise UsageError(
+            f"{text!r} is no {role}: give demo, an existing folder in Hugging Face layout, or a hub id like org/name"
+        )
+    return download(hub["id"], hub["revision"])
+
+
+def bundled(role: Role) -> Path:
+    folder = Path(__file__).resolve().parents[1] / "demo" / role
+    if not (folder / "config.json").is_file():
+        raise LoadError(
+            f"this installation lacks the bundled {role} ({folder}): reinstall paceline, or name a model"
+        )
+    return folder
+
+
+def download(hub_id: str, revision: str | None = None) -> Path:
+    """The local snapshot of a hub repository, fetched with a progress bar on standard error where it is not cached."""
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(hub_id, revision=revision, allow_patterns=WANTED, ignore_patterns=["*/*"])
+        )
+    except (errors.RepositoryNotFoundError, errors.HFValidationError, errors.RevisionNotFoundError) as error:
+        reason = (
+            "gated: accept its licence on its page, then log in with `hf auth login`"
+            if isinstance(error, errors.GatedRepoError)
+            else "neither a local folder nor a repository you may read: check the spelling, or `hf auth login`"
+        )
+        raise LoadError(f"{hub_id} is {reason}") from error
+    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError) as error:
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise LoadError(
+            f"cannot download {hub_id} ({why}): check the network, or give a local folder in Hugging Face layout"
+        ) from error
+
+
+def find_assistant(target: Path, config: Mapping[str, Any]) -> tuple[Path | None, str]:
+    """The target's own MTP drafter where it is on this machine, and why it was chosen or that there is none.
+
+    Looked at in this order: what config.json names under `assistant_model`; a folder named like the target with
+    `-assistant` at its end, also among downloaded snapshots; `assistant` beside a folder called `target`.
+    """
+    named = config.get(ASSISTANT_KEY)
+    if isinstance(named, str):
+        folder = (target / named) if not Path(named).is_absolute() else Path(named)
+        if (folder / "config.json").is_file():
+            return folder, f"named in {target / 'config.json'}"
+        if HUB_ID.fullmatch(named):
+            snapshot = _snapshot(_hub_cache(target), named.split("@")[0])
+            if snapshot is not None:
+                return snapshot, f"{named}, named in {target / 'config.json'}"
+            return None, f"config.json names {named}, which is not downloaded: give --drafter {named}"
+    beside = target.with_name(target.name + "-assistant")
+    if target.name == "target":
+        beside = target.with_name("assistant")
+    if (beside / "config.json").is_file():
+        return beside, f"{beside} lies beside the target"
+    if target.parent.name == "snapshots":
+        hub_id = target.parents[1].name.removeprefix("models--").replace("--", "/")
+        snapshot = _snapshot(_hub_cache(target), f"{hub_id}-assistant")
+        if snapshot is not None:
+            return snapshot, f"{hub_id}-assistant is downloaded"
+        return None, f"{hub_id}-assistant is not downloaded: give --drafter {hub_id}-assistant if it exists"
+    return None, f"no {beside.name} beside the target and none named in its config.json"
+
+
+def _hub_cache(target: Path) -> Path | None:
+    """The hub cache that holds `target`: <cache>/models--org--name/snapshots/<revision>."""
+    return target.parents[2] if target.parent.name == "snapshots" else None
+
+
+def _snapshot(cache: Path | None, hub_id: str) -> Path | None:
+    """The newest downloaded snapshot of a repository that has a config.json."""
+    if cache is None:
+        return None
+    found = (cache / f"models--{hub_id.replace('/', '--')}" / "snapshots").glob("*/config.json")
+    return max((path.parent for path in found), key=lambda folder: folder.stat().st_mtime, default=None)

@@ -1,0 +1,135 @@
+"""What a checkpoint is and costs, read from its config and safetensors headers: no weight is loaded."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import LoadError
+from paceline.kv.layout import Layout
+from paceline.models.blocks import layout_of
+from paceline.models.config import ASSISTANT_TYPES, GemmaConfig, parse_assistant, parse_target, read_config
+from paceline.models.gemma4 import target_shapes
+from paceline.models.gemma4_assistant import assistant_shapes, check_pair
+from paceline.models.loading import Tensors, read_entries
+from paceline.models.safetensors_file import Entry
+
+PARTS = (
+    ("embed_tokens_per_layer", "per-layer embedding table"),
+    ("embed_tokens", "embedding table"),
+    ("lm_head", "output head"),
+    ("masked_embedding", "output head"),
+    (".experts.", "experts"),
+    (".self_attn.", "attention"),
+    (".mlp.", "dense MLP"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """Sizes in bytes as stored; `unsupported` says why this model would be refused, empty if it would load."""
+
+    path: Path
+    model_type: str
+    role: str  # "target" | "drafter" | "unknown"
+    parameters: int = 0  # of the language model, each counted once
+    weights: dict[str, int] = field(default_factory=dict)  # part -> bytes
+    dtypes: dict[str, int] = field(default_factory=dict)  # stored dtype -> tensors
+    kv_per_token: dict[str, int] = field(default_factory=dict)  # layer kind -> bytes, for the given itemsize
+    windows: dict[str, int | None] = field(
+        default_factory=dict
+    )  # layer kind -> tokens that are kept, None = all
+    layers: str = ""
+    vocab_size: int = 0
+    max_len: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)  # what is not loaded -> bytes
+    unsupported: list[str] = field(default_factory=list)
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(self.weights.values())
+
+
+def inspect(path: Path | str, *, target: Path | str | None = None, itemsize: int = 4) -> Inspection:
+    """Describe a target, or a drafter (then `target`, if given, is what it must fit). Never raises LoadError.
+
+    `itemsize`: bytes of one K/V element (4 on CPU, 2 for bfloat16 on a GPU).
+    """
+    folder = Path(path)
+    try:
+        raw = read_config(folder)
+    except LoadError as error:
+        return Inspection(folder, "unknown", "unknown", unsupported=[str(error)])
+    drafter = raw.get("model_type") in ASSISTANT_TYPES
+    facts: dict[str, Any] = {"role": "drafter" if drafter else "target"}
+    troubles: list[str] = []
+    try:
+        facts |= (
+            _describe_drafter(folder, raw, target) if drafter else _describe_target(folder, raw, itemsize)
+        )
+    except LoadError as error:
+        troubles.append(str(error))
+        facts |= _sizes_or_nothing(folder)
+    return Inspection(folder, str(raw.get("model_type")), unsupported=troubles, **facts)
+
+
+def _describe_target(folder: Path, raw: dict[str, Any], itemsize: int) -> dict[str, Any]:
+    config = parse_target(raw)
+    shared = [i for i, layer in enumerate(config.layers) if layer.shared]
+    tensors = Tensors(folder, target_shapes(config), shared, config.tied)
+    layout = layout_of(config)
+    return _config_facts(config) | _sizes(tensors.entries, tensors.skipped) | _cache_facts(layout, itemsize)
+
+
+def _describe_drafter(folder: Path, raw: dict[str, Any], target: Path | str | None) -> dict[str, Any]:
+    config = parse_assistant(raw)
+    if target is not None:
+        check_pair(config, parse_target(read_config(Path(target))), (str(folder), str(target)))
+    shared = range(len(config.text.layers))
+    tensors = Tensors(folder, assistant_shapes(config), shared, config.text.tied)
+    return _config_facts(config.text) | _sizes(tensors.entries, tensors.skipped)
+
+
+def _cache_facts(layout: Layout, itemsize: int) -> dict[str, Any]:
+    return {
+        "kv_per_token": layout.bytes_per_token(itemsize),
+        "windows": {k: layout.windows[k] for k in layout.kinds},
+    }
+
+
+def _config_facts(config: GemmaConfig) -> dict[str, Any]:
+    kinds = Counter(layer.kind.removesuffix("_attention") for layer in config.layers)
+    shared = sum(layer.shared for layer in config.layers)
+    extras = [f"{shared} share K/V"] if shared else []
+    extras += [f"{config.moe.experts} experts, {config.moe.top_k} active"] if config.moe else []
+    extras += [f"per-layer inputs of {config.ple_size}"] if config.ple_size else []
+    counts = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items(), reverse=True))
+    layers = f"{len(config.layers)} ({'; '.join([counts, *extras])})"
+    return {"layers": layers, "vocab_size": config.vocab_size, "max_len": config.max_len}
+
+
+def _sizes(entries: dict[str, Entry], skipped: dict[str, Entry]) -> dict[str, Any]:
+    weights: Counter[str] = Counter()
+    for name, entry in entries.items():
+        weights[next((part for key, part in PARTS if key in name), "norms and projections")] += entry.nbytes
+    left: Counter[str] = Counter()
+    for name, entry in skipped.items():
+        left["K/V of layers that share another's" if ".self_attn." in name and name.startswith("layers.")
+             else name.split(".")[0]] += entry.nbytes  # fmt: skip
+    return {
+        "parameters": sum(math.prod(entry.shape) for entry in entries.values()),
+        "weights": dict(weights.most_common()),
+        "dtypes": dict(Counter(entry.dtype for entry in entries.values()).most_common()),
+        "skipped": dict(left.most_common()),
+    }
+
+
+def _sizes_or_nothing(folder: Path) -> dict[str, Any]:
+    """Sizes of a model that would be refused, as far as its files can be read."""
+    try:
+        return _sizes(read_entries(folder), {})
+    except LoadError:
+        return {}
