@@ -1,0 +1,116 @@
+"""Shows a benchmark: a table for the terminal, one self-contained HTML page, atomically written files."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from paceline.bench.plot import Chart, svg
+from paceline.bench.runner import NONE
+from paceline.bench.table import Line
+from paceline.errors import UsageError
+
+COLUMNS = (
+    "workload", "batch", "temp", "setting", "tokens/s", "ratio (quartiles)", "tokens/step",
+    "kept by position", "first token", "ms/token (p95)", "J/token",
+)  # fmt: skip
+
+STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:75rem;margin:2rem auto;padding:0 1rem;color:#1f2937;"
+    "background:#fff}table{border-collapse:collapse;font-size:13px}td,th{padding:.25rem .6rem;"
+    "border-bottom:1px solid #8884;text-align:right}td:first-child,th:first-child,td:nth-child(4)"
+    "{text-align:left}svg{width:30rem;max-width:100%;font:11px system-ui,sans-serif;fill:currentColor}"
+    ".title{font-weight:600;font-size:13px}.grid{stroke:#8883}.base{stroke:currentColor;stroke-dasharray:4 3}"
+    "pre{white-space:pre-wrap;font-size:12px}"
+    "@media (prefers-color-scheme:dark){body{background:#111827;color:#e5e7eb}}"
+)
+
+
+def cells(line: Line) -> list[str]:
+    """One table row as text, in the order of COLUMNS."""
+    ratio = ""
+    if line.ratio and line.setting != NONE:
+        ratio = f"{line.ratio.median:.2f} ({line.ratio.low:.2f}-{line.ratio.high:.2f})"
+    return [
+        line.cell.workload,
+        str(line.cell.batch),
+        f"{line.cell.temperature:g}",
+        line.setting.label + ("" if line.same_text is not False else " (other text!)"),
+        f"{line.speed:.1f}",
+        ratio,
+        f"{line.tokens_per_step:.2f}",
+        " ".join(f"{a:.2f}"[1:] if a < 1 else "1" for a in line.acceptance[:6]),
+        f"{line.first_token * 1e3:.0f} ms",
+        f"{line.gap * 1e3:.2f} ({line.gap_p95 * 1e3:.2f})",
+        "" if line.joules_per_token is None else f"{line.joules_per_token:.2f}",
+    ]
+
+
+def terminal_table(table: Seq[Line]) -> Table:
+    out = Table(box=None, header_style="bold", pad_edge=False)
+    for i, name in enumerate(COLUMNS):
+        out.add_column(name, justify="left" if i in (0, 3) else "right", no_wrap=True)
+    for line in table:
+        slow = line.ratio is not None and line.setting != NONE and line.ratio.median < 0.98
+        out.add_row(*cells(line), style="red" if slow else "dim" if line.setting == NONE else "")
+    return out
+
+
+def charts(table: Seq[Line], rungs: Mapping[int, float]) -> list[Chart]:
+    """Speed-up by draft length (one line per batch size), by batch (auto), the staircase, and what was
+    kept.
+    """
+    fixed: dict[str, list[tuple[float, float]]] = {}
+    auto: dict[str, list[tuple[float, float]]] = {}
+    kept: dict[str, list[tuple[float, float]]] = {}
+    for line in table:
+        if line.setting == NONE or not line.ratio:
+            continue
+        name = f"{line.cell.workload} T={line.cell.temperature:g}"
+        if line.setting.draft_tokens == "auto":
+            auto.setdefault(name, []).append((line.cell.batch, line.ratio.median))
+        else:
+            key = f"{line.cell.workload} x{line.cell.batch} T={line.cell.temperature:g}"
+            fixed.setdefault(key, []).append((float(line.setting.draft_tokens), line.ratio.median))
+        old = kept.get(name, [])
+        if len(line.acceptance) > len(old):
+            kept[name] = [(i + 1.0, a) for i, a in enumerate(line.acceptance)]
+    steps = {"step": [(float(n), s * 1e3) for n, s in rungs.items()]} if rungs else {}
+    return [
+        Chart("Speed-up by draft length", "tokens drafted", "times as fast as none", fixed, 1.0),
+        Chart("Speed-up of auto by batch size", "texts at once", "times as fast as none", auto, 1.0),
+        Chart("What a target step costs", "rows: texts and drafted tokens", "ms", steps),
+        Chart("Kept drafts by position", "position in the draft", "share kept", kept),
+    ]
+
+
+def page(table: Seq[Line], said: Seq[str], extra: Mapping[str, Any], rungs: Mapping[int, float]) -> str:
+    """The whole report as one HTML document."""
+    rows = "".join(f"<tr>{''.join(f'<td>{escape(c)}</td>' for c in cells(line))}</tr>" for line in table)
+    head = "".join(f"<th>{escape(name)}</th>" for name in COLUMNS)
+    pictures = "".join(svg(chart) for chart in charts(table, rungs))
+    facts = escape(json.dumps(extra, indent=1, default=str))
+    words = "".join(f"<p>{escape(text)}</p>" for text in said)
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>paceline bench</title><style>{STYLE}</style>'
+        f"<h1>paceline bench</h1>{words}{pictures}<h2>Every cell</h2><table><tr>{head}</tr>{rows}</table>"
+        f"<h2>How this was measured</h2><pre>{facts}</pre></html>\n"
+    )
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as out:
+            out.write(text)
+        os.replace(out.name, path)
+    except OSError as problem:
+        raise UsageError(f"cannot write {path} ({problem.strerror}): choose another place") from problem

@@ -1,0 +1,149 @@
+"""Sums up runs: one row per cell and setting, and what they say together. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from paceline.bench.runner import NONE, Cell, Run, Setting
+from paceline.bench.stats import Spread, quantile, spread
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One cell with one setting, over all rounds. `ratio` is the speed against `none` of the same round."""
+
+    cell: Cell
+    setting: Setting
+    speed: float  # tokens per second, median
+    ratio: Spread | None
+    tokens_per_step: float
+    acceptance: list[float]  # by position, of the drafted ones
+    first_token: float  # seconds, median
+    gap: float  # seconds per token between deltas, median
+    gap_p95: float
+    joules_per_token: float | None
+    same_text: bool | None  # equal tokens to `none` in every round; None without a counterpart
+    reasons: dict[str, int]
+    drafters: dict[str, int]
+
+
+def lines(runs: Seq[Run]) -> list[Line]:
+    """In the order of measurement."""
+    groups: dict[tuple[Cell, Setting], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.cell, run.setting), []).append(run)
+    plain = {(run.cell, run.round): run for run in runs if run.setting == NONE}
+    return [_line(cell, setting, group, plain) for (cell, setting), group in groups.items()]
+
+
+def _line(cell: Cell, setting: Setting, group: list[Run], plain: dict[tuple[Cell, int], Run]) -> Line:
+    pairs = [(run, plain[cell, run.round]) for run in group if (cell, run.round) in plain]
+    ratios = [run.speed / other.speed for run, other in pairs if other.speed > 0]
+    gaps = sorted(gap for run in group for gap in run.gaps) or [0.0]
+    joules = [run.joules / run.tokens for run in group if run.joules is not None and run.tokens]
+    drafted = _sum([run.drafted_by_position for run in group])
+    accepted = _sum([run.accepted_by_position for run in group])
+    steps = sum(run.steps for run in group)
+    return Line(
+        cell,
+        setting,
+        median(run.speed for run in group),
+        spread(ratios) if ratios else None,
+        sum(run.tokens for run in group) / steps if steps else 0.0,
+        [a / d for a, d in zip([*accepted, *[0] * len(drafted)], drafted, strict=False) if d],
+        median([t for run in group for t in run.first_token] or [0.0]),
+        median(gaps),
+        quantile(gaps, 0.95),
+        median(joules) if joules else None,
+        all(run.digest == other.digest for run, other in pairs) if pairs else None,
+        _merge([run.reasons for run in group]),
+        _merge([run.drafters for run in group]),
+    )
+
+
+def _sum(rows: list[list[int]]) -> list[int]:
+    out = [0] * max(map(len, rows), default=0)
+    for row in rows:
+        for i, n in enumerate(row):
+            out[i] += n
+    return out
+
+
+def _merge(rows: list[dict[str, int]]) -> dict[str, int]:
+    out: dict[str, int] = {}
+    for row in rows:
+        for key, n in row.items():
+            out[key] = out.get(key, 0) + n
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a user wants to know first. Ratios of medians; None where nothing was there to compare."""
+
+    worst_auto: tuple[float, Cell] | None  # auto against none
+    worst_against_fixed: tuple[float, Cell, str] | None  # auto against the best fixed length of its cell
+    best: tuple[float, Cell, str] | None
+    all_same_text: bool
+
+    def say(self) -> list[str]:
+        out = []
+        if self.best:
+            ratio, cell, label = self.best
+            helps = "helps" if ratio > 1.02 else "does not help"
+            out.append(
+                f"Speculation {helps} here: at best {label} is {ratio:.2f} times none ({_name(cell)})."
+            )
+        if self.worst_auto:
+            ratio, cell = self.worst_auto
+            out.append(f"auto against none, worst cell: {ratio:.2f} ({_name(cell)}).")
+        if self.worst_against_fixed:
+            ratio, cell, label = self.worst_against_fixed
+            out.append(
+                f"auto against the best fixed length, worst cell: {ratio:.2f} ({_name(cell)}; {label})."
+            )
+        if not self.all_same_text:
+            out.append(
+                "Some texts differ from those without a drafter: `paceline check` says whether it is a bug."
+            )
+        return out
+
+
+def _name(cell: Cell) -> str:
+    return f"{cell.workload}, batch {cell.batch}, temperature {cell.temperature:g}"
+
+
+def verdict(table: Seq[Line]) -> Verdict:
+    autos = [line for line in table if line.setting.draft_tokens == "auto" and line.ratio]
+    fixed = [line for line in table if line.setting.draft_tokens != "auto" and line.ratio]
+    worst = min(
+        ((line.ratio.median, line.cell) for line in autos if line.ratio), key=lambda p: p[0], default=None
+    )
+    against = []
+    for line in autos:
+        rivals = [x for x in fixed if x.cell == line.cell]
+        if rivals and line.ratio and len({x.setting for x in rivals}) > 1:
+            best = max(rivals, key=lambda x: x.ratio.median if x.ratio else 0.0)
+            if best.ratio:
+                against.append((line.ratio.median / best.ratio.median, line.cell, best.setting.label))
+    drafting = [(x.ratio.median, x.cell, x.setting.label) for x in table if x.ratio and x.setting != NONE]
+    return Verdict(
+        worst,
+        min(against, key=lambda p: p[0], default=None),
+        max(drafting, key=lambda p: p[0], default=None),
+        all(line.same_text is not False for line in table),
+    )
+
+
+def to_json(runs: Seq[Run], extra: dict[str, Any]) -> dict[str, Any]:
+    """Everything that was measured, raw, with its summary and `extra` (provenance, roofline, staircase)."""
+    table = lines(runs)
+    return {
+        **extra,
+        "verdict": verdict(table).say(),
+        "lines": [asdict(line) for line in table],
+        "runs": [asdict(run) for run in runs],
+    }

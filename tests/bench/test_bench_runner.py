@@ -1,0 +1,158 @@
+"""The benchmark's own arithmetic on an engine whose speed is known."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from paceline.bench import report, workloads
+from paceline.bench.plot import Chart, svg
+from paceline.bench.runner import NONE, Bench, Cell, Run, Setting, measure, run_once
+from paceline.bench.stats import quantile, spread
+from paceline.bench.table import lines, to_json, verdict
+from paceline.bench.workloads import Bounds, Prompt, prompts
+from paceline.core import Delta, SamplingParams, Stats
+from paceline.errors import UsageError
+
+CODE = Cell("code", 2, 0.0)
+
+
+class FakeEngine:
+    """Emits 1 + min(draft_tokens, 2) tokens a step for every text."""
+
+    def __init__(self) -> None:
+        self.open: dict[str, list[int]] = {}  # request -> [left, per step]
+        self.limits: dict[str, int] = {}
+        self.begun: list[tuple[str, int | str | None]] = []
+        self.interrupt_after = 10**9
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.open)
+
+    def add(self, request_id: str, prompt_ids: list[int], params: SamplingParams, salt: str = "") -> None:
+        drafted = 2 if params.draft_tokens == "auto" else min(int(params.draft_tokens or 0), 2)
+        self.open[request_id] = [params.max_tokens, 1 + drafted]
+        self.begun.append((params.drafter or "", params.draft_tokens))
+
+    def cancel(self, request_id: str) -> None:
+        self.open.pop(request_id, None)
+
+    def step(self) -> list[Delta]:
+        self.interrupt_after -= 1
+        if self.interrupt_after < 0:
+            raise KeyboardInterrupt
+        out = []
+        for name, (left, many) in list(self.open.items()):
+            n = min(left, many)
+            self.open[name][0] -= n
+            delta = Delta(name, 0, "", list(range(left, left - n, -1)), ["target"] * n)
+            if left == n:
+                delta.finish_reason = "length"
+                delta.stats = Stats(steps=5, drafted_by_position=[5, 5], accepted_by_position=[4, 2])
+                del self.open[name]
+            out.append(delta)
+        return out
+
+
+def bench(engine: FakeEngine, **changes: object) -> Bench:
+    settings = (NONE, Setting("mtp", "auto"), Setting("mtp", 1), Setting("mtp", 4))
+    made = Bench(engine, lambda name, n: [Prompt([1, 2])] * n, (CODE,), settings, tokens=8, rounds=3)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def test_every_setting_runs_beside_the_baseline_in_every_round() -> None:
+    runs, ended = measure(bench(FakeEngine()))
+    assert ended == ""
+    assert [r.setting.label for r in runs[:4]] == ["none", "mtp auto", "mtp 1", "mtp 4"]
+    assert [r.setting.label for r in runs[4:8]] == ["mtp auto", "mtp 1", "mtp 4", "none"]
+    assert {r.tokens for r in runs} == {16}
+    assert len({r.digest for r in runs}) == 1
+    assert all(len(r.first_token) == 2 and r.gaps for r in runs)
+    table = lines(runs)
+    assert [line.setting.label for line in table] == ["none", "mtp auto", "mtp 1", "mtp 4"]
+    assert all(line.ratio and line.ratio.count == 3 and line.same_text for line in table)
+    assert table[1].acceptance == [0.8, 0.4]
+    assert table[1].tokens_per_step == pytest.approx(1.6)
+
+
+def test_an_interrupt_keeps_what_is_measured_and_leaves_the_engine_empty() -> None:
+    engine = FakeEngine()
+    engine.interrupt_after = 60
+    runs, ended = measure(bench(engine))
+    assert ended == "interrupted"
+    assert 0 < len(runs) < 12
+    assert not engine.open
+    assert measure(bench(FakeEngine(), seconds=0.0))[1].startswith("stopped after")
+
+
+def made(setting: Setting, speed: float, number: int = 0, digest: str = "a") -> Run:
+    return Run(
+        CODE, setting, number, decode_tokens=int(speed), decode_seconds=1.0, tokens=1, steps=1, digest=digest
+    )
+
+
+def test_verdict_compares_auto_with_none_and_with_the_best_fixed_length() -> None:
+    auto, one, four = Setting("mtp", "auto"), Setting("mtp", 1), Setting("mtp", 4)
+    runs = [made(NONE, 100), made(auto, 190), made(one, 150), made(four, 200)]
+    found = verdict(lines(runs))
+    assert found.worst_auto == (1.9, CODE)
+    assert found.worst_against_fixed == (pytest.approx(0.95), CODE, "mtp 4")
+    assert "helps" in found.say()[0]
+    other = verdict(lines([made(NONE, 100), made(auto, 90, digest="b")]))
+    assert "does not help" in other.say()[0]
+    assert "paceline check" in other.say()[-1]
+
+
+def test_report_is_complete_and_self_contained() -> None:
+    runs, _ = measure(bench(FakeEngine()))
+    table = lines(runs)
+    html = report.page(table, verdict(table).say(), {"torch": "x"}, {1: 1e-3, 2: 2e-3})
+    assert html.count("<svg") == 4
+    assert "http" not in html
+    assert "<script" not in html
+    data = json.loads(json.dumps(to_json(runs, {"provenance": {}})))
+    assert len(data["runs"]) == 12
+    assert report.terminal_table(table).row_count == 4
+    assert "not measured" in svg(Chart("t", "x", "y", {}))
+
+
+def test_spread_and_quantiles() -> None:
+    s = spread([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert (s.median, s.low, s.high, s.count) == (3.0, 2.0, 4.0, 5)
+    assert s.ci_low <= 3.0 <= s.ci_high
+    assert quantile([1.0], 0.9) == 1.0
+
+
+class Letters:
+    def encode(self, text: str, add_bos: bool | None = None) -> list[int]:
+        return [*([0] if add_bos is not False else []), *(1 + ord(c) % 90 for c in text)]
+
+
+@pytest.mark.parametrize("name", list(workloads.WORKLOADS))
+def test_workloads_fit_the_context_and_repeat_exactly(name: str) -> None:
+    bounds = Bounds(91, 300, frozenset({0}))
+    first, again = (prompts(name, Letters(), bounds, 6) for _ in range(2))
+    assert first == again
+    assert len(first) == 6
+    assert all(2 <= len(p.tokens) <= 300 for p in first)
+    assert all(0 <= t < 91 for p in first for t in p.tokens)
+    assert (name == "edit") == (first[0].reference is not None)
+
+
+def test_unknown_workload_is_refused() -> None:
+    with pytest.raises(UsageError, match="code, prose"):
+        prompts("poetry", Letters(), Bounds(10, 10), 1)
+
+
+def test_a_failed_text_is_not_measured() -> None:
+    class Failing(FakeEngine):
+        def step(self) -> list[Delta]:
+            return [Delta(name, 0, "", [], [], finish_reason="error", error="NaN") for name in self.open]
+
+    engine = Failing()
+    with pytest.raises(RuntimeError, match="NaN"):
+        run_once(bench(engine), CODE, NONE, 0)
+    assert not engine.open
