@@ -44,8 +44,7 @@ def choose(logits: torch.Tensor, rows: Seq[LogitRow]) -> Choice:
         return _choice(_greedy(logits, None), None)
     shaped = shape(logits, rows)
     picked = _draw(shaped, None, rows, noise.TARGET)
-    if any(row.mask is not None or row.params.allowed_token_ids for row in rows):
-        picked = picked.masked_fill(logits.amax(-1).isnan(), -1)  # a NaN that a mask hid is still an error
+    picked = picked.masked_fill(logits.amax(-1).isnan(), -1)  # a NaN that a mask or filter hid is still an error
     return _choice(picked, shaped)
 
 
@@ -63,7 +62,7 @@ def choose_candidates(
     at confidence 0.
     """
     shaped = shape(logits, rows) if ids is None else shape_candidates(logits, ids, rows)
-    picked = _draw(shaped, ids, rows, purpose)  # [b]
+    picked = _draw(shaped, ids, rows, purpose).masked_fill(logits.amax(-1).isnan(), -1)  # [b]
     mass = torch.softmax(shaped, -1)
     if ids is None:
         hit = mass.gather(1, picked.clamp(min=0)[:, None])[:, 0]
