@@ -13,7 +13,25 @@ from paceline.core import Constraint, Delta, SamplingParams, Stats, TokenLogprob
 from paceline.text.stream import TextStream
 from paceline.text.tokenizer import Tokenizer
 
-WORDS = ["def ", "return ", "self", "(", ")", ":", "\n", "    ", "x", "y", " = ", "print", "für ", "🎉", "naïve ", "0", "1"]
+WORDS = [
+    "def ",
+    "return ",
+    "self",
+    "(",
+    ")",
+    ":",
+    "\n",
+    "    ",
+    "x",
+    "y",
+    " = ",
+    "print",
+    "für ",
+    "🎉",
+    "naïve ",
+    "0",
+    "1",
+]
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<|turn>", "<turn|>"]
 MARKS = ["<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"]
 MAX_LEN = 512
@@ -93,7 +111,9 @@ class FakeEngine:
     def _advance(self, text: _Text) -> Delta:
         params, count = text.params, 1
         if self.nan_in and self.nan_in in self.tokenizer.decode(text.prompt):
-            return Delta(text.request, text.index, "", [], [], finish_reason="error", error="logits are not finite")
+            return Delta(
+                text.request, text.index, "", [], [], finish_reason="error", error="logits are not finite"
+            )
         drafts = params.draft_tokens != 0 and params.drafter != "none"
         if drafts:
             k = 4 if params.draft_tokens in (None, "auto") else int(params.draft_tokens)
@@ -118,7 +138,9 @@ class FakeEngine:
                 break
         return self._delta(text, new, logprobs, finish, drafts)
 
-    def _delta(self, text: _Text, new: list[int], logprobs: list[TokenLogprob], finish: Any, drafts: bool) -> Delta:
+    def _delta(
+        self, text: _Text, new: list[int], logprobs: list[TokenLogprob], finish: Any, drafts: bool
+    ) -> Delta:
         pushed = text.stream.push(new)
         shown = pushed.text
         if pushed.stopped:

@@ -33,7 +33,8 @@ PAGE = {
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": answers.ErrorAnswer} for status in (400, 401, 403, 404, 405, 408, 413, 415, 421, 429, 500, 503, 504)
+    status: {"model": answers.ErrorAnswer}
+    for status in (400, 401, 403, 404, 405, 408, 413, 415, 421, 429, 500, 503, 504)
 }
 
 
@@ -64,7 +65,9 @@ def _add_state_routes(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models/{model:path}", response_model=answers.ModelCard)
     async def model(model: str) -> JSONResponse:
         if model != service.model:
-            raise ApiError(404, f"model {model[:80]!r} is not served here", param="model", code="model_not_found")
+            raise ApiError(
+                404, f"model {model[:80]!r} is not served here", param="model", code="model_not_found"
+            )
         return JSONResponse(_card(service))
 
     @app.get("/metrics", response_class=Response)
@@ -74,7 +77,12 @@ def _add_state_routes(app: FastAPI, service: Service) -> None:
 
 
 def _card(service: Service) -> dict[str, Any]:
-    card: dict[str, Any] = {"id": service.model, "object": "model", "created": service.created, "owned_by": "paceline"}
+    card: dict[str, Any] = {
+        "id": service.model,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "paceline",
+    }
     if service.loaded is not None:
         card |= {"max_model_len": service.loaded.max_len, "drafters": list(service.loaded.drafters)}
     return card
@@ -121,7 +129,9 @@ def _add_handlers(app: FastAPI) -> None:
     async def plain(request: Request, error: HTTPException) -> Response:
         message = {404: "there is no such path", 405: "this path does not take this method"}
         headers = dict(error.headers or {})
-        return ApiError(error.status_code, message.get(error.status_code, str(error.detail)), headers=headers).response()
+        return ApiError(
+            error.status_code, message.get(error.status_code, str(error.detail)), headers=headers
+        ).response()
 
     @app.exception_handler(ApiError)
     @app.exception_handler(PacelineError)

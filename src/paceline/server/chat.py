@@ -47,7 +47,9 @@ class Chat:
         for index in range(self.params.n):
             marked = MarkedText(self.room.tokenizer, self.params, self.thinking)
             parser = ToolParser() if tools else None
-            self.choices.append(ChatText(marked, ReasoningParser(self.thinking), parser, f"{self.id[-16:]}_{index}"))
+            self.choices.append(
+                ChatText(marked, ReasoningParser(self.thinking), parser, f"{self.id[-16:]}_{index}")
+            )
 
     async def answer(self) -> dict[str, Any]:
         """The whole answer, not streamed."""
@@ -160,7 +162,11 @@ async def prepare_chat(service: Service, body: ChatRequest, key: str) -> Chat:
         end = room.tokenizer.token_id(arguments.CLOSE)
         stops += [] if end is None else [end]
     extra["stop_token_ids"] = tuple(stops)
-    if body.prediction is not None and not (body.speculation and body.speculation.drafter) and "ngram" in room.drafters:
+    if (
+        body.prediction is not None
+        and not (body.speculation and body.speculation.drafter)
+        and "ngram" in room.drafters
+    ):
         extra["drafter"] = "ngram"
     params = sampling_params(body, space, extra)
     ask = service.ask([(prompt, params)], salt_of(key, body), arrived)

@@ -128,7 +128,12 @@ class Completion:
         return {**self._head(), "choices": [choice]}
 
     def _head(self) -> dict[str, Any]:
-        return {"id": self.id, "object": "text_completion", "created": self.created, "model": self.service.model}
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.service.model,
+        }
 
     def _logprobs(self, entries: list[Entry], offset: int) -> dict[str, Any] | None:
         if self.body.logprobs is None:
@@ -162,11 +167,17 @@ async def prepare_completion(service: Service, body: CompletionRequest, key: str
     room = service.check(body)
     texts, prompts = await asyncio.to_thread(_prompts, room, body, service)
     if len(prompts) * (body.n or 1) > service.config.max_texts:
-        raise refuse("n", f"{len(prompts)} prompts with n={body.n or 1} are over {service.config.max_texts} texts")
+        raise refuse(
+            "n", f"{len(prompts)} prompts with n={body.n or 1} are over {service.config.max_texts} texts"
+        )
     space = min(service.room_after(prompt, "prompt") for prompt in prompts)
     extra: dict[str, Any] = {"constraint": await service.constraint(body)}
     extra["stop_token_ids"] = tuple(body.stop_token_ids or [])
-    if body.prediction is not None and not (body.speculation and body.speculation.drafter) and "ngram" in room.drafters:
+    if (
+        body.prediction is not None
+        and not (body.speculation and body.speculation.drafter)
+        and "ngram" in room.drafters
+    ):
         extra["drafter"] = "ngram"
     params = sampling_params(body, space, extra)
     ask = service.ask([(prompt, params) for prompt in prompts], salt_of(key, body), arrived)

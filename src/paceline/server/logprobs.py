@@ -23,7 +23,9 @@ def _token(tokenizer: Tokenizer, token: int, value: float) -> dict[str, Any]:
     return {"token": piece.decode("utf-8", "replace"), "logprob": _finite(value), "bytes": list(piece)}
 
 
-def completion_logprobs(tokenizer: Tokenizer, entries: list[TokenLogprob | int], offset: int) -> dict[str, Any]:
+def completion_logprobs(
+    tokenizer: Tokenizer, entries: list[TokenLogprob | int], offset: int
+) -> dict[str, Any]:
     """`choices[].logprobs` of a completion; a bare id is a prompt's first token, which has no probability.
 
     `offset`: characters of the choice's text before the first entry.

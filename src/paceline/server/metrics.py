@@ -20,7 +20,10 @@ class Metrics:
         self._requests = Counter("paceline_requests", "Requests by outcome", ["outcome"], registry=r)
         self._answers = Counter("paceline_http_answers", "HTTP answers", ["path", "status"], registry=r)
         self._first = Histogram(
-            "paceline_time_to_first_token_seconds", "From acceptance to the first token", buckets=_SECONDS, registry=r
+            "paceline_time_to_first_token_seconds",
+            "From acceptance to the first token",
+            buckets=_SECONDS,
+            registry=r,
         )
         self._between = Histogram(
             "paceline_inter_token_seconds", "Between deltas, per token", buckets=_SECONDS, registry=r
@@ -28,13 +31,22 @@ class Metrics:
         self._prompt = Histogram("paceline_prompt_tokens", "Prompt length", buckets=_TOKENS, registry=r)
         self._tokens = Counter("paceline_tokens", "Generated tokens by origin", ["origin"], registry=r)
         self._per_step = Histogram(
-            "paceline_tokens_per_step", "Mean of each finished text", buckets=[1 + i / 4 for i in range(25)], registry=r
+            "paceline_tokens_per_step",
+            "Mean of each finished text",
+            buckets=[1 + i / 4 for i in range(25)],
+            registry=r,
         )
         self._length = Counter("paceline_draft_length", "Steps by drafted tokens", ["tokens"], registry=r)
-        self._drafted = Counter("paceline_drafted_tokens", "Drafted tokens by position", ["position"], registry=r)
-        self._kept = Counter("paceline_accepted_tokens", "Accepted tokens by position", ["position"], registry=r)
+        self._drafted = Counter(
+            "paceline_drafted_tokens", "Drafted tokens by position", ["position"], registry=r
+        )
+        self._kept = Counter(
+            "paceline_accepted_tokens", "Accepted tokens by position", ["position"], registry=r
+        )
         self._reasons = Counter("paceline_steps_without_draft", "By reason code", ["reason"], registry=r)
-        self._drafters = Counter("paceline_drafted_steps", "Steps with a draft, by drafter", ["drafter"], registry=r)
+        self._drafters = Counter(
+            "paceline_drafted_steps", "Steps with a draft, by drafter", ["drafter"], registry=r
+        )
         self._cached = Counter("paceline_prefix_cache_tokens", "Prompt tokens found in the cache", registry=r)
         self._gauges(worker)
 
@@ -79,7 +91,10 @@ class Metrics:
     def text_finished(self, stats: Stats) -> None:
         self._per_step.observe(stats.tokens_per_step)
         self._cached.inc(stats.cached_prompt_tokens)
-        for counter, values in ((self._drafted, stats.drafted_by_position), (self._kept, stats.accepted_by_position)):
+        for counter, values in (
+            (self._drafted, stats.drafted_by_position),
+            (self._kept, stats.accepted_by_position),
+        ):
             for position, count in enumerate(values):
                 counter.labels(str(position)).inc(count)
         for counter, named in ((self._reasons, stats.reasons), (self._drafters, stats.drafters)):

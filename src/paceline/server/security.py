@@ -49,7 +49,9 @@ class Keys:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"--api-key-file {path} cannot be read ({error}): check the path") from error
-        keys = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+        keys = [
+            line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")
+        ]
         if not keys:
             raise UsageError(f"--api-key-file {path} holds no key: write one per line")
         return cls(keys)
@@ -125,7 +127,9 @@ class Gate:
             ipaddress.ip_address(name)
         except ValueError:
             raise ApiError(
-                421, "this Host is not served here: start the server with --allowed-host to add it", code="bad_host"
+                421,
+                "this Host is not served here: start the server with --allowed-host to add it",
+                code="bad_host",
             ) from None
 
     def _check_key(self, scope: Scope, headers: Headers) -> str:
@@ -157,7 +161,9 @@ class Gate:
 
     async def _read(self, scope: Scope, headers: Headers, receive: Receive) -> bytes:
         limit = self._config.max_body
-        too_large = ApiError(413, f"the body is over {limit} bytes", code="too_large", headers={"Connection": "close"})
+        too_large = ApiError(
+            413, f"the body is over {limit} bytes", code="too_large", headers={"Connection": "close"}
+        )
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > limit:
             raise too_large
@@ -174,7 +180,9 @@ class Gate:
                     if not message.get("more_body"):
                         return bytes(body)
         except TimeoutError:
-            raise ApiError(408, "the body came too slowly", code="slow", headers={"Connection": "close"}) from None
+            raise ApiError(
+                408, "the body came too slowly", code="slow", headers={"Connection": "close"}
+            ) from None
 
 
 class _Gone(Exception):

@@ -74,7 +74,9 @@ class Service:
         check_limits(body, self.config)
         wanted = body.speculation.drafter if body.speculation else None
         if wanted is not None and wanted not in room.drafters:
-            raise refuse("speculation.drafter", f"{wanted[:40]!r} is not loaded: use one of {', '.join(room.drafters)}")
+            raise refuse(
+                "speculation.drafter", f"{wanted[:40]!r} is not loaded: use one of {', '.join(room.drafters)}"
+            )
         for token in [*(body.logit_bias or {}), *(body.stop_token_ids or [])]:
             if str(token).isdecimal() and int(token) >= room.vocab_size:
                 name = "logit_bias" if isinstance(token, str) else "stop_token_ids"
@@ -87,7 +89,9 @@ class Service:
         if not prompt:
             raise refuse(param, "the prompt is empty: give at least one token")
         if max(prompt) >= self.loaded.vocab_size:
-            raise refuse(param, f"token id {max(prompt)} is not in the vocabulary of {self.loaded.vocab_size}")
+            raise refuse(
+                param, f"token id {max(prompt)} is not in the vocabulary of {self.loaded.vocab_size}"
+            )
         room = self.loaded.max_len - len(prompt)
         if room < 1:
             raise ApiError(

@@ -9,7 +9,9 @@ from typing import Any
 from paceline.core import Stats
 
 
-def usage(prompt: int, completion: int, stats: Iterable[Stats] = (), *, prediction: bool = False) -> dict[str, Any]:
+def usage(
+    prompt: int, completion: int, stats: Iterable[Stats] = (), *, prediction: bool = False
+) -> dict[str, Any]:
     """The usage object; cached and prediction tokens are known once texts are finished."""
     done = list(stats)
     accepted = sum(s.accepted for s in done) if prediction else 0
@@ -18,7 +20,10 @@ def usage(prompt: int, completion: int, stats: Iterable[Stats] = (), *, predicti
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(s.cached_prompt_tokens for s in done), "audio_tokens": 0},
+        "prompt_tokens_details": {
+            "cached_tokens": sum(s.cached_prompt_tokens for s in done),
+            "audio_tokens": 0,
+        },
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": rejected,

@@ -40,7 +40,9 @@ class MarkedText:
     def _one(self, token: int) -> str:
         self._count += 1
         mark = self._marks.get(token)
-        self._thinking = mark == reasoning.OPEN if mark in (reasoning.OPEN, reasoning.CLOSE) else self._thinking
+        self._thinking = (
+            mark == reasoning.OPEN if mark in (reasoning.OPEN, reasoning.CLOSE) else self._thinking
+        )
         self.reasoning_tokens += self._thinking or mark == reasoning.CLOSE
         if self._stopped:
             return ""

@@ -1,0 +1,205 @@
+"""Grammars as constraints, through llguidance: JSON schemas, Lark, regular expressions and Gemma 4's tool calls.
+
+A grammar from a stranger is first compiled in a process of its own, which is killed when it takes too long; only what
+passed there is compiled here. Compiled grammars are kept in memory, the least recently used one goes first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import llguidance
+import numpy as np
+
+from paceline.core import Constraint
+from paceline.errors import RequestFailed, UsageError
+from paceline.text.call_grammar import call_grammar
+from paceline.text.compiler_process import CompilerProcess
+
+_KEPT = 64
+_JSON_OPTIONS = {
+    "whitespace_flexible": True,
+    "whitespace_pattern": r"[ \n\t\r]{0,16}",
+}  # bounded: no endless blanks
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What llguidance has to know: the text of tokenizer.json, the model's width, and what ends a text."""
+
+    tokenizer_json: str
+    size: int
+    end_ids: tuple[int, ...]
+
+    def load(self) -> Any:
+        return llguidance.LLTokenizer(self.tokenizer_json, n_vocab=self.size, eos_token=list(self.end_ids))
+
+
+class Grammars:
+    """Thread-safe. `marks`: ids of Gemma 4's structural marks, where the vocabulary has them."""
+
+    def __init__(self, vocabulary: Vocabulary, marks: dict[str, int], timeout: float) -> None:
+        self._vocabulary, self._marks = vocabulary, marks
+        self._process = CompilerProcess(vocabulary, timeout)
+        self._kept: OrderedDict[str, Any] = OrderedDict()
+        self._lock = threading.Lock()
+        self._tokenizer: Any = None
+
+    def compile(self, kind: str, source: str) -> Callable[[], Constraint]:
+        """A maker of constraints for `source`, which is json (a schema), lark or regex. Raises UsageError."""
+        return self._maker(to_grammar(kind, source))
+
+    def compile_call(self, tools: dict[str, dict[str, Any]]) -> Callable[[], Constraint]:
+        """One or more calls of `tools` (name -> JSON schema of the arguments) and nothing else."""
+        return self._maker(llguidance.LLMatcher.grammar_from_lark(call_grammar(tools, self._marks)))
+
+    def close(self) -> None:
+        self._process.close()
+
+    def _maker(self, grammar: str) -> Callable[[], Constraint]:
+        matcher = self._matcher(grammar)
+        size, end_ids = self._vocabulary.size, self._vocabulary.end_ids
+        return lambda: GrammarConstraint(matcher.deep_copy(), size, end_ids)
+
+    def _matcher(self, grammar: str) -> Any:
+        with self._lock:
+            if grammar in self._kept:
+                self._kept.move_to_end(grammar)
+                return self._kept[grammar]
+        self._process.check(grammar)
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = self._vocabulary.load()
+            matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
+            if matcher.is_error():
+                raise UsageError(f"the grammar cannot be compiled: {matcher.get_error()[:300]}")
+            self._kept[grammar] = matcher
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+            return matcher
+
+
+def to_grammar(kind: str, source: str) -> str:
+    """llguidance's form of a grammar, not yet checked. Raises UsageError."""
+    matcher: Any = llguidance.LLMatcher
+    try:
+        if kind == "json":
+            return str(matcher.grammar_from_json_schema(source, overrides=_JSON_OPTIONS))
+        return str({"lark": matcher.grammar_from_lark, "regex": matcher.grammar_from_regex}[kind](source))
+    except ValueError as error:
+        raise UsageError(f"the grammar cannot be read: {str(error)[:300]}") from error
+
+
+class GrammarConstraint:
+    """core.Constraint over one matcher. Looking ahead along a draft leaves the state as it was."""
+
+    def __init__(self, matcher: Any, vocab_size: int, end_ids: tuple[int, ...]) -> None:
+        self._matcher, self._vocab_size, self._end_ids = matcher, vocab_size, end_ids
+        self._ended = False
+
+    def masks(self, draft: Seq[int]) -> list[np.ndarray | None]:
+        out: list[np.ndarray | None] = [self._mask()]
+        taken = 0
+        for token in draft:
+            mask = out[-1]
+            if (
+                mask is None
+                or token in self._end_ids
+                or not mask[token]
+                or not self._matcher.consume_token(token)
+            ):
+                break
+            taken += 1
+            out.append(self._mask())
+        if taken and not self._matcher.rollback(taken):
+            raise RequestFailed(f"the grammar failed: {self._matcher.get_error()[:300]}")
+        return out + [None] * (len(draft) + 1 - len(out))
+
+    def commit(self, tokens: Seq[int]) -> None:
+        for token in tokens:
+            if token in self._end_ids:
+                self._ended = True
+            if self._ended:
+                return
+            if not self._matcher.consume_token(token):
+                raise RequestFailed(
+                    f"token {token} does not fit the grammar: {self._matcher.get_error()[:300]}"
+                )
+
+    def _mask(self) -> np.ndarray:
+        if self._ended or (self._matcher.is_stopped() and not self._matcher.is_error()):
+            return self._only_end()
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        if self._matcher.is_error():
+            raise RequestFailed(f"the grammar became too complex: {self._matcher.get_error()[:300]}")
+        mask = np.zeros(self._vocab_size, dtype=bool)
+        known = np.unpackbits(bits, bitorder="little")[: self._vocab_size]
+        mask[: len(known)] = known
+        return mask if known.any() else self._only_end()
+
+    def _only_end(self) -> np.ndarray:
+        mask = np.zeros(self._vocab_size, dtype=bool)
+        mask[list(self._end_ids)] = True
+        return mask
+
+
+class AfterThinking:
+    """A constraint that begins behind the thinking part, if there is one."""
+
+    def __init__(self, inner: Constraint, open_id: int, close_id: int, inside: bool) -> None:
+        self._inner, self._open, self._close = inner, open_id, close_id
+        self._state = "inside" if inside else "before"  # before | inside | behind
+
+    def masks(self, draft: Seq[int]) -> list[np.ndarray | None]:
+        out: list[np.ndarray | None] = []
+        state = self._state
+        for i in range(len(draft) + 1):
+            if state == "behind":
+                return out + self._inner.masks(draft[i:])
+            if state == "before":
+                ahead = self._inner.masks(draft[i:])
+                if i == len(draft) or draft[i] != self._open:
+                    return [*out, self._or_open(ahead[0]), *ahead[1:]]
+                out.append(self._or_open(ahead[0]))
+            else:
+                out.append(None)
+            if i < len(draft):
+                state = self._after(state, draft[i])
+        return out
+
+    def commit(self, tokens: Seq[int]) -> None:
+        for i, token in enumerate(tokens):
+            if self._state == "before" and token != self._open:
+                self._state = "behind"
+            if self._state == "behind":
+                self._inner.commit(tokens[i:])
+                return
+            self._state = self._after(self._state, token)
+
+    def _after(self, state: str, token: int) -> str:
+        if state == "before":
+            return "inside"
+        return "behind" if token == self._close else "inside"
+
+    def _or_open(self, mask: np.ndarray | None) -> np.ndarray | None:
+        if mask is not None:
+            mask = mask.copy()
+            mask[self._open] = True
+        return mask
+
+
+def check_depth(schema: Any, limit: int) -> None:
+    """Raise UsageError for JSON nested deeper than `limit`; itself without recursion."""
+    level, depth = [schema], 0
+    while level:
+        depth += 1
+        if depth > limit:
+            raise UsageError(f"nested deeper than {limit} levels: make it flatter")
+        inner: list[Any] = []
+        for item in level:
+            inner += item.values() if isinstance(item, dict) else item if isinstance(item, list) else []
+        level = [item for item in inner if isinstance(item, (dict, list))]
