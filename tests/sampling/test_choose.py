@@ -172,7 +172,9 @@ def test_drafts_follow_their_q():
 
 def test_greedy_confidence_is_a_probability_not_a_certainty():
     x = torch.tensor([[1.0, 3.0, 2.0]])
-    assert choose_candidates(x, None, [make_row()], noise.TARGET).confidence[0] == pytest.approx(0.6652, abs=1e-4)
+    assert choose_candidates(x, None, [make_row()], noise.TARGET).confidence[0] == pytest.approx(
+        0.6652, abs=1e-4
+    )
 
 
 def test_logprobs():

@@ -89,7 +89,9 @@ def test_candidates_obey_the_same_law():
     """With all ids as candidates, in any order, the result is the whole vocabulary's, bit for bit."""
     rows = every_row()
     logits = random_logits(len(rows))
-    ids = torch.stack([torch.randperm(V, generator=torch.Generator().manual_seed(i)) for i in range(len(rows))])
+    ids = torch.stack(
+        [torch.randperm(V, generator=torch.Generator().manual_seed(i)) for i in range(len(rows))]
+    )
     got = shape_candidates(logits.gather(1, ids), ids, rows)
     wanted = shape(logits, rows).gather(1, ids)
     assert torch.equal(got == -torch.inf, wanted == -torch.inf)
@@ -99,7 +101,9 @@ def test_candidates_obey_the_same_law():
 def test_few_candidates_may_lack_the_tokens_that_a_request_names():
     ids = torch.tensor([[250, 3, 8, 40]])
     x = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
-    row = make_row(temperature=1.0, logit_bias={3: 1.0, 77: 9.0}, bad_token_ids=(40, 41), frequency_penalty=1.0)
+    row = make_row(
+        temperature=1.0, logit_bias={3: 1.0, 77: 9.0}, bad_token_ids=(40, 41), frequency_penalty=1.0
+    )
     assert shape_candidates(x, ids, [row])[0].tolist() == [1.0, 3.0, 1.0, -torch.inf]
     row = make_row(temperature=1.0, allowed_token_ids=(3, 100), mask=np.arange(200) != 8)
     assert shape_candidates(x, ids, [row])[0].tolist() == [-torch.inf, 2.0, -torch.inf, -torch.inf]

@@ -213,7 +213,9 @@ def sample_chain(verify, argmax_draft, n=2_000):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_sampled_outputs_follow_the_target(rule):
-    assert sample_chain(RULES[rule][1], argmax_draft=False) < 45  # 7 degrees of freedom, p = 1e-7; fixed noise
+    assert (
+        sample_chain(RULES[rule][1], argmax_draft=False) < 45
+    )  # 7 degrees of freedom, p = 1e-7; fixed noise
     assert sample_chain(RULES[rule][1], argmax_draft=True) > 200  # the negative control must fail
 
 
@@ -225,7 +227,16 @@ def test_match_keeps_the_common_prefix():
 
 
 NAN, INF = float("nan"), float("inf")
-WEIRD = [[0, 0, 0], [NAN, NAN, NAN], [NAN, 0.5, 0.5], [1, 0, 0], [INF, 0, 0], [1e-320, 0, 0], [-1, 1, 1], [1 / 3] * 3]
+WEIRD = [
+    [0, 0, 0],
+    [NAN, NAN, NAN],
+    [NAN, 0.5, 0.5],
+    [1, 0, 0],
+    [INF, 0, 0],
+    [1e-320, 0, 0],
+    [-1, 1, 1],
+    [1 / 3] * 3,
+]
 
 
 @pytest.mark.parametrize("verify", [verify_reject, verify_block])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -70,6 +70,10 @@ class Engine:
     def info(self) -> Mapping[str, Any]:
         """What was loaded and chosen, and why."""
         return self._parts.info
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self._parts.tokenizer
 
     @property
     def has_work(self) -> bool:
@@ -170,26 +174,31 @@ class Engine:
             if not ids:
                 del self._requests[delta.request]
 
-    def run(self, requests: Mapping[str, tuple[list[int], SamplingParams]]) -> dict[str, list[Completion]]:
-        """Run requests to their ends and return their texts in order. The engine must be idle before."""
+    def run(
+        self,
+        requests: Mapping[str, tuple[list[int], SamplingParams]],
+        on_done: Callable[[str, list[Completion]], None] | None = None,
+    ) -> dict[str, list[Completion]]:
+        """Run requests to their ends and return the texts of each, in order. The engine must be idle before.
+
+        An exception, a Ctrl-C too, cancels what is left and leaves the engine idle.
+        """
         lives: dict[str, list[Live]] = {}
-        for request_id, (prompt, params) in requests.items():
-            self.add(request_id, prompt, params)
-            lives[request_id] = [self.state.lives[i] for i in sorted(self._requests[request_id])]
-        ends: dict[tuple[str, int], Delta] = {}
-        while self.has_work:
-            for delta in self.step():
-                if delta.finish_reason is not None:
-                    ends[delta.request, delta.index] = delta
-        return {
-            request_id: [
-                live.completion(_reason(ends[request_id, live.index]), ends[request_id, live.index].error)
-                for live in texts
-            ]
-            for request_id, texts in lives.items()
-        }
-
-
-def _reason(delta: Delta) -> Literal["stop", "length", "abort", "error"]:
-    assert delta.finish_reason is not None
-    return delta.finish_reason
+        done: dict[str, dict[int, Completion]] = {name: {} for name in requests}
+        try:
+            for name, (prompt, params) in requests.items():
+                self.add(name, prompt, params)
+                lives[name] = [self.state.lives[i] for i in sorted(self._requests[name])]
+            while self.has_work:
+                for delta in self.step():
+                    if delta.finish_reason is None:
+                        continue
+                    texts = done[delta.request]
+                    live = lives[delta.request][delta.index]
+                    texts[delta.index] = live.completion(delta.finish_reason, delta.error)
+                    if on_done is not None and len(texts) == len(lives[delta.request]):
+                        on_done(delta.request, [texts[i] for i in sorted(texts)])
+        finally:
+            for name in requests:
+                self.cancel(name)
+        return {name: [texts[i] for i in sorted(texts)] for name, texts in done.items()}

@@ -1,0 +1,57 @@
+"""paceline: speculative decoding for Gemma 4 that never changes a token.
+
+    from paceline import LLM, SamplingParams
+    llm = LLM("demo")
+    print(llm.generate("def parse(", SamplingParams(max_tokens=64))[0].text)
+
+Importing this package is cheap: torch is loaded with the first model.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paceline.core import Completion, Delta, SamplingParams, Stats, TokenLogprob
+from paceline.errors import (
+    CapacityError,
+    ConfigError,
+    LoadError,
+    PacelineError,
+    PairError,
+    PromptError,
+    RequestFailed,
+    UsageError,
+    WeightsError,
+)
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "CapacityError",
+    "Completion",
+    "ConfigError",
+    "Delta",
+    "LoadError",
+    "PacelineError",
+    "PairError",
+    "PromptError",
+    "RequestFailed",
+    "SamplingParams",
+    "Stats",
+    "TokenLogprob",
+    "UsageError",
+    "WeightsError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LLM":
+        from paceline.llm import LLM
+
+        return LLM
+    raise AttributeError(f"module 'paceline' has no attribute {name!r}")

@@ -1,0 +1,238 @@
+"""From an `EngineConfig` to a running engine: every "auto" is settled here, and every choice is written down.
+
+`info` of the built engine says what was loaded, from where, with what, and why.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from paceline.config import EngineConfig
+from paceline.core import Rows
+from paceline.drafters.base import Drafter
+from paceline.drafters.draft_model import ModelDrafter
+from paceline.drafters.mtp import MTPDrafter
+from paceline.drafters.ngram import NgramDrafter
+from paceline.drafters.portfolio import Portfolio
+from paceline.drafters.registry import check_kind, load_third_party, third_party
+from paceline.engine.controller import KINDS, AutoController
+from paceline.engine.costs import Profile, default_profile, measure_costs
+from paceline.engine.engine import Engine, EngineParts
+from paceline.errors import CapacityError, UsageError
+from paceline.kv.cache import KVCache, plan_pages
+from paceline.models.base import Target
+from paceline.models.config import ASSISTANT_TYPES, read_config
+from paceline.models.hub import bundled, find_assistant, resolve
+from paceline.models.registry import load_assistant, load_target
+from paceline.ops.base import Runner
+from paceline.ops.reference import EagerRunner
+from paceline.text.tokenizer import Tokenizer
+
+Say = Callable[[str], None]
+CACHE_SHARE = {"cpu": 0.3, "cuda": 0.8}  # of the memory that is free once the weights are loaded
+DRAFT_CACHE_SHARE = 0.25  # of that, for an independent draft model
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
+    """Load everything and return an idle engine. `say` gets one line per choice. Raises PacelineError."""
+    check_kind(config.drafter)
+    device = pick_device(config.device)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    path = resolve(config.target, "target")
+    runner, arithmetic = pick_runner(config, device)
+    dtype = _DTYPES.get(config.dtype)
+    target = load_target(
+        path, dtype=dtype, device=device, runner=runner, transform=_transform(config.quantize, device)
+    )
+    tokenizer = Tokenizer.load(path)
+    cache = make_cache(target, config, share=1.0)
+    kind, source, why = choose_drafter(config, path)
+    say(f"target {path} · drafter {kind} ({why}) · {arithmetic}")
+    drafters: dict[str, Drafter] = {"ngram": NgramDrafter()}
+    if source is not None and kind.startswith("mtp"):
+        net = load_assistant(
+            source, target, dtype=dtype, transform=_transform(config.quantize_drafter, device)
+        )
+        drafters["mtp"] = MTPDrafter(net)
+    elif source is not None and kind.startswith("model"):
+        drafters["model"] = _draft_model(source, config, target, runner)
+    elif kind in third_party():
+        drafters[kind] = load_third_party(kind, target, cache)
+    controller = AutoController(_profile(config, target, cache), KINDS, say, kind.split("+"))
+    ngram = drafters["ngram"]
+    drafters["ngram"] = Portfolio(ngram, None, controller)  # alone, too, it offers only what is worth checking
+    if "+" in kind:
+        drafters[kind] = Portfolio(ngram, drafters[kind.split("+")[0]], controller)
+    info: dict[str, Any] = {
+        "target": str(path),
+        "drafter": kind,
+        "drafter_path": str(source) if source else None,
+        "drafter_reason": why,
+        "device": str(device),
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "arithmetic": arithmetic,
+        "max_model_len": cache.max_tokens,
+        "cache_bytes": cache.nbytes,
+        "skipped": sorted(target.skipped),
+    }
+    return Engine(
+        EngineParts(
+            target=target,
+            cache=cache,
+            drafters=drafters,
+            default_drafter=kind,
+            controller=controller,
+            tokenizer=tokenizer,
+            verify=config.verify,
+            draft_tokens=config.draft_tokens,
+            max_batch=config.max_batch,
+            prefill_chunk=config.prefill_chunk,
+            step_tokens=config.step_tokens,
+            prefix_cache=config.prefix_cache,
+            info=info,
+        )
+    )
+
+
+def pick_device(name: str) -> torch.device:
+    """The device for `auto`, `cpu`, `cuda`, `cuda:N` or `mps`. Raises UsageError if it is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"device={name!r} is unknown: use auto, cpu, cuda, cuda:N or mps") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError("device='cuda', but this PyTorch sees no CUDA GPU: use device='cpu', or install a CUDA build")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UsageError("device='mps', but this PyTorch has no Metal support here: use device='cpu'")
+    return device
+
+
+def pick_runner(config: EngineConfig, device: torch.device) -> tuple[Runner, str]:
+    """(runner, what it is): the native kernels where they can run, plain torch elsewhere."""
+    if device.type != "cpu":
+        return EagerRunner(_DTYPES.get(config.dtype, torch.bfloat16)), f"plain torch on {device}"
+    if not config.native:
+        return EagerRunner(torch.float32), "plain torch (native kernels switched off)"
+    from paceline.ops import native
+
+    reason = native.why_not()
+    if reason is not None:
+        return EagerRunner(torch.float32), f"plain torch: {reason}"
+    return native.NativeRunner(threads=config.threads), "native kernels"
+
+
+def make_cache(target: Target, config: EngineConfig, share: float) -> KVCache:
+    """A K/V cache within `share` of the budget. Without max_model_len, texts are shortened until one fits."""
+    free = config.cache_memory or int(_free_memory(target.device) * CACHE_SHARE.get(target.device.type, 0.3))
+    longest = min(config.max_model_len or target.max_len, target.max_len)
+    while True:
+        try:
+            pages = plan_pages(
+                target.layout,
+                budget=int(free * share),
+                itemsize=target.dtype.itemsize,
+                max_sequences=config.max_batch,
+                max_tokens=longest,
+                chunk=max(config.step_tokens, config.prefill_chunk),
+            )
+        except CapacityError:
+            if config.max_model_len is not None or longest <= 256:
+                raise
+            longest //= 2
+            continue
+        return KVCache(
+            target.layout,
+            pages,
+            max_sequences=config.max_batch,
+            max_tokens=longest,
+            dtype=target.dtype,
+            device=target.device,
+        )
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
+        line = next(line for line in meminfo.splitlines() if line.startswith("MemAvailable"))
+        return int(line.split()[1]) * 1024
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def choose_drafter(config: EngineConfig, target: Path) -> tuple[str, Path | None, str]:
+    """(kind, folder, why). Raises UsageError when what was asked for is not there."""
+    name = config.drafter
+    if name in ("none", "ngram") or name in third_party():
+        return name, None, "as asked"
+    if name == "auto":
+        found, why = find_assistant(target, read_config(target))
+        return ("mtp+ngram", found, why) if found is not None else ("ngram", None, why)
+    if name.startswith("mtp"):
+        found, why = find_assistant(target, read_config(target))
+        if found is None:
+            raise UsageError(f"drafter={name!r}, but {why}: name its folder or hub id as the drafter")
+        return name, found, why
+    if name.startswith("model"):
+        if config.target != "demo":
+            raise UsageError(f"drafter={name!r} needs a draft model: name its folder or hub id as the drafter")
+        return name, bundled("draft"), "the bundled draft model"
+    folder = resolve(name, "assistant")
+    assistant = read_config(folder).get("model_type") in ASSISTANT_TYPES
+    return ("mtp+ngram" if assistant else "model+ngram"), folder, "as asked"
+
+
+def _draft_model(source: Path, config: EngineConfig, target: Target, runner: Runner) -> ModelDrafter:
+    model = load_target(
+        source,
+        dtype=_DTYPES.get(config.dtype),
+        device=target.device,
+        runner=runner,
+        transform=_transform(config.quantize_drafter, target.device),
+    )
+    if model.max_len < 32:
+        raise UsageError(f"the draft model {source} has a context of {model.max_len} tokens: use a longer one")
+    cache = make_cache(model, replace(config, max_model_len=None), DRAFT_CACHE_SHARE)
+    return ModelDrafter(model, cache, target.vocab_size)
+
+
+def _transform(kind: Literal["int8", "int4"] | None, device: torch.device) -> Any:
+    if kind is None:
+        return None
+    from paceline.ops.quantize import quantizer
+
+    return quantizer(kind)
+
+
+def _profile(config: EngineConfig, target: Target, cache: KVCache) -> Profile:
+    """The cost staircase: measured if the engine is to choose draft lengths, else learnt while running."""
+    if config.draft_tokens != "auto":
+        return default_profile()
+    import time
+
+    def time_rows(count: int) -> float:
+        cache.open(-1, [0], share=False)
+        try:
+            with cache.tail([(-1, [0] * count)]) as tail:
+                rows: Rows = tail.rows(target.device)
+                begin = time.perf_counter()
+                target.logits(target.forward(rows, cache))
+                if target.device.type == "cuda":
+                    torch.cuda.synchronize(target.device)
+                return time.perf_counter() - begin
+        finally:
+            cache.close(-1)
+
+    time_rows(1)
+    return measure_costs(time_rows, limit=min(2.0, max(0.25, 30 * time_rows(1))))
