@@ -1,0 +1,77 @@
+// Python's door. Addresses come as integers from paceline/ops, which has checked dtype, device, shape and contiguity.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "program.h"
+
+namespace nb = nanobind;
+using namespace paceline;
+
+namespace {
+
+using ValueTuple = std::tuple<int, int64_t, int64_t>;
+using MatrixTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int>;
+using LayerTuple = std::tuple<int64_t, int64_t, int64_t, int, int, int64_t, int64_t, int64_t, int>;
+
+Matrix matrix(const MatrixTuple& t) {
+  Matrix m;
+  m.data = reinterpret_cast<const void*>(std::get<0>(t));
+  m.scale = reinterpret_cast<const float*>(std::get<1>(t));
+  m.out = std::get<2>(t);
+  m.in = std::get<3>(t);
+  m.kind = std::get<4>(t);
+  return m;
+}
+
+void add(Program& p, int code, const std::vector<ValueTuple>& values, const std::vector<MatrixTuple>& matrices,
+         const std::vector<int64_t>& integers, double number) {
+  Op op;
+  op.code = code;
+  for (const auto& [buffer, column, width] : values) op.values.push_back({buffer, column, width});
+  for (const auto& m : matrices) op.matrices.push_back(matrix(m));
+  op.integers = integers;
+  op.number = static_cast<float>(number);
+  p.add(std::move(op));
+}
+
+void bind_cache(Program& p, const std::vector<LayerTuple>& layers) {
+  std::vector<Layer> out;
+  for (const auto& [k, v, tokens, kv_heads, head_dim, table, table_stride, slots, page_size] : layers) {
+    Layer layer;
+    layer.k = {reinterpret_cast<float*>(k), tokens, reinterpret_cast<const int32_t*>(table), table_stride, slots,
+               page_size, kv_heads, head_dim};
+    layer.v = layer.k;
+    layer.v.pool = reinterpret_cast<float*>(v);
+    out.push_back(layer);
+  }
+  p.bind_cache(std::move(out));
+}
+
+int run(Program& p, int64_t count, int64_t tokens, int64_t positions, int64_t slots) {
+  Rows rows{count, reinterpret_cast<const int64_t*>(tokens), reinterpret_cast<const int32_t*>(positions),
+            reinterpret_cast<const int32_t*>(slots)};
+  nb::gil_scoped_release release;
+  return p.run(rows);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.attr("layout") = 1;  // raised whenever these signatures change; paceline/ops/native.py checks it
+  m.def("isa", [] { return std::string(kernels().name); });
+  m.def("choose_isa", [](const std::string& name) { return choose_kernels(name.c_str()); });
+  m.def("set_threads", [](int n) { nb::gil_scoped_release r; Pool::instance().resize(n); });
+  m.def("threads", [] { return Pool::instance().size(); });
+  nb::class_<Program>(m, "Program")
+      .def(nb::init<>())
+      .def("begin_step", &Program::begin_step)
+      .def("add", &add)
+      .def("bind", [](Program& p, int buffer, int64_t data, int64_t stride) { p.bind(buffer, reinterpret_cast<void*>(data), stride); })
+      .def("bind_cache", &bind_cache)
+      .def("run", &run)
+      .def("profile", &Program::profile)
+      .def("seconds", &Program::seconds)
+      .def_prop_ro("steps", &Program::steps);
+}

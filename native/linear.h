@@ -1,0 +1,256 @@
+// y = x W^T for few rows. Each loaded weight vector is applied to all rows of a tile, so that rows 2..6 cost arithmetic
+// but no memory traffic. One accumulator per (row, output) runs along `in` in steps of one block whatever the tile, and
+// is summed by one fixed tree: bits of y[r, o] depend on x[r] and W[o] only.
+#pragma once
+
+#include "simd.h"
+#include "types.h"
+
+namespace paceline {
+namespace PACELINE_ISA {
+
+constexpr int GROUP = 24;  // outputs whose accumulators are kept while `in` is walked in cache-sized parts
+
+// What a weight kind means by a block of `in`: its size, its parts, how to load and multiply one.
+struct Float32 {
+  using X = float;
+  using W = V;
+  using A = V;
+  static constexpr int block = L, parts = 1, bytes = 4 * L;
+  PL_INLINE W weight(const char* w, const float*, int64_t b, int) { return load(reinterpret_cast<const float*>(w) + b * L); }
+  PL_INLINE V input(const X* x, int64_t b, int) { return load(x + b * L); }
+  PL_INLINE A madd(W w, V x, A a) { return fma(w, x, a); }
+  PL_INLINE float finish(A a, const float*, float) { return reduce(a); }
+};
+
+struct Bfloat16 {  // the even values of a block are the low halves of its words: prepared x has evens first, then odds
+  using X = float;
+  using W = V;
+  using A = V;
+  static constexpr int block = 2 * L, parts = 2, bytes = 4 * L;
+  PL_INLINE W weight(const char* w, const float*, int64_t b, int part) {
+    VW words = *reinterpret_cast<const VWMem*>(w + b * bytes);
+    return part == 0 ? (V)(words << 16) : (V)(words & 0xffff0000u);
+  }
+  PL_INLINE V input(const X* x, int64_t b, int part) { return load(x + b * 2 * L + part * L); }
+  PL_INLINE A madd(W w, V x, A a) { return fma(w, x, a); }
+  PL_INLINE float finish(A a, const float*, float) { return reduce(a); }
+};
+
+struct Int8 {
+  using X = int16_t;
+  using W = H16;
+  using A = I8;
+  static constexpr int block = 16, parts = 1, bytes = 16;
+  PL_INLINE W weight(const char* w, const float*, int64_t b, int) { return load_int8(w + b * 16); }
+  PL_INLINE H16 input(const X* x, int64_t b, int) { return load_int16(x + b * 16); }
+  PL_INLINE A madd(W w, H16 x, A a) { return a + dot16(w, x); }
+  PL_INLINE float finish(A a, const float* scale, float row) { return static_cast<float>(reduce8i(a)) * (scale[0] * row); }
+};
+
+struct Nibbles {
+  H16 even, odd;
+  F8 scale;
+};
+struct Pair {
+  H16 even, odd;
+};
+
+struct Int4 {
+  using X = int16_t;
+  using W = Nibbles;
+  using A = F8;
+  static constexpr int block = 32, parts = 1, bytes = 16;
+  PL_INLINE W weight(const char* w, const float* scale, int64_t b, int) {
+    H16 raw = load_uint8(w + b * 16);
+    return {(raw & 15) - 8, (raw >> 4) - 8, scale[b] - F8{}};
+  }
+  PL_INLINE Pair input(const X* x, int64_t b, int) { return {load_int16(x + b * 32), load_int16(x + b * 32 + 16)}; }
+  PL_INLINE A madd(const W& w, const Pair& x, A a) {
+    I8 sum = dot16(w.even, x.even) + dot16(w.odd, x.odd);
+    return fma8(__builtin_convertvector(sum, F8), w.scale, a);
+  }
+  PL_INLINE float finish(A a, const float*, float row) { return reduce8(a) * row; }
+};
+
+template <class P>
+struct Call {
+  const char* data;
+  int64_t row_bytes;
+  const float* scale;
+  int64_t scales;  // per output
+  const int64_t* order;
+  int64_t in, whole;  // values of a row, whole blocks
+  const typename P::X* x;
+  int64_t x_stride;
+  const float* row_scale;
+  float* y;
+  int64_t y_stride;
+
+  const char* row(int64_t o) const { return data + (order ? order[o] : o) * row_bytes; }
+  const float* row_scales(int64_t o) const { return scale ? scale + (order ? order[o] : o) * scales : nullptr; }
+};
+
+template <class P, int R, int O>
+PL_INLINE void blocks(const Call<P>& c, const char* const* w, const float* const* s, const typename P::X* x, int64_t b0,
+                      int64_t b1, int64_t ahead, typename P::A (&acc)[R][O]) {
+  for (int64_t b = b0; b < b1; ++b) {
+    for (int o = 0; o < O; ++o) prefetch(w[o] + b * P::bytes + ahead);
+    for (int part = 0; part < P::parts; ++part) {
+      typename P::W weights[O];
+      for (int o = 0; o < O; ++o) weights[o] = P::weight(w[o], s[o], b, part);
+      for (int r = 0; r < R; ++r) {
+        auto input = P::input(x + r * c.x_stride, b, part);
+        for (int o = 0; o < O; ++o) acc[r][o] = P::madd(weights[o], input, acc[r][o]);
+      }
+    }
+  }
+}
+
+// Blocks b0..b1 of outputs o..o+O-1; accumulators live in `kept` between parts, y is written with the last one.
+template <class P, int R, int O>
+PL_INLINE void tile(const Call<P>& c, int64_t r0, int64_t o, int64_t b0, int64_t b1, typename P::A* kept) {
+  typename P::A acc[R][O];
+  const char* w[O];
+  const float* s[O];
+  for (int i = 0; i < O; ++i) w[i] = c.row(o + i), s[i] = c.row_scales(o + i);
+  for (int r = 0; r < R; ++r)
+    for (int i = 0; i < O; ++i) acc[r][i] = b0 == 0 ? typename P::A{} : kept[r * GROUP + i];
+  const typename P::X* x = c.x + r0 * c.x_stride;
+  blocks<P, R, O>(c, w, s, x, b0, b1, O * c.row_bytes, acc);
+  if (b1 < c.whole) {
+    for (int r = 0; r < R; ++r)
+      for (int i = 0; i < O; ++i) kept[r * GROUP + i] = acc[r][i];
+    return;
+  }
+  if (c.whole * P::block < c.in) {  // the rest of a row, zero-padded: x is prepared with zeros there
+    char rest[O][P::bytes] = {};
+    const char* shifted[O];
+    for (int i = 0; i < O; ++i) {
+      std::memcpy(rest[i], w[i] + c.whole * P::bytes, c.row_bytes - c.whole * P::bytes);
+      shifted[i] = rest[i] - c.whole * P::bytes;
+    }
+    blocks<P, R, O>(c, shifted, s, x, c.whole, c.whole + 1, 0, acc);
+  }
+  for (int r = 0; r < R; ++r)
+    for (int i = 0; i < O; ++i)
+      c.y[(r0 + r) * c.y_stride + o + i] = P::finish(acc[r][i], s[i], c.row_scale ? c.row_scale[r0 + r] : 1.0f);
+}
+
+template <class P, int R, int O>
+static void rows_tile(const Call<P>& c, int64_t r0, int64_t begin, int64_t end) {
+  constexpr int64_t room = 24576 / (R * static_cast<int64_t>(sizeof(typename P::X)) * P::block);
+  typename P::A kept[R * GROUP];
+  for (int64_t group = begin; group < end; group += GROUP) {
+    int64_t stop = group + GROUP < end ? group + GROUP : end;
+    for (int64_t b0 = 0; b0 == 0 || b0 < c.whole; b0 += room) {
+      int64_t b1 = b0 + room < c.whole ? b0 + room : c.whole;
+      int64_t o = group;
+      for (; o + O <= stop; o += O) tile<P, R, O>(c, r0, o, b0, b1, kept + (o - group));
+      for (; o < stop; ++o) tile<P, R, 1>(c, r0, o, b0, b1, kept + (o - group));
+    }
+  }
+}
+
+template <class P>
+static void linear_of(const Matrix& m, const Prepared& x, int64_t rows, int64_t begin, int64_t end, const int64_t* order,
+                      float* y, int64_t y_stride) {
+  Call<P> c{static_cast<const char*>(m.data), m.row_bytes(), m.scale, m.kind == INT4 ? m.in / 32 : 1, order, m.in,
+            m.in / P::block, static_cast<const typename P::X*>(x.data), x.stride, x.row_scale, y, y_stride};
+  for (int64_t group = begin; group < end; group += GROUP) {
+    int64_t stop = group + GROUP < end ? group + GROUP : end;
+    int64_t r = 0;
+    for (; rows - r > 6; r += 4) rows_tile<P, 4, 3>(c, r, group, stop);
+    switch (rows - r) {
+      case 1: rows_tile<P, 1, 4>(c, r, group, stop); break;
+      case 2: rows_tile<P, 2, 4>(c, r, group, stop); break;
+      case 3: rows_tile<P, 3, 3>(c, r, group, stop); break;
+      case 4: rows_tile<P, 4, 3>(c, r, group, stop); break;
+      case 5: rows_tile<P, 5, 2>(c, r, group, stop); break;
+      case 6: rows_tile<P, 6, 2>(c, r, group, stop); break;
+    }
+  }
+}
+
+static void linear(const Matrix& m, const Prepared& x, int64_t rows, int64_t begin, int64_t end, const int64_t* order,
+                   float* y, int64_t y_stride) {
+  switch (m.kind) {
+    case FLOAT32: return linear_of<Float32>(m, x, rows, begin, end, order, y, y_stride);
+    case BFLOAT16: return linear_of<Bfloat16>(m, x, rows, begin, end, order, y, y_stride);
+    case INT8: return linear_of<Int8>(m, x, rows, begin, end, order, y, y_stride);
+    case INT4: return linear_of<Int4>(m, x, rows, begin, end, order, y, y_stride);
+  }
+}
+
+// --- the form that each kind wants its input in -----------------------------------------------------------------
+
+static int64_t padded(int kind, int64_t in) {
+  int64_t block = kind == FLOAT32 ? L : kind == BFLOAT16 ? 2 * L : kind == INT8 ? 16 : 32;
+  return (in + block - 1) / block * block;
+}
+
+static int64_t prepared_bytes(int kind, int64_t in) { return padded(kind, in) * (kind <= BFLOAT16 ? 4 : 2); }
+
+// Largest |value| of an int16 input such that an int32 sum over `in` products cannot overflow.
+static float input_limit(int kind, int64_t in) {
+  int64_t limit = kind == INT8 ? INT32_MAX / (in * 128) : 32767;
+  return static_cast<float>(limit < 32767 ? limit : 32767);
+}
+
+static float prepare_int16(int kind, const float* x, int64_t in, int16_t* y) {
+  V top{};
+  int64_t i = 0;
+  for (; i + L <= in; i += L) top = vmax(top, (V)((VW)load(x + i) & 0x7fffffffu));
+  if (i < in) top = vmax(top, (V)((VW)load_part(x + i, static_cast<int>(in - i)) & 0x7fffffffu));
+  float largest = reduce_max(top);
+  float limit = input_limit(kind, in);
+  const V factor = broadcast(largest > 0 ? limit / largest : 0.0f), magic = broadcast(12582912.0f);
+  int64_t wide = padded(kind, in);
+  for (i = 0; i < wide; i += L) {
+    V v = i + L <= in ? load(x + i) : i < in ? load_part(x + i, static_cast<int>(in - i)) : V{};
+    VI n = (VI)fma(v, factor, magic) - (VI)magic;
+    *reinterpret_cast<HLMem*>(y + i) = __builtin_convertvector(n, HL);
+  }
+  for (i = 0; kind == INT4 && i < wide; i += 32) {  // evens of a group first, as nibbles are unpacked
+    H16 a = load_int16(y + i), b = load_int16(y + i + 16);
+    *reinterpret_cast<H16Mem*>(y + i) = evens(a, b);
+    *reinterpret_cast<H16Mem*>(y + i + 16) = odds(a, b);
+  }
+  return largest / limit;
+}
+
+static void prepare_pairs(const float* x, int64_t in, float* y) {
+  int64_t i = 0;
+  for (; i + 2 * L <= in; i += 2 * L) {
+    V a = load(x + i), b = load(x + i + L);
+    store(y + i, evens(a, b));
+    store(y + i + L, odds(a, b));
+  }
+  if (i < in) {
+    float rest[2 * L] = {};
+    std::memcpy(rest, x + i, (in - i) * 4);
+    store(y + i, evens(load(rest), load(rest + L)));
+    store(y + i + L, odds(load(rest), load(rest + L)));
+  }
+}
+
+static Prepared prepare(int kind, const float* x, int64_t stride, int64_t rows, int64_t in, void* data, float* scales) {
+  if (kind == FLOAT32 && in % L == 0) return {x, stride, nullptr};
+  int64_t wide = padded(kind, in);
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* from = x + r * stride;
+    float* to = static_cast<float*>(data) + r * wide;
+    if (kind == FLOAT32) {
+      std::memcpy(to, from, in * 4);
+      std::memset(to + in, 0, (wide - in) * 4);
+    } else if (kind == BFLOAT16) {
+      prepare_pairs(from, in, to);
+    } else {
+      scales[r] = prepare_int16(kind, from, in, static_cast<int16_t*>(data) + r * wide);
+    }
+  }
+  return {data, wide, kind >= INT8 ? scales : nullptr};
+}
+
+}  // namespace PACELINE_ISA
+}  // namespace paceline

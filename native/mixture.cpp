@@ -1,0 +1,107 @@
+// Experts and the centroid head: ops whose weights depend on the row.
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "program.h"
+
+namespace paceline {
+
+namespace {
+
+// Indices of the k largest of x[n], largest first, lowest index on ties.
+void top_indices(const float* x, int64_t n, int64_t k, std::vector<int64_t>& out) {
+  out.resize(n);
+  std::iota(out.begin(), out.end(), 0);
+  auto before = [x](int64_t a, int64_t b) { return x[a] > x[b] || (x[a] == x[b] && a < b); };
+  std::nth_element(out.begin(), out.begin() + (k - 1), out.end(), before);
+  out.resize(k);
+  std::sort(out.begin(), out.end(), before);
+}
+
+}  // namespace
+
+// values: input, route [2 * top_k]: expert ids ascending, then their shares. integers: top_k, router_scale, expert_scale.
+void Program::route(const Op& op, int64_t row, int thread) {
+  const Kernels& k = kernels();
+  const Matrix& router = op.matrices[0];
+  Scratch& s = scratch_[thread];
+  int64_t top_k = op.integers[0], width = router.in, experts = router.out;
+  s.values.resize(width + experts);
+  float* normed = s.values.data();
+  float* law = normed + width;
+  k.norm(at(op.values[0], row), nullptr, normed, width, 1, op.number);
+  k.mul(normed, reinterpret_cast<const float*>(op.integers[1]), normed, width);
+  std::vector<char> room(k.prepared_bytes(router.kind, width) + 64);
+  float scale = 0;
+  Prepared x = k.prepare(router.kind, normed, width, 1, width, room.data(), &scale);
+  k.linear(router, x, 1, 0, experts, nullptr, law, experts);
+  k.softmax(law, law, experts);
+  std::vector<int64_t> chosen;
+  top_indices(law, experts, top_k, chosen);
+  float total = 0;
+  for (int64_t e : chosen) total += law[e];
+  std::sort(chosen.begin(), chosen.end());
+  float* out = at(op.values[1], row);
+  const float* expert_scale = reinterpret_cast<const float*>(op.integers[2]);
+  for (int64_t i = 0; i < top_k; ++i) {
+    out[i] = static_cast<float>(chosen[i]);
+    out[top_k + i] = law[chosen[i]] / total * expert_scale[chosen[i]];
+  }
+}
+
+// values: route, input, output [top_k * out]. matrices: one per expert. integers: top_k, input columns per rank (0: shared).
+void Program::experts(const Op& op, int index, int thread) {
+  const Kernels& k = kernels();
+  const Matrix& m = op.matrices[index];
+  int64_t top_k = op.integers[0], per_rank = op.integers[1];
+  Scratch& s = scratch_[thread];
+  std::vector<std::pair<int64_t, int64_t>> places;  // (row, rank)
+  for (int64_t r = 0; r < rows_.count; ++r)
+    for (int64_t i = 0; i < top_k; ++i)
+      if (at(op.values[0], r)[i] == static_cast<float>(index)) places.emplace_back(r, i);
+  if (places.empty()) return;
+  int64_t n = static_cast<int64_t>(places.size());
+  s.values.resize(n * m.in);
+  s.more.resize(n * m.out);
+  for (int64_t i = 0; i < n; ++i)
+    std::memcpy(s.values.data() + i * m.in, at(op.values[1], places[i].first) + places[i].second * per_rank, m.in * 4);
+  std::vector<char> room(k.prepared_bytes(m.kind, m.in) * n + 64);
+  std::vector<float> scales(n);
+  Prepared x = k.prepare(m.kind, s.values.data(), m.in, n, m.in, room.data(), scales.data());
+  k.linear(m, x, n, 0, m.out, nullptr, s.more.data(), m.out);
+  for (int64_t i = 0; i < n; ++i) {
+    float* y = at(op.values[2], places[i].first);
+    const float* from = s.more.data() + i * m.out;
+    int64_t half = m.out / 2;
+    if (per_rank == 0) k.gated_gelu(from, from + half, y + places[i].second * half, half);  // gate and up
+    else std::memcpy(y + places[i].second * m.out, from, m.out * 4);
+  }
+}
+
+// values: scores [clusters], chosen clusters [top_k], token ids int64 [top_k * size]. integers: ordering, size.
+void Program::top_clusters(const Op& op, int64_t row) {
+  std::vector<int64_t> chosen;
+  int64_t top_k = op.values[1].width, size = op.integers[1];
+  top_indices(at(op.values[0], row), op.values[0].width, top_k, chosen);
+  const int64_t* ordering = reinterpret_cast<const int64_t*>(op.integers[0]);
+  const Buffer& ids = buffers_[op.values[2].buffer];
+  for (int64_t i = 0; i < top_k; ++i) {
+    at(op.values[1], row)[i] = static_cast<float>(chosen[i]);
+    std::memcpy(static_cast<int64_t*>(ids.data) + row * ids.stride + i * size, ordering + chosen[i] * size, size * 8);
+  }
+}
+
+// values: input, chosen clusters, logits. integers: ordering, size, top_k.
+void Program::gather(const Op& op, int step_index, int index, int thread) {
+  const Matrix& m = op.matrices[0];
+  int64_t size = op.integers[1], top_k = op.integers[2], row = index / top_k, rank = index % top_k;
+  Prepared x = prepared(op.values[0], m, step_index, scratch_[thread]);
+  x.data = static_cast<const char*>(x.data) + row * x.stride * (m.kind >= INT8 ? 2 : 4);
+  if (x.row_scale) x.row_scale += row;
+  int64_t cluster = static_cast<int64_t>(at(op.values[1], row)[rank]);
+  const int64_t* order = reinterpret_cast<const int64_t*>(op.integers[0]) + cluster * size;
+  kernels().linear(m, x, 1, 0, size, order, at(op.values[2], row) + rank * size, 0);
+}
+
+}  // namespace paceline

@@ -1,0 +1,116 @@
+#include "pool.h"
+
+#include <chrono>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace paceline {
+
+namespace {
+
+constexpr auto kSpin = std::chrono::microseconds(200);  // longer than the Python between two native calls of a step
+
+void relax(int turn) {
+  if (turn % 64 == 63) {
+    std::this_thread::yield();  // fewer cores than threads: let the other one run
+    return;
+  }
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+}  // namespace
+
+Pool& Pool::instance() {
+  static Pool* pool = new Pool;  // never destroyed: its threads may be parked when the process exits
+  return *pool;
+}
+
+Pool::~Pool() { stop(); }
+
+void Pool::stop() {
+  {
+    std::lock_guard<std::mutex> lock(park_mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  for (auto& worker : workers_) worker.join();
+  workers_.clear();
+  stopping_ = false;
+}
+
+void Pool::resize(int threads) {
+  std::lock_guard<std::mutex> lock(run_mutex_);
+  if (threads == size()) return;
+  stop();
+  for (int i = 1; i < threads; ++i) workers_.emplace_back(&Pool::work, this, i);
+}
+
+void Pool::run(Job& job, const std::vector<int>& chunks) {
+  std::lock_guard<std::mutex> lock(run_mutex_);
+  uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
+  uint64_t tag = static_cast<uint64_t>(epoch) << 32;
+  job_.store(&job, std::memory_order_relaxed);
+  steps_.store(static_cast<int>(chunks.size()), std::memory_order_relaxed);
+  for (size_t s = 0; s < chunks.size(); ++s) {
+    tickets_[s].done.store(tag, std::memory_order_relaxed);
+    tickets_[s].next.store(tag | static_cast<uint64_t>(chunks[s]) << 16, std::memory_order_release);
+  }
+  epoch_.store(epoch, std::memory_order_seq_cst);
+  if (parked_.load(std::memory_order_seq_cst) > 0) {
+    { std::lock_guard<std::mutex> park(park_mutex_); }
+    wake_.notify_all();
+  }
+  walk(epoch, 0);
+}
+
+void Pool::walk(uint32_t epoch, int thread) {
+  int steps = steps_.load(std::memory_order_relaxed);
+  Job* job = job_.load(std::memory_order_relaxed);
+  for (int s = 0; s < steps; ++s) {
+    Ticket& ticket = tickets_[s];
+    uint64_t word = ticket.next.load(std::memory_order_acquire);
+    uint64_t total = 0;
+    for (;;) {
+      if (static_cast<uint32_t>(word >> 32) != epoch) return;  // that run is over
+      total = (word >> 16) & 0xffff;
+      uint64_t index = word & 0xffff;
+      if (index >= total) break;
+      if (!ticket.next.compare_exchange_weak(word, word + 1, std::memory_order_acq_rel)) continue;
+      job->chunk(s, static_cast<int>(index), thread);  // taken, so the run is alive and `job` is its job
+      ticket.done.fetch_add(1, std::memory_order_acq_rel);
+      word = ticket.next.load(std::memory_order_acquire);
+    }
+    for (int turn = 0;; ++turn) {
+      uint64_t done = ticket.done.load(std::memory_order_acquire);
+      if (static_cast<uint32_t>(done >> 32) != epoch) return;
+      if ((done & 0xffffffffu) >= total) break;
+      relax(turn);
+    }
+  }
+}
+
+void Pool::work(int thread) {
+  uint32_t seen = epoch_.load();
+  while (!stopping_) {
+    auto until = std::chrono::steady_clock::now() + kSpin;
+    for (int turn = 0; epoch_.load(std::memory_order_acquire) == seen && !stopping_; ++turn) {
+      relax(turn);
+      if (turn % 64 == 63 && std::chrono::steady_clock::now() > until) {
+        std::unique_lock<std::mutex> lock(park_mutex_);
+        parked_.fetch_add(1, std::memory_order_seq_cst);
+        wake_.wait(lock, [&] { return stopping_ || epoch_.load(std::memory_order_seq_cst) != seen; });
+        parked_.fetch_sub(1, std::memory_order_seq_cst);
+      }
+    }
+    seen = epoch_.load(std::memory_order_acquire);
+    if (!stopping_) walk(seen, thread);
+  }
+}
+
+}  // namespace paceline

@@ -1,0 +1,253 @@
+#include "program.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+namespace paceline {
+
+namespace {
+
+constexpr int64_t kGroup = 24;             // outputs that a linear kernel walks together
+constexpr int64_t kChunkBytes = 96 * 1024;  // weights per chunk: some microseconds, far more than taking a chunk costs
+constexpr int64_t kColumns = 1024;
+
+bool elementwise(int code) { return code >= ADD && code <= COPY; }
+
+}  // namespace
+
+void Program::add(Op op) {
+  Step& step = steps_.back();
+  if (op.code == EMBED) token_limit_ = std::min(token_limit_, op.matrices[0].out);
+  for (const Value& v : op.values)
+    if (v.buffer >= static_cast<int>(buffers_.size())) buffers_.resize(v.buffer + 1);
+  bool first = step.ops.empty();
+  int64_t width = op.values.empty() ? 0 : op.values.back().width;
+  bool wide = elementwise(op.code) && width >= 2 * kColumns;
+  step.row_ops = op.code < LINEAR;
+  step.column_chunk = wide && (first || (step.column_chunk && step.ops[0].values.back().width == width)) ? kColumns : 0;
+  step.ops.push_back(std::move(op));
+}
+
+void Program::bind(int buffer, void* data, int64_t stride) {
+  if (buffer < static_cast<int>(buffers_.size())) buffers_[buffer] = {data, stride};
+}
+
+int64_t Program::outputs_per_chunk(const Matrix& m) const {
+  int64_t groups = std::max<int64_t>(1, kChunkBytes / std::max<int64_t>(1, m.row_bytes() * kGroup));
+  int64_t share = std::max<int64_t>(1, m.out / (kGroup * 4 * threads_));  // leave something to share
+  return std::max<int64_t>(std::min(groups, share), (m.out + 32767) / 32768) * kGroup;
+}
+
+int Program::heads_per_chunk(const Op& op) const {
+  int64_t kv_heads = layers_[op.integers[0]].k.kv_heads, group = op.integers[1] / kv_heads;
+  int per = 4;
+  while (per > 1 && rows_.count * kv_heads * ((group + per - 1) / per) < 2 * threads_) per /= 2;
+  return per;
+}
+
+int Program::chunks_of(const Step& step) const {
+  const Op& op = step.ops[0];
+  int64_t total = 0;
+  if (step.row_ops) {
+    int64_t parts = step.column_chunk ? (op.values.back().width + kColumns - 1) / kColumns : 1;
+    total = rows_.count * parts;
+  } else if (op.code == ATTENTION) {
+    for (const Op& o : step.ops) {
+      int64_t kv_heads = layers_[o.integers[0]].k.kv_heads, group = o.integers[1] / kv_heads, per = heads_per_chunk(o);
+      total += rows_.count * kv_heads * ((group + per - 1) / per);
+    }
+  } else if (op.code == LINEAR) {
+    for (const Op& o : step.ops) {
+      int64_t per = outputs_per_chunk(o.matrices[0]);
+      total += (o.matrices[0].out + per - 1) / per;
+    }
+  } else if (op.code == EXPERTS) {
+    total = static_cast<int64_t>(op.matrices.size());
+  } else {
+    total = rows_.count * op.integers[2];  // GATHER: clusters of each row
+  }
+  return static_cast<int>(total);
+}
+
+int Program::check(const Rows& rows) const {
+  bool reads_cache = false;
+  for (const Step& step : steps_)
+    for (const Op& op : step.ops) {
+      reads_cache = reads_cache || op.code == STORE || op.code == ATTENTION;
+      for (const Value& v : op.values)
+        if (!buffers_[v.buffer].data) return NOT_BOUND;
+    }
+  if (reads_cache && layers_.empty()) return NOT_BOUND;
+  for (int64_t r = 0; r < rows.count; ++r) {
+    if (token_limit_ != INT64_MAX && (rows.tokens[r] < 0 || rows.tokens[r] >= token_limit_)) return BAD_TOKEN;
+    if (!reads_cache) continue;
+    for (const Layer& layer : layers_)
+      if (rows.positions[r] < 0 || rows.positions[r] / layer.k.page_size >= layer.k.table_stride || rows.slots[r] < 0 ||
+          rows.slots[r] >= layer.k.slots)
+        return BAD_POSITION;
+  }
+  return OK;
+}
+
+int Program::run(const Rows& rows) {
+  if (rows.count > 16384) return BAD_POSITION;
+  if (int status = check(rows)) return status;
+  rows_ = rows;
+  threads_ = Pool::instance().size();
+  scratch_.resize(threads_);
+  ++run_;
+  status_ = OK;
+  chunks_.clear();
+  for (const Step& step : steps_) chunks_.push_back(chunks_of(step));
+  if (!profiling_) {
+    Pool::instance().run(*this, chunks_);
+    return status_;
+  }
+  std::vector<int> alone(chunks_.size(), 0);
+  for (size_t s = 0; s < steps_.size(); ++s) {  // the same chunks, one step at a time with a clock around it
+    alone[s] = chunks_[s];
+    auto start = std::chrono::steady_clock::now();
+    Pool::instance().run(*this, alone);
+    steps_[s].seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    alone[s] = 0;
+  }
+  return status_;
+}
+
+std::vector<double> Program::seconds() const {
+  std::vector<double> out;
+  for (const Step& step : steps_) out.push_back(step.seconds);
+  return out;
+}
+
+void Program::chunk(int step_index, int index, int thread) {
+  Step& step = steps_[step_index];
+  if (!step.row_ops) {
+    switch (step.ops[0].code) {
+      case LINEAR: return linear(step, step_index, index, thread);
+      case ATTENTION: return attention(step, index);
+      case EXPERTS: return experts(step.ops[0], index, thread);
+      default: return gather(step.ops[0], step_index, index, thread);
+    }
+  }
+  int64_t row = index, begin = 0, end = INT64_MAX;
+  if (step.column_chunk) {
+    int64_t parts = (step.ops[0].values.back().width + kColumns - 1) / kColumns;
+    row = index / parts;
+    begin = index % parts * kColumns;
+    end = begin + kColumns;
+  }
+  for (const Op& op : step.ops) {
+    if (op.code == ROUTE) route(op, row, thread);
+    else row_op(op, row, begin, end);
+  }
+}
+
+void Program::row_op(const Op& op, int64_t row, int64_t begin, int64_t end) {
+  const Kernels& k = kernels();
+  const auto& v = op.values;
+  auto pointer = [&](int i) { return reinterpret_cast<const float*>(op.integers[i]); };
+  float* y = at(v.back(), row);
+  const float* x = at(v[0], row);
+  int64_t n = std::min(end, v.back().width) - begin;
+  switch (op.code) {
+    case EMBED: return k.embed(op.matrices[0], rows_.tokens[row], op.number, y);
+    case NORM: return k.norm(x, pointer(1), y, v[0].width, static_cast<int>(op.integers[0]), op.number);
+    case ROTARY: return k.rotary(x, pointer(1), y, v[0].width, static_cast<int>(op.integers[0]), rows_.positions[row]);
+    case STORE: return store(op, row);
+    case ADD: return k.add(x + begin, at(v[1], row) + begin, y + begin, n);
+    case MUL: return k.mul(x + begin, at(v[1], row) + begin, y + begin, n);
+    case SCALE: return k.scale(x + begin, op.number, y + begin, n);
+    case GELU: return k.gelu(x + begin, y + begin, n);
+    case GATED_GELU: return k.gated_gelu(x + begin, at(v[1], row) + begin, y + begin, n);
+    case SOFTCAP: return k.softcap(x + begin, op.number, y + begin, n);
+    case COPY: std::memcpy(y + begin, x + begin, n * sizeof(float)); return;
+    case TOP_CLUSTERS: return top_clusters(op, row);
+    case MIX: {  // sum over ranks of share * value, in the order of the ranks
+      int64_t top_k = op.integers[0], width = v.back().width;
+      const float* values = at(v[1], row);
+      std::fill(y, y + width, 0.0f);
+      for (int64_t rank = 0; rank < top_k; ++rank)
+        for (int64_t i = 0; i < width; ++i) y[i] += values[rank * width + i] * x[top_k + rank];
+      return;
+    }
+  }
+}
+
+void Program::store(const Op& op, int64_t row) {
+  const Layer& layer = layers_[op.integers[0]];
+  for (int i = 0; i < 2; ++i) {
+    const Pages& pages = i == 0 ? layer.k : layer.v;
+    int32_t position = rows_.positions[row];
+    int64_t page = pages.table[rows_.slots[row] * pages.table_stride + position / pages.page_size];
+    int64_t index = page * pages.page_size + position % pages.page_size;
+    if (page < 0 || index >= pages.tokens) {
+      status_ = BAD_POSITION;
+      return;
+    }
+    int64_t width = static_cast<int64_t>(pages.kv_heads) * pages.head_dim;
+    std::memcpy(pages.pool + index * width, at(op.values[i], row), width * sizeof(float));
+  }
+}
+
+const Prepared& Program::prepared(const Value& x, const Matrix& m, int step_index, Scratch& s) {
+  const float* source = at(x, 0);
+  if (s.run == run_ && s.step == step_index && s.source == source && s.kind == m.kind) return s.prepared;
+  size_t bytes = kernels().prepared_bytes(m.kind, m.in) * rows_.count;
+  if (s.data.size() < bytes + 64) s.data.resize(bytes + 64);
+  if (s.scales.size() < static_cast<size_t>(rows_.count)) s.scales.resize(rows_.count);
+  char* aligned = s.data.data() + (64 - reinterpret_cast<uintptr_t>(s.data.data()) % 64);
+  s.prepared = kernels().prepare(m.kind, source, stride(x), rows_.count, m.in, aligned, s.scales.data());
+  s.run = run_;
+  s.step = step_index;
+  s.source = source;
+  s.kind = m.kind;
+  return s.prepared;
+}
+
+void Program::linear(const Step& step, int step_index, int index, int thread) {
+  for (const Op& op : step.ops) {
+    const Matrix& m = op.matrices[0];
+    int64_t per = outputs_per_chunk(m), count = (m.out + per - 1) / per;
+    if (index >= count) {
+      index -= static_cast<int>(count);
+      continue;
+    }
+    const Prepared& x = prepared(op.values[0], m, step_index, scratch_[thread]);
+    int64_t begin = index * per;
+    kernels().linear(m, x, rows_.count, begin, std::min(begin + per, m.out), nullptr, at(op.values[1], 0),
+                     stride(op.values[1]));
+    return;
+  }
+}
+
+void Program::attention(const Step& step, int index) {
+  for (const Op& op : step.ops) {
+    const Layer& layer = layers_[op.integers[0]];
+    int64_t kv_heads = layer.k.kv_heads, group = op.integers[1] / kv_heads, window = op.integers[2];
+    int64_t per = heads_per_chunk(op), parts = (group + per - 1) / per, count = rows_.count * kv_heads * parts;
+    if (index >= count) {
+      index -= static_cast<int>(count);
+      continue;
+    }
+    int64_t row = index / (kv_heads * parts), kv_head = index / parts % kv_heads, part = index % parts;
+    int64_t position = rows_.positions[row], last = op.integers[3] ? position + 1 : position;
+    int64_t first = window < 0 ? 0 : std::max<int64_t>(0, op.integers[3] ? last - window : last - 1 - window);
+    int64_t head = kv_head * group + part * per;
+    AttentionArgs args;
+    args.q = at(op.values[0], row) + head * layer.k.head_dim;
+    args.out = at(op.values[1], row) + head * layer.k.head_dim;
+    args.queries = static_cast<int>(std::min(per, group - part * per));
+    args.kv_head = kv_head;
+    args.slot = rows_.slots[row];
+    args.first = first;
+    args.last = last;
+    args.k = layer.k;
+    args.v = layer.v;
+    if (!kernels().attention(args, nullptr)) status_ = BAD_POSITION;
+    return;
+  }
+}
+
+}  // namespace paceline

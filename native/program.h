@@ -1,0 +1,105 @@
+// A recorded forward: steps of ops over buffers, replayed by one call. Python decides the order and owns all memory.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "pool.h"
+#include "types.h"
+
+namespace paceline {
+
+const Kernels& kernels();  // the best that this CPU can run
+bool choose_kernels(const char* name);
+
+enum Code : int {
+  EMBED, NORM, ROTARY, STORE, ADD, MUL, SCALE, GELU, GATED_GELU, SOFTCAP, COPY, ROUTE, MIX, TOP_CLUSTERS,  // of one row
+  LINEAR, ATTENTION, EXPERTS, GATHER
+};
+
+struct Value {  // `width` columns of a buffer, from `column`
+  int buffer = 0;
+  int64_t column = 0, width = 0;
+};
+
+struct Op {
+  int code = 0;
+  std::vector<Value> values;  // inputs, then outputs
+  std::vector<Matrix> matrices;
+  std::vector<int64_t> integers;  // counts, and addresses of float or int64 arrays
+  float number = 0;
+};
+
+struct Layer {
+  Pages k, v;
+};
+
+enum Status : int { OK = 0, BAD_TOKEN = 1, BAD_POSITION = 2, NOT_BOUND = 3 };
+
+class Program : public Job {
+ public:
+  void begin_step() { steps_.emplace_back(); }
+  void add(Op op);
+  void bind(int buffer, void* data, int64_t stride);
+  void bind_cache(std::vector<Layer> layers) { layers_ = std::move(layers); }
+  int run(const Rows& rows);
+  void chunk(int step, int index, int thread) override;
+  int64_t steps() const { return static_cast<int64_t>(steps_.size()); }
+  void profile(bool on) { profiling_ = on; }
+  std::vector<double> seconds() const;  // per step, of the last runs
+
+ private:
+  struct Step {
+    std::vector<Op> ops;
+    bool row_ops = false;      // one chunk per row
+    int64_t column_chunk = 0;  // > 0: only elementwise ops of one width, cut by columns too
+    double seconds = 0;
+  };
+  struct Buffer {
+    void* data = nullptr;
+    int64_t stride = 0;
+  };
+  struct Scratch {  // of one thread
+    std::vector<char> data;
+    std::vector<float> scales, values, more;
+    const float* source = nullptr;
+    int kind = -1, step = -1;
+    uint64_t run = 0;
+    Prepared prepared;
+  };
+
+  float* at(const Value& v, int64_t row) const {
+    const Buffer& b = buffers_[v.buffer];
+    return static_cast<float*>(b.data) + row * b.stride + v.column;
+  }
+  int64_t stride(const Value& v) const { return buffers_[v.buffer].stride; }
+  int chunks_of(const Step& step) const;
+  int64_t outputs_per_chunk(const Matrix& m) const;
+  int heads_per_chunk(const Op& op) const;
+  int check(const Rows& rows) const;
+
+  void row_op(const Op& op, int64_t row, int64_t begin, int64_t end);
+  void store(const Op& op, int64_t row);
+  void route(const Op& op, int64_t row, int thread);
+  void top_clusters(const Op& op, int64_t row);
+  void linear(const Step& step, int step_index, int index, int thread);
+  void attention(const Step& step, int index);
+  void experts(const Op& op, int index, int thread);
+  void gather(const Op& op, int step_index, int index, int thread);
+  const Prepared& prepared(const Value& x, const Matrix& m, int step_index, Scratch& scratch);
+
+  std::vector<Step> steps_;
+  std::vector<Buffer> buffers_;
+  std::vector<Layer> layers_;
+  std::vector<Scratch> scratch_;
+  std::vector<int> chunks_;
+  Rows rows_;
+  int64_t token_limit_ = INT64_MAX;
+  uint64_t run_ = 0;
+  int threads_ = 1;
+  bool profiling_ = false;
+  std::atomic<int> status_{0};
+};
+
+}  // namespace paceline

@@ -1,0 +1,181 @@
+// The only file that knows an instruction set. Kernels are written once over GCC/Clang vector types and compiled once
+// per instruction set into its own namespace; a lane's operations have one fixed order, so a result depends on the
+// instruction set alone. Multiply-add is explicit everywhere (the build forbids contraction).
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+#define PL_INLINE static inline __attribute__((always_inline))
+
+namespace paceline {
+namespace PACELINE_ISA {
+
+#if defined(__AVX512F__)
+constexpr int L = 16;  // float lanes
+#else
+constexpr int L = 8;
+#endif
+
+typedef float V __attribute__((vector_size(4 * L)));
+typedef int32_t VI __attribute__((vector_size(4 * L)));
+typedef uint32_t VW __attribute__((vector_size(4 * L)));
+typedef float VMem __attribute__((vector_size(4 * L), aligned(4), may_alias));
+typedef uint32_t VWMem __attribute__((vector_size(4 * L), aligned(2), may_alias));
+
+// Integer products always use 16 lanes of int16 and 8 of int32: exact, so the same on every instruction set.
+typedef float F8 __attribute__((vector_size(32)));
+typedef float F4 __attribute__((vector_size(16)));
+typedef int32_t I8 __attribute__((vector_size(32)));
+typedef int16_t H16 __attribute__((vector_size(32)));
+typedef int16_t HL __attribute__((vector_size(2 * L)));
+typedef int16_t HLMem __attribute__((vector_size(2 * L), aligned(2), may_alias));
+typedef int16_t H16Mem __attribute__((vector_size(32), aligned(2), may_alias));
+typedef int8_t B16Mem __attribute__((vector_size(16), aligned(1), may_alias));
+typedef uint8_t U16Mem __attribute__((vector_size(16), aligned(1), may_alias));
+
+PL_INLINE V load(const float* p) { return *reinterpret_cast<const VMem*>(p); }
+PL_INLINE void store(float* p, V v) { *reinterpret_cast<VMem*>(p) = v; }
+PL_INLINE V broadcast(float x) { return x - V{}; }
+
+PL_INLINE V load_part(const float* p, int n) {  // n < L lanes, the others 0
+  float buffer[L] = {};
+  std::memcpy(buffer, p, sizeof(float) * n);
+  return load(buffer);
+}
+PL_INLINE void store_part(float* p, V v, int n) {
+  float buffer[L];
+  store(buffer, v);
+  std::memcpy(p, buffer, sizeof(float) * n);
+}
+
+#if defined(__AVX512F__)
+PL_INLINE V fma(V a, V b, V c) { return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+#elif defined(__AVX2__)
+PL_INLINE V fma(V a, V b, V c) { return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+#elif defined(__ARM_NEON)
+PL_INLINE V fma(V a, V b, V c) {
+  F4 lo = (F4)vfmaq_f32((float32x4_t)__builtin_shufflevector(c, c, 0, 1, 2, 3),
+                        (float32x4_t)__builtin_shufflevector(a, a, 0, 1, 2, 3),
+                        (float32x4_t)__builtin_shufflevector(b, b, 0, 1, 2, 3));
+  F4 hi = (F4)vfmaq_f32((float32x4_t)__builtin_shufflevector(c, c, 4, 5, 6, 7),
+                        (float32x4_t)__builtin_shufflevector(a, a, 4, 5, 6, 7),
+                        (float32x4_t)__builtin_shufflevector(b, b, 4, 5, 6, 7));
+  return __builtin_shufflevector(lo, hi, 0, 1, 2, 3, 4, 5, 6, 7);
+}
+#else
+PL_INLINE V fma(V a, V b, V c) { return a * b + c; }
+#endif
+
+#if defined(__AVX2__)
+PL_INLINE F8 fma8(F8 a, F8 b, F8 c) { return (F8)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+PL_INLINE I8 dot16(H16 a, H16 b) { return (I8)_mm256_madd_epi16((__m256i)a, (__m256i)b); }
+PL_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+#else
+PL_INLINE F8 fma8(F8 a, F8 b, F8 c) { return fma(a, b, c); }
+PL_INLINE I8 dot16(H16 a, H16 b) {  // sums of 2 products: which 2 does not matter, integers are exact
+  typedef int16_t H8 __attribute__((vector_size(16)));
+  I8 alo = __builtin_convertvector((H8)__builtin_shufflevector(a, a, 0, 2, 4, 6, 8, 10, 12, 14), I8);
+  I8 ahi = __builtin_convertvector((H8)__builtin_shufflevector(a, a, 1, 3, 5, 7, 9, 11, 13, 15), I8);
+  I8 blo = __builtin_convertvector((H8)__builtin_shufflevector(b, b, 0, 2, 4, 6, 8, 10, 12, 14), I8);
+  I8 bhi = __builtin_convertvector((H8)__builtin_shufflevector(b, b, 1, 3, 5, 7, 9, 11, 13, 15), I8);
+  return alo * blo + ahi * bhi;
+}
+PL_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+#endif
+
+PL_INLINE H16 load_int8(const void* p) { return __builtin_convertvector(*static_cast<const B16Mem*>(p), H16); }
+PL_INLINE H16 load_uint8(const void* p) { return __builtin_convertvector(*static_cast<const U16Mem*>(p), H16); }
+PL_INLINE H16 load_int16(const void* p) { return *static_cast<const H16Mem*>(p); }
+
+PL_INLINE float reduce8(F8 a) {  // one fixed tree
+  F4 s = __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
+  s = s + __builtin_shufflevector(s, s, 2, 3, 0, 1);
+  return s[0] + s[1];
+}
+PL_INLINE int32_t reduce8i(I8 a) {
+  int32_t total = 0;
+  for (int i = 0; i < 8; ++i) total += a[i];
+  return total;
+}
+#if defined(__AVX512F__)
+PL_INLINE float reduce(V a) {
+  return reduce8(__builtin_shufflevector(a, a, 0, 1, 2, 3, 4, 5, 6, 7) +
+                 __builtin_shufflevector(a, a, 8, 9, 10, 11, 12, 13, 14, 15));
+}
+#else
+PL_INLINE float reduce(V a) { return reduce8(a); }
+#endif
+
+#if defined(__AVX512F__)
+#define PL_EVENS 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#define PL_ODDS 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#else
+#define PL_EVENS 0, 2, 4, 6, 8, 10, 12, 14
+#define PL_ODDS 1, 3, 5, 7, 9, 11, 13, 15
+#endif
+PL_INLINE V evens(V a, V b) { return __builtin_shufflevector(a, b, PL_EVENS); }
+PL_INLINE V odds(V a, V b) { return __builtin_shufflevector(a, b, PL_ODDS); }
+PL_INLINE H16 evens(H16 a, H16 b) {
+  return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+}
+PL_INLINE H16 odds(H16 a, H16 b) {
+  return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+}
+
+PL_INLINE V vmax(V a, V b) { return a > b ? a : b; }
+PL_INLINE V vmin(V a, V b) { return a < b ? a : b; }
+PL_INLINE float reduce_max(V a) {
+  float m = a[0];
+  for (int i = 1; i < L; ++i) m = a[i] > m ? a[i] : m;
+  return m;
+}
+
+// e^x, relative error below 2e-7 on [-87, 88]; arguments beyond are clamped.
+PL_INLINE V vexp(V x) {
+  const V magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  x = vmin(vmax(x, broadcast(-87.3f)), broadcast(88.3f));
+  V t = fma(x, broadcast(1.44269504088896341f), magic);
+  V n = t - magic;
+  V r = fma(n, broadcast(-0.693359375f), x);
+  r = fma(n, broadcast(2.12194440e-4f), r);
+  V p = broadcast(1.9875691500e-4f);
+  p = fma(p, r, broadcast(1.3981999507e-3f));
+  p = fma(p, r, broadcast(8.3334519073e-3f));
+  p = fma(p, r, broadcast(4.1665795894e-2f));
+  p = fma(p, r, broadcast(1.6666665459e-1f));
+  p = fma(p, r, broadcast(5.0000001201e-1f));
+  p = fma(p, r * r, r) + broadcast(1.0f);
+  VW bits = ((VW)t << 23) + (uint32_t)(127u << 23);
+  return p * (V)bits;
+}
+
+PL_INLINE V vtanh(V x) {
+  VW sign = (VW)x & 0x80000000u;
+  V a = (V)((VW)x & 0x7fffffffu);
+  V z = a * a;
+  V p = broadcast(-5.70498872745e-3f);
+  p = fma(p, z, broadcast(2.06390887954e-2f));
+  p = fma(p, z, broadcast(-5.37397155531e-2f));
+  p = fma(p, z, broadcast(1.33314422036e-1f));
+  p = fma(p, z, broadcast(-3.33332819422e-1f));
+  V small = fma(p * z, a, a);
+  V big = broadcast(1.0f) - broadcast(2.0f) / (vexp(a + a) + broadcast(1.0f));
+  V y = a < broadcast(0.625f) ? small : big;
+  return (V)((VW)y | sign);
+}
+
+// x * sigmoid(2u) with u = sqrt(2/pi) (x + 0.044715 x^3): the tanh form of gelu without its cancellation.
+PL_INLINE V vgelu(V x) {
+  V u2 = broadcast(1.5957691216057308f) * x * fma(broadcast(0.044715f) * x, x, broadcast(1.0f));
+  return x / (broadcast(1.0f) + vexp(-u2));
+}
+
+}  // namespace PACELINE_ISA
+}  // namespace paceline

@@ -1,0 +1,83 @@
+// Plain structs that the kernels (one translation unit per instruction set) and the program around them share.
+#pragma once
+
+#include <cstdint>
+
+namespace paceline {
+
+enum Kind : int { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
+
+struct Matrix {  // [out, in], rows contiguous; INT8: scale [out]; INT4: scale [out, in/32], low nibble first, value + 8
+  const void* data = nullptr;
+  const float* scale = nullptr;
+  int64_t out = 0, in = 0;
+  int kind = FLOAT32;
+
+  int64_t row_bytes() const { return kind == FLOAT32 ? in * 4 : kind == BFLOAT16 ? in * 2 : kind == INT8 ? in : in / 2; }
+};
+
+// A thread's own copy of a linear's input in the form its weight kind wants: see Kernels::prepare.
+struct Prepared {
+  const void* data = nullptr;
+  int64_t stride = 0;  // elements
+  const float* row_scale = nullptr;
+};
+
+struct Pages {  // one layer's K or V pool with the page table of its kind
+  float* pool = nullptr;
+  int64_t tokens = 0;  // rows of the pool
+  const int32_t* table = nullptr;
+  int64_t table_stride = 0, slots = 0;
+  int page_size = 16;
+  int kv_heads = 0, head_dim = 0;
+};
+
+struct Rows {  // what one run computes
+  int64_t count = 0;
+  const int64_t* tokens = nullptr;
+  const int32_t* positions = nullptr;
+  const int32_t* slots = nullptr;
+};
+
+struct AttentionArgs {  // `queries` heads of one row that read the same K/V head
+  const float* q;
+  float* out;
+  int queries;
+  int64_t kv_head;
+  int32_t slot;
+  int64_t first, last;  // keys first..last-1
+  Pages k, v;
+};
+
+struct Kernels {
+  const char* name;
+  int lanes;
+  // Bytes of one prepared row and preparing `rows` rows of x; FLOAT32 rows of a multiple of `lanes` are used in place.
+  int64_t (*prepared_bytes)(int kind, int64_t in);
+  Prepared (*prepare)(int kind, const float* x, int64_t stride, int64_t rows, int64_t in, void* data, float* scales);
+  // y[r, o] for o in [begin, end); `order` (if given) names the matrix row that output o reads.
+  void (*linear)(const Matrix&, const Prepared&, int64_t rows, int64_t begin, int64_t end, const int64_t* order,
+                 float* y, int64_t y_stride);
+  bool (*attention)(const AttentionArgs&, float* scratch);
+  void (*norm)(const float* x, const float* weight, float* y, int64_t width, int groups, float eps);
+  void (*rotary)(const float* x, const float* inv_freq, float* y, int64_t width, int heads, int32_t position);
+  void (*embed)(const Matrix&, int64_t token, float scale, float* y);
+  void (*add)(const float*, const float*, float* y, int64_t n);
+  void (*mul)(const float*, const float*, float* y, int64_t n);
+  void (*scale)(const float*, float, float* y, int64_t n);
+  void (*gelu)(const float*, float* y, int64_t n);
+  void (*gated_gelu)(const float*, const float*, float* y, int64_t n);
+  void (*softcap)(const float*, float cap, float* y, int64_t n);
+  void (*softmax)(const float*, float* y, int64_t n);
+};
+
+extern const Kernels kernels_generic;
+#if defined(PACELINE_X86)
+extern const Kernels kernels_avx2;
+extern const Kernels kernels_avx512;
+#endif
+#if defined(PACELINE_ARM)
+extern const Kernels kernels_neon;
+#endif
+
+}  // namespace paceline

@@ -1,0 +1,228 @@
+"""Forwards on the CPU through the C++ extension: a graph is recorded once, then each run is one native call.
+
+A row's bits depend on its token, position, sequence and weights, and on the instruction set that `isa()` names: not on
+the number of rows, their place, how a text is cut into chunks, or the number of threads. Activations are float32.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Mapping
+from types import ModuleType
+
+import torch
+
+from paceline.core import Rows
+from paceline.errors import UsageError
+from paceline.kv.cache import KVCache
+from paceline.ops.base import Graph, Weight
+from paceline.ops.recording import Node, RecordingOps, Symbol, place, schedule
+
+_LAYOUT = 1  # of the extension's signatures
+_KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
+_STATUS = {
+    1: "a token id is outside the vocabulary",
+    2: "a position or sequence slot lies outside the K/V cache",
+    3: "the recorded graph was run without the inputs or the cache that it reads",
+}
+
+
+def why_not() -> str | None:
+    """None if the extension can be used, else one line that says why not and what to do."""
+    try:
+        _extension()
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+def available() -> bool:
+    return why_not() is None
+
+
+def isa() -> str:
+    """The instruction set in use: avx512, avx2, neon or generic."""
+    return str(_extension().isa())
+
+
+def default_threads() -> int:
+    """One per processor that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def set_threads(threads: int) -> None:
+    """Size of the pool that all native ops of this process share, the calling thread included."""
+    if not 1 <= threads <= 256:
+        raise UsageError(f"threads={threads} is not possible: give 1..256")
+    _extension().set_threads(threads)
+
+
+def _extension() -> ModuleType:
+    try:
+        from paceline import _native
+    except ImportError as error:
+        raise UsageError(
+            f"the native CPU kernels are not usable ({error}): reinstall paceline with a C++17 compiler present, "
+            "for this Python"
+        ) from error
+    if _native.layout != _LAYOUT:
+        raise UsageError("the native CPU kernels were built from another version of paceline: reinstall it")
+    return _native  # type: ignore[no-any-return]
+
+
+class NativeRunner:
+    """Implements `Runner`. Results are views of the plan's own buffers, valid until the next run of the same graph."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        if threads is not None:
+            set_threads(threads)
+        elif _extension().threads() == 1:
+            set_threads(default_threads())
+        self._plans: dict[Graph, Plan] = {}
+
+    def run(
+        self, graph: Graph, rows: Rows, cache: KVCache | None, given: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        plan = self._plans.get(graph)
+        if plan is None:
+            plan = self._plans[graph] = Plan(graph)
+        return plan.run(rows, cache, given)
+
+    def plan(self, graph: Graph) -> Plan | None:
+        """The recording of `graph`, None before its first run."""
+        return self._plans.get(graph)
+
+
+class Plan:
+    """One recorded graph: the native program, and the tensors that it computes in."""
+
+    def __init__(self, graph: Graph) -> None:
+        ops = RecordingOps()
+        self._results: tuple[Symbol, ...] = graph(ops)
+        self._givens = ops.givens
+        self.steps = schedule(ops.nodes)
+        self._buffers = place(self.steps, {symbol.root for symbol in self._results})
+        self._alive: list[torch.Tensor] = []  # everything whose address the program holds
+        self.program = _extension().Program()
+        for step in self.steps:
+            self.program.begin_step()
+            for node in step:
+                self._add(node)
+        self._capacity = 0
+        self._tensors: dict[Symbol, torch.Tensor] = {}
+        self._cache: weakref.ref[KVCache] | None = None
+
+    def _add(self, node: Node) -> None:
+        values = [(self._buffers[s.root], s.column, s.width) for s in (*node.inputs, *node.outputs)]
+        self.program.add(
+            int(node.code),
+            values,
+            [self._matrix(weight) for weight in node.weights],
+            [i if isinstance(i, int) else self._vector(i) for i in node.integers],
+            node.number,
+        )
+
+    def _matrix(self, weight: Weight) -> tuple[int, int, int, int, int]:
+        weight = usable(weight)
+        scale = 0 if weight.scale is None else self._vector(weight.scale)
+        self._alive.append(weight.data)
+        return weight.data.data_ptr(), scale, weight.out_features, weight.in_features, _KINDS[weight.kind]
+
+    def _vector(self, tensor: torch.Tensor | None) -> int:
+        if tensor is None:
+            return 0
+        if tensor.dtype != torch.int64:
+            tensor = tensor.float()
+        tensor = tensor.contiguous()
+        if tensor.device.type != "cpu":
+            raise UsageError(f"native ops need their tensors on the CPU, not on {tensor.device}")
+        self._alive.append(tensor)
+        return tensor.data_ptr()
+
+    # -- running -----------------------------------------------------------------------------------------------
+
+    def run(self, rows: Rows, cache: KVCache | None, given: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        count = rows.tokens.shape[0]
+        if count > self._capacity:
+            self._grow(count)
+        if cache is not None and (self._cache is None or self._cache() is not cache):
+            self._bind_cache(cache)
+        held = [self._bind_given(symbol, given, count) for symbol in self._givens.values()]
+        addresses = (
+            address(rows.tokens, torch.int64, count, "rows.tokens"),
+            address(rows.positions, torch.int32, count, "rows.positions"),
+            address(rows.slots, torch.int32, count, "rows.slots"),
+        )
+        status = self.program.run(count, *addresses) if count else 0
+        del held
+        if status:
+            raise UsageError(f"native forward refused: {_STATUS[status]}")
+        return tuple(
+            self._tensors[s.root][:count, s.column : s.column + s.width] if s.width != s.root.width
+            else self._tensors[s.root][:count]
+            for s in self._results
+        )  # fmt: skip
+
+    def _grow(self, count: int) -> None:
+        self._capacity = max(8, 1 << (count - 1).bit_length())
+        by_index: dict[int, torch.Tensor] = {}
+        for symbol, index in self._buffers.items():
+            if symbol.given is None:
+                dtype = torch.int64 if symbol.integer else torch.float32
+                if index not in by_index:
+                    by_index[index] = torch.zeros(self._capacity, symbol.width, dtype=dtype)
+                    self.program.bind(index, by_index[index].data_ptr(), symbol.width)
+                self._tensors[symbol] = by_index[index]
+
+    def _bind_given(self, symbol: Symbol, given: Mapping[str, torch.Tensor], count: int) -> torch.Tensor:
+        assert symbol.given is not None
+        value = given.get(symbol.given)
+        if value is None or value.dim() != 2 or value.shape[0] < count or value.shape[1] != symbol.width:
+            shape = None if value is None else tuple(value.shape)
+            raise UsageError(f"input {symbol.given!r} must be [{count}, {symbol.width}], not {shape}")
+        value = value.to("cpu", torch.float32).contiguous()
+        self.program.bind(self._buffers[symbol], value.data_ptr(), symbol.width)
+        return value
+
+    def _bind_cache(self, cache: KVCache) -> None:
+        layers = []
+        for spec, k, v in zip(cache.layout.layers, cache.k, cache.v, strict=True):
+            table = cache.tables[spec.kind]
+            layers.append((
+                address(k, torch.float32, 0, "cache.k"), address(v, torch.float32, 0, "cache.v"), k.shape[0],
+                spec.kv_heads, spec.head_dim, address(table, torch.int32, 0, "cache.tables"), table.shape[1],
+                table.shape[0], cache.page_size,
+            ))  # fmt: skip
+        if cache.page_size > 32:
+            raise UsageError(f"native attention reads pages of up to 32 tokens, not {cache.page_size}")
+        self.program.bind_cache(layers)
+        self._cache = weakref.ref(cache)
+
+
+def address(tensor: torch.Tensor, dtype: torch.dtype, rows: int, name: str) -> int:
+    """data_ptr() of a tensor that native code may read. Raises UsageError."""
+    if tensor.dtype != dtype or tensor.device.type != "cpu" or not tensor.is_contiguous() or len(tensor) < rows:
+        raise UsageError(
+            f"{name} must be a contiguous {dtype} tensor on the CPU with at least {rows} rows, not "
+            f"{tensor.dtype} {tuple(tensor.shape)} strides {tensor.stride()} on {tensor.device}"
+        )
+    return tensor.data_ptr()
+
+
+def usable(weight: Weight) -> Weight:
+    """`weight` in a form that the kernels read in place; float16 becomes float32 once. Raises UsageError."""
+    if weight.kind == "float16":
+        weight = Weight(weight.data.float(), "float32")
+    data, scale = weight.data, weight.scale
+    if data.dim() != 2 or data.dtype != _DTYPES[weight.kind] or data.device.type != "cpu" or not data.is_contiguous():
+        raise UsageError(
+            f"a {weight.kind} weight must be a contiguous {_DTYPES[weight.kind]} matrix on the CPU, not {data.dtype} "
+            f"{tuple(data.shape)} strides {data.stride()} on {data.device}"
+        )
+    if weight.kind in ("int8", "int4"):
+        shape = (weight.out_features,) if weight.kind == "int8" else (weight.out_features, weight.in_features // 32)
+        if scale is None or tuple(scale.shape) != shape or (weight.kind == "int4" and weight.in_features % 32):
+            raise UsageError(f"an {weight.kind} weight of {weight.out_features} rows needs scales of shape {shape}")
+    return weight

@@ -1,0 +1,226 @@
+"""A graph written down: which op reads and writes which symbol, in the order that steps can run.
+
+`RecordingOps` is handed to a graph in place of tensors. `schedule` then cuts the ops into steps: everything that
+works on one row at a time and is ready joins one step, as do all linears whose inputs are ready, so that a thread pool
+meets few barriers; buffers are reused once their last reader is done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import torch
+
+from paceline.errors import UsageError
+from paceline.ops.base import Experts, Value, Weight
+
+
+class Code(IntEnum):
+    """Op codes, as in native/program.h. All before LINEAR work on one row."""
+
+    EMBED, NORM, ROTARY, STORE, ADD, MUL, SCALE, GELU, GATED_GELU, SOFTCAP, COPY, ROUTE, MIX, TOP_CLUSTERS = range(14)
+    LINEAR, ATTENTION, EXPERTS, GATHER = range(14, 18)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Symbol:
+    """`width` columns of `base` from `column`; a base is its own base. `given`: handed in by name at each run."""
+
+    width: int
+    base: Symbol | None = None
+    column: int = 0
+    given: str | None = None
+    integer: bool = False  # int64 instead of float32
+
+    @property
+    def root(self) -> Symbol:
+        return self if self.base is None else self.base
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One op. `integers` hold tensors where the op wants their address."""
+
+    code: Code
+    inputs: list[Symbol]
+    outputs: list[Symbol]
+    weights: list[Weight] = field(default_factory=list)
+    integers: list[int | torch.Tensor | None] = field(default_factory=list)
+    number: float = 0.0
+    after: list[Node] = field(default_factory=list)  # ops that must run first though no symbol says so
+
+
+class RecordingOps:
+    """Implements `Ops` by writing nodes down."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.givens: dict[str, Symbol] = {}
+        self._tokens = Symbol(1, integer=True)
+        self._stores: dict[int, Node] = {}
+
+    def _note(
+        self, code: Code, inputs: list[Symbol], widths: list[int], **rest: object
+    ) -> list[Symbol]:
+        outputs = [Symbol(width) for width in widths]
+        self.nodes.append(Node(code, inputs, outputs, **rest))  # type: ignore[arg-type]
+        return outputs
+
+    def tokens(self) -> Value:
+        return self._tokens
+
+    def given(self, name: str, width: int) -> Value:
+        return self.givens.setdefault(name, Symbol(width, given=name))
+
+    def embed(self, tokens: Value, table: Weight, scale: float) -> Value:
+        assert tokens is self._tokens, "only the rows' own tokens can be embedded"
+        return self._note(Code.EMBED, [], [table.in_features], weights=[table], number=scale)[0]
+
+    def linear(self, x: Value, weight: Weight) -> Value:
+        assert x.width == weight.in_features, f"{x.width} columns for a weight of {weight.in_features}"
+        return self._note(Code.LINEAR, [x], [weight.out_features], weights=[weight])[0]
+
+    def rms_norm(self, x: Value, weight: torch.Tensor | None, eps: float, groups: int = 1) -> Value:
+        return self._note(Code.NORM, [x], [x.width], integers=[groups, weight], number=eps)[0]
+
+    def rotary(self, x: Value, inv_freq: torch.Tensor, heads: int) -> Value:
+        return self._note(Code.ROTARY, [x], [x.width], integers=[heads, inv_freq])[0]
+
+    def store_kv(self, layer: int, k: Value, v: Value) -> None:
+        self._note(Code.STORE, [k, v], [], integers=[layer])
+        self._stores[layer] = self.nodes[-1]
+
+    def attention(self, q: Value, layer: int, heads: int, window: int | None, own: bool) -> Value:
+        numbers: list[int] = [layer, heads, -1 if window is None else window, int(own)]
+        after = [self._stores[layer]] if layer in self._stores else []
+        return self._note(Code.ATTENTION, [q], [q.width], integers=numbers, after=after)[0]
+
+    def add(self, x: Value, y: Value) -> Value:
+        return self._note(Code.ADD, [x, y], [x.width])[0]
+
+    def mul(self, x: Value, y: Value) -> Value:
+        return self._note(Code.MUL, [x, y], [x.width])[0]
+
+    def scale(self, x: Value, factor: float) -> Value:
+        return self._note(Code.SCALE, [x], [x.width], number=factor)[0]
+
+    def gelu(self, x: Value) -> Value:
+        return self._note(Code.GELU, [x], [x.width])[0]
+
+    def gated_gelu(self, gate: Value, up: Value) -> Value:
+        return self._note(Code.GATED_GELU, [gate, up], [gate.width])[0]
+
+    def softcap(self, x: Value, cap: float) -> Value:
+        return self._note(Code.SOFTCAP, [x], [x.width], number=cap)[0]
+
+    def columns(self, x: Value, start: int, stop: int) -> Value:
+        assert 0 <= start < stop <= x.width
+        return Symbol(stop - start, x.root, x.column + start)
+
+    def concat(self, x: Value, y: Value) -> Value:
+        whole = Symbol(x.width + y.width)
+        for part, column in ((x, 0), (y, x.width)):
+            self.nodes.append(Node(Code.COPY, [part], [Symbol(part.width, whole, column)]))
+        return whole
+
+    def moe(self, router_input: Value, expert_input: Value, experts: Experts) -> Value:
+        top_k, hidden = experts.top_k, expert_input.width
+        inner = experts.down[0].in_features
+        (route,) = self._note(
+            Code.ROUTE, [router_input], [2 * top_k], weights=[experts.router], number=experts.eps,
+            integers=[top_k, experts.router_scale, experts.expert_scale],
+        )  # fmt: skip
+        up = self._note(
+            Code.EXPERTS, [route, expert_input], [top_k * inner], weights=list(experts.gate_up), integers=[top_k, 0]
+        )[0]
+        down = self._note(
+            Code.EXPERTS, [route, up], [top_k * hidden], weights=list(experts.down), integers=[top_k, inner]
+        )[0]
+        return self._note(Code.MIX, [route, down], [hidden], integers=[top_k])[0]
+
+    def ordered_logits(
+        self, x: Value, centroids: Weight, ordering: torch.Tensor, head: Weight, top_k: int
+    ) -> tuple[Value, Value]:
+        size = head.out_features // centroids.out_features
+        ordering = ordering.contiguous().view(-1)
+        if ordering.dtype != torch.int64 or ordering.numel() != size * centroids.out_features:
+            raise UsageError("the centroid head's token ordering must be int64 with one entry per token")
+        scores = self.linear(x, centroids)
+        chosen, ids = Symbol(top_k), Symbol(top_k * size, integer=True)
+        self.nodes.append(Node(Code.TOP_CLUSTERS, [scores], [chosen, ids], integers=[ordering, size]))
+        logits = self._note(
+            Code.GATHER, [x, chosen], [top_k * size], weights=[head], integers=[ordering, size, top_k]
+        )[0]
+        return ids, logits
+
+
+def schedule(nodes: list[Node]) -> list[list[Node]]:
+    """Cut into steps. Within a step of row ops the order is that of recording; other steps' ops are independent."""
+    writers: dict[Symbol, list[Node]] = {}
+    for node in nodes:
+        for symbol in node.outputs:
+            writers.setdefault(symbol.root, []).append(node)
+    waits = {id(node): _needs(node, writers) for node in nodes}
+    done: set[int] = set()
+    left = list(nodes)
+    steps: list[list[Node]] = []
+
+    def take(wanted: tuple[Code, ...] | None, most: int, chain: bool) -> None:
+        step: list[Node] = []
+        for node in left:
+            fits = node.code < Code.LINEAR if wanted is None else node.code in wanted
+            if fits and len(step) < most and waits[id(node)] <= done:
+                step.append(node)
+                if chain:
+                    done.add(id(node))
+        if step:
+            done.update(id(node) for node in step)
+            left[:] = [node for node in left if id(node) not in done]
+            steps.append(step)
+
+    while left:
+        before = len(left)
+        take(None, len(left), chain=True)
+        take((Code.LINEAR,), len(left), chain=False)
+        if len(left) == before:
+            take((Code.ATTENTION,), len(left), chain=False)
+        if len(left) == before:
+            take((Code.EXPERTS, Code.GATHER), 1, chain=False)
+        assert len(left) < before, "a graph must not have cycles"
+    return steps
+
+
+def _needs(node: Node, writers: dict[Symbol, list[Node]]) -> set[int]:
+    needs = {id(other) for other in node.after}
+    for symbol in node.inputs:
+        needs.update(id(writer) for writer in writers.get(symbol.root, ()))
+    return needs
+
+
+def place(steps: list[list[Node]], keep: set[Symbol]) -> dict[Symbol, int]:
+    """Buffer index of every root symbol. A buffer is reused by a symbol of the same width and type after the step of
+    its last reader; symbols in `keep` and given ones have buffers of their own."""
+    last: dict[Symbol, int] = {}
+    for i, step in enumerate(steps):
+        for node in step:
+            for symbol in (*node.inputs, *node.outputs):
+                last[symbol.root] = i
+    free: dict[tuple[int, bool], list[int]] = {}
+    buffers: dict[Symbol, int] = {}
+    count = 0
+    for i, step in enumerate(steps):
+        for node in step:
+            for symbol in (*node.inputs, *node.outputs):
+                root = symbol.root
+                if root in buffers:
+                    continue
+                shelf = free.get((root.width, root.integer), [])
+                if shelf and root.given is None and root not in keep:
+                    buffers[root] = shelf.pop()
+                else:
+                    buffers[root], count = count, count + 1
+        for root in {s.root for node in step for s in (*node.inputs, *node.outputs)}:
+            if last[root] == i and root not in keep and root.given is None:
+                free.setdefault((root.width, root.integer), []).append(buffers[root])
+    return buffers
