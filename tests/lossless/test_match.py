@@ -98,7 +98,7 @@ def test_preemption(drafter: str, temperature: float) -> None:
 @pytest.mark.parametrize("drafter", ["none", "mtp", "model", "ngram"])
 def test_prefix_hits(drafter: str) -> None:
     params = SamplingParams(max_tokens=40, seed=8, temperature=0.7)
-    stem = prompts(1, seed=2)[0] * 3
+    stem = prompts(1, seed=2, longest=9)[0] * 50
     texts = [stem[:50] + t for t in prompts(4, seed=6, longest=9)]
     setup = Setup(drafter=drafter, prefix_cache=True, step_tokens=500)
     expected = plain(setup, texts, params)

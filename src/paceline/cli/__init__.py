@@ -1,0 +1,105 @@
+"""The command line: options -> config -> one call. The only room that reads the environment.
+
+Commands are modules that are imported when they are called, so that `paceline --help` needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+from paceline import __version__
+from paceline.errors import PacelineError
+
+COMMANDS = {
+    "run": "Write a text, or talk in an interactive session.",
+    "generate": "Write the answers to a file of prompts.",
+    "serve": "Serve an OpenAI-compatible endpoint and a page to play with.",
+    "bench": "Measure what speculation brings on this machine.",
+    "check": "Prove on this machine that speculation changes no token.",
+    "info": "Say what a model is, what it needs and what would be used.",
+    "quantize": "Store a model with int8 or int4 weights.",
+    "train": "Train or adapt an MTP drafter for a target.",
+}
+INTERRUPTED = 130
+
+
+class Commands(click.Group):
+    """A group whose commands live in modules of the same name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"paceline.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        import difflib
+
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], COMMANDS, 1)
+            hint = f"did you mean {near[0]}?" if near else f"commands: {', '.join(COMMANDS)}"
+            raise click.UsageError(f"no such command {args[0]!r}: {hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="paceline")
+@click.option("--traceback", is_flag=True, help="On an error, show where in the code it happened.")
+@click.pass_context
+def group(ctx: click.Context, traceback: bool) -> None:
+    """Speculative decoding for Gemma 4 that never changes a token, and proves it.
+
+    \b
+    Start here:
+      paceline run "def parse(" --stats     the bundled pair, speculated
+      paceline check --quick                the proof that nothing was changed
+      paceline bench --quick                what it brings on this machine
+    """
+    ctx.obj = {"traceback": traceback}
+
+
+def main() -> None:
+    """Entry point: a deliberate error becomes one line and its exit code."""
+    show = "--traceback" in sys.argv[1:] or bool(os.environ.get("PACELINE_TRACEBACK"))
+    try:
+        code = group.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        _exit(INTERRUPTED, "interrupted")
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except KeyboardInterrupt:
+        _exit(INTERRUPTED, "interrupted")
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: nothing to say
+        sys.exit(0)
+    except PacelineError as error:
+        if show:
+            raise
+        _exit(error.exit_code, str(error))
+    except MemoryError:
+        if show:
+            raise
+        _exit(4, "out of memory: use a smaller model, --quantize int8, or lower --max-batch and --max-model-len")
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _exit(code: int, message: str) -> None:
+    click.echo(f"paceline: {message}", err=True)
+    sys.exit(code)

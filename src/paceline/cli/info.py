@@ -1,0 +1,77 @@
+"""`paceline info`: what a model is and needs, without loading its weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from paceline.models.inspection import Inspection
+
+
+@click.command()
+@click.argument("target", default="demo")
+@click.option("--drafter", default="auto", show_default=True, help="As for `paceline run`.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(target: str, drafter: str, as_json: bool) -> None:
+    """Say what TARGET and its drafter are, their memory by part, and what is unsupported and why.
+
+    Reads configs and file headers only.
+    """
+    from paceline.assembly import choose_drafter, pick_device, pick_runner
+    from paceline.config import EngineConfig
+    from paceline.drafters.registry import check_kind
+    from paceline.models.hub import resolve
+    from paceline.models.inspection import inspect
+
+    check_kind(drafter)
+    config = EngineConfig(target=target, drafter=drafter)
+    folder = resolve(target, "target")
+    kind, source, why = choose_drafter(config, folder)
+    device = pick_device("auto")
+    _, arithmetic = pick_runner(config, device)
+    found = [inspect(folder, itemsize=4 if device.type == "cpu" else 2)]
+    if source is not None:
+        found.append(inspect(source, target=folder if kind.startswith("mtp") else None))
+    if as_json:
+        facts: dict[str, Any] = {"drafter": kind, "reason": why, "device": str(device), "arithmetic": arithmetic}
+        facts["models"] = [asdict(one) | {"path": str(one.path)} for one in found]
+        click.echo(json.dumps(facts, indent=2))
+    else:
+        for one in found:
+            click.echo(_describe(one))
+        click.echo(f"drafter      {kind}: {why}")
+        click.echo(f"device       {device}, {arithmetic}")
+    troubles = [trouble for one in found for trouble in one.unsupported]
+    if troubles:
+        from paceline.errors import LoadError
+
+        raise LoadError(troubles[0])
+
+
+def _describe(one: Inspection) -> str:
+    lines = [f"{one.role:12} {one.path}", f"  type       {one.model_type}"]
+    if one.layers:
+        lines.append(f"  layers     {one.layers}; vocabulary {one.vocab_size:,}; context {one.max_len:,}")
+    if one.parameters:
+        stored = ", ".join(f"{name} x{n}" for name, n in one.dtypes.items())
+        lines.append(f"  weights    {_size(one.weight_bytes)}: {one.parameters / 1e6:.2f} M parameters ({stored})")
+        lines += [f"    {part:24} {_size(size):>10}" for part, size in one.weights.items()]
+    for kind, size in one.kv_per_token.items():
+        reach = one.windows.get(kind)
+        lines.append(f"  K/V        {_size(size)} per token, {kind.replace('_', ' ')}" + (f", last {reach} kept" if reach else ""))
+    lines += [f"  not loaded {part}: {_size(size)}" for part, size in one.skipped.items()]
+    lines += [f"  UNSUPPORTED {why}" for why in one.unsupported]
+    return "\n".join(lines)
+
+
+def _size(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"

@@ -1,0 +1,116 @@
+"""Options that several commands share, and how they become an `EngineConfig`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from paceline.core import MAX_DRAFT_TOKENS, SamplingParams
+from paceline.errors import UsageError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class DraftTokens(click.ParamType):
+    name = f"0..{MAX_DRAFT_TOKENS}|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "auto":
+            return value
+        try:
+            number = int(value)
+        except (TypeError, ValueError):
+            number = -1
+        if not 0 <= number <= MAX_DRAFT_TOKENS:
+            self.fail(f"{value!r} is neither a number from 0 to {MAX_DRAFT_TOKENS} nor auto")
+        return number
+
+
+class Bytes(click.ParamType):
+    """A size such as 800M or 2G."""
+
+    name = "size"
+    units = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}  # noqa: RUF012  a constant
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        text = str(value).upper().removesuffix("B").removesuffix("I")
+        unit = text[-1:] if text[-1:] in "KMG" else ""
+        try:
+            size = int(float(text.removesuffix(unit)) * self.units[unit])
+        except ValueError:
+            size = 0
+        if size <= 0:
+            self.fail(f"{value!r} is no size: write for instance 800M or 2G")
+        return size
+
+
+ENGINE = [
+    click.option("--drafter", default="auto", show_default=True, metavar="NAME",
+                 help="auto, none, ngram, mtp, mtp+ngram, model, or an assistant or draft model (folder or hub id)."),
+    click.option("--draft-tokens", type=DraftTokens(), default="auto", show_default=True,
+                 help="Tokens to draft per step; auto measures what pays on this machine."),
+    click.option("--verify", type=click.Choice(["match", "reject", "block"]), default="match", show_default=True,
+                 help="match: the very text of plain decoding. reject, block: equal in distribution."),
+    click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps."),
+    click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto",
+                 show_default=True, help="Of the weights; auto keeps them as stored on CPU."),
+    click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Quantize the target's weights at load."),
+    click.option("--quantize-drafter", type=click.Choice(["int8", "int4"]), help="Quantize the drafter's."),
+    click.option("--max-model-len", type=click.IntRange(min=1), help="Context in tokens (prompt and answer)."),
+    click.option("--max-batch", type=click.IntRange(min=1), default=16, show_default=True,
+                 help="Texts that are computed side by side."),
+    click.option("--cache-memory", type=Bytes(), help="Memory for the K/V cache, e.g. 2G; default: a share of what is free."),
+    click.option("--threads", type=click.IntRange(min=1), help="CPU threads; default: one per core."),
+    click.option("--native/--no-native", default=True, help="Use the compiled kernels where they are installed."),
+]  # fmt: skip
+
+SAMPLING = [
+    click.option("-n", "--max-tokens", type=int, default=128, show_default=True, help="Tokens to write at most."),
+    click.option("-t", "--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
+    click.option("--top-k", type=int, default=0, help="Sample from the K most likely tokens."),
+    click.option("--top-p", type=float, default=1.0, help="Sample from the most likely tokens of mass P."),
+    click.option("--min-p", type=float, default=0.0, help="Drop tokens below P times the most likely one."),
+    click.option("--repetition-penalty", type=float, default=1.0, help="Above 1: avoid what prompt and answer hold."),
+    click.option("--presence-penalty", type=float, default=0.0, help="Avoid what the answer holds."),
+    click.option("--frequency-penalty", type=float, default=0.0, help="Avoid what the answer holds often."),
+    click.option("--seed", type=int, help="Same seed, same text. Default: a fresh one, shown with --stats."),
+    click.option("--stop", multiple=True, help="End the text before this string; may be given several times."),
+    click.option("--ignore-eos", is_flag=True, help="Write on after the model's end token."),
+]  # fmt: skip
+
+SAMPLING_NAMES = {
+    "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "seed", "stop", "ignore_eos",
+}  # fmt: skip
+
+
+def apply(options: list[Callable[[F], F]]) -> Callable[[F], F]:
+    """All of `options` as one decorator."""
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def split(values: dict[str, Any]) -> tuple[dict[str, Any], SamplingParams]:
+    """(engine options, sampling parameters) of a command's keyword arguments."""
+    params = SamplingParams(**{k: v for k, v in values.items() if k in SAMPLING_NAMES})
+    return {k: v for k, v in values.items() if k not in SAMPLING_NAMES}, params
+
+
+def read_text(path: str) -> str:
+    """A prompt from a file, or from standard input for `-`."""
+    try:
+        with click.open_file(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError as error:
+        raise UsageError(f"cannot read {path} ({error.strerror}): give an existing file, or - for standard input") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text: convert it first") from error

@@ -1,0 +1,116 @@
+"""`paceline run`: one text, or an interactive session."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paceline.cli.options import ENGINE, SAMPLING, apply, read_text, split
+
+if TYPE_CHECKING:
+    from paceline.core import Delta, SamplingParams, Stats
+    from paceline.llm import LLM
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@click.option("--target", default="demo", show_default=True, help="demo, a folder in Hugging Face layout, or a hub id.")
+@click.option("--file", "-f", "file", help="Read the prompt from a file (- for standard input).")
+@click.option("--chat/--no-chat", default=False, help="Put the prompt into the model's chat template.")
+@click.option("--stats", is_flag=True, help="Afterwards: tokens/s, tokens per step, acceptance by position.")
+@click.option("--show-drafts", is_flag=True, help="Colour each token: green was drafted and kept, plain is the target's own.")
+@apply(ENGINE)
+@apply(SAMPLING)
+def command(
+    prompt: str | None, target: str, file: str | None, chat: bool, stats: bool, show_drafts: bool, **values: Any
+) -> None:
+    """Continue PROMPT with the target, speculated by its drafter. Without one: an interactive session.
+
+    \b
+    paceline run "def parse(" --stats --show-drafts
+    paceline run --target ./gemma-4-E2B-it --chat "Why is the sky blue?" -t 0.8
+    git diff | paceline run -f - --drafter ngram
+    """
+    options, params = split(values)
+    if prompt is not None and file is not None:
+        raise click.UsageError("give either PROMPT or --file, not both")
+    if file is not None:
+        prompt = read_text(file)
+    from paceline.llm import LLM
+
+    llm = LLM(target, say=lambda line: click.echo(line, err=True), **options)
+    if prompt is not None:
+        _write(llm, _wrap(llm, prompt, chat), params, (stats, show_drafts, True))
+        return
+    click.echo("Type a prompt and press Enter; an empty line or Ctrl-D ends the session.", err=True)
+    while True:
+        try:
+            line = input("\n> " if sys.stdin.isatty() else "")
+        except EOFError:
+            return
+        if not line.strip():
+            return
+        _write(llm, _wrap(llm, line, chat), params, (stats, show_drafts, False))
+
+
+def _wrap(llm: LLM, prompt: str, chat: bool) -> str | list[int]:
+    if not chat:
+        return prompt
+    from paceline.text.chat import ChatTemplate
+
+    template = ChatTemplate.of(llm.tokenizer)
+    return llm.tokenizer.encode(template.render([{"role": "user", "content": prompt}]), add_bos=False)
+
+
+def _write(
+    llm: LLM, prompt: str | list[int], params: SamplingParams, show: tuple[bool, bool, bool]
+) -> None:
+    """Stream one text to standard output; Ctrl-C ends it cleanly."""
+    stats, drafts, echo = show
+    if echo and isinstance(prompt, str):
+        click.echo(click.style(prompt, dim=True) if drafts else prompt, nl=False)
+    last: Delta | None = None
+    stream = llm.stream(prompt, params)
+    try:
+        for delta in stream:
+            last = delta
+            click.echo(_coloured(llm, delta) if drafts else delta.text, nl=False)
+            sys.stdout.flush()
+    finally:
+        stream.close()  # type: ignore[attr-defined]
+        click.echo()
+    if last is not None and last.error is not None:
+        from paceline.errors import RequestFailed
+
+        raise RequestFailed(last.error)
+    if stats and last is not None and last.stats is not None:
+        _report(last.stats)
+
+
+def _coloured(llm: LLM, delta: Delta) -> str:
+    """Each token in the colour of its origin. Tokens are shown one by one, so odd bytes may look odd."""
+    parts = []
+    for token, origin in zip(delta.token_ids, delta.origins, strict=True):
+        if token not in llm.tokenizer.special_ids:
+            text = llm.tokenizer.token_text(token)
+            parts.append(click.style(text, fg="green") if origin == "draft" else text)
+    return "".join(parts)
+
+
+def _report(stats: Stats) -> None:
+    seconds = max(stats.seconds, 1e-9)
+    lines = [
+        f"{stats.emitted} tokens in {stats.seconds:.2f} s: {stats.emitted / seconds:.1f} tokens/s, "
+        f"first after {stats.first_token_seconds * 1000:.0f} ms",
+        f"{stats.tokens_per_step:.2f} tokens per step ({stats.steps} steps, {stats.accepted} of {stats.drafted} drafted kept)",
+    ]
+    if stats.drafted:
+        kept = zip(stats.accepted_by_position + [0] * 16, stats.drafted_by_position, strict=False)
+        lines.append("kept by position: " + " ".join(f"{a / d:.0%}" for a, d in kept))
+    if stats.drafters:
+        lines.append("drafted by: " + ", ".join(f"{name} {n}" for name, n in stats.drafters.items()))
+    if stats.reasons:
+        lines.append("steps without a draft: " + ", ".join(f"{why} {n}" for why, n in stats.reasons.items()))
+    click.echo("\n".join(["", *lines]), err=True)
