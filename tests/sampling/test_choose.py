@@ -81,8 +81,11 @@ def test_screening_changes_nothing(monkeypatch):
     assert choose(logits, rows).tokens == screened
 
 
-@pytest.mark.parametrize("values", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9},
-                                    {"temperature": 1.0, "top_k": 4}, {"frequency_penalty": 1.0}])  # fmt: skip
+SHAPINGS = [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}, {"temperature": 1.0, "top_k": 4},
+            {"frequency_penalty": 1.0}]  # fmt: skip
+
+
+@pytest.mark.parametrize("values", SHAPINGS, ids=str)
 @pytest.mark.parametrize("bad", ["nan", "all nan", "inf", "nothing"])
 def test_a_broken_row_fails_alone(values, bad):
     """S6: a valid id, ok False, and the neighbours as they would have been."""

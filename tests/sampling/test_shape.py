@@ -24,7 +24,7 @@ def random_logits(rows=4, vocab=V, seed=0):
 
 
 def oracle(logits, params):
-    """transformers' processors in its own order; presence and frequency, which it lacks, by their definition."""
+    """transformers' processors in its order; presence and frequency, which it lacks, by their definition."""
     ids = torch.tensor([PROMPT + OUTPUT] * len(logits))
     x = logits.clone()
     for token, bias in params.logit_bias.items():
@@ -44,13 +44,19 @@ def oracle(logits, params):
 
 
 COMBINATIONS = [
-    {"temperature": 0.7}, {"temperature": 1.3, "top_k": 7}, {"temperature": 1.0, "top_p": 0.8},
-    {"temperature": 1.0, "min_p": 0.05}, {"temperature": 1.5, "top_k": 40, "top_p": 0.9},
-    {"temperature": 0.8, "top_k": 12, "top_p": 0.95, "min_p": 0.1}, {"temperature": 1.0, "repetition_penalty": 1.3},
-    {"temperature": 2.0, "repetition_penalty": 0.7, "top_p": 0.6}, {"temperature": 1.0, "presence_penalty": 1.5},
-    {"temperature": 0.9, "frequency_penalty": -0.8, "top_k": 20}, {"temperature": 1.0, "top_p": 0.999},
-    {"temperature": 1.1, "logit_bias": {5: 3.0, 17: -100.0}, "repetition_penalty": 1.2, "frequency_penalty": 0.5,
-     "presence_penalty": 0.3, "top_k": 50, "top_p": 0.9, "min_p": 0.01},
+    {"temperature": 0.7},
+    {"temperature": 1.3, "top_k": 7},
+    {"temperature": 1.0, "top_p": 0.8},
+    {"temperature": 1.0, "min_p": 0.05},
+    {"temperature": 1.5, "top_k": 40, "top_p": 0.9},
+    {"temperature": 0.8, "top_k": 12, "top_p": 0.95, "min_p": 0.1},
+    {"temperature": 1.0, "repetition_penalty": 1.3},
+    {"temperature": 2.0, "repetition_penalty": 0.7, "top_p": 0.6},
+    {"temperature": 1.0, "presence_penalty": 1.5},
+    {"temperature": 0.9, "frequency_penalty": -0.8, "top_k": 20},
+    {"temperature": 1.0, "top_p": 0.999},
+    {"temperature": 1.1, "logit_bias": {5: 3.0, 17: -100.0}, "repetition_penalty": 1.2,
+     "frequency_penalty": 0.5, "presence_penalty": 0.3, "top_k": 50, "top_p": 0.9, "min_p": 0.01},
 ]  # fmt: skip
 
 

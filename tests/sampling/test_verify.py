@@ -1,4 +1,4 @@
-"""`reject` and `block` against the target's law by exact enumeration in float64, and `match` by its definition."""
+"""`reject` and `block` against the target's law by exact enumeration; `match` by its definition."""
 
 import itertools
 import math
@@ -60,7 +60,7 @@ def drafts(q, length, stop):
 
 
 def output_law(odds, p, q, length, stop=never, claimed=None):
-    """P(first length + 1 tokens) when later tokens come from the target alone, and the expected number kept."""
+    """P(first length + 1 tokens) when later tokens are the target's own, and the expected number kept."""
     claimed = claimed or q
     out, kept_mean = {}, 0.0
     for draft, chance in drafts(q, length, stop):

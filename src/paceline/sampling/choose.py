@@ -44,7 +44,7 @@ def choose(logits: torch.Tensor, rows: Seq[LogitRow]) -> Choice:
         return _choice(_greedy(logits, None), None)
     shaped = shape(logits, rows)
     picked = _draw(shaped, None, rows, noise.TARGET)
-    picked = picked.masked_fill(logits.amax(-1).isnan(), -1)  # a NaN that a mask or filter hid is still an error
+    picked = picked.masked_fill(logits.amax(-1).isnan(), -1)  # a NaN that a mask hid is still one
     return _choice(picked, shaped)
 
 

@@ -2,7 +2,7 @@
 
 So tokens with equal logits stand or fall together and no order among ties exists. top_p keeps the smallest
 such set that holds the mass, after top_k, renormalised (as transformers applies them one after the other).
-The vocabulary is not sorted: the largest `BOUND` logits usually hold the mass; only a row where they do not is.
+The vocabulary is not sorted: the largest `BOUND` logits usually hold the mass; where not, that row is sorted.
 """
 
 from __future__ import annotations

@@ -1,49 +1,33 @@
 """Chat messages to a prompt, by the template that came with the tokenizer.
 
-A template is a program from whoever made the checkpoint. It runs in jinja2's immutable sandbox, in which it can
-reach no file and no attribute of Python, with bounds on ranges, loops, repetition and output, and on time.
+A template is a program written by whoever made the checkpoint; `sandbox` bounds what it can do.
 """
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any
 
-import jinja2
-from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import CallBlock, Node
-from jinja2.parser import Parser
-from jinja2.runtime import Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError
 
 from paceline.errors import UsageError
+from paceline.text.sandbox import MessagesRefused, Sandbox
 from paceline.text.tokenizer import Tokenizer
-
-MAX_OUTPUT = 16 * 2**20  # characters
-MAX_STRING = 16 * 2**20  # characters, of one value
-MAX_RANGE = 100_000
-MAX_SECONDS = 5.0
-_BROKEN = "the model's chat template"
-
-
-class TemplateRefused(jinja2.TemplateError):
-    """`raise_exception` of a template: the messages are not what it was made for."""
 
 
 class ChatTemplate:
-    """A compiled template. Rendering keeps nothing and may run in any thread."""
+    """A compiled template. Rendering changes nothing and may run in any thread."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Raises UsageError if `source` is no template."""
+        """`special_tokens` are the names that a template may print, e.g. bos_token. Raises UsageError."""
         self._special_tokens = dict(special_tokens)
         try:
-            self._template = _environment().from_string(source)
-        except (jinja2.TemplateError, RecursionError) as error:
-            raise UsageError(f"{_BROKEN} cannot be read ({error}): give a prompt instead of messages") from error
+            self._code = Sandbox().compile(source)
+        except (TemplateError, RecursionError) as error:
+            raise UsageError(
+                f"the model's chat template cannot be read ({error}): give a prompt instead of messages"
+            ) from error
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> ChatTemplate:
@@ -63,51 +47,41 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         options: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt text for `messages`; it holds its own <bos>, which `Tokenizer.encode` does not double.
+        """The prompt text. It holds its own <bos>, which `Tokenizer.encode` does not write a second time.
 
-        `options` are the template's own switches, e.g. enable_thinking. Raises UsageError with what the template
-        says if it refuses the messages, fails, or exceeds its bounds.
+        `options` are the template's own switches, e.g. enable_thinking. Raises UsageError with what the
+        template says if it refuses the messages, fails on them, or exceeds a bound.
         """
         if not messages:
             raise UsageError("messages is empty: give at least one message")
         values = {
             **self._special_tokens,
             **(options or {}),
-            "messages": [dict(m) for m in messages],
+            "messages": list(messages),
             "tools": list(tools) if tools else None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return self._run(values)
-        except TemplateRefused as error:
-            raise UsageError(f"{_BROKEN} refuses these messages: {error}") from error
-        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError,
-                RecursionError) as error:  # fmt: skip
-            reason = str(error) or type(error).__name__
-            raise UsageError(f"{_BROKEN} fails on these messages: {reason}; check their roles and fields") from error
+            return Sandbox().run(self._code, values)
+        except MessagesRefused as error:
+            raise UsageError(f"the model's chat template refuses these messages: {error}") from error
+        except _FAILURES as error:
+            what = str(error) or type(error).__name__
+            raise UsageError(
+                f"the model's chat template fails on these messages ({what}): check their roles and fields"
+            ) from error
 
-    def _run(self, values: dict[str, Any]) -> str:
-        context = self._template.new_context(values)
-        watch = _Watch()
-        context.vars[_WATCH] = watch
-        context.parent[_WATCH] = watch
-        parts, size = [], 0
-        for part in self._template.root_render_func(context):
-            size += len(part)
-            if size > MAX_OUTPUT:
-                raise jinja2.TemplateError(f"its output exceeds {MAX_OUTPUT} characters")
-            watch.tick()
-            parts.append(part)
-        return "".join(parts)
+
+_FAILURES = (
+    TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError,
+    MemoryError,
+)  # fmt: skip
 
 
 def encode_chat(
-    tokenizer: Tokenizer,
-    messages: Seq[Mapping[str, Any]],
-    *,
-    tools: Seq[Mapping[str, Any]] | None = None,
-    options: Mapping[str, Any] | None = None,
+    tokenizer: Tokenizer, messages: Seq[Mapping[str, Any]], *, generation_prompt: bool = True
 ) -> list[int]:
-    """Token ids of the prompt for `messages`. Raises UsageError as `ChatTemplate.render` does."""
-    return tokenizer.encode(ChatTemplate.of(tokenizer).render(messages, tools=tools, options=options))
+    """Token ids of a rendered chat. Raises UsageError as `ChatTemplate` does."""
+    text = ChatTemplate.of(tokenizer).render(messages, add_generation_prompt=generation_prompt)
+    return tokenizer.encode(text, add_bos=False)
