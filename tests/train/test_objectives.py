@@ -126,7 +126,9 @@ def test_an_unknown_objective_names_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize("name", ["kl", "tv", "hybrid", "ce"])
-def test_a_loss_in_pieces_has_the_value_and_gradients_of_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_in_pieces_has_the_value_and_gradients_of_the_whole(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generator = torch.Generator().manual_seed(7)
     log_p = torch.log_softmax(torch.randn(9, 20, generator=generator), -1)
     states, head = torch.randn(23, 6, generator=generator), torch.randn(20, 6, generator=generator)
@@ -134,9 +136,13 @@ def test_a_loss_in_pieces_has_the_value_and_gradients_of_the_whole(name: str, mo
     row, tokens = torch.randint(9, (23,), generator=generator), torch.randint(20, (23,), generator=generator)
     states.requires_grad_()
     head.requires_grad_()
-    whole = (OBJECTIVES[name](Laws(log_p[row], torch.log_softmax(states @ head.T, -1), tokens)) * weights).sum()
+    whole = (
+        OBJECTIVES[name](Laws(log_p[row], torch.log_softmax(states @ head.T, -1), tokens)) * weights
+    ).sum()
     expected = torch.autograd.grad(3 * whole, (states, head))
     monkeypatch.setattr(scoring, "CPU_PIECE", 4 * 20 * 5)
-    loss = scoring.head_loss(states, head, scoring.Scored(log_p, row, tokens), weights, OBJECTIVES[name])
+    loss = scoring.head_loss(
+        states, head, scoring.Task(scoring.Scored(log_p, row, tokens), weights, OBJECTIVES[name])
+    )
     torch.testing.assert_close(loss, whole)
     torch.testing.assert_close(torch.autograd.grad(3 * loss, (states, head)), expected)

@@ -52,7 +52,12 @@ def prepare(target: Path, teacher: TargetTeacher, init: Init, seed: int) -> Star
     if isinstance(init, Mapping) or init == "scratch":
         raw = read_config(target)
         config = dict(init) if isinstance(init, Mapping) else scratch_config(raw.get("text_config", raw))
-        start = Start(new_module(shape_of(config), seed), config, _stored_dtype(teacher), True)
+        start = Start(
+            new_module(shape_of(config), seed, _dense_embedding(teacher)),
+            config,
+            _stored_dtype(teacher),
+            True,
+        )
     else:
         module, config, dtype = load_module(Path(init))
         start = Start(module, config, dtype, False)
@@ -61,6 +66,11 @@ def prepare(target: Path, teacher: TargetTeacher, init: Init, seed: int) -> Star
     )
     start.module.to(teacher.device)
     return start
+
+
+def _dense_embedding(teacher: TargetTeacher) -> torch.Tensor | None:
+    table = teacher.target.embedding
+    return table.data.float() if table.data.is_floating_point() else None
 
 
 def _stored_dtype(teacher: TargetTeacher) -> torch.dtype:

@@ -63,9 +63,8 @@ def scratch_config(target: Mapping[str, Any], layers: int = 4, hidden: int | Non
     text |= {
         "model_type": "gemma4_text", "hidden_size": hidden, "intermediate_size": 8 * hidden,
         "num_hidden_layers": layers, "num_kv_shared_layers": layers, "layer_types": kinds,
-       
-        "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "enable_moe_block": False, "use_double_wide_mlp": False,
-        "tie_word_embeddings": True, "attention_bias": False,
+        "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "enable_moe_block": False,
+        "use_double_wide_mlp": False, "tie_word_embeddings": True, "attention_bias": False,
     }  # fmt: skip
     return {
         "architectures": ["Gemma4AssistantForCausalLM"], "model_type": "gemma4_assistant",

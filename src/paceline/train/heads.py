@@ -58,7 +58,9 @@ def _assign(points: torch.Tensor, centres: torch.Tensor, size: int) -> torch.Ten
     room = torch.full((centres.shape[0],), size, dtype=torch.long, device=points.device)
     while (free := (owner < 0).nonzero()[:, 0]).numel():
         closed = (room == 0)[None]
-        best = [(points[part] @ centres.T).masked_fill(closed, -2.0).max(-1) for part in free.split(CHUNK)]
+        best = [
+            (points[part] @ centres.T).masked_fill(closed, -2.0).max(-1) for part in torch.split(free, CHUNK)
+        ]
         score, wish = torch.cat([b.values for b in best]), torch.cat([b.indices for b in best])
         order = score.argsort(descending=True, stable=True)
         order = order[wish[order].argsort(stable=True)]  # by centre, closest first
@@ -90,7 +92,7 @@ def fit_centroids(
             mass = torch.zeros(len(batch), clusters, device=head.device).index_add_(1, owner, q)
         loss = -(mass * torch.log_softmax(batch.float() @ centroids.T, dim=-1)).sum(-1).mean()
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
     return centroids.detach()
 

@@ -170,7 +170,7 @@ class Run:
             generator = step_generator(options.seed, index)
             loss, _ = batch_loss(self.module, captured, self.teacher.logits, self.plan, generator)
             loss = loss / options.accumulate
-            loss.backward()
+            torch.autograd.backward(loss)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise out_of_memory(options) from error
         except RuntimeError as error:

@@ -51,7 +51,7 @@ def cross_entropy(laws: Laws) -> torch.Tensor:
 def kl(laws: Laws) -> torch.Tensor:
     """KL(p || q), the classic distillation loss (arXiv 2310.08461)."""
     p = laws.log_p.exp()
-    return torch.where(p > 0, p * (laws.log_p - laws.log_q), 0.0).sum(-1)
+    return (p * (laws.log_p.clamp_min(-1e4) - laws.log_q)).sum(-1)  # 0 log 0 = 0
 
 
 def reverse_kl(laws: Laws) -> torch.Tensor:

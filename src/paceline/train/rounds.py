@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from paceline.train.objectives import (
     Laws,
@@ -19,8 +18,7 @@ from paceline.train.objectives import (
     position_weights,
 )
 from paceline.train.parallel import Captured, DrafterModule, choose_anchors, valid_steps
-
-CHECKPOINT_BYTES = 256 << 20  # logits of one draft step beyond which they are computed twice instead of kept
+from paceline.train.scoring import Scored, Task, head_loss, pieces, score
 
 TargetLogits = Callable[[torch.Tensor], torch.Tensor]  # [M, H] -> [M, V] float32
 
@@ -54,20 +52,43 @@ class Acceptance:
         return (self.greedy_tokens + self.sampled_tokens) / 2
 
 
-class TargetLaws:
-    """log p at the window indices that a batch asks for, each computed once."""
+@dataclass(slots=True)
+class Drafted:
+    """All counted draft positions of a batch, side by side."""
 
-    def __init__(self, captured: Captured, logits: TargetLogits, anchors: torch.Tensor, steps: int) -> None:
-        needed = torch.zeros_like(captured.tokens, dtype=torch.bool)
-        for i in range(steps):
-            needed.scatter_(1, anchors + i, True)
-        with torch.no_grad():
-            self._log_p = torch.log_softmax(logits(captured.hidden[needed]).float(), dim=-1)
-        self._row = (needed.flatten().long().cumsum(0) - 1).view(needed.shape)
+    valid: torch.Tensor  # [B, A, K]
+    states: torch.Tensor  # [M, hidden]
+    scored: Scored  # [M]
 
-    def at(self, rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """[n, V] for window rows [n] and indices [n]."""
-        return self._log_p[self._row[rows, index]]
+    def spread(self, values: torch.Tensor) -> torch.Tensor:
+        """[M] -> [B * A, K], zeros where nothing counts."""
+        out = torch.zeros(self.valid.shape, dtype=values.dtype, device=values.device)
+        return out.masked_scatter(self.valid, values).flatten(0, 1)
+
+
+def draft_all(
+    module: DrafterModule, captured: Captured, logits: TargetLogits, anchors: torch.Tensor, steps: int
+) -> Drafted:
+    """Unroll `steps` draft steps from anchors [B, A] and line them up with the target's laws."""
+    valid = valid_steps(captured, anchors, steps)
+    row, anchor, step = valid.nonzero(as_tuple=True)  # [M] each
+    index = anchors[row, anchor] + step
+    needed = torch.zeros_like(captured.tokens, dtype=torch.bool)
+    needed[row, index] = True
+    place = (needed.flatten().long().cumsum(0) - 1).view(needed.shape)
+    with _autocast(anchors.device):
+        states = torch.stack(module.unroll(captured, anchors, steps), dim=2)  # [B, A, K, hidden]
+    log_p = target_laws(captured.hidden[needed], logits, module.shape.vocab)
+    return Drafted(valid, states[valid], Scored(log_p, place[row, index], captured.tokens[row, index + 1]))
+
+
+@torch.no_grad()
+def target_laws(hidden: torch.Tensor, logits: TargetLogits, vocab: int) -> torch.Tensor:
+    """log p [L, V] of the target at states [L, H], float32."""
+    out = torch.empty(len(hidden), vocab, device=hidden.device)
+    for part in pieces(len(hidden), vocab, hidden.device):
+        torch.log_softmax(logits(hidden[part]).float(), dim=-1, out=out[part])
+    return out
 
 
 def batch_loss(
@@ -78,43 +99,16 @@ def batch_loss(
     generator: torch.Generator | None,
 ) -> tuple[torch.Tensor, int]:
     """Mean weighted loss over the batch's draft positions, and how many there were."""
-    steps = plan.draft_tokens
-    anchors = choose_anchors(captured, steps, plan.anchors, generator)
-    valid = valid_steps(captured, anchors, steps)
-    laws = TargetLaws(captured, logits, anchors, steps)
-    with _autocast(anchors.device):
-        states = module.unroll(captured, anchors, steps)
-    losses, alphas = [], []
-    for i in range(steps):
-        rows, columns = valid[..., i].nonzero(as_tuple=True)
-        index = anchors[rows, columns] + i
-        log_p, tokens = laws.at(rows, index), captured.tokens[rows, index + 1]
-        loss, alpha = _score(module, states[i][rows, columns], log_p, tokens, plan)
-        grid = torch.zeros(anchors.shape, dtype=torch.float32, device=anchors.device)
-        losses.append(grid.index_put((rows, columns), loss))
-        alphas.append(grid.index_put((rows, columns), alpha))
-    weights = position_weights(plan.weights, torch.stack(alphas, -1).flatten(0, 1), plan.decay)
-    total = (torch.stack(losses, -1).flatten(0, 1) * weights).sum()
-    count = int(valid.sum())
+    anchors = choose_anchors(captured, plan.draft_tokens, plan.anchors, generator)
+    drafted = draft_all(module, captured, logits, anchors, plan.draft_tokens)
+    alphas = torch.zeros(len(drafted.states), device=anchors.device)
+    if plan.weights == "credit":
+        alphas = score(drafted.states.detach(), module.head.detach(), drafted.scored, (acceptance,))[0]
+    weights = position_weights(plan.weights, drafted.spread(alphas), plan.decay)
+    flat = weights[drafted.valid.flatten(0, 1)]
+    total = head_loss(drafted.states, module.head, Task(drafted.scored, flat, plan.objective))
+    count = len(drafted.states)
     return total / max(1, count), count
-
-
-def _score(
-    module: DrafterModule, states: torch.Tensor, log_p: torch.Tensor, tokens: torch.Tensor, plan: Plan
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss [n] and acceptance [n] of one draft step; the large [n, V] values are recomputed in the
-    backward pass.
-    """
-
-    def run(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        laws = Laws(log_p, torch.log_softmax(module.logits(states), dim=-1), tokens)
-        alpha = acceptance(laws).detach() if plan.weights == "credit" else torch.zeros_like(laws.log_q[:, 0])
-        return plan.objective(laws), alpha
-
-    if log_p.nbytes <= CHECKPOINT_BYTES:
-        return run(states)
-    loss, alpha = checkpoint(run, states, use_reentrant=False)
-    return loss, alpha
 
 
 def _autocast(device: torch.device) -> torch.autocast:
@@ -137,20 +131,22 @@ class Observed:
 def observe(module: DrafterModule, captured: Captured, logits: TargetLogits, steps: int) -> Observed:
     """What the drafter would do from every position of a batch."""
     anchors = choose_anchors(captured, steps, 0, None)
-    valid = valid_steps(captured, anchors, steps)
-    laws = TargetLaws(captured, logits, anchors, steps)
-    with _autocast(anchors.device):
-        states = module.unroll(captured, anchors, steps)
-    hits, alphas, confidence = (torch.zeros(valid.shape, device=anchors.device) for _ in range(3))
-    for i in range(steps):
-        rows, columns = valid[..., i].nonzero(as_tuple=True)
-        index = anchors[rows, columns] + i
-        log_p = laws.at(rows, index)
-        log_q = torch.log_softmax(module.logits(states[i][rows, columns]), dim=-1)
-        hits[rows, columns, i] = (log_p.argmax(-1) == log_q.argmax(-1)).float()
-        alphas[rows, columns, i] = acceptance(Laws(log_p, log_q, captured.tokens[rows, index + 1]))
-        confidence[rows, columns, i] = log_q.max(-1).values.exp()
-    return Observed(*(x.flatten(0, 1).cpu() for x in (hits, alphas, confidence, valid)))
+    drafted = draft_all(module, captured, logits, anchors, steps)
+    hits, alphas, chances = score(
+        drafted.states, module.head, drafted.scored, (agreement, acceptance, confidence)
+    )
+    hits, alphas, chances = (drafted.spread(x).cpu() for x in (hits, alphas, chances))
+    return Observed(hits, alphas, chances, drafted.valid.flatten(0, 1).cpu())
+
+
+def agreement(laws: Laws) -> torch.Tensor:
+    """[N]: 1 where the most likely tokens agree."""
+    return laws.log_p.argmax(-1) == laws.log_q.argmax(-1)
+
+
+def confidence(laws: Laws) -> torch.Tensor:
+    """[N]: the drafter's own probability of its most likely token."""
+    return laws.log_q.max(-1).values.exp()
 
 
 def summarise(seen: list[Observed]) -> Acceptance:

@@ -61,14 +61,27 @@ def check_pair(shape: DrafterShape, layout: Layout, hidden_size: int, vocab_size
             )
 
 
-def new_module(shape: DrafterShape, seed: int) -> DrafterModule:
-    """Fresh weights: normal with deviation 0.02, norms 1."""
+@torch.no_grad()
+def new_module(shape: DrafterShape, seed: int, embedding: torch.Tensor | None = None) -> DrafterModule:
+    """Fresh weights. With the target's `embedding` [V, H] the head starts as the target's own, seen along
+    its main directions, and the projections from and to hidden states likewise: the first steps then say
+    what the target says.
+    """
     module = DrafterModule(shape)
     generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for _, parameter in module.named_parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0.0, INIT_SCALE, generator=generator)
+    for _, parameter in module.named_parameters():
+        if parameter.dim() > 1:
+            parameter.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)
+    if embedding is None:
+        module.head.mul_(INIT_SCALE)
+        return module
+    rows = embedding.float()
+    axes = torch.linalg.eigh(torch.cov(rows.T)).eigenvectors.flip(1)[:, : shape.hidden]  # [H, hidden]
+    width = axes.shape[1]
+    module.head.zero_()[:, :width] = rows @ axes
+    module.pre_projection.weight.mul_(0.7)
+    module.pre_projection.weight[:width, shape.target_hidden :] = axes.T
+    module.post_projection.weight.zero_()[:, :width] = axes
     return module
 
 

@@ -1,0 +1,93 @@
+"""Losses over a large vocabulary in pieces: nothing of size [rows, V] outlives its piece.
+
+The gradient of each piece is taken while its laws are at hand, so the backward pass only scales what is
+there. On a CPU a piece fits the cache, which is worth more than the arithmetic; on a GPU it bounds the
+memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from paceline.train.objectives import Laws, Objective
+
+CPU_PIECE, GPU_PIECE = 1 << 20, 256 << 20  # bytes of one [rows, V] float32
+
+
+@dataclass(slots=True)
+class Scored:
+    """M drafted positions to be scored against the target's laws."""
+
+    log_p: torch.Tensor  # [L, V] float32
+    row: torch.Tensor  # [M] which law each one meets
+    tokens: torch.Tensor  # [M] what the text has there
+
+    def laws(self, part: slice, logits: torch.Tensor) -> Laws:
+        return Laws(self.log_p[self.row[part]], torch.log_softmax(logits.float(), dim=-1), self.tokens[part])
+
+
+def pieces(rows: int, vocab: int, device: torch.device) -> Iterator[slice]:
+    """Slices of `rows` that are cheap to hold."""
+    size = max(1, (CPU_PIECE if device.type == "cpu" else GPU_PIECE) // (4 * vocab))
+    for start in range(0, rows, size):
+        yield slice(start, min(rows, start + size))
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What the rows are scored by: the sum of weight * objective."""
+
+    scored: Scored
+    weights: torch.Tensor  # [M]
+    objective: Objective
+
+
+class HeadLoss(torch.autograd.Function):
+    """The value of a task for states [M, d] through a head [V, d]: a scalar, float32."""
+
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor, head: torch.Tensor, task: Task) -> torch.Tensor:
+        by_states, by_head = torch.empty_like(states), torch.zeros_like(head, dtype=torch.float32)
+        weight = head.to(states.dtype)
+        total = torch.zeros((), device=states.device)
+        for part in pieces(len(states), len(head), states.device):
+            x = states[part]
+            logits = F.linear(x, weight).detach().requires_grad_()
+            with torch.enable_grad():
+                loss = (task.objective(task.scored.laws(part, logits)) * task.weights[part]).sum()
+            (grad,) = torch.autograd.grad(loss, logits)
+            by_states[part] = grad @ weight
+            by_head += grad.T @ x
+            total += loss.detach()
+        ctx.save_for_backward(by_states, by_head)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        by_states, by_head = ctx.saved_tensors
+        return by_states * grads[0], by_head * grads[0], None
+
+
+def head_loss(states: torch.Tensor, head: torch.Tensor, task: Task) -> torch.Tensor:
+    """`HeadLoss`, typed."""
+    loss: torch.Tensor = HeadLoss.apply(states, head, task)  # type: ignore[no-untyped-call]
+    return loss
+
+
+@torch.no_grad()
+def score(
+    states: torch.Tensor, head: torch.Tensor, scored: Scored, measures: tuple[Objective, ...]
+) -> torch.Tensor:
+    """[len(measures), M]: functions of the laws, without a gradient."""
+    out = torch.empty(len(measures), len(states), device=states.device)
+    weight = head.to(states.dtype)
+    for part in pieces(len(states), len(head), states.device):
+        laws = scored.laws(part, F.linear(states[part], weight))
+        for i, measure in enumerate(measures):
+            out[i, part] = measure(laws).float()
+    return out
