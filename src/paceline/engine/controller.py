@@ -117,9 +117,15 @@ class AutoController:
         names = chosen.split("+") if chosen else self._default
         best: dict[int, Limit] = {}
         for name in names:
-            if name in self._kinds:
-                self._plan(self._kinds[name], caps, (rows, len(sequences)), best)
+            self._plan(self._kind(name), caps, (rows, len(sequences)), best)
         return [best.get(sequence.id, limit) for sequence, limit in zip(sequences, out, strict=True)]
+
+    def _kind(self, name: str) -> Kind:
+        """A kind by name; a stranger's starts at what drafters usually reach."""
+        if name not in self._kinds:
+            self._kinds[name] = Kind(name)
+            self.budget = replace(self.budget, kinds=(*self.budget.kinds, self._kinds[name]))
+        return self._kinds[name]
 
     def _plan(self, kind: Kind, caps: dict[int, int], size: tuple[int, int], best: dict[int, Limit]) -> None:
         """Plan for one kind; in `best` a row gets as many tokens as its most promising kind wants.
