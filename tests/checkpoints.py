@@ -1,4 +1,5 @@
-"""Small random checkpoints of each Gemma 4 family and of both drafter heads, saved by transformers in HF layout.
+"""Small random checkpoints of each Gemma 4 family and of both drafter heads, saved by transformers in HF
+layout.
 
 Scales are chosen so that logits are far from flat: matrices of unit gain, random norms and layer scalars.
 """
@@ -27,7 +28,8 @@ VOCAB, WINDOW = 96, 8
 S, F = "sliding_attention", "full_attention"
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB, "vocab_size_per_layer_input": VOCAB, "hidden_size": 48, "intermediate_size": 64,
-    "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 32,
+    "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "global_head_dim": 32,
     "sliding_window": WINDOW, "layer_types": [S, S, F, S, S, F], "final_logit_softcapping": 30.0,
     "hidden_size_per_layer_input": 0, "max_position_embeddings": 512, "bos_token_id": 2, "eos_token_id": 1,
 }  # fmt: skip
@@ -43,7 +45,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attention_k_eq_v": True, "num_global_key_value_heads": 1, "enable_moe_block": True, "num_experts": 6,
         "top_k_experts": 2, "moe_intermediate_size": 24, "use_bidirectional_attention": "vision",
     },
-    "31b": {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "use_bidirectional_attention": "vision"},
+    "31b": {
+        "attention_k_eq_v": True, "num_global_key_value_heads": 1, "use_bidirectional_attention": "vision",
+    },
 }  # fmt: skip
 
 
@@ -113,6 +117,6 @@ def randomize(model: PreTrainedModel) -> None:
         else:
             tensor.uniform_(0.6, 1.4)
         if name.endswith(("q_norm.weight", "k_norm.weight")):
-            tensor.mul_(tensor.shape[0] ** -0.25)  # scores of unit size, as trained models have: attention has scale 1
+            tensor.mul_(tensor.shape[0] ** -0.25)  # scores of unit size: attention has scale 1
         if name.endswith(("model.norm.weight", "language_model.norm.weight")):
             tensor.mul_(3.0)  # a flat law would hide errors

@@ -1,4 +1,4 @@
-"""Every way a checkpoint can be wrong ends in one clear line with a next step, before anything is computed."""
+"""Every way a checkpoint can be wrong ends in one clear line with a next step."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ def test_remote_code_is_never_run(folder, tmp_path):
     assert not touched.exists()
 
 
-# -- pairs -----------------------------------------------------------------------------------------------------
+# -- pairs ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Targets and drafter networks against transformers, on random checkpoints that went through the HF layout."""
+"""Targets and drafter networks against transformers, on random checkpoints in the HF layout."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_draft_steps_equal_transformers(pair, ordered, tmp_path, request):
 
 @torch.no_grad()
 def compare_draft(theirs, target, drafter, net, text, steps: int = 4) -> float:
-    """Largest difference over candidates' logits and hidden states of `steps` greedy draft steps after `text`."""
+    """Largest difference over candidates' logits and hidden states of greedy draft steps after `text`."""
     length = len(text)
     ids = torch.tensor([text[:-1]])
     out = theirs.base_model(ids, return_shared_kv_states=True, use_cache=False)

@@ -1,7 +1,7 @@
 """The decoder layer that Gemma 4 targets and their MTP drafters share, as a graph over `Ops`.
 
-A layer either owns K/V (storage index, writes before it reads) or reads another layer's. A drafter's layers read
-the target's and see committed keys only.
+A layer either owns K/V (storage index, writes before it reads) or reads another layer's. A drafter's layers
+read the target's and see committed keys only.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def layout_of(config: GemmaConfig) -> Layout:
 
 
 def inverse_frequencies(config: GemmaConfig, layer: LayerConfig) -> Tensor:
-    """Radians per position of each pair of a head, float32 [head_dim / 2]; pairs that do not rotate have 0."""
+    """Radians per position of each pair of a head, float32 [head_dim / 2]; 0 for pairs that do not rotate."""
     rope = config.rope[layer.kind]
     turning = int(rope.partial * layer.head_dim // 2)
     exponent = torch.arange(0, 2 * turning, 2, dtype=torch.float32) / layer.head_dim
@@ -84,7 +84,7 @@ def inverse_frequencies(config: GemmaConfig, layer: LayerConfig) -> Tensor:
 def decoder_layer(
     ops: Ops, x: Value, layer: Layer, eps: float, ple: Value | None, *, own: bool = True
 ) -> Value:
-    """x [N, H], ple [N, P] or None -> [N, H]. `own`: rows see themselves; drafters see committed keys only."""
+    """x [N, H], ple [N, P] or None -> [N, H]. `own`: rows see themselves; False: committed keys only."""
     h = ops.rms_norm(x, layer.norm_in, eps)
     h = _attend(ops, h, layer.attention, eps, own)
     x = ops.add(x, ops.rms_norm(h, layer.norm_attention, eps))
@@ -113,7 +113,7 @@ def _attend(ops: Ops, h: Value, a: Attention, eps: float, own: bool) -> Value:
 
 
 def read_layers(weights: Weights, config: GemmaConfig, layout: Layout) -> tuple[Layer, ...]:
-    """All layers of `config`, reading the K/V storage of `layout` (the target's own, or for a drafter the target's)."""
+    """All layers of `config`. `layout`: the K/V storage that they read, for a drafter the target's."""
     turns: dict[
         tuple[str, int], Tensor
     ] = {}  # one tensor per kind: what depends on it is shared by its layers

@@ -1,8 +1,8 @@
 """config.json of the Gemma 4 family -> one frozen `GemmaConfig`, whoever wrote it.
 
-Google and older transformers write `global_head_dim` and `num_global_key_value_heads`; newer transformers write
-`per_layer_config`. Multimodal configs nest the language model under `text_config`. A field that is missing has
-transformers' default only where a checkpoint cannot contradict it unseen: all sizes are required.
+Google and older transformers write `global_head_dim` and `num_global_key_value_heads`; newer transformers
+write `per_layer_config`. Multimodal configs nest the language model under `text_config`. A field that is
+missing has transformers' default only where a checkpoint cannot contradict it unseen: all sizes are required.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class AssistantConfig:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a model folder, with the eos ids of generation_config.json, which win as in transformers."""
+    """config.json of a model folder; eos ids of generation_config.json win, as in transformers."""
     raw = _read_json(folder / "config.json")
     if raw is None:
         raise ConfigError(f"{folder} has no config.json: give a model folder in Hugging Face layout")
@@ -129,7 +129,8 @@ def parse_assistant(raw: Mapping[str, Any]) -> AssistantConfig:
     shared = text.get("num_kv_shared_layers") or layers
     if shared != layers:
         raise ConfigError(
-            f"{fields.where}: num_kv_shared_layers is {shared} of {layers}, but a drafter owns no K/V: set it to {layers}"
+            f"{fields.where}: num_kv_shared_layers is {shared} of {layers}, but a drafter owns no K/V: "
+            f"set it to {layers}"
         )
     plain = dict(text, num_kv_shared_layers=layers)
     plain.setdefault("hidden_size_per_layer_input", 0)
@@ -143,7 +144,8 @@ def parse_assistant(raw: Mapping[str, Any]) -> AssistantConfig:
     chosen = top.size("centroid_intermediate_top_k", 32) if clusters else 0
     if clusters and (config.vocab_size % clusters or chosen > clusters):
         raise ConfigError(
-            f"{kind}: {clusters} centroids, {chosen} of them active, do not divide a vocabulary of {config.vocab_size}"
+            f"{kind}: {clusters} centroids, {chosen} of them active, do not divide a vocabulary of "
+            f"{config.vocab_size}: download config.json again"
         )
     return AssistantConfig(kind, config, top.size("backbone_hidden_size"), clusters, chosen)
 
@@ -250,8 +252,8 @@ def _refuse_unsupported(fields: _Fields, top: Mapping[str, Any]) -> None:
     if quantized:
         method = quantized.get("quant_method", "?") if isinstance(quantized, Mapping) else "?"
         raise ConfigError(
-            f"{fields.where}: weights quantized with {method!r} are not supported: use the bfloat16 checkpoint, "
-            "paceline quantizes while loading"
+            f"{fields.where}: weights quantized with {method!r} are not supported: use the bfloat16 "
+            "checkpoint, paceline quantizes while loading"
         )
 
 
@@ -277,8 +279,8 @@ def _layers(fields: _Fields, heads: int) -> tuple[LayerConfig, ...]:
     for i in range(count):
         if heads % kv_heads[i] or dims[i] % 2:
             raise ConfigError(
-                f"{fields.where}: layer {i} has {heads} heads of size {dims[i]} over {kv_heads[i]} K/V heads, "
-                "which do not divide: download config.json again"
+                f"{fields.where}: layer {i} has {heads} heads of size {dims[i]} over {kv_heads[i]} K/V "
+                "heads, which do not divide: download config.json again"
             )
         source = max((j for j in range(owners) if kinds[j] == kinds[i]), default=i)
         if i >= owners and (dims[i], kv_heads[i]) != (dims[source], kv_heads[source]):
@@ -316,8 +318,8 @@ def _per_layer(fields: _Fields, kinds: list[str]) -> tuple[list[int], list[int]]
         said = raw.get("global_head_dim")
         if kind == FULL and said is not None and said != dims[-1]:
             raise ConfigError(
-                f"{fields.where}: global_head_dim={said} but per_layer_config gives layer {i} a head_dim of {dims[-1]}: "
-                "remove the wrong one"
+                f"{fields.where}: global_head_dim={said} but per_layer_config gives layer {i} a head_dim of "
+                f"{dims[-1]}: remove the wrong one"
             )
     return dims, heads
 

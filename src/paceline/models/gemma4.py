@@ -1,8 +1,8 @@
 """The text side of every Gemma 4 target, as two graphs: tokens -> hidden, hidden -> logits.
 
-Covers per-layer input embeddings and shared K/V (E2B, E4B), experts beside the dense MLP (26B-A4B), keys as values
-with fewer global K/V heads (12B, 31B), sliding and full layers, soft-capped and tied logits. Source of truth for the
-arithmetic: transformers' models/gemma4.
+Covers per-layer input embeddings and shared K/V (E2B, E4B), experts beside the dense MLP (26B-A4B), keys as
+values with fewer global K/V heads (12B, 31B), sliding and full layers, soft-capped and tied logits. Source of
+truth for the arithmetic: transformers' models/gemma4.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class GemmaTarget:
         self.logits_graph = self._logits
 
     def forward(self, rows: Rows, cache: KVCache) -> Tensor:
-        """Write the rows' K/V into `cache` and return hidden states after the final norm, [N, hidden_size]."""
+        """Write the rows' K/V into `cache`; hidden states after the final norm, [N, hidden_size]."""
         (hidden,) = self.runner.run(self.hidden_graph, rows, cache, {})
         return hidden
 
@@ -90,7 +90,7 @@ class GemmaTarget:
         return (ops.rms_norm(x, self.norm, self.config.eps),)
 
     def _ple_inputs(self, ops: Ops, tokens: Value, x: Value) -> Value | None:
-        """[N, L * P]: the token's own row and a projection of its embedding, averaged in the mean-square sense."""
+        """[N, L * P]: the token's own row and a projection of its embedding, scaled to keep the variance."""
         if self.ple is None:
             return None
         context = ops.scale(ops.linear(x, self.ple.projection), self.config.hidden_size**-0.5)

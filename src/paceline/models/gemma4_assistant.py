@@ -1,9 +1,9 @@
 """The MTP drafter of Gemma 4: Q-only layers over the target's K/V, with a dense or an ordered-embedding head.
 
-One step takes the target's embedding of the last token beside the last hidden state of width `backbone_hidden_size`
-and gives scores and the hidden state for the next step. It writes nothing: its keys and values are the target's.
-Source of truth: transformers' models/gemma4_assistant. Unlike there, tokens outside the chosen clusters are not
-scored at all, so the law over the candidates is the drafter's whole law.
+One step takes the target's embedding of the last token beside the last hidden state of width
+`backbone_hidden_size` and gives scores and the hidden state for the next step. It writes nothing: its keys
+and values are the target's. Source of truth: transformers' models/gemma4_assistant. Unlike there, tokens
+outside the chosen clusters are not scored at all, so the law over the candidates is the drafter's whole law.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from paceline.ops.base import Ops, Runner, Value, Weight
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clusters:
-    """The ordered-embedding head: centroids choose clusters of tokens, only their rows of the head are scored."""
+    """The ordered-embedding head: centroids choose clusters of tokens, and only those are scored."""
 
     centroids: Weight  # [clusters, H]
     ordering: Tensor  # [V] token ids, cluster by cluster
@@ -50,7 +50,7 @@ def assistant_shapes(config: AssistantConfig) -> Shapes:
 def check_pair(
     assistant: AssistantConfig, target: GemmaConfig, names: tuple[str, str] = ("the drafter", "the target")
 ) -> None:
-    """Raise PairError, naming both sides and every difference, unless the drafter can read this target's states."""
+    """Raise PairError, naming both sides and every difference, unless the drafter fits this target."""
     text, layout, wrong = assistant.text, layout_of(target), []
     if assistant.backbone_hidden_size != target.hidden_size:
         wrong.append(f"hidden size {assistant.backbone_hidden_size} against {target.hidden_size}")
@@ -68,12 +68,14 @@ def check_pair(
         theirs = layout.layers[layout.last_of(kind)]
         for kv_heads, head_dim in sorted(mine - {(theirs.kv_heads, theirs.head_dim)}):
             wrong.append(
-                f"{kind} with {kv_heads} K/V heads of size {head_dim} against {theirs.kv_heads} of {theirs.head_dim}"
+                f"{kind} with {kv_heads} K/V heads of size {head_dim} against {theirs.kv_heads} of "
+                f"{theirs.head_dim}"
             )
     if wrong:
         raise PairError(
-            f"{names[0]} ({assistant.model_type}) was made for another target than {names[1]} ({target.model_type}): "
-            f"{'; '.join(wrong)}. Give the -assistant checkpoint of this very target, or use the drafter ngram"
+            f"{names[0]} ({assistant.model_type}) was made for another target than {names[1]} "
+            f"({target.model_type}): {'; '.join(wrong)}. Give the -assistant checkpoint of this very target, "
+            "or use the drafter ngram"
         )
 
 
@@ -102,7 +104,7 @@ class GemmaAssistant:
         self.step_graph = self._step  # one stable object, see GemmaTarget
 
     def step(self, rows: Rows, hidden: Tensor, cache: KVCache) -> HeadOutput:
-        """One draft step for B rows: rows.tokens the last tokens [B], rows.positions constant over a round."""
+        """One draft step: rows.tokens the last tokens [B], rows.positions constant over a round."""
         out = self.runner.run(self.step_graph, rows, cache, {"hidden": hidden})
         if self.clusters is None:
             logits, after = out

@@ -1,4 +1,5 @@
-"""A name that a user gives -> a local folder: the bundled pair, a folder, or a repository of the Hugging Face hub.
+"""A name that a user gives -> a local folder: the bundled pair, a folder, or a repository of the Hugging Face
+hub.
 
 A repository is downloaded only when it is named, only its safetensors, JSON and template files, never code.
 """
@@ -34,7 +35,8 @@ def resolve(name: str | Path, role: Role) -> Path:
     hub = HUB_ID.fullmatch(text)
     if hub is None:
         raise UsageError(
-            f"{text!r} is no {role}: give demo, an existing folder in Hugging Face layout, or a hub id like org/name"
+            f"{text!r} is no {role}: give demo, an existing folder in Hugging Face layout, or a hub id like "
+            "org/name"
         )
     return download(hub["id"], hub["revision"])
 
@@ -42,43 +44,41 @@ def resolve(name: str | Path, role: Role) -> Path:
 def bundled(role: Role) -> Path:
     folder = Path(__file__).resolve().parents[1] / "demo" / role
     if not (folder / "config.json").is_file():
-        raise LoadError(
-            f"this installation lacks the bundled {role} ({folder}): reinstall paceline, or name a model"
-        )
+        raise LoadError(f"this installation lacks the bundled {role} ({folder}): reinstall, or name a model")
     return folder
 
 
 def download(hub_id: str, revision: str | None = None) -> Path:
-    """The local snapshot of a hub repository, fetched with a progress bar on standard error where it is not cached."""
+    """The local snapshot of a hub repository; what is not cached is fetched with a progress bar."""
     from huggingface_hub import errors, snapshot_download
 
     try:
         return Path(
             snapshot_download(hub_id, revision=revision, allow_patterns=WANTED, ignore_patterns=["*/*"])
         )
+    except errors.GatedRepoError as error:
+        raise LoadError(f"{hub_id} is gated: accept its licence on its page, then `hf auth login`") from error
     except (errors.RepositoryNotFoundError, errors.HFValidationError, errors.RevisionNotFoundError) as error:
-        reason = (
-            "gated: accept its licence on its page, then log in with `hf auth login`"
-            if isinstance(error, errors.GatedRepoError)
-            else "neither a local folder nor a repository you may read: check the spelling, or `hf auth login`"
-        )
-        raise LoadError(f"{hub_id} is {reason}") from error
+        raise LoadError(
+            f"{hub_id} is neither a local folder nor a repository you may read: check the spelling, or "
+            "log in with `hf auth login`"
+        ) from error
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError) as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise LoadError(
-            f"cannot download {hub_id} ({why}): check the network, or give a local folder in Hugging Face layout"
+            f"cannot download {hub_id} ({why}): check the network, or give a local model folder"
         ) from error
 
 
 def find_assistant(target: Path, config: Mapping[str, Any]) -> tuple[Path | None, str]:
     """The target's own MTP drafter where it is on this machine, and why it was chosen or that there is none.
 
-    Looked at in this order: what config.json names under `assistant_model`; a folder named like the target with
-    `-assistant` at its end, also among downloaded snapshots; `assistant` beside a folder called `target`.
+    Looked at in this order: what config.json names under `assistant_model`; a folder named like the target
+    with `-assistant` at its end, also among downloaded snapshots; `assistant` beside a folder `target`.
     """
     named = config.get(ASSISTANT_KEY)
     if isinstance(named, str):
-        folder = (target / named) if not Path(named).is_absolute() else Path(named)
+        folder = target / named  # an absolute path stays what it is
         if (folder / "config.json").is_file():
             return folder, f"named in {target / 'config.json'}"
         if HUB_ID.fullmatch(named):

@@ -30,7 +30,7 @@ PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """Sizes in bytes as stored; `unsupported` says why this model would be refused, empty if it would load."""
+    """Sizes in bytes as stored; `unsupported` says why it would be refused, empty if it would load."""
 
     path: Path
     model_type: str
@@ -103,7 +103,7 @@ def _cache_facts(layout: Layout, itemsize: int) -> dict[str, Any]:
 def _config_facts(config: GemmaConfig) -> dict[str, Any]:
     kinds = Counter(layer.kind.removesuffix("_attention") for layer in config.layers)
     shared = sum(layer.shared for layer in config.layers)
-    extras = [f"{shared} share K/V"] if shared else []
+    extras = [f"{shared} share K/V"] if 0 < shared < len(config.layers) else []
     extras += [f"{config.moe.experts} experts, {config.moe.top_k} active"] if config.moe else []
     extras += [f"per-layer inputs of {config.ple_size}"] if config.ple_size else []
     counts = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items(), reverse=True))

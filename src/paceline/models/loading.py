@@ -1,8 +1,8 @@
 """A model folder -> named tensors, each used exactly once, and `Weight`s made of them.
 
-Only safetensors are read, memory-mapped; pickles are refused, and code named by `auto_map` is never looked at.
-What a checkpoint holds beyond the language model (vision and audio towers, K/V of layers that share another's) is
-skipped by name and listed in `Tensors.skipped`; anything else that is not expected is an error.
+Only safetensors are read, memory-mapped; pickles are refused, and code named by `auto_map` is never looked
+at. What a checkpoint holds beyond the language model (vision and audio towers, K/V of layers that share
+another's) is skipped by name and listed in `Tensors.skipped`; anything else that is not expected is an error.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def find_files(folder: Path) -> list[Path]:
     pickles = sorted(p.name for pattern in PICKLES for p in folder.glob(pattern))
     if pickles:
         raise WeightsError(
-            f"{folder} has only pickled weights ({pickles[0]}), which can run code when opened: convert them where you "
-            "trust them, with AutoModelForCausalLM.from_pretrained(...).save_pretrained(..., safe_serialization=True)"
+            f"{folder} has only pickled weights ({pickles[0]}), which can run code when opened: where you "
+            "trust them, convert them with AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
         )
     raise WeightsError(f"{folder} has no .safetensors file: give a model folder in Hugging Face layout")
 
@@ -73,7 +73,7 @@ def _read_index(path: Path) -> dict[str, str]:
 
 
 def read_entries(folder: Path) -> dict[str, Entry]:
-    """Canonical name -> tensor, over all files. Raises WeightsError for damage, duplicates and a wrong index."""
+    """Canonical name -> tensor, over all files. WeightsError for damage, duplicates and a wrong index."""
     entries: dict[str, Entry] = {}
     stored: dict[str, Path] = {}
     for path in find_files(folder):
@@ -84,8 +84,8 @@ def read_entries(folder: Path) -> dict[str, Entry]:
             if name in entries:
                 other = entries[name]
                 raise WeightsError(
-                    f"the tensor {name} is there twice: as {other.name} in {other.file.name} and as {entry.name} "
-                    f"in {path.name}; remove one"
+                    f"the tensor {name} is there twice: as {other.name} in {other.file.name} and as "
+                    f"{entry.name} in {path.name}; remove one"
                 )
             entries[name], stored[entry.name] = entry, path
     index = folder / "model.safetensors.index.json"
@@ -103,7 +103,7 @@ def canonical(name: str) -> str:
 
 
 class Tensors:
-    """The checked tensors of one model: `entries` by name. `take` hands each out once, `finish` insists that none is left."""
+    """The checked tensors of one model. `take` hands each out once; `finish` insists that none is left."""
 
     def __init__(
         self, folder: Path, expected: Shapes, shared_layers: Iterable[int] = (), tied: bool = False
@@ -135,8 +135,8 @@ class Tensors:
             entry = self.entries[name]
             if entry.shape != shape:
                 raise WeightsError(
-                    f"{self.folder}: {name} has shape {list(entry.shape)} where config.json needs {list(shape)}: "
-                    "download both again, from one revision"
+                    f"{self.folder}: {name} has shape {list(entry.shape)} where config.json needs "
+                    f"{list(shape)}: download both again, from one revision"
                 )
             wanted = ("I64", "I32") if name.endswith("token_ordering") else FLOATS
             if entry.dtype not in wanted:
@@ -189,7 +189,7 @@ class Weights:
         dtype: torch.dtype | None = None,
         transform: Transform | None = None,
     ) -> None:
-        """`dtype` None keeps matrices as stored. `transform(name, weight)` may quantize or repack each matrix."""
+        """`dtype` None keeps matrices as stored. `transform(name, weight)` may quantize or repack each."""
         self.device, self.folder, self.skipped = device, tensors.folder, tensors.skipped
         self._tensors, self._dtype, self._transform = tensors, dtype, transform
 

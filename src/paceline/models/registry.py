@@ -27,8 +27,8 @@ def load_target(
 ) -> GemmaTarget:
     """Load a target from a folder. Raises ConfigError and WeightsError.
 
-    dtype None: on CPU weights stay as stored, elsewhere bfloat16. Activations are float32 on CPU (float64 if asked
-    for), elsewhere `dtype`. `transform` sees each matrix by its name and may quantize or repack it.
+    dtype None: on CPU weights stay as stored, elsewhere bfloat16. Activations are float32 on CPU (float64 if
+    asked for), elsewhere `dtype`. `transform` sees each matrix by its name and may quantize or repack it.
     """
     folder, device = Path(path), torch.device(device)
     config = parse_target(read_config(folder))

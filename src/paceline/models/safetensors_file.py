@@ -1,6 +1,8 @@
-"""Reading safetensors without trusting them: the header is checked in full before any byte is used as a number.
+"""Reading safetensors without trusting them: the header is checked in full before any byte is used as a
+number.
 
-Format: 8 bytes little-endian header length, a JSON header {name: {dtype, shape, data_offsets}}, then the data.
+Format: 8 bytes little-endian header length, a JSON header {name: {dtype, shape, data_offsets}}, then the
+data.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ class Entry:
 
 
 def read_header(path: Path) -> list[Entry]:
-    """The tensors of one file. Raises WeightsError unless they fill the data section exactly, without overlap."""
+    """The tensors of one file. WeightsError unless they fill the data section exactly, without overlap."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

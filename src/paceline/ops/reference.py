@@ -1,7 +1,9 @@
-"""`Ops` executed at once with plain torch, on any device and dtype: the oracle, and the path without a compiler.
+"""`Ops` executed at once with plain torch, on any device and dtype: the oracle, and the path without a
+compiler.
 
 Weights are widened to the dtype of the activations, norms and softmax are computed in float32 (float64 stays
-float64), as transformers does. What this does not promise: the same bits for a row whatever rows stand beside it.
+float64), as transformers does. What this does not promise: the same bits for a row whatever rows stand beside
+it.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ class ReferenceOps:
         self._reach: dict[tuple[str, int | None, bool, int], _Reach] = {}
         self._pad: tuple[Tensor, Tensor, int] | None = None
 
-    # -- inputs ------------------------------------------------------------------------------------------------
+    # -- inputs ----------------------------------------------------------------------------------------------
 
     def tokens(self) -> Tensor:
         return self.rows.tokens
@@ -76,17 +78,15 @@ class ReferenceOps:
         rows = dequantize(table, tokens, self.dtype)  # [N, width]
         return rows * torch.tensor(scale, dtype=self.dtype, device=rows.device)
 
-    # -- arithmetic --------------------------------------------------------------------------------------------
+    # -- arithmetic ------------------------------------------------------------------------------------------
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         return F.linear(x, dequantize(weight, None, x.dtype))
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float, groups: int = 1) -> Tensor:
         wide = x.to(self._exact).view(x.shape[0], groups, -1)  # [N, groups, width / groups]
-        wide = wide * torch.pow(wide.pow(2).mean(-1, keepdim=True) + eps, -0.5)
-        if weight is not None:
-            wide = wide * weight.to(self._exact)
-        return wide.view(x.shape).to(x.dtype)
+        weight = None if weight is None else weight.to(self._exact)
+        return F.rms_norm(wide, wide.shape[-1:], weight, eps).view(x.shape).to(x.dtype)
 
     def rotary(self, x: Tensor, inv_freq: Tensor, heads: int) -> Tensor:
         if id(inv_freq) not in self._rotary:
@@ -123,7 +123,7 @@ class ReferenceOps:
     def concat(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.cat((x, y), dim=-1)
 
-    # -- attention ---------------------------------------------------------------------------------------------
+    # -- attention -------------------------------------------------------------------------------------------
 
     def store_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
         assert self.cache is not None
@@ -158,7 +158,7 @@ class ReferenceOps:
         return out.permute(0, 2, 1, 3, 4).reshape(batch * longest, heads * spec.head_dim)[back]
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """Softmax attention with scale 1; query rows in pieces, so that a long prefill does not need [T, S] at once."""
+        """Softmax attention with scale 1; in pieces, so that a long prefill does not need [T, S] at once."""
         piece = max(1, MAX_SCORES // (q.shape[0] * q.shape[1] * k.shape[2]))
         outs = []
         for start in range(0, q.shape[2], piece):
@@ -168,7 +168,7 @@ class ReferenceOps:
         return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
 
     def _padding(self) -> tuple[Tensor, Tensor, int]:
-        """Row of each place of [B, T], places of the rows, and T. Places past a sequence's end repeat its last row."""
+        """Row of each place of [B, T], places of the rows, and T. Places past an end repeat the last row."""
         if self._pad is None:
             starts, device = self.rows.starts, self.rows.tokens.device
             counts = [b - a for a, b in pairwise(starts)]
@@ -179,7 +179,7 @@ class ReferenceOps:
         return self._pad
 
     def _reach_of(self, kind: str, window: int | None, own: bool, group: int) -> _Reach:
-        """Keys between the first one any row of a sequence sees and its last; no other sequence's memory is read."""
+        """Keys from the first to the last that any row of a sequence sees; no other sequence's are read."""
         key = (kind, window, own, group)
         if key not in self._reach:
             assert self.cache is not None
@@ -202,7 +202,7 @@ class ReferenceOps:
             self._reach[key] = _Reach(index.flatten(), mask, keys)
         return self._reach[key]
 
-    # -- mixtures and heads ------------------------------------------------------------------------------------
+    # -- mixtures and heads ----------------------------------------------------------------------------------
 
     def moe(self, router_input: Tensor, expert_input: Tensor, experts: Experts) -> Tensor:
         normed = self.rms_norm(router_input, None, experts.eps) * experts.router_scale.to(router_input.dtype)
