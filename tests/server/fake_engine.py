@@ -1,4 +1,4 @@
-"""An engine without a model, for the server's tests: the text is a function of (prompt, seed), whatever is drafted."""
+"""An engine without a model, for the server's tests: its text is a function of (prompt, seed) alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
 
 from paceline.core import Constraint, Delta, SamplingParams, Stats, TokenLogprob
 from paceline.text.stream import TextStream
@@ -65,7 +66,7 @@ class _Text:
 
 
 class FakeEngine:
-    """`script`: what every text says before it ends, instead of pseudo-random words. `fail`: raised per step."""
+    """`script`: what every text says before it ends, instead of random words. `fail`: raised per step."""
 
     def __init__(self, tokenizer: Tokenizer, script: str | None = None, delay: float = 0.0) -> None:
         self.tokenizer, self.script, self.delay = tokenizer, script, delay
@@ -130,7 +131,7 @@ class FakeEngine:
                 logprobs.append(TokenLogprob(token, raw, raw, top))
             if text.constraint is not None:
                 text.constraint.commit([token])
-            if token in self.tokenizer.eos_ids and not params.ignore_eos or token in params.stop_token_ids:
+            if (token in self.tokenizer.eos_ids and not params.ignore_eos) or token in params.stop_token_ids:
                 finish = "stop"
             elif len(text.out) + len(new) >= min(params.max_tokens, MAX_LEN - len(text.prompt)):
                 finish = "length"

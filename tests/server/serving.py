@@ -12,7 +12,6 @@ from typing import Any
 
 import httpx2 as httpx
 import uvicorn
-from server.fake_engine import MAX_LEN, FakeEngine, make_tokenizer
 
 from paceline.engine.worker import StepEngine, Worker
 from paceline.errors import UsageError
@@ -22,13 +21,14 @@ from paceline.server.run import PatientServer, WatchfulProtocol
 from paceline.server.security import Keys
 from paceline.server.service import Room, Service
 from paceline.server.settings import ServerConfig
+from server.fake_engine import MAX_LEN, FakeEngine, make_tokenizer
 
 
 class NoGrammars:
     def compile(self, kind: str, source: str) -> Any:
         raise UsageError("no grammars in this test")
 
-    def compile_call(self, names: dict[str, dict[str, Any]]) -> Any:
+    def compile_call(self, tools: dict[str, dict[str, Any]], most: int) -> Any:
         raise UsageError("no grammars in this test")
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from paceline.text.reasoning import ReasoningParser, opened_by
 from paceline.text.tools import CallArguments, CallStart, Text, ToolParser
 
 Q = '<|"|>'
-CALLS = {
+CALLS = {  # name: (source, text, calls)
     "plain": ("hello world", "hello world", []),
     "one": (f"<|tool_call>call:add{{a:1,b:{Q}x{Q}}}<tool_call|>", "", [("add", {"a": 1, "b": "x"})]),
     "two in a row": (

@@ -1,7 +1,7 @@
-"""The one thread that touches the engine: requests go in from any thread, deltas come out through their sinks.
+"""The one thread that touches the engine: requests go in from any thread, deltas come out by their sinks.
 
-States: loading -> ready -> draining -> closed, or failed when the engine cannot be loaded or cannot go on. A sink
-is called on the worker's thread and must neither block nor raise; it gets deltas, and at most one exception, last.
+States: loading -> ready -> draining -> closed, or failed when the engine cannot be loaded or cannot go on.
+A sink is called on the worker's thread and must neither block nor raise; an exception is the last it gets.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from paceline.core import Delta, SamplingParams
+from paceline.core import Constraint, Delta, SamplingParams
 from paceline.errors import CapacityError, PacelineError, RequestFailed
+
+if TYPE_CHECKING:
+    import numpy as np
 
 State = Literal["loading", "ready", "draining", "closed", "failed"]
 Sink = Callable[[Delta | Exception], None]
@@ -66,6 +70,8 @@ class _Open:
     left: int  # texts still in the making
     order: int
     started: bool = False
+    tokens: dict[int, int] = field(default_factory=dict)  # text -> tokens delivered
+    broken: Exception | None = None  # what its constraint raised
 
 
 @dataclass(slots=True)
@@ -89,6 +95,27 @@ class Load:
     texts: int  # the texts of both, n per request
 
 
+@dataclass(slots=True)
+class _Guarded:
+    """A constraint whose failure ends its own request, not the step that all requests share."""
+
+    inner: Constraint
+    entry: _Open
+
+    def masks(self, draft: Seq[int]) -> list[np.ndarray | None]:
+        try:
+            return self.inner.masks(draft)
+        except Exception as error:  # noqa: BLE001  it is reported to the request
+            self.entry.broken = error
+            return [None] * (len(draft) + 1)
+
+    def commit(self, tokens: Seq[int]) -> None:
+        try:
+            self.inner.commit(tokens)
+        except Exception as error:  # noqa: BLE001  it is reported to the request
+            self.entry.broken = error
+
+
 class Worker:
     def __init__(self, load: Callable[[], StepEngine], *, max_texts: int = 128) -> None:
         """`load` builds the engine on the worker's thread; `max_texts`: how many may wait and run in all."""
@@ -100,6 +127,7 @@ class Worker:
         self._load = load
         self._open: dict[str, _Open] = {}
         self._texts = 0
+        self._looked = 0.0
         self._lock = threading.Lock()
         self._commands: queue.SimpleQueue[Job | str | None] = queue.SimpleQueue()  # None: look at the state
         self._thread = threading.Thread(target=self._run, name="paceline-worker", daemon=True)
@@ -168,13 +196,19 @@ class Worker:
                 self._expire(engine)
                 if engine.has_work:
                     self._step(engine)
-                    self.info = engine.info
+                    self._look(engine)
         except Exception as error:
             log.exception("the engine cannot go on")
             self._fail(error)
             return
         self._end_all(NotReady("the server is shutting down: try again later"))
         self.state = "closed"
+
+    def _look(self, engine: StepEngine) -> None:
+        """Note what the engine says of itself, twice a second and whenever it falls idle."""
+        now = time.monotonic()
+        if now - self._looked > 0.5 or not engine.has_work:
+            self.info, self._looked = engine.info, now
 
     def _take(self, engine: StepEngine) -> bool:
         """Apply all commands, waiting for one if there is nothing else to do; False: stop."""
@@ -191,10 +225,14 @@ class Worker:
                 self._forget(engine, command)
 
     def _add(self, engine: StepEngine, job: Job) -> None:
-        if job.id not in self._open:
+        entry = self._open.get(job.id)
+        if entry is None:
             return
+        params, make = job.params, job.params.constraint
+        if make is not None:
+            params = replace(params, constraint=lambda: _Guarded(make(), entry))
         try:
-            engine.add(job.id, job.prompt_ids, job.params, job.salt)
+            engine.add(job.id, job.prompt_ids, params, job.salt)
         except Exception as error:  # noqa: BLE001  a bad request must not end the others
             self._finish(job.id, error)
 
@@ -225,6 +263,10 @@ class Worker:
                 deltas = []
                 log.warning("first error of the two: %r", error)
         self.counters.steps += 1
+        for entry in [e for e in self._open.values() if e.broken is not None]:
+            assert entry.broken is not None
+            engine.cancel(entry.job.id)
+            self._finish(entry.job.id, entry.broken)
         for delta in deltas:
             self._deliver(delta)
 
@@ -240,6 +282,10 @@ class Worker:
         if entry is None:
             return
         entry.started = True
+        entry.tokens[delta.index] = entry.tokens.get(delta.index, 0) + len(delta.token_ids)
+        if delta.stats is not None and delta.stats.emitted != entry.tokens[delta.index]:
+            self._finish(delta.request, RequestFailed("a step failed and tokens were lost: ask again"))
+            return
         entry.left -= delta.finish_reason is not None
         if entry.left == 0:
             self.counters.finished += 1

@@ -1,4 +1,4 @@
-"""What the server answers, for the schema at /openapi.json. The answers themselves are built as plain dicts."""
+"""What the server answers, for the schema at /openapi.json. Answers are built as plain dicts."""
 
 from __future__ import annotations
 

@@ -6,23 +6,25 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.core import Delta, SamplingParams, TokenLogprob
+from paceline.core import Constraint, Delta, SamplingParams, TokenLogprob
 from paceline.errors import PacelineError, PromptError
 from paceline.server.errors import ApiError
 from paceline.server.generation import Ask, Generation
 from paceline.server.logprobs import chat_logprobs
 from paceline.server.params import refuse, sampling_params, text_of
 from paceline.server.schema import ChatRequest, Message, NamedTool
-from paceline.server.service import Room, Service, salt_of
+from paceline.server.service import Room, Service, salt_of, schema_text
+from paceline.server.settings import ServerConfig
 from paceline.server.sse import DONE, event
 from paceline.server.trace import Trace
 from paceline.server.usage import speculation, usage
 from paceline.server.visible import ChatText, MarkedText
-from paceline.text import arguments
+from paceline.text import arguments, reasoning
+from paceline.text.grammar import AfterThinking
 from paceline.text.reasoning import ReasoningParser, opened_by
 from paceline.text.tools import ToolParser
 
@@ -144,19 +146,19 @@ async def prepare_chat(service: Service, body: ChatRequest, key: str) -> Chat:
     """Render, tokenise and check, all before anything is queued. Raises ApiError."""
     arrived = time.monotonic()
     room = service.check(body)
-    tools = _tools(body)
+    tools = _tools(body, service.config)
     text, prompt = await asyncio.to_thread(_render, room, body, tools)
     space = service.room_after(prompt, "messages")
     constraint = await service.constraint(body)
-    extra: dict[str, Any] = {"constraint": constraint}
     forced = _forced_calls(body)
     if forced is not None:
         if constraint is not None:
             raise refuse("tool_choice", "cannot be forced together with response_format")
         try:
-            extra["constraint"] = await asyncio.to_thread(room.grammars.compile_call, forced)
+            constraint = await asyncio.to_thread(room.grammars.compile_call, forced, _most_calls(body))
         except PacelineError as error:
             raise refuse("tools", str(error), code="bad_grammar") from error
+    extra: dict[str, Any] = {"constraint": _behind_thoughts(constraint, room, body, opened_by(text))}
     stops = list(body.stop_token_ids or [])
     if tools and body.parallel_tool_calls is False:
         end = room.tokenizer.token_id(arguments.CLOSE)
@@ -210,13 +212,19 @@ def _thinking(body: ChatRequest) -> bool | None:
     return None if body.reasoning_effort is None else body.reasoning_effort != "none"
 
 
-def _tools(body: ChatRequest) -> list[dict[str, Any]] | None:
-    if isinstance(body.tool_choice, NamedTool) or body.tool_choice == "required":
-        if not body.tools:
-            raise refuse("tool_choice", "needs tools")
+def _tools(body: ChatRequest, config: ServerConfig) -> list[dict[str, Any]] | None:
+    forced = isinstance(body.tool_choice, NamedTool) or body.tool_choice == "required"
+    if forced and not body.tools:
+        raise refuse("tool_choice", "needs tools")
     if not body.tools or body.tool_choice == "none":
         return None
+    for i, tool in enumerate(body.tools):
+        schema_text(tool.function.parameters or {}, f"tools.{i}.function.parameters", config)
     return [tool.model_dump(exclude_none=True) for tool in body.tools]
+
+
+def _most_calls(body: ChatRequest) -> int:
+    return 1 if isinstance(body.tool_choice, NamedTool) or body.parallel_tool_calls is False else 8
 
 
 def _forced_calls(body: ChatRequest) -> dict[str, dict[str, Any]] | None:
@@ -228,3 +236,13 @@ def _forced_calls(body: ChatRequest) -> dict[str, dict[str, Any]] | None:
             raise refuse("tool_choice", f"no tool is called {name[:80]!r}")
         return {name: known[name]}
     return known if body.tool_choice == "required" else None
+
+
+def _behind_thoughts(
+    make: Callable[[], Constraint] | None, room: Room, body: ChatRequest, inside: bool
+) -> Callable[[], Constraint] | None:
+    """The constraint holds for the answer, not for the thinking before it."""
+    opening, closing = room.tokenizer.token_id(reasoning.OPEN), room.tokenizer.token_id(reasoning.CLOSE)
+    if make is None or opening is None or closing is None or not (inside or _thinking(body)):
+        return make
+    return lambda: AfterThinking(make(), opening, closing, inside)

@@ -10,11 +10,14 @@ from paceline.engine.worker import DeadlinePassed, NotReady, QueueFull
 from paceline.errors import CapacityError, PacelineError, PromptError, UsageError
 
 _TYPES = {
-    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-    405: "invalid_request_error", 408: "timeout_error", 413: "invalid_request_error", 415: "invalid_request_error",
-    421: "invalid_request_error", 429: "rate_limit_error", 431: "invalid_request_error", 499: "client_closed_request",
-    503: "service_unavailable_error", 504: "timeout_error",
-}  # fmt: skip
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
 
 
 class ApiError(Exception):
@@ -34,7 +37,7 @@ class ApiError(Exception):
         self.headers = headers or {}
 
     def envelope(self) -> dict[str, Any]:
-        kind = _TYPES.get(self.status, "server_error")
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -61,11 +60,14 @@ class Metrics:
         }
         for name, (text, read) in gauges.items():
             Gauge(name, text, registry=self.registry).set_function(read)
-        cache = Gauge("paceline_cache_pages", "K/V pages by state", ["state"], registry=self.registry)
-        for state in ("used", "free", "total"):
-            cache.labels(state).set_function(lambda state=state: _page_count(worker.info, state))
+        self._cache = Gauge(
+            "paceline_cache_use", "Share of K/V pages in use, by kind", ["kind"], registry=self.registry
+        )
+        self._worker = worker
 
     def render(self) -> bytes:
+        for kind, share in self._worker.info.get("cache_use", {}).items():
+            self._cache.labels(kind).set(share)
         text: bytes = generate_latest(self.registry)
         return text
 
@@ -100,8 +102,3 @@ class Metrics:
         for counter, named in ((self._reasons, stats.reasons), (self._drafters, stats.drafters)):
             for name, count in named.items():
                 counter.labels(name).inc(count)
-
-
-def _page_count(info: Mapping[str, Any], state: str) -> float:
-    pages = info.get("pages", {})
-    return float(pages.get(state, 0)) if isinstance(pages, Mapping) else 0.0

@@ -28,8 +28,9 @@ def bind(config: ServerConfig) -> socket.socket:
         server.listen(config.max_connections)
     except OSError as error:
         server.close()
+        where = f"{config.host}:{config.port}"
         raise UsageError(
-            f"cannot listen on {config.host}:{config.port} ({error.strerror}): choose another --port or --host"
+            f"cannot listen on {where} ({error.strerror}): choose another --port or --host"
         ) from error
     server.setblocking(False)
     return server

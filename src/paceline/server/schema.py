@@ -1,6 +1,6 @@
-"""What clients may send. Unknown fields are refused, except those that real clients send and that change nothing.
+"""What clients may send. Unknown fields are refused, but for some that real clients send.
 
-The fields that are accepted and ignored stand in IGNORED_* and in docs/server.md.
+Those say "accepted and ignored" here, and docs/server.md lists them.
 """
 
 from __future__ import annotations

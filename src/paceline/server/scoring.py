@@ -1,7 +1,7 @@
 """Log probabilities of given text, by making the engine write it: each next token is the only one allowed.
 
-No second way through the model is needed, and with the text as the n-gram drafter's reference many tokens are scored
-per step. The raw log probabilities do not know of the constraint.
+No second way through the model is needed, and with the text as the n-gram drafter's reference many tokens are
+scored per step. The raw log probabilities do not know of the constraint.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import numpy as np
 
 from paceline.core import MAX_DRAFT_TOKENS, SamplingParams
 from paceline.server.service import Room
-
-SCORED_AT_ONCE = 4096  # tokens that follow the first one, per job
 
 
 class Forced:

@@ -1,4 +1,4 @@
-"""The gate in front of every route: host, key, origin, content type, size and time of the body, headers of answers.
+"""The gate in front of every route: host, key, origin, content type, size and time of bodies, safe headers.
 
 Everything is refused by default: only /health is open without a key.
 """
@@ -29,7 +29,9 @@ _SAFE = {
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
-    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "content-security-policy": (
+        "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
 }
 _HASHED = re.compile(r"sha256:([0-9a-fA-F]{64})")
 

@@ -18,6 +18,7 @@ from paceline.server.metrics import Metrics
 from paceline.server.params import check_limits, refuse
 from paceline.server.schema import Sampling
 from paceline.server.settings import ServerConfig
+from paceline.text.grammar import check_depth
 from paceline.text.tokenizer import Tokenizer
 
 
@@ -26,7 +27,7 @@ class Grammars(Protocol):
 
     def compile(self, kind: str, source: str) -> Callable[[], Constraint]: ...
 
-    def compile_call(self, names: dict[str, dict[str, Any]]) -> Callable[[], Constraint]: ...
+    def compile_call(self, tools: dict[str, dict[str, Any]], most: int) -> Callable[[], Constraint]: ...
 
     def close(self) -> None: ...
 
@@ -77,10 +78,10 @@ class Service:
             raise refuse(
                 "speculation.drafter", f"{wanted[:40]!r} is not loaded: use one of {', '.join(room.drafters)}"
             )
-        for token in [*(body.logit_bias or {}), *(body.stop_token_ids or [])]:
-            if str(token).isdecimal() and int(token) >= room.vocab_size:
-                name = "logit_bias" if isinstance(token, str) else "stop_token_ids"
-                raise refuse(name, f"token {token} is not in the vocabulary of {room.vocab_size}")
+        biased = [int(token) for token in body.logit_bias or {} if token.isdecimal()]
+        for name, tokens in (("logit_bias", biased), ("stop_token_ids", body.stop_token_ids or [])):
+            if max(tokens, default=0) >= room.vocab_size:
+                raise refuse(name, f"token {max(tokens)} is not in the vocabulary of {room.vocab_size}")
         return room
 
     def room_after(self, prompt: list[int], param: str) -> int:
@@ -96,8 +97,8 @@ class Service:
         if room < 1:
             raise ApiError(
                 400,
-                f"the prompt has {len(prompt)} tokens and the context holds {self.loaded.max_len}, of which one must "
-                "be left to write: shorten the prompt",
+                f"the prompt has {len(prompt)} tokens and the context holds {self.loaded.max_len}, of which one "
+                "must be left to write: shorten the prompt",
                 param=param,
                 code="context_length_exceeded",
             )
@@ -114,16 +115,14 @@ class Service:
         wanted = body.response_format
         if wanted is None or wanted.type == "text":
             return None
-        kind, source, param = grammar_source(body)
-        if len(source) > self.config.max_schema:
-            raise refuse(param, f"over {self.config.max_schema} characters")
+        kind, source, param = grammar_source(body, self.config)
         try:
             return await asyncio.to_thread(self.room.grammars.compile, kind, source)
         except UsageError as error:
             raise refuse(param, str(error), code="bad_grammar") from error
 
 
-def grammar_source(body: Sampling) -> tuple[str, str, str]:
+def grammar_source(body: Sampling, config: ServerConfig) -> tuple[str, str, str]:
     """(kind, source, name of the field) of a response_format that constrains."""
     wanted = body.response_format
     assert wanted is not None
@@ -132,12 +131,27 @@ def grammar_source(body: Sampling) -> tuple[str, str, str]:
     if wanted.type == "json_schema":
         if wanted.json_schema is None:
             raise refuse("response_format.json_schema", "is missing")
-        schema = wanted.json_schema.schema_
-        return "json", json.dumps({} if schema is None else schema), "response_format.json_schema.schema"
+        param = "response_format.json_schema.schema"
+        return "json", schema_text(wanted.json_schema.schema_ or {}, param, config), param
     source = wanted.grammar if wanted.type == "grammar" else wanted.regex
+    param = f"response_format.{wanted.type}"
     if not source:
-        raise refuse(f"response_format.{wanted.type}", "is missing")
-    return ("lark" if wanted.type == "grammar" else "regex"), source, f"response_format.{wanted.type}"
+        raise refuse(param, "is missing")
+    if len(source) > config.max_schema:
+        raise refuse(param, f"over {config.max_schema} characters", code="bad_grammar")
+    return ("lark" if wanted.type == "grammar" else "regex"), source, param
+
+
+def schema_text(schema: dict[str, Any], param: str, config: ServerConfig) -> str:
+    """A client's JSON schema as text, within the limits of depth and size. Raises ApiError 400."""
+    try:
+        check_depth(schema, config.max_schema_depth)
+    except UsageError as error:
+        raise refuse(param, str(error), code="bad_grammar") from error
+    text = json.dumps(schema)
+    if len(text) > config.max_schema:
+        raise refuse(param, f"over {config.max_schema} characters", code="bad_grammar")
+    return text
 
 
 def salt_of(key: str, body: Sampling) -> str:

@@ -46,7 +46,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         for f in fields(self):
             value = getattr(self, f.name)
-            if f.type in ("int", "float") and (value < 0 or value != value):
+            if f.type in ("int", "float") and not value >= 0:
                 raise UsageError(f"{f.name}={value!r} is not possible: give a number of at least 0")
         if not 0 <= self.port <= 65535:
             raise UsageError(f"port={self.port} is not possible: give 0..65535")
@@ -97,8 +97,8 @@ def _check_table(table: dict[str, Any], kind: type[Any], where: str) -> None:
     hints = typing.get_type_hints(kind)
     for key, value in table.items():
         if isinstance(value, list):
-            table[key] = value = tuple(value)
-        if not _fits(value, hints[key]):
+            table[key] = tuple(value)
+        if not _fits(table[key], hints[key]):
             raise UsageError(f"{where}: {key}={value!r} has the wrong type: {_name(hints[key])} is wanted")
 
 

@@ -1,4 +1,4 @@
-"""For requests with `speculation: {trace: true}`: where each token came from, and what the drafter had proposed."""
+"""For requests with `speculation: {trace: true}`: where each token came from, and what had been proposed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.text.tokenizer import Tokenizer
 
 
 class Trace:
-    """One choice's tokens with their text; a character split over tokens belongs to the token that completes it."""
+    """One choice's tokens with their text; a character split over tokens belongs to the last of them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -38,6 +38,7 @@ def speculation(stats: Iterable[Stats], seed: int | None) -> dict[str, Any]:
     done = list(stats)
     steps, emitted = sum(s.steps for s in done), sum(s.emitted for s in done)
     reasons = _added(s.reasons for s in done)
+    reasons.pop("prefill", None)  # a text's first step never has a draft
     return {
         "steps": steps,
         "drafted": sum(s.drafted for s in done),

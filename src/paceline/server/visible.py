@@ -1,6 +1,6 @@
 """What a chat answer shows of its tokens: the text with Gemma 4's structural marks, parted by the parsers.
 
-The engine's own text leaves special tokens out, so where the vocabulary has such marks the text is decoded anew.
+The engine's own text leaves special tokens out, so where the vocabulary has marks the text is decoded anew.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class ChatText:
         return self._collect(parted.reasoning, events)
 
     def _collect(self, thoughts: str, events: list[Event]) -> dict[str, Any]:
-        content, calls = "", {}
+        content = ""
+        calls: dict[int, dict[str, Any]] = {}
         for item in events:
             match item:
                 case Text(text):

@@ -1,7 +1,7 @@
-"""A Lark grammar, as llguidance reads it, for Gemma 4's tool calls with arguments that fit their JSON schemas.
+"""A Lark grammar, as llguidance reads it, for Gemma 4's tool calls with arguments that fit their schemas.
 
-Of JSON schema it follows types, enum, const, properties, required, items, anyOf, oneOf, local $ref and string lengths;
-anything else allows any value of the notation. Properties come in the order of the schema.
+Of JSON schema it follows types, enum, const, properties, required, items, anyOf, oneOf, local $ref and lengths
+of strings; anything else allows any value of the notation. Properties come in the order of the schema.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ TEXT: /{text}*/
 """
 
 
-def call_grammar(tools: dict[str, dict[str, Any]], marks: dict[str, int]) -> str:
-    """`tools`: name -> schema of the arguments; `marks`: ids of the marks that are tokens of their own."""
+def call_grammar(tools: dict[str, dict[str, Any]], marks: dict[str, int], most: int) -> str:
+    """One to `most` calls. `tools`: name -> schema of the arguments; `marks`: those that are tokens."""
     writer = _Writer(marks)
     rules = []
     for i, (name, schema) in enumerate(tools.items()):
         rules.append(f"tool_{i}")
         writer.rules.append(f"tool_{i}: {_quoted('call:' + name)} {writer.arguments(schema)}")
     opening, closing = writer.mark(OPEN), writer.mark(CLOSE)
-    head = ["start: call+", f"call: {opening} ({' | '.join(rules)}) {closing}"]
+    head = [f"start: call{{1,{most}}}", f"call: {opening} ({' | '.join(rules)}) {closing}"]
     common = _COMMON.format(quote=writer.mark(QUOTE), text=writer.text)
     return "\n".join([*head, *writer.rules]) + common
 
@@ -96,7 +96,7 @@ class _Writer:
         return f"({self.mark(QUOTE)} {name} {self.mark(QUOTE)})"
 
     def _object(self, schema: dict[str, Any], root: dict[str, Any]) -> str:
-        """Properties in order, the optional ones may be left out: two chains, with and without a comma first."""
+        """Properties in order, optional ones may be left out: two chains, with and without a comma first."""
         required = schema.get("required") or []
         properties = list(schema["properties"].items()) if isinstance(schema["properties"], dict) else []
         first, rest = '""', '""'

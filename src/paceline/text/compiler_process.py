@@ -61,7 +61,8 @@ class CompilerProcess:
 
     def _talk(self, process: subprocess.Popen[bytes], message: dict[str, Any], timeout: float) -> Any:
         """The answer, or None if none came in time: then the process is gone."""
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         end = time.monotonic() + timeout
         line = b""
         try:

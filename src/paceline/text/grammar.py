@@ -1,6 +1,6 @@
-"""Grammars as constraints, through llguidance: JSON schemas, Lark, regular expressions and Gemma 4's tool calls.
+"""Grammars as constraints, through llguidance: JSON schemas, Lark, regular expressions, Gemma 4's tool calls.
 
-A grammar from a stranger is first compiled in a process of its own, which is killed when it takes too long; only what
+A stranger's grammar is first compiled in a process of its own, which is killed when it takes too long; only what
 passed there is compiled here. Compiled grammars are kept in memory, the least recently used one goes first.
 """
 
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,9 +54,9 @@ class Grammars:
         """A maker of constraints for `source`, which is json (a schema), lark or regex. Raises UsageError."""
         return self._maker(to_grammar(kind, source))
 
-    def compile_call(self, tools: dict[str, dict[str, Any]]) -> Callable[[], Constraint]:
-        """One or more calls of `tools` (name -> JSON schema of the arguments) and nothing else."""
-        return self._maker(llguidance.LLMatcher.grammar_from_lark(call_grammar(tools, self._marks)))
+    def compile_call(self, tools: dict[str, dict[str, Any]], most: int) -> Callable[[], Constraint]:
+        """One to `most` calls of `tools` (name -> JSON schema of the arguments) and nothing else."""
+        return self._maker(llguidance.LLMatcher.grammar_from_lark(call_grammar(tools, self._marks, most)))
 
     def close(self) -> None:
         self._process.close()

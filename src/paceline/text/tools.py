@@ -1,6 +1,6 @@
 """Gemma 4's tool calls, parsed on arrival: `<|tool_call>call:NAME{key:value,...}<tool_call|>`.
 
-Strings stand between `<|"|>` marks without any escape, keys are bare, numbers, true, false and null are as in JSON.
+Strings stand between `<|"|>` marks without any escape, keys are bare, numbers, true, false and null as in JSON.
 Arguments leave as pieces of JSON whose types are those of the text. One delta may hold several calls.
 """
 
@@ -61,7 +61,8 @@ class ToolParser:
         if self._state == "text":
             self._say(self._rest)
         elif self._state == "head":
-            self._say(OPEN + self._rest)
+            if not "call:".startswith(self._rest.strip()[:5]):  # else a call cut off before its name
+                self._say(OPEN + self._rest)
         elif self._state == "body":
             self._argue(self._arguments.finish())
         self._rest = ""

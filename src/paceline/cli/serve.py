@@ -1,0 +1,65 @@
+"""`paceline serve`: an OpenAI-compatible server, and a page that shows speculation at work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+_ENGINE_FLAGS = (
+    "drafter",
+    "device",
+    "dtype",
+    "draft_tokens",
+    "verify",
+    "max_model_len",
+    "max_batch",
+    "quantize",
+    "threads",
+    "native",
+)
+
+
+@click.command(name="serve", short_help="Serve a model to OpenAI clients and to the browser.")
+@click.argument("target", required=False)
+@click.option("--drafter", help="auto, none, ngram, mtp, mtp+ngram, or an assistant or draft model.")
+@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on, 0 for any.  [default: 8000]")
+@click.option("--api-key-file", type=click.Path(), help="Keys, one per line, plain or as sha256:<hex>.")
+@click.option("--without-key", is_flag=True, default=None, help="Listen on a network without any key.")
+@click.option(
+    "--allowed-host", "allowed_hosts", multiple=True, help="A name that may stand in the Host header."
+)
+@click.option("--model-name", help="What clients call the model.")
+@click.option(
+    "--config", "config_file", type=click.Path(), help="TOML file with tables [server] and [engine]."
+)
+@click.option("--device", help="auto, cpu, cuda, cuda:N or mps.")
+@click.option("--dtype", help="auto, float32, bfloat16 or float16.")
+@click.option("--draft-tokens", help="How many to draft at most, 0..16, or auto.")
+@click.option("--verify", type=click.Choice(["match", "reject", "block"]), help="How drafts are checked.")
+@click.option("--max-model-len", type=int, help="Tokens per text.")
+@click.option("--max-batch", type=int, help="Texts computed side by side.")
+@click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Quantize the target's weights.")
+@click.option("--threads", type=int, help="CPU threads.")
+@click.option("--native/--no-native", default=None, help="Compiled kernels on the CPU.")
+@click.option("--max-texts", type=int, help="Texts waiting or running; more get status 429.")
+@click.option("--request-timeout", type=float, help="Seconds from a request's arrival to its last token.")
+def command(target: str | None, config_file: str | None, **flags: Any) -> None:
+    """Serve TARGET (default: the bundled demo pair) to OpenAI clients, with a page at /.
+
+    Binds to loopback unless told otherwise. Flags win over the file given with --config.
+    """
+    try:
+        from paceline.server.start import start
+    except ModuleNotFoundError as error:
+        from paceline.errors import UsageError
+
+        raise UsageError(
+            f"{error.name} is missing: install the server with `pip install paceline[serve]`"
+        ) from error
+    engine = {name: flags.pop(name) for name in _ENGINE_FLAGS} | {"target": target}
+    if isinstance(engine["draft_tokens"], str) and engine["draft_tokens"].isdecimal():
+        engine["draft_tokens"] = int(engine["draft_tokens"])
+    flags["allowed_hosts"] = flags["allowed_hosts"] or None
+    start(config_file, flags, engine, click.echo)

@@ -1,0 +1,82 @@
+"""Loads the model on the worker's thread and furnishes the service with its text side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.assembly import build_engine
+from paceline.config import EngineConfig
+from paceline.core import Delta, SamplingParams
+from paceline.engine.engine import Engine
+from paceline.errors import UsageError
+from paceline.server.service import Render, Room, Service
+from paceline.server.visible import MARKS
+from paceline.text.chat import ChatTemplate
+from paceline.text.grammar import Grammars, Vocabulary
+from paceline.text.tokenizer import Tokenizer
+
+Say = Callable[[str], None]
+
+
+class ServedEngine:
+    """The engine as the worker sees it; `info` also says how full the cache is."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @property
+    def has_work(self) -> bool:
+        return self._engine.has_work
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        state = self._engine.state
+        return {**self._engine.info, "cache_use": state.cache.usage(), "preemptions": state.preemptions}
+
+    def add(self, request_id: str, prompt_ids: list[int], params: SamplingParams, salt: str = "") -> None:
+        self._engine.add(request_id, prompt_ids, params, salt)
+
+    def cancel(self, request_id: str) -> None:
+        self._engine.cancel(request_id)
+
+    def step(self) -> list[Delta]:
+        return self._engine.step()
+
+
+def load(config: EngineConfig, service: Service, say: Say) -> ServedEngine:
+    """Build the engine and set `service.loaded`. Raises PacelineError."""
+    engine = build_engine(config, say)
+    tokenizer = engine.tokenizer
+    assert tokenizer is not None, "an assembled engine has a tokenizer"
+    vocab_size = engine.state.target.vocab_size
+    end_ids = tuple(dict.fromkeys([*tokenizer.eos_ids, *engine.state.target.eos_token_ids]))
+    source = (Path(str(engine.info["target"])) / "tokenizer.json").read_text(encoding="utf-8")
+    ids = {mark: tokenizer.token_id(mark) for mark in MARKS}
+    marks = {mark: i for mark, i in ids.items() if i is not None}
+    grammars = Grammars(Vocabulary(source, vocab_size, end_ids), marks, service.config.grammar_timeout)
+    names = tuple(engine.drafter_names)
+    service.loaded = Room(tokenizer, make_render(tokenizer), grammars, engine.max_len, vocab_size, names)
+    return ServedEngine(engine)
+
+
+def make_render(tokenizer: Tokenizer) -> Render:
+    """How messages become a prompt; a model without a template refuses them with the reason."""
+    try:
+        template = ChatTemplate.of(tokenizer)
+    except UsageError as error:
+        reason = str(error)
+
+        def refusing(messages: Any, tools: Any, thinking: bool | None) -> str:
+            raise UsageError(reason)
+
+        return refusing
+
+    def render(
+        messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, thinking: bool | None
+    ) -> str:
+        options = {} if thinking is None else {"enable_thinking": thinking}
+        return template.render(messages, tools=tools, options=options)
+
+    return render

@@ -1,0 +1,62 @@
+"""From options to a running server: everything that can be refused is refused before anything is loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from paceline.config import EngineConfig
+from paceline.engine.worker import StepEngine, Worker
+from paceline.server.app import build_app
+from paceline.server.metrics import Metrics
+from paceline.server.run import bind, run
+from paceline.server.security import Keys
+from paceline.server.service import Service
+from paceline.server.settings import read_config, server_config
+
+
+def start(
+    config_file: str | None, server: dict[str, Any], engine: dict[str, Any], say: Callable[[str], None]
+) -> None:
+    """Serve until told to stop. `server` and `engine` are flags by name, None = not given, and win over the file."""
+    from_file: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    if config_file is not None:
+        from_file = read_config(config_file)
+    config = server_config(from_file[0] | _given(server))
+    wanted = EngineConfig.of(from_file[1] | _given(engine))
+    keys = Keys.read(config.api_key_file)
+    listening = bind(config)
+    name = config.model_name or model_name(wanted.target)
+
+    def load() -> StepEngine:
+        from paceline.server.loading import (
+            load as load_engine,
+        )  # torch comes with it: only on the worker's thread
+
+        loaded = load_engine(wanted, service, say)
+        say(f"{name} is ready on http://{_shown(config.host)}:{listening.getsockname()[1]}")
+        return loaded
+
+    worker = Worker(load, max_texts=config.max_texts)
+    service = Service(name, config, worker, Metrics(worker))
+    try:
+        run(build_app(service, keys), worker, config, listening)
+    finally:
+        listening.close()
+        if service.loaded is not None:
+            service.loaded.grammars.close()
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if value is not None}
+
+
+def model_name(target: str) -> str:
+    """The last part of a path or hub id, with nothing in it that a client could not write in a URL."""
+    last = target.rstrip("/").rpartition("/")[2]
+    return re.sub(r"[^\w.\-]", "-", last) or "model"
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
