@@ -21,7 +21,7 @@ from common import RecipeError, need_space, read_json, run_main, say, write_json
 from corpus import gather
 from distil import DistilPlan, DrafterRun, centroid_head, distil_draft, load_target
 from drafter import DrafterShape
-from evaluate import acceptance, heldout_prompts, write_heldout
+from evaluate import acceptance, heldout_prompts, samples, write_heldout
 from export import check_export, export_drafter, export_text, folder_sizes
 from model import Shape
 from pretrain import Plan, pretrain
@@ -186,6 +186,14 @@ class Build:
             for params in (self.target, self.drafter, self.draft)
         ]
         report = acceptance(rounded[0], s.target, rounded[1], s.drafter, (rounded[2], s.draft), ids, s.new)
+        report |= {
+            "prompts": len(ids),
+            "shortest": min(map(len, ids)),
+            "longest": max(map(len, ids)),
+            "new": s.new,
+            "drafter_batch": s.rows * (s.length - 1),
+            "samples": samples(rounded[0], s.target, self.tokenizer, prompts, s.new),
+        }
         report["curve"] = read_json(self.work / "target/curve.json")
         report["draft_curve"] = read_json(self.work / "draft/curve.json")
         write_json(self.work / "report.json", report)

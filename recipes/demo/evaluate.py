@@ -135,7 +135,8 @@ def heldout_prompts(work: Path, tokenizer: Tokenizer, count: int = 60) -> list[d
     """Held-out prompts of 64 to 512 tokens with what follows them, from distinct places of held-out files."""
     random = np.random.default_rng(7)
     lengths = np.linspace(64, 512, count).astype(int)
-    documents = [json.loads(line) for line in (work / "corpus/held.jsonl").open(encoding="utf-8")]
+    lines = (work / "corpus/held.jsonl").read_text(encoding="utf-8").split("\n")
+    documents = [json.loads(line) for line in lines if line]
     encoded = [(d["id"], tokenizer.encode(d["text"], add_special_tokens=False).ids) for d in documents]
     out: list[dict[str, Any]] = []
     for i, length in enumerate(lengths.tolist()):
@@ -194,3 +195,16 @@ def acceptance(
                 f"by position {found['acceptance_by_position']}"
             )
     return report
+
+
+def samples(
+    target: Params, big: Shape, tokenizer: Tokenizer, prompts: list[dict[str, Any]], new: int
+) -> list[dict[str, Any]]:
+    """Three greedy continuations, of prompts from the start, the middle and the end of the list."""
+    out = []
+    for at in (0, len(prompts) // 2, len(prompts) - 1):
+        ids = torch.tensor(tokenizer.encode(prompts[at]["prompt"]).ids)[-big.context + new :]
+        row = continue_rows(target, big, ids[None], new, torch.tensor([0.0]), 0)[0]
+        text = tokenizer.decode(row[len(ids) :].tolist())
+        out.append({"id": prompts[at]["id"], "prompt": prompts[at]["prompt"], "text": text})
+    return out

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,10 @@ RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "demo"
 def build(work: Path, *more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(RECIPE / "build.py"), "--smoke", "--work", str(work), *more]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +56,11 @@ def test_smoke_reports_acceptance_and_holds_files_out(built: Path) -> None:
     for heat in ("T=0", "T=0.8"):
         for kind in ("mtp", "model", "ngram"):
             assert report[heat][kind]["tokens_per_step"] >= 1.0
-    train = {json.loads(line)["id"] for line in (built / "corpus/train.jsonl").open(encoding="utf-8")}
-    held = {json.loads(line)["id"] for line in (built / "corpus/held.jsonl").open(encoding="utf-8")}
+    train = {item["id"] for item in lines(built / "corpus/train.jsonl")}
+    held = {item["id"] for item in lines(built / "corpus/held.jsonl")}
     assert held
     assert not train & held
-    prompts = [json.loads(line) for line in (built / "out/heldout.jsonl").open(encoding="utf-8")]
+    prompts = lines(built / "out/heldout.jsonl")
     assert prompts
     assert all(p["id"].split(":", 1)[1] in held for p in prompts)
 
