@@ -1,7 +1,7 @@
 """Where chat templates run: jinja2's immutable sandbox, with bounds.
 
 The sandbox keeps a template from Python's insides; the bounds keep it from running for ever or filling the
-memory: every loop turn, call, filter and printed value is a step, and no value may grow past `MAX_CHARACTERS`.
+memory: every loop turn, call, filter and printed value is a step, and no value grows past `MAX_CHARACTERS`.
 One sandbox serves one rendering; the compiled code is shared.
 """
 

@@ -59,9 +59,10 @@ class Tokenizer:
     def encode(self, text: str, add_bos: bool | None = None) -> list[int]:
         """Token ids; special tokens written in `text` count as such. add_bos None = as the tokenizer says."""
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+            text.encode()
         except UnicodeEncodeError as error:
             raise PromptError("the text has a lone surrogate, which is no character: remove it") from error
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         wanted = self.adds_bos if add_bos is None else add_bos
         if wanted and self.bos_id is not None and ids[:1] != [self.bos_id]:
             return [self.bos_id, *ids]
