@@ -21,7 +21,7 @@ from common import RecipeError, need_space, read_json, run_main, say, write_json
 from corpus import gather
 from distil import DistilPlan, DrafterRun, centroid_head, distil_draft, load_target
 from drafter import DrafterShape
-from evaluate import acceptance, heldout_prompts, samples, write_heldout
+from evaluate import acceptance, excerpts, heldout_prompts, samples, write_heldout
 from export import check_export, export_drafter, export_text, folder_sizes
 from model import Shape
 from pretrain import Plan, pretrain
@@ -179,6 +179,7 @@ class Build:
         s = self.settings
         prompts = heldout_prompts(self.work, self.tokenizer, s.prompts)
         write_heldout(self.work / "heldout.jsonl", prompts)
+        write_heldout(self.work / "heldout_text.jsonl", excerpts(self.work))
         limit = s.target.context - s.new - 1
         ids = [torch.tensor(self.tokenizer.encode(p["prompt"]).ids[:limit]) for p in prompts]
         rounded = [
@@ -207,7 +208,8 @@ class Build:
         )
         export_drafter(out / "assistant", self.drafter, s.drafter, s.target, words)
         gap = check_export(out / "target", self.target, s.target)
-        shutil.copyfile(self.work / "heldout.jsonl", out / "heldout.jsonl")
+        for name in ("heldout.jsonl", "heldout_text.jsonl"):
+            shutil.copyfile(self.work / name, out / name)
         weights = sum(size for name, size in folder_sizes(out).items() if name.endswith(".safetensors"))
         if weights > LIMIT:
             raise RecipeError(f"the weights take {weights >> 20} MiB, more than {LIMIT >> 20}")

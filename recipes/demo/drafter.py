@@ -1,6 +1,5 @@
 """The MTP drafter: Gemma 4 assistant, queries over the target's shared K/V, unrolled in parallel."""
 
-# ruff: noqa: PLR0917
 from __future__ import annotations
 
 import math

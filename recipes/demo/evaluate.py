@@ -5,7 +5,6 @@ on the drafter. A draft that was right so far has the text itself as its prefix,
 step gives the drafts of every possible round; a walk over the text then plays the rounds.
 """
 
-# ruff: noqa: PLR0917
 from __future__ import annotations
 
 import json
@@ -134,7 +133,7 @@ def ngram_right(row: Tensor, start: int, longest: int = 3) -> np.ndarray:
 def heldout_prompts(work: Path, tokenizer: Tokenizer, count: int = 60) -> list[dict[str, Any]]:
     """Held-out prompts of 64 to 512 tokens with what follows them, from distinct places of held-out files."""
     random = np.random.default_rng(7)
-    lengths = np.linspace(64, 512, count).astype(int)
+    lengths = random.permutation(np.linspace(64, 512, count).astype(int))
     lines = (work / "corpus/held.jsonl").read_text(encoding="utf-8").split("\n")
     documents = [json.loads(line) for line in lines if line]
     encoded = [(d["id"], tokenizer.encode(d["text"], add_special_tokens=False).ids) for d in documents]
@@ -156,9 +155,16 @@ def heldout_prompts(work: Path, tokenizer: Tokenizer, count: int = 60) -> list[d
     return out
 
 
+def excerpts(work: Path, count: int = 24, size: int = 3000) -> list[dict[str, Any]]:
+    """Beginnings of held-out files, for measuring bits per byte without the corpus."""
+    lines = (work / "corpus/held.jsonl").read_text(encoding="utf-8").split("\n")
+    documents = [json.loads(line) for line in lines if line]
+    return [{"id": d["id"], "text": d["text"][:size]} for d in documents[:count]]
+
+
 def write_heldout(path: Path, prompts: list[dict[str, Any]]) -> None:
     """One JSON object per line."""
-    lines = "".join(json.dumps(p, ensure_ascii=False) + "\n" for p in prompts)
+    lines = "".join(json.dumps(p) + "\n" for p in prompts)
     write_atomic(path, lambda temporary: temporary.write_text(lines, encoding="utf-8"))
 
 

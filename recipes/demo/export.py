@@ -1,6 +1,5 @@
 """Write Hugging Face folders: bfloat16 safetensors in parts, configs, tokenizer files."""
 
-# ruff: noqa: PLR0917
 from __future__ import annotations
 
 import json

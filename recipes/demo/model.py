@@ -3,7 +3,6 @@
 `tests/recipes` checks it against transformers. It exists because one CPU core has to train the demo pair.
 """
 
-# ruff: noqa: PLR0917
 from __future__ import annotations
 
 import math

@@ -1,6 +1,5 @@
 """Pretrain a text model within a fixed number of minutes; resumable, annealed to the end of the budget."""
 
-# ruff: noqa: PLR0917
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """Batched sampling from the target with a plain K/V cache, for distillation data and for evaluation."""
 
-# ruff: noqa: PLR0917
 from __future__ import annotations
 
 import math
