@@ -14,7 +14,7 @@ from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM
 
 from paceline.errors import CapacityError, PairError
 from paceline.models.registry import load_assistant, load_target
-from paceline.train import Distilled, TrainOptions, Windows, distil
+from paceline.train import Distilled, HeadOptions, Recipe, TrainOptions, Windows, distil
 from paceline.train import export as export_module
 from paceline.train.heads import CentroidHead
 from paceline.train.parallel import DrafterModule
@@ -28,7 +28,7 @@ def windows(count: int, seed: int) -> Windows:
 
 
 def train(pair: tuple[Path, Path], out: Path, init: str | Path) -> Distilled:
-    return distil(pair[0], windows(6, 0), windows(3, 1), out=out, init=init, options=OPTIONS)
+    return distil(pair[0], windows(6, 0), windows(3, 1), out, Recipe(OPTIONS, init))
 
 
 def assisted_text_is_unchanged(target_folder: Path, drafter: Path) -> int:
@@ -76,6 +76,17 @@ def test_a_centroid_head_loads_everywhere_and_covers_the_dense_choice(
     dense = export_module.set_head(back, None)
     assert torch.equal(dense.head, module.head)
     assert "masked_embedding.centroids.weight" not in dense.state_dict()
+
+
+def test_a_rebuilt_head_reaches_its_recall_and_runs(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    recipe = Recipe(OPTIONS, pair[1], HeadOptions("centroid", clusters=12, recall=0.9))
+    done = distil(pair[0], windows(6, 0), windows(3, 1), tmp_path / "a", recipe)
+    assert done.head is not None
+    assert done.head.recall >= 0.9
+    assert sorted(done.head.ordering.tolist()) == list(range(96))
+    again = distil(pair[0], windows(6, 0), windows(3, 1), tmp_path / "b", Recipe(OPTIONS, tmp_path / "a"))
+    assert again.module.shape.clusters == 12  # kept
+    assert assisted_text_is_unchanged(pair[0], tmp_path / "b") > 0
 
 
 def test_a_full_disk_leaves_the_exported_drafter_as_it_was(

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from paceline.models.config import read_config
-from paceline.train.calibration import Calibration, calibrate
+from paceline.train.calibration import Calibration
 from paceline.train.capture import TargetTeacher, load_teacher
 from paceline.train.checkpoint import write_atomic
 from paceline.train.export import Exported, export, scratch_config
-from paceline.train.loop import Hooks, Report, Run, RunResult, observe_held
+from paceline.train.finish import judge, rebuild_head
+from paceline.train.heads import CentroidHead, HeadOptions
+from paceline.train.loop import Hooks, Report, Run, RunResult
 from paceline.train.options import TrainOptions
 from paceline.train.parallel import DrafterModule
-from paceline.train.rounds import Acceptance, summarise
+from paceline.train.rounds import Acceptance
 from paceline.train.shape import check_pair, load_module, new_module, shape_of
 from paceline.train.windows import Windows
 
@@ -36,13 +38,23 @@ class Start:
     scratch: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to train."""
+
+    options: TrainOptions
+    init: Init = "scratch"
+    head: HeadOptions = field(default_factory=HeadOptions)
+
+
 @dataclass(slots=True)
 class Distilled:
     run: RunResult
     before: Acceptance  # held out, before the first step
-    after: Acceptance  # of what was exported
+    after: Acceptance  # of the finished drafter, both with the head that they run with
+    module: DrafterModule
+    head: CentroidHead | None
     calibration: Calibration | None
-    start: Start
 
 
 def prepare(target: Path, teacher: TargetTeacher, init: Init, seed: int) -> Start:
@@ -79,32 +91,37 @@ def _stored_dtype(teacher: TargetTeacher) -> torch.dtype:
 
 
 def distil(
-    target: str | Path, train: Windows, held: Windows, *, out: str | Path, options: TrainOptions,
-    init: Init = "scratch", report: Report | None = None,
-) -> Distilled:  # fmt: skip
+    target: str | Path,
+    train: Windows,
+    held: Windows,
+    out: str | Path,
+    recipe: Recipe,
+    report: Report | None = None,
+) -> Distilled:
     """Train, export into `out` and say what changed. Resumes what out/run holds. Raises errors of
     errors.py.
     """
     teacher = load_teacher(Path(target))
-    start = prepare(Path(target), teacher, init, options.seed)
-    run = Run(start.module, teacher, (train, held), options, Path(out) / RUN_FOLDER)
-    result = run.go(Hooks(report=report or (lambda entry: None)))
-    finished = finish(run, result, start)
-    write_history(Path(out) / RUN_FOLDER, result)
-    calibration = finished.calibration.as_json() if finished.calibration else None
-    export(
-        start.module,
-        Path(out),
-        Exported(start.config, options.draft_tokens, start.dtype, Path(target), calibration),
-    )
-    return finished
+    start = prepare(Path(target), teacher, recipe.init, recipe.options.seed)
+    run = Run(start.module, teacher, (train, held), recipe.options, Path(out) / RUN_FOLDER)
+    done = carry_out(run, start, recipe.head, Hooks(report=report or (lambda entry: None)))
+    exported = Exported(start.config, recipe.options.draft_tokens, start.dtype, Path(target))
+    exported.calibration = done.calibration.as_json() if done.calibration else None
+    export(done.module, Path(out), exported)
+    return done
 
 
-def finish(run: Run, result: RunResult, start: Start) -> Distilled:
-    """Judge the trained module on the held-out windows."""
-    seen = observe_held(run.module, run.teacher, run.held, run.options)
-    first = next(entry["held_out"] for entry in result.state.history if "held_out" in entry)
-    return Distilled(result, Acceptance(**first), summarise(seen), calibrate(seen), start)
+def carry_out(run: Run, start: Start, head: HeadOptions, hooks: Hooks) -> Distilled:
+    """Train `run` to its end, rebuild the head, and judge the drafter before and after on the held-out
+    windows.
+    """
+    head.wanted(start.module.shape)  # refuses impossible clusters before the work, not after it
+    before, _ = judge(run, run.module)
+    result = run.go(hooks)
+    write_history(run.folder, result)
+    module, built = rebuild_head(run, head)
+    after, calibration = judge(run, module)
+    return Distilled(result, before, after, module, built, calibration)
 
 
 def write_history(folder: Path, result: RunResult) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 
 from paceline.errors import UsageError
+from paceline.train.parallel import DrafterShape
 
 ROUNDS = 12  # of k-means
 CHUNK = 8192  # rows scored at once
@@ -26,6 +28,32 @@ class CentroidHead:
     ordering: torch.Tensor  # [V] int64, the tokens of cluster 0, then of cluster 1, ...
     top_clusters: int
     recall: float  # share of held-out states whose most likely token is among the candidates
+
+
+@dataclass(frozen=True, slots=True)
+class HeadOptions:
+    """keep: the kind and size that the drafter began with. Clusters 0: as many tokens in each as Gemma 4
+    has, 128.
+    """
+
+    kind: Literal["keep", "dense", "centroid"] = "keep"
+    clusters: int = 0
+    recall: float = 0.99
+    batches: int = 60  # of drafter states that the centroids are fitted on
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("keep", "dense", "centroid"):
+            raise UsageError(f"head {self.kind!r} is unknown: use keep, dense or centroid")
+        if not 0 < self.recall < 1 or self.batches < 1 or self.clusters < 0:
+            raise UsageError("recall must be in (0, 1), clusters and batches above 0")
+
+    def wanted(self, shape: DrafterShape) -> int:
+        """Clusters of the finished drafter, 0 = dense head. Raises UsageError."""
+        if self.kind == "dense" or (self.kind == "keep" and not shape.clusters):
+            return 0
+        clusters = self.clusters or (shape.clusters if self.kind == "keep" else max(2, shape.vocab // 128))
+        check_clusters(shape.vocab, clusters)
+        return clusters
 
 
 def check_clusters(vocab: int, clusters: int) -> None:
@@ -131,7 +159,6 @@ def build_head(
     """A centroid head for the dense `head` [V, hidden]; `fit` and `held` are batches of states [n,
     hidden].
     """
-    check_clusters(head.shape[0], clusters)
     owner = balanced_clusters(head.detach(), clusters, torch.Generator().manual_seed(0))
     centroids = fit_centroids(head, owner, fit, clusters)
     top, reached = choose_top(head, owner, centroids, held, recall)

@@ -70,14 +70,14 @@ def make_optimizer(module: DrafterModule, options: TrainOptions) -> torch.optim.
 
 
 def observe_held(
-    module: DrafterModule, teacher: Teacher, held: Windows, options: TrainOptions
+    module: DrafterModule, teacher: Teacher, held: Windows, options: TrainOptions, *, running: bool = False
 ) -> list[Observed]:
     """Every draft round of the first `eval_windows` held-out windows."""
     rows = range(min(len(held), options.eval_windows))
     seen = []
     for start in range(0, len(rows), options.batch):
         captured = teacher.capture(held.take(list(rows[start : start + options.batch])))
-        seen.append(observe(module, captured, teacher.logits, options.draft_tokens))
+        seen.append(observe(module, captured, teacher.logits, options.draft_tokens, running=running))
     return seen
 
 

@@ -153,7 +153,7 @@ class Decoder(nn.Module):
 
 
 class MaskedEmbedding(nn.Module):
-    """Cluster centroids and the order of tokens by cluster; not used in training, kept for export."""
+    """Cluster centroids and the order of tokens by cluster. No loss goes through it, see heads.py."""
 
     def __init__(self, shape: DrafterShape) -> None:
         super().__init__()
@@ -220,6 +220,18 @@ class DrafterModule(nn.Module):
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """[..., hidden] -> [..., V], float32."""
         return F.linear(states, self.head.to(states.dtype)).float()
+
+    @torch.no_grad()
+    def running_logits(self, states: torch.Tensor) -> torch.Tensor:
+        """[n, hidden] -> [n, V] as it will run: with a centroid head all but the candidates are -inf."""
+        logits = self.logits(states)
+        if self.masked_embedding is None:
+            return logits
+        scores = F.linear(states, self.masked_embedding.centroids.weight.to(states.dtype))
+        chosen = scores.topk(self.shape.top_clusters, dim=-1).indices  # [n, top]
+        candidates = self.masked_embedding.token_ordering.view(self.shape.clusters, -1)[chosen].flatten(1)
+        keep = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, candidates, True)
+        return logits.masked_fill(~keep, float("-inf"))
 
 
 def choose_anchors(

@@ -103,7 +103,7 @@ def batch_loss(
     drafted = draft_all(module, captured, logits, anchors, plan.draft_tokens)
     alphas = torch.zeros(len(drafted.states), device=anchors.device)
     if plan.weights == "credit":
-        alphas = score(drafted.states.detach(), module.head.detach(), drafted.scored, (acceptance,))[0]
+        alphas = score(drafted.states.detach(), drafted.scored, module.logits, (acceptance,))[0]
     weights = position_weights(plan.weights, drafted.spread(alphas), plan.decay)
     flat = weights[drafted.valid.flatten(0, 1)]
     total = head_loss(drafted.states, module.head, Task(drafted.scored, flat, plan.objective))
@@ -128,13 +128,16 @@ class Observed:
 
 
 @torch.no_grad()
-def observe(module: DrafterModule, captured: Captured, logits: TargetLogits, steps: int) -> Observed:
-    """What the drafter would do from every position of a batch."""
+def observe(
+    module: DrafterModule, captured: Captured, logits: TargetLogits, steps: int, *, running: bool = False
+) -> Observed:
+    """What the drafter would do from every position of a batch; `running`: with its centroid head, if it
+    has one.
+    """
     anchors = choose_anchors(captured, steps, 0, None)
     drafted = draft_all(module, captured, logits, anchors, steps)
-    hits, alphas, chances = score(
-        drafted.states, module.head, drafted.scored, (agreement, acceptance, confidence)
-    )
+    head = module.running_logits if running else module.logits
+    hits, alphas, chances = score(drafted.states, drafted.scored, head, (agreement, acceptance, confidence))
     hits, alphas, chances = (drafted.spread(x).cpu() for x in (hits, alphas, chances))
     return Observed(hits, alphas, chances, drafted.valid.flatten(0, 1).cpu())
 

@@ -7,7 +7,7 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,13 +81,17 @@ def head_loss(states: torch.Tensor, head: torch.Tensor, task: Task) -> torch.Ten
 
 @torch.no_grad()
 def score(
-    states: torch.Tensor, head: torch.Tensor, scored: Scored, measures: tuple[Objective, ...]
+    states: torch.Tensor,
+    scored: Scored,
+    logits: Callable[[torch.Tensor], torch.Tensor],
+    measures: tuple[Objective, ...],
 ) -> torch.Tensor:
-    """[len(measures), M]: functions of the laws, without a gradient."""
+    """[len(measures), M]: functions of the laws, without a gradient; `logits` turns states [n, d] into [n,
+    V].
+    """
     out = torch.empty(len(measures), len(states), device=states.device)
-    weight = head.to(states.dtype)
-    for part in pieces(len(states), len(head), states.device):
-        laws = scored.laws(part, F.linear(states[part], weight))
+    for part in pieces(len(states), scored.log_p.shape[1], states.device):
+        laws = scored.laws(part, logits(states[part]))
         for i, measure in enumerate(measures):
             out[i, part] = measure(laws).float()
     return out
