@@ -36,10 +36,14 @@ def test_every_route_gives_the_same_bits(seed, position, purpose):
     ids = torch.tensor([0, 1, 2, 999, 262_143])
     wanted = [by_docstring(seed, position, t, purpose) for t in ids.tolist()]
     assert noise.bits([seed], [position], ids, purpose)[0].tolist() == wanted
-    row = noise.row_bits(seed, position, purpose, 262_144)
-    assert row[ids.numpy()].tolist() == wanted
+    assert noise.host_bits(seed, position, purpose, ids.numpy()).tolist() == wanted
     v = noise.uniform([seed], [position], ids, purpose)[0].tolist()
     assert v == [(h + 0.5) / 2**32 for h in wanted]
+    torch.testing.assert_close(
+        noise.host_gumbel(np.array(wanted, dtype=np.uint32)).tolist(),
+        noise.gumbel(torch.tensor(v, dtype=torch.float64)).tolist(),
+        rtol=1e-14, atol=1e-14,
+    )  # fmt: skip
     assert v == [noise.scalar(seed, position, purpose, t) for t in ids.tolist()]
 
 

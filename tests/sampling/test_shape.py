@@ -61,9 +61,9 @@ COMBINATIONS = [
 
 
 @pytest.mark.parametrize("values", COMBINATIONS, ids=str)
-@pytest.mark.parametrize("bound", [4, 512])
-def test_equals_transformers(values, bound, monkeypatch):
-    monkeypatch.setattr(filters, "BOUND", bound)  # 4: the bounded set is too small, so the row is sorted
+@pytest.mark.parametrize("near", [(8.0, 16.0, float("inf")), (0.5, 1.0, float("inf"))])
+def test_equals_transformers(values, near, monkeypatch):
+    monkeypatch.setattr(filters, "_NEAR", near)  # with the second, the first looks never find enough
     params, logits = SamplingParams(**values), random_logits()
     before = logits.clone()
     got, wanted = shape(logits, [make_row(params)] * 4), oracle(logits, params)
@@ -72,6 +72,19 @@ def test_equals_transformers(values, bound, monkeypatch):
     kept = wanted > -torch.inf
     torch.testing.assert_close(got[kept], wanted[kept])
     assert (got != logits).any()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_batched_thresholds_of_a_gpu_are_the_hosts(seed):
+    kinds = [(0, 0.9, 0.0), (5, 1.0, 0.0), (7, 0.6, 0.0), (0, 1.0, 0.2), (0, 1.0, 0.0), (400, 0.99, 0.01)]
+    chosen = [filters.Filter(*kind) for kind in kinds]
+    x = random_logits(len(chosen), seed=seed)
+    x[:, 200:] = x[:, :100].clone()  # ties
+    batched = filters.thresholds(x, chosen)
+    for r, one in enumerate(chosen):
+        host = filters.host_threshold(x[r].numpy(), one)
+        assert batched[r] == host or abs(float(batched[r]) - host) < 1e-6
+        assert filters.thresholds(x[r : r + 1], [one])[0] == batched[r]
 
 
 def every_row():

@@ -16,8 +16,7 @@ from paceline.core import TokenLogprob
 from paceline.sampling import noise
 from paceline.sampling.shape import LogitRow, is_filtered, is_greedy, is_plain, shape, shape_candidates
 
-_SCREEN_FROM = 4096  # vocabularies from here on are screened in float32 first
-_SCREEN_SLACK = 0.5  # more than float32 can be wrong by, at any noise value
+_SCREEN_FROM = 1024  # more tokens than that are screened before their exact noise is computed
 
 
 @dataclass(slots=True)
@@ -132,29 +131,45 @@ def _draw(shaped: torch.Tensor, ids: torch.Tensor | None, rows: Seq[LogitRow], p
         scores = shaped[sampled].double() + noise.gumbel(noise.uniform(seeds, positions, cells, purpose))
         picked[sampled] = _greedy(scores, None if ids is None else cells)
         return picked
+    tokens = picked.tolist()
     for i in sampled:
-        if picked[i] >= 0:
-            picked[i] = _draw_row(shaped[i], None if ids is None else ids[i], rows[i], purpose)
-    return picked
+        if tokens[i] >= 0:
+            tokens[i] = _draw_row(
+                shaped[i].numpy(), None if ids is None else ids[i].numpy(), rows[i], purpose
+            )
+    return torch.tensor(tokens)
 
 
-def _draw_row(x: torch.Tensor, ids: torch.Tensor | None, row: LogitRow, purpose: int) -> torch.Tensor:
-    """One row on the host: noise only for tokens that can win."""
-    if ids is None and len(x) >= _SCREEN_FROM and not is_filtered(row):
-        columns = _screen(x, row, purpose)
-    else:
-        columns = (x > -torch.inf).nonzero()[:, 0]
+def _draw_row(x: np.ndarray, ids: np.ndarray | None, row: LogitRow, purpose: int) -> int:
+    """One row on the host: exact noise only for tokens that can win."""
+    columns = np.flatnonzero(x > -np.inf) if is_filtered(row) else np.arange(len(x))
+    if len(columns) > _SCREEN_FROM:
+        columns = _screen(x, columns, ids, row, purpose)
+    tokens, scores = _scores(x, columns, ids, row, purpose)
+    return int(tokens[scores == scores.max()].min())
+
+
+def _screen(
+    x: np.ndarray, columns: np.ndarray, ids: np.ndarray | None, row: LogitRow, purpose: int
+) -> np.ndarray:
+    """Those columns whose score may reach that of the best of a few others.
+
+    A token reaches score s only if v <= 1 - exp(-exp(x - s)), and that is less than exp(x - s).
+    """
+    few = np.append(columns[:: max(1, len(columns) // 256)], x.argmax())
+    least = _scores(x, few, ids, row, purpose)[1].max()
     tokens = columns if ids is None else ids[columns]
-    v = noise.uniform([row.seed], [row.position], tokens, purpose)[0]
-    return _greedy((x[columns].double() + noise.gumbel(v))[None], tokens[None])[0]
+    reach = np.exp(x[columns] - np.float32(least - 1e-3)) * np.float32(2.0**32)
+    return columns[noise.host_bits(row.seed, row.position, purpose, tokens) <= reach]
 
 
-def _screen(x: torch.Tensor, row: LogitRow, purpose: int) -> torch.Tensor:
-    """Columns whose float32 score comes near the best: the exact winner is among them."""
-    h = noise.row_bits(row.seed, row.position, purpose, len(x))
-    v = torch.from_numpy(h.astype(np.float32)).add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
-    scores = v.neg_().log1p_().neg_().log_().neg_().add_(x)
-    return (scores >= scores.max() - _SCREEN_SLACK).nonzero()[:, 0]
+def _scores(
+    x: np.ndarray, columns: np.ndarray, ids: np.ndarray | None, row: LogitRow, purpose: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(token ids, exact scores float64) of some columns."""
+    tokens = columns if ids is None else ids[columns]
+    h = noise.host_bits(row.seed, row.position, purpose, tokens)
+    return tokens, x[columns] + noise.host_gumbel(h)
 
 
 def _spread(shaped: torch.Tensor, ids: torch.Tensor | None, vocab_size: int | None) -> torch.Tensor:

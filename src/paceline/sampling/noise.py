@@ -61,16 +61,21 @@ def scalar(seed: int, position: int, purpose: int, index: int = 0) -> float:
     return (_mix_int(_mix_int((index * _GOLDEN + k0) & _M32) ^ k1) + 0.5) * 2.0**-32
 
 
-def row_bits(seed: int, position: int, purpose: int, size: int) -> np.ndarray:
-    """`bits` for ids 0..size-1 of one row on the host, uint32 [size]: 20 times as fast as int64 tensors."""
+def host_bits(seed: int, position: int, purpose: int, token_ids: np.ndarray) -> np.ndarray:
+    """`bits` of one row on the host: ids [C] -> uint32 [C], 20 times as fast as int64 tensors."""
     k0, k1 = keys(seed, position, purpose)
-    h = np.arange(size, dtype=np.uint32) * np.uint32(_GOLDEN)
+    h = token_ids.astype(np.uint32) * np.uint32(_GOLDEN)
     h += np.uint32(k0)
     scratch = np.empty_like(h)
-    _mix_u32(h, scratch)
+    _mix_host(h, scratch)
     h ^= np.uint32(k1)
-    _mix_u32(h, scratch)
+    _mix_host(h, scratch)
     return h
+
+
+def host_gumbel(h: np.ndarray) -> np.ndarray:
+    """`gumbel` of bits uint32 [C], float64."""
+    return -np.log(-np.log1p((h + 0.5) * -(2.0**-32)))
 
 
 def fresh_seed() -> int:
@@ -108,7 +113,7 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
     return x ^ (x >> 16)
 
 
-def _mix_u32(x: np.ndarray, scratch: np.ndarray) -> None:
+def _mix_host(x: np.ndarray, scratch: np.ndarray) -> None:
     """In place, without temporaries: at 262,144 ids allocation would cost more than the arithmetic."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None)):
         np.right_shift(x, np.uint32(shift), out=scratch)
