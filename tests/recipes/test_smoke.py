@@ -250,3 +250,35 @@ def test_parallel_drafts_match_transformers_assistant() -> None:
             chosen = mine.isfinite()
             torch.testing.assert_close(mine[chosen], out.logits[0, 0][chosen], atol=1e-4, rtol=1e-4)
             assert int(mine.argmax()) == int(out.logits.argmax())
+
+
+@pytest.mark.usefixtures("modules")
+def test_draft_loss_gradient_is_the_mixture_of_kl_and_tv() -> None:
+    import drafter
+    import torch
+
+    torch.manual_seed(0)
+    x, weight = torch.randn(20, 8, requires_grad=True), torch.randn(50, 8, requires_grad=True)
+    p = torch.softmax(2 * torch.randn(20, 50), -1)
+    loss, accepted = drafter.DraftLoss.apply(x, weight, p)
+    mine = torch.autograd.grad(loss, (x, weight))
+    q = torch.softmax(x @ weight.T, -1)
+    overlap = torch.minimum(q, p).sum(-1)
+    mix = float(torch.exp(-3 * overlap.mean().detach()))
+    kl = (p * (p.log() - q.log())).sum(-1)
+    expected = torch.autograd.grad((mix * kl + (1 - mix) * (1 - overlap)).mean(), (x, weight))
+    torch.testing.assert_close(accepted, overlap.mean())
+    for got, want in zip(mine, expected):
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("modules")
+def test_rounds_played_over_a_text() -> None:
+    import evaluate
+    import numpy as np
+
+    right = np.array([[1, 1, 0, 1], [0, 0, 0, 0], [0, 0, 0, 0], [0, 1, 1, 1], [1, 1, 1, 1]], dtype=bool)
+    found = evaluate.play(right, 0)  # rounds at 0 (two right), 3 (none), 4 (four right)
+    assert (found["rounds"], found["made"]) == (3, 3 + 1 + 5)
+    assert found["tried"].tolist() == [3, 2, 2, 1]
+    assert found["taken"].tolist() == [2, 2, 1, 1]
