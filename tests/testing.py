@@ -7,11 +7,14 @@ row's bits depend on nothing but its own text: wrong cache handling changes its 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import WordLevel
 
 from paceline.core import Completion, Draft, Rows, SamplingParams
 from paceline.drafters.base import DraftContext, Drafter
@@ -23,6 +26,7 @@ from paceline.engine.engine import Engine, EngineParts
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import LayerKV, Layout
 from paceline.models.base import HeadOutput
+from paceline.text.tokenizer import Tokenizer
 
 VOCAB, WIDTH, WINDOW = 24, 8, 8
 LAYOUT = Layout(
@@ -48,7 +52,9 @@ class TinyTarget:
         self.poison = poison
         self.embedding = torch.randn(VOCAB, WIDTH, generator=g, dtype=torch.float64)
         self.place = torch.randn(self.max_len, WIDTH, generator=g, dtype=torch.float64) * 0.3
-        self.qkv = [torch.randn(3, WIDTH, WIDTH, generator=g, dtype=torch.float64) * 0.6 for _ in LAYOUT.layers]
+        self.qkv = [
+            torch.randn(3, WIDTH, WIDTH, generator=g, dtype=torch.float64) * 0.6 for _ in LAYOUT.layers
+        ]
         self.head = torch.randn(WIDTH, VOCAB, generator=g, dtype=torch.float64) * 1.5
         self.forwards = 0
 
@@ -58,13 +64,13 @@ class TinyTarget:
         for token, position, slot in zip(
             rows.tokens.tolist(), rows.positions.tolist(), rows.slots.tolist(), strict=True
         ):
-            x = self.embedding[token] + self.place[position]
+            x = self.embedding[token] + self.place[position] + (torch.nan if token == self.poison else 0.0)
             for layer, spec in enumerate(LAYOUT.layers):
                 q, k, v = (x @ w for w in self.qkv[layer])
                 at = keys_of(cache, spec.kind, slot, position + 1)
                 cache.k[layer][at[-1], 0], cache.v[layer][at[-1], 0] = k, v
                 x = torch.tanh(x + attend(q, cache, layer, at))
-            out.append(x * (torch.nan if token == self.poison else 1.0))
+            out.append(x)
         return torch.stack(out)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -241,13 +247,21 @@ def make_engine(setup: Setup, drafter: Drafter | None = None, **changes: Any) ->
     return Engine(EngineParts(**(parts | changes)))
 
 
+def tiny_tokenizer() -> Tokenizer:
+    """One letter for each of the VOCAB tokens; no special ones."""
+    letters = {chr(ord("a") + i): i for i in range(VOCAB)}
+    return Tokenizer(Backend(WordLevel(letters, unk_token="a")), {})  # noqa: S106  no password
+
+
 def prompts(count: int, seed: int = 1, longest: int = 40) -> list[list[int]]:
     """Prompts of unequal length, some shorter and some longer than the window."""
     rng = random.Random(seed)
     return [[rng.randrange(2, VOCAB) for _ in range(rng.randrange(1, longest))] for _ in range(count)]
 
 
-def run(engine: Engine, texts: Seq[list[int]], params: SamplingParams | Seq[SamplingParams]) -> list[Completion]:
+def run(
+    engine: Engine, texts: Seq[list[int]], params: SamplingParams | Seq[SamplingParams]
+) -> list[Completion]:
     """First text of each request, in order."""
     each = [params] * len(texts) if isinstance(params, SamplingParams) else list(params)
     done = engine.run({str(i): (list(t), p) for i, (t, p) in enumerate(zip(texts, each, strict=True))})

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from paceline.errors import CapacityError, UsageError
 from paceline.kv.cache import KVCache, plan_pages
 from paceline.models.base import Target
 from paceline.models.config import ASSISTANT_TYPES, read_config
+from paceline.models.gemma4 import GemmaTarget
 from paceline.models.hub import bundled, find_assistant, resolve
 from paceline.models.registry import load_assistant, load_target
 from paceline.ops.base import Runner
@@ -50,27 +52,16 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
     runner, arithmetic = pick_runner(config, device)
     dtype = _DTYPES.get(config.dtype)
     target = load_target(
-        path, dtype=dtype, device=device, runner=runner, transform=_transform(config.quantize, device)
+        path, dtype=dtype, device=device, runner=runner, transform=_transform(config.quantize)
     )
     tokenizer = Tokenizer.load(path)
     cache = make_cache(target, config, share=1.0)
     kind, source, why = choose_drafter(config, path)
     say(f"target {path} · drafter {kind} ({why}) · {arithmetic}")
-    drafters: dict[str, Drafter] = {"ngram": NgramDrafter()}
-    if source is not None and kind.startswith("mtp"):
-        net = load_assistant(
-            source, target, dtype=dtype, transform=_transform(config.quantize_drafter, device)
-        )
-        drafters["mtp"] = MTPDrafter(net)
-    elif source is not None and kind.startswith("model"):
-        drafters["model"] = _draft_model(source, config, target, runner)
-    elif kind in third_party():
-        drafters[kind] = load_third_party(kind, target, cache)
-    controller = AutoController(_profile(config, target, cache), KINDS, say, kind.split("+"))
-    ngram = drafters["ngram"]
-    drafters["ngram"] = Portfolio(ngram, None, controller)  # alone, too, it offers only what is worth checking
+    drafters = _load_drafters(config, (kind, source), target, cache)
+    controller = AutoController(_profile(config, target, cache), KINDS, say)
     if "+" in kind:
-        drafters[kind] = Portfolio(ngram, drafters[kind.split("+")[0]], controller)
+        drafters[kind] = Portfolio(drafters["ngram"], drafters[kind.split("+")[0]], controller)
     info: dict[str, Any] = {
         "target": str(path),
         "drafter": kind,
@@ -102,6 +93,23 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
     )
 
 
+def _load_drafters(
+    config: EngineConfig, choice: tuple[str, Path | None], target: GemmaTarget, cache: KVCache
+) -> dict[str, Drafter]:
+    """The chosen kind's network, if it has one, and the n-gram drafter, which costs nothing to have."""
+    kind, source = choice
+    drafters: dict[str, Drafter] = {"ngram": NgramDrafter()}
+    transform = _transform(config.quantize_drafter)
+    if source is not None and kind.startswith("mtp"):
+        net = load_assistant(source, target, dtype=_DTYPES.get(config.dtype), transform=transform)
+        drafters["mtp"] = MTPDrafter(net)
+    elif source is not None and kind.startswith("model"):
+        drafters["model"] = _draft_model(source, config, target)
+    elif kind in third_party():
+        drafters[kind] = load_third_party(kind, target, cache)
+    return drafters
+
+
 def pick_device(name: str) -> torch.device:
     """The device for `auto`, `cpu`, `cuda`, `cuda:N` or `mps`. Raises UsageError if it is not there."""
     if name == "auto":
@@ -111,7 +119,9 @@ def pick_device(name: str) -> torch.device:
     except RuntimeError as error:
         raise UsageError(f"device={name!r} is unknown: use auto, cpu, cuda, cuda:N or mps") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError("device='cuda', but this PyTorch sees no CUDA GPU: use device='cpu', or install a CUDA build")
+        raise UsageError(
+            "device='cuda', but this PyTorch sees no CUDA GPU: use device='cpu', or install a CUDA build"
+        )
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UsageError("device='mps', but this PyTorch has no Metal support here: use device='cpu'")
     return device
@@ -186,28 +196,32 @@ def choose_drafter(config: EngineConfig, target: Path) -> tuple[str, Path | None
         return name, found, why
     if name.startswith("model"):
         if config.target != "demo":
-            raise UsageError(f"drafter={name!r} needs a draft model: name its folder or hub id as the drafter")
+            raise UsageError(
+                f"drafter={name!r} needs a draft model: name its folder or hub id as the drafter"
+            )
         return name, bundled("draft"), "the bundled draft model"
     folder = resolve(name, "assistant")
     assistant = read_config(folder).get("model_type") in ASSISTANT_TYPES
     return ("mtp+ngram" if assistant else "model+ngram"), folder, "as asked"
 
 
-def _draft_model(source: Path, config: EngineConfig, target: Target, runner: Runner) -> ModelDrafter:
+def _draft_model(source: Path, config: EngineConfig, target: GemmaTarget) -> ModelDrafter:
     model = load_target(
         source,
         dtype=_DTYPES.get(config.dtype),
         device=target.device,
-        runner=runner,
-        transform=_transform(config.quantize_drafter, target.device),
+        runner=target.runner,
+        transform=_transform(config.quantize_drafter),
     )
     if model.max_len < 32:
-        raise UsageError(f"the draft model {source} has a context of {model.max_len} tokens: use a longer one")
+        raise UsageError(
+            f"the draft model {source} has a context of {model.max_len} tokens: use a longer one"
+        )
     cache = make_cache(model, replace(config, max_model_len=None), DRAFT_CACHE_SHARE)
     return ModelDrafter(model, cache, target.vocab_size)
 
 
-def _transform(kind: Literal["int8", "int4"] | None, device: torch.device) -> Any:
+def _transform(kind: Literal["int8", "int4"] | None) -> Any:
     if kind is None:
         return None
     from paceline.ops.quantize import quantizer
@@ -219,7 +233,6 @@ def _profile(config: EngineConfig, target: Target, cache: KVCache) -> Profile:
     """The cost staircase: measured if the engine is to choose draft lengths, else learnt while running."""
     if config.draft_tokens != "auto":
         return default_profile()
-    import time
 
     def time_rows(count: int) -> float:
         cache.open(-1, [0], share=False)

@@ -15,12 +15,16 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     target: str = "demo"
-    drafter: str = "auto"  # auto | none | ngram | mtp | mtp+ngram | an assistant or draft model (folder or hub id)
+    drafter: str = (
+        "auto"  # auto | none | ngram | mtp | mtp+ngram | an assistant or draft model (folder or hub id)
+    )
     device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
     dtype: str = "auto"  # of weights; auto = as stored on CPU, bfloat16 on a GPU
     verify: VerifyRule = "match"
     draft_tokens: int | Literal["auto"] = 4
-    max_model_len: int | None = None  # tokens per text; None = what the model was made for, as far as memory allows
+    max_model_len: int | None = (
+        None  # tokens per text; None = what the model was made for, as far as memory allows
+    )
     max_batch: int = 16  # texts computed side by side
     cache_memory: int | None = None  # bytes for K/V; None = a share of what is free
     prefill_chunk: int = 64  # prompt tokens per step beside decoding texts
@@ -40,7 +44,9 @@ class EngineConfig:
             check_draft_tokens(self.draft_tokens)
         for name in ("quantize", "quantize_drafter"):
             if getattr(self, name) not in (None, "int8", "int4"):
-                raise UsageError(f"{name}={getattr(self, name)!r} is unknown: use int8 or int4, or leave it out")
+                raise UsageError(
+                    f"{name}={getattr(self, name)!r} is unknown: use int8 or int4, or leave it out"
+                )
         for name in ("max_model_len", "max_batch", "cache_memory", "prefill_chunk", "step_tokens", "threads"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):

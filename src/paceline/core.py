@@ -6,7 +6,8 @@ speculation keeps n. So there is one kind of row, and plain decoding is a row wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence as Seq
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -113,10 +114,14 @@ def _check_params(p: SamplingParams) -> None:
     if any(not s for s in p.stop):
         raise UsageError("stop has an empty string, which would end every text at once: remove it")
     if p.allowed_token_ids is not None and not set(p.allowed_token_ids) - set(p.bad_token_ids):
-        raise UsageError("allowed_token_ids leaves no token that bad_token_ids does not forbid: allow at least one")
+        raise UsageError(
+            "allowed_token_ids leaves no token that bad_token_ids does not forbid: allow at least one"
+        )
     for token, bias in p.logit_bias.items():
         if isinstance(bias, bool) or not isinstance(bias, (int, float)) or bias != bias or abs(bias) > 1e4:
-            raise UsageError(f"logit_bias[{token}]={bias!r} is not possible: give a number from -10000 to 10000")
+            raise UsageError(
+                f"logit_bias[{token}]={bias!r} is not possible: give a number from -10000 to 10000"
+            )
 
 
 def check_draft_tokens(value: object) -> int:
@@ -171,14 +176,20 @@ class Draft:
     """What a drafter proposes for B sequences. Ragged and empty rows are ordinary."""
 
     tokens: list[list[int]]  # [B][<= K]
-    confidence: list[list[float]]  # same shape: the drafter's own probability of each token, 1.0 if it has none
-    q: list[list[torch.Tensor] | None] | None = None  # the law [V] each token was drawn from; None = one-hot
+    confidence: list[
+        list[float]
+    ]  # same shape: the drafter's own probability of each token, 1.0 if it has none
+    q: list[list[torch.Tensor | None] | None] | None = (
+        None  # the law [V] each token was drawn from; None = one-hot
+    )
     reasons: list[str | None] = field(default_factory=list)  # why a row is empty, if it is
     drafter: list[str] = field(default_factory=list)  # which kind proposed each row
 
     @classmethod
     def empty(cls, rows: int, reason: str) -> Draft:
-        return cls([[] for _ in range(rows)], [[] for _ in range(rows)], None, [reason] * rows, ["none"] * rows)
+        return cls(
+            [[] for _ in range(rows)], [[] for _ in range(rows)], None, [reason] * rows, ["none"] * rows
+        )
 
 
 @dataclass(slots=True)

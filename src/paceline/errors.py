@@ -1,14 +1,14 @@
 """Every error that paceline raises on purpose. Each message says what is wrong and what to do next.
 
-    PacelineError
-    ├── UsageError            a value, option or combination that cannot work          (exit code 2)
-    │   └── PromptError       empty, too long, or with token ids out of range
-    ├── LoadError             a checkpoint or config that cannot be used               (exit code 3)
-    │   ├── ConfigError       unknown model_type, missing or contradictory fields
-    │   ├── WeightsError      missing, extra, duplicated, misshapen or corrupt tensors
-    │   └── PairError         a drafter that was made for another target
-    ├── CapacityError         not enough memory or cache space                         (exit code 4)
-    └── RequestFailed         one request ended in an error; its neighbours are untouched (exit code 5)
+PacelineError
+├── UsageError            a value, option or combination that cannot work          (exit code 2)
+│   └── PromptError       empty, too long, or with token ids out of range
+├── LoadError             a checkpoint or config that cannot be used               (exit code 3)
+│   ├── ConfigError       unknown model_type, missing or contradictory fields
+│   ├── WeightsError      missing, extra, duplicated, misshapen or corrupt tensors
+│   └── PairError         a drafter that was made for another target
+├── CapacityError         not enough memory or cache space                         (exit code 4)
+└── RequestFailed         one request ended in an error; its neighbours are untouched (exit code 5)
 """
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Seq
 from typing import Any
 
 from paceline.assembly import build_engine
@@ -24,7 +25,9 @@ class LLM:
     Safe to use from several threads; calls run one after the other.
     """
 
-    def __init__(self, target: str = "demo", *, say: Callable[[str], None] | None = None, **options: Any) -> None:
+    def __init__(
+        self, target: str = "demo", *, say: Callable[[str], None] | None = None, **options: Any
+    ) -> None:
         config = EngineConfig.of({"target": str(target), **options})
         self._engine = build_engine(config, say or (lambda line: None))
         self._lock = threading.Lock()
@@ -89,7 +92,9 @@ class LLM:
         if params is None or isinstance(params, SamplingParams):
             return [params or SamplingParams()] * count
         if len(params) != count:
-            raise UsageError(f"{count} prompts but {len(params)} sampling params: give one for all, or one for each")
+            raise UsageError(
+                f"{count} prompts but {len(params)} sampling params: give one for all, or one for each"
+            )
         return list(params)
 
     def _ids(self, prompt: Prompt) -> list[int]:

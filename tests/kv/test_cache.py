@@ -21,7 +21,11 @@ LAYOUT = Layout(
 
 def make(pages: int = 40, sequences: int = 6, tokens: int = 200) -> KVCache:
     return KVCache(
-        LAYOUT, dict.fromkeys(LAYOUT.kinds, pages), max_sequences=sequences, max_tokens=tokens, dtype=torch.float32
+        LAYOUT,
+        dict.fromkeys(LAYOUT.kinds, pages),
+        max_sequences=sequences,
+        max_tokens=tokens,
+        dtype=torch.float32,
     )
 
 
@@ -50,7 +54,8 @@ def readable(cache: KVCache, sequence: int, layer: int) -> list[float]:
     start = 0 if window is None else max(0, end - 1 - window)
     table = cache.tables[spec.kind][cache.slot(sequence)]
     return [
-        float(cache.k[layer][int(table[p // PAGE_SIZE]) * PAGE_SIZE + p % PAGE_SIZE, 0, 0]) for p in range(start, end)
+        float(cache.k[layer][int(table[p // PAGE_SIZE]) * PAGE_SIZE + p % PAGE_SIZE, 0, 0])
+        for p in range(start, end)
     ]
 
 

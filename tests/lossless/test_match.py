@@ -6,9 +6,9 @@ import random
 from dataclasses import replace
 
 import pytest
-from testing import VOCAB, Setup, make_engine, prompts, run, totals
 
 from paceline.core import SamplingParams
+from testing import VOCAB, Setup, make_engine, prompts, run, totals
 
 DRAFTERS = ["ngram", "mtp", "model", "random", "scripted", "oracle"]
 PARAMS = {
@@ -38,7 +38,9 @@ def plain(setup: Setup, texts: list[list[int]], params: SamplingParams) -> list[
     return [c.token_ids for c in done]
 
 
-def speculated(setup: Setup, texts: list[list[int]], params: SamplingParams) -> tuple[list[list[int]], int, int]:
+def speculated(
+    setup: Setup, texts: list[list[int]], params: SamplingParams
+) -> tuple[list[list[int]], int, int]:
     if setup.drafter in ("scripted", "oracle"):
         setup = replace(setup, texts=[t + o for t, o in zip(texts, plain(setup, texts, params), strict=True)])
     done = run(make_engine(setup), texts, params)
@@ -126,7 +128,9 @@ def test_per_request_settings_in_one_batch() -> None:
         )
         for i in range(8)
     ]
-    alone = [run(make_engine(Setup()), [t], replace(p, drafter=None))[0] for t, p in zip(texts, each, strict=True)]
+    alone = [
+        run(make_engine(Setup()), [t], replace(p, drafter=None))[0] for t, p in zip(texts, each, strict=True)
+    ]
     together = run(make_engine(Setup(drafter="mtp", max_batch=3)), texts, each)
     assert [c.token_ids for c in together] == [c.token_ids for c in alone]
     assert [len(c.logprobs or []) for c in together] == [len(c.logprobs or []) for c in alone]
@@ -164,7 +168,9 @@ def test_length_and_context_limits_hold_inside_a_block() -> None:
     for limit in range(1, 12):
         params = SamplingParams(max_tokens=limit)
         expected = plain(Setup(), texts, params)
-        texted = [t + o for t, o in zip(texts, plain(Setup(), texts, SamplingParams(max_tokens=30)), strict=True)]
+        texted = [
+            t + o for t, o in zip(texts, plain(Setup(), texts, SamplingParams(max_tokens=30)), strict=True)
+        ]
         done = run(make_engine(Setup(drafter="oracle", k=8, texts=texted)), texts, params)
         assert [c.token_ids for c in done] == expected
         assert {c.finish_reason for c in done} == {"length"}

@@ -56,7 +56,9 @@ class Commands(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.command(
+    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="paceline")
 @click.option("--traceback", is_flag=True, help="On an error, show where in the code it happened.")
 @click.pass_context
@@ -96,7 +98,9 @@ def main() -> None:
     except MemoryError:
         if show:
             raise
-        _exit(4, "out of memory: use a smaller model, --quantize int8, or lower --max-batch and --max-model-len")
+        _exit(
+            4, "out of memory: use a smaller model, --quantize int8, or lower --max-batch and --max-model-len"
+        )
     sys.exit(code if isinstance(code, int) else 0)
 
 

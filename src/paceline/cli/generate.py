@@ -22,8 +22,12 @@ Record = dict[str, Any]
 
 @click.command()
 @click.argument("source", metavar="IN.jsonl")
-@click.option("-o", "--out", required=True, metavar="OUT.jsonl", help="Answers, one line for each prompt as it is done.")
-@click.option("--target", default="demo", show_default=True, help="demo, a folder in Hugging Face layout, or a hub id.")
+@click.option(
+    "-o", "--out", required=True, metavar="OUT.jsonl", help="Answers, one line for each prompt as it is done."
+)
+@click.option(
+    "--target", default="demo", show_default=True, help="demo, a folder in Hugging Face layout, or a hub id."
+)
 @click.option("--overwrite", is_flag=True, help="Begin anew instead of continuing an interrupted OUT.jsonl.")
 @apply(ENGINE)
 @apply(SAMPLING)
@@ -48,7 +52,9 @@ def command(source: str, out: str, target: str, overwrite: bool, **values: Any) 
         with Path(out).open("w" if overwrite else "a", encoding="utf-8") as sink:
             _generate(llm, todo, sink)
     except OSError as error:
-        raise UsageError(f"cannot write {out} ({error.strerror}): what was written is kept; run again to continue") from error
+        raise UsageError(
+            f"cannot write {out} ({error.strerror}): what was written is kept; run again to continue"
+        ) from error
 
 
 def read_prompts(path: Path, params: SamplingParams) -> list[tuple[Record, SamplingParams]]:
@@ -74,7 +80,9 @@ def read_prompts(path: Path, params: SamplingParams) -> list[tuple[Record, Sampl
         ids.add(str(record["id"]))
         unknown = set(record) - names - {"id", "prompt"}
         if unknown:
-            raise UsageError(f"{where}: unknown field {sorted(unknown)[0]!r}: use id, prompt and sampling parameters")
+            raise UsageError(
+                f"{where}: unknown field {sorted(unknown)[0]!r}: use id, prompt and sampling parameters"
+            )
         try:
             one = SamplingParams(**(base | {k: v for k, v in record.items() if k in names}))
         except (UsageError, TypeError) as error:
@@ -112,7 +120,9 @@ def read_done(path: Path) -> set[Any]:
                 done.add(json.loads(line)["id"])
             except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
                 if line.endswith(b"\n"):
-                    raise UsageError(f"{path} is not an output of this command: name another, or add --overwrite") from error
+                    raise UsageError(
+                        f"{path} is not an output of this command: name another, or add --overwrite"
+                    ) from error
                 break
             good += len(line)
         file.truncate(good)

@@ -37,7 +37,12 @@ def command(target: str, drafter: str, as_json: bool) -> None:
     if source is not None:
         found.append(inspect(source, target=folder if kind.startswith("mtp") else None))
     if as_json:
-        facts: dict[str, Any] = {"drafter": kind, "reason": why, "device": str(device), "arithmetic": arithmetic}
+        facts: dict[str, Any] = {
+            "drafter": kind,
+            "reason": why,
+            "device": str(device),
+            "arithmetic": arithmetic,
+        }
         facts["models"] = [asdict(one) | {"path": str(one.path)} for one in found]
         click.echo(json.dumps(facts, indent=2))
     else:
@@ -58,11 +63,16 @@ def _describe(one: Inspection) -> str:
         lines.append(f"  layers     {one.layers}; vocabulary {one.vocab_size:,}; context {one.max_len:,}")
     if one.parameters:
         stored = ", ".join(f"{name} x{n}" for name, n in one.dtypes.items())
-        lines.append(f"  weights    {_size(one.weight_bytes)}: {one.parameters / 1e6:.2f} M parameters ({stored})")
+        lines.append(
+            f"  weights    {_size(one.weight_bytes)}: {one.parameters / 1e6:.2f} M parameters ({stored})"
+        )
         lines += [f"    {part:24} {_size(size):>10}" for part, size in one.weights.items()]
     for kind, size in one.kv_per_token.items():
         reach = one.windows.get(kind)
-        lines.append(f"  K/V        {_size(size)} per token, {kind.replace('_', ' ')}" + (f", last {reach} kept" if reach else ""))
+        lines.append(
+            f"  K/V        {_size(size)} per token, {kind.replace('_', ' ')}"
+            + (f", last {reach} kept" if reach else "")
+        )
     lines += [f"  not loaded {part}: {_size(size)}" for part, size in one.skipped.items()]
     lines += [f"  UNSUPPORTED {why}" for why in one.unsupported]
     return "\n".join(lines)

@@ -13,7 +13,7 @@ from paceline.errors import UsageError
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class DraftTokens(click.ParamType):
+class DraftTokens(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
     name = f"0..{MAX_DRAFT_TOKENS}|auto"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -28,7 +28,7 @@ class DraftTokens(click.ParamType):
         return number
 
 
-class Bytes(click.ParamType):
+class Bytes(click.ParamType):  # type: ignore[type-arg]
     """A size such as 800M or 2G."""
 
     name = "size"
@@ -63,7 +63,7 @@ ENGINE = [
     click.option("--max-model-len", type=click.IntRange(min=1), help="Context in tokens (prompt and answer)."),
     click.option("--max-batch", type=click.IntRange(min=1), default=16, show_default=True,
                  help="Texts that are computed side by side."),
-    click.option("--cache-memory", type=Bytes(), help="Memory for the K/V cache, e.g. 2G; default: a share of what is free."),
+    click.option("--cache-memory", type=Bytes(), help="Memory for the K/V cache, e.g. 2G; default: a share."),
     click.option("--threads", type=click.IntRange(min=1), help="CPU threads; default: one per core."),
     click.option("--native/--no-native", default=True, help="Use the compiled kernels where they are installed."),
 ]  # fmt: skip
@@ -109,8 +109,8 @@ def read_text(path: str) -> str:
     """A prompt from a file, or from standard input for `-`."""
     try:
         with click.open_file(path, encoding="utf-8") as file:
-            return file.read()
+            return str(file.read())
     except OSError as error:
-        raise UsageError(f"cannot read {path} ({error.strerror}): give an existing file, or - for standard input") from error
+        raise UsageError(f"cannot read {path} ({error.strerror}): give a file, or - for standard input") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text: convert it first") from error

@@ -16,15 +16,27 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("prompt", required=False)
-@click.option("--target", default="demo", show_default=True, help="demo, a folder in Hugging Face layout, or a hub id.")
+@click.option(
+    "--target", default="demo", show_default=True, help="demo, a folder in Hugging Face layout, or a hub id."
+)
 @click.option("--file", "-f", "file", help="Read the prompt from a file (- for standard input).")
 @click.option("--chat/--no-chat", default=False, help="Put the prompt into the model's chat template.")
 @click.option("--stats", is_flag=True, help="Afterwards: tokens/s, tokens per step, acceptance by position.")
-@click.option("--show-drafts", is_flag=True, help="Colour each token: green was drafted and kept, plain is the target's own.")
+@click.option(
+    "--show-drafts",
+    is_flag=True,
+    help="Colour each token: green was drafted and kept, plain is the target's own.",
+)
 @apply(ENGINE)
 @apply(SAMPLING)
 def command(
-    prompt: str | None, target: str, file: str | None, chat: bool, stats: bool, show_drafts: bool, **values: Any
+    prompt: str | None,
+    target: str,
+    file: str | None,
+    chat: bool,
+    stats: bool,
+    show_drafts: bool,
+    **values: Any,
 ) -> None:
     """Continue PROMPT with the target, speculated by its drafter. Without one: an interactive session.
 
@@ -64,9 +76,7 @@ def _wrap(llm: LLM, prompt: str, chat: bool) -> str | list[int]:
     return llm.tokenizer.encode(template.render([{"role": "user", "content": prompt}]), add_bos=False)
 
 
-def _write(
-    llm: LLM, prompt: str | list[int], params: SamplingParams, show: tuple[bool, bool, bool]
-) -> None:
+def _write(llm: LLM, prompt: str | list[int], params: SamplingParams, show: tuple[bool, bool, bool]) -> None:
     """Stream one text to standard output; Ctrl-C ends it cleanly."""
     stats, drafts, echo = show
     if echo and isinstance(prompt, str):
@@ -104,7 +114,7 @@ def _report(stats: Stats) -> None:
     lines = [
         f"{stats.emitted} tokens in {stats.seconds:.2f} s: {stats.emitted / seconds:.1f} tokens/s, "
         f"first after {stats.first_token_seconds * 1000:.0f} ms",
-        f"{stats.tokens_per_step:.2f} tokens per step ({stats.steps} steps, {stats.accepted} of {stats.drafted} drafted kept)",
+        f"{stats.tokens_per_step:.2f} tokens per step ({stats.steps} steps; kept {stats.accepted} of {stats.drafted} drafted)",
     ]
     if stats.drafted:
         kept = zip(stats.accepted_by_position + [0] * 16, stats.drafted_by_position, strict=False)

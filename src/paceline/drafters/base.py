@@ -18,7 +18,9 @@ from paceline.kv.cache import KVCache
 class Picker(Protocol):
     """Draws draft tokens as each row's request samples, with the noise that its verification rule allows."""
 
-    def pick(self, rows: Seq[int], step: int, logits: torch.Tensor, ids: torch.Tensor | None = None) -> list[int]:
+    def pick(
+        self, rows: Seq[int], step: int, logits: torch.Tensor, ids: torch.Tensor | None = None
+    ) -> list[int]:
         """Token for each of `rows` at draft position `step` from logits [b, V], or [b, C] of candidates `ids`."""
         ...
 

@@ -21,7 +21,9 @@ class ModelDrafter:
     name = "model"
     needs_hidden = False
 
-    def __init__(self, model: Target, cache: KVCache, vocab_size: int, max_tokens: int = MAX_DRAFT_TOKENS) -> None:
+    def __init__(
+        self, model: Target, cache: KVCache, vocab_size: int, max_tokens: int = MAX_DRAFT_TOKENS
+    ) -> None:
         """`vocab_size` is the target's: padding beyond it is cut off, a shorter head is filled with -inf."""
         self.model, self.cache, self.vocab_size, self.max_tokens = model, cache, vocab_size, max_tokens
         self._written: dict[int, list[int]] = {}  # tokens whose K/V stand at the committed position on
@@ -39,7 +41,9 @@ class ModelDrafter:
             logits = self._forward([context.sequences[row] for row in active], [news[row] for row in active])
             picked = context.picker.pick(active, step, logits)
             news = {row: [token] for row, token in zip(active, picked, strict=True)}
-            active = [row for row in active if step + 1 < context.limits[row] and context.picker.go_on(row, step)]
+            active = [
+                row for row in active if step + 1 < context.limits[row] and context.picker.go_on(row, step)
+            ]
         return context.picker.draft(self.name)
 
     def _missing(self, sequence: Sequence) -> list[int]:

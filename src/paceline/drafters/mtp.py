@@ -34,10 +34,14 @@ class MTPDrafter:
         slots = torch.tensor([context.slots[b] for b in active], dtype=torch.int32, device=device)
         for step in range(max(context.limits[b] for b in active)):
             ids = torch.tensor(tokens, dtype=torch.int64, device=device)
-            out = self.net.step(Rows(ids, positions, slots, list(range(len(active) + 1))), hidden, context.cache)
+            out = self.net.step(
+                Rows(ids, positions, slots, list(range(len(active) + 1))), hidden, context.cache
+            )
             tokens = context.picker.pick(active, step, out.logits, out.ids)
             on = [
-                i for i, b in enumerate(active) if step + 1 < context.limits[b] and context.picker.go_on(b, step)
+                i
+                for i, b in enumerate(active)
+                if step + 1 < context.limits[b] and context.picker.go_on(b, step)
             ]
             if not on:
                 break

@@ -26,8 +26,10 @@ def load_third_party(name: str, target: Target, cache: KVCache) -> Drafter:
     """Make an installed drafter. Raises LoadError if it cannot be imported or made."""
     try:
         drafter: Drafter = third_party()[name].load()(target, cache)
-    except Exception as error:  # noqa: BLE001  a stranger's code: whatever it raises becomes one clear line
-        raise LoadError(f"the drafter {name!r} could not be made ({type(error).__name__}: {error}): update it") from error
+    except Exception as error:
+        raise LoadError(
+            f"the drafter {name!r} could not be made ({type(error).__name__}: {error}): update it"
+        ) from error
     return drafter
 
 

@@ -35,7 +35,8 @@ def _advance(
     """Append what was kept, as far as the text goes on, and describe it."""
     sequence = live.sequence
     new = [*drafted[: verdict.accepted], verdict.next_token]
-    origins: list[Origin] = ["draft"] * verdict.accepted + ["target"]  # type: ignore[list-item]
+    kept: list[Origin] = ["draft"]
+    origins: list[Origin] = [*kept * verdict.accepted, "target"]
     new, finish = _cut(live, new, state.max_len)
     text = ""
     if live.stream is not None:

@@ -88,7 +88,9 @@ class Engine:
         """Raise PromptError or UsageError for a request that cannot run."""
         vocab = self._parts.target.vocab_size
         if not prompt_ids:
-            raise PromptError("the prompt is empty: give at least one token (for instance the begin-of-text token)")
+            raise PromptError(
+                "the prompt is empty: give at least one token (for instance the begin-of-text token)"
+            )
         for token in prompt_ids:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
                 raise PromptError(f"the prompt has token id {token!r}: give ids from 0 to {vocab - 1}")

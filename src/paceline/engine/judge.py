@@ -27,7 +27,9 @@ class Judged:
     hidden_rows: list[int] = field(default_factory=list)  # row of the hidden state that belongs there
 
 
-def judge(state: EngineState, work: list[Work], draft: Draft, hidden: torch.Tensor, starts: list[int]) -> Judged:
+def judge(
+    state: EngineState, work: list[Work], draft: Draft, hidden: torch.Tensor, starts: list[int]
+) -> Judged:
     """hidden [N, H] are the rows of the step, starts [B + 1] their offsets."""
     out = Judged([w.count for w in work], [None] * len(work), [[] for _ in work])
     wanted: list[int] = []  # rows of `hidden` whose logits are needed
@@ -55,11 +57,18 @@ def judge(state: EngineState, work: list[Work], draft: Draft, hidden: torch.Tens
         _keep(state, live, work[i], verdict, out, (i, starts[i], wanted[first]))
         reason = draft.reasons[i]
         record = RowRecord(
-            live.sequence.id, draft.drafter[i], len(draft.tokens[i]), verdict.accepted, draft.confidence[i], reason
+            live.sequence.id,
+            draft.drafter[i],
+            len(draft.tokens[i]),
+            verdict.accepted,
+            draft.confidence[i],
+            reason,
         )
         out.records.append(record)
         if live.sequence.params.logprobs is not None:
-            out.logprobs[i] = _logprobs(live, logits, choice, first, [*draft.tokens[i][: verdict.accepted], verdict.next_token])
+            out.logprobs[i] = _logprobs(
+                live, logits, choice, first, [*draft.tokens[i][: verdict.accepted], verdict.next_token]
+            )
     return out
 
 
@@ -69,9 +78,7 @@ _NAN = (
 )
 
 
-def _verdict(
-    live: Live, i: int, draft: Draft, span: tuple[Choice, list[LogitRow], int, int]
-) -> Verdict:
+def _verdict(live: Live, i: int, draft: Draft, span: tuple[Choice, list[LogitRow], int, int]) -> Verdict:
     choice, shaping, first, end = span
     tokens = draft.tokens[i]
     if live.rule == "match" or not tokens or is_greedy(shaping[first]) or choice.shaped is None:

@@ -44,7 +44,9 @@ class StepPicker:
         self._lives, self._controller, self._vocab_size = lives, controller, vocab_size
         self._tokens: list[list[int]] = [[] for _ in lives]
         self._confidence: list[list[float]] = [[] for _ in lives]
-        self._q: list[list[torch.Tensor] | None] = [None if live.rule == "match" else [] for live in lives]
+        self._q: list[list[torch.Tensor | None] | None] = [
+            None if live.rule == "match" else [] for live in lives
+        ]
 
     def pick(
         self, rows: Seq[int], step: int, logits: torch.Tensor, ids: torch.Tensor | None = None
@@ -71,7 +73,7 @@ class StepPicker:
                 self._tokens[row].append(drawn.tokens[j])
                 self._confidence[row].append(drawn.confidence[j])
                 law = self._q[row]
-                if law is not None and drawn.q is not None:
+                if law is not None:
                     law.append(drawn.q[j])
         return picked
 

@@ -36,7 +36,9 @@ def _ask(state: EngineState, drafter: Drafter, lives: list[Live], rows: list[int
     """Let one drafter propose for its rows and copy what it says into `out`."""
     sequences = [live.sequence for live in lives]
     allowed = state.controller.limits(sequences, [_want(state, live) for live in lives], drafter.max_tokens)
-    limits = [max(0, min(k, live.room(state.max_len) - 1)) for (k, _), live in zip(allowed, lives, strict=True)]
+    limits = [
+        max(0, min(k, live.room(state.max_len) - 1)) for (k, _), live in zip(allowed, lives, strict=True)
+    ]
     for row, (k, reason), limit in zip(rows, allowed, limits, strict=True):
         out.reasons[row] = reason if k == 0 else budget.NO_ROOM if limit == 0 else budget.NO_PROPOSAL
     if not any(limits):
@@ -78,7 +80,9 @@ def _check(draft: Draft, limits: list[int], vocab_size: int) -> None:
         raise ValueError(f"{len(draft.tokens)} rows proposed, {len(limits)} asked for")
     for tokens, confidence, limit in zip(draft.tokens, draft.confidence, limits, strict=True):
         if len(tokens) > limit or len(confidence) != len(tokens):
-            raise ValueError(f"{len(tokens)} tokens with {len(confidence)} confidences, at most {limit} allowed")
+            raise ValueError(
+                f"{len(tokens)} tokens with {len(confidence)} confidences, at most {limit} allowed"
+            )
         for token in tokens:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
                 raise ValueError(f"token {token!r} is not an id in 0..{vocab_size - 1}")

@@ -66,15 +66,15 @@ class Scheduler:
                 work.append(Work(sequence, count, count == pending))
                 left -= count
         while left > 0 and len(self.running) < self.max_batch:
-            sequence = self._next_waiting()
-            if sequence is None or not admit(sequence):
+            newcomer = self._next_waiting()
+            if newcomer is None or not admit(newcomer):
                 break
-            self.waiting.remove(sequence)
-            self._leaders.pop(sequence.id, None)
-            self.running.append(sequence)
-            pending = len(sequence.tokens) - sequence.committed
+            self.waiting.remove(newcomer)
+            self._leaders.pop(newcomer.id, None)
+            self.running.append(newcomer)
+            pending = len(newcomer.tokens) - newcomer.committed
             count = min(pending, left)
-            work.append(Work(sequence, count, count == pending))
+            work.append(Work(newcomer, count, count == pending))
             left -= count
         return work
 

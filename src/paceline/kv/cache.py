@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 
 import numpy as np
@@ -54,24 +55,28 @@ class KVCache:
             self.k = [self._storage(i, pages, dtype, device) for i in range(len(layout.layers))]
             self.v = [self._storage(i, pages, dtype, device) for i in range(len(layout.layers))]
         except RuntimeError as error:
-            raise CapacityError(f"no memory for the K/V cache ({error}): lower cache_memory or max_batch") from error
+            raise CapacityError(
+                f"no memory for the K/V cache ({error}): lower cache_memory or max_batch"
+            ) from error
         shape = (max_sequences, self.max_pages)
         self._host = {kind: np.zeros(shape, dtype=np.int32) for kind in layout.kinds}
         self.tables = {kind: torch.from_numpy(table).to(device) for kind, table in self._host.items()}
         self._mirrored = torch.device(device).type == "cpu"  # then `tables` are views of `_host`
-        self.pools = {
-            kind: PagePool(pages[kind], lambda n, kind=kind: self.prefix.evict(kind, n))  # type: ignore[misc]
-            for kind in layout.kinds
-        }
+        self.pools = {kind: PagePool(pages[kind], partial(self._evict, kind)) for kind in layout.kinds}
         self.prefix = PrefixIndex(PAGE_SIZE, self.pools)
         self._free_slots = list(range(max_sequences - 1, -1, -1))
         self._entries: dict[int, _Entry] = {}
+
+    def _evict(self, kind: str, count: int) -> int:
+        return self.prefix.evict(kind, count)
 
     def _storage(
         self, layer: int, pages: dict[str, int], dtype: torch.dtype, device: torch.device | str
     ) -> torch.Tensor:
         spec = self.layout.layers[layer]
-        return torch.zeros(pages[spec.kind] * PAGE_SIZE, spec.kv_heads, spec.head_dim, dtype=dtype, device=device)
+        return torch.zeros(
+            pages[spec.kind] * PAGE_SIZE, spec.kv_heads, spec.head_dim, dtype=dtype, device=device
+        )
 
     # -- sequences ---------------------------------------------------------------------------------------------
 

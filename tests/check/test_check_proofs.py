@@ -1,0 +1,160 @@
+"""`paceline check` on a tiny exact target: it holds when nothing is wrong, and finds every bug that is planted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.check import forward, identity, law
+from paceline.check.certificate import Certificate, Finding
+from paceline.check.identity import Effort
+from paceline.check.subject import Subject
+from paceline.core import Rows, Verdict
+from paceline.drafters.mtp import MTPDrafter
+from paceline.drafters.ngram import NgramDrafter
+from paceline.kv.cache import KVCache
+from testing import RandomDrafter, Setup, TinyAssistant, TinyTarget, make_engine, prompts
+
+EFFORT = Effort(tokens=1500, length=24)
+
+
+class Blurred(TinyTarget):
+    """Its numbers depend a little on how many rows are computed together, as plain kernels' do."""
+
+    def __init__(self, blur: float) -> None:
+        super().__init__()
+        self.blur = blur
+
+    def forward(self, rows: Rows, cache: KVCache) -> torch.Tensor:
+        hidden = super().forward(rows, cache)
+        return hidden * (1 + self.blur * (rows.count - 1))
+
+
+def subject(**changes: Any) -> Subject:
+    target = changes.pop("target", None) or TinyTarget()
+    drafters = {"mtp": MTPDrafter(TinyAssistant(target)), "ngram": NgramDrafter(), "random": RandomDrafter()}
+    parts = {"target": target, "drafters": drafters, "default_drafter": "mtp"} | changes
+    engine = make_engine(Setup(pages=300), **parts)
+    return Subject(engine, tuple(tuple(p) for p in prompts(6, longest=20)))
+
+
+def test_forward_is_bit_exact_or_says_by_how_much_not() -> None:
+    exact = forward.measure(subject(), length=40)
+    assert exact.logits == 0
+    assert forward.finding(exact).outcome == "holds"
+    blurred = forward.measure(subject(target=Blurred(1e-9)), length=40)
+    assert 0 < blurred.logits < 1e-5
+    assert forward.finding(blurred).outcome == "not shown"
+
+
+def test_identity_holds_and_is_not_vacuous() -> None:
+    it = subject()
+    score = identity.compare(it, EFFORT, 0.0)
+    found = identity.finding(it, score)
+    assert found.outcome == "holds", found.words
+    assert score.tokens >= 1500
+    assert set(score.accepted) == {"mtp", "ngram", "random"}
+    assert found.counts["draft lengths"] >= 6
+    assert found.counts["temperatures"] >= 3
+
+
+def test_a_drafter_that_never_hits_is_reported_as_not_shown() -> None:
+    class Silent(RandomDrafter):
+        name = "silent"
+
+        def __init__(self) -> None:
+            super().__init__(max_tokens=0)
+
+    it = subject(drafters={"silent": Silent()}, default_drafter="silent")
+    assert (
+        identity.finding(it, identity.compare(it, replace(EFFORT, tokens=200, seconds=5), 0.0)).outcome
+        == "not shown"
+    )
+
+
+def keep_a_rejected_token(tokens: Any, draft: Any) -> Verdict:
+    kept = next((i for i, t in enumerate(draft) if t != tokens[i]), len(draft))
+    kept = min(kept + 1, len(draft))
+    return Verdict(kept, tokens[kept])
+
+
+def correction_one_row_late(tokens: Any, draft: Any) -> Verdict:
+    kept = next((i for i, t in enumerate(draft) if t != tokens[i]), len(draft))
+    return Verdict(kept, tokens[min(kept + 1, len(tokens) - 1)] if draft else tokens[kept])
+
+
+@pytest.mark.parametrize("bug", [keep_a_rejected_token, correction_one_row_late])
+def test_planted_verification_bugs_are_refuted(bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.engine.judge.verify_match", bug)
+    it = subject()
+    score = identity.compare(it, EFFORT, 1e-12)
+    found = identity.finding(it, score)
+    assert found.outcome == "refuted"
+    assert found.divergence is not None
+    assert found.divergence.kind == "bug"
+    text = Certificate({"target": "tiny"}, (found,), {}).to_text()
+    assert "first divergence" in text
+    assert "DOES NOT HOLD" in text
+
+
+def test_a_cache_that_keeps_refused_tokens_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of refused tokens count as committed: the next token lands one position too far."""
+    from paceline.kv.cache import Tail
+
+    honest = Tail.commit
+
+    def greedy(self: Tail, keep: list[int]) -> None:
+        honest(self, keep)
+        for (_, tokens), count in zip(self._items, keep, strict=True):
+            if count < len(tokens):
+                for store in (*self._cache.k, *self._cache.v):
+                    store.add_(1e-3)
+                break
+
+    monkeypatch.setattr(Tail, "commit", greedy)
+    it = subject()
+    assert identity.finding(it, identity.compare(it, EFFORT, 0.0)).outcome == "refuted"
+
+
+def test_a_near_tie_is_told_from_a_bug() -> None:
+    it = subject(target=Blurred(0.02))
+    floor = forward.measure(it, length=40).logits
+    score = identity.compare(it, replace(EFFORT, tokens=6000), floor)
+    assert score.divergence is not None
+    assert score.divergence.kind == "near-tie"
+
+
+@pytest.mark.parametrize("rule", ["reject", "block"])
+def test_sampling_rules_follow_the_exact_law(rule: Any) -> None:
+    it = subject()
+    results = {name: law.try_rule(it, rule, name, 1024) for name in ("mtp", "random")}
+    found = law.finding(rule, results)
+    assert found.outcome == "holds", found
+    assert "total variation" in found.words
+
+
+def test_accepting_everything_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def all_kept(p: torch.Tensor, q: Any, draft: Any, draws: Any) -> Verdict:
+        return Verdict(len(draft), int(torch.multinomial(p[len(draft)], 1)))
+
+    monkeypatch.setattr("paceline.engine.judge.verify_reject", all_kept)
+    it = subject()
+    found = law.finding("reject", {"mtp": law.try_rule(it, "reject", "mtp", 512)})
+    assert found.outcome == "refuted"
+
+
+def test_certificate_holds_only_when_everything_needed_holds() -> None:
+    good = [Finding(n, "holds", "") for n in ("token identity", "law of reject", "law of block")]
+    exact, loose = Finding("bit-exact forward", "holds", ""), Finding("bit-exact forward", "not shown", "")
+    assert Certificate({}, (exact, *good), {}).holds
+    assert "bit-exact" in Certificate({}, (exact, *good), {}).contract
+    assert Certificate({}, (loose, *good), {}).holds
+    assert Certificate({}, (loose, *good), {}).contract.startswith("token-identical")
+    assert not Certificate({}, (exact, *good), {}, ended="interrupted").holds
+    assert not Certificate({}, (exact, *good[:2], Finding("law of block", "not shown", "")), {}).holds
+    assert not Certificate({}, (), {}).holds
+    assert json.loads(json.dumps(Certificate({}, tuple(good), {}).to_json()))["holds"] is True

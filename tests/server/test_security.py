@@ -1,0 +1,382 @@
+"""Keys, hosts, origins, sizes, limits, overload: what a stranger can send, and what must not happen then."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from server.fake_engine import FakeEngine, make_tokenizer
+from server.serving import Served, served
+from starlette.routing import Route
+
+from paceline.errors import UsageError
+from paceline.server.app import build_app
+from paceline.server.security import Keys
+from paceline.server.settings import ServerConfig
+
+USER = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def s() -> Iterator[Served]:
+    with served(max_body=200_000, header_timeout=1.0, body_timeout=1.0, max_texts=64) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[Served]:
+    with served(keys=("secret", "other")) as server:
+        yield server
+
+
+def test_every_route_but_health_needs_the_key(locked: Served) -> None:
+    app = build_app(locked.service, Keys(["secret"]))
+    routes = [(r.path, m) for r in app.routes if isinstance(r, Route) for m in r.methods or ()]
+    paths = {path for path, _ in routes}
+    assert {
+        "/",
+        "/metrics",
+        "/openapi.json",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/models",
+    } <= paths
+    routes += [
+        ("/nowhere", "GET"),
+        ("//health", "GET"),
+        ("/health/", "GET"),
+        ("/HEALTH", "GET"),
+    ]
+    for path, method in routes:
+        for wrong in (
+            {},
+            {"Authorization": "Bearer nope"},
+            {"Authorization": "secret"},
+            {"Authorization": "Basic !"},
+        ):
+            answer = httpx.request(method, locked.url + path, headers=wrong)
+            assert answer.status_code == (200 if path == "/health" and method == "GET" else 401), (
+                path,
+                method,
+            )
+    assert b" 401 " in raw(locked, b"GET /v1/../health HTTP/1.0\r\nHost: localhost\r\n\r\n")[:20]
+    assert locked.client.get("/v1/models").status_code == 200
+    assert httpx.get(locked.url + "/v1/models", auth=("any", "other")).status_code == 200
+
+
+def test_a_browser_is_asked_for_the_key(locked: Served) -> None:
+    page = httpx.get(locked.url + "/", headers={"Accept": "text/html"})
+    assert page.headers["www-authenticate"].startswith("Basic ")
+    assert httpx.get(locked.url + "/v1/models").headers["www-authenticate"] == "Bearer"
+
+
+def test_prefix_cache_is_scoped_by_key_and_salt(locked: Served) -> None:
+    locked.engine.salts.clear()
+    body = {"model": "fake", "prompt": "x", "max_tokens": 1}
+    for key, extra in (("secret", {}), ("secret", {}), ("other", {}), ("secret", {"cache_salt": "a"})):
+        httpx.post(
+            locked.url + "/v1/completions", json=body | extra, headers={"Authorization": f"Bearer {key}"}
+        ).raise_for_status()
+    first, again, other, salted = locked.engine.salts
+    assert first == again != ""
+    assert len({first, other, salted}) == 3
+    assert "secret" not in first + other + salted
+
+
+def test_keys_are_kept_as_hashes_only(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"# comment\nplain\n\nsha256:{hashlib.sha256(b'hidden').hexdigest()}\n")
+    keys = Keys.read(str(path))
+    assert keys.find("Bearer plain")
+    assert keys.find("bearer hidden")
+    assert keys.find("Bearer sha256:") is None
+    assert keys.find(None) is None
+    assert "plain" not in repr(vars(keys))
+    path.write_text("# nothing\n")
+    with pytest.raises(UsageError, match="no key"):
+        Keys.read(str(path))
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost.evil.example", "", "a@localhost", "[::1", "localhost:99999999"]
+)
+def test_foreign_hosts_are_refused(s: Served, host: str) -> None:
+    answer = s.client.get("/v1/models", headers={"Host": host})
+    assert answer.status_code in (400, 421)
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1", "[::1]:8000", "LOCALHOST"])
+def test_loopback_names_are_served(s: Served, host: str) -> None:
+    assert s.client.get("/v1/models", headers={"Host": host}).status_code == 200
+
+
+def test_other_origins_are_refused_and_cors_is_off(s: Served) -> None:
+    body = {"model": "fake", "prompt": "x"}
+    for headers in ({"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
+        assert s.client.post("/v1/completions", json=body, headers=headers).status_code == 403
+    fine = s.client.post(
+        "/v1/completions", json=body, headers={"Origin": s.url, "Sec-Fetch-Site": "same-origin"}
+    )
+    assert fine.status_code == 200
+    preflight = s.client.options("/v1/completions", headers={"Origin": "https://evil.example"})
+    assert preflight.status_code in (403, 405)
+    assert not any(name.startswith("access-control") for name in [*fine.headers, *preflight.headers])
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""]
+)
+def test_only_json_bodies(s: Served, kind: str) -> None:
+    answer = s.client.post(
+        "/v1/completions", content=b'{"model":"fake","prompt":"x"}', headers={"Content-Type": kind}
+    )
+    assert answer.status_code == 415
+
+
+BAD: list[tuple[str, dict[str, Any], str | None]] = [
+    ("completions", {"prompt": "x", "bogus": 1}, "bogus"),
+    ("completions", {"prompt": 5}, "prompt"),
+    ("completions", {"prompt": []}, "prompt"),
+    ("completions", {"prompt": ""}, None),
+    ("completions", {"prompt": [[]]}, "prompt"),
+    ("completions", {"prompt": [10**6]}, "prompt"),
+    ("completions", {"prompt": [-1]}, "prompt.0"),
+    ("completions", {"prompt": [2**40]}, "prompt.0"),
+    ("completions", {"prompt": ["x"] * 65}, "prompt"),
+    ("completions", {"prompt": ["x"] * 60, "n": 2}, "n"),
+    ("completions", {"prompt": "x" * 600}, "prompt"),
+    ("completions", {"prompt": "x", "suffix": "y"}, "suffix"),
+    ("completions", {"prompt": "x", "best_of": 3}, "best_of"),
+    ("completions", {"prompt": "x", "max_tokens": 0}, "max_tokens"),
+    ("completions", {"prompt": "x", "max_tokens": -1}, "max_tokens"),
+    ("completions", {"prompt": "x", "max_tokens": 1.5}, "max_tokens"),
+    ("completions", {"prompt": "x", "max_tokens": "5"}, "max_tokens"),
+    ("completions", {"prompt": "x", "max_tokens": True}, "max_tokens"),
+    ("completions", {"prompt": "x", "logprobs": 21}, "logprobs"),
+    ("completions", {"prompt": "x", "logprobs": -1}, "logprobs"),
+    ("completions", {"prompt": "x", "stream_options": {}}, "stream_options"),
+    ("completions", {"prompt": "x", "n": 17}, "n"),
+    ("completions", {"prompt": "x", "n": 10**9}, "n"),
+    ("completions", {"prompt": "x", "temperature": -1}, "temperature"),
+    ("completions", {"prompt": "x", "top_p": 0}, "top_p"),
+    ("completions", {"prompt": "x", "seed": 2**70}, "seed"),
+    ("completions", {"prompt": "x", "stop": ["a"] * 17}, "stop"),
+    ("completions", {"prompt": "x", "stop": [""]}, "stop"),
+    ("completions", {"prompt": "x", "stop": "a" * 300}, "stop"),
+    ("completions", {"prompt": "x", "logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+    ("completions", {"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias"),
+    ("completions", {"prompt": "x", "logit_bias": {"-1": 1}}, "logit_bias"),
+    ("completions", {"prompt": "x", "logit_bias": {"999999": 1}}, "logit_bias"),
+    ("completions", {"prompt": "x", "logit_bias": {"5": 1000}}, "logit_bias"),
+    ("completions", {"prompt": "x", "stop_token_ids": [99999]}, "stop_token_ids"),
+    ("completions", {"prompt": "x", "speculation": {"drafter": "eagle"}}, "speculation.drafter"),
+    ("completions", {"prompt": "x", "speculation": {"draft_tokens": 17}}, "speculation.draft_tokens"),
+    ("completions", {"prompt": "x", "speculation": {"verify": "typical"}}, "speculation.verify"),
+    ("completions", {"prompt": "x", "response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ("completions", {"prompt": "x", "response_format": {"type": "regex"}}, "response_format.regex"),
+    ("completions", {"prompt": "\ud800"}, "prompt"),
+    ("chat/completions", {}, "messages"),
+    ("chat/completions", {"messages": []}, "messages"),
+    ("chat/completions", {"messages": [{"role": "king", "content": "x"}]}, "messages.0.role"),
+    ("chat/completions", {"messages": [{"role": "user", "content": "explode"}]}, "messages"),
+    ("chat/completions", {"messages": [{"role": "user", "content": "x" * 600}]}, "messages"),
+    ("chat/completions", {"messages": [{"role": "user", "content": [
+        {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]}]}, "messages.0.content.0.type"),
+    ("chat/completions", {"messages": USER, "top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+    ("chat/completions", {"messages": USER, "top_logprobs": 2}, "top_logprobs"),
+    ("chat/completions", {"messages": USER, "tool_choice": "required"}, "tool_choice"),
+    ("chat/completions", {"messages": USER, "chat_template_kwargs": {"chat_template": "{{ 1 }}"}},
+     "chat_template_kwargs.chat_template"),
+    ("chat/completions", {"messages": USER, "tools": [{"type": "function", "function": {"name": "../x"}}]},
+     "tools.0.function.name"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"), BAD, ids=lambda v: json.dumps(v)[:50] if isinstance(v, dict) else ""
+)
+def test_bad_requests_name_their_field(s: Served, path: str, body: dict[str, Any], param: str | None) -> None:
+    if param is None:
+        s.engine.tokenizer.adds_bos, before = False, s.engine.tokenizer.adds_bos
+    begin = time.perf_counter()
+    text = json.dumps({"model": "fake"} | body)
+    answer = s.client.post(f"/v1/{path}", content=text, headers={"Content-Type": "application/json"})
+    assert time.perf_counter() - begin < 5
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    if param is None:
+        s.engine.tokenizer.adds_bos = before
+    else:
+        assert error["param"] == param, error
+    assert error["type"] == "invalid_request_error"
+    assert len(error["message"]) < 500
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '"x"', "[" * 100_000, '{"model":"fake","prompt":' + "[" * 90_000, "\xff", '{"model":NaN}']
+)  # fmt: skip
+def test_malformed_json(s: Served, text: str) -> None:
+    answer = s.client.post(
+        "/v1/completions", content=text.encode("latin-1"), headers={"Content-Type": "application/json"}
+    )
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_deep_schemas_and_tools(s: Served) -> None:
+    deep = '{"a":' * 500 + "{}" + "}" * 500
+    for body, param in (
+        (
+            '"response_format":{"type":"json_schema","json_schema":{"schema":%s}}',
+            "response_format.json_schema.schema",
+        ),
+        (
+            '"tools":[{"type":"function","function":{"name":"f","parameters":%s}}]',
+            "tools.0.function.parameters",
+        ),
+    ):
+        text = '{"model":"fake","messages":[{"role":"user","content":"x"}],' + body % deep + "}"
+        answer = s.client.post(
+            "/v1/chat/completions", content=text, headers={"Content-Type": "application/json"}
+        )
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == param
+
+
+def test_unknown_models_are_refused_and_no_path_is_read(s: Served) -> None:
+    for name in ("other", "../../etc/passwd", "/etc/passwd", "fake/../fake", ""):
+        answer = s.client.post("/v1/completions", json={"model": name, "prompt": "x"})
+        assert answer.status_code == 404
+        assert answer.json()["error"]["code"] == "model_not_found"
+
+
+def test_wrong_methods_and_paths_get_the_envelope(s: Served) -> None:
+    for method, path, status in (("GET", "/v1/completions", 405), ("TRACE", "/health", 405), ("GET", "/x", 404),
+                                 ("DELETE", "/v1/models", 405), ("PUT", "/v1/completions", 405)):  # fmt: skip
+        answer = s.client.request(method, path)
+        assert answer.status_code == status
+        assert answer.json()["error"]["type"] in ("invalid_request_error", "not_found_error")
+    assert "POST" in s.client.get("/v1/completions").headers["allow"]
+
+
+def test_bodies_are_capped_with_and_without_a_length(s: Served) -> None:
+    big = json.dumps({"model": "fake", "prompt": "x" * 300_000}).encode()
+    kind = {"Content-Type": "application/json"}
+    assert s.client.post("/v1/completions", content=big, headers=kind).status_code == 413
+
+    def chunks() -> Iterator[bytes]:
+        for start in range(0, len(big), 10_000):
+            yield big[start : start + 10_000]
+
+    try:
+        assert s.client.post("/v1/completions", content=chunks(), headers=kind).status_code == 413
+    except httpx.TransportError:
+        pass  # the server may close before all is sent
+    assert s.client.get("/health").status_code == 200
+
+
+def raw(s: Served, data: bytes, wait: float = 5.0) -> bytes:
+    with socket.create_connection(("127.0.0.1", s.port), timeout=wait) as connection:
+        out = b""
+        try:
+            connection.sendall(data)
+            while piece := connection.recv(65536):
+                out += piece
+        except (TimeoutError, ConnectionResetError, BrokenPipeError):
+            return out
+        return out
+
+
+def test_big_headers_slow_heads_and_slow_bodies_end(s: Served) -> None:
+    for size in (40_000, 100_000, 1_000_000):
+        head = b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * size + b"\r\n\r\n"
+        assert raw(s, head)[9:12] in (b"400", b"431", b"")  # or closed while it was being sent
+    begin = time.monotonic()
+    assert raw(s, b"GET / HTTP/1.1\r\nHost: loc") == b""
+    assert raw(s, b"") == b""
+    slow = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{"
+    assert b" 408 " in raw(s, slow)[:20]
+    assert time.monotonic() - begin < 15
+    assert b" 400 " in raw(s, b"GARBAGE\r\n\r\n")[:20]
+    chunked = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert b" 400 " in raw(s, chunked + b"FFFFFFFFFFFFFFFFFFFF\r\n")[:20]
+    assert b" 408 " in raw(s, chunked + b"1\r\n{\r\n" * 50)[:20]
+    assert s.client.get("/health").status_code == 200
+
+
+def test_overload_is_answered_429_and_loading_503() -> None:
+    with served(FakeEngine(make_tokenizer(), delay=0.02), max_texts=2) as s:
+        body = {"model": "fake", "prompt": "x", "max_tokens": 400, "n": 2, "stream": True}
+        with s.client.stream("POST", "/v1/completions", json=body) as one:
+            assert one.status_code == 200
+            assert s.worker.load().texts == 2
+            full = httpx.post(s.url + "/v1/completions", json={"model": "fake", "prompt": "x"})
+            assert full.status_code == 429
+            assert full.headers["retry-after"]
+            s.worker.drain()
+            answer = httpx.post(s.url + "/v1/completions", json={"model": "fake", "prompt": "x"})
+            assert answer.status_code == 503
+            assert answer.headers["retry-after"]
+            assert httpx.get(s.url + "/health").json()["status"] == "draining"
+            assert one.read().endswith(b"data: [DONE]\n\n")
+
+
+def test_the_deadline_ends_a_request() -> None:
+    with served(FakeEngine(make_tokenizer(), delay=0.02), request_timeout=0.2) as s:
+        whole = s.post("/v1/completions", prompt="x", max_tokens=400)
+        assert whole.status_code == 504
+        assert whole.json()["error"]["code"] == "deadline_passed"
+        streamed = s.post("/v1/completions", prompt="x", max_tokens=400, stream=True)
+        assert streamed.status_code == 200
+        assert "deadline_passed" in streamed.text
+        assert s.worker.load().texts == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("pause", [0.0, 0.05, 0.15])
+def test_a_client_that_leaves_frees_everything(stream: bool, pause: float) -> None:
+    with served(FakeEngine(make_tokenizer(), delay=0.01)) as s:
+        body = json.dumps({"model": "fake", "prompt": "x", "max_tokens": 400, "stream": stream}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection = socket.create_connection(("127.0.0.1", s.port))
+        connection.sendall(head.encode() + body)
+        assert s.settled(lambda: bool(s.engine.texts))
+        time.sleep(pause)
+        connection.setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0"
+        )  # closes with a reset
+        connection.close()
+        assert s.settled(lambda: not s.engine.texts and s.worker.load().texts == 0, 2)
+        assert 'outcome="disconnected"} 1.0' in s.client.get("/metrics").text
+
+
+def test_a_slow_reader_is_given_up_and_others_go_on() -> None:
+    with served(stream_buffer=3) as s:
+        body = json.dumps(
+            {"model": "fake", "prompt": "x" * 9, "max_tokens": 500, "n": 16, "stream": True, "logprobs": 20}
+        ).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            connection.connect(("127.0.0.1", s.port))
+            connection.sendall(head.encode() + body)
+            assert s.settled(lambda: s.worker.counters.submitted == 1 and s.worker.load().texts == 0, 20)
+            assert s.worker.counters.cancelled == 1
+            assert s.client.get("/health").status_code == 200
+
+
+def test_listening_on_a_network_needs_a_key_or_a_word() -> None:
+    for host in ("0.0.0.0", "::", "192.168.1.5", "example.org"):
+        with pytest.raises(UsageError, match="api-key-file"):
+            ServerConfig(host=host)
+        ServerConfig(host=host, without_key=True)
+        ServerConfig(host=host, api_key_file="keys")
+    for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost"):
+        ServerConfig(host=host)

@@ -1,0 +1,131 @@
+"""The house rules, held over the syntax tree: where imports may point, and how large things may be."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import paceline
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "paceline"
+FILES = sorted(p for p in SOURCE.rglob("*.py"))
+NATIVE = sorted([*(ROOT / "native").glob("*.cpp"), *(ROOT / "native").glob("*.h")])
+
+# room -> rooms it may import; everything may import errors, core, config
+MAY_IMPORT = {
+    "errors": set(),
+    "core": set(),
+    "config": set(),
+    "sampling": {"ops"},
+    "kv": set(),
+    "ops": {"kv"},
+    "text": set(),
+    "models": {"kv", "ops"},
+    "drafters": {"kv", "models"},
+    "engine": {"sampling", "kv", "ops", "text", "models", "drafters"},
+    "assembly": {"kv", "ops", "text", "models", "drafters", "engine"},
+    "llm": {"assembly", "engine", "text"},
+    "server": {"engine", "text", "llm", "assembly"},
+    "bench": {"llm", "engine", "assembly", "text", "models", "kv", "ops", "drafters"},
+    "check": {"llm", "engine", "assembly", "text", "models", "kv", "ops", "sampling", "drafters"},
+    "train": {"kv", "ops", "models", "drafters", "sampling", "text", "llm", "engine", "assembly"},
+    "cli": {"*"},
+    "__init__": {"llm"},
+}
+BASE = {"errors", "core", "config"}
+LINES, FUNCTION_LINES, PARAMETERS = 400, 50, 6
+
+
+def room(path: Path) -> str:
+    parts = path.relative_to(SOURCE).parts
+    return parts[0] if len(parts) > 1 else path.stem
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "paceline":
+            names = node.module.split(".")[1:2] or [a.name for a in node.names]
+            yield from (n for n in names if (SOURCE / n).is_dir() or (SOURCE / f"{n}.py").exists())
+        elif isinstance(node, ast.Import):
+            yield from (a.name.split(".")[1] for a in node.names if a.name.startswith("paceline."))
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_go_one_way(path: Path) -> None:
+    own = room(path)
+    allowed = MAY_IMPORT[own] | BASE | {own}
+    if "*" in allowed:
+        return
+    assert set(imported(parse(path))) <= allowed, f"{own} must not import these rooms"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_sizes(path: Path) -> None:
+    assert path.read_text(encoding="utf-8").count("\n") <= LINES
+    for function in functions(parse(path)):
+        lines = (function.end_lineno or 0) - function.lineno + 1
+        assert lines <= FUNCTION_LINES, f"{function.name} has {lines} lines"
+        a = function.args
+        names = [x.arg for x in (*a.posonlyargs, *a.args, *a.kwonlyargs)]
+        own = [n for n in names if n not in ("self", "cls")]
+        command = room(path) == "cli"  # a command's parameters are its options
+        assert command or len(own) <= PARAMETERS, f"{function.name} has {len(own)} parameters"
+
+
+@pytest.mark.parametrize("path", NATIVE, ids=lambda p: p.name)
+def test_native_sizes(path: Path) -> None:
+    assert path.read_text(encoding="utf-8").count("\n") <= LINES
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_no_hidden_state(path: Path) -> None:
+    tree = parse(path)
+    for node in ast.walk(tree):
+        assert not isinstance(node, ast.Global), "no `global`"
+        if isinstance(node, ast.ExceptHandler):
+            assert node.type is not None, "`except` names its exception"
+        if isinstance(node, ast.Attribute) and node.attr == "environ" and room(path) != "cli":
+            raise AssertionError("only the command line reads the environment")
+    for node in tree.body:
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        if isinstance(value, ast.List | ast.Dict | ast.Set) and isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            name = target.id if isinstance(target, ast.Name) else ""
+            constant = name.isupper() or name.lstrip("_").isupper() or name.startswith("__")
+            assert constant, f"module-level state {name!r}: pass it as an argument"
+
+
+def test_scheduler_and_budget_know_no_torch() -> None:
+    for name in ("scheduler", "budget", "acceptance", "costs"):
+        tree = parse(SOURCE / "engine" / f"{name}.py")
+        names = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+        names |= {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module}
+        assert not {n for n in names if n.split(".")[0] in ("torch", "numpy")}
+
+
+def test_public_names_are_pinned() -> None:
+    assert paceline.__all__ == [
+        "LLM", "CapacityError", "Completion", "ConfigError", "Delta", "LoadError", "PacelineError", "PairError",
+        "PromptError", "RequestFailed", "SamplingParams", "Stats", "TokenLogprob", "UsageError", "WeightsError",
+        "__version__",
+    ]  # fmt: skip
+    assert all(hasattr(paceline, name) for name in paceline.__all__)
+
+
+def test_the_step_fits_on_one_screen() -> None:
+    (step,) = [f for f in functions(parse(SOURCE / "engine" / "step.py")) if f.name == "step"]
+    assert (step.end_lineno or 0) - step.lineno < 80
