@@ -84,6 +84,12 @@ def test_e2b_as_published():
     assert config.layers[5].head_dim == 256
 
 
+def test_no_window_is_needed_without_sliding_layers(tmp_path):
+    build_target("dense", tmp_path, layer_types=["full_attention"] * 6)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    assert parse_target(raw | {"sliding_window": None}).layers == parse_target(raw).layers
+
+
 def test_eos_of_the_generation_config_wins(tmp_path):
     build_target("dense", tmp_path)
     assert parse_target(read_config(tmp_path)).eos_token_ids == (1,)

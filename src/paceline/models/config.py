@@ -226,7 +226,9 @@ def _parse_text(fields: _Fields, top: Mapping[str, Any], model_type: str) -> Gem
         hidden_size=fields.size("hidden_size"),
         heads=heads,
         layers=layers,
-        window=fields.size("sliding_window", least=2),
+        window=fields.size(
+            "sliding_window", None if any(x.kind == SLIDING for x in layers) else 512, least=2
+        ),
         rope={kind: _rope(fields, kind) for kind in sorted({layer.kind for layer in layers})},
         eps=fields.number("rms_norm_eps", 1e-6),
         softcap=None if softcap is None else fields.number("final_logit_softcapping", 0.0),
