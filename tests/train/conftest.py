@@ -4,10 +4,13 @@ texts.
 
 from __future__ import annotations
 
+import json
+import string
 from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import (
     Gemma4AssistantConfig,
     Gemma4AssistantForCausalLM,
@@ -16,6 +19,25 @@ from transformers import (
 )
 
 VOCAB, WINDOW = 96, 8
+SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>"]
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<|turn>{{ m.role }}\n{{ m.content }}<turn|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|turn>assistant\n{% endif %}"
+)
+
+
+def write_tokenizer(folder: Path) -> None:
+    """One token per character, with a chat template."""
+    letters = (string.ascii_letters + string.digits + "▁\n.,:;!?'\"()[]{}=+-*/_<>#")[: VOCAB - len(SPECIAL)]
+    vocab = {t: i for i, t in enumerate([*SPECIAL, *letters])}
+    backend = Tokenizer(models.BPE(vocab, [], unk_token="<unk>"))
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse()])
+    backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
+    backend.save(str(folder / "tokenizer.json"))
+    config = {"bos_token": "<bos>", "eos_token": "<eos>", "add_bos_token": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
 
 
 def text_config(**changes: object) -> Gemma4TextConfig:
@@ -36,6 +58,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     torch.manual_seed(0)
     target = Gemma4ForCausalLM(text_config()).eval()
     target.save_pretrained(folder / "target")
+    write_tokenizer(folder / "target")
     small = text_config(
         hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_kv_shared_layers=2,
         layer_types=["sliding_attention", "full_attention"],

@@ -7,6 +7,7 @@ model wrote counts in the loss and in acceptance, since only that is ever drafte
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
@@ -87,12 +88,14 @@ def read_records(paths: Seq[Path], report: DataReport) -> list[Record]:
     out: list[Record] = []
     for path in find_files(paths):
         try:
-            content = path.read_text(encoding="utf-8")
+            raw = path.read_bytes()
+            content = raw.decode("utf-8")
         except UnicodeDecodeError:
             _skip(report, "not UTF-8 text")
             continue
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+        report.files[path.name] = hashlib.sha256(raw).hexdigest()[:16]
         out += (
             _json_records(content, report) if path.suffix in JSON_ENDINGS else _plain_record(content, report)
         )
@@ -117,7 +120,7 @@ def _plain_record(content: str, report: DataReport) -> list[Record]:
 
 
 def _json_records(content: str, report: DataReport) -> Iterator[Record]:
-    for line in content.splitlines():
+    for line in content.split("\n"):  # not splitlines: a JSON string may hold U+2028
         if not line.strip():
             continue
         report.records += 1

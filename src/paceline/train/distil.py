@@ -105,20 +105,24 @@ def distil(
     start = prepare(Path(target), teacher, recipe.init, recipe.options.seed)
     run = Run(start.module, teacher, (train, held), recipe.options, Path(out) / RUN_FOLDER)
     done = carry_out(run, start, recipe.head, Hooks(report=report or (lambda entry: None)))
+    assert done is not None, "nobody asks this run to stop"
     exported = Exported(start.config, recipe.options.draft_tokens, start.dtype, Path(target))
     exported.calibration = done.calibration.as_json() if done.calibration else None
     export(done.module, Path(out), exported)
     return done
 
 
-def carry_out(run: Run, start: Start, head: HeadOptions, hooks: Hooks) -> Distilled:
-    """Train `run` to its end, rebuild the head, and judge the drafter before and after on the held-out
-    windows.
+def carry_out(run: Run, start: Start, head: HeadOptions, hooks: Hooks) -> Distilled | None:
+    """Train `run` to its end, rebuild the head, and judge the drafter before and after on the held-out windows.
+
+    None if it was asked to stop before the end.
     """
     head.wanted(start.module.shape)  # refuses impossible clusters before the work, not after it
     before, _ = judge(run, run.module)
     result = run.go(hooks)
     write_history(run.folder, result)
+    if result.stopped == "interrupted":
+        return None
     module, built = rebuild_head(run, head)
     after, calibration = judge(run, module)
     return Distilled(result, before, after, module, built, calibration)

@@ -132,6 +132,15 @@ def export(module: DrafterModule, folder: Path, exported: Exported) -> None:
     write_folder(folder, files)
 
 
+def publish(source: Path, folder: Path, texts: Mapping[str, str]) -> None:
+    """Put the files of an exported drafter and some more texts into `folder`, all or nothing."""
+    files: dict[str, Callable[[Path], object]] = {name: _text(text) for name, text in texts.items()}
+    for path in source.iterdir():
+        files[path.name] = lambda to, path=path: shutil.copyfile(path, to)  # type: ignore[misc]
+    write_folder(folder, files)
+    shutil.rmtree(source)
+
+
 def write_folder(folder: Path, files: Mapping[str, Callable[[Path], object]]) -> None:
     """Fill files in a temporary folder inside `folder`, then rename each into place."""
     temporary = folder / f".export-{os.getpid()}"

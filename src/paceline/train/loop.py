@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from paceline.errors import CapacityError
-from paceline.train.checkpoint import RunState, load_state, save_state
+from paceline.train.checkpoint import RunState, check_space, load_state, save_state
 from paceline.train.objectives import find_objective
 from paceline.train.options import TrainOptions
 from paceline.train.parallel import Captured, DrafterModule
@@ -30,6 +30,9 @@ Report = Callable[[dict[str, Any]], None]  # gets each entry of the history as i
 
 class Teacher(Protocol):
     """The frozen target."""
+
+    @property
+    def device(self) -> torch.device: ...
 
     def capture(self, windows: Windows) -> Captured:
         """Run the target over windows and return what the drafter reads."""
@@ -121,6 +124,7 @@ class Run:
 
     def go(self, hooks: Hooks = Hooks()) -> RunResult:
         """Train, resuming what the folder holds. Raises CapacityError when memory or disk run out."""
+        check_space(self.folder, 16 * sum(t.numel() for t in self.module.state_dict().values()))
         found = load_state(self.folder, self.state.fingerprint, self.module, self.optimizer)
         if found is not None:
             self.state, self.best = found

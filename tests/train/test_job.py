@@ -1,0 +1,119 @@
+"""`paceline train` from files to a folder, on a tiny pair."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from paceline.cli.train import command
+from paceline.errors import CapacityError, PairError, UsageError
+from paceline.train import job as job_module
+from paceline.train import load_teacher
+from paceline.train.card import curves
+from paceline.train.compare import Comparison, Score
+
+TINY = [
+    "--steps", "3", "--batch", "2", "--length", "40", "--draft-tokens", "2", "--eval-every", "2", "--anchors", "8",
+    "--compare-prompts", "2", "--compare-tokens", "6", "--device", "cpu", "--threads", "1",
+]  # fmt: skip
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "data.jsonl"
+    chat = {
+        "messages": [{"role": "user", "content": "count"}, {"role": "assistant", "content": "one two three"}]
+    }
+    lines = [{"text": f"the number {i} is not {i + 1}"} for i in range(20)]
+    path.write_text("\n".join(json.dumps(x) for x in [*lines, chat, chat]))
+    return path
+
+
+def train(pair: tuple[Path, Path], data: Path, out: Path, *more: str) -> str:
+    arguments = [str(pair[0]), "--data", str(data), "--out", str(out), *TINY, *more]
+    return CliRunner().invoke(command, arguments, catch_exceptions=False).output
+
+
+def test_from_files_to_a_folder_with_a_card(pair: tuple[Path, Path], data: Path, tmp_path: Path) -> None:
+    said = train(pair, data, tmp_path / "out", "--init", str(pair[1]), "--keep", "new")
+    assert "the drafter is in" in said
+    names = {p.name for p in (tmp_path / "out").iterdir()}
+    assert {"config.json", "model.safetensors", "README.md", "curves.svg", "tokenizer.json"} <= names
+    card = (tmp_path / "out" / "README.md").read_text()
+    for piece in (
+        "base_model: target",
+        "tokens per target step",
+        "data.jsonl",
+        "torch",
+        "objective `hybrid`",
+        "| old |",
+    ):
+        assert piece in card, piece
+    numbers = json.loads((tmp_path / "out" / "training.json").read_text())
+    assert set(numbers["engine"]) == {"new", "old"}
+    assert numbers["engine"]["old"]["0"]["emitted"] == 6  # one held-out prompt
+
+
+def test_a_drafter_that_is_not_better_is_not_taken(
+    pair: tuple[Path, Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def worse(*_: object) -> Comparison:
+        return {"new": {0.0: Score(10, 8)}, "old": {0.0: Score(10, 5)}}
+
+    monkeypatch.setattr(job_module, "compare", worse)
+    said = train(pair, data, tmp_path / "out", "--init", str(pair[1]))
+    assert "the old drafter is at least as good and is kept" in said
+    assert not (tmp_path / "out" / "config.json").exists()
+    assert (tmp_path / "out" / "rejected" / "config.json").exists()
+
+
+def test_the_target_writes_the_answers_once(pair: tuple[Path, Path], data: Path, tmp_path: Path) -> None:
+    arguments = ("--regenerate", "--temperature", "1", "--compare-prompts", "0")
+    assert "the target wrote 22 of 22 answers" in train(pair, data, tmp_path / "out", *arguments)
+    assert "the target wrote" not in train(
+        pair, data, tmp_path / "out", *arguments
+    )  # the run goes on with them
+
+
+def test_a_dry_run_writes_nothing(pair: tuple[Path, Path], data: Path, tmp_path: Path) -> None:
+    said = train(pair, data, tmp_path / "out", "--dry-run")
+    for word in ("memory", "s per update", "3 updates", "M parameters"):
+        assert word in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_that_would_be_overwritten_are_refused(pair: tuple[Path, Path], data: Path) -> None:
+    with pytest.raises(UsageError, match="--init"):
+        train(pair, data, pair[1], "--init", str(pair[1]))
+    with pytest.raises(UsageError, match="already holds a model"):
+        train(pair, data, pair[0])
+
+
+def test_a_target_without_drafter_support_is_named(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    raw = json.loads((pair[0] / "config.json").read_text())
+    raw |= {
+        "layer_types": ["full_attention"] * 4,
+        "per_layer_config": {str(i): {"head_dim": 16} for i in range(4)},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(PairError, match="no drafter support"):
+        load_teacher(tmp_path)
+
+
+def test_a_disk_without_room_is_noticed_before_the_work(
+    pair: tuple[Path, Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1 << 10})())
+    with pytest.raises(CapacityError, match="free some space"):
+        train(pair, data, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_curves_are_drawn_even_without_points() -> None:
+    assert curves([]).startswith("<svg")
+    held = {"greedy": [0.5, 0.4], "sampled": [0.6, 0.5]}
+    drawn = curves([{"step": 0, "held_out": held}, {"step": 10, "held_out": held}])
+    assert drawn.count("<polyline") == 3
