@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from paceline.core import SamplingParams
-from paceline.sampling import choose as module
-from paceline.sampling import noise
+from paceline.sampling import draw, noise
 from paceline.sampling.choose import choose, choose_candidates, law, logprobs
 from paceline.sampling.shape import Counts, LogitRow, shape
 
@@ -51,6 +50,18 @@ def test_a_discarded_position_shifts_nothing():
     assert choose(logits, rows).tokens[2] == choose(logits[2:], rows[2:]).tokens[0]
 
 
+def test_the_batched_draw_of_a_gpu_is_the_hosts():
+    rows, logits = mixed_rows(27), random_logits(27)
+    logits[5, 3] = torch.nan
+    shaped = shape(logits, rows)
+    wanted = choose(logits, rows)
+    batched = draw.draw_device(shaped, None, rows, noise.TARGET).tolist()
+    assert [t for t, ok in zip(batched, wanted.ok, strict=True) if ok] == [t for t in wanted.tokens if t]
+    ids = torch.stack([torch.randperm(V) for _ in range(27)])
+    mixed = draw.draw_device(shaped.gather(1, ids), ids, rows, noise.TARGET).tolist()
+    assert mixed == batched
+
+
 def test_seed_and_position_both_matter():
     logits = torch.zeros(1, V)
     by_seed = {choose(logits, [make_row(seed=s, temperature=1.0)]).tokens[0] for s in range(40)}
@@ -77,7 +88,7 @@ def test_screening_changes_nothing(monkeypatch):
     logits = torch.cat([random_logits(20, 20_000), torch.zeros(20, 20_000)])
     rows = [make_row(position=i, temperature=0.3 + 0.1 * i) for i in range(40)]
     screened = choose(logits, rows).tokens
-    monkeypatch.setattr(module, "_SCREEN_FROM", 10**9)
+    monkeypatch.setattr(draw, "_SCREEN_FROM", 10**9)
     assert choose(logits, rows).tokens == screened
 
 

@@ -8,7 +8,15 @@ from transformers.generation import logits_process as hf
 from paceline.core import SamplingParams
 from paceline.errors import UsageError
 from paceline.sampling import filters
-from paceline.sampling.shape import Counts, LogitRow, check_token_ids, is_plain, shape, shape_candidates
+from paceline.sampling.shape import (
+    Counts,
+    LogitRow,
+    _shape_device,
+    check_token_ids,
+    is_plain,
+    shape,
+    shape_candidates,
+)
 
 V = 300
 PROMPT, OUTPUT = [5, 6, 7, 5, 299], [8, 9, 8, 5]
@@ -102,6 +110,17 @@ def test_a_row_does_not_depend_on_its_neighbours():
         assert torch.equal(shape(logits[i : i + 1], [row])[0], together[i])
     backwards = shape(logits.flip(0), rows[::-1]).flip(0)
     assert torch.equal(backwards, together)
+
+
+def test_the_batched_shaping_of_a_gpu_is_the_hosts():
+    rows = every_row()
+    logits = random_logits(len(rows))
+    ids = torch.stack(
+        [torch.randperm(V, generator=torch.Generator().manual_seed(i)) for i in range(len(rows))]
+    )
+    wanted = shape(logits, rows)
+    assert torch.equal(_shape_device(logits, None, rows), wanted)
+    assert torch.equal(_shape_device(logits.gather(1, ids), ids, rows), wanted.gather(1, ids))
 
 
 def test_candidates_obey_the_same_law():

@@ -1,7 +1,7 @@
 """Which token a row emits: argmax if greedy, else argmax of shaped logits plus the position's noise.
 
-This is the whole of the rule `match`: the token is a function of (logits, request, position), whoever asks.
-Ties go to the lowest id. Scores are compared in float64: the draw does not hang on how a device rounds a log.
+This is the whole of the rule `match`: the token is a function of (logits, request, position), whoever asks and
+beside whichever rows. Ties go to the lowest id.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import torch
 
 from paceline.core import TokenLogprob
 from paceline.sampling import noise
-from paceline.sampling.shape import LogitRow, is_filtered, is_greedy, is_plain, shape, shape_candidates
-
-_SCREEN_FROM = 1024  # more tokens than that are screened before their exact noise is computed
+from paceline.sampling.draw import draw_device, draw_host, greedy
+from paceline.sampling.shape import LogitRow, is_greedy, is_plain, shape, shape_candidates
 
 
 @dataclass(slots=True)
@@ -40,11 +39,9 @@ class Proposal:
 def choose(logits: torch.Tensor, rows: Seq[LogitRow]) -> Choice:
     """The target's token for each row of logits [M, V]."""
     if all(is_greedy(row) and is_plain(row) for row in rows):
-        return _choice(_greedy(logits, None), None)
+        return _choice(greedy(logits, None).tolist(), None)
     shaped = shape(logits, rows)
-    picked = _draw(shaped, None, rows, noise.TARGET)
-    picked = picked.masked_fill(logits.amax(-1).isnan(), -1)  # a NaN that a mask hid is still one
-    return _choice(picked, shaped)
+    return _choice(_draw(logits, shaped, None, rows, noise.TARGET), shaped)
 
 
 def choose_candidates(
@@ -61,23 +58,14 @@ def choose_candidates(
     at confidence 0.
     """
     shaped = shape(logits, rows) if ids is None else shape_candidates(logits, ids, rows)
-    picked = _draw(shaped, ids, rows, purpose).masked_fill(logits.amax(-1).isnan(), -1)  # [b]
-    mass = torch.softmax(shaped, -1)
-    if ids is None:
-        hit = mass.gather(1, picked.clamp(min=0)[:, None])[:, 0]
-    else:
-        hit = mass.masked_fill(ids != picked[:, None], 0).sum(-1)
-    tokens, confidence = torch.stack([picked.double(), hit.double()]).tolist()
-    bad = [t < 0 or not c <= 1.0001 for t, c in zip(tokens, confidence, strict=True)]
+    picked = _draw(logits, shaped, ids, rows, purpose)
+    confidence = _mass(shaped, ids, picked)
     q: list[torch.Tensor | None] = [None] * len(rows)
     if purpose != noise.TARGET:
         for i, row in enumerate(rows):
-            if not (is_greedy(row) or bad[i]):
+            if picked[i] >= 0 and not is_greedy(row):
                 q[i] = _spread(shaped[i], None if ids is None else ids[i], vocab_size)
-    return Proposal(
-        [0 if b else int(t) for t, b in zip(tokens, bad, strict=True)],
-        [0.0 if b else min(c, 1.0) for c, b in zip(confidence, bad, strict=True)], q,
-    )  # fmt: skip
+    return Proposal([max(t, 0) for t in picked], confidence, q)
 
 
 def law(shaped: torch.Tensor, rows: Seq[LogitRow]) -> torch.Tensor:
@@ -106,70 +94,42 @@ def logprobs(logits: torch.Tensor, shaped: torch.Tensor | None, token: int, n: i
     return TokenLogprob(token, raw[token].item(), own, top)
 
 
-def _choice(picked: torch.Tensor, shaped: torch.Tensor | None) -> Choice:
-    tokens = picked.tolist()
-    return Choice([max(t, 0) for t in tokens], [t >= 0 for t in tokens], shaped)
+def _choice(picked: list[int], shaped: torch.Tensor | None) -> Choice:
+    return Choice([max(t, 0) for t in picked], [t >= 0 for t in picked], shaped)
 
 
-def _greedy(x: torch.Tensor, ids: torch.Tensor | None) -> torch.Tensor:
-    """[M, C] -> token of the largest value, lowest id on ties, int64 [M]; -1 where none is finite."""
-    best, column = x.max(-1)
-    if ids is not None:
-        column = ids.masked_fill(x != best[:, None], torch.iinfo(torch.int64).max).amin(-1)
-    return column.masked_fill(~best.isfinite(), -1)
+def _draw(
+    logits: torch.Tensor,
+    shaped: torch.Tensor,
+    ids: torch.Tensor | None,
+    rows: Seq[LogitRow],
+    purpose: int,
+) -> list[int]:
+    """The token of each row; -1 where there is none, or where the logits had a NaN that a mask has hidden."""
+    if shaped.device.type != "cpu":
+        picked = draw_device(shaped, ids, rows, purpose).masked_fill(logits.amax(-1).isnan(), -1)
+        return [int(t) for t in picked.tolist()]
+    broken = np.isnan(logits.detach().numpy().max(-1))  # [M]
+    x, cells = shaped.numpy(), None if ids is None else ids.numpy()
+    return [
+        -1 if broken[i] else draw_host(x[i], None if cells is None else cells[i], row, purpose)
+        for i, row in enumerate(rows)
+    ]
 
 
-def _draw(shaped: torch.Tensor, ids: torch.Tensor | None, rows: Seq[LogitRow], purpose: int) -> torch.Tensor:
-    """Token of each row of shaped logits [M, C], int64 [M]; -1 where there is none."""
-    picked = _greedy(shaped, ids)
-    sampled = [i for i, row in enumerate(rows) if not is_greedy(row)]
-    if not sampled:
-        return picked
-    if shaped.device.type != "cpu":  # every token's noise at once: no read by the host
-        seeds, positions = [rows[i].seed for i in sampled], [rows[i].position for i in sampled]
-        cells = torch.arange(shaped.shape[-1], device=shaped.device) if ids is None else ids[sampled]
-        scores = shaped[sampled].double() + noise.gumbel(noise.uniform(seeds, positions, cells, purpose))
-        picked[sampled] = _greedy(scores, None if ids is None else cells)
-        return picked
-    tokens = picked.tolist()
-    for i in sampled:
-        if tokens[i] >= 0:
-            tokens[i] = _draw_row(
-                shaped[i].numpy(), None if ids is None else ids[i].numpy(), rows[i], purpose
-            )
-    return torch.tensor(tokens)
-
-
-def _draw_row(x: np.ndarray, ids: np.ndarray | None, row: LogitRow, purpose: int) -> int:
-    """One row on the host: exact noise only for tokens that can win."""
-    columns = np.flatnonzero(x > -np.inf) if is_filtered(row) else np.arange(len(x))
-    if len(columns) > _SCREEN_FROM:
-        columns = _screen(x, columns, ids, row, purpose)
-    tokens, scores = _scores(x, columns, ids, row, purpose)
-    return int(tokens[scores == scores.max()].min())
-
-
-def _screen(
-    x: np.ndarray, columns: np.ndarray, ids: np.ndarray | None, row: LogitRow, purpose: int
-) -> np.ndarray:
-    """Those columns whose score may reach that of the best of a few others.
-
-    A token reaches score s only if v <= 1 - exp(-exp(x - s)), and that is less than exp(x - s).
-    """
-    few = np.append(columns[:: max(1, len(columns) // 256)], x.argmax())
-    least = _scores(x, few, ids, row, purpose)[1].max()
-    tokens = columns if ids is None else ids[columns]
-    reach = np.exp(x[columns] - np.float32(least - 1e-3)) * np.float32(2.0**32)
-    return columns[noise.host_bits(row.seed, row.position, purpose, tokens) <= reach]
-
-
-def _scores(
-    x: np.ndarray, columns: np.ndarray, ids: np.ndarray | None, row: LogitRow, purpose: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """(token ids, exact scores float64) of some columns."""
-    tokens = columns if ids is None else ids[columns]
-    h = noise.host_bits(row.seed, row.position, purpose, tokens)
-    return tokens, x[columns] + noise.host_gumbel(h)
+def _mass(shaped: torch.Tensor, ids: torch.Tensor | None, picked: Seq[int]) -> list[float]:
+    """The probability of each row's token under its shaped law [M, C]; 0 where no token was found (-1)."""
+    if shaped.device.type == "cpu":
+        out = []
+        for i, token in enumerate(picked):
+            x = shaped[i].numpy()
+            column = token if ids is None else int((ids[i].numpy() == token).argmax())
+            out.append(float(1 / np.exp(x - x[column]).sum()) if token >= 0 else 0.0)
+        return out
+    chosen = torch.tensor(picked).to(shaped.device)[:, None]
+    p = torch.softmax(shaped, -1)
+    own = p.gather(1, chosen.clamp(min=0)) if ids is None else p.masked_fill(ids != chosen, 0)
+    return [c if t >= 0 else 0.0 for t, c in zip(picked, own.sum(-1).tolist(), strict=True)]
 
 
 def _spread(shaped: torch.Tensor, ids: torch.Tensor | None, vocab_size: int | None) -> torch.Tensor:

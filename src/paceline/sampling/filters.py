@@ -24,16 +24,6 @@ class Filter:
     min_p: float = 0.0  # 0 = off
 
 
-def keep_filtered(x: torch.Tensor, filters: Seq[Filter]) -> torch.Tensor:
-    """Shaped logits [R, V] with -inf where row r's filter refuses the token; a new tensor."""
-    if x.device.type == "cpu":
-        rows = x.numpy()
-        t = torch.tensor([host_threshold(rows[r], f) for r, f in enumerate(filters)], dtype=torch.float32)
-    else:
-        t = thresholds(x, filters)
-    return x.masked_fill(~(x >= t[:, None]), -torch.inf)
-
-
 def host_threshold(x: np.ndarray, f: Filter) -> float:
     """The smallest kept logit of one row [V]. NaN for a row with NaN, which then keeps nothing."""
     most = x.max()

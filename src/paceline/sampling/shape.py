@@ -17,7 +17,8 @@ import torch
 
 from paceline.core import SamplingParams
 from paceline.errors import UsageError
-from paceline.sampling.filters import Filter, keep_filtered
+from paceline.sampling.cells import Cells
+from paceline.sampling.filters import Filter, host_threshold, thresholds
 from paceline.sampling.history import Counts
 
 __all__ = [
@@ -79,20 +80,47 @@ def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
 
 def _shape(logits: torch.Tensor, ids: torch.Tensor | None, rows: Seq[LogitRow]) -> torch.Tensor:
     assert logits.shape[0] == len(rows)
-    out = logits.to(torch.float32, copy=True)  # [M, C]
+    if logits.device.type == "cpu":
+        out = logits.detach().numpy().astype(np.float32)  # [M, C], a copy
+        for i, row in enumerate(rows):
+            _shape_row(out[i], None if ids is None else ids[i].numpy(), row)
+        return torch.from_numpy(out)
+    return _shape_device(logits, ids, rows)
+
+
+def _shape_row(x: np.ndarray, ids: np.ndarray | None, row: LogitRow) -> None:
+    """Shape one row [C] on the host, in place."""
+    if _is_edited(row):
+        edit(Cells(x, ids, np), row)
+    if is_greedy(row):
+        return
+    if row.params.temperature != 1:
+        x *= _factor(row)
+    if is_filtered(row):
+        x[~(x >= host_threshold(x, _filter(row)))] = -np.inf
+
+
+def _shape_device(logits: torch.Tensor, ids: torch.Tensor | None, rows: Seq[LogitRow]) -> torch.Tensor:
+    """All rows together, with nothing read back unless a request edits candidate logits."""
+    x = logits.to(torch.float32, copy=True)  # [M, C]
     for i, row in enumerate(rows):
         if _is_edited(row):
-            _edit(_Cells(out[i], None if ids is None else ids[i]), row)
-    factors = [1.0 if is_greedy(row) else 1.0 / row.params.temperature for row in rows]
-    if any(f != 1.0 for f in factors):
-        out *= torch.tensor(factors, dtype=torch.float32).to(out.device)[:, None]
+            edit(Cells(x[i], None if ids is None else ids[i], torch), row)
+    x *= torch.tensor([1.0 if is_greedy(row) else float(_factor(row)) for row in rows]).to(x.device)[:, None]
     chosen = [i for i, row in enumerate(rows) if is_filtered(row)]
     if chosen:
-        filters = [Filter(rows[i].params.top_k, rows[i].params.top_p, rows[i].params.min_p) for i in chosen]
-        if len(chosen) == len(rows):
-            return keep_filtered(out, filters)
-        out[chosen] = keep_filtered(out[chosen], filters)
-    return out
+        part = x[chosen]
+        t = thresholds(part, [_filter(rows[i]) for i in chosen])
+        x[chosen] = part.masked_fill(~(part >= t[:, None]), -torch.inf)
+    return x
+
+
+def _factor(row: LogitRow) -> np.float32:
+    return np.float32(1.0 / row.params.temperature)
+
+
+def _filter(row: LogitRow) -> Filter:
+    return Filter(row.params.top_k, row.params.top_p, row.params.min_p)
 
 
 def _is_edited(row: LogitRow) -> bool:
@@ -104,50 +132,16 @@ def _is_edited(row: LogitRow) -> bool:
     )  # fmt: skip
 
 
-@dataclass(slots=True)
-class _Cells:
-    """One row's logits, addressed by token id: the whole vocabulary, or candidates in any order."""
-
-    x: torch.Tensor  # [C], changed in place
-    ids: torch.Tensor | None  # [C]
-
-    def find(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(columns [n], which of `tokens` they are [n]) for those that have a column here."""
-        if self.ids is None:
-            keep = (tokens < self.x.shape[0]).nonzero()[:, 0]
-            return tokens[keep], keep
-        order = self.ids.argsort()
-        place = torch.searchsorted(self.ids[order], tokens).clamp_(max=len(order) - 1)
-        columns = order[place]
-        keep = (self.ids[columns] == tokens).nonzero()[:, 0]
-        return columns[keep], keep
-
-    def tensor(self, values: object) -> torch.Tensor:
-        return torch.as_tensor(values, device=self.x.device)
-
-    def ban(self, tokens: Seq[int]) -> None:
-        columns, _ = self.find(self.tensor(list(tokens)).long())
-        self.x[columns] = -torch.inf
-
-    def allow(self, tokens: Seq[int]) -> None:
-        columns, _ = self.find(self.tensor(sorted(set(tokens))).long())
-        kept = self.x[columns]
-        self.x.fill_(-torch.inf)
-        self.x[columns] = kept
-
-    def restrict(self, mask: np.ndarray) -> None:
-        """Refuse what `mask` refuses; tokens beyond its end (vocabulary padding) are refused too."""
-        allowed = self.tensor(np.ascontiguousarray(mask, dtype=bool))
-        if self.ids is None:
-            width = min(len(allowed), len(self.x))
-            self.x[:width].masked_fill_(~allowed[:width], -torch.inf)
-            self.x[width:] = -torch.inf
-        else:
-            inside = self.ids < len(allowed)
-            self.x.masked_fill_(~(inside & allowed[self.ids.clamp(max=len(allowed) - 1)]), -torch.inf)
+def _only_stops(row: LogitRow) -> bool:
+    """Whether the constraint has ended: then min_tokens gives way, or nothing could be emitted."""
+    if row.mask is None:
+        return False
+    stops = sum(bool(row.mask[t]) for t in set(row.stop_ids) if t < len(row.mask))
+    return stops > 0 and int(np.count_nonzero(row.mask)) == stops
 
 
-def _edit(cells: _Cells, row: LogitRow) -> None:
+def edit(cells: Cells, row: LogitRow) -> None:
+    """Everything that changes single logits, in the documented order."""
     p = row.params
     if row.mask is not None:
         cells.restrict(row.mask)
@@ -158,26 +152,8 @@ def _edit(cells: _Cells, row: LogitRow) -> None:
     if row.stop_ids and row.history.output_len < p.min_tokens and not _only_stops(row):
         cells.ban(row.stop_ids)
     if p.logit_bias:
-        columns, which = cells.find(cells.tensor(list(p.logit_bias)).long())
-        cells.x[columns] += cells.tensor(list(p.logit_bias.values())).float()[which]
+        cells.add(list(p.logit_bias), list(p.logit_bias.values()))
     if p.repetition_penalty != 1 or p.presence_penalty != 0 or p.frequency_penalty != 0:
-        _penalise(cells, row)
-
-
-def _penalise(cells: _Cells, row: LogitRow) -> None:
-    p = row.params
-    ids, counts = row.history.table()
-    columns, which = cells.find(cells.tensor(ids))
-    x = cells.x[columns]
-    if p.repetition_penalty != 1:
-        x = torch.where(x > 0, x / p.repetition_penalty, x * p.repetition_penalty)
-    used = cells.tensor(counts)[which]
-    cells.x[columns] = x - (p.presence_penalty * (used > 0) + p.frequency_penalty * used)
-
-
-def _only_stops(row: LogitRow) -> bool:
-    """Whether the constraint has ended: then min_tokens gives way, or nothing could be emitted."""
-    if row.mask is None:
-        return False
-    stops = sum(bool(row.mask[t]) for t in set(row.stop_ids) if t < len(row.mask))
-    return stops > 0 and int(np.count_nonzero(row.mask)) == stops
+        ids, counts = row.history.table()
+        cells.penalise(ids, p.repetition_penalty)
+        cells.add(ids, -(p.presence_penalty * (counts > 0) + p.frequency_penalty * counts))
