@@ -1,0 +1,119 @@
+"""What every drafter must keep to, as functions that a third party's test suite can call.
+
+    from paceline.drafters.contract import check_drafter
+    def test_contract(): check_drafter(lambda target, cache: MyDrafter(target), target, cache)
+
+They raise AssertionError with what was broken. A drafter that breaks them is parked by the engine, never trusted.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence as Seq
+
+import torch
+
+from paceline.core import Draft, SamplingParams, Sequence
+from paceline.drafters.base import DraftContext, Drafter
+from paceline.kv.cache import KVCache
+from paceline.models.base import Target
+
+Make = Callable[[Target, KVCache], Drafter]
+
+
+class GreedyPicker:
+    """A picker that takes the most likely token; implements `Picker`."""
+
+    def __init__(self, rows: int) -> None:
+        self.tokens: list[list[int]] = [[] for _ in range(rows)]
+        self.confidence: list[list[float]] = [[] for _ in range(rows)]
+
+    def pick(
+        self, rows: Seq[int], step: int, logits: torch.Tensor, ids: torch.Tensor | None = None
+    ) -> list[int]:
+        out = []
+        for i, row in enumerate(rows):
+            assert len(self.tokens[row]) == step, "positions are drafted in order, each once"
+            best = int(logits[i].argmax())
+            out.append(best if ids is None else int(ids[i, best]))
+            self.tokens[row].append(out[-1])
+            self.confidence[row].append(float(torch.softmax(logits[i].float(), 0).max()))
+        return out
+
+    def go_on(self, row: int, step: int) -> bool:
+        return True
+
+    def draft(self, drafter: str) -> Draft:
+        return Draft(self.tokens, self.confidence, None, [None] * len(self.tokens), [drafter] * len(self.tokens))
+
+
+def check_drafter(make: Make, target: Target, cache: KVCache, rounds: int = 6) -> None:
+    """Drive a fresh drafter over growing, shrinking and vanishing texts. `cache` must be empty."""
+    rng = random.Random(0)
+    drafter = make(target, cache)
+    assert drafter.name, "a drafter has a name"
+    assert drafter.max_tokens >= 1, "a drafter can draft at least one token"
+    texts: dict[int, Sequence] = {}
+    for i in range(3):
+        prompt = [rng.randrange(target.vocab_size) for _ in range(rng.randrange(1, 30))]
+        texts[i] = Sequence(i, prompt, len(prompt), SamplingParams(), seed=i)
+        cache.open(i, prompt, share=False)
+    for turn in range(rounds):
+        hidden = [_advance(target, cache, text) for text in texts.values()]
+        context = _context(list(texts.values()), hidden, cache, rng)
+        before = _snapshot(texts, cache)
+        draft = drafter.draft(context)
+        _check_draft(draft, context, target.vocab_size)
+        assert _snapshot(texts, cache) == before, "a drafter changes neither the texts nor the target's cache"
+        for row, text in enumerate(texts.values()):
+            kept = draft.tokens[row][: rng.randrange(len(draft.tokens[row]) + 1)]
+            text.tokens += [*kept, rng.randrange(target.vocab_size)]
+        if turn == rounds // 2:
+            gone = texts.pop(0)
+            cache.close(gone.id)
+            drafter.forget(gone.id)
+            drafter.forget(gone.id)  # twice is harmless
+    for text in texts.values():
+        drafter.forget(text.id)
+        cache.close(text.id)
+
+
+def _advance(target: Target, cache: KVCache, text: Sequence) -> torch.Tensor:
+    """Compute all but the last token; the hidden state before it."""
+    new = text.tokens[text.committed : -1]
+    if not new:
+        return torch.zeros(1, target.hidden_size, dtype=target.dtype)
+    with cache.tail([(text.id, new)]) as tail:
+        hidden = target.forward(tail.rows(target.device), cache)[-1:].clone()
+        tail.commit([len(new)])
+    text.committed += len(new)
+    return hidden
+
+
+def _context(
+    texts: list[Sequence], hidden: list[torch.Tensor], cache: KVCache, rng: random.Random
+) -> DraftContext:
+    limits = [rng.randrange(0, 6) for _ in texts]
+    return DraftContext(
+        texts,
+        limits,
+        [cache.slot(text.id) for text in texts],
+        torch.cat(hidden),
+        [text.committed > 0 for text in texts],
+        cache,
+        GreedyPicker(len(texts)),
+    )
+
+
+def _snapshot(texts: dict[int, Sequence], cache: KVCache) -> list[object]:
+    return [(list(t.tokens), t.committed, cache.committed(t.id)) for t in texts.values()]
+
+
+def _check_draft(draft: Draft, context: DraftContext, vocab_size: int) -> None:
+    rows = len(context.sequences)
+    assert len(draft.tokens) == len(draft.confidence) == rows, "one row for each sequence"
+    for tokens, confidence, limit in zip(draft.tokens, draft.confidence, context.limits, strict=True):
+        assert len(tokens) <= limit, f"{len(tokens)} tokens drafted, {limit} allowed"
+        assert len(confidence) == len(tokens), "one confidence for each token"
+        assert all(0.0 <= c <= 1.0 for c in confidence), "confidence is a probability"
+        assert all(isinstance(t, int) and 0 <= t < vocab_size for t in tokens), "tokens are ids of the vocabulary"

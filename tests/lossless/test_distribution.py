@@ -1,0 +1,93 @@
+"""`reject` and `block` keep the target's law: counts of whole texts against exact enumeration, with a liar that must fail."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from testing import VOCAB, RandomDrafter, Setup, TinyTarget, make_cache, make_engine
+
+from paceline.core import Draft, SamplingParams
+from paceline.drafters.base import DraftContext
+
+ALLOWED = (2, 5, 9)
+PROMPT = [4, 6, 8, 10]
+LENGTH, TEXTS = 3, 1000
+TEMPERATURE = 0.9
+
+
+class Liar(RandomDrafter):
+    """Always proposes the same token, and says that it was drawn from a uniform law."""
+
+    name = "liar"
+
+    def draft(self, context: DraftContext) -> Draft:
+        law = torch.zeros(VOCAB, dtype=torch.float64)
+        law[list(ALLOWED)] = 1 / len(ALLOWED)
+        tokens = [[ALLOWED[0]] * k for k in context.limits]
+        return Draft(tokens, [[0.3] * len(t) for t in tokens], [[law] * len(t) for t in tokens])
+
+
+def exact_law() -> dict[tuple[int, ...], float]:
+    target, law = TinyTarget(), {}
+    for text in itertools.product(ALLOWED, repeat=LENGTH):
+        cache = make_cache()
+        cache.open(0, PROMPT)
+        with cache.tail([(0, [*PROMPT, *text])]) as tail:
+            logits = target.logits(target.forward(tail.rows(), cache))
+        chance = 1.0
+        for i, token in enumerate(text):
+            row = logits[len(PROMPT) - 1 + i][list(ALLOWED)] / TEMPERATURE
+            chance *= float(torch.softmax(row, 0)[ALLOWED.index(token)])
+        law[text] = chance
+    assert math.isclose(sum(law.values()), 1.0)
+    return law
+
+
+def p_value(counts: dict[tuple[int, ...], int], law: dict[tuple[int, ...], float]) -> float:
+    """Chi-squared with cells of less than five expected texts pooled."""
+    rare = [t for t, p in law.items() if p * TEXTS < 5]
+    cells = [(counts.get(t, 0), p * TEXTS) for t, p in law.items() if t not in rare]
+    if rare:
+        cells.append((sum(counts.get(t, 0) for t in rare), max(5.0, sum(law[t] for t in rare) * TEXTS)))
+    x = sum((seen - want) ** 2 / want for seen, want in cells)
+    return float(torch.special.gammaincc(torch.tensor((len(cells) - 1) / 2.0), torch.tensor(x / 2)))
+
+
+def sample(drafter: str, rule: str) -> tuple[dict[tuple[int, ...], int], int, int]:
+    """(counts of texts, drafted, accepted)"""
+    params = SamplingParams(
+        max_tokens=LENGTH, temperature=TEMPERATURE, allowed_token_ids=ALLOWED, seed=12, n=TEXTS, verify=rule,  # type: ignore[arg-type]
+    )  # fmt: skip
+    setup = Setup(drafter=drafter, k=2)
+    engine = make_engine(setup, Liar() if drafter == "liar" else None)
+    counts: dict[tuple[int, ...], int] = {}
+    drafted = accepted = 0
+    for c in engine.run({"a": (PROMPT, params)})["a"]:
+        counts[tuple(c.token_ids)] = counts.get(tuple(c.token_ids), 0) + 1
+        drafted += c.stats.drafted
+        accepted += c.stats.accepted
+    return counts, drafted, accepted
+
+
+@pytest.mark.parametrize("rule", ["match", "reject", "block"])
+@pytest.mark.parametrize("drafter", ["mtp", "model", "random"])
+def test_texts_follow_the_exact_law(drafter: str, rule: str) -> None:
+    counts, drafted, accepted = sample(drafter, rule)
+    assert sum(counts.values()) == TEXTS
+    assert drafted > accepted > 0
+    assert p_value(counts, exact_law()) > 1e-5
+
+
+@pytest.mark.parametrize("rule", ["reject", "block"])
+def test_a_draft_that_lies_about_its_law_is_noticed(rule: str) -> None:
+    counts, _, accepted = sample("liar", rule)
+    assert accepted > 0
+    assert p_value(counts, exact_law()) < 1e-9
+
+
+def test_match_does_not_care_about_lies() -> None:
+    counts, _, _ = sample("liar", "match")
+    assert p_value(counts, exact_law()) > 1e-5
