@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -24,13 +25,12 @@ from paceline.server.service import Service
 from paceline.server.sse import EventStream, until_disconnect
 
 log = logging.getLogger(__name__)
-PAGE = {
-    "/": ("index.html", "text/html; charset=utf-8"),
-    "/app.js": ("app.js", "text/javascript; charset=utf-8"),
-    "/style.css": ("style.css", "text/css; charset=utf-8"),
-    "/docs": ("docs.html", "text/html; charset=utf-8"),
-    "/docs.js": ("docs.js", "text/javascript; charset=utf-8"),
-    "/icon.svg": ("icon.svg", "image/svg+xml"),
+PAGES = {"index.html": "/", "docs.html": "/docs"}  # every other file of the page is served under its name
+KINDS = {
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
 }
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": answers.ErrorAnswer}
@@ -45,8 +45,8 @@ def build_app(service: Service, keys: Keys) -> FastAPI:
     _add_handlers(app)
     _add_state_routes(app, service)
     _add_generation_routes(app, service)
-    for path, (name, kind) in PAGE.items():
-        _add_page(app, path, name, kind)
+    for file in (files("paceline.server") / "page").iterdir():
+        _add_page(app, PAGES.get(file.name, f"/{file.name}"), file)
     app.add_middleware(Gate, config=service.config, keys=keys)
     return app
 
@@ -106,8 +106,8 @@ def _add_generation_routes(app: FastAPI, service: Service) -> None:
         return JSONResponse(await until_disconnect(request.receive, ready.answer()))
 
 
-def _add_page(app: FastAPI, path: str, name: str, kind: str) -> None:
-    content = (files("paceline.server") / "page" / name).read_bytes()
+def _add_page(app: FastAPI, path: str, file: Traversable) -> None:
+    content, kind = file.read_bytes(), KINDS[file.name.rpartition(".")[2]]
 
     async def page() -> Response:
         return Response(content, media_type=kind, headers={"Cache-Control": "no-cache"})

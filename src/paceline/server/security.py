@@ -108,6 +108,7 @@ class Gate:
         send = _with_safe_headers(send)
         headers = Headers(scope=scope)
         try:
+            self._check_size(scope)
             self._check_host(headers)
             scope.setdefault("state", {})["salt"] = self._check_key(scope, headers)
             self._check_origin(scope, headers)
@@ -118,6 +119,15 @@ class Gate:
         except _Gone:
             return
         await self._app(scope, _replay(body, receive), send)
+
+    def _check_size(self, scope: Scope) -> None:
+        """The head as a whole; the parser itself bounds only what comes in more than one piece."""
+        size = len(scope.get("raw_path", b"")) + len(scope["query_string"])
+        size += sum(len(name) + len(value) for name, value in scope["headers"])
+        if size > self._config.max_header:
+            raise ApiError(
+                431, f"the request's head is over {self._config.max_header} bytes", code="too_large"
+            )
 
     def _check_host(self, headers: Headers) -> None:
         """Names have to be on the list; a plain IP address cannot be the work of a rebinding name server."""
