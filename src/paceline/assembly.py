@@ -237,7 +237,7 @@ def _profile(config: EngineConfig, target: Target, cache: KVCache) -> Profile:
     def time_rows(count: int) -> float:
         cache.open(-1, [0], share=False)
         try:
-            with cache.tail([(-1, [0] * count)]) as tail:
+            with cache.tail([(-1, [0] * min(count, cache.max_tokens))]) as tail:
                 rows: Rows = tail.rows(target.device)
                 begin = time.perf_counter()
                 target.logits(target.forward(rows, cache))

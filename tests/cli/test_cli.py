@@ -1,0 +1,174 @@
+"""The command line as users meet it: on the bundled pair, with good input and bad."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import COMMANDS, main
+
+Capture = pytest.CaptureFixture[str]
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
+    """Run the command in this process and return its exit code."""
+    monkeypatch.setattr(sys, "argv", ["paceline", *args])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    return int(stop.value.code or 0)
+
+
+def test_help_lists_every_command_without_torch() -> None:
+    code = "import sys; sys.argv = ['paceline', '--help']\nfrom paceline.cli import main\ntry: main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert all(name in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    assert call(monkeypatch, name, "--help") == 0
+    assert "Usage:" in capsys.readouterr().out
+
+
+def test_run_streams_the_same_text_with_and_without_drafter(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    texts = []
+    for drafter in ("none", "mtp", "ngram", "model", "mtp+ngram"):
+        args = ("run", "def parse(", "--drafter", drafter, "-n", "24", "--seed", "3", "-t", "0.8", "--stats")
+        assert call(monkeypatch, *args) == 0
+        out = capsys.readouterr()
+        texts.append(out.out)
+        assert "tokens per step" in out.err
+    assert len(set(texts)) == 1
+    assert texts[0].startswith("def parse(")
+    assert len(texts[0]) > len("def parse(\n")
+
+
+def test_run_reads_files_and_shows_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    prompt = tmp_path / "prompt.py"
+    prompt.write_text("import os\n", encoding="utf-8")
+    assert call(monkeypatch, "run", "-f", str(prompt), "-n", "8", "--show-drafts", "--draft-tokens", "4") == 0
+    assert "import os" in capsys.readouterr().out
+    assert call(monkeypatch, "run", "-f", str(tmp_path / "no.py")) == 2
+    assert "give a file" in capsys.readouterr().err
+    prompt.write_bytes(b"\xff\xfe")
+    assert call(monkeypatch, "run", "-f", str(prompt)) == 2
+    assert "UTF-8" in capsys.readouterr().err
+
+
+def test_an_interactive_session_ends_with_its_input(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    lines = iter(["x = 1", ""])
+    monkeypatch.setattr("builtins.input", lambda _prompt: next(lines))
+    assert call(monkeypatch, "run", "-n", "4", "--chat") == 0
+    assert capsys.readouterr().out.strip()
+
+
+def test_info_tells_sizes_without_loading(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    assert call(monkeypatch, "info") == 0
+    out = capsys.readouterr().out
+    assert "gemma4_text" in out
+    assert "per token" in out
+    assert "mtp+ngram" in out
+    assert call(monkeypatch, "info", "demo", "--drafter", "none", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["drafter"] == "none"
+    assert facts["models"][0]["parameters"] > 8_000_000
+
+
+def test_info_says_what_is_unsupported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3"}', encoding="utf-8")
+    assert call(monkeypatch, "info", str(tmp_path)) == 3
+    assert "gemma3" in capsys.readouterr().err
+
+
+def test_generate_continues_after_an_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    prompts = [{"id": f"p{i}", "prompt": f"def f{i}(", "max_tokens": 6 + i, "n": 1 + i % 2} for i in range(5)]
+    source.write_text("\n".join(map(json.dumps, prompts)), encoding="utf-8")
+    assert call(monkeypatch, "generate", str(source), "-o", str(out)) == 0
+    whole = sorted(out.read_text(encoding="utf-8").splitlines())
+    assert len(whole) == 5
+    assert {json.loads(line)["tokens"] for line in whole} == {6, 7, 8, 9, 10}
+    lines = out.read_text(encoding="utf-8").splitlines()
+    out.write_text("\n".join(lines[:3]) + "\n" + lines[3][:20], encoding="utf-8")  # cut short while writing
+    assert call(monkeypatch, "generate", str(source), "-o", str(out)) == 0
+    assert "3 of 5 are done" in capsys.readouterr().err
+    again = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert sorted(r["id"] for r in again) == ["p0", "p1", "p2", "p3", "p4"]
+    texts = {r["id"]: r["text"] for r in map(json.loads, whole)}
+    assert {r["id"]: r["text"] for r in again} == texts
+
+
+BAD_LINES = {
+    "{": "line 1 is not valid JSON",
+    '{"text": "x"}': "line 1: give an object",
+    '{"prompt": "x", "temprature": 1}': "unknown field 'temprature'",
+    '{"prompt": "x", "temperature": -1}': "line 1: temperature",
+    '{"prompt": "x", "id": 1}\n{"prompt": "y", "id": 1}': "line 2: the id 1 was used before",
+    "": "has no prompts",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_LINES.items(), ids=list(BAD_LINES.values()))
+def test_generate_names_the_line_that_is_wrong(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    (tmp_path / "in.jsonl").write_text(text, encoding="utf-8")
+    out = tmp_path / "out.jsonl"
+    assert call(monkeypatch, "generate", str(tmp_path / "in.jsonl"), "-o", str(out)) == 2
+    assert message in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_generate_refuses_to_append_to_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    (tmp_path / "in.jsonl").write_text('{"prompt": "x"}', encoding="utf-8")
+    out = tmp_path / "out.jsonl"
+    out.write_text("my diary\n", encoding="utf-8")
+    assert call(monkeypatch, "generate", str(tmp_path / "in.jsonl"), "-o", str(out)) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert out.read_text(encoding="utf-8") == "my diary\n"
+
+
+BAD_CALLS = {
+    ("rnu",): "did you mean run?",
+    ("run", "x", "--drafter", "ngramm"): "did you mean ngram?",
+    ("run", "x", "--draft-tokens", "17"): "0 to 16",
+    ("run", "x", "--target", "no/such/folder"): "give demo",
+    ("run", "x", "-t", "-1"): "temperature",
+    ("run", "x", "--device", "gpu"): "auto, cpu, cuda",
+    ("run", "x", "--cache-memory", "lots"): "800M",
+    ("run", "", "-n", "4", "--max-model-len", "1"): "context holds 1",
+    ("run", "x", "--max-batch", "0"): "x>=1",
+    ("run", "x", "--no-such-option"): "no-such-option",
+}
+
+
+@pytest.mark.parametrize(("args", "message"), BAD_CALLS.items(), ids=list(BAD_CALLS.values()))
+def test_bad_calls_end_in_one_clear_line(
+    args: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    assert call(monkeypatch, *args) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_a_traceback_is_shown_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.errors import UsageError
+
+    monkeypatch.setattr(sys, "argv", ["paceline", "--traceback", "run", "x", "--drafter", "ngramm"])
+    with pytest.raises(UsageError):
+        main()

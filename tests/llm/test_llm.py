@@ -1,0 +1,146 @@
+"""The library's front door on the bundled pair."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from paceline import LLM, PacelineError, PromptError, SamplingParams, UsageError
+from paceline.config import EngineConfig
+
+PROMPTS = ["def parse(", "class Stack:\n    def push(self,"]
+DRAFTERS = ["none", "ngram", "mtp", "model", "mtp+ngram", "model+ngram"]
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("demo", max_model_len=512)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_real_text_is_the_same_with_every_drafter_and_length(temperature: float) -> None:
+    params = SamplingParams(max_tokens=48, temperature=temperature, top_p=0.95, seed=7)
+    texts = []
+    for drafter in DRAFTERS:
+        for k in (4,) if drafter != "mtp" else (1, 4, 7):
+            out = LLM("demo", drafter=drafter, draft_tokens=k, max_model_len=512).generate(PROMPTS, params)
+            texts.append([c.token_ids for c in out])
+            drafted = sum(c.stats.drafted for c in out)
+            assert (drafted > 0) == (drafter != "none") or drafter == "ngram"
+    assert all(text == texts[0] for text in texts)
+
+
+def test_generate_returns_what_it_promises(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=12, temperature=0.8, seed=1, logprobs=2, n=2)
+    first, second = llm.generate(PROMPTS, params)
+    assert first.text == llm.tokenizer.decode(first.token_ids)
+    assert len(first.token_ids) == len(first.logprobs or []) == 12
+    assert all(len(p.top) == 2 and p.raw <= 0 for p in first.logprobs or [])
+    assert [c.index for c in first.siblings] == [1]
+    assert first.siblings[0].token_ids != first.token_ids
+    assert first.finish_reason == second.finish_reason == "length"
+    assert first.stats.emitted == 12
+    assert first.stats.seconds > 0
+
+
+def test_prompts_may_be_ids_and_params_may_differ(llm: LLM) -> None:
+    ids = llm.tokenizer.encode(PROMPTS[0])
+    a = llm.generate(PROMPTS[0], SamplingParams(max_tokens=8))[0]
+    b = llm.generate(ids, SamplingParams(max_tokens=8))[0]
+    c, d = llm.generate([ids, PROMPTS[1]], [SamplingParams(max_tokens=8), SamplingParams(max_tokens=3)])
+    assert a.token_ids == b.token_ids == c.token_ids
+    assert len(d.token_ids) == 3
+
+
+def test_stream_gives_the_text_of_generate_and_may_be_left(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=20, temperature=0.8, seed=5)
+    whole = llm.generate(PROMPTS[0], params)[0]
+    deltas = list(llm.stream(PROMPTS[0], params))
+    assert "".join(d.text for d in deltas) == whole.text
+    assert [t for d in deltas for t in d.token_ids] == whole.token_ids
+    assert deltas[-1].finish_reason == "length"
+    assert deltas[-1].stats is not None
+    for _ in llm.stream(PROMPTS[0], params):
+        break
+    assert not llm.engine.has_work
+    assert llm.engine.state.cache.open_sequences == 0
+
+
+def test_threads_may_share_one_llm(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=10, temperature=0.8, seed=5)
+    expected = [llm.generate(p, params)[0].token_ids for p in PROMPTS]
+    got: dict[int, list[int]] = {}
+    threads = [
+        threading.Thread(target=lambda i=i: got.update({i: llm.generate(PROMPTS[i % 2], params)[0].token_ids}))
+        for i in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [got[i] for i in range(4)] == expected * 2
+
+
+def test_a_reference_is_copied_from() -> None:
+    llm = LLM("demo", drafter="ngram", max_model_len=1024)
+    params = SamplingParams(max_tokens=40)
+    plain = llm.generate(PROMPTS[1], params)[0]
+    told = llm.generate(PROMPTS[1], SamplingParams(max_tokens=40, reference=PROMPTS[1] + plain.text))[0]
+    assert told.token_ids == plain.token_ids
+    assert told.stats.accepted > 20
+    assert told.stats.steps < plain.stats.steps
+
+
+def test_info_says_what_was_chosen_and_why(llm: LLM) -> None:
+    assert llm.info["drafter"] == "mtp+ngram"
+    assert "beside the target" in llm.info["drafter_reason"]
+    assert llm.info["max_model_len"] == 512
+
+
+def test_plain_torch_gives_the_same_greedy_text(llm: LLM) -> None:
+    """Near-ties could part two arithmetics; this prompt has none in its first tokens."""
+    params = SamplingParams(max_tokens=16)
+    other = LLM("demo", native=False, drafter="none", max_model_len=256)
+    assert other.generate(PROMPTS[0], params)[0].token_ids == llm.generate(PROMPTS[0], params)[0].token_ids
+    assert "plain torch" in other.info["arithmetic"]
+
+
+def test_a_full_drafter_path_is_accepted(llm: LLM) -> None:
+    folder = os.fspath(llm.info["drafter_path"])
+    assert LLM("demo", drafter=folder, max_model_len=128).info["drafter"] == "mtp+ngram"
+
+
+BAD_OPTIONS = [
+    ({"drafters": "none"}, "did you mean drafter"),
+    ({"dtype": "float8"}, "float32"),
+    ({"device": "tpu"}, "cpu, cuda"),
+    ({"verify": "typical"}, "match, reject or block"),
+    ({"draft_tokens": 20}, "0..16"),
+    ({"max_batch": 0}, "at least 1"),
+    ({"quantize": "int3"}, "int8 or int4"),
+    ({"cache_memory": 1000}, "lower max_model_len"),
+    ({"target": "nowhere"}, "give demo"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD_OPTIONS, ids=[m for _, m in BAD_OPTIONS])
+def test_bad_options_are_refused_with_the_next_step(options: dict[str, object], message: str) -> None:
+    with pytest.raises(PacelineError, match=message):
+        LLM(**({"target": "demo", "max_model_len": 128} | options))  # type: ignore[arg-type]
+
+
+def test_bad_prompts_are_refused_before_anything_runs(llm: LLM) -> None:
+    with pytest.raises(PromptError, match="context holds 512"):
+        llm.generate([[5] * 600])
+    with pytest.raises(PromptError, match="empty"):
+        llm.generate([[]])
+    with pytest.raises(UsageError, match="2 prompts but 1"):
+        llm.generate(PROMPTS, [SamplingParams()])
+    assert not llm.engine.has_work
+
+
+def test_config_knows_its_defaults() -> None:
+    assert EngineConfig().verify == "match"
+    assert EngineConfig.of({"draft_tokens": "auto"}).draft_tokens == "auto"
