@@ -24,7 +24,7 @@ from drafter import DrafterShape
 from evaluate import acceptance, excerpts, heldout_prompts, samples, write_heldout
 from export import check_export, export_drafter, export_text, folder_sizes
 from model import Shape
-from pretrain import Plan, pretrain
+from pretrain import Plan, bits_per_byte, pretrain
 from tokenizer import encode_split, train_tokenizer
 
 LIMIT = 64 << 20
@@ -194,6 +194,10 @@ class Build:
             "new": s.new,
             "drafter_batch": s.rows * (s.length - 1),
             "samples": samples(rounded[0], s.target, self.tokenizer, prompts, s.new),
+        }
+        report["bits_per_byte"] = {
+            "target": bits_per_byte(rounded[0], s.target, self.held, self.ratio, rows=48),
+            "draft": bits_per_byte(rounded[2], s.draft, self.held, self.ratio, rows=48),
         }
         report["curve"] = read_json(self.work / "target/curve.json")
         report["draft_curve"] = read_json(self.work / "draft/curve.json")

@@ -66,10 +66,11 @@ def fill(work: Path, cores: str) -> str:
     """The finished card."""
     out, report = work / "out", read_json(work / "report.json")
     parts, millions = part_rows(out)
-    config, drafter = read_json(out / "target/config.json"), read_json(out / "assistant/config.json")
-    small = read_json(out / "draft/config.json")
+    target, drafter, small = (
+        read_json(out / name / "config.json") for name in ("target", "assistant", "draft")
+    )
     state = torch.load(work / "distil/drafter.pt", weights_only=False)
-    curve, s_curve = report["curve"], report["draft_curve"]
+    per_centroid = target["vocab_size"] // drafter["num_centroids"]
     return (
         (HERE / "card_template.md")
         .read_text(encoding="utf-8")
@@ -77,38 +78,17 @@ def fill(work: Path, cores: str) -> str:
             parts=parts,
             millions=millions,
             cores=cores,
-            layers=config["num_hidden_layers"],
-            window=config["sliding_window"],
-            shared=config["num_kv_shared_layers"],
-            vocab=config["vocab_size"],
-            hidden=config["hidden_size"],
-            heads=config["num_attention_heads"],
-            kv_heads=config["num_key_value_heads"],
-            head_dim=config["head_dim"],
-            global_head_dim=config["global_head_dim"],
-            context=config["max_position_embeddings"],
-            d_layers=drafter["text_config"]["num_hidden_layers"],
-            d_hidden=drafter["text_config"]["hidden_size"],
-            centroids=drafter["num_centroids"],
-            top_k=drafter["centroid_intermediate_top_k"],
-            searched=config["vocab_size"]
-            // drafter["num_centroids"]
-            * drafter["centroid_intermediate_top_k"],
-            s_hidden=small["hidden_size"],
-            s_layers=small["num_hidden_layers"],
-            seen=curve[-1][1] / 1e6,
-            minutes=curve[-1][0],
+            t=target,
+            d=drafter,
+            s=small,
+            r=report,
+            searched=per_centroid * drafter["centroid_intermediate_top_k"],
+            seen=report["curve"][-1][1] / 1e6,
+            minutes=report["curve"][-1][0],
+            s_seen=report["draft_curve"][-1][1] / 1e6,
+            s_bpb=report["draft_curve"][-1][2],
             d_minutes=state["elapsed"] / 60,
             d_steps=state["count"],
-            d_batch=report["drafter_batch"],
-            s_seen=s_curve[-1][1] / 1e6,
-            bpb=curve[-1][2],
-            s_bpb=s_curve[-1][2],
-            curve_last="48 windows of 1,024 tokens, spread evenly",
-            prompts=report["prompts"],
-            shortest=report["shortest"],
-            longest=report["longest"],
-            new=report["new"],
             acceptance=acceptance_rows(report),
             samples=sample_blocks(report),
         )

@@ -34,7 +34,7 @@ class DistilPlan:
     minutes: float = 20.0
     rows: int = 6
     length: int = 257
-    own_share: float = 0.5  # share of batches that are the target's own text
+    own_share: float = 0.75  # share of batches that are the target's own text
     own_rows: int = 48  # rows sampled at a time
     decay: float = 0.9  # weight of draft step k is decay**k
     rates: tuple[float, float, float] = (0.01, 0.002, 0.003)
@@ -62,7 +62,7 @@ def load_part(path: Path, mark: str) -> dict[str, Any] | None:
 
 
 class OwnText:
-    """Rows whose second half or more the target wrote itself, at mixed temperatures."""
+    """Rows the target wrote from the middle or the first quarter on, most of them greedily."""
 
     def __init__(self, plan: DistilPlan, data: Windows) -> None:
         self.plan, self.data = plan, data
@@ -78,9 +78,9 @@ class OwnText:
     def fill(self, target: Params, shape: Shape) -> list[Tensor]:
         """Sample a pool of batches."""
         self.round += 1
-        new = (self.plan.length - 1) * (5 if self.round % 2 else 3) // 8
+        new = (self.plan.length - 1) * (6 if self.round % 2 else 4) // 8
         prompts, _ = self.data.batch(self.plan.own_rows, self.plan.length - new)
-        heat = torch.tensor([0.0, 0.0, 0.5, 0.8]).repeat(self.plan.own_rows // 4 + 1)[: self.plan.own_rows]
+        heat = torch.tensor([0.0, 0.0, 0.0, 0.8]).repeat(self.plan.own_rows // 4 + 1)[: self.plan.own_rows]
         rows = continue_rows(target, shape, prompts, new, heat, 1000 * self.plan.seed + self.round)
         rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.round))]
         return list(rows.split(self.plan.rows)) * 2
@@ -106,7 +106,7 @@ class DrafterRun:
         embed = self.target["model.embed_tokens.weight"]
         self.params = init_drafter(shape, self.big, embed, plan.seed)
         self.elapsed, self.count = 0.0, 0
-        self.mark = fingerprint([asdict(shape), asdict(self.big), plan.length, plan.seed])
+        self.mark = fingerprint([asdict(shape), asdict(self.big), plan.seed])
         state = load_part(self.path, self.mark)
         if state:
             self.params, self.elapsed, self.count = state["params"], state["elapsed"], state["count"]
