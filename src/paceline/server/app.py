@@ -47,7 +47,7 @@ def build_app(service: Service, keys: Keys) -> FastAPI:
     _add_generation_routes(app, service)
     for file in (files("paceline.server") / "page").iterdir():
         _add_page(app, PAGES.get(file.name, f"/{file.name}"), file)
-    app.add_middleware(Gate, config=service.config, keys=keys)
+    app.add_middleware(Gate, config=service.config, keys=keys, count=service.metrics.answered)
     return app
 
 

@@ -85,12 +85,13 @@ class Chat:
         traces = [Trace(self.room.tokenizer) for _ in self.choices]
         wants_trace = bool(self.body.speculation and self.body.speculation.trace)
         begun: set[int] = set()
+        opening = {"role": "assistant", "content": None if _forced_calls(self.body) is not None else ""}
         async with self.service.generate(self.ask) as generation:
             async for _, delta in generation.deltas():
                 i = delta.index
                 if i not in begun:
                     begun.add(i)
-                    yield event(self._chunk(i, {"role": "assistant", "content": ""}))
+                    yield event(self._chunk(i, opening))
                 chunk = self._delta_chunk(delta)
                 if wants_trace:
                     chunk["paceline"] = traces[i].of(delta)

@@ -10,6 +10,7 @@ from paceline.core import Delta, Stats
 from paceline.engine.worker import Worker
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_PATHS = ("/", "/health", "/metrics", "/v1/models", "/v1/chat/completions", "/v1/completions")
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
@@ -72,7 +73,9 @@ class Metrics:
         return text
 
     def answered(self, path: str, status: int) -> None:
-        self._answers.labels(path, str(status)).inc()
+        """Paths of strangers' invention share one label."""
+        known = path if path in _PATHS else "other"
+        self._answers.labels(known, str(status)).inc()
 
     def request_ended(self, outcome: str) -> None:
         self._requests.labels(outcome).inc()

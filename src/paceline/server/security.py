@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -94,8 +94,11 @@ def _presented(authorization: str) -> str:
 class Gate:
     """ASGI middleware. A passed request has its whole body in memory and scope["state"]["salt"] set."""
 
-    def __init__(self, app: ASGIApp, config: ServerConfig, keys: Keys) -> None:
-        self._app, self._config, self._keys = app, config, keys
+    def __init__(
+        self, app: ASGIApp, config: ServerConfig, keys: Keys, count: Callable[[str, int], None]
+    ) -> None:
+        """`count` is told the path and the status of every answer."""
+        self._app, self._config, self._keys, self._count = app, config, keys, count
         self._hosts = {"localhost", config.host.lower(), *(host.lower() for host in config.allowed_hosts)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,7 +108,7 @@ class Gate:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        send = _with_safe_headers(send)
+        send = _with_safe_headers(send, lambda status: self._count(scope["path"], status))
         headers = Headers(scope=scope)
         try:
             self._check_size(scope)
@@ -218,9 +221,10 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return replayed
 
 
-def _with_safe_headers(send: Send) -> Send:
+def _with_safe_headers(send: Send, started: Callable[[int], None]) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
+            started(message["status"])
             headers = MutableHeaders(scope=message)
             for name, value in _SAFE.items():
                 headers.setdefault(name, value)

@@ -1,0 +1,76 @@
+"""The official Python client against a running server: python python_openai.py http://127.0.0.1:8000/v1 KEY MODEL"""
+
+import sys
+
+from openai import APIStatusError, AuthenticationError, OpenAI
+from pydantic import BaseModel
+
+base, key, model = sys.argv[1:4]
+client = OpenAI(base_url=base, api_key=key, max_retries=0, timeout=300)
+TALK = [{"role": "user", "content": "def parse(self, text):"}]
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer"}},
+    "required": ["city", "days"]}}}  # fmt: skip
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+assert client.models.list().data[0].id == model
+answer = client.chat.completions.create(
+    model=model, messages=TALK, n=2, seed=1, max_tokens=16, logit_bias={"5": -1}, logprobs=True, top_logprobs=2,
+    prediction={"type": "content", "content": "        return text"},
+)  # fmt: skip
+assert len(answer.choices) == 2
+assert len(answer.choices[0].logprobs.content) > 0
+assert answer.usage.completion_tokens_details.rejected_prediction_tokens is not None
+print("chat", answer.usage.completion_tokens, answer.speculation)
+
+chunks = list(client.chat.completions.create(
+    model=model, messages=TALK, seed=1, max_tokens=16, stream=True, stream_options={"include_usage": True}
+))  # fmt: skip
+assert chunks[-1].choices == []
+streamed = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+assert streamed == client.chat.completions.create(model=model, messages=TALK, seed=1, max_tokens=16).choices[0].message.content
+assert chunks[-1].usage.completion_tokens > 0
+print("stream", len(chunks))
+
+text = client.completions.create(model=model, prompt="import os", max_tokens=8, echo=True, logprobs=1, seed=2)
+assert text.choices[0].text.startswith("import os")
+
+parsed = client.chat.completions.parse(model=model, messages=TALK, response_format=Person, max_tokens=400, temperature=0.5, seed=3)
+print("parse", parsed.choices[0].message.parsed, parsed.choices[0].finish_reason)
+
+called = client.chat.completions.create(
+    model=model, messages=TALK, tools=[TOOL], tool_choice="required", parallel_tool_calls=False, max_tokens=200, seed=1
+)  # fmt: skip
+call = called.choices[0].message.tool_calls[0]
+again = client.chat.completions.create(
+    model=model, messages=[*TALK, called.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}],
+    max_tokens=8,
+)  # fmt: skip
+print("tool", call.function, again.choices[0].finish_reason)
+
+with client.chat.completions.stream(model=model, messages=TALK, tools=[TOOL], tool_choice="required", max_tokens=200, seed=1,
+                                    parallel_tool_calls=False) as stream:  # fmt: skip
+    kinds = {event.type for event in stream}
+    final = stream.get_final_completion()
+assert final.choices[0].message.tool_calls[0].function.arguments == call.function.arguments
+print("streamed tool", sorted(kinds))
+
+for wrong, status in (({"model": "nope"}, 404), ({"model": model, "n": 999}, 400)):
+    try:
+        client.chat.completions.create(messages=TALK, **wrong)
+        raise AssertionError("no error")
+    except APIStatusError as error:
+        assert error.status_code == status
+        print(status, error.message[:80])
+if key != "none":
+    try:
+        OpenAI(base_url=base, api_key="wrong").models.list()
+        raise AssertionError("no error")
+    except AuthenticationError as error:
+        print("401", error.message[:60])
+print("openai-python passed")
