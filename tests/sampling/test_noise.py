@@ -36,7 +36,7 @@ def test_every_route_gives_the_same_bits(seed, position, purpose):
     ids = torch.tensor([0, 1, 2, 999, 262_143])
     wanted = [by_docstring(seed, position, t, purpose) for t in ids.tolist()]
     assert noise.bits([seed], [position], ids, purpose)[0].tolist() == wanted
-    assert noise.host_bits(seed, position, purpose, ids.numpy()).tolist() == wanted
+    assert noise.host_bits(noise.keys(seed, position, purpose), ids.numpy()).tolist() == wanted
     v = noise.uniform([seed], [position], ids, purpose)[0].tolist()
     assert v == [(h + 0.5) / 2**32 for h in wanted]
     torch.testing.assert_close(

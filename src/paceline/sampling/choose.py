@@ -6,6 +6,7 @@ beside whichever rows. Ties go to the lowest id.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ import torch
 from paceline.core import TokenLogprob
 from paceline.sampling import noise
 from paceline.sampling.draw import draw_device, draw_host, greedy
+from paceline.sampling.filters import kth_largest
 from paceline.sampling.shape import LogitRow, is_greedy, is_plain, shape, shape_candidates
 
 
@@ -84,14 +86,30 @@ def logprobs(logits: torch.Tensor, shaped: torch.Tensor | None, token: int, n: i
     `shaped` is the law after penalties, temperature and filters; for a greedy row that of temperature 1, not
     the certainty that greedy choice makes of it.
     """
-    raw = torch.log_softmax(logits.float(), -1)
-    own = raw[token].item() if shaped is None else torch.log_softmax(shaped, -1)[token].item()
-    top: list[tuple[int, float]] = []
-    if n:
-        least = raw.topk(min(n, len(raw))).values[-1]
-        ids = (raw >= least).nonzero()[:, 0].tolist()
-        top = sorted(zip(ids, raw[ids].tolist(), strict=True), key=lambda pair: (-pair[1], pair[0]))[:n]
-    return TokenLogprob(token, raw[token].item(), own, top)
+    x = logits.detach().float().cpu().numpy()
+    whole = _log_mass(x)
+    raw = float(x[token]) - whole
+    own = raw
+    if shaped is not None:
+        y = shaped.cpu().numpy()
+        own = float(y[token]) - _log_mass(y)
+    top = [(i, float(x[i]) - whole) for i in _largest(x, n)]
+    return TokenLogprob(token, raw, own, top)
+
+
+def _log_mass(x: np.ndarray) -> float:
+    """log of the sum of exp(x)."""
+    most = x.max()
+    return float(most) + math.log(float(np.exp(x - most).sum(dtype=np.float64)))
+
+
+def _largest(x: np.ndarray, n: int) -> list[int]:
+    """Ids of the n largest values, largest first, lower ids first among equals."""
+    n = min(n, len(x))
+    if n == 0:
+        return []
+    ids = np.flatnonzero(x >= kth_largest(x, n, x.max()))
+    return [int(i) for i in ids[np.lexsort((ids, -x[ids]))[:n]]]
 
 
 def _choice(picked: list[int], shaped: torch.Tensor | None) -> Choice:

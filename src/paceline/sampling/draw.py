@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from paceline.sampling import noise
-from paceline.sampling.shape import LogitRow, is_filtered, is_greedy
+from paceline.sampling.shape import LogitRow, is_greedy
 
 _SCREEN_FROM = 1024  # more tokens than that are screened before their exact noise is computed
 
@@ -25,11 +25,12 @@ def draw_host(x: np.ndarray, ids: np.ndarray | None, row: LogitRow, purpose: int
         return -1
     if is_greedy(row):
         return best if ids is None else int(ids[x == most].min())
-    columns = np.flatnonzero(x > -np.inf) if is_filtered(row) else np.arange(len(x))
+    keys = noise.keys(row.seed, row.position, purpose)
+    columns = np.flatnonzero(x > -np.inf)
     if len(columns) > _SCREEN_FROM:
-        columns = _screen(x, columns, ids, row, purpose)
-    tokens = columns if ids is None else ids[columns]
-    scores = _scores(x[columns], tokens, row, purpose)
+        columns = _screen(x, ids, keys)
+    tokens = _tokens(columns, ids)
+    scores = _scores(x[columns], tokens, keys)
     return int(tokens[scores == scores.max()].min())
 
 
@@ -53,22 +54,29 @@ def draw_device(x: torch.Tensor, ids: torch.Tensor | None, rows: Seq[LogitRow], 
     return picked
 
 
-def _screen(
-    x: np.ndarray, columns: np.ndarray, ids: np.ndarray | None, row: LogitRow, purpose: int
-) -> np.ndarray:
+def _screen(x: np.ndarray, ids: np.ndarray | None, keys: tuple[int, int]) -> np.ndarray:
     """Those columns whose score may reach that of the best of a few.
 
-    A token reaches score s only if v <= 1 - exp(-exp(x - s)), and that is less than exp(x - s).
+    No noise exceeds GUMBEL_MAX, and a token reaches score s only if v <= 1 - exp(-exp(x - s)), which is less
+    than exp(x - s).
     """
-    few = np.append(columns[:: len(columns) // 128], x.argmax())
-    tokens = columns if ids is None else ids[columns]
-    least = _scores(x[few], few if ids is None else ids[few], row, purpose).max()
-    reach = np.exp(x[columns] - np.float32(least - 1e-3)) * np.float32(2.0**32)
-    near: np.ndarray = columns[noise.host_bits(row.seed, row.position, purpose, tokens) <= reach]
+    few = np.append(np.arange(0, len(x), len(x) // 128), x.argmax())
+    least = np.float32(_scores(x[few], _tokens(few, ids), keys).max() - 1e-3)  # more than float32 loses
+    columns = np.flatnonzero(x >= least - np.float32(noise.GUMBEL_MAX))
+    if 4 * len(columns) < len(x):
+        x = x[columns]
+    else:
+        columns = np.arange(len(x))  # picking most of a row costs more than looking at all of it
+    reach = np.exp(x - least) * np.float32(2.0**32)
+    near: np.ndarray = columns[noise.host_bits(keys, _tokens(columns, ids)) <= reach]
     return near
 
 
-def _scores(x: np.ndarray, tokens: np.ndarray, row: LogitRow, purpose: int) -> np.ndarray:
+def _tokens(columns: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
+    return columns if ids is None else ids[columns]
+
+
+def _scores(x: np.ndarray, tokens: np.ndarray, keys: tuple[int, int]) -> np.ndarray:
     """Exact scores, float64 [n], of logits [n] of tokens [n]."""
-    scores: np.ndarray = x + noise.host_gumbel(noise.host_bits(row.seed, row.position, purpose, tokens))
+    scores: np.ndarray = x + noise.host_gumbel(noise.host_bits(keys, tokens))
     return scores

@@ -31,14 +31,18 @@ def host_threshold(x: np.ndarray, f: Filter) -> float:
         return float("nan")
     t = -np.inf
     if 0 < f.top_k < len(x):
-        near = next(near for near in (x[x >= most - gap] for gap in _NEAR) if len(near) >= f.top_k)
-        place = len(near) - f.top_k
-        t = float(np.partition(near, place)[place])
+        t = kth_largest(x, f.top_k, most)
     if f.top_p < 1:
         t = max(t, _host_nucleus(x, f.top_p, most, t))
     if f.min_p > 0:
         t = max(t, float(most + np.log(np.float32(f.min_p))))
     return t
+
+
+def kth_largest(x: np.ndarray, k: int, most: np.float32) -> float:
+    """The k-th largest (k from 1) value of x [V], given the largest."""
+    near = next(near for near in (x[x >= most - gap] for gap in _NEAR) if len(near) >= k)
+    return float(np.partition(near, len(near) - k)[len(near) - k])
 
 
 def _host_nucleus(x: np.ndarray, top_p: float, most: np.float32, t: float) -> float:

@@ -25,6 +25,8 @@ import torch
 
 TARGET, DRAFT, ACCEPT, RESIDUAL = 0, 1, 2, 3  # purposes; `match` drafts with TARGET too
 
+GUMBEL_MAX = 22.875  # no token's noise exceeds this
+
 _M32 = 0xFFFFFFFF
 _MUL_A = 0x7FEB352D
 _MUL_B = 0x846CA68B - (1 << 32)  # negative representative: |x * _MUL_B| < 2^63, so int64 never overflows
@@ -61,9 +63,9 @@ def scalar(seed: int, position: int, purpose: int, index: int = 0) -> float:
     return (_mix_int(_mix_int((index * _GOLDEN + k0) & _M32) ^ k1) + 0.5) * 2.0**-32
 
 
-def host_bits(seed: int, position: int, purpose: int, token_ids: np.ndarray) -> np.ndarray:
-    """`bits` of one row on the host: ids [C] -> uint32 [C], 20 times as fast as int64 tensors."""
-    k0, k1 = keys(seed, position, purpose)
+def host_bits(pair: tuple[int, int], token_ids: np.ndarray) -> np.ndarray:
+    """`bits` of one row on the host, by its `keys`: ids [C] -> uint32 [C], 20 times as fast as tensors."""
+    k0, k1 = pair
     h = token_ids.astype(np.uint32) * np.uint32(_GOLDEN)
     h += np.uint32(k0)
     scratch = np.empty_like(h)
