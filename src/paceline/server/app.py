@@ -41,7 +41,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 def build_app(service: Service, keys: Keys) -> FastAPI:
     app = FastAPI(title="paceline", version="1", docs_url=None, redoc_url=None, responses=_ERRORS)
     app.state.service = service
-    app.openapi = lambda: _schema(app, keys.wanted)  # type: ignore[method-assign]
+    app.openapi = lambda: _schema(app, service, keys.wanted)  # type: ignore[method-assign]
     _add_handlers(app)
     _add_state_routes(app, service)
     _add_generation_routes(app, service)
@@ -152,8 +152,8 @@ def _is_name(part: str | int) -> bool:
     return isinstance(part, int) or (part.islower() and part.isidentifier() and part not in ("str", "list"))
 
 
-def _schema(app: FastAPI, needs_key: bool) -> dict[str, Any]:
-    """FastAPI's schema, with what the server really answers: 400 instead of 422, and streams."""
+def _schema(app: FastAPI, service: Service, needs_key: bool) -> dict[str, Any]:
+    """FastAPI's schema, with what this server really takes and answers: its model, 400 for 422, streams."""
     if app.openapi_schema:
         return app.openapi_schema
     schema = get_openapi(title=app.title, version=app.version, routes=app.routes, description=__doc__)
@@ -167,6 +167,8 @@ def _schema(app: FastAPI, needs_key: bool) -> dict[str, Any]:
                 content["text/event-stream"] = {"schema": {"type": "string"}}
     for name in ("HTTPValidationError", "ValidationError"):
         schema["components"]["schemas"].pop(name, None)
+    for name in ("ChatRequest", "CompletionRequest"):
+        schema["components"]["schemas"][name]["properties"]["model"]["enum"] = [service.model]
     if needs_key:
         schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         schema["security"] = [{"key": []}]

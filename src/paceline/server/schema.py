@@ -49,14 +49,14 @@ class ResponseFormat(Part):
 
 class TextPart(Part):
     model_config = ConfigDict(extra="ignore", strict=True)
-    type: str = Field(description="only text: images, audio and files are refused")
+    type: Literal["text", "input_text", "output_text"]
     text: str | None = None
 
-    @field_validator("type")
+    @field_validator("type", mode="before")
     @classmethod
-    def _only_text(cls, value: str) -> str:
+    def _only_text(cls, value: Any) -> Any:
         if value not in ("text", "input_text", "output_text"):
-            raise ValueError(f"parts of type {value[:40]!r} are not supported yet: send text only")
+            raise ValueError(f"parts of type {str(value)[:40]!r} are not supported yet: send text only")
         return value
 
 

@@ -171,7 +171,8 @@ class Gate:
         if foreign or headers.get("sec-fetch-site") in ("cross-site", "same-site"):
             raise ApiError(403, "requests from pages of other origins are refused", code="foreign_origin")
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if scope["method"] == "POST" and kind != "application/json":
+        has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+        if has_body and kind != "application/json":
             raise ApiError(415, "the body has to be application/json", code="bad_content_type")
 
     async def _read(self, scope: Scope, headers: Headers, receive: Receive) -> bytes:
