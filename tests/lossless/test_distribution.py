@@ -14,8 +14,8 @@ from paceline.drafters.base import DraftContext
 
 ALLOWED = (2, 5, 9)
 PROMPT = [4, 6, 8, 10]
-LENGTH, TEXTS = 3, 1000
-TEMPERATURE = 0.9
+LENGTH, TEXTS = 3, 600
+TEMPERATURE = 2.0
 
 
 class Liar(RandomDrafter):
@@ -26,7 +26,7 @@ class Liar(RandomDrafter):
     def draft(self, context: DraftContext) -> Draft:
         law = torch.zeros(VOCAB, dtype=torch.float64)
         law[list(ALLOWED)] = 1 / len(ALLOWED)
-        tokens = [[ALLOWED[0]] * k for k in context.limits]
+        tokens = [[ALLOWED[1]] * k for k in context.limits]
         return Draft(tokens, [[0.3] * len(t) for t in tokens], [[law] * len(t) for t in tokens])
 
 
