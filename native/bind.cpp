@@ -4,7 +4,9 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "measure_jobs.h"
 #include "program.h"
+#include "sampling.h"
 
 namespace nb = nanobind;
 using namespace paceline;
@@ -56,6 +58,36 @@ int run(Program& p, int64_t count, int64_t tokens, int64_t positions, int64_t sl
   return p.run(rows);
 }
 
+using DrawTuple = std::tuple<int64_t, int64_t, double, uint64_t, int64_t, int64_t, double, double>;
+
+std::tuple<std::vector<int64_t>, std::vector<double>> draw_rows(const std::vector<DrawTuple>& rows, int64_t width,
+                                                                uint32_t purpose, bool confidence) {
+  std::vector<DrawRow> in;
+  for (const auto& [x, ids, factor, seed, position, top_k, top_p, log_min_p] : rows) {
+    DrawRow row{reinterpret_cast<const float*>(x), reinterpret_cast<const int64_t*>(ids), static_cast<float>(factor), 0, 0,
+                top_k, top_p, static_cast<float>(log_min_p)};
+    noise_keys(seed, position, purpose, &row.k0, &row.k1);
+    in.push_back(row);
+  }
+  std::vector<Drawn> out(in.size());
+  {
+    nb::gil_scoped_release release;
+    draw(in.data(), static_cast<int64_t>(in.size()), width, confidence, out.data());
+  }
+  std::tuple<std::vector<int64_t>, std::vector<double>> result;
+  for (const Drawn& d : out) {
+    std::get<0>(result).push_back(d.token);
+    std::get<1>(result).push_back(d.confidence);
+  }
+  return result;
+}
+
+std::tuple<uint32_t, uint32_t> keys(uint64_t seed, int64_t position, uint32_t purpose) {
+  std::tuple<uint32_t, uint32_t> out;
+  noise_keys(seed, position, purpose, &std::get<0>(out), &std::get<1>(out));
+  return out;
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -64,6 +96,16 @@ NB_MODULE(_native, m) {
   m.def("choose_isa", [](const std::string& name) { return choose_kernels(name.c_str()); });
   m.def("set_threads", [](int n) { nb::gil_scoped_release r; Pool::instance().resize(n); });
   m.def("threads", [] { return Pool::instance().size(); });
+  m.def("read_memory", [](int64_t data, int64_t n) {
+    nb::gil_scoped_release r;
+    return read_memory(reinterpret_cast<const float*>(data), n);
+  });
+  m.def("burn", [](int64_t turns) {
+    nb::gil_scoped_release r;
+    return burn_multiply_adds(turns);
+  });
+  m.def("draw", &draw_rows);
+  m.def("noise_keys", &keys);
   nb::class_<Program>(m, "Program")
       .def(nb::init<>())
       .def("begin_step", &Program::begin_step)

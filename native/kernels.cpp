@@ -1,7 +1,8 @@
 // Compiled once per instruction set with PACELINE_ISA naming it. No C++ library header may enter here: an inline function
 // compiled for a newer instruction set could be the copy that the linker keeps for everyone.
+#include "attention.h"
 #include "linear.h"
-#include "rowops.h"
+#include "measure.h"
 
 #define PL_TEXT_(x) #x
 #define PL_TEXT(x) PL_TEXT_(x)
@@ -15,6 +16,7 @@ using namespace PACELINE_ISA;
 extern const Kernels PL_JOIN(kernels_, PACELINE_ISA) = {
     PL_TEXT(PACELINE_ISA), L,    prepared_bytes, prepare, linear, attention, norm,    rotary,  embed,
     add,                   mul,  scale,          gelu,    gated_gelu, softcap, softmax,
+    read_all,              burn, burn_flops,
 };
 
 }  // namespace paceline

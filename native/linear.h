@@ -9,7 +9,7 @@
 namespace paceline {
 namespace PACELINE_ISA {
 
-constexpr int GROUP = 24;  // outputs whose accumulators are kept while `in` is walked in cache-sized parts
+constexpr int GROUP = 24;  // most outputs whose accumulators are kept while `in` is walked in cache-sized parts
 
 // What a weight kind means by a block of `in`: its size, its parts, how to load and multiply one.
 struct Float32 {
@@ -17,10 +17,11 @@ struct Float32 {
   using W = V;
   using A = V;
   static constexpr int block = L, parts = 1, bytes = 4 * L;
-  PL_INLINE W weight(const char* w, const float*, int64_t b, int) { return load(reinterpret_cast<const float*>(w) + b * L); }
+  PL_INLINE W weight(const char* w, const float*, int64_t b, int) { return pin(load(reinterpret_cast<const float*>(w) + b * L)); }
   PL_INLINE V input(const X* x, int64_t b, int) { return load(x + b * L); }
   PL_INLINE A madd(W w, V x, A a) { return fma(w, x, a); }
-  PL_INLINE float finish(A a, const float*, float) { return reduce(a); }
+  PL_INLINE F8 lanes(A a) { return half(a); }
+  PL_INLINE float finish(float sum, const float*, float) { return sum; }
 };
 
 struct Bfloat16 {  // the even values of a block are the low halves of its words: prepared x has evens first, then odds
@@ -34,7 +35,8 @@ struct Bfloat16 {  // the even values of a block are the low halves of its words
   }
   PL_INLINE V input(const X* x, int64_t b, int part) { return load(x + b * 2 * L + part * L); }
   PL_INLINE A madd(W w, V x, A a) { return fma(w, x, a); }
-  PL_INLINE float finish(A a, const float*, float) { return reduce(a); }
+  PL_INLINE F8 lanes(A a) { return half(a); }
+  PL_INLINE float finish(float sum, const float*, float) { return sum; }
 };
 
 struct Int8 {
@@ -45,7 +47,8 @@ struct Int8 {
   PL_INLINE W weight(const char* w, const float*, int64_t b, int) { return load_int8(w + b * 16); }
   PL_INLINE H16 input(const X* x, int64_t b, int) { return load_int16(x + b * 16); }
   PL_INLINE A madd(W w, H16 x, A a) { return a + dot16(w, x); }
-  PL_INLINE float finish(A a, const float* scale, float row) { return static_cast<float>(reduce8i(a)) * (scale[0] * row); }
+  PL_INLINE I8 lanes(A a) { return a; }
+  PL_INLINE float finish(int32_t sum, const float* scale, float row) { return static_cast<float>(sum) * (scale[0] * row); }
 };
 
 struct Nibbles {
@@ -70,7 +73,8 @@ struct Int4 {
     I8 sum = dot16(w.even, x.even) + dot16(w.odd, x.odd);
     return fma8(__builtin_convertvector(sum, F8), w.scale, a);
   }
-  PL_INLINE float finish(A a, const float*, float row) { return reduce8(a) * row; }
+  PL_INLINE F8 lanes(A a) { return a; }
+  PL_INLINE float finish(float sum, const float*, float row) { return sum * row; }
 };
 
 template <class P>
@@ -109,7 +113,7 @@ PL_INLINE void blocks(const Call<P>& c, const char* const* w, const float* const
 
 // Blocks b0..b1 of outputs o..o+O-1; accumulators live in `kept` between parts, y is written with the last one.
 template <class P, int R, int O>
-PL_INLINE void tile(const Call<P>& c, int64_t r0, int64_t o, int64_t b0, int64_t b1, typename P::A* kept) {
+PL_INLINE void tile(const Call<P>& c, int64_t r0, int64_t o, int64_t b0, int64_t b1, int64_t ahead, typename P::A* kept) {
   typename P::A acc[R][O];
   const char* w[O];
   const float* s[O];
@@ -117,7 +121,7 @@ PL_INLINE void tile(const Call<P>& c, int64_t r0, int64_t o, int64_t b0, int64_t
   for (int r = 0; r < R; ++r)
     for (int i = 0; i < O; ++i) acc[r][i] = b0 == 0 ? typename P::A{} : kept[r * GROUP + i];
   const typename P::X* x = c.x + r0 * c.x_stride;
-  blocks<P, R, O>(c, w, s, x, b0, b1, O * c.row_bytes, acc);
+  blocks<P, R, O>(c, w, s, x, b0, b1, ahead, acc);
   if (b1 < c.whole) {
     for (int r = 0; r < R; ++r)
       for (int i = 0; i < O; ++i) kept[r * GROUP + i] = acc[r][i];
@@ -132,23 +136,26 @@ PL_INLINE void tile(const Call<P>& c, int64_t r0, int64_t o, int64_t b0, int64_t
     }
     blocks<P, R, O>(c, shifted, s, x, c.whole, c.whole + 1, 0, acc);
   }
-  for (int r = 0; r < R; ++r)
+  for (int r = 0; r < R; ++r) {
+    auto total = sums(P::lanes(acc[r][0]), P::lanes(acc[r][O > 1 ? 1 : 0]), P::lanes(acc[r][O > 2 ? 2 : 0]),
+                      P::lanes(acc[r][O > 3 ? 3 : 0]));
     for (int i = 0; i < O; ++i)
-      c.y[(r0 + r) * c.y_stride + o + i] = P::finish(acc[r][i], s[i], c.row_scale ? c.row_scale[r0 + r] : 1.0f);
+      c.y[(r0 + r) * c.y_stride + o + i] = P::finish(total[i], s[i], c.row_scale ? c.row_scale[r0 + r] : 1.0f);
+  }
 }
 
+// Rows r0..r0+R-1 of outputs begin..end-1, at most GROUP. While the first rows of a batch bring the weights from memory
+// the next tile is fetched ahead; later rows find them in cache and fetch the next group.
 template <class P, int R, int O>
 static void rows_tile(const Call<P>& c, int64_t r0, int64_t begin, int64_t end) {
   constexpr int64_t room = 24576 / (R * static_cast<int64_t>(sizeof(typename P::X)) * P::block);
+  int64_t ahead = (r0 == 0 ? O : end - begin) * c.row_bytes;
   typename P::A kept[R * GROUP];
-  for (int64_t group = begin; group < end; group += GROUP) {
-    int64_t stop = group + GROUP < end ? group + GROUP : end;
-    for (int64_t b0 = 0; b0 == 0 || b0 < c.whole; b0 += room) {
-      int64_t b1 = b0 + room < c.whole ? b0 + room : c.whole;
-      int64_t o = group;
-      for (; o + O <= stop; o += O) tile<P, R, O>(c, r0, o, b0, b1, kept + (o - group));
-      for (; o < stop; ++o) tile<P, R, 1>(c, r0, o, b0, b1, kept + (o - group));
-    }
+  for (int64_t b0 = 0; b0 == 0 || b0 < c.whole; b0 += room) {
+    int64_t b1 = b0 + room < c.whole ? b0 + room : c.whole;
+    int64_t o = begin;
+    for (; o + O <= end; o += O) tile<P, R, O>(c, r0, o, b0, b1, ahead, kept + (o - begin));
+    for (; o < end; ++o) tile<P, R, 1>(c, r0, o, b0, b1, ahead, kept + (o - begin));
   }
 }
 
@@ -157,10 +164,11 @@ static void linear_of(const Matrix& m, const Prepared& x, int64_t rows, int64_t 
                       float* y, int64_t y_stride) {
   Call<P> c{static_cast<const char*>(m.data), m.row_bytes(), m.scale, m.kind == INT4 ? m.in / 32 : 1, order, m.in,
             m.in / P::block, static_cast<const typename P::X*>(x.data), x.stride, x.row_scale, y, y_stride};
-  for (int64_t group = begin; group < end; group += GROUP) {
-    int64_t stop = group + GROUP < end ? group + GROUP : end;
+  int64_t size = c.row_bytes > 10240 ? GROUP / 2 : GROUP;  // a group stays in the second-level cache
+  for (int64_t group = begin; group < end; group += size) {
+    int64_t stop = group + size < end ? group + size : end;
     int64_t r = 0;
-    for (; rows - r > 6; r += 4) rows_tile<P, 4, 3>(c, r, group, stop);
+    for (; rows - r > 8; r += 4) rows_tile<P, 4, 3>(c, r, group, stop);
     switch (rows - r) {
       case 1: rows_tile<P, 1, 4>(c, r, group, stop); break;
       case 2: rows_tile<P, 2, 4>(c, r, group, stop); break;
@@ -168,6 +176,8 @@ static void linear_of(const Matrix& m, const Prepared& x, int64_t rows, int64_t 
       case 4: rows_tile<P, 4, 3>(c, r, group, stop); break;
       case 5: rows_tile<P, 5, 2>(c, r, group, stop); break;
       case 6: rows_tile<P, 6, 2>(c, r, group, stop); break;
+      case 7: rows_tile<P, 7, 1>(c, r, group, stop); break;
+      case 8: rows_tile<P, 8, 1>(c, r, group, stop); break;
     }
   }
 }

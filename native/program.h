@@ -46,8 +46,8 @@ class Program : public Job {
   int run(const Rows& rows);
   void chunk(int step, int index, int thread) override;
   int64_t steps() const { return static_cast<int64_t>(steps_.size()); }
-  void profile(bool on) { profiling_ = on; }
-  std::vector<double> seconds() const;  // per step, of the last runs
+  void profile(bool on);
+  std::vector<double> seconds() const;  // per step, the shortest of the profiled runs
 
  private:
   struct Step {

@@ -95,21 +95,23 @@ PL_INLINE void sincos4(D4 x, D4& s, D4& c) {
 }
 
 static void rotary(const float* x, const float* inv_freq, float* y, int64_t width, int heads, int32_t position) {
-  int64_t d = width / heads, half = d / 2;
+  constexpr int64_t MOST = 512;  // pairs of a head
+  float sine[MOST], cosine[MOST];
+  int64_t d = width / heads, half = d / 2 < MOST ? d / 2 : MOST;
   for (int64_t i = 0; i < half; i += 4) {
-    D4 angle{};
-    int n = half - i < 4 ? static_cast<int>(half - i) : 4;
-    for (int j = 0; j < n; ++j) angle[j] = static_cast<double>(static_cast<float>(position) * inv_freq[i + j]);
+    F4 angle{};
+    for (int j = 0; j < 4 && i + j < half; ++j) angle[j] = static_cast<float>(position) * inv_freq[i + j];
     D4 s, c;
-    sincos4(angle, s, c);
-    F4 sf = __builtin_convertvector(s, F4), cf = __builtin_convertvector(c, F4);
-    for (int h = 0; h < heads; ++h)
-      for (int j = 0; j < n; ++j) {
-        float a = x[h * d + i + j], b = x[h * d + half + i + j];
-        y[h * d + i + j] = a * cf[j] - b * sf[j];
-        y[h * d + half + i + j] = b * cf[j] + a * sf[j];
-      }
+    sincos4(__builtin_convertvector(angle, D4), s, c);
+    for (int j = 0; j < 4 && i + j < half; ++j) sine[i + j] = static_cast<float>(s[j]), cosine[i + j] = static_cast<float>(c[j]);
   }
+  for (int h = 0; h < heads; ++h, x += d, y += d)
+    for (int64_t i = 0; i < half; i += L) {
+      V a = load_at(x, i, half), b = load_at(x + half, i, half);
+      V s = load_at(sine, i, half), c = load_at(cosine, i, half);
+      store_at(y, i, half, a * c - b * s);
+      store_at(y + half, i, half, b * c + a * s);
+    }
 }
 
 static void embed(const Matrix& m, int64_t token, float factor, float* y) {
@@ -135,116 +137,6 @@ static void embed(const Matrix& m, int64_t token, float factor, float* y) {
       int q = (static_cast<uint8_t>(row[i / 2]) >> (i % 2 * 4)) & 15;
       y[i] = static_cast<float>(q - 8) * s[i / 32] * factor;
     }
-  }
-}
-
-// --- attention: blocks are the pages, which lie at absolute key positions, so no cut of a text changes a bit ----------
-
-template <int Q, int K>
-PL_INLINE void scores(const AttentionArgs& a, const float* keys, int64_t key_stride, int64_t d, float* out) {
-  V acc[Q][K] = {};
-  int64_t i = 0;
-  for (; i + L <= d; i += L) {
-    V k[K];
-    for (int j = 0; j < K; ++j) k[j] = load(keys + j * key_stride + i);
-    for (int q = 0; q < Q; ++q) {
-      V x = load(a.q + q * d + i);
-      for (int j = 0; j < K; ++j) acc[q][j] = fma(k[j], x, acc[q][j]);
-    }
-  }
-  if (i < d)
-    for (int q = 0; q < Q; ++q)
-      for (int j = 0; j < K; ++j) {
-        int n = static_cast<int>(d - i);
-        acc[q][j] = fma(load_part(keys + j * key_stride + i, n), load_part(a.q + q * d + i, n), acc[q][j]);
-      }
-  for (int q = 0; q < Q; ++q)
-    for (int j = 0; j < K; ++j) out[q * 32 + j] = reduce(acc[q][j]);
-}
-
-template <int Q, int C>
-PL_INLINE void mix(const float* p, const float* values, int64_t stride, int count, float* out, int64_t d, int64_t i) {
-  V acc[Q][C];
-  for (int q = 0; q < Q; ++q)
-    for (int c = 0; c < C; ++c) acc[q][c] = load(out + q * d + i + c * L);
-  for (int j = 0; j < count; ++j) {
-    V v[C];
-    for (int c = 0; c < C; ++c) v[c] = load(values + j * stride + i + c * L);
-    for (int q = 0; q < Q; ++q)
-      for (int c = 0; c < C; ++c) acc[q][c] = fma(broadcast(p[q * 32 + j]), v[c], acc[q][c]);
-  }
-  for (int q = 0; q < Q; ++q)
-    for (int c = 0; c < C; ++c) store(out + q * d + i + c * L, acc[q][c]);
-}
-
-template <int Q>
-static void mix_all(const float* p, const float* values, int64_t stride, int count, float* out, int64_t d) {
-  int64_t i = 0;
-  for (; i + 2 * L <= d; i += 2 * L) mix<Q, 2>(p, values, stride, count, out, d, i);
-  for (; i + L <= d; i += L) mix<Q, 1>(p, values, stride, count, out, d, i);
-  for (; i < d; ++i)
-    for (int q = 0; q < Q; ++q)
-      for (int j = 0; j < count; ++j) out[q * d + i] += p[q * 32 + j] * values[j * stride + i];
-}
-
-template <int Q>
-static void attend_page(const AttentionArgs& a, const float* keys, const float* values, int64_t stride, int count,
-                        float* top, float* sum) {
-  constexpr int K = Q <= 2 ? 4 : 2;
-  int64_t d = a.k.head_dim;
-  float s[Q * 32];
-  int j = 0;
-  for (; j + K <= count; j += K) scores<Q, K>(a, keys + j * stride, stride, d, s + j);
-  for (; j < count; ++j) scores<Q, 1>(a, keys + j * stride, stride, d, s + j);
-  for (int q = 0; q < Q; ++q) {
-    float* p = s + q * 32;
-    float high = top[q];
-    for (j = 0; j < count; ++j) high = p[j] > high ? p[j] : high;
-    if (high > top[q]) {
-      float shrink = vexp(broadcast(top[q] - high))[0];  // top is -inf at first: the clamped e^-87 scales zeros
-      sum[q] *= shrink;
-      each(a.out + q * d, a.out + q * d, d, [shrink](V x) { return x * shrink; });
-      top[q] = high;
-    }
-    V total{};
-    for (j = 0; j < count; j += L) {
-      store_at(p, j, count, vexp(load_at(p, j, count) - high));
-      total += load_at(p, j, count);
-    }
-    sum[q] += reduce(total);
-  }
-  mix_all<Q>(s, values, stride, count, a.out, d);
-}
-
-template <int Q>
-static bool attend(const AttentionArgs& a) {
-  int64_t d = a.k.head_dim, stride = d * a.k.kv_heads;
-  float top[Q], sum[Q];
-  for (int q = 0; q < Q; ++q) top[q] = -__builtin_inff(), sum[q] = 0.0f;
-  std::memset(a.out, 0, sizeof(float) * Q * d);
-  const int32_t* table = a.k.table + a.slot * a.k.table_stride;
-  for (int64_t j = a.first; j < a.last;) {
-    int64_t page = j / a.k.page_size, end = (page + 1) * a.k.page_size;
-    int64_t count = (end < a.last ? end : a.last) - j;
-    int64_t at = static_cast<int64_t>(table[page]) * a.k.page_size + j % a.k.page_size;
-    if (table[page] < 0 || at + count > a.k.tokens) return false;
-    int64_t offset = at * stride + a.kv_head * d;
-    attend_page<Q>(a, a.k.pool + offset, a.v.pool + offset, stride, static_cast<int>(count), top, sum);
-    j += count;
-  }
-  for (int q = 0; q < Q; ++q) {
-    float total = sum[q] > 0 ? sum[q] : 1.0f;  // a row without keys gives zeros
-    each(a.out + q * d, a.out + q * d, d, [total](V x) { return x / broadcast(total); });
-  }
-  return true;
-}
-
-static bool attention(const AttentionArgs& a, float*) {
-  switch (a.queries) {
-    case 1: return attend<1>(a);
-    case 2: return attend<2>(a);
-    case 3: return attend<3>(a);
-    default: return attend<4>(a);
   }
 }
 

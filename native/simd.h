@@ -32,6 +32,7 @@ typedef uint32_t VWMem __attribute__((vector_size(4 * L), aligned(2), may_alias)
 // Integer products always use 16 lanes of int16 and 8 of int32: exact, so the same on every instruction set.
 typedef float F8 __attribute__((vector_size(32)));
 typedef float F4 __attribute__((vector_size(16)));
+typedef int32_t I4 __attribute__((vector_size(16)));
 typedef int32_t I8 __attribute__((vector_size(32)));
 typedef int16_t H16 __attribute__((vector_size(32)));
 typedef int16_t HL __attribute__((vector_size(2 * L)));
@@ -43,6 +44,16 @@ typedef uint8_t U16Mem __attribute__((vector_size(16), aligned(1), may_alias));
 PL_INLINE V load(const float* p) { return *reinterpret_cast<const VMem*>(p); }
 PL_INLINE void store(float* p, V v) { *reinterpret_cast<VMem*>(p) = v; }
 PL_INLINE V broadcast(float x) { return x - V{}; }
+
+// Keeps a value in a register: compilers like to load it again for each use, and loads are what these loops lack.
+PL_INLINE V pin(V v) {
+#if defined(__AVX512F__)
+  __asm__("" : "+v"(v));
+#elif defined(__AVX2__)
+  __asm__("" : "+x"(v));
+#endif
+  return v;
+}
 
 PL_INLINE V load_part(const float* p, int n) {  // n < L lanes, the others 0
   float buffer[L] = {};
@@ -94,24 +105,41 @@ PL_INLINE H16 load_int8(const void* p) { return __builtin_convertvector(*static_
 PL_INLINE H16 load_uint8(const void* p) { return __builtin_convertvector(*static_cast<const U16Mem*>(p), H16); }
 PL_INLINE H16 load_int16(const void* p) { return *static_cast<const H16Mem*>(p); }
 
-PL_INLINE float reduce8(F8 a) {  // one fixed tree
-  F4 s = __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
-  s = s + __builtin_shufflevector(s, s, 2, 3, 0, 1);
-  return s[0] + s[1];
+// Sum of lanes by one fixed tree: ((0+1)+(2+3)) + ((4+5)+(6+7)). `sums` does up to 4 at once, with the same bits.
+PL_INLINE float reduce8(F8 a) {
+  F8 pairs = a + __builtin_shufflevector(a, a, 1, 0, 3, 2, 5, 4, 7, 6);
+  F8 fours = pairs + __builtin_shufflevector(pairs, pairs, 2, 3, 0, 1, 6, 7, 4, 5);
+  return fours[0] + fours[4];
 }
-PL_INLINE int32_t reduce8i(I8 a) {
-  int32_t total = 0;
-  for (int i = 0; i < 8; ++i) total += a[i];
-  return total;
+PL_INLINE F4 sums(F8 a, F8 b, F8 c, F8 d) {
+#if defined(__AVX2__)
+  __m256 ab = _mm256_hadd_ps((__m256)a, (__m256)b), cd = _mm256_hadd_ps((__m256)c, (__m256)d);
+  __m256 all = _mm256_hadd_ps(ab, cd);
+  return (F4)_mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
+#else
+  return F4{reduce8(a), reduce8(b), reduce8(c), reduce8(d)};
+#endif
+}
+PL_INLINE I4 sums(I8 a, I8 b, I8 c, I8 d) {
+#if defined(__AVX2__)
+  __m256i ab = _mm256_hadd_epi32((__m256i)a, (__m256i)b), cd = _mm256_hadd_epi32((__m256i)c, (__m256i)d);
+  __m256i all = _mm256_hadd_epi32(ab, cd);
+  return (I4)_mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+#else
+  I4 out{};
+  for (int i = 0; i < 8; ++i) out += I4{a[i], b[i], c[i], d[i]};
+  return out;
+#endif
 }
 #if defined(__AVX512F__)
-PL_INLINE float reduce(V a) {
-  return reduce8(__builtin_shufflevector(a, a, 0, 1, 2, 3, 4, 5, 6, 7) +
-                 __builtin_shufflevector(a, a, 8, 9, 10, 11, 12, 13, 14, 15));
+PL_INLINE F8 half(V a) {
+  return __builtin_shufflevector(a, a, 0, 1, 2, 3, 4, 5, 6, 7) +
+         __builtin_shufflevector(a, a, 8, 9, 10, 11, 12, 13, 14, 15);
 }
 #else
-PL_INLINE float reduce(V a) { return reduce8(a); }
+PL_INLINE F8 half(V a) { return a; }
 #endif
+PL_INLINE float reduce(V a) { return reduce8(half(a)); }
 
 #if defined(__AVX512F__)
 #define PL_EVENS 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
@@ -132,9 +160,17 @@ PL_INLINE H16 odds(H16 a, H16 b) {
 PL_INLINE V vmax(V a, V b) { return a > b ? a : b; }
 PL_INLINE V vmin(V a, V b) { return a < b ? a : b; }
 PL_INLINE float reduce_max(V a) {
-  float m = a[0];
-  for (int i = 1; i < L; ++i) m = a[i] > m ? a[i] : m;
-  return m;
+#if defined(__AVX512F__)
+  F8 b = __builtin_shufflevector(a, a, 0, 1, 2, 3, 4, 5, 6, 7), c = __builtin_shufflevector(a, a, 8, 9, 10, 11, 12, 13, 14, 15);
+  b = b > c ? b : c;
+#else
+  F8 b = a;
+#endif
+  F8 d = __builtin_shufflevector(b, b, 4, 5, 6, 7, 0, 1, 2, 3);
+  b = b > d ? b : d;
+  d = __builtin_shufflevector(b, b, 2, 3, 0, 1, 6, 7, 4, 5);
+  b = b > d ? b : d;
+  return b[0] > b[1] ? b[0] : b[1];
 }
 
 // e^x, relative error below 2e-7 on [-87, 88]; arguments beyond are clamped.

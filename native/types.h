@@ -58,7 +58,7 @@ struct Kernels {
   // y[r, o] for o in [begin, end); `order` (if given) names the matrix row that output o reads.
   void (*linear)(const Matrix&, const Prepared&, int64_t rows, int64_t begin, int64_t end, const int64_t* order,
                  float* y, int64_t y_stride);
-  bool (*attention)(const AttentionArgs&, float* scratch);
+  bool (*attention)(const AttentionArgs&);  // false: a page id is out of range
   void (*norm)(const float* x, const float* weight, float* y, int64_t width, int groups, float eps);
   void (*rotary)(const float* x, const float* inv_freq, float* y, int64_t width, int heads, int32_t position);
   void (*embed)(const Matrix&, int64_t token, float scale, float* y);
@@ -69,6 +69,9 @@ struct Kernels {
   void (*gated_gelu)(const float*, const float*, float* y, int64_t n);
   void (*softcap)(const float*, float cap, float* y, int64_t n);
   void (*softmax)(const float*, float* y, int64_t n);
+  float (*read_all)(const float*, int64_t n);
+  float (*burn)(int64_t turns);
+  int64_t (*burn_flops)();
 };
 
 extern const Kernels kernels_generic;
