@@ -45,7 +45,11 @@ def measure(target: Path, drafters: dict[str, Path], work: Path, a: argparse.Nam
         prompts = held_prompts(target, work / "data" / f"{place}-held.jsonl", a.prompts)
         for name, scores in compare(engine, list(drafters), prompts, a.tokens).items():
             out[name][place] = {
-                f"{t:g}": {"tokens_per_step": s.tokens_per_step, "acceptance": s.acceptance(), "by_prompt": s.by_prompt}
+                f"{t:g}": {
+                    "tokens_per_step": s.tokens_per_step,
+                    "acceptance": s.acceptance(),
+                    "by_prompt": s.by_prompt,
+                }
                 for t, s in scores.items()
             }
     return out
@@ -63,7 +67,9 @@ def table(found: dict[str, Any]) -> str:
     before, after = found["fine-tuned"]["stock"], found["fine-tuned"]["adapted"]
     lines.append("")
     for place in ("new", "old"):
-        gains = [after[place][t]["tokens_per_step"] / before[place][t]["tokens_per_step"] - 1 for t in ("0", "1")]
+        gains = [
+            after[place][t]["tokens_per_step"] / before[place][t]["tokens_per_step"] - 1 for t in ("0", "1")
+        ]
         lines.append(f"{place} domain, adapted against stock: T=0 {gains[0]:+.1%}, T=1 {gains[1]:+.1%}")
     return "\n".join(lines) + "\n"
 
@@ -89,11 +95,34 @@ def main() -> None:
         domain.main(a.work / "data")
     if not (tuned / "config.json").exists():
         data = str(a.work / "data" / "new.jsonl")
-        run(sys.executable, str(HERE / "finetune.py"), str(a.target), data, str(tuned), "--minutes", str(a.minutes))
+        run(
+            sys.executable,
+            str(HERE / "finetune.py"),
+            str(a.target),
+            data,
+            str(tuned),
+            "--minutes",
+            str(a.minutes),
+        )
     if not (out / "config.json").exists():
-        files = [part for name in ("new", "old") for part in ("--data", str(a.work / "data" / f"{name}.jsonl"))]
-        sizes = [part for name in ("steps", "batch", "length", "anchors", "lr") for part in (f"--{name}", str(vars(a)[name]))]
-        more = ["--draft-tokens", str(a.draft_tokens), "--eval-every", "50", "--save-every", "25", "--eval-windows", "12"]
+        files = [
+            part for name in ("new", "old") for part in ("--data", str(a.work / "data" / f"{name}.jsonl"))
+        ]
+        sizes = [
+            part
+            for name in ("steps", "batch", "length", "anchors", "lr")
+            for part in (f"--{name}", str(vars(a)[name]))
+        ]
+        more = [
+            "--draft-tokens",
+            str(a.draft_tokens),
+            "--eval-every",
+            "50",
+            "--save-every",
+            "25",
+            "--eval-windows",
+            "12",
+        ]
         more += ["--compare-prompts", "0", "--device", "cpu", *(["--regenerate"] if a.regenerate else [])]
         head = ["from paceline.cli import main; main()", "train", str(tuned), *files]
         run(sys.executable, "-c", *head, "--init", str(a.assistant), "--out", str(out), *sizes, *more)

@@ -1,6 +1,6 @@
 """Fine-tune a copy of a target on the new domain, in plain PyTorch. Not a product feature: any fine-tune will do.
 
-    python finetune.py TARGET DATA.jsonl OUT --minutes 4
+python finetune.py TARGET DATA.jsonl OUT --minutes 4
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, Gemma4ForCausalLM
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
-def batches(tokens: torch.Tensor, batch: int, length: int, seed: int):  # noqa: ANN201  endless windows
+def batches(tokens: torch.Tensor, batch: int, length: int, seed: int):
     """Windows [batch, length] from random places of one long text."""
     generator = torch.Generator().manual_seed(seed)
     while True:

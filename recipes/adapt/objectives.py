@@ -56,12 +56,14 @@ def windows_of(target: Path, path: Path, length: int) -> tuple[Windows, list[lis
     return pack(texts, length), prompts_of(texts, 1000, most=48)
 
 
-def one_run(name: str, seed: int, teacher: RememberingTeacher, data: tuple[Windows, Windows], a: argparse.Namespace) -> dict[str, Any]:
+def one_run(
+    name: str, seed: int, teacher: RememberingTeacher, data: tuple[Windows, Windows], a: argparse.Namespace
+) -> dict[str, Any]:
     """Train with one objective and seed, then write held-out texts in the engine."""
     torch.manual_seed(seed)
     options = TrainOptions(
         objective=name, weights=a.weights, steps=a.steps, batch=a.batch, length=a.length, anchors=a.anchors, lr=a.lr,
-        seed=seed, draft_tokens=a.draft_tokens, eval_every=max(1, a.steps // 4), eval_windows=8, save_every=10**9,
+        seed=seed, draft_tokens=a.draft_tokens, eval_every=max(1, a.steps // 3), eval_windows=8, save_every=10**9,
     )  # fmt: skip
     init: Any = json.loads(a.config.read_text()) if a.config else "scratch"
     if isinstance(init, dict):
@@ -98,7 +100,9 @@ def report(work: Path) -> str:
         rows.append((-mean, f"| {name} | {len(found)} | {shown} | {mean:.3f} |"))
     lines += [row for _, row in sorted(rows)]
     series = {name: _mean_curve(found) for name, found in by_name.items()}
-    (work / "curves.svg").write_text(line_chart("Held-out tokens per step (mean of T=0 and 1)", "training step", series))
+    (work / "curves.svg").write_text(
+        line_chart("Held-out tokens per step (mean of T=0 and 1)", "training step", series)
+    )
     (work / "results.json").write_text(json.dumps(runs, indent=1) + "\n")
     text = "\n".join(lines) + "\n"
     (work / "table.md").write_text(text)
@@ -121,7 +125,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("work", type=Path)
     parser.add_argument("--target", type=Path, required=True)
-    parser.add_argument("--config", type=Path, help="config.json of the assistant to make; default: what fits the target")
+    parser.add_argument(
+        "--config", type=Path, help="config.json of the assistant to make; default: what fits the target"
+    )
     parser.add_argument("--assistant", type=Path, help="start from this one instead of from scratch")
     parser.add_argument("--objectives", nargs="+", default=list(OBJECTIVES))
     parser.add_argument("--weights", default="decay")

@@ -10,7 +10,8 @@ import dataclasses
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +25,8 @@ from paceline.train.options import TrainOptions
 from paceline.train.parallel import Captured, DrafterModule
 from paceline.train.rounds import Observed, Plan, batch_loss, observe, summarise
 from paceline.train.windows import Windows, batch_rows, step_generator
+
+LAW_BYTES = 512 << 20  # of the target's laws that an evaluation holds at once
 
 Report = Callable[[dict[str, Any]], None]  # gets each entry of the history as it is made
 
@@ -77,10 +80,13 @@ def observe_held(
 ) -> list[Observed]:
     """Every draft round of the first `eval_windows` held-out windows."""
     rows = range(min(len(held), options.eval_windows))
+    window = 4 * module.shape.vocab * held.length  # bytes of its laws
+    size = max(1, min(options.batch, LAW_BYTES // window))
     seen = []
-    for start in range(0, len(rows), options.batch):
-        captured = teacher.capture(held.take(list(rows[start : start + options.batch])))
-        seen.append(observe(module, captured, teacher.logits, options.draft_tokens, running=running))
+    for start in range(0, len(rows), size):
+        with memory_errors(options):
+            captured = teacher.capture(held.take(list(rows[start : start + size])))
+            seen.append(observe(module, captured, teacher.logits, options.draft_tokens, running=running))
     return seen
 
 
@@ -169,18 +175,12 @@ class Run:
         """Add the gradient of the index-th batch; returns its share of the update's loss."""
         options = self.options
         rows = batch_rows(len(self.train), options.batch, options.seed, index)
-        try:
+        with memory_errors(options):
             captured = self.teacher.capture(self.train.take(rows))
             generator = step_generator(options.seed, index)
             loss, _ = batch_loss(self.module, captured, self.teacher.logits, self.plan, generator)
             loss = loss / options.accumulate
             torch.autograd.backward(loss)
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            raise out_of_memory(options) from error
-        except RuntimeError as error:
-            if "allocate memory" in str(error):  # the CPU allocator has no class of its own
-                raise out_of_memory(options) from error
-            raise
         return float(loss.detach())
 
     def _evaluate(self, hooks: Hooks) -> None:
@@ -193,6 +193,19 @@ class Run:
         entry = {"step": self.state.step, "held_out": dataclasses.asdict(seen)}
         self.state.history.append(entry)
         hooks.report(entry)
+
+
+@contextmanager
+def memory_errors(options: TrainOptions) -> Iterator[None]:
+    """Turn running out of memory into the setting to lower."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise out_of_memory(options) from error
+    except RuntimeError as error:
+        if "allocate memory" in str(error):  # the CPU allocator has no class of its own
+            raise out_of_memory(options) from error
+        raise
 
 
 def out_of_memory(options: TrainOptions) -> CapacityError:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from paceline.train.objectives import Laws, Objective
 
-CPU_PIECE, GPU_PIECE = 1 << 20, 256 << 20  # bytes of one [rows, V] float32
+CPU_PIECE, GPU_PIECE = 2 << 20, 256 << 20  # bytes of one [rows, V] float32
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class HeadLoss(torch.autograd.Function):
                 loss = (task.objective(task.scored.laws(part, logits)) * task.weights[part]).sum()
             (grad,) = torch.autograd.grad(loss, logits)
             by_states[part] = grad @ weight
-            by_head += grad.T @ x
+            by_head.addmm_(grad.T.float(), x.float())
             total += loss.detach()
         ctx.save_for_backward(by_states, by_head)
         return total
