@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from common import say, write_atomic
 from drafter import DrafterShape, draft_tables, masked_logits, unroll
 from model import Params, Shape, hidden_states, tables
-from sample import continue_rows, gumbel
+from sample import continue_prompts, continue_rows, gumbel
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -182,10 +182,15 @@ def acceptance(
     report: dict[str, Any] = {}
     for heat in heats:
         parts: dict[str, list[dict[str, Any]]] = {"mtp": [], "model": [], "ngram": []}
-        for i, prompt in enumerate(prompts):
-            noise = gumbel(1, new, big.vocab, 5000 + i) if heat else None
-            row = continue_rows(target, big, prompt[None], new, torch.tensor([heat]), 0, noise)[0]
-            flat, start = (noise[0] if noise is not None else None), len(prompt)
+        texts: list[Tensor] = []
+        noises: list[Tensor | None] = []
+        for at in range(0, len(prompts), 15):
+            few = prompts[at : at + 15]
+            noise = gumbel(len(few), new, big.vocab, 5000 + at) if heat else None
+            texts += continue_prompts(target, big, few, new, heat, noise)
+            noises += list(noise) if noise is not None else [None] * len(few)
+        for row, flat, prompt in zip(texts, noises, prompts, strict=True):
+            start = len(prompt)
             # the first token after the prompt comes from the prefill step; rounds start there
             table = {
                 "mtp": mtp_right(target, big, drafter, shape, row, heat, flat, start),

@@ -142,7 +142,7 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Apply rotary embedding to (batch, length, heads, dim)."""
     half = x.shape[-1] // 2
     flipped = torch.cat((-x[..., half:], x[..., :half]), -1)
-    return x * cos[:, None, :] + flipped * sin[:, None, :]
+    return x * cos[..., None, :] + flipped * sin[..., None, :]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:

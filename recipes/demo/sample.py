@@ -11,10 +11,11 @@ from torch import Tensor
 
 
 class Cache:
-    """Keys and values of the layers that own them, for rows of equal length."""
+    """Keys and values of the layers that own them; row r starts after `skip[r]` padding tokens."""
 
-    def __init__(self, shape: Shape, rows: int, length: int) -> None:
+    def __init__(self, shape: Shape, rows: int, length: int, skip: Tensor | None = None) -> None:
         self.used = 0
+        self.skip = torch.zeros(rows, dtype=torch.long) if skip is None else skip
         self.store = {
             i: torch.zeros(2, rows, shape.kv_heads, length, shape.dim(i))
             for i in range(shape.layers)
@@ -22,14 +23,14 @@ class Cache:
         }
 
 
-def attend_cached(q: Tensor, k: Tensor, v: Tensor, start: int, window: int | None) -> Tensor:
-    """Attention of queries at positions start.. over keys 0..start+n-1."""
-    n, total = q.shape[2], k.shape[2]
-    row, column = torch.arange(start, start + n)[:, None], torch.arange(total)[None, :]
+def cached_mask(cache: Cache, start: int, n: int, window: int | None) -> Tensor:
+    """Which of keys 0..start+n-1 the queries at start.. may see, per row: (rows, 1, n, keys)."""
+    row, column = torch.arange(start, start + n)[:, None], torch.arange(start + n)[None, :]
     mask = column <= row
     if window is not None:
         mask = mask & (column > row - window)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0, enable_gqa=True)
+    alive = (column >= cache.skip[:, None])[:, None, None] | (column == row)
+    return mask & alive
 
 
 @torch.no_grad()
@@ -37,7 +38,9 @@ def advance(p: Params, shape: Shape, ids: Tensor, cache: Cache) -> Tensor:
     """Feed tokens after what the cache holds; returns the normed hidden states."""
     start, (b, n), eps = cache.used, ids.shape, shape.eps
     x = F.embedding(ids, p["model.embed_tokens.weight"]) * math.sqrt(shape.hidden)
-    turns = {kind: rotary(shape, kind, torch.arange(start, start + n)) for kind in set(shape.kinds)}
+    places = (torch.arange(start, start + n) - cache.skip[:, None]).clamp_min(0)
+    turns = {kind: rotary(shape, kind, places) for kind in set(shape.kinds)}
+    masks = {kind: cached_mask(cache, start, n, shape.window if kind == SLIDING else None) for kind in turns}
     kv = {}
     for i, kind in enumerate(shape.kinds):
         name, dim = f"model.layers.{i}.", shape.dim(i)
@@ -51,8 +54,9 @@ def advance(p: Params, shape: Shape, ids: Tensor, cache: Cache) -> Tensor:
             cache.store[i][0][:, :, start : start + n] = k.transpose(1, 2)
             cache.store[i][1][:, :, start : start + n] = rms(v, None, eps).transpose(1, 2)
             kv[kind] = cache.store[i][:, :, :, : start + n]
-        window = shape.window if kind == SLIDING else None
-        y = attend_cached(q, kv[kind][0], kv[kind][1], start, window).transpose(1, 2).reshape(b, n, -1)
+        k, v = kv[kind]
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=masks[kind], scale=1.0, enable_gqa=True)
+        y = y.transpose(1, 2).reshape(b, n, -1)
         x = x + rms(
             F.linear(y, p[name + "self_attn.o_proj.weight"]), p[name + "post_attention_layernorm.weight"], eps
         )
@@ -81,10 +85,11 @@ def continue_rows(
     temperature: Tensor,
     seed: int,
     noise: Tensor | None = None,
+    skip: Tensor | None = None,
 ) -> Tensor:
-    """Sample `new` tokens after prompts of equal length; temperature 0 means greedy (one value per row)."""
+    """Sample `new` tokens after prompts (padded on the left by `skip`); temperature 0 means greedy, per row."""
     rows, start = prompts.shape
-    cache = Cache(shape, rows, start + new)
+    cache = Cache(shape, rows, start + new, skip)
     generator = torch.Generator().manual_seed(seed)
     out = [prompts]
     ids = prompts
@@ -97,3 +102,14 @@ def continue_rows(
         ids = (z + temperature[:, None] * g).argmax(-1, keepdim=True)
         out.append(ids)
     return torch.cat(out, 1)
+
+
+def continue_prompts(
+    p: Params, shape: Shape, prompts: list[Tensor], new: int, heat: float, noise: Tensor | None
+) -> list[Tensor]:
+    """The same for prompts of different lengths, side by side; returns whole texts."""
+    longest = max(map(len, prompts))
+    skip = torch.tensor([longest - len(prompt) for prompt in prompts])
+    padded = torch.stack([F.pad(prompt, (longest - len(prompt), 0)) for prompt in prompts])
+    rows = continue_rows(p, shape, padded, new, torch.full((len(prompts),), heat), 0, noise, skip)
+    return [row[start:] for row, start in zip(rows, skip.tolist(), strict=True)]

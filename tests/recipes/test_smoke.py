@@ -282,3 +282,30 @@ def test_rounds_played_over_a_text() -> None:
     assert (found["rounds"], found["made"]) == (3, 3 + 1 + 5)
     assert found["tried"].tolist() == [3, 2, 2, 1]
     assert found["taken"].tolist() == [2, 2, 1, 1]
+
+
+@pytest.mark.usefixtures("modules")
+def test_sampling_side_by_side_is_greedy_decoding() -> None:
+    import model
+    import sample
+    import torch
+
+    shape = model.Shape(
+        vocab=128,
+        hidden=64,
+        inner=96,
+        layers=6,
+        period=3,
+        shared=3,
+        head_dim=16,
+        global_head_dim=32,
+        window=12,
+    )
+    torch.manual_seed(0)
+    params = {k: v + 0.1 * torch.randn_like(v) for k, v in model.init_params(shape, 0).items()}
+    prompts = [torch.randint(1, 128, (n,)) for n in (5, 17, 30)]
+    for prompt, row in zip(prompts, sample.continue_prompts(params, shape, prompts, 20, 0.0, None)):
+        assert row[: len(prompt)].tolist() == prompt.tolist()
+        hidden, _ = model.hidden_states(params, shape, row[None], model.tables(shape, len(row)))
+        best = model.logits(params, hidden)[0].argmax(-1)
+        assert best[len(prompt) - 1 : -1].tolist() == row[len(prompt) :].tolist()
