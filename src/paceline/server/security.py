@@ -24,6 +24,8 @@ from paceline.server.errors import ApiError
 from paceline.server.settings import ServerConfig
 
 OPEN_PATHS = ("/health",)
+_READ_ON = 4  # times the limit: a client that is still sending would not see why it is refused
+_CLOSE = {"Connection": "close"}
 _SAFE = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -115,7 +117,7 @@ class Gate:
             self._check_host(headers)
             scope.setdefault("state", {})["salt"] = self._check_key(scope, headers)
             self._check_origin(scope, headers)
-            body = await self._read(scope, headers, receive)
+            body = await self._read(headers, receive)
         except ApiError as error:
             await error.response()(scope, receive, send)
             return
@@ -175,30 +177,32 @@ class Gate:
         if has_body and kind != "application/json":
             raise ApiError(415, "the body has to be application/json", code="bad_content_type")
 
-    async def _read(self, scope: Scope, headers: Headers, receive: Receive) -> bytes:
+    async def _read(self, headers: Headers, receive: Receive) -> bytes:
         limit = self._config.max_body
-        too_large = ApiError(
-            413, f"the body is over {limit} bytes", code="too_large", headers={"Connection": "close"}
-        )
         length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > limit:
-            raise too_large
-        body = bytearray()
+        if not length.isdecimal() or int(length) > _READ_ON * limit:
+            raise self._too_large()
+        body, size = bytearray(), 0
         try:
             async with asyncio.timeout(self._config.body_timeout):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise _Gone
-                    body += message.get("body", b"")
-                    if len(body) > limit:
-                        raise too_large
+                    piece = message.get("body", b"")
+                    size += len(piece)
+                    if size <= limit:
+                        body += piece
+                    elif size > _READ_ON * limit or not message.get("more_body"):
+                        raise self._too_large()
                     if not message.get("more_body"):
                         return bytes(body)
         except TimeoutError:
-            raise ApiError(
-                408, "the body came too slowly", code="slow", headers={"Connection": "close"}
-            ) from None
+            raise ApiError(408, "the body came too slowly", code="slow", headers=_CLOSE) from None
+
+    def _too_large(self) -> ApiError:
+        message = f"the body is over {self._config.max_body} bytes"
+        return ApiError(413, message, code="too_large", headers=_CLOSE)
 
 
 class _Gone(Exception):
