@@ -29,12 +29,15 @@ TOWERS = re.compile(
 )
 SHARED_KV = re.compile(r"layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.weight$")
 FLOATS = ("F32", "BF16", "F16")
+QUANTIZED = ("I8", "U8")  # int8, and int4 two values a byte; stored beside `<name>_scale`, see models/quantized.py
+SCALE = "_scale"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 KINDS: Mapping[torch.dtype, WeightKind] = {
     torch.float32: "float32",
     torch.bfloat16: "bfloat16",
     torch.float16: "float16",
 }
+INT4_GROUP = 32
 NAMED_AT_MOST = 4  # tensors listed in one message
 
 
@@ -111,6 +114,11 @@ class Tensors:
         """Raises WeightsError unless the folder holds exactly `expected`, besides what may be skipped."""
         entries = read_entries(folder)
         self.folder, shared = folder, set(shared_layers)
+        self.scales = {
+            name: entries.pop(name + SCALE)
+            for name, entry in list(entries.items())
+            if entry.dtype in QUANTIZED and name + SCALE in entries
+        }
         self.skipped = {n: e for n, e in entries.items() if n not in expected and may_skip(n, shared)}
         self.entries = {n: e for n, e in entries.items() if n not in self.skipped}
         self._files: dict[Path, Any] = {}
@@ -133,6 +141,9 @@ class Tensors:
             )
         for name, shape in expected.items():
             entry = self.entries[name]
+            if name in self.scales:
+                self._check_quantized(name, entry, shape)
+                continue
             if entry.shape != shape:
                 raise WeightsError(
                     f"{self.folder}: {name} has shape {list(entry.shape)} where config.json needs "
@@ -143,6 +154,17 @@ class Tensors:
                 raise WeightsError(
                     f"{self.folder}: {name} has dtype {entry.dtype}, not one of {', '.join(wanted)}"
                 )
+
+    def _check_quantized(self, name: str, entry: Entry, shape: tuple[int, ...]) -> None:
+        packed = entry.dtype == "U8"
+        stored = (*shape[:-1], shape[-1] // 2) if packed else shape
+        scales = (*shape[:-1], shape[-1] // INT4_GROUP) if packed else shape[:-1]
+        if entry.shape != stored or self.scales[name].shape != scales or self.scales[name].dtype != "F32":
+            raise WeightsError(
+                f"{self.folder}: {name} is quantized as {list(entry.shape)} with scales "
+                f"{list(self.scales[name].shape)} where config.json needs {list(stored)} with {list(scales)}: "
+                "the folder is of another model, quantize the original again"
+            )
 
     def _check_tied(self, head: Entry) -> None:
         table = self.entries["embed_tokens.weight"]
@@ -155,6 +177,10 @@ class Tensors:
     def take(self, name: str) -> Tensor:
         """The tensor, memory-mapped, on the CPU. A name can be taken once."""
         return self._read(self.entries.pop(name))
+
+    def take_scale(self, name: str) -> Tensor | None:
+        """The scales of a quantized tensor, None for any other."""
+        return self._read(self.scales[name]) if name in self.scales else None
 
     def _read(self, entry: Entry) -> Tensor:
         from safetensors import SafetensorError, safe_open
@@ -194,15 +220,24 @@ class Weights:
         self._tensors, self._dtype, self._transform = tensors, dtype, transform
 
     def matrix(self, name: str) -> Weight:
-        return self._weight(name, self._tensors.take(f"{name}.weight"))
+        scale = self._tensors.take_scale(f"{name}.weight")
+        return self._weight(name, self._tensors.take(f"{name}.weight"), scale)
 
     def stack(self, name: str) -> tuple[Weight, ...]:
         """[E, out, in] as E matrices, named `name.0` and so on."""
-        return tuple(self._weight(f"{name}.{i}", part) for i, part in enumerate(self._tensors.take(name)))
+        scale, parts = self._tensors.take_scale(name), self._tensors.take(name)
+        scales = [None] * len(parts) if scale is None else list(scale)
+        return tuple(
+            self._weight(f"{name}.{i}", part, one) for i, (part, one) in enumerate(zip(parts, scales))
+        )
 
-    def _weight(self, name: str, data: Tensor) -> Weight:
-        data = data.to(self.device, self._dtype or data.dtype)
-        weight = Weight(data, KINDS[data.dtype])
+    def _weight(self, name: str, data: Tensor, scale: Tensor | None) -> Weight:
+        if scale is not None:
+            kind: WeightKind = "int8" if data.dtype == torch.int8 else "int4"
+            weight = Weight(data.to(self.device), kind, scale.to(self.device))
+        else:
+            data = data.to(self.device, self._dtype or data.dtype)
+            weight = Weight(data, KINDS[data.dtype])
         return weight if self._transform is None else self._transform(name, weight)
 
     def vector(self, name: str) -> Tensor:

@@ -1,0 +1,66 @@
+"""`paceline quantize`: store a model with int8 or int4 weights, and say what that costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from paceline.models.quantized import Loss
+    from paceline.ops.quantize import QuantKind
+
+
+@click.command()
+@click.argument("target")
+@click.option("--to", "kind", type=click.Choice(["int8", "int4"]), required=True, help="Kind of the stored weights.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="A new folder.")
+@click.option("--text", type=click.Path(path_type=Path, exists=True, dir_okay=False),
+              help="Held-out text to measure the loss on; default: a bundled one.")
+@click.option("--tokens", type=click.IntRange(min=0), default=1024, show_default=True,
+              help="Tokens of the text to score; 0 measures nothing.")
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads; default: one per core.")
+def command(target: str, kind: QuantKind, out: Path, text: Path | None, tokens: int, threads: int | None) -> None:
+    """Quantize TARGET (a folder, a hub id or `demo`) into the folder --out, and print the loss of quality."""
+    from paceline.models.hub import resolve
+    from paceline.models.quantized import save_quantized
+
+    source = resolve(target, "target")
+    sizes = save_quantized(source, out, kind)
+    before, after = sizes["before"] / 2**20, sizes["after"] / 2**20
+    click.echo(f"{out}: {kind}, {after:.1f} MiB of {before:.1f} MiB ({after / before:.0%})")
+    if tokens:
+        click.echo(describe(_measure(source, out, text, tokens, threads)))
+
+
+def _measure(source: Path, out: Path, text: Path | None, tokens: int, threads: int | None) -> Loss:
+    import torch
+
+    from paceline.assembly import pick_runner
+    from paceline.cli.options import read_text
+    from paceline.config import EngineConfig
+    from paceline.models.quantized import measure_loss
+    from paceline.models.registry import load_target
+    from paceline.text.tokenizer import Tokenizer
+
+    content = read_text(str(text)) if text else _bundled_text()
+    runner, _ = pick_runner(EngineConfig(threads=threads), torch.device("cpu"))
+    unquantized, quantized = load_target(source, runner=runner), load_target(out, runner=runner)
+    tokenizer = Tokenizer.load(source)
+    ids = tokenizer.encode(content)[:tokens]
+    return measure_loss(unquantized, quantized, ids, len(tokenizer.decode(ids).encode()))
+
+
+def _bundled_text() -> str:
+    from importlib.resources import files
+
+    return files("paceline.bench").joinpath("data/prose.txt").read_text(encoding="utf-8")
+
+
+def describe(loss: Loss) -> str:
+    """One line: the loss of quality as measured."""
+    return (
+        f"loss over {loss.positions} positions: KL {loss.kl:.5f} bits per token, same top token {loss.agree:.2%}, "
+        f"bits per byte {loss.bits_per_byte:.4f} -> {loss.quantized_bits_per_byte:.4f}"
+    )

@@ -1,0 +1,149 @@
+"""A quantized model folder: what it looks like, how it is written, and what the quantization costs.
+
+The folder is the source's, with each quantized matrix `x` stored as int8 [out, in] or, two values a byte, as uint8
+[out, in / 2], beside its float32 scales `x_scale`, and `paceline_quantization` in config.json. Towers of other
+modalities are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.errors import CapacityError, LoadError, UsageError
+from paceline.kv.cache import KVCache
+from paceline.models.gemma4 import GemmaTarget
+from paceline.models.loading import SCALE, canonical, find_files, may_skip
+from paceline.ops.base import Weight
+from paceline.ops.quantize import QuantKind, kind_for, quantize
+
+ENTRY = "paceline_quantization"
+CHUNK = 64  # rows per forward when measuring
+
+
+def save_quantized(source: Path, out: Path, kind: QuantKind) -> dict[str, int]:
+    """Write `source` quantized to `out`; returns bytes before and after. Raises UsageError, LoadError, CapacityError."""
+    config = _read_config(source)
+    if ENTRY in config:
+        raise UsageError(f"{source} is quantized already ({config[ENTRY].get('kind')}): quantize the original")
+    if out.exists() and any(out.iterdir()):
+        raise UsageError(f"{out} is not empty: name a new folder")
+    names: dict[str, str] = {}
+    sizes = {"before": 0, "after": 0}
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for path in find_files(source):
+            tensors = _quantize_file(path, kind, sizes)
+            from safetensors.torch import save_file
+
+            save_file(tensors, out / path.name, metadata={"format": "pt"})
+            names.update(dict.fromkeys(tensors, path.name))
+        index = {"metadata": {"total_size": sizes["after"]}, "weight_map": names}
+        (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
+        for path in sorted(source.iterdir()):
+            if path.is_file() and path.suffix in (".json", ".jinja", ".model", ".txt") and "index" not in path.name:
+                shutil.copyfile(path, out / path.name)
+        config[ENTRY] = {"kind": kind, "version": 1}
+        (out / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    except OSError as error:
+        raise CapacityError(f"cannot write {out} ({error.strerror or error}): free space or name another folder") from error
+    return sizes
+
+
+def _read_config(source: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LoadError(f"{source} has no readable config.json ({error}): give a model folder") from error
+    return dict(config)
+
+
+def _quantize_file(path: Path, kind: QuantKind, sizes: dict[str, int]) -> dict[str, Tensor]:
+    from safetensors import safe_open
+
+    out: dict[str, Tensor] = {}
+    with safe_open(path, framework="pt", device="cpu") as file:
+        for stored in file.keys():  # noqa: SIM118  not a dict
+            name = canonical(stored)
+            if may_skip(name, set()):
+                continue
+            data = file.get_tensor(stored)
+            sizes["before"] += data.nbytes
+            for key, tensor in _quantize_tensor(stored, name, data, kind).items():
+                out[key] = tensor
+                sizes["after"] += tensor.nbytes
+    return out
+
+
+def _quantize_tensor(stored: str, name: str, data: Tensor, kind: QuantKind) -> dict[str, Tensor]:
+    """One tensor as it is stored: itself, or packed values with their scales. Experts are quantized one by one."""
+    stacked = data.dim() == 3 and ".experts." in name
+    matrix = data.dim() == 2 and name.endswith(".weight") and data.is_floating_point()
+    chosen = kind_for(name, data.shape[-1], kind) if stacked or matrix else None
+    if chosen is None:
+        return {stored: data}
+    parts = [quantize(part, chosen) for part in (data if stacked else data[None])]
+    packed, scale = torch.stack([p.data for p in parts]), torch.stack([_scale_of(p) for p in parts])
+    return {stored: packed if stacked else packed[0], stored + SCALE: scale if stacked else scale[0]}
+
+
+def _scale_of(weight: Weight) -> Tensor:
+    assert weight.scale is not None
+    return weight.scale
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What quantization did to the law, over `positions` next-token laws of a text of `text_bytes` bytes."""
+
+    positions: int
+    kl: float  # mean KL(unquantized || quantized), bits per token
+    agree: float  # share of positions with the same most likely token
+    bits_per_byte: float  # of the unquantized target
+    quantized_bits_per_byte: float
+
+
+def measure_loss(target: GemmaTarget, quantized: GemmaTarget, tokens: list[int], text_bytes: int) -> Loss:
+    """Score `tokens` (the text of `text_bytes` bytes) with both. Raises UsageError for fewer than two tokens."""
+    if len(tokens) < 2:
+        raise UsageError("the text to measure on has fewer than two tokens: give a longer one")
+    if target.vocab_size != quantized.vocab_size:
+        raise UsageError("the quantized folder is of another target: their vocabularies differ")
+    first, second = _Scorer(target, len(tokens)), _Scorer(quantized, len(tokens))
+    kl = agree = bits = other_bits = 0.0
+    for start in range(0, len(tokens), CHUNK):
+        part = tokens[start : start + CHUNK]
+        p, q = first.laws(part), second.laws(part)
+        nexts = torch.tensor(tokens[start + 1 : start + CHUNK + 1])
+        p, q = p[: len(nexts)], q[: len(nexts)]
+        kl += float((p.exp() * (p - q)).nan_to_num().sum())
+        agree += float((p.argmax(-1) == q.argmax(-1)).sum())
+        bits -= float(p.gather(1, nexts[:, None]).sum())
+        other_bits -= float(q.gather(1, nexts[:, None]).sum())
+    count, ln2 = len(tokens) - 1, math.log(2)
+    return Loss(count, kl / count / ln2, agree / count, bits / ln2 / text_bytes, other_bits / ln2 / text_bytes)
+
+
+class _Scorer:
+    """Runs one text through one target."""
+
+    def __init__(self, target: GemmaTarget, length: int) -> None:
+        pages = dict.fromkeys(target.layout.kinds, length // 16 + 2)
+        self.target = target
+        self.cache = KVCache(target.layout, pages, max_sequences=1, max_tokens=length, dtype=target.dtype)
+        self.cache.open(0, [0] * length, share=False)
+
+    def laws(self, tokens: list[int]) -> Tensor:
+        """Log probabilities after each of the next `tokens`, float64 [N, V]."""
+        with self.cache.tail([(0, tokens)]) as tail:
+            hidden = self.target.forward(tail.rows(), self.cache)
+            laws = torch.log_softmax(self.target.logits(hidden).double(), -1)
+            tail.commit([len(tokens)])
+        return laws

@@ -1,0 +1,85 @@
+"""Draws on the CPU through the C++ extension: every row of a batch in one call, its noise, filters and mass included.
+
+The rules are those of `paceline.sampling`, whose host code in Python is the reference: the same token from the same
+logits. A row's result depends on that row alone, not on its neighbours, the number of threads or the instruction set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from functools import cache
+from types import ModuleType
+
+import torch
+
+_M64 = 0xFFFFFFFFFFFFFFFF
+
+# (1 / temperature or 0 = greedy, seed, position, top_k or 0, top_p or 1, natural log of min_p or -inf)
+Rule = tuple[float, int, int, int, float, float]
+
+
+@cache
+def available() -> bool:
+    """Whether this installation has the extension, with these functions in it."""
+    return _extension() is not None
+
+
+def suits(logits: torch.Tensor, ids: torch.Tensor | None) -> bool:
+    """Whether `draw` takes them: float32 logits [M, C] on the CPU, each row contiguous; ids [M, C] int64 or None."""
+    return (
+        logits.dtype == torch.float32
+        and logits.device.type == "cpu"
+        and logits.stride(1) == 1
+        and logits.shape[1] > 0
+        and (ids is None or (ids.dtype == torch.int64 and ids.stride(1) == 1 and ids.shape == logits.shape))
+        and available()
+    )
+
+
+def draw(
+    logits: torch.Tensor,
+    ids: torch.Tensor | None,
+    rules: Seq[Rule],
+    purpose: int,
+    *,
+    confidence: bool,
+    edited: dict[int, torch.Tensor] | None = None,
+) -> tuple[list[int], list[float]]:
+    """Token of each row of logits [M, C], and its probability after temperature (1 for greedy rows) and filters.
+
+    The token is -1, at confidence 0, where the row has a NaN or nothing finite. Without `confidence` that of greedy
+    rows is not computed. `edited` has rows [C] that take the place of those of `logits`.
+    """
+    native = _extension()
+    assert native is not None
+    assert len(rules) == logits.shape[0]
+    width = logits.shape[1]
+    x, x_step = logits.data_ptr(), 4 * logits.stride(0)
+    cells, cells_step = (0, 0) if ids is None else (ids.data_ptr(), 8 * ids.stride(0))
+    rows = [
+        (x + i * x_step, cells + i * cells_step, factor, seed & _M64, position, min(top_k, width), *rest)
+        for i, (factor, seed, position, top_k, *rest) in enumerate(rules)
+    ]
+    for i, own in (edited or {}).items():
+        assert own.dtype == torch.float32
+        assert own.shape == (width,)
+        rows[i] = (own.data_ptr(), *rows[i][1:])
+    tokens, masses = native.draw(rows, width, purpose, confidence)
+    return tokens, masses
+
+
+def keys_batch(seeds: Seq[int], positions: Seq[int], purpose: int) -> list[tuple[int, int]]:
+    """`noise.keys` of many rows."""
+    native = _extension()
+    assert native is not None
+    return [native.noise_keys(s & _M64, p, purpose) for s, p in zip(seeds, positions, strict=True)]
+
+
+@cache
+def _extension() -> ModuleType | None:
+    try:
+        from paceline import _native
+    except ImportError:
+        return None
+    module: ModuleType = _native
+    return module if "draw" in module.__dict__ else None  # an extension built before these functions were
