@@ -66,12 +66,12 @@ def served(
     engine: FakeEngine | None = None,
     keys: tuple[str, ...] = (),
     grammars: Any = None,
-    load: Callable[[], StepEngine] | None = None,
+    load: Callable[[Service], StepEngine] | None = None,
     **settings: Any,
 ) -> Iterator[Served]:
     engine = engine or FakeEngine(make_tokenizer())
     config = ServerConfig(**settings)
-    worker = Worker(load or (lambda: engine), max_texts=config.max_texts)
+    worker = Worker(lambda: load(service) if load else engine, max_texts=config.max_texts)
     service = Service("fake", config, worker, Metrics(worker))
     drafters = ("none", "ngram", "mtp")
     service.loaded = Room(
@@ -95,9 +95,8 @@ def served(
     headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
     url = f"http://127.0.0.1:{port}"
     with httpx.Client(base_url=url, headers=headers, timeout=30) as client:
-        if load is None:
-            while client.get("/health").status_code != 200:
-                time.sleep(0.01)
+        while client.get("/health").status_code != 200:
+            time.sleep(0.01)
         yield Served(url, port, engine, worker, service, client)
     server.should_exit = True
     worker.close()

@@ -39,7 +39,7 @@ export function showFigures(box, meter) {
     ["Tokens per second", meter.speed ? meter.speed.toFixed(meter.speed < 10 ? 1 : 0) : "–", ""],
     ["Tokens per step", meter.steps ? meter.perStep.toFixed(2) : "–", ""],
     ["Drafts kept", percent, percent === "–" ? "" : " %"],
-    ["Tokens", String(meter.ids.length), meter.steps ? ` in ${meter.steps} steps` : ""],
+    ["Tokens", String(meter.ids.length), meter.steps ? ` / ${meter.steps} steps` : ""],
   ];
   box.replaceChildren(...entries.map(([name, value, unit]) => {
     const pair = document.createElement("div");

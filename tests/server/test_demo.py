@@ -1,0 +1,107 @@
+"""The server over the bundled pair: speculation on, off and per request give the same answer, also side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from server.serving import Served, served
+
+import paceline
+from paceline.config import EngineConfig
+from paceline.server.loading import load
+
+DEMO = Path(paceline.__file__).parent / "demo"
+pytestmark = pytest.mark.skipif(
+    not (DEMO / "target" / "config.json").is_file(), reason="the demo pair is not here"
+)
+PROMPTS = ["def parse(self, text):\n    ", "class Queue:\n", "import os\nimport ", "for item in items:\n"]
+SPECULATION: list[dict[str, Any]] = [
+    {"drafter": "none"}, {}, {"drafter": "mtp"}, {"drafter": "ngram"}, {"draft_tokens": 1}, {"draft_tokens": 7},
+    {"draft_tokens": 0}, {"draft_tokens": "auto"},
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def s() -> Iterator[Served]:
+    config = EngineConfig(target="demo", threads=1, max_model_len=512)
+    with served(load=lambda service: load(config, service, lambda line: None)) as server:
+        yield server
+        assert server.service.loaded is not None
+        server.service.loaded.grammars.close()
+
+
+def ask(s: Served, i: int, speculation: dict[str, Any]) -> dict[str, Any]:
+    """One streamed answer as (text, token ids, logprobs, finish reason)."""
+    body = {
+        "model": "fake", "prompt": PROMPTS[i % 4], "max_tokens": 24, "seed": i, "temperature": (0, 0.8)[i % 2],
+        "logprobs": 2, "stream": True, "speculation": {**speculation, "trace": True},
+    }  # fmt: skip
+    if i % 3 == 0:
+        body |= {"min_p": 0.02, "repetition_penalty": 1.1, "logit_bias": {"300": 2}, "stop": ["\n\n\n"]}
+    lines = httpx.post(f"{s.url}/v1/completions", json=body, timeout=120).text.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    chunks = [json.loads(line[6:]) for line in lines[:-2]]
+    return {
+        "text": "".join(c["choices"][0]["text"] for c in chunks),
+        "ids": [token for c in chunks for token in c["paceline"]["tokens"]],
+        "logprobs": [value for c in chunks for value in c["choices"][0]["logprobs"]["token_logprobs"]],
+        "reason": chunks[-1]["choices"][0]["finish_reason"],
+        "drafted": chunks[-1]["speculation"]["drafted"],
+    }
+
+
+def test_the_same_answer_for_every_speculation_alone_and_among_sixteen(s: Served) -> None:
+    plain = [ask(s, i, {"drafter": "none"}) for i in range(16)]
+    drafted = 0
+    for round_ in range(2):
+        with ThreadPoolExecutor(16) as pool:
+            answers = list(pool.map(lambda i: ask(s, i, SPECULATION[(i // 2 + 4 * round_) % 8]), range(16)))
+        for expected, got in zip(plain, answers, strict=True):
+            assert got["text"] == expected["text"]
+            assert got["ids"] == expected["ids"]
+            assert got["reason"] == expected["reason"]
+            assert got["logprobs"] == pytest.approx(expected["logprobs"], abs=1e-4)
+            drafted += got["drafted"]
+    assert drafted > 0
+    assert plain[0]["drafted"] == 0
+
+
+def test_prompt_scores_equal_those_of_writing(s: Served) -> None:
+    body = {"prompt": PROMPTS[0], "max_tokens": 12, "temperature": 0, "logprobs": 1}
+    written = s.post("/v1/completions", **body).json()["choices"][0]
+    body |= {"prompt": PROMPTS[0] + written["text"], "max_tokens": 0, "echo": True}
+    scored = s.post("/v1/completions", **body).json()["choices"][0]
+    if scored["logprobs"]["tokens"][-12:] != written["logprobs"]["tokens"]:
+        pytest.skip("the text tokenises otherwise when it is read as one piece")
+    assert scored["logprobs"]["token_logprobs"][-12:] == pytest.approx(
+        written["logprobs"]["token_logprobs"], abs=1e-4
+    )
+
+
+def test_schema_and_forced_call_on_the_real_tokenizer(s: Served) -> None:
+    schema = {"type": "object", "properties": {"age": {"type": "integer"}, "ok": {"type": "boolean"}},
+              "required": ["age", "ok"], "additionalProperties": False}  # fmt: skip
+    for speculation in ({"drafter": "none"}, {"drafter": "mtp"}):
+        body: dict[str, Any] = {
+            "messages": [{"role": "user", "content": PROMPTS[1]}],
+            "seed": 5,
+            "max_tokens": 200,
+        }
+        body["speculation"] = speculation
+        wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        answer = s.post("/v1/chat/completions", **body, response_format=wanted).json()["choices"][0]
+        assert answer["finish_reason"] == "stop"
+        value = json.loads(answer["message"]["content"])
+        assert isinstance(value["ok"], bool)
+        tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+        called = s.post(
+            "/v1/chat/completions", **body, tools=tools, tool_choice="required", parallel_tool_calls=False
+        ).json()["choices"][0]
+        assert called["finish_reason"] == "tool_calls"
+        assert isinstance(json.loads(called["message"]["tool_calls"][0]["function"]["arguments"])["age"], int)
