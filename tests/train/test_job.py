@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from paceline.train import job as job_module
 from paceline.train import load_teacher
 from paceline.train.card import curves
 from paceline.train.compare import Comparison, Score
+from paceline.train.loop import Run
 
 TINY = [
     "--steps", "3", "--batch", "2", "--length", "40", "--draft-tokens", "2", "--eval-every", "2", "--anchors", "8",
@@ -83,6 +85,27 @@ def test_a_dry_run_writes_nothing(pair: tuple[Path, Path], data: Path, tmp_path:
     for word in ("memory", "s per update", "3 updates", "M parameters"):
         assert word in said
     assert not (tmp_path / "out").exists()
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(
+    pair: tuple[Path, Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Run.backward
+
+    def interrupted(run: Run, index: int) -> float:
+        if index == 1:
+            signal.raise_signal(signal.SIGINT)
+        return real(run, index)
+
+    monkeypatch.setattr(Run, "backward", interrupted)
+    said = train(pair, data, tmp_path / "out", "--compare-prompts", "0", "--save-every", "100")
+    assert "run the same command again to go on" in said
+    assert (tmp_path / "out" / "run" / "state.safetensors").exists()
+    assert not (tmp_path / "out" / "config.json").exists()
+    monkeypatch.setattr(Run, "backward", real)
+    assert "the drafter is in" in train(
+        pair, data, tmp_path / "out", "--compare-prompts", "0", "--save-every", "100"
+    )
 
 
 def test_folders_that_would_be_overwritten_are_refused(pair: tuple[Path, Path], data: Path) -> None:

@@ -205,13 +205,23 @@ def make_job(target: str, values: dict[str, Any]) -> Job:
 
 @contextmanager
 def showing(job: Job) -> Iterator[Hooks]:
-    """A progress bar, evaluations as lines, and Ctrl-C as a wish instead of an exception (twice: at once)."""
+    """A progress bar, and evaluations as lines above it."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from paceline.train.loop import Hooks
 
     asked: list[int] = []
+    done, left = MofNCompleteColumn(), TimeRemainingColumn()
+    columns = (TextColumn("training"), BarColumn(), done, left, TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=job.options.steps)
+        yield Hooks(_reporter(bar, task), lambda: bool(asked), lambda: _interruptible(asked))
+
+
+@contextmanager
+def _interruptible(asked: list[int]) -> Iterator[None]:
+    """Ctrl-C as a wish, noted in `asked`, instead of an exception; the second one is an exception."""
 
     def ask(number: int, frame: object) -> None:
         if asked:
@@ -220,17 +230,8 @@ def showing(job: Job) -> Iterator[Hooks]:
         _say("stopping after this update; Ctrl-C again to stop at once")
 
     old = signal.signal(signal.SIGINT, ask)
-    columns = (
-        TextColumn("training"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
     try:
-        with Progress(*columns, console=Console(stderr=True)) as bar:
-            task = bar.add_task("", total=job.options.steps)
-            yield Hooks(_reporter(bar, task), lambda: bool(asked))
+        yield
     finally:
         signal.signal(signal.SIGINT, old)
 
@@ -246,6 +247,7 @@ def _reporter(bar: Progress, task: TaskID) -> Callable[[dict[str, Any]], None]:
             f"step {entry['step']:>6}  agreement {positions}  tokens per step {held['greedy_tokens']:.3f} (T=0) "
             f"{held['sampled_tokens']:.3f} (T=1)",
             highlight=False,
+            soft_wrap=True,
         )
 
     return report

@@ -90,6 +90,8 @@ def calibrate(seen: list[Observed]) -> Calibration | None:
     out = Calibration(rates.tolist()[:MAX_DRAFT_TOKENS], [], slope, offset, 0.0, 0.0, len(c))
     out.error_before = expected_error(c[~fit], kept[~fit])
     out.error_after = expected_error(out.apply(c[~fit]), kept[~fit])
+    if out.error_after > out.error_before:  # too little data to know better than the drafter itself
+        out.slope, out.offset, out.error_after = 1.0, 0.0, out.error_before
     out.bins = _bins(out, c)
     assert all(math.isfinite(x) for x in (slope, offset, out.error_after)), "a fit is finite"
     return out

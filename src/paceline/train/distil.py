@@ -119,7 +119,8 @@ def carry_out(run: Run, start: Start, head: HeadOptions, hooks: Hooks) -> Distil
     """
     head.wanted(start.module.shape)  # refuses impossible clusters before the work, not after it
     before, _ = judge(run, run.module)
-    result = run.go(hooks)
+    with hooks.guard():
+        result = run.go(hooks)
     write_history(run.folder, result)
     if result.stopped == "interrupted":
         return None

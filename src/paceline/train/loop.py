@@ -11,7 +11,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -52,6 +52,7 @@ class Hooks:
 
     report: Report = lambda entry: None
     should_stop: Callable[[], bool] = lambda: False  # asked after every update; True saves and returns
+    guard: Callable[[], AbstractContextManager[object]] = nullcontext  # held while updates run
 
 
 @dataclass(slots=True)
