@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <vector>
@@ -17,7 +18,8 @@ namespace {
 constexpr int64_t PART = 8192;         // columns of a chunk: its logits stay in the nearest caches between two passes
 constexpr int64_t SHARE_FROM = 49152;  // fewer logits than that are done before another thread would wake
 constexpr int64_t BATCH = 512;         // rows of one job
-constexpr float NEAR[] = {8.0f, 16.0f, std::numeric_limits<float>::infinity()};  // how far below the best to look
+constexpr float NEAR = 8, FAR = 16;    // how far below the best logit to look for the threshold, then all the way down
+constexpr int64_t GROUP = 32;          // see SamplingKernels::tops
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 
 const SamplingKernels& table() {
@@ -114,7 +116,7 @@ Scratch& scratch() {
 struct Part {
   Best best;
   Scan scan;
-  int64_t near = 0;
+  int64_t near = 0, tops = 0;
 };
 
 class Draw : public Job {
@@ -128,28 +130,39 @@ class Draw : public Job {
     for (int64_t r = 0; r < count; ++r)
       if (sampled(r) && rows[r].filtered()) place_[r] = width * filtered++;
     store_.reserve(width * filtered);
+    bound_.resize(count);
+    tops_.resize(filtered ? count * parts_ * (PART / GROUP) : 0);
   }
 
   void run() {
-    std::vector<int> chunks{static_cast<int>(count_ * parts_), static_cast<int>(count_ * parts_), static_cast<int>(count_)};
+    int cells = static_cast<int>(count_ * parts_), rows = static_cast<int>(count_);
+    std::vector<int> chunks{cells, rows, cells, rows};
     if (count_ * width_ >= SHARE_FROM && Pool::instance().size() > 1) {
       Pool::instance().run(*this, chunks);
     } else {
-      for (int s = 0; s < 3; ++s)
+      for (int s = 0; s < 4; ++s)
         for (int i = 0; i < chunks[s]; ++i) chunk(s, i, 0);
     }
     store_.trim();
   }
 
   void chunk(int step, int index, int) override {
-    if (step == 2) return finish(index);
+    if (step == 1) return bound(index);
+    if (step == 3) return finish(index);
     int64_t row = index / parts_, part = index % parts_;
-    if (step == 0) cells_[index].best = k_.best(span(row, part * PART, std::min(PART, width_ - part * PART)));
-    else look(row, part);
+    Span s = span(row, part * PART, std::min(PART, width_ - part * PART));
+    Part& cell = cells_[index];
+    if (step == 0) {
+      cell.best = k_.best(s);
+      if (limited(row)) cell.tops = k_.tops(s, tops_.data() + index * (PART / GROUP));
+    } else {
+      look(row, part, s, cell);
+    }
   }
 
  private:
   bool sampled(int64_t r) const { return rows_[r].factor != 0; }
+  bool limited(int64_t r) const { return place_[r] >= 0 && rows_[r].top_k > 0 && rows_[r].top_k < width_; }
   float factor(int64_t r) const { return sampled(r) ? rows_[r].factor : 1.0f; }
 
   Span span(int64_t r, int64_t begin, int64_t n) const {
@@ -178,17 +191,33 @@ class Draw : public Job {
     return s;
   }
 
-  void look(int64_t r, int64_t part) {
+  // Where to begin to look for the threshold: if k groups have a logit as large, top_k keeps nothing smaller.
+  void bound(int64_t r) {
+    bound_[r] = best(r).value * factor(r) - NEAR;
+    if (!limited(r)) return;
+    float* all = tops_.data() + r * parts_ * (PART / GROUP);
+    float* end = all;
+    for (int64_t p = 0; p < parts_; ++p) {
+      const float* own = all + p * (PART / GROUP);
+      end = std::copy(own, own + cells_[r * parts_ + p].tops, end);
+    }
+    float* kth = all + rows_[r].top_k - 1;
+    if (best(r).token < 0 || kth >= end) return;
+    std::nth_element(all, kth, end, std::greater<float>());
+    bound_[r] = *kth * factor(r);
+  }
+
+  void look(int64_t r, int64_t part, const Span& s, Part& cell) {
     Best top = best(r);
     if (top.token < 0 || (!sampled(r) && !confidence_)) return;
-    Part& cell = cells_[r * parts_ + part];
-    Span s = span(r, part * PART, std::min(PART, width_ - part * PART));
     cell.scan = scan(r, top, NONE);
     if (place_[r] < 0) k_.scan(s, cell.scan);
     else
-      cell.near = k_.collect(s, cell.scan.factor, cell.scan.most, cell.scan.most - NEAR[0],
-                             store_.at(place_[r] + part * PART), &cell.scan.mass);
+      cell.near = k_.collect(s, cell.scan.factor, cell.scan.most, bound_[r], store_.at(place_[r] + part * PART),
+                             needs_mass(r) ? &cell.scan.mass : nullptr);
   }
+
+  bool needs_mass(int64_t r) const { return rows_[r].top_p < 1 && !limited(r); }
 
   void finish(int64_t r) {
     Best top = best(r);
@@ -229,12 +258,10 @@ class Draw : public Job {
       mass += cell.scan.mass;
     }
     Scan s = scan(r, top, NONE);
-    for (float gap : NEAR) {
-      if (gap != NEAR[0]) {
-        double again;
-        n = k_.collect(span(r, 0, width_), s.factor, s.most, s.most - gap, near, &again);
-      }
-      if (threshold(r, near, n, mass, s.most, gap, &s.least)) break;
+    float bound = bound_[r];
+    while (!threshold(r, near, n, mass, s.most, bound, &s.least)) {
+      bound = bound > s.most - FAR ? s.most - FAR : NONE;
+      n = k_.collect(span(r, 0, width_), s.factor, s.most, bound, near, nullptr);
     }
     Span kept{near.y, near.token, 0, n};
     s.factor = 1;
@@ -242,19 +269,19 @@ class Draw : public Job {
     return s;
   }
 
-  // The smallest kept logit; false if it lies further down than `gap` below the best.
-  bool threshold(int64_t r, const Near& near, int64_t n, double mass, float most, float gap, float* least) const {
+  // The smallest kept logit, if the n columns >= bound tell.
+  bool threshold(int64_t r, const Near& near, int64_t n, double mass, float most, float bound, float* least) const {
     const DrawRow& row = rows_[r];
-    bool whole = std::isinf(gap);
+    bool whole = bound == NONE;
     float t = NONE;
     std::vector<Item> items(n);
     for (int64_t i = 0; i < n; ++i) items[i] = {near.y[i], near.weight[i]};
-    if (row.top_k > 0 && row.top_k < width_) {
+    if (limited(r)) {
       if (n < row.top_k && !whole) return false;
       t = cut(items.data(), n, static_cast<double>(row.top_k), true);
     }
     if (row.top_p < 1) {
-      if (t > NONE) {
+      if (limited(r)) {
         n = std::partition(items.begin(), items.end(), [t](const Item& i) { return i.y >= t; }) - items.begin();
         mass = 0;
         for (int64_t i = 0; i < n; ++i) mass += items[i].weight;
@@ -265,7 +292,7 @@ class Draw : public Job {
     }
     t = std::max(t, most + row.log_min_p);
     *least = t;
-    return whole || t >= most - gap;
+    return whole || t >= bound;
   }
 
   const SamplingKernels& k_;
@@ -274,6 +301,8 @@ class Draw : public Job {
   int64_t count_, width_, parts_;
   bool confidence_;
   std::vector<Part> cells_;
+  std::vector<float> bound_;  // where filtered rows begin to look for their threshold
+  std::vector<float> tops_;
   std::vector<int64_t> place_;  // where in the scratch a filtered row's columns go, -1 for the others
   Scratch& store_;
 };

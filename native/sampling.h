@@ -59,7 +59,9 @@ struct SamplingKernels {
   const char* name;
   Best (*best)(const Span&);
   void (*scan)(const Span&, Scan&);
+  // Copies columns with y >= least, returns how many; `mass` (may be null) is that of all columns.
   int64_t (*collect)(const Span&, float factor, float most, float least, const Near&, double* mass);
+  int64_t (*tops)(const Span&, float* out);  // the largest logits of disjoint groups of 32 columns; returns how many
 };
 
 extern const SamplingKernels sampling_generic;

@@ -165,7 +165,18 @@ static void scan(const Span& s, Scan& scan) {
   else scan_span<true>(s, scan);
 }
 
-// Copies columns with y >= least and returns how many; `mass` is that of all columns.
+// A group is a lane of 32 consecutive vectors: no lanes need to be compared with each other. The rest is left out.
+static int64_t tops(const Span& s, float* out) {
+  int64_t count = 0;
+  for (int64_t i = 0; i + 32 * L <= s.n; i += 32 * L) {
+    V top = load(s.x + i);
+    for (int j = 1; j < 32; ++j) top = vmax(load(s.x + i + j * L), top);
+    store(out + count, top);
+    count += L;
+  }
+  return count;
+}
+
 static int64_t collect(const Span& s, float factor, float most, float least, const Near& out, double* mass) {
   int64_t count = 0;
   V sum{};
@@ -180,32 +191,35 @@ static int64_t collect(const Span& s, float factor, float most, float least, con
     }
     V y[4], e[4];
     VI hit[4];
+    for (int j = 0; j < 4; ++j) hit[j] = load(x + j * L) * broadcast(factor) >= broadcast(least);
+    bool some = any(hit);
+    if (!some && !mass) continue;
     weigh(x, factor, most, -__builtin_inff(), y, e);
     sum += (e[0] + e[1]) + (e[2] + e[3]);
-    for (int j = 0; j < 4; ++j) hit[j] = y[j] >= broadcast(least);
-    if (any(hit)) {
+    if (some) {
       float values[B], weights[B];
       std::memcpy(values, y, sizeof(values));
       std::memcpy(weights, e, sizeof(weights));
-      for (int j = 0; j < width; ++j)
-        if (values[j] >= least) {
-          out.y[count] = values[j];
-          out.weight[count] = weights[j];
-          out.token[count++] = token_at(s, i + j);
-        }
+      for (int j = 0; j < width; ++j) {  // without a branch: in flat rows nobody could foretell it
+        out.y[count] = values[j];
+        out.weight[count] = weights[j];
+        out.token[count] = token_at(s, i + j);
+        count += values[j] >= least;
+      }
     }
     if ((i + B) % SUM == 0) {
       total += reduce(sum);
       sum = V{};
     }
   }
-  *mass = total + reduce(sum);
+  if (mass) *mass = total + reduce(sum);
   return count;
 }
 
 }  // namespace PACELINE_ISA
 
 extern const SamplingKernels PL_JOIN(sampling_, PACELINE_ISA) = {
-    PL_TEXT(PACELINE_ISA), PACELINE_ISA::best, PACELINE_ISA::scan, PACELINE_ISA::collect};
+    PL_TEXT(PACELINE_ISA), PACELINE_ISA::best, PACELINE_ISA::scan, PACELINE_ISA::collect,
+    PACELINE_ISA::tops};
 
 }  // namespace paceline

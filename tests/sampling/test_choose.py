@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from paceline.core import SamplingParams
+from paceline.ops import native_sampling
 from paceline.sampling import draw, noise
 from paceline.sampling.choose import choose, choose_candidates, law, logprobs
 from paceline.sampling.shape import Counts, LogitRow, shape
@@ -87,6 +88,7 @@ def test_screening_changes_nothing(monkeypatch):
     """The float32 screen of large vocabularies only leaves out tokens that cannot win."""
     logits = torch.cat([random_logits(20, 20_000), torch.zeros(20, 20_000)])
     rows = [make_row(position=i, temperature=0.3 + 0.1 * i) for i in range(40)]
+    monkeypatch.setattr(native_sampling, "suits", lambda *_: False)
     screened = choose(logits, rows).tokens
     monkeypatch.setattr(draw, "_SCREEN_FROM", 10**9)
     assert choose(logits, rows).tokens == screened

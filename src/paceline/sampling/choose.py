@@ -7,26 +7,41 @@ beside whichever rows. Ties go to the lowest id.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
 from paceline.core import TokenLogprob
+from paceline.ops import native_sampling
 from paceline.sampling import noise
 from paceline.sampling.draw import draw_device, draw_host, greedy
 from paceline.sampling.filters import kth_largest
-from paceline.sampling.shape import LogitRow, is_greedy, is_plain, shape, shape_candidates
+from paceline.sampling.shape import LogitRow, edited, is_edited, is_greedy, is_plain, shape, shape_candidates
 
 
-@dataclass(slots=True)
 class Choice:
     """One token per row. ok is False where the row had NaN or nothing left to choose: its token is then 0."""
 
-    tokens: list[int]
-    ok: list[bool]
-    shaped: torch.Tensor | None  # [M, V] float32, what was sampled from; None if all rows were plain greedy
+    __slots__ = ("_shaped", "ok", "tokens")
+
+    def __init__(self, picked: list[int], shaped: torch.Tensor | Callable[[], torch.Tensor] | None) -> None:
+        self.tokens = [max(t, 0) for t in picked]
+        self.ok = [t >= 0 for t in picked]
+        self._shaped = shaped
+
+    @property
+    def shaped(self) -> torch.Tensor | None:
+        """[M, V] float32, what was sampled from; None if all rows were plain greedy.
+
+        May be computed on first use, from the logits that were given: ask before they are overwritten.
+        """
+        if self._shaped is not None and not isinstance(self._shaped, torch.Tensor):
+            self._shaped = self._shaped()
+        return self._shaped
 
 
 @dataclass(slots=True)
@@ -40,10 +55,14 @@ class Proposal:
 
 def choose(logits: torch.Tensor, rows: Seq[LogitRow]) -> Choice:
     """The target's token for each row of logits [M, V]."""
-    if all(is_greedy(row) and is_plain(row) for row in rows):
-        return _choice(greedy(logits, None).tolist(), None)
+    plain = all(is_greedy(row) and is_plain(row) for row in rows)
+    if native_sampling.suits(logits, None):
+        picked, _ = _draw_native(logits, None, rows, confidence=False)
+        return Choice(picked, None if plain else partial(shape, logits, rows))
+    if plain:
+        return Choice(greedy(logits, None).tolist(), None)
     shaped = shape(logits, rows)
-    return _choice(_draw(logits, shaped, None, rows, noise.TARGET), shaped)
+    return Choice(_draw(logits, shaped, None, rows, noise.TARGET), shaped)
 
 
 def choose_candidates(
@@ -59,6 +78,9 @@ def choose_candidates(
     law that was sampled from, over `vocab_size` tokens (needed with `ids`). A row with NaN proposes token 0
     at confidence 0.
     """
+    if purpose == noise.TARGET and native_sampling.suits(logits, ids):
+        picked, confidence = _draw_native(logits, ids, rows, confidence=True)
+        return Proposal([max(t, 0) for t in picked], confidence, [None] * len(rows))
     shaped = shape(logits, rows) if ids is None else shape_candidates(logits, ids, rows)
     picked = _draw(logits, shaped, ids, rows, purpose)
     confidence = _mass(shaped, ids, picked)
@@ -112,8 +134,31 @@ def _largest(x: np.ndarray, n: int) -> list[int]:
     return [int(i) for i in ids[np.lexsort((ids, -x[ids]))[:n]]]
 
 
-def _choice(picked: list[int], shaped: torch.Tensor | None) -> Choice:
-    return Choice([max(t, 0) for t in picked], [t >= 0 for t in picked], shaped)
+def _draw_native(
+    logits: torch.Tensor, ids: torch.Tensor | None, rows: Seq[LogitRow], *, confidence: bool
+) -> tuple[list[int], list[float]]:
+    """(token or -1, its probability or 0) of each row, with the target's noise and without shaped logits."""
+    own: dict[int, torch.Tensor] = {}
+    broken: list[int] = []  # rows with a NaN that an edit may have hidden
+    for i, row in enumerate(rows):
+        if is_edited(row):
+            x = logits[i].detach().numpy()
+            own[i] = torch.from_numpy(edited(x, None if ids is None else ids[i].numpy(), row))
+            if np.isnan(x.max()):
+                broken.append(i)
+    rules = [rule_of(row) for row in rows]
+    tokens, mass = native_sampling.draw(logits, ids, rules, noise.TARGET, confidence=confidence, edited=own)
+    for i in broken:
+        tokens[i], mass[i] = -1, 0.0
+    return tokens, mass
+
+
+def rule_of(row: LogitRow) -> native_sampling.Rule:
+    p = row.params
+    if is_greedy(row):
+        return (0.0, 0, 0, 0, 1.0, -math.inf)
+    least = float(np.log(np.float32(p.min_p))) if p.min_p > 0 else -math.inf  # rounded as in host_threshold
+    return (1.0 / p.temperature, row.seed, row.position, p.top_k, p.top_p, least)
 
 
 def _draw(

@@ -58,16 +58,18 @@ def _screen(x: np.ndarray, ids: np.ndarray | None, keys: tuple[int, int]) -> np.
     """Those columns whose score may reach that of the best of a few.
 
     No noise exceeds GUMBEL_MAX, and a token reaches score s only if v <= 1 - exp(-exp(x - s)), which is less
-    than exp(x - s).
+    than exp(x - s). All of it is relative to the largest logit: cold rows have logits too large for float32 sums.
     """
+    most = x.max()
     few = np.append(np.arange(0, len(x), len(x) // 128), x.argmax())
-    least = np.float32(_scores(x[few], _tokens(few, ids), keys).max() - 1e-3)  # more than float32 loses
-    columns = np.flatnonzero(x >= least - np.float32(noise.GUMBEL_MAX))
+    least = float(_scores(x[few], _tokens(few, ids), keys).max() - most) - 1e-3  # more than float32 loses
+    floor = np.nextafter(np.float32(most + (least - noise.GUMBEL_MAX)), np.float32(-np.inf))
+    columns = np.flatnonzero(x >= floor)
     if 4 * len(columns) < len(x):
         x = x[columns]
     else:
         columns = np.arange(len(x))  # picking most of a row costs more than looking at all of it
-    reach = np.exp(x - least) * np.float32(2.0**32)
+    reach = np.exp(x - most) * np.float32(2.0**32 * np.exp(-least))
     near: np.ndarray = columns[noise.host_bits(keys, _tokens(columns, ids)) <= reach]
     return near
 

@@ -22,8 +22,8 @@ from paceline.sampling.filters import Filter, host_threshold, thresholds
 from paceline.sampling.history import Counts
 
 __all__ = [
-    "Counts", "LogitRow", "check_token_ids", "is_filtered", "is_greedy", "is_plain", "shape",
-    "shape_candidates",
+    "Counts", "LogitRow", "check_token_ids", "edited", "is_edited", "is_filtered", "is_greedy",
+    "is_plain", "shape", "shape_candidates",
 ]  # fmt: skip
 
 GREEDY_BELOW = 1e-5  # colder than this cannot be told from greedy in float32
@@ -53,7 +53,7 @@ def is_filtered(row: LogitRow) -> bool:
 
 def is_plain(row: LogitRow) -> bool:
     """Whether nothing but the temperature shapes this row."""
-    return not (is_filtered(row) or _is_edited(row))
+    return not (is_filtered(row) or is_edited(row))
 
 
 def shape(logits: torch.Tensor, rows: Seq[LogitRow]) -> torch.Tensor:
@@ -64,6 +64,13 @@ def shape(logits: torch.Tensor, rows: Seq[LogitRow]) -> torch.Tensor:
 def shape_candidates(logits: torch.Tensor, ids: torch.Tensor, rows: Seq[LogitRow]) -> torch.Tensor:
     """[b, C] logits of token ids [b, C] -> new float32 [b, C]: the same law over these candidates only."""
     return _shape(logits, ids, rows)
+
+
+def edited(x: np.ndarray, ids: np.ndarray | None, row: LogitRow) -> np.ndarray:
+    """A float32 copy of logits [C] on the host, shaped by everything but temperature and filters."""
+    x = x.astype(np.float32)
+    edit(Cells(x, ids, np), row)
+    return x
 
 
 def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
@@ -90,7 +97,7 @@ def _shape(logits: torch.Tensor, ids: torch.Tensor | None, rows: Seq[LogitRow]) 
 
 def _shape_row(x: np.ndarray, ids: np.ndarray | None, row: LogitRow) -> None:
     """Shape one row [C] on the host, in place."""
-    if _is_edited(row):
+    if is_edited(row):
         edit(Cells(x, ids, np), row)
     if is_greedy(row):
         return
@@ -104,7 +111,7 @@ def _shape_device(logits: torch.Tensor, ids: torch.Tensor | None, rows: Seq[Logi
     """All rows together, with nothing read back unless a request edits candidate logits."""
     x = logits.to(torch.float32, copy=True)  # [M, C]
     for i, row in enumerate(rows):
-        if _is_edited(row):
+        if is_edited(row):
             edit(Cells(x[i], None if ids is None else ids[i], torch), row)
     x *= torch.tensor([1.0 if is_greedy(row) else float(_factor(row)) for row in rows]).to(x.device)[:, None]
     chosen = [i for i, row in enumerate(rows) if is_filtered(row)]
@@ -123,7 +130,8 @@ def _filter(row: LogitRow) -> Filter:
     return Filter(row.params.top_k, row.params.top_p, row.params.min_p)
 
 
-def _is_edited(row: LogitRow) -> bool:
+def is_edited(row: LogitRow) -> bool:
+    """Whether more than temperature and filters shapes this row."""
     p = row.params
     return bool(
         row.mask is not None or p.allowed_token_ids is not None or p.bad_token_ids or p.logit_bias
