@@ -17,7 +17,8 @@ class Person(BaseModel):
 for mode in (instructor.Mode.JSON_SCHEMA, instructor.Mode.TOOLS):
     client = instructor.from_openai(OpenAI(base_url=base, api_key=key), mode=mode)
     person = client.chat.completions.create(
-        model=model, response_model=Person, messages=[{"role": "user", "content": "class Person:"}], max_tokens=300, max_retries=1, seed=2
+        model=model, response_model=Person, messages=[{"role": "user", "content": "class Person:"}],
+        max_tokens=300, max_retries=1, seed=2,
     )  # fmt: skip
     assert isinstance(person, Person)
     print(mode, person)

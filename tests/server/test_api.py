@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
+
 from server.fake_engine import FakeEngine, make_tokenizer
 from server.serving import Served, served
 
@@ -123,7 +124,8 @@ def test_sixteen_at_once_give_the_same_as_one_by_one(s: Served) -> None:
 
 def test_parameters_reach_the_engine(s: Served) -> None:
     s.post(
-        "/v1/chat/completions", messages=USER, max_completion_tokens=3, temperature=0.25, top_p=0.5, top_k=-1, min_p=0.125,
+        "/v1/chat/completions", messages=USER, max_completion_tokens=3, temperature=0.25, top_p=0.5, top_k=-1,
+        min_p=0.125,
         repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=-0.25, logit_bias={"5": -100}, stop=["a", "b"],
         seed=9, n=2, logprobs=True, top_logprobs=2, ignore_eos=True, stop_token_ids=[7], min_tokens=2,
         speculation={"drafter": "mtp", "draft_tokens": 3, "verify": "reject"},

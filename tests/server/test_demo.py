@@ -10,11 +10,11 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from server.serving import Served, served
 
 import paceline
 from paceline.config import EngineConfig
 from paceline.server.loading import load
+from server.serving import Served, served
 
 DEMO = Path(paceline.__file__).parent / "demo"
 pytestmark = pytest.mark.skipif(
@@ -61,7 +61,8 @@ def test_the_same_answer_for_every_speculation_alone_and_among_sixteen(s: Served
     drafted = 0
     for round_ in range(2):
         with ThreadPoolExecutor(16) as pool:
-            answers = list(pool.map(lambda i: ask(s, i, SPECULATION[(i // 2 + 4 * round_) % 8]), range(16)))
+            kinds = [SPECULATION[(i // 2 + 4 * round_) % 8] for i in range(16)]
+            answers = list(pool.map(ask, [s] * 16, range(16), kinds))
         for expected, got in zip(plain, answers, strict=True):
             assert got["text"] == expected["text"]
             assert got["ids"] == expected["ids"]

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from server.fake_engine import MARKS, FakeEngine, make_tokenizer
-from server.serving import Served, served
 
 from paceline.text.grammar import Grammars, Vocabulary
+from server.fake_engine import MARKS, FakeEngine, make_tokenizer
+from server.serving import Served, served
 
 openai = pytest.importorskip("openai")
 pydantic = pytest.importorskip("pydantic")

@@ -17,12 +17,18 @@ from paceline.server.start import model_name, start
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[server]\nprot = 1", "did you mean port"), ("[sever]\n", "did you mean server"),
-        ("[engine]\ndrafter_tokens = 1", "did you mean draft_tokens"), ("[server]\nport = '1'", "wrong type"),
-        ("[server]\nport = true", "wrong type"), ("[engine]\nverify = 'typical'", "wrong type"), ("port = 1", "unknown key"),
-        ("server = 5", "has to be a table"), ("[server", "not valid TOML"), ("[server]\nallowed_hosts = [1]", "wrong type"),
+        ("[server]\nprot = 1", "did you mean port"),
+        ("[sever]\n", "did you mean server"),
+        ("[engine]\ndrafter_tokens = 1", "did you mean draft_tokens"),
+        ("[server]\nport = '1'", "wrong type"),
+        ("[server]\nport = true", "wrong type"),
+        ("[engine]\nverify = 'typical'", "wrong type"),
+        ("port = 1", "unknown key"),
+        ("server = 5", "has to be a table"),
+        ("[server", "not valid TOML"),
+        ("[server]\nallowed_hosts = [1]", "wrong type"),
     ],
-)  # fmt: skip
+)
 def test_bad_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "c.toml"
     path.write_text(text)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from server.fake_engine import FakeEngine, make_tokenizer
 
 from paceline.core import Delta, SamplingParams
 from paceline.engine.worker import DeadlinePassed, Job, NotReady, QueueFull, Worker
 from paceline.errors import LoadError, RequestFailed
+from server.fake_engine import FakeEngine, make_tokenizer
 
 
 class Sink:
