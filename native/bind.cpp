@@ -6,6 +6,7 @@
 
 #include "measure_jobs.h"
 #include "program.h"
+#include "round.h"
 #include "sampling.h"
 
 namespace nb = nanobind;
@@ -82,6 +83,47 @@ std::tuple<std::vector<int64_t>, std::vector<double>> draw_rows(const std::vecto
   return result;
 }
 
+using RowsTuple = std::tuple<int64_t, int64_t, int64_t, int64_t>;
+using HiddenTuple = std::tuple<int, int64_t, int64_t>;
+using OutputTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
+using RuleTuple = std::tuple<double, uint64_t, int64_t, int64_t, double, double>;
+
+std::tuple<int, std::vector<int64_t>, std::vector<double>> run_round(Program& program, const RowsTuple& rows,
+                                                                     const HiddenTuple& hidden, const OutputTuple& output,
+                                                                     const std::vector<RuleTuple>& rules, int steps) {
+  auto [count, tokens, positions, slots] = rows;
+  Rows in{count, reinterpret_cast<const int64_t*>(tokens), reinterpret_cast<const int32_t*>(positions),
+          reinterpret_cast<const int32_t*>(slots)};
+  RoundPlan plan;
+  plan.hidden_buffer = std::get<0>(hidden);
+  plan.hidden_width = std::get<1>(hidden);
+  plan.after = reinterpret_cast<const float*>(std::get<0>(output));
+  plan.after_stride = std::get<1>(output);
+  plan.logits = reinterpret_cast<const float*>(std::get<2>(output));
+  plan.logits_stride = std::get<3>(output);
+  plan.width = std::get<4>(output);
+  plan.ids = reinterpret_cast<const int64_t*>(std::get<5>(output));
+  plan.ids_stride = std::get<6>(output);
+  std::vector<RoundRow> how;
+  for (const auto& [factor, seed, position, top_k, top_p, log_min_p] : rules)
+    how.push_back({{nullptr, nullptr, static_cast<float>(factor), 0, 0, top_k, top_p, static_cast<float>(log_min_p)}, seed,
+                   position});
+  std::vector<Drawn> out;
+  int status;
+  {
+    nb::gil_scoped_release release;
+    status = draft_round(program, plan, in, reinterpret_cast<int64_t*>(tokens),
+                         reinterpret_cast<float*>(std::get<2>(hidden)), how, steps, &out);
+  }
+  std::tuple<int, std::vector<int64_t>, std::vector<double>> result;
+  std::get<0>(result) = status;
+  for (const Drawn& d : out) {
+    std::get<1>(result).push_back(d.token);
+    std::get<2>(result).push_back(d.confidence);
+  }
+  return result;
+}
+
 std::tuple<uint32_t, uint32_t> keys(uint64_t seed, int64_t position, uint32_t purpose) {
   std::tuple<uint32_t, uint32_t> out;
   noise_keys(seed, position, purpose, &std::get<0>(out), &std::get<1>(out));
@@ -113,6 +155,7 @@ NB_MODULE(_native, m) {
       .def("bind", [](Program& p, int buffer, int64_t data, int64_t stride) { p.bind(buffer, reinterpret_cast<void*>(data), stride); })
       .def("bind_cache", &bind_cache)
       .def("run", &run)
+      .def("draft_round", &run_round)
       .def("profile", &Program::profile)
       .def("seconds", &Program::seconds)
       .def_prop_ro("steps", &Program::steps);

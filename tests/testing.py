@@ -117,6 +117,10 @@ class TinyAssistant:
         return HeadOutput(t.logits(state).float(), None, state)
 
 
+    def draft_round(self, *_: Any) -> None:
+        """Step by step only."""
+
+
 class RandomDrafter:
     """Random tokens, random lengths, and the law they came from: mostly wrong, which is what finds bugs."""
 

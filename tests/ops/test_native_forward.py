@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import FAMILIES, VOCAB, build_assistant, build_target
 
+from checkpoints import FAMILIES, VOCAB, build_assistant, build_target
 from paceline.core import Rows
 from paceline.kv.cache import KVCache
 from paceline.models.gemma4 import GemmaTarget
@@ -38,7 +38,9 @@ def hidden_states(target: GemmaTarget, tokens: list[int], cuts: list[int]) -> tu
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[GemmaTarget, GemmaTarget, Path]:
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[GemmaTarget, GemmaTarget, Path]:
     folder = tmp_path_factory.mktemp(request.param)
     build_target(request.param, folder / "target")
     build_assistant(request.param, folder / "assistant", ordered=request.param == "e2b")
@@ -110,7 +112,7 @@ def test_bad_input_is_refused_in_python(pair: tuple[GemmaTarget, GemmaTarget, Pa
         target.forward(Rows(torch.tensor([VOCAB]), small, small, [0, 1]), cache)
     with pytest.raises(native.UsageError, match="outside the K/V cache"):
         target.forward(Rows(torch.tensor([1]), small + 64, small, [0, 1]), cache)
-    with pytest.raises(native.UsageError, match="rows.positions must be"):
+    with pytest.raises(native.UsageError, match=r"rows\.positions must be"):
         target.forward(Rows(torch.tensor([1]), small.long(), small, [0, 1]), cache)
-    with pytest.raises(native.UsageError, match="must be \\["):
+    with pytest.raises(native.UsageError, match=r"must be \["):
         target.logits(torch.zeros(2, 7))

@@ -50,12 +50,12 @@ def make_ids(count, width, seed):
 
 @pytest.fixture
 def python(monkeypatch):
-    """`choose_candidates` of the target's noise without the extension."""
+    """`choose_candidates` without the extension."""
 
-    def run(logits, ids, rows):
+    def run(logits, ids, rows, purpose=noise.TARGET):
         with monkeypatch.context() as m:
             m.setattr(native_sampling, "suits", lambda *_: False)
-            return choose_candidates(logits, ids, rows, noise.TARGET)
+            return choose_candidates(logits, ids, rows, purpose, 30_000)
 
     return run
 
@@ -139,6 +139,18 @@ def test_edited_rows_join_the_others(python):
     assert torch.equal(logits, kept)
     ids = make_ids(6, 9000, 1)
     check(python, logits, ids, rows)
+
+
+def test_drafts_with_noise_of_their_own(python):
+    logits, rows = make_logits(9, 9000, 1), make_rows(9, 4)
+    logits[3, 7] = torch.nan
+    for ids in (None, make_ids(9, 9000, 1)):
+        wanted = python(logits, ids, rows, noise.DRAFT)
+        drawn = choose_candidates(logits, ids, rows, noise.DRAFT, 30_000)
+        assert drawn.tokens == wanted.tokens
+        assert drawn.confidence == wanted.confidence
+        for own, other in zip(drawn.q, wanted.q, strict=True):
+            assert (own is None and other is None) or torch.equal(own, other)
 
 
 def test_ties_go_to_the_lowest_id(python):

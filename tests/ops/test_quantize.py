@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import VOCAB, build_target
 
+from checkpoints import VOCAB, build_target
 from paceline.errors import UsageError, WeightsError
 from paceline.models.quantized import measure_loss, save_quantized
 from paceline.models.registry import load_target
@@ -62,7 +62,9 @@ def test_saved_folder_loads_as_quantized_at_load(family: str, kind: str, tmp_pat
     for a, b in zip(saved.layers, at_load.layers, strict=True):
         assert a.gate.kind == b.gate.kind == kind
         assert torch.equal(a.gate.data, b.gate.data)
-        assert a.gate.scale is not None and b.gate.scale is not None and torch.equal(a.gate.scale, b.gate.scale)
+        assert a.gate.scale is not None
+        assert b.gate.scale is not None
+        assert torch.equal(a.gate.scale, b.gate.scale)
     tokens = [(11 * i) % VOCAB for i in range(100)]
     loss = measure_loss(original, saved, tokens, 100)
     assert 0 < loss.kl < (0.5 if kind == "int8" else 3)  # a random router has near-ties

@@ -13,6 +13,7 @@ import torch
 
 from paceline.core import Draft, Sequence
 from paceline.kv.cache import KVCache
+from paceline.ops.base import Rule
 
 
 class Picker(Protocol):
@@ -22,6 +23,17 @@ class Picker(Protocol):
         self, rows: Seq[int], step: int, logits: torch.Tensor, ids: torch.Tensor | None = None
     ) -> list[int]:
         """Token for each of `rows` at draft position `step` from logits [b, V], or [b, C] of candidates `ids`."""
+        ...
+
+    def rules(self, rows: Seq[int]) -> list[Rule] | None:
+        """How to draw the first draft token of each of `rows`, if all are simple: rule `match`, no edits of the logits.
+
+        Then a drafter may draw a whole round itself and hand it over with `take`. None: use `pick`.
+        """
+        ...
+
+    def take(self, row: int, tokens: list[int], confidence: list[float]) -> None:
+        """Tokens that were drawn by the row's rule; kept as far as `go_on` says."""
         ...
 
     def go_on(self, row: int, step: int) -> bool:

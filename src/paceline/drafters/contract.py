@@ -17,6 +17,7 @@ from paceline.core import Draft, SamplingParams, Sequence
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.kv.cache import KVCache
 from paceline.models.base import Target
+from paceline.ops.base import Rule
 
 Make = Callable[[Target, KVCache], Drafter]
 
@@ -39,6 +40,12 @@ class GreedyPicker:
             self.tokens[row].append(out[-1])
             self.confidence[row].append(float(torch.softmax(logits[i].float(), 0).max()))
         return out
+
+    def rules(self, rows: Seq[int]) -> list[Rule] | None:
+        return None
+
+    def take(self, row: int, tokens: list[int], confidence: list[float]) -> None:
+        raise AssertionError("no rules were given, so nothing can have been drawn by them")
 
     def go_on(self, row: int, step: int) -> bool:
         return True

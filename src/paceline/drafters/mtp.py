@@ -32,7 +32,10 @@ class MTPDrafter:
             [len(context.sequences[b].tokens) - 1 for b in active], dtype=torch.int32, device=device
         )
         slots = torch.tensor([context.slots[b] for b in active], dtype=torch.int32, device=device)
-        for step in range(max(context.limits[b] for b in active)):
+        steps = max(context.limits[b] for b in active)
+        if self._whole_round(context, active, (hidden, positions, slots), steps):
+            return context.picker.draft(self.name)
+        for step in range(steps):
             ids = torch.tensor(tokens, dtype=torch.int64, device=device)
             out = self.net.step(
                 Rows(ids, positions, slots, list(range(len(active) + 1))), hidden, context.cache
@@ -51,6 +54,30 @@ class MTPDrafter:
                 hidden, positions, slots = hidden[keep], positions[keep], slots[keep]
                 tokens, active = [tokens[i] for i in on], [active[i] for i in on]
         return context.picker.draft(self.name)
+
+    def _whole_round(
+        self,
+        context: DraftContext,
+        active: list[int],
+        inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        steps: int,
+    ) -> bool:
+        """Draft all steps in one call, where the requests are simple enough and the runner can."""
+        rules = context.picker.rules(active)
+        if rules is None:
+            return False
+        hidden, positions, slots = inputs
+        tokens = [context.sequences[b].tokens[-1] for b in active]
+        rows = Rows(torch.tensor(tokens, dtype=torch.int64), positions, slots, list(range(len(active) + 1)))
+        drawn = self.net.draft_round(rows, hidden, context.cache, rules, steps)
+        if drawn is None:
+            return False
+        for i, b in enumerate(active):
+            limit = context.limits[b]
+            context.picker.take(
+                b, [row[i] for row in drawn.tokens[:limit]], [row[i] for row in drawn.confidence[:limit]]
+            )
+        return True
 
     def forget(self, sequence_id: int) -> None:
         """Nothing is kept per sequence."""

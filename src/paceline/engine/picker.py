@@ -14,9 +14,10 @@ import torch
 from paceline.core import Draft
 from paceline.engine.budget import Controller
 from paceline.engine.live import Live
+from paceline.ops.base import Rule
 from paceline.sampling import noise
-from paceline.sampling.choose import choose_candidates
-from paceline.sampling.shape import LogitRow
+from paceline.sampling.choose import choose_candidates, rule_of
+from paceline.sampling.shape import LogitRow, is_edited
 
 
 def logit_rows(live: Live, draft: list[int], *, masks: bool = True) -> list[LogitRow]:
@@ -76,6 +77,21 @@ class StepPicker:
                 if law is not None:
                     law.append(drawn.q[j])
         return picked
+
+    def rules(self, rows: Seq[int]) -> list[Rule] | None:
+        shaping = [logit_rows(self._lives[r], [])[0] for r in rows]
+        if any(self._lives[r].rule != "match" for r in rows) or any(is_edited(row) for row in shaping):
+            return None
+        return [rule_of(row) for row in shaping]
+
+    def take(self, row: int, tokens: list[int], confidence: list[float]) -> None:
+        for step, (token, sure) in enumerate(zip(tokens, confidence, strict=True)):
+            if token < 0:
+                return
+            self._tokens[row].append(token)
+            self._confidence[row].append(sure)
+            if not self.go_on(row, step):
+                return
 
     def go_on(self, row: int, step: int) -> bool:
         return self._controller.go_on(self._lives[row].sequence.id, step, self._confidence[row][step])

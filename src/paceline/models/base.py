@@ -10,6 +10,7 @@ import torch
 from paceline.core import Rows
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import Layout
+from paceline.ops.base import Drawn, Rule
 
 
 class Target(Protocol):
@@ -46,4 +47,10 @@ class AssistantNet(Protocol):
 
     def step(self, rows: Rows, hidden: torch.Tensor, cache: KVCache) -> HeadOutput:
         """One draft step for B rows: rows.tokens the last tokens [B], rows.positions constant over a round."""
+        ...
+
+    def draft_round(
+        self, rows: Rows, hidden: torch.Tensor, cache: KVCache, rules: list[Rule], steps: int
+    ) -> Drawn | None:
+        """`steps` steps with their draws in one go; None where that is not possible."""
         ...

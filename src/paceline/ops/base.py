@@ -125,6 +125,17 @@ class Ops(Protocol):
 
 Graph = Callable[[Ops], tuple[Value, ...]]
 
+# How to draw one token: (1 / temperature or 0 = greedy, seed, absolute position, top_k or 0, top_p or 1, ln min_p or -inf)
+Rule = tuple[float, int, int, int, float, float]
+
+
+@dataclass(slots=True)
+class Drawn:
+    """A whole draft round: tokens (-1 where there is none) and their probabilities, each [steps][N]."""
+
+    tokens: list[list[int]]
+    confidence: list[list[float]]
+
 
 class Runner(Protocol):
     """Runs a graph over rows. `graph` must be one stable object per model, so that a recording can be kept for it."""
@@ -133,4 +144,14 @@ class Runner(Protocol):
         self, graph: Graph, rows: Rows, cache: KVCache | None, given: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
         """Execute `graph`. Results are valid until the next run of the same graph."""
+        ...
+
+    def draft_round(
+        self, graph: Graph, rows: Rows, cache: KVCache, hidden: torch.Tensor, rules: list[Rule], steps: int
+    ) -> Drawn | None:
+        """`steps` draft steps in one go, where the runner can (None where it cannot).
+
+        `graph` reads `hidden` [N, H] and gives ([ids,] logits, hidden of the next step). Tokens are drawn with the noise
+        of the target, `rules[i]` at its position + step.
+        """
         ...

@@ -16,12 +16,13 @@ import torch
 from paceline.core import Rows
 from paceline.errors import UsageError
 from paceline.kv.cache import KVCache
-from paceline.ops.base import Graph, Weight
+from paceline.ops.base import Drawn, Graph, Rule, Weight
 from paceline.ops.recording import Node, RecordingOps, Symbol, place, schedule
 
 _LAYOUT = 1  # of the extension's signatures
 _KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
+_M64 = 0xFFFFFFFFFFFFFFFF
 _STATUS = {
     1: "a token id is outside the vocabulary",
     2: "a position or sequence slot lies outside the K/V cache",
@@ -89,6 +90,13 @@ class NativeRunner:
         if plan is None:
             plan = self._plans[graph] = Plan(graph)
         return plan.run(rows, cache, given)
+
+    def draft_round(
+        self, graph: Graph, rows: Rows, cache: KVCache, hidden: torch.Tensor, rules: list[Rule], steps: int
+    ) -> Drawn | None:
+        """All steps of a draft round, draws included, in one native call."""
+        plan = self._plans.get(graph)
+        return None if plan is None else plan.draft_round(rows, cache, hidden, rules, steps)
 
     def plan(self, graph: Graph) -> Plan | None:
         """The recording of `graph`, None before its first run."""
@@ -165,6 +173,38 @@ class Plan:
             for s in self._results
         )  # fmt: skip
 
+    def draft_round(
+        self, rows: Rows, cache: KVCache, hidden: torch.Tensor, rules: list[Rule], steps: int
+    ) -> Drawn | None:
+        """Replay the recording `steps` times, each fed with the tokens and hidden states of the one before."""
+        count = rows.tokens.shape[0]
+        if count > self._capacity or len(self._results) not in (2, 3) or set(self._givens) != {"hidden"}:
+            return None  # the first run of a size records and grows; `run` does that
+        if self._cache is None or self._cache() is not cache:
+            self._bind_cache(cache)
+        after, logits = self._results[-1], self._results[-2]
+        ids = self._results[0] if len(self._results) == 3 else None
+        symbol = self._givens["hidden"]
+        state = hidden[:count].to("cpu", torch.float32, copy=True).contiguous()
+        tokens = rows.tokens.clone()
+        status, drawn, sure = self.program.draft_round(
+            (count, tokens.data_ptr(), address(rows.positions, torch.int32, count, "rows.positions"),
+             address(rows.slots, torch.int32, count, "rows.slots")),
+            (self._buffers[symbol], symbol.width, state.data_ptr()),
+            (*self._place(after), *self._place(logits), logits.width, *((0, 0) if ids is None else self._place(ids))),
+            [(f, seed & _M64, position, k, p, m) for f, seed, position, k, p, m in rules],
+            steps,
+        )  # fmt: skip
+        if status:
+            raise UsageError(f"native draft round refused: {_STATUS[status]}")
+        split = [slice(i * count, (i + 1) * count) for i in range(steps)]
+        return Drawn([drawn[s] for s in split], [sure[s] for s in split])
+
+    def _place(self, symbol: Symbol) -> tuple[int, int]:
+        """(address of the first row, elements between rows) of a result."""
+        tensor = self._tensors[symbol.root]
+        return tensor.data_ptr() + symbol.column * tensor.element_size(), tensor.stride(0)
+
     def _grow(self, count: int) -> None:
         self._capacity = max(8, 1 << (count - 1).bit_length())
         by_index: dict[int, torch.Tensor] = {}
@@ -226,3 +266,13 @@ def usable(weight: Weight) -> Weight:
         if scale is None or tuple(scale.shape) != shape or (weight.kind == "int4" and weight.in_features % 32):
             raise UsageError(f"an {weight.kind} weight of {weight.out_features} rows needs scales of shape {shape}")
     return weight
+
+
+def measure_read(data: torch.Tensor) -> float:
+    """Read all of a float32 tensor once with all threads; its sum."""
+    return float(_extension().read_memory(address(data, torch.float32, 0, "data"), data.numel()))
+
+
+def measure_peak(turns: int) -> float:
+    """Do multiply-adds with all threads; how many floating-point operations they were."""
+    return float(_extension().burn(turns))

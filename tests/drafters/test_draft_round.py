@@ -1,0 +1,62 @@
+"""A whole draft round in one native call says exactly what its steps say one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline import LLM, SamplingParams
+from paceline.ops import native
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="needs the compiled kernels")
+PROMPTS = ["class Stack:", "def parse(self, text):\n    return", "import os\n"]
+
+
+def drafts(params: SamplingParams) -> list[list[list[int]]]:
+    """Every proposal of every text, in order, with batches whose rows draft different numbers of tokens."""
+    llm = LLM("demo", drafter="mtp", draft_tokens=5, max_model_len=256)
+    out: list[list[list[int]]] = []
+    for prompt in PROMPTS:
+        out.append([d.proposed for d in llm.stream(prompt, params)])
+    return out
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"temperature": 0.8},
+        {"temperature": 1.0, "top_p": 0.9, "top_k": 40},
+        {"temperature": 1.0, "min_p": 0.05},
+        {"temperature": 0.8, "repetition_penalty": 1.2},
+        {"temperature": 0.8, "verify": "reject"},
+    ],
+    ids=str,
+)
+def test_one_call_equals_its_steps(params: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = []
+    whole = native.Plan.draft_round
+
+    def counted(self: native.Plan, *args: Any) -> Any:
+        out = whole(self, *args)
+        rounds.append(out is not None)
+        return out
+
+    monkeypatch.setattr(native.Plan, "draft_round", counted)
+    one = SamplingParams(max_tokens=24, seed=4, **params)
+    together = drafts(one)
+    simple = "repetition_penalty" not in params and "verify" not in params
+    assert any(rounds) == simple  # edited logits and other rules go step by step
+    monkeypatch.setattr(native.Plan, "draft_round", lambda self, *args: None)
+    assert drafts(one) == together
+    assert any(proposal for text in together for proposal in text)
+
+
+def test_batches_with_different_lengths() -> None:
+    each = [SamplingParams(max_tokens=20, temperature=0.8, seed=i, draft_tokens=i) for i in range(1, 6)]
+    texts = [PROMPTS[i % 3] for i in range(5)]
+    together = LLM("demo", drafter="mtp", max_model_len=256).generate(texts, each)
+    alone = LLM("demo", drafter="none", max_model_len=256).generate(texts, each)
+    assert [c.token_ids for c in together] == [c.token_ids for c in alone]
+    assert [len(c.stats.drafted_by_position) for c in together] == [1, 2, 3, 4, 5]

@@ -1,0 +1,152 @@
+"""Each native op against a float64 computation, and `torch.equal` over numbers of rows, threads and neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.core import Rows
+from paceline.errors import UsageError
+from paceline.ops import native
+from paceline.ops.base import Ops, Value, Weight
+from paceline.ops.quantize import quantize
+from paceline.ops.reference import EagerRunner, dequantize
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
+KINDS = ("float32", "bfloat16", "float16", "int8", "int4")
+
+
+@pytest.fixture(params=["best", "generic"], autouse=True)
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
+    extension = native._extension()
+    assert extension.choose_isa(request.param)
+    yield
+    extension.choose_isa("best")
+
+
+def rows_of(count: int, start: int = 0) -> Rows:
+    positions = torch.arange(start, start + count, dtype=torch.int32)
+    return Rows(positions.long(), positions, torch.zeros(count, dtype=torch.int32), [0, count])
+
+
+def make_weight(kind: str, out: int, width: int) -> Weight:
+    data = torch.randn(out, width, generator=torch.Generator().manual_seed(out * width))
+    if kind in ("int8", "int4"):
+        return quantize(data, kind)  # type: ignore[arg-type]
+    return Weight(data.to(getattr(torch, kind)), kind)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("out", "width"), [(100, 256), (7, 96), (53, 2080), (24, 6144)])
+def test_linear(kind: str, out: int, width: int) -> None:
+    weight = make_weight(kind, out, width)
+    x = torch.randn(64, width, generator=torch.Generator().manual_seed(2))
+    x[3] *= 1e-4
+    x[4] = 0
+    runner = native.NativeRunner(2)
+
+    def graph(ops: Ops) -> tuple[Value, ...]:
+        return (ops.linear(ops.given("x", width), weight),)
+
+    whole = runner.run(graph, rows_of(64), None, {"x": x})[0].clone()
+    want = x.double() @ dequantize(weight, None, torch.float64).T
+    size = want.abs().amax(-1, keepdim=True).clamp(min=1e-9)  # int8, int4: inputs are rounded to 11..15 bits of a row
+    assert ((whole - want).abs() / size).max() < (5e-4 if kind in ("int8", "int4") else 3e-6)
+    for count in range(1, 64):
+        native.set_threads(1 + count % 2)
+        part = runner.run(graph, rows_of(count), None, {"x": x[64 - count :].contiguous()})[0]
+        assert torch.equal(part, whole[64 - count :]), count
+    native.set_threads(2)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize("width", [1, 5, 24, 100])
+def test_linear_of_odd_widths(kind: str, width: int) -> None:
+    weight = make_weight(kind, 9, width)
+    x = torch.randn(5, width)
+    got = native.NativeRunner(2).run(lambda ops: (ops.linear(ops.given("x", width), weight),), rows_of(5), None, {"x": x})
+    torch.testing.assert_close(got[0].double(), x.double() @ weight.data.double().T, rtol=1e-5, atol=1e-5)
+
+
+OPS: dict[str, Callable[[Ops, Value, Value], Value]] = {
+    "add": lambda ops, x, y: ops.add(x, y),
+    "mul": lambda ops, x, y: ops.mul(x, y),
+    "scale": lambda ops, x, y: ops.scale(x, 0.3),
+    "gelu": lambda ops, x, y: ops.gelu(x),
+    "gated_gelu": lambda ops, x, y: ops.gated_gelu(x, y),
+    "softcap": lambda ops, x, y: ops.softcap(x, 30.0),
+    "norm": lambda ops, x, y: ops.rms_norm(x, None, 1e-6),
+    "head norm": lambda ops, x, y: ops.rms_norm(x, torch.linspace(0.5, 1.5, x.width // 4 if hasattr(x, "width") else x.shape[1] // 4), 1e-6, 4),
+    "rotary": lambda ops, x, y: ops.rotary(x, FREQUENCIES, 4),
+    "columns": lambda ops, x, y: ops.scale(ops.columns(x, 3, 20), 1.0),
+    "concat": lambda ops, x, y: ops.concat(x, ops.columns(y, 1, 12)),
+    "embed": lambda ops, x, y: ops.embed(ops.tokens(), TABLE, 1.7),
+}  # fmt: skip
+FREQUENCIES = torch.cat((torch.logspace(0, -4, 7), torch.zeros(1)))
+TABLE = quantize(torch.randn(70000, 32), "int4")
+
+
+@pytest.mark.parametrize("name", sorted(OPS))
+@pytest.mark.parametrize("scale", [0.01, 1.0, 40.0])
+def test_row_op(name: str, scale: float) -> None:
+    width = 64
+    generator = torch.Generator().manual_seed(4)
+    given = {n: torch.randn(64, width, generator=generator) * scale for n in ("x", "y")}
+    op = OPS[name]
+
+    def graph(ops: Ops) -> tuple[Value, ...]:
+        return (op(ops, ops.given("x", width), ops.given("y", width)),)
+
+    rows, runner = rows_of(64, 65000), native.NativeRunner(2)
+    rows.tokens = rows.tokens - 65000
+    got = runner.run(graph, rows, None, given)[0].clone()
+    wide = EagerRunner(torch.float64)
+    want = wide.run(graph, rows, None, given)[0]
+    if name == "rotary":  # the angle is rounded to float32 first, as transformers does
+        want = EagerRunner().run(graph, rows, None, given)[0].double()
+    error = (got.double() - want).abs() / want.abs().clamp(min=scale)
+    assert error.max() < 1e-6
+    few = Rows(rows.tokens[9:14].contiguous(), rows.positions[9:14].contiguous(), rows.slots[:5], [0, 5])
+    part = runner.run(graph, few, None, {n: v[9:14].contiguous() for n, v in given.items()})[0]
+    assert torch.equal(part, got[9:14])
+
+
+def test_wide_elementwise_rows_are_cut_by_columns() -> None:
+    x = torch.randn(3, 5003)
+    got = native.NativeRunner(2).run(lambda ops: (ops.softcap(ops.gelu(ops.given("x", 5003)), 5.0),), rows_of(3), None, {"x": x})
+    want = torch.tanh(torch.nn.functional.gelu(x.double(), approximate="tanh") / 5) * 5
+    torch.testing.assert_close(got[0].double(), want, rtol=1e-5, atol=1e-6)
+
+
+def bad_weights() -> Iterator[tuple[Weight, str]]:
+    yield Weight(torch.randn(8, 64)[:, ::2], "float32"), "contiguous"
+    yield Weight(torch.randn(8, 32).double(), "float32"), "float64"
+    yield Weight(torch.zeros(8, 32, dtype=torch.int8), "int8"), "scales"
+    yield Weight(torch.zeros(8, 32, dtype=torch.int8), "int8", torch.ones(7)), "scales"
+    yield Weight(torch.randn(8, 32, device="meta"), "float32"), "on meta"
+
+
+@pytest.mark.parametrize("case", bad_weights(), ids=lambda case: case[1])
+def test_bad_weights_are_refused(case: tuple[Weight, str]) -> None:
+    weight, word = case
+    with pytest.raises(UsageError, match=word):
+        native.NativeRunner(2).run(
+            lambda ops: (ops.linear(ops.given("x", 32), weight),), rows_of(1), None, {"x": torch.zeros(1, 32)}
+        )
+
+
+def test_unaligned_weights_and_inputs_work() -> None:
+    raw = torch.randn(8 * 64 + 1)
+    weight = Weight(raw[1:].view(8, 64), "float32")
+    x = torch.randn(3 * 64 + 1)[1:].view(3, 64)
+    got: Any = native.NativeRunner(2).run(lambda ops: (ops.linear(ops.given("x", 64), weight),), rows_of(3), None, {"x": x})
+    torch.testing.assert_close(got[0], x @ weight.data.T)
+
+
+def test_threads_out_of_range() -> None:
+    for threads in (0, -1, 100000):
+        with pytest.raises(UsageError, match="threads="):
+            native.set_threads(threads)
