@@ -173,6 +173,10 @@ def _draw(
         picked = draw_device(shaped, ids, rows, purpose).masked_fill(logits.amax(-1).isnan(), -1)
         return [int(t) for t in picked.tolist()]
     broken = np.isnan(logits.detach().numpy().max(-1))  # [M]
+    if native_sampling.suits(shaped, ids):
+        rules = [(0.0 if is_greedy(r) else 1.0, r.seed, r.position, 0, 1.0, -math.inf) for r in rows]
+        tokens, _ = native_sampling.draw(shaped, ids, rules, purpose, confidence=False)
+        return [-1 if b else t for b, t in zip(broken, tokens, strict=True)]
     x, cells = shaped.numpy(), None if ids is None else ids.numpy()
     return [
         -1 if broken[i] else draw_host(x[i], None if cells is None else cells[i], row, purpose)
