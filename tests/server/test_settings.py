@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from paceline.config import EngineConfig
 from paceline.errors import UsageError
 from paceline.server import start as start_module
 from paceline.server.settings import ServerConfig, read_config
@@ -45,7 +46,7 @@ def test_the_shipped_example_holds_the_defaults() -> None:
     example = Path(__file__).parents[2] / "deploy" / "paceline.toml"
     server, engine = read_config(example)
     assert ServerConfig(**server) == ServerConfig()
-    assert engine["target"] == "demo"
+    assert EngineConfig(**engine) == EngineConfig()
 
 
 @pytest.mark.parametrize(
