@@ -64,6 +64,7 @@ class KVCache:
         self._mirrored = torch.device(device).type == "cpu"  # then `tables` are views of `_host`
         self.pools = {kind: PagePool(pages[kind], partial(self._evict, kind)) for kind in layout.kinds}
         self.prefix = PrefixIndex(PAGE_SIZE, self.pools)
+        self._kinds = layout.kinds
         self._free_slots = list(range(max_sequences - 1, -1, -1))
         self._entries: dict[int, _Entry] = {}
 
@@ -90,7 +91,7 @@ class KVCache:
         path = self._usable(self.prefix.match(tokens, salt)) if share else []
         parent = (path[-1] if path else salt) if share else None
         entry = _Entry(self._free_slots.pop(), {}, {}, len(path) * PAGE_SIZE, parent, [])
-        for kind in self.layout.kinds:
+        for kind in self._kinds:
             first = self._first_page(kind, entry.committed)
             held = [node.pages[kind] for node in path[first:]]
             for page in held:
@@ -110,7 +111,7 @@ class KVCache:
         for length in range(len(path), 0, -1):
             if all(
                 kind in node.pages
-                for kind in self.layout.kinds
+                for kind in self._kinds
                 for node in path[self._first_page(kind, length * PAGE_SIZE) : length]
             ):
                 return path[:length]
@@ -197,7 +198,7 @@ class KVCache:
         if entry.parent is not None:
             self._index(entry, tokens)
         entry.committed += len(tokens)
-        for kind in self.layout.kinds:
+        for kind in self._kinds:
             first = min(self._first_page(kind, entry.committed), len(entry.pages[kind]))
             for page in entry.pages[kind][entry.first[kind] : first]:
                 self.pools[kind].release(page)
@@ -209,7 +210,7 @@ class KVCache:
         while len(entry.open_page) >= PAGE_SIZE:
             assert entry.parent is not None
             run = tuple(entry.open_page[:PAGE_SIZE])
-            pages = {kind: entry.pages[kind][index] for kind in self.layout.kinds}
+            pages = {kind: entry.pages[kind][index] for kind in self._kinds}
             entry.parent = self.prefix.insert(entry.parent, run, pages)
             del entry.open_page[:PAGE_SIZE]
             index += 1
