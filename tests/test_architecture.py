@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "ops": {"kv"},
     "text": set(),
     "models": {"kv", "ops"},
-    "drafters": {"kv", "models"},
+    "drafters": {"kv", "models", "ops"},
     "engine": {"sampling", "kv", "ops", "text", "models", "drafters"},
     "assembly": {"kv", "ops", "text", "models", "drafters", "engine"},
     "llm": {"assembly", "engine", "text"},
