@@ -23,7 +23,7 @@ async function open(options) {
 const done = (page) => page.waitForFunction(() => !document.body.dataset.running, null, { timeout: 300000 });
 
 for (const scheme of ["light", "dark"]) {
-  const page = await open({ viewport: { width: 1280, height: 900 }, colorScheme: scheme });
+  const page = await open({ viewport: { width: 1280, height: 960 }, colorScheme: scheme });
   await page.focus("#prompt");
   await page.keyboard.press("Control+Enter"); // by keyboard alone
   await page.waitForSelector("#tokens .t");
@@ -36,7 +36,9 @@ for (const scheme of ["light", "dark"]) {
   await page.focus("#tokens");
   for (let i = 0; i < 6; i++) await page.keyboard.press("ArrowRight");
   if (await page.isHidden("#tip")) problems.push("no tip by keyboard");
-  await page.locator("#tokens .t.overruled, #tokens .t.kept").nth(4).hover();
+  await page.locator("#tokens").blur();
+  await page.evaluate(() => { document.getElementById("tokens").scrollTop = 0; scrollTo(0, 0); });
+  await page.locator("#tokens .t.overruled, #tokens .t.kept").nth(14).hover();
   await page.screenshot({ path: `${out}/write-${scheme}.png` });
   await page.mouse.move(5, 5);
   await page.click("#tab-race");

@@ -7,10 +7,11 @@ import { startTheme } from "./theme.js";
 import { TokenView } from "./tokens.js";
 
 const $ = (id) => document.getElementById(id);
+// They end where a token can end: this model's newlines carry the next line's indentation.
 const SAMPLES = {
-  function: 'def read_config(path):\n    """Read a configuration file and return its sections."""\n',
-  class: "class Queue:\n    \"\"\"A bounded queue of jobs.\"\"\"\n\n    def __init__(self, size):\n",
-  test: "import unittest\n\n\nclass TestParser(unittest.TestCase):\n    def setUp(self):\n",
+  class: 'class Connection:\n    """A connection to a server."""\n\n    def __init__(self, host, port, timeout=None):\n        self.host = host\n        self.port = port',
+  function: 'def read_config(path):\n    """Read a configuration file and return its sections."""',
+  test: "import unittest\n\n\nclass TestParser(unittest.TestCase):\n    def setUp(self):\n        self.parser = Parser()\n\n    def test_empty(self):",
 };
 let model = null;
 let running = null;
@@ -142,6 +143,7 @@ function start() {
     button.addEventListener("click", () => { $("prompt").value = text; $("prompt").focus(); });
     $("samples").append(button);
   }
+  $("prompt").value = SAMPLES.class;
   $("form").addEventListener("submit", (event) => { event.preventDefault(); run(); });
   $("form").addEventListener("input", summarise);
   $("stop").addEventListener("click", () => running?.abort());
