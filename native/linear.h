@@ -201,24 +201,23 @@ static int64_t padded(int kind, int64_t in) {
 
 static int64_t prepared_bytes(int kind, int64_t in) { return padded(kind, in) * (kind <= BFLOAT16 ? 4 : 2); }
 
-// Largest |value| of an int16 input such that an int32 sum over `in` products cannot overflow.
-static float input_limit(int kind, int64_t in) {
-  int64_t limit = kind == INT8 ? INT32_MAX / (in * 128) : 32767;
-  return static_cast<float>(limit < 32767 ? limit : 32767);
-}
-
 static float prepare_int16(int kind, const float* x, int64_t in, int16_t* y) {
-  V top{};
+  V top{}, total{};
   int64_t i = 0;
-  for (; i + L <= in; i += L) top = vmax(top, (V)((VW)load(x + i) & 0x7fffffffu));
-  if (i < in) top = vmax(top, (V)((VW)load_part(x + i, static_cast<int>(in - i)) & 0x7fffffffu));
-  float largest = reduce_max(top);
-  float limit = input_limit(kind, in);
-  const V factor = broadcast(largest > 0 ? limit / largest : 0.0f), magic = broadcast(12582912.0f);
+  for (; i < in; i += L) {
+    V v = (V)((VW)(i + L <= in ? load(x + i) : load_part(x + i, static_cast<int>(in - i))) & 0x7fffffffu);
+    top = vmax(top, v);
+    total += v;
+  }
+  float largest = reduce_max(top), size = reduce(total), factor = largest > 0 ? 32767.0f / largest : 0.0f;
+  // INT8 sums a whole row in int32: the inputs' sizes together, times 128, must stay below 2^31.
+  const float room = 16.7e6f - 0.5f * static_cast<float>(in);
+  if (kind == INT8 && size * factor > room) factor = room / size;
+  const V factors = broadcast(factor), magic = broadcast(12582912.0f);
   int64_t wide = padded(kind, in);
   for (i = 0; i < wide; i += L) {
     V v = i + L <= in ? load(x + i) : i < in ? load_part(x + i, static_cast<int>(in - i)) : V{};
-    VI n = (VI)fma(v, factor, magic) - (VI)magic;
+    VI n = (VI)fma(v, factors, magic) - (VI)magic;
     *reinterpret_cast<HLMem*>(y + i) = __builtin_convertvector(n, HL);
   }
   for (i = 0; kind == INT4 && i < wide; i += 32) {  // evens of a group first, as nibbles are unpacked
@@ -226,7 +225,7 @@ static float prepare_int16(int kind, const float* x, int64_t in, int16_t* y) {
     *reinterpret_cast<H16Mem*>(y + i) = evens(a, b);
     *reinterpret_cast<H16Mem*>(y + i + 16) = odds(a, b);
   }
-  return largest / limit;
+  return factor > 0 ? 1.0f / factor : 0.0f;
 }
 
 static void prepare_pairs(const float* x, int64_t in, float* y) {

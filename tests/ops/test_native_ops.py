@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -67,7 +66,8 @@ def test_linear(kind: str, out: int, width: int) -> None:
 def test_linear_of_odd_widths(kind: str, width: int) -> None:
     weight = make_weight(kind, 9, width)
     x = torch.randn(5, width)
-    got = native.NativeRunner(2).run(lambda ops: (ops.linear(ops.given("x", width), weight),), rows_of(5), None, {"x": x})
+    runner = native.NativeRunner(2)
+    got = runner.run(lambda ops: (ops.linear(ops.given("x", width), weight),), rows_of(5), None, {"x": x})
     torch.testing.assert_close(got[0].double(), x.double() @ weight.data.double().T, rtol=1e-5, atol=1e-5)
 
 
@@ -79,12 +79,13 @@ OPS: dict[str, Callable[[Ops, Value, Value], Value]] = {
     "gated_gelu": lambda ops, x, y: ops.gated_gelu(x, y),
     "softcap": lambda ops, x, y: ops.softcap(x, 30.0),
     "norm": lambda ops, x, y: ops.rms_norm(x, None, 1e-6),
-    "head norm": lambda ops, x, y: ops.rms_norm(x, torch.linspace(0.5, 1.5, x.width // 4 if hasattr(x, "width") else x.shape[1] // 4), 1e-6, 4),
+    "head norm": lambda ops, x, y: ops.rms_norm(x, HEAD_NORM, 1e-6, 4),
     "rotary": lambda ops, x, y: ops.rotary(x, FREQUENCIES, 4),
     "columns": lambda ops, x, y: ops.scale(ops.columns(x, 3, 20), 1.0),
     "concat": lambda ops, x, y: ops.concat(x, ops.columns(y, 1, 12)),
     "embed": lambda ops, x, y: ops.embed(ops.tokens(), TABLE, 1.7),
 }  # fmt: skip
+HEAD_NORM = torch.linspace(0.5, 1.5, 16)
 FREQUENCIES = torch.cat((torch.logspace(0, -4, 7), torch.zeros(1)))
 TABLE = quantize(torch.randn(70000, 32), "int4")
 
@@ -116,7 +117,8 @@ def test_row_op(name: str, scale: float) -> None:
 
 def test_wide_elementwise_rows_are_cut_by_columns() -> None:
     x = torch.randn(3, 5003)
-    got = native.NativeRunner(2).run(lambda ops: (ops.softcap(ops.gelu(ops.given("x", 5003)), 5.0),), rows_of(3), None, {"x": x})
+    runner = native.NativeRunner(2)
+    got = runner.run(lambda ops: (ops.softcap(ops.gelu(ops.given("x", 5003)), 5.0),), rows_of(3), None, {"x": x})
     want = torch.tanh(torch.nn.functional.gelu(x.double(), approximate="tanh") / 5) * 5
     torch.testing.assert_close(got[0].double(), want, rtol=1e-5, atol=1e-6)
 
@@ -129,7 +131,7 @@ def bad_weights() -> Iterator[tuple[Weight, str]]:
     yield Weight(torch.randn(8, 32, device="meta"), "float32"), "on meta"
 
 
-@pytest.mark.parametrize("case", bad_weights(), ids=lambda case: case[1])
+@pytest.mark.parametrize("case", list(bad_weights()), ids=lambda case: case[1])
 def test_bad_weights_are_refused(case: tuple[Weight, str]) -> None:
     weight, word = case
     with pytest.raises(UsageError, match=word):
@@ -142,7 +144,8 @@ def test_unaligned_weights_and_inputs_work() -> None:
     raw = torch.randn(8 * 64 + 1)
     weight = Weight(raw[1:].view(8, 64), "float32")
     x = torch.randn(3 * 64 + 1)[1:].view(3, 64)
-    got: Any = native.NativeRunner(2).run(lambda ops: (ops.linear(ops.given("x", 64), weight),), rows_of(3), None, {"x": x})
+    runner = native.NativeRunner(2)
+    got = runner.run(lambda ops: (ops.linear(ops.given("x", 64), weight),), rows_of(3), None, {"x": x})
     torch.testing.assert_close(got[0], x @ weight.data.T)
 
 

@@ -53,7 +53,8 @@ def save_quantized(source: Path, out: Path, kind: QuantKind) -> dict[str, int]:
         config[ENTRY] = {"kind": kind, "version": 1}
         (out / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     except OSError as error:
-        raise CapacityError(f"cannot write {out} ({error.strerror or error}): free space or name another folder") from error
+        reason = error.strerror or error
+        raise CapacityError(f"cannot write {out} ({reason}): free space or name another folder") from error
     return sizes
 
 

@@ -157,7 +157,7 @@ class Plan:
             self._grow(count)
         if cache is not None and (self._cache is None or self._cache() is not cache):
             self._bind_cache(cache)
-        held = [self._bind_given(symbol, given, count) for symbol in self._givens.values()]
+        held = [self._bind_given(symbol, given, count) for symbol in self._givens.values() if symbol in self._buffers]
         addresses = (
             address(rows.tokens, torch.int64, count, "rows.tokens"),
             address(rows.positions, torch.int32, count, "rows.positions"),
@@ -243,7 +243,7 @@ class Plan:
 
 def address(tensor: torch.Tensor, dtype: torch.dtype, rows: int, name: str) -> int:
     """data_ptr() of a tensor that native code may read. Raises UsageError."""
-    if tensor.dtype != dtype or tensor.device.type != "cpu" or not tensor.is_contiguous() or len(tensor) < rows:
+    if tensor.dtype != dtype or tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.shape[0] < rows:
         raise UsageError(
             f"{name} must be a contiguous {dtype} tensor on the CPU with at least {rows} rows, not "
             f"{tensor.dtype} {tuple(tensor.shape)} strides {tensor.stride()} on {tensor.device}"

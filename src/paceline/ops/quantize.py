@@ -52,7 +52,7 @@ def quantize(data: Tensor, kind: QuantKind) -> Weight:
         raise UsageError(f"int4 needs a multiple of {GROUP} inputs, not {data.shape[1]}: use int8")
     rows = max(1, _PIECE // data.shape[1])
     step = _int8 if kind == "int8" else _int4
-    parts = [step(part.float()) for part in data.split(rows)]
+    parts = [step(data[i : i + rows].float()) for i in range(0, len(data), rows)]
     packed, scale = (torch.cat(some) for some in zip(*parts))
     if not bool(scale.isfinite().all()):
         raise UsageError("a weight has values that are not finite: the checkpoint is damaged, download it again")

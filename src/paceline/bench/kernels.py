@@ -1,0 +1,287 @@
+"""What the CPU kernels reach on this machine: linears over their floor, forwards by number of rows, a step's overhead.
+
+    python -m paceline.bench.kernels --out docs/benchmarks [--quick] [--threads N] [--only linear,forward,share]
+
+What is compared is measured alternately in one run; times are medians, the machine should be idle. The floor of a
+linear is the larger of weight bytes / read bandwidth and 2 x rows x in x out / multiply-add peak, both measured here.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+import torch
+import torch.nn.functional as F
+
+from paceline.bench.meters import provenance
+from paceline.bench.plot import Chart, svg
+from paceline.bench.random_target import RandomWeights, e2b_config, random_target, random_weight
+from paceline.core import Rows
+from paceline.kv.cache import KVCache
+from paceline.models.gemma4 import GemmaTarget
+from paceline.ops import native
+from paceline.ops.base import Graph, Weight, WeightKind
+from paceline.ops.native import NativeRunner, measure_peak, measure_read
+
+SHAPES = ((6144, 1536), (1536, 6144))  # [out, in]: the MLP of E2B, "1536x6144" and "6144x1536" as in -> out
+KINDS: tuple[WeightKind, ...] = ("float32", "bfloat16", "int8", "int4")
+ROWS = tuple(range(1, 9))
+CONTEXT = 64  # tokens in the cache before a forward is timed
+MEMORY = 192 << 20  # bytes that the copies of one weight fill, so that no cache holds them
+
+
+def timed(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def bare(count: int) -> Rows:
+    zeros = torch.zeros(count, dtype=torch.int64)
+    return Rows(zeros, zeros.int(), zeros.int(), [0, count])
+
+
+def floors(repeats: int) -> dict[str, float]:
+    """Bytes per second read and floating-point operations per second, by all threads: the median, and the best."""
+    data = torch.ones(128 << 20)  # 512 MiB
+    reads, peaks = [], []
+    for _ in range(repeats):
+        reads.append(data.nbytes / timed(lambda: measure_read(data)))
+        begin = time.perf_counter()
+        operations = measure_peak(100_000)
+        peaks.append(operations / (time.perf_counter() - begin))
+    return {"read": median(reads), "read_best": max(reads), "peak": median(peaks), "peak_best": max(peaks)}
+
+
+def copies_of(shape: tuple[int, int], kind: WeightKind, source: RandomWeights) -> list[Weight]:
+    first = random_weight(source, shape, kind)
+    return [first, *(random_weight(source, shape, kind) for _ in range(MEMORY // first.nbytes))]
+
+
+def _graph(weight: Weight) -> Graph:
+    return lambda ops: (ops.linear(ops.given("x", weight.in_features), weight),)
+
+
+def _run_all(runner: NativeRunner, graphs: list[Graph], rows: Rows, x: torch.Tensor) -> None:
+    for graph in graphs:
+        runner.run(graph, rows, None, {"x": x})
+
+
+def _torch_all(weights: list[Weight], x: torch.Tensor) -> None:
+    for weight in weights:
+        F.linear(x, weight.data)
+
+
+def linear_times(shape: tuple[int, int], repeats: int) -> dict[str, dict[int, float]]:
+    """Median seconds of one linear with weights from memory, by kind and rows; torch stands beside."""
+    source, runner = RandomWeights({}, "bfloat16"), NativeRunner()
+    calls: dict[tuple[str, int], Callable[[], object]] = {}
+    counts: dict[str, int] = {}
+    for kind in KINDS:
+        weights = copies_of(shape, kind, source)
+        graphs = [_graph(weight) for weight in weights]
+        counts[kind] = len(weights)
+        for rows in ROWS:
+            x, some = torch.randn(rows, shape[1]), bare(rows)
+            calls[kind, rows] = partial(_run_all, runner, graphs, some, x)
+            if kind in ("float32", "bfloat16") and rows in (1, 5):
+                y = x.to(weights[0].data.dtype)
+                name = f"torch {kind}"
+                counts[name] = len(weights)
+                calls[name, rows] = partial(_torch_all, weights, y)
+    seen: dict[tuple[str, int], list[float]] = {key: [] for key in calls}
+    with torch.inference_mode():
+        for turn in range(repeats + 1):
+            for key, call in calls.items():
+                seconds = timed(call) / counts[key[0]]
+                if turn:
+                    seen[key].append(seconds)
+    out: dict[str, dict[int, float]] = {}
+    for (name, rows), values in seen.items():
+        out.setdefault(name, {})[rows] = median(values)
+    return out
+
+
+def linear_report(floor: dict[str, float], repeats: int) -> list[dict[str, Any]]:
+    lines = []
+    for shape in SHAPES:
+        times = linear_times(shape, repeats)
+        per_weight = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / 32}
+        for name, by_rows in times.items():
+            values = shape[0] * shape[1]
+            least = {
+                n: max(values * per_weight[name.split()[-1]] / floor["read"], 2 * n * values / floor["peak"])
+                for n in by_rows
+            }
+            lines.append({
+                "shape": f"{shape[1]}x{shape[0]}", "weights": name,
+                "ms": {n: round(s * 1e3, 3) for n, s in by_rows.items()},
+                "over_floor": {n: round(s / least[n], 2) for n, s in by_rows.items()},
+                "5_over_1": round(by_rows[5] / by_rows[1], 2),
+            })  # fmt: skip
+    return lines
+
+
+def staircase(target: GemmaTarget, most: int, repeats: int) -> dict[int, float]:
+    """Median seconds of forward and logits for 1..most rows of one text, measured alternately."""
+    pages = dict.fromkeys(target.layout.kinds, (CONTEXT + most) // 16 + 2)
+    cache = KVCache(target.layout, pages, max_sequences=1, max_tokens=CONTEXT + most, dtype=torch.float32)
+    tokens = [(37 * i) % (target.vocab_size - 10) + 5 for i in range(CONTEXT + most)]
+    cache.open(0, tokens, share=False)
+    with cache.tail([(0, tokens[:CONTEXT])]) as tail:
+        target.forward(tail.rows(), cache)
+        tail.commit([CONTEXT])
+    rows = {}
+    for n in range(1, most + 1):
+        with cache.tail([(0, tokens[CONTEXT : CONTEXT + n])]) as tail:
+            rows[n] = tail.rows()
+    seen: dict[int, list[float]] = {n: [] for n in rows}
+    for turn in range(repeats + 1):
+        for n, some in rows.items():
+            seconds = timed(lambda some=some: target.logits(target.forward(some, cache)))  # type: ignore[misc]
+            if turn:
+                seen[n].append(seconds)
+    return {n: median(values) for n, values in seen.items()}
+
+
+def forward_report(demo: Path | None, quick: bool) -> list[dict[str, Any]]:
+    from paceline.models.registry import load_target
+    from paceline.ops.quantize import quantizer
+
+    out = []
+    repeats = 5 if quick else 31
+    if demo is not None:
+        changes: dict[str, dict[str, Any]] = {
+            "bfloat16": {}, "float32": {"dtype": torch.float32},
+            "int8": {"transform": quantizer("int8")}, "int4": {"transform": quantizer("int4")},
+        }  # fmt: skip
+        for kind, options in changes.items():
+            target = load_target(demo, runner=NativeRunner(), **options)
+            out.append(_stairs("demo", kind, staircase(target, 16, repeats)))
+    kinds: tuple[WeightKind, ...] = ("bfloat16",) if quick else ("bfloat16", "int8", "int4")
+    for stored in kinds:
+        target = random_target(e2b_config(), stored, NativeRunner())
+        out.append(_stairs("E2B-shaped", stored, staircase(target, 5 if quick else 16, 1 if quick else 7)))
+        del target
+    return out
+
+
+def _stairs(model: str, kind: str, seconds: dict[int, float]) -> dict[str, Any]:
+    return {
+        "model": model, "weights": kind, "ms": {n: round(s * 1e3, 3) for n, s in seconds.items()},
+        "5_over_1": round(seconds[5] / seconds[1], 3),
+    }  # fmt: skip
+
+
+def share_report(tokens: int) -> dict[str, Any]:
+    """How much of a plain decoding step of `demo` is spent outside the native programs."""
+    from paceline import LLM, SamplingParams
+
+    llm = LLM("demo", drafter="none")
+    target = llm.engine.state.target
+    assert isinstance(target, GemmaTarget)
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    steps: list[float] = []
+    last = time.perf_counter()
+    for _ in llm.stream("Once upon a time", params):
+        now = time.perf_counter()
+        steps.append(now - last)
+        last = now
+    runner = target.runner
+    assert isinstance(runner, NativeRunner)
+    kernels: dict[str, float] = {}
+    for name, graph in (("forward", target.hidden_graph), ("logits", target.logits_graph)):
+        plan = runner.plan(graph)
+        assert plan is not None
+        plan.program.profile(True)
+        for _ in llm.stream("Once upon a time", params):
+            pass
+        for code, seconds in zip((step[0].code for step in plan.steps), plan.program.seconds(), strict=True):
+            part = f"{name}: {code.name.lower() if code.name in ('LINEAR', 'ATTENTION') else 'row ops'}"
+            kernels[part] = kernels.get(part, 0.0) + seconds
+        plan.program.profile(False)
+    step = median(steps[2:])
+    return {
+        "step_ms": round(step * 1e3, 3), "kernels_ms": {k: round(v * 1e3, 3) for k, v in kernels.items()},
+        "outside_kernels": round(1 - sum(kernels.values()) / step, 3),
+        "note": "kernels: the shortest of all runs of each step, measured one step at a time",
+    }  # fmt: skip
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The result as tables."""
+    said = result["provenance"]
+    lines = ["# CPU kernels", "", f"{said['processor']}, {said['kernels']}, {result['threads']} threads, "
+             f"torch {said['torch']}, {said['when']}, `{said['command']}`", ""]  # fmt: skip
+    if "floors" in result:
+        floor = result["floors"]
+        lines += [f"Read bandwidth {floor['read'] / 1e9:.1f} GB/s (best {floor['read_best'] / 1e9:.1f}), multiply-add "
+                  f"peak {floor['peak'] / 1e9:.0f} GFLOP/s (best {floor['peak_best'] / 1e9:.0f})."]  # fmt: skip
+    if "linear" in result:
+        lines += ["", "## Linear: ms (times its floor), weights from memory", ""]
+        lines += ["| in x out | weights | " + " | ".join(f"{n} rows" for n in ROWS) + " | 5 over 1 |",
+                  "|---" * (len(ROWS) + 3) + "|"]  # fmt: skip
+        for line in result["linear"]:
+            cells = [f"{line['ms'][n]:.2f} ({line['over_floor'][n]:.2f})" if n in line["ms"] else "" for n in ROWS]
+            lines.append(f"| {line['shape']} | {line['weights']} | {' | '.join(cells)} | {line['5_over_1']} |")
+    if "forward" in result:
+        lines += ["", f"## Forward and logits, ms by rows, {CONTEXT} tokens of context", ""]
+        lines += ["| model | weights | " + " | ".join(str(n) for n in range(1, 17)) + " | 5 over 1 |",
+                  "|---" * 19 + "|"]  # fmt: skip
+        for line in result["forward"]:
+            cells = [f"{line['ms'][n]:.2f}" if n in line["ms"] else "" for n in range(1, 17)]
+            lines.append(f"| {line['model']} | {line['weights']} | {' | '.join(cells)} | {line['5_over_1']} |")
+    if "share" in result:
+        share = result["share"]
+        parts = ", ".join(f"{k} {v} ms" for k, v in share["kernels_ms"].items())
+        lines += ["", "## A plain decoding step of demo", "", f"{share['step_ms']} ms, of which {parts}; "
+                  f"outside kernels {share['outside_kernels']:.0%} ({share['note']})."]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+@click.command()
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("docs/benchmarks"))
+@click.option("--threads", type=click.IntRange(min=1), help="Default: one per core.")
+@click.option("--quick", is_flag=True, help="Few repetitions: to see that it runs.")
+@click.option("--only", default="linear,forward,share", show_default=True)
+@click.option("--demo", type=click.Path(path_type=Path), help="A target folder instead of the bundled demo.")
+def main(out: Path, threads: int | None, quick: bool, only: str, demo: Path | None) -> None:
+    """Measure the CPU kernels; writes kernels.json, kernels.md and kernels-*.svg to --out."""
+    threads = threads or native.default_threads()
+    native.set_threads(threads)
+    torch.set_num_threads(threads)
+    parts = set(only.split(","))
+    said = provenance(f"python -m paceline.bench.kernels --only {only}{' --quick' if quick else ''}")
+    result: dict[str, Any] = {"provenance": said | {"kernels": native.isa()}, "threads": threads}
+    repeats = 2 if quick else 7
+    if "linear" in parts:
+        result["floors"] = floors(5 if quick else 15)
+        result["linear"] = linear_report(result["floors"], repeats)
+    if "forward" in parts:
+        bundled = Path(__file__).parent.parent / "demo" / "target"
+        folder = demo or (bundled if (bundled / "config.json").is_file() else None)
+        result["forward"] = forward_report(folder, quick)
+    if "share" in parts:
+        result["share"] = share_report(50 if quick else 300)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "kernels.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
+    text = markdown(result)
+    for model in dict.fromkeys(line["model"] for line in result.get("forward", [])):
+        series = {f["weights"]: sorted(f["ms"].items()) for f in result["forward"] if f["model"] == model}
+        name = f"kernels-{model.lower()}.svg"
+        (out / name).write_text(svg(Chart(f"{model}: ms by rows", "rows", "ms", series)).replace(
+            "<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1), encoding="utf-8")  # fmt: skip
+        text += f"\n![{model}]({name})\n"
+    (out / "kernels.md").write_text(text, encoding="utf-8")
+    click.echo(text)
+
+
+if __name__ == "__main__":
+    main()
