@@ -112,6 +112,7 @@ class Plan:
         self._givens = ops.givens
         self.steps = schedule(ops.nodes)
         self._buffers = place(self.steps, {symbol.root for symbol in self._results})
+        self._read = [symbol for symbol in self._givens.values() if symbol in self._buffers]
         self._alive: list[torch.Tensor] = []  # everything whose address the program holds
         self.program = _extension().Program()
         for step in self.steps:
@@ -120,6 +121,7 @@ class Plan:
                 self._add(node)
         self._capacity = 0
         self._tensors: dict[Symbol, torch.Tensor] = {}
+        self._views: dict[int, tuple[torch.Tensor, ...]] = {}  # results, by number of rows
         self._cache: weakref.ref[KVCache] | None = None
 
     def _add(self, node: Node) -> None:
@@ -157,7 +159,7 @@ class Plan:
             self._grow(count)
         if cache is not None and (self._cache is None or self._cache() is not cache):
             self._bind_cache(cache)
-        held = [self._bind_given(symbol, given, count) for symbol in self._givens.values() if symbol in self._buffers]
+        held = [self._bind_given(symbol, given, count) for symbol in self._read]
         addresses = (
             address(rows.tokens, torch.int64, count, "rows.tokens"),
             address(rows.positions, torch.int32, count, "rows.positions"),
@@ -167,11 +169,12 @@ class Plan:
         del held
         if status:
             raise UsageError(f"native forward refused: {_STATUS[status]}")
-        return tuple(
-            self._tensors[s.root][:count, s.column : s.column + s.width] if s.width != s.root.width
-            else self._tensors[s.root][:count]
-            for s in self._results
-        )  # fmt: skip
+        views = self._views.get(count)
+        if views is None:
+            views = self._views[count] = tuple(
+                self._tensors[s.root][:count, s.column : s.column + s.width] for s in self._results
+            )
+        return views
 
     def draft_round(
         self, rows: Rows, cache: KVCache, hidden: torch.Tensor, rules: list[Rule], steps: int
@@ -207,6 +210,7 @@ class Plan:
 
     def _grow(self, count: int) -> None:
         self._capacity = max(8, 1 << (count - 1).bit_length())
+        self._views.clear()
         by_index: dict[int, torch.Tensor] = {}
         for symbol, index in self._buffers.items():
             if symbol.given is None:
@@ -222,7 +226,8 @@ class Plan:
         if value is None or value.dim() != 2 or value.shape[0] < count or value.shape[1] != symbol.width:
             shape = None if value is None else tuple(value.shape)
             raise UsageError(f"input {symbol.given!r} must be [{count}, {symbol.width}], not {shape}")
-        value = value.to("cpu", torch.float32).contiguous()
+        if value.dtype != torch.float32 or value.device.type != "cpu" or not value.is_contiguous():
+            value = value.to("cpu", torch.float32).contiguous()
         self.program.bind(self._buffers[symbol], value.data_ptr(), symbol.width)
         return value
 
