@@ -121,7 +121,7 @@ def main() -> None:
             "--save-every",
             "25",
             "--eval-windows",
-            "12",
+            "8",
         ]
         more += ["--compare-prompts", "0", "--device", "cpu", *(["--regenerate"] if a.regenerate else [])]
         head = ["from paceline.cli import main; main()", "train", str(tuned), *files]

@@ -60,7 +60,9 @@ def scratch_config(target: Mapping[str, Any], layers: int = 4, hidden: int | Non
         text["per_layer_config"] = {
             str(i): dict(overrides[0]) for i, k in enumerate(kinds) if k == "full_attention"
         }
-        text.setdefault("global_head_dim", overrides[0].get("head_dim", target["head_dim"]))  # for older readers
+        text.setdefault(
+            "global_head_dim", overrides[0].get("head_dim", target["head_dim"])
+        )  # for older readers
     text |= {
         "model_type": "gemma4_text", "hidden_size": hidden, "intermediate_size": 8 * hidden,
         "num_hidden_layers": layers, "num_kv_shared_layers": layers, "layer_types": kinds,

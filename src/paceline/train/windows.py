@@ -106,7 +106,8 @@ def split(count: int, share: float, seed: int) -> tuple[list[int], list[int]]:
         raise UsageError("the data holds fewer than two texts, so none can be held out: give more data")
     order = np.random.default_rng([seed, 0x5E1D]).permutation(count)
     held = min(count - 1, max(1, round(count * share)))
-    return sorted(int(i) for i in order[held:]), sorted(int(i) for i in order[:held])
+    # The held-out ones stay shuffled: evaluations look at the first few, which should come from all files.
+    return sorted(int(i) for i in order[held:]), [int(i) for i in order[:held]]
 
 
 def batch_rows(count: int, batch: int, seed: int, index: int) -> npt.NDArray[np.int64]:
