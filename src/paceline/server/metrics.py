@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from paceline.core import Delta, Stats
+from paceline.core import MAX_DRAFT_TOKENS, Delta, Stats
 from paceline.engine.worker import Worker
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -36,7 +36,11 @@ class Metrics:
             buckets=[1 + i / 4 for i in range(25)],
             registry=r,
         )
-        self._length = Counter("paceline_draft_length", "Steps by drafted tokens", ["tokens"], registry=r)
+        length = Counter("paceline_draft_length", "Steps by drafted tokens", ["tokens"], registry=r)
+        self._length = [
+            length.labels(str(n)) for n in range(MAX_DRAFT_TOKENS + 1)
+        ]  # looked up once: used per delta
+        self._kept_tokens, self._own_tokens = self._tokens.labels("draft"), self._tokens.labels("target")
         self._drafted = Counter(
             "paceline_drafted_tokens", "Drafted tokens by position", ["position"], registry=r
         )
@@ -89,9 +93,9 @@ class Metrics:
         elif delta.token_ids:
             self._between.observe(since_last / len(delta.token_ids))
         drafted = delta.origins.count("draft")
-        self._tokens.labels("draft").inc(drafted)
-        self._tokens.labels("target").inc(len(delta.origins) - drafted)
-        self._length.labels(str(len(delta.proposed))).inc()
+        self._kept_tokens.inc(drafted)
+        self._own_tokens.inc(len(delta.origins) - drafted)
+        self._length[min(len(delta.proposed), MAX_DRAFT_TOKENS)].inc()
 
     def text_finished(self, stats: Stats) -> None:
         self._per_step.observe(stats.tokens_per_step)
