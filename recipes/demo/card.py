@@ -48,6 +48,15 @@ def sample_blocks(report: dict[str, Any]) -> str:
     return "\n\n".join(blocks)
 
 
+def engine_lines(work: Path) -> str:
+    """What measure.py printed, kept in WORK/measure.log."""
+    path = work / "measure.log"
+    if not path.exists():
+        return "(not measured)"
+    lines = [line[9:] for line in path.read_text(encoding="utf-8").split("\n")]
+    return "\n".join(line for line in lines if line.startswith(("engine", "parity")))
+
+
 def part_rows(out: Path) -> tuple[str, float]:
     """The table of parts, and the target's size in millions."""
     rows, millions = [], 0.0
@@ -90,6 +99,7 @@ def fill(work: Path, cores: str) -> str:
             d_minutes=state["elapsed"] / 60,
             d_steps=state["count"],
             acceptance=acceptance_rows(report),
+            engine=engine_lines(work),
             samples=sample_blocks(report),
         )
     )

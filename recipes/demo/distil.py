@@ -106,7 +106,7 @@ class DrafterRun:
         embed = self.target["model.embed_tokens.weight"]
         self.params = init_drafter(shape, self.big, embed, plan.seed)
         self.elapsed, self.count = 0.0, 0
-        self.mark = fingerprint([asdict(shape), asdict(self.big), plan.seed])
+        self.mark = fingerprint([asdict(shape) | {"top_k": 0}, asdict(self.big), plan.seed])
         state = load_part(self.path, self.mark)
         if state:
             self.params, self.elapsed, self.count = state["params"], state["elapsed"], state["count"]

@@ -20,7 +20,7 @@ class DrafterShape:
     inner: int = 384
     layers: int = 4
     centroids: int = 128
-    top_k: int = 16
+    top_k: int = 24
     steps: int = 4
 
     def text(self, target: Shape) -> Shape:
