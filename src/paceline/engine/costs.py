@@ -122,8 +122,7 @@ def _bend(table: tuple[float, ...], at: int, change: float) -> tuple[float, ...]
 
 
 def staircase(rows: Seq[int], seconds: Seq[float], length: int = TABLE_ROWS) -> tuple[float, ...]:
-    """Dense table for 1..length rows from rungs: made non-decreasing (pooling neighbours), then interpolated.
-    """
+    """Dense table for 1..length rows from rungs: made non-decreasing (pooling neighbours), then interpolated."""
     pools: list[list[float]] = []  # [mean seconds, rungs in it]
     for value in seconds:
         pools.append([value, 1.0])

@@ -1,0 +1,99 @@
+"""What a check found, as a value that prints as text and as JSON. Pure: no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Outcome = Literal["holds", "refuted", "not shown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first place where a text with a drafter left the text without one."""
+
+    case: str
+    position: int  # of the first token that differs, from the start of the answer
+    plain_token: int
+    other_token: int
+    plain_text: str
+    other_text: str
+    gap: float  # between the two best scores of the plain run there, in logits (noise included if sampled)
+    noise_floor: float  # how far logits move on this machine with the number of rows
+    kind: Literal["near-tie", "bug"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was tested. `counts` are what the words are worth: how much was compared."""
+
+    name: str
+    outcome: Outcome
+    words: str
+    counts: Mapping[str, float] = field(default_factory=dict)
+    divergence: Divergence | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """All findings of one check, for one target, its drafters, precision and machine."""
+
+    subject: Mapping[str, Any]
+    findings: tuple[Finding, ...]
+    provenance: Mapping[str, Any]
+    ended: str = ""  # why it ended early, if it did
+
+    @property
+    def contract(self) -> str:
+        """The strongest promise that was shown."""
+        shown = {f.name: f.outcome for f in self.findings}
+        tokens = shown.get("token identity")
+        if tokens == "holds" and shown.get("bit-exact forward") == "holds":
+            return "bit-exact: a row's result does not depend on the rows beside it, and all texts are token-identical"
+        if tokens == "holds":
+            return (
+                "token-identical: all texts compared were equal, though the forward is not bit-exact by rows"
+            )
+        return "none: see what was refuted"
+
+    @property
+    def holds(self) -> bool:
+        """Every promise was tested and none refuted. Bit-exactness is a stronger promise, not a needed one."""
+        needed = [f for f in self.findings if f.name != "bit-exact forward"]
+        return bool(needed) and not self.ended and all(f.outcome == "holds" for f in needed)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"holds": self.holds, "contract": self.contract, **asdict(self)}
+
+    def to_text(self) -> str:
+        out = [f"paceline check: {'HOLDS' if self.holds else 'DOES NOT HOLD'}"]
+        out += [f"  {key}: {value}" for key, value in self.subject.items()]
+        out.append(f"  contract: {self.contract}")
+        for finding in self.findings:
+            out += ["", f"[{finding.outcome}] {finding.name}", f"  {finding.words}"]
+            out += [f"  {key}: {_number(value)}" for key, value in finding.counts.items()]
+            if finding.divergence:
+                out += _describe(finding.divergence)
+        if self.ended:
+            out += ["", f"Ended early ({self.ended}): what was not tested is not shown."]
+        return "\n".join(out)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e15 else f"{value:.3g}"
+
+
+def _describe(d: Divergence) -> list[str]:
+    judged = (
+        "a numerical near-tie: the scores differ by less than row counts move them; use float32 or the native kernels"
+        if d.kind == "near-tie"
+        else "a bug: no rounding on this machine moves scores that far; please report it with this certificate"
+    )
+    return [
+        f"  first divergence: {d.case}, token {d.position}: {d.plain_token} without, {d.other_token} with the drafter",
+        f"    without: ...{d.plain_text!r}",
+        f"    with:    ...{d.other_text!r}",
+        f"    gap of the two best scores of the plain run: {d.gap:.3g}; rows move scores by up to {d.noise_floor:.3g}",
+        f"    this is {judged}",
+    ]

@@ -1,0 +1,74 @@
+"""Whether the bits of a row depend on the rows beside it, or on how a text is cut into chunks."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+
+from paceline.check.certificate import Finding
+from paceline.check.subject import Subject
+
+CUTS = ((1,), (2,), (3,), (5,), (7,), (8, 1), (17,), (64,))
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """The largest difference of any logit between two ways of computing the same row; 0 is bit-exact."""
+
+    logits: float
+    rows: int
+    values: int
+    worst: str
+
+
+def measure(subject: Subject, texts: int = 3, length: int = 96) -> Deviation:
+    """Compare every cut, and texts computed together, with one text computed one token at a time."""
+    chosen = [_stretched(subject, i, length) for i in range(min(texts, len(subject.prompts)))]
+    worst, where, rows, values = 0.0, "", 0, 0
+    for text in chosen:
+        alone = subject.logits(subject.hidden([text], (1,))[0])  # [len, V]
+        for cut in CUTS[1:]:
+            other = subject.logits(subject.hidden([text], cut)[0])
+            rows, values = rows + len(text), values + other.numel()
+            far = _distance(alone, other)
+            if far > worst:
+                worst, where = far, f"chunks of {'/'.join(map(str, cut))}"
+    together = chosen if len(chosen) > 1 else [*chosen, *chosen]
+    apart = [subject.hidden([text], (1,))[0] for text in together]
+    for cut in ((1,), (5,), (3, 1)):
+        for mine, other in zip(apart, subject.hidden(together, cut), strict=True):
+            rows, values = rows + len(mine), values + mine.numel()
+            far = _distance(subject.logits(mine), subject.logits(other))
+            if far > worst:
+                worst, where = far, f"{len(together)} texts together, chunks of {'/'.join(map(str, cut))}"
+    return Deviation(worst, rows, values, where)
+
+
+def _stretched(subject: Subject, i: int, length: int) -> list[int]:
+    """A prompt, repeated or cut to `length` tokens, different for each i."""
+    tokens = list(subject.prompts[i])
+    rng = random.Random(i)
+    while len(tokens) < length:
+        tokens.append(rng.choice(subject.prompts[i]))
+    return tokens[: length - 7 * i]
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """0 only for equal bits; NaN counts as infinitely far."""
+    if torch.equal(a, b):
+        return 0.0
+    far = float((a.double() - b.double()).abs().max())
+    return far if far == far and far > 0 else float("inf")
+
+
+def finding(found: Deviation) -> Finding:
+    exact = found.logits == 0
+    words = (
+        "every row had the same bits, alone or beside others, in chunks of any size"
+        if exact
+        else f"logits move by up to {found.logits:.3g} with the rows computed together (worst: {found.worst})"
+    )
+    counts = {"rows compared": found.rows, "values compared": found.values}
+    return Finding("bit-exact forward", "holds" if exact else "not shown", words, counts)

@@ -1,0 +1,136 @@
+"""Whether `reject` and `block` draw from the target's exact law: chi-squared over whole short texts.
+
+Texts of a few tokens from a few allowed ids are sampled through the engine with a drafter, and counted; the
+law of every such text is computed from the target's logits alone, without the engine's sampling code.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from paceline.check.certificate import Finding
+from paceline.check.chi2 import Fit, compare
+from paceline.check.subject import Subject
+from paceline.core import SamplingParams
+
+TOKENS, CHOICES, TEMPERATURE = 4, 4, 1.2
+PROMPTS = 4  # of which the one where the drafter is kept most often is sampled
+Rule = Literal["reject", "block"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    fit: Fit
+    drafted: int
+    accepted: int
+
+
+def allowed(subject: Subject, prompt: tuple[int, ...], drafter: str) -> tuple[tuple[int, ...], int]:
+    """The tokens that the drafter gets right most often after this prompt, and how often it did in a short trial.
+
+    A drafter that scores few candidates only can draft nothing from tokens that it never considers.
+    """
+    params = SamplingParams(
+        max_tokens=8, temperature=TEMPERATURE, ignore_eos=True, n=24, seed=5, drafter=drafter, draft_tokens=4,
+        bad_token_ids=subject.engine.state.target.eos_token_ids,
+    )  # fmt: skip
+    (texts,) = subject.run([(prompt, params)])
+    kept: Counter[int] = Counter()
+    seen: Counter[int] = Counter()
+    for text in texts:
+        seen.update(text.token_ids)
+        kept.update(t for t, o in zip(text.token_ids, text.origins, strict=True) if o == "draft")
+    order = [t for t, _ in (kept + Counter()).most_common()] + [t for t, _ in seen.most_common()]
+    ids = list(dict.fromkeys(order))[:CHOICES]
+    return tuple(sorted(ids)), sum(kept[t] for t in ids)
+
+
+def exact_law(
+    subject: Subject, prompt: tuple[int, ...], ids: tuple[int, ...]
+) -> dict[tuple[int, ...], float]:
+    """Chance of every text of TOKENS tokens from `ids`."""
+    where = torch.tensor(ids)
+    together = subject.engine.state.cache.max_sequences
+    law: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(TOKENS):
+        longer: dict[tuple[int, ...], float] = {}
+        texts = list(law)
+        for first in range(0, len(texts), together):
+            part = texts[first : first + together]
+            hidden = subject.hidden([[*prompt, *text] for text in part], (len(prompt) + TOKENS,))
+            logits = subject.logits(torch.stack([h[-1] for h in hidden])).double().cpu()[:, where]
+            for text, row in zip(part, torch.softmax(logits / TEMPERATURE, -1).tolist(), strict=True):
+                longer |= {(*text, token): law[text] * p for token, p in zip(ids, row, strict=True)}
+        law = longer
+    return law
+
+
+def sample(
+    subject: Subject, prompt: tuple[int, ...], ids: tuple[int, ...], ask: tuple[Rule, str, int, int]
+) -> tuple[dict[tuple[int, ...], int], int, int]:
+    """(counts of texts, tokens drafted, tokens kept) of `ask` = (rule, drafter, how many texts, seed)."""
+    rule, drafter, count, seed = ask
+    params = SamplingParams(
+        max_tokens=TOKENS, temperature=TEMPERATURE, allowed_token_ids=ids, ignore_eos=True, n=count, seed=seed,
+        verify=rule, drafter=drafter, draft_tokens=TOKENS - 2,
+    )  # fmt: skip
+    (texts,) = subject.run([(prompt, params)])
+    counts: dict[tuple[int, ...], int] = {}
+    for text in texts:
+        counts[tuple(text.token_ids)] = counts.get(tuple(text.token_ids), 0) + 1
+    return counts, sum(t.stats.drafted for t in texts), sum(t.stats.accepted for t in texts)
+
+
+def try_rule(
+    subject: Subject, rule: Rule, drafter: str, samples: int, seconds: float = float("inf")
+) -> Sampled:
+    """Draw about `samples` texts and hold them against the exact law."""
+    trials = {p: allowed(subject, p, drafter) for p in sorted(subject.prompts, key=len)[:PROMPTS]}
+    prompt = max(trials, key=lambda p: trials[p][1])
+    ids = trials[prompt][0]
+    law = exact_law(subject, prompt, ids)
+    texts = list(itertools.product(ids, repeat=TOKENS))
+    counts = dict.fromkeys(texts, 0)
+    drafted = accepted = done = 0
+    strange = 0
+    end = time.perf_counter() + seconds
+    while done < samples and (not done or time.perf_counter() < end):
+        size = min(256, samples - done)
+        new, more, kept = sample(subject, prompt, ids, (rule, drafter, size, done))
+        drafted, accepted, done = drafted + more, accepted + kept, done + size
+        for text, n in new.items():
+            counts[text] = counts.get(text, 0) + n
+            strange += n if text not in law else 0
+    cells = [*(counts[t] for t in texts), strange]
+    return Sampled(compare(cells, [*(law[t] for t in texts), 0.0]), drafted, accepted)
+
+
+def finding(rule: Rule, results: dict[str, Sampled]) -> Finding:
+    """One rule with every drafter that was tried."""
+    counts: dict[str, float] = {}
+    for name, r in results.items():
+        fit = r.fit
+        counts |= {
+            f"{name}: texts": fit.samples, f"{name}: chi-squared": fit.statistic, f"{name}: degrees": fit.freedom,
+            f"{name}: p-value": fit.p_value, f"{name}: drafted": r.drafted, f"{name}: kept": r.accepted,
+        }  # fmt: skip
+    bad = [name for name, r in results.items() if r.fit.refuted]
+    if bad:
+        words = f"committed tokens do not follow the target's law with {', '.join(bad)}"
+        return Finding(f"law of {rule}", "refuted", words, counts)
+    idle = [name for name, r in results.items() if not 0 < r.accepted < r.drafted]
+    if idle or not results:
+        words = f"drafts of {', '.join(idle) or 'no drafter'} were never both kept and refused"
+        return Finding(f"law of {rule}", "not shown", words, counts)
+    fit = max((r.fit for r in results.values()), key=lambda f: f.detectable)
+    words = (
+        f"committed tokens follow the target's exact law; a law {fit.detectable:.3f} away in total variation would "
+        f"be refuted with chance {fit.power:.0%} at level {fit.alpha:g}"
+    )
+    return Finding(f"law of {rule}", "holds", words, counts)

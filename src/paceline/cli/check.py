@@ -1,0 +1,94 @@
+"""`paceline check`: the proof of losslessness for this target, drafter, precision and machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paceline.cli.options import ENGINE, apply
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.check.certificate import Certificate
+    from paceline.check.proof import Plan
+
+
+
+@click.command()
+@click.argument("target", default="demo")
+@click.option("--drafter", "drafters", multiple=True, metavar="NAME",
+              help="What to check, as for `paceline run`; may be given several times. Default: auto, on demo also model.")
+@click.option("--quick", is_flag=True, help="Under a minute on demo: fewer tokens and texts.")
+@click.option("--tokens", type=click.IntRange(min=1), help="Compare at least that many tokens (default 100,000).")
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Give token identity at most that long.")
+@click.option("--json", "json_path", metavar="FILE", help="Also write the certificate as JSON.")
+@apply(ENGINE[3:])  # without the drafter, its length and the rule: this command decides them
+def command(
+    target: str, drafters: tuple[str, ...], quick: bool, tokens: int | None, seconds: float | None,
+    json_path: str | None, **values: Any,
+) -> None:  # fmt: skip
+    """Prove, or refute, on this machine that speculation with TARGET changes no token.
+
+    \b
+    1. Bits: is a row's result independent of the rows and chunks it is computed with?
+    2. Token identity (match): every text with a drafter against the one without, token by token.
+    3. Distribution (reject, block): chi-squared of sampled texts against the target's exact law.
+
+    Prints a certificate. The exit code is 0 only if everything that was promised was shown.
+    """
+    if json_path is not None and not Path(json_path).resolve().parent.is_dir():
+        raise UsageError(f"cannot write {json_path}: its folder does not exist")
+    names = drafters or (("auto", "model") if target == "demo" else ("auto",))
+    plan = _plan(quick, tokens, seconds)
+    certificates = [_check(target, name, plan, values) for name in names]
+    for certificate in certificates:
+        click.echo(certificate.to_text() + "\n")
+    if json_path is not None:
+        from paceline.bench.report import write
+
+        write(Path(json_path), json.dumps([c.to_json() for c in certificates], indent=1, default=str) + "\n")
+    if not all(c.holds for c in certificates):
+        sys.exit(1)
+
+
+def _plan(quick: bool, tokens: int | None, seconds: float | None) -> Plan:
+    from dataclasses import replace
+
+    from paceline.check.proof import FULL, QUICK
+
+    plan = QUICK if quick else FULL
+    effort = replace(
+        plan.effort, tokens=tokens or plan.effort.tokens, seconds=seconds or plan.effort.seconds
+    )
+    return replace(plan, effort=effort)
+
+
+def _check(target: str, drafter: str, plan: Plan, values: dict[str, Any]) -> Certificate:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from paceline.bench.meters import provenance
+    from paceline.bench.workloads import Bounds, prompts
+    from paceline.check.proof import prove
+    from paceline.check.subject import Subject
+    from paceline.llm import LLM
+
+    options = {"max_model_len": 1024} | {k: v for k, v in values.items() if v is not None}
+    llm = LLM(target, drafter=drafter, say=lambda line: click.echo(line, err=True), **options)
+    bounds = Bounds(llm.engine.state.target.vocab_size, 64, llm.tokenizer.special_ids)
+    texts = [p for name in ("code", "prose", "json") for p in prompts(name, llm.tokenizer, bounds, 6)]
+    subject = Subject(llm.engine, tuple(tuple(p.tokens) for p in texts))
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("loading", total=1.0)
+        command = "paceline " + " ".join(sys.argv[1:])
+        return prove(
+            subject,
+            plan,
+            provenance(command),
+            lambda what, share: progress.update(task, description=what, completed=share),
+        )
