@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM
+from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM, Gemma4UnifiedAssistantForCausalLM
 
 from paceline.errors import CapacityError, PairError
 from paceline.models.registry import load_assistant, load_target
@@ -18,7 +18,7 @@ from paceline.train import Distilled, HeadOptions, Recipe, TrainOptions, Windows
 from paceline.train import export as export_module
 from paceline.train.heads import CentroidHead
 from paceline.train.parallel import DrafterModule
-from paceline.train.shape import check_pair, load_module, shape_of
+from paceline.train.shape import check_pair, load_module, new_module, shape_of
 
 OPTIONS = TrainOptions(steps=4, batch=2, length=24, draft_tokens=3, eval_every=2, save_every=2, lr=1e-3)
 
@@ -116,6 +116,20 @@ def test_a_drafter_of_another_target_is_refused(pair: tuple[Path, Path]) -> None
     raw["text_config"]["head_dim"] = 4
     with pytest.raises(PairError, match="scratch"):
         check_pair(shape_of(raw), target.layout, 32, 96)
+
+
+def test_a_scratch_drafter_for_a_unified_target_is_a_unified_one(tmp_path: Path) -> None:
+    text = {
+        "model_type": "gemma4_unified_text", "vocab_size": 96, "hidden_size": 32, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True, "sliding_window": 8, "rms_norm_eps": 1e-6, "max_position_embeddings": 64,
+    }  # fmt: skip
+    config = export_module.scratch_config({"model_type": "gemma4_unified", "text_config": text})
+    module = new_module(shape_of(config), 0)
+    export_module.export(module, tmp_path, export_module.Exported(config, 3, torch.float32))
+    theirs = Gemma4UnifiedAssistantForCausalLM.from_pretrained(tmp_path)
+    assert set(module.state_dict()) <= set(theirs.state_dict())
+    assert theirs.model.layers[-1].self_attn.num_key_value_groups == 4
 
 
 def test_the_module_has_the_names_of_the_published_layout(pair: tuple[Path, Path]) -> None:

@@ -63,7 +63,7 @@ def prepare(target: Path, teacher: TargetTeacher, init: Init, seed: int) -> Star
     """
     if isinstance(init, Mapping) or init == "scratch":
         raw = read_config(target)
-        config = dict(init) if isinstance(init, Mapping) else scratch_config(raw.get("text_config", raw))
+        config = dict(init) if isinstance(init, Mapping) else scratch_config(raw)
         start = Start(
             new_module(shape_of(config), seed, _dense_embedding(teacher)),
             config,

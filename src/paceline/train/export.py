@@ -45,32 +45,37 @@ class Exported:
     texts: dict[str, str] = field(default_factory=dict)  # more files, e.g. the model card
 
 
-def scratch_config(target: Mapping[str, Any], layers: int = 4, hidden: int | None = None) -> dict[str, Any]:
-    """config.json of a new assistant for a target's text config: Q-only layers, the last one full attention.
+def scratch_config(raw: Mapping[str, Any], layers: int = 4, hidden: int | None = None) -> dict[str, Any]:
+    """config.json of a new assistant for a target's config.json: Q-only layers, the last one full attention.
 
-    Width and depth follow the published pairs: about a fifth of the target's hidden size, FFN 8 times as
-    wide.
+    Width and depth follow the published pairs: about a fifth of the target's hidden size, FFN 8 times as wide.
     """
+    target: Mapping[str, Any] = raw.get("text_config", raw)
+    unified = "unified" in str(raw.get("model_type"))
     wide = int(target["hidden_size"])
     hidden = hidden or max(64, 64 * round(wide / 5.5 / 64))
     kinds = ["sliding_attention"] * (layers - 1) + ["full_attention"]
     text = {name: target[name] for name in FROM_TARGET if name in target}
     overrides = [v for v in (target.get("per_layer_config") or {}).values() if v]
     if overrides:
-        text["per_layer_config"] = {
-            str(i): dict(overrides[0]) for i, k in enumerate(kinds) if k == "full_attention"
-        }
+        text["per_layer_config"] = {str(layers - 1): dict(overrides[0])}
         text.setdefault(
             "global_head_dim", overrides[0].get("head_dim", target["head_dim"])
         )  # for older readers
     text |= {
-        "model_type": "gemma4_text", "hidden_size": hidden, "intermediate_size": 8 * hidden,
-        "num_hidden_layers": layers, "num_kv_shared_layers": layers, "layer_types": kinds,
-        "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "enable_moe_block": False,
-        "use_double_wide_mlp": False, "tie_word_embeddings": True, "attention_bias": False,
+        "model_type": "gemma4_unified_text" if unified else "gemma4_text", "hidden_size": hidden,
+        "intermediate_size": 8 * hidden, "num_hidden_layers": layers, "num_kv_shared_layers": layers,
+        "layer_types": kinds, "tie_word_embeddings": True, "attention_bias": False,
     }  # fmt: skip
+    if not unified:  # these fields exist only there, and have other defaults
+        text |= {
+            "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "enable_moe_block": False,
+            "use_double_wide_mlp": False,
+        }  # fmt: skip
+    kind = "Unified" if unified else ""
     return {
-        "architectures": ["Gemma4AssistantForCausalLM"], "model_type": "gemma4_assistant",
+        "architectures": [f"Gemma4{kind}AssistantForCausalLM"],
+        "model_type": "gemma4_unified_assistant" if unified else "gemma4_assistant",
         "backbone_hidden_size": wide, "use_ordered_embeddings": False, "tie_word_embeddings": True,
         "text_config": text,
     }  # fmt: skip
