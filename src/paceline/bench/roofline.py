@@ -1,0 +1,31 @@
+"""How fast this target could decode at best here: every weight read once per token at the measured bandwidth."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    bandwidth: float  # bytes per second, measured
+    weight_bytes: int  # read for every token; embedding rows that are only looked up do not count
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.bandwidth / self.weight_bytes
+
+    def say(self, plain: float | None) -> str:
+        """One line for a user; `plain`: tokens/s of plain decoding of one text, if it was measured."""
+        line = (
+            f"Roofline: {self.bandwidth / 1e9:.1f} GB/s read here, {self.weight_bytes / 1e6:.1f} MB of weights per token: "
+            f"at most {self.tokens_per_second:.0f} tokens/s for one text without speculation"
+        )
+        if plain is None:
+            return line + "."
+        share = plain / self.tokens_per_second
+        cached = ", weights that fit into the processor's cache are read faster" if share > 1 else ""
+        return f"{line}; measured {plain:.0f} ({share:.0%}{cached})."
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"tokens_per_second": self.tokens_per_second}

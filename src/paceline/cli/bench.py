@@ -1,0 +1,208 @@
+"""`paceline bench`: whether speculation helps on this machine, for this target, its drafters, lengths and batches."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paceline.cli.options import ENGINE, DraftTokens, apply
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.bench.runner import Bench, Run
+    from paceline.bench.table import Line
+    from paceline.llm import LLM
+
+WORKLOADS = ("code", "prose", "edit", "json", "random", "long")
+QUICK: dict[str, Any] = {
+    "workloads": ("code", "json", "random"), "batches": (1, 4), "temperatures": (0.0,), "lengths": (4, "auto"),
+    "rounds": 3, "tokens": 64, "seconds": 40.0,
+}  # fmt: skip
+FULL: dict[str, Any] = {
+    "workloads": WORKLOADS, "batches": (1, 4, 16), "temperatures": (0.0, 0.8), "lengths": (1, 2, 4, 7, "auto"),
+    "rounds": 5, "tokens": 96, "seconds": float("inf"),
+}  # fmt: skip
+
+
+@click.command()
+@click.argument("target", default="demo")
+@click.option(
+    "--drafter", default="auto", show_default=True, help="What is held against none, as for `paceline run`."
+)
+@click.option(
+    "-w", "--workload", "workloads", multiple=True, type=click.Choice(WORKLOADS), help="Default: all of them."
+)
+@click.option(
+    "-b", "--batch", "batches", multiple=True, type=click.IntRange(1, 256), help="Default: 1, 4 and 16."
+)
+@click.option(
+    "-t",
+    "--temperature",
+    "temperatures",
+    multiple=True,
+    type=click.FloatRange(0, 100),
+    help="Default: 0, 0.8.",
+)
+@click.option(
+    "-k", "--draft-tokens", "lengths", multiple=True, type=DraftTokens(), help="Default: 1, 2, 4, 7 and auto."
+)
+@click.option("--rounds", type=click.IntRange(min=1), help="Repeats of every cell, interleaved (default 5).")
+@click.option("--tokens", type=click.IntRange(min=2), help="Tokens that each text writes (default 96).")
+@click.option(
+    "--seconds", type=click.FloatRange(min=0, min_open=True), help="Begin nothing new after that long."
+)
+@click.option(
+    "--quick", is_flag=True, help="Under a minute on demo: three workloads, two batch sizes, greedy."
+)
+@click.option("--json", "json_path", metavar="FILE", help="Write all measurements with their provenance.")
+@click.option("--html", "html_path", metavar="FILE", help="Write a report with plots.")
+@apply(ENGINE[3:])  # without the drafter, its length and the rule: this command decides them
+def command(
+    target: str, drafter: str, quick: bool, json_path: str | None, html_path: str | None, **values: Any
+) -> None:
+    """Measure what speculation brings on this machine for TARGET.
+
+    Plain decoding (drafter none) runs interleaved with every setting in the same run. Ctrl-C keeps what is measured.
+
+    \b
+    paceline bench --quick
+    paceline bench -w code -b 1 -k 4 -k auto --rounds 9 --html report.html
+    """
+    for path in (json_path, html_path):
+        if path is not None and not Path(path).resolve().parent.is_dir():
+            raise UsageError(f"cannot write {path}: its folder does not exist")
+    plan = {k: values.pop(k) or v for k, v in (QUICK if quick else FULL).items()}
+    from paceline.bench.meters import EnergyMeter, provenance
+    from paceline.bench.runner import measure
+    from paceline.bench.table import lines, to_json, verdict
+
+    llm = _load(target, drafter, plan, values)
+    energy = EnergyMeter.find(llm.engine.state.target.device)
+    bench = _bench(llm, plan, energy)
+    total = len(bench.cells) * len(bench.settings) * bench.rounds
+    runs, ended = _with_progress(lambda report: measure(bench, report), total)
+    table = lines(runs)
+    _print(table)
+    facts = _facts(llm, runs)
+    said = [*verdict(table).say(), facts.pop("roofline_says"), *([f"Ended early: {ended}."] if ended else [])]
+    click.echo("\n" + "\n".join(said))
+    extra = facts | {"provenance": provenance("paceline " + " ".join(sys.argv[1:])), "ended": ended}
+    _write(json_path, lambda: json.dumps(to_json(runs, extra), indent=1, default=str) + "\n")
+    _write(html_path, lambda: _page(table, said, extra))
+
+
+def _load(target: str, drafter: str, plan: dict[str, Any], values: dict[str, Any]) -> LLM:
+    from paceline.llm import LLM
+
+    options = {k: v for k, v in values.items() if v is not None}
+    options["max_batch"] = max(options.get("max_batch", 1), *plan["batches"])
+    options.setdefault("max_model_len", 1024)
+    return LLM(
+        target, drafter=drafter, draft_tokens="auto", say=lambda line: click.echo(line, err=True), **options
+    )
+
+
+def _bench(llm: LLM, plan: dict[str, Any], energy: Any) -> Bench:
+    from paceline.bench.runner import NONE, Bench, Cell, Setting
+    from paceline.bench.workloads import Bounds, prompts
+
+    target = llm.engine.state.target
+    longest = llm.engine.max_len - plan["tokens"] - 1
+    if longest < 16:
+        raise UsageError(
+            f"--tokens {plan['tokens']} leaves no room for prompts: lower it or raise --max-model-len"
+        )
+    bounds = Bounds(target.vocab_size, longest, llm.tokenizer.special_ids)
+    kind = llm.info["drafter"]
+    cells = tuple(
+        Cell(workload, batch, temperature)
+        for workload in plan["workloads"]
+        for batch in plan["batches"]
+        for temperature in plan["temperatures"]
+    )
+    settings = (NONE, *(Setting(kind, k) for k in plan["lengths"])) if kind != "none" else (NONE,)
+    return Bench(
+        llm.engine,
+        lambda name, count: prompts(name, llm.tokenizer, bounds, count),
+        cells,
+        settings,
+        plan["tokens"],
+        plan["rounds"],
+        plan["seconds"],
+        energy,
+    )
+
+
+def _with_progress(run: Any, total: int) -> tuple[list[Run], str]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("warming up", total=total)
+
+        def report(one: Run) -> None:
+            progress.update(
+                task, advance=1, description=f"{one.cell.workload} x{one.cell.batch} {one.setting.label}"
+            )
+
+        out: tuple[list[Run], str] = run(report)
+        return out
+
+
+def _print(table: list[Line]) -> None:
+    from rich.console import Console
+
+    from paceline.bench.report import terminal_table
+
+    Console(width=None if sys.stdout.isatty() else 170).print(terminal_table(table))
+
+
+def _facts(llm: LLM, runs: list[Run]) -> dict[str, Any]:
+    """What else was measured: the machine's limit for this target, memory, and the cost staircase."""
+    from statistics import median
+
+    from paceline.bench.meters import peak_memory, read_bandwidth
+    from paceline.bench.roofline import Roofline
+    from paceline.models.inspection import inspect
+
+    state = llm.engine.state
+    sizes = inspect(llm.info["target"]).weights
+    tables = sum(size for part, size in sizes.items() if part == "per-layer embedding table")
+    roof = Roofline(read_bandwidth(), max(1, sum(sizes.values()) - tables))
+    plain = [r.speed for r in runs if r.setting.drafter == "none" and r.cell.batch == 1]
+    facts: dict[str, Any] = {
+        "info": dict(llm.info),
+        "peak_memory_bytes": peak_memory(state.target.device),
+        "roofline_says": roof.say(median(plain) if plain else None),
+        "roofline": roof.as_json(),
+        "staircase_seconds": _staircase(llm),
+    }
+    return facts
+
+
+def _staircase(llm: LLM) -> dict[int, float]:
+    from paceline.engine.controller import AutoController
+
+    controller = llm.engine.state.controller
+    if not isinstance(controller, AutoController):
+        return {}
+    return {n: controller.budget.costs.target(n) for n in (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 24, 32)}
+
+
+def _page(table: list[Line], said: list[str], extra: dict[str, Any]) -> str:
+    from paceline.bench.report import page
+
+    return page(table, said, extra, extra["staircase_seconds"])
+
+
+def _write(path: str | None, make: Any) -> None:
+    if path is not None:
+        from paceline.bench.report import write
+
+        write(Path(path), make())
+        click.echo(f"wrote {path}", err=True)
