@@ -116,7 +116,6 @@ class TinyAssistant:
         state = torch.stack(out)
         return HeadOutput(t.logits(state).float(), None, state)
 
-
     def draft_round(self, *_: Any) -> None:
         """Step by step only."""
 
@@ -254,7 +253,7 @@ def make_engine(setup: Setup, drafter: Drafter | None = None, **changes: Any) ->
 def tiny_tokenizer() -> Tokenizer:
     """One letter for each of the VOCAB tokens; no special ones."""
     letters = {chr(ord("a") + i): i for i in range(VOCAB)}
-    return Tokenizer(Backend(WordLevel(letters, unk_token="a")), {})  # noqa: S106  no password
+    return Tokenizer(Backend(WordLevel(letters, unk_token="a")), {})
 
 
 def prompts(count: int, seed: int = 1, longest: int = 40) -> list[list[int]]:

@@ -23,7 +23,10 @@ def call(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
 
 
 def test_help_lists_every_command_without_torch() -> None:
-    code = "import sys; sys.argv = ['paceline', '--help']\nfrom paceline.cli import main\ntry: main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
+    code = (
+        "import sys; sys.argv = ['paceline', '--help']\nfrom paceline.cli import main\n"
+        "try: main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert all(name in done.stdout for name in COMMANDS)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from testing import VOCAB, Setup, TinyTarget, make_cache, make_drafter
 
 from paceline.core import SamplingParams, Sequence
 from paceline.drafters.contract import check_drafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.registry import check_kind, load_third_party
 from paceline.errors import LoadError, UsageError
+from testing import VOCAB, Setup, TinyTarget, make_cache, make_drafter
 
 
 @pytest.mark.parametrize("kind", ["ngram", "mtp", "model"])
@@ -84,6 +84,6 @@ def test_a_third_party_that_cannot_be_made_is_one_clear_line(monkeypatch: pytest
 
     monkeypatch.setattr("paceline.drafters.registry.entry_points", lambda group: [Point()])
     check_kind("theirs")
-    with pytest.raises(LoadError, match="theirs.*no module"):
+    with pytest.raises(LoadError, match=r"theirs.*no module"):
         load_third_party("theirs", TinyTarget(), make_cache())
     assert VOCAB

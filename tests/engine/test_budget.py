@@ -1,5 +1,4 @@
-"""The controller's arithmetic: choices against brute force, learning, parking, probing, calibration, alarms.
-"""
+"""The controller's arithmetic: choices against brute force, learning, parking, probing, calibration, alarms."""
 
 from __future__ import annotations
 
@@ -167,12 +166,8 @@ def test_request_settings_and_room() -> None:
 
 def test_calibration_learns_what_confidence_means() -> None:
     budget = make(FLAT)
-    assert (
-        acc.calibrated(budget.bins.get("mtp"), 0.9) == 0.9
-    )
-    assert (
-        acc.calibrated(budget.bins.get("mtp"), math.nan) == 0.0
-    )
+    assert acc.calibrated(budget.bins.get("mtp"), 0.9) == 0.9
+    assert acc.calibrated(budget.bins.get("mtp"), math.nan) == 0.0
     rng = random.Random(1)
     for _ in range(3000):  # a drafter that is twice as sure as it should be
         c = rng.random()

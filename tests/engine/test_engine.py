@@ -7,6 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+
+from paceline.core import Draft, SamplingParams
+from paceline.drafters.base import DraftContext
+from paceline.engine.engine import Engine
+from paceline.errors import PromptError, UsageError
 from testing import (
     VOCAB,
     OracleDrafter,
@@ -18,11 +23,6 @@ from testing import (
     tiny_tokenizer,
     totals,
 )
-
-from paceline.core import Draft, SamplingParams
-from paceline.drafters.base import DraftContext
-from paceline.engine.engine import Engine
-from paceline.errors import PromptError, UsageError
 
 
 def idle(engine: Engine) -> bool:
@@ -176,7 +176,9 @@ def test_unseeded_requests_differ_and_report_their_seed() -> None:
     a, b = run(make_engine(Setup(drafter="mtp")), [[2, 3], [2, 3]], params)
     assert a.seed != b.seed
     assert a.token_ids != b.token_ids
-    again = run(make_engine(Setup()), [[2, 3]], SamplingParams(max_tokens=20, temperature=1.2, seed=a.seed))[0]
+    again = run(make_engine(Setup()), [[2, 3]], SamplingParams(max_tokens=20, temperature=1.2, seed=a.seed))[
+        0
+    ]
     assert again.token_ids == a.token_ids
 
 

@@ -73,7 +73,9 @@ def test_threads_may_share_one_llm(llm: LLM) -> None:
     expected = [llm.generate(p, params)[0].token_ids for p in PROMPTS]
     got: dict[int, list[int]] = {}
     threads = [
-        threading.Thread(target=lambda i=i: got.update({i: llm.generate(PROMPTS[i % 2], params)[0].token_ids}))
+        threading.Thread(
+            target=lambda i=i: got.update({i: llm.generate(PROMPTS[i % 2], params)[0].token_ids})
+        )
         for i in range(4)
     ]
     for thread in threads:

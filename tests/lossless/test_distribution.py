@@ -1,4 +1,4 @@
-"""`reject` and `block` keep the target's law: counts of whole texts against exact enumeration, with a liar that must fail."""
+"""`reject` and `block` keep the target's law: counts of texts against enumeration, with a liar that must fail."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import math
 
 import pytest
 import torch
-from testing import VOCAB, RandomDrafter, Setup, TinyTarget, make_cache, make_engine
 
 from paceline.core import Draft, SamplingParams
 from paceline.drafters.base import DraftContext
+from testing import VOCAB, RandomDrafter, Setup, TinyTarget, make_cache, make_engine
 
 ALLOWED = (2, 5, 9)
 PROMPT = [4, 6, 8, 10]

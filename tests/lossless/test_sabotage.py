@@ -7,15 +7,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from testing import Setup, TinyAssistant, TinyTarget, make_cache, make_engine, prompts, run, tiny_tokenizer
 
 from paceline.core import SamplingParams, Sequence, Verdict
 from paceline.drafters.mtp import MTPDrafter
-from paceline.engine import emit as emitting, judge as judging
+from paceline.engine import emit as emitting
+from paceline.engine import judge as judging
 from paceline.engine.state import EngineState
 from paceline.kv.cache import PAGE_SIZE, KVCache
 from paceline.sampling.history import Counts
 from paceline.text.stream import Pushed, TextStream
+from testing import Setup, TinyAssistant, TinyTarget, make_cache, make_engine, prompts, run, tiny_tokenizer
 
 Patch = pytest.MonkeyPatch
 
@@ -31,7 +32,9 @@ def text_is_unchanged(setup: Setup, params: SamplingParams, count: int = 3) -> b
 
 def tight_memory_changes_nothing() -> bool:
     """Few pages, long texts: pages that left the window are used again, and texts are preempted."""
-    return text_is_unchanged(Setup(drafter="mtp", pages=14), SamplingParams(max_tokens=70, temperature=0.7, seed=1), 5)
+    return text_is_unchanged(
+        Setup(drafter="mtp", pages=14), SamplingParams(max_tokens=70, temperature=0.7, seed=1), 5
+    )
 
 
 def drafts_are_those_of_a_clean_cache() -> bool:
@@ -68,7 +71,9 @@ def _clean_draft(target: TinyTarget, text: list[int], k: int) -> list[int]:
 
 
 def penalties_hold_inside_blocks() -> bool:
-    params = SamplingParams(max_tokens=40, temperature=0.7, seed=2, repetition_penalty=1.4, frequency_penalty=0.5)
+    params = SamplingParams(
+        max_tokens=40, temperature=0.7, seed=2, repetition_penalty=1.4, frequency_penalty=0.5
+    )
     return text_is_unchanged(Setup(drafter="scripted", k=6), params)
 
 
@@ -86,7 +91,9 @@ def a_stop_string_ends_the_text_inside_a_block() -> bool:
 
 
 def plain_text_is_right() -> bool:
-    return text_is_unchanged(Setup(drafter="scripted", k=5), SamplingParams(max_tokens=40, temperature=0.7, seed=4))
+    return text_is_unchanged(
+        Setup(drafter="scripted", k=5), SamplingParams(max_tokens=40, temperature=0.7, seed=4)
+    )
 
 
 def an_end_token_ends_the_text_inside_a_block() -> bool:

@@ -73,6 +73,7 @@ class Effort:
     tokens: int = 100_000
     seconds: float = float("inf")
     length: int = 96  # tokens of an answer
+    cases: int = len(SHAPES) * len(LENGTHS)  # at least so many texts without a drafter
 
 
 def compare(
@@ -81,7 +82,7 @@ def compare(
     """Compare until the effort is spent or the first difference is found."""
     score, end = Score(), time.perf_counter() + effort.seconds
     for number, case in enumerate(_cases(subject, effort.length)):
-        if score.tokens >= effort.tokens and number >= len(SHAPES) * len(LENGTHS):
+        if score.tokens >= effort.tokens and number >= effort.cases:
             break
         if time.perf_counter() > end:
             break

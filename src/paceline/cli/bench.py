@@ -60,7 +60,7 @@ FULL: dict[str, Any] = {
 )
 @click.option("--json", "json_path", metavar="FILE", help="Write all measurements with their provenance.")
 @click.option("--html", "html_path", metavar="FILE", help="Write a report with plots.")
-@apply(ENGINE[3:])  # without the drafter, its length and the rule: this command decides them
+@apply(ENGINE[3:])  # not the drafter, its length and the rule
 def command(
     target: str, drafter: str, quick: bool, json_path: str | None, html_path: str | None, **values: Any
 ) -> None:

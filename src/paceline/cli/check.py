@@ -17,16 +17,24 @@ if TYPE_CHECKING:
     from paceline.check.proof import Plan
 
 
-
 @click.command()
 @click.argument("target", default="demo")
-@click.option("--drafter", "drafters", multiple=True, metavar="NAME",
-              help="What to check, as for `paceline run`; may be given several times. Default: auto, on demo also model.")
+@click.option(
+    "--drafter",
+    "drafters",
+    multiple=True,
+    metavar="NAME",
+    help="What to check, as for `paceline run`; may be given several times. Default: auto, on demo also model.",
+)
 @click.option("--quick", is_flag=True, help="Under a minute on demo: fewer tokens and texts.")
-@click.option("--tokens", type=click.IntRange(min=1), help="Compare at least that many tokens (default 100,000).")
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Give token identity at most that long.")
+@click.option(
+    "--tokens", type=click.IntRange(min=1), help="Compare at least that many tokens (default 100,000)."
+)
+@click.option(
+    "--seconds", type=click.FloatRange(min=0, min_open=True), help="Give token identity at most that long."
+)
 @click.option("--json", "json_path", metavar="FILE", help="Also write the certificate as JSON.")
-@apply(ENGINE[3:])  # without the drafter, its length and the rule: this command decides them
+@apply(ENGINE[3:])  # not the drafter, its length and the rule
 def command(
     target: str, drafters: tuple[str, ...], quick: bool, tokens: int | None, seconds: float | None,
     json_path: str | None, **values: Any,
@@ -61,9 +69,7 @@ def _plan(quick: bool, tokens: int | None, seconds: float | None) -> Plan:
     from paceline.check.proof import FULL, QUICK
 
     plan = QUICK if quick else FULL
-    effort = replace(
-        plan.effort, tokens=tokens or plan.effort.tokens, seconds=seconds or plan.effort.seconds
-    )
+    effort = replace(plan.effort, tokens=tokens or plan.effort.tokens, seconds=seconds or plan.effort.seconds)
     return replace(plan, effort=effort)
 
 

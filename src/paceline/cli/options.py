@@ -111,6 +111,8 @@ def read_text(path: str) -> str:
         with click.open_file(path, encoding="utf-8") as file:
             return str(file.read())
     except OSError as error:
-        raise UsageError(f"cannot read {path} ({error.strerror}): give a file, or - for standard input") from error
+        raise UsageError(
+            f"cannot read {path} ({error.strerror}): give a file, or - for standard input"
+        ) from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text: convert it first") from error

@@ -14,14 +14,26 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("target")
-@click.option("--to", "kind", type=click.Choice(["int8", "int4"]), required=True, help="Kind of the stored weights.")
+@click.option(
+    "--to", "kind", type=click.Choice(["int8", "int4"]), required=True, help="Kind of the stored weights."
+)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="A new folder.")
-@click.option("--text", type=click.Path(path_type=Path, exists=True, dir_okay=False),
-              help="Held-out text to measure the loss on; default: a bundled one.")
-@click.option("--tokens", type=click.IntRange(min=0), default=1024, show_default=True,
-              help="Tokens of the text to score; 0 measures nothing.")
+@click.option(
+    "--text",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Held-out text to measure the loss on; default: a bundled one.",
+)
+@click.option(
+    "--tokens",
+    type=click.IntRange(min=0),
+    default=1024,
+    show_default=True,
+    help="Tokens of the text to score; 0 measures nothing.",
+)
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads; default: one per core.")
-def command(target: str, kind: QuantKind, out: Path, text: Path | None, tokens: int, threads: int | None) -> None:
+def command(
+    target: str, kind: QuantKind, out: Path, text: Path | None, tokens: int, threads: int | None
+) -> None:
     """Quantize TARGET (a folder, a hub id or `demo`) into the folder --out, and print the loss of quality."""
     from paceline.models.hub import resolve
     from paceline.models.quantized import save_quantized

@@ -114,7 +114,8 @@ def _report(stats: Stats) -> None:
     lines = [
         f"{stats.emitted} tokens in {stats.seconds:.2f} s: {stats.emitted / seconds:.1f} tokens/s, "
         f"first after {stats.first_token_seconds * 1000:.0f} ms",
-        f"{stats.tokens_per_step:.2f} tokens per step ({stats.steps} steps; kept {stats.accepted} of {stats.drafted} drafted)",
+        f"{stats.tokens_per_step:.2f} tokens per step ({stats.steps} steps; "
+        f"kept {stats.accepted} of {stats.drafted} drafted)",
     ]
     if stats.drafted:
         kept = zip(stats.accepted_by_position + [0] * 16, stats.drafted_by_position, strict=False)

@@ -9,7 +9,8 @@ They raise AssertionError with what was broken. A drafter that breaks them is pa
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 
 import torch
 
@@ -51,7 +52,9 @@ class GreedyPicker:
         return True
 
     def draft(self, drafter: str) -> Draft:
-        return Draft(self.tokens, self.confidence, None, [None] * len(self.tokens), [drafter] * len(self.tokens))
+        return Draft(
+            self.tokens, self.confidence, None, [None] * len(self.tokens), [drafter] * len(self.tokens)
+        )
 
 
 def check_drafter(make: Make, target: Target, cache: KVCache, rounds: int = 6) -> None:
@@ -123,4 +126,6 @@ def _check_draft(draft: Draft, context: DraftContext, vocab_size: int) -> None:
         assert len(tokens) <= limit, f"{len(tokens)} tokens drafted, {limit} allowed"
         assert len(confidence) == len(tokens), "one confidence for each token"
         assert all(0.0 <= c <= 1.0 for c in confidence), "confidence is a probability"
-        assert all(isinstance(t, int) and 0 <= t < vocab_size for t in tokens), "tokens are ids of the vocabulary"
+        assert all(isinstance(t, int) and 0 <= t < vocab_size for t in tokens), (
+            "tokens are ids of the vocabulary"
+        )

@@ -23,7 +23,7 @@ Value = Any  # torch.Tensor when executing, a symbol when recording
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weight:
-    """A matrix [out, in]. int8: scale [out]. int4: two values a byte [out, in/2], low nibble first, scale [out, in/32]."""
+    """A matrix [out, in]. int8: scale [out]. int4: two a byte [out, in/2], low nibble first, scale [out, in/32]."""
 
     data: torch.Tensor
     kind: WeightKind
@@ -119,13 +119,13 @@ class Ops(Protocol):
     def ordered_logits(
         self, x: Value, centroids: Weight, ordering: torch.Tensor, head: Weight, top_k: int
     ) -> tuple[Value, Value]:
-        """The centroid head: (token ids [N, C], logits [N, C]) of the top_k clusters' tokens, C = top_k * V / clusters."""
+        """The centroid head: (ids [N, C], logits [N, C]) of the top_k clusters' tokens, C = top_k * V / clusters."""
         ...
 
 
 Graph = Callable[[Ops], tuple[Value, ...]]
 
-# How to draw one token: (1 / temperature or 0 = greedy, seed, absolute position, top_k or 0, top_p or 1, ln min_p or -inf)
+# How to draw a token: (1 / temperature or 0 = greedy, seed, position, top_k or 0, top_p or 1, ln min_p or -inf)
 Rule = tuple[float, int, int, int, float, float]
 
 

@@ -6,6 +6,7 @@ the number of rows, their place, how a text is cut into chunks, or the number of
 
 from __future__ import annotations
 
+import importlib
 import os
 import weakref
 from collections.abc import Mapping
@@ -62,15 +63,15 @@ def set_threads(threads: int) -> None:
 
 def _extension() -> ModuleType:
     try:
-        from paceline import _native
+        native = importlib.import_module("paceline._native")
     except ImportError as error:
         raise UsageError(
             f"the native CPU kernels are not usable ({error}): reinstall paceline with a C++17 compiler present, "
             "for this Python"
         ) from error
-    if _native.layout != _LAYOUT:
+    if native.layout != _LAYOUT:
         raise UsageError("the native CPU kernels were built from another version of paceline: reinstall it")
-    return _native  # type: ignore[no-any-return]
+    return native
 
 
 class NativeRunner:

@@ -6,6 +6,7 @@ logits. A row's result depends on that row alone, not on its neighbours, the num
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence as Seq
 from functools import cache
 from types import ModuleType
@@ -78,8 +79,7 @@ def keys_batch(seeds: Seq[int], positions: Seq[int], purpose: int) -> list[tuple
 @cache
 def _extension() -> ModuleType | None:
     try:
-        from paceline import _native
+        module = importlib.import_module("paceline._native")
     except ImportError:
         return None
-    module: ModuleType = _native
     return module if "draw" in module.__dict__ else None  # an extension built before these functions were
