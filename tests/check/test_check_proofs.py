@@ -19,7 +19,7 @@ from paceline.drafters.ngram import NgramDrafter
 from paceline.kv.cache import KVCache
 from testing import RandomDrafter, Setup, TinyAssistant, TinyTarget, make_engine, prompts
 
-EFFORT = Effort(tokens=1500, length=24)
+EFFORT = Effort(tokens=400, length=14, cases=6)
 
 
 class Blurred(TinyTarget):
@@ -56,9 +56,9 @@ def test_identity_holds_and_is_not_vacuous() -> None:
     score = identity.compare(it, EFFORT, 0.0)
     found = identity.finding(it, score)
     assert found.outcome == "holds", found.words
-    assert score.tokens >= 1500
+    assert score.tokens >= 400
     assert set(score.accepted) == {"mtp", "ngram", "random"}
-    assert found.counts["draft lengths"] >= 6
+    assert found.counts["draft lengths"] >= 5
     assert found.counts["temperatures"] >= 3
 
 
@@ -71,7 +71,7 @@ def test_a_drafter_that_never_hits_is_reported_as_not_shown() -> None:
 
     it = subject(drafters={"silent": Silent()}, default_drafter="silent")
     assert (
-        identity.finding(it, identity.compare(it, replace(EFFORT, tokens=200, seconds=5), 0.0)).outcome
+        identity.finding(it, identity.compare(it, replace(EFFORT, tokens=60, cases=1), 0.0)).outcome
         == "not shown"
     )
 
@@ -123,7 +123,7 @@ def test_a_cache_that_keeps_refused_tokens_is_refuted(monkeypatch: pytest.Monkey
 def test_a_near_tie_is_told_from_a_bug() -> None:
     it = subject(target=Blurred(0.02))
     floor = forward.measure(it, length=40).logits
-    score = identity.compare(it, replace(EFFORT, tokens=6000), floor)
+    score = identity.compare(it, replace(EFFORT, tokens=4000), floor)
     assert score.divergence is not None
     assert score.divergence.kind == "near-tie"
 
@@ -131,7 +131,7 @@ def test_a_near_tie_is_told_from_a_bug() -> None:
 @pytest.mark.parametrize("rule", ["reject", "block"])
 def test_sampling_rules_follow_the_exact_law(rule: Any) -> None:
     it = subject()
-    results = {name: law.try_rule(it, rule, name, 1024) for name in ("mtp", "random")}
+    results = {name: law.try_rule(it, rule, name, 160) for name in ("mtp",)}
     found = law.finding(rule, results)
     assert found.outcome == "holds", found
     assert "total variation" in found.words
@@ -143,7 +143,7 @@ def test_accepting_everything_is_refuted(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr("paceline.engine.judge.verify_reject", all_kept)
     it = subject()
-    found = law.finding("reject", {"mtp": law.try_rule(it, "reject", "mtp", 512)})
+    found = law.finding("reject", {"random": law.try_rule(it, "reject", "random", 96)})
     assert found.outcome == "refuted"
 
 

@@ -33,6 +33,14 @@ _MUL_B = 0x846CA68B - (1 << 32)  # negative representative: |x * _MUL_B| < 2^63,
 _GOLDEN = 0x9E3779B9
 
 
+def draft_purpose(step: int) -> int:
+    """The purpose of the draw at `step` of a draft round under `reject` and `block`, whose position is the round's first.
+
+    `block` judges drafted tokens together, so a round may not draw with noise that an earlier one was judged by.
+    """
+    return DRAFT + (step << 8)
+
+
 def keys(seed: int, position: int, purpose: int) -> tuple[int, int]:
     """The two 32-bit keys of one noise field. Seeds count modulo 2^64."""
     words = (seed & _M32, (seed >> 32) & _M32, position & _M32, (position >> 32) & _M32)

@@ -40,9 +40,13 @@ class Odds:
 
 
 def uniforms(seed: int, position: int, k: int) -> Uniforms:
-    """The noise of one verification whose first draft token stands at absolute `position`."""
-    accept = [noise.scalar(seed, position + i, noise.ACCEPT) for i in range(k)]
-    return Uniforms(accept, [noise.scalar(seed, position + i, noise.RESIDUAL) for i in range(k + 1)])
+    """The noise of one verification whose first draft token stands at absolute `position`.
+
+    Addressed by (first position, index in the block): `block` looks at all of its uniforms, so one that a later round
+    used again at the same absolute position would already be known to have failed.
+    """
+    accept = [noise.scalar(seed, position, noise.ACCEPT, i) for i in range(k)]
+    return Uniforms(accept, [noise.scalar(seed, position, noise.RESIDUAL, i) for i in range(k + 1)])
 
 
 def verify_match(target_tokens: Seq[int], draft: Seq[int]) -> Verdict:
