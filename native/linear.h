@@ -16,24 +16,26 @@ struct Float32 {
   using X = float;
   using W = V;
   using A = V;
-  static constexpr int block = L, parts = 1, bytes = 4 * L;
-  PL_INLINE W weight(const char* w, const float*, int64_t b, int) { return pin(load(reinterpret_cast<const float*>(w) + b * L)); }
-  PL_INLINE V input(const X* x, int64_t b, int) { return load(x + b * L); }
+  static constexpr int parts = 2, block = parts * L, bytes = 4 * block;
+  PL_INLINE W weight(const char* w, const float*, int64_t b, int part) {
+    return pin(load(reinterpret_cast<const float*>(w + b * bytes) + part * L));
+  }
+  PL_INLINE V input(const X* x, int64_t b, int part) { return load(x + b * block + part * L); }
   PL_INLINE A madd(W w, V x, A a) { return fma(w, x, a); }
   PL_INLINE F8 lanes(A a) { return half(a); }
   PL_INLINE float finish(float sum, const float*, float) { return sum; }
 };
 
-struct Bfloat16 {  // the even values of a block are the low halves of its words: prepared x has evens first, then odds
+struct Bfloat16 {  // the even values of 2 L are the low halves of their words: prepared x has evens first, then odds
   using X = float;
   using W = V;
   using A = V;
-  static constexpr int block = 2 * L, parts = 2, bytes = 4 * L;
+  static constexpr int parts = 4, block = parts * L, bytes = 2 * block;
   PL_INLINE W weight(const char* w, const float*, int64_t b, int part) {
-    VW words = *reinterpret_cast<const VWMem*>(w + b * bytes);
-    return part == 0 ? (V)(words << 16) : (V)(words & 0xffff0000u);
+    VW words = *reinterpret_cast<const VWMem*>(w + b * bytes + part / 2 * (4 * L));
+    return pin(part % 2 == 0 ? (V)(words << 16) : (V)(words & 0xffff0000u));
   }
-  PL_INLINE V input(const X* x, int64_t b, int part) { return load(x + b * 2 * L + part * L); }
+  PL_INLINE V input(const X* x, int64_t b, int part) { return load(x + b * block + part * L); }
   PL_INLINE A madd(W w, V x, A a) { return fma(w, x, a); }
   PL_INLINE F8 lanes(A a) { return half(a); }
   PL_INLINE float finish(float sum, const float*, float) { return sum; }
@@ -58,6 +60,7 @@ struct Nibbles {
 struct Pair {
   H16 even, odd;
 };
+PL_INLINE Pair pin(const Pair& p) { return {pin(p.even), pin(p.odd)}; }
 
 struct Int4 {
   using X = int16_t;
@@ -99,12 +102,21 @@ template <class P, int R, int O>
 PL_INLINE void blocks(const Call<P>& c, const char* const* w, const float* const* s, const typename P::X* x, int64_t b0,
                       int64_t b1, int64_t ahead, typename P::A (&acc)[R][O]) {
   for (int64_t b = b0; b < b1; ++b) {
-    for (int o = 0; o < O; ++o) prefetch(w[o] + b * P::bytes + ahead);
+    PL_UNROLL
+    for (int o = 0; o < O; ++o) {
+      prefetch(w[o] + b * P::bytes + ahead);
+      if (P::bytes > 64) prefetch(w[o] + b * P::bytes + ahead + 64);
+    }
+    PL_UNROLL
     for (int part = 0; part < P::parts; ++part) {
       typename P::W weights[O];
+      PL_UNROLL
       for (int o = 0; o < O; ++o) weights[o] = P::weight(w[o], s[o], b, part);
+      PL_UNROLL
       for (int r = 0; r < R; ++r) {
         auto input = P::input(x + r * c.x_stride, b, part);
+        if (O > 1 && R * O + O < 15) input = pin(input);  // loaded once, not once per output, where registers allow
+        PL_UNROLL
         for (int o = 0; o < O; ++o) acc[r][o] = P::madd(weights[o], input, acc[r][o]);
       }
     }
@@ -117,28 +129,36 @@ PL_INLINE void tile(const Call<P>& c, int64_t r0, int64_t o, int64_t b0, int64_t
   typename P::A acc[R][O];
   const char* w[O];
   const float* s[O];
+  PL_UNROLL
   for (int i = 0; i < O; ++i) w[i] = c.row(o + i), s[i] = c.row_scales(o + i);
+  PL_UNROLL
   for (int r = 0; r < R; ++r)
+    PL_UNROLL
     for (int i = 0; i < O; ++i) acc[r][i] = b0 == 0 ? typename P::A{} : kept[r * GROUP + i];
   const typename P::X* x = c.x + r0 * c.x_stride;
   blocks<P, R, O>(c, w, s, x, b0, b1, ahead, acc);
   if (b1 < c.whole) {
+    PL_UNROLL
     for (int r = 0; r < R; ++r)
+      PL_UNROLL
       for (int i = 0; i < O; ++i) kept[r * GROUP + i] = acc[r][i];
     return;
   }
   if (c.whole * P::block < c.in) {  // the rest of a row, zero-padded: x is prepared with zeros there
     char rest[O][P::bytes] = {};
     const char* shifted[O];
+    PL_UNROLL
     for (int i = 0; i < O; ++i) {
       std::memcpy(rest[i], w[i] + c.whole * P::bytes, c.row_bytes - c.whole * P::bytes);
       shifted[i] = rest[i] - c.whole * P::bytes;
     }
     blocks<P, R, O>(c, shifted, s, x, c.whole, c.whole + 1, 0, acc);
   }
+  PL_UNROLL
   for (int r = 0; r < R; ++r) {
     auto total = sums(P::lanes(acc[r][0]), P::lanes(acc[r][O > 1 ? 1 : 0]), P::lanes(acc[r][O > 2 ? 2 : 0]),
                       P::lanes(acc[r][O > 3 ? 3 : 0]));
+    PL_UNROLL
     for (int i = 0; i < O; ++i)
       c.y[(r0 + r) * c.y_stride + o + i] = P::finish(total[i], s[i], c.row_scale ? c.row_scale[r0 + r] : 1.0f);
   }
@@ -168,7 +188,10 @@ static void linear_of(const Matrix& m, const Prepared& x, int64_t rows, int64_t 
   for (int64_t group = begin; group < end; group += size) {
     int64_t stop = group + size < end ? group + size : end;
     int64_t r = 0;
-    for (; rows - r > 8; r += 4) rows_tile<P, 4, 3>(c, r, group, stop);
+    for (; rows - r > 6; r += rows - r > 8 ? 6 : 4) {
+      if (rows - r > 8) rows_tile<P, 6, 2>(c, r, group, stop);
+      else rows_tile<P, 4, 3>(c, r, group, stop);
+    }
     switch (rows - r) {
       case 1: rows_tile<P, 1, 4>(c, r, group, stop); break;
       case 2: rows_tile<P, 2, 4>(c, r, group, stop); break;
@@ -176,8 +199,6 @@ static void linear_of(const Matrix& m, const Prepared& x, int64_t rows, int64_t 
       case 4: rows_tile<P, 4, 3>(c, r, group, stop); break;
       case 5: rows_tile<P, 5, 2>(c, r, group, stop); break;
       case 6: rows_tile<P, 6, 2>(c, r, group, stop); break;
-      case 7: rows_tile<P, 7, 1>(c, r, group, stop); break;
-      case 8: rows_tile<P, 8, 1>(c, r, group, stop); break;
     }
   }
 }
@@ -195,7 +216,10 @@ static void linear(const Matrix& m, const Prepared& x, int64_t rows, int64_t beg
 // --- the form that each kind wants its input in -----------------------------------------------------------------
 
 static int64_t padded(int kind, int64_t in) {
-  int64_t block = kind == FLOAT32 ? L : kind == BFLOAT16 ? 2 * L : kind == INT8 ? 16 : 32;
+  int64_t block = kind == FLOAT32    ? Float32::block
+                  : kind == BFLOAT16 ? Bfloat16::block
+                  : kind == INT8     ? Int8::block
+                                     : Int4::block;
   return (in + block - 1) / block * block;
 }
 
@@ -229,22 +253,21 @@ static float prepare_int16(int kind, const float* x, int64_t in, int16_t* y) {
 }
 
 static void prepare_pairs(const float* x, int64_t in, float* y) {
-  int64_t i = 0;
-  for (; i + 2 * L <= in; i += 2 * L) {
-    V a = load(x + i), b = load(x + i + L);
+  for (int64_t i = 0; i < padded(BFLOAT16, in); i += 2 * L) {
+    float rest[2 * L] = {};
+    const float* from = x + i;
+    if (i + 2 * L > in) {
+      if (i < in) std::memcpy(rest, from, (in - i) * 4);
+      from = rest;
+    }
+    V a = load(from), b = load(from + L);
     store(y + i, evens(a, b));
     store(y + i + L, odds(a, b));
-  }
-  if (i < in) {
-    float rest[2 * L] = {};
-    std::memcpy(rest, x + i, (in - i) * 4);
-    store(y + i, evens(load(rest), load(rest + L)));
-    store(y + i + L, odds(load(rest), load(rest + L)));
   }
 }
 
 static Prepared prepare(int kind, const float* x, int64_t stride, int64_t rows, int64_t in, void* data, float* scales) {
-  if (kind == FLOAT32 && in % L == 0) return {x, stride, nullptr};
+  if (kind == FLOAT32 && in % Float32::block == 0) return {x, stride, nullptr};
   int64_t wide = padded(kind, in);
   for (int64_t r = 0; r < rows; ++r) {
     const float* from = x + r * stride;

@@ -53,7 +53,7 @@ int64_t Program::outputs_per_chunk(const Matrix& m) const {
 int Program::heads_per_chunk(const Op& op) const {
   int64_t kv_heads = layers_[op.integers[0]].k.kv_heads, group = op.integers[1] / kv_heads;
   int per = 4;
-  while (per > 1 && rows_.count * kv_heads * ((group + per - 1) / per) < 2 * threads_) per /= 2;
+  while (per > 1 && rows_.count * kv_heads * ((group + per - 1) / per) < threads_) per /= 2;
   return per;
 }
 

@@ -12,16 +12,18 @@
 #include <arm_neon.h>
 #endif
 
+#define PL_UNROLL _Pragma("GCC unroll 8")  // loops over a tile: else large tiles are left in memory
 #define PL_INLINE static inline __attribute__((always_inline))
 
 namespace paceline {
 namespace PACELINE_ISA {
 
-#if defined(__AVX512F__)
-constexpr int L = 16;  // float lanes
+#if defined(__AVX512F__) || defined(PACELINE_WIDE)  // PACELINE_WIDE: 16 lanes on any CPU, to test what they change
+#define PL_LANES 16
 #else
-constexpr int L = 8;
+#define PL_LANES 8
 #endif
+constexpr int L = PL_LANES;  // float lanes
 
 typedef float V __attribute__((vector_size(4 * L)));
 typedef int32_t VI __attribute__((vector_size(4 * L)));
@@ -46,10 +48,11 @@ PL_INLINE void store(float* p, V v) { *reinterpret_cast<VMem*>(p) = v; }
 PL_INLINE V broadcast(float x) { return x - V{}; }
 
 // Keeps a value in a register: compilers like to load it again for each use, and loads are what these loops lack.
-PL_INLINE V pin(V v) {
+template <class T>
+PL_INLINE T pin(T v) {
 #if defined(__AVX512F__)
   __asm__("" : "+v"(v));
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) && PL_LANES == 8
   __asm__("" : "+x"(v));
 #endif
   return v;
@@ -68,9 +71,9 @@ PL_INLINE void store_part(float* p, V v, int n) {
 
 #if defined(__AVX512F__)
 PL_INLINE V fma(V a, V b, V c) { return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) && PL_LANES == 8
 PL_INLINE V fma(V a, V b, V c) { return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
-#elif defined(__ARM_NEON)
+#elif defined(__ARM_NEON) && PL_LANES == 8
 PL_INLINE V fma(V a, V b, V c) {
   F4 lo = (F4)vfmaq_f32((float32x4_t)__builtin_shufflevector(c, c, 0, 1, 2, 3),
                         (float32x4_t)__builtin_shufflevector(a, a, 0, 1, 2, 3),
@@ -89,7 +92,13 @@ PL_INLINE F8 fma8(F8 a, F8 b, F8 c) { return (F8)_mm256_fmadd_ps((__m256)a, (__m
 PL_INLINE I8 dot16(H16 a, H16 b) { return (I8)_mm256_madd_epi16((__m256i)a, (__m256i)b); }
 PL_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 #else
-PL_INLINE F8 fma8(F8 a, F8 b, F8 c) { return fma(a, b, c); }
+PL_INLINE F8 fma8(F8 a, F8 b, F8 c) {
+#if PL_LANES == 8
+  return fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
 PL_INLINE I8 dot16(H16 a, H16 b) {  // sums of 2 products: which 2 does not matter, integers are exact
   typedef int16_t H8 __attribute__((vector_size(16)));
   I8 alo = __builtin_convertvector((H8)__builtin_shufflevector(a, a, 0, 2, 4, 6, 8, 10, 12, 14), I8);
@@ -131,7 +140,7 @@ PL_INLINE I4 sums(I8 a, I8 b, I8 c, I8 d) {
   return out;
 #endif
 }
-#if defined(__AVX512F__)
+#if PL_LANES == 16
 PL_INLINE F8 half(V a) {
   return __builtin_shufflevector(a, a, 0, 1, 2, 3, 4, 5, 6, 7) +
          __builtin_shufflevector(a, a, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -141,7 +150,7 @@ PL_INLINE F8 half(V a) { return a; }
 #endif
 PL_INLINE float reduce(V a) { return reduce8(half(a)); }
 
-#if defined(__AVX512F__)
+#if PL_LANES == 16
 #define PL_EVENS 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
 #define PL_ODDS 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
 #else
@@ -160,7 +169,7 @@ PL_INLINE H16 odds(H16 a, H16 b) {
 PL_INLINE V vmax(V a, V b) { return a > b ? a : b; }
 PL_INLINE V vmin(V a, V b) { return a < b ? a : b; }
 PL_INLINE float reduce_max(V a) {
-#if defined(__AVX512F__)
+#if PL_LANES == 16
   F8 b = __builtin_shufflevector(a, a, 0, 1, 2, 3, 4, 5, 6, 7), c = __builtin_shufflevector(a, a, 8, 9, 10, 11, 12, 13, 14, 15);
   b = b > c ? b : c;
 #else

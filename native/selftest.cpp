@@ -1,0 +1,133 @@
+// Checks one instruction set without Python, for CPUs that the build machine is not, e.g. AArch64 under an emulator:
+//
+//   aarch64-linux-gnu-g++ -std=c++17 -O3 -ffp-contract=off -fno-math-errno -Wno-psabi -static -DPACELINE_ARM
+//     -DPACELINE_ISA=neon native/selftest.cpp native/kernels.cpp -o selftest && qemu-aarch64-static ./selftest
+//
+// Linears of every kind against double, their rows bit for bit against themselves alone, attention against double.
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "types.h"
+
+#define PL_JOIN_(a, b) a##b
+#define PL_JOIN(a, b) PL_JOIN_(a, b)
+
+using namespace paceline;
+
+namespace {
+
+const Kernels& k = PL_JOIN(kernels_, PACELINE_ISA);
+std::mt19937 rng(1);
+int failures = 0;
+
+float normal() { return std::normal_distribution<float>()(rng); }
+
+void expect(bool ok, const char* what, int a, int b) {
+  if (!ok) ++failures, std::printf("FAILED %s (%d, %d)\n", what, a, b);
+}
+
+struct Random {  // a matrix, and what its values mean
+  std::vector<char> bytes;
+  std::vector<float> scale;
+  std::vector<double> means;
+  Matrix m;
+
+  Random(int kind, int64_t out, int64_t in) : means(out * in) {
+    m.out = out, m.in = in, m.kind = kind;
+    bytes.resize(m.row_bytes() * out);
+    scale.assign(kind == INT4 ? out * in / 32 : out, 0.0f);
+    for (float& s : scale) s = 0.01f * (1.5f + normal() * 0.1f);
+    for (int64_t i = 0; i < out * in; ++i) {
+      if (kind == FLOAT32 || kind == BFLOAT16) {
+        float v = normal();
+        uint32_t word;
+        std::memcpy(&word, &v, 4);
+        if (kind == BFLOAT16) word &= 0xffff0000u;
+        std::memcpy(&v, &word, 4);
+        means[i] = v;
+        if (kind == FLOAT32) std::memcpy(&bytes[4 * i], &v, 4);
+        else std::memcpy(&bytes[2 * i], reinterpret_cast<char*>(&word) + 2, 2);
+      } else if (kind == INT8) {
+        int q = static_cast<int>(rng() % 255) - 127;
+        bytes[i] = static_cast<char>(q);
+        means[i] = q * static_cast<double>(scale[i / in]);
+      } else {
+        int q = static_cast<int>(rng() % 16);
+        bytes[i / 2] = static_cast<char>(bytes[i / 2] | q << (i % 2 * 4));
+        means[i] = (q - 8) * static_cast<double>(scale[i / 32]);
+      }
+    }
+    m.data = bytes.data(), m.scale = scale.data();
+  }
+};
+
+std::vector<float> linear(const Random& w, const float* x, int64_t rows) {
+  std::vector<char> room(k.prepared_bytes(w.m.kind, w.m.in) * rows + 64);
+  std::vector<float> scales(rows), y(rows * w.m.out);
+  Prepared p = k.prepare(w.m.kind, x, w.m.in, rows, w.m.in, room.data(), scales.data());
+  k.linear(w.m, p, rows, 0, w.m.out, nullptr, y.data(), w.m.out);
+  return y;
+}
+
+void check_linear(int kind, int out, int in) {
+  Random w(kind, out, in);
+  std::vector<float> x(17 * in);
+  for (float& v : x) v = normal();
+  std::vector<float> whole = linear(w, x.data(), 17);
+  double worst = 0, size = 0;
+  for (int r = 0; r < 17; ++r)
+    for (int o = 0; o < out; ++o) {
+      double want = 0;
+      for (int i = 0; i < in; ++i) want += w.means[o * in + i] * x[r * in + i];
+      worst = std::fmax(worst, std::fabs(want - whole[r * out + o]));
+      size = std::fmax(size, std::fabs(want));
+    }
+  expect(worst < size * (kind >= INT8 ? 5e-4 : 3e-6), "linear is off", kind, in);
+  for (int rows = 1; rows <= 17; ++rows) {
+    std::vector<float> part = linear(w, x.data() + (17 - rows) * in, rows);
+    expect(!std::memcmp(part.data(), whole.data() + (17 - rows) * out, part.size() * 4), "bits depend on rows", kind, rows);
+  }
+}
+
+void check_attention(int queries, int d, int keys) {
+  std::vector<float> pool(2 * 256 * 2 * d), q(queries * d), out(queries * d);
+  for (float& v : pool) v = normal();
+  for (float& v : q) v = 0.3f * normal();
+  std::vector<int32_t> table(16);
+  for (int i = 0; i < 16; ++i) table[i] = (5 * i + 3) % 16;
+  AttentionArgs a{};
+  a.q = q.data(), a.out = out.data(), a.queries = queries, a.kv_head = 1, a.first = 3, a.last = keys;
+  a.k = {pool.data(), 256, table.data(), 16, 1, 16, 2, d};
+  a.v = a.k;
+  a.v.pool = pool.data() + 256 * 2 * d;
+  expect(k.attention(a), "attention refused", queries, d);
+  for (int h = 0; h < queries; ++h) {
+    std::vector<double> sum(d);
+    double total = 0;
+    for (int j = 3; j < keys; ++j) {
+      int64_t at = ((table[j / 16] * 16 + j % 16) * 2 + 1) * d;
+      double score = 0;
+      for (int i = 0; i < d; ++i) score += static_cast<double>(q[h * d + i]) * a.k.pool[at + i];
+      double e = std::exp(score);
+      total += e;
+      for (int i = 0; i < d; ++i) sum[i] += e * a.v.pool[at + i];
+    }
+    for (int i = 0; i < d; ++i)
+      expect(std::fabs(sum[i] / total - out[h * d + i]) < 1e-5, "attention is off", queries, d);
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (int kind : {FLOAT32, BFLOAT16, INT8, INT4})
+    for (int in : {32, 96, 256, 2080}) check_linear(kind, 53, in);
+  for (int in : {5, 40}) check_linear(FLOAT32, 9, in), check_linear(BFLOAT16, 9, in), check_linear(INT8, 9, in);
+  for (int queries = 1; queries <= 4; ++queries)
+    for (int d : {16, 36, 64}) check_attention(queries, d, 4), check_attention(queries, d, 201);
+  std::printf("%s: %s\n", k.name, failures ? "FAILED" : "ok");
+  return failures != 0;
+}
