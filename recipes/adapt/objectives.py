@@ -132,6 +132,7 @@ def main() -> None:
     parser.add_argument("--objectives", nargs="+", default=list(OBJECTIVES))
     parser.add_argument("--weights", default="decay")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0, help="so that two processes can share the work")
     parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--length", type=int, default=128)
@@ -147,7 +148,7 @@ def main() -> None:
     held, a.held_prompts = windows_of(a.target, a.work / "data" / "old-held.jsonl", a.length)
     read_config(a.target)
     teacher = RememberingTeacher(load_teacher(a.target))
-    for seed in range(a.seeds):
+    for seed in range(a.first_seed, a.seeds):
         teacher.forget()
         for name in a.objectives:
             path = a.work / "runs" / f"{name}-{seed}" / "result.json"
