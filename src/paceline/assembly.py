@@ -59,9 +59,11 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
     kind, source, why = choose_drafter(config, path)
     say(f"target {path} · drafter {kind} ({why}) · {arithmetic}")
     drafters = _load_drafters(config, (kind, source), target, cache)
-    controller = AutoController(_profile(config, target, cache), KINDS, say)
+    controller = AutoController(_profile(config, target, cache), KINDS, say, kind.split("+"))
+    ngram = drafters["ngram"]
+    drafters["ngram"] = Portfolio(ngram, None, controller)  # it, too, offers only what is worth checking
     if "+" in kind:
-        drafters[kind] = Portfolio(drafters["ngram"], drafters[kind.split("+")[0]], controller)
+        drafters[kind] = Portfolio(ngram, drafters[kind.split("+")[0]], controller)
     info: dict[str, Any] = {
         "target": str(path),
         "drafter": kind,
@@ -138,7 +140,8 @@ def pick_runner(config: EngineConfig, device: torch.device) -> tuple[Runner, str
     reason = native.why_not()
     if reason is not None:
         return EagerRunner(torch.float32), f"plain torch: {reason}"
-    return native.NativeRunner(threads=config.threads), "native kernels"
+    threads = config.threads or native.default_threads()
+    return native.NativeRunner(threads), f"native kernels ({native.isa()}, {threads} threads)"
 
 
 def make_cache(target: Target, config: EngineConfig, share: float) -> KVCache:

@@ -60,7 +60,7 @@ def test_a_strong_match_runs_and_the_network_only_drafts_the_other_rows() -> Non
     draft = Portfolio(ngram, mtp, auto).draft(ctx)
     assert draft.drafter == ["ngram", "mtp", "ngram"] or draft.drafter == ["ngram", "mtp", "mtp"]
     assert draft.tokens[0] == [7] * 12
-    assert draft.tokens[1] == [9] * 4
+    assert set(draft.tokens[1]) == {9}
     assert mtp.asked[0][0] == 0
     validate_draft(draft, ctx.limits, 10)
 

@@ -15,7 +15,7 @@ from paceline.engine import budget as b
 from paceline.engine.acceptance import Kind
 from paceline.engine.budget import Budget, RowRecord, StepRecord
 from paceline.engine.controller import AutoController, FixedController
-from paceline.engine.costs import Costs, Line, Profile, default_profile, measure_costs, staircase
+from paceline.engine.costs import Costs, DraftCost, Line, Profile, default_profile, measure_costs, staircase
 
 MTP = Kind("mtp", (0.75, 0.7, 0.65, 0.6))
 FLAT = Profile((1, 5, 9, 17, 32), (1.0, 1.1, 1.3, 1.9, 3.0))
@@ -33,7 +33,9 @@ def row(sid: int, drafted: int, accepted: int, confidence: float = 0.8, drafter:
 
 
 def make(profile: Profile, draft: float = 0.05, kind: Kind = MTP) -> Budget:
-    costs = profile.costs().observe_draft(kind.name, 1, draft).observe_draft(kind.name, 1, draft)
+    costs = profile.costs()
+    for steps, tokens in ((1, 1), (4, 4), (1, 8), (4, 32), (8, 8)) * 8:
+        costs = costs.observe_draft(kind.name, steps, tokens, draft * steps)
     return Budget(costs, (kind,))
 
 
@@ -53,7 +55,10 @@ def simulate(
                 drafted += 1
             kept = next((j for j in range(drafted) if rng.random() >= chance), drafted)
             rows.append(RowRecord(sid, "mtp", drafted, kept, [chance] * drafted, reason))
-        total, calls = sum(r.drafted for r in rows), max(r.drafted for r in rows)
+        total, calls = (
+            sum(r.drafted for r in rows),
+            max(limit for limit, _ in limits),
+        )  # the whole round is drafted
         seconds = true.target(len(rows) + total)
         auto.observe(StepRecord(len(rows) + total, len(rows), 100, seconds, draft * calls, calls, 0.0, rows))
         done["tokens"] += len(rows) + sum(r.accepted for r in rows)
@@ -64,10 +69,12 @@ def simulate(
 
 def rate_of(budget: Budget, lengths: dict[int, int], rows: int) -> float:
     """The objective, straight from its definition."""
-    base, slope = budget.costs.drafting("mtp")
+    base, step, slope = budget.costs.drafting("mtp")
     tokens = sum(1 + sum(b.arm_of(budget, i, MTP).survive[:k]) for i, k in lengths.items())
     drafted = sum(lengths.values())
-    return tokens / (budget.costs.target(rows + drafted) + base * max(lengths.values()) + slope * drafted)
+    steps = max(lengths.values())
+    drafting = (base if steps else 0.0) + step * steps + slope * drafted
+    return tokens / (budget.costs.target(rows + drafted) + drafting)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +145,7 @@ def test_kept_probes_bring_a_row_back() -> None:
 @pytest.mark.parametrize("rows", [1, 4, 16])
 def test_auto_reaches_the_best_fixed_length(chance: float, rows: int) -> None:
     auto = AutoController(FLAT, [MTP])
-    done = simulate(auto, dict.fromkeys(range(rows), chance), 400)
+    done = simulate(auto, dict.fromkeys(range(rows), chance), 700)
     true = FLAT.costs()
     fixed = max(
         rows * sum(chance**j for j in range(k + 1)) / (true.target(rows * (k + 1)) + 0.05 * k)
@@ -243,3 +250,16 @@ def test_measuring_costs_stays_near_its_limit() -> None:
     quick = measure_costs(lambda n: 0.001 * n, rows=(1, 2, 4), limit=5.0)
     assert quick.seconds == pytest.approx((0.001, 0.002, 0.004))
     assert len(default_profile().costs().table) == 64
+
+
+def test_draft_cost_finds_base_steps_and_tokens() -> None:
+    cost = DraftCost(1.0)
+    for steps, rows in ((1, 1), (2, 1), (4, 1), (8, 1), (2, 4), (4, 4), (1, 16)) * 8:
+        cost = cost.add(steps, steps * rows, 0.4 + 0.18 * steps + 0.03 * steps * rows)
+    assert cost.at(4, 4) == pytest.approx(1.24, rel=0.1)
+    assert cost.at(2, 8) == pytest.approx(1.0, rel=0.1)
+    alone = DraftCost(1.0)
+    for _ in range(40):  # one length only: it cannot know the slopes, but must know the sum
+        alone = alone.add(4, 4, 1.1)
+    assert alone.at(4, 4) == pytest.approx(1.1, rel=0.05)
+    assert min(alone.fit()) >= 0

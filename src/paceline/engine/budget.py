@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Literal, Protocol
 
 from paceline.core import MAX_DRAFT_TOKENS, Sequence
@@ -43,6 +44,7 @@ REASONS = (
     NO_DRAFTER,
 )
 
+NOTHING: Mapping[int, int] = MappingProxyType({})
 PROBE_SHARE = 0.005  # of the running time that probes may cost
 
 
@@ -127,20 +129,25 @@ def choose(budget: Budget, kind: Kind, caps: Mapping[int, int], rows: int, texts
     the best rate wins; all prefixes are looked at, since a staircase has more than one summit.
     """
     costs, other = budget.costs, budget.costs.other.fit()
-    base, slope = costs.drafting(kind.name)
+    base, step, slope = costs.drafting(kind.name)
     entries: list[tuple[float, int, int]] = []  # (-survival, depth, id)
     for sequence_id, cap in caps.items():
         survive = arm_of(budget, sequence_id, kind).survive
         entries += [(-survive[j], j, sequence_id) for j in range(cap) if survive[j] > 0.03]
     entries.sort()
     tokens, depth, drafting, best, spent = float(texts), 0, 0.0, 0, 0.0
-    plain = costs.target(rows) + other[0] + other[1] * rows
+    # prompts that are read beside the texts are work of their own: only what drafting adds to them counts
+    alone = min(rows, max(texts, 1))
+    plain = costs.target(alone) + other[0] + other[1] * alone
+    read = plain - costs.target(rows) - other[1] * rows
     best_rate = tokens / plain
     for count, (survival, j, _) in enumerate(entries, 1):
         tokens -= survival
-        drafting += slope + (base if j >= depth and (kind.sequential or depth == 0) else 0.0)
+        if depth == 0:
+            drafting = base + (0.0 if kind.sequential else step)
+        drafting += slope + (step if j >= depth and kind.sequential else 0.0)
         depth = max(depth, j + 1)
-        now = costs.target(rows + count) + other[0] + other[1] * (rows + count) + drafting
+        now = costs.target(rows + count) + other[1] * (rows + count) + read + drafting
         if tokens / now > best_rate:
             best_rate, best, spent = tokens / now, count, now - plain
         elif (tokens - survival * (len(entries) - count)) / now < best_rate:
@@ -148,11 +155,8 @@ def choose(budget: Budget, kind: Kind, caps: Mapping[int, int], rows: int, texts
     limits = dict.fromkeys(caps, 0)
     for _, j, sequence_id in entries[:best]:
         limits[sequence_id] = j + 1
-    beyond = (
-        _row_seconds(costs, rows + best, 4) / 4
-        + slope
-        + (base / len(caps) if kind.sequential and caps else 0.0)
-    )
+    more = step / len(caps) if kind.sequential and caps else 0.0
+    beyond = _row_seconds(costs, rows + best, 4) / 4 + slope + more
     return Plan(limits, best_rate, rows, spent / max(best, 1), beyond)
 
 
@@ -164,10 +168,11 @@ def _row_seconds(costs: Costs, rows: int, more: int) -> float:
 def could_pay(budget: Budget, kind: Kind, rows: int, texts: int, auto_rows: int) -> bool:
     """Whether drafted tokens would pay if every one of them were kept: else even probing is pointless."""
     costs = budget.costs
-    base, slope = costs.drafting(kind.name)
-    plain = costs.target(rows) + costs.other.at(rows)
+    base, step, slope = costs.drafting(kind.name)
+    alone = min(rows, max(texts, 1))
+    plain = costs.target(alone) + costs.other.at(alone)
     for more, calls in ((1, 1), (auto_rows, 1), (4 * auto_rows, 4)):
-        drafting = base * (calls if kind.sequential else 1) + slope * more
+        drafting = base + step * (calls if kind.sequential else 1) + slope * more
         if texts / plain < (texts + more) / (plain + _row_seconds(costs, rows, more) + drafting):
             return True
     return False
@@ -177,8 +182,7 @@ def should_probe(budget: Budget, kind: Kind, arm: Arm, rows: int) -> float | Non
     """Cost in seconds of a one-token probe of a parked row if it is due and affordable now, else None."""
     if not arm.parked or budget.step < arm.due:
         return None
-    base, slope = budget.costs.drafting(kind.name)
-    cost = base + slope + _row_seconds(budget.costs, rows, 1)
+    cost = sum(budget.costs.drafting(kind.name)) + _row_seconds(budget.costs, rows, 1)
     floor = -2.0 * cost if arm.wait == 1 else cost  # after a kept probe the next may run on credit
     return cost if budget.credit >= floor else None
 
@@ -224,7 +228,7 @@ def offer(budget: Budget, kind: Kind, arm: Arm, plan: Plan, confidence: list[flo
     Only for proposals that are a function of the text so far (n-gram), or the choice would look at what it
     decides.
     """
-    slope = budget.costs.drafting(kind.name)[1]
+    slope = budget.costs.drafting(kind.name)[2]
     bins = budget.bins.get(kind.name)
     best, length, kept, alive = 0.0, 0, 0.0, 1.0
     for j, value in enumerate(confidence[:MAX_DRAFT_TOKENS]):
@@ -241,25 +245,26 @@ def expected(budget: Budget, kind: Kind, arm: Arm, plan: Plan, length: int) -> f
     return sum(arm.survive[:length]) - plan.rate * plan.token_seconds * length
 
 
-def observe(budget: Budget, record: StepRecord) -> Budget:
-    """Learn from a finished step: costs, acceptance by position and request, calibration, probe credit."""
+def observe(budget: Budget, record: StepRecord, asked: Mapping[int, int] = NOTHING) -> Budget:
+    """Learn from a finished step: costs, acceptance by position and request, calibration, probe credit.
+
+    `asked`: tokens per row that the drafter was asked for; it may have drawn more than were left to check.
+    """
     costs = budget.costs.observe_target(record.target_rows, record.target_seconds, record.other_seconds)
     drafted = [row for row in record.rows if row.drafted]
-    if drafted and record.draft_calls:
-        kind = _main_kind(budget, drafted)
-        calls = record.draft_calls if kind is None or kind.sequential else 1
-        name = kind.name if kind else drafted[0].drafter
-        costs = costs.observe_draft(
-            name, sum(r.drafted for r in drafted) / calls, record.draft_seconds / calls
-        )
+    kind = _main_kind(budget, drafted)
+    if kind is not None:
+        each = [max(asked.get(r.sequence_id, 0), r.drafted) for r in drafted if r.drafter == kind.name]
+        steps = max(each) if kind.sequential else 1
+        costs = costs.observe_draft(kind.name, steps, sum(each), record.draft_seconds)
     seconds = record.target_seconds + record.draft_seconds + record.other_seconds
     reasons = budget.reasons
-    if any(row.reason for row in record.rows):
+    codes = [row.reason for row in record.rows if row.reason is not None]
+    if codes:
         reasons = dict(reasons)
-        for row in record.rows:
-            if row.reason:
-                code = row.reason.partition(":")[0]
-                reasons[code] = reasons.get(code, 0) + 1
+        for text in codes:
+            code = text if text in REASONS else text.partition(":")[0]
+            reasons[code] = reasons.get(code, 0) + 1
     budget = replace(
         budget, costs=costs, reasons=reasons, step=budget.step + 1, seconds=budget.seconds + seconds,
         credit=min(budget.credit + PROBE_SHARE * seconds, 4.0 * costs.target(1)),

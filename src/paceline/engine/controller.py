@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine import budget as b
@@ -16,10 +16,10 @@ from paceline.engine.acceptance import Kind, calibrated
 from paceline.engine.budget import Budget, Plan, StepRecord, Want
 from paceline.engine.costs import Profile
 
-SLACK = 3  # tokens past the plan that a confident draft may run to
 Limit = tuple[int, str | None]
+REST = 16  # steps
 
-MTP = Kind("mtp", (0.7, 0.68, 0.65, 0.62, 0.6))
+MTP = Kind("mtp", (0.72, 0.75, 0.74, 0.72, 0.7))
 MODEL = Kind("model", (0.65, 0.65, 0.62, 0.6))
 NGRAM = Kind("ngram", (0.5, 0.7, 0.8, 0.85), sequential=False)
 KINDS = (MTP, MODEL, NGRAM)
@@ -72,6 +72,17 @@ def _proposal(confidence: list[float]) -> tuple[int, float]:
     return len(confidence), total
 
 
+@dataclass(frozen=True, slots=True)
+class _Idle:
+    """A plan without drafts that holds for these rows until a step."""
+
+    ids: tuple[int, ...]
+    until: int
+    plan: Plan
+    limits: dict[int, int]
+    reason: str
+
+
 class AutoController:
     """Drafts what pays on this machine, for these requests, at this load.
 
@@ -92,13 +103,21 @@ class AutoController:
         self._kinds = {kind.name: kind for kind in kinds}
         self._plans: dict[str, Plan] = {}
         self._limits: dict[str, dict[int, int]] = {}
+        self._planned = 0  # target rows of this step as far as `limits` knows
+        self._others = 0  # rows of the step before that it did not know: prompts being read
+        self._idle: dict[str, _Idle] = {}  # kinds that pay for no row at present
+        self._zeros: tuple[tuple[int, ...], int, list[Limit]] = ((), 0, [])  # the same for all kinds
         self._alive: dict[int, float] = {}  # survival of each row's draft so far in this round
 
     def limits(self, sequences: list[Sequence], wants: list[Want], drafter_max: int) -> list[Limit]:
-        """One call per drafter and step: its rows."""
+        """One call per drafter and step: its rows. When none of them pays, that holds for the next few steps."""
+        ids = tuple([sequence.id for sequence in sequences])
+        if self._zeros[0] == ids and self.budget.step < self._zeros[1]:
+            self._planned += len(ids)
+            return self._zeros[2]
         out: list[Limit] = []
         caps: dict[int, int] = {}
-        rows = len(sequences)
+        rows = len(sequences) + self._others
         for sequence, want in zip(sequences, wants, strict=True):
             limit, reason = _fixed(sequence, MAX_DRAFT_TOKENS if want == "auto" else want, drafter_max)
             out.append((limit, reason))
@@ -111,14 +130,34 @@ class AutoController:
         self._limits.clear()
         if self.budget.probing:
             self.budget = replace(self.budget, probing=frozenset())
+        self._planned += sum(limit + 1 for limit, _ in out) - sum(caps.values())
         if not caps:
             return out
         chosen = sequences[0].params.drafter
         names = chosen.split("+") if chosen else self._default
         best: dict[int, Limit] = {}
         for name in names:
-            self._plan(self._kind(name), caps, (rows, len(sequences)), best)
-        return [best.get(sequence.id, limit) for sequence, limit in zip(sequences, out, strict=True)]
+            idle = self._idle.get(name)
+            if idle is not None and idle.ids == ids and self.budget.step < idle.until:
+                self._plans[name], self._limits[name] = idle.plan, idle.limits
+                best |= {i: (0, idle.reason) for i in caps if not best.get(i, (0, None))[0]}
+            else:
+                self._plan(self._kind(name), caps, (rows, len(sequences)), best)
+                self._rest(name, ids, best)
+        out = [best.get(sequence.id, limit) for sequence, limit in zip(sequences, out, strict=True)]
+        if len(caps) == len(ids) and all(name in self._idle for name in names):
+            self._zeros = (ids, min(self._idle[name].until for name in names), out)
+        return out
+
+    def _rest(self, name: str, ids: tuple[int, ...], best: dict[int, Limit]) -> None:
+        """If a kind pays for none of these rows, do not think about it again for a few steps."""
+        if any(self._limits[name].values()):
+            self._idle.pop(name, None)
+        else:
+            reason = next(iter(best.values()))[1] or b.NO_CONFIDENCE
+            self._idle[name] = _Idle(
+                ids, self.budget.step + REST, self._plans[name], self._limits[name], reason
+            )
 
     def _kind(self, name: str) -> Kind:
         """A kind by name; a stranger's starts at what drafters usually reach."""
@@ -141,7 +180,6 @@ class AutoController:
             if pays and kind.sequential:
                 planned = plan.limits[sequence_id]
                 self.budget, limit = b.settle(self.budget, kind, sequence_id, planned, rows)
-                limit = min(limit + SLACK, cap) if limit > 1 else limit
             limits[sequence_id] = limit
             if limit >= best.get(sequence_id, (0, None))[0]:
                 reason = None if limit else b.NO_CONFIDENCE if pays else b.PARKED_BY_COST
@@ -183,7 +221,13 @@ class AutoController:
         return self._limits.get(kind, {}).get(sequence_id, MAX_DRAFT_TOKENS)
 
     def observe(self, record: StepRecord) -> None:
-        self.budget, warnings = b.alarm(b.observe(self.budget, record))
+        asked: dict[int, int] = {}
+        for kind in self.budget.kinds:
+            if kind.sequential:
+                asked |= self._limits.get(kind.name, {})
+        known = sum(row.drafted + 1 for row in record.rows) or self._planned + sum(asked.values())
+        self._others, self._planned = max(record.target_rows - known, 0), 0
+        self.budget, warnings = b.alarm(b.observe(self.budget, record, asked))
         for text in warnings:
             if self._warn:
                 self._warn(text)

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import median
 
 from paceline.errors import UsageError
 
@@ -66,59 +65,127 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftCost:
+    """Seconds of a draft round = base + step * steps + token * tokens, by decayed least squares from a guess.
+
+    `steps`: calls of the network in a row, the longest draft of the round; `tokens`: of all rows together.
+    """
+
+    guess: float  # seconds of a target step; a round is first taken for a fraction of it
+    sums: tuple[float, ...] = (0.0,) * 9  # of weight, s, t, ss, st, tt, y, sy, ty
+
+    def add(self, steps: float, tokens: float, seconds: float, decay: float = 0.96) -> DraftCost:
+        """One more round. One that took far longer than expected counts as four times that."""
+        if self.sums[0] > 2.0:
+            seconds = min(seconds, 4.0 * self.at(steps, tokens))
+        s, t, y = steps, tokens, seconds
+        new = (1.0, s, t, s * s, s * t, t * t, y, s * y, t * y)
+        return DraftCost(
+            self.guess, tuple(decay * old + more for old, more in zip(self.sums, new, strict=True))
+        )
+
+    def fit(self) -> tuple[float, float, float]:
+        """(base, step, token), none negative.
+
+        The guess stands for a little evidence in every direction. It is low: a cost thought too high is never tried.
+        """
+        base, step, token = 0.1 * self.guess, 0.04 * self.guess, 0.005 * self.guess
+        n, s, t, ss, st, tt, y, sy, ty = self.sums
+        for steps, tokens in ((1, 1), (4, 4), (1, 8), (4, 32)):
+            w, v = 0.2, base + step * steps + token * tokens
+            n, s, t, y = n + w, s + w * steps, t + w * tokens, y + w * v
+            ss, st, tt = ss + w * steps * steps, st + w * steps * tokens, tt + w * tokens * tokens
+            sy, ty = sy + w * steps * v, ty + w * tokens * v
+        a, b, c = ss - s * s / n, st - s * t / n, tt - t * t / n
+        e, f = sy - s * y / n, ty - t * y / n
+        step = (e * c - f * b) / (a * c - b * b)
+        token = (f * a - e * b) / (a * c - b * b)
+        if step < 0:
+            step, token = 0.0, max(f / c, 0.0)
+        elif token < 0:
+            step, token = max(e / a, 0.0), 0.0
+        base = (y - step * s - token * t) / n
+        if base < 0:  # a line through the origin, as steep as the rounds say
+            scale = y / (step * s + token * t)
+            return 0.0, step * scale, token * scale
+        return base, step, token
+
+    def at(self, steps: float, tokens: float) -> float:
+        base, step, token = self.fit()
+        return base + step * steps + token * tokens
+
+
+@dataclass(frozen=True, slots=True)
 class Costs:
-    """table[n - 1]: seconds of a target forward with n rows, as profiled and corrected; `drift` multiplies
-    all.
+    """table[n - 1]: seconds of a target forward with n rows, as profiled and bent by what was seen.
+
+    A step takes base + slope * table[rows]: sampling and bookkeeping add a little to every step, a busy machine
+    stretches all of it. Without a profile (`measured` false) the first step sets the scale.
     """
 
     table: tuple[float, ...]
-    drift: float = 1.0
-    other: Line = field(default_factory=Line)  # over target rows: sampling, scheduling, text
-    draft: tuple[tuple[str, Line], ...] = ()  # by drafter kind, over rows of one call: seconds a call
+    measured: bool = True
+    base: float = 0.0
+    slope: float = 1.0
+    seen: Line = field(default_factory=Line)  # seconds over table[rows]
+    other: Line = field(default_factory=Line)  # seconds over target rows: emission, scheduling
+    draft: tuple[tuple[str, DraftCost], ...] = ()  # by drafter kind
 
     def target(self, rows: int) -> float:
-        """Seconds of a target forward."""
+        """Seconds of a target step."""
         last = len(self.table)
         if rows <= last:
-            return self.table[max(rows, 1) - 1] * self.drift
-        slope = (self.table[-1] - self.table[last // 2 - 1]) / (last - last // 2)
-        return (self.table[-1] + slope * (rows - last)) * self.drift
+            return self.base + self.slope * self.table[max(rows, 1) - 1]
+        more = (self.table[-1] - self.table[last // 2 - 1]) / (last - last // 2)
+        return self.base + self.slope * (self.table[-1] + more * (rows - last))
 
-    def drafting(self, kind: str) -> tuple[float, float]:
-        """(base, slope over rows) of one draft call; before the first one a tenth of a target step is
-        assumed.
-        """
-        for name, line in self.draft:
+    def drafting(self, kind: str) -> tuple[float, float, float]:
+        """Seconds of a draft round: (base, per step, per token)."""
+        for name, cost in self.draft:
             if name == kind:
-                return line.fit()
-        return 0.1 * self.target(1), 0.0
+                return cost.fit()
+        return DraftCost(self.target(1)).fit()
 
     def observe_target(self, rows: int, seconds: float, other: float) -> Costs:
-        """Learn from one step. Steps far beyond the table (prefill) say nothing about decoding."""
-        if not 0 < rows <= 2 * len(self.table) or not 0.0 < seconds < float("inf"):
+        """Learn from one step. Steps beyond the table (prompts) say nothing about decoding."""
+        if not 0 < rows <= len(self.table) or not 0.0 < seconds < float("inf"):
             return self
-        ratio = min(max(seconds / self.target(rows), 0.25), 4.0)
-        surprise = min(max(ratio, 0.5), 2.0)
-        drift = self.drift * (1 + 0.1 * (surprise - 1))
         table = self.table
-        if rows <= len(table):
-            table = _bend(table, rows - 1, 0.05 * (surprise - 1))
-        return replace(self, table=table, drift=drift, other=self.other.add(rows, max(other, 0.0)))
+        if not self.measured:
+            table = tuple(v * seconds / table[rows - 1] for v in table)
+            seen = self.seen
+        else:
+            surprise = min(max(seconds / self.target(rows), 0.5), 2.0) - 1
+            table = _bend(table, rows - 1, 0.01 * surprise)
+            seen = self.seen.add(table[rows - 1], min(seconds, 4.0 * self.target(rows)))
+        line = seen
+        for i in (1, len(table) // 8, len(table) // 2):  # the profile's own word, until enough is seen
+            line = Line(line.weight + 0.3, line.x + 0.3 * table[i], line.y + 0.3 * table[i],
+                        line.xx + 0.3 * table[i] ** 2, line.xy + 0.3 * table[i] ** 2)  # fmt: skip
+        base, slope = line.fit()
+        more = self.other.add(rows, max(other, 0.0))
+        return replace(self, table=table, measured=True, base=base, slope=slope, seen=seen, other=more)
 
-    def observe_draft(self, kind: str, rows: float, seconds: float) -> Costs:
-        """Learn from draft calls of one kind: mean rows and mean seconds of a call."""
+    def observe_draft(self, kind: str, steps: float, tokens: float, seconds: float) -> Costs:
+        """Learn from a draft round of one kind."""
         if not 0.0 <= seconds < float("inf"):
             return self
         old = dict(self.draft)
-        old[kind] = old.get(kind, Line()).add(rows, seconds)
+        old[kind] = old.get(kind, DraftCost(self.target(1))).add(steps, tokens, seconds)
         return replace(self, draft=tuple(old.items()))
 
 
 def _bend(table: tuple[float, ...], at: int, change: float) -> tuple[float, ...]:
-    """Multiply the entry `at` by 1 + change and its neighbours by half of it."""
-    low, high = max(at - 1, 0), min(at + 2, len(table))
-    near = tuple(v * (1 + (change if i == at else change / 2)) for i, v in enumerate(table[low:high], low))
-    return table[:low] + near + table[high:]
+    """Multiply entry `at` by 1 + change and those within a third of it by less, and keep the steps rising."""
+    rows = at + 1
+    low, high = max(int(rows * 0.75) - 1, 0), min(int(rows * 1.34) + 1, len(table))
+    reach = 0.3 * rows + 1
+    near = [v * (1 + change * max(0.0, 1 - abs(i - at) / reach)) for i, v in enumerate(table[low:high], low)]
+    floor, ceiling = (table[low - 1] if low else 0.0), (table[high] if high < len(table) else float("inf"))
+    for i, value in enumerate(near):
+        floor = max(floor, min(value, ceiling))
+        near[i] = floor
+    return table[:low] + tuple(near) + table[high:]
 
 
 def staircase(rows: Seq[int], seconds: Seq[float], length: int = TABLE_ROWS) -> tuple[float, ...]:
@@ -150,19 +217,22 @@ class Profile:
     seconds: tuple[float, ...]
     key: str = ""
 
+    measured: bool = True
+
     def costs(self) -> Costs:
-        return Costs(staircase(self.rows, self.seconds))
+        return Costs(staircase(self.rows, self.seconds), self.measured)
 
 
 def default_profile() -> Profile:
     """Before anything was measured: 1 row 5 ms, each further row a twelfth of that."""
-    return Profile(PROFILE_ROWS, tuple(DEFAULT_STEP * (1 + (n - 1) / 12) for n in PROFILE_ROWS))
+    seconds = tuple(DEFAULT_STEP * (1 + (n - 1) / 12) for n in PROFILE_ROWS)
+    return Profile(PROFILE_ROWS, seconds, measured=False)
 
 
 def measure_costs(
     time_rows: Callable[[int], float], rows: Seq[int] = PROFILE_ROWS, limit: float = 2.0, key: str = ""
 ) -> Profile:
-    """Medians of `time_rows(n)` (seconds of one target forward of n rows) in at most about `limit` seconds.
+    """Typical `time_rows(n)` (seconds of one target forward of n rows) in at most about `limit` seconds.
 
     Rungs are visited in rounds, so that a slow moment spreads over all of them, most telling first: a target
     too slow for all of them is described by those that fit (at least two). The first visit, which warms
@@ -176,8 +246,13 @@ def measure_costs(
         if time.perf_counter() - begin > limit and sum(map(bool, taken.values())) > 1:
             break
     rungs = sorted(n for n in chosen if taken[n])
-    values = [median(taken[n][1:] or taken[n]) for n in rungs]
+    values = [_typical(taken[n][1:] or taken[n]) for n in rungs]
     return Profile(tuple(rungs), tuple(values), key)
+
+
+def _typical(seconds: list[float]) -> float:
+    """The lower quartile: what else the machine does can only slow a step down."""
+    return sorted(seconds)[len(seconds) // 4]
 
 
 def machine_key(target: str, versions: Seq[str]) -> str:
