@@ -44,6 +44,7 @@ REASONS = (
     NO_DRAFTER,
 )
 
+LEARN_ALL, LEARN_EVERY = 48, 4  # steps: later, every fourth one tells enough of what things cost
 NOTHING: Mapping[int, int] = MappingProxyType({})
 PROBE_SHARE = 0.005  # of the running time that probes may cost
 
@@ -250,10 +251,12 @@ def observe(budget: Budget, record: StepRecord, asked: Mapping[int, int] = NOTHI
 
     `asked`: tokens per row that the drafter was asked for; it may have drawn more than were left to check.
     """
-    costs = budget.costs.observe_target(record.target_rows, record.target_seconds, record.other_seconds)
+    costs = budget.costs
+    if budget.step < LEARN_ALL or budget.step % LEARN_EVERY == 0:
+        costs = costs.observe_target(record.target_rows, record.target_seconds, record.other_seconds)
     drafted = [row for row in record.rows if row.drafted]
     kind = _main_kind(budget, drafted)
-    if kind is not None:
+    if kind is not None and (budget.step < LEARN_ALL or budget.step % LEARN_EVERY < 2):
         each = [max(asked.get(r.sequence_id, 0), r.drafted) for r in drafted if r.drafter == kind.name]
         steps = max(each) if kind.sequential else 1
         costs = costs.observe_draft(kind.name, steps, sum(each), record.draft_seconds)
