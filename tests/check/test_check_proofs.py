@@ -101,21 +101,19 @@ def test_planted_verification_bugs_are_refuted(bug: Any, monkeypatch: pytest.Mon
     assert "DOES NOT HOLD" in text
 
 
-def test_a_cache_that_keeps_refused_tokens_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What refused tokens left behind disturbs the keys and values of the text."""
+def test_a_cache_spoilt_by_refused_tokens_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a refused token leaves behind in the cache changes what comes after it."""
     from paceline.kv.cache import Tail
 
     honest = Tail.commit
 
-    def greedy(self: Tail, keep: list[int]) -> None:
+    def spoiling(self: Tail, keep: list[int]) -> None:
         honest(self, keep)
-        for (_, tokens), count in zip(self._items, keep, strict=True):
-            if count < len(tokens):
-                for store in (*self._cache.k, *self._cache.v):
-                    store.add_(0.05)
-                break
+        if any(count < len(tokens) for (_, tokens), count in zip(self._items, keep, strict=True)):
+            for store in (*self._cache.k, *self._cache.v):
+                store.mul_(0.7)
 
-    monkeypatch.setattr(Tail, "commit", greedy)
+    monkeypatch.setattr(Tail, "commit", spoiling)
     it = subject()
     assert identity.finding(it, identity.compare(it, EFFORT, 0.0)).outcome == "refuted"
 
