@@ -60,10 +60,7 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
     say(f"target {path} · drafter {kind} ({why}) · {arithmetic}")
     drafters = _load_drafters(config, (kind, source), target, cache)
     controller = AutoController(_profile(config, target, cache), KINDS, say, kind.split("+"))
-    ngram = drafters["ngram"]
-    drafters["ngram"] = Portfolio(ngram, None, controller)  # it, too, offers only what is worth checking
-    if "+" in kind:
-        drafters[kind] = Portfolio(ngram, drafters[kind.split("+")[0]], controller)
+    _combine(drafters, kind, controller)
     info: dict[str, Any] = {
         "target": str(path),
         "drafter": kind,
@@ -110,6 +107,14 @@ def _load_drafters(
     elif kind in third_party():
         drafters[kind] = load_third_party(kind, target, cache)
     return drafters
+
+
+def _combine(drafters: dict[str, Drafter], kind: str, controller: AutoController) -> None:
+    """Let the controller decide what is worth checking of what is copied, alone or beside a network."""
+    ngram = drafters["ngram"]
+    drafters["ngram"] = Portfolio(ngram, None, controller)
+    if "+" in kind:
+        drafters[kind] = Portfolio(ngram, drafters[kind.split("+")[0]], controller)
 
 
 def pick_device(name: str) -> torch.device:

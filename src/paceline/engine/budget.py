@@ -46,6 +46,7 @@ REASONS = (
 
 LEARN_ALL, LEARN_EVERY = 48, 4  # steps: later, every fourth one tells enough of what things cost
 NOTHING: Mapping[int, int] = MappingProxyType({})
+MARGIN = 1.04  # a plan must promise that much more than none: what it does not know costs something too
 PROBE_SHARE = 0.005  # of the running time that probes may cost
 
 
@@ -132,8 +133,10 @@ def choose(budget: Budget, kind: Kind, caps: Mapping[int, int], rows: int, texts
     costs, other = budget.costs, budget.costs.other.fit()
     base, step, slope = costs.drafting(kind.name)
     entries: list[tuple[float, int, int]] = []  # (-survival, depth, id)
+    known = False  # of some row it was seen what its drafts are worth
     for sequence_id, cap in caps.items():
-        survive = arm_of(budget, sequence_id, kind).survive
+        arm = arm_of(budget, sequence_id, kind)
+        survive, known = arm.survive, known or arm.tries[0] >= acc.PARKED_WINDOW - 1
         entries += [(-survive[j], j, sequence_id) for j in range(cap) if survive[j] > 0.03]
     entries.sort()
     tokens, depth, drafting, best, spent = float(texts), 0, 0.0, 0, 0.0
@@ -153,6 +156,8 @@ def choose(budget: Budget, kind: Kind, caps: Mapping[int, int], rows: int, texts
             best_rate, best, spent = tokens / now, count, now - plain
         elif (tokens - survival * (len(entries) - count)) / now < best_rate:
             break  # even if all others survived like this one and were free
+    if known and best_rate < MARGIN * texts / plain:
+        best, best_rate, spent = 0, texts / plain, 0.0
     limits = dict.fromkeys(caps, 0)
     for _, j, sequence_id in entries[:best]:
         limits[sequence_id] = j + 1
@@ -235,7 +240,7 @@ def offer(budget: Budget, kind: Kind, arm: Arm, plan: Plan, confidence: list[flo
     for j, value in enumerate(confidence[:MAX_DRAFT_TOKENS]):
         alive *= 0.5 * (acc.calibrated(bins, value) + arm.accept[j])
         kept += alive
-        net = kept - plan.rate * (_row_seconds(budget.costs, plan.rows, j + 1) + slope * (j + 1))
+        net = kept - MARGIN * plan.rate * (_row_seconds(budget.costs, plan.rows, j + 1) + slope * (j + 1))
         if net > best:
             best, length = net, j + 1
     return length, best

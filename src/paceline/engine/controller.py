@@ -17,7 +17,8 @@ from paceline.engine.budget import Budget, Plan, StepRecord, Want
 from paceline.engine.costs import Profile
 
 Limit = tuple[int, str | None]
-REST = 16  # steps
+REST = 16  # steps that a plan without drafts holds
+LOOK = 7  # steps between two looks for something to copy, at most
 
 MTP = Kind("mtp", (0.72, 0.75, 0.74, 0.72, 0.7))
 MODEL = Kind("model", (0.65, 0.65, 0.62, 0.6))
@@ -105,6 +106,7 @@ class AutoController:
         self._limits: dict[str, dict[int, int]] = {}
         self._planned = 0  # target rows of this step as far as `limits` knows
         self._others = 0  # rows of the step before that it did not know: prompts being read
+        self._quiet: dict[int, tuple[int, int]] = {}  # rows with nothing to copy: (steps to wait, until when)
         self._idle: dict[str, _Idle] = {}  # kinds that pay for no row at present
         self._zeros: tuple[tuple[int, ...], int, list[Limit]] = ((), 0, [])  # the same for all kinds
         self._alive: dict[int, float] = {}  # survival of each row's draft so far in this round
@@ -155,9 +157,10 @@ class AutoController:
             self._idle.pop(name, None)
         else:
             reason = next(iter(best.values()))[1] or b.NO_CONFIDENCE
-            self._idle[name] = _Idle(
-                ids, self.budget.step + REST, self._plans[name], self._limits[name], reason
-            )
+            until = self.budget.step + REST
+            if not self._kinds[name].sequential:
+                until = min((self._quiet.get(i, (0, 0))[1] for i in ids), default=until)
+            self._idle[name] = _Idle(ids, until, self._plans[name], self._limits[name], reason)
 
     def _kind(self, name: str) -> Kind:
         """A kind by name; a stranger's starts at what drafters usually reach."""
@@ -176,13 +179,14 @@ class AutoController:
         plan = b.choose(self.budget, kind, caps if pays and kind.sequential else {}, rows, texts)
         limits = {}
         for sequence_id, cap in caps.items():
-            limit = cap if pays else 0
-            if pays and kind.sequential:
+            limit = cap if pays and self._quiet.get(sequence_id, (0, 0))[1] <= self.budget.step else 0
+            if kind.sequential and pays:
                 planned = plan.limits[sequence_id]
                 self.budget, limit = b.settle(self.budget, kind, sequence_id, planned, rows)
             limits[sequence_id] = limit
             if limit >= best.get(sequence_id, (0, None))[0]:
-                reason = None if limit else b.NO_CONFIDENCE if pays else b.PARKED_BY_COST
+                idle = b.NO_CONFIDENCE if kind.sequential else b.NO_PROPOSAL
+                reason = None if limit else idle if pays else b.PARKED_BY_COST
                 best[sequence_id] = (limit, reason)
         self._plans[kind.name], self._limits[kind.name] = plan, limits
 
@@ -228,11 +232,24 @@ class AutoController:
         known = sum(row.drafted + 1 for row in record.rows) or self._planned + sum(asked.values())
         self._others, self._planned = max(record.target_rows - known, 0), 0
         self.budget, warnings = b.alarm(b.observe(self.budget, record, asked))
+        self._look(record)
         for text in warnings:
             if self._warn:
                 self._warn(text)
 
+    def _look(self, record: StepRecord) -> None:
+        """Look less often for something to copy where there was nothing: every second, fourth, eighth step."""
+        for kind in self.budget.kinds:
+            asked = {} if kind.sequential else self._limits.get(kind.name, {})
+            for row in record.rows if asked else ():
+                if row.drafter == kind.name and row.accepted:
+                    self._quiet.pop(row.sequence_id, None)
+                elif asked.get(row.sequence_id):
+                    wait = min(2 * self._quiet.get(row.sequence_id, (0, 0))[0] + 1, LOOK)
+                    self._quiet[row.sequence_id] = (wait, self.budget.step + wait)
+
     def forget(self, sequence_id: int) -> None:
+        self._quiet.pop(sequence_id, None)
         self.budget = b.forget(self.budget, sequence_id)
 
     def metrics(self) -> dict[str, float]:
