@@ -114,7 +114,7 @@ def _combine(drafters: dict[str, Drafter], kind: str, controller: AutoController
     ngram = drafters["ngram"]
     drafters["ngram"] = Portfolio(ngram, None, controller)
     if "+" in kind:
-        drafters[kind] = Portfolio(ngram, drafters[kind.split("+")[0]], controller)
+        drafters[kind] = Portfolio(ngram, drafters[kind.partition("+")[0]], controller)
 
 
 def pick_device(name: str) -> torch.device:

@@ -1,8 +1,8 @@
 """Runs cells of a benchmark: every setting of a cell back to back within a round, the baseline among them.
 
-Speed is that of decoding: the tokens after every text has its first one, over the time they took. The work
-is fixed (each text writes the same number of tokens), so a ratio of speeds is a ratio of times for the same
-work.
+Speed is that of decoding at a full batch: the tokens between the moment when every text has its first one and the
+moment when the first text is done, over the time they took. What comes after, fewer and fewer texts side by side,
+is the speed of smaller batches; the time of all of it is kept too (`seconds`).
 """
 
 from __future__ import annotations
@@ -143,30 +143,39 @@ def _drive(engine: Engine, run: Run, begin: float, texts: int) -> None:
     """Step until nothing is left, with a clock on every delta."""
     last: dict[str, float] = {}
     ids: dict[str, list[int]] = {}
-    all_first, at_first = begin, 0
+    opened = closed = None  # (time, tokens): when all texts wrote, when the first was done
     while engine.has_work:
         deltas = engine.step()
         now = time.perf_counter()
         for delta in deltas:
-            if delta.error is not None:
-                raise RuntimeError(f"a text failed while it was measured: {delta.error}")
-            run.tokens += len(delta.token_ids)
-            if delta.request not in last:
-                run.first_token.append(now - begin)
-            elif delta.token_ids:
-                run.gaps.append((now - last[delta.request]) / len(delta.token_ids))
-            last[delta.request] = now
+            _note(run, delta, now, (begin, last))
             ids.setdefault(delta.request, []).extend(delta.token_ids)
-            if delta.stats is not None:
-                run.add_stats(delta.stats)
-        if len(last) == texts and not at_first:
-            all_first, at_first = now, run.tokens
-    end = time.perf_counter()
-    run.seconds, run.decode_seconds = end - begin, end - all_first
-    run.decode_tokens = run.tokens - at_first
-    run.digest = hashlib.sha256(repr([ids[name] for name in sorted(ids, key=_number)]).encode()).hexdigest()[
-        :16
-    ]
+        if opened is None and len(last) == texts:
+            opened = (now, run.tokens)
+        elif opened and closed is None and any(delta.finish_reason for delta in deltas):
+            closed = (now, run.tokens)
+    end = (time.perf_counter(), run.tokens)
+    first, then = opened or (begin, 0), closed or end
+    run.seconds, run.decode_seconds, run.decode_tokens = (
+        end[0] - begin,
+        then[0] - first[0],
+        then[1] - first[1],
+    )
+    run.digest = hashlib.sha256(repr([ids[n] for n in sorted(ids, key=_number)]).encode()).hexdigest()[:16]
+
+
+def _note(run: Run, delta: Delta, now: float, clock: tuple[float, dict[str, float]]) -> None:
+    begin, last = clock
+    if delta.error is not None:
+        raise RuntimeError(f"a text failed while it was measured: {delta.error}")
+    run.tokens += len(delta.token_ids)
+    if delta.request not in last:
+        run.first_token.append(now - begin)
+    elif delta.token_ids:
+        run.gaps.append((now - last[delta.request]) / len(delta.token_ids))
+    last[delta.request] = now
+    if delta.stats is not None:
+        run.add_stats(delta.stats)
 
 
 def _number(name: str) -> int:
