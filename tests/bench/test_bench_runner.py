@@ -135,11 +135,11 @@ class Letters:
 def test_workloads_fit_the_context_and_repeat_exactly(name: str) -> None:
     bounds = Bounds(91, 300, frozenset({0}))
     first, again = (prompts(name, Letters(), bounds, 6) for _ in range(2))
-    assert first == again
+    assert [(p.tokens, p.reference) for p in first] == [(p.tokens, p.reference) for p in again]
     assert len(first) == 6
     assert all(2 <= len(p.tokens) <= 300 for p in first)
     assert all(0 <= t < 91 for p in first for t in p.tokens)
-    assert (name == "edit") == (first[0].reference is not None)
+    assert (name in ("edit", "dictated")) == (first[0].reference is not None)
 
 
 def test_unknown_workload_is_refused() -> None:
@@ -156,3 +156,17 @@ def test_a_failed_text_is_not_measured() -> None:
     with pytest.raises(RuntimeError, match="NaN"):
         run_once(bench(engine), CODE, NONE, 0)
     assert not engine.open
+
+
+def test_a_dictated_answer_is_the_only_one_allowed() -> None:
+    made = prompts("dictated", Letters(), Bounds(91, 300), 1)[0].constraint
+    assert made is not None
+    rule = made()
+    first = rule.masks([])[0]
+    assert first is not None
+    assert first.sum() == 1
+    rule.commit([int(first.argmax())])
+    one, two = rule.masks([5])
+    assert one is not None
+    assert two is not None
+    assert (one.sum(), two.sum()) == (1, 1)

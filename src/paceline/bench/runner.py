@@ -136,6 +136,7 @@ def _params(bench: Bench, cell: Cell, setting: Setting, prompt: Prompt, index: i
         drafter=setting.drafter,
         draft_tokens=setting.draft_tokens,
         reference=prompt.reference,
+        constraint=prompt.constraint,
     )
 
 

@@ -8,13 +8,18 @@ stand in.
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from importlib import resources
 from typing import Protocol
 
+import numpy as np
+
+from paceline.core import Constraint
 from paceline.errors import UsageError
 
 
@@ -26,6 +31,7 @@ class Encoder(Protocol):
 class Prompt:
     tokens: list[int]
     reference: tuple[int, ...] | None = None  # text that the answer may be copied from
+    constraint: Callable[[], Constraint] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,38 @@ def _edit(encoder: Encoder, bounds: Bounds, count: int) -> list[Prompt]:
     return out
 
 
+class Dictation:
+    """Allows one answer only. For targets too small to follow a request: what would the engine do with one that does?"""
+
+    def __init__(self, answer: tuple[int, ...], vocab_size: int) -> None:
+        self._answer, self._vocab_size, self._done = answer, vocab_size, 0
+
+    def masks(self, draft: Seq[int]) -> list[np.ndarray | None]:
+        return [self._mask(self._done + j) for j in range(len(draft) + 1)]
+
+    def _mask(self, at: int) -> np.ndarray | None:
+        if at >= len(self._answer):
+            return None
+        mask = np.zeros(self._vocab_size, dtype=np.bool_)
+        mask[self._answer[at]] = True
+        return mask
+
+    def commit(self, tokens: Seq[int]) -> None:
+        self._done += len(tokens)
+
+
+def _dictated(encoder: Encoder, bounds: Bounds, count: int) -> list[Prompt]:
+    """The edit task with the right answer dictated."""
+    file = _data("edit.py.txt")
+    rest = file[file.index("class Cache:") :]
+    out = []
+    for prompt, (old, new) in zip(_edit(encoder, bounds, count), RENAMES, strict=True):
+        answer = tuple(encoder.encode(rest.replace(old, new), add_bos=False))
+        make = functools.partial(Dictation, answer, bounds.vocab_size)
+        out.append(Prompt(prompt.tokens, prompt.reference, make))
+    return out
+
+
 def _json(encoder: Encoder, bounds: Bounds, count: int) -> list[Prompt]:
     """Records that repeat their keys."""
     out = []
@@ -130,5 +168,5 @@ def _long(encoder: Encoder, bounds: Bounds, count: int) -> list[Prompt]:
 
 
 WORKLOADS: dict[str, Source] = {
-    "code": _code, "prose": _prose, "edit": _edit, "json": _json, "random": _random, "long": _long,
+    "code": _code, "prose": _prose, "edit": _edit, "dictated": _dictated, "json": _json, "random": _random, "long": _long,
 }  # fmt: skip

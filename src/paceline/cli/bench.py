@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paceline.bench.table import Line
     from paceline.llm import LLM
 
-WORKLOADS = ("code", "prose", "edit", "json", "random", "long")
+WORKLOADS = ("code", "prose", "edit", "dictated", "json", "random", "long")
 QUICK: dict[str, Any] = {
     "workloads": ("code", "json", "random"), "batches": (1, 4), "temperatures": (0.0,), "lengths": (4, "auto"),
     "rounds": 3, "tokens": 64, "seconds": 40.0,
