@@ -24,7 +24,7 @@ from paceline.train.compare import compare, open_engine, prompts_of
 from paceline.train.data import DataReport, encode_records, read_records
 from paceline.train.distil import prepare
 from paceline.train.encoding import TargetEncoder
-from paceline.train.export import Exported, export
+from paceline.train.export import Exported, export, set_head
 from paceline.train.loop import Run
 from paceline.train.parallel import Captured
 from paceline.train.plot import line_chart
@@ -74,7 +74,7 @@ def one_run(
     run = Run(start.module, teacher, data, options, folder)
     history = run.go().state.history
     start.config["use_ordered_embeddings"] = False
-    export(start.module, folder, Exported(start.config, a.draft_tokens, torch.float32))
+    export(set_head(start.module, None), folder, Exported(start.config, a.draft_tokens, torch.float32))
     engine = open_engine(a.target, {name: folder}, a.draft_tokens, "cpu")
     scores = compare(engine, [name], a.held_prompts[: a.prompts], a.tokens)[name]
     (folder / "state.safetensors").unlink(missing_ok=True)

@@ -64,7 +64,9 @@ def main() -> None:
         print(f"{name:14} {total / middle:8.1f} tokens/s   {base / middle:6.2f} times transformers")
     same = texts["transformers"] == texts["paceline none"] == texts["paceline mtp"]
     print(f"texts equal: {same} ({len(prompts)} prompts of {args.tokens} tokens)")
-    print(json.dumps(provenance(" ".join(sys.argv)) | {"transformers": transformers.__version__}, default=str))
+    print(
+        json.dumps(provenance(" ".join(sys.argv)) | {"transformers": transformers.__version__}, default=str)
+    )
     sys.exit(0 if same else 1)
 
 

@@ -8,7 +8,9 @@ base, key, model = sys.argv[1:4]
 common = {"model": f"openai/{model}", "api_base": base, "api_key": key, "max_tokens": 16, "seed": 1}
 TALK = [{"role": "user", "content": "def parse(self, text):"}]
 whole = litellm.completion(messages=TALK, **common)
-chunks = list(litellm.completion(messages=TALK, stream=True, stream_options={"include_usage": True}, **common))
+chunks = list(
+    litellm.completion(messages=TALK, stream=True, stream_options={"include_usage": True}, **common)
+)
 text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
 assert text == whole.choices[0].message.content
 built = litellm.stream_chunk_builder(chunks)

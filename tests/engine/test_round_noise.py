@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from testing import Setup, make_engine, prompts, run
 
 from paceline.core import SamplingParams
 from paceline.engine import picker
 from paceline.sampling.verify import uniforms
+from testing import Setup, make_engine, prompts, run
 
 
 def test_overlapping_rounds_have_uniforms_of_their_own() -> None:

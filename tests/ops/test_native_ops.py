@@ -52,7 +52,9 @@ def test_linear(kind: str, out: int, width: int) -> None:
 
     whole = runner.run(graph, rows_of(64), None, {"x": x})[0].clone()
     want = x.double() @ dequantize(weight, None, torch.float64).T
-    size = want.abs().amax(-1, keepdim=True).clamp(min=1e-9)  # int8, int4: inputs are rounded to 11..15 bits of a row
+    size = (
+        want.abs().amax(-1, keepdim=True).clamp(min=1e-9)
+    )  # int8, int4: inputs are rounded to 11..15 bits of a row
     assert ((whole - want).abs() / size).max() < (5e-4 if kind in ("int8", "int4") else 3e-6)
     for count in range(1, 64):
         native.set_threads(1 + count % 2)
@@ -118,7 +120,9 @@ def test_row_op(name: str, scale: float) -> None:
 def test_wide_elementwise_rows_are_cut_by_columns() -> None:
     x = torch.randn(3, 5003)
     runner = native.NativeRunner(2)
-    got = runner.run(lambda ops: (ops.softcap(ops.gelu(ops.given("x", 5003)), 5.0),), rows_of(3), None, {"x": x})
+    got = runner.run(
+        lambda ops: (ops.softcap(ops.gelu(ops.given("x", 5003)), 5.0),), rows_of(3), None, {"x": x}
+    )
     want = torch.tanh(torch.nn.functional.gelu(x.double(), approximate="tanh") / 5) * 5
     torch.testing.assert_close(got[0].double(), want, rtol=1e-5, atol=1e-6)
 

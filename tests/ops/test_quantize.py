@@ -58,7 +58,10 @@ def test_saved_folder_loads_as_quantized_at_load(family: str, kind: str, tmp_pat
     sizes = save_quantized(tmp_path / "source", tmp_path / "out", kind)
     assert sizes["after"] < 0.5 * sizes["before"]
     original = load_target(tmp_path / "source")
-    saved, at_load = load_target(tmp_path / "out"), load_target(tmp_path / "source", transform=quantizer(kind))
+    saved, at_load = (
+        load_target(tmp_path / "out"),
+        load_target(tmp_path / "source", transform=quantizer(kind)),
+    )
     for a, b in zip(saved.layers, at_load.layers, strict=True):
         assert a.gate.kind == b.gate.kind == kind
         assert torch.equal(a.gate.data, b.gate.data)

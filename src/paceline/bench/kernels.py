@@ -229,15 +229,21 @@ def markdown(result: dict[str, Any]) -> str:
         lines += ["| in x out | weights | " + " | ".join(f"{n} rows" for n in ROWS) + " | 5 over 1 |",
                   "|---" * (len(ROWS) + 3) + "|"]  # fmt: skip
         for line in result["linear"]:
-            cells = [f"{line['ms'][n]:.2f} ({line['over_floor'][n]:.2f})" if n in line["ms"] else "" for n in ROWS]
-            lines.append(f"| {line['shape']} | {line['weights']} | {' | '.join(cells)} | {line['5_over_1']} |")
+            cells = [
+                f"{line['ms'][n]:.2f} ({line['over_floor'][n]:.2f})" if n in line["ms"] else "" for n in ROWS
+            ]
+            lines.append(
+                f"| {line['shape']} | {line['weights']} | {' | '.join(cells)} | {line['5_over_1']} |"
+            )
     if "forward" in result:
         lines += ["", f"## Forward and logits, ms by rows, {CONTEXT} tokens of context", ""]
         lines += ["| model | weights | " + " | ".join(str(n) for n in range(1, 17)) + " | 5 over 1 |",
                   "|---" * 19 + "|"]  # fmt: skip
         for line in result["forward"]:
             cells = [f"{line['ms'][n]:.2f}" if n in line["ms"] else "" for n in range(1, 17)]
-            lines.append(f"| {line['model']} | {line['weights']} | {' | '.join(cells)} | {line['5_over_1']} |")
+            lines.append(
+                f"| {line['model']} | {line['weights']} | {' | '.join(cells)} | {line['5_over_1']} |"
+            )
     if "share" in result:
         share = result["share"]
         parts = ", ".join(f"{k} {v} ms" for k, v in share["kernels_ms"].items())

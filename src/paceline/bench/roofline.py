@@ -18,7 +18,7 @@ class Roofline:
     def say(self, plain: float | None) -> str:
         """One line for a user; `plain`: tokens/s of plain decoding of one text, if it was measured."""
         line = (
-            f"Roofline: {self.bandwidth / 1e9:.1f} GB/s read here, {self.weight_bytes / 1e6:.1f} MB of weights per token: "
+            f"Roofline: {self.bandwidth / 1e9:.1f} GB/s read here, {self.weight_bytes / 1e6:.1f} MB of weights a token: "
             f"at most {self.tokens_per_second:.0f} tokens/s for one text without speculation"
         )
         if plain is None:

@@ -29,7 +29,10 @@ TOWERS = re.compile(
 )
 SHARED_KV = re.compile(r"layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.weight$")
 FLOATS = ("F32", "BF16", "F16")
-QUANTIZED = ("I8", "U8")  # int8, and int4 two values a byte; stored beside `<name>_scale`, see models/quantized.py
+QUANTIZED = (
+    "I8",
+    "U8",
+)  # int8, and int4 two values a byte; stored beside `<name>_scale`, see models/quantized.py
 SCALE = "_scale"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 KINDS: Mapping[torch.dtype, WeightKind] = {

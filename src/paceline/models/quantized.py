@@ -32,7 +32,9 @@ def save_quantized(source: Path, out: Path, kind: QuantKind) -> dict[str, int]:
     """Write `source` quantized to `out`; returns bytes before and after. Raises UsageError, LoadError, CapacityError."""
     config = _read_config(source)
     if ENTRY in config:
-        raise UsageError(f"{source} is quantized already ({config[ENTRY].get('kind')}): quantize the original")
+        raise UsageError(
+            f"{source} is quantized already ({config[ENTRY].get('kind')}): quantize the original"
+        )
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"{out} is not empty: name a new folder")
     names: dict[str, str] = {}
@@ -48,7 +50,11 @@ def save_quantized(source: Path, out: Path, kind: QuantKind) -> dict[str, int]:
         index = {"metadata": {"total_size": sizes["after"]}, "weight_map": names}
         (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
         for path in sorted(source.iterdir()):
-            if path.is_file() and path.suffix in (".json", ".jinja", ".model", ".txt") and "index" not in path.name:
+            if (
+                path.is_file()
+                and path.suffix in (".json", ".jinja", ".model", ".txt")
+                and "index" not in path.name
+            ):
                 shutil.copyfile(path, out / path.name)
         config[ENTRY] = {"kind": kind, "version": 1}
         (out / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
@@ -129,7 +135,9 @@ def measure_loss(target: GemmaTarget, quantized: GemmaTarget, tokens: list[int],
         bits -= float(p.gather(1, nexts[:, None]).sum())
         other_bits -= float(q.gather(1, nexts[:, None]).sum())
     count, ln2 = len(tokens) - 1, math.log(2)
-    return Loss(count, kl / count / ln2, agree / count, bits / ln2 / text_bytes, other_bits / ln2 / text_bytes)
+    return Loss(
+        count, kl / count / ln2, agree / count, bits / ln2 / text_bytes, other_bits / ln2 / text_bytes
+    )
 
 
 class _Scorer:

@@ -154,7 +154,9 @@ class Plan:
 
     # -- running -----------------------------------------------------------------------------------------------
 
-    def run(self, rows: Rows, cache: KVCache | None, given: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def run(
+        self, rows: Rows, cache: KVCache | None, given: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
         count = rows.tokens.shape[0]
         if count > self._capacity:
             self._grow(count)
@@ -249,7 +251,12 @@ class Plan:
 
 def address(tensor: torch.Tensor, dtype: torch.dtype, rows: int, name: str) -> int:
     """data_ptr() of a tensor that native code may read. Raises UsageError."""
-    if tensor.dtype != dtype or tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.shape[0] < rows:
+    if (
+        tensor.dtype != dtype
+        or tensor.device.type != "cpu"
+        or not tensor.is_contiguous()
+        or tensor.shape[0] < rows
+    ):
         raise UsageError(
             f"{name} must be a contiguous {dtype} tensor on the CPU with at least {rows} rows, not "
             f"{tensor.dtype} {tuple(tensor.shape)} strides {tensor.stride()} on {tensor.device}"
@@ -262,15 +269,30 @@ def usable(weight: Weight) -> Weight:
     if weight.kind == "float16":
         weight = Weight(weight.data.float(), "float32")
     data, scale = weight.data, weight.scale
-    if data.dim() != 2 or data.dtype != _DTYPES[weight.kind] or data.device.type != "cpu" or not data.is_contiguous():
+    if (
+        data.dim() != 2
+        or data.dtype != _DTYPES[weight.kind]
+        or data.device.type != "cpu"
+        or not data.is_contiguous()
+    ):
         raise UsageError(
             f"a {weight.kind} weight must be a contiguous {_DTYPES[weight.kind]} matrix on the CPU, not {data.dtype} "
             f"{tuple(data.shape)} strides {data.stride()} on {data.device}"
         )
     if weight.kind in ("int8", "int4"):
-        shape = (weight.out_features,) if weight.kind == "int8" else (weight.out_features, weight.in_features // 32)
-        if scale is None or tuple(scale.shape) != shape or (weight.kind == "int4" and weight.in_features % 32):
-            raise UsageError(f"an {weight.kind} weight of {weight.out_features} rows needs scales of shape {shape}")
+        shape = (
+            (weight.out_features,)
+            if weight.kind == "int8"
+            else (weight.out_features, weight.in_features // 32)
+        )
+        if (
+            scale is None
+            or tuple(scale.shape) != shape
+            or (weight.kind == "int4" and weight.in_features % 32)
+        ):
+            raise UsageError(
+                f"an {weight.kind} weight of {weight.out_features} rows needs scales of shape {shape}"
+            )
     return weight
 
 

@@ -40,7 +40,9 @@ def quantizer(kind: QuantKind) -> Callable[[str, Weight], Weight]:
         if wanted is None or weight.kind == wanted:
             return weight
         if weight.kind in ("int8", "int4"):
-            raise UsageError(f"these weights are stored as {weight.kind} already: load them without quantize={kind!r}")
+            raise UsageError(
+                f"these weights are stored as {weight.kind} already: load them without quantize={kind!r}"
+            )
         return quantize(weight.data, wanted)
 
     return transform
@@ -55,7 +57,9 @@ def quantize(data: Tensor, kind: QuantKind) -> Weight:
     parts = [step(data[i : i + rows].float()) for i in range(0, len(data), rows)]
     packed, scale = (torch.cat(some) for some in zip(*parts))
     if not bool(scale.isfinite().all()):
-        raise UsageError("a weight has values that are not finite: the checkpoint is damaged, download it again")
+        raise UsageError(
+            "a weight has values that are not finite: the checkpoint is damaged, download it again"
+        )
     return Weight(packed.contiguous(), kind, scale.contiguous())
 
 
@@ -67,7 +71,9 @@ def _int8(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _int4(x: Tensor) -> tuple[Tensor, Tensor]:
     groups = x.view(x.shape[0], -1, GROUP)  # [out, in / 32, 32]
-    largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))  # with its sign, which takes the value -8
+    largest = groups.gather(
+        -1, groups.abs().argmax(-1, keepdim=True)
+    )  # with its sign, which takes the value -8
     best = torch.full_like(largest, torch.inf)
     values, scale = torch.zeros_like(groups), torch.zeros_like(largest)
     for share in _SHRINK:

@@ -19,7 +19,9 @@ from paceline.ops.base import Experts, Value, Weight
 class Code(IntEnum):
     """Op codes, as in native/program.h. All before LINEAR work on one row."""
 
-    EMBED, NORM, ROTARY, STORE, ADD, MUL, SCALE, GELU, GATED_GELU, SOFTCAP, COPY, ROUTE, MIX, TOP_CLUSTERS = range(14)
+    EMBED, NORM, ROTARY, STORE, ADD, MUL, SCALE, GELU, GATED_GELU, SOFTCAP, COPY, ROUTE, MIX, TOP_CLUSTERS = (
+        range(14)
+    )
     LINEAR, ATTENTION, EXPERTS, GATHER = range(14, 18)
 
 
@@ -60,9 +62,7 @@ class RecordingOps:
         self._tokens = Symbol(1, integer=True)
         self._stores: dict[int, Node] = {}
 
-    def _note(
-        self, code: Code, inputs: list[Symbol], widths: list[int], **rest: object
-    ) -> list[Symbol]:
+    def _note(self, code: Code, inputs: list[Symbol], widths: list[int], **rest: object) -> list[Symbol]:
         outputs = [Symbol(width) for width in widths]
         self.nodes.append(Node(code, inputs, outputs, **rest))  # type: ignore[arg-type]
         return outputs
@@ -132,7 +132,11 @@ class RecordingOps:
             integers=[top_k, experts.router_scale, experts.expert_scale],
         )  # fmt: skip
         up = self._note(
-            Code.EXPERTS, [route, expert_input], [top_k * inner], weights=list(experts.gate_up), integers=[top_k, 0]
+            Code.EXPERTS,
+            [route, expert_input],
+            [top_k * inner],
+            weights=list(experts.gate_up),
+            integers=[top_k, 0],
         )[0]
         down = self._note(
             Code.EXPERTS, [route, up], [top_k * hidden], weights=list(experts.down), integers=[top_k, inner]
