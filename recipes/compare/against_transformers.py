@@ -1,4 +1,4 @@
-"""Plain and MTP decoding of the bundled pair against transformers' `generate()`, one text, greedy, interleaved in one run.
+"""Plain and MTP decoding of the bundled pair against transformers' `generate()`: one text, greedy, interleaved.
 
     python recipes/compare/against_transformers.py [--rounds 5] [--prompts 4] [--tokens 128]
 

@@ -56,8 +56,8 @@ class StepPicker:
         shaping = [logit_rows(self._lives[r], self._tokens[r])[-1] for r in rows]
         plain = [self._lives[r].rule == "match" for r in rows]
         picked: list[int] = [0] * len(rows)
-        for row in (shaping[i] for i, match in enumerate(plain) if not match):
-            row.position -= step  # the round's first: see noise.draft_purpose
+        for own in (shaping[i] for i, match in enumerate(plain) if not match):
+            own.position -= step  # the round's first: see noise.draft_purpose
         for purpose, wanted in ((noise.TARGET, True), (noise.draft_purpose(step), False)):
             part = [i for i, match in enumerate(plain) if match is wanted]
             if not part:
