@@ -96,7 +96,7 @@ class Plan:
     rate: float  # tokens per second that it promises
     rows: int  # target rows of the step without any draft
     token_seconds: float  # mean cost of a planned token, its draft and its target row together
-    beyond_seconds: float  # the same of a token past the plan
+    row_seconds: float  # of that, its target row: a token that is drawn already costs no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +161,8 @@ def choose(budget: Budget, kind: Kind, caps: Mapping[int, int], rows: int, texts
     limits = dict.fromkeys(caps, 0)
     for _, j, sequence_id in entries[:best]:
         limits[sequence_id] = j + 1
-    more = step / len(caps) if kind.sequential and caps else 0.0
-    beyond = _row_seconds(costs, rows + best, 4) / 4 + slope + more
-    return Plan(limits, best_rate, rows, spent / max(best, 1), beyond)
+    row = _row_seconds(costs, rows, best or 4) / (best or 4)
+    return Plan(limits, best_rate, rows, spent / max(best, 1), row)
 
 
 def _row_seconds(costs: Costs, rows: int, more: int) -> float:
@@ -216,16 +215,14 @@ def settle(budget: Budget, kind: Kind, sequence_id: int, limit: int, rows: int) 
     return replace(budget, credit=budget.credit - probe, probing=budget.probing | {sequence_id}), 1
 
 
-def worth(plan: Plan, arm: Arm, sequence_id: int, step: int, survival: float) -> bool:
-    """Whether token `step` + 1 is worth drafting when the tokens up to `step` survive with chance `survival`.
+def worth(plan: Plan, arm: Arm, step: int, survival: float) -> bool:
+    """Whether token `step` + 1 is worth its target row when the tokens up to `step` survive with chance `survival`.
 
     Nothing about token `step` + 1 itself enters: its own chance is the request's average at that position.
     """
     if step + 1 >= MAX_DRAFT_TOKENS:
         return False
-    planned = step + 1 < plan.limits.get(sequence_id, 0)
-    seconds = plan.token_seconds if planned else plan.beyond_seconds
-    return survival * arm.accept[step + 1] >= plan.rate * seconds
+    return survival * arm.accept[step + 1] >= plan.rate * plan.row_seconds
 
 
 def offer(budget: Budget, kind: Kind, arm: Arm, plan: Plan, confidence: list[float]) -> tuple[int, float]:

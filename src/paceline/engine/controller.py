@@ -18,7 +18,7 @@ from paceline.engine.costs import Profile
 
 Limit = tuple[int, str | None]
 REST = 16  # steps that a plan without drafts holds
-LOOK = 7  # steps between two looks for something to copy, at most
+LOOK = 16  # steps between two looks for something to copy, at most
 
 MTP = Kind("mtp", (0.72, 0.75, 0.74, 0.72, 0.7))
 MODEL = Kind("model", (0.65, 0.65, 0.62, 0.6))
@@ -196,7 +196,7 @@ class AutoController:
             if kind.sequential and sequence_id in plan.limits:
                 survival = self._alive.get(sequence_id, 1.0) * self._calibrated(name, confidence)
                 self._alive[sequence_id] = survival
-                return b.worth(plan, b.arm_of(self.budget, sequence_id, kind), sequence_id, step, survival)
+                return b.worth(plan, b.arm_of(self.budget, sequence_id, kind), step, survival)
         return True  # a fixed length
 
     def _calibrated(self, name: str, confidence: float) -> float:
@@ -238,15 +238,16 @@ class AutoController:
                 self._warn(text)
 
     def _look(self, record: StepRecord) -> None:
-        """Look less often for something to copy where there was nothing: every second, fourth, eighth step."""
+        """Look less often for something to copy where there was nothing: every 2nd, 4th, 8th, 16th step."""
         for kind in self.budget.kinds:
             asked = {} if kind.sequential else self._limits.get(kind.name, {})
             for row in record.rows if asked else ():
                 if row.drafter == kind.name and row.accepted:
                     self._quiet.pop(row.sequence_id, None)
                 elif asked.get(row.sequence_id):
-                    wait = min(2 * self._quiet.get(row.sequence_id, (0, 0))[0] + 1, LOOK)
-                    self._quiet[row.sequence_id] = (wait, self.budget.step + wait)
+                    wait = min(2 * self._quiet.get(row.sequence_id, (1, 0))[0], LOOK)
+                    due = (self.budget.step // wait + 1) * wait  # all rows at the same steps
+                    self._quiet[row.sequence_id] = (wait, due)
 
     def forget(self, sequence_id: int) -> None:
         self._quiet.pop(sequence_id, None)
