@@ -57,7 +57,8 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
     tokenizer = Tokenizer.load(path)
     cache = make_cache(target, config, share=1.0)
     kind, source, why = choose_drafter(config, path)
-    say(f"target {path} · drafter {kind} ({why}) · {arithmetic}")
+    said = "the bundled one" if config.target == "demo" and source is not None else why
+    say(f"target {config.target} · drafter {kind} ({said}) · {arithmetic}")
     drafters = _load_drafters(config, (kind, source), target, cache)
     controller = AutoController(_profile(config, target, cache), KINDS, say, kind.split("+"))
     _combine(drafters, kind, controller)
