@@ -20,7 +20,7 @@ Limit = tuple[int, str | None]
 REST = 16  # steps that a plan without drafts holds
 LOOK = 16  # steps between two looks for something to copy, at most
 
-MTP = Kind("mtp", (0.72, 0.75, 0.74, 0.72, 0.7))
+MTP = Kind("mtp", (0.62, 0.7, 0.7, 0.68, 0.66))
 MODEL = Kind("model", (0.65, 0.65, 0.62, 0.6))
 NGRAM = Kind("ngram", (0.5, 0.7, 0.8, 0.85), sequential=False)
 KINDS = (MTP, MODEL, NGRAM)
