@@ -25,7 +25,7 @@ class Plan:
     length: int = 96  # tokens of the texts that are computed by rows and chunks
 
 
-QUICK = Plan(Effort(tokens=6_000, seconds=20.0, length=64), samples=1500, law_seconds=5.0, length=64)
+QUICK = Plan(Effort(tokens=6_000, seconds=10.0, length=64), samples=1500, law_seconds=2.5, length=64)
 FULL = Plan(Effort(tokens=100_000))
 
 Report = Callable[[str, float], None]  # what is running, and how far it is (0..1)
