@@ -13,7 +13,8 @@ import pytest
 
 from paceline.core import Constraint
 from paceline.errors import UsageError
-from paceline.text.grammar import AfterThinking, GrammarConstraint, Grammars, Vocabulary, check_depth
+from paceline.text.grammar import GrammarConstraint, Grammars, Vocabulary, check_depth
+from paceline.text.phases import AfterThinking
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.tools import CallArguments, CallStart, ToolParser
 from server.fake_engine import MARKS, make_tokenizer

@@ -24,7 +24,7 @@ from paceline.server.trace import Trace
 from paceline.server.usage import speculation, usage
 from paceline.server.visible import ChatText, MarkedText
 from paceline.text import arguments, reasoning
-from paceline.text.grammar import AfterThinking
+from paceline.text.phases import AfterThinking
 from paceline.text.reasoning import ReasoningParser, opened_by
 from paceline.text.tools import ToolParser
 
@@ -84,23 +84,28 @@ class Chat:
         continuous = include and bool(options and options.continuous_usage_stats)
         traces = [Trace(self.room.tokenizer) for _ in self.choices]
         wants_trace = bool(self.body.speculation and self.body.speculation.trace)
-        begun: set[int] = set()
         opening = {"role": "assistant", "content": None if _forced_calls(self.body) is not None else ""}
+        begun: set[int] = set()
+        left = len(self.choices)
         async with self.service.generate(self.ask) as generation:
-            async for _, delta in generation.deltas():
-                i = delta.index
-                if i not in begun:
-                    begun.add(i)
-                    yield event(self._chunk(i, opening))
-                chunk = self._delta_chunk(delta)
-                if wants_trace:
-                    chunk["paceline"] = traces[i].of(delta)
-                if continuous:
-                    chunk["usage"] = self._usage(generation)
-                if delta.finish_reason is not None and len(generation.stats) == len(self.choices):
-                    chunk["speculation"] = speculation(generation.stats.values(), self.params.seed)
-                if delta.finish_reason or continuous or wants_trace or _says_something(chunk):
-                    yield event(chunk)
+            async for batch in generation.batches():
+                out = []
+                for _, delta in batch:
+                    if delta.index not in begun:
+                        begun.add(delta.index)
+                        out.append(event(self._chunk(delta.index, opening)))
+                    chunk = self._delta_chunk(delta)
+                    if wants_trace:
+                        chunk["paceline"] = traces[delta.index].of(delta)
+                    if continuous:
+                        chunk["usage"] = self._usage(generation)
+                    left -= delta.finish_reason is not None
+                    if not left:
+                        chunk["speculation"] = speculation(generation.stats.values(), self.params.seed)
+                    if delta.finish_reason or continuous or wants_trace or _says_something(chunk):
+                        out.append(event(chunk))
+                if out:
+                    yield b"".join(out)
         if include:
             report = speculation(generation.stats.values(), self.params.seed)
             head = self._head("chat.completion.chunk")
@@ -150,15 +155,7 @@ async def prepare_chat(service: Service, body: ChatRequest, key: str) -> Chat:
     tools = _tools(body, service.config)
     text, prompt = await asyncio.to_thread(_render, room, body, tools)
     space = service.room_after(prompt, "messages")
-    constraint = await service.constraint(body)
-    forced = _forced_calls(body)
-    if forced is not None:
-        if constraint is not None:
-            raise refuse("tool_choice", "cannot be forced together with response_format")
-        try:
-            constraint = await asyncio.to_thread(room.grammars.compile_call, forced, _most_calls(body))
-        except PacelineError as error:
-            raise refuse("tools", str(error), code="bad_grammar") from error
+    constraint = await _constraint(service, room, body)
     extra: dict[str, Any] = {"constraint": _behind_thoughts(constraint, room, body, opened_by(text))}
     stops = list(body.stop_token_ids or [])
     if tools and body.parallel_tool_calls is False:
@@ -174,6 +171,23 @@ async def prepare_chat(service: Service, body: ChatRequest, key: str) -> Chat:
     params = sampling_params(body, space, extra)
     ask = service.ask([(prompt, params)], salt_of(key, body), arrived)
     return Chat(service, room, body, ask, params, opened_by(text))
+
+
+async def _constraint(service: Service, room: Room, body: ChatRequest) -> Callable[[], Constraint] | None:
+    """What response_format asks for, or forced calls, or calls of strict tools wherever they begin."""
+    constraint, forced = await service.constraint(body), _forced_calls(body)
+    if constraint is not None:
+        if forced is not None:
+            raise refuse("tool_choice", "cannot be forced together with response_format")
+        return constraint
+    try:
+        if forced is not None:
+            return await asyncio.to_thread(room.grammars.compile_call, forced, _most_calls(body))
+        if body.tool_choice != "none" and any(tool.function.strict for tool in body.tools or []):
+            return await asyncio.to_thread(room.grammars.compile_strict, _strict_calls(body))
+    except PacelineError as error:
+        raise refuse("tools", str(error), code="bad_grammar") from error
+    return None
 
 
 def _render(room: Room, body: ChatRequest, tools: list[dict[str, Any]] | None) -> tuple[str, list[int]]:
@@ -237,6 +251,12 @@ def _forced_calls(body: ChatRequest) -> dict[str, dict[str, Any]] | None:
             raise refuse("tool_choice", f"no tool is called {name[:80]!r}")
         return {name: known[name]}
     return known if body.tool_choice == "required" else None
+
+
+def _strict_calls(body: ChatRequest) -> dict[str, dict[str, Any]]:
+    """Every tool that may be called; one that is not strict takes any arguments."""
+    functions = [tool.function for tool in body.tools or []]
+    return {f.name: (f.parameters or {}) if f.strict else {} for f in functions}
 
 
 def _behind_thoughts(

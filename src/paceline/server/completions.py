@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from paceline.core import Delta, SamplingParams, TokenLogprob
@@ -22,6 +23,7 @@ from paceline.server.trace import Trace
 from paceline.server.usage import speculation, usage
 
 Entry = TokenLogprob | int
+_SHORT = 2048  # characters
 
 
 @dataclass(slots=True)
@@ -91,32 +93,39 @@ class Completion:
                 yield event(self._chunk(i, text, self._logprobs(entries, 0), last))
         if self.body.max_tokens != 0:
             async with self.service.generate(self.ask) as generation:
-                async for chunk in self._chunks(generation):
-                    yield event(chunk)
+                async for chunks in self._chunks(generation):
+                    yield chunks
             stats = generation.stats.values()
         if include:
             report = speculation(stats, self.params.seed)
             yield event({**self._head(), "choices": [], "usage": self._usage(stats), "speculation": report})
         yield DONE
 
-    async def _chunks(self, generation: Generation) -> AsyncIterator[dict[str, Any]]:
+    async def _chunks(self, generation: Generation) -> AsyncIterator[bytes]:
+        """The events of what is ready at the same time, as one piece."""
         options, n = self.body.stream_options, self.params.n
         continuous = bool(options and options.include_usage and options.continuous_usage_stats)
         wants_trace = bool(self.body.speculation and self.body.speculation.trace)
         traces = [Trace(self.room.tokenizer) for _ in range(len(self.texts) * n)]
         offsets = [len(text) if self.body.echo else 0 for text in self.texts for _ in range(n)]
-        async for prompt, delta in generation.deltas():
-            i = prompt * n + delta.index
-            chunk = self._delta_chunk(i, delta, offsets[i])
-            offsets[i] += len(delta.text)
-            if wants_trace:
-                chunk["paceline"] = traces[i].of(delta)
-            if continuous:
-                chunk["usage"] = self._usage(generation.stats.values())
-            if delta.finish_reason is not None and len(generation.stats) == len(self.texts) * n:
-                chunk["speculation"] = speculation(generation.stats.values(), self.params.seed)
-            if delta.text or delta.finish_reason or delta.logprobs or continuous or wants_trace:
-                yield chunk
+        left = len(self.texts) * n
+        async for batch in generation.batches():
+            out = []
+            for prompt, delta in batch:
+                i = prompt * n + delta.index
+                chunk = self._delta_chunk(i, delta, offsets[i])
+                offsets[i] += len(delta.text)
+                if wants_trace:
+                    chunk["paceline"] = traces[i].of(delta)
+                if continuous:
+                    chunk["usage"] = self._usage(generation.stats.values())
+                left -= delta.finish_reason is not None
+                if not left:
+                    chunk["speculation"] = speculation(generation.stats.values(), self.params.seed)
+                if delta.text or delta.finish_reason or delta.logprobs or continuous or wants_trace:
+                    out.append(event(chunk))
+            if out:
+                yield b"".join(out)
 
     def _delta_chunk(self, index: int, delta: Delta, offset: int) -> dict[str, Any]:
         self.completion_tokens += len(delta.token_ids)
@@ -165,7 +174,8 @@ async def prepare_completion(service: Service, body: CompletionRequest, key: str
     """Tokenise and check, all before anything is queued. Raises ApiError."""
     arrived = time.monotonic()
     room = service.check(body)
-    texts, prompts = await asyncio.to_thread(_prompts, room, body, service)
+    work = partial(_prompts, room, body, service)
+    texts, prompts = work() if _is_short(body) else await asyncio.to_thread(work)
     if len(prompts) * (body.n or 1) > service.config.max_texts:
         raise refuse(
             "n", f"{len(prompts)} prompts with n={body.n or 1} are over {service.config.max_texts} texts"
@@ -182,6 +192,11 @@ async def prepare_completion(service: Service, body: CompletionRequest, key: str
     params = sampling_params(body, space, extra)
     ask = service.ask([(prompt, params) for prompt in prompts], salt_of(key, body), arrived)
     return Completion(service, room, body, ask, params, texts)
+
+
+def _is_short(body: CompletionRequest) -> bool:
+    """Whether reading the prompt takes less time than handing it to another thread."""
+    return isinstance(body.prompt, str) and len(body.prompt) <= _SHORT
 
 
 def _prompts(room: Room, body: CompletionRequest, service: Service) -> tuple[list[str], list[list[int]]]:

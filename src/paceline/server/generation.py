@@ -32,13 +32,24 @@ class _Channel:
     loop: asyncio.AbstractEventLoop
     items: deque[tuple[int, Delta | Exception]] = field(default_factory=deque)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
+    woken: bool = False  # the loop knows of the items, or is about to
 
     def put(self, prompt: int, item: Delta | Exception) -> None:
+        """On the worker's thread. Waking the loop costs more than the rest: once is enough until it has looked."""
         self.items.append((prompt, item))
+        if self.woken:
+            return
+        self.woken = True
         try:
             self.loop.call_soon_threadsafe(self.ready.set)
         except RuntimeError:  # the loop is closed: nobody listens any more
             self.items.clear()
+
+    async def wait(self) -> None:
+        """On the loop: returns when there are items; what comes from now on wakes again."""
+        await self.ready.wait()
+        self.ready.clear()
+        self.woken = False
 
 
 class Generation:
@@ -87,31 +98,46 @@ class Generation:
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         """(prompt, delta) in the order of the engine. Raises what ended the request early."""
+        async for batch in self.batches():
+            for item in batch:
+                yield item
+
+    async def batches(self) -> AsyncIterator[list[tuple[int, Delta]]]:
+        """As `deltas`, but what is ready at the same time comes together: it can be sent as one."""
         begin = last = time.monotonic()
         first = True
         while self._left:
-            await self._channel.ready.wait()
-            self._channel.ready.clear()
-            while self._channel.items:
+            await self._channel.wait()
+            batch: list[tuple[int, Delta]] = []
+            failure: Exception | None = None
+            now = time.monotonic()
+            while self._channel.items and failure is None:
                 prompt, item = self._channel.items.popleft()
-                if isinstance(item, Exception):
-                    self._outcome = type(item).__name__
-                    raise item
-                now = time.monotonic()
-                self._metrics.delta(item, now - begin if first else None, now - last)
-                first, last = False, now
-                self._check(prompt, item)
-                yield prompt, item
+                failure = self._failure(prompt, item)
+                if failure is None:
+                    assert isinstance(item, Delta)
+                    self._metrics.delta(item, now - begin if first else None, now - last)
+                    first, last = False, now
+                    batch.append((prompt, item))
+            if batch:
+                yield batch
+            if failure is not None:
+                raise failure
 
-    def _check(self, prompt: int, delta: Delta) -> None:
-        if delta.finish_reason is None:
-            return
-        if delta.finish_reason in ("error", "abort"):
-            self._outcome = delta.finish_reason
-            raise RequestFailed(delta.error or "the request was aborted")
+    def _failure(self, prompt: int, item: Delta | Exception) -> Exception | None:
+        """What ends the request early, if this does; else its end is noted."""
+        if isinstance(item, Exception):
+            self._outcome = type(item).__name__
+            return item
+        if item.finish_reason is None:
+            return None
+        if item.finish_reason in ("error", "abort"):
+            self._outcome = item.finish_reason
+            return RequestFailed(item.error or "the request was aborted")
         self._left -= 1
-        if delta.stats is not None:
-            self.stats[prompt, delta.index] = delta.stats
-            self._metrics.text_finished(delta.stats)
+        if item.stats is not None:
+            self.stats[prompt, item.index] = item.stats
+            self._metrics.text_finished(item.stats)
         if not self._left:
             self._outcome = "finished"
+        return None

@@ -7,11 +7,13 @@ of strings; anything else allows any value of the notation. Properties come in t
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from paceline.text.arguments import CLOSE, QUOTE
 from paceline.text.tools import OPEN
 
+Tools = dict[str, dict[str, Any]]
 _COMMON = """
 value: string | NUMBER | "true" | "false" | "null" | array | object
 array: "[" (value ("," value)*)? "]"
@@ -25,15 +27,31 @@ TEXT: /{text}*/
 """
 
 
-def call_grammar(tools: dict[str, dict[str, Any]], marks: dict[str, int], most: int) -> str:
+def call_grammar(tools: Tools, marks: dict[str, int], most: int) -> str:
     """One to `most` calls. `tools`: name -> schema of the arguments; `marks`: those that are tokens."""
+    opening = f"<[{marks[OPEN]}]>" if OPEN in marks else _quoted(OPEN)
+    return _grammar(f"start: call{{1,{most}}}\ncall: {opening} opened", tools, marks)
+
+
+def opened_call_grammar(tools: Tools, marks: dict[str, int]) -> str:
+    """One call, from behind its opening mark to its closing one."""
+    return _grammar("start: opened", tools, marks)
+
+
+def mixed_grammar(tools: Tools, marks: dict[str, int]) -> str:
+    """Any text with any number of calls in it, for vocabularies in which the opening mark is no token."""
+    mark = re.escape(OPEN)
+    start = ["start: (before opened)* FREE?", f"before[lazy]: /(?s:.*){mark}/"]
+    return _grammar("\n".join([*start, f"FREE: /(?s:.+)/ & ~/(?s:.*){mark}(?s:.*)/"]), tools, marks)
+
+
+def _grammar(start: str, tools: Tools, marks: dict[str, int]) -> str:
     writer = _Writer(marks)
     rules = []
     for i, (name, schema) in enumerate(tools.items()):
         rules.append(f"tool_{i}")
         writer.rules.append(f"tool_{i}: {_quoted('call:' + name)} {writer.arguments(schema)}")
-    opening, closing = writer.mark(OPEN), writer.mark(CLOSE)
-    head = [f"start: call{{1,{most}}}", f"call: {opening} ({' | '.join(rules)}) {closing}"]
+    head = [start, f"opened: ({' | '.join(rules)}) {writer.mark(CLOSE)}"]
     common = _COMMON.format(quote=writer.mark(QUOTE), text=writer.text)
     return "\n".join([*head, *writer.rules]) + common
 

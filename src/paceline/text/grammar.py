@@ -18,8 +18,11 @@ import numpy as np
 
 from paceline.core import Constraint
 from paceline.errors import RequestFailed, UsageError
-from paceline.text.call_grammar import call_grammar
+from paceline.text.arguments import CLOSE
+from paceline.text.call_grammar import call_grammar, mixed_grammar, opened_call_grammar
 from paceline.text.compiler_process import CompilerProcess
+from paceline.text.phases import InsideCalls
+from paceline.text.tools import OPEN
 
 _KEPT = 64
 _JSON_OPTIONS = {
@@ -57,6 +60,15 @@ class Grammars:
     def compile_call(self, tools: dict[str, dict[str, Any]], most: int) -> Callable[[], Constraint]:
         """One to `most` calls of `tools` (name -> JSON schema of the arguments) and nothing else."""
         return self._maker(llguidance.LLMatcher.grammar_from_lark(call_grammar(tools, self._marks, most)))
+
+    def compile_strict(self, tools: dict[str, dict[str, Any]]) -> Callable[[], Constraint]:
+        """Free text in which every call is one of `tools` and fits its schema."""
+        opening, closing = self._marks.get(OPEN), self._marks.get(CLOSE)
+        grammar_from: Any = llguidance.LLMatcher.grammar_from_lark
+        if opening is None or closing is None:
+            return self._maker(grammar_from(mixed_grammar(tools, self._marks)))
+        make = self._maker(grammar_from(opened_call_grammar(tools, self._marks)))
+        return lambda: InsideCalls(make, opening, closing)
 
     def close(self) -> None:
         self._process.close()
@@ -145,51 +157,6 @@ class GrammarConstraint:
     def _only_end(self) -> np.ndarray:
         mask = np.zeros(self._vocab_size, dtype=bool)
         mask[list(self._end_ids)] = True
-        return mask
-
-
-class AfterThinking:
-    """A constraint that begins behind the thinking part, if there is one."""
-
-    def __init__(self, inner: Constraint, open_id: int, close_id: int, inside: bool) -> None:
-        self._inner, self._open, self._close = inner, open_id, close_id
-        self._state = "inside" if inside else "before"  # before | inside | behind
-
-    def masks(self, draft: Seq[int]) -> list[np.ndarray | None]:
-        out: list[np.ndarray | None] = []
-        state = self._state
-        for i in range(len(draft) + 1):
-            if state == "behind":
-                return out + self._inner.masks(draft[i:])
-            if state == "before":
-                ahead = self._inner.masks(draft[i:])
-                if i == len(draft) or draft[i] != self._open:
-                    return [*out, self._or_open(ahead[0]), *ahead[1:]]
-                out.append(self._or_open(ahead[0]))
-            else:
-                out.append(None)
-            if i < len(draft):
-                state = self._after(state, draft[i])
-        return out
-
-    def commit(self, tokens: Seq[int]) -> None:
-        for i, token in enumerate(tokens):
-            if self._state == "before" and token != self._open:
-                self._state = "behind"
-            if self._state == "behind":
-                self._inner.commit(tokens[i:])
-                return
-            self._state = self._after(self._state, token)
-
-    def _after(self, state: str, token: int) -> str:
-        if state == "before":
-            return "inside"
-        return "behind" if token == self._close else "inside"
-
-    def _or_open(self, mask: np.ndarray | None) -> np.ndarray | None:
-        if mask is not None:
-            mask = mask.copy()
-            mask[self._open] = True
         return mask
 
 

@@ -1,0 +1,88 @@
+"""Constraints that hold for a part of the text only: behind the thinking, or inside the tool calls.
+
+Looking ahead along a draft crosses the borders of the parts as writing does, and leaves the state as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+import numpy as np
+
+from paceline.core import Constraint
+
+
+class AfterThinking:
+    """A constraint that begins behind the thinking part, if there is one."""
+
+    def __init__(self, inner: Constraint, open_id: int, close_id: int, inside: bool) -> None:
+        self._inner, self._open, self._close = inner, open_id, close_id
+        self._state = "inside" if inside else "before"  # before | inside | behind
+
+    def masks(self, draft: Seq[int]) -> list[np.ndarray | None]:
+        out: list[np.ndarray | None] = []
+        state = self._state
+        for i in range(len(draft) + 1):
+            if state == "behind":
+                return out + self._inner.masks(draft[i:])
+            if state == "before":
+                ahead = self._inner.masks(draft[i:])
+                if i == len(draft) or draft[i] != self._open:
+                    return [*out, self._or_open(ahead[0]), *ahead[1:]]
+                out.append(self._or_open(ahead[0]))
+            else:
+                out.append(None)
+            if i < len(draft):
+                state = self._after(state, draft[i])
+        return out
+
+    def commit(self, tokens: Seq[int]) -> None:
+        for i, token in enumerate(tokens):
+            if self._state == "before" and token != self._open:
+                self._state = "behind"
+            if self._state == "behind":
+                self._inner.commit(tokens[i:])
+                return
+            self._state = self._after(self._state, token)
+
+    def _after(self, state: str, token: int) -> str:
+        if state == "before":
+            return "inside"
+        return "behind" if token == self._close else "inside"
+
+    def _or_open(self, mask: np.ndarray | None) -> np.ndarray | None:
+        if mask is not None:
+            mask = mask.copy()
+            mask[self._open] = True
+        return mask
+
+
+class InsideCalls:
+    """Anything goes until a call is opened; inside it a fresh constraint holds, up to the closing mark."""
+
+    def __init__(self, make: Callable[[], Constraint], open_id: int, close_id: int) -> None:
+        """`make`: the constraint of one call, from behind its opening mark to its closing one."""
+        self._make, self._open, self._close = make, open_id, close_id
+        self._call: Constraint | None = None
+
+    def masks(self, draft: Seq[int]) -> list[np.ndarray | None]:
+        out: list[np.ndarray | None] = []
+        call, start = self._call, 0
+        while True:
+            border = self._open if call is None else self._close
+            end = next((i + 1 for i in range(start, len(draft)) if draft[i] == border), None)
+            part = draft[start:end]
+            masks = [None] * (len(part) + 1) if call is None else call.masks(part)
+            if end is None:
+                return out + masks
+            out += masks[:-1]
+            call, start = (self._make() if call is None else None), end
+
+    def commit(self, tokens: Seq[int]) -> None:
+        for token in tokens:
+            if self._call is not None:
+                self._call.commit([token])
+                self._call = None if token == self._close else self._call
+            elif token == self._open:
+                self._call = self._make()
