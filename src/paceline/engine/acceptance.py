@@ -7,6 +7,7 @@ kind.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 from paceline.core import MAX_DRAFT_TOKENS
@@ -19,6 +20,7 @@ LAST_PROBE = 1024
 BINS = 12  # of the drafter's confidence
 BIN_WEIGHT = 8.0  # observations that the drafter's own word counts for
 ALARM_TRIES, ALARM_SHARE = 96, 0.4
+SAMPLED_SHARE = 0.8  # of the acceptance of greedy text, where nothing is known of sampled text
 
 Bins = tuple[tuple[float, float], ...]  # (kept, tried) by confidence, [BINS]
 
@@ -33,9 +35,16 @@ class Kind:
     prior: tuple[float, ...] = (0.7,)
     sequential: bool = True  # one call per position; False = one call proposes all, at once and for little
     known: bool = False  # the prior was measured for this pair: acceptance far below it is alarming
+    sampled: tuple[float, ...] = ()  # the same at a temperature; empty: four fifths of the prior
 
-    def accept(self, position: int) -> float:
-        return self.prior[min(position, len(self.prior) - 1)]
+    def law(self, sampled: bool) -> str:
+        """Under which name its calibration is kept: at a temperature a confidence means something else."""
+        return f"{self.name} at a temperature" if sampled else self.name
+
+    def accept(self, position: int, sampled: bool = False) -> float:
+        if sampled and self.sampled:
+            return self.sampled[min(position, len(self.sampled) - 1)]
+        return self.prior[min(position, len(self.prior) - 1)] * (SAMPLED_SHARE if sampled else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,8 @@ class Arm:
 
     hits: tuple[float, ...]  # by position, [MAX_DRAFT_TOKENS]
     tries: tuple[float, ...]
+    prior: tuple[float, ...]  # what it starts from
+    sampled: bool = False  # the text is drawn at a temperature: confidence means something else there
     accept: tuple[float, ...] = ()  # conditional acceptance by position
     survive: tuple[float, ...] = ()  # running products of `accept`
     parked: bool = False
@@ -66,22 +77,22 @@ class Totals:
                       self.drafted + drafted, self.accepted + accepted, self.alarmed)  # fmt: skip
 
 
-def fresh_arm(kind: Kind) -> Arm:
+def fresh_arm(kind: Kind, sampled: bool = False) -> Arm:
     zeros = (0.0,) * MAX_DRAFT_TOKENS
-    return _estimated(Arm(zeros, zeros), kind)
+    prior = tuple(kind.accept(j, sampled) for j in range(MAX_DRAFT_TOKENS))
+    return estimated(Arm(zeros, zeros, prior, sampled))
 
 
-def _estimated(arm: Arm, kind: Kind) -> Arm:
+def estimated(arm: Arm) -> Arm:
     """Fill acceptance and survival: own counts, drawn to a mean of the pair's value and the position before.
 
     The more the request has shown at the positions before, the more they count: a position that was never
     reached is expected to go on as the text has gone so far.
     """
-    accept, survive, alive, before, shown = [], [], 1.0, kind.accept(0), 0.0
-    for j, (hits, tries) in enumerate(zip(arm.hits, arm.tries, strict=True)):
+    accept, survive, alive, before, shown = [], [], 1.0, arm.prior[0], 0.0
+    for hits, tries, prior in zip(arm.hits, arm.tries, arm.prior, strict=True):
         trust = shown / (shown + PRIOR_WEIGHT)
-        mean = (1 - trust) * kind.accept(j) + trust * before
-        before = (hits + PRIOR_WEIGHT * mean) / (tries + PRIOR_WEIGHT)
+        before = (hits + PRIOR_WEIGHT * ((1 - trust) * prior + trust * before)) / (tries + PRIOR_WEIGHT)
         shown = max(tries, 0.9 * shown)
         alive *= before
         accept.append(before)
@@ -89,15 +100,16 @@ def _estimated(arm: Arm, kind: Kind) -> Arm:
     return replace(arm, accept=tuple(accept), survive=tuple(survive))
 
 
-def learn(arm: Arm, kind: Kind, drafted: int, accepted: int) -> Arm:
-    """Count the positions that verification reached: the kept ones, and the first that was not."""
+def learn(arm: Arm, outcomes: Seq[tuple[int, int]]) -> Arm:
+    """Count what became of drafts, as (drafted, accepted): the kept positions, and the first that was not."""
     hits, tries = list(arm.hits), list(arm.tries)
     window = PARKED_WINDOW if arm.parked else WINDOW
-    for j in range(min(accepted + 1, drafted, MAX_DRAFT_TOKENS)):
-        keep = min(1.0, (window - 1) / tries[j]) if tries[j] else 1.0
-        hits[j] = hits[j] * keep + (j < accepted)
-        tries[j] = tries[j] * keep + 1
-    return _estimated(replace(arm, hits=tuple(hits), tries=tuple(tries)), kind)
+    for drafted, accepted in outcomes:
+        for j in range(min(accepted + 1, drafted, MAX_DRAFT_TOKENS)):
+            keep = min(1.0, (window - 1) / tries[j]) if tries[j] else 1.0
+            hits[j] = hits[j] * keep + (j < accepted)
+            tries[j] = tries[j] * keep + 1
+    return estimated(replace(arm, hits=tuple(hits), tries=tuple(tries)))
 
 
 def parked(arm: Arm, step: int) -> Arm:

@@ -12,14 +12,15 @@ token i itself, so `reject` and `block` stay exact (docs/controller.md shows why
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Literal, Protocol
 
 from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine import acceptance as acc
 from paceline.engine.acceptance import Arm, Bins, Kind, Totals
 from paceline.engine.costs import Costs
+from paceline.sampling.shape import GREEDY_BELOW
 
 Want = int | Literal["auto"]
 
@@ -45,7 +46,6 @@ REASONS = (
 )
 
 LEARN_ALL, LEARN_EVERY = 48, 4  # steps: later, every fourth one tells enough of what things cost
-NOTHING: Mapping[int, int] = MappingProxyType({})
 MARGIN = 1.04  # a plan must promise that much more than none: what it does not know costs something too
 PROBE_SHARE = 0.005  # of the running time that probes may cost
 
@@ -97,6 +97,7 @@ class Plan:
     rows: int  # target rows of the step without any draft
     token_seconds: float  # mean cost of a planned token, its draft and its target row together
     row_seconds: float  # of that, its target row: a token that is drawn already costs no more
+    adding: tuple[float, ...] = ()  # seconds that 1, 2, ... more target rows cost, [MAX_DRAFT_TOKENS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,15 @@ def arm_of(budget: Budget, sequence_id: int, kind: Kind) -> Arm:
     return budget.arms.get((sequence_id, kind.name)) or acc.fresh_arm(kind)
 
 
+def meet(budget: Budget, kind: Kind, sequences: Seq[Sequence]) -> Budget:
+    """Give texts that are new to a kind of drafter what is known of it."""
+    new = [s for s in sequences if (s.id, kind.name) not in budget.arms]
+    if not new:
+        return budget
+    arms = {(s.id, kind.name): acc.fresh_arm(kind, s.params.temperature >= GREEDY_BELOW) for s in new}
+    return replace(budget, arms={**budget.arms, **arms})
+
+
 def room(sequence: Sequence) -> int:
     """Draft tokens that could still be kept: the last token of a text is always the target's own."""
     return max(sequence.params.max_tokens - sequence.output_len - 1, 0)
@@ -130,7 +140,7 @@ def choose(budget: Budget, kind: Kind, caps: Mapping[int, int], rows: int, texts
     Tokens are taken in order of survival (which never rises along a row) and the prefix of that order with
     the best rate wins; all prefixes are looked at, since a staircase has more than one summit.
     """
-    costs, other = budget.costs, budget.costs.other.fit()
+    costs, other = budget.costs, budget.costs.rest
     base, step, slope = costs.drafting(kind.name)
     entries: list[tuple[float, int, int]] = []  # (-survival, depth, id)
     known = False  # of some row it was seen what its drafts are worth
@@ -161,13 +171,9 @@ def choose(budget: Budget, kind: Kind, caps: Mapping[int, int], rows: int, texts
     limits = dict.fromkeys(caps, 0)
     for _, j, sequence_id in entries[:best]:
         limits[sequence_id] = j + 1
-    row = _row_seconds(costs, rows, best or 4) / (best or 4)
-    return Plan(limits, best_rate, rows, spent / max(best, 1), row)
-
-
-def _row_seconds(costs: Costs, rows: int, more: int) -> float:
-    """Seconds that `more` target rows add to `rows`."""
-    return max(costs.target(rows + more) - costs.target(rows), 0.0) + more * costs.other.fit()[1]
+    row = costs.adding(rows, best or 4) / (best or 4)
+    adding = tuple([costs.adding(rows, j + 1) for j in range(MAX_DRAFT_TOKENS)])
+    return Plan(limits, best_rate, rows, spent / max(best, 1), row, adding)
 
 
 def could_pay(budget: Budget, kind: Kind, rows: int, texts: int, auto_rows: int) -> bool:
@@ -175,10 +181,10 @@ def could_pay(budget: Budget, kind: Kind, rows: int, texts: int, auto_rows: int)
     costs = budget.costs
     base, step, slope = costs.drafting(kind.name)
     alone = min(rows, max(texts, 1))
-    plain = costs.target(alone) + costs.other.at(alone)
+    plain = costs.target(alone) + costs.rest[0] + costs.rest[1] * alone
     for more, calls in ((1, 1), (auto_rows, 1), (4 * auto_rows, 4)):
         drafting = base + step * (calls if kind.sequential else 1) + slope * more
-        if texts / plain < (texts + more) / (plain + _row_seconds(costs, rows, more) + drafting):
+        if texts / plain < (texts + more) / (plain + costs.adding(rows, more) + drafting):
             return True
     return False
 
@@ -187,7 +193,7 @@ def should_probe(budget: Budget, kind: Kind, arm: Arm, rows: int) -> float | Non
     """Cost in seconds of a one-token probe of a parked row if it is due and affordable now, else None."""
     if not arm.parked or budget.step < arm.due:
         return None
-    cost = sum(budget.costs.drafting(kind.name)) + _row_seconds(budget.costs, rows, 1)
+    cost = sum(budget.costs.drafting(kind.name)) + budget.costs.adding(rows, 1)
     floor = -2.0 * cost if arm.wait == 1 else cost  # after a kept probe the next may run on credit
     return cost if budget.credit >= floor else None
 
@@ -232,14 +238,16 @@ def offer(budget: Budget, kind: Kind, arm: Arm, plan: Plan, confidence: list[flo
     decides.
     """
     slope = budget.costs.drafting(kind.name)[2]
-    bins = budget.bins.get(kind.name)
+    bins = budget.bins.get(kind.law(arm.sampled))
     best, length, kept, alive = 0.0, 0, 0.0, 1.0
     for j, value in enumerate(confidence[:MAX_DRAFT_TOKENS]):
         alive *= 0.5 * (acc.calibrated(bins, value) + arm.accept[j])
         kept += alive
-        net = kept - MARGIN * plan.rate * (_row_seconds(budget.costs, plan.rows, j + 1) + slope * (j + 1))
+        net = kept - MARGIN * plan.rate * (plan.adding[j] + slope * (j + 1))
         if net > best:
             best, length = net, j + 1
+        elif alive < 0.03:
+            break
     return length, best
 
 
@@ -248,31 +256,33 @@ def expected(budget: Budget, kind: Kind, arm: Arm, plan: Plan, length: int) -> f
     return sum(arm.survive[:length]) - plan.rate * plan.token_seconds * length
 
 
-def observe(budget: Budget, record: StepRecord, asked: Mapping[int, int] = NOTHING) -> Budget:
-    """Learn from a finished step: costs, acceptance by position and request, calibration, probe credit.
+def observe(budget: Budget, seen: Seq[tuple[StepRecord, Mapping[int, int]]]) -> Budget:
+    """Learn from finished steps: costs, acceptance by position and request, calibration, probe credit.
 
-    `asked`: tokens per row that the drafter was asked for; it may have drawn more than were left to check.
+    Beside each record stands how many tokens a row's drafter was asked for: it may have drawn more than were left
+    to check.
     """
-    costs = budget.costs
-    if budget.step < LEARN_ALL or budget.step % LEARN_EVERY == 0:
-        costs = costs.observe_target(record.target_rows, record.target_seconds, record.other_seconds)
-    drafted = [row for row in record.rows if row.drafted]
-    kind = _main_kind(budget, drafted)
-    if kind is not None and (budget.step < LEARN_ALL or budget.step % LEARN_EVERY < 2):
-        each = [max(asked.get(r.sequence_id, 0), r.drafted) for r in drafted if r.drafter == kind.name]
-        steps = max(each) if kind.sequential else 1
-        costs = costs.observe_draft(kind.name, steps, sum(each), record.draft_seconds)
-    seconds = record.target_seconds + record.draft_seconds + record.other_seconds
-    reasons = budget.reasons
-    codes = [row.reason for row in record.rows if row.reason is not None]
-    if codes:
-        reasons = dict(reasons)
-        for text in codes:
-            code = text if text in REASONS else text.partition(":")[0]
-            reasons[code] = reasons.get(code, 0) + 1
+    costs, spent, drafted = budget.costs, 0.0, []
+    reasons = dict(budget.reasons)
+    for step, (record, asked) in enumerate(seen, budget.step):
+        if step < LEARN_ALL or step % LEARN_EVERY == 0:
+            costs = costs.observe_target(record.target_rows, record.target_seconds, record.other_seconds)
+        rows = [row for row in record.rows if row.drafted]
+        kind = _main_kind(budget, rows)
+        if kind is not None and (step < LEARN_ALL or step % LEARN_EVERY < 2):
+            each = [max(asked.get(r.sequence_id, 0), r.drafted) for r in rows if r.drafter == kind.name]
+            costs = costs.observe_draft(
+                kind.name, max(each) if kind.sequential else 1, sum(each), record.draft_seconds
+            )
+        spent += record.target_seconds + record.draft_seconds + record.other_seconds
+        drafted += rows
+        for row in record.rows:
+            if row.reason is not None:
+                code = row.reason if row.reason in REASONS else row.reason.partition(":")[0]
+                reasons[code] = reasons.get(code, 0) + 1
     budget = replace(
-        budget, costs=costs, reasons=reasons, step=budget.step + 1, seconds=budget.seconds + seconds,
-        credit=min(budget.credit + PROBE_SHARE * seconds, 4.0 * costs.target(1)),
+        budget, costs=costs, reasons=reasons, step=budget.step + len(seen), seconds=budget.seconds + spent,
+        credit=min(budget.credit + PROBE_SHARE * spent, 4.0 * costs.target(1)),
     )  # fmt: skip
     return observe_rows(budget, drafted) if drafted else budget
 
@@ -286,20 +296,24 @@ def _main_kind(budget: Budget, rows: list[RowRecord]) -> Kind | None:
     return max(found, key=lambda kind: kind.sequential, default=None)
 
 
-def observe_rows(budget: Budget, rows: list[RowRecord]) -> Budget:
-    """Learn from what became of the drafts of a step."""
+def observe_rows(budget: Budget, rows: Seq[RowRecord]) -> Budget:
+    """Learn from what became of drafts."""
     arms, bins, totals = dict(budget.arms), dict(budget.bins), dict(budget.totals)
     kinds = {kind.name: kind for kind in budget.kinds}
+    by_arm: dict[tuple[int, str], list[RowRecord]] = {}
     for row in rows:
-        kind = kinds.get(row.drafter)
-        if kind is None:
-            continue
-        arm = acc.learn(arm_of(budget, row.sequence_id, kind), kind, row.drafted, row.accepted)
-        if row.sequence_id in budget.probing:
-            arm = acc.probed(arm, budget.step, kept=row.accepted > 0)
-        arms[row.sequence_id, row.drafter] = arm
-        bins[row.drafter] = acc.calibrate(bins.get(row.drafter), row.confidence, row.accepted)
-        totals[row.drafter] = totals.get(row.drafter, Totals()).add(row.drafted, row.accepted)
+        if row.drafter in kinds:
+            by_arm.setdefault((row.sequence_id, row.drafter), []).append(row)
+    for (sequence_id, name), own in by_arm.items():
+        kind = kinds[name]
+        arm = acc.learn(arm_of(budget, sequence_id, kind), [(r.drafted, r.accepted) for r in own])
+        if sequence_id in budget.probing:
+            arm = acc.probed(arm, budget.step, kept=own[-1].accepted > 0)
+        arms[sequence_id, name] = arm
+        law = kind.law(arm.sampled)
+        for row in own:
+            bins[law] = acc.calibrate(bins.get(law), row.confidence, row.accepted)
+            totals[name] = totals.get(name, Totals()).add(row.drafted, row.accepted)
     return replace(budget, arms=arms, bins=bins, totals=totals)
 
 

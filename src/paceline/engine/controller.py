@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine import budget as b
@@ -17,12 +17,14 @@ from paceline.engine.budget import Budget, Plan, StepRecord, Want
 from paceline.engine.costs import Profile
 
 Limit = tuple[int, str | None]
+HOLD = 4  # steps that a plan holds
 REST = 16  # steps that a plan without drafts holds
+YOUNG = 6  # drafts after which it is known what a text is like: before, every step is planned
 LOOK = 16  # steps between two looks for something to copy, at most
 
-MTP = Kind("mtp", (0.62, 0.7, 0.7, 0.68, 0.66))
+MTP = Kind("mtp", (0.7, 0.72, 0.72, 0.7, 0.68), sampled=(0.56, 0.6, 0.6, 0.6))
 MODEL = Kind("model", (0.65, 0.65, 0.62, 0.6))
-NGRAM = Kind("ngram", (0.5, 0.7, 0.8, 0.85), sequential=False)
+NGRAM = Kind("ngram", (0.5, 0.7, 0.8, 0.85), sequential=False, sampled=(0.3, 0.55, 0.7, 0.8))
 KINDS = (MTP, MODEL, NGRAM)
 
 
@@ -73,15 +75,18 @@ def _proposal(confidence: list[float]) -> tuple[int, float]:
     return len(confidence), total
 
 
-@dataclass(frozen=True, slots=True)
-class _Idle:
-    """A plan without drafts that holds for these rows until a step."""
+@dataclass(slots=True)
+class _Choice:
+    """What was decided for some rows, and until which step it holds."""
 
-    ids: tuple[int, ...]
-    until: int
-    plan: Plan
-    limits: dict[int, int]
-    reason: str
+    plans: dict[str, Plan]
+    limits: dict[str, dict[int, int]]  # by kind: tokens that a row may get of it
+    out: list[Limit]  # by row, where nothing is looked up
+    caps: dict[int, int]  # rows whose length is ours to choose, and their most
+    rows: int  # target rows that run whatever is drafted
+    free: tuple[str, ...] = ()  # kinds that can be looked up, and would pay
+    asked: dict[int, int] = field(default_factory=dict)  # by row: tokens of a kind that drafts one by one
+    until: int = 0
 
 
 class AutoController:
@@ -102,65 +107,88 @@ class AutoController:
         self._default = tuple(default) or tuple(kind.name for kind in kinds)
         self._warn = warn
         self._kinds = {kind.name: kind for kind in kinds}
-        self._plans: dict[str, Plan] = {}
-        self._limits: dict[str, dict[int, int]] = {}
+        self._choices: dict[
+            tuple[int, ...], _Choice
+        ] = {}  # by the rows that a drafter was asked for together
+        self._choice: _Choice | None = None  # of the draft round that is going on
+        self._used: list[_Choice] = []  # in this step
+        self._seen: list[
+            tuple[StepRecord, dict[int, int]]
+        ] = []  # steps that `budget` has not learnt from yet
         self._planned = 0  # target rows of this step as far as `limits` knows
         self._others = 0  # rows of the step before that it did not know: prompts being read
         self._quiet: dict[int, tuple[int, int]] = {}  # rows with nothing to copy: (steps to wait, until when)
-        self._idle: dict[str, _Idle] = {}  # kinds that pay for no row at present
-        self._zeros: tuple[tuple[int, ...], int, list[Limit]] = ((), 0, [])  # the same for all kinds
         self._alive: dict[int, float] = {}  # survival of each row's draft so far in this round
 
+    @property
+    def _now(self) -> int:
+        return self.budget.step + len(self._seen)
+
     def limits(self, sequences: list[Sequence], wants: list[Want], drafter_max: int) -> list[Limit]:
-        """One call per drafter and step: its rows. When none of them pays, that holds for the next few steps."""
+        """One call per drafter and step: its rows. A decision holds for a few steps, thinking costs time too."""
         ids = tuple([sequence.id for sequence in sequences])
-        if self._zeros[0] == ids and self.budget.step < self._zeros[1]:
-            self._planned += len(ids)
-            return self._zeros[2]
-        out: list[Limit] = []
-        caps: dict[int, int] = {}
-        rows = len(sequences) + self._others
-        for sequence, want in zip(sequences, wants, strict=True):
-            limit, reason = _fixed(sequence, MAX_DRAFT_TOKENS if want == "auto" else want, drafter_max)
-            out.append((limit, reason))
-            if want == "auto" and limit:
-                caps[sequence.id] = limit
-            else:
-                rows += limit
+        choice = self._choices.get(ids)
+        if choice is None or self._now >= choice.until:
+            choice = self._choices[ids] = self._think(sequences, wants, drafter_max)
+        self._choice = choice
+        self._used.append(choice)
+        self._planned += choice.rows
         self._alive.clear()
-        self._plans.clear()
-        self._limits.clear()
+        return self._with_looks(choice, ids) if choice.free else choice.out
+
+    def _with_looks(self, choice: _Choice, ids: tuple[int, ...]) -> list[Limit]:
+        """All that a row has room for where something is looked up in this step: `offer` decides what is used."""
+        now, due = self._now, False
+        for name in choice.free:
+            own = choice.limits[name]
+            for i, cap in choice.caps.items():
+                quiet = self._quiet.get(i)
+                own[i] = cap if quiet is None or quiet[1] <= now else 0
+                due = due or own[i] > 0
+        if not due:
+            return choice.out
+        most = [max([choice.limits[name].get(i, 0) for name in choice.free]) for i in ids]
+        return [
+            (free, None) if free > limit else (limit, reason)
+            for free, (limit, reason) in zip(most, choice.out, strict=True)
+        ]
+
+    def _think(self, sequences: list[Sequence], wants: list[Want], drafter_max: int) -> _Choice:
+        self._learn()
         if self.budget.probing:
             self.budget = replace(self.budget, probing=frozenset())
-        self._planned += sum(limit + 1 for limit, _ in out) - sum(caps.values())
-        if not caps:
-            return out
-        chosen = sequences[0].params.drafter
-        names = chosen.split("+") if chosen else self._default
-        best: dict[int, Limit] = {}
-        for name in names:
-            idle = self._idle.get(name)
-            if idle is not None and idle.ids == ids and self.budget.step < idle.until:
-                self._plans[name], self._limits[name] = idle.plan, idle.limits
-                best |= {i: (0, idle.reason) for i in caps if not best.get(i, (0, None))[0]}
+        choice = _Choice({}, {}, [], {}, len(sequences))
+        for sequence, want in zip(sequences, wants, strict=True):
+            limit, reason = _fixed(sequence, MAX_DRAFT_TOKENS if want == "auto" else want, drafter_max)
+            choice.out.append((limit, reason))
+            if want == "auto" and limit:
+                choice.caps[sequence.id] = limit
             else:
-                self._plan(self._kind(name), caps, (rows, len(sequences)), best)
-                self._rest(name, ids, best)
-        out = [best.get(sequence.id, limit) for sequence, limit in zip(sequences, out, strict=True)]
-        if len(caps) == len(ids) and all(name in self._idle for name in names):
-            self._zeros = (ids, min(self._idle[name].until for name in names), out)
-        return out
+                choice.rows += limit
+        choice.until = self._now + HOLD
+        if not choice.caps:
+            return choice
+        chosen = sequences[0].params.drafter
+        best: dict[int, Limit] = {}
+        for name in chosen.split("+") if chosen else self._default:
+            kind = self._kind(name)
+            self.budget = b.meet(self.budget, kind, [s for s in sequences if s.id in choice.caps])
+            self._plan(kind, choice, len(sequences), best)
+        rate = max([plan.rate for plan in choice.plans.values()])
+        for name in choice.free:
+            choice.plans[name] = replace(choice.plans[name], rate=rate)
+        choice.out = [best.get(s.id, limit) for s, limit in zip(sequences, choice.out, strict=True)]
+        choice.until = self._until(choice)
+        return choice
 
-    def _rest(self, name: str, ids: tuple[int, ...], best: dict[int, Limit]) -> None:
-        """If a kind pays for none of these rows, do not think about it again for a few steps."""
-        if any(self._limits[name].values()):
-            self._idle.pop(name, None)
-        else:
-            reason = next(iter(best.values()))[1] or b.NO_CONFIDENCE
-            until = self.budget.step + REST
-            if not self._kinds[name].sequential:
-                until = min((self._quiet.get(i, (0, 0))[1] for i in ids), default=until)
-            self._idle[name] = _Idle(ids, until, self._plans[name], self._limits[name], reason)
+    def _until(self, choice: _Choice) -> int:
+        """The step at which to think again: soon where little is known yet."""
+        arms = self.budget.arms
+        drafting = [(i, name) for name, own in choice.limits.items() for i, limit in own.items() if limit]
+        young = any(arms[key].tries[0] < YOUNG for key in drafting)
+        if young or self._others or self.budget.probing:
+            return self._now + 1
+        return self._now + (HOLD if drafting else REST)
 
     def _kind(self, name: str) -> Kind:
         """A kind by name; a stranger's starts at what drafters usually reach."""
@@ -169,88 +197,103 @@ class AutoController:
             self.budget = replace(self.budget, kinds=(*self.budget.kinds, self._kinds[name]))
         return self._kinds[name]
 
-    def _plan(self, kind: Kind, caps: dict[int, int], size: tuple[int, int], best: dict[int, Limit]) -> None:
-        """Plan for one kind; in `best` a row gets as many tokens as its most promising kind wants.
-
-        What can be looked up for nothing is asked for in full: `offer` decides when the proposal is seen.
-        """
-        rows, texts = size
-        pays = b.could_pay(self.budget, kind, rows, texts, len(caps))
-        plan = b.choose(self.budget, kind, caps if pays and kind.sequential else {}, rows, texts)
-        limits = {}
-        for sequence_id, cap in caps.items():
-            limit = cap if pays and self._quiet.get(sequence_id, (0, 0))[1] <= self.budget.step else 0
-            if kind.sequential and pays:
-                planned = plan.limits[sequence_id]
-                self.budget, limit = b.settle(self.budget, kind, sequence_id, planned, rows)
-            limits[sequence_id] = limit
-            if limit >= best.get(sequence_id, (0, None))[0]:
-                idle = b.NO_CONFIDENCE if kind.sequential else b.NO_PROPOSAL
-                reason = None if limit else idle if pays else b.PARKED_BY_COST
-                best[sequence_id] = (limit, reason)
-        self._plans[kind.name], self._limits[kind.name] = plan, limits
+    def _plan(self, kind: Kind, choice: _Choice, texts: int, best: dict[int, Limit]) -> None:
+        """Plan for one kind; in `best` a row gets as many tokens as its most promising kind wants."""
+        rows = choice.rows + self._others
+        pays = b.could_pay(self.budget, kind, rows, texts, len(choice.caps))
+        plan = b.choose(self.budget, kind, choice.caps if pays and kind.sequential else {}, rows, texts)
+        choice.plans[kind.name] = plan
+        limits = choice.limits[kind.name] = {}
+        if not kind.sequential:
+            choice.free += (kind.name,) if pays else ()
+        elif pays:
+            for sequence_id, planned in plan.limits.items():
+                self.budget, limits[sequence_id] = b.settle(self.budget, kind, sequence_id, planned, rows)
+            choice.asked |= limits
+        idle = b.PARKED_BY_COST if not pays else b.NO_CONFIDENCE if kind.sequential else b.NO_PROPOSAL
+        for sequence_id in choice.caps:
+            limit = limits.get(sequence_id, 0)
+            if sequence_id not in best or limit > best[sequence_id][0]:
+                best[sequence_id] = (limit, None if limit else idle)
 
     def go_on(self, sequence_id: int, step: int, confidence: float) -> bool:
-        for name, plan in self._plans.items():
+        plans = self._choice.plans if self._choice is not None else {}
+        for name, plan in plans.items():
             kind = self._kinds[name]
             if kind.sequential and sequence_id in plan.limits:
-                survival = self._alive.get(sequence_id, 1.0) * self._calibrated(name, confidence)
-                self._alive[sequence_id] = survival
-                return b.worth(plan, b.arm_of(self.budget, sequence_id, kind), step, survival)
+                arm = b.arm_of(self.budget, sequence_id, kind)
+                chance = calibrated(self.budget.bins.get(kind.law(arm.sampled)), confidence)
+                self._alive[sequence_id] = survival = self._alive.get(sequence_id, 1.0) * chance
+                return b.worth(plan, arm, step, survival)
         return True  # a fixed length
-
-    def _calibrated(self, name: str, confidence: float) -> float:
-        return calibrated(self.budget.bins.get(name), confidence)
 
     def offer(self, sequence_id: int, kind: str, confidence: list[float]) -> tuple[int, float]:
         """(tokens worth checking, expected net gain in tokens) of a proposal that costs nothing to make."""
-        plan, known = self._plans.get(kind), self._kinds.get(kind)
-        if plan is None or known is None or sequence_id not in self._limits[kind]:
+        choice = self._choice
+        if choice is None or kind not in choice.plans or sequence_id not in choice.limits[kind]:
             return _proposal(confidence)
-        plan = replace(plan, rate=max(other.rate for other in self._plans.values()))
-        return b.offer(self.budget, known, b.arm_of(self.budget, sequence_id, known), plan, confidence)
+        known = self._kinds[kind]
+        arm = b.arm_of(self.budget, sequence_id, known)
+        return b.offer(self.budget, known, arm, choice.plans[kind], confidence)
 
     def expected(self, sequence_id: int, kind: str, length: int) -> float:
         """Expected net gain in tokens of `length` tokens that a drafter of `kind` would still have to
         draft.
         """
-        plan, known = self._plans.get(kind), self._kinds.get(kind)
-        if plan is None or known is None:
+        choice = self._choice
+        if choice is None or kind not in choice.plans:
             return sum(0.7 ** (j + 1) for j in range(length))
-        length = min(length, self._limits[kind].get(sequence_id, length))
-        return b.expected(self.budget, known, b.arm_of(self.budget, sequence_id, known), plan, length)
+        known = self._kinds[kind]
+        length = min(length, choice.limits[kind].get(sequence_id, length))
+        arm = b.arm_of(self.budget, sequence_id, known)
+        return b.expected(self.budget, known, arm, choice.plans[kind], length)
 
     def kind_limit(self, sequence_id: int, kind: str) -> int:
         """Tokens that a drafter of `kind` may propose for this row in this step."""
-        return self._limits.get(kind, {}).get(sequence_id, MAX_DRAFT_TOKENS)
+        if self._choice is None:
+            return MAX_DRAFT_TOKENS
+        return self._choice.limits.get(kind, {}).get(sequence_id, MAX_DRAFT_TOKENS)
 
     def observe(self, record: StepRecord) -> None:
         asked: dict[int, int] = {}
-        for kind in self.budget.kinds:
-            if kind.sequential:
-                asked |= self._limits.get(kind.name, {})
-        known = sum(row.drafted + 1 for row in record.rows) or self._planned + sum(asked.values())
+        for choice in self._used:
+            asked = {**asked, **choice.asked} if asked else choice.asked
+        known = sum([row.drafted + 1 for row in record.rows]) or self._planned + sum(asked.values())
         self._others, self._planned = max(record.target_rows - known, 0), 0
-        self.budget, warnings = b.alarm(b.observe(self.budget, record, asked))
-        self._look(record)
+        self._seen.append((record, asked))
+        for choice in self._used:
+            if choice.free:
+                self._look(choice, record)
+        self._used.clear()
+        if len(self._seen) >= REST:
+            self._learn()
+
+    def _learn(self) -> None:
+        """Let `budget` learn from the steps since it last did."""
+        if not self._seen:
+            return
+        self.budget, warnings = b.alarm(b.observe(self.budget, self._seen))
+        self._seen.clear()
         for text in warnings:
             if self._warn:
                 self._warn(text)
 
-    def _look(self, record: StepRecord) -> None:
+    def _look(self, choice: _Choice, record: StepRecord) -> None:
         """Look less often for something to copy where there was nothing: every 2nd, 4th, 8th, 16th step."""
-        for kind in self.budget.kinds:
-            asked = {} if kind.sequential else self._limits.get(kind.name, {})
-            for row in record.rows if asked else ():
-                if row.drafter == kind.name and row.accepted:
+        for name in choice.free:
+            asked = choice.limits[name]
+            for row in record.rows:
+                if row.drafter == name and row.accepted:
                     self._quiet.pop(row.sequence_id, None)
                 elif asked.get(row.sequence_id):
                     wait = min(2 * self._quiet.get(row.sequence_id, (1, 0))[0], LOOK)
-                    due = (self.budget.step // wait + 1) * wait  # all rows at the same steps
+                    due = (self._now // wait + 1) * wait  # all rows at the same steps
                     self._quiet[row.sequence_id] = (wait, due)
 
     def forget(self, sequence_id: int) -> None:
+        self._learn()
         self._quiet.pop(sequence_id, None)
+        self._choices = {ids: choice for ids, choice in self._choices.items() if sequence_id not in ids}
         self.budget = b.forget(self.budget, sequence_id)
 
     def metrics(self) -> dict[str, float]:

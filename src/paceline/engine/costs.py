@@ -7,17 +7,10 @@ everywhere. It does not know why a step is slow: context length and a busy machi
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-
-from paceline.errors import UsageError
+from dataclasses import dataclass, field, replace
 
 PROFILE_ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32)
 TABLE_ROWS = 64  # beyond it the last slope goes on
@@ -129,7 +122,9 @@ class Costs:
     slope: float = 1.0
     seen: Line = field(default_factory=Line)  # seconds over table[rows]
     other: Line = field(default_factory=Line)  # seconds over target rows: emission, scheduling
-    draft: tuple[tuple[str, DraftCost], ...] = ()  # by drafter kind
+    rest: tuple[float, float] = (0.0, 0.0)  # `other` as (base, per row)
+    draft: Mapping[str, DraftCost] = field(default_factory=dict)  # by drafter kind
+    rounds: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)  # the fits of `draft`
 
     def target(self, rows: int) -> float:
         """Seconds of a target step."""
@@ -141,10 +136,11 @@ class Costs:
 
     def drafting(self, kind: str) -> tuple[float, float, float]:
         """Seconds of a draft round: (base, per step, per token)."""
-        for name, cost in self.draft:
-            if name == kind:
-                return cost.fit()
-        return DraftCost(self.target(1)).fit()
+        return self.rounds.get(kind) or DraftCost(self.target(1)).fit()
+
+    def adding(self, rows: int, more: int) -> float:
+        """Seconds that `more` target rows add to a step of `rows`."""
+        return max(self.target(rows + more) - self.target(rows), 0.0) + more * self.rest[1]
 
     def observe_target(self, rows: int, seconds: float, other: float) -> Costs:
         """Learn from one step. Steps beyond the table (prompts) say nothing about decoding."""
@@ -164,15 +160,16 @@ class Costs:
                         line.xx + 0.3 * table[i] ** 2, line.xy + 0.3 * table[i] ** 2)  # fmt: skip
         base, slope = line.fit()
         more = self.other.add(rows, max(other, 0.0))
-        return replace(self, table=table, measured=True, base=base, slope=slope, seen=seen, other=more)
+        return replace(
+            self, table=table, measured=True, base=base, slope=slope, seen=seen, other=more, rest=more.fit()
+        )
 
     def observe_draft(self, kind: str, steps: float, tokens: float, seconds: float) -> Costs:
         """Learn from a draft round of one kind."""
         if not 0.0 <= seconds < float("inf"):
             return self
-        old = dict(self.draft)
-        old[kind] = old.get(kind, DraftCost(self.target(1))).add(steps, tokens, seconds)
-        return replace(self, draft=tuple(old.items()))
+        new = (self.draft.get(kind) or DraftCost(self.target(1))).add(steps, tokens, seconds)
+        return replace(self, draft={**self.draft, kind: new}, rounds={**self.rounds, kind: new.fit()})
 
 
 def _bend(table: tuple[float, ...], at: int, change: float) -> tuple[float, ...]:
@@ -211,12 +208,10 @@ def staircase(rows: Seq[int], seconds: Seq[float], length: int = TABLE_ROWS) -> 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A machine's measured rungs for one target. `key` names machine, target and versions."""
+    """A machine's measured rungs for one target."""
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
-    key: str = ""
-
     measured: bool = True
 
     def costs(self) -> Costs:
@@ -230,7 +225,7 @@ def default_profile() -> Profile:
 
 
 def measure_costs(
-    time_rows: Callable[[int], float], rows: Seq[int] = PROFILE_ROWS, limit: float = 2.0, key: str = ""
+    time_rows: Callable[[int], float], rows: Seq[int] = PROFILE_ROWS, limit: float = 2.0
 ) -> Profile:
     """Typical `time_rows(n)` (seconds of one target forward of n rows) in at most about `limit` seconds.
 
@@ -247,64 +242,9 @@ def measure_costs(
             break
     rungs = sorted(n for n in chosen if taken[n])
     values = [_typical(taken[n][1:] or taken[n]) for n in rungs]
-    return Profile(tuple(rungs), tuple(values), key)
+    return Profile(tuple(rungs), tuple(values))
 
 
 def _typical(seconds: list[float]) -> float:
     """The lower quartile: what else the machine does can only slow a step down."""
     return sorted(seconds)[len(seconds) // 4]
-
-
-def machine_key(target: str, versions: Seq[str]) -> str:
-    """What a profile is valid for: processor, its core count, target and versions, in one line."""
-    return " | ".join([platform.machine(), _processor(), f"{os.cpu_count()} cpus", target, *versions])
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.processor()
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
-        platform.processor(),
-    )
-
-
-def save_profile(profile: Profile, path: Path) -> None:
-    """Write atomically; a profile that cannot be kept is only measured again."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8"
-    ) as out:
-        json.dump(asdict(profile), out)
-    os.replace(out.name, path)
-
-
-def load_profile(path: Path, key: str) -> tuple[Profile | None, str]:
-    """(profile, "") if `path` holds one for `key`, else (None, why it is ignored in one line)."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        profile = Profile(tuple(map(int, raw["rows"])), tuple(map(float, raw["seconds"])), str(raw["key"]))
-    except FileNotFoundError:
-        return None, f"no cost profile at {path.name}: measuring"
-    except (OSError, ValueError, KeyError, TypeError) as problem:
-        return None, f"cost profile {path.name} is unreadable ({problem!s:.80}): measuring again"
-    if profile.key != key:
-        return (
-            None,
-            f"cost profile {path.name} is for [{profile.key}], this is [{key}]: ignored, measuring again",
-        )
-    try:
-        _check(profile)
-    except UsageError as problem:
-        return None, f"cost profile {path.name} is ignored: {problem}"
-    return profile, ""
-
-
-def _check(profile: Profile) -> None:
-    rows, seconds = profile.rows, profile.seconds
-    if not rows or len(rows) != len(seconds) or list(rows) != sorted(set(rows)) or rows[0] < 1:
-        raise UsageError("its rows are not increasing numbers with one time each: delete it")
-    if not all(0 < s < 3600 for s in seconds):
-        raise UsageError("a time in it is not positive seconds: delete it")
