@@ -152,6 +152,39 @@ def test_defaults_are_those_of_the_api(s: Served) -> None:
     assert s.engine.last_params.max_tokens > 400
 
 
+def test_no_tokens_at_all_and_a_cap_on_output(s: Served) -> None:
+    for stream in (False, True):
+        answer = s.post("/v1/completions", prompt="abc", max_tokens=0, n=2, stream=stream)
+        chunks = events(answer) if stream else [answer.json()]
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        assert [(c["index"], c["text"], c["finish_reason"]) for c in choices] == [
+            (0, "", "length"),
+            (1, "", "length"),
+        ]
+    with served(max_output=5) as short:
+        for path, body in (
+            ("/v1/completions", {"prompt": "x"}),
+            ("/v1/chat/completions", {"messages": USER}),
+        ):
+            for extra in ({"ignore_eos": True}, {"ignore_eos": True, "max_tokens": 300}):
+                assert short.post(path, **body, **extra).json()["usage"]["completion_tokens"] == 5
+
+
+def test_the_schema_says_what_is_refused(s: Served) -> None:
+    schemas = s.client.get("/openapi.json").json()["components"]["schemas"]
+    chat, completion = schemas["ChatRequest"], schemas["CompletionRequest"]
+    assert {"properties": {"logprobs": {"const": True}}, "required": ["logprobs"]} in chat["allOf"][0][
+        "anyOf"
+    ]
+    assert chat["properties"]["top_logprobs"]["anyOf"][0] == {"type": "integer", "minimum": 0, "maximum": 20}
+    assert chat["properties"]["logprobs"]["anyOf"][0] == {"type": "boolean"}
+    assert completion["properties"]["logprobs"]["anyOf"][0]["maximum"] == 20
+    for fields in (chat["properties"], completion["properties"]):
+        assert fields["n"]["anyOf"][0]["maximum"] == 16
+        assert fields["stop"]["anyOf"][1]["maxItems"] == 16
+        assert fields["model"]["enum"] == ["fake"]
+
+
 def test_prompts_of_all_kinds(s: Served) -> None:
     for prompt, count in (("ab", 1), (["ab", "c"], 2), ([20, 30], 1), ([[20, 30], [40]], 2)):
         body = s.post("/v1/completions", prompt=prompt, max_tokens=5, seed=1, n=2).json()

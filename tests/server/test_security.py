@@ -154,7 +154,6 @@ BAD: list[tuple[str, dict[str, Any], str | None]] = [
     ("completions", {"prompt": "x" * 600}, "prompt"),
     ("completions", {"prompt": "x", "suffix": "y"}, "suffix"),
     ("completions", {"prompt": "x", "best_of": 3}, "best_of"),
-    ("completions", {"prompt": "x", "max_tokens": 0}, "max_tokens"),
     ("completions", {"prompt": "x", "max_tokens": -1}, "max_tokens"),
     ("completions", {"prompt": "x", "max_tokens": 1.5}, "max_tokens"),
     ("completions", {"prompt": "x", "max_tokens": "5"}, "max_tokens"),

@@ -152,6 +152,29 @@ def _is_name(part: str | int) -> bool:
     return isinstance(part, int) or (part.islower() and part.isidentifier() and part not in ("str", "list"))
 
 
+def _add_limits(schemas: dict[str, Any], service: Service) -> None:
+    """What only this server's settings know. A field that may be null has its real form first in `anyOf`."""
+    c = service.config
+    limits = {
+        "n": {"maximum": c.max_n}, "logit_bias": {"maxProperties": c.max_logit_bias},
+        "tools": {"maxItems": c.max_tools}, "top_logprobs": {"maximum": c.max_logprobs},
+        "logprobs": {"maximum": c.max_logprobs},
+    }  # fmt: skip
+    word = {"minLength": 1, "maxLength": c.max_stop_length}
+    for name in ("ChatRequest", "CompletionRequest"):
+        fields = schemas[name]["properties"]
+        fields["model"]["enum"] = [service.model]
+        for field, limit in limits.items():
+            if field in fields and fields[field]["anyOf"][0]["type"] != "boolean":
+                fields[field]["anyOf"][0] |= limit
+        fields["stop"]["anyOf"][0] |= word
+        fields["stop"]["anyOf"][1] |= {"maxItems": c.max_stop, "items": {"type": "string", **word}}
+        fields["logit_bias"]["anyOf"][0] |= {
+            "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        }
+
+
 def _schema(app: FastAPI, service: Service, needs_key: bool) -> dict[str, Any]:
     """FastAPI's schema, with what this server really takes and answers: its model, 400 for 422, streams."""
     if app.openapi_schema:
@@ -167,8 +190,7 @@ def _schema(app: FastAPI, service: Service, needs_key: bool) -> dict[str, Any]:
                 content["text/event-stream"] = {"schema": {"type": "string"}}
     for name in ("HTTPValidationError", "ValidationError"):
         schema["components"]["schemas"].pop(name, None)
-    for name in ("ChatRequest", "CompletionRequest"):
-        schema["components"]["schemas"][name]["properties"]["model"]["enum"] = [service.model]
+    _add_limits(schema["components"]["schemas"], service)
     if needs_key:
         schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         schema["security"] = [{"key": []}]

@@ -86,7 +86,7 @@ class Completion:
         include = bool(options and options.include_usage)
         await self._score()
         stats: Any = ()
-        if self.body.echo:
+        if self.body.echo or self.body.max_tokens == 0:
             for i in range(len(self.texts) * self.params.n):
                 text, entries = self._echo(i // self.params.n)
                 last = "length" if self.body.max_tokens == 0 else None

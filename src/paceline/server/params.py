@@ -50,8 +50,6 @@ def check_limits(body: Sampling, config: ServerConfig) -> None:
             raise refuse("best_of", "only as many as n: the server does not rank answers")
         if body.suffix:
             raise refuse("suffix", "filling in the middle is not supported: leave it out")
-        if body.max_tokens == 0 and not body.echo:
-            raise refuse("max_tokens", "0 is possible with echo only")
     if body.stream_options is not None and not body.stream:
         raise refuse("stream_options", "only with stream: true")
 

@@ -154,7 +154,16 @@ class Sampling(Part):
     prompt_cache_retention: Any = Field(None, description="accepted and ignored")
 
 
+def _needs(field: str, other: str) -> dict[str, Any]:
+    """JSON schema: `field` is left out or null, or `other` is true."""
+    absent = {"properties": {field: {"type": "null"}}}
+    return {"anyOf": [absent, {"properties": {other: {"const": True}}, "required": [other]}]}
+
+
 class ChatRequest(Sampling):
+    model_config = ConfigDict(
+        json_schema_extra={"allOf": [_needs("top_logprobs", "logprobs"), _needs("stream_options", "stream")]}
+    )
     messages: list[Message] = Field(min_length=1, max_length=4096)
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
     logprobs: bool | None = None
@@ -169,8 +178,9 @@ class ChatRequest(Sampling):
 
 
 class CompletionRequest(Sampling):
+    model_config = ConfigDict(json_schema_extra={"allOf": [_needs("stream_options", "stream")]})
     prompt: str | list[str] | list[Token] | list[list[Token]]
-    max_tokens: int | None = Field(None, ge=0, le=2**31 - 1, description="0 only with echo")
+    max_tokens: int | None = Field(None, ge=0, le=2**31 - 1, description="0 writes nothing: useful with echo")
     logprobs: int | None = Field(None, ge=0)
     echo: bool | None = None
     best_of: int | None = Field(None, ge=1, description="only as many as n")

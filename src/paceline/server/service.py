@@ -87,7 +87,7 @@ class Service:
         return room
 
     def room_after(self, prompt: list[int], param: str) -> int:
-        """Tokens that fit behind a prompt. Raises ApiError 400 for one that is empty or too long."""
+        """Tokens that may follow a prompt. Raises ApiError 400 for one that is empty or too long."""
         assert self.loaded is not None
         if not prompt:
             raise refuse(param, "the prompt is empty: give at least one token")
@@ -104,7 +104,7 @@ class Service:
                 param=param,
                 code="context_length_exceeded",
             )
-        return room
+        return min(room, self.config.max_output or room)
 
     def ask(self, jobs: list[Any], salt: str, arrived: float) -> Ask:
         return Ask(jobs, salt, arrived + self.config.request_timeout, self.config.stream_buffer)

@@ -33,6 +33,7 @@ class ServerConfig:
     max_header: int = 32 * 2**10  # bytes
     max_prompts: int = 64  # in one completion request
     max_n: int = 16
+    max_output: int = 0  # tokens an answer may have; 0 = as many as the context holds
     max_logprobs: int = 20
     max_stop: int = 16
     max_stop_length: int = 256  # characters
