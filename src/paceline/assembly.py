@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,16 +14,15 @@ from typing import Any, Literal
 import torch
 
 from paceline.config import EngineConfig
-from paceline.core import Rows
 from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import ModelDrafter
 from paceline.drafters.mtp import MTPDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.portfolio import Portfolio
 from paceline.drafters.registry import check_kind, load_third_party, third_party
-from paceline.engine.controller import KINDS, AutoController
-from paceline.engine.costs import Profile, default_profile, measure_costs
+from paceline.engine.controller import AutoController, FixedController
 from paceline.engine.engine import Engine, EngineParts
+from paceline.engine.startup import Pair, start_up
 from paceline.errors import CapacityError, UsageError
 from paceline.kv.cache import KVCache, plan_pages
 from paceline.models.base import Target
@@ -60,7 +58,23 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
     said = "the bundled one" if config.target == "demo" and source is not None else why
     say(f"target {config.target} · drafter {kind} ({said}) · {arithmetic}")
     drafters = _load_drafters(config, (kind, source), target, cache)
-    controller = AutoController(_profile(config, target, cache), KINDS, say, kind.split("+"))
+    parts = EngineParts(
+        target=target,
+        cache=cache,
+        drafters=drafters,
+        default_drafter=kind.partition("+")[0],
+        controller=FixedController(0),
+        tokenizer=tokenizer,
+        verify=config.verify,
+        draft_tokens=config.draft_tokens,
+        max_batch=config.max_batch,
+        prefill_chunk=config.prefill_chunk,
+        step_tokens=config.step_tokens,
+        prefix_cache=config.prefix_cache,
+    )
+    known = start_up(config, Pair(parts, path, source, _settings(config, target, arithmetic)), say)
+    controller = AutoController(known.profile, known.kinds, say, kind.split("+"))
+    controller.budget = replace(controller.budget, bins=known.bins)
     _combine(drafters, kind, controller)
     info: dict[str, Any] = {
         "target": str(path),
@@ -73,24 +87,18 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
         "max_model_len": cache.max_tokens,
         "cache_bytes": cache.nbytes,
         "skipped": sorted(target.skipped),
+    } | known.info
+    return Engine(replace(parts, drafters=drafters, default_drafter=kind, controller=controller, info=info))
+
+
+def _settings(config: EngineConfig, target: Target, arithmetic: str) -> dict[str, str]:
+    """What a start-up measurement depends on, beside machine and weights."""
+    return {
+        "device": str(target.device),
+        "arithmetic": arithmetic,
+        "precision": f"{target.dtype}, {config.dtype}, {config.quantize}, {config.quantize_drafter}",
+        "threads": str(config.threads or torch.get_num_threads()),
     }
-    return Engine(
-        EngineParts(
-            target=target,
-            cache=cache,
-            drafters=drafters,
-            default_drafter=kind,
-            controller=controller,
-            tokenizer=tokenizer,
-            verify=config.verify,
-            draft_tokens=config.draft_tokens,
-            max_batch=config.max_batch,
-            prefill_chunk=config.prefill_chunk,
-            step_tokens=config.step_tokens,
-            prefix_cache=config.prefix_cache,
-            info=info,
-        )
-    )
 
 
 def _load_drafters(
@@ -236,25 +244,3 @@ def _transform(kind: Literal["int8", "int4"] | None) -> Any:
     from paceline.ops.quantize import quantizer
 
     return quantizer(kind)
-
-
-def _profile(config: EngineConfig, target: Target, cache: KVCache) -> Profile:
-    """The cost staircase: measured if the engine is to choose draft lengths, else learnt while running."""
-    if config.draft_tokens != "auto":
-        return default_profile()
-
-    def time_rows(count: int) -> float:
-        cache.open(-1, [0], share=False)
-        try:
-            with cache.tail([(-1, [0] * min(count, cache.max_tokens))]) as tail:
-                rows: Rows = tail.rows(target.device)
-                begin = time.perf_counter()
-                target.logits(target.forward(rows, cache))
-                if target.device.type == "cuda":
-                    torch.cuda.synchronize(target.device)
-                return time.perf_counter() - begin
-        finally:
-            cache.close(-1)
-
-    time_rows(1)
-    return measure_costs(time_rows, limit=min(2.0, max(0.25, 30 * time_rows(1))))

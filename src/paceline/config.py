@@ -34,6 +34,12 @@ class EngineConfig:
     quantize_drafter: Literal["int8", "int4"] | None = None
     threads: int | None = None  # CPU threads; None = one per core
     native: bool = True  # use the compiled kernels where they are installed
+    profile_dir: str | None = (
+        None  # where what start-up measured is kept for the next one; None or "none" = nowhere
+    )
+    remeasure: bool = (
+        False  # measure at start-up whatever is kept, the drafter's self-test even if it takes a while
+    )
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -48,6 +51,12 @@ class Bytes(click.ParamType):  # type: ignore[type-arg]
         return size
 
 
+def profile_dir() -> str:
+    """The user's cache folder for paceline, by the conventions of the platform."""
+    home = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+    return str(Path(os.environ.get("XDG_CACHE_HOME") or home) / "paceline")
+
+
 ENGINE = [
     click.option("--drafter", default="auto", show_default=True, metavar="NAME",
                  help="auto, none, ngram, mtp, mtp+ngram, model, or an assistant or draft model (folder or hub id)."),
@@ -66,6 +75,11 @@ ENGINE = [
     click.option("--cache-memory", type=Bytes(), help="Memory for the K/V cache, e.g. 2G; default: a share."),
     click.option("--threads", type=click.IntRange(min=1), help="CPU threads; default: one per core."),
     click.option("--native/--no-native", default=True, help="Use the compiled kernels where they are installed."),
+    click.option("--profile-dir", default=profile_dir, envvar="PACELINE_PROFILE_DIR",
+                 show_default="the user's cache",
+                 help="Folder that keeps what start-up measured for the next start; none: keep nothing."),
+    click.option("--remeasure", is_flag=True,
+                 help="Measure again at start-up, the drafter's self-test too if nothing better is known."),
 ]  # fmt: skip
 
 SAMPLING = [

@@ -17,6 +17,8 @@ _ENGINE_FLAGS = (
     "quantize",
     "threads",
     "native",
+    "profile_dir",
+    "remeasure",
 )
 
 
@@ -43,6 +45,12 @@ _ENGINE_FLAGS = (
 @click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Quantize the target's weights.")
 @click.option("--threads", type=int, help="CPU threads.")
 @click.option("--native/--no-native", default=None, help="Compiled kernels on the CPU.")
+@click.option(
+    "--profile-dir",
+    envvar="PACELINE_PROFILE_DIR",
+    help="Keeps what start-up measured; none: nothing.  [default: the user's cache]",
+)
+@click.option("--remeasure", is_flag=True, default=None, help="Measure again at start-up.")
 @click.option("--max-texts", type=int, help="Texts waiting or running; more get status 429.")
 @click.option("--request-timeout", type=float, help="Seconds from a request's arrival to its last token.")
 def command(target: str | None, config_file: str | None, **flags: Any) -> None:
@@ -58,8 +66,10 @@ def command(target: str | None, config_file: str | None, **flags: Any) -> None:
         raise UsageError(
             f"{error.name} is missing: install the server with `pip install paceline[serve]`"
         ) from error
+    from paceline.cli.options import profile_dir
+
     engine = {name: flags.pop(name) for name in _ENGINE_FLAGS} | {"target": target}
     if isinstance(engine["draft_tokens"], str) and engine["draft_tokens"].isdecimal():
         engine["draft_tokens"] = int(engine["draft_tokens"])
     flags["allowed_hosts"] = flags["allowed_hosts"] or None
-    start(config_file, flags, engine, click.echo)
+    start(config_file, flags, engine, click.echo, profile_dir())

@@ -17,14 +17,18 @@ from paceline.server.settings import read_config, server_config
 
 
 def start(
-    config_file: str | None, server: dict[str, Any], engine: dict[str, Any], say: Callable[[str], None]
-) -> None:
-    """Serve until told to stop. `server` and `engine` are flags by name, None = not given, and win over the file."""
+    config_file: str | None, server: dict[str, Any], engine: dict[str, Any], say: Callable[[str], None],
+    profile_dir: str | None = None,
+) -> None:  # fmt: skip
+    """Serve until told to stop. `server` and `engine` are flags by name, None = not given, and win over the file.
+
+    `profile_dir`: where start-up's measurements are kept if neither says; "none" in either: nowhere.
+    """
     from_file: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     if config_file is not None:
         from_file = read_config(config_file)
     config = server_config(from_file[0] | _given(server))
-    wanted = EngineConfig.of(from_file[1] | _given(engine))
+    wanted = EngineConfig.of({"profile_dir": profile_dir} | from_file[1] | _given(engine))
     keys = Keys.read(config.api_key_file)
     listening = bind(config)
     name = config.model_name or model_name(wanted.target)

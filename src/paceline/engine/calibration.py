@@ -1,0 +1,75 @@
+"""What a drafter is known for with its target before it runs here: acceptance by position, worth of confidence.
+
+`paceline train` measures it on held-out texts and writes `paceline_calibration.json` beside the drafter's weights.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.core import MAX_DRAFT_TOKENS
+from paceline.engine.acceptance import BINS, Bins
+
+FILE_NAME = "paceline_calibration.json"
+VERSION = 1
+BIN_TRIES = 32.0  # what a bin counts for at most, so that a live engine can still learn
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    acceptance: tuple[float, ...]  # [1..MAX_DRAFT_TOKENS] chance to be kept, given that all before were
+    bins: Bins = ()  # [BINS] (kept, tried) by confidence, or empty
+    sampled: Known | None = None  # the same of texts drawn at a temperature, where it was measured
+
+    def to_json(self) -> dict[str, object]:
+        out: dict[str, object] = {
+            "acceptance": list(self.acceptance),
+            "bins": [list(pair) for pair in self.bins],
+        }
+        return out if self.sampled is None else out | {"sampled": self.sampled.to_json()}
+
+
+def known_of(raw: object) -> Known:
+    """From the JSON object of a calibration file or a kept profile. Raises ValueError that says what is wrong."""
+    if not isinstance(raw, Mapping):
+        raise ValueError("it is no JSON object")
+    acceptance = _numbers(raw.get("acceptance"), "acceptance")
+    if not 1 <= len(acceptance) <= MAX_DRAFT_TOKENS or not all(0.0 <= a <= 1.0 for a in acceptance):
+        raise ValueError(f"acceptance has to be 1 to {MAX_DRAFT_TOKENS} numbers from 0 to 1")
+    pairs = raw.get("bins") or []
+    if not isinstance(pairs, list) or len(pairs) not in (0, BINS):
+        raise ValueError(f"bins has to be {BINS} pairs of (kept, tried)")
+    sampled = known_of(raw["sampled"]) if raw.get("sampled") is not None else None
+    return Known(acceptance, tuple(_pair(pair) for pair in pairs), sampled)
+
+
+def _numbers(raw: object, name: str) -> tuple[float, ...]:
+    if not isinstance(raw, list) or not all(isinstance(x, int | float) for x in raw):
+        raise ValueError(f"{name} is no list of numbers")
+    return tuple(float(x) for x in raw)
+
+
+def _pair(raw: object) -> tuple[float, float]:
+    pair = _numbers(raw, "a pair of bins")
+    if len(pair) != 2 or not 0.0 <= pair[0] <= pair[1] < float("inf"):
+        raise ValueError("a pair of bins is not 0 <= kept <= tried")
+    kept, tried = pair
+    share = min(1.0, BIN_TRIES / tried) if tried else 1.0
+    return kept * share, tried * share
+
+
+def read_calibration(folder: Path) -> tuple[Known | None, str]:
+    """(what the file in a drafter's folder says, ""), (None, "") without a file, or (None, why it is ignored)."""
+    path = folder / FILE_NAME
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(raw, dict) and raw.get("version") != VERSION:
+            raise ValueError(f"its version is {raw.get('version')!r}, this paceline reads {VERSION}")
+        return known_of(raw), ""
+    except FileNotFoundError:
+        return None, ""
+    except (OSError, ValueError, RecursionError) as problem:
+        return None, f"{path} is ignored ({problem!s:.100}): train the drafter again, or delete the file"
