@@ -1,0 +1,78 @@
+"""Measure what the drafter of a pair is worth and store it beside its weights: `paceline_calibration.json`.
+
+    python recipes/demo/calibrate.py src/paceline/demo
+
+The target writes from the held-out prompts through paceline itself, greedily and at temperature 0.8, and every draft
+counts: acceptance by position, and how often a token of a given confidence is kept. (`paceline train` writes the same
+file from held-out texts; a corpus is not what the target says, so its acceptance is a little lower.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from common import RecipeError, run_main, say, write_json
+
+from paceline.core import SamplingParams
+from paceline.engine.calibration import FILE_NAME, VERSION
+from paceline.engine.controller import MTP
+from paceline.engine.selftest import Watcher, summarise
+from paceline.llm import LLM
+
+DRAFT, TEMPERATURE = 4, 0.8
+
+
+def measure(llm: LLM, prompts: list[list[int]], new: int, temperature: float) -> dict[str, Any]:
+    """What became of all drafts of one temperature."""
+    watcher = Watcher(DRAFT)
+    llm.engine.state.controller = watcher
+    for i, prompt in enumerate(prompts):
+        llm.generate(prompt, SamplingParams(max_tokens=new, temperature=temperature, seed=i, drafter="mtp"))
+    tested = summarise(watcher.rows, MTP)
+    if tested is None:
+        raise RecipeError(
+            f"only {len(watcher.rows)} drafts at temperature {temperature:g}: give more prompts"
+        )
+    first = tested.known.acceptance[0]
+    say(f"temperature {temperature:g}: {tested.drafts} drafts, {first:.3f} of first tokens kept")
+    return {
+        "acceptance": [round(a, 5) for a in tested.known.acceptance],
+        "bins": [[round(kept, 3), round(tried, 3)] for kept, tried in tested.known.bins],
+        "drafts": tested.drafts,
+    }
+
+
+def calibrate(pair: Path, prompts: Path, new: int) -> None:
+    """Write the file of the pair in `pair` (folders target and assistant)."""
+    llm = LLM(str(pair / "target"), drafter=str(pair / "assistant"), draft_tokens=DRAFT, threads=1)
+    texts = [json.loads(line)["prompt"] for line in prompts.read_text(encoding="utf-8").splitlines()]
+    longest = llm.info["max_model_len"] - new - 1
+    ids = [llm.tokenizer.encode(text)[:longest] for text in texts]
+    found = {
+        "version": VERSION,
+        **measure(llm, ids, new, 0.0),
+        "sampled": measure(llm, ids, new, TEMPERATURE),
+    }
+    write_json(pair / "assistant" / FILE_NAME, found)
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pair", type=Path, help="folder with target and assistant")
+    parser.add_argument(
+        "--prompts", type=Path, help="JSONL with `prompt`; default: heldout.jsonl of the pair"
+    )
+    parser.add_argument("--new", type=int, default=96, help="tokens of each text")
+    args = parser.parse_args()
+    calibrate(args.pair, args.prompts or args.pair / "heldout.jsonl", args.new)
+    return 0
+
+
+if __name__ == "__main__":
+    run_main(main)
