@@ -6,6 +6,7 @@ K/V the target has not computed yet), and see only committed keys.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from paceline.core import MAX_DRAFT_TOKENS, Draft, Rows
@@ -28,10 +29,8 @@ class MTPDrafter:
         device = context.hidden.device
         hidden = context.hidden if len(active) == len(context.limits) else context.hidden[active]
         tokens = [context.sequences[b].tokens[-1] for b in active]
-        positions = torch.tensor(
-            [len(context.sequences[b].tokens) - 1 for b in active], dtype=torch.int32, device=device
-        )
-        slots = torch.tensor([context.slots[b] for b in active], dtype=torch.int32, device=device)
+        at = np.array([[len(context.sequences[b].tokens) - 1, context.slots[b]] for b in active], np.int32)
+        positions, slots = torch.from_numpy(at.T.copy()).to(device)
         steps = max(context.limits[b] for b in active)
         if self._whole_round(context, active, (hidden, positions, slots), steps):
             return context.picker.draft(self.name)

@@ -23,6 +23,8 @@ from paceline.sampling.shape import LogitRow, is_edited
 def logit_rows(live: Live, draft: list[int], *, masks: bool = True) -> list[LogitRow]:
     """What shapes the logits after the text, after its first draft token, ..., after all of `draft`."""
     s = live.sequence
+    if not draft and s.constraint is None and not s.params.min_tokens:
+        return [LogitRow(s.params, s.seed, len(s.tokens), live.counts)]
     known = s.constraint.masks(draft) if s.constraint is not None and masks else None
     stop = tuple(live.stop_ids) if s.output_len < s.params.min_tokens else ()
     return [

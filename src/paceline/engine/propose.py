@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from paceline.core import Draft
+from paceline.core import Draft, VerifyRule
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.engine import budget
 from paceline.engine.live import Live
@@ -47,12 +47,13 @@ def _ask(state: EngineState, drafter: Drafter, lives: list[Live], rows: list[int
     has_hidden = [
         state.hidden_at.get(slot) == s.committed - 1 for slot, s in zip(slots, sequences, strict=True)
     ]
-    hidden = state.hidden[slots] if state.hidden is not None and drafter.needs_hidden else None
+    hidden = state.hidden_of(slots) if drafter.needs_hidden else None
     picker = StepPicker(lives, state.controller, state.target.vocab_size)
     context = DraftContext(sequences, limits, slots, hidden, has_hidden, state.cache, picker)
     try:
         draft = drafter.draft(context)
         _check(draft, limits, state.target.vocab_size)
+        _check_laws(draft, [live.rule for live in lives])
     except Exception as error:  # noqa: BLE001  a drafter is a stranger: whatever it raises costs speed, never text
         for live, row in zip(lives, rows, strict=True):
             live.parked = f"{budget.DRAFTER_FAILED}: {type(error).__name__}: {error}"[:200]
@@ -86,3 +87,23 @@ def _check(draft: Draft, limits: list[int], vocab_size: int) -> None:
         for token in tokens:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
                 raise ValueError(f"token {token!r} is not an id in 0..{vocab_size - 1}")
+
+
+def _check_laws(draft: Draft, rules: list[VerifyRule]) -> None:
+    """Raise ValueError if a token that `reject` or `block` will judge does not come with a law."""
+    if len(draft.drafter) not in (0, len(rules)):
+        raise ValueError(f"{len(draft.drafter)} drafter names for {len(rules)} rows")
+    if draft.q is None:
+        return
+    if len(draft.q) != len(rules):
+        raise ValueError(f"{len(draft.q)} rows of laws for {len(rules)} rows")
+    for tokens, laws, rule in zip(draft.tokens, draft.q, rules, strict=True):
+        if rule == "match" or not laws:
+            continue
+        if len(laws) != len(tokens):
+            raise ValueError(f"{len(tokens)} tokens with {len(laws)} laws")
+        for law in laws:
+            if law is not None and (
+                law.dim() != 1 or not abs(float(law.sum()) - 1) < 1e-3 or float(law.min()) < 0
+            ):
+                raise ValueError("a token's law must be probabilities of one dimension that sum to 1")

@@ -53,10 +53,21 @@ class EngineState:
         """Remember hidden[rows] for cache slots, given as (slot, text position of the row)."""
         if self.hidden is None or not rows:
             return
+        self.hidden_at.update(slots)
+        if len(rows) == 1:
+            self.hidden[slots[0][0]] = hidden[rows[0]]
+            return
         device = hidden.device
         where = torch.tensor([slot for slot, _ in slots], device=device)
         self.hidden[where] = hidden[torch.tensor(rows, device=device)]
-        self.hidden_at.update(slots)
+
+    def hidden_of(self, slots: list[int]) -> torch.Tensor | None:
+        """The hidden states [B, H] kept for cache slots; None if no drafter needs them."""
+        if self.hidden is None:
+            return None
+        if len(slots) == 1:
+            return self.hidden[slots[0]][None]
+        return self.hidden[torch.tensor(slots, device=self.hidden.device)]
 
     def preempt(self, sequence: Sequence) -> None:
         """Take a running sequence's pages; it is computed again when there is room."""

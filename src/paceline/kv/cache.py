@@ -240,11 +240,10 @@ class Tail:
             positions += range(entry.committed + first, entry.committed + len(new))
             slots += [entry.slot] * (len(new) - first)
             starts.append(len(tokens))
-        as_int = torch.int32
         return Rows(
-            torch.tensor(tokens, dtype=torch.int64, device=device),
-            torch.tensor(positions, dtype=as_int, device=device),
-            torch.tensor(slots, dtype=as_int, device=device),
+            torch.from_numpy(np.array(tokens, np.int64)).to(device),
+            torch.from_numpy(np.array(positions, np.int32)).to(device),
+            torch.from_numpy(np.array(slots, np.int32)).to(device),
             starts,
         )
 

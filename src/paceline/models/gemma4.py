@@ -68,6 +68,7 @@ class GemmaTarget:
         # Bound methods are made anew at each access; a runner keeps its recording under one object.
         self.hidden_graph = self._hidden
         self.logits_graph = self._logits
+        self._bare: dict[int, Rows] = {}  # rows for `logits`, by their number
 
     def forward(self, rows: Rows, cache: KVCache) -> Tensor:
         """Write the rows' K/V into `cache`; hidden states after the final norm, [N, hidden_size]."""
@@ -76,7 +77,10 @@ class GemmaTarget:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, hidden_size] -> [M, vocab_size], float32, soft-capped."""
-        (logits,) = self.runner.run(self.logits_graph, bare_rows(hidden), None, {"hidden": hidden})
+        count = hidden.shape[0]
+        if count not in self._bare:
+            self._bare[count] = bare_rows(hidden)
+        (logits,) = self.runner.run(self.logits_graph, self._bare[count], None, {"hidden": hidden})
         return logits.float() if logits.dtype != torch.float64 else logits
 
     def _hidden(self, ops: Ops) -> tuple[Value]:

@@ -123,6 +123,7 @@ class Plan:
         self._capacity = 0
         self._tensors: dict[Symbol, torch.Tensor] = {}
         self._views: dict[int, tuple[torch.Tensor, ...]] = {}  # results, by number of rows
+        self._round: tuple[int, ...] | None = None  # where a draft round finds its results
         self._cache: weakref.ref[KVCache] | None = None
 
     def _add(self, node: Node) -> None:
@@ -188,16 +189,18 @@ class Plan:
             return None  # the first run of a size records and grows; `run` does that
         if self._cache is None or self._cache() is not cache:
             self._bind_cache(cache)
-        after, logits = self._results[-1], self._results[-2]
-        ids = self._results[0] if len(self._results) == 3 else None
         symbol = self._givens["hidden"]
+        if self._round is None:
+            after, logits = self._results[-1], self._results[-2]
+            ids = (0, 0) if len(self._results) == 2 else self._place(self._results[0])
+            self._round = (*self._place(after), *self._place(logits), logits.width, *ids)
         state = hidden[:count].to("cpu", torch.float32, copy=True).contiguous()
         tokens = rows.tokens.clone()
         status, drawn, sure = self.program.draft_round(
             (count, tokens.data_ptr(), address(rows.positions, torch.int32, count, "rows.positions"),
              address(rows.slots, torch.int32, count, "rows.slots")),
             (self._buffers[symbol], symbol.width, state.data_ptr()),
-            (*self._place(after), *self._place(logits), logits.width, *((0, 0) if ids is None else self._place(ids))),
+            self._round,
             [(f, seed & _M64, position, k, p, m) for f, seed, position, k, p, m in rules],
             steps,
         )  # fmt: skip
@@ -214,6 +217,7 @@ class Plan:
     def _grow(self, count: int) -> None:
         self._capacity = max(8, 1 << (count - 1).bit_length())
         self._views.clear()
+        self._round = None
         by_index: dict[int, torch.Tensor] = {}
         for symbol, index in self._buffers.items():
             if symbol.given is None:

@@ -39,6 +39,8 @@ class StopStrings:
 
     def push(self, text: str, may_stop: bool = True) -> tuple[str, bool]:
         """(text safe to show, whether a stop string was completed); with may_stop False none counts."""
+        if not self._stops:
+            return text, False
         held = self._held + text
         if may_stop:
             starts = [at for at in (held.find(stop) for stop in self._stops) if at >= 0]

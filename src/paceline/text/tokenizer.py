@@ -33,6 +33,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self._added = {i: token.content for i, token in added.items()}
+        self._pieces: dict[tuple[int, bool], bytes] = {}
         self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.special_tokens = _special_tokens(config)  # e.g. bos_token -> "<bos>"
         self.bos_id = self._named("bos_token")
@@ -74,6 +75,12 @@ class Tokenizer:
 
     def piece(self, token: int, skip_special: bool = True) -> bytes:
         """The bytes that one token stands for; none for an id without an entry (vocabulary padding)."""
+        found = self._pieces.get((token, skip_special))
+        if found is None:
+            found = self._pieces[token, skip_special] = self._piece(token, skip_special)
+        return found
+
+    def _piece(self, token: int, skip_special: bool) -> bytes:
         if token in self._added:
             return b"" if skip_special and token in self.special_ids else self._added[token].encode()
         text = self._backend.id_to_token(token) if token >= 0 else None
