@@ -156,7 +156,7 @@ def _add_limits(schemas: dict[str, Any], service: Service) -> None:
     """What only this server's settings know. A field that may be null has its real form first in `anyOf`."""
     c = service.config
     limits = {
-        "n": {"maximum": c.max_n}, "logit_bias": {"maxProperties": c.max_logit_bias},
+        "n": {"maximum": min(c.max_n, c.max_texts)}, "logit_bias": {"maxProperties": c.max_logit_bias},
         "tools": {"maxItems": c.max_tools}, "top_logprobs": {"maximum": c.max_logprobs},
         "logprobs": {"maximum": c.max_logprobs},
     }  # fmt: skip

@@ -21,7 +21,7 @@ from paceline.server.service import Room, Service, salt_of, schema_text
 from paceline.server.settings import ServerConfig
 from paceline.server.sse import DONE, event
 from paceline.server.trace import Trace
-from paceline.server.usage import speculation, usage
+from paceline.server.usage import speculation, usage, uses_prediction
 from paceline.server.visible import ChatText, MarkedText
 from paceline.text import arguments, reasoning
 from paceline.text.phases import AfterThinking
@@ -136,7 +136,7 @@ class Chat:
             len(self.ask.jobs[0][0]),
             self.completion_tokens,
             generation.stats.values(),
-            prediction=self.body.prediction is not None,
+            prediction=uses_prediction(self.body.prediction, self.params.drafter),
         )
         thoughts = sum(choice.marked.reasoning_tokens for choice in self.choices)
         out["completion_tokens_details"]["reasoning_tokens"] = thoughts

@@ -20,7 +20,7 @@ from paceline.server.scoring import scoring_jobs
 from paceline.server.service import Room, Service, salt_of
 from paceline.server.sse import DONE, event
 from paceline.server.trace import Trace
-from paceline.server.usage import speculation, usage
+from paceline.server.usage import speculation, usage, uses_prediction
 
 Entry = TokenLogprob | int
 _SHORT = 2048  # characters
@@ -151,7 +151,12 @@ class Completion:
 
     def _usage(self, stats: Any) -> dict[str, Any]:
         prompt = sum(len(p) for p in self._prompts)
-        return usage(prompt, self.completion_tokens, stats, prediction=self.body.prediction is not None)
+        return usage(
+            prompt,
+            self.completion_tokens,
+            stats,
+            prediction=uses_prediction(self.body.prediction, self.params.drafter),
+        )
 
     def _echo(self, prompt: int) -> tuple[str, list[Entry]]:
         if not self.body.echo:

@@ -27,8 +27,9 @@ def text_of(content: Content | None) -> str:
 
 def check_limits(body: Sampling, config: ServerConfig) -> None:
     """The caps that need the server's settings. Raises ApiError 400."""
-    if (body.n or 1) > config.max_n:
-        raise refuse("n", f"at most {config.max_n}")
+    most = min(config.max_n, config.max_texts)
+    if (body.n or 1) > most:
+        raise refuse("n", f"at most {most}")
     stops = stop_strings(body)
     if len(stops) > config.max_stop:
         raise refuse("stop", f"at most {config.max_stop} strings")

@@ -33,6 +33,11 @@ def usage(
     }
 
 
+def uses_prediction(given: object, drafter: str | None) -> bool:
+    """Whether drafted tokens came from a request's prediction: only the n-gram drafter reads it."""
+    return given is not None and drafter is not None and "ngram" in drafter
+
+
 def speculation(stats: Iterable[Stats], seed: int | None) -> dict[str, Any]:
     """The sums over an answer's texts. `reason`: the most frequent one for steps without a draft."""
     done = list(stats)

@@ -1,0 +1,152 @@
+"""What the server promises when things go wrong around it, and that what watches it looks at what exists."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.errors import CapacityError
+from paceline.text import grammar
+from server.fake_engine import FakeEngine, make_tokenizer
+from server.serving import Served, served
+from server.test_grammar import grammars_of
+
+ROOT = Path(__file__).parents[2]
+HEAD = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+def test_the_dashboard_uses_metrics_that_exist() -> None:
+    with served() as s:
+        s.post("/v1/completions", prompt="x", max_tokens=9, speculation={"draft_tokens": 3})
+        s.post("/v1/completions", prompt="x", max_tokens=9, speculation={"drafter": "none"})
+        s.worker.info = {"cache_use": {"full": 0.5}}
+        shown = set(re.findall(r"^(paceline_\w+)", s.client.get("/metrics").text, re.MULTILINE))
+    dashboard = json.loads((ROOT / "deploy" / "grafana-dashboard.json").read_text())
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    wanted = set(re.findall(r"paceline_\w+", " ".join(expressions)))
+    assert len(wanted) > 12
+    assert wanted <= shown
+    for name in ("drafted_tokens", "accepted_tokens", "draft_length", "steps_without_draft", "cache_use"):
+        assert any(name in expression for expression in expressions)
+
+
+def test_compiled_grammars_are_kept_in_bounded_memory() -> None:
+    grammars = grammars_of(make_tokenizer())
+    try:
+        for i in range(grammar._KEPT + 3):
+            grammars.compile("regex", f"a{{{i + 1}}}")
+        assert len(grammars._kept) == grammar._KEPT
+    finally:
+        grammars.close()
+
+
+@pytest.mark.parametrize("error", [MemoryError("no memory"), CapacityError("out of memory")])
+def test_memory_that_runs_out_costs_one_request(error: Exception) -> None:
+    engine = FakeEngine(make_tokenizer())
+    with served(engine) as s:
+        expected = s.post("/v1/completions", prompt="x", seed=1, max_tokens=20).json()["choices"]
+        engine.fail = [error, error]
+        assert s.post("/v1/completions", prompt="x", seed=1, max_tokens=20).status_code in (500, 503)
+        assert s.post("/v1/completions", prompt="x", seed=1, max_tokens=20).json()["choices"] == expected
+        assert s.worker.counters.step_errors == 1
+        assert s.client.get("/health").status_code == 200
+
+
+def raw(s: Served, data: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", s.port), timeout=10) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        out = b""
+        try:
+            while piece := connection.recv(65536):
+                out += piece
+        except ConnectionResetError:
+            return out
+        return out
+
+
+def test_clients_that_die_in_the_middle_of_a_body_leave_nothing() -> None:
+    with served() as s:
+        for size in (0, 1, 20):
+            raw(s, (HEAD + "Content-Length: 60\r\n\r\n" + '{"model":"fake","prompt":"x"}'[:size]).encode())
+            raw(s, (HEAD + "Transfer-Encoding: chunked\r\n\r\n40\r\n" + "{" * size).encode())
+        assert s.worker.counters.submitted == 0
+        assert s.post("/v1/completions", prompt="x", max_tokens=2).status_code == 200
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_broken_chunks_are_refused(seed: int) -> None:
+    """Chunk sizes that are negative, huge, signed, or no numbers; chunks cut or run together; extensions."""
+    rng = random.Random(seed)
+    sizes = [
+        "-1",
+        "+5",
+        "0x5",
+        "5_0",
+        "FFFFFFFFFFFFFFFFFF",
+        "99999999999999999999",
+        "",
+        " 5",
+        "5;" + "x" * 300,
+        "g",
+    ]
+    ends, body = ["\r\n", "\n", "\r", ""], ""
+    for _ in range(rng.randrange(1, 6)):
+        body += rng.choice(sizes) + rng.choice(ends[:3]) + "x" * rng.randrange(9) + rng.choice(ends)
+    with served() as s:
+        answer = raw(s, (HEAD + f"Transfer-Encoding: chunked\r\n\r\n{body}0\r\n\r\n").encode())
+        assert not answer or answer.split(b" ")[1] in (b"400", b"413")
+        assert s.worker.counters.submitted == 0
+        assert s.client.get("/health").status_code == 200
+
+
+def test_lengths_that_contradict_each_other_are_refused() -> None:
+    """Request smuggling: two lengths, or a length and chunks."""
+    body = '{"model":"fake","prompt":"x"}'
+    with served() as s:
+        for lengths in (f"Content-Length: {len(body)}\r\nContent-Length: 5\r\n", "Content-Length: +5\r\n"):
+            answer = raw(s, (HEAD + lengths + "\r\n" + body).encode())
+            assert answer.split(b" ")[1] == b"400"
+        assert s.worker.counters.submitted == 0
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_the_report_comes_once_and_with_the_last_text(path: str) -> None:
+    body: dict[str, Any] = (
+        {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "x"}
+    )
+    with served() as s:
+        answer = s.post(path, **body, n=5, seed=2, max_tokens=30, stream=True)
+        chunks = [json.loads(line[6:]) for line in answer.text.split("\n\n") if line.startswith("data: {")]
+        done = [i for i, c in enumerate(chunks) if c["choices"][0]["finish_reason"]]
+        assert len(done) == 5
+        assert [i for i, c in enumerate(chunks) if "speculation" in c] == [done[-1]] == [len(chunks) - 1]
+
+
+def test_more_texts_than_can_ever_run_are_a_bad_request() -> None:
+    with served(max_texts=3) as s:
+        for path, body in (("completions", {"prompt": "x"}), ("chat/completions", {"messages": [
+                {"role": "user", "content": "x"}]})):  # fmt: skip
+            answer = s.post(f"/v1/{path}", **body, n=4)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == "n"
+
+
+def test_only_the_drafter_that_reads_a_prediction_counts_it() -> None:
+    with served() as s:
+        for drafter, counted in ((None, True), ("ngram", True), ("mtp", False)):
+            body: dict[str, Any] = {"speculation": {"drafter": drafter}} if drafter else {}
+            answer = s.post(
+                "/v1/completions", prompt="x", max_tokens=40, seed=4,
+                prediction={"type": "content", "content": "self x"}, **body,
+            ).json()  # fmt: skip
+            details, report = answer["usage"]["completion_tokens_details"], answer["speculation"]
+            assert details["accepted_prediction_tokens"] == (report["accepted"] if counted else 0)
+            rejected = report["drafted"] - report["accepted"] if counted else 0
+            assert details["rejected_prediction_tokens"] == rejected
