@@ -1,5 +1,6 @@
-// Softmax attention of one row over the paged cache. Keys are taken in blocks of BLOCK that lie at absolute positions, so
-// no cut of a text into chunks changes a bit; the heads that share a K/V head share each load of it.
+// Softmax attention over the paged cache, of some rows at consecutive positions of one sequence: each K/V vector that is
+// loaded serves all of them and the heads that share it. Keys are taken in blocks of BLOCK that lie at absolute positions,
+// and a row goes through its own keys in one order, so neither its neighbours nor a cut into chunks changes a bit.
 #pragma once
 
 #include "rowops.h"
@@ -7,163 +8,208 @@
 namespace paceline {
 namespace PACELINE_ISA {
 
-constexpr int BLOCK = 64;  // keys per running-maximum update
+constexpr int BLOCK = 64;          // keys per running-maximum update
+constexpr int KEYS = 4;            // keys whose scores are computed together
+constexpr int PITCH = BLOCK + 8;   // room for a block's scores: the last tile of keys may write past them
 
-// Dot products of Q query heads with K keys; out[q * BLOCK + j].
-template <int Q, int K>
-PL_INLINE void scores(const AttentionArgs& a, const float* keys, int64_t stride, int64_t d, float* out) {
-  V acc[Q][K] = {};
+struct Queries {  // vectors: heads of a row beside each other, row after row
+  int count;
+  int64_t d;  // floats of a vector
+  const float* q[MOST_QUERIES];
+  float* out[MOST_QUERIES];
+  float top[MOST_QUERIES], high[MOST_QUERIES], shrink[MOST_QUERIES];
+  V sum[MOST_QUERIES];
+  float p[MOST_QUERIES * PITCH];  // scores, then weights
+  const float *keys[BLOCK + KEYS], *values[BLOCK];
+};
+
+// Scores of Q queries with the keys at places at..at+KEYS-1.
+template <int Q>
+PL_INLINE void scores(Queries& s, int m, int at) {
+  V acc[Q][KEYS] = {};
+  const float *keys[KEYS], *queries[Q];
+  PL_UNROLL
+  for (int j = 0; j < KEYS; ++j) keys[j] = s.keys[at + j];
+  PL_UNROLL
+  for (int q = 0; q < Q; ++q) queries[q] = s.q[m + q];
   int64_t i = 0;
-  for (; i + L <= d; i += L) {
-    V k[K];
+  for (; i + L <= s.d; i += L) {
+    V x[Q];
     PL_UNROLL
-    for (int j = 0; j < K; ++j) k[j] = pin(load(keys + j * stride + i));
+    for (int q = 0; q < Q; ++q) x[q] = pin(load(queries[q] + i));
     PL_UNROLL
-    for (int q = 0; q < Q; ++q) {
-      V x = load(a.q + q * d + i);
+    for (int j = 0; j < KEYS; ++j) {
+      V k = pin(load(keys[j] + i));
       PL_UNROLL
-      for (int j = 0; j < K; ++j) acc[q][j] = fma(k[j], x, acc[q][j]);
+      for (int q = 0; q < Q; ++q) acc[q][j] = fma(k, x[q], acc[q][j]);
     }
   }
-  if (i < d)
+  if (i < s.d) {
+    int n = static_cast<int>(s.d - i);
     PL_UNROLL
     for (int q = 0; q < Q; ++q)
       PL_UNROLL
-      for (int j = 0; j < K; ++j) {
-        int n = static_cast<int>(d - i);
-        acc[q][j] = fma(load_part(keys + j * stride + i, n), load_part(a.q + q * d + i, n), acc[q][j]);
-      }
+      for (int j = 0; j < KEYS; ++j) acc[q][j] = fma(load_part(keys[j] + i, n), load_part(queries[q] + i, n), acc[q][j]);
+  }
   PL_UNROLL
-  for (int q = 0; q < Q; ++q)
-    PL_UNROLL
-    for (int j = 0; j < K; j += 4) {
-      F4 total = sums(half(acc[q][j]), half(acc[q][K > 1 ? j + 1 : j]), half(acc[q][K > 2 ? j + 2 : j]),
-                      half(acc[q][K > 3 ? j + 3 : j]));
-      PL_UNROLL
-      for (int n = 0; n < (K < 4 ? K : 4); ++n) out[q * BLOCK + j + n] = total[n];
-    }
+  for (int q = 0; q < Q; ++q) {
+    F4 total = sums(half(acc[q][0]), half(acc[q][1]), half(acc[q][2]), half(acc[q][3]));
+    std::memcpy(s.p + (m + q) * PITCH + at, &total, sizeof total);
+  }
 }
 
-struct Block {  // the values of a block of keys: page by page
-  const float* values[BLOCK];
-  int counts[BLOCK], pages;
-  int64_t stride;
-};
+// Scores of all queries with the keys at places lo..hi-1.
+static void score(Queries& s, int lo, int hi) {
+  for (int at = lo; at < hi; at += KEYS) {
+    int m = 0, left = s.count;
+    for (; left == 3 || left > 4; m += 3, left -= 3) scores<3>(s, m, at);
+    for (; left > 1; m += 2, left -= 2) scores<2>(s, m, at);
+    if (left) scores<1>(s, m, at);
+  }
+}
 
-// out[q][i..] += sum_j p[q][j] * value_j[i..] over C vectors of columns.
+// The largest score so far of a query that sees places lo..hi-1; whole vectors around them are filled.
+PL_INLINE float highest(Queries& s, int m, int lo, int hi) {
+  float* p = s.p + m * PITCH;
+  int begin = lo / L * L, end = (hi + L - 1) / L * L;
+  for (int j = begin; j < lo; ++j) p[j] = -__builtin_inff();
+  for (int j = hi; j < end; ++j) p[j] = -__builtin_inff();
+  V most = broadcast(s.top[m]);
+  for (int j = begin; j < end; j += L) most = vmax(most, load(p + j));
+  return reduce_max(most);
+}
+
+// Turns scores into weights and scales what was summed before.
+PL_INLINE void soften(Queries& s, int m, int lo, int hi) {
+  float* p = s.p + m * PITCH;
+  float high = s.high[m];
+  if (high > s.top[m]) {
+    float shrink = s.shrink[m];
+    s.sum[m] *= shrink;
+    for (int64_t i = 0; i < s.d; i += L) store_at(s.out[m], i, s.d, load_at(s.out[m], i, s.d) * shrink);
+    s.top[m] = high;
+  }
+  V sum = s.sum[m], top = broadcast(high), lowest = broadcast(-__builtin_inff());
+  for (int j = lo / L * L; j < hi; j += L) {
+    V x = load(p + j), e = vexp(x - top);
+    e = x == lowest ? V{} : e;
+    store(p + j, e);
+    sum += e;
+  }
+  s.sum[m] = sum;
+}
+
+// out[i..] += sum over places lo..hi-1 of weight * value[i..], over C vectors of columns of Q queries.
 template <int Q, int C>
-PL_INLINE void mix(const float* p, const Block& block, float* out, int64_t d, int64_t i) {
+PL_INLINE void mix(Queries& s, int m, int lo, int hi, int64_t i) {
   V acc[Q][C];
   PL_UNROLL
   for (int q = 0; q < Q; ++q)
     PL_UNROLL
-    for (int c = 0; c < C; ++c) acc[q][c] = load(out + q * d + i + c * L);
-  for (int page = 0; page < block.pages; ++page) {
-    const float* values = block.values[page] + i;
-    for (int j = 0; j < block.counts[page]; ++j, ++p, values += block.stride) {
-      V v[C];
+    for (int c = 0; c < C; ++c) acc[q][c] = load(s.out[m + q] + i + c * L);
+  const float* p = s.p + m * PITCH;
+  for (int j = lo; j < hi; ++j) {
+    const float* value = s.values[j] + i;
+    V weight[Q];
+    PL_UNROLL
+    for (int q = 0; q < Q; ++q) weight[q] = broadcast(p[q * PITCH + j]);
+    PL_UNROLL
+    for (int c = 0; c < C; ++c) {
+      V v = pin(load(value + c * L));
       PL_UNROLL
-      for (int c = 0; c < C; ++c) v[c] = pin(load(values + c * L));
-      PL_UNROLL
-      for (int q = 0; q < Q; ++q) {
-        V weight = broadcast(p[q * BLOCK]);
-        PL_UNROLL
-        for (int c = 0; c < C; ++c) acc[q][c] = fma(weight, v[c], acc[q][c]);
-      }
+      for (int q = 0; q < Q; ++q) acc[q][c] = fma(weight[q], v, acc[q][c]);
     }
   }
   PL_UNROLL
   for (int q = 0; q < Q; ++q)
     PL_UNROLL
-    for (int c = 0; c < C; ++c) store(out + q * d + i + c * L, acc[q][c]);
+    for (int c = 0; c < C; ++c) store(s.out[m + q] + i + c * L, acc[q][c]);
 }
 
-template <int Q>
-PL_INLINE void mix_all(const float* p, const Block& block, float* out, int64_t d) {
-  constexpr int C = Q == 1 ? 8 : Q == 2 ? 4 : 2;
+template <int C>
+PL_INLINE void mix_columns(Queries& s, int m, int left, int lo, int hi, int64_t i) {
+  for (; left == 3 || left > 4; m += 3, left -= 3) mix<3, C>(s, m, lo, hi, i);
+  for (; left > 1; m += 2, left -= 2) mix<2, C>(s, m, lo, hi, i);
+  if (left) mix<1, C>(s, m, lo, hi, i);
+}
+
+// Places lo..hi-1 of queries m..m+count-1. A slice of the values stays in the first-level cache for all queries.
+static void mix_all(Queries& s, int m, int count, int lo, int hi) {
+  if (lo >= hi) return;
   int64_t i = 0;
-  for (; i + C * L <= d; i += C * L) mix<Q, C>(p, block, out, d, i);
-  for (; i + L <= d; i += L) mix<Q, 1>(p, block, out, d, i);
-  for (; i < d; ++i)
-    for (int page = 0, at = 0; page < block.pages; at += block.counts[page++])
-      for (int j = 0; j < block.counts[page]; ++j)
-        for (int q = 0; q < Q; ++q) out[q * d + i] += p[q * BLOCK + at + j] * block.values[page][j * block.stride + i];
+  for (; i + 4 * L <= s.d; i += 4 * L) mix_columns<4>(s, m, count, lo, hi, i);
+  for (; i + L <= s.d; i += L) mix_columns<1>(s, m, count, lo, hi, i);
+  for (; i < s.d; ++i)
+    for (int q = m; q < m + count; ++q)
+      for (int j = lo; j < hi; ++j) s.out[q][i] += s.p[q * PITCH + j] * s.values[j][i];
 }
 
-// Turns n scores (the room up to a whole vector is filled with -inf) into weights; scales what was summed before.
-PL_INLINE void soften(float* p, int n, float& top, float& sum, float* out, int64_t d) {
-  V most = broadcast(top);
-  for (int j = n; j % L; ++j) p[j] = -__builtin_inff();
-  for (int j = 0; j < n; j += L) most = vmax(most, load(p + j));
-  float high = reduce_max(most);
-  if (high > top) {
-    float shrink = vexp(broadcast(top - high))[0];  // top is -inf at first: the clamped e^-87 scales zeros
-    sum *= shrink;
-    each(out, out, d, [shrink](V x) { return x * shrink; });
-    top = high;
-  }
-  V total{};
-  for (int j = 0; j < n; j += L) {
-    V e = vexp(load(p + j) - top);
-    if (j + L > n) {
-      store(p + j, e);
-      for (int i = n; i < j + L; ++i) p[i] = 0;
-      e = load(p + j);
-    }
-    store(p + j, e);
-    total += e;
-  }
-  sum += reduce(total);
-}
-
-template <int Q>
-static bool attend(const AttentionArgs& a) {
-  constexpr int K = Q == 1 ? 8 : Q == 2 ? 4 : 2;
-  const int64_t d = a.k.head_dim, stride = d * a.k.kv_heads, page_size = a.k.page_size;
+// Where the keys at places lo..hi-1 of the block that starts at `start` lie.
+static bool find(const AttentionArgs& a, Queries& s, int64_t start, int lo, int hi) {
   const int32_t* table = a.k.table + a.slot * a.k.table_stride;
-  float top[Q], sum[Q], p[Q * BLOCK];
-  for (int q = 0; q < Q; ++q) top[q] = -__builtin_inff(), sum[q] = 0.0f;
-  each(a.out, a.out, Q * d, [](V) { return V{}; });
-  Block block;
-  block.stride = stride;
-  for (int64_t begin = a.first; begin < a.last;) {
-    int64_t end = (begin / BLOCK + 1) * BLOCK;
-    if (end > a.last) end = a.last;
-    int filled = 0;
-    block.pages = 0;
-    for (int64_t j = begin; j < end; ++block.pages) {
-      int64_t page = j / page_size, stop = (page + 1) * page_size < end ? (page + 1) * page_size : end;
-      int64_t at = table[page] * page_size + j % page_size;
-      int count = static_cast<int>(stop - j), i = 0;
-      if (table[page] < 0 || at + count > a.k.tokens) return false;
-      const float* keys = a.k.pool + at * stride + a.kv_head * d;
-      for (; i + K <= count; i += K) scores<Q, K>(a, keys + i * stride, stride, d, p + filled + i);
-      for (; i < count; ++i) scores<Q, 1>(a, keys + i * stride, stride, d, p + filled + i);
-      block.values[block.pages] = a.v.pool + at * stride + a.kv_head * d;
-      block.counts[block.pages] = count;
-      filled += count;
-      j = stop;
+  const int64_t page_size = a.k.page_size, stride = s.d * a.k.kv_heads;
+  for (int j = lo; j < hi;) {
+    int64_t page = (start + j) / page_size, place = (start + j) % page_size, at = table[page] * page_size + place;
+    int64_t count = page_size - place < hi - j ? page_size - place : hi - j;
+    if (table[page] < 0 || at + count > a.k.tokens) return false;
+    int64_t offset = at * stride + a.kv_head * s.d;
+    for (int end = j + static_cast<int>(count); j < end; ++j, offset += stride) {
+      s.keys[j] = a.k.pool + offset;
+      s.values[j] = a.v.pool + offset;
     }
-    PL_UNROLL
-    for (int q = 0; q < Q; ++q) soften(p + q * BLOCK, filled, top[q], sum[q], a.out + q * d, d);
-    mix_all<Q>(p, block, a.out, d);
-    begin = end;
   }
-  PL_UNROLL
-  for (int q = 0; q < Q; ++q) {
-    float total = sum[q] > 0 ? sum[q] : 1.0f;  // a row without keys gives zeros
-    each(a.out + q * d, a.out + q * d, d, [total](V x) { return x / broadcast(total); });
+  for (int j = 0; j < KEYS; ++j) s.keys[hi + j] = s.keys[hi - 1];  // the last tile of keys is a whole one
+  return true;
+}
+
+PL_INLINE int64_t first_key(const AttentionArgs& a, int row) {
+  int64_t first = a.last + row - a.span;
+  return first > 0 ? first : 0;
+}
+
+// One block of all rows: each row sees its own places, [lo, hi); values that all rows see are loaded once for all.
+static bool attend(const AttentionArgs& a, Queries& s, int64_t start) {
+  int lo[MOST_QUERIES], hi[MOST_QUERIES], low = 0, high = BLOCK;
+  for (int r = 0; r < a.rows; ++r) {
+    int64_t first = first_key(a, r) - start, last = a.last + r - start;
+    lo[r] = static_cast<int>(first < 0 ? 0 : first < BLOCK ? first : BLOCK);
+    hi[r] = static_cast<int>(last < 0 ? 0 : last < BLOCK ? last : BLOCK);
+    low = lo[r] > low ? lo[r] : low;
+    high = hi[r] < high ? hi[r] : high;
   }
+  if (!find(a, s, start, lo[0], hi[a.rows - 1])) return false;
+  score(s, lo[0], hi[a.rows - 1]);
+  for (int m = 0; m < s.count; ++m) {
+    int r = m / a.heads;
+    s.high[m] = lo[r] < hi[r] ? highest(s, m, lo[r], hi[r]) : s.top[m];
+  }
+  for (int m = 0; m < s.count; m += L) store(s.shrink + m, vexp(load(s.top + m) - load(s.high + m)));
+  for (int m = 0; m < s.count; ++m)
+    if (lo[m / a.heads] < hi[m / a.heads]) soften(s, m, lo[m / a.heads], hi[m / a.heads]);
+  if (high < low) high = low = BLOCK;  // no place that all rows see
+  for (int r = 0; r < a.rows; ++r) mix_all(s, r * a.heads, a.heads, lo[r], hi[r] < low ? hi[r] : low);
+  mix_all(s, 0, s.count, low, high);
+  for (int r = 0; r < a.rows; ++r) mix_all(s, r * a.heads, a.heads, lo[r] > high ? lo[r] : high, hi[r]);
   return true;
 }
 
 static bool attention(const AttentionArgs& a) {
-  switch (a.queries) {
-    case 1: return attend<1>(a);
-    case 2: return attend<2>(a);
-    case 3: return attend<3>(a);
-    default: return attend<4>(a);
+  Queries s;
+  s.d = a.k.head_dim, s.count = a.rows * a.heads;
+  for (int r = 0, m = 0; r < a.rows; ++r)
+    for (int h = 0; h < a.heads; ++h, ++m) {
+      s.q[m] = a.q + r * a.q_stride + h * s.d;
+      s.out[m] = a.out + r * a.out_stride + h * s.d;
+      s.top[m] = -__builtin_inff(), s.sum[m] = V{};
+      each(s.out[m], s.out[m], s.d, [](V) { return V{}; });
+    }
+  for (int64_t start = first_key(a, 0) / BLOCK * BLOCK; start < a.last + a.rows - 1; start += BLOCK)
+    if (!attend(a, s, start)) return false;
+  for (int m = 0; m < s.count; ++m) {
+    float sum = reduce(s.sum[m]), total = sum > 0 ? sum : 1.0f;  // a row without keys gives zeros
+    each(s.out[m], s.out[m], s.d, [total](V x) { return x / broadcast(total); });
   }
+  return true;
 }
 
 }  // namespace PACELINE_ISA

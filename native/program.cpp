@@ -11,6 +11,7 @@ namespace {
 constexpr int64_t kGroup = 24;             // outputs that a linear kernel walks together
 constexpr int64_t kChunkBytes = 96 * 1024;  // weights per chunk: some microseconds, far more than taking a chunk costs
 constexpr int64_t kColumns = 1024;
+constexpr int kHeads = 4;  // most heads of an attention call
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -52,9 +53,26 @@ int64_t Program::outputs_per_chunk(const Matrix& m) const {
 
 int Program::heads_per_chunk(const Op& op) const {
   int64_t kv_heads = layers_[op.integers[0]].k.kv_heads, group = op.integers[1] / kv_heads;
-  int per = 4;
-  while (per > 1 && rows_.count * kv_heads * ((group + per - 1) / per) < threads_) per /= 2;
+  int per = kHeads;
+  while (per > 1 && runs() * kv_heads * ((group + per - 1) / per) < threads_) per /= 2;
   return per;
+}
+
+// Cuts the rows into runs at consecutive positions of one sequence, as long as an attention call takes them and the
+// threads have something to share: rows of a run share each load of a key or value.
+void Program::cut_runs() {
+  int64_t heads = INT64_MAX;
+  for (const Step& step : steps_)
+    for (const Op& op : step.ops)
+      if (op.code == ATTENTION) heads = std::min(heads, op.integers[1]);
+  int64_t most = MOST_QUERIES / kHeads;
+  while (most > 1 && rows_.count > 1 && (rows_.count + most - 1) / most * heads < threads_) most /= 2;
+  runs_.clear();
+  for (int64_t r = 0; r < rows_.count; ++r) {
+    bool follows = r > 0 && rows_.slots[r] == rows_.slots[r - 1] && rows_.positions[r] == rows_.positions[r - 1] + 1;
+    if (!follows || r - runs_.back() == most) runs_.push_back(r);
+  }
+  runs_.push_back(rows_.count);
 }
 
 int Program::chunks_of(const Step& step) const {
@@ -66,7 +84,7 @@ int Program::chunks_of(const Step& step) const {
   } else if (op.code == ATTENTION) {
     for (const Op& o : step.ops) {
       int64_t kv_heads = layers_[o.integers[0]].k.kv_heads, group = o.integers[1] / kv_heads, per = heads_per_chunk(o);
-      total += rows_.count * kv_heads * ((group + per - 1) / per);
+      total += runs() * kv_heads * ((group + per - 1) / per);
     }
   } else if (op.code == LINEAR) {
     for (const Op& o : step.ops) {
@@ -109,6 +127,7 @@ int Program::run(const Rows& rows) {
   scratch_.resize(threads_);
   ++run_;
   status_ = OK;
+  cut_runs();
   chunks_.clear();
   for (const Step& step : steps_) chunks_.push_back(chunks_of(step));
   if (!profiling_) {
@@ -241,23 +260,25 @@ void Program::attention(const Step& step, int index) {
   for (const Op& op : step.ops) {
     const Layer& layer = layers_[op.integers[0]];
     int64_t kv_heads = layer.k.kv_heads, group = op.integers[1] / kv_heads, window = op.integers[2];
-    int64_t per = heads_per_chunk(op), parts = (group + per - 1) / per, count = rows_.count * kv_heads * parts;
+    int64_t per = heads_per_chunk(op), parts = (group + per - 1) / per, count = runs() * kv_heads * parts;
     if (index >= count) {
       index -= static_cast<int>(count);
       continue;
     }
-    int64_t row = index / (kv_heads * parts), kv_head = index / parts % kv_heads, part = index % parts;
-    int64_t position = rows_.positions[row], last = op.integers[3] ? position + 1 : position;
-    int64_t first = window < 0 ? 0 : std::max<int64_t>(0, op.integers[3] ? last - window : last - 1 - window);
+    int64_t run = index / (kv_heads * parts), kv_head = index / parts % kv_heads, part = index % parts;
+    int64_t row = runs_[run], position = rows_.positions[row], own = op.integers[3] ? 1 : 0;
     int64_t head = kv_head * group + part * per;
     AttentionArgs args;
     args.q = at(op.values[0], row) + head * layer.k.head_dim;
     args.out = at(op.values[1], row) + head * layer.k.head_dim;
-    args.queries = static_cast<int>(std::min(per, group - part * per));
+    args.q_stride = stride(op.values[0]);
+    args.out_stride = stride(op.values[1]);
+    args.rows = static_cast<int>(runs_[run + 1] - row);
+    args.heads = static_cast<int>(std::min(per, group - part * per));
     args.kv_head = kv_head;
     args.slot = rows_.slots[row];
-    args.first = first;
-    args.last = last;
+    args.last = position + own;
+    args.span = window < 0 ? INT64_MAX / 2 : window + 1 - own;
     args.k = layer.k;
     args.v = layer.v;
     if (!kernels().attention(args)) status_ = BAD_POSITION;

@@ -77,6 +77,8 @@ class Program : public Job {
   int chunks_of(const Step& step) const;
   int64_t outputs_per_chunk(const Matrix& m) const;
   int heads_per_chunk(const Op& op) const;
+  void cut_runs();
+  int64_t runs() const { return static_cast<int64_t>(runs_.size()) - 1; }
   int check(const Rows& rows) const;
 
   void row_op(const Op& op, int64_t row, int64_t begin, int64_t end);
@@ -94,6 +96,7 @@ class Program : public Job {
   std::vector<Layer> layers_;
   std::vector<Scratch> scratch_;
   std::vector<int> chunks_;
+  std::vector<int64_t> runs_;  // first rows, then the number of rows
   Rows rows_;
   int64_t token_limit_ = INT64_MAX;
   uint64_t run_ = 0;

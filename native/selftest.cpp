@@ -92,31 +92,40 @@ void check_linear(int kind, int out, int in) {
   }
 }
 
-void check_attention(int queries, int d, int keys) {
-  std::vector<float> pool(2 * 256 * 2 * d), q(queries * d), out(queries * d);
+// `rows` rows, the first of which sees keys max(0, last - span)..last-1; each alone has the bits it has beside the others.
+void check_attention(int rows, int heads, int d, int last, int span) {
+  std::vector<float> pool(2 * 256 * 2 * d), q(rows * heads * d), out(rows * heads * d), alone(heads * d);
   for (float& v : pool) v = normal();
   for (float& v : q) v = 0.3f * normal();
   std::vector<int32_t> table(16);
   for (int i = 0; i < 16; ++i) table[i] = (5 * i + 3) % 16;
   AttentionArgs a{};
-  a.q = q.data(), a.out = out.data(), a.queries = queries, a.kv_head = 1, a.first = 3, a.last = keys;
+  a.q = q.data(), a.out = out.data(), a.q_stride = a.out_stride = heads * d;
+  a.rows = rows, a.heads = heads, a.kv_head = 1, a.last = last, a.span = span;
   a.k = {pool.data(), 256, table.data(), 16, 1, 16, 2, d};
   a.v = a.k;
   a.v.pool = pool.data() + 256 * 2 * d;
-  expect(k.attention(a), "attention refused", queries, d);
-  for (int h = 0; h < queries; ++h) {
+  expect(k.attention(a), "attention refused", rows, d);
+  for (int n = 0; n < rows * heads; ++n) {
     std::vector<double> sum(d);
     double total = 0;
-    for (int j = 3; j < keys; ++j) {
+    int end = last + n / heads;
+    for (int j = end > span ? end - span : 0; j < end; ++j) {
       int64_t at = ((table[j / 16] * 16 + j % 16) * 2 + 1) * d;
       double score = 0;
-      for (int i = 0; i < d; ++i) score += static_cast<double>(q[h * d + i]) * a.k.pool[at + i];
+      for (int i = 0; i < d; ++i) score += static_cast<double>(q[n * d + i]) * a.k.pool[at + i];
       double e = std::exp(score);
       total += e;
       for (int i = 0; i < d; ++i) sum[i] += e * a.v.pool[at + i];
     }
     for (int i = 0; i < d; ++i)
-      expect(std::fabs(sum[i] / total - out[h * d + i]) < 1e-5, "attention is off", queries, d);
+      expect(std::fabs((total > 0 ? sum[i] / total : 0) - out[n * d + i]) < 1e-5, "attention is off", rows, d);
+  }
+  AttentionArgs one = a;
+  one.out = alone.data(), one.rows = 1;
+  for (int r = 0; r < rows; ++r, one.q += heads * d, ++one.last) {
+    expect(k.attention(one), "attention refused", 1, d);
+    expect(!std::memcmp(alone.data(), out.data() + r * heads * d, alone.size() * 4), "bits depend on rows", rows, d);
   }
 }
 
@@ -126,8 +135,11 @@ int main() {
   for (int kind : {FLOAT32, BFLOAT16, INT8, INT4})
     for (int in : {32, 96, 256, 2080}) check_linear(kind, 53, in);
   for (int in : {5, 40}) check_linear(FLOAT32, 9, in), check_linear(BFLOAT16, 9, in), check_linear(INT8, 9, in);
-  for (int queries = 1; queries <= 4; ++queries)
-    for (int d : {16, 36, 64}) check_attention(queries, d, 4), check_attention(queries, d, 201);
+  for (int heads = 1; heads <= 4; ++heads)
+    for (int rows : {1, 3, 5, 8})
+      for (int d : {16, 36, 64})
+        for (int span : {3, 61, 1000})
+          for (int last : {0, 4, 62, 130, 201}) check_attention(rows, heads, d, last, span);
   std::printf("%s: %s\n", k.name, failures ? "FAILED" : "ok");
   return failures != 0;
 }

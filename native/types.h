@@ -39,13 +39,16 @@ struct Rows {  // what one run computes
   const int32_t* slots = nullptr;
 };
 
-struct AttentionArgs {  // `queries` heads of one row that read the same K/V head
+constexpr int MOST_QUERIES = 32;  // rows * heads of an attention call
+
+struct AttentionArgs {  // `heads` heads that read the same K/V head, of `rows` rows at consecutive positions of a sequence
   const float* q;
   float* out;
-  int queries;
+  int64_t q_stride, out_stride;  // from a row to the next
+  int rows, heads;
   int64_t kv_head;
   int32_t slot;
-  int64_t first, last;  // keys first..last-1
+  int64_t last, span;  // the first row sees keys max(0, last - span)..last-1, each further row one key further
   Pages k, v;
 };
 
