@@ -201,8 +201,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         say(f"{len(modes)} modes of llama-server are up")
         found = measure(ways, prompts, args.rounds)
     speeds = {name: Speed.of(turns) for name, turns in found.items()}
+    counts = " ".join(
+        f"--{name} {getattr(args, name)}" for name in ("rounds", "prompts", "tokens", "threads")
+    )
+    command = f"python recipes/compare/{Path(__file__).name} --llama-cpp LLAMA_CPP {counts}"  # no paths of a machine
     return {
-        "provenance": provenance(" ".join(["python", *sys.argv])) | {"llama_server": version(binary)},
+        "provenance": provenance(command) | {"llama_server": version(binary)},
         "prompt_tokens": [len(prompt) for prompt in prompts],
         "tokens": args.tokens,
         "modes": [asdict(mode) for mode in modes],
