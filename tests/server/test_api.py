@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -168,6 +169,13 @@ def test_no_tokens_at_all_and_a_cap_on_output(s: Served) -> None:
         ):
             for extra in ({"ignore_eos": True}, {"ignore_eos": True, "max_tokens": 300}):
                 assert short.post(path, **body, **extra).json()["usage"]["completion_tokens"] == 5
+
+
+def test_whole_numbers_may_be_written_with_a_point(s: Served) -> None:
+    body = {"max_tokens": 5, "top_k": 3, "seed": 1, "speculation": {"draft_tokens": 2}}
+    plain = s.post("/v1/completions", prompt=[[20, 30]], **body | {"stop_token_ids": [200]}).json()["choices"]
+    pointed = json.loads(re.sub(r"(\d+)", r"\1.0", json.dumps(body | {"stop_token_ids": [200]})))
+    assert s.post("/v1/completions", prompt=[[20.0, 30.0]], **pointed).json()["choices"] == plain
 
 
 def test_the_schema_says_what_is_refused(s: Served) -> None:

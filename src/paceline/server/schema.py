@@ -7,13 +7,27 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 
 
+def _whole(value: Any, depth: int = 2) -> Any:
+    """5.0 is an integer in JSON, whatever Python thinks; also in lists, and in lists of lists."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list) and depth and not {float, list}.isdisjoint(map(type, value)):
+        return [_whole(item, depth - 1) for item in value]
+    return value
+
+
 class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _numbers(cls, data: Any) -> Any:
+        return {name: _whole(value) for name, value in data.items()} if isinstance(data, dict) else data
 
 
 class Speculation(Part):
