@@ -49,8 +49,8 @@ def _advance(
             text += live.stream.finish()
     delta = _delta(live, new, origins, logprobs, text)
     delta.proposed = drafted
-    if sequence.constraint is not None:
-        sequence.constraint.commit(new)
+    if sequence.constraint is not None and not _follow(state, live, new):
+        return delta
     if finish is not None:
         delta.finish_reason, delta.stats = finish, live.stats
         live.stats.seconds = time.perf_counter() - live.submitted
@@ -58,12 +58,25 @@ def _advance(
     return delta
 
 
+def _follow(state: EngineState, live: Live, new: list[int]) -> bool:
+    """Let the constraint follow the text. One that raises ends its own text; the other rows must still advance."""
+    assert live.sequence.constraint is not None
+    try:
+        live.sequence.constraint.commit(new)
+    except Exception as error:  # noqa: BLE001  a constraint is a stranger, as a drafter is
+        state.fail(live, f"the constraint failed: {error}")
+        return False
+    return True
+
+
 def _cut(live: Live, new: list[int], max_len: int) -> tuple[list[int], FinishReason | None]:
-    """`new` up to and including the token that ends the text, and why it ends; a stop goes before the length."""
-    params, done = live.sequence.params, live.sequence.output_len
+    """`new` up to and including the token that ends the text, and why it ends; a stop goes before the length.
+
+    Before min_tokens an end token is forbidden, unless a constraint leaves nothing else: then it ends the text, too.
+    """
     room = live.room(max_len)
     for j, token in enumerate(new[:room]):
-        if token in live.stop_ids and done + j >= params.min_tokens:
+        if token in live.stop_ids:
             return new[: j + 1], "stop"
     if len(new) >= room:
         return new[:room], "length"

@@ -117,20 +117,19 @@ class GrammarConstraint:
     def masks(self, draft: Seq[int]) -> list[np.ndarray | None]:
         out: list[np.ndarray | None] = [self._mask()]
         taken = 0
+        after: np.ndarray | None = None  # what may follow the place where looking ahead ends
         for token in draft:
             mask = out[-1]
-            if (
-                mask is None
-                or token in self._end_ids
-                or not mask[token]
-                or not self._matcher.consume_token(token)
-            ):
+            if mask is not None and token in self._end_ids and mask[token]:
+                after = self._only_end()  # a request may ignore the end: then plain decoding repeats it
+                break
+            if mask is None or not mask[token] or not self._matcher.consume_token(token):
                 break
             taken += 1
             out.append(self._mask())
         if taken and not self._matcher.rollback(taken):
             raise RequestFailed(f"the grammar failed: {self._matcher.get_error()[:300]}")
-        return out + [None] * (len(draft) + 1 - len(out))
+        return out + [after] * (len(draft) + 1 - len(out))
 
     def commit(self, tokens: Seq[int]) -> None:
         for token in tokens:
