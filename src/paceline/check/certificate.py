@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -19,9 +20,12 @@ class Divergence:
     other_token: int
     plain_text: str
     other_text: str
-    gap: float  # between the two best scores of the plain run there, in logits (noise included if sampled)
+    gap: (
+        float | None
+    )  # of the two best scores of the plain run there, in logits, noise included; None: not one choice
     noise_floor: float  # how far logits move on this machine with the number of rows
     kind: Literal["near-tie", "bug"]
+    what: str = ""  # what differs, if it is not a token
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,7 @@ class Finding:
     words: str
     counts: Mapping[str, float] = field(default_factory=dict)
     divergence: Divergence | None = None
+    covered: Mapping[str, str] = field(default_factory=dict)  # over what it was tested
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,9 @@ class Certificate:
     def contract(self) -> str:
         """The strongest promise that was shown."""
         shown = {f.name: f.outcome for f in self.findings}
+        refuted = [f.name for f in self.findings if f.outcome == "refuted"]
+        if refuted:
+            return f"none: refuted is {', '.join(refuted)}"
         tokens = shown.get("token identity")
         if tokens == "holds" and shown.get("bit-exact forward") == "holds":
             return "bit-exact: a row's result does not depend on the rows beside it, and all texts are token-identical"
@@ -55,7 +63,7 @@ class Certificate:
             return (
                 "token-identical: all texts compared were equal, though the forward is not bit-exact by rows"
             )
-        return "none: see what was refuted"
+        return "none: token identity was not shown"
 
     @property
     def holds(self) -> bool:
@@ -64,7 +72,8 @@ class Certificate:
         return bool(needed) and not self.ended and all(f.outcome == "holds" for f in needed)
 
     def to_json(self) -> dict[str, Any]:
-        return {"holds": self.holds, "contract": self.contract, **asdict(self)}
+        out: dict[str, Any] = _plain({"holds": self.holds, "contract": self.contract, **asdict(self)})
+        return out
 
     def to_text(self) -> str:
         out = [f"paceline check: {'HOLDS' if self.holds else 'DOES NOT HOLD'}"]
@@ -73,6 +82,7 @@ class Certificate:
         for finding in self.findings:
             out += ["", f"[{finding.outcome}] {finding.name}", f"  {finding.words}"]
             out += [f"  {key}: {_number(value)}" for key, value in finding.counts.items()]
+            out += [f"  {key}: {value}" for key, value in finding.covered.items()]
             if finding.divergence:
                 out += _describe(finding.divergence)
         if self.ended:
@@ -84,16 +94,27 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e15 else f"{value:.3g}"
 
 
+def _plain(value: Any) -> Any:
+    """`value` with None for numbers that JSON does not have."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _describe(d: Divergence) -> list[str]:
     judged = (
         "a numerical near-tie: the scores differ by less than row counts move them; use float32 or the native kernels"
         if d.kind == "near-tie"
         else "a bug: no rounding on this machine moves scores that far; please report it with this certificate"
     )
+    gap = "" if d.gap is None else f"gap of the two best scores of the plain run: {d.gap:.3g}; "
     return [
         f"  first divergence: {d.case}, token {d.position}: {d.plain_token} without, {d.other_token} with the drafter",
+        *([f"    {d.what}"] if d.what else []),
         f"    without: ...{d.plain_text!r}",
         f"    with:    ...{d.other_text!r}",
-        f"    gap of the two best scores of the plain run: {d.gap:.3g}; rows move scores by up to {d.noise_floor:.3g}",
+        f"    {gap}rows move scores by up to {d.noise_floor:.3g}",
         f"    this is {judged}",
     ]

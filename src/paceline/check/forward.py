@@ -26,17 +26,20 @@ class Deviation:
 def measure(subject: Subject, texts: int = 3, length: int = 96) -> Deviation:
     """Compare every cut, and texts computed together, with one text computed one token at a time."""
     chosen = [_stretched(subject, i, length) for i in range(min(texts, len(subject.prompts)))]
+    longest = max(range(len(subject.prompts)), key=lambda i: len(subject.prompts[i]))
+    if subject.window is not None:  # one text that outgrows the sliding window
+        chosen[-1] = _stretched(subject, longest, min(subject.window + 24, subject.engine.max_len - 1))
     worst, where, rows, values = 0.0, "", 0, 0
-    for text in chosen:
-        alone = subject.logits(subject.hidden([text], (1,))[0])  # [len, V]
+    apart = [subject.hidden([text], (1,))[0] for text in chosen]
+    for text, mine in zip(chosen, apart, strict=True):
+        alone = subject.logits(mine)  # [len, V]
         for cut in CUTS[1:]:
             other = subject.logits(subject.hidden([text], cut)[0])
             rows, values = rows + len(text), values + other.numel()
             far = _distance(alone, other)
             if far > worst:
                 worst, where = far, f"chunks of {'/'.join(map(str, cut))}"
-    together = chosen if len(chosen) > 1 else [*chosen, *chosen]
-    apart = [subject.hidden([text], (1,))[0] for text in together]
+    together, apart = (chosen, apart) if len(chosen) > 1 else ([*chosen, *chosen], [*apart, *apart])
     for cut in ((1,), (5,), (3, 1)):
         for mine, other in zip(apart, subject.hidden(together, cut), strict=True):
             rows, values = rows + len(mine), values + mine.numel()
@@ -52,7 +55,7 @@ def _stretched(subject: Subject, i: int, length: int) -> list[int]:
     rng = random.Random(i)
     while len(tokens) < length:
         tokens.append(rng.choice(subject.prompts[i]))
-    return tokens[: length - 7 * i]
+    return tokens[: length - 7 * (i % 3)]
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -1,39 +1,34 @@
-"""Whether texts with a drafter are, token by token, the texts without: the promise of the rule `match`."""
+"""Whether texts with a drafter are, token by token, the texts without: the promise of the rule `match`.
+
+Chapter by chapter: a few texts are written without a drafter, alone. Then every drafter writes each of them again,
+with another draft length, in batches of different texts, among comings and goings, and so short of memory that
+texts are preempted and resumed.
+"""
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
+from paceline.check.cases import KINDS, Case, make_case
 from paceline.check.certificate import Divergence, Finding
+from paceline.check.scenes import CHURN, SQUEEZE, TOGETHER, UNSHARED, Scene, Told, play
 from paceline.check.subject import Subject
-from paceline.core import Completion, SamplingParams
+from paceline.core import SamplingParams
 from paceline.sampling import noise
 from paceline.sampling.shape import Counts, LogitRow, shape
 
-LENGTHS: tuple[int | Literal["auto"], ...] = (1, 2, 4, "auto", 7, 16, 3, 5)
-BATCHES = (1, 3, 5, 8, 2, 16)
-SHAPES: tuple[dict[str, Any], ...] = (
-    {"temperature": 0.0},
-    {"temperature": 0.8, "top_p": 0.95},
-    {"temperature": 1.1},
-    {"temperature": 0.0, "repetition_penalty": 1.15, "frequency_penalty": 0.1},
-    {"temperature": 0.7, "top_k": 40, "min_p": 0.02, "presence_penalty": 0.3},
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One text without a drafter. Others must equal it, however they were drafted."""
-
-    prompt: tuple[int, ...]
-    params: SamplingParams
-    answer: tuple[int, ...] = ()
+LENGTHS: tuple[int | Literal["auto"], ...] = (4, 2, "auto", 7, 1, 5, 3, 8, 6, 16)
+PLAYS = (
+    (TOGETHER, 5), (SQUEEZE, 6), (CHURN, 4), (UNSHARED, 6), (TOGETHER, 16), (TOGETHER, 1), (CHURN, 8), (TOGETHER, 12),
+    (TOGETHER, 2), (TOGETHER, 16),
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -48,98 +43,133 @@ class Score:
     temperatures: set[float] = field(default_factory=set)
     batches: set[int] = field(default_factory=set)
     lengths: set[str] = field(default_factory=set)
+    scenes: set[str] = field(default_factory=set)
+    preemptions: int = 0
+    reused: int = 0  # prompt tokens found in the cache
+    stopped: int = 0  # texts that a stop string or token ended
+    outgrown: int = 0  # texts longer than the sliding window
     failures: set[str] = field(default_factory=set)  # of drafters: why they were parked
     divergence: Divergence | None = None
 
-    def add(self, case: Case, params: SamplingParams, done: Completion, batch: int) -> None:
+    def add(self, subject: Subject, case: Case, params: SamplingParams, told: Told) -> None:
         name = params.drafter or ""
         self.tokens += len(case.answer)
         self.texts += 1
-        self.drafted[name] = self.drafted.get(name, 0) + done.stats.drafted
-        self.accepted[name] = self.accepted.get(name, 0) + done.stats.accepted
+        self.drafted[name] = self.drafted.get(name, 0) + told.stats.drafted
+        self.accepted[name] = self.accepted.get(name, 0) + told.stats.accepted
         self.prompts.add(case.prompt)
         self.temperatures.add(params.temperature)
-        self.batches.add(batch)
         self.lengths.add(str(params.draft_tokens))
-        self.failures |= {reason for reason in done.stats.reasons if reason.startswith("drafter failed")}
+        self.reused += told.stats.cached_prompt_tokens
+        self.stopped += told.finish == "stop"
+        self.outgrown += subject.window is not None and len(case.prompt) + len(case.answer) > subject.window
+        self.failures |= {reason for reason in told.stats.reasons if reason.startswith("drafter failed")}
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much to compare: until both `tokens` are compared and every combination was run, or `seconds` are
-    over.
-    """
+    """How much to compare: whole chapters until `tokens` are compared, or no new batch after `seconds`."""
 
     tokens: int = 100_000
     seconds: float = float("inf")
     length: int = 96  # tokens of an answer
-    cases: int = len(SHAPES) * len(LENGTHS)  # at least so many texts without a drafter
+    cases: int = KINDS  # texts of a chapter
 
 
 def compare(
     subject: Subject, effort: Effort, noise_floor: float, report: Callable[[int], None] = lambda n: None
 ) -> Score:
     """Compare until the effort is spent or the first difference is found."""
-    score, end = Score(), time.perf_counter() + effort.seconds
-    for number, case in enumerate(_cases(subject, effort.length)):
-        if score.tokens >= effort.tokens and number >= effort.cases:
-            break
-        if time.perf_counter() > end:
-            break
-        (texts,) = subject.run([(case.prompt, replace(case.params, drafter="none"))])
-        whole = replace(case, answer=tuple(texts[0].token_ids))
-        for batch in _batches(subject, whole, number):
+    score, end, chapter = Score(), time.perf_counter() + effort.seconds, 0
+    before = subject.engine.state.preemptions
+    while (score.tokens < effort.tokens or not chapter) and time.perf_counter() < end:
+        first = chapter * effort.cases
+        cases = [make_case(subject, first + i, effort.length) for i in range(effort.cases)]
+        for scene, batch in _batches(subject, cases, chapter):
             if time.perf_counter() > end:
                 break
-            done = subject.run([(whole.prompt, params) for params in batch])
-            for params, (text, *_) in zip(batch, done, strict=True):
-                if tuple(text.token_ids) != whole.answer:
-                    score.divergence = explain(subject, whole, params, text, noise_floor)
+            done = play(subject, [(case.prompt, params) for case, params in batch], scene)
+            for (case, params), told in zip(batch, done, strict=True):
+                score.divergence = compare_one(subject, case, (params, scene, len(batch)), told, noise_floor)
+                if score.divergence is not None:
                     return score
-                score.add(whole, params, text, len(batch))
+                score.add(subject, case, params, told)
+            score.batches.add(len(batch))
+            score.scenes.add(scene.name)
+            score.preemptions = subject.engine.state.preemptions - before
             report(score.tokens)
+        chapter += 1
     return score
 
 
-def _cases(subject: Subject, length: int) -> Iterator[Case]:
-    """Prompts, parameters and seeds in an endless, fixed order."""
-    number = 0
-    while True:
-        prompt = subject.prompts[number % len(subject.prompts)]
-        room = subject.engine.max_len - len(prompt)
-        shaping = SHAPES[(number + number // len(subject.prompts)) % len(SHAPES)]
-        params = SamplingParams(max_tokens=min(length, room), seed=number, ignore_eos=True, **shaping)
-        yield Case(prompt, params)
-        number += 1
-
-
-def _batches(subject: Subject, case: Case, number: int) -> Iterator[list[SamplingParams]]:
-    """Every drafter, each with another draft length, in batches of changing size; lengths move on from case
-    to case.
-    """
+def _batches(
+    subject: Subject, cases: Seq[Case], chapter: int
+) -> Iterator[tuple[Scene, list[tuple[Case, SamplingParams]]]]:
+    """Every case with every drafter, mixed, in batches of all sizes, scene after scene."""
     each = [
-        replace(case.params, drafter=name, draft_tokens=LENGTHS[(number + 3 * i + j) % len(LENGTHS)])
-        for j in range(2)
+        (case, replace(case.params, drafter=name, draft_tokens=LENGTHS[(3 * i + j + chapter) % len(LENGTHS)]))
         for i, name in enumerate(subject.drafters)
+        for j, case in enumerate(cases)
     ]
-    size = BATCHES[number % len(BATCHES)]
-    for start in range(0, len(each), size):
-        yield each[start : start + size]
+    random.Random(chapter).shuffle(each)
+    turn = 3 * chapter
+    while each:
+        scene, size = PLAYS[turn % len(PLAYS)]
+        yield scene, each[:size]
+        each, turn = each[size:], turn + 1
 
 
-def explain(
-    subject: Subject, case: Case, params: SamplingParams, other: Completion, noise_floor: float
-) -> Divergence:
+Where = tuple[SamplingParams, Scene, int]  # how a text was asked for again, and beside how many
+
+
+def compare_one(
+    subject: Subject, case: Case, where: Where, told: Told, noise_floor: float
+) -> Divergence | None:
+    """The first difference of a text from the one without a drafter, if there is one."""
+    if told.tokens != case.told.tokens or told.error:
+        return _explain(subject, case, where, told, noise_floor)
+    for what, mine, other in (("text", case.told.text, told.text), ("end", case.told.finish, told.finish)):
+        if mine != other:
+            return _other(subject, case, where, told, f"{what}: {mine!r} without, {other!r} with")
+    allowed = 1e-5 + 8 * noise_floor
+    for i, (a, b) in enumerate(zip(case.told.logprobs, told.logprobs, strict=True)):
+        if a.token != b.token or abs(a.raw - b.raw) > allowed or abs(a.shaped - b.shaped) > allowed:
+            words = f"log probability of token {i}: {a.raw:.5f}, shaped {a.shaped:.5f}"
+            return _other(subject, case, where, told, f"{words} without, {b.raw:.5f}, {b.shaped:.5f} with")
+    return None
+
+
+def _name(where: Where) -> str:
+    params, scene, batch = where
+    return (
+        f"{params.drafter} drafting {params.draft_tokens}, temperature {params.temperature:g}, seed {params.seed}, "
+        f"{batch} texts {scene.name}"
+    )
+
+
+def _explain(subject: Subject, case: Case, where: Where, told: Told, noise_floor: float) -> Divergence:
     """Where and how the texts part, and whether rounding can be the cause."""
-    pairs = zip(case.answer, other.token_ids, strict=False)
-    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(case.answer), len(other.token_ids)))
-    gap = top_two_gap(subject, case, at)
+    mine, other = case.told.tokens, told.tokens
+    at = next(
+        (i for i, (a, b) in enumerate(zip(mine, other, strict=False)) if a != b), min(len(mine), len(other))
+    )
+    gap = top_two_gap(subject, case, at) if at < min(len(mine), len(other)) else None
     start = max(at - 20, 0)
-    name = f"{params.drafter} drafting {params.draft_tokens}, temperature {params.temperature:g}, seed {params.seed}"
     return Divergence(
-        name, at, _token(case.answer, at), _token(other.token_ids, at),
-        subject.decode(case.answer[start : at + 8]), subject.decode(other.token_ids[start : at + 8]),
-        gap, noise_floor, "near-tie" if gap <= 4 * noise_floor else "bug",
+        case=_name(where), position=at, plain_token=_token(mine, at), other_token=_token(other, at),
+        plain_text=subject.decode(mine[start : at + 8]), other_text=subject.decode(other[start : at + 8]),
+        gap=gap, noise_floor=noise_floor,
+        kind="near-tie" if gap is not None and gap < 4 * noise_floor else "bug",
+        what=told.error or ("" if gap is not None else f"ended by {told.finish!r}, without by {case.told.finish!r}"),
+    )  # fmt: skip
+
+
+def _other(subject: Subject, case: Case, where: Where, told: Told, what: str) -> Divergence:
+    """The tokens are equal, but not what was said of them."""
+    last = len(told.tokens) - 1
+    return Divergence(
+        case=_name(where), position=last, plain_token=_token(case.answer, last), other_token=_token(told.tokens, last),
+        plain_text=case.told.text[-80:], other_text=told.text[-80:], gap=None, noise_floor=0.0, kind="bug", what=what,
     )  # fmt: skip
 
 
@@ -149,17 +179,22 @@ def _token(tokens: Seq[int], at: int) -> int:
 
 def top_two_gap(subject: Subject, case: Case, at: int) -> float:
     """Difference of the two best scores that the plain run had at answer token `at`, noise included."""
-    text = [*case.prompt, *case.answer[:at]]
+    text, params = [*case.prompt, *case.answer[:at]], case.params
     hidden = subject.hidden([text], (1,))[0][-1:]
     history = Counts(list(case.prompt))
     history.add(list(case.answer[:at]))
+    constraint = params.constraint() if params.constraint else None
+    if constraint:
+        constraint.commit(case.answer[:at])
+    mask = constraint.masks([])[0] if constraint else None
+    seed = _seed(case)
     row = LogitRow(
-        params=case.params, seed=_seed(case), position=len(text), history=history, mask=None, stop_ids=()
+        params, seed, len(text), history, mask, params.stop_token_ids if at < params.min_tokens else ()
     )
     scores = shape(subject.logits(hidden), [row])[0].double().cpu()
-    if case.params.temperature > 0:
+    if params.temperature > 0:
         cells = torch.arange(scores.shape[-1])
-        scores = scores + noise.gumbel(noise.uniform([_seed(case)], [len(text)], cells, noise.TARGET))[0]
+        scores = scores + noise.gumbel(noise.uniform([seed], [len(text)], cells, noise.TARGET))[0]
     best = scores.topk(2).values
     return float(best[0] - best[1])
 
@@ -170,20 +205,36 @@ def _seed(case: Case) -> int:
 
 
 def finding(subject: Subject, score: Score) -> Finding:
-    """Refuted by one difference; not shown if a drafter's tokens were never kept and refused."""
+    """Refuted by one difference; not shown if a drafter's tokens were never kept and refused, or nothing was hard."""
     counts = {
         "tokens compared": score.tokens, "texts": score.texts, "prompts": len(score.prompts),
-        "temperatures": len(score.temperatures), "batch shapes": len(score.batches),
-        "draft lengths": len(score.lengths), "drafters": len(score.drafted),
         "tokens drafted": sum(score.drafted.values()), "tokens kept": sum(score.accepted.values()),
+        "texts ended by a stop": score.stopped, "texts longer than the window": score.outgrown,
+        "preemptions": score.preemptions, "prompt tokens found in the cache": score.reused,
     }  # fmt: skip
+    covered = {
+        "drafters": ", ".join(sorted(score.drafted)),
+        "draft lengths": ", ".join(sorted(score.lengths, key=lambda k: (k == "auto", k.zfill(2)))),
+        "temperatures": ", ".join(f"{t:g}" for t in sorted(score.temperatures)),
+        "batch shapes": ", ".join(map(str, sorted(score.batches))),
+        "scenes": ", ".join(sorted(score.scenes)),
+    }
+
+    def said(outcome: Literal["holds", "refuted", "not shown"], words: str) -> Finding:
+        return Finding("token identity", outcome, words, counts, score.divergence, covered)
+
     if score.divergence is not None:
-        return Finding("token identity", "refuted", "a text changed with a drafter", counts, score.divergence)
+        return said("refuted", "a text changed with a drafter")
     if score.failures:
-        return Finding("token identity", "not shown", "; ".join(sorted(score.failures)), counts)
+        return said("not shown", "; ".join(sorted(score.failures)))
     idle = [n for n in subject.drafters if not 0 < score.accepted.get(n, 0) < score.drafted.get(n, 0)]
     if idle:
-        words = f"no difference, but drafts of {', '.join(idle)} were never both kept and refused: more prompts needed"
-        return Finding("token identity", "not shown", words, counts)
-    words = f"with {', '.join(subject.drafters)} every token equals the one without a drafter"
-    return Finding("token identity", "holds", words, counts)
+        return said(
+            "not shown", f"drafts of {', '.join(idle)} were never both kept and refused: give it more time"
+        )
+    needed = {"was preempted": score.preemptions, "found its prompt in the cache": score.reused}
+    needed |= {"outgrew the window": score.outgrown} if subject.window else {}
+    missing = [what for what, count in needed.items() if not count]
+    if missing:
+        return said("not shown", f"no difference, but no text {' or '.join(missing)}: give it more time")
+    return said("holds", f"with {', '.join(subject.drafters)} every token equals the one without a drafter")

@@ -20,7 +20,7 @@ from paceline.check.subject import Subject
 from paceline.core import SamplingParams
 
 TOKENS, CHOICES, TEMPERATURE = 4, 4, 1.2
-PROMPTS = 4  # of which the one where the drafter is kept most often is sampled
+PROMPTS = 3  # of which the one where the drafter is kept most often is sampled
 Rule = Literal["reject", "block"]
 
 
@@ -37,7 +37,7 @@ def allowed(subject: Subject, prompt: tuple[int, ...], drafter: str) -> tuple[tu
     A drafter that scores few candidates only can draft nothing from tokens that it never considers.
     """
     params = SamplingParams(
-        max_tokens=8, temperature=TEMPERATURE, ignore_eos=True, n=24, seed=5, drafter=drafter, draft_tokens=4,
+        max_tokens=6, temperature=TEMPERATURE, ignore_eos=True, n=16, seed=5, drafter=drafter, draft_tokens=4,
         bad_token_ids=subject.engine.state.target.eos_token_ids,
     )  # fmt: skip
     (texts,) = subject.run([(prompt, params)])
@@ -87,14 +87,28 @@ def sample(
     return counts, sum(t.stats.drafted for t in texts), sum(t.stats.accepted for t in texts)
 
 
-def try_rule(
-    subject: Subject, rule: Rule, drafter: str, samples: int, seconds: float = float("inf")
-) -> Sampled:
-    """Draw about `samples` texts and hold them against the exact law."""
-    trials = {p: allowed(subject, p, drafter) for p in sorted(subject.prompts, key=len)[:PROMPTS]}
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What is sampled for a drafter: texts from `ids` after `prompt`, and the chance of each."""
+
+    prompt: tuple[int, ...]
+    ids: tuple[int, ...]
+    law: dict[tuple[int, ...], float]
+
+
+def prepare(subject: Subject, drafter: str) -> Trial:
+    """The prompt, of the shortest few, and the tokens with which this drafter is kept most often."""
+    trials = {p: allowed(subject, p, drafter) for p in sorted(set(subject.prompts), key=len)[:PROMPTS]}
     prompt = max(trials, key=lambda p: trials[p][1])
-    ids = trials[prompt][0]
-    law = exact_law(subject, prompt, ids)
+    return Trial(prompt, trials[prompt][0], exact_law(subject, prompt, trials[prompt][0]))
+
+
+def try_rule(
+    subject: Subject, ask: tuple[Rule, str], trial: Trial, samples: int, seconds: float = float("inf")
+) -> Sampled:
+    """Draw about `samples` texts by `ask` = (rule, drafter) and hold them against the exact law."""
+    rule, drafter = ask
+    prompt, ids, law = trial.prompt, trial.ids, trial.law
     texts = list(itertools.product(ids, repeat=TOKENS))
     counts = dict.fromkeys(texts, 0)
     drafted = accepted = done = 0

@@ -15,7 +15,7 @@ _ID = -7  # sequence ids of ours; the engine's own count from 0
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """`engine` has nothing to do. `prompts` are token ids, none longer than a third of the context."""
+    """`engine` has nothing to do. `prompts` are token ids; some should end shortly before the sliding window does."""
 
     engine: Engine
     prompts: tuple[tuple[int, ...], ...]
@@ -23,6 +23,12 @@ class Subject:
     @property
     def drafters(self) -> list[str]:
         return [name for name in self.engine.drafter_names if name != "none"]
+
+    @property
+    def window(self) -> int | None:
+        """The longest sliding window that a text can outgrow here, in tokens."""
+        windows = self.engine.state.target.layout.windows.values()
+        return max((w for w in windows if w is not None and w < self.engine.max_len), default=None)
 
     def decode(self, tokens: Seq[int]) -> str:
         tokenizer = self.engine.tokenizer
@@ -42,9 +48,11 @@ class Subject:
         state = self.engine.state
         ids = [_ID - i for i in range(len(texts))]
         out: list[list[torch.Tensor]] = [[] for _ in texts]
+        opened: list[int] = []
         try:
             for sequence_id, text in zip(ids, texts, strict=True):
                 state.cache.open(sequence_id, list(text), share=False)
+                opened.append(sequence_id)
             turn = 0
             while True:
                 size = cuts[turn % len(cuts)]
@@ -64,7 +72,7 @@ class Subject:
                     tail.commit([len(new) for _, new in items])
                 turn += 1
         finally:
-            for sequence_id in ids[: state.cache.open_sequences]:
+            for sequence_id in opened:
                 state.cache.close(sequence_id)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,108 @@
+"""What is asked for: prompts, every sampling parameter, and every way in which a text can end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from paceline.check.scenes import Scene, Told, play
+from paceline.check.subject import Subject
+from paceline.core import SamplingParams
+
+SHAPES: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.8, "top_p": 0.95},
+    {"temperature": 0.0, "repetition_penalty": 1.15, "frequency_penalty": 0.1},
+    {"temperature": 1.1, "logprobs": 2},
+    {"temperature": 0.7, "top_k": 40, "min_p": 0.02, "presence_penalty": 0.3},
+    {"temperature": 0.0, "presence_penalty": 0.6, "frequency_penalty": 0.4, "logprobs": 0},
+    {"temperature": 1.0, "min_p": 0.1, "n": 2},
+)
+BIASED, CONSTRAINED = len(SHAPES), len(SHAPES) + 1  # two more, which depend on prompt and vocabulary
+KINDS = len(SHAPES) + 2
+ENDS = ("length", "stop string", "late stop token", "stop token")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One text without a drafter. Others must equal it, however they were drafted."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    told: Told
+
+    @property
+    def answer(self) -> list[int]:
+        return self.told.tokens
+
+
+class EveryThird:
+    """A constraint that looks at where a token stands: the i-th may not have an id that leaves i % 3 modulo 3."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._place = np.arange(vocab_size) % 3
+        self._done = 0
+
+    def masks(self, draft: Seq[int]) -> list[np.ndarray | None]:
+        return [self._place != (self._done + j) % 3 for j in range(len(draft) + 1)]
+
+    def commit(self, tokens: Seq[int]) -> None:
+        self._done += len(tokens)
+
+
+def params_of(subject: Subject, prompt: tuple[int, ...], number: int, length: int) -> SamplingParams:
+    """The parameters of case `number`; they end nothing before `length`."""
+    kind = number % KINDS
+    room = subject.engine.max_len - len(prompt)
+    vocab = subject.engine.state.target.vocab_size
+    make: Callable[[], EveryThird] = lambda: EveryThird(vocab)  # noqa: E731
+    extra: dict[str, Any] = {}
+    if kind == BIASED:
+        rare = sorted(set(prompt))
+        extra = {
+            "temperature": 0.6,
+            "logit_bias": dict.fromkeys(rare[:6], 2.5),
+            "bad_token_ids": tuple(rare[6:9]),
+        }
+    elif kind == CONSTRAINED:
+        extra = {"temperature": 0.7, "constraint": make}
+    else:
+        extra = SHAPES[kind]
+    if number % 2:  # log probabilities show a changed bit long before a token does
+        extra = {"logprobs": 0, **extra}
+    return SamplingParams(max_tokens=min(length - number % 5, room), seed=number, ignore_eos=True, **extra)
+
+
+def make_case(subject: Subject, number: int, length: int) -> Case:
+    """Case `number` of an endless, fixed order: its text without a drafter, alone, with nothing shared."""
+    prompt = subject.prompts[number % len(subject.prompts)]
+    alone = Scene("alone", salt=f"check-{number}")
+    params = replace(params_of(subject, prompt, number, length), drafter="none")
+
+    def write(asked: SamplingParams) -> Told:
+        return play(subject, [(prompt, replace(asked, n=1))], alone)[0]
+
+    told = write(params)
+    ends = _ending(subject, told, params, ENDS[(number + number // len(ENDS)) % len(ENDS)])
+    if ends is not params:
+        told = write(ends)
+    return Case(prompt, ends, told)
+
+
+def _ending(subject: Subject, told: Told, params: SamplingParams, end: str) -> SamplingParams:
+    """Let the text end at something that it says itself, late enough for whole blocks to come before."""
+    at = 2 * len(told.tokens) // 3
+    if end == "length" or at < 4:
+        return params
+    if end == "stop string":
+        tokenizer = subject.engine.tokenizer
+        stop = tokenizer.decode(told.tokens[at : at + 2]) if tokenizer else ""
+        return replace(params, stop=(stop,)) if stop else params
+    if end == "stop token":
+        return replace(params, stop_token_ids=(told.tokens[at],))
+    first = told.tokens.index(told.tokens[at])
+    return replace(params, stop_token_ids=(told.tokens[at],), min_tokens=min(first + 2, params.max_tokens))

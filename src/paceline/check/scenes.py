@@ -1,0 +1,124 @@
+"""The circumstances in which a text must stay the same: beside others, among comings and goings, short of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+
+from paceline.check.subject import Subject
+from paceline.core import Delta, SamplingParams, Stats, TokenLogprob
+from paceline.kv.cache import PAGE_SIZE
+
+Request = tuple[Seq[int], SamplingParams]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """`apart`: steps between two requests. `churn`: strangers with half a prompt in common come and are cancelled.
+
+    `squeeze`: so few pages in the cache that texts are preempted. `salt` scopes shared prefixes; without `share` a page
+    that a text gives back is another's at once.
+    """
+
+    name: str
+    apart: int = 0
+    churn: bool = False
+    squeeze: bool = False
+    salt: str = ""
+    share: bool = True
+
+
+TOGETHER = Scene("side by side")
+CHURN = Scene("joining and leaving", apart=3, churn=True)
+SQUEEZE = Scene("short of memory", squeeze=True)
+UNSHARED = Scene("short of memory, nothing shared", squeeze=True, share=False)
+
+
+@dataclass(slots=True)
+class Told:
+    """One text as its deltas told it."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    drafts: list[tuple[int, list[int]]] = field(default_factory=list)  # (tokens written before, proposal)
+    finish: str = ""
+    error: str | None = None
+    stats: Stats = field(default_factory=Stats)
+
+    def add(self, delta: Delta) -> None:
+        if delta.proposed:
+            self.drafts.append((len(self.tokens), list(delta.proposed)))
+        self.tokens += delta.token_ids
+        self.text += delta.text
+        self.logprobs += delta.logprobs
+        self.finish, self.error = delta.finish_reason or self.finish, delta.error
+        self.stats = delta.stats or self.stats
+
+
+def play(subject: Subject, requests: Seq[Request], scene: Scene = TOGETHER) -> list[Told]:
+    """Run requests in a scene; the first text of each."""
+    state = subject.engine.state
+    shares, state.share_prefixes = state.share_prefixes, state.share_prefixes and scene.share
+    try:
+        with _squeezed(subject, requests) if scene.squeeze else nullcontext():
+            return _play(subject, requests, scene)
+    finally:
+        state.share_prefixes = shares
+
+
+def _play(subject: Subject, requests: Seq[Request], scene: Scene) -> list[Told]:
+    engine = subject.engine
+    told = [Told() for _ in requests]
+    names = {f"check-{i}": i for i in range(len(requests))}
+    waiting, step, stranger = list(names), 0, ""
+    try:
+        while waiting or engine.has_work:
+            while waiting and (not scene.apart or step % scene.apart == 0 or not engine.has_work):
+                name = waiting.pop(0)
+                prompt, params = requests[names[name]]
+                engine.add(name, list(prompt), params, scene.salt)
+                if scene.apart:
+                    break
+            if scene.churn and step % 5 == 1 and not all(one.finish for one in told):
+                engine.cancel(stranger)
+                stranger = f"stranger-{step}"
+                engine.add(stranger, *_stranger(requests[step % len(requests)], step), scene.salt)
+            elif all(one.finish for one in told):
+                engine.cancel(stranger)
+            for delta in engine.step():
+                if delta.request in names and delta.index == 0:
+                    told[names[delta.request]].add(delta)
+            step += 1
+    finally:
+        for name in (*names, stranger):
+            engine.cancel(name)
+    return told
+
+
+def _stranger(request: Request, step: int) -> tuple[list[int], SamplingParams]:
+    """A text that shares half a prompt, and then goes its own way."""
+    prompt, params = request
+    half = len(prompt) // 2 + 1
+    ends = replace(params, max_tokens=8 + step % 20, min_tokens=0, seed=step)
+    return [*prompt[:half], *prompt[: half // 2 + 1]], ends
+
+
+@contextmanager
+def _squeezed(subject: Subject, requests: Seq[Request]) -> Iterator[None]:
+    """Leave a quarter more than the pages that the longest of these texts needs alone."""
+    cache = subject.engine.state.cache
+    cache.prefix.clear()
+    longest = max(len(prompt) + params.max_tokens for prompt, params in requests) + PAGE_SIZE
+    taken: dict[str, list[int]] = {}
+    try:
+        for kind, pool in cache.pools.items():
+            alone = -(-longest // PAGE_SIZE)
+            taken[kind] = pool.take(max(0, pool.free - alone - alone // 4))
+        yield
+    finally:
+        for kind, pages in taken.items():
+            for page in pages:
+                cache.pools[kind].release(page)
