@@ -49,8 +49,6 @@ def check_limits(body: Sampling, config: ServerConfig) -> None:
             raise refuse("logprobs", f"at most {config.max_logprobs}")
         if body.best_of is not None and body.best_of != (body.n or 1):
             raise refuse("best_of", "only as many as n: the server does not rank answers")
-        if body.suffix:
-            raise refuse("suffix", "filling in the middle is not supported: leave it out")
     if body.stream_options is not None and not body.stream:
         raise refuse("stream_options", "only with stream: true")
 

@@ -174,9 +174,20 @@ def _needs(field: str, other: str) -> dict[str, Any]:
     return {"anyOf": [absent, {"properties": {other: {"const": True}}, "required": [other]}]}
 
 
+_FREE_CHOICE = {"properties": {"tool_choice": {"enum": [None, "none", "auto"]}}}
+_SOME_TOOLS = {"properties": {"tools": {"type": "array", "minItems": 1}}, "required": ["tools"]}
+_ONE_TEXT = {"properties": {"best_of": {"const": 1}, "n": {"enum": [None, 1]}}}
+
+
 class ChatRequest(Sampling):
     model_config = ConfigDict(
-        json_schema_extra={"allOf": [_needs("top_logprobs", "logprobs"), _needs("stream_options", "stream")]}
+        json_schema_extra={
+            "allOf": [
+                _needs("top_logprobs", "logprobs"),
+                _needs("stream_options", "stream"),
+                {"anyOf": [_FREE_CHOICE, _SOME_TOOLS]},
+            ]
+        }
     )
     messages: list[Message] = Field(min_length=1, max_length=4096)
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
@@ -192,10 +203,17 @@ class ChatRequest(Sampling):
 
 
 class CompletionRequest(Sampling):
-    model_config = ConfigDict(json_schema_extra={"allOf": [_needs("stream_options", "stream")]})
+    model_config = ConfigDict(
+        json_schema_extra={
+            "allOf": [
+                _needs("stream_options", "stream"),
+                {"anyOf": [{"properties": {"best_of": {"type": "null"}}}, _ONE_TEXT]},
+            ]
+        }
+    )
     prompt: str | list[str] | list[Token] | list[list[Token]]
     max_tokens: int | None = Field(None, ge=0, le=2**31 - 1, description="0 writes nothing: useful with echo")
     logprobs: int | None = Field(None, ge=0)
     echo: bool | None = None
     best_of: int | None = Field(None, ge=1, description="only as many as n")
-    suffix: Any = Field(None, description="not supported: must be empty")
+    suffix: Literal[""] | None = Field(None, description="not supported: must be empty")
