@@ -41,9 +41,14 @@ class Portfolio:
         self.needs_hidden = free.needs_hidden or (paid is not None and paid.needs_hidden)
 
     def draft(self, context: DraftContext) -> Draft:
-        free_limits = [min(k, self.free.max_tokens) for k in context.limits]
-        proposed = self.free.draft(replace(context, limits=free_limits))
+        free_limits = [
+            min(k, self.free.max_tokens, self.judge.kind_limit(sequence.id, self.free.name))
+            for k, sequence in zip(context.limits, context.sequences, strict=True)
+        ]
         paid_limits = [self._paid_limit(row, context) for row in range(len(context.limits))]
+        if self.paid is not None and not any(free_limits):
+            return self.paid.draft(replace(context, limits=paid_limits))
+        proposed = self.free.draft(replace(context, limits=free_limits))
         for row, sequence in enumerate(context.sequences):
             length, gain = self.judge.offer(sequence.id, self.free.name, proposed.confidence[row])
             if length and paid_limits[row] and self.paid is not None:

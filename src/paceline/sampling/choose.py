@@ -22,6 +22,8 @@ from paceline.sampling.draw import draw_device, draw_host, greedy
 from paceline.sampling.filters import kth_largest
 from paceline.sampling.shape import LogitRow, edited, is_edited, is_greedy, is_plain, shape, shape_candidates
 
+_GREEDY: native_sampling.Rule = (0.0, 0, 0, 0, 1.0, -math.inf)
+
 
 class Choice:
     """One token per row. ok is False where the row had NaN or nothing left to choose: its token is then 0."""
@@ -57,8 +59,11 @@ def choose(logits: torch.Tensor, rows: Seq[LogitRow]) -> Choice:
     """The target's token for each row of logits [M, V]."""
     plain = all(is_greedy(row) and is_plain(row) for row in rows)
     if native_sampling.suits(logits, None):
+        if plain:
+            rules = [_GREEDY] * len(rows)
+            return Choice(native_sampling.draw(logits, None, rules, noise.TARGET, confidence=False)[0], None)
         picked, _ = _draw_native(logits, None, rows, confidence=False)
-        return Choice(picked, None if plain else partial(shape, logits, rows))
+        return Choice(picked, partial(shape, logits, rows))
     if plain:
         return Choice(greedy(logits, None).tolist(), None)
     shaped = shape(logits, rows)
@@ -156,7 +161,7 @@ def _draw_native(
 def rule_of(row: LogitRow) -> native_sampling.Rule:
     p = row.params
     if is_greedy(row):
-        return (0.0, 0, 0, 0, 1.0, -math.inf)
+        return _GREEDY
     least = float(np.log(np.float32(p.min_p))) if p.min_p > 0 else -math.inf  # rounded as in host_threshold
     return (1.0 / p.temperature, row.seed, row.position, p.top_k, p.top_p, least)
 
