@@ -74,7 +74,30 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
+def fine_tune(a: argparse.Namespace, out: Path) -> None:
+    """A copy of the target that has learnt the new domain, in `out`."""
+    data = str(a.work / "data" / "new.jsonl")
+    script = str(HERE / "finetune.py")
+    run(sys.executable, script, str(a.target), data, str(out), "--minutes", str(a.minutes))
+
+
+def adapt(a: argparse.Namespace, target: Path, out: Path) -> None:
+    """The product's own command: the stock drafter, fitted to `target` on data of both domains."""
+    options: dict[str, object] = {
+        "init": a.assistant, "out": out, "steps": a.steps, "batch": a.batch, "length": a.length,
+        "anchors": a.anchors, "lr": a.lr, "draft-tokens": a.draft_tokens, "eval-every": 50, "save-every": 25,
+        "eval-windows": 8, "compare-prompts": 0, "device": "cpu",
+    }  # fmt: skip
+    command = [sys.executable, "-c", "from paceline.cli import main; main()", "train", str(target)]
+    for name in ("new", "old"):
+        command += ["--data", str(a.work / "data" / f"{name}.jsonl")]
+    for name, value in options.items():
+        command += [f"--{name}", str(value)]
+    run(*command, *(["--regenerate"] if a.regenerate else []))
+
+
+def options() -> argparse.Namespace:
+    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("work", type=Path)
     parser.add_argument("--target", type=Path, required=True)
@@ -89,43 +112,18 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--regenerate", action="store_true")
-    a = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    a = options()
     tuned, out = a.work / "tuned", a.work / "adapted"
     if not (a.work / "data" / "old-held.jsonl").exists():
         domain.main(a.work / "data")
     if not (tuned / "config.json").exists():
-        data = str(a.work / "data" / "new.jsonl")
-        run(
-            sys.executable,
-            str(HERE / "finetune.py"),
-            str(a.target),
-            data,
-            str(tuned),
-            "--minutes",
-            str(a.minutes),
-        )
+        fine_tune(a, tuned)
     if not (out / "config.json").exists():
-        files = [
-            part for name in ("new", "old") for part in ("--data", str(a.work / "data" / f"{name}.jsonl"))
-        ]
-        sizes = [
-            part
-            for name in ("steps", "batch", "length", "anchors", "lr")
-            for part in (f"--{name}", str(vars(a)[name]))
-        ]
-        more = [
-            "--draft-tokens",
-            str(a.draft_tokens),
-            "--eval-every",
-            "50",
-            "--save-every",
-            "25",
-            "--eval-windows",
-            "8",
-        ]
-        more += ["--compare-prompts", "0", "--device", "cpu", *(["--regenerate"] if a.regenerate else [])]
-        head = ["from paceline.cli import main; main()", "train", str(tuned), *files]
-        run(sys.executable, "-c", *head, "--init", str(a.assistant), "--out", str(out), *sizes, *more)
+        adapt(a, tuned, out)
     found = {
         "stock": measure(a.target, {"stock": a.assistant}, a.work, a),
         "fine-tuned": measure(tuned, {"stock": a.assistant, "adapted": out}, a.work, a),

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from calibrate import calibrate
 from common import RecipeError, need_space, read_json, run_main, say, write_json
 from corpus import gather
 from distil import DistilPlan, DrafterRun, centroid_head, distil_draft, load_target
@@ -186,7 +187,8 @@ class Build:
             {k: v.to(torch.bfloat16).float() if v.is_floating_point() else v for k, v in params.items()}
             for params in (self.target, self.drafter, self.draft)
         ]
-        report = acceptance(rounded[0], s.target, rounded[1], s.drafter, (rounded[2], s.draft), ids, s.new)
+        big, small, draft = (rounded[0], s.target), (rounded[1], s.drafter), (rounded[2], s.draft)
+        report = acceptance(big, small, draft, ids, s.new)
         report |= {
             "prompts": len(ids),
             "shortest": min(map(len, ids)),
@@ -214,6 +216,8 @@ class Build:
         gap = check_export(out / "target", self.target, s.target)
         for name in ("heldout.jsonl", "heldout_text.jsonl"):
             shutil.copyfile(self.work / name, out / name)
+        if not s.smoke:  # a pair of a minute's training is worth no calibration
+            calibrate(out, out / "heldout.jsonl", 96)
         weights = sum(size for name, size in folder_sizes(out).items() if name.endswith(".safetensors"))
         if weights > LIMIT:
             raise RecipeError(f"the weights take {weights >> 20} MiB, more than {LIMIT >> 20}")

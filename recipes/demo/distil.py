@@ -81,7 +81,7 @@ class OwnText:
         new = (self.plan.length - 1) * (6 if self.round % 2 else 4) // 8
         prompts, _ = self.data.batch(self.plan.own_rows, self.plan.length - new)
         heat = torch.tensor([0.0, 0.0, 0.0, 0.8]).repeat(self.plan.own_rows // 4 + 1)[: self.plan.own_rows]
-        rows = continue_rows(target, shape, prompts, new, heat, 1000 * self.plan.seed + self.round)
+        rows = continue_rows((target, shape), prompts, new, heat, 1000 * self.plan.seed + self.round)
         rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.round))]
         return list(rows.split(self.plan.rows)) * 2
 
@@ -158,7 +158,7 @@ class DrafterRun:
         hidden, kv, p = teach(self.target, self.big, ids, self.table)
         embed = self.target["model.embed_tokens.weight"]
         text = self.shape.text(self.big)
-        states = unroll(self.params, text, self.shape.steps, ids, hidden, kv, embed, self.draft_table)
+        states = unroll(self.params, text, self.shape.steps, (ids, hidden, kv), embed, self.draft_table)
         total = hidden.new_zeros(())
         for k, x in enumerate(states):
             rows = n - 1 - k
@@ -212,9 +212,7 @@ def centroid_head(run: DrafterRun, minutes: float) -> Params:
                 run.params,
                 run.shape.text(run.big),
                 run.shape.steps,
-                ids,
-                hidden,
-                kv,
+                (ids, hidden, kv),
                 run.target["model.embed_tokens.weight"],
                 run.draft_table,
             )

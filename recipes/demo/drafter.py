@@ -81,7 +81,7 @@ def draft_step(p: Params, shape: Shape, inputs: Tensor, kv: KV, table: dict[str,
     x = F.linear(inputs, p["pre_projection.weight"])
     for i, kind in enumerate(shape.kinds):
         window = shape.window if kind == SLIDING else None
-        x, _ = block(layer_weights(p, i), x, kv[kind], *table[kind], window, shape.dim(i), shape.eps)
+        x, _ = block(layer_weights(p, i), x, kv[kind], table[kind], window, (shape.dim(i), shape.eps))
     return rms(x, p["model.norm.weight"], shape.eps)
 
 
@@ -89,16 +89,17 @@ def unroll(
     p: Params,
     shape: Shape,
     steps: int,
-    ids: Tensor,
-    hidden: Tensor,
-    kv: KV,
+    seen: tuple[Tensor, Tensor, KV],
     embed: Tensor,
     table: dict[str, Any],
 ) -> list[Tensor]:
     """Drafter states of every step. Row r is the round whose last token is ids[:, r + 1].
 
+    `seen`: the texts' ids, and the target's hidden states and shared K/V of them.
+
     Step k (from 0) predicts the token at index r + 2 + k, compared with the target's output at r + 1 + k.
     """
+    ids, hidden, kv = seen
     length = ids.shape[1]
     past = {kind: (k[:, :, :-1], v[:, :, :-1]) for kind, (k, v) in kv.items()}
     words = F.embedding(ids, embed) * math.sqrt(embed.shape[1])

@@ -62,29 +62,19 @@ def pick(z: Tensor, heat: float, noise: Tensor | None) -> Tensor:
 
 @torch.no_grad()
 def mtp_right(
-    target: Params,
-    big: Shape,
-    drafter: Params,
-    shape: DrafterShape,
+    teacher: tuple[Params, Shape],
+    student: tuple[Params, DrafterShape],
     row: Tensor,
     heat: float,
     noise: Tensor | None,
     start: int,
 ) -> np.ndarray:
     """Which drafts are right at every position of one text; noise[i] belongs to the token at start + i."""
-    ids = row[None]
-    n = len(row)
+    (target, big), (drafter, shape) = teacher, student
+    ids, n = row[None], len(row)
     hidden, kv = hidden_states(target, big, ids, tables(big, n))
-    states = unroll(
-        drafter,
-        shape.text(big),
-        STEPS,
-        ids,
-        hidden,
-        kv,
-        target["model.embed_tokens.weight"],
-        draft_tables(big, n),
-    )
+    embed = target["model.embed_tokens.weight"]
+    states = unroll(drafter, shape.text(big), STEPS, (ids, hidden, kv), embed, draft_tables(big, n))
     right = np.zeros((n, STEPS), dtype=bool)
     for k, x in enumerate(states):
         first = max(1, start - 1 - k)  # round at t drafts the token at t + 1 + k
@@ -169,10 +159,8 @@ def write_heldout(path: Path, prompts: list[dict[str, Any]]) -> None:
 
 
 def acceptance(
-    target: Params,
-    big: Shape,
-    drafter: Params,
-    shape: DrafterShape,
+    target: tuple[Params, Shape],
+    drafter: tuple[Params, DrafterShape],
     draft: tuple[Params, Shape],
     prompts: list[Tensor],
     new: int = 128,
@@ -186,14 +174,14 @@ def acceptance(
         noises: list[Tensor | None] = []
         for at in range(0, len(prompts), 15):
             few = prompts[at : at + 15]
-            noise = gumbel(len(few), new, big.vocab, 5000 + at) if heat else None
-            texts += continue_prompts(target, big, few, new, heat, noise)
+            noise = gumbel(len(few), new, target[1].vocab, 5000 + at) if heat else None
+            texts += continue_prompts(*target, few, new, heat, noise)
             noises += list(noise) if noise is not None else [None] * len(few)
         for row, flat, prompt in zip(texts, noises, prompts, strict=True):
             start = len(prompt)
             # the first token after the prompt comes from the prefill step; rounds start there
             table = {
-                "mtp": mtp_right(target, big, drafter, shape, row, heat, flat, start),
+                "mtp": mtp_right(target, drafter, row, heat, flat, start),
                 "model": model_right(*draft, row, heat, flat, start),
                 "ngram": ngram_right(row, start),
             }
@@ -215,7 +203,7 @@ def samples(
     out = []
     for at in (0, len(prompts) // 2, len(prompts) - 1):
         ids = torch.tensor(tokenizer.encode(prompts[at]["prompt"]).ids)[-big.context + new :]
-        row = continue_rows(target, big, ids[None], new, torch.tensor([0.0]), 0)[0]
+        row = continue_rows((target, big), ids[None], new, torch.tensor([0.0]), 0)[0]
         text = tokenizer.decode(row[len(ids) :].tolist())
         out.append({"id": prompts[at]["id"], "prompt": prompts[at]["prompt"], "text": text})
     return out

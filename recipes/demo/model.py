@@ -203,14 +203,16 @@ def block(
     w: Params,
     x: Tensor,
     kv: tuple[Tensor, Tensor] | None,
-    cos: Tensor,
-    sin: Tensor,
+    angles: tuple[Tensor, Tensor],
     window: int | None,
-    dim: int,
-    eps: float,
+    size: tuple[int, float],
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """One decoder layer. `kv` is given to layers that share; the others make their own and return it."""
+    """One decoder layer. `kv` is given to layers that share; the others make their own and return it.
+
+    `angles`: cosines and sines of the positions; `size`: head dimension and epsilon of the norms.
+    """
     b, n, _ = x.shape
+    (cos, sin), (dim, eps) = angles, size
     y = rms(x, w["input_layernorm"], eps)
     q = turn(rms(F.linear(y, w["q_proj"]).view(b, n, -1, dim), w["q_norm"], eps), cos, sin).transpose(1, 2)
     if kv is None:
@@ -236,10 +238,9 @@ def hidden_states(
             layer_weights(p, i),
             x,
             given,
-            *table[kind],
+            table[kind],
             shape.window if kind == SLIDING else None,
-            shape.dim(i),
-            shape.eps,
+            (shape.dim(i), shape.eps),
         )
     return rms(x, p["model.norm.weight"], shape.eps), kv
 

@@ -78,24 +78,26 @@ def gumbel(rows: int, length: int, vocab: int, seed: int) -> Tensor:
 
 @torch.no_grad()
 def continue_rows(
-    p: Params,
-    shape: Shape,
+    model: tuple[Params, Shape],
     prompts: Tensor,
     new: int,
     temperature: Tensor,
-    seed: int,
-    noise: Tensor | None = None,
+    noise: Tensor | int,
     skip: Tensor | None = None,
 ) -> Tensor:
-    """Sample `new` tokens after prompts (padded on the left by `skip`); temperature 0 means greedy, per row."""
+    """Sample `new` tokens after prompts (padded on the left by `skip`); temperature 0 means greedy, per row.
+
+    `noise`: Gumbel noise [rows, new, vocabulary], or the seed of noise that nobody shares.
+    """
+    p, shape = model
     rows, start = prompts.shape
     cache = Cache(shape, rows, start + new, skip)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(noise if isinstance(noise, int) else 0)
     out = [prompts]
     ids = prompts
     for at in range(new):
         z = logits(p, advance(p, shape, ids, cache)[:, -1])
-        if noise is not None:
+        if not isinstance(noise, int):
             g = noise[:, at]
         else:
             g = -torch.log(-torch.log(torch.rand(z.shape, generator=generator).clamp(1e-10, 1 - 1e-7)))
@@ -111,5 +113,6 @@ def continue_prompts(
     longest = max(map(len, prompts))
     skip = torch.tensor([longest - len(prompt) for prompt in prompts])
     padded = torch.stack([F.pad(prompt, (longest - len(prompt), 0)) for prompt in prompts])
-    rows = continue_rows(p, shape, padded, new, torch.full((len(prompts),), heat), 0, noise, skip)
+    heats = torch.full((len(prompts),), heat)
+    rows = continue_rows((p, shape), padded, new, heats, 0 if noise is None else noise, skip)
     return [row[start:] for row, start in zip(rows, skip.tolist(), strict=True)]

@@ -168,23 +168,21 @@ def test_a_damaged_wheel_is_named(tmp_path: Path) -> None:
         list(corpus.wheel_files(wheel))
 
 
+def tiny(window: int) -> Any:
+    """A target shape for tests; call it where `modules` are importable."""
+    import model
+
+    sizes = {"vocab": 128, "hidden": 64, "inner": 96, "layers": 6, "period": 3, "shared": 3}
+    return model.Shape(**sizes, head_dim=16, global_head_dim=32, window=window)
+
+
 @pytest.mark.usefixtures("modules")
 def test_lean_forward_and_loss_match_transformers() -> None:
     import model
     import torch
     from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
-    shape = model.Shape(
-        vocab=128,
-        hidden=64,
-        inner=96,
-        layers=6,
-        period=3,
-        shared=3,
-        head_dim=16,
-        global_head_dim=32,
-        window=8,
-    )
+    shape = tiny(window=8)
     torch.manual_seed(0)
     params = {k: v + 0.05 * torch.randn_like(v) for k, v in model.init_params(shape, 0).items()}
     theirs = Gemma4ForCausalLM(Gemma4TextConfig(**model.text_config(shape))).eval()
@@ -211,17 +209,7 @@ def test_parallel_drafts_match_transformers_assistant() -> None:
     import torch
     from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM
 
-    big = model.Shape(
-        vocab=128,
-        hidden=64,
-        inner=96,
-        layers=6,
-        period=3,
-        shared=3,
-        head_dim=16,
-        global_head_dim=32,
-        window=64,
-    )
+    big = tiny(window=64)
     small = drafter.DrafterShape(hidden=32, inner=48, layers=2, centroids=16, top_k=3)
     target = model.init_params(big, 0)
     embed = target["model.embed_tokens.weight"]
@@ -234,7 +222,7 @@ def test_parallel_drafts_match_transformers_assistant() -> None:
     with torch.no_grad():
         hidden, kv = model.hidden_states(target, big, ids, model.tables(big, 12))
         states = drafter.unroll(
-            params, small.text(big), 3, ids, hidden, kv, embed, drafter.draft_tables(big, 12)
+            params, small.text(big), 3, (ids, hidden, kv), embed, drafter.draft_tables(big, 12)
         )
         at = 5  # the round whose last token is at index 5
         state, past = hidden[:, at - 1 : at], {k: (a[:, :, :at], b[:, :, :at]) for k, (a, b) in kv.items()}
@@ -290,17 +278,7 @@ def test_sampling_side_by_side_is_greedy_decoding() -> None:
     import sample
     import torch
 
-    shape = model.Shape(
-        vocab=128,
-        hidden=64,
-        inner=96,
-        layers=6,
-        period=3,
-        shared=3,
-        head_dim=16,
-        global_head_dim=32,
-        window=12,
-    )
+    shape = tiny(window=12)
     torch.manual_seed(0)
     params = {k: v + 0.1 * torch.randn_like(v) for k, v in model.init_params(shape, 0).items()}
     prompts = [torch.randint(1, 128, (n,)) for n in (5, 17, 30)]
