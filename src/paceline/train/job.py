@@ -104,7 +104,8 @@ def _regenerated(job: Job, texts: Seq[Text], say: Say) -> list[Text]:
         if found["mark"] == mark:
             return [Text(t, tuple((a, b) for a, b in spans)) for t, spans in found["texts"]]
     old = str(job.old) if job.old else "none"
-    llm = LLM(str(job.target), drafter=old, device=job.device, max_model_len=job.options.length + 1)
+    longest = job.options.length + 1
+    llm = LLM(str(job.target), drafter=old, device=job.device, draft_tokens="auto", max_model_len=longest)
     assert job.regenerate is not None, "only called when asked"
     out = regenerate(
         texts,
