@@ -187,6 +187,10 @@ def test_the_schema_says_what_is_refused(s: Served) -> None:
     assert chat["properties"]["top_logprobs"]["anyOf"][0] == {"type": "integer", "minimum": 0, "maximum": 20}
     assert chat["properties"]["logprobs"]["anyOf"][0] == {"type": "boolean"}
     assert completion["properties"]["logprobs"]["anyOf"][0]["maximum"] == 20
+    size = s.engine.tokenizer.vocab_size
+    assert completion["properties"]["prompt"]["anyOf"][2]["items"]["exclusiveMaximum"] == size
+    numeral = re.compile(chat["properties"]["logit_bias"]["anyOf"][0]["propertyNames"]["pattern"])
+    assert [i for i in range(3000) if numeral.search(str(i))] == list(range(size))
     for fields in (chat["properties"], completion["properties"]):
         assert fields["n"]["anyOf"][0]["maximum"] == 16
         assert fields["stop"]["anyOf"][1]["maxItems"] == 16

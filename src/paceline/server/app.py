@@ -160,6 +160,9 @@ def _add_limits(schemas: dict[str, Any], service: Service) -> None:
         "tools": {"maxItems": c.max_tools}, "top_logprobs": {"maximum": c.max_logprobs},
         "logprobs": {"maximum": c.max_logprobs},
     }  # fmt: skip
+    width = service.loaded.vocab_size if service.loaded is not None else 2**31
+    prompts = schemas["CompletionRequest"]["properties"]["prompt"]["anyOf"]
+    prompts[2]["items"]["exclusiveMaximum"] = prompts[3]["items"]["items"]["exclusiveMaximum"] = width
     word = {"minLength": 1, "maxLength": c.max_stop_length}
     for name in ("ChatRequest", "CompletionRequest"):
         fields = schemas[name]["properties"]
@@ -167,12 +170,23 @@ def _add_limits(schemas: dict[str, Any], service: Service) -> None:
         for field, limit in limits.items():
             if field in fields and fields[field]["anyOf"][0]["type"] != "boolean":
                 fields[field]["anyOf"][0] |= limit
+        fields["stop_token_ids"]["anyOf"][0]["items"]["exclusiveMaximum"] = width
         fields["stop"]["anyOf"][0] |= word
         fields["stop"]["anyOf"][1] |= {"maxItems": c.max_stop, "items": {"type": "string", **word}}
         fields["logit_bias"]["anyOf"][0] |= {
-            "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+            "propertyNames": {"pattern": _numeral_below(width)},
             "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
         }
+
+
+def _numeral_below(limit: int) -> str:
+    """A pattern for the decimal numerals of 0 .. limit - 1."""
+    digits = str(limit - 1)
+    options = [f"[0-9]{{1,{len(digits) - 1}}}"] if len(digits) > 1 else []
+    for i, digit in enumerate(digits):
+        if digit != "0":
+            options.append(f"{digits[:i]}[0-{int(digit) - 1}][0-9]{{{len(digits) - i - 1}}}")
+    return f"^({'|'.join([*options, digits])})$"
 
 
 def _schema(app: FastAPI, service: Service, needs_key: bool) -> dict[str, Any]:
@@ -195,5 +209,6 @@ def _schema(app: FastAPI, service: Service, needs_key: bool) -> dict[str, Any]:
         schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         schema["security"] = [{"key": []}]
         schema["paths"]["/health"]["get"]["security"] = []
-    app.openapi_schema = schema
+    if service.loaded is not None:
+        app.openapi_schema = schema
     return schema

@@ -174,9 +174,12 @@ def _needs(field: str, other: str) -> dict[str, Any]:
     return {"anyOf": [absent, {"properties": {other: {"const": True}}, "required": [other]}]}
 
 
-_FREE_CHOICE = {"properties": {"tool_choice": {"enum": [None, "none", "auto"]}}}
-_SOME_TOOLS = {"properties": {"tools": {"type": "array", "minItems": 1}}, "required": ["tools"]}
-_ONE_TEXT = {"properties": {"best_of": {"const": 1}, "n": {"enum": [None, 1]}}}
+_FREE_CHOICE: dict[str, Any] = {"properties": {"tool_choice": {"enum": [None, "none", "auto"]}}}
+_SOME_TOOLS: dict[str, Any] = {
+    "properties": {"tools": {"type": "array", "minItems": 1}},
+    "required": ["tools"],
+}
+_ONE_TEXT: dict[str, Any] = {"properties": {"best_of": {"const": 1}, "n": {"enum": [None, 1]}}}
 
 
 class ChatRequest(Sampling):
