@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.core import SamplingParams
-from testing import VOCAB, Setup, make_engine, prompts, run, totals
+from testing import VOCAB, Setup, make_engine, prompts, run, tiny_tokenizer, totals
 
 DRAFTERS = ["ngram", "mtp", "model", "random", "scripted", "oracle"]
 PARAMS = {
@@ -68,7 +68,7 @@ def test_every_parameter_with_every_drafter(drafter: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])
-@pytest.mark.parametrize("k", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("k", range(1, 9))
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_draft_lengths_and_batches(drafter: str, k: int, batch: int) -> None:
     params = SamplingParams(max_tokens=24, seed=5, temperature=0.7)
@@ -112,6 +112,53 @@ def test_prefix_hits(drafter: str) -> None:
     again = run(engine, texts, params)
     assert [c.token_ids for c in again] == expected
     assert all(c.stats.cached_prompt_tokens >= 48 for c in again)
+
+
+@pytest.mark.parametrize("prefix", [False, True], ids=["no prefix", "prefix hit"])
+@pytest.mark.parametrize("tight", [False, True], ids=["roomy", "preempted"])
+@pytest.mark.parametrize("batch", [1, 2, 5])
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.2])
+@pytest.mark.parametrize("drafter", ["ngram", "mtp", "model", "scripted"])
+def test_batch_by_preemption_by_prefix(
+    drafter: str, temperature: float, batch: int, tight: bool, prefix: bool
+) -> None:
+    """The full product. One text alone can only be preempted by a guest, which is there in every tight batch."""
+    stem = [2 + (i * 7) % (VOCAB - 2) for i in range(34)]
+    texts = [stem + t for t in prompts(batch, seed=batch, longest=8)]
+    guests = prompts(2, seed=77, longest=12) if tight else []
+    params = SamplingParams(max_tokens=22, seed=6, temperature=temperature)
+    setup = Setup(
+        drafter=drafter, prefix_cache=prefix, pages=6 if tight else 64, step_tokens=64, prefill_chunk=32
+    )
+    expected = plain(setup, texts + guests, params)
+    if drafter == "scripted":
+        setup = replace(setup, texts=[t + o for t, o in zip(texts + guests, expected, strict=True)])
+    engine = make_engine(setup)
+    if prefix:
+        run(engine, texts[:1], replace(params, max_tokens=2))
+    done = run(engine, texts + guests, params)
+    assert [c.token_ids for c in done] == expected
+    assert (engine.state.preemptions > 0) == tight
+    assert not prefix or done[0].stats.cached_prompt_tokens == 32
+    assert totals(done)[0] > totals(done)[1] >= 0
+
+
+@pytest.mark.parametrize("k", [2, 5, 8])
+@pytest.mark.parametrize("drafter", ["oracle", "scripted", "mtp", "ngram"])
+def test_stop_strings_inside_blocks(drafter: str, k: int) -> None:
+    """Strings of one to three tokens, taken from the text itself at every place of a block."""
+    (prompt,) = prompts(1, seed=6)
+    tokenizer = tiny_tokenizer()
+    free = plain(Setup(), [prompt], SamplingParams(max_tokens=30))[0]
+    setup = Setup(drafter=drafter, k=k, texts=[prompt + free])
+    for at in range(3, 20, 2):
+        stop = (tokenizer.decode(free[at : at + 1 + at % 3]), "zz")
+        params = SamplingParams(max_tokens=30, stop=stop, min_tokens=at % 2 * 3, logprobs=0)
+        (want,) = run(make_engine(Setup(), tokenizer=tokenizer), [prompt], params)
+        (got,) = run(make_engine(setup, tokenizer=tokenizer), [prompt], params)
+        assert (got.text, got.token_ids, got.finish_reason) == (want.text, want.token_ids, want.finish_reason)
+        assert len(got.logprobs or []) == len(got.origins) == len(got.token_ids)
+        assert got.finish_reason == "stop"
 
 
 def test_per_request_settings_in_one_batch() -> None:

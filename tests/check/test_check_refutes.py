@@ -1,0 +1,87 @@
+"""`paceline check` on the bundled pair: it holds as shipped, and refutes each bug that is planted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from paceline.check import forward, loading, proof
+from paceline.check.identity import Effort
+from paceline.check.proof import Plan
+from paceline.check.subject import Subject
+from paceline.cli.check import command
+from planted import DRAFTS, TEXT
+
+IDENTITY, CLEAN = "token identity", "drafts of a clean start"
+
+
+@pytest.fixture(scope="module")
+def demo() -> Subject:
+    options = {"max_model_len": 512, "draft_tokens": 4, "max_batch": 8, "threads": 1}
+    whole = loading.load("demo", ("mtp",), lambda line: None, options)
+    short, long = whole.prompts[:3], max(whole.prompts, key=len)
+    return Subject(whole.engine, (short[0], long[:240], short[1], long[:236], short[2]))
+
+
+def certificate(demo: Subject, plan: Plan, patch: pytest.MonkeyPatch, folder: Path) -> tuple[int, Any, str]:
+    """(exit code, JSON, text) of the real command on an engine that is loaded already."""
+    patch.setattr(loading, "load", lambda *_: demo)
+    patch.setattr(proof, "QUICK", plan)
+    out = folder / "certificate.json"
+    done = CliRunner().invoke(command, ["demo", "--quick", "--json", str(out)])
+    assert out.exists(), done.output
+    return done.exit_code, json.loads(out.read_text())[0], done.output
+
+
+def tiny(**changes: Any) -> Plan:
+    plan = {"effort": Effort(tokens=900, length=40, cases=9), "samples": 0, "length": 8, "texts": 2}
+    return Plan(**(plan | changes))
+
+
+def test_it_holds_as_shipped(demo: Subject, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    code, said, text = certificate(demo, tiny(samples=60), monkeypatch, tmp_path)
+    assert code == 0, text
+    assert said["holds"]
+    assert {f["outcome"] for f in said["findings"]} == {"holds"}
+    assert "HOLDS" in text
+
+
+@pytest.fixture
+def rows_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That rows have the same bits was shown once; the planted bugs are elsewhere."""
+    monkeypatch.setattr(forward, "measure", lambda *_, **__: forward.Deviation(0.0, 1, 1, ""))
+
+
+@pytest.mark.usefixtures("rows_known")
+@pytest.mark.parametrize("name", TEXT)
+def test_a_bug_that_changes_texts(
+    demo: Subject, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    TEXT[name](monkeypatch)
+    refuted(certificate(demo, tiny(), monkeypatch, tmp_path), IDENTITY)
+
+
+@pytest.mark.usefixtures("rows_known")
+@pytest.mark.parametrize("name", DRAFTS)
+def test_a_bug_that_spoils_drafts(
+    demo: Subject, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    DRAFTS[name](monkeypatch)
+    effort = Effort(tokens=1, length=8, cases=1)
+    refuted(certificate(demo, tiny(effort=effort, texts=4), monkeypatch, tmp_path), CLEAN)
+
+
+def refuted(shown: tuple[int, Any, str], contract: str) -> None:
+    code, said, text = shown
+    assert code == 1, text
+    assert not said["holds"]
+    assert contract in said["contract"]
+    (finding,) = [f for f in said["findings"] if f["name"] == contract]
+    assert finding["outcome"] == "refuted"
+    assert finding["divergence"]["kind"] == "bug"
+    assert "first divergence" in text
+    assert "DOES NOT HOLD" in text
