@@ -1,4 +1,4 @@
-// y = x W^T for few rows. Each loaded weight vector is applied to all rows of a tile, so that rows 2..6 cost arithmetic
+// y = x W^T for few rows. Each loaded weight vector is applied to all rows of a tile, so that more rows cost arithmetic
 // but no memory traffic. One accumulator per (row, output) runs along `in` in steps of one block whatever the tile, and
 // is summed by one fixed tree: bits of y[r, o] depend on x[r] and W[o] only.
 #pragma once
@@ -11,12 +11,18 @@ namespace PACELINE_ISA {
 
 constexpr int GROUP = 24;  // most outputs whose accumulators are kept while `in` is walked in cache-sized parts
 
+// Bytes of input that a part of `in` holds for all rows of a tile: beside them, 32 KB of first-level cache has room for a
+// panel of weights and the next one. An input that fits ONE_PART is not cut: longer runs of weights are read faster.
+constexpr int64_t PART = 12288, ONE_PART = 24576;
+constexpr int64_t SPREAD = 1536;  // rows of prepared input lie this far from a multiple of 4 KB, see prepared_bytes
+
 // What a weight kind means by a block of `in`: its size, its parts, how to load and multiply one.
 struct Float32 {
   using X = float;
   using W = V;
   using A = V;
   static constexpr int parts = 2, block = parts * L, bytes = 4 * block;
+  static constexpr bool scaled = false;  // a scale per block
   PL_INLINE W weight(const char* w, const float*, int64_t b, int part) {
     return pin(load(reinterpret_cast<const float*>(w + b * bytes) + part * L));
   }
@@ -31,6 +37,7 @@ struct Bfloat16 {  // the even values of 2 L are the low halves of their words: 
   using W = V;
   using A = V;
   static constexpr int parts = 4, block = parts * L, bytes = 2 * block;
+  static constexpr bool scaled = false;
   PL_INLINE W weight(const char* w, const float*, int64_t b, int part) {
     VW words = *reinterpret_cast<const VWMem*>(w + b * bytes + part / 2 * (4 * L));
     return pin(part % 2 == 0 ? (V)(words << 16) : (V)(words & 0xffff0000u));
@@ -46,6 +53,7 @@ struct Int8 {
   using W = H16;
   using A = I8;
   static constexpr int block = 16, parts = 1, bytes = 16;
+  static constexpr bool scaled = false;
   PL_INLINE W weight(const char* w, const float*, int64_t b, int) { return load_int8(w + b * 16); }
   PL_INLINE H16 input(const X* x, int64_t b, int) { return load_int16(x + b * 16); }
   PL_INLINE A madd(W w, H16 x, A a) { return a + dot16(w, x); }
@@ -67,6 +75,7 @@ struct Int4 {
   using W = Nibbles;
   using A = F8;
   static constexpr int block = 32, parts = 1, bytes = 16;
+  static constexpr bool scaled = true;
   PL_INLINE W weight(const char* w, const float* scale, int64_t b, int) {
     H16 raw = load_uint8(w + b * 16);
     return {(raw & 15) - 8, (raw >> 4) - 8, scale[b] - F8{}};
@@ -101,11 +110,13 @@ struct Call {
 template <class P, int R, int O>
 PL_INLINE void blocks(const Call<P>& c, const char* const* w, const float* const* s, const typename P::X* x, int64_t b0,
                       int64_t b1, int64_t ahead, typename P::A (&acc)[R][O]) {
+  constexpr bool roomy = R * O + O < 15;  // registers are left
   for (int64_t b = b0; b < b1; ++b) {
     PL_UNROLL
     for (int o = 0; o < O; ++o) {
       prefetch(w[o] + b * P::bytes + ahead);
       if (P::bytes > 64) prefetch(w[o] + b * P::bytes + ahead + 64);
+      if (P::scaled && b % 16 == 0) prefetch(s[o] + b + ahead / P::bytes);
     }
     PL_UNROLL
     for (int part = 0; part < P::parts; ++part) {
@@ -115,9 +126,12 @@ PL_INLINE void blocks(const Call<P>& c, const char* const* w, const float* const
       PL_UNROLL
       for (int r = 0; r < R; ++r) {
         auto input = P::input(x + r * c.x_stride, b, part);
-        if (O > 1 && R * O + O < 15) input = pin(input);  // loaded once, not once per output, where registers allow
+        if (O > 1 && roomy) input = pin(input);  // loaded once, not once per output
         PL_UNROLL
-        for (int o = 0; o < O; ++o) acc[r][o] = P::madd(weights[o], input, acc[r][o]);
+        for (int o = 0; o < O; ++o) {
+          acc[r][o] = P::madd(weights[o], input, acc[r][o]);
+          if (P::parts > 1 && roomy) acc[r][o] = pin(acc[r][o]);  // else one of 5x2 is kept in memory
+        }
       }
     }
   }
@@ -164,18 +178,27 @@ PL_INLINE void tile(const Call<P>& c, int64_t r0, int64_t o, int64_t b0, int64_t
   }
 }
 
-// Rows r0..r0+R-1 of outputs begin..end-1, at most GROUP. While the first rows of a batch bring the weights from memory
-// the next tile is fetched ahead; later rows find them in cache and fetch the next group.
-template <class P, int R, int O>
+// Rows r0..r0+R+S-1 of outputs begin..end-1, at most GROUP: part of `in` by part, and in each, panel of O outputs by
+// panel. A panel is applied to R rows, then from the first-level cache to S more, while the next one is fetched.
+template <class P, int R, int S, int O>
 static void rows_tile(const Call<P>& c, int64_t r0, int64_t begin, int64_t end) {
-  constexpr int64_t room = 24576 / (R * static_cast<int64_t>(sizeof(typename P::X)) * P::block);
-  int64_t ahead = (r0 == 0 ? O : end - begin) * c.row_bytes;
-  typename P::A kept[R * GROUP];
-  for (int64_t b0 = 0; b0 == 0 || b0 < c.whole; b0 += room) {
-    int64_t b1 = b0 + room < c.whole ? b0 + room : c.whole;
+  constexpr int64_t block_bytes = (R + S) * static_cast<int64_t>(sizeof(typename P::X)) * P::block;
+  int64_t parts = c.whole * block_bytes <= ONE_PART ? 1 : (c.whole * block_bytes + PART - 1) / PART;
+  int64_t size = c.whole > parts ? (c.whole + parts - 1) / parts : 1;
+  typename P::A kept[(R + S) * GROUP];
+  for (int64_t b0 = 0; b0 == 0 || b0 < c.whole; b0 += size) {
+    int64_t b1 = b0 + size < c.whole ? b0 + size : c.whole;
     int64_t o = begin;
-    for (; o + O <= end; o += O) tile<P, R, O>(c, r0, o, b0, b1, ahead, kept + (o - begin));
-    for (; o < end; ++o) tile<P, R, 1>(c, r0, o, b0, b1, ahead, kept + (o - begin));
+    for (; o + O <= end; o += O) {
+      int64_t ahead = O * c.row_bytes;  // the next panel of this part, or the first of the next part or group
+      if (o + 2 * O > end) ahead = b1 < c.whole ? (begin - o) * c.row_bytes + size * P::bytes : ahead - b0 * P::bytes;
+      tile<P, R, O>(c, r0, o, b0, b1, ahead, kept + (o - begin));
+      if constexpr (S > 0) tile<P, S, O>(c, r0 + R, o, b0, b1, ahead, kept + R * GROUP + (o - begin));
+    }
+    for (; o < end; ++o) {
+      tile<P, R, 1>(c, r0, o, b0, b1, 0, kept + (o - begin));
+      if constexpr (S > 0) tile<P, S, 1>(c, r0 + R, o, b0, b1, 0, kept + R * GROUP + (o - begin));
+    }
   }
 }
 
@@ -184,21 +207,21 @@ static void linear_of(const Matrix& m, const Prepared& x, int64_t rows, int64_t 
                       float* y, int64_t y_stride) {
   Call<P> c{static_cast<const char*>(m.data), m.row_bytes(), m.scale, m.kind == INT4 ? m.in / 32 : 1, order, m.in,
             m.in / P::block, static_cast<const typename P::X*>(x.data), x.stride, x.row_scale, y, y_stride};
-  int64_t size = c.row_bytes > 10240 ? GROUP / 2 : GROUP;  // a group stays in the second-level cache
+  constexpr int64_t room = 147456;  // a group of weights and what is fetched for the next stay in the second-level cache
+  int64_t size = c.row_bytes * GROUP <= room ? GROUP : c.row_bytes * (GROUP / 2) <= room || rows <= 2 ? GROUP / 2 : GROUP / 4;
   for (int64_t group = begin; group < end; group += size) {
     int64_t stop = group + size < end ? group + size : end;
     int64_t r = 0;
-    for (; rows - r > 6; r += rows - r > 8 ? 6 : 4) {
-      if (rows - r > 8) rows_tile<P, 6, 2>(c, r, group, stop);
-      else rows_tile<P, 4, 3>(c, r, group, stop);
-    }
+    for (; rows - r > 8; r += 6) rows_tile<P, 6, 0, 2>(c, r, group, stop);
     switch (rows - r) {
-      case 1: rows_tile<P, 1, 4>(c, r, group, stop); break;
-      case 2: rows_tile<P, 2, 4>(c, r, group, stop); break;
-      case 3: rows_tile<P, 3, 3>(c, r, group, stop); break;
-      case 4: rows_tile<P, 4, 3>(c, r, group, stop); break;
-      case 5: rows_tile<P, 5, 2>(c, r, group, stop); break;
-      case 6: rows_tile<P, 6, 2>(c, r, group, stop); break;
+      case 1: rows_tile<P, 1, 0, 4>(c, r, group, stop); break;
+      case 2: rows_tile<P, 2, 0, 4>(c, r, group, stop); break;
+      case 3: rows_tile<P, 3, 0, 3>(c, r, group, stop); break;
+      case 4: rows_tile<P, 4, 0, 3>(c, r, group, stop); break;
+      case 5: rows_tile<P, 5, 0, 2>(c, r, group, stop); break;
+      case 6: rows_tile<P, 6, 0, 2>(c, r, group, stop); break;
+      case 7: rows_tile<P, 4, 3, 3>(c, r, group, stop); break;
+      case 8: rows_tile<P, 4, 4, 3>(c, r, group, stop); break;
     }
   }
 }
@@ -223,7 +246,11 @@ static int64_t padded(int kind, int64_t in) {
   return (in + block - 1) / block * block;
 }
 
-static int64_t prepared_bytes(int kind, int64_t in) { return padded(kind, in) * (kind <= BFLOAT16 ? 4 : 2); }
+// Of one row. Rows a multiple of 4 KB apart would all want the same eight places of the first-level cache.
+static int64_t prepared_bytes(int kind, int64_t in) {
+  int64_t bytes = padded(kind, in) * (kind <= BFLOAT16 ? 4 : 2);
+  return bytes <= SPREAD ? bytes : (bytes - SPREAD + 4095) / 4096 * 4096 + SPREAD;
+}
 
 static float prepare_int16(int kind, const float* x, int64_t in, int16_t* y) {
   V top{}, total{};
@@ -267,21 +294,21 @@ static void prepare_pairs(const float* x, int64_t in, float* y) {
 }
 
 static Prepared prepare(int kind, const float* x, int64_t stride, int64_t rows, int64_t in, void* data, float* scales) {
-  if (kind == FLOAT32 && in % Float32::block == 0) return {x, stride, nullptr};
-  int64_t wide = padded(kind, in);
+  if (kind == FLOAT32 && in % Float32::block == 0 && (rows <= 2 || rows * in * 4 <= ONE_PART)) return {x, stride, nullptr};
+  int64_t wide = padded(kind, in), step = prepared_bytes(kind, in) / (kind <= BFLOAT16 ? 4 : 2);
   for (int64_t r = 0; r < rows; ++r) {
     const float* from = x + r * stride;
-    float* to = static_cast<float*>(data) + r * wide;
+    float* to = static_cast<float*>(data) + r * step;
     if (kind == FLOAT32) {
       std::memcpy(to, from, in * 4);
       std::memset(to + in, 0, (wide - in) * 4);
     } else if (kind == BFLOAT16) {
       prepare_pairs(from, in, to);
     } else {
-      scales[r] = prepare_int16(kind, from, in, static_cast<int16_t*>(data) + r * wide);
+      scales[r] = prepare_int16(kind, from, in, static_cast<int16_t*>(data) + r * step);
     }
   }
-  return {data, wide, kind >= INT8 ? scales : nullptr};
+  return {data, step, kind >= INT8 ? scales : nullptr};
 }
 
 }  // namespace PACELINE_ISA

@@ -21,12 +21,8 @@ static float burn(int64_t turns) {
   V acc[CHAINS] = {};
   V a = broadcast(1.0000001f), b = broadcast(1e-9f);
   for (int64_t i = 0; i < turns; ++i) {
-    __asm__ volatile("" : "+m"(a), "+m"(b));
-    V x = a, y = b;
-    for (int j = 0; j < CHAINS; ++j) acc[j] = fma(acc[j], x, y);
-    for (int j = 0; j < CHAINS; ++j) acc[j] = fma(acc[j], x, y);
-    for (int j = 0; j < CHAINS; ++j) acc[j] = fma(acc[j], x, y);
-    for (int j = 0; j < CHAINS; ++j) acc[j] = fma(acc[j], x, y);
+    _Pragma("GCC unroll 48")  // in registers throughout: kept in memory between turns, they halve the rate
+    for (int j = 0; j < 4 * CHAINS; ++j) acc[j % CHAINS] = pin(fma(acc[j % CHAINS], a, b));
   }
   V total{};
   for (int j = 0; j < CHAINS; ++j) total += acc[j];
