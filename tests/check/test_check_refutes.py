@@ -13,7 +13,7 @@ from paceline.check import forward, loading, proof
 from paceline.check.identity import Effort
 from paceline.check.proof import Plan
 from paceline.check.subject import Subject
-from paceline.cli.check import command
+from paceline.cli.check import command, workload
 from planted import DRAFTS, TEXT
 
 IDENTITY, CLEAN = "token identity", "drafts of a clean start"
@@ -22,7 +22,7 @@ IDENTITY, CLEAN = "token identity", "drafts of a clean start"
 @pytest.fixture(scope="module")
 def demo() -> Subject:
     options = {"max_model_len": 512, "draft_tokens": 4, "max_batch": 8, "threads": 1}
-    whole = loading.load("demo", ("mtp",), lambda line: None, options)
+    whole = loading.load("demo", ("mtp",), lambda line: None, options, workload)
     short, long = whole.prompts[:3], max(whole.prompts, key=len)
     return Subject(whole.engine, (short[0], long[:240], short[1], long[:236], short[2]))
 

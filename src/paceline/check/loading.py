@@ -6,7 +6,6 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from paceline.bench.workloads import Bounds, prompts
 from paceline.check.subject import Subject
 from paceline.drafters.portfolio import Portfolio
 from paceline.engine.controller import AutoController
@@ -15,12 +14,17 @@ from paceline.llm import LLM
 SHORT, SPARE = 64, 24  # longest short prompt; tokens that a long one leaves of the sliding window
 
 
-def load(target: str, drafters: Seq[str], say: Callable[[str], None], options: dict[str, Any]) -> Subject:
+Texts = Callable[[LLM, str, int], list[list[int]]]  # six prompts of a workload, at most so many tokens long
+
+
+def load(
+    target: str, drafters: Seq[str], say: Callable[[str], None], options: dict[str, Any], texts: Texts
+) -> Subject:
     """Load `target` with all of `drafters`. Raises PacelineError."""
     llm = LLM(target, drafter=drafters[0], say=say, **options)
     for name in drafters[1:]:
         _adopt(llm, LLM(target, drafter=name, draft_tokens=4, say=say, **options))
-    return Subject(llm.engine, _prompts(llm))
+    return Subject(llm.engine, _prompts(llm, texts))
 
 
 def _adopt(llm: LLM, other: LLM) -> None:
@@ -36,14 +40,12 @@ def _adopt(llm: LLM, other: LLM) -> None:
             )
 
 
-def _prompts(llm: LLM) -> tuple[tuple[int, ...], ...]:
+def _prompts(llm: LLM, texts: Texts) -> tuple[tuple[int, ...], ...]:
     """Short ones of several kinds, and every fourth so long that its answer outgrows the sliding window."""
     state = llm.engine.state
-    vocab, special = state.target.vocab_size, llm.tokenizer.special_ids
     windows = [w for w in state.target.layout.windows.values() if w is not None]
     longest = min(max(windows, default=SHORT) - SPARE, llm.engine.max_len * 3 // 4)
-    bounds, wide = Bounds(vocab, SHORT, special), Bounds(vocab, max(longest, SHORT), special)
-    short = [p for name in ("code", "prose", "json") for p in prompts(name, llm.tokenizer, bounds, 6)]
-    long = prompts("long", llm.tokenizer, wide, 6)
+    short = [p for name in ("code", "prose", "json") for p in texts(llm, name, SHORT)]
+    long = texts(llm, "long", max(longest, SHORT))
     order = [p for i in range(6) for p in (*short[i::6], long[i])]
-    return tuple(tuple(p.tokens) for p in order)
+    return tuple(tuple(p) for p in order)
