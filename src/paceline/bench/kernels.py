@@ -101,6 +101,8 @@ def linear_times(shape: tuple[int, int], repeats: int) -> dict[str, dict[int, fl
         for turn in range(repeats + 1):
             for key, call in calls.items():
                 seconds = timed(call) / counts[key[0]]
+                if key[0].startswith("torch"):
+                    time.sleep(0.05)  # its OpenMP threads still spin: they would slow what is measured next
                 if turn:
                     seen[key].append(seconds)
     out: dict[str, dict[int, float]] = {}
