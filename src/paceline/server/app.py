@@ -162,6 +162,9 @@ def _add_limits(schemas: dict[str, Any], service: Service) -> None:
     }  # fmt: skip
     width = service.loaded.vocab_size if service.loaded is not None else 2**31
     prompts = schemas["CompletionRequest"]["properties"]["prompt"]["anyOf"]
+    prompts[1] |= {"minItems": 1, "maxItems": service.config.max_prompts}
+    prompts[3] |= {"minItems": 1, "maxItems": service.config.max_prompts}
+    prompts[2]["minItems"] = 1
     prompts[2]["items"]["exclusiveMaximum"] = prompts[3]["items"]["items"]["exclusiveMaximum"] = width
     word = {"minLength": 1, "maxLength": c.max_stop_length}
     for name in ("ChatRequest", "CompletionRequest"):
