@@ -143,7 +143,7 @@ def choose(budget: Budget, kind: Kind, caps: Mapping[int, int], rows: int, texts
     costs, other = budget.costs, budget.costs.rest
     base, step, slope = costs.drafting(kind.name)
     entries: list[tuple[float, int, int]] = []  # (-survival, depth, id)
-    known = False  # of some row it was seen what its drafts are worth
+    known = kind.known  # or of some row it was seen what its drafts are worth
     for sequence_id, cap in caps.items():
         arm = arm_of(budget, sequence_id, kind)
         survive, known = arm.survive, known or arm.tries[0] >= acc.PARKED_WINDOW - 1
@@ -176,15 +176,17 @@ def choose(budget: Budget, kind: Kind, caps: Mapping[int, int], rows: int, texts
     return Plan(limits, best_rate, rows, spent / max(best, 1), row, adding)
 
 
-def could_pay(budget: Budget, kind: Kind, rows: int, texts: int, auto_rows: int) -> bool:
-    """Whether drafted tokens would pay if every one of them were kept: else even probing is pointless."""
+def could_pay(
+    budget: Budget, kind: Kind, rows: int, texts: int, auto_rows: int, *, chance: float = 1.0
+) -> bool:
+    """Whether drafts would pay if every token were kept with that chance; where even 1 does not, probing is pointless."""
     costs = budget.costs
     base, step, slope = costs.drafting(kind.name)
     alone = min(rows, max(texts, 1))
     plain = costs.target(alone) + costs.rest[0] + costs.rest[1] * alone
-    for more, calls in ((1, 1), (auto_rows, 1), (4 * auto_rows, 4)):
+    for more, calls in ((1, 1), (auto_rows, 1), (2 * auto_rows, 2), (4 * auto_rows, 4)):
         drafting = base + step * (calls if kind.sequential else 1) + slope * more
-        if texts / plain < (texts + more) / (plain + costs.adding(rows, more) + drafting):
+        if texts / plain < (texts + more * chance) / (plain + costs.adding(rows, more) + drafting):
             return True
     return False
 
@@ -210,6 +212,8 @@ def settle(budget: Budget, kind: Kind, sequence_id: int, limit: int, rows: int) 
         arm = replace(arm, parked=False)
     elif not arm.parked:
         arm = acc.parked(arm, budget.step)
+    elif budget.step < arm.due:
+        return budget, 0
     else:
         probe = should_probe(budget, kind, arm, rows)
         if probe is None:
@@ -235,8 +239,9 @@ def offer(budget: Budget, kind: Kind, arm: Arm, plan: Plan, confidence: list[flo
     """(tokens worth checking, tokens they gain net of their cost) of a proposal made at one go.
 
     Only for proposals that are a function of the text so far (n-gram), or the choice would look at what it
-    decides.
+    decides. A text starts with short ones, and each that is kept lets the next be two tokens longer.
     """
+    confidence = confidence[: 2 + 2 * int(arm.hits[0])]
     slope = budget.costs.drafting(kind.name)[2]
     bins = budget.bins.get(kind.law(arm.sampled))
     best, length, kept, alive = 0.0, 0, 0.0, 1.0

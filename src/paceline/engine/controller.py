@@ -118,6 +118,7 @@ class AutoController:
         self._planned = 0  # target rows of this step as far as `limits` knows
         self._others = 0  # rows of the step before that it did not know: prompts being read
         self._quiet: dict[int, tuple[int, int]] = {}  # rows with nothing to copy: (steps to wait, until when)
+        self._offered: set[int] = set()  # rows for which something to copy was found in this step
         self._alive: dict[int, float] = {}  # survival of each row's draft so far in this round
 
     @property
@@ -201,14 +202,17 @@ class AutoController:
         """Plan for one kind; in `best` a row gets as many tokens as its most promising kind wants."""
         rows = choice.rows + self._others
         pays = b.could_pay(self.budget, kind, rows, texts, len(choice.caps))
-        plan = b.choose(self.budget, kind, choice.caps if pays and kind.sequential else {}, rows, texts)
+        arms = [b.arm_of(self.budget, i, kind) for i in choice.caps] if pays and kind.sequential else []
+        best_chance = max([arm.accept[0] for arm in arms], default=0.0)
+        promising = b.could_pay(self.budget, kind, rows, texts, len(arms), chance=best_chance)
+        plan = b.choose(self.budget, kind, choice.caps if promising else {}, rows, texts)
         choice.plans[kind.name] = plan
         limits = choice.limits[kind.name] = {}
         if not kind.sequential:
             choice.free += (kind.name,) if pays else ()
         elif pays:
-            for sequence_id, planned in plan.limits.items():
-                self.budget, limits[sequence_id] = b.settle(self.budget, kind, sequence_id, planned, rows)
+            for i in choice.caps:
+                self.budget, limits[i] = b.settle(self.budget, kind, i, plan.limits.get(i, 0), rows)
             choice.asked |= limits
         idle = b.PARKED_BY_COST if not pays else b.NO_CONFIDENCE if kind.sequential else b.NO_PROPOSAL
         for sequence_id in choice.caps:
@@ -232,6 +236,8 @@ class AutoController:
         choice = self._choice
         if choice is None or kind not in choice.plans or sequence_id not in choice.limits[kind]:
             return _proposal(confidence)
+        if confidence:
+            self._offered.add(sequence_id)
         known = self._kinds[kind]
         arm = b.arm_of(self.budget, sequence_id, known)
         return b.offer(self.budget, known, arm, choice.plans[kind], confidence)
@@ -265,6 +271,7 @@ class AutoController:
             if choice.free:
                 self._look(choice, record)
         self._used.clear()
+        self._offered.clear()
         if len(self._seen) >= REST:
             self._learn()
 
@@ -279,14 +286,15 @@ class AutoController:
                 self._warn(text)
 
     def _look(self, choice: _Choice, record: StepRecord) -> None:
-        """Look less often for something to copy where there was nothing: every 2nd, 4th, 8th, 16th step."""
+        """Look less often where there was nothing to copy: every 2nd, 4th, 8th, 16th step; every 2nd where it lost."""
         for name in choice.free:
             asked = choice.limits[name]
             for row in record.rows:
                 if row.drafter == name and row.accepted:
                     self._quiet.pop(row.sequence_id, None)
                 elif asked.get(row.sequence_id):
-                    wait = min(2 * self._quiet.get(row.sequence_id, (1, 0))[0], LOOK)
+                    lost = row.drafter != name and row.sequence_id in self._offered
+                    wait = 2 if lost else min(2 * self._quiet.get(row.sequence_id, (1, 0))[0], LOOK)
                     due = (self._now // wait + 1) * wait  # all rows at the same steps
                     self._quiet[row.sequence_id] = (wait, due)
 
