@@ -45,7 +45,7 @@ REASONS = (
     NO_DRAFTER,
 )
 
-LEARN_ALL, LEARN_EVERY = 48, 4  # steps: later, every fourth one tells enough of what things cost
+LEARN_ALL, LEARN_EVERY = 48, 8  # steps: later, every eighth one tells enough of what things cost
 MARGIN = 1.04  # a plan must promise that much more than none: what it does not know costs something too
 PROBE_SHARE = 0.005  # of the running time that probes may cost
 
@@ -97,7 +97,9 @@ class Plan:
     rows: int  # target rows of the step without any draft
     token_seconds: float  # mean cost of a planned token, its draft and its target row together
     row_seconds: float  # of that, its target row: a token that is drawn already costs no more
-    adding: tuple[float, ...] = ()  # seconds that 1, 2, ... more target rows cost, [MAX_DRAFT_TOKENS]
+    adding: tuple[
+        float, ...
+    ] = ()  # seconds that 1, 2, ... more rows for each text cost it, [MAX_DRAFT_TOKENS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +174,13 @@ def choose(budget: Budget, kind: Kind, caps: Mapping[int, int], rows: int, texts
     for _, j, sequence_id in entries[:best]:
         limits[sequence_id] = j + 1
     row = costs.adding(rows, best or 4) / (best or 4)
-    adding = tuple([costs.adding(rows, j + 1) for j in range(MAX_DRAFT_TOKENS)])
-    return Plan(limits, best_rate, rows, spent / max(best, 1), row, adding)
+    return Plan(limits, best_rate, rows, spent / max(best, 1), row)
+
+
+def look(budget: Budget, rows: int, texts: int, rate: float) -> Plan:
+    """A plan for what is looked up: lengths are decided when it is seen, at the price of all texts doing the same."""
+    price = [budget.costs.adding(rows, texts * (j + 1)) / texts for j in range(MAX_DRAFT_TOKENS)]
+    return Plan({}, rate, rows, 0.0, price[3] / 4, tuple(price))
 
 
 def could_pay(

@@ -18,7 +18,7 @@ from paceline.engine.costs import Profile
 
 Limit = tuple[int, str | None]
 HOLD = 4  # steps that a plan holds
-REST = 16  # steps that a plan without drafts holds
+REST, LONGEST_REST = 16, 64  # steps that a plan without drafts holds: longer each time
 YOUNG = 6  # drafts after which it is known what a text is like: before, every step is planned
 LOOK = 16  # steps between two looks for something to copy, at most
 
@@ -87,6 +87,7 @@ class _Choice:
     free: tuple[str, ...] = ()  # kinds that can be looked up, and would pay
     asked: dict[int, int] = field(default_factory=dict)  # by row: tokens of a kind that drafts one by one
     until: int = 0
+    rest: int = 0  # steps that it holds because it drafts nothing
 
 
 class AutoController:
@@ -177,7 +178,7 @@ class AutoController:
             self._plan(kind, choice, len(sequences), best)
         rate = max([plan.rate for plan in choice.plans.values()])
         for name in choice.free:
-            choice.plans[name] = replace(choice.plans[name], rate=rate)
+            choice.plans[name] = b.look(self.budget, choice.rows + self._others, len(sequences), rate)
         choice.out = [best.get(s.id, limit) for s, limit in zip(sequences, choice.out, strict=True)]
         choice.until = self._until(choice)
         return choice
@@ -189,7 +190,12 @@ class AutoController:
         young = any(arms[key].tries[0] < YOUNG for key in drafting)
         if young or self._others or self.budget.probing:
             return self._now + 1
-        return self._now + (HOLD if drafting else REST)
+        if drafting:
+            return self._now + HOLD
+        before = self._choices.get(tuple(choice.caps))
+        rest = REST if before is None else min(max(2 * before.rest, REST), LONGEST_REST)
+        choice.rest = rest
+        return self._now + rest
 
     def _kind(self, name: str) -> Kind:
         """A kind by name; a stranger's starts at what drafters usually reach."""
@@ -204,7 +210,7 @@ class AutoController:
         pays = b.could_pay(self.budget, kind, rows, texts, len(choice.caps))
         arms = [b.arm_of(self.budget, i, kind) for i in choice.caps] if pays and kind.sequential else []
         best_chance = max([arm.accept[0] for arm in arms], default=0.0)
-        promising = b.could_pay(self.budget, kind, rows, texts, len(arms), chance=best_chance)
+        promising = pays and b.could_pay(self.budget, kind, rows, texts, len(arms), chance=best_chance)
         plan = b.choose(self.budget, kind, choice.caps if promising else {}, rows, texts)
         choice.plans[kind.name] = plan
         limits = choice.limits[kind.name] = {}

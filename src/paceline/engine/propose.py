@@ -36,6 +36,10 @@ def _ask(state: EngineState, drafter: Drafter, lives: list[Live], rows: list[int
     """Let one drafter propose for its rows and copy what it says into `out`."""
     sequences = [live.sequence for live in lives]
     allowed = state.controller.limits(sequences, [_want(state, live) for live in lives], drafter.max_tokens)
+    if not any(k for k, _ in allowed):
+        for row, (_, reason) in zip(rows, allowed, strict=True):
+            out.reasons[row] = reason
+        return
     limits = [
         max(0, min(k, live.room(state.max_len) - 1)) for (k, _), live in zip(allowed, lives, strict=True)
     ]
