@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx2 as httpx
-import uvicorn
 
 from paceline.engine.worker import StepEngine, Worker
 from paceline.errors import UsageError
 from paceline.server.app import build_app
 from paceline.server.metrics import Metrics
-from paceline.server.run import PatientServer, WatchfulProtocol
+from paceline.server.run import PatientServer, settings
 from paceline.server.security import Keys
 from paceline.server.service import Room, Service
 from paceline.server.settings import ServerConfig
@@ -67,10 +66,10 @@ def served(
     keys: tuple[str, ...] = (),
     grammars: Any = None,
     load: Callable[[Service], StepEngine] | None = None,
-    **settings: Any,
+    **options: Any,
 ) -> Iterator[Served]:
     engine = engine or FakeEngine(make_tokenizer())
-    config = ServerConfig(**settings)
+    config = ServerConfig(**options)
     worker = Worker(lambda: load(service) if load else engine, max_texts=config.max_texts)
     service = Service("fake", config, worker, Metrics(worker))
     drafters = ("none", "ngram", "mtp")
@@ -79,16 +78,9 @@ def served(
     )
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
-    protocol = type("Protocol", (WatchfulProtocol,), {"head_timeout": config.header_timeout})
-    server = PatientServer(
-        uvicorn.Config(
-            build_app(service, Keys(keys)), http=protocol, ws="none", lifespan="off", log_config=None,
-            access_log=False, limit_concurrency=config.max_connections,
-            h11_max_incomplete_event_size=config.max_header, timeout_graceful_shutdown=2,
-        ),
-        worker,
-        config.drain_timeout,
-    )  # fmt: skip
+    how = settings(build_app(service, Keys(keys)), config)
+    how.timeout_graceful_shutdown = 2
+    server = PatientServer(how, worker, config.drain_timeout)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     worker.start()
     thread.start()

@@ -338,6 +338,34 @@ def test_overload_is_answered_429_and_loading_503() -> None:
             assert one.read().endswith(b"data: [DONE]\n\n")
 
 
+def test_one_connection_too_many_gets_the_envelope_and_a_seat_that_is_given_back() -> None:
+    body = {"model": "fake", "prompt": "x", "max_tokens": 500, "stream": True}
+    text = json.dumps(body | {"ignore_eos": True}).encode()
+    short = {"model": "fake", "prompt": "x", "max_tokens": 1}
+    with served(FakeEngine(make_tokenizer(), delay=0.02), max_connections=2) as s:
+        seated = [socket.create_connection(("127.0.0.1", s.port)) for _ in range(2)]
+        for connection in seated:
+            connection.sendall(head_of(f"Content-Length: {len(text)}") + text)
+        assert s.settled(lambda: len(s.engine.texts) == 2)
+        with httpx.Client(base_url=s.url) as late:
+            still_sending = short | {"prompt": "x" * 3_000_000}
+            for sent in (short, still_sending):
+                refused = late.post("/v1/completions", json=sent)
+                assert refused.status_code == 503
+                assert refused.headers["retry-after"] == "1"
+                assert refused.headers["x-content-type-options"] == "nosniff"
+                assert refused.json()["error"]["code"] == "too_many_connections"
+                assert refused.json()["error"]["type"] == "service_unavailable_error"
+            assert late.get("/health").status_code == 200
+            assert len(s.engine.texts) == 2
+            seated[0].close()
+            assert s.settled(lambda: late.post("/v1/completions", json=short).status_code == 200)
+            assert s.client.get("/metrics").status_code == 503
+        seated[1].close()
+        assert s.settled(lambda: s.client.get("/metrics").status_code == 200)
+        assert 'path="/v1/completions",status="503"}' in s.client.get("/metrics").text
+
+
 def test_the_deadline_ends_a_request() -> None:
     with served(FakeEngine(make_tokenizer(), delay=0.02), request_timeout=0.2) as s:
         whole = s.post("/v1/completions", prompt="x", max_tokens=400)

@@ -15,6 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paceline.engine.worker import Worker
 from paceline.errors import PacelineError, UsageError
+from paceline.server.security import NO_SEAT, OPEN_PATHS
 from paceline.server.settings import ServerConfig
 
 
@@ -58,11 +59,39 @@ class PatientServer(uvicorn.Server):
         return await super().on_tick(counter)
 
 
+class Seats:
+    """How many connections may ask for something. One that comes later does not unseat one that is there."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken: set[Any] = set()
+
+    def take(self, connection: Any) -> bool:
+        """Whether the connection has a seat, now or since an earlier request."""
+        if connection not in self._taken and len(self._taken) >= self._most:
+            return False
+        self._taken.add(connection)
+        return True
+
+    def leave(self, connection: Any) -> None:
+        self._taken.discard(connection)
+
+
 class WatchfulProtocol(H11Protocol):
-    """Closes connections whose request head does not come in time."""
+    """Closes connections whose request head does not come in time, and tells the gate which have no seat."""
 
     head_timeout = 10.0
+    seats: Seats
     _head_timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._inner, self.app = self.app, self._seated
+
+    async def _seated(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] not in OPEN_PATHS:  # whoever watches the server's health needs no seat
+            scope["state"][NO_SEAT] = not self.seats.take(self)
+        await self._inner(scope, receive, send)
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -70,6 +99,7 @@ class WatchfulProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._watch(False)
+        self.seats.leave(self)
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
@@ -84,24 +114,27 @@ class WatchfulProtocol(H11Protocol):
             self._head_timer = None
 
 
-def run(app: FastAPI, worker: Worker, config: ServerConfig, listening: socket.socket) -> None:
-    """Serve until told to stop. Raises what the worker failed with."""
-    protocol = type("Protocol", (WatchfulProtocol,), {"head_timeout": config.header_timeout})
-    settings = uvicorn.Config(
+def settings(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
+    """How uvicorn is run. Its own limit of connections is off: it would answer in plain text."""
+    mine = {"head_timeout": config.header_timeout, "seats": Seats(config.max_connections)}
+    return uvicorn.Config(
         app,
-        http=protocol,
+        http=type("Protocol", (WatchfulProtocol,), mine),
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=config.max_connections,
         h11_max_incomplete_event_size=config.max_header,
         timeout_graceful_shutdown=5,
     )
+
+
+def run(app: FastAPI, worker: Worker, config: ServerConfig, listening: socket.socket) -> None:
+    """Serve until told to stop. Raises what the worker failed with."""
     worker.start()
-    PatientServer(settings, worker, config.drain_timeout).run(sockets=[listening])
+    PatientServer(settings(app, config), worker, config.drain_timeout).run(sockets=[listening])
     worker.close()
     worker.join(10)
     if worker.error is not None:

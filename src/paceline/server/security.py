@@ -24,6 +24,7 @@ from paceline.server.errors import ApiError
 from paceline.server.settings import ServerConfig
 
 OPEN_PATHS = ("/health",)
+NO_SEAT = "no seat"  # key of scope["state"]: this connection is one too many
 _READ_ON = 4  # times the limit: a client that is still sending would not see why it is refused
 _CLOSE = {"Connection": "close"}
 _SAFE = {
@@ -113,6 +114,7 @@ class Gate:
         send = _with_safe_headers(send, lambda status: self._count(scope["path"], status))
         headers = Headers(scope=scope)
         try:
+            self._check_seat(scope)
             self._check_size(scope)
             self._check_host(headers)
             scope.setdefault("state", {})["salt"] = self._check_key(scope, headers)
@@ -124,6 +126,15 @@ class Gate:
         except _Gone:
             return
         await self._app(scope, _replay(body, receive), send)
+
+    def _check_seat(self, scope: Scope) -> None:
+        if scope.get("state", {}).get(NO_SEAT):
+            raise ApiError(
+                503,
+                f"all {self._config.max_connections} connections are in use: try again later",
+                code="too_many_connections",
+                headers={"Retry-After": "1"},
+            )
 
     def _check_size(self, scope: Scope) -> None:
         """The head as a whole; the parser itself bounds only what comes in more than one piece."""
