@@ -63,17 +63,21 @@ def bench(engine: FakeEngine, **changes: object) -> Bench:
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def test_every_setting_runs_beside_the_baseline_in_every_round() -> None:
+def test_every_setting_runs_between_two_baselines_in_every_round() -> None:
     runs, ended = measure(bench(FakeEngine()))
     assert ended == ""
-    assert [r.setting.label for r in runs[:4]] == ["none", "mtp auto", "mtp 1", "mtp 4"]
-    assert [r.setting.label for r in runs[4:8]] == ["mtp auto", "mtp 1", "mtp 4", "none"]
+    first, second = ["mtp auto", "mtp 1", "mtp 4"], ["mtp 1", "mtp 4", "mtp auto"]
+    assert [r.setting.label for r in runs[1:7:2]] == first
+    assert [r.setting.label for r in runs[8:14:2]] == second
+    assert {r.setting.label for r in [*runs[0:7:2], *runs[7:14:2]]} == {"none"}
+    assert [r.place for r in runs[:8]] == [0, 1, 2, 3, 4, 5, 6, 0]
     assert {r.tokens for r in runs} == {16}
     assert len({r.digest for r in runs}) == 1
     assert all(len(r.first_token) == 2 and r.gaps for r in runs)
     table = lines(runs)
     assert [line.setting.label for line in table] == ["none", "mtp auto", "mtp 1", "mtp 4"]
-    assert all(line.ratio and line.ratio.count == 3 and line.same_text for line in table)
+    assert all(line.ratio and line.ratio.count == 3 for line in table[1:])
+    assert all(line.same_text for line in table[1:])
     assert table[1].acceptance == [0.8, 0.4]
     assert table[1].tokens_per_step == pytest.approx(1.6)
 
@@ -83,27 +87,35 @@ def test_an_interrupt_keeps_what_is_measured_and_leaves_the_engine_empty() -> No
     engine.interrupt_after = 60
     runs, ended = measure(bench(engine))
     assert ended == "interrupted"
-    assert 0 < len(runs) < 12
+    assert 0 < len(runs) < 21
     assert not engine.open
     assert measure(bench(FakeEngine(), seconds=0.0))[1].startswith("stopped after")
 
 
-def made(setting: Setting, speed: float, number: int = 0, digest: str = "a") -> Run:
+def made(setting: Setting, speed: float, place: int = 0, digest: str = "a") -> Run:
     return Run(
-        CODE, setting, number, decode_tokens=int(speed), decode_seconds=1.0, tokens=1, steps=1, digest=digest
+        CODE, setting, 0, place, decode_tokens=int(speed), decode_seconds=1.0, tokens=1, steps=1, digest=digest
     )
 
 
 def test_verdict_compares_auto_with_none_and_with_the_best_fixed_length() -> None:
     auto, one, four = Setting("mtp", "auto"), Setting("mtp", 1), Setting("mtp", 4)
-    runs = [made(NONE, 100), made(auto, 190), made(one, 150), made(four, 200)]
+    runs = [made(NONE, 100), made(auto, 190, 1), made(NONE, 100, 2), made(one, 150, 3), made(four, 200, 3)]
     found = verdict(lines(runs))
     assert found.worst_auto == (1.9, CODE)
     assert found.worst_against_fixed == (pytest.approx(0.95), CODE, "mtp 4")
     assert "helps" in found.say()[0]
-    other = verdict(lines([made(NONE, 100), made(auto, 90, digest="b")]))
+    other = verdict(lines([made(NONE, 100), made(auto, 90, 1, digest="b")]))
     assert "does not help" in other.say()[0]
     assert "paceline check" in other.say()[-1]
+
+
+def test_a_setting_is_held_against_its_neighbours_only() -> None:
+    auto = Setting("mtp", "auto")
+    runs = [made(NONE, 100), made(auto, 150, 1), made(NONE, 200, 2), made(NONE, 800, 4)]
+    assert [line.ratio.median for line in lines(runs) if line.ratio] == [1.0, 1.0]
+    assert lines(runs[:2])[1].ratio == spread([1.5])  # interrupted: one neighbour is enough
+    assert lines([made(auto, 150, 1)])[0].ratio is None
 
 
 def test_report_is_complete_and_self_contained() -> None:
@@ -114,7 +126,7 @@ def test_report_is_complete_and_self_contained() -> None:
     assert "http" not in html
     assert "<script" not in html
     data = json.loads(json.dumps(to_json(runs, {"provenance": {}})))
-    assert len(data["runs"]) == 12
+    assert len(data["runs"]) == 21
     assert report.terminal_table(table).row_count == 4
     assert "not measured" in svg(Chart("t", "x", "y", {}))
 

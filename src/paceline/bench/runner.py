@@ -1,4 +1,7 @@
-"""Runs cells of a benchmark: every setting of a cell back to back within a round, the baseline among them.
+"""Runs cells of a benchmark: within a round every setting of a cell stands between two runs of the baseline.
+
+A machine that others use too is faster in one second than in the next; a setting is held against the mean of its two
+neighbours, so what drifts evenly cancels. Settings change places from round to round.
 
 Speed is that of decoding at a full batch: the tokens between the moment when every text has its first one and the
 moment when the first text is done, over the time they took. What comes after, fewer and fewer texts side by side,
@@ -61,6 +64,7 @@ class Run:
     cell: Cell
     setting: Setting
     round: int
+    place: int = 0  # within its cell and round: the baselines at place - 1 and place + 1 are its neighbours
     tokens: int = 0
     seconds: float = 0.0
     decode_tokens: int = 0
@@ -107,11 +111,11 @@ class Bench:
     energy: EnergyMeter | None = None
 
 
-def run_once(bench: Bench, cell: Cell, setting: Setting, number: int) -> Run:
+def run_once(bench: Bench, cell: Cell, setting: Setting, number: int, place: int = 0) -> Run:
     """Run one cell with one setting; requests that were begun are cancelled if it is broken off."""
     pool = bench.prompts(cell.workload, cell.batch + number)
     chosen = [pool[(number + i) % len(pool)] for i in range(cell.batch)]
-    run = Run(cell, setting, number)
+    run = Run(cell, setting, number, place)
     before = bench.energy.read() if bench.energy else None
     ids = [f"{setting.label}-{number}-{i}" for i in range(cell.batch)]
     begin = time.perf_counter()
@@ -194,11 +198,10 @@ def measure(bench: Bench, report: Callable[[Run], None] = lambda run: None) -> t
             run_once(_short(bench), bench.cells[0], setting, 0)
         for number in range(bench.rounds):
             for cell in bench.cells:
-                order = _rotated((NONE, *(s for s in bench.settings if s != NONE)), number)
-                for setting in order:
+                for place, setting in enumerate(_order(bench.settings, number)):
                     if runs and time.perf_counter() - begin > bench.seconds:
                         return runs, f"stopped after {bench.seconds:.0f} s as asked"
-                    runs.append(run_once(bench, cell, setting, number))
+                    runs.append(run_once(bench, cell, setting, number, place))
                     report(runs[-1])
     except KeyboardInterrupt:
         return runs, "interrupted"
@@ -209,6 +212,15 @@ def _short(bench: Bench) -> Bench:
     return Bench(bench.engine, bench.prompts, bench.cells, bench.settings, tokens=min(bench.tokens, 16))
 
 
-def _rotated(settings: Seq[Setting], by: int) -> list[Setting]:
-    by %= len(settings)
-    return [*settings[by:], *settings[:by]]
+def _order(settings: Seq[Setting], by: int) -> list[Setting]:
+    """The settings of a round, each between two baselines, begun with another one in each round."""
+    others = [setting for setting in settings if setting != NONE]
+    by %= max(len(others), 1)
+    order = [NONE]
+    for setting in (*others[by:], *others[:by]):
+        order += [setting, NONE]
+    return order
+
+
+def runs_of_a_round(settings: Seq[Setting]) -> int:
+    return len(_order(settings, 0))

@@ -13,7 +13,7 @@ from paceline.bench.stats import Spread, quantile, spread
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One cell with one setting, over all rounds. `ratio` is the speed against `none` of the same round."""
+    """One cell with one setting, over all rounds. `ratio` is the speed against `none` beside it in the same round."""
 
     cell: Cell
     setting: Setting
@@ -35,13 +35,15 @@ def lines(runs: Seq[Run]) -> list[Line]:
     groups: dict[tuple[Cell, Setting], list[Run]] = {}
     for run in runs:
         groups.setdefault((run.cell, run.setting), []).append(run)
-    plain = {(run.cell, run.round): run for run in runs if run.setting == NONE}
+    plain = {(run.cell, run.round, run.place): run for run in runs if run.setting == NONE}
     return [_line(cell, setting, group, plain) for (cell, setting), group in groups.items()]
 
 
-def _line(cell: Cell, setting: Setting, group: list[Run], plain: dict[tuple[Cell, int], Run]) -> Line:
-    pairs = [(run, plain[cell, run.round]) for run in group if (cell, run.round) in plain]
-    ratios = [run.speed / other.speed for run, other in pairs if other.speed > 0]
+def _line(cell: Cell, setting: Setting, group: list[Run], plain: dict[tuple[Cell, int, int], Run]) -> Line:
+    near = [[plain.get((cell, run.round, run.place + step)) for step in (-1, 1)] for run in group]
+    pairs = [(run, other) for run, both in zip(group, near, strict=True) for other in both if other]
+    ratios = [_ratio(run, [other for mine, other in pairs if mine is run]) for run in group]
+    ratios = [ratio for ratio in ratios if ratio > 0]
     gaps = sorted(gap for run in group for gap in run.gaps) or [0.0]
     joules = [run.joules / run.tokens for run in group if run.joules is not None and run.tokens]
     drafted = _sum([run.drafted_by_position for run in group])
@@ -62,6 +64,14 @@ def _line(cell: Cell, setting: Setting, group: list[Run], plain: dict[tuple[Cell
         _merge([run.reasons for run in group]),
         _merge([run.drafters for run in group]),
     )
+
+
+def _ratio(run: Run, beside: list[Run]) -> float:
+    """Its speed over the mean of the baselines beside it, 0 without one; the baseline's own is 1."""
+    if run.setting == NONE:
+        return 1.0
+    speeds = [other.speed for other in beside if other.speed > 0]
+    return run.speed * len(speeds) / sum(speeds) if speeds else 0.0
 
 
 def _sum(rows: list[list[int]]) -> list[int]:

@@ -66,7 +66,8 @@ def command(
 ) -> None:
     """Measure what speculation brings on this machine for TARGET.
 
-    Plain decoding (drafter none) runs interleaved with every setting in the same run. Ctrl-C keeps what is measured.
+    Plain decoding (drafter none) runs before and after every other run, and each is held against those two. Ctrl-C
+    keeps what is measured.
 
     \b
     paceline bench --quick
@@ -77,13 +78,13 @@ def command(
             raise UsageError(f"cannot write {path}: its folder does not exist")
     plan = {k: values.pop(k) or v for k, v in (QUICK if quick else FULL).items()}
     from paceline.bench.meters import EnergyMeter, provenance
-    from paceline.bench.runner import measure
+    from paceline.bench.runner import measure, runs_of_a_round
     from paceline.bench.table import lines, to_json, verdict
 
     llm = _load(target, drafter, plan, values)
     energy = EnergyMeter.find(llm.engine.state.target.device)
     bench = _bench(llm, plan, energy)
-    total = len(bench.cells) * len(bench.settings) * bench.rounds
+    total = len(bench.cells) * runs_of_a_round(bench.settings) * bench.rounds
     runs, ended = _with_progress(lambda report: measure(bench, report), total)
     table = lines(runs)
     _print(table)
