@@ -106,3 +106,46 @@ def test_schema_and_forced_call_on_the_real_tokenizer(s: Served) -> None:
         ).json()["choices"][0]
         assert called["finish_reason"] == "tool_calls"
         assert isinstance(json.loads(called["message"]["tool_calls"][0]["function"]["arguments"])["age"], int)
+
+
+def test_a_call_or_the_answer_is_the_same_for_every_speculation(s: Served) -> None:
+    """The first token decides, also where it and the end of the text stand in a drafted block."""
+    schema = {"type": "object", "properties": {"age": {"type": "integer"}, "ok": {"type": "boolean"}},
+              "required": ["age", "ok"], "additionalProperties": False}  # fmt: skip
+    assert s.service.loaded is not None
+    opening = {
+        s.service.loaded.tokenizer.encode(text, add_bos=False)[0] for text in ("<", "<|", "<|tool_call>")
+    }
+    drafted, reasons = 0, set()
+    for seed in range(6):
+        body: dict[str, Any] = {
+            "messages": [{"role": "user", "content": PROMPTS[seed % 4]}],
+            "seed": seed, "max_tokens": 160, "temperature": 0.8 if seed > 1 else 0,
+            "logit_bias": {str(token): 100 if seed % 2 else -100 for token in opening},
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}],
+            "parallel_tool_calls": False,
+        }  # fmt: skip
+        plain: tuple[Any, ...] | None = None
+        for speculation in (SPECULATION[0], *SPECULATION[2:4], SPECULATION[5]):
+            answer = s.post("/v1/chat/completions", **body, speculation=speculation).json()
+            choice, drafted = answer["choices"][0], drafted + answer["speculation"]["drafted"]
+            calls = [call["function"] for call in choice["message"].get("tool_calls", [])]
+            got = (
+                choice["message"]["content"],
+                calls,
+                choice["finish_reason"],
+                answer["usage"]["completion_tokens"],
+            )
+            plain = plain or got
+            assert got == plain
+        assert plain is not None
+        content, calls, reason, _ = plain
+        reasons.add(reason)
+        if reason != "length":
+            assert reason == ("tool_calls" if seed % 2 else "stop")
+            value = json.loads(calls[0]["arguments"] if calls else content)
+            assert isinstance(value["age"], int)
+            assert isinstance(value["ok"], bool)
+    assert drafted > 0
+    assert {"tool_calls", "stop"} <= reasons

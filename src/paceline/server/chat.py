@@ -17,7 +17,7 @@ from paceline.server.generation import Ask, Generation
 from paceline.server.logprobs import chat_logprobs
 from paceline.server.params import refuse, sampling_params, text_of
 from paceline.server.schema import ChatRequest, Message, NamedTool
-from paceline.server.service import Room, Service, salt_of, schema_text
+from paceline.server.service import Room, Service, grammar_source, salt_of, schema_text
 from paceline.server.settings import ServerConfig
 from paceline.server.sse import DONE, event
 from paceline.server.trace import Trace
@@ -174,20 +174,21 @@ async def prepare_chat(service: Service, body: ChatRequest, key: str) -> Chat:
 
 
 async def _constraint(service: Service, room: Room, body: ChatRequest) -> Callable[[], Constraint] | None:
-    """What response_format asks for, or forced calls, or calls of strict tools wherever they begin."""
-    constraint, forced = await service.constraint(body), _forced_calls(body)
-    if constraint is not None:
-        if forced is not None:
-            raise refuse("tool_choice", "cannot be forced together with response_format")
-        return constraint
+    """What response_format asks for, forced calls, either of the two, or calls of strict tools as they begin."""
+    answer, forced = await service.constraint(body), _forced_calls(body)
+    may_call = bool(body.tools) and body.tool_choice != "none"
+    grammars, most = room.grammars, _most_calls(body)
     try:
         if forced is not None:
-            return await asyncio.to_thread(room.grammars.compile_call, forced, _most_calls(body))
-        if body.tool_choice != "none" and any(tool.function.strict for tool in body.tools or []):
-            return await asyncio.to_thread(room.grammars.compile_strict, _strict_calls(body))
+            return await asyncio.to_thread(grammars.compile_call, forced, most)
+        if answer is not None and may_call:
+            kind, source, _ = grammar_source(body, service.config)
+            return await asyncio.to_thread(grammars.compile_either, kind, source, _strict_calls(body), most)
+        if may_call and any(tool.function.strict for tool in body.tools or []):
+            return await asyncio.to_thread(grammars.compile_strict, _strict_calls(body))
     except PacelineError as error:
         raise refuse("tools", str(error), code="bad_grammar") from error
-    return None
+    return answer
 
 
 def _render(room: Room, body: ChatRequest, tools: list[dict[str, Any]] | None) -> tuple[str, list[int]]:

@@ -27,10 +27,14 @@ TEXT: /{text}*/
 """
 
 
-def call_grammar(tools: Tools, marks: dict[str, int], most: int) -> str:
-    """One to `most` calls. `tools`: name -> schema of the arguments; `marks`: those that are tokens."""
+def call_grammar(tools: Tools, marks: dict[str, int], most: int, instead: str | None = None) -> str:
+    """One to `most` calls. `tools`: name -> schema of the arguments; `marks`: those that are tokens.
+
+    `instead`: name of another grammar, which may be followed in place of the calls.
+    """
     opening = f"<[{marks[OPEN]}]>" if OPEN in marks else _quoted(OPEN)
-    return _grammar(f"start: call{{1,{most}}}\ncall: {opening} opened", tools, marks)
+    start = f"start: call{{1,{most}}}" + (f" | @{instead}" if instead else "")
+    return _grammar(f"{start}\ncall: {opening} opened", tools, marks)
 
 
 def opened_call_grammar(tools: Tools, marks: dict[str, int]) -> str:

@@ -6,6 +6,7 @@ passed there is compiled here. Compiled grammars are kept in memory, the least r
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from paceline.text.phases import InsideCalls
 from paceline.text.tools import OPEN
 
 _KEPT = 64
+_ANSWER = "answer"
 _JSON_OPTIONS = {
     "whitespace_flexible": True,
     "whitespace_pattern": r"[ \n\t\r]{0,16}",
@@ -60,6 +62,13 @@ class Grammars:
     def compile_call(self, tools: dict[str, dict[str, Any]], most: int) -> Callable[[], Constraint]:
         """One to `most` calls of `tools` (name -> JSON schema of the arguments) and nothing else."""
         return self._maker(llguidance.LLMatcher.grammar_from_lark(call_grammar(tools, self._marks, most)))
+
+    def compile_either(
+        self, kind: str, source: str, tools: dict[str, dict[str, Any]], most: int
+    ) -> Callable[[], Constraint]:
+        """One to `most` calls of `tools`, or else what `source` describes: the first token decides."""
+        calls = call_grammar(tools, self._marks, most, _ANSWER)
+        return self._maker(json.dumps({"grammars": [{"lark_grammar": calls}, _named(_ANSWER, kind, source)]}))
 
     def compile_strict(self, tools: dict[str, dict[str, Any]]) -> Callable[[], Constraint]:
         """Free text in which every call is one of `tools` and fits its schema."""
@@ -105,6 +114,13 @@ def to_grammar(kind: str, source: str) -> str:
         return str({"lark": matcher.grammar_from_lark, "regex": matcher.grammar_from_regex}[kind](source))
     except ValueError as error:
         raise UsageError(f"the grammar cannot be read: {str(error)[:300]}") from error
+
+
+def _named(name: str, kind: str, source: str) -> dict[str, Any]:
+    """A grammar as llguidance wants it beside others. Raises UsageError."""
+    grammar = to_grammar(kind, source)
+    inner = {"lark_grammar": grammar} if kind == "lark" else json.loads(grammar)["grammars"][0]
+    return {**inner, "name": name}
 
 
 class GrammarConstraint:
