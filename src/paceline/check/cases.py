@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.check.crash import Where, over
 from paceline.check.scenes import Scene, Told, play
 from paceline.check.subject import Subject
 from paceline.core import SamplingParams
@@ -83,8 +84,13 @@ def make_case(subject: Subject, number: int, length: int) -> Case:
     alone = Scene("alone", salt=f"check-{number}")
     params = replace(params_of(subject, prompt, number, length), drafter="none")
 
+    def where() -> Where:
+        asked = {"drafter": "none", "batch": "1 text alone", "temperature": f"{params.temperature:g}"}
+        return asked | {"seed": f"{params.seed}", "prompt": subject.excerpt(prompt)}
+
     def write(asked: SamplingParams) -> Told:
-        return play(subject, [(prompt, replace(asked, n=1))], alone)[0]
+        with over(where):
+            return play(subject, [(prompt, replace(asked, n=1))], alone)[0]
 
     told = write(params)
     ends = _ending(subject, told, params, ENDS[(number + number // len(ENDS)) % len(ENDS)])

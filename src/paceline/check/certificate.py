@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 Outcome = Literal["holds", "refuted", "not shown"]
@@ -29,6 +29,17 @@ class Divergence:
 
 
 @dataclass(frozen=True, slots=True)
+class Crash:
+    """What was raised in the middle of a test, and over what."""
+
+    error: str
+    place: str  # the last line of ours on the way to it
+    where: Mapping[str, str]  # drafter, batch, temperature, prompt
+    kind: Literal["memory", "bug"]
+    trace: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that was tested. `counts` are what the words are worth: how much was compared."""
 
@@ -38,6 +49,23 @@ class Finding:
     counts: Mapping[str, float] = field(default_factory=dict)
     divergence: Divergence | None = None
     covered: Mapping[str, str] = field(default_factory=dict)  # over what it was tested
+    crash: Crash | None = None
+
+    def crashed(self, crash: Crash) -> Finding:
+        """The same, ended by a crash. Short of memory it is not shown, everything else refutes."""
+        outcome: Outcome = "refuted" if crash.kind == "bug" or self.outcome == "refuted" else "not shown"
+        what = "the memory did not suffice" if crash.kind == "memory" else "the engine raised"
+        before = f"{self.words}; then " if self.outcome == "refuted" else ""
+        words = f"{before}{what}: only what was compared before is counted"
+        return replace(self, outcome=outcome, words=words, crash=crash)
+
+    def unfinished(self) -> Finding:
+        """The same, ended early: nothing is shown by half a test, but a difference stays one."""
+        if self.outcome == "refuted":
+            return self
+        return replace(
+            self, outcome="not shown", words="incomplete: only what was compared so far is counted"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +104,7 @@ class Certificate:
         return out
 
     def to_text(self) -> str:
-        out = [f"paceline check: {'HOLDS' if self.holds else 'DOES NOT HOLD'}"]
+        out = [f"paceline check: {self._verdict()}"]
         out += [f"  {key}: {value}" for key, value in self.subject.items()]
         out.append(f"  contract: {self.contract}")
         for finding in self.findings:
@@ -85,9 +113,20 @@ class Certificate:
             out += [f"  {key}: {value}" for key, value in finding.covered.items()]
             if finding.divergence:
                 out += _describe(finding.divergence)
+            if finding.crash:
+                out += _tell(finding.crash)
         if self.ended:
             out += ["", f"Ended early ({self.ended}): what was not tested is not shown."]
         return "\n".join(out)
+
+    def _verdict(self) -> str:
+        if self.holds:
+            return "HOLDS"
+        if any(f.outcome == "refuted" for f in self.findings):
+            return "DOES NOT HOLD: REFUTED"
+        return (
+            f"DOES NOT HOLD: INCOMPLETE ({self.ended})" if self.ended else "DOES NOT HOLD: not all was shown"
+        )
 
 
 def _number(value: float) -> str:
@@ -117,4 +156,21 @@ def _describe(d: Divergence) -> list[str]:
         f"    with:    ...{d.other_text!r}",
         f"    {gap}rows move scores by up to {d.noise_floor:.3g}",
         f"    this is {judged}",
+    ]
+
+
+def _tell(crash: Crash) -> list[str]:
+    if crash.kind == "memory":
+        then = "give it less to do: lower --max-batch or --max-model-len, or use --quantize int8"
+    elif crash.where.get("drafter") == "none":
+        then = (
+            "plain decoding itself fails: check again with --no-native, and report it with this certificate"
+        )
+    else:
+        then = "decode with --drafter none until it is repaired, and report it with this certificate"
+    return [
+        f"  raised: {crash.error}",
+        *([f"    in: {crash.place}"] if crash.place else []),
+        *(f"    {key}: {value}" for key, value in crash.where.items()),
+        f"  next: {then} (--json FILE keeps the whole traceback)",
     ]

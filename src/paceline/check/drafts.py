@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from paceline.check.certificate import Divergence, Finding
+from paceline.check.crash import Where, over
 from paceline.check.scenes import CHURN, TOGETHER, UNSHARED, play
 from paceline.check.subject import Subject
 from paceline.core import SamplingParams
@@ -38,22 +40,36 @@ class Compared:
     first: Divergence | None = None
 
 
+Results = dict[str, Compared]  # by drafter
+
+
+def of(subject: Subject) -> dict[str, MTPDrafter | ModelDrafter]:
+    """The drafters that have a state, by name."""
+    all_of_them = subject.engine.state.drafters.items()
+    return {name: drafter for name, drafter in all_of_them if isinstance(drafter, (MTPDrafter, ModelDrafter))}
+
+
 def measure(
-    subject: Subject, texts: int = 6, length: int = 40, noise_floor: float = 0.0
-) -> dict[str, Compared]:
-    """Compare greedy drafts of each drafter that has a state, in every scene."""
-    out: dict[str, Compared] = {}
-    for name, drafter in subject.engine.state.drafters.items():
-        if isinstance(drafter, (MTPDrafter, ModelDrafter)):
-            out[name] = Compared()
-            for turn, scene in enumerate((UNSHARED, CHURN, TOGETHER)):
-                prompts = [subject.prompts[(turn * texts + i) % len(subject.prompts)] for i in range(texts)]
-                params = SamplingParams(max_tokens=length, ignore_eos=True, drafter=name, draft_tokens=4)
-                for prompt, told in zip(
-                    prompts, play(subject, [(p, params) for p in prompts], scene), strict=True
-                ):
+    subject: Subject, texts: int = 6, length: int = 40, noise_floor: float = 0.0, out: Results | None = None
+) -> Results:
+    """Compare greedy drafts of each drafter that has a state, in every scene; adds to `out`. Raises Broken."""
+    out = out if out is not None else {}
+    for name, drafter in of(subject).items():
+        out[name] = Compared()
+        params = SamplingParams(max_tokens=length, ignore_eos=True, drafter=name, draft_tokens=4)
+        for turn, scene in enumerate((UNSHARED, CHURN, TOGETHER)):
+            prompts = [subject.prompts[(turn * texts + i) % len(subject.prompts)] for i in range(texts)]
+            with over(partial(_where, subject, params, f"{texts} texts {scene.name}", prompts[0])):
+                all_told = play(subject, [(p, params) for p in prompts], scene)
+            for prompt, told in zip(prompts, all_told, strict=True):
+                with over(partial(_where, subject, params, "1 text from a clean start", prompt)):
                     _compare(subject, drafter, (prompt, told.tokens, told.drafts), out[name], noise_floor)
     return out
+
+
+def _where(subject: Subject, params: SamplingParams, batch: str, prompt: Seq[int]) -> Where:
+    asked = f"{params.drafter} drafting {params.draft_tokens}"
+    return {"drafter": asked, "batch": batch, "temperature": "0", "prompt": subject.excerpt(prompt)}
 
 
 Story = tuple[

@@ -8,45 +8,62 @@ from dataclasses import dataclass
 import torch
 
 from paceline.check.certificate import Finding
+from paceline.check.crash import Where, over
 from paceline.check.subject import Subject
 
+NAME = "bit-exact forward"
 CUTS = ((1,), (2,), (3,), (5,), (7,), (8, 1), (17,), (64,))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Deviation:
     """The largest difference of any logit between two ways of computing the same row; 0 is bit-exact."""
 
-    logits: float
-    rows: int
-    values: int
-    worst: str
+    logits: float = 0.0
+    rows: int = 0
+    values: int = 0
+    worst: str = ""
+
+    def add(self, mine: torch.Tensor, other: torch.Tensor, where: str) -> None:
+        """Compare the logits [len, V] of the same rows."""
+        self.rows, self.values = self.rows + len(mine), self.values + other.numel()
+        far = _distance(mine, other)
+        if far > self.logits:
+            self.logits, self.worst = far, where
 
 
-def measure(subject: Subject, texts: int = 3, length: int = 96) -> Deviation:
-    """Compare every cut, and texts computed together, with one text computed one token at a time."""
+def measure(subject: Subject, texts: int = 3, length: int = 96, out: Deviation | None = None) -> Deviation:
+    """Compare every cut, and texts computed together, with one text computed one token at a time; adds to `out`."""
+    out = out if out is not None else Deviation()
     chosen = [_stretched(subject, i, length) for i in range(min(texts, len(subject.prompts)))]
     longest = max(range(len(subject.prompts)), key=lambda i: len(subject.prompts[i]))
     if subject.window is not None:  # one text that outgrows the sliding window
         chosen[-1] = _stretched(subject, longest, min(subject.window + 24, subject.engine.max_len - 1))
-    worst, where, rows, values = 0.0, "", 0, 0
-    apart = [subject.hidden([text], (1,))[0] for text in chosen]
+    apart = [_hidden(subject, [text], (1,))[0] for text in chosen]
     for text, mine in zip(chosen, apart, strict=True):
         alone = subject.logits(mine)  # [len, V]
         for cut in CUTS[1:]:
-            other = subject.logits(subject.hidden([text], cut)[0])
-            rows, values = rows + len(text), values + other.numel()
-            far = _distance(alone, other)
-            if far > worst:
-                worst, where = far, f"chunks of {'/'.join(map(str, cut))}"
+            other = subject.logits(_hidden(subject, [text], cut)[0])
+            out.add(alone, other, f"chunks of {_sizes(cut)}")
     together, apart = (chosen, apart) if len(chosen) > 1 else ([*chosen, *chosen], [*apart, *apart])
     for cut in ((1,), (5,), (3, 1)):
-        for mine, other in zip(apart, subject.hidden(together, cut), strict=True):
-            rows, values = rows + len(mine), values + mine.numel()
-            far = _distance(subject.logits(mine), subject.logits(other))
-            if far > worst:
-                worst, where = far, f"{len(together)} texts together, chunks of {'/'.join(map(str, cut))}"
-    return Deviation(worst, rows, values, where)
+        for mine, other in zip(apart, _hidden(subject, together, cut), strict=True):
+            where = f"{len(together)} texts together, chunks of {_sizes(cut)}"
+            out.add(subject.logits(mine), subject.logits(other), where)
+    return out
+
+
+def _sizes(cut: tuple[int, ...]) -> str:
+    return "/".join(map(str, cut))
+
+
+def _hidden(subject: Subject, texts: list[list[int]], cut: tuple[int, ...]) -> list[torch.Tensor]:
+    def where() -> Where:
+        batch = f"{len(texts)} together, in chunks of {_sizes(cut)} tokens"
+        return {"drafter": "none", "batch": batch, "prompt": subject.excerpt(texts[0])}
+
+    with over(where):
+        return subject.hidden(texts, cut)
 
 
 def _stretched(subject: Subject, i: int, length: int) -> list[int]:
@@ -67,6 +84,8 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def finding(found: Deviation) -> Finding:
+    if not found.rows:
+        return Finding(NAME, "not shown", "nothing was compared", {"rows compared": 0})
     exact = found.logits == 0
     words = (
         "every row had the same bits, alone or beside others, in chunks of any size"
@@ -74,4 +93,4 @@ def finding(found: Deviation) -> Finding:
         else f"logits move by up to {found.logits:.3g} with the rows computed together (worst: {found.worst})"
     )
     counts = {"rows compared": found.rows, "values compared": found.values}
-    return Finding("bit-exact forward", "holds" if exact else "not shown", words, counts)
+    return Finding(NAME, "holds" if exact else "not shown", words, counts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -18,12 +18,14 @@ import torch
 
 from paceline.check.cases import KINDS, Case, make_case
 from paceline.check.certificate import Divergence, Finding
+from paceline.check.crash import Where, over
 from paceline.check.scenes import CHURN, SQUEEZE, TOGETHER, UNSHARED, Scene, Told, play
 from paceline.check.subject import Subject
 from paceline.core import SamplingParams
 from paceline.sampling import noise
 from paceline.sampling.shape import Counts, LogitRow, shape
 
+NAME = "token identity"
 LENGTHS: tuple[int | Literal["auto"], ...] = (4, 2, "auto", 7, 1, 5, 3, 8, 6, 16)
 PLAYS = (
     (TOGETHER, 5), (SQUEEZE, 6), (CHURN, 4), (UNSHARED, 6), (TOGETHER, 16), (TOGETHER, 1), (CHURN, 8), (TOGETHER, 12),
@@ -63,7 +65,8 @@ class Score:
         self.reused += told.stats.cached_prompt_tokens
         self.stopped += told.finish == "stop"
         self.outgrown += subject.window is not None and len(case.prompt) + len(case.answer) > subject.window
-        self.failures |= {reason for reason in told.stats.reasons if reason.startswith("drafter failed")}
+        failed = [reason for reason in told.stats.reasons if reason.startswith("drafter failed")]
+        self.failures |= {f"{name}: {reason}" for reason in failed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +80,15 @@ class Effort:
 
 
 def compare(
-    subject: Subject, effort: Effort, noise_floor: float, report: Callable[[int], None] = lambda n: None
+    subject: Subject,
+    effort: Effort,
+    noise_floor: float,
+    report: Callable[[int], None] = lambda n: None,
+    score: Score | None = None,
 ) -> Score:
-    """Compare until the effort is spent or the first difference is found."""
-    score, end, chapter = Score(), time.perf_counter() + effort.seconds, 0
+    """Compare until the effort is spent or the first difference is found; adds to `score`. Raises Broken."""
+    score = score if score is not None else Score()
+    end, chapter = time.perf_counter() + effort.seconds, 0
     before = subject.engine.state.preemptions
     while (score.tokens < effort.tokens or not chapter) and time.perf_counter() < end:
         first = chapter * effort.cases
@@ -88,7 +96,7 @@ def compare(
         for scene, batch in _batches(subject, cases, chapter):
             if time.perf_counter() > end:
                 break
-            done = play(subject, [(case.prompt, params) for case, params in batch], scene)
+            done = _play(subject, scene, batch)
             for (case, params), told in zip(batch, done, strict=True):
                 score.divergence = compare_one(subject, case, (params, scene, len(batch)), told, noise_floor)
                 if score.divergence is not None:
@@ -102,9 +110,40 @@ def compare(
     return score
 
 
-def _batches(
-    subject: Subject, cases: Seq[Case], chapter: int
-) -> Iterator[tuple[Scene, list[tuple[Case, SamplingParams]]]]:
+Batch = list[tuple[Case, SamplingParams]]
+
+
+def _play(subject: Subject, scene: Scene, batch: Batch) -> list[Told]:
+    with over(lambda: _blamed(subject, scene, batch)):
+        return play(subject, [(case.prompt, params) for case, params in batch], scene)
+
+
+def _blamed(subject: Subject, scene: Scene, batch: Batch) -> Where:
+    """Over what a batch broke: its first text that breaks alone, too, or else all of them together."""
+    asked = {"batch": f"{len(batch)} texts {scene.name}"}
+    for case, params in batch:
+        try:
+            play(subject, [(case.prompt, params)])
+        except KeyboardInterrupt:
+            break
+        except Exception:  # noqa: BLE001  the very crash that is being looked for
+            return {**asked, "breaks alone, too": "yes", **_asked(subject, [(case, params)])}
+    return {**asked, "breaks alone, too": "no text of it", **_asked(subject, batch)}
+
+
+def _asked(subject: Subject, batch: Batch) -> Where:
+    def each(values: Iterable[object]) -> str:
+        return ", ".join(dict.fromkeys(map(str, values)))
+
+    return {
+        "drafter": each(f"{params.drafter} drafting {params.draft_tokens}" for _, params in batch),
+        "temperature": each(f"{params.temperature:g}" for _, params in batch),
+        "seed": each(params.seed for _, params in batch),
+        "prompt": each(subject.excerpt(case.prompt) for case, _ in batch),
+    }
+
+
+def _batches(subject: Subject, cases: Seq[Case], chapter: int) -> Iterator[tuple[Scene, Batch]]:
     """Every case with every drafter, mixed, in batches of all sizes, scene after scene."""
     each = [
         (case, replace(case.params, drafter=name, draft_tokens=LENGTHS[(3 * i + j + chapter) % len(LENGTHS)]))
@@ -119,11 +158,11 @@ def _batches(
         each, turn = each[size:], turn + 1
 
 
-Where = tuple[SamplingParams, Scene, int]  # how a text was asked for again, and beside how many
+Again = tuple[SamplingParams, Scene, int]  # how a text was asked for again, and beside how many
 
 
 def compare_one(
-    subject: Subject, case: Case, where: Where, told: Told, noise_floor: float
+    subject: Subject, case: Case, where: Again, told: Told, noise_floor: float
 ) -> Divergence | None:
     """The first difference of a text from the one without a drafter, if there is one."""
     if told.tokens != case.told.tokens or told.error:
@@ -139,7 +178,7 @@ def compare_one(
     return None
 
 
-def _name(where: Where) -> str:
+def _name(where: Again) -> str:
     params, scene, batch = where
     return (
         f"{params.drafter} drafting {params.draft_tokens}, temperature {params.temperature:g}, seed {params.seed}, "
@@ -147,7 +186,7 @@ def _name(where: Where) -> str:
     )
 
 
-def _explain(subject: Subject, case: Case, where: Where, told: Told, noise_floor: float) -> Divergence:
+def _explain(subject: Subject, case: Case, where: Again, told: Told, noise_floor: float) -> Divergence:
     """Where and how the texts part, and whether rounding can be the cause."""
     mine, other = case.told.tokens, told.tokens
     at = next(
@@ -164,7 +203,7 @@ def _explain(subject: Subject, case: Case, where: Where, told: Told, noise_floor
     )  # fmt: skip
 
 
-def _other(subject: Subject, case: Case, where: Where, told: Told, what: str) -> Divergence:
+def _other(subject: Subject, case: Case, where: Again, told: Told, what: str) -> Divergence:
     """The tokens are equal, but not what was said of them."""
     last = len(told.tokens) - 1
     return Divergence(
@@ -221,7 +260,7 @@ def finding(subject: Subject, score: Score) -> Finding:
     }
 
     def said(outcome: Literal["holds", "refuted", "not shown"], words: str) -> Finding:
-        return Finding("token identity", outcome, words, counts, score.divergence, covered)
+        return Finding(NAME, outcome, words, counts, score.divergence, covered)
 
     if score.divergence is not None:
         return said("refuted", "a text changed with a drafter")

@@ -10,14 +10,16 @@ import itertools
 import time
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 
 from paceline.check.certificate import Finding
 from paceline.check.chi2 import Fit, compare
+from paceline.check.crash import Where, over
 from paceline.check.subject import Subject
-from paceline.core import SamplingParams
+from paceline.core import Completion, SamplingParams
 
 TOKENS, CHOICES, TEMPERATURE = 4, 4, 1.2
 PROMPTS = 3  # of which the one where the drafter is kept most often is sampled
@@ -40,7 +42,7 @@ def allowed(subject: Subject, prompt: tuple[int, ...], drafter: str) -> tuple[tu
         max_tokens=6, temperature=TEMPERATURE, ignore_eos=True, n=16, seed=5, drafter=drafter, draft_tokens=4,
         bad_token_ids=subject.engine.state.target.eos_token_ids,
     )  # fmt: skip
-    (texts,) = subject.run([(prompt, params)])
+    (texts,) = _run(subject, prompt, params)
     kept: Counter[int] = Counter()
     seen: Counter[int] = Counter()
     for text in texts:
@@ -49,6 +51,17 @@ def allowed(subject: Subject, prompt: tuple[int, ...], drafter: str) -> tuple[tu
     order = [t for t, _ in (kept + Counter()).most_common()] + [t for t, _ in seen.most_common()]
     ids = list(dict.fromkeys(order))[:CHOICES]
     return tuple(sorted(ids)), sum(kept[t] for t in ids)
+
+
+def _run(subject: Subject, prompt: tuple[int, ...], params: SamplingParams) -> list[list[Completion]]:
+    drafter = f"{params.drafter} drafting {params.draft_tokens}, rule {params.verify or 'match'}"
+    with over(partial(_where, subject, prompt, drafter, f"{params.n} texts of one prompt")):
+        return subject.run([(prompt, params)])
+
+
+def _where(subject: Subject, prompt: tuple[int, ...], drafter: str, batch: str) -> Where:
+    asked = {"drafter": drafter, "batch": batch, "temperature": f"{TEMPERATURE:g}"}
+    return asked | {"prompt": subject.excerpt(prompt)}
 
 
 def exact_law(
@@ -63,7 +76,8 @@ def exact_law(
         texts = list(law)
         for first in range(0, len(texts), together):
             part = texts[first : first + together]
-            hidden = subject.hidden([[*prompt, *text] for text in part], (len(prompt) + TOKENS,))
+            with over(partial(_where, subject, prompt, "none", f"{len(part)} texts of one prompt")):
+                hidden = subject.hidden([[*prompt, *text] for text in part], (len(prompt) + TOKENS,))
             logits = subject.logits(torch.stack([h[-1] for h in hidden])).double().cpu()[:, where]
             for text, row in zip(part, torch.softmax(logits / TEMPERATURE, -1).tolist(), strict=True):
                 longer |= {(*text, token): law[text] * p for token, p in zip(ids, row, strict=True)}
@@ -80,7 +94,7 @@ def sample(
         max_tokens=TOKENS, temperature=TEMPERATURE, allowed_token_ids=ids, ignore_eos=True, n=count, seed=seed,
         verify=rule, drafter=drafter, draft_tokens=TOKENS - 2,
     )  # fmt: skip
-    (texts,) = subject.run([(prompt, params)])
+    (texts,) = _run(subject, prompt, params)
     counts: dict[tuple[int, ...], int] = {}
     for text in texts:
         counts[tuple(text.token_ids)] = counts.get(tuple(text.token_ids), 0) + 1

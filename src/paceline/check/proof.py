@@ -8,9 +8,11 @@ from typing import Any
 
 from paceline.check import drafts, forward, identity, law
 from paceline.check.certificate import Certificate, Finding
+from paceline.check.crash import describe
 from paceline.check.identity import Effort
-from paceline.check.law import Rule, Sampled
+from paceline.check.law import Rule, Sampled, Trial
 from paceline.check.subject import Subject
+from paceline.errors import UsageError
 
 RULES: tuple[Rule, ...] = ("reject", "block")
 
@@ -32,26 +34,35 @@ FULL = Plan(Effort(tokens=100_000))
 Report = Callable[[str, float], None]  # what is running, and how far it is (0..1)
 
 
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One promise: `run` compares until it is done, `found` says what that has shown so far."""
+
+    name: str
+    run: Callable[[], object]
+    found: Callable[[], Finding]
+
+
 def prove(subject: Subject, plan: Plan, provenance: Mapping[str, Any], report: Report) -> Certificate:
-    """Test every promise; an interrupt keeps what was shown."""
+    """Test every promise; an interrupt or a crash keeps what was shown. Raises UsageError for what cannot be asked."""
     findings: list[Finding] = []
     ended = ""
-    try:
-        report("forward by rows and chunks", 0.0)
-        deviation = forward.measure(subject, length=plan.length)
-        findings.append(forward.finding(deviation))
-        total = plan.effort.tokens
-        score = identity.compare(
-            subject, plan.effort, deviation.logits, lambda n: report("token identity", min(1.0, n / total))
-        )
-        findings.append(identity.finding(subject, score))
-        report("drafts of a clean start", 0.0)
-        clean = drafts.measure(subject, plan.texts, noise_floor=deviation.logits)
-        if clean:
-            findings.append(drafts.finding(clean, exact=deviation.logits == 0))
-        findings += _laws(subject, plan, report) if plan.samples else []
-    except KeyboardInterrupt:
-        ended = "interrupted"
+    for stage in _stages(subject, plan, report):
+        try:
+            report(stage.name, 0.0)
+            stage.run()
+            findings.append(stage.found())
+        except KeyboardInterrupt:
+            ended = "interrupted"
+            findings.append(stage.found().unfinished())
+            break
+        except UsageError:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever a model, kernel or step raises refutes
+            crash = describe(error)
+            ended = "out of memory" if crash.kind == "memory" else "the engine raised"
+            findings.append(stage.found().crashed(crash))
+            break
     info = subject.engine.info
     facts = {
         "target": info.get("target", "in memory"),
@@ -62,13 +73,47 @@ def prove(subject: Subject, plan: Plan, provenance: Mapping[str, Any], report: R
     return Certificate(facts, tuple(findings), dict(provenance), ended)
 
 
-def _laws(subject: Subject, plan: Plan, report: Report) -> list[Finding]:
+def _stages(subject: Subject, plan: Plan, report: Report) -> list[Stage]:
+    rows, score, clean = forward.Deviation(), identity.Score(), dict[str, drafts.Compared]()
+    total = plan.effort.tokens
+
+    def compare() -> None:
+        identity.compare(
+            subject, plan.effort, rows.logits, lambda n: report(identity.NAME, min(1.0, n / total)), score
+        )
+
+    def draft() -> None:
+        drafts.measure(subject, plan.texts, noise_floor=rows.logits, out=clean)
+
+    out = [
+        Stage(
+            forward.NAME,
+            lambda: forward.measure(subject, length=plan.length, out=rows),
+            lambda: forward.finding(rows),
+        ),
+        Stage(identity.NAME, compare, lambda: identity.finding(subject, score)),
+    ]
+    if drafts.of(subject):
+        out.append(Stage(drafts.NAME, draft, lambda: drafts.finding(clean, exact=rows.logits == 0)))
+    return out + (_laws(subject, plan, report) if plan.samples else [])
+
+
+def _laws(subject: Subject, plan: Plan, report: Report) -> list[Stage]:
     """The law of each rule. Only drafters that sample are asked: one that copies has nothing to copy in four tokens."""
     asked = [name for name in subject.drafters if name != "ngram" and "+" not in name]
-    results: dict[Rule, dict[str, Sampled]] = {rule: {} for rule in RULES}
-    for i, name in enumerate(asked):
-        trial = law.prepare(subject, name)
-        for j, rule in enumerate(RULES):
-            report(f"law of {rule}", (i + j / len(RULES)) / len(asked))
-            results[rule][name] = law.try_rule(subject, (rule, name), trial, plan.samples, plan.law_seconds)
-    return [law.finding(rule, found) for rule, found in results.items()] if asked else []
+    trials: dict[str, Trial] = {}
+
+    def stage(rule: Rule) -> Stage:
+        results: dict[str, Sampled] = {}
+
+        def run() -> None:
+            for i, name in enumerate(asked):
+                report(f"law of {rule}", i / len(asked))
+                trials[name] = trials.get(name) or law.prepare(subject, name)
+                results[name] = law.try_rule(
+                    subject, (rule, name), trials[name], plan.samples, plan.law_seconds
+                )
+
+        return Stage(f"law of {rule}", run, lambda: law.finding(rule, results))
+
+    return [stage(rule) for rule in RULES] if asked else []

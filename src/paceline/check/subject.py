@@ -34,6 +34,10 @@ class Subject:
         tokenizer = self.engine.tokenizer
         return tokenizer.decode(list(tokens)) if tokenizer else " ".join(map(str, tokens))
 
+    def excerpt(self, tokens: Seq[int]) -> str:
+        """How a text begins, for a line of the certificate."""
+        return f"{self.decode(tokens[:16])[:60]!r}... ({len(tokens)} tokens)"
+
     def run(self, requests: Seq[tuple[Seq[int], SamplingParams]]) -> list[list[Completion]]:
         """Run requests side by side; per request its n texts."""
         done = self.engine.run(

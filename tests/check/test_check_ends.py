@@ -1,0 +1,146 @@
+"""`paceline check` that does not come to its end: the certificate says why, and keeps what was compared before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from paceline.check import loading, proof
+from paceline.check.identity import Effort
+from paceline.check.proof import Plan
+from paceline.check.subject import Subject
+from paceline.cli.check import command
+from paceline.drafters.mtp import MTPDrafter
+from paceline.drafters.ngram import NgramDrafter
+from paceline.engine import step as stepping
+from paceline.engine.judge import judge
+from paceline.errors import CapacityError, UsageError
+from testing import Setup, TinyAssistant, TinyTarget, make_engine, prompts
+
+PLAN = Plan(Effort(tokens=1, length=14, cases=5), samples=16, length=16, texts=2)
+IDENTITY = "token identity"
+Shown = tuple[int, Any, str]  # exit code, certificate, output
+
+
+class Fails:
+    """Stands where the target looks at a draft; raises on every look that `when` is true of, but the first `after`."""
+
+    def __init__(self, error: BaseException, after: int, when: Callable[[Any], bool]) -> None:
+        self.error, self.after, self.when, self.looks = error, after, when, 0
+
+    def __call__(self, state: Any, work: Any, draft: Any, *rest: Any) -> Any:
+        self.looks += self.when(work)
+        if self.looks > self.after and self.when(work):
+            raise self.error
+        return judge(state, work, draft, *rest)
+
+
+def drafting(work: Any) -> bool:
+    return any(w.sequence.params.drafter == "mtp" for w in work)
+
+
+def always(work: Any) -> bool:
+    return True
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Shown]:
+    def run(error: BaseException, after: int, when: Callable[[Any], bool] = drafting) -> Shown:
+        target = TinyTarget()
+        drafters = {"mtp": MTPDrafter(TinyAssistant(target)), "ngram": NgramDrafter()}
+        engine = make_engine(
+            Setup(pages=300), target=target, drafters=drafters, default_drafter="mtp", prefix_cache=True
+        )
+        subject = Subject(engine, tuple(tuple(p) for p in prompts(6, longest=20)))
+        monkeypatch.setattr(loading, "load", lambda *_: subject)
+        monkeypatch.setattr(proof, "QUICK", PLAN)
+        monkeypatch.setattr(stepping, "judge", Fails(error, after, when))
+        out = tmp_path / "certificate.json"
+        done = CliRunner().invoke(command, ["demo", "--quick", "--json", str(out)])
+        assert not engine.has_work
+        said = json.loads(out.read_text())[0] if out.exists() else {"error": done.exception}
+        return done.exit_code, said, done.output
+
+    return run
+
+
+def last(shown: Shown) -> Any:
+    """The finding at which the check ended; it is no promise that was kept."""
+    _, said, text = shown
+    assert not said["holds"]
+    assert said["contract"].startswith("none")
+    assert "Traceback" not in text
+    return said["findings"][-1]
+
+
+def test_a_step_that_raises_refutes_and_says_where(check: Callable[..., Shown]) -> None:
+    shown = check(RuntimeError("kernel 7 says no"), 12)
+    code, said, text = shown
+    found = last(shown)
+    assert (code, found["name"], found["outcome"]) == (1, IDENTITY, "refuted")
+    assert found["counts"]["tokens compared"] > 0
+    crash = found["crash"]
+    assert crash["error"] == "RuntimeError: kernel 7 says no"
+    assert crash["place"].startswith("paceline/engine/step.py")
+    assert "kernel 7 says no" in crash["trace"]
+    assert {"drafter", "batch", "breaks alone, too", "temperature", "seed", "prompt"} <= set(crash["where"])
+    assert crash["where"]["breaks alone, too"] == "yes"
+    assert crash["where"]["drafter"].startswith("mtp drafting")  # and not the other drafter of the batch
+    assert [f["outcome"] for f in said["findings"][:-1]] == ["holds"]
+    assert "DOES NOT HOLD: REFUTED" in text
+    assert "next: decode with --drafter none" in text
+
+
+def test_what_breaks_only_in_a_batch_names_the_batch(check: Callable[..., Shown]) -> None:
+    found = last(check(RuntimeError("too wide"), 0, lambda work: len(work) > 2))
+    assert found["crash"]["where"]["breaks alone, too"] == "no text of it"
+    assert "mtp drafting" in found["crash"]["where"]["drafter"]
+    assert "ngram drafting" in found["crash"]["where"]["drafter"]
+
+
+def test_plain_decoding_that_raises_is_told_as_such(check: Callable[..., Shown]) -> None:
+    shown = check(ZeroDivisionError("no rows"), 20, always)
+    found = last(shown)
+    assert found["crash"]["where"]["drafter"] == "none"
+    assert "plain decoding itself fails" in shown[2]
+
+
+@pytest.mark.parametrize("rule", ["reject", "block"])
+def test_a_rule_that_raises_keeps_the_findings_before(rule: str, check: Callable[..., Shown]) -> None:
+    shown = check(RuntimeError("no law"), 0, lambda work: work[0].sequence.params.verify == rule)
+    found = last(shown)
+    assert (found["name"], found["outcome"]) == (f"law of {rule}", "refuted")
+    assert rule in found["crash"]["where"]["drafter"]
+    names = [f["name"] for f in shown[1]["findings"]]
+    assert names[:3] == ["bit-exact forward", IDENTITY, "drafts of a clean start"]
+
+
+def test_too_little_memory_refutes_nothing(check: Callable[..., Shown]) -> None:
+    shown = check(CapacityError("the cache is full"), 12)
+    found = last(shown)
+    assert (shown[0], found["outcome"]) == (1, "not shown")
+    assert "lower --max-batch" in shown[2]
+
+
+def test_a_users_own_error_is_no_certificate(check: Callable[..., Shown]) -> None:
+    _, said, _ = check(UsageError("not like this"), 12)
+    assert isinstance(said["error"], UsageError)
+    assert said["error"].exit_code == 2
+
+
+def test_a_target_that_raises_before_any_text(
+    monkeypatch: pytest.MonkeyPatch, check: Callable[..., Shown]
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("illegal instruction")
+
+    monkeypatch.setattr(TinyTarget, "forward", broken)
+    shown = check(RuntimeError("unused"), 0)
+    found = last(shown)
+    assert (shown[0], found["name"], found["outcome"]) == (1, "bit-exact forward", "refuted")
+    assert "chunks of 1" in found["crash"]["where"]["batch"]
