@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections import deque
@@ -13,6 +14,9 @@ from paceline.core import Delta, SamplingParams, Stats
 from paceline.engine.worker import Job, Sink, Worker
 from paceline.errors import RequestFailed
 from paceline.server.metrics import Metrics
+from paceline.server.usage import failure_of_drafter
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +142,9 @@ class Generation:
         if item.stats is not None:
             self.stats[prompt, item.index] = item.stats
             self._metrics.text_finished(item.stats)
+            failure = failure_of_drafter(item.stats)
+            if failure is not None:
+                log.warning("a text was finished without its drafter: %s", failure)
         if not self._left:
             self._outcome = "finished"
         return None

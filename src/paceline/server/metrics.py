@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from paceline.core import MAX_DRAFT_TOKENS, Delta, Stats
 from paceline.engine.worker import Worker
+from paceline.server.usage import reason_code
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _PATHS = ("/", "/health", "/metrics", "/v1/models", "/v1/chat/completions", "/v1/completions")
@@ -106,6 +107,7 @@ class Metrics:
         ):
             for position, count in enumerate(values):
                 counter.labels(str(position)).inc(count)
-        for counter, named in ((self._reasons, stats.reasons), (self._drafters, stats.drafters)):
-            for name, count in named.items():
-                counter.labels(name).inc(count)
+        for name, count in stats.reasons.items():
+            self._reasons.labels(reason_code(name)).inc(count)
+        for name, count in stats.drafters.items():
+            self._drafters.labels(name).inc(count)

@@ -7,6 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 from paceline.core import Stats
+from paceline.engine.budget import DRAFTER_FAILED, PREFILL
 
 
 def usage(
@@ -38,18 +39,28 @@ def uses_prediction(given: object, drafter: str | None) -> bool:
     return given is not None and drafter is not None and "ngram" in drafter
 
 
+def reason_code(reason: str) -> str:
+    """A reason without its particulars, which are for the server's log."""
+    return reason.partition(":")[0]
+
+
+def failure_of_drafter(stats: Stats) -> str | None:
+    """What the text's drafter failed with, if it did."""
+    return next((reason for reason in stats.reasons if reason_code(reason) == DRAFTER_FAILED), None)
+
+
 def speculation(stats: Iterable[Stats], seed: int | None) -> dict[str, Any]:
-    """The sums over an answer's texts. `reason`: the most frequent one for steps without a draft."""
+    """The sums over an answer's texts. `reason`: the most frequent one for steps without a draft, failures first."""
     done = list(stats)
     steps, emitted = sum(s.steps for s in done), sum(s.emitted for s in done)
-    reasons = _added(s.reasons for s in done)
-    reasons.pop("prefill", None)  # a text's first step never has a draft
+    reasons = _added({reason_code(name): count for name, count in s.reasons.items()} for s in done)
+    reasons.pop(PREFILL, None)  # a text's first step never has a draft
     return {
         "steps": steps,
         "drafted": sum(s.drafted for s in done),
         "accepted": sum(s.accepted for s in done),
         "tokens_per_step": round(emitted / steps, 4) if steps else 0.0,
-        "reason": max(reasons, key=lambda name: reasons[name], default=None),
+        "reason": max(reasons, key=lambda name: (name == DRAFTER_FAILED, reasons[name]), default=None),
         "drafted_by_position": _by_position(s.drafted_by_position for s in done),
         "accepted_by_position": _by_position(s.accepted_by_position for s in done),
         "drafters": _added(s.drafters for s in done),
