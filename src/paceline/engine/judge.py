@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from paceline.core import Draft, TokenLogprob, Verdict
 from paceline.engine.budget import RowRecord
 from paceline.engine.live import Live
-from paceline.engine.picker import logit_rows
+from paceline.engine.picker import ConstraintFailed, logit_rows
 from paceline.engine.scheduler import Work
 from paceline.engine.state import EngineState
 from paceline.sampling.choose import Choice, choose, law, logprobs
@@ -38,9 +39,13 @@ def judge(
     for i, w in enumerate(work):
         if w.last:
             first = starts[i] + w.count - 1
+            rows = _shaping(state, state.lives[w.sequence.id], i, draft)
+            if not rows:
+                out.keep[i] = 0
+                continue
             spans.append((i, len(wanted)))
-            wanted += range(first, starts[i + 1])
-            shaping += logit_rows(state.lives[w.sequence.id], draft.tokens[i])
+            wanted += range(first, first + len(rows))
+            shaping += rows
     if not wanted:
         return out
     whole = len(wanted) == hidden.shape[0]
@@ -49,10 +54,13 @@ def judge(
     for i, first in spans:
         live = state.lives[work[i].sequence.id]
         end = first + len(draft.tokens[i]) + 1
-        verdict = _verdict(live, i, draft, (choice, shaping, first, end))
-        if not all(choice.ok[first : first + verdict.accepted + 1]):
+        verdict = _sound(
+            _verdict(live, i, draft, (choice, shaping, first, end)), choice.ok[first:end], draft.tokens[i]
+        )
+        if verdict is None:
             out.keep[i] = 0
-            state.fail(live, _NAN, scrub=True)
+            mask = shaping[first].mask
+            state.fail(live, _NAN if mask is None or mask.any() else _SHUT, scrub=True)
             continue
         _keep(state, live, work[i], verdict, out, (i, starts[i], wanted[first]))
         reason = draft.reasons[i]
@@ -76,6 +84,31 @@ _NAN = (
     "the model's scores for this text are not numbers (NaN): check the weights with `paceline check`, "
     "or load them with dtype=float32"
 )
+_SHUT = "the constraint failed: it allows no token here"
+_UNJUDGED = "the constraint failed on the draft"
+
+
+def _shaping(state: EngineState, live: Live, i: int, draft: Draft) -> list[LogitRow]:
+    """What shapes the logits of row i; nothing if its constraint failed, which ends this text only.
+
+    Under `match` a draft on which the constraint fails is given up: no drafter may decide whether a text fails.
+    """
+    try:
+        return logit_rows(live, draft.tokens[i])
+    except ConstraintFailed as error:
+        if live.rule == "match" and draft.tokens[i]:
+            draft.tokens[i], draft.confidence[i], draft.reasons[i] = [], [], _UNJUDGED
+            return _shaping(state, live, i, draft)
+        state.fail(live, f"the constraint failed: {error}")
+        return []
+
+
+def _sound(verdict: Verdict, ok: Seq[bool], tokens: list[int]) -> Verdict | None:
+    """`verdict` as far as there were tokens to choose; what came before stands, as without a draft. None: no token."""
+    if all(ok[: verdict.accepted + 1]):
+        return verdict
+    end = list(ok).index(False)
+    return Verdict(end - 1, tokens[end - 1]) if end else None
 
 
 def _verdict(live: Live, i: int, draft: Draft, span: tuple[Choice, list[LogitRow], int, int]) -> Verdict:

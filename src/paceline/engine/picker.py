@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+import numpy as np
 import torch
 
-from paceline.core import Draft
+from paceline.core import Constraint, Draft
 from paceline.engine.budget import Controller
 from paceline.engine.live import Live
 from paceline.ops.base import Rule
@@ -20,12 +21,19 @@ from paceline.sampling.choose import choose_candidates, rule_of
 from paceline.sampling.shape import LogitRow, is_edited
 
 
-def logit_rows(live: Live, draft: list[int], *, masks: bool = True) -> list[LogitRow]:
-    """What shapes the logits after the text, after its first draft token, ..., after all of `draft`."""
+class ConstraintFailed(Exception):
+    """A request's constraint raised, or its answer is none. It ends its own text only: see judge.py."""
+
+
+def logit_rows(live: Live, draft: list[int]) -> list[LogitRow]:
+    """What shapes the logits after the text, after its first draft token, ..., after all of `draft`.
+
+    Raises ConstraintFailed.
+    """
     s = live.sequence
     if not draft and s.constraint is None and not s.params.min_tokens:
         return [LogitRow(s.params, s.seed, len(s.tokens), live.counts)]
-    known = s.constraint.masks(draft) if s.constraint is not None and masks else None
+    known = _masks(s.constraint, draft) if s.constraint is not None else None
     stop = tuple(live.stop_ids) if s.output_len < s.params.min_tokens else ()
     return [
         LogitRow(
@@ -40,6 +48,23 @@ def logit_rows(live: Live, draft: list[int], *, masks: bool = True) -> list[Logi
     ]
 
 
+def _masks(constraint: Constraint, draft: list[int]) -> list[np.ndarray | None]:
+    try:
+        known = constraint.masks(draft)
+        right = len(known) == len(draft) + 1 and all(mask is None or _is_mask(mask) for mask in known)
+    except Exception as error:  # a constraint is a stranger, as a drafter is
+        raise ConstraintFailed(str(error) or type(error).__name__) from error
+    if not right:
+        raise ConstraintFailed(
+            f"its masks after {len(draft)} draft tokens are not {len(draft) + 1} bool arrays [V]"
+        )
+    return known
+
+
+def _is_mask(mask: np.ndarray) -> bool:
+    return mask.ndim == 1 and mask.size > 0 and mask.dtype.kind in "biu"
+
+
 class StepPicker:
     """Picks for one draft round. Rows count from 0 in the order of `lives`."""
 
@@ -50,12 +75,13 @@ class StepPicker:
         self._q: list[list[torch.Tensor | None] | None] = [
             None if live.rule == "match" else [] for live in lives
         ]
+        self._ended: set[int] = set()  # rows whose constraint failed: nothing is drafted for them any more
 
     def pick(
         self, rows: Seq[int], step: int, logits: torch.Tensor, ids: torch.Tensor | None = None
     ) -> list[int]:
         """Tokens for `rows` at draft position `step`; logits [b, V], or [b, C] of the candidates `ids` [b, C]."""
-        shaping = [logit_rows(self._lives[r], self._tokens[r])[-1] for r in rows]
+        shaping = [self._last_row(r) for r in rows]
         plain = [self._lives[r].rule == "match" for r in rows]
         picked: list[int] = [0] * len(rows)
         for own in (shaping[i] for i, match in enumerate(plain) if not match):
@@ -75,6 +101,8 @@ class StepPicker:
             for j, i in enumerate(part):
                 row = rows[i]
                 picked[i] = drawn.tokens[j]
+                if row in self._ended:
+                    continue
                 self._tokens[row].append(drawn.tokens[j])
                 self._confidence[row].append(drawn.confidence[j])
                 law = self._q[row]
@@ -82,9 +110,20 @@ class StepPicker:
                     law.append(drawn.q[j])
         return picked
 
+    def _last_row(self, row: int) -> LogitRow:
+        """What shapes the logits of the next draft token. A constraint that fails stops its own row, not the round."""
+        live = self._lives[row]
+        if row not in self._ended:
+            try:
+                return logit_rows(live, self._tokens[row])[-1]
+            except ConstraintFailed:
+                self._ended.add(row)
+        s = live.sequence
+        return LogitRow(s.params, s.seed, len(s.tokens) + len(self._tokens[row]), live.counts)
+
     def rules(self, rows: Seq[int]) -> list[Rule] | None:
-        shaping = [logit_rows(self._lives[r], [])[0] for r in rows]
-        if any(self._lives[r].rule != "match" for r in rows) or any(is_edited(row) for row in shaping):
+        shaping = [self._last_row(r) for r in rows]
+        if self._ended or any(self._lives[r].rule != "match" for r in rows) or any(map(is_edited, shaping)):
             return None
         return [rule_of(row) for row in shaping]
 
@@ -98,6 +137,8 @@ class StepPicker:
                 return
 
     def go_on(self, row: int, step: int) -> bool:
+        if row in self._ended:
+            return False
         return self._controller.go_on(self._lives[row].sequence.id, step, self._confidence[row][step])
 
     def draft(self, drafter: str) -> Draft:
