@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from paceline.engine.worker import StepEngine, Worker
 from paceline.errors import UsageError
 from paceline.server.app import build_app
 from paceline.server.metrics import Metrics
-from paceline.server.run import PatientServer, settings
+from paceline.server.run import PatientServer, bind, settings
 from paceline.server.security import Keys
 from paceline.server.service import Room, Service
 from paceline.server.settings import ServerConfig
@@ -69,14 +68,14 @@ def served(
     **options: Any,
 ) -> Iterator[Served]:
     engine = engine or FakeEngine(make_tokenizer())
-    config = ServerConfig(**options)
+    config = ServerConfig(**({"port": 0} | options))
     worker = Worker(lambda: load(service) if load else engine, max_texts=config.max_texts)
     service = Service("fake", config, worker, Metrics(worker))
     drafters = ("none", "ngram", "mtp")
     service.loaded = Room(
         engine.tokenizer, render, grammars or NoGrammars(), MAX_LEN, engine.tokenizer.vocab_size, drafters
     )
-    listening = socket.create_server(("127.0.0.1", 0))
+    listening = bind(config)
     port = listening.getsockname()[1]
     how = settings(build_app(service, Keys(keys)), config)
     how.timeout_graceful_shutdown = 2

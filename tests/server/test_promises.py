@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 from paceline.errors import CapacityError
+from paceline.server.run import bind
+from paceline.server.settings import ServerConfig
 from paceline.text import grammar
 from server.fake_engine import FakeEngine, make_tokenizer
 from server.serving import Served, served
@@ -114,6 +117,41 @@ def test_lengths_that_contradict_each_other_are_refused() -> None:
             answer = raw(s, (HEAD + lengths + "\r\n" + body).encode())
             assert answer.split(b" ")[1] == b"400"
         assert s.worker.counters.submitted == 0
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_answers_do_not_wait_for_the_clients_acknowledgement(host: str) -> None:
+    """Head and body are two pieces: the second would wait some 40 ms, on every connection that is kept."""
+
+    async def delays() -> int:
+        accepted: asyncio.Queue[asyncio.BaseTransport] = asyncio.Queue()
+
+        class Noting(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                accepted.put_nowait(transport)
+
+        listening = bind(ServerConfig(host=host, port=0))
+        async with await asyncio.get_running_loop().create_server(Noting, sock=listening):
+            _, writer = await asyncio.open_connection(*listening.getsockname()[:2])
+            transport = await accepted.get()
+            connection = transport.get_extra_info("socket")
+            no_delay = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            transport.close()
+            writer.close()
+            await writer.wait_closed()
+        return int(no_delay)
+
+    if host == "::1" and not has_ipv6():
+        pytest.skip("no IPv6 here")
+    assert asyncio.run(delays())
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
