@@ -10,7 +10,8 @@ namespace paceline {
 
 namespace {
 
-constexpr auto kSpin = std::chrono::microseconds(200);  // longer than the Python between two native calls of a step
+// Longer than the Python between two native calls, also of a large batch: who sleeps may lose its core to another process.
+constexpr auto kSpin = std::chrono::microseconds(1000);
 
 void relax(int turn) {
   if (turn % 64 == 63) {

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceline.core import SamplingParams, Sequence
 from paceline.drafters.contract import check_drafter
@@ -57,6 +59,45 @@ def test_ngram_takes_the_longest_then_the_latest_match() -> None:
     assert drafter.match(sequence([2, 3, 7, 2, 3, 8, 2, 3]), 2) == ([8, 2], 2)
     drafter.forget(0)
     assert drafter.match(sequence([1, 2, 3]), 4) == ([], 0)
+    drafter.forget(0)
+    assert drafter.match(sequence([]), 4) == ([], 0)
+
+
+def test_ngram_goes_on_with_a_text_that_repeats() -> None:
+    drafter = NgramDrafter()
+    assert drafter.match(sequence([9, 1, 2, 3, 1, 2, 3, 1, 2]), 5) == ([3, 1, 2, 3, 1], 4)
+    drafter.forget(0)
+    assert drafter.match(sequence([5, 7, 7, 7]), 4) == ([7, 7, 7, 7], 2)
+
+
+@given(st.lists(st.integers(0, 2), max_size=40), st.lists(st.integers(0, 2), max_size=40))
+def test_ngram_proposes_only_what_followed_a_real_match(text: list[int], reference: list[int]) -> None:
+    drafter, made = NgramDrafter(), sequence(text, tuple(reference))
+    tokens, length = drafter.match(made, 6)
+    endings = [text[:end] for end in range(length, len(text))] + [
+        reference[:end] for end in range(length, len(reference))
+    ]
+    sources = [text] * max(len(text) - length, 0) + [reference] * max(len(reference) - length, 0)
+    if not length:
+        assert tokens == []
+        assert all(known[-2:] != text[-2:] for known in endings if len(known) > 1)
+    else:
+        assert any(
+            known[-length:] == text[-length:] and tokens[0] == source[len(known)]
+            for known, source in zip(endings, sources, strict=True)
+        )
+
+
+def test_ngram_does_not_take_the_bytes_of_two_tokens_for_one() -> None:
+    shifted = [256, 256, 5, 1, 1]  # 1, 1 stands one byte further within 256, 256
+    assert NgramDrafter().match(sequence(shifted), 2) == ([], 0)
+
+
+def test_ngram_follows_a_growing_text() -> None:
+    drafter, text = NgramDrafter(), [4, 5, 6]
+    assert drafter.match(sequence(text), 2) == ([], 0)
+    assert drafter.match(sequence([*text, 4, 5]), 2) == ([6, 4], 2)
+    assert drafter.match(sequence([*text, 4, 5, 8, 4, 5]), 1) == ([8], 2)
 
 
 def test_ngram_copies_from_the_reference_and_finds_its_place_again_after_an_edit() -> None:

@@ -1,7 +1,8 @@
 """An independent smaller model that drafts token by token, with a K/V cache of its own (arXiv 2211.17192).
 
 It trusts nobody's bookkeeping: before each round the tokens it computed last time are compared with the text, and
-only what agrees is committed in its cache.
+only what agrees is committed in its cache. When that is full, texts that do not draft lose their memory first, then
+the newest ones give up their drafts until there is room again.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import torch
 
 from paceline.core import MAX_DRAFT_TOKENS, Draft, Sequence
 from paceline.drafters.base import DraftContext
-from paceline.errors import CapacityError
 from paceline.kv.cache import KVCache
+from paceline.kv.pages import OutOfPages
 from paceline.models.base import Target
 
 CHUNK = 512  # prompt tokens per forward when it catches up
@@ -26,14 +27,12 @@ class ModelDrafter:
     ) -> None:
         """`vocab_size` is the target's: padding beyond it is cut off, a shorter head is filled with -inf."""
         self.model, self.cache, self.vocab_size, self.max_tokens = model, cache, vocab_size, max_tokens
-        self._written: dict[int, list[int]] = {}  # tokens whose K/V stand at the committed position on
+        # tokens whose K/V stand at the committed position on, by sequence: the one not used for longest first
+        self._written: dict[int, list[int]] = {}
+        self._refused: set[int] = set()  # sequences that did not fit, and no memory has come free since
 
     def draft(self, context: DraftContext) -> Draft:
-        active = [
-            row
-            for row, sequence in enumerate(context.sequences)
-            if context.limits[row] > 0 and self._catch_up(sequence)
-        ]
+        active = self._with_room(context)
         news = {row: self._missing(context.sequences[row]) for row in active}
         for step in range(max(context.limits, default=0)):
             if not active:
@@ -46,32 +45,61 @@ class ModelDrafter:
             ]
         return context.picker.draft(self.name)
 
+    def _with_room(self, context: DraftContext) -> list[int]:
+        """The rows that draft in this round: up to date, with pages for the whole of it. The newest give way."""
+        wanted = [row for row, limit in enumerate(context.limits) if limit > 0]
+        busy = {context.sequences[row].id for row in wanted}
+        active = [row for row in wanted if self._enter(context.sequences[row], context.limits[row], busy)]
+        while active:
+            rows = [(context.sequences[row], [0] * (context.limits[row] - 1)) for row in active]
+            try:
+                self.cache.tail([(s.id, self._missing(s) + drafted) for s, drafted in rows])
+                return active
+            except OutOfPages:
+                if not self._evict_idle(busy):
+                    self._refuse(context.sequences[active.pop()].id)
+        return active
+
+    def _enter(self, sequence: Sequence, limit: int, busy: set[int]) -> bool:
+        """Bring a text up to date, if need be on the pages of texts that are not `busy`; False if there is no room."""
+        if len(sequence.tokens) + MAX_DRAFT_TOKENS >= min(self.cache.max_tokens, self.model.max_len):
+            self._close(sequence.id)
+            return False
+        if sequence.id in self._refused:
+            return False
+        while True:
+            try:
+                if sequence.id not in self._written and not self.cache.fits(len(sequence.tokens) + limit):
+                    raise OutOfPages("the draft model's K/V cache is full")
+                self._catch_up(sequence)
+                return True
+            except OutOfPages:
+                if not self._evict_idle(busy):
+                    self._refuse(sequence.id)
+                    return False
+
     def _missing(self, sequence: Sequence) -> list[int]:
         """The end of the text that has no K/V yet: never empty."""
         known = self.cache.committed(sequence.id) + len(self._written[sequence.id])
         return sequence.tokens[known:]
 
-    def _catch_up(self, sequence: Sequence) -> bool:
-        """Commit what last round got right, compute all but the last few tokens; False if there is no room."""
-        try:
-            if sequence.id not in self._written:
-                self.cache.open(sequence.id, sequence.tokens, sequence.salt)
-                self._written[sequence.id] = []
-            done = self.cache.committed(sequence.id)
-            right = _common(self._written[sequence.id], sequence.tokens[done:-1])
-            self._commit(sequence.id, sequence.tokens[done : done + right])
-            while len(missing := self._missing(sequence)) > CHUNK:
-                with self.cache.tail([(sequence.id, missing[:CHUNK])]) as tail:
-                    self.model.forward(tail.rows(self.model.device), self.cache)
-                    tail.commit([CHUNK])
-        except CapacityError:
-            self.forget(sequence.id)
-            return False
-        return len(sequence.tokens) + MAX_DRAFT_TOKENS < min(self.cache.max_tokens, self.model.max_len)
+    def _catch_up(self, sequence: Sequence) -> None:
+        """Commit what last round got right, compute all but the last few tokens."""
+        if sequence.id not in self._written:
+            self.cache.open(sequence.id, sequence.tokens, sequence.salt)
+            self._written[sequence.id] = []
+        done = self.cache.committed(sequence.id)
+        right = _common(self._written[sequence.id], sequence.tokens[done:-1])
+        self._commit(sequence.id, sequence.tokens[done : done + right])
+        while len(missing := self._missing(sequence)) > CHUNK:
+            with self.cache.tail([(sequence.id, missing[:CHUNK])]) as tail:
+                self.model.forward(tail.rows(self.model.device), self.cache)
+                tail.commit([CHUNK])
 
     def _commit(self, sequence_id: int, tokens: list[int]) -> None:
         with self.cache.tail([(sequence_id, tokens)]) as tail:
             tail.commit([len(tokens)])
+        del self._written[sequence_id]  # the last used goes to the end
         self._written[sequence_id] = []
 
     def _forward(self, sequences: list[Sequence], news: list[list[int]]) -> torch.Tensor:
@@ -90,8 +118,25 @@ class ModelDrafter:
         return logits[:, : self.vocab_size]
 
     def forget(self, sequence_id: int) -> None:
+        self._refused.discard(sequence_id)
+        self._close(sequence_id)
+
+    def _close(self, sequence_id: int) -> None:
         if self._written.pop(sequence_id, None) is not None:
             self.cache.close(sequence_id)
+            self._refused.clear()
+
+    def _refuse(self, sequence_id: int) -> None:
+        """Give up the drafts, and the memory, of a text until another one's comes free."""
+        self._close(sequence_id)
+        self._refused.add(sequence_id)
+
+    def _evict_idle(self, busy: set[int]) -> bool:
+        """Free the memory of the text that has not been drafted for the longest time; False if all are `busy`."""
+        idle = next((i for i in self._written if i not in busy), None)
+        if idle is not None:
+            self._close(idle)
+        return idle is not None
 
 
 def _common(a: list[int], b: list[int]) -> int:

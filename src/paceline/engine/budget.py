@@ -45,7 +45,7 @@ REASONS = (
     NO_DRAFTER,
 )
 
-LEARN_ALL, LEARN_EVERY = 48, 8  # steps: later, every eighth one tells enough of what things cost
+LEARN_ALL, LEARN_EVERY = 48, 16  # steps: later, one in so many tells enough of what things cost
 MARGIN = 1.04  # a plan must promise that much more than none: what it does not know costs something too
 PROBE_SHARE = 0.005  # of the running time that probes may cost
 

@@ -278,7 +278,7 @@ class AutoController:
                 self._look(choice, record)
         self._used.clear()
         self._offered.clear()
-        if len(self._seen) >= REST:
+        if len(self._seen) >= LONGEST_REST:
             self._learn()
 
     def _learn(self) -> None:
