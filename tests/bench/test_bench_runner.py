@@ -94,7 +94,15 @@ def test_an_interrupt_keeps_what_is_measured_and_leaves_the_engine_empty() -> No
 
 def made(setting: Setting, speed: float, place: int = 0, digest: str = "a") -> Run:
     return Run(
-        CODE, setting, 0, place, decode_tokens=int(speed), decode_seconds=1.0, tokens=1, steps=1, digest=digest
+        CODE,
+        setting,
+        0,
+        place,
+        decode_tokens=int(speed),
+        decode_seconds=1.0,
+        tokens=1,
+        steps=1,
+        digest=digest,
     )
 
 

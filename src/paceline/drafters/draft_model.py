@@ -65,13 +65,11 @@ class ModelDrafter:
         if len(sequence.tokens) + MAX_DRAFT_TOKENS >= min(self.cache.max_tokens, self.model.max_len):
             self._close(sequence.id)
             return False
-        if sequence.id in self._refused:
+        if sequence.id in self._refused and busy.issuperset(self._written):
             return False
         while True:
             try:
-                if sequence.id not in self._written and not self.cache.fits(len(sequence.tokens) + limit):
-                    raise OutOfPages("the draft model's K/V cache is full")
-                self._catch_up(sequence)
+                self._catch_up(sequence, limit)
                 return True
             except OutOfPages:
                 if not self._evict_idle(busy):
@@ -83,9 +81,14 @@ class ModelDrafter:
         known = self.cache.committed(sequence.id) + len(self._written[sequence.id])
         return sequence.tokens[known:]
 
-    def _catch_up(self, sequence: Sequence) -> None:
-        """Commit what last round got right, compute all but the last few tokens."""
+    def _catch_up(self, sequence: Sequence, limit: int) -> None:
+        """Commit what last round got right, compute all but the last few tokens. Raises OutOfPages."""
         if sequence.id not in self._written:
+            shared = len(self.cache.prefix.match(sequence.tokens, sequence.salt)) * self.cache.page_size
+            if not self.cache.fits(
+                len(sequence.tokens) + limit - shared
+            ):  # before anything is computed in vain
+                raise OutOfPages("the draft model's K/V cache is full")
             self.cache.open(sequence.id, sequence.tokens, sequence.salt)
             self._written[sequence.id] = []
         done = self.cache.committed(sequence.id)
