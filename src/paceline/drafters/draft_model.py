@@ -85,9 +85,8 @@ class ModelDrafter:
         """Commit what last round got right, compute all but the last few tokens. Raises OutOfPages."""
         if sequence.id not in self._written:
             shared = len(self.cache.prefix.match(sequence.tokens, sequence.salt)) * self.cache.page_size
-            if not self.cache.fits(
-                len(sequence.tokens) + limit - shared
-            ):  # before anything is computed in vain
+            need = len(sequence.tokens) + limit - shared
+            if not self.cache.fits(need):  # before anything is computed in vain
                 raise OutOfPages("the draft model's K/V cache is full")
             self.cache.open(sequence.id, sequence.tokens, sequence.salt)
             self._written[sequence.id] = []
