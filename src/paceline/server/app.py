@@ -122,16 +122,18 @@ def _add_handlers(app: FastAPI) -> None:
         if deepest["type"] == "json_invalid":
             return ApiError(400, "the body is not valid JSON", code="bad_json").response()
         where = ".".join(str(part) for part in deepest["loc"][1:] if _is_name(part))
-        message = f"{where}: {deepest['msg']}" if where else deepest["msg"]
+        message = f"{where or 'the body'}: {deepest['msg'].removeprefix('Value error, ')}"
         return ApiError(400, message, param=where or None, code="invalid_value").response()
 
     @app.exception_handler(HTTPException)
     async def plain(request: Request, error: HTTPException) -> Response:
-        message = {404: "there is no such path", 405: "this path does not take this method"}
-        headers = dict(error.headers or {})
-        return ApiError(
-            error.status_code, message.get(error.status_code, str(error.detail)), headers=headers
-        ).response()
+        known = {
+            400: ("the body is not valid JSON, or is nested too deep", "bad_json"),
+            404: ("there is no such path", None),
+            405: ("this path does not take this method", None),
+        }
+        message, code = known.get(error.status_code, (str(error.detail), None))
+        return ApiError(error.status_code, message, code=code, headers=dict(error.headers or {})).response()
 
     @app.exception_handler(ApiError)
     @app.exception_handler(PacelineError)

@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse
 
 from paceline.engine.worker import DeadlinePassed, NotReady, QueueFull
 from paceline.errors import CapacityError, PacelineError, PromptError, UsageError
+from paceline.text.grammar import GrammarFailed
 
 _TYPES = {
     401: "authentication_error",
@@ -61,6 +62,8 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(400, str(error))
         case CapacityError():
             return ApiError(503, str(error), code="out_of_memory", headers={"Retry-After": "5"})
+        case GrammarFailed():
+            return ApiError(400, str(error), code="bad_grammar")
         case PacelineError():
             return ApiError(500, str(error), code="request_failed")
         case _:

@@ -108,8 +108,16 @@ def _speculation(body: Sampling) -> dict[str, Any]:
         wanted = body.speculation
         out = {"drafter": wanted.drafter, "draft_tokens": wanted.draft_tokens, "verify": wanted.verify}
     if body.prediction is not None:
-        out["reference"] = text_of(body.prediction.content) or None
+        out["reference"] = _predicted(text_of(body.prediction.content)) or None
     return out
+
+
+def _predicted(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise refuse("prediction", "has a lone surrogate, which is no character: remove it") from error
+    return text
 
 
 def as_field_error(error: UsageError) -> ApiError:

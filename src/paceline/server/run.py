@@ -15,7 +15,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paceline.engine.worker import Worker
 from paceline.errors import PacelineError, UsageError
-from paceline.server.security import NO_SEAT, OPEN_PATHS
+from paceline.server.errors import ApiError
+from paceline.server.security import NO_SEAT, OPEN_PATHS, SAFE
 from paceline.server.settings import ServerConfig
 
 
@@ -106,6 +107,23 @@ class WatchfulProtocol(H11Protocol):
     def handle_events(self) -> None:
         super().handle_events()
         self._watch(self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0]))
+
+    def send_400_response(self, msg: str) -> None:
+        """What came is no HTTP. Whoever works on this connection's request learns that the client is gone."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            answer = ApiError(400, "this is not valid HTTP", code="bad_http").response()
+            headers = [*answer.raw_headers, (b"connection", b"close")]
+            headers += [(name.encode(), value.encode()) for name, value in SAFE.items()]
+            for event in (
+                h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+                h11.Data(data=bytes(answer.body)),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def _watch(self, waiting: bool) -> None:
         if waiting and self._head_timer is None:

@@ -109,7 +109,7 @@ class Message(Part):
 
 class Function(Part):
     name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.\-]{0,127}$")
-    description: str | None = None
+    description: str | None = Field(None, max_length=2**16)
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 

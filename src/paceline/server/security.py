@@ -27,7 +27,7 @@ OPEN_PATHS = ("/health",)
 NO_SEAT = "no seat"  # key of scope["state"]: this connection is one too many
 _READ_ON = 4  # times the limit: a client that is still sending would not see why it is refused
 _CLOSE = {"Connection": "close"}
-_SAFE = {
+SAFE = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
@@ -148,7 +148,7 @@ class Gate:
     def _check_host(self, headers: Headers) -> None:
         """Names have to be on the list; a plain IP address cannot be the work of a rebinding name server."""
         host = headers.get("host", "")
-        name = (urlsplit(f"//{host}").hostname if _plausible(host) else None) or ""
+        name = _name_in(host)
         if name in self._hosts:
             return
         try:
@@ -180,7 +180,7 @@ class Gate:
         if scope["method"] in ("GET", "HEAD"):
             return
         origin = headers.get("origin")
-        foreign = origin is not None and urlsplit(origin).netloc != headers.get("host")
+        foreign = origin is not None and origin.partition("://")[2] != headers.get("host")
         if foreign or headers.get("sec-fetch-site") in ("cross-site", "same-site"):
             raise ApiError(403, "requests from pages of other origins are refused", code="foreign_origin")
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -220,8 +220,14 @@ class _Gone(Exception):
     """The client has left."""
 
 
-def _plausible(host: str) -> bool:
-    return bool(re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.\-]+)(:\d{1,5})?", host))
+def _name_in(host: str) -> str:
+    """The name or address of a Host header without its port, empty if it is none."""
+    if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.\-]+)(:\d{1,5})?", host):
+        return ""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:  # brackets around what is no address
+        return ""
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
@@ -242,7 +248,7 @@ def _with_safe_headers(send: Send, started: Callable[[int], None]) -> Send:
         if message["type"] == "http.response.start":
             started(message["status"])
             headers = MutableHeaders(scope=message)
-            for name, value in _SAFE.items():
+            for name, value in SAFE.items():
                 headers.setdefault(name, value)
         await send(message)
 

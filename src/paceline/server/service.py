@@ -155,6 +155,10 @@ def schema_text(schema: dict[str, Any], param: str, config: ServerConfig) -> str
     except UsageError as error:
         raise refuse(param, str(error), code="bad_grammar") from error
     text = json.dumps(schema)
+    try:
+        json.dumps(schema, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise refuse(param, "has a lone surrogate, which is no character: remove it") from error
     if len(text) > config.max_schema:
         raise refuse(param, f"over {config.max_schema} characters", code="bad_grammar")
     return text

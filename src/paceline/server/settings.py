@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import math
 import tomllib
 import types
 import typing
@@ -13,6 +14,10 @@ from typing import Any
 
 from paceline.config import EngineConfig
 from paceline.errors import UsageError
+
+_MAY_BE_0 = (
+    "port", "drain_timeout", "max_output", "max_logprobs", "max_stop", "max_logit_bias", "max_tools",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +52,12 @@ class ServerConfig:
     def __post_init__(self) -> None:
         for f in fields(self):
             value = getattr(self, f.name)
-            if f.type in ("int", "float") and not value >= 0:
+            if f.type not in ("int", "float"):
+                continue
+            if not 0 <= value < math.inf:
                 raise UsageError(f"{f.name}={value!r} is not possible: give a number of at least 0")
+            if value == 0 and f.name not in _MAY_BE_0:
+                raise UsageError(f"{f.name}=0 would let nothing through: give a number above 0")
         if not 0 <= self.port <= 65535:
             raise UsageError(f"port={self.port} is not possible: give 0..65535")
         if not is_loopback(self.host) and self.api_key_file is None and not self.without_key:

@@ -10,10 +10,15 @@ import json
 import re
 from typing import Any
 
+from paceline.errors import UsageError
 from paceline.text.arguments import CLOSE, QUOTE
 from paceline.text.tools import OPEN
 
 Tools = dict[str, dict[str, Any]]
+_MOST_OPTIONAL, _MOST_OPTIONS = (
+    400,
+    1500,
+)  # llguidance follows 2000 rules at a time, an optional property takes four
 _COMMON = """
 value: string | NUMBER | "true" | "false" | "null" | array | object
 array: "[" (value ("," value)*)? "]"
@@ -119,8 +124,10 @@ class _Writer:
 
     def _object(self, schema: dict[str, Any], root: dict[str, Any]) -> str:
         """Properties in order, optional ones may be left out: two chains, with and without a comma first."""
-        required = schema.get("required") or []
+        required = schema["required"] if isinstance(schema.get("required"), list) else []
         properties = list(schema["properties"].items()) if isinstance(schema["properties"], dict) else []
+        if sum(name not in required for name, _ in properties) > _MOST_OPTIONAL:
+            raise UsageError(f"an object has over {_MOST_OPTIONAL} optional properties: make some required")
         first, rest = '""', '""'
         for name, inner in reversed(properties):
             pair = self._rule(f"{_quoted(str(name) + ':')} {self._value(inner, root)}")
@@ -155,6 +162,8 @@ class _Writer:
         )
 
     def _either(self, options: list[str]) -> str:
+        if len(options) > _MOST_OPTIONS:
+            raise UsageError(f"a value has over {_MOST_OPTIONS} options: give fewer")
         return options[0] if len(options) == 1 else f"({' | '.join(options)})" if options else "value"
 
     def _rule(self, body: str) -> str:

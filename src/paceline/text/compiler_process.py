@@ -105,7 +105,8 @@ def main() -> None:
         matcher = llguidance.LLMatcher(tokenizer, json.loads(line)["grammar"], log_level=0)
         if not matcher.is_error():
             matcher.compute_bitmask()
-        print(json.dumps({"error": matcher.get_error()}), flush=True)
+        error = matcher.get_error().partition("\n<state>")[0]  # behind it stands a dump of the matcher
+        print(json.dumps({"error": error.replace("NoExtensionBias", "nothing can fit it")}), flush=True)
 
 
 if __name__ == "__main__":

@@ -27,10 +27,15 @@ from paceline.text.tools import OPEN
 
 _KEPT = 64
 _ANSWER = "answer"
+_SHOWN = 300  # characters of what llguidance says is wrong
 _JSON_OPTIONS = {
     "whitespace_flexible": True,
     "whitespace_pattern": r"[ \n\t\r]{0,16}",
 }  # bounded: no endless blanks
+
+
+class GrammarFailed(RequestFailed):
+    """A request's grammar became too complex on the way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +103,29 @@ class Grammars:
                 self._tokenizer = self._vocabulary.load()
             matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
             if matcher.is_error():
-                raise UsageError(f"the grammar cannot be compiled: {matcher.get_error()[:300]}")
+                raise UsageError(f"the grammar cannot be compiled: {_error(matcher)}")
+            self._check_looking_ahead(matcher.deep_copy())
             self._kept[grammar] = matcher
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
             return matcher
+
+    def _check_looking_ahead(self, matcher: Any) -> None:
+        """Raise UsageError for a grammar that cannot take a token back: drafts are looked at before they are kept."""
+        allowed = np.flatnonzero(_unpacked(matcher))
+        token = next((int(i) for i in allowed if i not in self._vocabulary.end_ids), None)
+        if token is not None and matcher.consume_token(token) and not matcher.rollback(1):
+            raise UsageError(f"the grammar cannot be used: {_error(matcher)}")
+
+
+def _unpacked(matcher: Any) -> np.ndarray:
+    """Which tokens may come next, as far as the tokenizer knows them."""
+    return np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+
+
+def _error(matcher: Any) -> str:
+    """What is wrong, without the dump of the matcher's state."""
+    return str(matcher.get_error()).partition("\n<state>")[0][:_SHOWN]
 
 
 def to_grammar(kind: str, source: str) -> str:
@@ -113,7 +136,7 @@ def to_grammar(kind: str, source: str) -> str:
             return str(matcher.grammar_from_json_schema(source, overrides=_JSON_OPTIONS))
         return str({"lark": matcher.grammar_from_lark, "regex": matcher.grammar_from_regex}[kind](source))
     except ValueError as error:
-        raise UsageError(f"the grammar cannot be read: {str(error)[:300]}") from error
+        raise UsageError(f"the grammar cannot be read: {str(error)[:_SHOWN]}") from error
 
 
 def _named(name: str, kind: str, source: str) -> dict[str, Any]:
@@ -144,7 +167,7 @@ class GrammarConstraint:
             taken += 1
             out.append(self._mask())
         if taken and not self._matcher.rollback(taken):
-            raise RequestFailed(f"the grammar failed: {self._matcher.get_error()[:300]}")
+            raise GrammarFailed(f"the grammar failed: {_error(self._matcher)}")
         return out + [after] * (len(draft) + 1 - len(out))
 
     def commit(self, tokens: Seq[int]) -> None:
@@ -154,18 +177,15 @@ class GrammarConstraint:
             if self._ended:
                 return
             if not self._matcher.consume_token(token):
-                raise RequestFailed(
-                    f"token {token} does not fit the grammar: {self._matcher.get_error()[:300]}"
-                )
+                raise GrammarFailed(f"the grammar does not take token {token}: {_error(self._matcher)}")
 
     def _mask(self) -> np.ndarray:
         if self._ended or (self._matcher.is_stopped() and not self._matcher.is_error()):
             return self._only_end()
-        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        known = _unpacked(self._matcher)[: self._vocab_size]
         if self._matcher.is_error():
-            raise RequestFailed(f"the grammar became too complex: {self._matcher.get_error()[:300]}")
+            raise GrammarFailed(f"the grammar became too complex: {_error(self._matcher)}")
         mask = np.zeros(self._vocab_size, dtype=bool)
-        known = np.unpackbits(bits, bitorder="little")[: self._vocab_size]
         mask[: len(known)] = known
         return mask if known.any() else self._only_end()
 
