@@ -253,12 +253,12 @@ def test_measuring_costs_stays_near_its_limit() -> None:
 
 
 def test_draft_cost_finds_base_steps_and_tokens() -> None:
-    cost = DraftCost(1.0)
+    cost = DraftCost.like(1.0)
     for steps, rows in ((1, 1), (2, 1), (4, 1), (8, 1), (2, 4), (4, 4), (1, 16)) * 8:
         cost = cost.add(steps, steps * rows, 0.4 + 0.18 * steps + 0.03 * steps * rows)
     assert cost.at(4, 4) == pytest.approx(1.24, rel=0.1)
     assert cost.at(2, 8) == pytest.approx(1.0, rel=0.1)
-    alone = DraftCost(1.0)
+    alone = DraftCost.like(1.0)
     for _ in range(40):  # one length only: it cannot know the slopes, but must know the sum
         alone = alone.add(4, 4, 1.1)
     assert alone.at(4, 4) == pytest.approx(1.1, rel=0.05)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.core import SamplingParams
+from paceline.core import Draft, SamplingParams
+from paceline.drafters.base import DraftContext
+from paceline.drafters.mtp import MTPDrafter
 from paceline.engine import profiles
 from paceline.engine.acceptance import BINS, Kind
 from paceline.engine.budget import RowRecord
@@ -19,6 +22,7 @@ from paceline.engine.calibration import FILE_NAME, Known, known_of, read_calibra
 from paceline.engine.controller import MTP, AutoController
 from paceline.engine.costs import Profile
 from paceline.engine.selftest import ENOUGH, complaint, summarise
+from paceline.engine.stopwatch import measure_rounds
 from paceline.llm import LLM
 from paceline.models.hub import bundled
 
@@ -267,6 +271,9 @@ def test_a_profile_of_another_machine_is_ignored_with_a_line(tmp_path: Path) -> 
         {"rows": [1]},
         {"seconds": [1, 2, -3]},
         {"seconds": "fast"},
+        {"rounds": [1, 2, 3]},
+        {"rounds": {"mtp": [1, 2]}},
+        {"rounds": {"mtp": [1, 2, -3]}},
         {"key": 3},
         {"known": {"acceptance": [7]}},
     ],
@@ -289,6 +296,67 @@ def many_drafts(llm: LLM) -> None:
     texts = [f"def function_{i}(value):\n    return" for i in range(6)]
     params = SamplingParams(max_tokens=96, ignore_eos=True, drafter="mtp", draft_tokens=2)
     llm.generate(texts, params)
+
+
+# The price of a draft round
+
+
+@pytest.mark.parametrize("drafter", ["mtp", "mtp+ngram"])
+def test_what_a_round_costs_is_measured_and_kept(
+    pair: Path, said: list[str], tmp_path: Path, same_machine: None, drafter: str
+) -> None:
+    options: dict[str, Any] = {"drafter": drafter, "profile_dir": str(tmp_path / "new")}
+    first = prices(load(pair, said, **options))
+    assert set(first) == {"mtp"}
+    base, step, token = first["mtp"]
+    assert base + step + token > 0
+    assert prices(load(pair, said, **options)) == first
+    assert prices(load(pair, said, draft_tokens=4)) == {}
+    assert prices(load(pair, said, drafter="ngram")) == {}
+
+
+def prices(llm: LLM) -> dict[str, tuple[float, float, float]]:
+    controller = llm.engine.state.controller
+    return dict(controller.budget.costs.rounds) if isinstance(controller, AutoController) else {}
+
+
+def test_a_round_is_not_priced_where_nothing_can_be_seen(
+    pair: Path, said: list[str], monkeypatch: pytest.MonkeyPatch, same_machine: None
+) -> None:
+    def broken(self: MTPDrafter, context: object) -> None:
+        raise RuntimeError("broken")
+
+    assert prices(load(pair, said, max_model_len=128)) == {}  # too short to write in
+    monkeypatch.setattr(MTPDrafter, "draft", broken)
+    assert prices(load(pair, said)) == {}
+
+
+def test_stopwatch_prices_by_steps_and_tokens(
+    pair: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drafter whose every step takes three milliseconds and every token one more is found out."""
+    now, draft = [0.0], MTPDrafter.draft
+    monkeypatch.setattr("paceline.engine.step.time.perf_counter", lambda: now[0])
+
+    def slow(self: MTPDrafter, context: DraftContext) -> Draft:
+        now[0] += 3e-3 * max(context.limits) + 1e-3 * sum(context.limits)
+        return draft(self, context)
+
+    monkeypatch.setattr(MTPDrafter, "draft", slow)
+    llm = load(pair, said, draft_tokens=4, max_batch=4)
+    parts = replace(llm.engine._parts, default_drafter="mtp")
+    found = measure_rounds(parts, limit=60.0)
+    assert found is not None
+    assert found == pytest.approx((0.0, 3e-3, 1e-3), abs=4e-4)
+    assert llm.engine.state.cache.open_sequences == 0
+
+
+def test_one_slow_moment_is_forgotten_while_nothing_is_drafted() -> None:
+    costs = Profile((1, 5), (1e-3, 2e-3), rounds={"mtp": (1e-4, 1e-4, 1e-5)}).costs()
+    once = costs.observe_draft("mtp", 1, 1, 8e-3)
+    assert sum(once.drafting("mtp")) > 3 * sum(costs.drafting("mtp"))
+    assert sum(once.idle("mtp", 4000).drafting("mtp")) < 1.2 * sum(costs.drafting("mtp"))
+    assert once.idle("model", 10) is once
 
 
 def test_the_alarm_is_silent_for_the_bundled_pair_and_rings_for_a_spoilt_one(tmp_path: Path) -> None:

@@ -274,13 +274,14 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Mapping[int, int]]]) -> 
     Beside each record stands how many tokens a row's drafter was asked for: it may have drawn more than were left
     to check.
     """
-    costs, spent, drafted = budget.costs, 0.0, []
+    costs, spent, drafted, used = budget.costs, 0.0, [], set()
     reasons = dict(budget.reasons)
     for step, (record, asked) in enumerate(seen, budget.step):
         if step < LEARN_ALL or step % LEARN_EVERY == 0:
             costs = costs.observe_target(record.target_rows, record.target_seconds, record.other_seconds)
         rows = [row for row in record.rows if row.drafted]
         kind = _main_kind(budget, rows)
+        used |= {row.drafter for row in rows}
         if kind is not None and (step < LEARN_ALL or step % LEARN_EVERY < 2):
             each = [max(asked.get(r.sequence_id, 0), r.drafted) for r in rows if r.drafter == kind.name]
             costs = costs.observe_draft(
@@ -292,6 +293,8 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Mapping[int, int]]]) -> 
             if row.reason is not None:
                 code = row.reason if row.reason in REASONS else row.reason.partition(":")[0]
                 reasons[code] = reasons.get(code, 0) + 1
+    for name in set(costs.draft) - used:
+        costs = costs.idle(name, len(seen))
     budget = replace(
         budget, costs=costs, reasons=reasons, step=budget.step + len(seen), seconds=budget.seconds + spent,
         credit=min(budget.credit + PROBE_SHARE * spent, 4.0 * costs.target(1)),

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 PROFILE_ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32)
 TABLE_ROWS = 64  # beyond it the last slope goes on
 DEFAULT_STEP = 5e-3  # only the ratios matter before the first real step
+FADE = 0.998  # of what was seen of a drafter, for each step without it
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,9 @@ class Line:
         return base + slope * x
 
 
+RoundCost = tuple[float, float, float]  # seconds of a draft round: (base, per step, per token)
+
+
 @dataclass(frozen=True, slots=True)
 class DraftCost:
     """Seconds of a draft round = base + step * steps + token * tokens, by decayed least squares from a guess.
@@ -64,8 +68,17 @@ class DraftCost:
     `steps`: calls of the network in a row, the longest draft of the round; `tokens`: of all rows together.
     """
 
-    guess: float  # seconds of a target step; a round is first taken for a fraction of it
+    guess: RoundCost
     sums: tuple[float, ...] = (0.0,) * 9  # of weight, s, t, ss, st, tt, y, sy, ty
+
+    @classmethod
+    def like(cls, seconds: float) -> DraftCost:
+        """Before anything was measured: small shares of a target step. A cost thought too high is never tried."""
+        return cls((0.1 * seconds, 0.04 * seconds, 0.005 * seconds))
+
+    def faded(self, steps: int) -> DraftCost:
+        """Nothing was drafted for so many steps: the guess gains weight, or one bad moment would last for ever."""
+        return replace(self, sums=tuple(v * FADE**steps for v in self.sums))
 
     def add(self, steps: float, tokens: float, seconds: float, decay: float = 0.96) -> DraftCost:
         """One more round. One that took far longer than expected counts as four times that."""
@@ -77,12 +90,9 @@ class DraftCost:
             self.guess, tuple(decay * old + more for old, more in zip(self.sums, new, strict=True))
         )
 
-    def fit(self) -> tuple[float, float, float]:
-        """(base, step, token), none negative.
-
-        The guess stands for a little evidence in every direction. It is low: a cost thought too high is never tried.
-        """
-        base, step, token = 0.1 * self.guess, 0.04 * self.guess, 0.005 * self.guess
+    def fit(self) -> RoundCost:
+        """(base, step, token), none negative. The guess stands for a little evidence in every direction."""
+        base, step, token = self.guess
         n, s, t, ss, st, tt, y, sy, ty = self.sums
         for steps, tokens in ((1, 1), (4, 4), (1, 8), (4, 32)):
             w, v = 0.2, base + step * steps + token * tokens
@@ -124,7 +134,7 @@ class Costs:
     other: Line = field(default_factory=Line)  # seconds over target rows: emission, scheduling
     rest: tuple[float, float] = (0.0, 0.0)  # `other` as (base, per row)
     draft: Mapping[str, DraftCost] = field(default_factory=dict)  # by drafter kind
-    rounds: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)  # the fits of `draft`
+    rounds: Mapping[str, RoundCost] = field(default_factory=dict)  # the fits of `draft`
 
     def target(self, rows: int) -> float:
         """Seconds of a target step."""
@@ -134,9 +144,8 @@ class Costs:
         more = (self.table[-1] - self.table[last // 2 - 1]) / (last - last // 2)
         return self.base + self.slope * (self.table[-1] + more * (rows - last))
 
-    def drafting(self, kind: str) -> tuple[float, float, float]:
-        """Seconds of a draft round: (base, per step, per token)."""
-        return self.rounds.get(kind) or DraftCost(self.target(1)).fit()
+    def drafting(self, kind: str) -> RoundCost:
+        return self.rounds.get(kind) or DraftCost.like(self.target(1)).guess
 
     def adding(self, rows: int, more: int) -> float:
         """Seconds that `more` target rows add to a step of `rows`."""
@@ -168,8 +177,17 @@ class Costs:
         """Learn from a draft round of one kind."""
         if not 0.0 <= seconds < float("inf"):
             return self
-        new = (self.draft.get(kind) or DraftCost(self.target(1))).add(steps, tokens, seconds)
-        return replace(self, draft={**self.draft, kind: new}, rounds={**self.rounds, kind: new.fit()})
+        return self._with(
+            kind, (self.draft.get(kind) or DraftCost.like(self.target(1))).add(steps, tokens, seconds)
+        )
+
+    def idle(self, kind: str, steps: int) -> Costs:
+        """A kind was not asked for so many steps: what was seen of it counts less."""
+        known = self.draft.get(kind)
+        return self if known is None else self._with(kind, known.faded(steps))
+
+    def _with(self, kind: str, cost: DraftCost) -> Costs:
+        return replace(self, draft={**self.draft, kind: cost}, rounds={**self.rounds, kind: cost.fit()})
 
 
 def _bend(table: tuple[float, ...], at: int, change: float) -> tuple[float, ...]:
@@ -208,14 +226,16 @@ def staircase(rows: Seq[int], seconds: Seq[float], length: int = TABLE_ROWS) -> 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A machine's measured rungs for one target."""
+    """A machine's measured rungs for one target, and what a draft round costs by kind where that was measured."""
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
     measured: bool = True
+    rounds: Mapping[str, RoundCost] = field(default_factory=dict)
 
     def costs(self) -> Costs:
-        return Costs(staircase(self.rows, self.seconds), self.measured)
+        draft = {kind: DraftCost(cost) for kind, cost in self.rounds.items()}
+        return Costs(staircase(self.rows, self.seconds), self.measured, draft=draft, rounds=dict(self.rounds))
 
 
 def default_profile() -> Profile:

@@ -21,7 +21,7 @@ import torch
 from paceline.engine.calibration import Known, known_of
 from paceline.engine.costs import Profile
 
-VERSION = 1
+VERSION = 2
 SAMPLE = 64 * 1024  # bytes of a weights file that are looked at, at its beginning, middle and end
 
 Key = Mapping[str, str]  # what a profile is valid for, by aspect
@@ -68,7 +68,7 @@ def save(kept: Kept, key: Key, path: Path) -> str:
     """Write atomically. "" or why it could not be kept; then it is only measured again."""
     value = {
         "version": VERSION, "key": dict(key), "rows": kept.profile.rows, "seconds": kept.profile.seconds,
-        "known": kept.known.to_json() if kept.known is not None else None,
+        "rounds": dict(kept.profile.rounds), "known": kept.known.to_json() if kept.known is not None else None,
     }  # fmt: skip
     temporary: str | None = None
     try:
@@ -93,7 +93,7 @@ def load(path: Path, key: Key) -> tuple[Kept | None, str]:
         if not isinstance(raw, dict) or raw.get("version") != VERSION:
             raise ValueError("another format")
         theirs = {str(aspect): str(value) for aspect, value in dict(raw["key"]).items()}
-        profile = _profile(raw["rows"], raw["seconds"])
+        profile = _profile(raw["rows"], raw["seconds"], raw["rounds"])
         known = known_of(raw["known"]) if raw.get("known") is not None else None
     except (FileNotFoundError, NotADirectoryError):
         return None, ""
@@ -113,8 +113,8 @@ def _why(problem: Exception) -> str:
     return f"no {problem}" if isinstance(problem, KeyError) else f"{problem!s:.80}"
 
 
-def _profile(rows: object, seconds: object) -> Profile:
-    """Raises ValueError unless these are rungs of a staircase."""
+def _profile(rows: object, seconds: object, rounds: object) -> Profile:
+    """Raises ValueError unless these are rungs of a staircase, and prices of draft rounds by kind."""
     if not isinstance(rows, list) or not isinstance(seconds, list) or not rows or len(rows) != len(seconds):
         raise ValueError("not one time for each row count")
     if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in rows) or rows != sorted(
@@ -123,4 +123,12 @@ def _profile(rows: object, seconds: object) -> Profile:
         raise ValueError("row counts are not rising")
     if not all(isinstance(s, int | float) and 0 < s < 3600 for s in seconds):
         raise ValueError("a time is not positive seconds")
-    return Profile(tuple(rows), tuple(float(s) for s in seconds))
+    if not isinstance(rounds, dict) or not all(
+        isinstance(cost, list)
+        and len(cost) == 3
+        and all(isinstance(s, int | float) and 0 <= s < 3600 for s in cost)
+        for cost in rounds.values()
+    ):
+        raise ValueError("the price of a draft round is not three times")
+    prices = {str(kind): (float(a), float(b), float(c)) for kind, (a, b, c) in rounds.items()}
+    return Profile(tuple(rows), tuple(float(s) for s in seconds), rounds=prices)

@@ -22,6 +22,7 @@ from paceline.engine.controller import KINDS
 from paceline.engine.costs import Profile, default_profile, measure_costs
 from paceline.engine.engine import EngineParts
 from paceline.engine.selftest import LIMIT, LONGEST, complaint, estimate, run_selftest
+from paceline.engine.stopwatch import measure_rounds
 from paceline.kv.cache import KVCache
 from paceline.models.base import Target
 
@@ -173,7 +174,12 @@ def _measure(pair: Pair) -> Profile:
         return _time_rows(pair.parts.target, pair.parts.cache, rows)
 
     time_rows(1)
-    return measure_costs(time_rows, limit=min(2.0, max(0.25, 30 * time_rows(1))))
+    limit = min(2.0, max(0.25, 30 * time_rows(1)))
+    profile = measure_costs(time_rows, limit=limit)
+    rounds = measure_rounds(pair.parts, limit) if pair.kind is not None else None
+    return (
+        profile if pair.kind is None or rounds is None else replace(profile, rounds={pair.kind.name: rounds})
+    )
 
 
 def _drifted(profile: Profile, pair: Pair) -> str:
