@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import socket
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from paceline.config import EngineConfig
 from paceline.errors import UsageError
 from paceline.server import start as start_module
+from paceline.server.schema import ChatRequest, CompletionRequest, Message, Speculation, StreamOptions
 from paceline.server.settings import ServerConfig, read_config
 from paceline.server.start import model_name, start
 
@@ -47,6 +50,21 @@ def test_the_shipped_example_holds_the_defaults() -> None:
     server, engine = read_config(example)
     assert ServerConfig(**server) == ServerConfig()
     assert EngineConfig(**engine) == EngineConfig()
+
+
+def test_the_docs_list_every_setting_with_its_default_and_every_field() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
+    listed = dict(re.findall(r"^\| `(\w+)` \| (\S+) \|", text, re.MULTILINE))
+    for field in fields(ServerConfig):
+        default = field.default
+        assert listed.pop(field.name) == (
+            "none" if default is None or default == () else str(default).lower() if isinstance(default, bool)
+            else f"{default:g}" if isinstance(default, float) else str(default)
+        )  # fmt: skip
+    assert not listed
+    for model in (ChatRequest, CompletionRequest, Message, StreamOptions, Speculation):
+        for name in model.model_fields:
+            assert re.search(rf"[`.\"]{name}[`\"]", text), f"{model.__name__}.{name} is not in the docs"
 
 
 @pytest.mark.parametrize(
