@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,6 +81,21 @@ def test_a_match_that_never_holds_gives_way_to_the_network() -> None:
     alone = Portfolio(ngram, None, steep).draft(ctx)
     assert alone.tokens == [[]]
     assert alone.reasons == [b.NO_CONFIDENCE]
+
+
+def test_a_network_that_does_not_pay_is_not_asked_when_something_to_copy_is_looked_for() -> None:
+    ngram, mtp = Scripted("ngram", [0, 0], 0.99, 7), Scripted("mtp", [16, 16], 0.8, 9)
+    prices = {"mtp": (50.0, 1.0, 1.0), "ngram": (0.0, 0.0, 0.01)}
+    auto = AutoController(replace(FLAT, rounds=prices), [MTP, NGRAM])
+    ctx = context([16, 16])
+    ctx.limits = [k for k, _ in auto.limits(ctx.sequences, ["auto", "auto"], 16)]
+    assert ctx.limits == [16, 16]  # for a copy
+    assert Portfolio(ngram, mtp, auto).draft(ctx).tokens == [[], []]
+    assert mtp.asked in ([], [[0, 0]])
+    auto.forget(0)
+    ctx.limits = [k for k, _ in auto.limits(ctx.sequences, ["auto", 4], 16)]
+    Portfolio(ngram, mtp, auto).draft(ctx)
+    assert mtp.asked[-1] == [0, 4]  # who asks for a length gets it
 
 
 def test_fixed_length_prefers_a_long_match_and_never_drafts_twice() -> None:

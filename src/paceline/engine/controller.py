@@ -262,9 +262,9 @@ class AutoController:
 
     def kind_limit(self, sequence_id: int, kind: str) -> int:
         """Tokens that a drafter of `kind` may propose for this row in this step."""
-        if self._choice is None:
-            return MAX_DRAFT_TOKENS
-        return self._choice.limits.get(kind, {}).get(sequence_id, MAX_DRAFT_TOKENS)
+        if self._choice is None or sequence_id not in self._choice.caps:
+            return MAX_DRAFT_TOKENS  # its length was asked for
+        return self._choice.limits.get(kind, {}).get(sequence_id, 0)
 
     def observe(self, record: StepRecord) -> None:
         asked: dict[int, int] = {}
