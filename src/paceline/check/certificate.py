@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+INTERRUPTED = "interrupted"
 Outcome = Literal["holds", "refuted", "not shown"]
 
 
@@ -98,6 +99,11 @@ class Certificate:
         """Every promise was tested and none refuted. Bit-exactness is a stronger promise, not a needed one."""
         needed = [f for f in self.findings if f.name != "bit-exact forward"]
         return bool(needed) and not self.ended and all(f.outcome == "holds" for f in needed)
+
+    @property
+    def interrupted(self) -> bool:
+        """Nothing was refuted until the user ended it."""
+        return self.ended == INTERRUPTED and all(f.outcome != "refuted" for f in self.findings)
 
     def to_json(self) -> dict[str, Any]:
         out: dict[str, Any] = _plain({"holds": self.holds, "contract": self.contract, **asdict(self)})

@@ -46,7 +46,9 @@ def measure(subject: Subject, texts: int = 3, length: int = 96, out: Deviation |
             other = subject.logits(_hidden(subject, [text], cut)[0])
             out.add(alone, other, f"chunks of {_sizes(cut)}")
     together, apart = (chosen, apart) if len(chosen) > 1 else ([*chosen, *chosen], [*apart, *apart])
-    for cut in ((1,), (5,), (3, 1)):
+    slots = subject.engine.state.cache.max_sequences
+    together, apart = together[-slots:], apart[-slots:]
+    for cut in ((1,), (5,), (3, 1)) if len(together) > 1 else ():
         for mine, other in zip(apart, _hidden(subject, together, cut), strict=True):
             where = f"{len(together)} texts together, chunks of {_sizes(cut)}"
             out.add(subject.logits(mine), subject.logits(other), where)

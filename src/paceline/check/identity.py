@@ -271,7 +271,8 @@ def finding(subject: Subject, score: Score) -> Finding:
         return said(
             "not shown", f"drafts of {', '.join(idle)} were never both kept and refused: give it more time"
         )
-    needed = {"was preempted": score.preemptions}
+    several = subject.engine.state.cache.max_sequences > 1  # one text alone has nobody to give way to
+    needed = {"was preempted": score.preemptions} if several else {}
     needed |= {"found its prompt in the cache": score.reused} if subject.engine.state.share_prefixes else {}
     needed |= {"outgrew the window": score.outgrown} if subject.window else {}
     missing = [what for what, count in needed.items() if not count]

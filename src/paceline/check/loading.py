@@ -9,8 +9,10 @@ from typing import Any
 from paceline.check.subject import Subject
 from paceline.drafters.portfolio import Portfolio
 from paceline.engine.controller import AutoController
+from paceline.errors import UsageError
 from paceline.llm import LLM
 
+LEAST = 160  # tokens of context that the texts of a check need
 SHORT, SPARE = 64, 24  # longest short prompt; tokens that a long one leaves of the sliding window
 
 
@@ -22,6 +24,11 @@ def load(
 ) -> Subject:
     """Load `target` with all of `drafters`. Raises PacelineError."""
     llm = LLM(target, drafter=drafters[0], say=say, **options)
+    if llm.engine.max_len < LEAST:
+        raise UsageError(
+            f"a context of {llm.engine.max_len} tokens is too short to compare texts in: "
+            f"give at least --max-model-len {LEAST}"
+        )
     for name in drafters[1:]:
         _adopt(llm, LLM(target, drafter=name, draft_tokens=4, say=say, **options))
     return Subject(llm.engine, _prompts(llm, texts))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.check import drafts, forward, identity, law
-from paceline.check.certificate import Certificate, Finding
+from paceline.check.certificate import INTERRUPTED, Certificate, Finding
 from paceline.check.crash import describe
 from paceline.check.identity import Effort
 from paceline.check.law import Rule, Sampled, Trial
@@ -53,7 +53,7 @@ def prove(subject: Subject, plan: Plan, provenance: Mapping[str, Any], report: R
             stage.run()
             findings.append(stage.found())
         except KeyboardInterrupt:
-            ended = "interrupted"
+            ended = INTERRUPTED
             findings.append(stage.found().unfinished())
             break
         except UsageError:

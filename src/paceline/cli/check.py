@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from paceline.cli import INTERRUPTED
 from paceline.cli.options import ENGINE, apply
 from paceline.errors import UsageError
 
@@ -16,6 +19,16 @@ if TYPE_CHECKING:
     from paceline.check.certificate import Certificate
     from paceline.check.proof import Plan
     from paceline.llm import LLM
+
+
+class Seconds(click.FloatRange):
+    """More than 0; `nan` is no time, and would compare nothing."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value!r} is no number of seconds", param, ctx)
+        return number
 
 
 @click.command()
@@ -31,9 +44,7 @@ if TYPE_CHECKING:
 @click.option(
     "--tokens", type=click.IntRange(min=1), help="Compare at least that many tokens (default 100,000)."
 )
-@click.option(
-    "--seconds", type=click.FloatRange(min=0, min_open=True), help="Give token identity at most that long."
-)
+@click.option("--seconds", type=Seconds(min=0, min_open=True), help="Give token identity at most that long.")
 @click.option("--json", "json_path", metavar="FILE", help="Also write the certificate as JSON.")
 @apply(ENGINE[3:])  # not the drafter, its length and the rule
 def command(
@@ -48,10 +59,10 @@ def command(
     3. Drafts: does every drafter draft as from a clean start?
     4. Distribution (reject, block): chi-squared of sampled texts against the target's exact law.
 
-    Prints a certificate. The exit code is 0 only if everything that was promised was shown.
+    Prints a certificate, also of a check that broke or was interrupted (Ctrl-C). The exit code is 0 only if
+    everything that was promised was shown, 1 if something was refuted or not shown, 130 after Ctrl-C.
     """
-    if json_path is not None and not Path(json_path).resolve().parent.is_dir():
-        raise UsageError(f"cannot write {json_path}: its folder does not exist")
+    _writable(json_path)
     names = drafters or (("auto", "model+ngram") if target == "demo" else ("auto",))
     certificate = _check(target, names, _plan(quick, tokens, seconds), values)
     click.echo(certificate.to_text())
@@ -63,7 +74,20 @@ def command(
             json.dumps([certificate.to_json()], indent=1, default=str, allow_nan=False) + "\n",
         )
     if not certificate.holds:
-        sys.exit(1)
+        sys.exit(INTERRUPTED if certificate.interrupted else 1)
+
+
+def _writable(json_path: str | None) -> None:
+    """Raise UsageError before the work is done, not after it."""
+    if json_path is None:
+        return
+    path = Path(json_path).resolve()
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {json_path}: its folder does not exist")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"cannot write {json_path}: it is no file, name one in a folder")
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"cannot write {json_path}: its folder may not be written to")
 
 
 def _plan(quick: bool, tokens: int | None, seconds: float | None) -> Plan:
