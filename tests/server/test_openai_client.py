@@ -76,6 +76,24 @@ def test_json_schema_parses(client: openai.OpenAI, seed: int) -> None:  # type: 
     assert isinstance(answer.choices[0].message.parsed, Person)
 
 
+def test_a_call_or_the_format_parses(client: openai.OpenAI) -> None:  # type: ignore[name-defined]
+    parameters = {"type": "object", "required": ["a"], "additionalProperties": False,
+                  "properties": {"a": {"type": "integer"}}}  # fmt: skip
+    tool = {"type": "function", "function": {"name": "add", "parameters": parameters, "strict": True}}
+    seen = set()
+    for seed in range(12):
+        choice = client.chat.completions.parse(
+            model="fake", messages=TALK, response_format=Person, tools=[tool], seed=seed, max_tokens=400
+        ).choices[0]
+        seen.add(choice.finish_reason)
+        if choice.finish_reason == "tool_calls":
+            assert choice.message.content is None
+            assert all(isinstance(c.function.parsed_arguments["a"], int) for c in choice.message.tool_calls)
+        else:
+            assert isinstance(choice.message.parsed, Person)
+    assert seen == {"stop", "tool_calls"}
+
+
 def test_forced_tool_call_streams(client: openai.OpenAI) -> None:  # type: ignore[name-defined]
     for choice in ("required", {"type": "function", "function": {"name": "add"}}):
         with client.chat.completions.stream(
