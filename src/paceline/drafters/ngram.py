@@ -3,8 +3,9 @@
 The occurrence may lie in the prompt, in what was written so far, or in a reference given with the request (the text
 that is being edited). Prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding, with the longest
 match instead of a fixed n, and a copy that has reached the end of the text goes on with itself: a text that repeats
-goes on repeating. Costs no model time and keeps no index: a search through the tokens' bytes takes about a microsecond
-per thousand of them.
+goes on repeating. A reference is followed token by token with the replacements that the text makes (alignment.py), and
+searched only where the text has left it. Costs no model time and keeps no index: a search through the tokens' bytes
+takes about a microsecond per thousand of them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from array import array
 
 from paceline.core import MAX_DRAFT_TOKENS, Draft, Sequence
+from paceline.drafters.alignment import Alignment
 from paceline.drafters.base import DraftContext
 
 LENGTHS = (
@@ -35,21 +37,33 @@ class NgramDrafter:
     def __init__(self, max_tokens: int = MAX_DRAFT_TOKENS) -> None:
         self.max_tokens = max_tokens
         self._own: dict[int, bytearray] = {}
-        self._reference: dict[int, bytearray] = {}
+        self._references: dict[int, tuple[bytes, Alignment]] = {}
 
     def match(self, sequence: Sequence, limit: int) -> tuple[list[int], int]:
         """(up to `limit` tokens that followed the best match, its length in tokens); ([], 0) without one."""
-        tokens, reference = sequence.tokens, sequence.reference
+        tokens = sequence.tokens
         own = _extended(self._own.setdefault(sequence.id, bytearray()), tokens)
         end, best = _longest(own, own, len(tokens) - 1)
+        copied, length = self._from_reference(sequence, own, limit) if sequence.reference else ([], 0)
+        if copied and length >= best:
+            return copied, length
         period = tokens[end : end + limit] if best else []
-        out = [period[j % len(period)] for j in range(limit)] if best else []
-        if reference:
-            index = self._reference.setdefault(sequence.id, bytearray())
-            end, length = _longest(own, _extended(index, reference), len(reference) - 1)
-            if length > best:
-                best, out = length, list(reference[end : end + limit])
-        return out, best
+        return [period[j % len(period)] for j in range(limit)] if best else [], best
+
+    def _from_reference(self, sequence: Sequence, own: bytearray, limit: int) -> tuple[list[int], int]:
+        known = self._references.get(sequence.id)
+        new = known is None
+        if known is None:
+            data = array("i", sequence.reference).tobytes()
+            known = self._references[sequence.id] = data, Alignment(sequence.reference, sequence.prompt_len)
+        data, alignment = known
+        alignment.follow(sequence.tokens)
+        if alignment.lost or new:  # a prompt may end in the middle of it
+            end, length = _longest(own, data, len(sequence.reference))
+            if length > alignment.run or (alignment.lost and length):
+                alignment.jump(sequence.tokens, end, length)
+        tokens = alignment.propose(sequence.tokens, limit)
+        return tokens, min(alignment.run, LENGTHS[-1]) if tokens else 0
 
     def draft(self, context: DraftContext) -> Draft:
         out = Draft.empty(len(context.sequences), "no proposal")
@@ -64,17 +78,17 @@ class NgramDrafter:
 
     def forget(self, sequence_id: int) -> None:
         self._own.pop(sequence_id, None)
-        self._reference.pop(sequence_id, None)
+        self._references.pop(sequence_id, None)
 
 
-def _extended(known: bytearray, tokens: list[int] | tuple[int, ...]) -> bytearray:
+def _extended(known: bytearray, tokens: list[int]) -> bytearray:
     """`known` with the bytes of those of `tokens` that it does not have yet."""
     if len(known) < BYTES * len(tokens):
         known += array("i", tokens[len(known) // BYTES :]).tobytes()
     return known
 
 
-def _longest(text: bytearray, source: bytearray, stop: int) -> tuple[int, int]:
+def _longest(text: bytearray, source: bytes | bytearray, stop: int) -> tuple[int, int]:
     """(end, length): where in `source`, at token `stop` at most, the longest match of the end of `text` ends.
 
     The latest among equals, lengths compared as steps of LENGTHS. (0, 0) without a match.
@@ -90,7 +104,7 @@ def _longest(text: bytearray, source: bytearray, stop: int) -> tuple[int, int]:
     return end, length
 
 
-def _latest(source: bytearray, pattern: bytes, stop: int) -> int:
+def _latest(source: bytes | bytearray, pattern: bytes, stop: int) -> int:
     """The token after the latest occurrence of `pattern` that ends at token `stop` or before; 0 without one."""
     at = source.rfind(pattern, 0, stop * BYTES)
     while at > 0 and at % BYTES:  # it began in the middle of a token

@@ -1,0 +1,91 @@
+"""An edit of a reference is followed, and what it replaces is replaced in later proposals."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core import SamplingParams, Sequence
+from paceline.drafters.alignment import LONGEST_CHANGE, Alignment
+from paceline.drafters.ngram import NgramDrafter
+
+OLD, NEW = [50, 51], [60, 61, 62]  # a name, and what it is renamed to
+
+
+def file(name: list[int]) -> list[int]:
+    return [1, 2, *name, 3, 4, 5, *name, 6, 7, *name, 8, 9]
+
+
+def test_a_rename_is_made_again_at_every_place() -> None:
+    reference, wanted = file(OLD), file(NEW)
+    text: list[int] = []
+    alignment = Alignment(reference, 0)
+    proposed = []
+    for token in wanted:
+        alignment.follow(text)
+        proposed.append(alignment.propose(text, 1))
+        text.append(token)
+    wrong = [i for i, guess in enumerate(proposed) if guess != [wanted[i]]]
+    assert wrong == [2, 3, 4, 5, 6]  # the first place, and the two tokens that show that it is over
+    alignment = Alignment(reference, 0)
+    alignment.follow(wanted[:7])
+    assert alignment.propose(wanted[:7], 99) == wanted[7:]
+    for end in range(7, len(wanted)):  # also from the middle of a new name
+        alignment.follow(wanted[:end])
+        assert alignment.propose(wanted[:end], 99) == wanted[end:]
+
+
+def test_what_is_left_out_and_what_is_put_in() -> None:
+    reference = list(range(20))
+    shorter = [0, 1, 2, 5, 6, 7]
+    alignment = Alignment(reference, 0)
+    alignment.follow(shorter)
+    assert alignment.propose(shorter, 3) == [8, 9, 10]
+    longer = [0, 1, 2, 90, 91, 3, 4, 5]
+    alignment = Alignment(reference, 0)
+    alignment.follow(longer)
+    assert alignment.propose(longer, 2) == [6, 7]
+
+
+def test_a_text_that_has_gone_elsewhere_is_lost_until_it_is_found_again() -> None:
+    reference = list(range(100, 300))
+    text = [100, 101, *range(500 + 2 * LONGEST_CHANGE)]
+    alignment = Alignment(reference, 0)
+    alignment.follow(text)
+    assert alignment.lost
+    assert alignment.propose(text, 4) == []
+    drafter = NgramDrafter()
+    back = Sequence(0, [9, *text, 250, 251, 252], 1, SamplingParams(), 0, reference=tuple(reference))
+    assert drafter.match(back, 3) == ([253, 254, 255], 3)
+    back.tokens.append(253)
+    assert drafter.match(back, 2) == ([254, 255], 4)
+
+
+def test_the_text_begins_where_the_reference_does() -> None:
+    start = Sequence(0, [9, 9, 8], 3, SamplingParams(), 0, reference=(4, 5, 6))
+    assert NgramDrafter().match(start, 2) == ([4, 5], 1)
+
+
+def test_the_end_of_the_reference_is_the_end_of_the_copy() -> None:
+    alignment = Alignment([1, 2, 3], 0)
+    alignment.follow([1, 2, 3])
+    assert alignment.propose([1, 2, 3], 5) == []
+    alignment.follow([1, 2, 3, 4, 5])
+    assert alignment.propose([1, 2, 3, 4, 5], 5) == []
+
+
+@given(st.lists(st.integers(0, 3), max_size=60), st.lists(st.integers(0, 3), max_size=60), st.data())
+def test_any_text_can_be_followed_in_any_portions(
+    text: list[int], reference: list[int], data: st.DataObject
+) -> None:
+    portions = Alignment(reference, 0)
+    at = 0
+    while at < len(text):
+        at += data.draw(st.integers(1, 9))
+        portions.follow(text[:at])
+        tokens = portions.propose(text[:at], 5)
+        assert len(tokens) <= 5
+        assert set(tokens) <= {*text, *reference}
+    exact = Alignment(text, 0)
+    exact.follow(text)
+    assert not exact.lost
