@@ -71,7 +71,7 @@ class NgramDrafter:
             if limit > 0:
                 tokens, length = self.match(sequence, limit)
                 out.tokens[row] = tokens
-                out.confidence[row] = [1.0 - 0.5 ** min(length, 8)] * len(tokens)
+                out.confidence[row] = [_confidence(length + j) for j in range(len(tokens))]
                 out.drafter[row] = self.name
                 out.reasons[row] = None if tokens else "no proposal"
         return out
@@ -79,6 +79,11 @@ class NgramDrafter:
     def forget(self, sequence_id: int) -> None:
         self._own.pop(sequence_id, None)
         self._references.pop(sequence_id, None)
+
+
+def _confidence(length: int) -> float:
+    """Chance that two texts which have agreed for so many tokens agree in the next one, too."""
+    return length / (length + 2)
 
 
 def _extended(known: bytearray, tokens: list[int]) -> bytearray:

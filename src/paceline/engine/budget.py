@@ -246,14 +246,14 @@ def offer(budget: Budget, kind: Kind, arm: Arm, plan: Plan, confidence: list[flo
     """(tokens worth checking, tokens they gain net of their cost) of a proposal made at one go.
 
     Only for proposals that are a function of the text so far (n-gram), or the choice would look at what it
-    decides. A text starts with short ones, and each that is kept lets the next be two tokens longer.
+    decides. What its confidence is worth counts until the text has shown what its own copies are worth.
     """
-    confidence = confidence[: 2 + 2 * int(arm.hits[0])]
     slope = budget.costs.drafting(kind.name)[2]
     bins = budget.bins.get(kind.law(arm.sampled))
     best, length, kept, alive = 0.0, 0, 0.0, 1.0
     for j, value in enumerate(confidence[:MAX_DRAFT_TOKENS]):
-        alive *= 0.5 * (acc.calibrated(bins, value) + arm.accept[j])
+        own = arm.tries[j] / (arm.tries[j] + acc.PRIOR_WEIGHT)
+        alive *= own * arm.accept[j] + (1 - own) * acc.calibrated(bins, value)
         kept += alive
         net = kept - MARGIN * plan.rate * (plan.adding[j] + slope * (j + 1))
         if net > best:

@@ -13,6 +13,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
 PROFILE_ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32)
+FEW_ROWS = 6
 TABLE_ROWS = 64  # beyond it the last slope goes on
 DEFAULT_STEP = 5e-3  # only the ratios matter before the first real step
 FADE = 0.998  # of what was seen of a drafter, for each step without it
@@ -250,13 +251,16 @@ def measure_costs(
     """Typical `time_rows(n)` (seconds of one target forward of n rows) in at most about `limit` seconds.
 
     Rungs are visited in rounds, so that a slow moment spreads over all of them, most telling first: a target
-    too slow for all of them is described by those that fit (at least two). The first visit, which warms
-    caches, does not count where there are more.
+    too slow for all of them is described by those that fit (at least two). The first visit does not count
+    where there are more, nor does the first of two runs of few rows: a step of one row comes after another,
+    not after one of 32 whose data fill the caches.
     """
     begin = time.perf_counter()
     chosen = sorted(set(rows), key=lambda n: (n not in (1, 5), n not in (2, 3, 9, 17), n))
     taken: dict[int, list[float]] = {n: [] for n in chosen}
     for n in chosen * 25:
+        if n <= FEW_ROWS:
+            time_rows(n)
         taken[n].append(time_rows(n))
         if time.perf_counter() - begin > limit and sum(map(bool, taken.values())) > 1:
             break

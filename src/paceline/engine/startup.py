@@ -187,6 +187,7 @@ def _drifted(profile: Profile, pair: Pair) -> str:
     few, more = LOOK_ROWS
     taken: dict[int, list[float]] = {few: [], more: []}
     for rows in (few, more, few, more, few, more):
+        _time_rows(pair.parts.target, pair.parts.cache, rows)  # what comes after another size is slower
         taken[rows].append(_time_rows(pair.parts.target, pair.parts.cache, rows))
     now = min(taken[more]) / min(taken[few])
     costs = profile.costs()
