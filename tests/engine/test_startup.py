@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.core import Draft, SamplingParams
+from paceline.core import Draft, Rows, SamplingParams
 from paceline.drafters.base import DraftContext
 from paceline.drafters.mtp import MTPDrafter
 from paceline.engine import profiles
@@ -22,8 +22,10 @@ from paceline.engine.calibration import FILE_NAME, Known, known_of, read_calibra
 from paceline.engine.controller import MTP, AutoController
 from paceline.engine.costs import Profile
 from paceline.engine.selftest import ENOUGH, complaint, summarise
-from paceline.engine.stopwatch import measure_rounds
+from paceline.engine.stopwatch import measure_steps
+from paceline.kv.cache import KVCache
 from paceline.llm import LLM
+from paceline.models.gemma4 import GemmaTarget
 from paceline.models.hub import bundled
 
 KEY = {"machine": "a", "target": "b"}
@@ -160,6 +162,7 @@ def test_a_self_test_that_would_take_too_long_is_left_out_and_says_so(
     pair: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("paceline.engine.startup._time_rows", lambda target, cache, rows: 0.5)
+    monkeypatch.setattr("paceline.engine.startup.measure_steps", lambda parts, kind, profile, limit: profile)
     llm = load(pair, said)
     assert not mtp_of(llm).known
     assert "self-test would take" in llm.info["acceptance"]
@@ -272,6 +275,10 @@ def test_a_profile_of_another_machine_is_ignored_with_a_line(tmp_path: Path) -> 
         {"seconds": [1, 2, -3]},
         {"seconds": "fast"},
         {"rounds": [1, 2, 3]},
+        {"chill": None},
+        {"chill": {"mtp": "cold"}},
+        {"base": -1},
+        {"slope": True},
         {"rounds": {"mtp": [1, 2]}},
         {"rounds": {"mtp": [1, 2, -3]}},
         {"key": 3},
@@ -345,10 +352,39 @@ def test_stopwatch_prices_by_steps_and_tokens(
     monkeypatch.setattr(MTPDrafter, "draft", slow)
     llm = load(pair, said, draft_tokens=4, max_batch=4)
     parts = replace(llm.engine._parts, default_drafter="mtp")
-    found = measure_rounds(parts, limit=60.0)
-    assert found is not None
-    assert found == pytest.approx((0.0, 3e-3, 1e-3), abs=4e-4)
+    found = measure_steps(parts, MTP, PROFILE, limit=60.0)
+    assert found.rounds["mtp"] == pytest.approx((0.0, 3e-3, 1e-3), abs=4e-4)
     assert llm.engine.state.cache.open_sequences == 0
+
+
+def test_stopwatch_tells_a_step_from_a_bare_forward_and_what_a_round_does_to_it(
+    pair: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps take 2 ms and 1.5 times the table; after a round of the network 3 ms more."""
+    now, drafted = [0.0], [False]
+    table = PROFILE.costs()
+    draft, forward = MTPDrafter.draft, GemmaTarget.forward
+    monkeypatch.setattr("paceline.engine.step.time.perf_counter", lambda: now[0])
+
+    def drafting(self: MTPDrafter, context: DraftContext) -> Draft:
+        drafted[0] = True
+        return draft(self, context)
+
+    def slow(self: GemmaTarget, rows: Rows, cache: KVCache) -> torch.Tensor:
+        now[0] += 2.0 + 1.5 * table.target(rows.count) + (3.0 if drafted[0] else 0.0)
+        drafted[0] = False
+        return forward(self, rows, cache)
+
+    monkeypatch.setattr(MTPDrafter, "draft", drafting)
+    monkeypatch.setattr(GemmaTarget, "forward", slow)
+    llm = load(pair, said, draft_tokens=4, max_batch=4)
+    found = measure_steps(replace(llm.engine._parts, default_drafter="mtp"), MTP, PROFILE, limit=1e6)
+    assert (found.base, found.slope) == pytest.approx((2.0, 1.5))
+    assert found.chill == {"mtp": pytest.approx(3.0)}
+    assert (
+        measure_steps(replace(llm.engine._parts, default_drafter="none"), None, PROFILE, limit=1e6).rounds
+        == {}
+    )
 
 
 def test_one_slow_moment_is_forgotten_while_nothing_is_drafted() -> None:

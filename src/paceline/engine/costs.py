@@ -1,8 +1,8 @@
 """What a step costs on this machine: a staircase over target rows, draft calls, and the rest. Pure values, no
 torch.
 
-The staircase is learnt at start-up (`measure_costs`) and corrected by every step that runs. Seconds
-everywhere. It does not know why a step is slow: context length and a busy machine enter through `drift`.
+Learnt at start-up (`measure_costs`, stopwatch.py) and corrected by every step that runs. Seconds everywhere. Why a step
+is slow it does not know: a long context and a busy machine enter through the pace.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ FEW_ROWS = 6
 TABLE_ROWS = 64  # beyond it the last slope goes on
 DEFAULT_STEP = 5e-3  # only the ratios matter before the first real step
 FADE = 0.998  # of what was seen of a drafter, for each step without it
+DECAY = 0.97  # of the pace, for each step seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,66 +122,76 @@ class DraftCost:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """table[n - 1]: seconds of a target forward with n rows, as profiled and bent by what was seen.
+    """What steps and draft rounds take, as measured at start-up, times the pace of the machine now.
 
-    A step takes base + slope * table[rows]: sampling and bookkeeping add a little to every step, a busy machine
-    stretches all of it. Without a profile (`measured` false) the first step sets the scale.
+    table[n - 1]: seconds of a bare target forward with n rows; a step takes base + slope * table[rows] (choosing tokens,
+    colder caches), and `chill` more after a round of a drafter whose weights have taken the place of the target's in
+    the caches. Without a profile (`measured` false) the first step sets the scale.
     """
 
     table: tuple[float, ...]
     measured: bool = True
     base: float = 0.0
     slope: float = 1.0
-    seen: Line = field(default_factory=Line)  # seconds over table[rows]
+    pace: float = 1.0  # what everything takes now, as a multiple of what it took at start-up
+    chill: Mapping[str, float] = field(default_factory=dict)  # by drafter kind
     other: Line = field(default_factory=Line)  # seconds over target rows: emission, scheduling
     rest: tuple[float, float] = (0.0, 0.0)  # `other` as (base, per row)
-    draft: Mapping[str, DraftCost] = field(default_factory=dict)  # by drafter kind
+    draft: Mapping[str, DraftCost] = field(default_factory=dict)  # by drafter kind, at pace 1
     rounds: Mapping[str, RoundCost] = field(default_factory=dict)  # the fits of `draft`
 
     def target(self, rows: int) -> float:
         """Seconds of a target step."""
         last = len(self.table)
         if rows <= last:
-            return self.base + self.slope * self.table[max(rows, 1) - 1]
+            return self.pace * (self.base + self.slope * self.table[max(rows, 1) - 1])
         more = (self.table[-1] - self.table[last // 2 - 1]) / (last - last // 2)
-        return self.base + self.slope * (self.table[-1] + more * (rows - last))
+        return self.pace * (self.base + self.slope * (self.table[-1] + more * (rows - last)))
 
     def drafting(self, kind: str) -> RoundCost:
-        return self.rounds.get(kind) or DraftCost.like(self.target(1)).guess
+        """What a round adds to a step, besides the target's rows."""
+        base, step, token = self.rounds.get(kind) or DraftCost.like(self.target(1) / self.pace).guess
+        return self.pace * (base + self.chill.get(kind, 0.0)), self.pace * step, self.pace * token
 
     def adding(self, rows: int, more: int) -> float:
         """Seconds that `more` target rows add to a step of `rows`."""
         return max(self.target(rows + more) - self.target(rows), 0.0) + more * self.rest[1]
 
-    def observe_target(self, rows: int, seconds: float, other: float) -> Costs:
-        """Learn from one step. Steps beyond the table (prompts) say nothing about decoding."""
-        if not 0 < rows <= len(self.table) or not 0.0 < seconds < float("inf"):
+    def observe_targets(self, seen: Seq[tuple[int, float, str | None]]) -> Costs:
+        """Learn from steps: (rows, seconds, the kind that drafted before).
+
+        Their typical ratio to what was expected is the pace; what one number of rows differs by bends the staircase.
+        Steps beyond the table (prompts) say nothing about decoding.
+        """
+        steps = [step for step in seen if 0 < step[0] <= len(self.table) and 0.0 < step[1] < float("inf")]
+        if not steps:
             return self
-        table = self.table
         if not self.measured:
-            table = tuple(v * seconds / table[rows - 1] for v in table)
-            seen = self.seen
-        else:
-            surprise = min(max(seconds / self.target(rows), 0.5), 2.0) - 1
-            table = _bend(table, rows - 1, 0.01 * surprise)
-            seen = self.seen.add(table[rows - 1], min(seconds, 4.0 * self.target(rows)))
-        line = seen
-        for i in (1, len(table) // 8, len(table) // 2):  # the profile's own word, until enough is seen
-            line = Line(line.weight + 0.3, line.x + 0.3 * table[i], line.y + 0.3 * table[i],
-                        line.xx + 0.3 * table[i] ** 2, line.xy + 0.3 * table[i] ** 2)  # fmt: skip
-        base, slope = line.fit()
-        more = self.other.add(rows, max(other, 0.0))
-        return replace(
-            self, table=table, measured=True, base=base, slope=slope, seen=seen, other=more, rest=more.fit()
-        )
+            rows, seconds, _ = steps[0]
+            scale = seconds / self.table[rows - 1]
+            return replace(self, table=tuple(v * scale for v in self.table), measured=True)
+        chill = self.chill
+        ratios = [t / (self.target(n) + self.pace * chill.get(kind or "", 0.0)) for n, t, kind in steps]
+        typical = min(max(sorted(ratios)[len(ratios) // 2], 0.25), 4.0)
+        last = steps[-1][0]
+        same = sorted(ratio for ratio, step in zip(ratios, steps, strict=True) if step[0] == last)
+        surprise = min(max(same[len(same) // 2] / typical, 0.5), 2.0) - 1
+        table = _bend(self.table, last - 1, 0.01 * min(len(same), 10) * surprise)
+        return replace(self, pace=self.pace * typical ** (1 - DECAY ** len(ratios)), table=table)
+
+    def observe_other(self, rows: int, seconds: float) -> Costs:
+        """Learn from what a step takes besides the models."""
+        if not 0 < rows <= len(self.table) or not 0.0 <= seconds < float("inf"):
+            return self
+        other = self.other.add(rows, seconds)
+        return replace(self, other=other, rest=other.fit())
 
     def observe_draft(self, kind: str, steps: float, tokens: float, seconds: float) -> Costs:
         """Learn from a draft round of one kind."""
         if not 0.0 <= seconds < float("inf"):
             return self
-        return self._with(
-            kind, (self.draft.get(kind) or DraftCost.like(self.target(1))).add(steps, tokens, seconds)
-        )
+        known = self.draft.get(kind) or DraftCost.like(self.target(1) / self.pace)
+        return self._with(kind, known.add(steps, tokens, seconds / self.pace))
 
     def idle(self, kind: str, steps: int) -> Costs:
         """A kind was not asked for so many steps: what was seen of it counts less."""
@@ -227,16 +238,28 @@ def staircase(rows: Seq[int], seconds: Seq[float], length: int = TABLE_ROWS) -> 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A machine's measured rungs for one target, and what a draft round costs by kind where that was measured."""
+    """What was measured on a machine for one target: rungs of bare forwards, and `Costs` of steps and draft rounds."""
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
     measured: bool = True
-    rounds: Mapping[str, RoundCost] = field(default_factory=dict)
+    base: float = 0.0
+    slope: float = 1.0
+    rounds: Mapping[str, RoundCost] = field(default_factory=dict)  # by drafter kind
+    chill: Mapping[str, float] = field(default_factory=dict)
 
     def costs(self) -> Costs:
         draft = {kind: DraftCost(cost) for kind, cost in self.rounds.items()}
-        return Costs(staircase(self.rows, self.seconds), self.measured, draft=draft, rounds=dict(self.rounds))
+        table = staircase(self.rows, self.seconds)
+        return Costs(
+            table,
+            self.measured,
+            self.base,
+            self.slope,
+            chill=self.chill,
+            draft=draft,
+            rounds=dict(self.rounds),
+        )
 
 
 def default_profile() -> Profile:
@@ -248,12 +271,11 @@ def default_profile() -> Profile:
 def measure_costs(
     time_rows: Callable[[int], float], rows: Seq[int] = PROFILE_ROWS, limit: float = 2.0
 ) -> Profile:
-    """Typical `time_rows(n)` (seconds of one target forward of n rows) in at most about `limit` seconds.
+    """The least `time_rows(n)` (seconds of one target forward of n rows) in at most about `limit` seconds.
 
     Rungs are visited in rounds, so that a slow moment spreads over all of them, most telling first: a target
-    too slow for all of them is described by those that fit (at least two). The first visit does not count
-    where there are more, nor does the first of two runs of few rows: a step of one row comes after another,
-    not after one of 32 whose data fill the caches.
+    too slow for all of them is described by those that fit (at least two). Of few rows the second of two runs
+    counts: a step of one row comes after another, not after one of 32 whose data fill the caches.
     """
     begin = time.perf_counter()
     chosen = sorted(set(rows), key=lambda n: (n not in (1, 5), n not in (2, 3, 9, 17), n))
@@ -265,10 +287,5 @@ def measure_costs(
         if time.perf_counter() - begin > limit and sum(map(bool, taken.values())) > 1:
             break
     rungs = sorted(n for n in chosen if taken[n])
-    values = [_typical(taken[n][1:] or taken[n]) for n in rungs]
+    values = [min(taken[n]) for n in rungs]  # what else the machine does can only slow a forward down
     return Profile(tuple(rungs), tuple(values))
-
-
-def _typical(seconds: list[float]) -> float:
-    """The lower quartile: what else the machine does can only slow a step down."""
-    return sorted(seconds)[len(seconds) // 4]

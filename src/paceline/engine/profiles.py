@@ -13,8 +13,9 @@ import platform
 import tempfile
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -66,9 +67,11 @@ def place(folder: Path, target: Path, settings: Seq[str]) -> Path:
 
 def save(kept: Kept, key: Key, path: Path) -> str:
     """Write atomically. "" or why it could not be kept; then it is only measured again."""
+    profile = kept.profile
     value = {
-        "version": VERSION, "key": dict(key), "rows": kept.profile.rows, "seconds": kept.profile.seconds,
-        "rounds": dict(kept.profile.rounds), "known": kept.known.to_json() if kept.known is not None else None,
+        "version": VERSION, "key": dict(key), "rows": profile.rows, "seconds": profile.seconds, "base": profile.base,
+        "slope": profile.slope, "rounds": dict(profile.rounds), "chill": dict(profile.chill),
+        "known": kept.known.to_json() if kept.known is not None else None,
     }  # fmt: skip
     temporary: str | None = None
     try:
@@ -93,7 +96,7 @@ def load(path: Path, key: Key) -> tuple[Kept | None, str]:
         if not isinstance(raw, dict) or raw.get("version") != VERSION:
             raise ValueError("another format")
         theirs = {str(aspect): str(value) for aspect, value in dict(raw["key"]).items()}
-        profile = _profile(raw["rows"], raw["seconds"], raw["rounds"])
+        profile = _with_steps(_profile(raw["rows"], raw["seconds"]), raw)
         known = known_of(raw["known"]) if raw.get("known") is not None else None
     except (FileNotFoundError, NotADirectoryError):
         return None, ""
@@ -113,22 +116,34 @@ def _why(problem: Exception) -> str:
     return f"no {problem}" if isinstance(problem, KeyError) else f"{problem!s:.80}"
 
 
-def _profile(rows: object, seconds: object, rounds: object) -> Profile:
-    """Raises ValueError unless these are rungs of a staircase, and prices of draft rounds by kind."""
+def _profile(rows: object, seconds: object) -> Profile:
+    """Raises ValueError unless these are rungs of a staircase."""
     if not isinstance(rows, list) or not isinstance(seconds, list) or not rows or len(rows) != len(seconds):
         raise ValueError("not one time for each row count")
     if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in rows) or rows != sorted(
         set(rows)
     ):
         raise ValueError("row counts are not rising")
-    if not all(isinstance(s, int | float) and 0 < s < 3600 for s in seconds):
+    if not all(_is_time(s) and s > 0 for s in seconds):
         raise ValueError("a time is not positive seconds")
-    if not isinstance(rounds, dict) or not all(
-        isinstance(cost, list)
-        and len(cost) == 3
-        and all(isinstance(s, int | float) and 0 <= s < 3600 for s in cost)
-        for cost in rounds.values()
-    ):
+    return Profile(tuple(rows), tuple(float(s) for s in seconds))
+
+
+def _with_steps(profile: Profile, raw: Mapping[str, Any]) -> Profile:
+    """`profile` with what steps and draft rounds cost besides. Raises ValueError for what are no times."""
+    base, slope, rounds, chill = raw["base"], raw["slope"], raw["rounds"], raw["chill"]
+    if not isinstance(rounds, dict) or not isinstance(chill, dict):
+        raise ValueError("no prices by drafter")
+    prices = list(rounds.values())
+    if not all(isinstance(price, list) and len(price) == 3 for price in prices):
         raise ValueError("the price of a draft round is not three times")
-    prices = {str(kind): (float(a), float(b), float(c)) for kind, (a, b, c) in rounds.items()}
-    return Profile(tuple(rows), tuple(float(s) for s in seconds), rounds=prices)
+    if not all(_is_time(s) for s in [base, slope, *chill.values(), *(s for price in prices for s in price)]):
+        raise ValueError("a price is not seconds")
+    return replace(
+        profile, base=float(base), slope=float(slope), chill={str(kind): float(s) for kind, s in chill.items()},
+        rounds={str(kind): (float(a), float(b), float(c)) for kind, (a, b, c) in rounds.items()},
+    )  # fmt: skip
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 3600

@@ -22,7 +22,7 @@ from paceline.engine.controller import KINDS
 from paceline.engine.costs import Profile, default_profile, measure_costs
 from paceline.engine.engine import EngineParts
 from paceline.engine.selftest import LIMIT, LONGEST, complaint, estimate, run_selftest
-from paceline.engine.stopwatch import measure_rounds
+from paceline.engine.stopwatch import measure_steps
 from paceline.kv.cache import KVCache
 from paceline.models.base import Target
 
@@ -174,12 +174,8 @@ def _measure(pair: Pair) -> Profile:
         return _time_rows(pair.parts.target, pair.parts.cache, rows)
 
     time_rows(1)
-    limit = min(2.0, max(0.25, 30 * time_rows(1)))
-    profile = measure_costs(time_rows, limit=limit)
-    rounds = measure_rounds(pair.parts, limit) if pair.kind is not None else None
-    return (
-        profile if pair.kind is None or rounds is None else replace(profile, rounds={pair.kind.name: rounds})
-    )
+    limit = min(1.2, max(0.25, 30 * time_rows(1)))
+    return measure_steps(pair.parts, pair.kind, measure_costs(time_rows, limit=limit), limit / 2)
 
 
 def _drifted(profile: Profile, pair: Pair) -> str:
@@ -190,8 +186,8 @@ def _drifted(profile: Profile, pair: Pair) -> str:
         _time_rows(pair.parts.target, pair.parts.cache, rows)  # what comes after another size is slower
         taken[rows].append(_time_rows(pair.parts.target, pair.parts.cache, rows))
     now = min(taken[more]) / min(taken[few])
-    costs = profile.costs()
-    then = costs.target(more) / costs.target(few)
+    bare = replace(profile, base=0.0).costs()
+    then = bare.target(more) / bare.target(few)
     if 1 / DRIFT < now / then < DRIFT:
         return ""
     return f"cost profile is ignored: {more} rows cost {now:.1f} times one row, it says {then:.1f}: measuring again"

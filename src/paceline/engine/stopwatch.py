@@ -1,4 +1,4 @@
-"""What a draft round costs on this machine, timed at start-up through the engine itself.
+"""What steps and draft rounds cost on this machine, timed at start-up through the engine itself.
 
 A cost that is only guessed has to be found out while users wait, and the first round of all, which records the
 drafter's plan, would be taken for the price of drafting.
@@ -10,68 +10,108 @@ import time
 from dataclasses import replace
 
 from paceline.core import SamplingParams
+from paceline.engine.acceptance import Kind
 from paceline.engine.budget import StepRecord
 from paceline.engine.controller import FixedController
-from paceline.engine.costs import DraftCost, RoundCost
+from paceline.engine.costs import DraftCost, Profile
 from paceline.engine.engine import Engine, EngineParts
 
-SHAPES = ((1, 1), (1, 4), (4, 4), (4, 1))  # (texts, tokens drafted for each)
-REPEATS = 3  # rounds of each shape; the first one warms up and does not count
-WEIGHT = 8  # of a measured round against what is guessed
-PROMPT, WRITE = 8, 160  # tokens; more are written by no drafter in the rounds of all shapes
+TEXTS = (1, 4)
+LENGTHS = (0, 4, 1)  # tokens drafted for each text; they take turns, so that a slow moment hits all of them
+TURNS = 8  # the first one warms up and does not count where there are more
+WEIGHT = 32  # of a measured round against what is guessed
+PROMPT, WRITE = 8, 200  # tokens; more are written by no drafter in all turns
+
+Shape = tuple[int, int]
 
 
 class Stopwatch(FixedController):
-    """Drafts `k` tokens and keeps how long the rounds of the last step took."""
+    """Drafts `k` tokens and keeps the record of the last step."""
 
     def __init__(self) -> None:
-        super().__init__(1)
+        super().__init__(0)
         self.last: StepRecord | None = None
 
     def observe(self, record: StepRecord) -> None:
         self.last = record
 
 
-def measure_rounds(parts: EngineParts, limit: float) -> RoundCost | None:
-    """(base, per step, per token) seconds of a round of `parts.default_drafter`, in about `limit` seconds at most.
+def measure_steps(parts: EngineParts, kind: Kind | None, profile: Profile, limit: float) -> Profile:
+    """`profile` with what a step costs besides a bare forward, and a round of `parts.default_drafter`, of this kind.
 
-    None where too little could be seen: a drafter that fails or has nothing to say, or a very short context. The cache
-    is empty before and after.
+    Takes about `limit` seconds. What cannot be seen stays as it was: a drafter that fails or has nothing to say, a very
+    short context. The cache is empty before and after.
     """
-    watch, cost = Stopwatch(), None
+    seen = _run(parts, limit, LENGTHS if kind is not None else LENGTHS[:1])
+    table = profile.costs()
+    plain = {texts: record.target_seconds for (texts, k), record in seen.items() if not k}
+    if 1 not in plain:
+        return profile
+    base, slope = _line([(table.target(texts), seconds) for texts, seconds in sorted(plain.items())])
+    profile = replace(profile, base=base, slope=slope)
+    drafted = {shape: record for shape, record in seen.items() if shape[1]}
+    if kind is None or not drafted:
+        return profile
+    costs, extra = profile.costs(), []
+    price = DraftCost.like(plain[1])
+    for (_, k), record in drafted.items():
+        extra.append(record.target_seconds - costs.target(record.target_rows))
+        tokens = sum(row.drafted for row in record.rows)
+        for _ in range(WEIGHT):
+            price = price.add(k, tokens, record.draft_seconds, decay=1.0)
+    chill = max(sorted(extra)[len(extra) // 2], 0.0)
+    return replace(profile, rounds={kind.name: price.fit()}, chill={kind.name: chill})
+
+
+def _line(points: list[tuple[float, float]]) -> tuple[float, float]:
+    """(base, slope), none negative, through (forward, step) seconds of the fewest and the most texts."""
+    (x, y), (far_x, far_y) = points[0], points[-1]
+    slope = min(max((far_y - y) / (far_x - x), 0.5), 2.0) if far_x > x else 1.0
+    slope = min(slope, y / x)
+    return y - slope * x, slope
+
+
+def _run(parts: EngineParts, limit: float, lengths: tuple[int, ...]) -> dict[Shape, StepRecord]:
+    """The fastest step of each shape, as far as there is time."""
+    out: dict[Shape, StepRecord] = {}
+    watch = Stopwatch()
     engine = Engine(replace(parts, controller=watch, prefix_cache=False, draft_tokens="auto"))
     if engine.max_len <= PROMPT + WRITE:
-        return None
+        return {}
     end = time.perf_counter() + limit
     names: list[str] = []
     try:
-        for texts, watch.k in [shape for shape in SHAPES if shape[0] <= parts.max_batch]:
+        for texts in [n for n in TEXTS if n <= parts.max_batch]:
             while len(names) < texts:
                 names.append(f"stopwatch-{len(names)}")
                 prompt = [(7 * len(names) + i) % parts.target.vocab_size for i in range(PROMPT)]
                 engine.add(names[-1], prompt, SamplingParams(max_tokens=WRITE, ignore_eos=True))
-            seconds, tokens = _time(engine, watch, texts, end)
-            if seconds is None:
-                break
-            for _ in range(WEIGHT):
-                cost = (cost or DraftCost.like(seconds)).add(watch.k, tokens, seconds, decay=1.0)
+            for turn in range(TURNS):
+                for watch.k in lengths:
+                    record = _step(engine, watch, texts)
+                    known = out.get((texts, watch.k))
+                    if record is not None and (
+                        known is None or turn == 1 or _seconds(record) < _seconds(known)
+                    ):
+                        out[texts, watch.k] = record
+                if time.perf_counter() > end:
+                    return out
     finally:
         for name in names:
             engine.cancel(name)
-    return None if cost is None else cost.fit()
+    return out
 
 
-def _time(engine: Engine, watch: Stopwatch, texts: int, end: float) -> tuple[float | None, int]:
-    """(seconds of the fastest round in which all texts draft, its tokens); (None, 0) if there was none in time."""
-    best, tokens, seen = None, 0, 0
-    for _ in range(4 * REPEATS):  # steps that read a prompt do not draft
-        watch.last = None
+def _step(engine: Engine, watch: Stopwatch, texts: int) -> StepRecord | None:
+    """A step in which all texts did what they were told. Prompts are read before."""
+    for _ in range(2):
         engine.step()
         record = watch.last
-        if record is not None and len(record.rows) == texts and all(row.drafted for row in record.rows):
-            seen += 1
-            if seen > 1 and (best is None or record.draft_seconds < best):
-                best, tokens = record.draft_seconds, sum(row.drafted for row in record.rows)
-        if seen == REPEATS or (time.perf_counter() > end and seen > 1):
-            break
-    return best, tokens
+        if record is not None and len(record.rows) == texts:
+            told = all(bool(row.drafted) == (watch.k > 0) for row in record.rows)
+            return record if told else None
+    return None
+
+
+def _seconds(record: StepRecord) -> float:
+    return record.draft_seconds + record.target_seconds
