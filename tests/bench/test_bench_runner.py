@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -137,6 +138,15 @@ def test_report_is_complete_and_self_contained() -> None:
     assert len(data["runs"]) == 21
     assert report.terminal_table(table).row_count == 4
     assert "not measured" in svg(Chart("t", "x", "y", {}))
+
+
+def test_a_report_that_cannot_be_written_says_so_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "report").mkdir()
+    with pytest.raises(UsageError, match="choose another place"):
+        report.write(tmp_path / "report", "text")
+    assert [path.name for path in tmp_path.iterdir()] == ["report"]
+    report.write(tmp_path / "new.html", "text")
+    assert (tmp_path / "new.html").read_text() == "text"
 
 
 def test_spread_and_quantiles() -> None:

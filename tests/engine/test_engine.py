@@ -171,6 +171,21 @@ def test_the_same_request_id_twice_is_refused() -> None:
         engine.add("x", [2], SamplingParams())
 
 
+def test_a_constraint_that_cannot_be_made_leaves_no_trace() -> None:
+    engine, made = make_engine(Setup()), []
+
+    def make() -> Any:
+        if made:
+            raise ValueError("no grammar")
+        made.append(1)
+
+    with pytest.raises(ValueError, match="no grammar"):
+        engine.add("x", [2], SamplingParams(n=2, constraint=make))
+    assert idle(engine)
+    engine.add("x", [2], SamplingParams(max_tokens=2))
+    assert engine.has_work
+
+
 def test_unseeded_requests_differ_and_report_their_seed() -> None:
     params = SamplingParams(max_tokens=20, temperature=1.2)
     a, b = run(make_engine(Setup(drafter="mtp")), [[2, 3], [2, 3]], params)

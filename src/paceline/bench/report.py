@@ -108,9 +108,13 @@ def page(table: Seq[Line], said: Seq[str], extra: Mapping[str, Any], rungs: Mapp
 
 def write(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
+    temporary: str | None = None
     try:
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as out:
+            temporary = out.name
             out.write(text)
-        os.replace(out.name, path)
+        os.replace(temporary, path)
     except OSError as problem:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
         raise UsageError(f"cannot write {path} ({problem.strerror}): choose another place") from problem

@@ -278,23 +278,26 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Mapping[int, int]]]) -> 
     reasons = dict(budget.reasons)
     targets: list[tuple[int, float, str | None]] = []
     for step, (record, asked) in enumerate(seen, budget.step):
-        rows = [row for row in record.rows if row.drafted]
-        kind = _main_kind(budget, rows) if rows else None
-        targets.append((record.target_rows, record.target_seconds, kind.name if kind is not None else None))
-        used |= {row.drafter for row in rows}
+        spent += record.target_seconds + record.draft_seconds + record.other_seconds
         if step < LEARN_ALL or step % LEARN_EVERY == 0:
             costs = costs.observe_other(record.target_rows, record.other_seconds)
+        for row in record.rows:
+            if row.reason is not None:
+                code = row.reason if row.reason in REASONS else row.reason.partition(":")[0]
+                reasons[code] = reasons.get(code, 0) + 1
+        rows = [row for row in record.rows if row.drafted]
+        if not rows:
+            targets.append((record.target_rows, record.target_seconds, None))
+            continue
+        kind = _main_kind(budget, rows)
+        targets.append((record.target_rows, record.target_seconds, kind.name if kind is not None else None))
+        used |= {row.drafter for row in rows}
+        drafted += rows
         if kind is not None and (step < LEARN_ALL or step % LEARN_EVERY < 2):
             each = [max(asked.get(r.sequence_id, 0), r.drafted) for r in rows if r.drafter == kind.name]
             costs = costs.observe_draft(
                 kind.name, max(each) if kind.sequential else 1, sum(each), record.draft_seconds
             )
-        spent += record.target_seconds + record.draft_seconds + record.other_seconds
-        drafted += rows
-        for row in record.rows:
-            if row.reason is not None:
-                code = row.reason if row.reason in REASONS else row.reason.partition(":")[0]
-                reasons[code] = reasons.get(code, 0) + 1
     costs = costs.observe_targets(targets)
     for name in set(costs.draft) - used:
         costs = costs.idle(name, len(seen))

@@ -20,7 +20,7 @@ Limit = tuple[int, str | None]
 HOLD = 4  # steps that a plan holds
 REST, LONGEST_REST = 16, 64  # steps that a plan without drafts holds: longer each time
 YOUNG = 6  # drafts after which it is known what a text is like: before, every step is planned
-LOOK = 16  # steps between two looks for something to copy, at most
+LOOK = 32  # steps between two looks for something to copy, at most
 
 MTP = Kind("mtp", (0.7, 0.72, 0.72, 0.7, 0.68), sampled=(0.56, 0.6, 0.6, 0.6))
 MODEL = Kind("model", (0.65, 0.65, 0.62, 0.6))
@@ -167,7 +167,7 @@ class AutoController:
                 choice.caps[sequence.id] = limit
             else:
                 choice.rows += limit
-        choice.until = self._now + HOLD
+        choice.until = self._now + LONGEST_REST
         if not choice.caps:
             return choice
         chosen = sequences[0].params.drafter
@@ -292,7 +292,7 @@ class AutoController:
                 self._warn(text)
 
     def _look(self, choice: _Choice, record: StepRecord) -> None:
-        """Look less often where there was nothing to copy: every 2nd, 4th, 8th, 16th step; every 2nd where it lost."""
+        """Look less often where there was nothing to copy: every 2nd, 4th, 8th, ... 32nd step; every 2nd where it lost."""
         for name in choice.free:
             asked = choice.limits[name]
             for row in record.rows:

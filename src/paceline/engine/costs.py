@@ -170,8 +170,11 @@ class Costs:
             rows, seconds, _ = steps[0]
             scale = seconds / self.table[rows - 1]
             return replace(self, table=tuple(v * scale for v in self.table), measured=True)
-        chill = self.chill
-        ratios = [t / (self.target(n) + self.pace * chill.get(kind or "", 0.0)) for n, t, kind in steps]
+        shapes = {(n, kind) for n, _, kind in steps}
+        expected = {
+            (n, kind): self.target(n) + self.pace * self.chill.get(kind or "", 0.0) for n, kind in shapes
+        }
+        ratios = [t / expected[n, kind] for n, t, kind in steps]
         typical = min(max(sorted(ratios)[len(ratios) // 2], 0.25), 4.0)
         last = steps[-1][0]
         same = sorted(ratio for ratio, step in zip(ratios, steps, strict=True) if step[0] == last)

@@ -113,18 +113,23 @@ class Engine:
         if request_id in self._requests:
             raise UsageError(f"a request {request_id!r} is already running: give each its own id")
         seed = noise.fresh_seed() if params.seed is None else params.seed
+        # whatever a request's own code raises, it does so before anything is queued
+        constraints = [
+            params.constraint() if params.constraint is not None else None for _ in range(params.n)
+        ]
+        reference = self._reference(params)
         leader: Sequence | None = None
         self._requests[request_id] = set()
-        for index in range(params.n):
+        for index, constraint in enumerate(constraints):
             sequence = Sequence(
                 id=self._next_id,
                 tokens=list(prompt_ids),
                 prompt_len=len(prompt_ids),
                 params=params,
                 seed=noise.sibling_seed(seed, index),
-                reference=self._reference(params),
+                reference=reference,
                 salt=salt,
-                constraint=params.constraint() if params.constraint is not None else None,
+                constraint=constraint,
             )
             self._next_id += 1
             self._requests[request_id].add(sequence.id)
