@@ -292,7 +292,7 @@ class AutoController:
                 self._warn(text)
 
     def _look(self, choice: _Choice, record: StepRecord) -> None:
-        """Look less often where there was nothing to copy: every 2nd, 4th, 8th, ... 32nd step; every 2nd where it lost."""
+        """Look less often where nothing was found: every 2nd, 4th, 8th, ... 32nd step; every 2nd where it lost."""
         for name in choice.free:
             asked = choice.limits[name]
             for row in record.rows:
