@@ -1,4 +1,4 @@
-// Ops on one row, and attention of one row. Every loop runs in one fixed order; tails are zero-padded vectors.
+// Ops on one row. Every loop runs in one fixed order; tails are zero-padded vectors.
 #pragma once
 
 #include "simd.h"

@@ -18,7 +18,7 @@ from paceline.engine.costs import Profile
 
 Limit = tuple[int, str | None]
 HOLD = 4  # steps that a plan holds
-REST, LONGEST_REST = 16, 64  # steps that a plan without drafts holds: longer each time
+REST, LONGEST_REST = 16, 128  # steps that a plan without drafts holds: longer each time
 YOUNG = 6  # drafts after which it is known what a text is like: before, every step is planned
 LOOK = 32  # steps between two looks for something to copy, at most
 
@@ -86,6 +86,8 @@ class _Choice:
     rows: int  # target rows that run whatever is drafted
     free: tuple[str, ...] = ()  # kinds that can be looked up, and would pay
     asked: dict[int, int] = field(default_factory=dict)  # by row: tokens of a kind that drafts one by one
+    look: int = 0  # the step before which nothing has to be looked up
+    looked: bool = False  # in this step
     until: int = 0
     rest: int = 0  # steps that it holds because it drafts nothing
 
@@ -136,19 +138,19 @@ class AutoController:
         self._used.append(choice)
         self._planned += choice.rows
         self._alive.clear()
-        return self._with_looks(choice, ids) if choice.free else choice.out
+        choice.looked = False
+        return self._with_looks(choice, ids) if choice.free and choice.look <= self._now else choice.out
 
     def _with_looks(self, choice: _Choice, ids: tuple[int, ...]) -> list[Limit]:
         """All that a row has room for where something is looked up in this step: `offer` decides what is used."""
-        now, due = self._now, False
+        now = self._now
+        due = {i: quiet[1] if (quiet := self._quiet.get(i)) is not None else now for i in choice.caps}
+        choice.look = min(due.values(), default=now + LONGEST_REST)
         for name in choice.free:
-            own = choice.limits[name]
-            for i, cap in choice.caps.items():
-                quiet = self._quiet.get(i)
-                own[i] = cap if quiet is None or quiet[1] <= now else 0
-                due = due or own[i] > 0
-        if not due:
+            choice.limits[name] = {i: cap if due[i] <= now else 0 for i, cap in choice.caps.items()}
+        if choice.look > now:
             return choice.out
+        choice.look, choice.looked = now + 1, True
         most = [max([choice.limits[name].get(i, 0) for name in choice.free]) for i in ids]
         return [
             (free, None) if free > limit else (limit, reason)
@@ -274,7 +276,7 @@ class AutoController:
         self._others, self._planned = max(record.target_rows - known, 0), 0
         self._seen.append((record, asked))
         for choice in self._used:
-            if choice.free:
+            if choice.looked:
                 self._look(choice, record)
         self._used.clear()
         self._offered.clear()
