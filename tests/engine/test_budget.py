@@ -209,6 +209,35 @@ def test_alarm_comes_once_and_only_for_a_known_pair() -> None:
     assert not said
 
 
+def test_a_rest_says_for_how_long_limits_would_say_the_same() -> None:
+    """Asked at every step or only after its rests, the controller drafts the same."""
+    law = {0: 0.1, 1: 0.05}
+
+    def drafts(*, rests: bool) -> list[tuple[int, ...]]:
+        auto, out, left = AutoController(FLAT, [MTP]), [], 0
+        for step in range(400):
+            limits = [(0, "same")] * 2
+            if left == 0:
+                limits = auto.limits([sequence(i) for i in law], ["auto"] * 2, 16)
+                left = auto.rest() if rests else 0
+            else:
+                left -= 1
+            lengths = tuple(limit for limit, _ in limits)
+            rows = [
+                row(i, k, int(k > 0 and (7 * step + i) % 10 < 10 * law[i])) for i, k in enumerate(lengths)
+            ]
+            seconds = FLAT.costs().target(2 + sum(lengths))
+            auto.observe(
+                StepRecord(2 + sum(lengths), 2, 9, seconds, 0.05 * max(lengths), max(lengths), 0.0, rows)
+            )
+            out.append(lengths)
+        return out
+
+    assert drafts(rests=True) == drafts(rests=False)
+    assert AutoController(FLAT, [MTP]).rest() == 0
+    assert FixedController(0).rest() == 0
+
+
 def test_costs_follow_the_machine_and_ignore_a_hiccup() -> None:
     costs = FLAT.costs()
     for _ in range(30):

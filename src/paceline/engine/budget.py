@@ -79,6 +79,10 @@ class Controller(Protocol):
         """Per row: tokens to draft at most, and the reason code when that is 0."""
         ...
 
+    def rest(self) -> int:
+        """Steps after this one in which `limits` would draft nothing for the same rows, as far as is known now."""
+        ...
+
     def go_on(self, sequence_id: int, step: int, confidence: float) -> bool:
         """Whether to draft one more token, after `step` + 1 were drafted, the last with `confidence`."""
         ...

@@ -40,6 +40,9 @@ class FixedController:
             for sequence, want in zip(sequences, wants, strict=True)
         ]
 
+    def rest(self) -> int:
+        return 0
+
     def go_on(self, sequence_id: int, step: int, confidence: float) -> bool:
         return True
 
@@ -140,6 +143,13 @@ class AutoController:
         self._alive.clear()
         choice.looked = False
         return self._with_looks(choice, ids) if choice.free and choice.look <= self._now else choice.out
+
+    def rest(self) -> int:
+        choice = self._choice
+        if choice is None or choice.looked or any(limit for limit, _ in choice.out):
+            return 0
+        until = min(choice.until, choice.look) if choice.free else choice.until
+        return max(until - self._now - 1, 0)
 
     def _with_looks(self, choice: _Choice, ids: tuple[int, ...]) -> list[Limit]:
         """All that a row has room for where something is looked up in this step: `offer` decides what is used."""

@@ -10,11 +10,13 @@ from paceline.engine import budget
 from paceline.engine.live import Live
 from paceline.engine.picker import StepPicker
 from paceline.engine.scheduler import Work
-from paceline.engine.state import EngineState
+from paceline.engine.state import EngineState, Rest
 
 
 def propose(state: EngineState, work: list[Work]) -> Draft:
     """Drafts for all rows of `work`; rows that do not decode, or may not draft, are empty with their reason."""
+    if state.rest is not None and state.rest.holds(work):
+        return state.rest.draft()
     out = Draft.empty(len(work), budget.PREFILL)
     out.q = [None] * len(work)
     groups: dict[str, list[int]] = {}
@@ -29,6 +31,9 @@ def propose(state: EngineState, work: list[Work]) -> Draft:
                 groups.setdefault(live.drafter, []).append(i)
     for name, rows in groups.items():
         _ask(state, state.drafters[name], [state.lives[work[i].sequence.id] for i in rows], rows, out)
+    steps = state.controller.rest() if len(groups) == 1 and not any(out.tokens) else 0
+    whole = steps > 0 and sum(map(len, groups.values())) == len(work)
+    state.rest = Rest([w.sequence.id for w in work], steps, out.reasons) if whole else None
     return out
 
 

@@ -7,14 +7,34 @@ from dataclasses import dataclass, field
 
 import torch
 
-from paceline.core import Delta, Sequence
+from paceline.core import Delta, Draft, Sequence
 from paceline.drafters.base import Drafter
 from paceline.engine.budget import Controller
 from paceline.engine.live import Live
-from paceline.engine.scheduler import Scheduler
+from paceline.engine.scheduler import Scheduler, Work
 from paceline.kv.cache import KVCache
 from paceline.kv.pages import OutOfPages
 from paceline.models.base import Target
+
+
+@dataclass(slots=True)
+class Rest:
+    """The controller drafts nothing for these rows for a while: until then it is not asked, which takes time, too."""
+
+    ids: list[int]
+    steps: int
+    reasons: list[str | None]
+
+    def holds(self, work: list[Work]) -> bool:
+        return self.steps > 0 and self.ids == [
+            w.sequence.id if w.count == 1 and w.last else None for w in work
+        ]
+
+    def draft(self) -> Draft:
+        self.steps -= 1
+        rows = len(self.ids)
+        empty: list[list[int]] = [[] for _ in range(rows)]
+        return Draft(empty, [[] for _ in range(rows)], [None] * rows, list(self.reasons), ["none"] * rows)
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +51,7 @@ class EngineState:
     hidden: torch.Tensor | None = None  # [max_sequences, H] the target's last hidden state, by cache slot
     hidden_at: dict[int, int] = field(default_factory=dict)  # slot -> the text position it belongs to
     failures: list[Delta] = field(default_factory=list)
+    rest: Rest | None = None
     preemptions: int = 0
     steps: int = 0
 
