@@ -50,7 +50,8 @@ def said() -> list[str]:
 
 @pytest.fixture
 def same_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Costs that do not depend on what else this machine does."""
+    """Costs that do not depend on what else this machine does, and time enough for a self-test."""
+    monkeypatch.setattr("paceline.engine.startup.LIMIT", 60.0)
     monkeypatch.setattr(
         "paceline.engine.startup._time_rows", lambda target, cache, rows: 1e-3 * (1 + rows / 9)
     )
