@@ -133,6 +133,22 @@ def test_never_slower_with_a_hopeless_drafter() -> None:
     assert done["drafted"] > 0  # it did probe
 
 
+def test_a_probe_lasts_one_step_and_only_a_kept_one_is_followed_by_another() -> None:
+    auto = AutoController(FLAT, [MTP])
+    auto.budget = replace(auto.budget, costs=make(FLAT, 0.5).costs)
+    simulate(auto, {1: 0.0}, 200, draft=0.5)
+    asked = []
+    for step in range(600):
+        ((limit, _),) = auto.limits([sequence(1)], ["auto"], 16)
+        asked.append(limit)
+        kept = int(limit > 0 and step > 400)
+        auto.observe(StepRecord(1 + limit, 1, 9, 1.0, 0.5 * limit, limit, 0.0, [row(1, limit, kept)]))
+    probes = [step for step, limit in enumerate(asked[:400]) if limit]
+    assert 0 < len(probes) <= 4
+    assert all(not asked[step + 1] for step in probes)
+    assert sum(limit > 0 for limit in asked[400:]) > len(probes)
+
+
 def test_kept_probes_bring_a_row_back() -> None:
     auto = AutoController(FLAT, [MTP])
     simulate(auto, {1: 0.0}, 300)

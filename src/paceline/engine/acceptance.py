@@ -15,7 +15,7 @@ from paceline.core import MAX_DRAFT_TOKENS
 PRIOR_WEIGHT = 3.0  # observations that the pair's known acceptance counts for
 WINDOW = 24.0  # observations that a request remembers by position
 PARKED_WINDOW = 6.0  # fewer while parked, so that a few kept probes bring it back
-FIRST_PROBE = 8  # steps until a parked row may probe; doubles with each probe that is refused
+FIRST_PROBE = 16  # steps until a parked row may probe; doubles with each probe that is refused
 LAST_PROBE = 1024
 BINS = 12  # of the drafter's confidence
 BIN_WEIGHT = 8.0  # observations that the drafter's own word counts for

@@ -48,6 +48,7 @@ REASONS = (
 LEARN_ALL, LEARN_EVERY = 48, 16  # steps: later, one in so many tells enough of what things cost
 MARGIN = 1.04  # a plan must promise that much more than none: what it does not know costs something too
 PROBE_SHARE = 0.005  # of the running time that probes may cost
+MOST_CREDIT = 2.0  # target steps that are saved for them
 
 
 @dataclass(slots=True)
@@ -207,7 +208,8 @@ def should_probe(budget: Budget, kind: Kind, arm: Arm, rows: int) -> float | Non
     if not arm.parked or budget.step < arm.due:
         return None
     cost = sum(budget.costs.drafting(kind.name)) + budget.costs.adding(rows, 1)
-    floor = -2.0 * cost if arm.wait == 1 else cost  # after a kept probe the next may run on credit
+    most = MOST_CREDIT * budget.costs.target(1)
+    floor = -2.0 * cost if arm.wait == 1 else min(cost, most)  # after a kept probe the next may run on credit
     return cost if budget.credit >= floor else None
 
 
@@ -307,7 +309,7 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Mapping[int, int]]]) -> 
         costs = costs.idle(name, len(seen))
     budget = replace(
         budget, costs=costs, reasons=reasons, step=budget.step + len(seen), seconds=budget.seconds + spent,
-        credit=min(budget.credit + PROBE_SHARE * spent, 4.0 * costs.target(1)),
+        credit=min(budget.credit + PROBE_SHARE * spent, MOST_CREDIT * costs.target(1)),
     )  # fmt: skip
     return observe_rows(budget, drafted) if drafted else budget
 

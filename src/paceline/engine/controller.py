@@ -82,6 +82,7 @@ def _proposal(confidence: list[float]) -> tuple[int, float]:
 class _Choice:
     """What was decided for some rows, and until which step it holds."""
 
+    ids: list[int]
     plans: dict[str, Plan]
     limits: dict[str, dict[int, int]]  # by kind: tokens that a row may get of it
     out: list[Limit]  # by row, where nothing is looked up
@@ -93,6 +94,7 @@ class _Choice:
     looked: bool = False  # in this step
     until: int = 0
     rest: int = 0  # steps that it holds because it drafts nothing
+    probes: bool = False  # in its first step
 
 
 class AutoController:
@@ -171,7 +173,7 @@ class AutoController:
         self._learn()
         if self.budget.probing:
             self.budget = replace(self.budget, probing=frozenset())
-        choice = _Choice({}, {}, [], {}, len(sequences))
+        choice = _Choice([s.id for s in sequences], {}, {}, [], {}, len(sequences))
         for sequence, want in zip(sequences, wants, strict=True):
             limit, reason = _fixed(sequence, MAX_DRAFT_TOKENS if want == "auto" else want, drafter_max)
             choice.out.append((limit, reason))
@@ -192,15 +194,16 @@ class AutoController:
         for name in choice.free:
             choice.plans[name] = b.look(self.budget, choice.rows + self._others, len(sequences), rate)
         choice.out = [best.get(s.id, limit) for s, limit in zip(sequences, choice.out, strict=True)]
-        choice.until = self._until(choice)
+        choice.until, choice.probes = self._until(choice), bool(self.budget.probing)
         return choice
 
     def _until(self, choice: _Choice) -> int:
         """The step at which to think again: soon where little is known yet."""
-        arms = self.budget.arms
-        drafting = [(i, name) for name, own in choice.limits.items() for i, limit in own.items() if limit]
+        arms, probing = self.budget.arms, self.budget.probing
+        limits = [(i, name, limit) for name, own in choice.limits.items() for i, limit in own.items()]
+        drafting = [(i, name) for i, name, limit in limits if limit and i not in probing]
         young = any(arms[key].tries[0] < YOUNG for key in drafting)
-        if young or self._others or self.budget.probing:
+        if young or self._others:
             return self._now + 1
         if drafting:
             return self._now + HOLD
@@ -288,10 +291,27 @@ class AutoController:
         for choice in self._used:
             if choice.looked:
                 self._look(choice, record)
+            if choice.probes:
+                self._end_probes(choice, record)
         self._used.clear()
         self._offered.clear()
         if len(self._seen) >= LONGEST_REST:
             self._learn()
+
+    def _end_probes(self, choice: _Choice, record: StepRecord) -> None:
+        """A probe lasts one step. Think again if its token was kept, else the plan goes on without it."""
+        probing, choice.probes = self.budget.probing, False
+        if any(row.accepted and row.sequence_id in probing for row in record.rows):
+            choice.until = self._now
+            return
+        for name, own in choice.limits.items():
+            if self._kinds[name].sequential:
+                own.update(dict.fromkeys(probing & own.keys(), 0))
+        choice.asked = {i: limit for i, limit in choice.asked.items() if i not in probing}
+        choice.out = [
+            (0, b.NO_CONFIDENCE) if i in probing else limit
+            for i, limit in zip(choice.ids, choice.out, strict=True)
+        ]
 
     def _learn(self) -> None:
         """Let `budget` learn from the steps since it last did."""
