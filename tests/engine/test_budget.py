@@ -257,22 +257,24 @@ def test_a_rest_says_for_how_long_limits_would_say_the_same() -> None:
 def test_costs_follow_the_machine_and_ignore_a_hiccup() -> None:
     costs = FLAT.costs()
     for _ in range(30):
-        costs = costs.observe_targets([(5, 2.2, None)] * 8)  # twice as slow as profiled
+        costs = costs.observe_targets([(5, 2.2, None, 0)] * 8)  # twice as slow as profiled
     assert costs.target(5) == pytest.approx(2.2, rel=0.05)
     assert costs.target(1) == pytest.approx(2.0, rel=0.1)
-    assert costs.observe_targets([(5, 2.2, None), (5, 100.0, None), (5, 2.2, None)]).target(
+    assert costs.observe_targets([(5, 2.2, None, 0), (5, 100.0, None, 0), (5, 2.2, None, 0)]).target(
         5
     ) < 1.2 * costs.target(5)
-    assert costs.observe_targets([(0, 1.0, None), (5, math.nan, None), (900, 1.0, None)]) is costs
+    assert costs.observe_targets([(0, 1.0, None, 0), (5, math.nan, None, 0), (900, 1.0, None, 0)]) is costs
     assert costs.observe_other(5, math.nan) is costs
 
 
 def test_what_a_round_does_to_the_step_after_it_is_a_cost_of_the_round() -> None:
     plain = replace(FLAT, rounds={"mtp": (0.1, 0.1, 0.0)})
-    chilled = replace(plain, chill={"mtp": 0.5}).costs()
+    chilled = replace(plain, chill={"mtp": (0.5, 0.1)}).costs()
     assert chilled.drafting("mtp")[0] == pytest.approx(0.6)
-    assert chilled.observe_targets([(5, 1.6, "mtp")] * 8).pace == pytest.approx(1.0)
-    assert chilled.observe_targets([(5, 1.6, None)] * 8).pace > 1.05
+    assert chilled.drafting("mtp", 4)[0] == pytest.approx(0.9)
+    assert chilled.observe_targets([(5, 1.6, "mtp", 1)] * 8).pace == pytest.approx(1.0)
+    assert chilled.observe_targets([(5, 1.7, "mtp", 2)] * 8).pace == pytest.approx(1.0)
+    assert chilled.observe_targets([(5, 1.6, None, 0)] * 8).pace > 1.05
     slow = replace(chilled, pace=2.0)
     assert slow.drafting("mtp") == pytest.approx((1.2, 0.2, 0.0))
     same = slow.observe_draft("mtp", 1, 1, 0.4)  # as measured, at this pace

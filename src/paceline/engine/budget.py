@@ -148,7 +148,7 @@ def choose(budget: Budget, kind: Kind, caps: Mapping[int, int], rows: int, texts
     the best rate wins; all prefixes are looked at, since a staircase has more than one summit.
     """
     costs, other = budget.costs, budget.costs.rest
-    base, step, slope = costs.drafting(kind.name)
+    base, step, slope = costs.drafting(kind.name, len(caps))
     entries: list[tuple[float, int, int]] = []  # (-survival, depth, id)
     known = kind.known  # or of some row it was seen what its drafts are worth
     for sequence_id, cap in caps.items():
@@ -193,7 +193,7 @@ def could_pay(
 ) -> bool:
     """Whether drafts would pay if every token were kept with that chance; where even 1 does not, probing is pointless."""
     costs = budget.costs
-    base, step, slope = costs.drafting(kind.name)
+    base, step, slope = costs.drafting(kind.name, auto_rows)
     alone = min(rows, max(texts, 1))
     plain = costs.target(alone) + costs.rest[0] + costs.rest[1] * alone
     for more, calls in ((1, 1), (auto_rows, 1), (2 * auto_rows, 2), (4 * auto_rows, 4)):
@@ -282,7 +282,7 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Mapping[int, int]]]) -> 
     """
     costs, spent, drafted, used = budget.costs, 0.0, [], set()
     reasons = dict(budget.reasons)
-    targets: list[tuple[int, float, str | None]] = []
+    targets: list[tuple[int, float, str | None, int]] = []
     for step, (record, asked) in enumerate(seen, budget.step):
         spent += record.target_seconds + record.draft_seconds + record.other_seconds
         if step < LEARN_ALL or step % LEARN_EVERY == 0:
@@ -293,10 +293,11 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Mapping[int, int]]]) -> 
                 reasons[code] = reasons.get(code, 0) + 1
         rows = [row for row in record.rows if row.drafted]
         if not rows:
-            targets.append((record.target_rows, record.target_seconds, None))
+            targets.append((record.target_rows, record.target_seconds, None, 0))
             continue
         kind = _main_kind(budget, rows)
-        targets.append((record.target_rows, record.target_seconds, kind.name if kind is not None else None))
+        name = kind.name if kind is not None else None
+        targets.append((record.target_rows, record.target_seconds, name, len(rows)))
         used |= {row.drafter for row in rows}
         drafted += rows
         if kind is not None and (step < LEARN_ALL or step % LEARN_EVERY < 2):

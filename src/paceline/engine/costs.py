@@ -60,6 +60,7 @@ class Line:
         return base + slope * x
 
 
+Chill = tuple[float, float]  # seconds: (of a round of one text, more for each further text)
 RoundCost = tuple[float, float, float]  # seconds of a draft round: (base, per step, per token)
 
 
@@ -134,7 +135,7 @@ class Costs:
     base: float = 0.0
     slope: float = 1.0
     pace: float = 1.0  # what everything takes now, as a multiple of what it took at start-up
-    chill: Mapping[str, float] = field(default_factory=dict)  # by drafter kind
+    chill: Mapping[str, Chill] = field(default_factory=dict)  # by drafter kind
     other: Line = field(default_factory=Line)  # seconds over target rows: emission, scheduling
     rest: tuple[float, float] = (0.0, 0.0)  # `other` as (base, per row)
     draft: Mapping[str, DraftCost] = field(default_factory=dict)  # by drafter kind, at pace 1
@@ -148,17 +149,21 @@ class Costs:
         more = (self.table[-1] - self.table[last // 2 - 1]) / (last - last // 2)
         return self.pace * (self.base + self.slope * (self.table[-1] + more * (rows - last)))
 
-    def drafting(self, kind: str) -> RoundCost:
-        """What a round adds to a step, besides the target's rows."""
+    def drafting(self, kind: str, texts: int = 1) -> RoundCost:
+        """What a round of so many texts adds to a step, besides the target's rows."""
         base, step, token = self.rounds.get(kind) or DraftCost.like(self.target(1) / self.pace).guess
-        return self.pace * (base + self.chill.get(kind, 0.0)), self.pace * step, self.pace * token
+        return self.pace * (base + self._chill(kind, texts)), self.pace * step, self.pace * token
+
+    def _chill(self, kind: str | None, texts: int) -> float:
+        one, more = self.chill.get(kind or "", (0.0, 0.0))
+        return one + more * (texts - 1)
 
     def adding(self, rows: int, more: int) -> float:
         """Seconds that `more` target rows add to a step of `rows`."""
         return max(self.target(rows + more) - self.target(rows), 0.0) + more * self.rest[1]
 
-    def observe_targets(self, seen: Seq[tuple[int, float, str | None]]) -> Costs:
-        """Learn from steps: (rows, seconds, the kind that drafted before).
+    def observe_targets(self, seen: Seq[tuple[int, float, str | None, int]]) -> Costs:
+        """Learn from steps: (rows, seconds, the kind that drafted before, for how many texts).
 
         Their typical ratio to what was expected is the pace; what one number of rows differs by bends the staircase.
         Steps beyond the table (prompts) say nothing about decoding.
@@ -167,14 +172,12 @@ class Costs:
         if not steps:
             return self
         if not self.measured:
-            rows, seconds, _ = steps[0]
+            rows, seconds, _, _ = steps[0]
             scale = seconds / self.table[rows - 1]
             return replace(self, table=tuple(v * scale for v in self.table), measured=True)
-        shapes = {(n, kind) for n, _, kind in steps}
-        expected = {
-            (n, kind): self.target(n) + self.pace * self.chill.get(kind or "", 0.0) for n, kind in shapes
-        }
-        ratios = [t / expected[n, kind] for n, t, kind in steps]
+        expected = {shape: self.target(shape[0]) + self.pace * self._chill(*shape[1:])
+                    for shape in {(rows, kind, texts) for rows, _, kind, texts in steps}}  # fmt: skip
+        ratios = [seconds / expected[rows, kind, texts] for rows, seconds, kind, texts in steps]
         typical = min(max(sorted(ratios)[len(ratios) // 2], 0.25), 4.0)
         last = steps[-1][0]
         same = sorted(ratio for ratio, step in zip(ratios, steps, strict=True) if step[0] == last)
@@ -249,7 +252,7 @@ class Profile:
     base: float = 0.0
     slope: float = 1.0
     rounds: Mapping[str, RoundCost] = field(default_factory=dict)  # by drafter kind
-    chill: Mapping[str, float] = field(default_factory=dict)
+    chill: Mapping[str, Chill] = field(default_factory=dict)
 
     def costs(self) -> Costs:
         draft = {kind: DraftCost(cost) for kind, cost in self.rounds.items()}

@@ -134,13 +134,15 @@ def _with_steps(profile: Profile, raw: Mapping[str, Any]) -> Profile:
     base, slope, rounds, chill = raw["base"], raw["slope"], raw["rounds"], raw["chill"]
     if not isinstance(rounds, dict) or not isinstance(chill, dict):
         raise ValueError("no prices by drafter")
-    prices = list(rounds.values())
-    if not all(isinstance(price, list) and len(price) == 3 for price in prices):
-        raise ValueError("the price of a draft round is not three times")
-    if not all(_is_time(s) for s in [base, slope, *chill.values(), *(s for price in prices for s in price)]):
+    for kinds, count in ((rounds, 3), (chill, 2)):
+        if not all(isinstance(price, list) and len(price) == count for price in kinds.values()):
+            raise ValueError(f"the price of a draft round is not {count} times")
+    prices = [*rounds.values(), *chill.values()]
+    if not all(_is_time(s) for s in [base, slope, *(s for price in prices for s in price)]):
         raise ValueError("a price is not seconds")
     return replace(
-        profile, base=float(base), slope=float(slope), chill={str(kind): float(s) for kind, s in chill.items()},
+        profile, base=float(base), slope=float(slope),
+        chill={str(kind): (float(a), float(b)) for kind, (a, b) in chill.items()},
         rounds={str(kind): (float(a), float(b), float(c)) for kind, (a, b, c) in rounds.items()},
     )  # fmt: skip
 

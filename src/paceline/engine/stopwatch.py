@@ -52,15 +52,17 @@ def measure_steps(parts: EngineParts, kind: Kind | None, profile: Profile, limit
     drafted = {shape: record for shape, record in seen.items() if shape[1]}
     if kind is None or not drafted:
         return profile
-    costs, extra = profile.costs(), []
+    costs, extra = profile.costs(), dict[int, list[float]]()
     price = DraftCost.like(plain[1])
-    for (_, k), record in drafted.items():
-        extra.append(record.target_seconds - costs.target(record.target_rows))
+    for (texts, k), record in drafted.items():
+        extra.setdefault(texts, []).append(record.target_seconds - costs.target(record.target_rows))
         tokens = sum(row.drafted for row in record.rows)
         for _ in range(WEIGHT):
             price = price.add(k, tokens, record.draft_seconds, decay=1.0)
-    chill = max(sorted(extra)[len(extra) // 2], 0.0)
-    return replace(profile, rounds={kind.name: price.fit()}, chill={kind.name: chill})
+    mean = {texts: max(sum(seconds) / len(seconds), 0.0) for texts, seconds in sorted(extra.items())}
+    (few, first), *_, (many, last) = [*mean.items(), *mean.items()]
+    more = max(last - first, 0.0) / (many - few) if many > few else 0.0
+    return replace(profile, rounds={kind.name: price.fit()}, chill={kind.name: (first, more)})
 
 
 def _line(points: list[tuple[float, float]]) -> tuple[float, float]:
