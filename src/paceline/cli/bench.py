@@ -187,12 +187,16 @@ def _facts(llm: LLM, runs: list[Run]) -> dict[str, Any]:
 
 
 def _staircase(llm: LLM) -> dict[int, float]:
+    """What steps of so many rows cost as measured at start-up: how long the last texts were is no matter of rows."""
+    from dataclasses import replace
+
     from paceline.engine.controller import AutoController
 
     controller = llm.engine.state.controller
     if not isinstance(controller, AutoController):
         return {}
-    return {n: controller.budget.costs.target(n) for n in (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 24, 32)}
+    costs = replace(controller.budget.costs, pace=1.0)
+    return {n: costs.target(n) for n in (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 24, 32)}
 
 
 def _page(table: list[Line], said: list[str], extra: dict[str, Any]) -> str:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from paceline.core import MAX_DRAFT_TOKENS
 
-PRIOR_WEIGHT = 3.0  # observations that the pair's known acceptance counts for
+PRIOR_WEIGHT = 3.0  # observations that the usual acceptance of such a drafter counts for
+KNOWN_WEIGHT = 6.0  # that of a pair which was measured: a few refused drafts in a row are no reason to stop
 WINDOW = 24.0  # observations that a request remembers by position
 PARKED_WINDOW = 6.0  # fewer while parked, so that a few kept probes bring it back
 FIRST_PROBE = 16  # steps until a parked row may probe; doubles with each probe that is refused
@@ -55,6 +56,7 @@ class Arm:
     tries: tuple[float, ...]
     prior: tuple[float, ...]  # what it starts from
     sampled: bool = False  # the text is drawn at a temperature: confidence means something else there
+    weight: float = PRIOR_WEIGHT  # observations that `prior` counts for
     accept: tuple[float, ...] = ()  # conditional acceptance by position
     survive: tuple[float, ...] = ()  # running products of `accept`
     parked: bool = False
@@ -80,7 +82,7 @@ class Totals:
 def fresh_arm(kind: Kind, sampled: bool = False) -> Arm:
     zeros = (0.0,) * MAX_DRAFT_TOKENS
     prior = tuple(kind.accept(j, sampled) for j in range(MAX_DRAFT_TOKENS))
-    return estimated(Arm(zeros, zeros, prior, sampled))
+    return estimated(Arm(zeros, zeros, prior, sampled, KNOWN_WEIGHT if kind.known else PRIOR_WEIGHT))
 
 
 def estimated(arm: Arm) -> Arm:
@@ -91,8 +93,8 @@ def estimated(arm: Arm) -> Arm:
     """
     accept, survive, alive, before, shown = [], [], 1.0, arm.prior[0], 0.0
     for hits, tries, prior in zip(arm.hits, arm.tries, arm.prior, strict=True):
-        trust = shown / (shown + PRIOR_WEIGHT)
-        before = (hits + PRIOR_WEIGHT * ((1 - trust) * prior + trust * before)) / (tries + PRIOR_WEIGHT)
+        trust = shown / (shown + arm.weight)
+        before = (hits + arm.weight * ((1 - trust) * prior + trust * before)) / (tries + arm.weight)
         shown = max(tries, 0.9 * shown)
         alive *= before
         accept.append(before)

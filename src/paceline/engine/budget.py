@@ -258,7 +258,7 @@ def offer(budget: Budget, kind: Kind, arm: Arm, plan: Plan, confidence: list[flo
     bins = budget.bins.get(kind.law(arm.sampled))
     best, length, kept, alive = 0.0, 0, 0.0, 1.0
     for j, value in enumerate(confidence[:MAX_DRAFT_TOKENS]):
-        own = arm.tries[j] / (arm.tries[j] + acc.PRIOR_WEIGHT)
+        own = arm.tries[j] / (arm.tries[j] + arm.weight)
         alive *= own * arm.accept[j] + (1 - own) * acc.calibrated(bins, value)
         kept += alive
         net = kept - MARGIN * plan.rate * (plan.adding[j] + slope * (j + 1))
