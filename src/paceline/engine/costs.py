@@ -17,6 +17,7 @@ FEW_ROWS = 6
 TABLE_ROWS = 64  # beyond it the last slope goes on
 DEFAULT_STEP = 5e-3  # only the ratios matter before the first real step
 FADE = 0.998  # of what was seen of a drafter, for each step without it
+MEASURED = 4.0  # trust in a price that was measured: rounds of one text cannot tell a step from a token
 DECAY = 0.97  # of the pace, for each step seen
 
 
@@ -72,6 +73,7 @@ class DraftCost:
     """
 
     guess: RoundCost
+    trust: float = 0.2  # rounds that each of four points of the guess counts for
     sums: tuple[float, ...] = (0.0,) * 9  # of weight, s, t, ss, st, tt, y, sy, ty
 
     @classmethod
@@ -89,16 +91,14 @@ class DraftCost:
             seconds = min(seconds, 4.0 * self.at(steps, tokens))
         s, t, y = steps, tokens, seconds
         new = (1.0, s, t, s * s, s * t, t * t, y, s * y, t * y)
-        return DraftCost(
-            self.guess, tuple(decay * old + more for old, more in zip(self.sums, new, strict=True))
-        )
+        return replace(self, sums=tuple(decay * old + more for old, more in zip(self.sums, new, strict=True)))
 
     def fit(self) -> RoundCost:
         """(base, step, token), none negative. The guess stands for a little evidence in every direction."""
         base, step, token = self.guess
         n, s, t, ss, st, tt, y, sy, ty = self.sums
         for steps, tokens in ((1, 1), (4, 4), (1, 8), (4, 32)):
-            w, v = 0.2, base + step * steps + token * tokens
+            w, v = self.trust, base + step * steps + token * tokens
             n, s, t, y = n + w, s + w * steps, t + w * tokens, y + w * v
             ss, st, tt = ss + w * steps * steps, st + w * steps * tokens, tt + w * tokens * tokens
             sy, ty = sy + w * steps * v, ty + w * tokens * v
@@ -255,7 +255,7 @@ class Profile:
     chill: Mapping[str, Chill] = field(default_factory=dict)
 
     def costs(self) -> Costs:
-        draft = {kind: DraftCost(cost) for kind, cost in self.rounds.items()}
+        draft = {kind: DraftCost(cost, MEASURED) for kind, cost in self.rounds.items()}
         table = staircase(self.rows, self.seconds)
         return Costs(
             table,
