@@ -252,8 +252,10 @@ def offer(budget: Budget, kind: Kind, arm: Arm, plan: Plan, confidence: list[flo
     """(tokens worth checking, tokens they gain net of their cost) of a proposal made at one go.
 
     Only for proposals that are a function of the text so far (n-gram), or the choice would look at what it
-    decides. What its confidence is worth counts until the text has shown what its own copies are worth.
+    decides. What its confidence is worth counts until the text has shown what its own copies are worth; it starts
+    with four tokens, and each copy that is kept lets the next be four longer.
     """
+    confidence = confidence[: 4 + 4 * int(arm.hits[0])]
     slope = budget.costs.drafting(kind.name)[2]
     bins = budget.bins.get(kind.law(arm.sampled))
     best, length, kept, alive = 0.0, 0, 0.0, 1.0
