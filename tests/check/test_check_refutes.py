@@ -64,7 +64,7 @@ def test_a_bug_that_changes_texts(
     demo: Subject, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     TEXT[name](monkeypatch)
-    refuted(certificate(demo, tiny(), monkeypatch, tmp_path), IDENTITY)
+    assert_refuted(certificate(demo, tiny(), monkeypatch, tmp_path), IDENTITY)
 
 
 @pytest.mark.usefixtures("rows_known")
@@ -74,10 +74,10 @@ def test_a_bug_that_spoils_drafts(
 ) -> None:
     DRAFTS[name](monkeypatch)
     effort = Effort(tokens=1, length=8, cases=1)
-    refuted(certificate(demo, tiny(effort=effort, texts=4), monkeypatch, tmp_path), CLEAN)
+    assert_refuted(certificate(demo, tiny(effort=effort, texts=4), monkeypatch, tmp_path), CLEAN)
 
 
-def refuted(shown: tuple[int, Any, str], contract: str) -> None:
+def assert_refuted(shown: tuple[int, Any, str], contract: str) -> None:
     code, said, text = shown
     assert code == 1, text
     assert not said["holds"]

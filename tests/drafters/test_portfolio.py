@@ -9,11 +9,12 @@ import pytest
 
 from paceline.core import Draft, SamplingParams, Sequence
 from paceline.drafters.base import DraftContext
-from paceline.drafters.portfolio import Portfolio, validate_draft
+from paceline.drafters.portfolio import Portfolio
 from paceline.engine import budget as b
 from paceline.engine.budget import RowRecord, StepRecord
 from paceline.engine.controller import MTP, NGRAM, AutoController, FixedController
 from paceline.engine.costs import Profile
+from paceline.engine.propose import check_draft
 
 FLAT = Profile((1, 5, 9, 17, 32), (1.0, 1.1, 1.3, 1.9, 3.0))
 
@@ -63,7 +64,7 @@ def test_a_strong_match_runs_and_the_network_only_drafts_the_other_rows() -> Non
     assert draft.tokens[0] == [7] * 12
     assert set(draft.tokens[1]) == {9}
     assert mtp.asked[0][0] == 0
-    validate_draft(draft, ctx.limits, 10)
+    check_draft(draft, ctx.limits, 10)
 
 
 def test_a_match_that_never_holds_gives_way_to_the_network() -> None:
@@ -132,4 +133,4 @@ def test_without_a_hidden_state_the_network_is_not_asked() -> None:
 )
 def test_nonsense_is_refused(tokens: list[list[int]], confidence: list[list[float]]) -> None:
     with pytest.raises(ValueError, match=r"proposed|allowed|not an id"):
-        validate_draft(Draft(tokens, confidence), [2, 1], 10)
+        check_draft(Draft(tokens, confidence), [2, 1], 10)

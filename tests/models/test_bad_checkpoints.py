@@ -49,7 +49,7 @@ def set_tensors(folder: Path, change) -> None:
     save_file(tensors, path)
 
 
-def refused(folder: Path, kind: type[Exception], words: str) -> None:
+def assert_refused(folder: Path, kind: type[Exception], words: str) -> None:
     """Loading and inspecting both say `words`, in one line."""
     with pytest.raises(kind, match=words) as caught:
         load_target(folder)
@@ -92,12 +92,12 @@ def refused(folder: Path, kind: type[Exception], words: str) -> None:
 )  # fmt: skip
 def test_config(folder, changes, words):
     set_config(folder, **changes)
-    refused(folder, ConfigError, words)
+    assert_refused(folder, ConfigError, words)
 
 
 def test_eos_outside_the_vocabulary(folder):
     (folder / "generation_config.json").write_text('{"eos_token_id": [1, 106]}')
-    refused(folder, ConfigError, "eos_token_id=.*vocabulary of 96")
+    assert_refused(folder, ConfigError, "eos_token_id=.*vocabulary of 96")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '{"vocab_size": ' + "9" * 5000 + "}"])
@@ -135,7 +135,7 @@ def test_no_folder_no_config(tmp_path):
 )
 def test_tensors(folder, change, words):
     set_tensors(folder, change)
-    refused(folder, WeightsError, words)
+    assert_refused(folder, WeightsError, words)
 
 
 def test_skipped_by_name_and_said_so(folder):
@@ -160,7 +160,7 @@ def test_skipped_by_name_and_said_so(folder):
 
 def test_shared_kv_is_not_skipped_where_the_layer_owns_it(folder):
     set_tensors(folder, lambda t: t.update({"model.layers.0.self_attn.v_norm.weight": torch.zeros(3)}))
-    refused(folder, WeightsError, "layers.0.self_attn.v_norm")
+    assert_refused(folder, WeightsError, "layers.0.self_attn.v_norm")
 
 
 def header_of(path: Path) -> tuple[dict, bytes]:
@@ -178,13 +178,13 @@ def write(path: Path, header: dict | bytes, data: bytes) -> None:
 def test_truncated(folder, keep):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
-    refused(folder, WeightsError, "corrupt or truncated .*: download it again")
+    assert_refused(folder, WeightsError, "corrupt or truncated .*: download it again")
 
 
 def test_trailing_bytes(folder):
     with (folder / "model.safetensors").open("ab") as file:
         file.write(b"x")
-    refused(folder, WeightsError, "bytes of data where the header describes")
+    assert_refused(folder, WeightsError, "bytes of data where the header describes")
 
 
 @pytest.mark.parametrize(
@@ -212,14 +212,14 @@ def test_header_entries(folder, change, words):
     header, data = header_of(path)
     change(header[NAME])
     write(path, header, data)
-    refused(folder, WeightsError, words)
+    assert_refused(folder, WeightsError, words)
 
 
 @pytest.mark.parametrize("header", [b"{", b"[]", b"\xff\xff", b"[" * 100_000, b'{"a": 1}', b"9" * 5000])
 def test_header_is_no_header(folder, header):
     path = folder / "model.safetensors"
     write(path, header, b"")
-    refused(folder, WeightsError, "corrupt or truncated")
+    assert_refused(folder, WeightsError, "corrupt or truncated")
 
 
 def test_same_name_twice_in_one_header(folder):
@@ -227,7 +227,7 @@ def test_same_name_twice_in_one_header(folder):
     header, data = header_of(path)
     text = json.dumps(header)
     write(path, (text[:-1] + f', "{NAME}": {json.dumps(header[NAME])}}}').encode(), data)
-    refused(folder, WeightsError, "holds the tensor .* twice")
+    assert_refused(folder, WeightsError, "holds the tensor .* twice")
 
 
 def shard(folder: Path) -> dict[str, str]:
@@ -265,20 +265,20 @@ def test_sharded(folder):
 )  # fmt: skip
 def test_wrong_index(folder, change, words):
     write_index(folder, change(shard(folder)))
-    refused(folder, WeightsError, words)
+    assert_refused(folder, WeightsError, words)
 
 
 def test_shards_without_index(folder):
     shard(folder)
-    refused(folder, WeightsError, "has 2 safetensors files and no model.safetensors.index.json")
+    assert_refused(folder, WeightsError, "has 2 safetensors files and no model.safetensors.index.json")
 
 
 @pytest.mark.parametrize("pickle", ["pytorch_model.bin", "model.pt"])
 def test_pickles_are_refused_unopened(folder, pickle):
     (folder / "model.safetensors").unlink()
-    refused(folder, WeightsError, "has no .safetensors file")
+    assert_refused(folder, WeightsError, "has no .safetensors file")
     (folder / pickle).write_bytes(b"cos\nsystem\n(S'false'\ntR.")
-    refused(folder, WeightsError, f"only pickled weights .{pickle}.*save_pretrained")
+    assert_refused(folder, WeightsError, f"only pickled weights .{pickle}.*save_pretrained")
 
 
 def test_remote_code_is_never_run(folder, tmp_path):

@@ -15,8 +15,8 @@ from paceline.errors import UsageError
 from paceline.server.settings import ServerConfig
 from paceline.text.grammar import Grammars
 from server.fake_engine import FakeEngine, make_tokenizer
+from server.grammars import grammars_of
 from server.serving import Served, served
-from server.test_grammar import grammars_of
 
 USER = [{"role": "user", "content": "hello"}]
 

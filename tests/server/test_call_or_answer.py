@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,32 +11,11 @@ import pytest
 from paceline.errors import UsageError
 from paceline.text.grammar import Grammars
 from paceline.text.tokenizer import Tokenizer
-from paceline.text.tools import OPEN, CallArguments, CallStart, ToolParser
+from paceline.text.tools import OPEN
 from server.fake_engine import FakeEngine, make_tokenizer
+from server.grammars import calls_in, grammars_of
 from server.serving import served
-from server.test_grammar import SCHEMA, TOOLS, grammars_of, sample
-
-
-@pytest.fixture(scope="module", params=[True, False], ids=["marks", "no marks"])
-def setup(request: pytest.FixtureRequest) -> Iterator[tuple[Tokenizer, Grammars]]:
-    tokenizer = make_tokenizer(request.param)
-    grammars = grammars_of(tokenizer)
-    yield tokenizer, grammars
-    grammars.close()
-
-
-def calls_in(text: str) -> list[tuple[str, Any]]:
-    """The calls of a text that holds nothing else, with their arguments as values."""
-    parser, calls = ToolParser(), []
-    for event in parser.feed(text) + parser.finish():
-        match event:
-            case CallStart(_, name):
-                calls.append([name, ""])
-            case CallArguments(_, piece):
-                calls[-1][1] += piece
-            case _:
-                raise AssertionError(f"text outside of calls: {event}")
-    return [(name, json.loads(arguments)) for name, arguments in calls]
+from server.test_grammar import SCHEMA, TOOLS, sample
 
 
 def test_any_sample_is_calls_or_the_answer(setup: tuple[Tokenizer, Grammars]) -> None:

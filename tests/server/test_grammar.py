@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,11 @@ import pytest
 
 from paceline.core import Constraint
 from paceline.errors import UsageError
-from paceline.text.grammar import GrammarConstraint, Grammars, Vocabulary, check_depth
+from paceline.text.grammar import GrammarConstraint, Grammars, check_depth
 from paceline.text.phases import AfterThinking
 from paceline.text.tokenizer import Tokenizer
-from paceline.text.tools import CallArguments, CallStart, ToolParser
-from server.fake_engine import MARKS, make_tokenizer
+from server.fake_engine import make_tokenizer
+from server.grammars import calls_in, grammars_of
 
 SCHEMA = {
     "type": "object",
@@ -27,20 +26,6 @@ SCHEMA = {
     },
     "required": ["name", "age"], "additionalProperties": False,
 }  # fmt: skip
-
-
-def grammars_of(tokenizer: Tokenizer, timeout: float = 5.0) -> Grammars:
-    ids = {mark: tokenizer.token_id(mark) for mark in MARKS}
-    marks = {mark: i for mark, i in ids.items() if i is not None}
-    return Grammars(Vocabulary(tokenizer._backend.to_str(), 300, (1, 4)), marks, timeout)
-
-
-@pytest.fixture(scope="module", params=[True, False], ids=["marks", "no marks"])
-def setup(request: pytest.FixtureRequest) -> Iterator[tuple[Tokenizer, Grammars]]:
-    tokenizer = make_tokenizer(request.param)
-    grammars = grammars_of(tokenizer)
-    yield tokenizer, grammars
-    grammars.close()
 
 
 def sample(tokenizer: Tokenizer, constraint: Constraint, seed: int, bored: int = 60) -> str:
@@ -118,18 +103,9 @@ TOOLS: dict[str, dict[str, Any]] = {
 def test_forced_calls_parse_and_fit(setup: tuple[Tokenizer, Grammars], seed: int) -> None:
     tokenizer, grammars = setup
     text = sample(tokenizer, grammars.compile_call(TOOLS, 3)(), seed, bored=30)
-    parser, calls = ToolParser(), []
-    for event in parser.feed(text) + parser.finish():
-        match event:
-            case CallStart(_, name):
-                calls.append([name, ""])
-            case CallArguments(_, piece):
-                calls[-1][1] += piece
-            case _:
-                raise AssertionError(f"text outside of calls: {event}")
+    calls = calls_in(text)
     assert 1 <= len(calls) <= 3
-    for name, arguments in calls:
-        value = json.loads(arguments)
+    for name, value in calls:
         if name == "get_weather":
             assert value["unit"] in ("C", "F")
             assert isinstance(value["city"], str)

@@ -17,8 +17,8 @@ from paceline.server.run import bind
 from paceline.server.settings import ServerConfig
 from paceline.text import grammar
 from server.fake_engine import FakeEngine, make_tokenizer
+from server.grammars import grammars_of
 from server.serving import Served, served
-from server.test_grammar import grammars_of
 
 ROOT = Path(__file__).parents[2]
 HEAD = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

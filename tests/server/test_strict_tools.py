@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -18,8 +17,8 @@ from paceline.text.phases import InsideCalls
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.tools import OPEN, CallArguments, CallStart, ToolParser
 from server.fake_engine import FakeEngine, make_tokenizer
+from server.grammars import grammars_of
 from server.serving import served
-from server.test_grammar import grammars_of
 from testing import VOCAB, Setup, make_engine, prompts, run, totals
 
 SCHEMA = {
@@ -28,14 +27,6 @@ SCHEMA = {
                    "days": {"type": "integer"}},
 }  # fmt: skip
 TOOLS: dict[str, dict[str, Any]] = {"get_weather": SCHEMA, "other": {}}
-
-
-@pytest.fixture(scope="module", params=[True, False], ids=["marks", "no marks"])
-def setup(request: pytest.FixtureRequest) -> Iterator[tuple[Tokenizer, Grammars]]:
-    tokenizer = make_tokenizer(request.param)
-    grammars = grammars_of(tokenizer)
-    yield tokenizer, grammars
-    grammars.close()
 
 
 def written(tokenizer: Tokenizer, grammars: Grammars, before: str, seed: int) -> list[int]:

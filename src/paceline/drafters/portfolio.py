@@ -92,21 +92,3 @@ def _merged(first: Draft, second: Draft, name: str) -> Draft:
         [None if own[row] or second.tokens[row] else first.reasons[row] for row in rows],
         [first.drafter[row] if own[row] else name for row in rows],
     )
-
-
-def validate_draft(draft: Draft, limits: list[int], vocab_size: int) -> None:
-    """Raise ValueError for a proposal that is none: wrong shape, too long, or ids out of range."""
-    if len(draft.tokens) != len(limits) or len(draft.confidence) != len(limits):
-        raise ValueError(f"{len(draft.tokens)} rows proposed, {len(limits)} asked for")
-    if draft.q is not None and len(draft.q) != len(limits):
-        raise ValueError(f"{len(draft.q)} laws for {len(limits)} rows")
-    for row, limit in enumerate(limits):
-        tokens, law = draft.tokens[row], None if draft.q is None else draft.q[row]
-        if len(tokens) > limit or len(draft.confidence[row]) != len(tokens):
-            confidences = len(draft.confidence[row])
-            raise ValueError(f"{len(tokens)} tokens with {confidences} confidences, at most {limit} allowed")
-        if law is not None and len(law) != len(tokens):
-            raise ValueError(f"{len(tokens)} tokens with {len(law)} laws")
-        for token in tokens:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-                raise ValueError(f"token {token!r} is not an id in 0..{vocab_size - 1}")

@@ -102,9 +102,7 @@ class Plan:
     rows: int  # target rows of the step without any draft
     token_seconds: float  # mean cost of a planned token, its draft and its target row together
     row_seconds: float  # of that, its target row: a token that is drawn already costs no more
-    adding: tuple[
-        float, ...
-    ] = ()  # seconds that 1, 2, ... more rows for each text cost it, [MAX_DRAFT_TOKENS]
+    adding: tuple[float, ...] = ()  # seconds that 1, 2, ... more rows for each text cost it
 
 
 @dataclass(frozen=True, slots=True)

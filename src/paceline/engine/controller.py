@@ -207,7 +207,7 @@ class AutoController:
             return self._now + 1
         if drafting:
             return self._now + HOLD
-        before = self._choices.get(tuple(choice.caps))
+        before = self._choices.get(tuple(choice.ids))
         rest = REST if before is None else min(max(2 * before.rest, REST), LONGEST_REST)
         choice.rest = rest
         return self._now + rest

@@ -23,17 +23,13 @@ DECAY = 0.97  # of the pace, for each step seen
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """base + slope * x by decayed least squares; starts from a guess that weighs `weight` observations."""
+    """base + slope * x by decayed least squares."""
 
     weight: float = 0.0
     x: float = 0.0
     y: float = 0.0
     xx: float = 0.0
     xy: float = 0.0
-
-    @classmethod
-    def guess(cls, y: float, weight: float = 0.5) -> Line:
-        return cls(weight, weight, weight * y, weight, weight * y)
 
     def add(self, x: float, y: float, decay: float = 0.97) -> Line:
         """One more observation; one far above what was expected counts as four times that (a hiccup, not a

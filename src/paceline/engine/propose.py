@@ -61,7 +61,7 @@ def _ask(state: EngineState, drafter: Drafter, lives: list[Live], rows: list[int
     context = DraftContext(sequences, limits, slots, hidden, has_hidden, state.cache, picker)
     try:
         draft = drafter.draft(context)
-        _check(draft, limits, state.target.vocab_size)
+        check_draft(draft, limits, state.target.vocab_size)
         _check_laws(draft, [live.rule for live in lives])
     except Exception as error:  # noqa: BLE001  a drafter is a stranger: whatever it raises costs speed, never text
         for live, row in zip(lives, rows, strict=True):
@@ -84,7 +84,7 @@ def _want(state: EngineState, live: Live) -> int | Literal["auto"]:
     return want  # type: ignore[return-value]
 
 
-def _check(draft: Draft, limits: list[int], vocab_size: int) -> None:
+def check_draft(draft: Draft, limits: list[int], vocab_size: int) -> None:
     """Raise ValueError for a proposal that is no proposal."""
     if len(draft.tokens) != len(limits) or len(draft.confidence) != len(limits):
         raise ValueError(f"{len(draft.tokens)} rows proposed, {len(limits)} asked for")

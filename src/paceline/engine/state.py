@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -32,9 +32,7 @@ class Rest:
 
     def draft(self) -> Draft:
         self.steps -= 1
-        rows = len(self.ids)
-        empty: list[list[int]] = [[] for _ in range(rows)]
-        return Draft(empty, [[] for _ in range(rows)], [None] * rows, list(self.reasons), ["none"] * rows)
+        return replace(Draft.empty(len(self.ids), ""), q=[None] * len(self.ids), reasons=list(self.reasons))
 
 
 @dataclass(slots=True, eq=False)
