@@ -13,7 +13,7 @@ from typing import Any
 from paceline.core import Constraint, Delta, SamplingParams, TokenLogprob
 from paceline.errors import PacelineError, PromptError
 from paceline.server.errors import ApiError
-from paceline.server.generation import Ask, Generation
+from paceline.server.generation import Ask, Generation, joined
 from paceline.server.logprobs import chat_logprobs
 from paceline.server.params import refuse, sampling_params, text_of
 from paceline.server.schema import ChatRequest, Message, NamedTool
@@ -90,7 +90,7 @@ class Chat:
         async with self.service.generate(self.ask) as generation:
             async for batch in generation.batches():
                 out = []
-                for _, delta in batch:
+                for _, delta in batch if wants_trace else joined(batch):
                     if delta.index not in begun:
                         begun.add(delta.index)
                         out.append(event(self._chunk(delta.index, opening)))

@@ -6,13 +6,13 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from paceline.core import Delta, SamplingParams, TokenLogprob
 from paceline.errors import PacelineError
-from paceline.server.generation import Ask, Generation
+from paceline.server.generation import Ask, Generation, joined
 from paceline.server.logprobs import completion_logprobs
 from paceline.server.params import refuse, sampling_params
 from paceline.server.schema import CompletionRequest
@@ -111,7 +111,7 @@ class Completion:
         left = len(self.texts) * n
         async for batch in generation.batches():
             out = []
-            for prompt, delta in batch:
+            for prompt, delta in batch if wants_trace else joined(batch):
                 i = prompt * n + delta.index
                 chunk = self._delta_chunk(i, delta, offsets[i])
                 offsets[i] += len(delta.text)
@@ -169,7 +169,7 @@ class Completion:
             return
         self.scores = [[prompt[0]] for prompt in self._prompts]
         jobs, owners = scoring_jobs(self._prompts, self.body.logprobs, self.room)
-        ask = Ask(jobs, self.ask.salt, self.ask.deadline, self.ask.buffer)
+        ask = replace(self.ask, jobs=jobs)
         async with self.service.generate(ask) as generation:
             async for job, delta in generation.deltas():
                 self.scores[owners[job]] += delta.logprobs

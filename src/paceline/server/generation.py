@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -27,6 +27,7 @@ class Ask:
     salt: str
     deadline: float  # time.monotonic() seconds
     buffer: int  # deltas that may wait for a slow reader
+    interval: float  # seconds from one batch to the next; an end does not wait for it
 
 
 @dataclass(slots=True)
@@ -34,26 +35,56 @@ class _Channel:
     """From the worker's thread to the event loop; both ends belong to one request."""
 
     loop: asyncio.AbstractEventLoop
+    room: int  # items that may gather while the loop rests
     items: deque[tuple[int, Delta | Exception]] = field(default_factory=deque)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
-    woken: bool = False  # the loop knows of the items, or is about to
+    awake: bool = False  # the loop will look at the items by itself
 
     def put(self, prompt: int, item: Delta | Exception) -> None:
-        """On the worker's thread. Waking the loop costs more than the rest: once is enough until it has looked."""
+        """On the worker's thread. Waking the loop costs more than the rest: not while it will look by itself, but an
+        end need not wait for that."""
         self.items.append((prompt, item))
-        if self.woken:
+        ends = isinstance(item, Exception) or item.finish_reason is not None
+        if self.awake and not ends and len(self.items) < self.room:
             return
-        self.woken = True
+        self.awake = True
         try:
             self.loop.call_soon_threadsafe(self.ready.set)
         except RuntimeError:  # the loop is closed: nobody listens any more
             self.items.clear()
 
-    async def wait(self) -> None:
-        """On the loop: returns when there are items; what comes from now on wakes again."""
-        await self.ready.wait()
+    async def take(self) -> list[tuple[int, Delta | Exception]]:
+        """On the loop: wait for items, and take them all."""
+        while not self.items:
+            self.awake = False
+            if not self.items:  # none has come before the flag was down
+                await self.ready.wait()
+            self.ready.clear()
+        self.awake = True
+        return [self.items.popleft() for _ in range(len(self.items))]
+
+    async def rest(self, seconds: float) -> None:
+        """On the loop, after `take`: let items gather, for as long as `put` leaves it in peace."""
+        timer = self.loop.call_later(seconds, self.ready.set)
+        try:
+            await self.ready.wait()
+        finally:
+            timer.cancel()
         self.ready.clear()
-        self.woken = False
+
+
+def joined(batch: list[tuple[int, Delta]]) -> list[tuple[int, Delta]]:
+    """One delta for each text of the batch, in the order of their first ones; `proposed` is not kept."""
+    out: dict[tuple[int, int], Delta] = {}
+    for prompt, delta in batch:
+        key = prompt, delta.index
+        before = out.get(key)
+        out[key] = delta if before is None else Delta(
+            delta.request, delta.index, before.text + delta.text, before.token_ids + delta.token_ids,
+            before.origins + delta.origins, [], before.logprobs + delta.logprobs,
+            delta.finish_reason, delta.stats, delta.error,
+        )  # fmt: skip
+    return [(prompt, delta) for (prompt, _), delta in out.items()]
 
 
 class Generation:
@@ -63,7 +94,7 @@ class Generation:
         self.ask = ask
         self.stats: dict[tuple[int, int], Stats] = {}  # (prompt, text) -> stats of the finished ones
         self._worker, self._metrics = worker, metrics
-        self._channel = _Channel(asyncio.get_running_loop())
+        self._channel = _Channel(asyncio.get_running_loop(), ask.buffer // 2)
         self._ids = [uuid.uuid4().hex for _ in ask.jobs]
         self._left = sum(params.n for _, params in ask.jobs)
         self._outcome = "disconnected"
@@ -107,26 +138,40 @@ class Generation:
                 yield item
 
     async def batches(self) -> AsyncIterator[list[tuple[int, Delta]]]:
-        """As `deltas`, but what is ready at the same time comes together: it can be sent as one."""
-        begin = last = time.monotonic()
-        first = True
+        """As `deltas`, but what comes within one interval comes together: it can be sent as one."""
+        begin = time.monotonic()
+        last: dict[tuple[int, int], float] = {}  # when each text had its last batch
         while self._left:
-            await self._channel.wait()
             batch: list[tuple[int, Delta]] = []
             failure: Exception | None = None
-            now = time.monotonic()
-            while self._channel.items and failure is None:
-                prompt, item = self._channel.items.popleft()
+            for prompt, item in await self._channel.take():
                 failure = self._failure(prompt, item)
-                if failure is None:
-                    assert isinstance(item, Delta)
-                    self._metrics.delta(item, now - begin if first else None, now - last)
-                    first, last = False, now
-                    batch.append((prompt, item))
+                if failure is not None:
+                    break
+                assert isinstance(item, Delta)
+                batch.append((prompt, item))
+            self._observe(batch, begin, last)
             if batch:
                 yield batch
             if failure is not None:
                 raise failure
+            if self._left:
+                await self._channel.rest(self.ask.interval)
+
+    def _observe(
+        self, batch: list[tuple[int, Delta]], begin: float, last: dict[tuple[int, int], float]
+    ) -> None:
+        now = time.monotonic()
+        tokens = Counter[tuple[int, int]]()
+        for prompt, delta in batch:
+            tokens[prompt, delta.index] += len(delta.token_ids)
+        for prompt, delta in batch:
+            text = prompt, delta.index
+            since = now - last[text] if text in last else None
+            self._metrics.delta(delta, None if since is None else since / max(1, tokens[text]))
+        if batch and not last:
+            self._metrics.first_token(now - begin)
+        last.update(dict.fromkeys(tokens, now))
 
     def _failure(self, prompt: int, item: Delta | Exception) -> Exception | None:
         """What ends the request early, if this does; else its end is noted."""

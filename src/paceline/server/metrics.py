@@ -27,7 +27,7 @@ class Metrics:
             registry=r,
         )
         self._between = Histogram(
-            "paceline_inter_token_seconds", "Between deltas, per token", buckets=_SECONDS, registry=r
+            "paceline_inter_token_seconds", "Between what was sent, per token", buckets=_SECONDS, registry=r
         )
         self._prompt = Histogram("paceline_prompt_tokens", "Prompt length", buckets=_TOKENS, registry=r)
         self._tokens = Counter("paceline_tokens", "Generated tokens by origin", ["origin"], registry=r)
@@ -88,11 +88,13 @@ class Metrics:
     def prompt(self, tokens: int) -> None:
         self._prompt.observe(tokens)
 
-    def delta(self, delta: Delta, since_start: float | None, since_last: float) -> None:
-        if since_start is not None:
-            self._first.observe(since_start)
-        elif delta.token_ids:
-            self._between.observe(since_last / len(delta.token_ids))
+    def first_token(self, since_start: float) -> None:
+        self._first.observe(since_start)
+
+    def delta(self, delta: Delta, per_token: float | None) -> None:
+        """`per_token`: seconds for each token since the text's last batch, None in its first."""
+        if per_token is not None and delta.token_ids:
+            self._between.observe(per_token)
         drafted = delta.origins.count("draft")
         self._kept_tokens.inc(drafted)
         self._own_tokens.inc(len(delta.origins) - drafted)

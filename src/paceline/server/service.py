@@ -111,7 +111,9 @@ class Service:
         return min(room, self.config.max_output or room)
 
     def ask(self, jobs: list[Any], salt: str, arrived: float) -> Ask:
-        return Ask(jobs, salt, arrived + self.config.request_timeout, self.config.stream_buffer)
+        config = self.config
+        deadline = arrived + config.request_timeout
+        return Ask(jobs, salt, deadline, config.stream_buffer, config.stream_interval)
 
     def generate(self, ask: Ask) -> Generation:
         return Generation(self.worker, ask, self.metrics)
