@@ -188,3 +188,23 @@ def test_only_the_drafter_that_reads_a_prediction_counts_it() -> None:
             assert details["accepted_prediction_tokens"] == (report["accepted"] if counted else 0)
             rejected = report["drafted"] - report["accepted"] if counted else 0
             assert details["rejected_prediction_tokens"] == rejected
+
+
+@pytest.mark.parametrize("offer", ["h2c", "websocket"])
+def test_an_offer_to_upgrade_is_passed_over_in_silence(offer: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Java's HttpClient and `curl --http2` offer HTTP/2 with each request; RFC 9110, 7.8 lets a server ignore it."""
+    headers = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": offer, "HTTP2-Settings": "AAMAAABk"}
+    body = {"model": "fake", "prompt": "x", "max_tokens": 5, "seed": 1}
+    with served() as s:
+        plain = s.client.post("/v1/completions", json=body)
+        answers = [s.client.post("/v1/completions", json=body, headers=headers) for _ in range(2)]
+    for answer in answers:
+        assert answer.json()["choices"] == plain.json()["choices"]
+    assert not caplog.records
+
+
+def test_bad_http_is_answered_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    with served() as s, socket.create_connection(("127.0.0.1", s.port), timeout=10) as connection:
+        connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")  # TLS on a plain port
+        assert connection.recv(12) == b"HTTP/1.1 400"
+    assert not caplog.records

@@ -134,7 +134,8 @@ class WatchfulProtocol(H11Protocol):
 
 
 def settings(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
-    """How uvicorn is run. Its own limit of connections is off: it would answer in plain text."""
+    """How uvicorn is run. Its own limit of connections is off: it would answer in plain text. It warns only of what
+    strangers send (bad HTTP, offers of HTTP/2 or WebSockets): each has its answer, and none fills the log."""
     mine = {"head_timeout": config.header_timeout, "seats": Seats(config.max_connections)}
     return uvicorn.Config(
         app,
@@ -142,6 +143,7 @@ def settings(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
         ws="none",
         lifespan="off",
         log_config=None,
+        log_level="error",
         access_log=False,
         server_header=False,
         proxy_headers=False,
