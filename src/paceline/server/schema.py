@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
+_NOT_EMPTY = Field(json_schema_extra={"minItems": 1})  # said here; refused in better words where it is read
+Ids = Annotated[list[Token], _NOT_EMPTY]
 
 
 def _whole(value: Any, depth: int = 2) -> Any:
@@ -214,7 +216,7 @@ class CompletionRequest(Sampling):
             ]
         }
     )
-    prompt: str | list[str] | list[Token] | list[list[Token]]
+    prompt: str | Annotated[list[str], _NOT_EMPTY] | Ids | Annotated[list[Ids], _NOT_EMPTY]
     max_tokens: int | None = Field(None, ge=0, le=2**31 - 1, description="0 writes nothing: useful with echo")
     logprobs: int | None = Field(None, ge=0)
     echo: bool | None = None
