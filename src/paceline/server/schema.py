@@ -54,9 +54,25 @@ class JsonSchema(Part):
     strict: bool | None = None
 
 
-class ResponseFormat(Part):
-    """`grammar` (Lark as llguidance reads it) and `regex` are ours."""
+def _described(name: str, kind: str) -> dict[str, Any]:
+    """JSON schema: the format is `name`, and the field of that name is there."""
+    field = {"type": kind, "minLength": 1} if kind == "string" else {"type": kind}
+    return {"properties": {"type": {"const": name}, name: field}, "required": [name]}
 
+
+class ResponseFormat(Part):
+    """`grammar` (Lark as llguidance reads it) and `regex` are ours. A type with a field of its name needs that field."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"properties": {"type": {"enum": ["text", "json_object"]}}},
+                _described("json_schema", "object"),
+                _described("grammar", "string"),
+                _described("regex", "string"),
+            ]
+        }
+    )
     type: Literal["text", "json_object", "json_schema", "grammar", "regex"]
     json_schema: JsonSchema | None = None
     grammar: str | None = None
