@@ -68,7 +68,7 @@ async function write(body, signal) {
   $("note").textContent = "";
   try {
     await stream(body, (step) => { meter.add(step); writeView.add(step); draw(false); }, signal, (report) => {
-      const used = Object.entries(report.drafters).map(([kind, steps]) => `${kind} in ${steps} steps`).join(", ");
+      const used = Object.entries(report.drafters).map(([kind, steps]) => `${kind} in ${steps} ${steps === 1 ? "step" : "steps"}`).join(", ");
       $("note").textContent = used ? `Drafted by ${used}.` : report.reason ? `Nothing was drafted: ${report.reason}.` : "";
     });
   } finally {

@@ -13,6 +13,13 @@ function make(name, text, ...children) {
   return made;
 }
 
+/** A paragraph in which words between backticks are code. */
+function prose(text) {
+  const made = make("p", "");
+  made.append(...text.split("`").map((part, i) => (i % 2 ? make("code", part) : part)));
+  return made;
+}
+
 function kindOf(part) {
   if (part.$ref) return part.$ref.split("/").pop();
   if (part.anyOf) return part.anyOf.filter((p) => p.type !== "null").map(kindOf).join(" or ");
@@ -52,7 +59,7 @@ for (const [path, methods] of Object.entries(schema.paths)) {
     const mark = make("span", verb.toUpperCase());
     mark.className = "verb";
     title.append(mark, make("code", path));
-    card.append(title, make("p", route.description ?? ""));
+    card.append(title, prose(route.description ?? ""));
     const body = route.requestBody?.content["application/json"].schema.$ref?.split("/").pop();
     if (body) card.append(fields(body));
     box.append(card);
