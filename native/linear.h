@@ -14,15 +14,19 @@ constexpr int GROUP = 24;  // most outputs whose accumulators are kept while `in
 // Bytes of input that a part of `in` holds for all rows of a tile: beside them, 32 KB of first-level cache has room for a
 // panel of weights and the next one. An input that fits ONE_PART is not cut: longer runs of weights are read faster.
 constexpr int64_t PART = 12288, ONE_PART = 24576;
+constexpr int64_t AHEAD = 4096;  // bytes of weights to fetch ahead at least: panels of short rows are over before they arrive
 constexpr int64_t SPREAD = 1536;  // rows of prepared input lie this far from a multiple of 4 KB, see prepared_bytes
 
-// What a weight kind means by a block of `in`: its size, its parts, how to load and multiply one.
+// What a weight kind means by a block of `in`: its size, its parts, how to load and multiply one. `roomy`: the tile leaves
+// registers for constants.
 struct Float32 {
   using X = float;
   using W = V;
   using A = V;
+  using Sum = float;
   static constexpr int parts = 2, block = parts * L, bytes = 4 * block;
   static constexpr bool scaled = false;  // a scale per block
+  template <bool>
   PL_INLINE W weight(const char* w, const float*, int64_t b, int part) {
     return pin(load(reinterpret_cast<const float*>(w + b * bytes) + part * L));
   }
@@ -36,11 +40,13 @@ struct Bfloat16 {  // the even values of 2 L are the low halves of their words: 
   using X = float;
   using W = V;
   using A = V;
+  using Sum = float;
   static constexpr int parts = 4, block = parts * L, bytes = 2 * block;
   static constexpr bool scaled = false;
+  template <bool roomy>
   PL_INLINE W weight(const char* w, const float*, int64_t b, int part) {
     VW words = *reinterpret_cast<const VWMem*>(w + b * bytes + part / 2 * (4 * L));
-    return pin(part % 2 == 0 ? (V)(words << 16) : (V)(words & 0xffff0000u));
+    return pin(part % 2 == 0 ? (V)(words << 16) : roomy ? (V)(words & 0xffff0000u) : (V)high_halves(words));
   }
   PL_INLINE V input(const X* x, int64_t b, int part) { return load(x + b * block + part * L); }
   PL_INLINE A madd(W w, V x, A a) { return fma(w, x, a); }
@@ -52,8 +58,10 @@ struct Int8 {
   using X = int16_t;
   using W = H16;
   using A = I8;
+  using Sum = int32_t;
   static constexpr int block = 16, parts = 1, bytes = 16;
   static constexpr bool scaled = false;
+  template <bool>
   PL_INLINE W weight(const char* w, const float*, int64_t b, int) { return load_int8(w + b * 16); }
   PL_INLINE H16 input(const X* x, int64_t b, int) { return load_int16(x + b * 16); }
   PL_INLINE A madd(W w, H16 x, A a) { return a + dot16(w, x); }
@@ -74,8 +82,10 @@ struct Int4 {
   using X = int16_t;
   using W = Nibbles;
   using A = F8;
+  using Sum = float;
   static constexpr int block = 32, parts = 1, bytes = 16;
   static constexpr bool scaled = true;
+  template <bool>
   PL_INLINE W weight(const char* w, const float* scale, int64_t b, int) {
     H16 raw = load_uint8(w + b * 16);
     return {(raw & 15) - 8, (raw >> 4) - 8, scale[b] - F8{}};
@@ -95,7 +105,6 @@ struct Call {
   int64_t row_bytes;
   const float* scale;
   int64_t scales;  // per output
-  const int64_t* order;
   int64_t in, whole;  // values of a row, whole blocks
   const typename P::X* x;
   int64_t x_stride;
@@ -103,8 +112,8 @@ struct Call {
   float* y;
   int64_t y_stride;
 
-  const char* row(int64_t o) const { return data + (order ? order[o] : o) * row_bytes; }
-  const float* row_scales(int64_t o) const { return scale ? scale + (order ? order[o] : o) * scales : nullptr; }
+  const char* row(int64_t o) const { return data + o * row_bytes; }
+  const float* row_scales(int64_t o) const { return scale ? scale + o * scales : nullptr; }
 };
 
 template <class P, int R, int O>
@@ -122,7 +131,7 @@ PL_INLINE void blocks(const Call<P>& c, const char* const* w, const float* const
     for (int part = 0; part < P::parts; ++part) {
       typename P::W weights[O];
       PL_UNROLL
-      for (int o = 0; o < O; ++o) weights[o] = P::weight(w[o], s[o], b, part);
+      for (int o = 0; o < O; ++o) weights[o] = P::template weight<roomy>(w[o], s[o], b, part);
       PL_UNROLL
       for (int r = 0; r < R; ++r) {
         auto input = P::input(x + r * c.x_stride, b, part);
@@ -135,6 +144,19 @@ PL_INLINE void blocks(const Call<P>& c, const char* const* w, const float* const
       }
     }
   }
+}
+
+// The rest of a row, zero-padded: x is prepared with zeros there.
+template <class P, int R, int O>
+static __attribute__((noinline)) void rest(const Call<P>& c, const char* const* w, const float* const* s,
+                                           const typename P::X* x, typename P::A (&acc)[R][O]) {
+  char bytes[O][P::bytes] = {};
+  const char* shifted[O];
+  for (int i = 0; i < O; ++i) {
+    std::memcpy(bytes[i], w[i] + c.whole * P::bytes, c.row_bytes - c.whole * P::bytes);
+    shifted[i] = bytes[i] - c.whole * P::bytes;
+  }
+  blocks<P, R, O>(c, shifted, s, x, c.whole, c.whole + 1, 0, acc);
 }
 
 // Blocks b0..b1 of outputs o..o+O-1; accumulators live in `kept` between parts, y is written with the last one.
@@ -158,24 +180,36 @@ PL_INLINE void tile(const Call<P>& c, int64_t r0, int64_t o, int64_t b0, int64_t
       for (int i = 0; i < O; ++i) kept[r * GROUP + i] = acc[r][i];
     return;
   }
-  if (c.whole * P::block < c.in) {  // the rest of a row, zero-padded: x is prepared with zeros there
-    char rest[O][P::bytes] = {};
-    const char* shifted[O];
+  if (c.whole * P::block < c.in) {
+    typename P::A spilled[R][O];
     PL_UNROLL
-    for (int i = 0; i < O; ++i) {
-      std::memcpy(rest[i], w[i] + c.whole * P::bytes, c.row_bytes - c.whole * P::bytes);
-      shifted[i] = rest[i] - c.whole * P::bytes;
-    }
-    blocks<P, R, O>(c, shifted, s, x, c.whole, c.whole + 1, 0, acc);
+    for (int r = 0; r < R; ++r)
+      PL_UNROLL
+      for (int i = 0; i < O; ++i) spilled[r][i] = acc[r][i];
+    rest<P, R, O>(c, w, s, x, spilled);
+    PL_UNROLL
+    for (int r = 0; r < R; ++r)
+      PL_UNROLL
+      for (int i = 0; i < O; ++i) acc[r][i] = spilled[r][i];
   }
   PL_UNROLL
-  for (int r = 0; r < R; ++r) {
-    auto total = sums(P::lanes(acc[r][0]), P::lanes(acc[r][O > 1 ? 1 : 0]), P::lanes(acc[r][O > 2 ? 2 : 0]),
-                      P::lanes(acc[r][O > 3 ? 3 : 0]));
+  for (int r = 0; r < R; ++r)
+    PL_UNROLL
+    for (int i = 0; i < O; ++i) acc[r][i] = pin(acc[r][i]);  // so that the sums do not decide over the loop's registers
+  constexpr int N = R * O;
+  typename P::Sum flat[(N + 3) / 4 * 4];  // four at a time, whatever their rows
+  PL_UNROLL
+  for (int i = 0; i < N; i += 4) {
+    const int j = i + 1 < N ? i + 1 : i, k = i + 2 < N ? i + 2 : i, l = i + 3 < N ? i + 3 : i;
+    auto four = sums(P::lanes(acc[i / O][i % O]), P::lanes(acc[j / O][j % O]), P::lanes(acc[k / O][k % O]),
+                     P::lanes(acc[l / O][l % O]));
+    std::memcpy(flat + i, &four, sizeof(four));
+  }
+  PL_UNROLL
+  for (int r = 0; r < R; ++r)
     PL_UNROLL
     for (int i = 0; i < O; ++i)
-      c.y[(r0 + r) * c.y_stride + o + i] = P::finish(total[i], s[i], c.row_scale ? c.row_scale[r0 + r] : 1.0f);
-  }
+      c.y[(r0 + r) * c.y_stride + o + i] = P::finish(flat[r * O + i], s[i], c.row_scale ? c.row_scale[r0 + r] : 1.0f);
 }
 
 // Rows r0..r0+R+S-1 of outputs begin..end-1, at most GROUP: part of `in` by part, and in each, panel of O outputs by
@@ -185,12 +219,13 @@ static void rows_tile(const Call<P>& c, int64_t r0, int64_t begin, int64_t end) 
   constexpr int64_t block_bytes = (R + S) * static_cast<int64_t>(sizeof(typename P::X)) * P::block;
   int64_t parts = c.whole * block_bytes <= ONE_PART ? 1 : (c.whole * block_bytes + PART - 1) / PART;
   int64_t size = c.whole > parts ? (c.whole + parts - 1) / parts : 1;
+  const int64_t panel = O * c.row_bytes, reach = (AHEAD + panel - 1) / panel * panel;
   typename P::A kept[(R + S) * GROUP];
   for (int64_t b0 = 0; b0 == 0 || b0 < c.whole; b0 += size) {
     int64_t b1 = b0 + size < c.whole ? b0 + size : c.whole;
     int64_t o = begin;
     for (; o + O <= end; o += O) {
-      int64_t ahead = O * c.row_bytes;  // the next panel of this part, or the first of the next part or group
+      int64_t ahead = reach;
       if (o + 2 * O > end) ahead = b1 < c.whole ? (begin - o) * c.row_bytes + size * P::bytes : ahead - b0 * P::bytes;
       tile<P, R, O>(c, r0, o, b0, b1, ahead, kept + (o - begin));
       if constexpr (S > 0) tile<P, S, O>(c, r0 + R, o, b0, b1, ahead, kept + R * GROUP + (o - begin));
@@ -203,9 +238,9 @@ static void rows_tile(const Call<P>& c, int64_t r0, int64_t begin, int64_t end) 
 }
 
 template <class P>
-static void linear_of(const Matrix& m, const Prepared& x, int64_t rows, int64_t begin, int64_t end, const int64_t* order,
-                      float* y, int64_t y_stride) {
-  Call<P> c{static_cast<const char*>(m.data), m.row_bytes(), m.scale, m.kind == INT4 ? m.in / 32 : 1, order, m.in,
+static void linear_of(const Matrix& m, const Prepared& x, int64_t rows, int64_t begin, int64_t end, float* y,
+                      int64_t y_stride) {
+  Call<P> c{static_cast<const char*>(m.data), m.row_bytes(), m.scale, m.kind == INT4 ? m.in / 32 : 1, m.in,
             m.in / P::block, static_cast<const typename P::X*>(x.data), x.stride, x.row_scale, y, y_stride};
   constexpr int64_t room = 147456;  // a group of weights and what is fetched for the next stay in the second-level cache
   int64_t size = c.row_bytes * GROUP <= room ? GROUP : c.row_bytes * (GROUP / 2) <= room || rows <= 2 ? GROUP / 2 : GROUP / 4;
@@ -226,13 +261,13 @@ static void linear_of(const Matrix& m, const Prepared& x, int64_t rows, int64_t 
   }
 }
 
-static void linear(const Matrix& m, const Prepared& x, int64_t rows, int64_t begin, int64_t end, const int64_t* order,
-                   float* y, int64_t y_stride) {
+static void linear(const Matrix& m, const Prepared& x, int64_t rows, int64_t begin, int64_t end, float* y,
+                   int64_t y_stride) {
   switch (m.kind) {
-    case FLOAT32: return linear_of<Float32>(m, x, rows, begin, end, order, y, y_stride);
-    case BFLOAT16: return linear_of<Bfloat16>(m, x, rows, begin, end, order, y, y_stride);
-    case INT8: return linear_of<Int8>(m, x, rows, begin, end, order, y, y_stride);
-    case INT4: return linear_of<Int4>(m, x, rows, begin, end, order, y, y_stride);
+    case FLOAT32: return linear_of<Float32>(m, x, rows, begin, end, y, y_stride);
+    case BFLOAT16: return linear_of<Bfloat16>(m, x, rows, begin, end, y, y_stride);
+    case INT8: return linear_of<Int8>(m, x, rows, begin, end, y, y_stride);
+    case INT4: return linear_of<Int4>(m, x, rows, begin, end, y, y_stride);
   }
 }
 

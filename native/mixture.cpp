@@ -35,7 +35,7 @@ void Program::route(const Op& op, int64_t row, int thread) {
   std::vector<char> room(k.prepared_bytes(router.kind, width) + 64);
   float scale = 0;
   Prepared x = k.prepare(router.kind, normed, width, 1, width, room.data(), &scale);
-  k.linear(router, x, 1, 0, experts, nullptr, law, experts);
+  k.linear(router, x, 1, 0, experts, law, experts);
   k.softmax(law, law, experts);
   std::vector<int64_t> chosen;
   top_indices(law, experts, top_k, chosen);
@@ -69,7 +69,7 @@ void Program::experts(const Op& op, int index, int thread) {
   std::vector<char> room(k.prepared_bytes(m.kind, m.in) * n + 64);
   std::vector<float> scales(n);
   Prepared x = k.prepare(m.kind, s.values.data(), m.in, n, m.in, room.data(), scales.data());
-  k.linear(m, x, n, 0, m.out, nullptr, s.more.data(), m.out);
+  k.linear(m, x, n, 0, m.out, s.more.data(), m.out);
   for (int64_t i = 0; i < n; ++i) {
     float* y = at(op.values[2], places[i].first);
     const float* from = s.more.data() + i * m.out;
@@ -92,16 +92,15 @@ void Program::top_clusters(const Op& op, int64_t row) {
   }
 }
 
-// values: input, chosen clusters, logits. integers: ordering, size, top_k.
+// values: input, chosen clusters, logits. integers: size, top_k. The rows of a cluster lie beside each other.
 void Program::gather(const Op& op, int step_index, int index, int thread) {
   const Matrix& m = op.matrices[0];
-  int64_t size = op.integers[1], top_k = op.integers[2], row = index / top_k, rank = index % top_k;
+  int64_t size = op.integers[0], top_k = op.integers[1], row = index / top_k, rank = index % top_k;
   Prepared x = prepared(op.values[0], m, step_index, scratch_[thread]);
   x.data = static_cast<const char*>(x.data) + row * x.stride * (m.kind >= INT8 ? 2 : 4);
   if (x.row_scale) x.row_scale += row;
-  int64_t cluster = static_cast<int64_t>(at(op.values[1], row)[rank]);
-  const int64_t* order = reinterpret_cast<const int64_t*>(op.integers[0]) + cluster * size;
-  kernels().linear(m, x, 1, 0, size, order, at(op.values[2], row) + rank * size, 0);
+  int64_t begin = static_cast<int64_t>(at(op.values[1], row)[rank]) * size;
+  kernels().linear(m, x, 1, begin, begin + size, at(op.values[2], row) + rank * size - begin, 0);
 }
 
 }  // namespace paceline

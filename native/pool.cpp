@@ -25,6 +25,19 @@ void relax(int turn) {
 #endif
 }
 
+constexpr int kNone = -1, kOver = -2;
+
+// The next chunk of a share: kNone if none is left, kOver if another run has begun.
+int take(std::atomic<uint64_t>& share, uint32_t epoch) {
+  uint64_t word = share.load(std::memory_order_acquire);
+  for (;;) {
+    if (static_cast<uint32_t>(word >> 32) != epoch) return kOver;
+    if ((word & 0xffff) >= (word >> 16 & 0xffff)) return kNone;
+    if (share.compare_exchange_weak(word, word + 1, std::memory_order_acq_rel, std::memory_order_acquire))
+      return static_cast<int>(word & 0xffff);
+  }
+}
+
 }  // namespace
 
 Pool& Pool::instance() {
@@ -49,7 +62,14 @@ void Pool::resize(int threads) {
   std::lock_guard<std::mutex> lock(run_mutex_);
   if (threads == size()) return;
   stop();
+  allot(threads);
   for (int i = 1; i < threads; ++i) workers_.emplace_back(&Pool::work, this, i);
+}
+
+void Pool::allot(int threads) {
+  done_.reset(new Line[max_steps / 8]);
+  shares_.clear();
+  for (int i = 0; i < threads; ++i) shares_.emplace_back(new Line[max_steps / 8]);
 }
 
 void Pool::run(Job& job, const std::vector<int>& chunks) {
@@ -59,8 +79,13 @@ void Pool::run(Job& job, const std::vector<int>& chunks) {
   job_.store(&job, std::memory_order_relaxed);
   steps_.store(static_cast<int>(chunks.size()), std::memory_order_relaxed);
   for (size_t s = 0; s < chunks.size(); ++s) {
-    tickets_[s].done.store(tag, std::memory_order_relaxed);
-    tickets_[s].next.store(tag | static_cast<uint64_t>(chunks[s]) << 16, std::memory_order_release);
+    const int step = static_cast<int>(s);
+    const uint64_t total = chunks[s], threads = shares_.size();
+    at(done_, step).store(tag | total << 16, std::memory_order_relaxed);
+    for (uint64_t t = 0; t < threads; ++t) {  // rounded up: a single chunk is the caller's
+      uint64_t begin = (t * total + threads - 1) / threads, end = ((t + 1) * total + threads - 1) / threads;
+      at(shares_[t], step).store(tag | end << 16 | begin, std::memory_order_release);
+    }
   }
   epoch_.store(epoch, std::memory_order_seq_cst);
   if (parked_.load(std::memory_order_seq_cst) > 0) {
@@ -73,24 +98,25 @@ void Pool::run(Job& job, const std::vector<int>& chunks) {
 void Pool::walk(uint32_t epoch, int thread) {
   int steps = steps_.load(std::memory_order_relaxed);
   Job* job = job_.load(std::memory_order_relaxed);
+  const int threads = static_cast<int>(shares_.size());
   for (int s = 0; s < steps; ++s) {
-    Ticket& ticket = tickets_[s];
-    uint64_t word = ticket.next.load(std::memory_order_acquire);
-    uint64_t total = 0;
-    for (;;) {
-      if (static_cast<uint32_t>(word >> 32) != epoch) return;  // that run is over
-      total = (word >> 16) & 0xffff;
-      uint64_t index = word & 0xffff;
-      if (index >= total) break;
-      if (!ticket.next.compare_exchange_weak(word, word + 1, std::memory_order_acq_rel)) continue;
-      job->chunk(s, static_cast<int>(index), thread);  // taken, so the run is alive and `job` is its job
-      ticket.done.fetch_add(1, std::memory_order_acq_rel);
-      word = ticket.next.load(std::memory_order_acquire);
+    uint64_t mine = 0;
+    for (int t = 0; t < threads; ++t) {
+      std::atomic<uint64_t>& share = at(shares_[(thread + t) % threads], s);
+      for (;;) {
+        int index = take(share, epoch);
+        if (index == kOver) return;
+        if (index == kNone) break;
+        job->chunk(s, index, thread);  // taken, so the run is alive and `job` is its job
+        ++mine;
+      }
     }
+    std::atomic<uint64_t>& done = at(done_, s);
+    if (mine) done.fetch_add(mine, std::memory_order_acq_rel);
     for (int turn = 0;; ++turn) {
-      uint64_t done = ticket.done.load(std::memory_order_acquire);
-      if (static_cast<uint32_t>(done >> 32) != epoch) return;
-      if ((done & 0xffffffffu) >= total) break;
+      uint64_t word = done.load(std::memory_order_acquire);
+      if (static_cast<uint32_t>(word >> 32) != epoch) return;
+      if ((word & 0xffff) == (word >> 16 & 0xffff)) break;
       relax(turn);
     }
   }

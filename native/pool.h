@@ -1,6 +1,7 @@
 // One pool of threads per process. A job is a list of steps, each cut into chunks; steps run in order, chunks in any.
-// A thread takes the next chunk of a step until none is left, then waits until all are done. A thread that wakes late
-// or lost its core holds nobody back: the others take its chunks. Results never depend on who took what.
+// Each thread has its share of a step's chunks and takes them one by one, then those that others have left, then waits
+// until all are done. A thread that wakes late or lost its core holds nobody back: the others take its chunks, and
+// nobody else's counter is touched before that. Results never depend on who took what.
 #pragma once
 
 #include <atomic>
@@ -30,17 +31,20 @@ class Pool {
   void run(Job& job, const std::vector<int>& chunks);  // chunks per step
 
  private:
-  struct alignas(64) Ticket {
-    std::atomic<uint64_t> next{0};  // epoch << 32 | chunks << 16 | next chunk
-    std::atomic<uint64_t> done{0};  // epoch << 32 | finished chunks
+  struct alignas(64) Line {  // counters of eight steps that follow each other
+    std::atomic<uint64_t> word[8] = {};
   };
+  using Lines = std::unique_ptr<Line[]>;
 
-  Pool() : tickets_(new Ticket[max_steps]) {}
+  Pool() { allot(1); }
+  static std::atomic<uint64_t>& at(const Lines& lines, int step) { return lines[step / 8].word[step % 8]; }
+  void allot(int threads);
   void work(int thread);
   void walk(uint32_t epoch, int thread);
   void stop();
 
-  std::unique_ptr<Ticket[]> tickets_;
+  std::vector<Lines> shares_;  // of each thread, by step: epoch << 32 | end << 16 | next chunk
+  Lines done_;                 // by step: epoch << 32 | chunks << 16 | finished chunks
   std::vector<std::thread> workers_;
   std::atomic<uint32_t> epoch_{0};
   std::atomic<int> steps_{0};

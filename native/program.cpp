@@ -94,7 +94,7 @@ int Program::chunks_of(const Step& step) const {
   } else if (op.code == EXPERTS) {
     total = static_cast<int64_t>(op.matrices.size());
   } else {
-    total = rows_.count * op.integers[2];  // GATHER: clusters of each row
+    total = rows_.count * op.integers[1];  // GATHER: clusters of each row
   }
   return static_cast<int>(total);
 }
@@ -250,7 +250,7 @@ void Program::linear(const Step& step, int step_index, int index, int thread) {
     }
     const Prepared& x = prepared(op.values[0], m, step_index, scratch_[thread]);
     int64_t begin = index * per;
-    kernels().linear(m, x, rows_.count, begin, std::min(begin + per, m.out), nullptr, at(op.values[1], 0),
+    kernels().linear(m, x, rows_.count, begin, std::min(begin + per, m.out), at(op.values[1], 0),
                      stride(op.values[1]));
     return;
   }

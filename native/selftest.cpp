@@ -68,7 +68,7 @@ std::vector<float> linear(const Random& w, const float* x, int64_t rows) {
   std::vector<char> room(k.prepared_bytes(w.m.kind, w.m.in) * rows + 64);
   std::vector<float> scales(rows), y(rows * w.m.out);
   Prepared p = k.prepare(w.m.kind, x, w.m.in, rows, w.m.in, room.data(), scales.data());
-  k.linear(w.m, p, rows, 0, w.m.out, nullptr, y.data(), w.m.out);
+  k.linear(w.m, p, rows, 0, w.m.out, y.data(), w.m.out);
   return y;
 }
 

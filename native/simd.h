@@ -58,6 +58,19 @@ PL_INLINE T pin(T v) {
   return v;
 }
 
+alignas(32) static const uint32_t HIGH[8] = {0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u,
+                                             0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u};
+// The upper half of each word, with the mask read from memory each time: it takes no register.
+PL_INLINE VW high_halves(VW words) {
+#if defined(__AVX2__) && PL_LANES == 8
+  VW out;
+  __asm__("vpand %2, %1, %0" : "=x"(out) : "x"(words), "m"(*(const VW*)HIGH));
+  return out;
+#else
+  return words & 0xffff0000u;
+#endif
+}
+
 PL_INLINE V load_part(const float* p, int n) {  // n < L lanes, the others 0
   float buffer[L] = {};
   std::memcpy(buffer, p, sizeof(float) * n);

@@ -58,9 +58,8 @@ struct Kernels {
   // Bytes of one prepared row and preparing `rows` rows of x; FLOAT32 rows of a multiple of `lanes` are used in place.
   int64_t (*prepared_bytes)(int kind, int64_t in);
   Prepared (*prepare)(int kind, const float* x, int64_t stride, int64_t rows, int64_t in, void* data, float* scales);
-  // y[r, o] for o in [begin, end); `order` (if given) names the matrix row that output o reads.
-  void (*linear)(const Matrix&, const Prepared&, int64_t rows, int64_t begin, int64_t end, const int64_t* order,
-                 float* y, int64_t y_stride);
+  void (*linear)(const Matrix&, const Prepared&, int64_t rows, int64_t begin, int64_t end, float* y,
+                 int64_t y_stride);  // y[r, o] for o in [begin, end)
   bool (*attention)(const AttentionArgs&);  // false: a page id is out of range
   void (*norm)(const float* x, const float* weight, float* y, int64_t width, int groups, float eps);
   void (*rotary)(const float* x, const float* inv_freq, float* y, int64_t width, int heads, int32_t position);

@@ -26,7 +26,10 @@ from paceline.ops.base import Drawn, Ops, Rule, Runner, Value, Weight
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clusters:
-    """The ordered-embedding head: centroids choose clusters of tokens, and only those are scored."""
+    """The ordered-embedding head: centroids choose clusters of tokens, and only those are scored.
+
+    The head's own rows stand in this order too.
+    """
 
     centroids: Weight  # [clusters, H]
     ordering: Tensor  # [V] token ids, cluster by cluster
@@ -101,6 +104,7 @@ class GemmaAssistant:
                 )
             centroids = weights.matrix("masked_embedding.centroids")
             self.clusters = Clusters(centroids, ordering, config.top_clusters)
+            self.head = self.head.rows(ordering)  # once, instead of jumping from token to token in each step
         self.step_graph = self._step  # one stable object, see GemmaTarget
 
     def step(self, rows: Rows, hidden: Tensor, cache: KVCache) -> HeadOutput:

@@ -41,6 +41,10 @@ class Weight:
     def nbytes(self) -> int:
         return self.data.nbytes + (self.scale.nbytes if self.scale is not None else 0)
 
+    def rows(self, ids: torch.Tensor) -> Weight:
+        """A copy with the outputs `ids` [n] in that order."""
+        return Weight(self.data[ids], self.kind, None if self.scale is None else self.scale[ids])
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Experts:
@@ -119,7 +123,10 @@ class Ops(Protocol):
     def ordered_logits(
         self, x: Value, centroids: Weight, ordering: torch.Tensor, head: Weight, top_k: int
     ) -> tuple[Value, Value]:
-        """The centroid head: (ids [N, C], logits [N, C]) of the top_k clusters' tokens, C = top_k * V / clusters."""
+        """The centroid head: (ids [N, C], logits [N, C]) of the top_k clusters' tokens, C = top_k * V / clusters.
+
+        `head` [V, H] stands in the order of `ordering` [V], so that a cluster is read in one go.
+        """
         ...
 
 

@@ -226,9 +226,10 @@ class ReferenceOps:
         self, x: Tensor, centroids: Weight, ordering: Tensor, head: Weight, top_k: int
     ) -> tuple[Tensor, Tensor]:
         clusters = torch.topk(self.linear(x, centroids), top_k, dim=-1).indices  # [N, top_k]
-        ids = ordering.view(centroids.out_features, -1)[clusters].flatten(1)  # [N, C]
-        rows = dequantize(head, ids.flatten(), x.dtype).view(*ids.shape, -1)  # [N, C, H]
-        return ids, (rows @ x[..., None]).squeeze(-1)
+        places = torch.arange(ordering.numel(), device=x.device).view(centroids.out_features, -1)
+        places = places[clusters].flatten(1)  # [N, C]
+        rows = dequantize(head, places.flatten(), x.dtype).view(*places.shape, -1)  # [N, C, H]
+        return ordering.view(-1)[places], (rows @ x[..., None]).squeeze(-1)
 
 
 def dequantize(weight: Weight, rows: Tensor | None, dtype: torch.dtype) -> Tensor:
