@@ -83,7 +83,7 @@ std::tuple<std::vector<int64_t>, std::vector<double>> draw_rows(const std::vecto
   return result;
 }
 
-using RowsTuple = std::tuple<int64_t, int64_t, int64_t, int64_t>;
+using RowsTuple = std::tuple<std::vector<int64_t>, std::vector<int32_t>, std::vector<int32_t>>;
 using HiddenTuple = std::tuple<int, int64_t, int64_t>;
 using OutputTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
 using RuleTuple = std::tuple<double, uint64_t, int64_t, int64_t, double, double>;
@@ -91,9 +91,11 @@ using RuleTuple = std::tuple<double, uint64_t, int64_t, int64_t, double, double>
 std::tuple<int, std::vector<int64_t>, std::vector<double>> run_round(Program& program, const RowsTuple& rows,
                                                                      const HiddenTuple& hidden, const OutputTuple& output,
                                                                      const std::vector<RuleTuple>& rules, int steps) {
-  auto [count, tokens, positions, slots] = rows;
-  Rows in{count, reinterpret_cast<const int64_t*>(tokens), reinterpret_cast<const int32_t*>(positions),
-          reinterpret_cast<const int32_t*>(slots)};
+  const auto& [tokens, positions, slots] = rows;
+  const size_t count = tokens.size();
+  if (positions.size() != count || slots.size() != count || rules.size() != count)
+    throw nb::value_error("a draft round needs a position, a slot and a rule for each token");
+  const float* states = reinterpret_cast<const float*>(std::get<2>(hidden));
   RoundPlan plan;
   plan.hidden_buffer = std::get<0>(hidden);
   plan.hidden_width = std::get<1>(hidden);
@@ -112,8 +114,8 @@ std::tuple<int, std::vector<int64_t>, std::vector<double>> run_round(Program& pr
   int status;
   {
     nb::gil_scoped_release release;
-    status = draft_round(program, plan, in, reinterpret_cast<int64_t*>(tokens),
-                         reinterpret_cast<float*>(std::get<2>(hidden)), how, steps, &out);
+    RoundStart start{tokens, positions, slots, {states, states + count * plan.hidden_width}};
+    status = draft_round(program, plan, std::move(start), how, steps, &out);
   }
   std::tuple<int, std::vector<int64_t>, std::vector<double>> result;
   std::get<0>(result) = status;
@@ -133,7 +135,7 @@ std::tuple<uint32_t, uint32_t> keys(uint64_t seed, int64_t position, uint32_t pu
 }  // namespace
 
 NB_MODULE(_native, m) {
-  m.attr("layout") = 1;  // raised whenever these signatures change; paceline/ops/native.py checks it
+  m.attr("layout") = 2;  // raised whenever these signatures change; paceline/ops/native.py checks it
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("choose_isa", [](const std::string& name) { return choose_kernels(name.c_str()); });
   m.def("set_threads", [](int n) { nb::gil_scoped_release r; Pool::instance().resize(n); });

@@ -26,8 +26,14 @@ struct RoundRow {  // how a row's tokens are drawn; `position` is that of its fi
   int64_t position = 0;
 };
 
-// `tokens` and `hidden` belong to the caller and are overwritten. Returns a Status; out is [steps][rows].
-int draft_round(Program& program, const RoundPlan& plan, Rows rows, int64_t* tokens, float* hidden,
-                const std::vector<RoundRow>& how, int steps, std::vector<Drawn>* out);
+struct RoundStart {  // by row: the last token, its position, the sequence's slot, and the state to draft from
+  std::vector<int64_t> tokens;
+  std::vector<int32_t> positions, slots;
+  std::vector<float> hidden;  // [rows][hidden_width]
+};
+
+// Returns a Status; out is [steps][rows].
+int draft_round(Program& program, const RoundPlan& plan, RoundStart start, const std::vector<RoundRow>& how, int steps,
+                std::vector<Drawn>* out);
 
 }  // namespace paceline

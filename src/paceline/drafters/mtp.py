@@ -6,12 +6,12 @@ K/V the target has not computed yet), and see only committed keys.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from paceline.core import MAX_DRAFT_TOKENS, Draft, Rows
 from paceline.drafters.base import DraftContext
 from paceline.models.base import AssistantNet
+from paceline.ops.base import RoundStart
 
 
 class MTPDrafter:
@@ -26,14 +26,16 @@ class MTPDrafter:
         active = [b for b, k in enumerate(context.limits) if k > 0 and context.has_hidden[b]]
         if not active or context.hidden is None:
             return context.picker.draft(self.name)
-        device = context.hidden.device
         hidden = context.hidden if len(active) == len(context.limits) else context.hidden[active]
         tokens = [context.sequences[b].tokens[-1] for b in active]
-        at = np.array([[len(context.sequences[b].tokens) - 1, context.slots[b]] for b in active], np.int32)
-        positions, slots = torch.from_numpy(at.T.copy()).to(device)
+        start = RoundStart(
+            tokens, [len(context.sequences[b].tokens) - 1 for b in active], [context.slots[b] for b in active]
+        )
         steps = max(context.limits[b] for b in active)
-        if self._whole_round(context, active, (hidden, positions, slots), steps):
+        if self._whole_round(context, active, start, hidden, steps):
             return context.picker.draft(self.name)
+        device = hidden.device
+        positions, slots = torch.tensor([start.positions, start.slots], dtype=torch.int32, device=device)
         for step in range(steps):
             ids = torch.tensor(tokens, dtype=torch.int64, device=device)
             out = self.net.step(
@@ -55,20 +57,13 @@ class MTPDrafter:
         return context.picker.draft(self.name)
 
     def _whole_round(
-        self,
-        context: DraftContext,
-        active: list[int],
-        inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        steps: int,
+        self, context: DraftContext, active: list[int], start: RoundStart, hidden: torch.Tensor, steps: int
     ) -> bool:
         """Draft all steps in one call, where the requests are simple enough and the runner can."""
         rules = context.picker.rules(active)
         if rules is None:
             return False
-        hidden, positions, slots = inputs
-        tokens = [context.sequences[b].tokens[-1] for b in active]
-        rows = Rows(torch.tensor(tokens, dtype=torch.int64), positions, slots, list(range(len(active) + 1)))
-        drawn = self.net.draft_round(rows, hidden, context.cache, rules, steps)
+        drawn = self.net.draft_round(start, hidden, context.cache, rules, steps)
         if drawn is None:
             return False
         for i, b in enumerate(active):

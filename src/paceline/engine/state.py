@@ -86,6 +86,8 @@ class EngineState:
         """The hidden states [B, H] kept for cache slots; None if no drafter needs them."""
         if self.hidden is None:
             return None
+        if len(slots) == 1:
+            return self.hidden[slots[0] : slots[0] + 1]
         if self.hidden.device.type == "cpu" and self.hidden.dtype == torch.float32:
             return torch.from_numpy(self.hidden.numpy()[slots])
         return self.hidden[torch.tensor(slots, device=self.hidden.device)]

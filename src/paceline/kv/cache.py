@@ -240,12 +240,12 @@ class Tail:
             positions += range(entry.committed + first, entry.committed + len(new))
             slots += [entry.slot] * (len(new) - first)
             starts.append(len(tokens))
-        return Rows(
-            torch.from_numpy(np.array(tokens, np.int64)).to(device),
-            torch.from_numpy(np.array(positions, np.int32)).to(device),
-            torch.from_numpy(np.array(slots, np.int32)).to(device),
-            starts,
-        )
+        ids = torch.from_numpy(np.array(tokens, np.int64))
+        at = torch.from_numpy(np.array(positions, np.int32))
+        where = torch.from_numpy(np.array(slots, np.int32))
+        if str(device) == "cpu":  # `to` costs half of what making them costs
+            return Rows(ids, at, where, starts)
+        return Rows(ids.to(device), at.to(device), where.to(device), starts)
 
     def commit(self, keep: Seq[int]) -> None:
         """keep [B]: how many of each row's tokens become part of its committed prefix."""

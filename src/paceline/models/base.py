@@ -10,7 +10,7 @@ import torch
 from paceline.core import Rows
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import Layout
-from paceline.ops.base import Drawn, Rule
+from paceline.ops.base import Drawn, RoundStart, Rule
 
 
 class Target(Protocol):
@@ -50,7 +50,7 @@ class AssistantNet(Protocol):
         ...
 
     def draft_round(
-        self, rows: Rows, hidden: torch.Tensor, cache: KVCache, rules: list[Rule], steps: int
+        self, start: RoundStart, hidden: torch.Tensor, cache: KVCache, rules: list[Rule], steps: int
     ) -> Drawn | None:
         """`steps` steps with their draws in one go; None where that is not possible."""
         ...

@@ -21,7 +21,7 @@ from paceline.models.blocks import decoder_layer, layer_shapes, layout_of, read_
 from paceline.models.config import AssistantConfig, GemmaConfig
 from paceline.models.gemma4 import GemmaTarget
 from paceline.models.loading import Shapes, Weights
-from paceline.ops.base import Drawn, Ops, Rule, Runner, Value, Weight
+from paceline.ops.base import Drawn, Ops, RoundStart, Rule, Runner, Value, Weight
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,10 +117,10 @@ class GemmaAssistant:
         return HeadOutput(logits, ids, after)
 
     def draft_round(
-        self, rows: Rows, hidden: Tensor, cache: KVCache, rules: list[Rule], steps: int
+        self, start: RoundStart, hidden: Tensor, cache: KVCache, rules: list[Rule], steps: int
     ) -> Drawn | None:
         """`steps` steps with their draws in one native call; None on a runner that cannot."""
-        return self.runner.draft_round(self.step_graph, rows, cache, hidden, rules, steps)
+        return self.runner.draft_round(self.step_graph, start, cache, hidden, rules, steps)
 
     def _step(self, ops: Ops) -> tuple[Value, ...]:
         token = ops.embed(ops.tokens(), self.embedding, self.embedding_scale)

@@ -144,6 +144,15 @@ class Drawn:
     confidence: list[list[float]]
 
 
+@dataclass(frozen=True, slots=True)
+class RoundStart:
+    """Where a draft round begins, by row [N]; plain numbers, since a tensor of so few costs more than its use."""
+
+    tokens: list[int]  # the last one of each text
+    positions: list[int]
+    slots: list[int]
+
+
 class Runner(Protocol):
     """Runs a graph over rows. `graph` must be one stable object per model, so that a recording can be kept for it."""
 
@@ -154,7 +163,13 @@ class Runner(Protocol):
         ...
 
     def draft_round(
-        self, graph: Graph, rows: Rows, cache: KVCache, hidden: torch.Tensor, rules: list[Rule], steps: int
+        self,
+        graph: Graph,
+        start: RoundStart,
+        cache: KVCache,
+        hidden: torch.Tensor,
+        rules: list[Rule],
+        steps: int,
     ) -> Drawn | None:
         """`steps` draft steps in one go, where the runner can (None where it cannot).
 

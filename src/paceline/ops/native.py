@@ -17,10 +17,10 @@ import torch
 from paceline.core import Rows
 from paceline.errors import UsageError
 from paceline.kv.cache import KVCache
-from paceline.ops.base import Drawn, Graph, Rule, Weight
+from paceline.ops.base import Drawn, Graph, RoundStart, Rule, Weight
 from paceline.ops.recording import Node, RecordingOps, Symbol, place, schedule
 
-_LAYOUT = 1  # of the extension's signatures
+_LAYOUT = 2  # of the extension's signatures
 _KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
 _M64 = 0xFFFFFFFFFFFFFFFF
@@ -93,11 +93,17 @@ class NativeRunner:
         return plan.run(rows, cache, given)
 
     def draft_round(
-        self, graph: Graph, rows: Rows, cache: KVCache, hidden: torch.Tensor, rules: list[Rule], steps: int
+        self,
+        graph: Graph,
+        start: RoundStart,
+        cache: KVCache,
+        hidden: torch.Tensor,
+        rules: list[Rule],
+        steps: int,
     ) -> Drawn | None:
         """All steps of a draft round, draws included, in one native call."""
         plan = self._plans.get(graph)
-        return None if plan is None else plan.draft_round(rows, cache, hidden, rules, steps)
+        return None if plan is None else plan.draft_round(start, cache, hidden, rules, steps)
 
     def plan(self, graph: Graph) -> Plan | None:
         """The recording of `graph`, None before its first run."""
@@ -181,10 +187,10 @@ class Plan:
         return views
 
     def draft_round(
-        self, rows: Rows, cache: KVCache, hidden: torch.Tensor, rules: list[Rule], steps: int
+        self, start: RoundStart, cache: KVCache, hidden: torch.Tensor, rules: list[Rule], steps: int
     ) -> Drawn | None:
         """Replay the recording `steps` times, each fed with the tokens and hidden states of the one before."""
-        count = rows.tokens.shape[0]
+        count = len(start.tokens)
         if count > self._capacity or len(self._results) not in (2, 3) or set(self._givens) != {"hidden"}:
             return None  # the first run of a size records and grows; `run` does that
         if self._cache is None or self._cache() is not cache:
@@ -194,16 +200,17 @@ class Plan:
             after, logits = self._results[-1], self._results[-2]
             ids = (0, 0) if len(self._results) == 2 else self._place(self._results[0])
             self._round = (*self._place(after), *self._place(logits), logits.width, *ids)
-        state = hidden[:count].to("cpu", torch.float32, copy=True).contiguous()
-        tokens = rows.tokens.clone()
+        if hidden.dtype != torch.float32 or hidden.device.type != "cpu" or not hidden.is_contiguous():
+            hidden = hidden.to("cpu", torch.float32).contiguous()
+        if tuple(hidden.shape) != (count, symbol.width):
+            raise UsageError(f"hidden must be [{count}, {symbol.width}], not {tuple(hidden.shape)}")
         status, drawn, sure = self.program.draft_round(
-            (count, tokens.data_ptr(), address(rows.positions, torch.int32, count, "rows.positions"),
-             address(rows.slots, torch.int32, count, "rows.slots")),
-            (self._buffers[symbol], symbol.width, state.data_ptr()),
+            (start.tokens, start.positions, start.slots),
+            (self._buffers[symbol], symbol.width, hidden.data_ptr()),
             self._round,
             [(f, seed & _M64, position, k, p, m) for f, seed, position, k, p, m in rules],
             steps,
-        )  # fmt: skip
+        )
         if status:
             raise UsageError(f"native draft round refused: {_STATUS[status]}")
         split = [slice(i * count, (i + 1) * count) for i in range(steps)]
