@@ -64,6 +64,21 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ([-1], "prompt.0: Input should be greater than or equal to 0"),
+        ([2**40], "prompt.0: Input should be less than 2147483648"),
+        ([[1], [-1]], "prompt.1.0: Input should be greater than or equal to 0"),
+        ([[]], "prompt: the prompt is empty: give at least one token"),
+        ([], "prompt: give 1 to 64 prompts"),
+    ],
+)
+def test_of_the_forms_of_a_prompt_the_closest_is_blamed(s: Served, prompt: Any, said: str) -> None:
+    answer = s.post("/v1/completions", prompt=prompt)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, said)
+
+
 @pytest.mark.parametrize(("more", "param"), BAD, ids=[param for _, param in BAD])
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_the_field_is_named(s: Served, more: dict[str, Any], param: str, choice: str) -> None:

@@ -118,7 +118,7 @@ def _add_page(app: FastAPI, path: str, file: Traversable) -> None:
 def _add_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        deepest = max(error.errors(), key=lambda e: len(e["loc"]))  # of a union, the form that came closest
+        deepest = max(error.errors(), key=_closeness)
         if deepest["type"] == "json_invalid":
             return ApiError(400, "the body is not valid JSON", code="bad_json").response()
         where = ".".join(str(part) for part in deepest["loc"][1:] if _is_name(part))
@@ -147,6 +147,11 @@ def _add_handlers(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def unknown(request: Request, error: Exception) -> Response:
         return as_api_error(error).response()
+
+
+def _closeness(error: dict[str, Any]) -> tuple[int, bool]:
+    """Of a union's errors the largest is of the form that came closest: read furthest, the type right."""
+    return len(error["loc"]), not error["type"].endswith("_type")
 
 
 def _is_name(part: str | int) -> bool:

@@ -53,7 +53,8 @@ class Keys:
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--api-key-file {path} cannot be read ({error}): check the path") from error
+            why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+            raise UsageError(f"--api-key-file {path} cannot be read ({why}): check the path") from error
         keys = [
             line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")
         ]
