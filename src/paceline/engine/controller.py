@@ -128,6 +128,7 @@ class AutoController:
         self._quiet: dict[int, tuple[int, int]] = {}  # rows with nothing to copy: (steps to wait, until when)
         self._offered: set[int] = set()  # rows for which something to copy was found in this step
         self._alive: dict[int, float] = {}  # survival of each row's draft so far in this round
+        self._gone: set[int] = set()  # texts that have ended: their last step is still to be learnt from
 
     @property
     def _now(self) -> int:
@@ -314,11 +315,15 @@ class AutoController:
         ]
 
     def _learn(self) -> None:
-        """Let `budget` learn from the steps since it last did."""
+        """Let `budget` learn from the steps since it last did, and drop the texts that have ended."""
         if not self._seen:
             return
         self.budget, warnings = b.alarm(b.observe(self.budget, self._seen))
         self._seen.clear()
+        self.budget = b.forget(self.budget, self._gone)
+        for sequence_id in self._gone:
+            self._quiet.pop(sequence_id, None)
+        self._gone.clear()
         for text in warnings:
             if self._warn:
                 self._warn(text)
@@ -337,10 +342,10 @@ class AutoController:
                     self._quiet[row.sequence_id] = (wait, due)
 
     def forget(self, sequence_id: int) -> None:
+        """A text ends within a step, before that step is observed: what is kept of it goes when that is learnt."""
         self._learn()
-        self._quiet.pop(sequence_id, None)
+        self._gone.add(sequence_id)
         self._choices = {ids: choice for ids, choice in self._choices.items() if sequence_id not in ids}
-        self.budget = b.forget(self.budget, sequence_id)
 
     def metrics(self) -> dict[str, float]:
         """Counters for a metrics page; names are stable."""
