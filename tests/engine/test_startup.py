@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from paceline.engine.calibration import FILE_NAME, Known, known_of, read_calibra
 from paceline.engine.controller import MTP, AutoController
 from paceline.engine.costs import Profile
 from paceline.engine.selftest import ENOUGH, complaint, summarise
-from paceline.engine.startup import _timer
 from paceline.engine.stopwatch import measure_steps
 from paceline.kv.cache import KVCache
 from paceline.llm import LLM
@@ -51,16 +48,13 @@ def said() -> list[str]:
     return []
 
 
-def timer_of(seconds: Callable[[int], float]) -> Any:
-    """Stands in for the timer of forwards."""
-    return lambda target, cache: nullcontext(seconds)
-
-
 @pytest.fixture
 def same_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs that do not depend on what else this machine does, and time enough for a self-test."""
     monkeypatch.setattr("paceline.engine.startup.LIMIT", 60.0)
-    monkeypatch.setattr("paceline.engine.startup._timer", timer_of(lambda rows: 1e-3 * (1 + rows / 9)))
+    monkeypatch.setattr(
+        "paceline.engine.startup._time_rows", lambda target, cache, rows: 1e-3 * (1 + rows / 9)
+    )
 
 
 def load(pair: Path, said: list[str], **options: Any) -> LLM:
@@ -168,27 +162,11 @@ def test_without_a_file_a_self_test_finds_out(pair: Path, said: list[str]) -> No
 def test_a_self_test_that_would_take_too_long_is_left_out_and_says_so(
     pair: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.engine.startup._timer", timer_of(lambda rows: 0.5))
+    monkeypatch.setattr("paceline.engine.startup._time_rows", lambda target, cache, rows: 0.5)
     monkeypatch.setattr("paceline.engine.startup.measure_steps", lambda parts, kind, profile, limit: profile)
     llm = load(pair, said)
     assert not mtp_of(llm).known
     assert "self-test would take" in llm.info["acceptance"]
-
-
-def test_forwards_are_timed_behind_a_context_and_leave_nothing(pair: Path, said: list[str]) -> None:
-    state = load(pair, said, draft_tokens=2).engine.state
-    before, seen = state.cache.usage(), []
-    forward = state.target.forward
-
-    def watched(rows: Rows, cache: KVCache) -> torch.Tensor:
-        seen.append(rows.positions.tolist())
-        return forward(rows, cache)
-
-    state.target.forward = watched  # type: ignore[method-assign]
-    with _timer(state.target, state.cache) as time_rows:
-        assert time_rows(1) > 0.0 < time_rows(3)
-    assert seen == [[128], [128, 129, 130]]  # half of what a text may have, where that is less than CONTEXT
-    assert state.cache.usage() == before
 
 
 def test_few_drafts_tell_nothing() -> None:
@@ -253,8 +231,9 @@ def test_a_machine_that_has_become_another_one_is_measured_again(
     pair: Path, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for steep in (9, 2, 2):
-        timer = timer_of(lambda rows, s=steep: 1e-3 * (1 + rows / s))  # type: ignore[misc]
-        monkeypatch.setattr("paceline.engine.startup._timer", timer)
+        monkeypatch.setattr(
+            "paceline.engine.startup._time_rows", lambda target, cache, rows, s=steep: 1e-3 * (1 + rows / s)
+        )
         llm = load(pair, said, profile_dir=str(tmp_path))
     assert sum("9 rows cost" in line for line in said) == 1
     assert llm.info["cost_profile"].startswith("kept")
@@ -412,7 +391,7 @@ def test_stopwatch_tells_a_step_from_a_bare_forward_and_what_a_round_does_to_it(
 
 def test_one_slow_moment_is_forgotten_while_nothing_is_drafted() -> None:
     costs = Profile((1, 5), (1e-3, 2e-3), rounds={"mtp": (1e-4, 1e-4, 1e-5)}).costs()
-    once = costs.observe_drafts("mtp", [(1, 1, 8e-3)])
+    once = costs.observe_draft("mtp", 1, 1, 8e-3)
     assert sum(once.drafting("mtp")) > 3 * sum(costs.drafting("mtp"))
     assert sum(once.idle("mtp", 4000).drafting("mtp")) < 1.2 * sum(costs.drafting("mtp"))
     assert once.idle("model", 10) is once

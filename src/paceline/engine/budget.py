@@ -45,9 +45,8 @@ REASONS = (
     NO_DRAFTER,
 )
 
-LEARN_ALL, LEARN_EVERY = 48, 16  # steps: later, one in so many tells enough of what emitting costs
-LEARN_ROUNDS = 8  # draft rounds that are learnt from at once, the latest
-MARGIN = 1.06  # a plan must promise that much more than none: what it does not know costs something too
+LEARN_ALL, LEARN_EVERY = 48, 16  # steps: later, one in so many tells enough of what things cost
+MARGIN = 1.04  # a plan must promise that much more than none: what it does not know costs something too
 PROBE_SHARE = 0.005  # of the running time that probes may cost
 MOST_CREDIT = 2.0  # target steps that are saved for them
 
@@ -284,7 +283,6 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Mapping[int, int]]]) -> 
     costs, spent, drafted, used = budget.costs, 0.0, [], set()
     reasons = dict(budget.reasons)
     targets: list[tuple[int, float, str | None, int]] = []
-    rounds: dict[str, list[tuple[float, float, float]]] = {}
     for step, (record, asked) in enumerate(seen, budget.step):
         spent += record.target_seconds + record.draft_seconds + record.other_seconds
         if step < LEARN_ALL or step % LEARN_EVERY == 0:
@@ -302,13 +300,12 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Mapping[int, int]]]) -> 
         targets.append((record.target_rows, record.target_seconds, name, len(rows)))
         used |= {row.drafter for row in rows}
         drafted += rows
-        if kind is not None:
+        if kind is not None and (step < LEARN_ALL or step % LEARN_EVERY < 2):
             each = [max(asked.get(r.sequence_id, 0), r.drafted) for r in rows if r.drafter == kind.name]
-            round_ = max(each) if kind.sequential else 1, sum(each), record.draft_seconds
-            rounds.setdefault(kind.name, []).append(round_)
+            costs = costs.observe_draft(
+                kind.name, max(each) if kind.sequential else 1, sum(each), record.draft_seconds
+            )
     costs = costs.observe_targets(targets)
-    for name, own in rounds.items():
-        costs = costs.observe_drafts(name, own[-LEARN_ROUNDS:])
     for name in set(costs.draft) - used:
         costs = costs.idle(name, len(seen))
     budget = replace(

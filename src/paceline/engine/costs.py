@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
 PROFILE_ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32)
-FEW_ROWS, WARM = 6, 4  # steps of few rows, and how many are timed in a row
+FEW_ROWS = 6
 TABLE_ROWS = 64  # beyond it the last slope goes on
 DEFAULT_STEP = 5e-3  # only the ratios matter before the first real step
 FADE = 0.998  # of what was seen of a drafter, for each step without it
@@ -132,9 +132,6 @@ class Costs:
     slope: float = 1.0
     pace: float = 1.0  # what everything takes now, as a multiple of what it took at start-up
     chill: Mapping[str, Chill] = field(default_factory=dict)  # by drafter kind
-    trusted: float = (
-        0.0  # how far the pace is that of plain steps: 1 after one, less with each step after a draft
-    )
     other: Line = field(default_factory=Line)  # seconds over target rows: emission, scheduling
     rest: tuple[float, float] = (0.0, 0.0)  # `other` as (base, per row)
     draft: Mapping[str, DraftCost] = field(default_factory=dict)  # by drafter kind, at pace 1
@@ -164,9 +161,8 @@ class Costs:
     def observe_targets(self, seen: Seq[tuple[int, float, str | None, int]]) -> Costs:
         """Learn from steps: (rows, seconds, the kind that drafted before, for how many texts).
 
-        The typical ratio of plain steps to what was expected is the pace; what one number of rows differs by bends the
-        staircase. What steps after a draft take beyond that is put down to the drafting as far as plain steps were seen
-        lately, else to the pace. Steps beyond the table (prompts) say nothing about decoding.
+        Their typical ratio to what was expected is the pace; what one number of rows differs by bends the staircase.
+        Steps beyond the table (prompts) say nothing about decoding.
         """
         steps = [step for step in seen if 0 < step[0] <= len(self.table) and 0.0 < step[1] < float("inf")]
         if not steps:
@@ -175,40 +171,15 @@ class Costs:
             rows, seconds, _, _ = steps[0]
             scale = seconds / self.table[rows - 1]
             return replace(self, table=tuple(v * scale for v in self.table), measured=True)
-        plain = [step for step in steps if step[2] is None]
-        drafted = [step for step in steps if step[2] is not None]
-        out = self
-        if plain:
-            out = out._paced(plain, 1.0)
-            out = replace(out, trusted=1.0)
-        if drafted:
-            trusted = out.trusted * DECAY ** len(drafted)
-            out = replace(out._chilled(drafted, trusted)._paced(drafted, 1.0 - trusted), trusted=trusted)
-        return out
-
-    def _paced(self, steps: Seq[tuple[int, float, str | None, int]], share: float) -> Costs:
-        """Move the pace by `share` of what these steps say, and bend the staircase at the rows of the last one."""
         expected = {shape: self.target(shape[0]) + self.pace * self._chill(*shape[1:])
                     for shape in {(rows, kind, texts) for rows, _, kind, texts in steps}}  # fmt: skip
         ratios = [seconds / expected[rows, kind, texts] for rows, seconds, kind, texts in steps]
-        typical = min(max(_median(ratios), 0.25), 4.0)
+        typical = min(max(sorted(ratios)[len(ratios) // 2], 0.25), 4.0)
         last = steps[-1][0]
-        same = [ratio for ratio, step in zip(ratios, steps, strict=True) if step[0] == last]
-        surprise = min(max(_median(same) / typical, 0.5), 2.0) - 1
+        same = sorted(ratio for ratio, step in zip(ratios, steps, strict=True) if step[0] == last)
+        surprise = min(max(same[len(same) // 2] / typical, 0.5), 2.0) - 1
         table = _bend(self.table, last - 1, 0.01 * min(len(same), 10) * surprise)
-        pace = self.pace * typical ** (share * (1 - DECAY ** len(ratios)))
-        return replace(self, pace=pace, table=table)
-
-    def _chilled(self, steps: Seq[tuple[int, float, str | None, int]], share: float) -> Costs:
-        """Move the chill of the kinds that drafted by `share` of what these steps say."""
-        chill = dict(self.chill)
-        for kind in {kind for _, _, kind, _ in steps if kind is not None}:
-            over = [(seconds - self.target(rows)) / self.pace - self._chill(kind, texts)
-                    for rows, seconds, name, texts in steps if name == kind]  # fmt: skip
-            one, more = chill.get(kind, (0.0, 0.0))
-            one += share * (1 - DECAY ** len(over)) * _median(over)
-            chill[kind] = min(max(one, 0.0), self.target(1) / self.pace), more
-        return replace(self, chill=chill)
+        return replace(self, pace=self.pace * typical ** (1 - DECAY ** len(ratios)), table=table)
 
     def observe_other(self, rows: int, seconds: float) -> Costs:
         """Learn from what a step takes besides the models."""
@@ -217,13 +188,12 @@ class Costs:
         other = self.other.add(rows, seconds)
         return replace(self, other=other, rest=other.fit())
 
-    def observe_drafts(self, kind: str, rounds: Seq[tuple[float, float, float]]) -> Costs:
-        """Learn from draft rounds of one kind: (steps, tokens, seconds)."""
+    def observe_draft(self, kind: str, steps: float, tokens: float, seconds: float) -> Costs:
+        """Learn from a draft round of one kind."""
+        if not 0.0 <= seconds < float("inf"):
+            return self
         known = self.draft.get(kind) or DraftCost.like(self.target(1) / self.pace)
-        for steps, tokens, seconds in rounds:
-            if 0.0 <= seconds < float("inf"):
-                known = known.add(steps, tokens, seconds / self.pace)
-        return self._with(kind, known) if rounds else self
+        return self._with(kind, known.add(steps, tokens, seconds / self.pace))
 
     def idle(self, kind: str, steps: int) -> Costs:
         """A kind was not asked for so many steps: what was seen of it counts less."""
@@ -232,10 +202,6 @@ class Costs:
 
     def _with(self, kind: str, cost: DraftCost) -> Costs:
         return replace(self, draft={**self.draft, kind: cost}, rounds={**self.rounds, kind: cost.fit()})
-
-
-def _median(values: Seq[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 def _bend(table: tuple[float, ...], at: int, change: float) -> tuple[float, ...]:
@@ -309,17 +275,19 @@ def measure_costs(
 ) -> Profile:
     """The least `time_rows(n)` (seconds of one target forward of n rows) in at most about `limit` seconds.
 
-    First 1 and 5 rows, then rounds of all rungs, so that a slow moment spreads over them: a target too slow for a round
-    is described by the rungs that fit (at least two). A round goes down and stays a while at few rows, since a step of
-    one row comes after others like it, not after one of 32, from which the caches recover within a dozen steps.
+    Rungs are visited in rounds, so that a slow moment spreads over all of them, most telling first: a target
+    too slow for all of them is described by those that fit (at least two). Of few rows the second of two runs
+    counts: a step of one row comes after another, not after one of 32 whose data fill the caches.
     """
     begin = time.perf_counter()
-    falling = sorted(set(rows), reverse=True)
-    taken: dict[int, list[float]] = {n: [] for n in falling}
-    for n in [n for n in (1, 5) if n in taken] + falling * 25:
-        taken[n] += [time_rows(n) for _ in range(WARM if n <= FEW_ROWS and len(taken[falling[0]]) else 1)]
+    chosen = sorted(set(rows), key=lambda n: (n not in (1, 5), n not in (2, 3, 9, 17), n))
+    taken: dict[int, list[float]] = {n: [] for n in chosen}
+    for n in chosen * 25:
+        if n <= FEW_ROWS:
+            time_rows(n)
+        taken[n].append(time_rows(n))
         if time.perf_counter() - begin > limit and sum(map(bool, taken.values())) > 1:
             break
-    rungs = sorted(n for n in taken if taken[n])
+    rungs = sorted(n for n in chosen if taken[n])
     values = [min(taken[n]) for n in rungs]  # what else the machine does can only slow a forward down
     return Profile(tuple(rungs), tuple(values))

@@ -7,8 +7,7 @@ kept, a self-test where it is cheap. `Startup.info` says which it was, and why t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from paceline.engine import profiles
 from paceline.engine.acceptance import Bins, Kind
 from paceline.engine.calibration import FILE_NAME, Known, read_calibration
 from paceline.engine.controller import KINDS
-from paceline.engine.costs import WARM, Profile, default_profile, measure_costs
+from paceline.engine.costs import Profile, default_profile, measure_costs
 from paceline.engine.engine import EngineParts
 from paceline.engine.selftest import LIMIT, LONGEST, complaint, estimate, run_selftest
 from paceline.engine.stopwatch import measure_steps
@@ -30,7 +29,6 @@ from paceline.models.base import Target
 Say = Callable[[str], None]
 DRIFT = 1.25  # a kept staircase is as steep as today's within this factor
 LOOK_ROWS = (1, 9)
-CONTEXT = 256  # tokens behind the rows that are timed: each further row reads them all again
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,21 +170,21 @@ def _key(pair: Pair) -> dict[str, str]:
 
 
 def _measure(pair: Pair) -> Profile:
-    with _timer(pair.parts.target, pair.parts.cache) as time_rows:
-        time_rows(1)
-        limit = min(1.2, max(0.25, 30 * time_rows(1)))
-        profile = measure_costs(time_rows, limit=limit)
-    return measure_steps(pair.parts, pair.kind, profile, limit / 2)
+    def time_rows(rows: int) -> float:
+        return _time_rows(pair.parts.target, pair.parts.cache, rows)
+
+    time_rows(1)
+    limit = min(1.2, max(0.25, 30 * time_rows(1)))
+    return measure_steps(pair.parts, pair.kind, measure_costs(time_rows, limit=limit), limit / 2)
 
 
 def _drifted(profile: Profile, pair: Pair) -> str:
     """What has changed, if nine rows cost another multiple of one row than they did. Else "": load slows both."""
     few, more = LOOK_ROWS
     taken: dict[int, list[float]] = {few: [], more: []}
-    with _timer(pair.parts.target, pair.parts.cache) as time_rows:
-        for rows in (few, more, few, more):
-            for _ in range(2 * WARM):  # what comes after another size is slower
-                taken[rows].append(time_rows(rows))
+    for rows in (few, more, few, more, few, more):
+        _time_rows(pair.parts.target, pair.parts.cache, rows)  # what comes after another size is slower
+        taken[rows].append(_time_rows(pair.parts.target, pair.parts.cache, rows))
     now = min(taken[more]) / min(taken[few])
     bare = replace(profile, base=0.0).costs()
     then = bare.target(more) / bare.target(few)
@@ -195,24 +193,16 @@ def _drifted(profile: Profile, pair: Pair) -> str:
     return f"cost profile is ignored: {more} rows cost {now:.1f} times one row, it says {then:.1f}: measuring again"
 
 
-@contextmanager
-def _timer(target: Target, cache: KVCache) -> Iterator[Callable[[int], float]]:
-    """Times one target forward of so many rows of one text, in seconds, behind `CONTEXT` tokens that are not computed."""
-
-    def time_rows(count: int) -> float:
-        with cache.tail([(-1, [0] * min(count, cache.max_tokens - before))]) as tail:
+def _time_rows(target: Target, cache: KVCache, count: int) -> float:
+    """Seconds of one target forward of `count` rows of one text."""
+    cache.open(-1, [0], share=False)
+    try:
+        with cache.tail([(-1, [0] * min(count, cache.max_tokens))]) as tail:
             rows = tail.rows(target.device)
             begin = time.perf_counter()
             target.logits(target.forward(rows, cache))
             if target.device.type == "cuda":
                 torch.cuda.synchronize(target.device)
             return time.perf_counter() - begin
-
-    before = min(CONTEXT, cache.max_tokens // 2)
-    cache.open(-1, [0], share=False)
-    try:
-        with cache.tail([(-1, [0] * before)]) as tail:
-            tail.commit([before])
-        yield time_rows
     finally:
         cache.close(-1)
