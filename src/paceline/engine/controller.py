@@ -155,9 +155,12 @@ class AutoController:
         return max(until - self._now - 1, 0)
 
     def _with_looks(self, choice: _Choice, ids: tuple[int, ...]) -> list[Limit]:
-        """All that a row has room for where something is looked up in this step: `offer` decides what is used."""
-        now = self._now
-        due = {i: quiet[1] if (quiet := self._quiet.get(i)) is not None else now for i in choice.caps}
+        """All that a row has room for where something is looked up in this step: `offer` decides what is used.
+
+        A look costs little beside a round of a network, so a row that would get one is looked up in every step.
+        """
+        now, quiet = self._now, self._quiet
+        due = {i: quiet[i][1] if i in quiet and not choice.asked.get(i) else now for i in choice.caps}
         choice.look = min(due.values(), default=now + LONGEST_REST)
         for name in choice.free:
             choice.limits[name] = {i: cap if due[i] <= now else 0 for i, cap in choice.caps.items()}
