@@ -14,7 +14,7 @@ from paceline.engine import acceptance as acc
 from paceline.engine import budget as b
 from paceline.engine.acceptance import Kind
 from paceline.engine.budget import Budget, RowRecord, StepRecord
-from paceline.engine.controller import AutoController, FixedController
+from paceline.engine.controller import NGRAM, AutoController, FixedController
 from paceline.engine.costs import Costs, DraftCost, Line, Profile, default_profile, measure_costs, staircase
 
 MTP = Kind("mtp", (0.75, 0.7, 0.65, 0.6))
@@ -252,6 +252,21 @@ def test_a_rest_says_for_how_long_limits_would_say_the_same() -> None:
     assert drafts(rests=True) == drafts(rests=False)
     assert AutoController(FLAT, [MTP]).rest() == 0
     assert FixedController(0).rest() == 0
+
+
+@pytest.mark.parametrize(("kept", "every"), [(4, True), (0, False)])
+def test_a_row_that_drafts_is_looked_up_in_every_step_one_that_rests_is_not(kept: int, every: bool) -> None:
+    """There is never anything to copy: a look is cheap beside a draft round, and dear beside a plain step."""
+    steep, looks = Profile((1, 5, 32), (1.0, 2.0, 9.0)), []
+    auto = AutoController(steep, [replace(MTP, known=True), NGRAM])
+    for _ in range(120):
+        ((limit, _),) = auto.limits([sequence(1)], ["auto"], 16)
+        looks.append(limit > auto.kind_limit(1, "mtp"))
+        drafted = min(limit, auto.kind_limit(1, "mtp"), 4)
+        done = [row(1, drafted, min(kept, drafted))]
+        seconds = steep.costs().target(1 + drafted)
+        auto.observe(StepRecord(1 + drafted, 1, 9, seconds, 0.1, drafted, 0.0, done))
+    assert all(looks[20:]) if every else 0 < sum(looks[60:]) < 10
 
 
 def test_costs_follow_the_machine_and_ignore_a_hiccup() -> None:
