@@ -28,9 +28,9 @@ def setup(request: pytest.FixtureRequest) -> Iterator[tuple[Tokenizer, Grammars]
     grammars.close()
 
 
-def calls_in(text: str) -> list[tuple[str, Any]]:
-    """The calls of a text that holds nothing else, with their arguments as values."""
-    parser, calls = ToolParser(), []
+def calls_and_text(text: str) -> tuple[list[tuple[str, Any]], str]:
+    """The calls of a text, with their arguments as values, and what stands around them."""
+    parser, calls, rest = ToolParser(), [], ""
     for event in parser.feed(text) + parser.finish():
         match event:
             case CallStart(_, name):
@@ -38,5 +38,12 @@ def calls_in(text: str) -> list[tuple[str, Any]]:
             case CallArguments(_, piece):
                 calls[-1][1] += piece
             case _:
-                raise AssertionError(f"text outside of calls: {event}")
-    return [(name, json.loads(arguments)) for name, arguments in calls]
+                rest += event.text
+    return [(name, json.loads(arguments)) for name, arguments in calls], rest
+
+
+def calls_in(text: str) -> list[tuple[str, Any]]:
+    """The calls of a text that holds nothing else."""
+    calls, rest = calls_and_text(text)
+    assert not rest, f"text outside of calls: {rest}"
+    return calls

@@ -15,9 +15,9 @@ from paceline.text.arguments import CLOSE
 from paceline.text.grammar import Grammars
 from paceline.text.phases import InsideCalls
 from paceline.text.tokenizer import Tokenizer
-from paceline.text.tools import OPEN, CallArguments, CallStart, ToolParser
+from paceline.text.tools import OPEN
 from server.fake_engine import FakeEngine, make_tokenizer
-from server.grammars import grammars_of
+from server.grammars import calls_and_text, grammars_of
 from server.serving import served
 from testing import VOCAB, Setup, make_engine, prompts, run, totals
 
@@ -51,19 +51,10 @@ def written(tokenizer: Tokenizer, grammars: Grammars, before: str, seed: int) ->
 def test_a_call_that_begins_fits_and_free_text_is_free(setup: tuple[Tokenizer, Grammars], seed: int) -> None:
     tokenizer, grammars = setup
     ids = written(tokenizer, grammars, "Let me see <|tool. " + OPEN, seed)
-    parser, calls, text = ToolParser(), [], ""
-    for event in parser.feed(tokenizer.decode(ids, skip_special=False)) + parser.finish():
-        match event:
-            case CallStart(_, name):
-                calls.append([name, ""])
-            case CallArguments(_, piece):
-                calls[-1][1] += piece
-            case _:
-                text += event.text
+    calls, text = calls_and_text(tokenizer.decode(ids, skip_special=False))
     assert text == "Let me see <|tool. "
-    [[name, arguments]] = calls
+    [(name, value)] = calls
     assert name in TOOLS
-    value = json.loads(arguments)
     if name == "get_weather":
         assert value["unit"] in ("C", "F")
         assert isinstance(value["city"], str)

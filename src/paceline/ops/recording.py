@@ -153,9 +153,9 @@ class RecordingOps:
         scores = self.linear(x, centroids)
         chosen, ids = Symbol(top_k), Symbol(top_k * size, integer=True)
         self.nodes.append(Node(Code.TOP_CLUSTERS, [scores], [chosen, ids], integers=[ordering, size]))
-        logits = self._note(Code.GATHER, [x, chosen], [top_k * size], weights=[head], integers=[size, top_k])[
-            0
-        ]
+        (logits,) = self._note(
+            Code.GATHER, [x, chosen], [top_k * size], weights=[head], integers=[size, top_k]
+        )
         return ids, logits
 
 
