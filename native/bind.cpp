@@ -33,10 +33,18 @@ void add(Program& p, int code, const std::vector<ValueTuple>& values, const std:
   Op op;
   op.code = code;
   for (const auto& [buffer, column, width] : values) op.values.push_back({buffer, column, width});
-  for (const auto& m : matrices) op.matrices.push_back(matrix(m));
+  for (const auto& m : matrices)
+    if (code == EMBED) op.table = matrix(m);
+    else op.weights.push_back({reinterpret_cast<const void*>(std::get<0>(m)), std::get<2>(m), std::get<3>(m), std::get<4>(m)});
   op.integers = integers;
   op.number = static_cast<float>(number);
   p.add(std::move(op));
+}
+
+// Rows of `m` as panels to `out`, all zero, of packed_bytes(...).
+void pack(const MatrixTuple& m, int64_t out) {
+  nb::gil_scoped_release release;
+  pack_panels(matrix(m), reinterpret_cast<char*>(out));
 }
 
 void bind_cache(Program& p, const std::vector<LayerTuple>& layers) {
@@ -135,7 +143,7 @@ std::tuple<uint32_t, uint32_t> keys(uint64_t seed, int64_t position, uint32_t pu
 }  // namespace
 
 NB_MODULE(_native, m) {
-  m.attr("layout") = 2;  // raised whenever these signatures change; paceline/ops/native.py checks it
+  m.attr("layout") = 3;  // raised whenever these signatures change; paceline/ops/native.py checks it
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("choose_isa", [](const std::string& name) { return choose_kernels(name.c_str()); });
   m.def("set_threads", [](int n) { nb::gil_scoped_release r; Pool::instance().resize(n); });
@@ -148,6 +156,11 @@ NB_MODULE(_native, m) {
     nb::gil_scoped_release r;
     return burn_multiply_adds(turns);
   });
+  m.def("panel", [] { return kernels().panel; });
+  m.def("packed_bytes", [](int kind, int64_t out, int64_t in) {
+    return (out + kernels().panel - 1) / kernels().panel * kernels().panel_bytes(kind, in);
+  });
+  m.def("pack", &pack);
   m.def("draw", &draw_rows);
   m.def("noise_keys", &keys);
   nb::class_<Program>(m, "Program")

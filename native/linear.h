@@ -1,6 +1,8 @@
-// y = x W^T for few rows. Each loaded weight vector is applied to all rows of a tile, so that more rows cost arithmetic
-// but no memory traffic. One accumulator per (row, output) runs along `in` in steps of one block whatever the tile, and
-// is summed by one fixed tree: bits of y[r, o] depend on x[r] and W[o] only.
+// y = x W^T for few rows. Weights lie in panels: PANEL outputs beside each other, input by input, so that one load brings
+// an input's weights for many outputs, and a panel is one run of memory. Each loaded weight is applied to all rows of a
+// tile: more rows cost arithmetic but no memory traffic. One accumulator per (row, output) takes the inputs one after the
+// other, segment by segment, whatever the tile: bits of y[r, o] depend on x[r] and W[o] only, and there is nothing to sum
+// across lanes.
 #pragma once
 
 #include "simd.h"
@@ -9,259 +11,219 @@
 namespace paceline {
 namespace PACELINE_ISA {
 
-constexpr int GROUP = 24;  // most outputs whose accumulators are kept while `in` is walked in cache-sized parts
+constexpr int PANEL = 2 * L;
+constexpr int64_t AHEAD = 4096;  // bytes of a panel to fetch ahead
 
-// Bytes of input that a part of `in` holds for all rows of a tile: beside them, 32 KB of first-level cache has room for a
-// panel of weights and the next one. An input that fits ONE_PART is not cut: longer runs of weights are read faster.
-constexpr int64_t PART = 12288, ONE_PART = 24576;
-constexpr int64_t AHEAD = 4096;  // bytes of weights to fetch ahead at least: panels of short rows are over before they arrive
-constexpr int64_t SPREAD = 1536;  // rows of prepared input lie this far from a multiple of 4 KB, see prepared_bytes
-
-// What a weight kind means by a block of `in`: its size, its parts, how to load and multiply one. `roomy`: the tile leaves
-// registers for constants.
+// What a weight kind means by a unit of a panel: `depth` inputs of PANEL outputs in `vectors` vectors. A segment is summed
+// for itself and then added to the total: it keeps long sums exact, and int4 has a scale for each. `tight`: no register is
+// left for constants.
 struct Float32 {
   using X = float;
-  using W = V;
   using A = V;
-  using Sum = float;
-  static constexpr int parts = 2, block = parts * L, bytes = 4 * block;
-  static constexpr bool scaled = false;  // a scale per block
+  static constexpr int kind = FLOAT32, depth = 1, vectors = 2, segment = 1024;  // inputs
+  static constexpr int64_t unit = 4 * PANEL, scales = 0;                        // bytes
   template <bool>
-  PL_INLINE W weight(const char* w, const float*, int64_t b, int part) {
-    return pin(load(reinterpret_cast<const float*>(w + b * bytes) + part * L));
-  }
-  PL_INLINE V input(const X* x, int64_t b, int part) { return load(x + b * block + part * L); }
-  PL_INLINE A madd(W w, V x, A a) { return fma(w, x, a); }
-  PL_INLINE F8 lanes(A a) { return half(a); }
-  PL_INLINE float finish(float sum, const float*, float) { return sum; }
+  PL_INLINE V weight(const char* p, int i) { return load(reinterpret_cast<const float*>(p) + i * L); }
+  PL_INLINE V input(const X* x) { return broadcast(*x); }
+  PL_INLINE void add(A& a, V x, V w) { accumulate(a, x, w); }
 };
 
-struct Bfloat16 {  // the even values of 2 L are the low halves of their words: prepared x has evens first, then odds
+struct Bfloat16 {  // word j holds output j in its low and output L + j in its high half
   using X = float;
-  using W = V;
   using A = V;
-  using Sum = float;
-  static constexpr int parts = 4, block = parts * L, bytes = 2 * block;
-  static constexpr bool scaled = false;
-  template <bool roomy>
-  PL_INLINE W weight(const char* w, const float*, int64_t b, int part) {
-    VW words = *reinterpret_cast<const VWMem*>(w + b * bytes + part / 2 * (4 * L));
-    return pin(part % 2 == 0 ? (V)(words << 16) : roomy ? (V)(words & 0xffff0000u) : (V)high_halves(words));
+  static constexpr int kind = BFLOAT16, depth = 1, vectors = 2, segment = 1024;
+  static constexpr int64_t unit = 2 * PANEL, scales = 0;
+  template <bool tight>
+  PL_INLINE V weight(const char* p, int i) {
+    if (i == 0) return (V)(*reinterpret_cast<const VWMem*>(p) << 16);
+    return tight ? (V)high_halves(p) : (V)(*reinterpret_cast<const VWMem*>(p) & 0xffff0000u);
   }
-  PL_INLINE V input(const X* x, int64_t b, int part) { return load(x + b * block + part * L); }
-  PL_INLINE A madd(W w, V x, A a) { return fma(w, x, a); }
-  PL_INLINE F8 lanes(A a) { return half(a); }
-  PL_INLINE float finish(float sum, const float*, float) { return sum; }
+  PL_INLINE V input(const X* x) { return broadcast(*x); }
+  PL_INLINE void add(A& a, V x, V w) { accumulate(a, x, w); }
 };
 
+// Integer inputs come in pairs: a vector of 8 outputs has the two weights of each beside each other.
 struct Int8 {
   using X = int16_t;
-  using W = H16;
   using A = I8;
-  using Sum = int32_t;
-  static constexpr int block = 16, parts = 1, bytes = 16;
-  static constexpr bool scaled = false;
+  static constexpr int kind = INT8, depth = 2, vectors = PANEL / 8, segment = 1 << 30;
+  static constexpr int64_t unit = 2 * PANEL, scales = 4 * PANEL;
   template <bool>
-  PL_INLINE W weight(const char* w, const float*, int64_t b, int) { return load_int8(w + b * 16); }
-  PL_INLINE H16 input(const X* x, int64_t b, int) { return load_int16(x + b * 16); }
-  PL_INLINE A madd(W w, H16 x, A a) { return a + dot16(w, x); }
-  PL_INLINE I8 lanes(A a) { return a; }
-  PL_INLINE float finish(int32_t sum, const float* scale, float row) { return static_cast<float>(sum) * (scale[0] * row); }
+  PL_INLINE H16 weight(const char* p, int i) { return load_int8(p + i * 16); }
+  PL_INLINE H16 input(const X* x) { return broadcast_pair(x); }
+  PL_INLINE void add(A& a, H16 x, H16 w) { a += dot16(x, w); }
 };
 
-struct Nibbles {
-  H16 even, odd;
-  F8 scale;
-};
-struct Pair {
-  H16 even, odd;
-};
-PL_INLINE Pair pin(const Pair& p) { return {pin(p.even), pin(p.odd)}; }
-
-struct Int4 {
+struct Int4 {  // low nibbles are 8 outputs, high nibbles the next 8; values are 8 too large, see group_start
   using X = int16_t;
-  using W = Nibbles;
-  using A = F8;
-  using Sum = float;
-  static constexpr int block = 32, parts = 1, bytes = 16;
-  static constexpr bool scaled = true;
+  using A = I8;
+  static constexpr int kind = INT4, depth = 2, vectors = PANEL / 8, segment = 32;
+  static constexpr int64_t unit = PANEL, scales = 4 * PANEL;
   template <bool>
-  PL_INLINE W weight(const char* w, const float* scale, int64_t b, int) {
-    H16 raw = load_uint8(w + b * 16);
-    return {(raw & 15) - 8, (raw >> 4) - 8, scale[b] - F8{}};
+  PL_INLINE H16 weight(const char* p, int i) {
+    H16 raw = load_uint8(p + i / 2 * 16);
+    return i % 2 == 0 ? raw & 15 : raw >> 4;
   }
-  PL_INLINE Pair input(const X* x, int64_t b, int) { return {load_int16(x + b * 32), load_int16(x + b * 32 + 16)}; }
-  PL_INLINE A madd(const W& w, const Pair& x, A a) {
-    I8 sum = dot16(w.even, x.even) + dot16(w.odd, x.odd);
-    return fma8(__builtin_convertvector(sum, F8), w.scale, a);
-  }
-  PL_INLINE F8 lanes(A a) { return a; }
-  PL_INLINE float finish(float sum, const float*, float row) { return sum * row; }
+  PL_INLINE H16 input(const X* x) { return broadcast_pair(x); }
+  PL_INLINE void add(A& a, H16 x, H16 w) { a += dot16(x, w); }
 };
+
+template <class P>
+constexpr bool integral = sizeof(typename P::X) == 2;
 
 template <class P>
 struct Call {
   const char* data;
-  int64_t row_bytes;
-  const float* scale;
-  int64_t scales;  // per output
-  int64_t in, whole;  // values of a row, whole blocks
+  int64_t in, panel_bytes;
   const typename P::X* x;
   int64_t x_stride;
   const float* row_scale;
   float* y;
-  int64_t y_stride;
-
-  const char* row(int64_t o) const { return data + o * row_bytes; }
-  const float* row_scales(int64_t o) const { return scale ? scale + o * scales : nullptr; }
+  int64_t y_stride, end;  // outputs
 };
 
-template <class P, int R, int O>
-PL_INLINE void blocks(const Call<P>& c, const char* const* w, const float* const* s, const typename P::X* x, int64_t b0,
-                      int64_t b1, int64_t ahead, typename P::A (&acc)[R][O]) {
-  constexpr bool roomy = R * O + O < 15;  // registers are left
-  for (int64_t b = b0; b < b1; ++b) {
-    PL_UNROLL
-    for (int o = 0; o < O; ++o) {
-      prefetch(w[o] + b * P::bytes + ahead);
-      if (P::bytes > 64) prefetch(w[o] + b * P::bytes + ahead + 64);
-      if (P::scaled && b % 16 == 0) prefetch(s[o] + b + ahead / P::bytes);
-    }
-    PL_UNROLL
-    for (int part = 0; part < P::parts; ++part) {
-      typename P::W weights[O];
-      PL_UNROLL
-      for (int o = 0; o < O; ++o) weights[o] = P::template weight<roomy>(w[o], s[o], b, part);
-      PL_UNROLL
-      for (int r = 0; r < R; ++r) {
-        auto input = P::input(x + r * c.x_stride, b, part);
-        if (O > 1 && roomy) input = pin(input);  // loaded once, not once per output
-        PL_UNROLL
-        for (int o = 0; o < O; ++o) {
-          acc[r][o] = P::madd(weights[o], input, acc[r][o]);
-          if (P::parts > 1 && roomy) acc[r][o] = pin(acc[r][o]);  // else one of 5x2 is kept in memory
-        }
-      }
-    }
-  }
-}
-
-// The rest of a row, zero-padded: x is prepared with zeros there.
-template <class P, int R, int O>
-static __attribute__((noinline)) void rest(const Call<P>& c, const char* const* w, const float* const* s,
-                                           const typename P::X* x, typename P::A (&acc)[R][O]) {
-  char bytes[O][P::bytes] = {};
-  const char* shifted[O];
-  for (int i = 0; i < O; ++i) {
-    std::memcpy(bytes[i], w[i] + c.whole * P::bytes, c.row_bytes - c.whole * P::bytes);
-    shifted[i] = bytes[i] - c.whole * P::bytes;
-  }
-  blocks<P, R, O>(c, shifted, s, x, c.whole, c.whole + 1, 0, acc);
-}
-
-// Blocks b0..b1 of outputs o..o+O-1; accumulators live in `kept` between parts, y is written with the last one.
-template <class P, int R, int O>
-PL_INLINE void tile(const Call<P>& c, int64_t r0, int64_t o, int64_t b0, int64_t b1, int64_t ahead, typename P::A* kept) {
-  typename P::A acc[R][O];
-  const char* w[O];
-  const float* s[O];
-  PL_UNROLL
-  for (int i = 0; i < O; ++i) w[i] = c.row(o + i), s[i] = c.row_scales(o + i);
-  PL_UNROLL
-  for (int r = 0; r < R; ++r)
-    PL_UNROLL
-    for (int i = 0; i < O; ++i) acc[r][i] = b0 == 0 ? typename P::A{} : kept[r * GROUP + i];
-  const typename P::X* x = c.x + r0 * c.x_stride;
-  blocks<P, R, O>(c, w, s, x, b0, b1, ahead, acc);
-  if (b1 < c.whole) {
-    PL_UNROLL
-    for (int r = 0; r < R; ++r)
-      PL_UNROLL
-      for (int i = 0; i < O; ++i) kept[r * GROUP + i] = acc[r][i];
-    return;
-  }
-  if (c.whole * P::block < c.in) {
-    typename P::A spilled[R][O];
-    PL_UNROLL
-    for (int r = 0; r < R; ++r)
-      PL_UNROLL
-      for (int i = 0; i < O; ++i) spilled[r][i] = acc[r][i];
-    rest<P, R, O>(c, w, s, x, spilled);
-    PL_UNROLL
-    for (int r = 0; r < R; ++r)
-      PL_UNROLL
-      for (int i = 0; i < O; ++i) acc[r][i] = spilled[r][i];
-  }
-  PL_UNROLL
-  for (int r = 0; r < R; ++r)
-    PL_UNROLL
-    for (int i = 0; i < O; ++i) acc[r][i] = pin(acc[r][i]);  // so that the sums do not decide over the loop's registers
-  constexpr int N = R * O;
-  typename P::Sum flat[(N + 3) / 4 * 4];  // four at a time, whatever their rows
-  PL_UNROLL
-  for (int i = 0; i < N; i += 4) {
-    const int j = i + 1 < N ? i + 1 : i, k = i + 2 < N ? i + 2 : i, l = i + 3 < N ? i + 3 : i;
-    auto four = sums(P::lanes(acc[i / O][i % O]), P::lanes(acc[j / O][j % O]), P::lanes(acc[k / O][k % O]),
-                     P::lanes(acc[l / O][l % O]));
-    std::memcpy(flat + i, &four, sizeof(four));
-  }
-  PL_UNROLL
-  for (int r = 0; r < R; ++r)
-    PL_UNROLL
-    for (int i = 0; i < O; ++i)
-      c.y[(r0 + r) * c.y_stride + o + i] = P::finish(flat[r * O + i], s[i], c.row_scale ? c.row_scale[r0 + r] : 1.0f);
-}
-
-// Rows r0..r0+R+S-1 of outputs begin..end-1, at most GROUP: part of `in` by part, and in each, panel of O outputs by
-// panel. A panel is applied to R rows, then from the first-level cache to S more, while the next one is fetched.
-template <class P, int R, int S, int O>
-static void rows_tile(const Call<P>& c, int64_t r0, int64_t begin, int64_t end) {
-  constexpr int64_t block_bytes = (R + S) * static_cast<int64_t>(sizeof(typename P::X)) * P::block;
-  int64_t parts = c.whole * block_bytes <= ONE_PART ? 1 : (c.whole * block_bytes + PART - 1) / PART;
-  int64_t size = c.whole > parts ? (c.whole + parts - 1) / parts : 1;
-  const int64_t panel = O * c.row_bytes, reach = (AHEAD + panel - 1) / panel * panel;
-  typename P::A kept[(R + S) * GROUP];
-  for (int64_t b0 = 0; b0 == 0 || b0 < c.whole; b0 += size) {
-    int64_t b1 = b0 + size < c.whole ? b0 + size : c.whole;
-    int64_t o = begin;
-    for (; o + O <= end; o += O) {
-      int64_t ahead = reach;
-      if (o + 2 * O > end) ahead = b1 < c.whole ? (begin - o) * c.row_bytes + size * P::bytes : ahead - b0 * P::bytes;
-      tile<P, R, O>(c, r0, o, b0, b1, ahead, kept + (o - begin));
-      if constexpr (S > 0) tile<P, S, O>(c, r0 + R, o, b0, b1, ahead, kept + R * GROUP + (o - begin));
-    }
-    for (; o < end; ++o) {
-      tile<P, R, 1>(c, r0, o, b0, b1, 0, kept + (o - begin));
-      if constexpr (S > 0) tile<P, S, 1>(c, r0 + R, o, b0, b1, 0, kept + R * GROUP + (o - begin));
-    }
-  }
+static int64_t padded(int kind, int64_t in) {
+  return kind == INT8 ? (in + 1) / 2 * 2 : kind == INT4 ? (in + 31) / 32 * 32 : in;
 }
 
 template <class P>
-static void linear_of(const Matrix& m, const Prepared& x, int64_t rows, int64_t begin, int64_t end, float* y,
-                      int64_t y_stride) {
-  Call<P> c{static_cast<const char*>(m.data), m.row_bytes(), m.scale, m.kind == INT4 ? m.in / 32 : 1, m.in,
-            m.in / P::block, static_cast<const typename P::X*>(x.data), x.stride, x.row_scale, y, y_stride};
-  constexpr int64_t room = 147456;  // a group of weights and what is fetched for the next stay in the second-level cache
-  int64_t size = c.row_bytes * GROUP <= room ? GROUP : c.row_bytes * (GROUP / 2) <= room || rows <= 2 ? GROUP / 2 : GROUP / 4;
-  for (int64_t group = begin; group < end; group += size) {
-    int64_t stop = group + size < end ? group + size : end;
-    int64_t r = 0;
-    for (; rows - r > 8; r += 6) rows_tile<P, 6, 0, 2>(c, r, group, stop);
-    switch (rows - r) {
-      case 1: rows_tile<P, 1, 0, 4>(c, r, group, stop); break;
-      case 2: rows_tile<P, 2, 0, 4>(c, r, group, stop); break;
-      case 3: rows_tile<P, 3, 0, 3>(c, r, group, stop); break;
-      case 4: rows_tile<P, 4, 0, 3>(c, r, group, stop); break;
-      case 5: rows_tile<P, 5, 0, 2>(c, r, group, stop); break;
-      case 6: rows_tile<P, 6, 0, 2>(c, r, group, stop); break;
-      case 7: rows_tile<P, 4, 3, 3>(c, r, group, stop); break;
-      case 8: rows_tile<P, 4, 4, 3>(c, r, group, stop); break;
+static int64_t bytes_of_panel(int64_t in) {
+  int64_t segments = (in + P::segment - 1) / P::segment;
+  return padded(P::kind, in) / P::depth * P::unit + segments * P::scales;
+}
+
+// One unit: R rows, C panels. The fewer of weights and inputs are kept in registers.
+template <class P, int R, int C>
+PL_INLINE void unit(const char* w, int64_t panel_bytes, const typename P::X* x, int64_t x_stride,
+                    typename P::A (&acc)[R][P::vectors * C]) {
+  constexpr int N = P::vectors * C;
+  if constexpr (R < N) {
+    decltype(P::input(x)) inputs[R];
+    PL_UNROLL
+    for (int r = 0; r < R; ++r) inputs[r] = pin(P::input(x + r * x_stride));
+    PL_UNROLL
+    for (int i = 0; i < N; ++i) {
+      auto weight = pin(P::template weight<(R * N + R > 13)>(w + i / P::vectors * panel_bytes, i % P::vectors));
+      PL_UNROLL
+      for (int r = 0; r < R; ++r) P::add(acc[r][i], inputs[r], weight);
+    }
+  } else {
+    decltype(P::template weight<true>(w, 0)) weights[N];
+    PL_UNROLL
+    for (int i = 0; i < N; ++i)
+      weights[i] = pin(P::template weight<(R * N + N > 12)>(w + i / P::vectors * panel_bytes, i % P::vectors));
+    PL_UNROLL
+    for (int r = 0; r < R; ++r) {
+      auto input = pin(P::input(x + r * x_stride));
+      PL_UNROLL
+      for (int i = 0; i < N; ++i) P::add(acc[r][i], input, weights[i]);
     }
   }
 }
 
-static void linear(const Matrix& m, const Prepared& x, int64_t rows, int64_t begin, int64_t end, float* y,
+// What the sum of int4 group `g` must start with, since values are stored 8 too large: kept behind the row's inputs.
+PL_INLINE int32_t group_start(const int16_t* x, int64_t in, int64_t g) {
+  int32_t sum;
+  std::memcpy(&sum, x + in + 2 * g, 4);
+  return sum;
+}
+
+// Rows r0..r0+R-1 of C panels from `panel`.
+template <class P, int R, int C>
+static void tile(const Call<P>& c, int64_t r0, int64_t panel) {
+  using A = typename P::A;
+  constexpr int N = P::vectors * C, LANES = sizeof(A) / 4;
+  constexpr int64_t step = P::unit < 64 ? 64 / P::unit : 1;  // units of a cache line
+  typedef float F __attribute__((vector_size(sizeof(A))));
+  typedef float FMem __attribute__((vector_size(sizeof(A)), aligned(4), may_alias));
+  const char* start = c.data + panel * c.panel_bytes;
+  const typename P::X* x = c.x + r0 * c.x_stride;
+  F total[R][N];
+  for (int64_t k = 0; k < c.in || k == 0; k += P::segment) {
+    const int64_t units = ((c.in - k < P::segment ? c.in - k : P::segment) + P::depth - 1) / P::depth;
+    const char* scales = start + k / P::depth * P::unit + k / P::segment * P::scales;
+    const char* w = scales + P::scales;
+    A acc[R][N];
+    PL_UNROLL
+    for (int r = 0; r < R; ++r)
+      PL_UNROLL
+      for (int i = 0; i < N; ++i)
+        if constexpr (P::kind == INT4) acc[r][i] = group_start(x + r * c.x_stride, c.in, k / 32) - A{};
+        else acc[r][i] = A{};
+    // The last AHEAD bytes of a panel fetch the first ones of its place in the next tile.
+    const int64_t left = c.panel_bytes - AHEAD - (w - start), near = left < 0 ? 0 : left / P::unit / step * step;
+    int64_t u = 0;
+    for (int part = 0; part < 2; ++part) {
+      const int64_t stop = part == 0 && near < units ? near : units / step * step;
+      const int64_t ahead = part == 0 ? AHEAD : AHEAD + (C - 1) * c.panel_bytes;
+      for (; u < stop; u += step) {
+        PL_UNROLL
+        for (int j = 0; j < C; ++j)
+          for (int64_t line = 0; line < P::unit * step; line += 64) prefetch(w + j * c.panel_bytes + u * P::unit + ahead + line);
+        PL_UNROLL
+        for (int s = 0; s < step; ++s)
+          unit<P, R, C>(w + (u + s) * P::unit, c.panel_bytes, x + k + (u + s) * P::depth, c.x_stride, acc);
+      }
+    }
+    for (; u < units; ++u) unit<P, R, C>(w + u * P::unit, c.panel_bytes, x + k + u * P::depth, c.x_stride, acc);
+    PL_UNROLL
+    for (int r = 0; r < R; ++r)
+      PL_UNROLL
+      for (int i = 0; i < N; ++i) {
+        F sum;
+        if constexpr (integral<P>) sum = __builtin_convertvector(acc[r][i], F);
+        else sum = acc[r][i];
+        if constexpr (P::scales > 0) {
+          F scale = *reinterpret_cast<const FMem*>(scales + i / P::vectors * c.panel_bytes + i % P::vectors * sizeof(F));
+          if constexpr (P::kind == INT8) total[r][i] = sum * (scale * c.row_scale[r0 + r]);
+          else total[r][i] = k == 0 ? sum * scale : fma8(sum, scale, total[r][i]);
+        } else {
+          total[r][i] = k == 0 ? sum : total[r][i] + sum;
+        }
+      }
+  }
+  PL_UNROLL
+  for (int r = 0; r < R; ++r)
+    PL_UNROLL
+    for (int i = 0; i < N; ++i) {
+      if constexpr (P::kind == INT4) total[r][i] *= c.row_scale[r0 + r];
+      const int64_t o = panel * PANEL + i * LANES;
+      float* y = c.y + (r0 + r) * c.y_stride + o;
+      if (o + LANES <= c.end) *reinterpret_cast<FMem*>(y) = total[r][i];
+      else if (o < c.end) std::memcpy(y, &total[r][i], 4 * (c.end - o));
+    }
+}
+
+template <class P, int R, int C>
+static void rows_tile(const Call<P>& c, int64_t r0, int64_t begin, int64_t end) {
+  for (; begin + C <= end; begin += C) tile<P, R, C>(c, r0, begin);
+  if constexpr (C > 1)
+    for (; begin < end; ++begin) tile<P, R, 1>(c, r0, begin);
+}
+
+// Rows go in sixes, the last ones in what is left: 12 of AVX2's 16 registers accumulate, and 8 accumulators are what hides
+// how long a multiply-add takes. After the first tile the weights come from the second-level cache.
+template <class P>
+static void linear_of(const Panels& m, const Prepared& x, int64_t rows, int64_t begin, int64_t end, float* y,
+                      int64_t y_stride) {
+  Call<P> c{static_cast<const char*>(m.data), m.in, bytes_of_panel<P>(m.in), static_cast<const typename P::X*>(x.data),
+            x.stride, x.row_scale, y, y_stride, end};
+  const int64_t first = begin / PANEL, last = (end + PANEL - 1) / PANEL;
+  for (int64_t r = 0, n; r < rows; r += n) {
+    n = rows - r > 7 ? 6 : rows - r == 7 ? 5 : rows - r;
+    switch (n) {
+      case 1: rows_tile<P, 1, 4>(c, r, first, last); break;
+      case 2: rows_tile<P, 2, 2>(c, r, first, last); break;
+      case 3: rows_tile<P, 3, 2>(c, r, first, last); break;
+      case 4: rows_tile<P, 4, 1>(c, r, first, last); break;
+      case 5: rows_tile<P, 5, 1>(c, r, first, last); break;
+      case 6: rows_tile<P, 6, 1>(c, r, first, last); break;
+    }
+  }
+}
+
+// y[r, o] for o in [begin, end); `begin` is a multiple of PANEL.
+static void linear(const Panels& m, const Prepared& x, int64_t rows, int64_t begin, int64_t end, float* y,
                    int64_t y_stride) {
   switch (m.kind) {
     case FLOAT32: return linear_of<Float32>(m, x, rows, begin, end, y, y_stride);
@@ -271,20 +233,49 @@ static void linear(const Matrix& m, const Prepared& x, int64_t rows, int64_t beg
   }
 }
 
-// --- the form that each kind wants its input in -----------------------------------------------------------------
+// --- packing ------------------------------------------------------------------------------------------------------
 
-static int64_t padded(int kind, int64_t in) {
-  int64_t block = kind == FLOAT32    ? Float32::block
-                  : kind == BFLOAT16 ? Bfloat16::block
-                  : kind == INT8     ? Int8::block
-                                     : Int4::block;
-  return (in + block - 1) / block * block;
+static int64_t panel_bytes(int kind, int64_t in) {
+  switch (kind) {
+    case FLOAT32: return bytes_of_panel<Float32>(in);
+    case BFLOAT16: return bytes_of_panel<Bfloat16>(in);
+    case INT8: return bytes_of_panel<Int8>(in);
+    default: return bytes_of_panel<Int4>(in);
+  }
 }
 
-// Of one row. Rows a multiple of 4 KB apart would all want the same eight places of the first-level cache.
+// Outputs panel * PANEL... of `m` to `out`, which is all zero.
+static void pack(const Matrix& m, int64_t panel, char* out) {
+  const int64_t first = panel * PANEL, size = m.row_bytes();
+  for (int64_t j = 0; j < PANEL && first + j < m.out; ++j) {
+    const char* row = static_cast<const char*>(m.data) + (first + j) * size;
+    if (m.kind == FLOAT32) {
+      for (int64_t k = 0; k < m.in; ++k) std::memcpy(out + k * Float32::unit + 4 * j, row + 4 * k, 4);
+    } else if (m.kind == BFLOAT16) {
+      const int64_t at = 4 * (j % L) + 2 * (j / L);
+      for (int64_t k = 0; k < m.in; ++k) std::memcpy(out + k * Bfloat16::unit + at, row + 2 * k, 2);
+    } else if (m.kind == INT8) {
+      std::memcpy(out + 4 * j, m.scale + first + j, 4);
+      char* data = out + Int8::scales + 2 * j;
+      for (int64_t k = 0; k < m.in; ++k) data[k / 2 * Int8::unit + k % 2] = row[k];
+    } else {
+      const int64_t at = j / 16 * 16 + j % 8 * 2, shift = j / 8 % 2 * 4;
+      for (int64_t k = 0; k < m.in; ++k) {
+        char* group = out + k / 32 * (16 * Int4::unit + Int4::scales);
+        if (k % 32 == 0) std::memcpy(group + 4 * j, m.scale + (first + j) * (m.in / 32) + k / 32, 4);
+        const int value = static_cast<uint8_t>(row[k / 2]) >> (k % 2 * 4) & 15;
+        char& byte = group[Int4::scales + k % 32 / 2 * Int4::unit + at + k % 2];
+        byte = static_cast<char>(byte | value << shift);
+      }
+    }
+  }
+}
+
+// --- the form that each kind wants its input in -------------------------------------------------------------------
+
+// Of one row: none where inputs are used as they are.
 static int64_t prepared_bytes(int kind, int64_t in) {
-  int64_t bytes = padded(kind, in) * (kind <= BFLOAT16 ? 4 : 2);
-  return bytes <= SPREAD ? bytes : (bytes - SPREAD + 4095) / 4096 * 4096 + SPREAD;
+  return kind <= BFLOAT16 ? 0 : (padded(kind, in) * 2 + (kind == INT4 ? in / 32 * 4 : 0) + 63) / 64 * 64;
 }
 
 static float prepare_int16(int kind, const float* x, int64_t in, int16_t* y) {
@@ -302,48 +293,26 @@ static float prepare_int16(int kind, const float* x, int64_t in, int16_t* y) {
   const V factors = broadcast(factor), magic = broadcast(12582912.0f);
   int64_t wide = padded(kind, in);
   for (i = 0; i < wide; i += L) {
-    V v = i + L <= in ? load(x + i) : i < in ? load_part(x + i, static_cast<int>(in - i)) : V{};
+    V v = i + L <= in ? load(x + i) : load_part(x + i, static_cast<int>(in - i));
     VI n = (VI)fma(v, factors, magic) - (VI)magic;
-    *reinterpret_cast<HLMem*>(y + i) = __builtin_convertvector(n, HL);
+    HL narrow = __builtin_convertvector(n, HL);
+    std::memcpy(y + i, &narrow, 2 * (i + L <= wide ? L : wide - i));
   }
-  for (i = 0; kind == INT4 && i < wide; i += 32) {  // evens of a group first, as nibbles are unpacked
-    H16 a = load_int16(y + i), b = load_int16(y + i + 16);
-    *reinterpret_cast<H16Mem*>(y + i) = evens(a, b);
-    *reinterpret_cast<H16Mem*>(y + i + 16) = odds(a, b);
+  for (i = 0; kind == INT4 && i < in; i += 32) {
+    int32_t sum = 0;
+    for (int j = 0; j < 32; ++j) sum += y[i + j];
+    sum *= -8;
+    std::memcpy(y + in + i / 16, &sum, 4);
   }
   return factor > 0 ? 1.0f / factor : 0.0f;
 }
 
-static void prepare_pairs(const float* x, int64_t in, float* y) {
-  for (int64_t i = 0; i < padded(BFLOAT16, in); i += 2 * L) {
-    float rest[2 * L] = {};
-    const float* from = x + i;
-    if (i + 2 * L > in) {
-      if (i < in) std::memcpy(rest, from, (in - i) * 4);
-      from = rest;
-    }
-    V a = load(from), b = load(from + L);
-    store(y + i, evens(a, b));
-    store(y + i + L, odds(a, b));
-  }
-}
-
 static Prepared prepare(int kind, const float* x, int64_t stride, int64_t rows, int64_t in, void* data, float* scales) {
-  if (kind == FLOAT32 && in % Float32::block == 0 && (rows <= 2 || rows * in * 4 <= ONE_PART)) return {x, stride, nullptr};
-  int64_t wide = padded(kind, in), step = prepared_bytes(kind, in) / (kind <= BFLOAT16 ? 4 : 2);
-  for (int64_t r = 0; r < rows; ++r) {
-    const float* from = x + r * stride;
-    float* to = static_cast<float*>(data) + r * step;
-    if (kind == FLOAT32) {
-      std::memcpy(to, from, in * 4);
-      std::memset(to + in, 0, (wide - in) * 4);
-    } else if (kind == BFLOAT16) {
-      prepare_pairs(from, in, to);
-    } else {
-      scales[r] = prepare_int16(kind, from, in, static_cast<int16_t*>(data) + r * step);
-    }
-  }
-  return {data, step, kind >= INT8 ? scales : nullptr};
+  if (kind <= BFLOAT16) return {x, stride, nullptr};
+  const int64_t step = prepared_bytes(kind, in) / 2;
+  for (int64_t r = 0; r < rows; ++r)
+    scales[r] = prepare_int16(kind, x + r * stride, in, static_cast<int16_t*>(data) + r * step);
+  return {data, step, scales};
 }
 
 }  // namespace PACELINE_ISA

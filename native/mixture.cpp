@@ -24,7 +24,7 @@ void top_indices(const float* x, int64_t n, int64_t k, std::vector<int64_t>& out
 // values: input, route [2 * top_k]: expert ids ascending, then their shares. integers: top_k, router_scale, expert_scale.
 void Program::route(const Op& op, int64_t row, int thread) {
   const Kernels& k = kernels();
-  const Matrix& router = op.matrices[0];
+  const Panels& router = op.weights[0];
   Scratch& s = scratch_[thread];
   int64_t top_k = op.integers[0], width = router.in, experts = router.out;
   s.values.resize(width + experts);
@@ -50,10 +50,10 @@ void Program::route(const Op& op, int64_t row, int thread) {
   }
 }
 
-// values: route, input, output [top_k * out]. matrices: one per expert. integers: top_k, input columns per rank (0: shared).
+// values: route, input, output [top_k * out]. weights: one per expert. integers: top_k, input columns per rank (0: shared).
 void Program::experts(const Op& op, int index, int thread) {
   const Kernels& k = kernels();
-  const Matrix& m = op.matrices[index];
+  const Panels& m = op.weights[index];
   int64_t top_k = op.integers[0], per_rank = op.integers[1];
   Scratch& s = scratch_[thread];
   std::vector<std::pair<int64_t, int64_t>> places;  // (row, rank)
@@ -92,15 +92,16 @@ void Program::top_clusters(const Op& op, int64_t row) {
   }
 }
 
-// values: input, chosen clusters, logits. integers: size, top_k. The rows of a cluster lie beside each other.
+// values: input, chosen clusters, logits. integers: size, top_k. A cluster begins with a panel.
 void Program::gather(const Op& op, int step_index, int index, int thread) {
-  const Matrix& m = op.matrices[0];
+  const Kernels& k = kernels();
+  const Panels& m = op.weights[0];
   int64_t size = op.integers[0], top_k = op.integers[1], row = index / top_k, rank = index % top_k;
   Prepared x = prepared(op.values[0], m, step_index, scratch_[thread]);
   x.data = static_cast<const char*>(x.data) + row * x.stride * (m.kind >= INT8 ? 2 : 4);
   if (x.row_scale) x.row_scale += row;
-  int64_t begin = static_cast<int64_t>(at(op.values[1], row)[rank]) * size;
-  kernels().linear(m, x, 1, begin, begin + size, at(op.values[2], row) + rank * size - begin, 0);
+  const int64_t panel = k.panel, begin = static_cast<int64_t>(at(op.values[1], row)[rank]) * ((size + panel - 1) / panel * panel);
+  k.linear(m, x, 1, begin, begin + size, at(op.values[2], row) + rank * size - begin, 0);
 }
 
 }  // namespace paceline

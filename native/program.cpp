@@ -8,7 +8,6 @@ namespace paceline {
 
 namespace {
 
-constexpr int64_t kGroup = 24;             // outputs that a linear kernel walks together
 constexpr int64_t kChunkBytes = 96 * 1024;  // weights per chunk: some microseconds, far more than taking a chunk costs
 constexpr int64_t kColumns = 1024;
 constexpr int kHeads = 4;  // most heads of an attention call
@@ -24,13 +23,30 @@ struct OneStep : Job {
   int step_;
 };
 
+struct Pack : Job {
+  Pack(const Matrix& m, char* out) : m_(m), out_(out) {}
+  int64_t panels() const { return (m_.out + kernels().panel - 1) / kernels().panel; }
+  int parts() const { return static_cast<int>(std::min<int64_t>(panels(), 1024)); }
+  void chunk(int, int index, int) override {
+    const int64_t size = kernels().panel_bytes(m_.kind, m_.in);
+    for (int64_t p = index; p < panels(); p += parts()) kernels().pack(m_, p, out_ + p * size);
+  }
+  const Matrix& m_;
+  char* out_;
+};
+
 bool elementwise(int code) { return code >= ADD && code <= COPY; }
 
 }  // namespace
 
+void pack_panels(const Matrix& m, char* out) {
+  Pack job(m, out);
+  Pool::instance().run(job, {job.parts()});
+}
+
 void Program::add(Op op) {
   Step& step = steps_.back();
-  if (op.code == EMBED) token_limit_ = std::min(token_limit_, op.matrices[0].out);
+  if (op.code == EMBED) token_limit_ = std::min(token_limit_, op.table.out);
   for (const Value& v : op.values)
     if (v.buffer >= static_cast<int>(buffers_.size())) buffers_.resize(v.buffer + 1);
   bool first = step.ops.empty();
@@ -45,10 +61,12 @@ void Program::bind(int buffer, void* data, int64_t stride) {
   if (buffer < static_cast<int>(buffers_.size())) buffers_[buffer] = {data, stride};
 }
 
-int64_t Program::outputs_per_chunk(const Matrix& m) const {
-  int64_t groups = std::max<int64_t>(1, kChunkBytes / std::max<int64_t>(1, m.row_bytes() * kGroup));
-  int64_t share = std::max<int64_t>(1, m.out / (kGroup * 4 * threads_));  // leave something to share
-  return std::max<int64_t>(std::min(groups, share), (m.out + 32767) / 32768) * kGroup;
+int64_t Program::outputs_per_chunk(const Panels& m) const {
+  const int64_t group = rows_.count < 4 ? 4 : 1;  // panels that few rows take at once
+  const int64_t outputs = group * kernels().panel, bytes = group * std::max<int64_t>(1, kernels().panel_bytes(m.kind, m.in));
+  int64_t groups = std::max<int64_t>(1, kChunkBytes / bytes);
+  int64_t share = std::max<int64_t>(1, m.out / (outputs * 4 * threads_));  // leave something to share
+  return std::max<int64_t>(std::min(groups, share), (m.out / outputs + 32767) / 32768) * outputs;
 }
 
 int Program::heads_per_chunk(const Op& op) const {
@@ -88,11 +106,11 @@ int Program::chunks_of(const Step& step) const {
     }
   } else if (op.code == LINEAR) {
     for (const Op& o : step.ops) {
-      int64_t per = outputs_per_chunk(o.matrices[0]);
-      total += (o.matrices[0].out + per - 1) / per;
+      int64_t per = outputs_per_chunk(o.weights[0]);
+      total += (o.weights[0].out + per - 1) / per;
     }
   } else if (op.code == EXPERTS) {
-    total = static_cast<int64_t>(op.matrices.size());
+    total = static_cast<int64_t>(op.weights.size());
   } else {
     total = rows_.count * op.integers[1];  // GATHER: clusters of each row
   }
@@ -186,7 +204,7 @@ void Program::row_op(const Op& op, int64_t row, int64_t begin, int64_t end) {
   const float* x = at(v[0], row);
   int64_t n = std::min(end, v.back().width) - begin;
   switch (op.code) {
-    case EMBED: return k.embed(op.matrices[0], rows_.tokens[row], op.number, y);
+    case EMBED: return k.embed(op.table, rows_.tokens[row], op.number, y);
     case NORM: return k.norm(x, pointer(1), y, v[0].width, static_cast<int>(op.integers[0]), op.number);
     case ROTARY: return k.rotary(x, pointer(1), y, v[0].width, static_cast<int>(op.integers[0]), rows_.positions[row]);
     case STORE: return store(op, row);
@@ -225,7 +243,7 @@ void Program::store(const Op& op, int64_t row) {
   }
 }
 
-const Prepared& Program::prepared(const Value& x, const Matrix& m, int step_index, Scratch& s) {
+const Prepared& Program::prepared(const Value& x, const Panels& m, int step_index, Scratch& s) {
   const float* source = at(x, 0);
   if (s.run == run_ && s.step == step_index && s.source == source && s.kind == m.kind) return s.prepared;
   size_t bytes = kernels().prepared_bytes(m.kind, m.in) * rows_.count;
@@ -242,7 +260,7 @@ const Prepared& Program::prepared(const Value& x, const Matrix& m, int step_inde
 
 void Program::linear(const Step& step, int step_index, int index, int thread) {
   for (const Op& op : step.ops) {
-    const Matrix& m = op.matrices[0];
+    const Panels& m = op.weights[0];
     int64_t per = outputs_per_chunk(m), count = (m.out + per - 1) / per;
     if (index >= count) {
       index -= static_cast<int>(count);

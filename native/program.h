@@ -26,7 +26,8 @@ struct Value {  // `width` columns of a buffer, from `column`
 struct Op {
   int code = 0;
   std::vector<Value> values;  // inputs, then outputs
-  std::vector<Matrix> matrices;
+  Matrix table;                 // of EMBED
+  std::vector<Panels> weights;  // of all others
   std::vector<int64_t> integers;  // counts, and addresses of float or int64 arrays
   float number = 0;
 };
@@ -34,6 +35,8 @@ struct Op {
 struct Layer {
   Pages k, v;
 };
+
+void pack_panels(const Matrix& m, char* out);  // with all threads; `out` is zero
 
 enum Status : int { OK = 0, BAD_TOKEN = 1, BAD_POSITION = 2, NOT_BOUND = 3 };
 
@@ -75,7 +78,7 @@ class Program : public Job {
   }
   int64_t stride(const Value& v) const { return buffers_[v.buffer].stride; }
   int chunks_of(const Step& step) const;
-  int64_t outputs_per_chunk(const Matrix& m) const;
+  int64_t outputs_per_chunk(const Panels& m) const;
   int heads_per_chunk(const Op& op) const;
   void cut_runs();
   int64_t runs() const { return static_cast<int64_t>(runs_.size()) - 1; }
@@ -89,7 +92,7 @@ class Program : public Job {
   void attention(const Step& step, int index);
   void experts(const Op& op, int index, int thread);
   void gather(const Op& op, int step_index, int index, int thread);
-  const Prepared& prepared(const Value& x, const Matrix& m, int step_index, Scratch& scratch);
+  const Prepared& prepared(const Value& x, const Panels& m, int step_index, Scratch& scratch);
 
   std::vector<Step> steps_;
   std::vector<Buffer> buffers_;

@@ -65,10 +65,13 @@ struct Random {  // a matrix, and what its values mean
 };
 
 std::vector<float> linear(const Random& w, const float* x, int64_t rows) {
-  std::vector<char> room(k.prepared_bytes(w.m.kind, w.m.in) * rows + 64);
+  const int64_t size = k.panel_bytes(w.m.kind, w.m.in), panels = (w.m.out + k.panel - 1) / k.panel;
+  std::vector<char> packed(size * panels), room(k.prepared_bytes(w.m.kind, w.m.in) * rows + 64);
+  for (int64_t p = 0; p < panels; ++p) k.pack(w.m, p, packed.data() + p * size);
+  const Panels m{packed.data(), w.m.out, w.m.in, w.m.kind};
   std::vector<float> scales(rows), y(rows * w.m.out);
   Prepared p = k.prepare(w.m.kind, x, w.m.in, rows, w.m.in, room.data(), scales.data());
-  k.linear(w.m, p, rows, 0, w.m.out, y.data(), w.m.out);
+  k.linear(m, p, rows, 0, w.m.out, y.data(), w.m.out);
   return y;
 }
 

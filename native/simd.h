@@ -38,8 +38,6 @@ typedef int32_t I4 __attribute__((vector_size(16)));
 typedef int32_t I8 __attribute__((vector_size(32)));
 typedef int16_t H16 __attribute__((vector_size(32)));
 typedef int16_t HL __attribute__((vector_size(2 * L)));
-typedef int16_t HLMem __attribute__((vector_size(2 * L), aligned(2), may_alias));
-typedef int16_t H16Mem __attribute__((vector_size(32), aligned(2), may_alias));
 typedef int8_t B16Mem __attribute__((vector_size(16), aligned(1), may_alias));
 typedef uint8_t U16Mem __attribute__((vector_size(16), aligned(1), may_alias));
 
@@ -60,14 +58,14 @@ PL_INLINE T pin(T v) {
 
 alignas(32) static const uint32_t HIGH[8] = {0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u,
                                              0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u};
-// The upper half of each word, with the mask read from memory each time: it takes no register.
-PL_INLINE VW high_halves(VW words) {
+// The upper halves of the words at `p`, with the mask read from memory each time: it takes no register.
+PL_INLINE VW high_halves(const char* p) {
 #if defined(__AVX2__) && PL_LANES == 8
   VW out;
-  __asm__("vpand %2, %1, %0" : "=x"(out) : "x"(words), "m"(*(const VW*)HIGH));
+  __asm__("vmovdqa %1, %0\n\tvpand %2, %0, %0" : "=&x"(out) : "m"(*(const VW*)HIGH), "m"(*(const VWMem*)p));
   return out;
 #else
-  return words & 0xffff0000u;
+  return *reinterpret_cast<const VWMem*>(p) & 0xffff0000u;
 #endif
 }
 
@@ -100,6 +98,15 @@ PL_INLINE V fma(V a, V b, V c) {
 PL_INLINE V fma(V a, V b, V c) { return a * b + c; }
 #endif
 
+// a += x * w where `a` is: compilers like to overwrite x or w instead, and then run out of registers.
+PL_INLINE void accumulate(V& a, V x, V w) {
+#if defined(__AVX2__) && PL_LANES == 8
+  __asm__("vfmadd231ps %2, %1, %0" : "+x"(a) : "x"(x), "x"(w));
+#else
+  a = fma(x, w, a);
+#endif
+}
+
 #if defined(__AVX2__)
 PL_INLINE F8 fma8(F8 a, F8 b, F8 c) { return (F8)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 PL_INLINE I8 dot16(H16 a, H16 b) { return (I8)_mm256_madd_epi16((__m256i)a, (__m256i)b); }
@@ -125,9 +132,13 @@ PL_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 
 PL_INLINE H16 load_int8(const void* p) { return __builtin_convertvector(*static_cast<const B16Mem*>(p), H16); }
 PL_INLINE H16 load_uint8(const void* p) { return __builtin_convertvector(*static_cast<const U16Mem*>(p), H16); }
-PL_INLINE H16 load_int16(const void* p) { return *static_cast<const H16Mem*>(p); }
+PL_INLINE H16 broadcast_pair(const int16_t* p) {  // two values, eight times
+  int32_t pair;
+  std::memcpy(&pair, p, 4);
+  return (H16)(pair - I8{});
+}
 
-// Sum of lanes by one fixed tree: ((0+1)+(2+3)) + ((4+5)+(6+7)). `sums` does up to 4 at once, with the same bits.
+// Sum of lanes by one fixed tree: ((0+1)+(2+3)) + ((4+5)+(6+7)). `sums` does 4 at once, with the same bits.
 PL_INLINE float reduce8(F8 a) {
   F8 pairs = a + __builtin_shufflevector(a, a, 1, 0, 3, 2, 5, 4, 7, 6);
   F8 fours = pairs + __builtin_shufflevector(pairs, pairs, 2, 3, 0, 1, 6, 7, 4, 5);
@@ -142,17 +153,6 @@ PL_INLINE F4 sums(F8 a, F8 b, F8 c, F8 d) {
   return F4{reduce8(a), reduce8(b), reduce8(c), reduce8(d)};
 #endif
 }
-PL_INLINE I4 sums(I8 a, I8 b, I8 c, I8 d) {
-#if defined(__AVX2__)
-  __m256i ab = _mm256_hadd_epi32((__m256i)a, (__m256i)b), cd = _mm256_hadd_epi32((__m256i)c, (__m256i)d);
-  __m256i all = _mm256_hadd_epi32(ab, cd);
-  return (I4)_mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
-#else
-  I4 out{};
-  for (int i = 0; i < 8; ++i) out += I4{a[i], b[i], c[i], d[i]};
-  return out;
-#endif
-}
 #if PL_LANES == 16
 PL_INLINE F8 half(V a) {
   return __builtin_shufflevector(a, a, 0, 1, 2, 3, 4, 5, 6, 7) +
@@ -162,22 +162,6 @@ PL_INLINE F8 half(V a) {
 PL_INLINE F8 half(V a) { return a; }
 #endif
 PL_INLINE float reduce(V a) { return reduce8(half(a)); }
-
-#if PL_LANES == 16
-#define PL_EVENS 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
-#define PL_ODDS 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
-#else
-#define PL_EVENS 0, 2, 4, 6, 8, 10, 12, 14
-#define PL_ODDS 1, 3, 5, 7, 9, 11, 13, 15
-#endif
-PL_INLINE V evens(V a, V b) { return __builtin_shufflevector(a, b, PL_EVENS); }
-PL_INLINE V odds(V a, V b) { return __builtin_shufflevector(a, b, PL_ODDS); }
-PL_INLINE H16 evens(H16 a, H16 b) {
-  return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-}
-PL_INLINE H16 odds(H16 a, H16 b) {
-  return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
-}
 
 PL_INLINE V vmax(V a, V b) { return a > b ? a : b; }
 PL_INLINE V vmin(V a, V b) { return a < b ? a : b; }

@@ -16,6 +16,12 @@ struct Matrix {  // [out, in], rows contiguous; INT8: scale [out]; INT4: scale [
   int64_t row_bytes() const { return kind == FLOAT32 ? in * 4 : kind == BFLOAT16 ? in * 2 : kind == INT8 ? in : in / 2; }
 };
 
+struct Panels {  // the same matrix as the linear kernels want it, see linear.h
+  const void* data = nullptr;
+  int64_t out = 0, in = 0;
+  int kind = FLOAT32;
+};
+
 // A thread's own copy of a linear's input in the form its weight kind wants: see Kernels::prepare.
 struct Prepared {
   const void* data = nullptr;
@@ -55,11 +61,14 @@ struct AttentionArgs {  // `heads` heads that read the same K/V head, of `rows` 
 struct Kernels {
   const char* name;
   int lanes;
-  // Bytes of one prepared row and preparing `rows` rows of x; FLOAT32 rows of a multiple of `lanes` are used in place.
+  int panel;  // outputs
+  int64_t (*panel_bytes)(int kind, int64_t in);
+  void (*pack)(const Matrix&, int64_t panel, char* out);
+  // Bytes of one prepared row, and preparing `rows` rows of x; floats are used in place.
   int64_t (*prepared_bytes)(int kind, int64_t in);
   Prepared (*prepare)(int kind, const float* x, int64_t stride, int64_t rows, int64_t in, void* data, float* scales);
-  void (*linear)(const Matrix&, const Prepared&, int64_t rows, int64_t begin, int64_t end, float* y,
-                 int64_t y_stride);  // y[r, o] for o in [begin, end)
+  void (*linear)(const Panels&, const Prepared&, int64_t rows, int64_t begin, int64_t end, float* y,
+                 int64_t y_stride);  // y[r, o] for o in [begin, end), begin a multiple of `panel`
   bool (*attention)(const AttentionArgs&);  // false: a page id is out of range
   void (*norm)(const float* x, const float* weight, float* y, int64_t width, int groups, float eps);
   void (*rotary)(const float* x, const float* inv_freq, float* y, int64_t width, int heads, int32_t position);

@@ -18,9 +18,9 @@ from paceline.core import Rows
 from paceline.errors import UsageError
 from paceline.kv.cache import KVCache
 from paceline.ops.base import Drawn, Graph, RoundStart, Rule, Weight
-from paceline.ops.recording import Node, RecordingOps, Symbol, place, schedule
+from paceline.ops.recording import Code, Node, RecordingOps, Symbol, place, schedule
 
-_LAYOUT = 2  # of the extension's signatures
+_LAYOUT = 3  # of the extension's signatures
 _KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
 _M64 = 0xFFFFFFFFFFFFFFFF
@@ -137,16 +137,23 @@ class Plan:
         self.program.add(
             int(node.code),
             values,
-            [self._matrix(weight) for weight in node.weights],
+            [self._matrix(node, weight) for weight in node.weights],
             [i if isinstance(i, int) else self._vector(i) for i in node.integers],
             node.number,
         )
 
-    def _matrix(self, weight: Weight) -> tuple[int, int, int, int, int]:
+    def _matrix(self, node: Node, weight: Weight) -> tuple[int, int, int, int, int]:
         weight = usable(weight)
+        if node.code is Code.GATHER:
+            weight = _padded_clusters(weight, int(node.integers[0]))  # type: ignore[arg-type]
         scale = 0 if weight.scale is None else self._vector(weight.scale)
-        self._alive.append(weight.data)
-        return weight.data.data_ptr(), scale, weight.out_features, weight.in_features, _KINDS[weight.kind]
+        data = weight.data
+        rows = data.data_ptr(), scale, weight.out_features, weight.in_features, _KINDS[weight.kind]
+        if node.code is not Code.EMBED:  # a table is read by rows, all others in panels: see native/linear.h
+            data = torch.zeros(_extension().packed_bytes(_KINDS[weight.kind], weight.out_features, weight.in_features), dtype=torch.uint8)
+            _extension().pack(rows, data.data_ptr())
+        self._alive.append(data)
+        return data.data_ptr(), *rows[1:]
 
     def _vector(self, tensor: torch.Tensor | None) -> int:
         if tensor is None:
@@ -258,6 +265,15 @@ class Plan:
             raise UsageError(f"native attention reads pages of up to 32 tokens, not {cache.page_size}")
         self.program.bind_cache(layers)
         self._cache = weakref.ref(cache)
+
+
+def _padded_clusters(weight: Weight, size: int) -> Weight:
+    """With each `size` outputs filled up (by the last of them) to whole panels."""
+    padding = -size % int(_extension().panel())
+    if not padding:
+        return weight
+    ids = torch.arange(weight.out_features).view(-1, size)
+    return weight.rows(torch.cat((ids, ids[:, -1:].expand(-1, padding)), dim=1).reshape(-1))
 
 
 def address(tensor: torch.Tensor, dtype: torch.dtype, rows: int, name: str) -> int:
