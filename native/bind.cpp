@@ -67,6 +67,14 @@ int run(Program& p, int64_t count, int64_t tokens, int64_t positions, int64_t sl
   return p.run(rows);
 }
 
+int run_numbers(Program& p, const std::vector<int64_t>& tokens, const std::vector<int32_t>& positions,
+                const std::vector<int32_t>& slots) {
+  if (positions.size() != tokens.size() || slots.size() != tokens.size())
+    throw nb::value_error("a forward needs a position and a slot for each token");
+  nb::gil_scoped_release release;
+  return p.run({static_cast<int64_t>(tokens.size()), tokens.data(), positions.data(), slots.data()});
+}
+
 using DrawTuple = std::tuple<int64_t, int64_t, double, uint64_t, int64_t, int64_t, double, double>;
 
 std::tuple<std::vector<int64_t>, std::vector<double>> draw_rows(const std::vector<DrawTuple>& rows, int64_t width,
@@ -170,6 +178,7 @@ NB_MODULE(_native, m) {
       .def("bind", [](Program& p, int buffer, int64_t data, int64_t stride) { p.bind(buffer, reinterpret_cast<void*>(data), stride); })
       .def("bind_cache", &bind_cache)
       .def("run", &run)
+      .def("run_numbers", &run_numbers)
       .def("draft_round", &run_round)
       .def("profile", &Program::profile)
       .def("seconds", &Program::seconds)

@@ -46,9 +46,12 @@ void pack_panels(const Matrix& m, char* out) {
 
 void Program::add(Op op) {
   Step& step = steps_.back();
+  counted_[0] = 0;
+  reads_cache_ = reads_cache_ || op.code == STORE || op.code == ATTENTION;
+  if (op.code == ATTENTION) heads_ = std::min(heads_, op.integers[1]);
   if (op.code == EMBED) token_limit_ = std::min(token_limit_, op.table.out);
   for (const Value& v : op.values)
-    if (v.buffer >= static_cast<int>(buffers_.size())) buffers_.resize(v.buffer + 1);
+    if (v.buffer >= static_cast<int>(buffers_.size())) buffers_.resize(v.buffer + 1), bound_ = false;
   bool first = step.ops.empty();
   int64_t width = op.values.empty() ? 0 : op.values.back().width;
   bool wide = elementwise(op.code) && width >= 2 * kColumns;
@@ -79,12 +82,10 @@ int Program::heads_per_chunk(const Op& op) const {
 // Cuts the rows into runs at consecutive positions of one sequence, as long as an attention call takes them and the
 // threads have something to share: rows of a run share each load of a key or value.
 void Program::cut_runs() {
-  int64_t heads = INT64_MAX;
-  for (const Step& step : steps_)
-    for (const Op& op : step.ops)
-      if (op.code == ATTENTION) heads = std::min(heads, op.integers[1]);
+  runs_.assign(1, 0);
+  if (heads_ == INT64_MAX) return;  // nobody asks, and there may be no positions
   int64_t most = MOST_QUERIES / kHeads;
-  while (most > 1 && rows_.count > 1 && (rows_.count + most - 1) / most * heads < threads_) most /= 2;
+  while (most > 1 && rows_.count > 1 && (rows_.count + most - 1) / most * heads_ < threads_) most /= 2;
   runs_.clear();
   for (int64_t r = 0; r < rows_.count; ++r) {
     bool follows = r > 0 && rows_.slots[r] == rows_.slots[r - 1] && rows_.positions[r] == rows_.positions[r - 1] + 1;
@@ -117,18 +118,23 @@ int Program::chunks_of(const Step& step) const {
   return static_cast<int>(total);
 }
 
-int Program::check(const Rows& rows) const {
-  bool reads_cache = false;
-  for (const Step& step : steps_)
-    for (const Op& op : step.ops) {
-      reads_cache = reads_cache || op.code == STORE || op.code == ATTENTION;
-      for (const Value& v : op.values)
-        if (!buffers_[v.buffer].data) return NOT_BOUND;
-    }
-  if (reads_cache && layers_.empty()) return NOT_BOUND;
+void Program::count_chunks() {
+  const int64_t now[3] = {rows_.count, runs(), threads_};
+  if (std::equal(now, now + 3, counted_)) return;
+  std::copy(now, now + 3, counted_);
+  chunks_.clear();
+  for (const Step& step : steps_) chunks_.push_back(chunks_of(step));
+}
+
+int Program::check(const Rows& rows) {
+  if (!bound_)
+    for (const Buffer& buffer : buffers_)
+      if (!buffer.data) return NOT_BOUND;
+  bound_ = true;
+  if (reads_cache_ && layers_.empty()) return NOT_BOUND;
   for (int64_t r = 0; r < rows.count; ++r) {
     if (token_limit_ != INT64_MAX && (rows.tokens[r] < 0 || rows.tokens[r] >= token_limit_)) return BAD_TOKEN;
-    if (!reads_cache) continue;
+    if (!reads_cache_) continue;
     for (const Layer& layer : layers_)
       if (rows.positions[r] < 0 || rows.positions[r] / layer.k.page_size >= layer.k.table_stride || rows.slots[r] < 0 ||
           rows.slots[r] >= layer.k.slots)
@@ -146,8 +152,7 @@ int Program::run(const Rows& rows) {
   ++run_;
   status_ = OK;
   cut_runs();
-  chunks_.clear();
-  for (const Step& step : steps_) chunks_.push_back(chunks_of(step));
+  count_chunks();
   if (!profiling_) {
     Pool::instance().run(*this, chunks_);
     return status_;

@@ -45,7 +45,10 @@ class Program : public Job {
   void begin_step() { steps_.emplace_back(); }
   void add(Op op);
   void bind(int buffer, void* data, int64_t stride);
-  void bind_cache(std::vector<Layer> layers) { layers_ = std::move(layers); }
+  void bind_cache(std::vector<Layer> layers) {
+    layers_ = std::move(layers);
+    counted_[0] = 0;
+  }
   int run(const Rows& rows);
   void chunk(int step, int index, int thread) override;
   int64_t steps() const { return static_cast<int64_t>(steps_.size()); }
@@ -81,8 +84,9 @@ class Program : public Job {
   int64_t outputs_per_chunk(const Panels& m) const;
   int heads_per_chunk(const Op& op) const;
   void cut_runs();
+  void count_chunks();
   int64_t runs() const { return static_cast<int64_t>(runs_.size()) - 1; }
-  int check(const Rows& rows) const;
+  int check(const Rows& rows);
 
   void row_op(const Op& op, int64_t row, int64_t begin, int64_t end);
   void store(const Op& op, int64_t row);
@@ -101,7 +105,9 @@ class Program : public Job {
   std::vector<int> chunks_;
   std::vector<int64_t> runs_;  // first rows, then the number of rows
   Rows rows_;
-  int64_t token_limit_ = INT64_MAX;
+  int64_t token_limit_ = INT64_MAX, heads_ = INT64_MAX;  // least of any op
+  bool reads_cache_ = false, bound_ = false;  // an op reads the cache; all buffers were there at the last look
+  int64_t counted_[3] = {};                   // rows, runs and threads that chunks_ was counted for
   uint64_t run_ = 0;
   int threads_ = 1;
   bool profiling_ = false;

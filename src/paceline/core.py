@@ -157,14 +157,53 @@ class Sequence:
         return len(self.tokens) - self.prompt_len
 
 
-@dataclass(slots=True)
-class Rows:
-    """What one target forward computes: for each of B sequences a run of new tokens, flattened without padding."""
+Numbers = tuple[list[int], list[int], list[int]]
+Tensors = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor"]
 
-    tokens: torch.Tensor  # [N] int64
-    positions: torch.Tensor  # [N] int32, absolute
-    slots: torch.Tensor  # [N] int32, the sequence's row in the cache's page tables
-    starts: list[int]  # [B + 1] host offsets into N
+
+class Rows:
+    """What one target forward computes: for each of B sequences a run of new tokens, flattened without padding.
+
+    `numbers` are tokens, positions and slots as lists, for who can do without tensors, which cost more than a few
+    rows are worth: `of` makes them when they are first asked for. From then on only the tensors count.
+    """
+
+    __slots__ = ("_make", "_tensors", "numbers", "starts")
+
+    def __init__(
+        self, tokens: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, starts: list[int]
+    ) -> None:
+        self.numbers: Numbers | None = None
+        self.starts = starts  # [B + 1] host offsets into N
+        self._tensors: Tensors | None = (tokens, positions, slots)
+        self._make: Callable[[Numbers], Tensors] | None = None
+
+    @classmethod
+    def of(cls, numbers: Numbers, starts: list[int], make: Callable[[Numbers], Tensors]) -> Rows:
+        rows = cls.__new__(cls)
+        rows.numbers, rows.starts, rows._tensors, rows._make = numbers, starts, None, make
+        return rows
+
+    def _made(self) -> Tensors:
+        if self._tensors is None:
+            assert self.numbers is not None and self._make is not None
+            self._tensors, self.numbers = self._make(self.numbers), None
+        return self._tensors
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """[N] int64"""
+        return self._made()[0]
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """[N] int32, absolute"""
+        return self._made()[1]
+
+    @property
+    def slots(self) -> torch.Tensor:
+        """[N] int32, the sequence's row in the cache's page tables"""
+        return self._made()[2]
 
     @property
     def count(self) -> int:

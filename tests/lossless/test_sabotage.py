@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paceline.core import SamplingParams, Sequence, Verdict
+from paceline.core import Rows, SamplingParams, Sequence, Verdict
 from paceline.drafters.mtp import MTPDrafter
 from paceline.engine import emit as emitting
 from paceline.engine import judge as judging
@@ -143,7 +143,7 @@ def advance_the_drafters_position(patch: Patch) -> None:
     def wrong(self: TinyAssistant, rows, hidden, cache):  # type: ignore[no-untyped-def]
         self.rounds = getattr(self, "rounds", 0) + 1
         if self.rounds % 3:
-            rows.positions += 1
+            rows = Rows(rows.tokens, rows.positions + 1, rows.slots, rows.starts)
         return right(self, rows, hidden, cache)
 
     right_draft = MTPDrafter.draft

@@ -15,7 +15,7 @@ from types import TracebackType
 import numpy as np
 import torch
 
-from paceline.core import Rows
+from paceline.core import Numbers, Rows, Tensors
 from paceline.errors import CapacityError
 from paceline.kv.layout import Layout
 from paceline.kv.pages import OutOfPages, PagePool
@@ -240,12 +240,7 @@ class Tail:
             positions += range(entry.committed + first, entry.committed + len(new))
             slots += [entry.slot] * (len(new) - first)
             starts.append(len(tokens))
-        ids = torch.from_numpy(np.array(tokens, np.int64))
-        at = torch.from_numpy(np.array(positions, np.int32))
-        where = torch.from_numpy(np.array(slots, np.int32))
-        if str(device) == "cpu":  # `to` costs half of what making them costs
-            return Rows(ids, at, where, starts)
-        return Rows(ids.to(device), at.to(device), where.to(device), starts)
+        return Rows.of((tokens, positions, slots), starts, partial(_tensors, device))
 
     def commit(self, keep: Seq[int]) -> None:
         """keep [B]: how many of each row's tokens become part of its committed prefix."""
@@ -261,6 +256,15 @@ class Tail:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         return None
+
+
+def _tensors(device: torch.device | str, numbers: Numbers) -> Tensors:
+    tokens, positions, slots = numbers
+    return (
+        torch.tensor(tokens, dtype=torch.int64, device=device),
+        torch.tensor(positions, dtype=torch.int32, device=device),
+        torch.tensor(slots, dtype=torch.int32, device=device),
+    )
 
 
 def plan_pages(

@@ -24,6 +24,7 @@ _LAYOUT = 3  # of the extension's signatures
 _KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
 _M64 = 0xFFFFFFFFFFFFFFFF
+_OF_ROWS = (Code.EMBED, Code.ROTARY, Code.STORE, Code.ATTENTION)  # ops that read tokens, positions or slots
 _STATUS = {
     1: "a token id is outside the vocabulary",
     2: "a position or sequence slot lies outside the K/V cache",
@@ -120,6 +121,8 @@ class Plan:
         self.steps = schedule(ops.nodes)
         self._buffers = place(self.steps, {symbol.root for symbol in self._results})
         self._read = [symbol for symbol in self._givens.values() if symbol in self._buffers]
+        self._bound: dict[str, tuple[torch.Tensor | None, int, torch.Tensor]] = {}  # given, its rows, what is read
+        self._reads_rows = any(node.code in _OF_ROWS for step in self.steps for node in step)
         self._alive: list[torch.Tensor] = []  # everything whose address the program holds
         self.program = _extension().Program()
         for step in self.steps:
@@ -171,20 +174,14 @@ class Plan:
     def run(
         self, rows: Rows, cache: KVCache | None, given: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
-        count = rows.tokens.shape[0]
+        count = rows.count
         if count > self._capacity:
             self._grow(count)
         if cache is not None and (self._cache is None or self._cache() is not cache):
             self._bind_cache(cache)
-        held = [self._bind_given(symbol, given, count) for symbol in self._read]
-        addresses = (
-            address(rows.tokens, torch.int64, count, "rows.tokens"),
-            address(rows.positions, torch.int32, count, "rows.positions"),
-            address(rows.slots, torch.int32, count, "rows.slots"),
-        )
-        status = self.program.run(count, *addresses) if count else 0
-        del held
-        if status:
+        for symbol in self._read:
+            self._bind_given(symbol, given, count)
+        if status := self._run(rows, count):
             raise UsageError(f"native forward refused: {_STATUS[status]}")
         views = self._views.get(count)
         if views is None:
@@ -192,6 +189,18 @@ class Plan:
                 self._tensors[s.root][:count, s.column : s.column + s.width] for s in self._results
             )
         return views
+
+    def _run(self, rows: Rows, count: int) -> int:
+        if not self._reads_rows or not count:
+            return self.program.run(count, 0, 0, 0) if count else 0  # type: ignore[no-any-return]
+        if rows.numbers is not None:
+            return self.program.run_numbers(*rows.numbers)  # type: ignore[no-any-return]
+        return self.program.run(  # type: ignore[no-any-return]
+            count,
+            address(rows.tokens, torch.int64, count, "rows.tokens"),
+            address(rows.positions, torch.int32, count, "rows.positions"),
+            address(rows.slots, torch.int32, count, "rows.slots"),
+        )
 
     def draft_round(
         self, start: RoundStart, cache: KVCache, hidden: torch.Tensor, rules: list[Rule], steps: int
@@ -211,6 +220,7 @@ class Plan:
             hidden = hidden.to("cpu", torch.float32).contiguous()
         if tuple(hidden.shape) != (count, symbol.width):
             raise UsageError(f"hidden must be [{count}, {symbol.width}], not {tuple(hidden.shape)}")
+        self._bound.clear()
         status, drawn, sure = self.program.draft_round(
             (start.tokens, start.positions, start.slots),
             (self._buffers[symbol], symbol.width, hidden.data_ptr()),
@@ -241,16 +251,20 @@ class Plan:
                     self.program.bind(index, by_index[index].data_ptr(), symbol.width)
                 self._tensors[symbol] = by_index[index]
 
-    def _bind_given(self, symbol: Symbol, given: Mapping[str, torch.Tensor], count: int) -> torch.Tensor:
+    def _bind_given(self, symbol: Symbol, given: Mapping[str, torch.Tensor], count: int) -> None:
         assert symbol.given is not None
         value = given.get(symbol.given)
+        bound = self._bound.get(symbol.given)
+        if bound is not None and bound[0] is value and bound[1] >= count:
+            return  # often the result of another plan, the same tensor at every step
         if value is None or value.dim() != 2 or value.shape[0] < count or value.shape[1] != symbol.width:
             shape = None if value is None else tuple(value.shape)
             raise UsageError(f"input {symbol.given!r} must be [{count}, {symbol.width}], not {shape}")
+        usable = value
         if value.dtype != torch.float32 or value.device.type != "cpu" or not value.is_contiguous():
-            value = value.to("cpu", torch.float32).contiguous()
-        self.program.bind(self._buffers[symbol], value.data_ptr(), symbol.width)
-        return value
+            usable = value.to("cpu", torch.float32).contiguous()
+        self.program.bind(self._buffers[symbol], usable.data_ptr(), symbol.width)
+        self._bound[symbol.given] = (value if usable is value else None, usable.shape[0], usable)
 
     def _bind_cache(self, cache: KVCache) -> None:
         layers = []
