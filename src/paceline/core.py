@@ -69,6 +69,9 @@ class SamplingParams:
     verify: VerifyRule | None = None  # None = the engine's
     reference: str | tuple[int, ...] | None = None  # text the n-gram drafter may copy from
     constraint: Callable[[], Constraint] | None = None  # makes a fresh constraint per sequence
+    edits: bool = field(
+        init=False, repr=False
+    )  # whether it changes single logits, constraint and min_tokens apart
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids", "bad_token_ids"):
@@ -79,10 +82,15 @@ class SamplingParams:
         if isinstance(self.reference, list):
             object.__setattr__(self, "reference", tuple(self.reference))
         _check_params(self)
+        edits = (
+            self.allowed_token_ids is not None or self.bad_token_ids or self.logit_bias
+            or self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty
+        )  # fmt: skip
+        object.__setattr__(self, "edits", bool(edits))
 
     @classmethod
     def names(cls) -> list[str]:
-        return [f.name for f in fields(cls)]
+        return [f.name for f in fields(cls) if f.init]
 
 
 def _check_params(p: SamplingParams) -> None:
@@ -186,7 +194,8 @@ class Rows:
 
     def _made(self) -> Tensors:
         if self._tensors is None:
-            assert self.numbers is not None and self._make is not None
+            assert self.numbers is not None
+            assert self._make is not None
             self._tensors, self.numbers = self._make(self.numbers), None
         return self._tensors
 

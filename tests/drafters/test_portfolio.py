@@ -55,7 +55,7 @@ def test_a_strong_match_runs_and_the_network_only_drafts_the_other_rows() -> Non
     auto = AutoController(FLAT, [MTP, NGRAM])
     for _ in range(20):  # copies are kept, by experience
         rows = [RowRecord(0, "ngram", 12, 12, [0.996] * 12, None)]
-        auto.observe(StepRecord(13, 1, 9, 1.6, 0.0, 12, 0.0, rows))
+        auto.observe(StepRecord(13, 1.6, 0.0, 0.0, rows))
     ctx = context([16, 16, 16])
     limits = auto.limits(ctx.sequences, ["auto"] * 3, 16)
     ctx.limits = [k for k, _ in limits]
@@ -73,8 +73,8 @@ def test_a_match_that_never_holds_gives_way_to_the_network() -> None:
     steep = AutoController(Profile((1, 5, 32), (1.0, 2.0, 9.0)), [NGRAM])
     for _ in range(20):
         rows = [RowRecord(0, "ngram", 4, 0, [0.75] * 4, None)]
-        auto.observe(StepRecord(5, 1, 9, 1.1, 0.0, 4, 0.0, rows))
-        steep.observe(StepRecord(5, 1, 9, 2.0, 0.0, 4, 0.0, rows))
+        auto.observe(StepRecord(5, 1.1, 0.0, 0.0, rows))
+        steep.observe(StepRecord(5, 2.0, 0.0, 0.0, rows))
     ctx = context([16])
     assert steep.limits(ctx.sequences, ["auto"], 16) == [(16, None)]
     ctx.limits = [k for k, _ in auto.limits(ctx.sequences, ["auto"], 16)]

@@ -60,7 +60,7 @@ def simulate(
             max(limit for limit, _ in limits),
         )  # the whole round is drafted
         seconds = true.target(len(rows) + total)
-        auto.observe(StepRecord(len(rows) + total, len(rows), 100, seconds, draft * calls, calls, 0.0, rows))
+        auto.observe(StepRecord(len(rows) + total, seconds, draft * calls, 0.0, rows))
         done["tokens"] += len(rows) + sum(r.accepted for r in rows)
         done["seconds"] += seconds + draft * calls
         done["drafted"] += total
@@ -115,9 +115,7 @@ def test_bad_row_is_parked_beside_a_good_one() -> None:
     auto.budget = replace(auto.budget, costs=make(FLAT, 0.2).costs)
     for _ in range(30):
         auto.limits([sequence(1), sequence(2)], ["auto", "auto"], 16)
-        auto.observe(
-            StepRecord(10, 2, 50, FLAT.costs().target(10), 0.8, 4, 0.0, [row(1, 4, 4), row(2, 4, 0, 0.1)])
-        )
+        auto.observe(StepRecord(10, FLAT.costs().target(10), 0.8, 0.0, [row(1, 4, 4), row(2, 4, 0, 0.1)]))
     (good, _), (bad, _reason) = auto.limits([sequence(1), sequence(2)], ["auto", "auto"], 16)
     assert good >= 4
     assert bad <= 1
@@ -142,7 +140,7 @@ def test_a_probe_lasts_one_step_and_only_a_kept_one_is_followed_by_another() -> 
         ((limit, _),) = auto.limits([sequence(1)], ["auto"], 16)
         asked.append(limit)
         kept = int(limit > 0 and step > 400)
-        auto.observe(StepRecord(1 + limit, 1, 9, 1.0, 0.5 * limit, limit, 0.0, [row(1, limit, kept)]))
+        auto.observe(StepRecord(1 + limit, 1.0, 0.5 * limit, 0.0, [row(1, limit, kept)]))
     probes = [step for step, limit in enumerate(asked[:400]) if limit]
     assert 0 < len(probes) <= 4
     assert all(not asked[step + 1] for step in probes)
@@ -215,13 +213,13 @@ def test_alarm_comes_once_and_only_for_a_known_pair() -> None:
     other = AutoController(FLAT, [MTP], said.append)
     for _ in range(300):
         for controller in (auto, other):
-            controller.observe(StepRecord(5, 1, 9, 1.0, 0.1, 4, 0.0, [row(1, 4, 0)]))
+            controller.observe(StepRecord(5, 1.0, 0.1, 0.0, [row(1, 4, 0)]))
     assert len(said) == 1
     assert "Likely causes" in said[0]
     said.clear()
     good = AutoController(FLAT, [known], said.append)
     for _ in range(300):
-        good.observe(StepRecord(5, 1, 9, 1.0, 0.1, 4, 0.0, [row(1, 4, 2)]))
+        good.observe(StepRecord(5, 1.0, 0.1, 0.0, [row(1, 4, 2)]))
     assert not said
 
 
@@ -243,9 +241,7 @@ def test_a_rest_says_for_how_long_limits_would_say_the_same() -> None:
                 row(i, k, int(k > 0 and (7 * step + i) % 10 < 10 * law[i])) for i, k in enumerate(lengths)
             ]
             seconds = FLAT.costs().target(2 + sum(lengths))
-            auto.observe(
-                StepRecord(2 + sum(lengths), 2, 9, seconds, 0.05 * max(lengths), max(lengths), 0.0, rows)
-            )
+            auto.observe(StepRecord(2 + sum(lengths), seconds, 0.05 * max(lengths), 0.0, rows))
             out.append(lengths)
         return out
 
@@ -265,7 +261,7 @@ def test_a_row_that_drafts_is_looked_up_in_every_step_one_that_rests_is_not(kept
         drafted = min(limit, auto.kind_limit(1, "mtp"), 4)
         done = [row(1, drafted, min(kept, drafted))]
         seconds = steep.costs().target(1 + drafted)
-        auto.observe(StepRecord(1 + drafted, 1, 9, seconds, 0.1, drafted, 0.0, done))
+        auto.observe(StepRecord(1 + drafted, seconds, 0.1, 0.0, done))
     assert all(looks[20:]) if every else 0 < sum(looks[60:]) < 10
 
 

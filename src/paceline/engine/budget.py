@@ -64,11 +64,8 @@ class RowRecord:
 @dataclass(slots=True)
 class StepRecord:
     target_rows: int
-    batch: int
-    context: int  # the longest length
     target_seconds: float
     draft_seconds: float
-    draft_calls: int
     other_seconds: float
     rows: list[RowRecord]
 

@@ -13,6 +13,8 @@ from paceline.engine.live import Live, Origin
 from paceline.engine.scheduler import Work
 from paceline.engine.state import EngineState
 
+_DRAFTED: list[Origin] = ["draft"]
+
 
 def emit(state: EngineState, work: list[Work], draft: Draft, judged: Judged) -> list[Delta]:
     deltas: list[Delta] = []
@@ -34,10 +36,7 @@ def _advance(
 ) -> Delta:
     """Append what was kept, as far as the text goes on, and describe it."""
     sequence = live.sequence
-    new = [*drafted[: verdict.accepted], verdict.next_token]
-    kept: list[Origin] = ["draft"]
-    origins: list[Origin] = [*kept * verdict.accepted, "target"]
-    new, finish = _cut(live, new, state.max_len)
+    new, finish = _cut(live, [*drafted[: verdict.accepted], verdict.next_token], state.max_len)
     text = ""
     if live.stream is not None:
         shown = new[:-1] if finish == "stop" else new  # the token that ends a text is not part of it
@@ -47,7 +46,7 @@ def _advance(
             new, finish = new[: pushed.kept_tokens], "stop"
         elif finish is not None:
             text += live.stream.finish()
-    delta = _delta(live, new, origins, logprobs, text)
+    delta = _delta(live, new, verdict.accepted, logprobs, text)
     delta.proposed = drafted
     if sequence.constraint is not None and not _follow(state, live, new):
         return delta
@@ -75,22 +74,24 @@ def _cut(live: Live, new: list[int], max_len: int) -> tuple[list[int], FinishRea
     Before min_tokens an end token is forbidden, unless a constraint leaves nothing else: then it ends the text, too.
     """
     room = live.room(max_len)
-    for j, token in enumerate(new[:room]):
-        if token in live.stop_ids:
-            return new[: j + 1], "stop"
+    if not live.stop_ids.isdisjoint(new):
+        for j, token in enumerate(new[:room]):
+            if token in live.stop_ids:
+                return new[: j + 1], "stop"
     if len(new) >= room:
         return new[:room], "length"
     return new, None
 
 
-def _delta(live: Live, new: list[int], origins: list[Origin], logprobs: list, text: str) -> Delta:  # type: ignore[type-arg]
-    sequence, stats = live.sequence, live.stats
+def _delta(live: Live, new: list[int], accepted: int, logprobs: list[TokenLogprob], text: str) -> Delta:
+    count, stats = len(new), live.stats
     if not stats.emitted:
         stats.first_token_seconds = time.perf_counter() - live.submitted
-    sequence.tokens += new
+    origins: list[Origin] = ["target"] if accepted == 0 else ([*_DRAFTED * accepted, "target"])[:count]
+    live.sequence.tokens += new
     live.counts.add(new)
     live.text += text
-    live.origins += origins[: len(new)]
-    live.logprobs += logprobs[: len(new)]
-    stats.emitted += len(new)
-    return Delta(live.request, live.index, text, new, origins[: len(new)], logprobs=logprobs[: len(new)])
+    live.origins += origins
+    live.logprobs += logprobs[:count]
+    stats.emitted += count
+    return Delta(live.request, live.index, text, new, origins, logprobs=logprobs[:count])

@@ -40,17 +40,17 @@ class Live:
         """Count one step that emitted for this text."""
         stats = self.stats
         stats.steps += 1
+        if not drafted:
+            reason = reason or "no proposal"
+            stats.reasons[reason] = stats.reasons.get(reason, 0) + 1
+            return
         stats.drafted += drafted
         stats.accepted += accepted
+        stats.drafters[drafter] = stats.drafters.get(drafter, 0) + 1
         for counts, n in ((stats.drafted_by_position, drafted), (stats.accepted_by_position, accepted)):
             counts.extend([0] * (n - len(counts)))
             for i in range(n):
                 counts[i] += 1
-        if drafted:
-            stats.drafters[drafter] = stats.drafters.get(drafter, 0) + 1
-        else:
-            reason = reason or "no proposal"
-            stats.reasons[reason] = stats.reasons.get(reason, 0) + 1
 
     def completion(self, finish_reason: FinishReason, error: str | None = None) -> Completion:
         s = self.sequence

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from paceline.core import Delta, Draft
+from paceline.core import Delta
 from paceline.engine.budget import StepRecord
 from paceline.engine.emit import emit
 from paceline.engine.judge import Judged, judge
@@ -35,25 +35,14 @@ def step(state: EngineState) -> list[Delta]:
         tail.commit(judged.keep)
     state.keep_hidden(judged.hidden_slots, hidden, judged.hidden_rows)
     deltas = state.take_failures() + emit(state, work, draft, judged)
-    _observe(state, work, draft, judged, (begin, drafted, looked, rows.count))
+    _observe(state, work, judged, (begin, drafted, looked, rows.count))
     return deltas
 
 
 def _observe(
-    state: EngineState, work: list[Work], draft: Draft, judged: Judged, clock: tuple[float, float, float, int]
+    state: EngineState, work: list[Work], judged: Judged, clock: tuple[float, float, float, int]
 ) -> None:
     begin, drafted, looked, rows = clock
-    now = time.perf_counter()
-    decoding = [w for w in work if w.last]
-    state.controller.observe(
-        StepRecord(
-            target_rows=rows,
-            batch=len(work),
-            context=max(len(w.sequence.tokens) for w in work),
-            target_seconds=looked - drafted,
-            draft_seconds=drafted - begin,
-            draft_calls=max((len(t) for t in draft.tokens), default=0),
-            other_seconds=now - looked,
-            rows=judged.records if len(decoding) == len(work) else [],
-        )
-    )
+    records = judged.records if all(w.last for w in work) else []
+    seconds = (looked - drafted, drafted - begin, time.perf_counter() - looked)
+    state.controller.observe(StepRecord(rows, *seconds, records))

@@ -32,6 +32,7 @@ class _Entry:
     committed: int
     parent: Node | str | None  # where the next whole page goes in the prefix index, None = not shared
     open_page: list[int]  # committed tokens of the page that is not whole yet
+    turn: int = 0  # committed tokens at which a window has left a page behind
 
 
 class KVCache:
@@ -198,11 +199,17 @@ class KVCache:
         if entry.parent is not None:
             self._index(entry, tokens)
         entry.committed += len(tokens)
+        if entry.committed < entry.turn:
+            return
+        entry.turn = self.max_tokens + 1
         for kind in self._kinds:
             first = min(self._first_page(kind, entry.committed), len(entry.pages[kind]))
             for page in entry.pages[kind][entry.first[kind] : first]:
                 self.pools[kind].release(page)
             entry.first[kind] = max(first, entry.first[kind])
+            window = self.layout.windows[kind]
+            if window is not None:
+                entry.turn = min(entry.turn, (entry.first[kind] + 1) * PAGE_SIZE + window + 1)
 
     def _index(self, entry: _Entry, tokens: list[int]) -> None:
         index = entry.committed // PAGE_SIZE

@@ -121,7 +121,9 @@ class Plan:
         self.steps = schedule(ops.nodes)
         self._buffers = place(self.steps, {symbol.root for symbol in self._results})
         self._read = [symbol for symbol in self._givens.values() if symbol in self._buffers]
-        self._bound: dict[str, tuple[torch.Tensor | None, int, torch.Tensor]] = {}  # given, its rows, what is read
+        self._bound: dict[
+            str, tuple[torch.Tensor | None, int, torch.Tensor]
+        ] = {}  # given, its rows, what is read
         self._reads_rows = any(node.code in _OF_ROWS for step in self.steps for node in step)
         self._alive: list[torch.Tensor] = []  # everything whose address the program holds
         self.program = _extension().Program()
@@ -150,13 +152,12 @@ class Plan:
         if node.code is Code.GATHER:
             weight = _padded_clusters(weight, int(node.integers[0]))  # type: ignore[arg-type]
         scale = 0 if weight.scale is None else self._vector(weight.scale)
-        data = weight.data
-        rows = data.data_ptr(), scale, weight.out_features, weight.in_features, _KINDS[weight.kind]
+        data, shape, kind = weight.data, (weight.out_features, weight.in_features), _KINDS[weight.kind]
         if node.code is not Code.EMBED:  # a table is read by rows, all others in panels: see native/linear.h
-            data = torch.zeros(_extension().packed_bytes(_KINDS[weight.kind], weight.out_features, weight.in_features), dtype=torch.uint8)
-            _extension().pack(rows, data.data_ptr())
+            data = torch.zeros(_extension().packed_bytes(kind, *shape), dtype=torch.uint8)
+            _extension().pack((weight.data.data_ptr(), scale, *shape, kind), data.data_ptr())
         self._alive.append(data)
-        return data.data_ptr(), *rows[1:]
+        return data.data_ptr(), scale, *shape, kind
 
     def _vector(self, tensor: torch.Tensor | None) -> int:
         if tensor is None:
@@ -192,7 +193,7 @@ class Plan:
 
     def _run(self, rows: Rows, count: int) -> int:
         if not self._reads_rows or not count:
-            return self.program.run(count, 0, 0, 0) if count else 0  # type: ignore[no-any-return]
+            return self.program.run(count, 0, 0, 0) if count else 0
         if rows.numbers is not None:
             return self.program.run_numbers(*rows.numbers)  # type: ignore[no-any-return]
         return self.program.run(  # type: ignore[no-any-return]

@@ -28,8 +28,8 @@ def available() -> bool:
 def suits(logits: torch.Tensor, ids: torch.Tensor | None) -> bool:
     """Whether `draw` takes them: float32 logits [M, C] on the CPU, each row contiguous; ids [M, C] int64 or None."""
     return (
-        logits.dtype == torch.float32
-        and logits.device.type == "cpu"
+        logits.dtype is torch.float32
+        and logits.is_cpu
         and logits.stride(1) == 1
         and logits.shape[1] > 0
         and (ids is None or (ids.dtype == torch.int64 and ids.stride(1) == 1 and ids.shape == logits.shape))
@@ -42,7 +42,6 @@ def draw(
     ids: torch.Tensor | None,
     rules: Seq[Rule],
     purpose: int,
-    *,
     confidence: bool,
     edited: dict[int, torch.Tensor] | None = None,
 ) -> tuple[list[int], list[float]]:
@@ -53,20 +52,28 @@ def draw(
     """
     native = _extension()
     assert native is not None
-    assert len(rules) == logits.shape[0]
-    width = logits.shape[1]
+    count, width = logits.shape
+    assert len(rules) == count
     x, x_step = logits.data_ptr(), 4 * logits.stride(0)
     cells, cells_step = (0, 0) if ids is None else (ids.data_ptr(), 8 * ids.stride(0))
     rows = [
-        (x + i * x_step, cells + i * cells_step, factor, seed & _M64, position, min(top_k, width), *rest)
-        for i, (factor, seed, position, top_k, *rest) in enumerate(rules)
+        (
+            x + i * x_step,
+            cells + i * cells_step,
+            factor,
+            seed & _M64,
+            position,
+            min(top_k, width),
+            top_p,
+            min_p,
+        )
+        for i, (factor, seed, position, top_k, top_p, min_p) in enumerate(rules)
     ]
     for i, own in (edited or {}).items():
         assert own.dtype == torch.float32
         assert own.shape == (width,)
         rows[i] = (own.data_ptr(), *rows[i][1:])
-    tokens, masses = native.draw(rows, width, purpose, confidence)
-    return tokens, masses
+    return native.draw(rows, width, purpose, confidence)  # type: ignore[no-any-return]
 
 
 def keys_batch(seeds: Seq[int], positions: Seq[int], purpose: int) -> list[tuple[int, int]]:

@@ -20,7 +20,16 @@ from paceline.ops import native_sampling
 from paceline.sampling import noise
 from paceline.sampling.draw import draw_device, draw_host, greedy
 from paceline.sampling.filters import kth_largest
-from paceline.sampling.shape import LogitRow, edited, is_edited, is_greedy, is_plain, shape, shape_candidates
+from paceline.sampling.shape import (
+    GREEDY_BELOW,
+    LogitRow,
+    edited,
+    is_edited,
+    is_greedy,
+    is_plain,
+    shape,
+    shape_candidates,
+)
 
 _GREEDY: native_sampling.Rule = (0.0, 0, 0, 0, 1.0, -math.inf)
 
@@ -31,8 +40,8 @@ class Choice:
     __slots__ = ("_shaped", "ok", "tokens")
 
     def __init__(self, picked: list[int], shaped: torch.Tensor | Callable[[], torch.Tensor] | None) -> None:
-        self.tokens = [max(t, 0) for t in picked]
         self.ok = [t >= 0 for t in picked]
+        self.tokens = picked if all(self.ok) else [max(t, 0) for t in picked]
         self._shaped = shaped
 
     @property
@@ -57,14 +66,10 @@ class Proposal:
 
 def choose(logits: torch.Tensor, rows: Seq[LogitRow]) -> Choice:
     """The target's token for each row of logits [M, V]."""
-    plain = all(is_greedy(row) and is_plain(row) for row in rows)
     if native_sampling.suits(logits, None):
-        if plain:
-            rules = [_GREEDY] * len(rows)
-            return Choice(native_sampling.draw(logits, None, rules, noise.TARGET, confidence=False)[0], None)
-        picked, _ = _draw_native(logits, None, rows, confidence=False)
-        return Choice(picked, partial(shape, logits, rows))
-    if plain:
+        picked, _, plain = _draw_native(logits, None, rows, confidence=False)
+        return Choice(picked, None if plain else partial(shape, logits, rows))
+    if all(is_greedy(row) and is_plain(row) for row in rows):
         return Choice(greedy(logits, None).tolist(), None)
     shaped = shape(logits, rows)
     return Choice(_draw(logits, shaped, None, rows, noise.TARGET), shaped)
@@ -84,7 +89,7 @@ def choose_candidates(
     at confidence 0.
     """
     if purpose == noise.TARGET and native_sampling.suits(logits, ids):
-        picked, confidence = _draw_native(logits, ids, rows, confidence=True)
+        picked, confidence, _ = _draw_native(logits, ids, rows, confidence=True)
         return Proposal([max(t, 0) for t in picked], confidence, [None] * len(rows))
     shaped = shape(logits, rows) if ids is None else shape_candidates(logits, ids, rows)
     picked = _draw(logits, shaped, ids, rows, purpose)
@@ -141,8 +146,11 @@ def _largest(x: np.ndarray, n: int) -> list[int]:
 
 def _draw_native(
     logits: torch.Tensor, ids: torch.Tensor | None, rows: Seq[LogitRow], *, confidence: bool
-) -> tuple[list[int], list[float]]:
-    """(token or -1, its probability or 0) of each row, with the target's noise and without shaped logits."""
+) -> tuple[list[int], list[float], bool]:
+    """(token or -1, its probability or 0) of each row, with the target's noise and without shaped logits.
+
+    And whether all rows are plain greedy.
+    """
     own: dict[int, torch.Tensor] = {}
     broken: list[int] = []  # rows with a NaN that an edit may have hidden
     for i, row in enumerate(rows):
@@ -152,15 +160,15 @@ def _draw_native(
             if np.isnan(x.max()):
                 broken.append(i)
     rules = [rule_of(row) for row in rows]
-    tokens, mass = native_sampling.draw(logits, ids, rules, noise.TARGET, confidence=confidence, edited=own)
+    tokens, mass = native_sampling.draw(logits, ids, rules, noise.TARGET, confidence, own)
     for i in broken:
         tokens[i], mass[i] = -1, 0.0
-    return tokens, mass
+    return tokens, mass, not own and all(rule is _GREEDY for rule in rules)
 
 
 def rule_of(row: LogitRow) -> native_sampling.Rule:
     p = row.params
-    if is_greedy(row):
+    if p.temperature < GREEDY_BELOW:
         return _GREEDY
     least = float(np.log(np.float32(p.min_p))) if p.min_p > 0 else -math.inf  # rounded as in host_threshold
     return (1.0 / p.temperature, row.seed, row.position, p.top_k, p.top_p, least)
@@ -180,7 +188,7 @@ def _draw(
     broken = np.isnan(logits.detach().numpy().max(-1))  # [M]
     if native_sampling.suits(shaped, ids):
         rules = [(0.0 if is_greedy(r) else 1.0, r.seed, r.position, 0, 1.0, -math.inf) for r in rows]
-        tokens, _ = native_sampling.draw(shaped, ids, rules, purpose, confidence=False)
+        tokens, _ = native_sampling.draw(shaped, ids, rules, purpose, False)
         return [-1 if b else t for b, t in zip(broken, tokens, strict=True)]
     x, cells = shaped.numpy(), None if ids is None else ids.numpy()
     return [

@@ -133,11 +133,9 @@ def _filter(row: LogitRow) -> Filter:
 def is_edited(row: LogitRow) -> bool:
     """Whether more than temperature and filters shapes this row."""
     p = row.params
-    return bool(
-        row.mask is not None or p.allowed_token_ids is not None or p.bad_token_ids or p.logit_bias
-        or p.repetition_penalty != 1 or p.presence_penalty != 0 or p.frequency_penalty != 0
-        or (row.stop_ids and row.history.output_len < p.min_tokens)
-    )  # fmt: skip
+    if p.edits or row.mask is not None:
+        return True
+    return bool(row.stop_ids) and row.history.output_len < p.min_tokens
 
 
 def _only_stops(row: LogitRow) -> bool:
