@@ -12,6 +12,7 @@ namespace paceline {
 namespace PACELINE_ISA {
 
 constexpr int PANEL = 2 * L;
+constexpr int64_t ROOM = 262144;  // bytes of weights that stay in the second-level cache from one tile to the next
 constexpr int64_t AHEAD = 4096;  // bytes of a panel to fetch ahead
 
 // What a weight kind means by a unit of a panel: `depth` inputs of PANEL outputs in `vectors` vectors. A segment is summed
@@ -202,22 +203,26 @@ static void rows_tile(const Call<P>& c, int64_t r0, int64_t begin, int64_t end) 
 }
 
 // Rows go in sixes, the last ones in what is left: 12 of AVX2's 16 registers accumulate, and 8 accumulators are what hides
-// how long a multiply-add takes. After the first tile the weights come from the second-level cache.
+// how long a multiply-add takes. After the first tile the weights of two panels, or one, are in the second-level cache.
 template <class P>
 static void linear_of(const Panels& m, const Prepared& x, int64_t rows, int64_t begin, int64_t end, float* y,
                       int64_t y_stride) {
   Call<P> c{static_cast<const char*>(m.data), m.in, bytes_of_panel<P>(m.in), static_cast<const typename P::X*>(x.data),
             x.stride, x.row_scale, y, y_stride, end};
   const int64_t first = begin / PANEL, last = (end + PANEL - 1) / PANEL;
-  for (int64_t r = 0, n; r < rows; r += n) {
-    n = rows - r > 7 ? 6 : rows - r == 7 ? 5 : rows - r;
-    switch (n) {
-      case 1: rows_tile<P, 1, 4>(c, r, first, last); break;
-      case 2: rows_tile<P, 2, 2>(c, r, first, last); break;
-      case 3: rows_tile<P, 3, 2>(c, r, first, last); break;
-      case 4: rows_tile<P, 4, 1>(c, r, first, last); break;
-      case 5: rows_tile<P, 5, 1>(c, r, first, last); break;
-      case 6: rows_tile<P, 6, 1>(c, r, first, last); break;
+  const int64_t group = rows > 6 && 2 * c.panel_bytes <= ROOM ? 2 : rows > 6 ? 1 : last - first;
+  for (int64_t p = first; p < last; p += group) {
+    const int64_t stop = p + group < last ? p + group : last;
+    for (int64_t r = 0, n; r < rows; r += n) {
+      n = rows - r > 8 ? 6 : rows - r > 6 ? (group > 1 ? rows - r - 2 : 4) : rows - r;
+      switch (n) {
+        case 1: rows_tile<P, 1, 4>(c, r, p, stop); break;
+        case 2: rows_tile<P, 2, 2>(c, r, p, stop); break;
+        case 3: rows_tile<P, 3, 2>(c, r, p, stop); break;
+        case 4: rows_tile<P, 4, 1>(c, r, p, stop); break;
+        case 5: rows_tile<P, 5, 1>(c, r, p, stop); break;
+        case 6: rows_tile<P, 6, 1>(c, r, p, stop); break;
+      }
     }
   }
 }
