@@ -100,7 +100,7 @@ std::tuple<std::vector<int64_t>, std::vector<double>> draw_rows(const std::vecto
 }
 
 using RowsTuple = std::tuple<std::vector<int64_t>, std::vector<int32_t>, std::vector<int32_t>>;
-using HiddenTuple = std::tuple<int, int64_t, int64_t>;
+using HiddenTuple = std::tuple<int, int64_t, int64_t, int64_t>;  // buffer, width, states by slot and their number
 using OutputTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
 using RuleTuple = std::tuple<double, uint64_t, int64_t, int64_t, double, double>;
 
@@ -112,6 +112,8 @@ std::tuple<int, std::vector<int64_t>, std::vector<double>> run_round(Program& pr
   if (positions.size() != count || slots.size() != count || rules.size() != count)
     throw nb::value_error("a draft round needs a position, a slot and a rule for each token");
   const float* states = reinterpret_cast<const float*>(std::get<2>(hidden));
+  for (int32_t slot : slots)
+    if (slot < 0 || slot >= std::get<3>(hidden)) throw nb::value_error("a slot has no hidden state");
   RoundPlan plan;
   plan.hidden_buffer = std::get<0>(hidden);
   plan.hidden_width = std::get<1>(hidden);
@@ -130,7 +132,9 @@ std::tuple<int, std::vector<int64_t>, std::vector<double>> run_round(Program& pr
   int status;
   {
     nb::gil_scoped_release release;
-    RoundStart start{tokens, positions, slots, {states, states + count * plan.hidden_width}};
+    RoundStart start{tokens, positions, slots, {}};
+    for (int32_t slot : slots)
+      start.hidden.insert(start.hidden.end(), states + slot * plan.hidden_width, states + (slot + 1) * plan.hidden_width);
     status = draft_round(program, plan, std::move(start), how, steps, &out);
   }
   std::tuple<int, std::vector<int64_t>, std::vector<double>> result;
@@ -151,7 +155,7 @@ std::tuple<uint32_t, uint32_t> keys(uint64_t seed, int64_t position, uint32_t pu
 }  // namespace
 
 NB_MODULE(_native, m) {
-  m.attr("layout") = 3;  // raised whenever these signatures change; paceline/ops/native.py checks it
+  m.attr("layout") = 4;  // raised whenever these signatures change; paceline/ops/native.py checks it
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("choose_isa", [](const std::string& name) { return choose_kernels(name.c_str()); });
   m.def("set_threads", [](int n) { nb::gil_scoped_release r; Pool::instance().resize(n); });

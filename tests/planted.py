@@ -75,7 +75,9 @@ def free_the_window_one_page_early(patch: Patch) -> None:
         window = self.layout.windows[kind]
         return 0 if window is None else max(0, committed - 1 - window + PAGE_SIZE) // PAGE_SIZE
 
+    leaves = KVCache._leaves
     patch.setattr(KVCache, "_first_page", wrong)
+    patch.setattr(KVCache, "_leaves", lambda *args: leaves(*args) - PAGE_SIZE)
 
 
 def resume_a_preempted_text_on_stale_pages(patch: Patch) -> None:

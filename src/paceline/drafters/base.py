@@ -50,10 +50,21 @@ class DraftContext:
     sequences: list[Sequence]  # B rows, each with exactly one pending token
     limits: list[int]  # [B] tokens wanted at most, >= 0
     slots: list[int]  # [B] rows of the target cache's page tables
-    hidden: torch.Tensor | None  # [B, H] the target's last hidden state at position committed - 1
+    states: (
+        torch.Tensor | None
+    )  # [max_sequences, H] by slot: the target's last hidden state at position committed - 1
     has_hidden: list[bool]  # [B]
     cache: KVCache  # the target's: read only
     picker: Picker
+
+    def hidden(self, rows: Seq[int]) -> torch.Tensor | None:
+        """The hidden states [b, H] of `rows`, a copy; None if no drafter needs them."""
+        if self.states is None:
+            return None
+        slots = [self.slots[row] for row in rows]
+        if self.states.device.type == "cpu" and self.states.dtype == torch.float32:
+            return torch.from_numpy(self.states.numpy()[slots])  # in a tenth of torch's time
+        return self.states[torch.tensor(slots, device=self.states.device)]
 
 
 class Drafter(Protocol):

@@ -104,11 +104,14 @@ def _context(
     texts: list[Sequence], hidden: list[torch.Tensor], cache: KVCache, rng: random.Random
 ) -> DraftContext:
     limits = [rng.randrange(0, 6) for _ in texts]
+    slots = [cache.slot(text.id) for text in texts]
+    states = torch.zeros(cache.max_sequences, *hidden[0].shape[1:], dtype=hidden[0].dtype)
+    states[slots] = torch.cat(hidden)
     return DraftContext(
         texts,
         limits,
-        [cache.slot(text.id) for text in texts],
-        torch.cat(hidden),
+        slots,
+        states,
         [text.committed > 0 for text in texts],
         cache,
         GreedyPicker(len(texts)),

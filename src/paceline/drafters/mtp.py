@@ -24,16 +24,17 @@ class MTPDrafter:
 
     def draft(self, context: DraftContext) -> Draft:
         active = [b for b, k in enumerate(context.limits) if k > 0 and context.has_hidden[b]]
-        if not active or context.hidden is None:
+        if not active or context.states is None:
             return context.picker.draft(self.name)
-        hidden = context.hidden if len(active) == len(context.limits) else context.hidden[active]
         tokens = [context.sequences[b].tokens[-1] for b in active]
         start = RoundStart(
             tokens, [len(context.sequences[b].tokens) - 1 for b in active], [context.slots[b] for b in active]
         )
         steps = max(context.limits[b] for b in active)
-        if self._whole_round(context, active, start, hidden, steps):
+        if self._whole_round(context, active, start, steps):
             return context.picker.draft(self.name)
+        hidden = context.hidden(active)
+        assert hidden is not None
         device = hidden.device
         positions, slots = torch.tensor([start.positions, start.slots], dtype=torch.int32, device=device)
         for step in range(steps):
@@ -56,14 +57,12 @@ class MTPDrafter:
                 tokens, active = [tokens[i] for i in on], [active[i] for i in on]
         return context.picker.draft(self.name)
 
-    def _whole_round(
-        self, context: DraftContext, active: list[int], start: RoundStart, hidden: torch.Tensor, steps: int
-    ) -> bool:
+    def _whole_round(self, context: DraftContext, active: list[int], start: RoundStart, steps: int) -> bool:
         """Draft all steps in one call, where the requests are simple enough and the runner can."""
         rules = context.picker.rules(active)
-        if rules is None:
+        if rules is None or context.states is None:
             return False
-        drawn = self.net.draft_round(start, hidden, context.cache, rules, steps)
+        drawn = self.net.draft_round(start, context.states, context.cache, rules, steps)
         if drawn is None:
             return False
         for i, b in enumerate(active):

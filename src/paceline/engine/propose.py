@@ -56,9 +56,9 @@ def _ask(state: EngineState, drafter: Drafter, lives: list[Live], rows: list[int
     has_hidden = [
         state.hidden_at.get(slot) == s.committed - 1 for slot, s in zip(slots, sequences, strict=True)
     ]
-    hidden = state.hidden_of(slots) if drafter.needs_hidden else None
+    states = state.hidden if drafter.needs_hidden else None
     picker = StepPicker(lives, state.controller, state.target.vocab_size)
-    context = DraftContext(sequences, limits, slots, hidden, has_hidden, state.cache, picker)
+    context = DraftContext(sequences, limits, slots, states, has_hidden, state.cache, picker)
     try:
         draft = drafter.draft(context)
         check_draft(draft, limits, state.target.vocab_size)

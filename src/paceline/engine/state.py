@@ -75,22 +75,12 @@ class EngineState:
         self.hidden_at.update(slots)
         device = hidden.device
         if device.type == "cpu" and hidden.dtype == torch.float32:  # numpy indexes in a tenth of torch's time
-            kept, new = self.hidden.numpy(), hidden.detach().numpy()
+            kept, new = self.hidden.numpy(), hidden.numpy()
             for (slot, _), row in zip(slots, rows, strict=True):
                 kept[slot] = new[row]
             return
         where = torch.tensor([slot for slot, _ in slots], device=device)
         self.hidden[where] = hidden[torch.tensor(rows, device=device)]
-
-    def hidden_of(self, slots: list[int]) -> torch.Tensor | None:
-        """The hidden states [B, H] kept for cache slots; None if no drafter needs them."""
-        if self.hidden is None:
-            return None
-        if len(slots) == 1:
-            return self.hidden[slots[0] : slots[0] + 1]
-        if self.hidden.device.type == "cpu" and self.hidden.dtype == torch.float32:
-            return torch.from_numpy(self.hidden.numpy()[slots])
-        return self.hidden[torch.tensor(slots, device=self.hidden.device)]
 
     def preempt(self, sequence: Sequence) -> None:
         """Take a running sequence's pages; it is computed again when there is room."""

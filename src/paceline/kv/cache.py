@@ -107,6 +107,11 @@ class KVCache:
         window = self.layout.windows[kind]
         return 0 if window is None else max(0, committed - 1 - window) // PAGE_SIZE
 
+    def _leaves(self, kind: str, index: int) -> int:
+        """Committed tokens at which a page gets out of reach: the least that makes `_first_page` larger than `index`."""
+        window = self.layout.windows[kind]
+        return self.max_tokens + 1 if window is None else (index + 1) * PAGE_SIZE + window + 1
+
     def _usable(self, path: list[Node]) -> list[Node]:
         """The longest beginning of `path` whose pages are all still there, as far back as each window reaches."""
         for length in range(len(path), 0, -1):
@@ -207,9 +212,7 @@ class KVCache:
             for page in entry.pages[kind][entry.first[kind] : first]:
                 self.pools[kind].release(page)
             entry.first[kind] = max(first, entry.first[kind])
-            window = self.layout.windows[kind]
-            if window is not None:
-                entry.turn = min(entry.turn, (entry.first[kind] + 1) * PAGE_SIZE + window + 1)
+            entry.turn = min(entry.turn, self._leaves(kind, entry.first[kind]))
 
     def _index(self, entry: _Entry, tokens: list[int]) -> None:
         index = entry.committed // PAGE_SIZE

@@ -50,7 +50,7 @@ class AssistantNet(Protocol):
         ...
 
     def draft_round(
-        self, start: RoundStart, hidden: torch.Tensor, cache: KVCache, rules: list[Rule], steps: int
+        self, start: RoundStart, states: torch.Tensor, cache: KVCache, rules: list[Rule], steps: int
     ) -> Drawn | None:
         """`steps` steps with their draws in one go; None where that is not possible."""
         ...

@@ -117,10 +117,10 @@ class GemmaAssistant:
         return HeadOutput(logits, ids, after)
 
     def draft_round(
-        self, start: RoundStart, hidden: Tensor, cache: KVCache, rules: list[Rule], steps: int
+        self, start: RoundStart, states: Tensor, cache: KVCache, rules: list[Rule], steps: int
     ) -> Drawn | None:
         """`steps` steps with their draws in one native call; None on a runner that cannot."""
-        return self.runner.draft_round(self.step_graph, start, cache, hidden, rules, steps)
+        return self.runner.draft_round(self.step_graph, start, cache, states, rules, steps)
 
     def _step(self, ops: Ops) -> tuple[Value, ...]:
         token = ops.embed(ops.tokens(), self.embedding, self.embedding_scale)

@@ -167,13 +167,13 @@ class Runner(Protocol):
         graph: Graph,
         start: RoundStart,
         cache: KVCache,
-        hidden: torch.Tensor,
+        states: torch.Tensor,
         rules: list[Rule],
         steps: int,
     ) -> Drawn | None:
         """`steps` draft steps in one go, where the runner can (None where it cannot).
 
-        `graph` reads `hidden` [N, H] and gives ([ids,] logits, hidden of the next step). Tokens are drawn with the noise
-        of the target, `rules[i]` at its position + step.
+        `graph` reads `hidden` [N, H], at first `states[start.slots]`, and gives ([ids,] logits, hidden of the next step).
+        Tokens are drawn with the noise of the target, `rules[i]` at its position + step.
         """
         ...

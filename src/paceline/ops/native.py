@@ -20,7 +20,7 @@ from paceline.kv.cache import KVCache
 from paceline.ops.base import Drawn, Graph, RoundStart, Rule, Weight
 from paceline.ops.recording import Code, Node, RecordingOps, Symbol, place, schedule
 
-_LAYOUT = 3  # of the extension's signatures
+_LAYOUT = 4  # of the extension's signatures
 _KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
 _M64 = 0xFFFFFFFFFFFFFFFF
@@ -98,13 +98,13 @@ class NativeRunner:
         graph: Graph,
         start: RoundStart,
         cache: KVCache,
-        hidden: torch.Tensor,
+        states: torch.Tensor,
         rules: list[Rule],
         steps: int,
     ) -> Drawn | None:
         """All steps of a draft round, draws included, in one native call."""
         plan = self._plans.get(graph)
-        return None if plan is None else plan.draft_round(start, cache, hidden, rules, steps)
+        return None if plan is None else plan.draft_round(start, cache, states, rules, steps)
 
     def plan(self, graph: Graph) -> Plan | None:
         """The recording of `graph`, None before its first run."""
@@ -134,6 +134,8 @@ class Plan:
         self._capacity = 0
         self._tensors: dict[Symbol, torch.Tensor] = {}
         self._views: dict[int, tuple[torch.Tensor, ...]] = {}  # results, by number of rows
+        self._states: torch.Tensor | None = None  # what draft rounds begin with, and where it lies
+        self._states_at = 0
         self._round: tuple[int, ...] | None = None  # where a draft round finds its results
         self._cache: weakref.ref[KVCache] | None = None
 
@@ -204,12 +206,14 @@ class Plan:
         )
 
     def draft_round(
-        self, start: RoundStart, cache: KVCache, hidden: torch.Tensor, rules: list[Rule], steps: int
+        self, start: RoundStart, cache: KVCache, states: torch.Tensor, rules: list[Rule], steps: int
     ) -> Drawn | None:
         """Replay the recording `steps` times, each fed with the tokens and hidden states of the one before."""
         count = len(start.tokens)
         if count > self._capacity or len(self._results) not in (2, 3) or set(self._givens) != {"hidden"}:
             return None  # the first run of a size records and grows; `run` does that
+        if states.dtype != torch.float32 or not states.is_cpu:
+            return None
         if self._cache is None or self._cache() is not cache:
             self._bind_cache(cache)
         symbol = self._givens["hidden"]
@@ -217,14 +221,15 @@ class Plan:
             after, logits = self._results[-1], self._results[-2]
             ids = (0, 0) if len(self._results) == 2 else self._place(self._results[0])
             self._round = (*self._place(after), *self._place(logits), logits.width, *ids)
-        if hidden.dtype != torch.float32 or hidden.device.type != "cpu" or not hidden.is_contiguous():
-            hidden = hidden.to("cpu", torch.float32).contiguous()
-        if tuple(hidden.shape) != (count, symbol.width):
-            raise UsageError(f"hidden must be [{count}, {symbol.width}], not {tuple(hidden.shape)}")
+        if self._states is not states:  # a table that stays the same from round to round
+            if states.dim() != 2 or states.shape[1] != symbol.width:
+                raise UsageError(f"states must be [slots, {symbol.width}], not {tuple(states.shape)}")
+            self._states_at = address(states, torch.float32, max(start.slots) + 1, "states")
+            self._states = states
         self._bound.clear()
         status, drawn, sure = self.program.draft_round(
             (start.tokens, start.positions, start.slots),
-            (self._buffers[symbol], symbol.width, hidden.data_ptr()),
+            (self._buffers[symbol], symbol.width, self._states_at, self._states.shape[0]),
             self._round,
             [(f, seed & _M64, position, k, p, m) for f, seed, position, k, p, m in rules],
             steps,
