@@ -136,7 +136,7 @@ def test_a_probe_lasts_one_step_and_only_a_kept_one_is_followed_by_another() -> 
     auto.budget = replace(auto.budget, costs=make(FLAT, 0.5).costs)
     simulate(auto, {1: 0.0}, 200, draft=0.5)
     asked = []
-    for step in range(600):
+    for step in range(900):
         ((limit, _),) = auto.limits([sequence(1)], ["auto"], 16)
         asked.append(limit)
         kept = int(limit > 0 and step > 400)
@@ -317,7 +317,7 @@ def test_measuring_costs_stays_near_its_limit() -> None:
         return 0.5
 
     profile = measure_costs(slow, limit=0.0)
-    assert calls == [1, 1, 5, 5]
+    assert calls == [1, 5]
     assert profile.rows == (1, 5)
     quick = measure_costs(lambda n: 0.001 * n, rows=(1, 2, 4), limit=5.0)
     assert quick.seconds == pytest.approx((0.001, 0.002, 0.004))

@@ -17,9 +17,8 @@ from paceline.engine.budget import Budget, Plan, StepRecord, Want
 from paceline.engine.costs import Profile
 
 Limit = tuple[int, str | None]
-HOLD = 4  # steps that a plan holds
-REST, LONGEST_REST = 16, 128  # steps that a plan without drafts holds: longer each time
-YOUNG = 6  # drafts after which it is known what a text is like: before, every step is planned
+HOLD, LONGEST_HOLD = 2, 16  # steps that a plan holds: longer each time that it stays one that drafts
+REST, LONGEST_REST = 32, 128  # steps that a plan without drafts holds: longer each time
 LOOK = 32  # steps between two looks for something to copy, at most
 
 MTP = Kind("mtp", (0.7, 0.72, 0.72, 0.7, 0.68), sampled=(0.56, 0.6, 0.6, 0.6))
@@ -94,6 +93,7 @@ class _Choice:
     looked: bool = False  # in this step
     until: int = 0
     rest: int = 0  # steps that it holds because it drafts nothing
+    hold: int = 0  # steps that it holds though it drafts
     probes: bool = False  # in its first step
 
 
@@ -203,18 +203,15 @@ class AutoController:
 
     def _until(self, choice: _Choice) -> int:
         """The step at which to think again: soon where little is known yet."""
-        arms, probing = self.budget.arms, self.budget.probing
-        limits = [(i, name, limit) for name, own in choice.limits.items() for i, limit in own.items()]
-        drafting = [(i, name) for i, name, limit in limits if limit and i not in probing]
-        young = any(arms[key].tries[0] < YOUNG for key in drafting)
-        if young or self._others:
+        if self._others:
             return self._now + 1
-        if drafting:
-            return self._now + HOLD
-        before = self._choices.get(tuple(choice.ids))
-        rest = REST if before is None else min(max(2 * before.rest, REST), LONGEST_REST)
-        choice.rest = rest
-        return self._now + rest
+        probing, before = self.budget.probing, self._choices.get(tuple(choice.ids))
+        drafts = any(limit and i not in probing for own in choice.limits.values() for i, limit in own.items())
+        if drafts:
+            choice.hold = HOLD if before is None or not before.hold else min(2 * before.hold, LONGEST_HOLD)
+            return self._now + choice.hold
+        choice.rest = REST if before is None else min(max(2 * before.rest, REST), LONGEST_REST)
+        return self._now + choice.rest
 
     def _kind(self, name: str) -> Kind:
         """A kind by name; a stranger's starts at what drafters usually reach."""

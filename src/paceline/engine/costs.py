@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 PROFILE_ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32)
-FEW_ROWS = 6
+FEW_ROWS, WARM = 6, 8  # steps of few rows, and how many are timed in a row
 TABLE_ROWS = 64  # beyond it the last slope goes on
 DEFAULT_STEP = 5e-3  # only the ratios matter before the first real step
 FADE = 0.998  # of what was seen of a drafter, for each step without it
@@ -275,19 +276,18 @@ def measure_costs(
 ) -> Profile:
     """The least `time_rows(n)` (seconds of one target forward of n rows) in at most about `limit` seconds.
 
-    Rungs are visited in rounds, so that a slow moment spreads over all of them, most telling first: a target
-    too slow for all of them is described by those that fit (at least two). Of few rows the second of two runs
-    counts: a step of one row comes after another, not after one of 32 whose data fill the caches.
+    First 1 and 5 rows, then rounds of all rungs, so that a slow moment spreads over them: a target too slow for a round
+    is described by the rungs that fit (at least two). A round goes down and stays a while at few rows, since a step of
+    one row comes after others like it, not after one of 32, from which the caches recover within a dozen steps.
     """
     begin = time.perf_counter()
-    chosen = sorted(set(rows), key=lambda n: (n not in (1, 5), n not in (2, 3, 9, 17), n))
-    taken: dict[int, list[float]] = {n: [] for n in chosen}
-    for n in chosen * 25:
-        if n <= FEW_ROWS:
-            time_rows(n)
-        taken[n].append(time_rows(n))
+    falling = sorted(set(rows), reverse=True)
+    taken: dict[int, list[float]] = {n: [] for n in falling}
+    for n in [n for n in (1, 5) if n in taken] + falling * 25:
+        burst = [time_rows(n) for _ in range(WARM if n <= FEW_ROWS and taken[falling[0]] else 1)]
+        taken[n].append(median(burst[len(burst) // 2 :]))
         if time.perf_counter() - begin > limit and sum(map(bool, taken.values())) > 1:
             break
-    rungs = sorted(n for n in chosen if taken[n])
+    rungs = sorted(n for n in taken if taken[n])
     values = [min(taken[n]) for n in rungs]  # what else the machine does can only slow a forward down
     return Profile(tuple(rungs), tuple(values))

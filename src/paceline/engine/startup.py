@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 
 import torch
 
@@ -19,7 +20,7 @@ from paceline.engine import profiles
 from paceline.engine.acceptance import Bins, Kind
 from paceline.engine.calibration import FILE_NAME, Known, read_calibration
 from paceline.engine.controller import KINDS
-from paceline.engine.costs import Profile, default_profile, measure_costs
+from paceline.engine.costs import WARM, Profile, default_profile, measure_costs
 from paceline.engine.engine import EngineParts
 from paceline.engine.selftest import LIMIT, LONGEST, complaint, estimate, run_selftest
 from paceline.engine.stopwatch import measure_steps
@@ -175,16 +176,16 @@ def _measure(pair: Pair) -> Profile:
 
     time_rows(1)
     limit = min(1.2, max(0.25, 30 * time_rows(1)))
-    return measure_steps(pair.parts, pair.kind, measure_costs(time_rows, limit=limit), limit / 2)
+    return measure_steps(pair.parts, pair.kind, measure_costs(time_rows, limit=limit), limit)
 
 
 def _drifted(profile: Profile, pair: Pair) -> str:
     """What has changed, if nine rows cost another multiple of one row than they did. Else "": load slows both."""
     few, more = LOOK_ROWS
     taken: dict[int, list[float]] = {few: [], more: []}
-    for rows in (few, more, few, more, few, more):
-        _time_rows(pair.parts.target, pair.parts.cache, rows)  # what comes after another size is slower
-        taken[rows].append(_time_rows(pair.parts.target, pair.parts.cache, rows))
+    for rows in (few, more, few, more):
+        burst = [_time_rows(pair.parts.target, pair.parts.cache, rows) for _ in range(WARM)]
+        taken[rows].append(median(burst[WARM // 2 :]))  # what comes after another size is slower
     now = min(taken[more]) / min(taken[few])
     bare = replace(profile, base=0.0).costs()
     then = bare.target(more) / bare.target(few)
