@@ -18,7 +18,7 @@ from paceline.engine.costs import Profile
 
 Limit = tuple[int, str | None]
 HOLD, LONGEST_HOLD = 2, 16  # steps that a plan holds: longer each time that it stays one that drafts
-REST, LONGEST_REST = 32, 128  # steps that a plan without drafts holds: longer each time
+REST, LONGEST_REST = 16, 128  # steps that a plan without drafts holds: longer each time
 LOOK = 32  # steps between two looks for something to copy, at most
 
 MTP = Kind("mtp", (0.7, 0.72, 0.72, 0.7, 0.68), sampled=(0.56, 0.6, 0.6, 0.6))
