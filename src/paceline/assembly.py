@@ -52,6 +52,7 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
     target = load_target(
         path, dtype=dtype, device=device, runner=runner, transform=_transform(config.quantize)
     )
+    runner.prepare([target.hidden_graph, target.logits_graph])  # before the cache takes of what is free
     tokenizer = Tokenizer.load(path)
     cache = make_cache(target, config, share=1.0)
     kind, source, why = choose_drafter(config, path)
@@ -110,6 +111,7 @@ def _load_drafters(
     transform = _transform(config.quantize_drafter)
     if source is not None and kind.startswith("mtp"):
         net = load_assistant(source, target, dtype=_DTYPES.get(config.dtype), transform=transform)
+        net.runner.prepare([net.step_graph])
         drafters["mtp"] = MTPDrafter(net)
     elif source is not None and kind.startswith("model"):
         drafters["model"] = _draft_model(source, config, target)
@@ -230,6 +232,7 @@ def _draft_model(source: Path, config: EngineConfig, target: GemmaTarget) -> Mod
         runner=target.runner,
         transform=_transform(config.quantize_drafter),
     )
+    model.runner.prepare([model.hidden_graph, model.logits_graph])
     if model.max_len < 32:
         raise UsageError(
             f"the draft model {source} has a context of {model.max_len} tokens: use a longer one"

@@ -278,13 +278,14 @@ def measure_costs(
 
     First 1 and 5 rows, then rounds of all rungs, so that a slow moment spreads over them: a target too slow for a round
     is described by the rungs that fit (at least two). A round goes down and stays a while at few rows, since a step of
-    one row comes after others like it, not after one of 32, from which the caches recover within a dozen steps.
+    one row comes after others like it, not after one of 32, from which the caches recover within a dozen steps. Of what is
+    timed in a row, the second half counts.
     """
     begin = time.perf_counter()
     falling = sorted(set(rows), reverse=True)
     taken: dict[int, list[float]] = {n: [] for n in falling}
     for n in [n for n in (1, 5) if n in taken] + falling * 25:
-        burst = [time_rows(n) for _ in range(WARM if n <= FEW_ROWS and taken[falling[0]] else 1)]
+        burst = [time_rows(n) for _ in range((WARM if n <= FEW_ROWS else 2) if taken[falling[0]] else 1)]
         taken[n].append(median(burst[len(burst) // 2 :]))
         if time.perf_counter() - begin > limit and sum(map(bool, taken.values())) > 1:
             break

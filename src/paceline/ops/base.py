@@ -9,6 +9,7 @@ K/V cache. Weights are stored as `Weight`, activations are float32 on CPU and th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -40,6 +41,11 @@ class Weight:
     @property
     def nbytes(self) -> int:
         return self.data.nbytes + (self.scale.nbytes if self.scale is not None else 0)
+
+    def release(self) -> None:
+        """Forget the values, which a runner has taken over in a form of its own; shape and size stay."""
+        object.__setattr__(self, "data", self.data.to("meta"))
+        object.__setattr__(self, "scale", None if self.scale is None else self.scale.to("meta"))
 
     def rows(self, ids: torch.Tensor) -> Weight:
         """A copy with the outputs `ids` [n] in that order."""
@@ -155,6 +161,13 @@ class RoundStart:
 
 class Runner(Protocol):
     """Runs a graph over rows. `graph` must be one stable object per model, so that a recording can be kept for it."""
+
+    def prepare(self, graphs: Seq[Graph]) -> None:
+        """Do now what first runs would do, and let go of weights in the form they were loaded in.
+
+        A weight that one of `graphs` also reads as a table stays; no graph beside them may read the others.
+        """
+        ...
 
     def run(
         self, graph: Graph, rows: Rows, cache: KVCache | None, given: Mapping[str, torch.Tensor]

@@ -10,6 +10,7 @@ import importlib
 import os
 import weakref
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from types import ModuleType
 
 import torch
@@ -93,6 +94,16 @@ class NativeRunner:
             plan = self._plans[graph] = Plan(graph)
         return plan.run(rows, cache, given)
 
+    def prepare(self, graphs: Seq[Graph]) -> None:
+        """Pack the weights of `graphs`, and let go of each as it was loaded unless it is a table."""
+        tables: set[int] = set()
+        for graph in graphs:
+            graph(ops := RecordingOps())
+            tables |= {id(w) for node in ops.nodes if node.code is Code.EMBED for w in node.weights}
+        for graph in graphs:
+            if graph not in self._plans:
+                self._plans[graph] = Plan(graph, tables)
+
     def draft_round(
         self,
         graph: Graph,
@@ -114,7 +125,8 @@ class NativeRunner:
 class Plan:
     """One recorded graph: the native program, and the tensors that it computes in."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, tables: set[int] | None = None) -> None:
+        """With `tables`, ids of weights that are read by rows too, all others are released once they are packed."""
         ops = RecordingOps()
         self._results: tuple[Symbol, ...] = graph(ops)
         self._givens = ops.givens
@@ -126,6 +138,8 @@ class Plan:
         ] = {}  # given, its rows, what is read
         self._reads_rows = any(node.code in _OF_ROWS for step in self.steps for node in step)
         self._alive: list[torch.Tensor] = []  # everything whose address the program holds
+        self._tables = tables
+        self._packed: dict[int, tuple[Weight, torch.Tensor, int]] = {}  # panels and kind by the weight's id
         self.program = _extension().Program()
         for step in self.steps:
             self.program.begin_step()
@@ -149,17 +163,19 @@ class Plan:
             node.number,
         )
 
-    def _matrix(self, node: Node, weight: Weight) -> tuple[int, int, int, int, int]:
-        weight = usable(weight)
-        if node.code is Code.GATHER:
-            weight = _padded_clusters(weight, int(node.integers[0]))  # type: ignore[arg-type]
-        scale = 0 if weight.scale is None else self._vector(weight.scale)
-        data, shape, kind = weight.data, (weight.out_features, weight.in_features), _KINDS[weight.kind]
-        if node.code is not Code.EMBED:  # a table is read by rows, all others in panels: see native/linear.h
-            data = torch.zeros(_extension().packed_bytes(kind, *shape), dtype=torch.uint8)
-            _extension().pack((weight.data.data_ptr(), scale, *shape, kind), data.data_ptr())
-        self._alive.append(data)
-        return data.data_ptr(), scale, *shape, kind
+    def _matrix(self, node: Node, loaded: Weight) -> tuple[int, int, int, int, int]:
+        shape = loaded.out_features, loaded.in_features
+        if node.code is Code.EMBED:  # a table is read by rows, all others in panels: see native/linear.h
+            weight = usable(loaded)
+            self._alive.append(weight.data)
+            return weight.data.data_ptr(), self._vector(weight.scale), *shape, _KINDS[weight.kind]
+        if id(loaded) not in self._packed:
+            cluster = int(node.integers[0]) if node.code is Code.GATHER else 0  # type: ignore[arg-type]
+            self._packed[id(loaded)] = loaded, *_panels(loaded, cluster)
+            if self._tables is not None and id(loaded) not in self._tables:
+                loaded.release()
+        _, data, kind = self._packed[id(loaded)]
+        return data.data_ptr(), 0, *shape, kind
 
     def _vector(self, tensor: torch.Tensor | None) -> int:
         if tensor is None:
@@ -287,13 +303,18 @@ class Plan:
         self._cache = weakref.ref(cache)
 
 
-def _padded_clusters(weight: Weight, size: int) -> Weight:
-    """With each `size` outputs filled up (by the last of them) to whole panels."""
-    padding = -size % int(_extension().panel())
-    if not padding:
-        return weight
-    ids = torch.arange(weight.out_features).view(-1, size)
-    return weight.rows(torch.cat((ids, ids[:, -1:].expand(-1, padding)), dim=1).reshape(-1))
+def _panels(weight: Weight, cluster: int) -> tuple[torch.Tensor, int]:
+    """(`weight` in panels of outputs, kind). With each `cluster` outputs filled up (by the last) to whole panels."""
+    weight, padding = usable(weight), -cluster % int(_extension().panel())
+    if padding:
+        ids = torch.arange(weight.out_features).view(-1, cluster)
+        weight = weight.rows(torch.cat((ids, ids[:, -1:].expand(-1, padding)), dim=1).reshape(-1))
+    scale = None if weight.scale is None else weight.scale.float().contiguous()
+    shape, kind = (weight.out_features, weight.in_features), _KINDS[weight.kind]
+    out = torch.zeros(_extension().packed_bytes(kind, *shape), dtype=torch.uint8)
+    rows = weight.data.data_ptr(), 0 if scale is None else scale.data_ptr(), *shape, kind
+    _extension().pack(rows, out.data_ptr())
+    return out, kind
 
 
 def address(tensor: torch.Tensor, dtype: torch.dtype, rows: int, name: str) -> int:

@@ -9,6 +9,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -38,6 +39,9 @@ class EagerRunner:
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         self.dtype = dtype
+
+    def prepare(self, graphs: Seq[Graph]) -> None:
+        """Nothing: weights are read as they were loaded."""
 
     @torch.no_grad()
     def run(
