@@ -278,6 +278,14 @@ def test_costs_follow_the_machine_and_ignore_a_hiccup() -> None:
     assert costs.observe_other(5, math.nan) is costs
 
 
+def test_what_masks_take_is_not_the_machines_pace() -> None:
+    budget = make(FLAT)
+    seen = [StepRecord(4, 50.0, 0.0, 0.0, [row(i, 0, 0) for i in range(4)], masked=True)] * 30
+    assert b.observe(budget, [(record, {}) for record in seen]).costs.pace == budget.costs.pace
+    plain = [replace(record, masked=False) for record in seen]
+    assert b.observe(budget, [(record, {}) for record in plain]).costs.pace > 2 * budget.costs.pace
+
+
 def test_what_a_round_does_to_the_step_after_it_is_a_cost_of_the_round() -> None:
     plain = replace(FLAT, rounds={"mtp": (0.1, 0.1, 0.0)})
     chilled = replace(plain, chill={"mtp": (0.5, 0.1)}).costs()

@@ -68,6 +68,7 @@ class StepRecord:
     draft_seconds: float
     other_seconds: float
     rows: list[RowRecord]
+    masked: bool = False  # a constraint took part: what its masks take says nothing about the machine's pace
 
 
 class Controller(Protocol):
@@ -290,11 +291,13 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Mapping[int, int]]]) -> 
                 reasons[code] = reasons.get(code, 0) + 1
         rows = [row for row in record.rows if row.drafted]
         if not rows:
-            targets.append((record.target_rows, record.target_seconds, None, 0))
+            if not record.masked:
+                targets.append((record.target_rows, record.target_seconds, None, 0))
             continue
         kind = _main_kind(budget, rows)
         name = kind.name if kind is not None else None
-        targets.append((record.target_rows, record.target_seconds, name, len(rows)))
+        if not record.masked:
+            targets.append((record.target_rows, record.target_seconds, name, len(rows)))
         used |= {row.drafter for row in rows}
         drafted += rows
         if kind is not None and (step < LEARN_ALL or step % LEARN_EVERY < 2):
