@@ -278,8 +278,8 @@ def measure_costs(
 
     First 1 and 5 rows, then rounds of all rungs, so that a slow moment spreads over them: a target too slow for a round
     is described by the rungs that fit (at least two). A round goes down and stays a while at few rows, since a step of
-    one row comes after others like it, not after one of 32, from which the caches recover within a dozen steps. Of what is
-    timed in a row, the second half counts.
+    one row comes after others like it, not after one of 32, from which the caches recover within a dozen steps. Of
+    what is timed in a row, the second half counts.
     """
     begin = time.perf_counter()
     falling = sorted(set(rows), reverse=True)

@@ -45,5 +45,5 @@ def _observe(
     begin, drafted, looked, rows = clock
     records = judged.records if all(w.last for w in work) else []
     seconds = (looked - drafted, drafted - begin, time.perf_counter() - looked)
-    masked = any([w.sequence.constraint is not None for w in work])  # noqa: C419  a generator costs more here
+    masked = any(w.sequence.constraint is not None for w in work)
     state.controller.observe(StepRecord(rows, *seconds, records, masked))
