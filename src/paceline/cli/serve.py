@@ -53,7 +53,7 @@ _ENGINE_FLAGS = (
 @click.option("--remeasure", is_flag=True, default=None, help="Measure again at start-up.")
 @click.option("--max-texts", type=int, help="Texts waiting or running; more get status 429.")
 @click.option(
-    "--stream-interval", type=float, help="Seconds: faster tokens are sent together.  [default: 0.005]"
+    "--stream-interval", type=float, help="Seconds: faster tokens are sent together.  [default: 0.02]"
 )
 @click.option("--request-timeout", type=float, help="Seconds from a request's arrival to its last token.")
 def command(target: str | None, config_file: str | None, **flags: Any) -> None:

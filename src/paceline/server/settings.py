@@ -49,7 +49,7 @@ class ServerConfig:
     max_schema_depth: int = 32
     grammar_timeout: float = 5.0  # seconds to compile a schema or grammar
     stream_buffer: int = 4096  # deltas a slow reader may leave unread before its request is given up
-    stream_interval: float = 0.005  # seconds: tokens made faster than this are sent together; 0 = each step
+    stream_interval: float = 0.02  # seconds: tokens made faster than this are sent together; 0 = each step
 
     def __post_init__(self) -> None:
         for f in fields(self):
