@@ -34,7 +34,6 @@ typedef uint32_t VWMem __attribute__((vector_size(4 * L), aligned(2), may_alias)
 // Integer products always use 16 lanes of int16 and 8 of int32: exact, so the same on every instruction set.
 typedef float F8 __attribute__((vector_size(32)));
 typedef float F4 __attribute__((vector_size(16)));
-typedef int32_t I4 __attribute__((vector_size(16)));
 typedef int32_t I8 __attribute__((vector_size(32)));
 typedef int16_t H16 __attribute__((vector_size(32)));
 typedef int16_t HL __attribute__((vector_size(2 * L)));

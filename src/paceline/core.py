@@ -71,7 +71,7 @@ class SamplingParams:
     constraint: Callable[[], Constraint] | None = None  # makes a fresh constraint per sequence
     edits: bool = field(
         init=False, repr=False
-    )  # whether it changes single logits, constraint and min_tokens apart
+    )  # whether single logits change, constraint and min_tokens apart
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids", "bad_token_ids"):

@@ -52,7 +52,7 @@ class DraftContext:
     slots: list[int]  # [B] rows of the target cache's page tables
     states: (
         torch.Tensor | None
-    )  # [max_sequences, H] by slot: the target's last hidden state at position committed - 1
+    )  # [max_sequences, H] by slot: the target's hidden state at position committed - 1
     has_hidden: list[bool]  # [B]
     cache: KVCache  # the target's: read only
     picker: Picker

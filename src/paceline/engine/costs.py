@@ -271,6 +271,12 @@ def default_profile() -> Profile:
     return Profile(PROFILE_ROWS, seconds, measured=False)
 
 
+def burst(time_rows: Callable[[int], float], rows: int, runs: int) -> float:
+    """Typical seconds of the second half of `runs` forwards in a row: what comes after another size is slower."""
+    taken = [time_rows(rows) for _ in range(runs)]
+    return median(taken[runs // 2 :])
+
+
 def measure_costs(
     time_rows: Callable[[int], float], rows: Seq[int] = PROFILE_ROWS, limit: float = 2.0
 ) -> Profile:
@@ -285,8 +291,7 @@ def measure_costs(
     falling = sorted(set(rows), reverse=True)
     taken: dict[int, list[float]] = {n: [] for n in falling}
     for n in [n for n in (1, 5) if n in taken] + falling * 25:
-        burst = [time_rows(n) for _ in range((WARM if n <= FEW_ROWS else 2) if taken[falling[0]] else 1)]
-        taken[n].append(median(burst[len(burst) // 2 :]))
+        taken[n].append(burst(time_rows, n, (WARM if n <= FEW_ROWS else 2) if taken[falling[0]] else 1))
         if time.perf_counter() - begin > limit and sum(map(bool, taken.values())) > 1:
             break
     rungs = sorted(n for n in taken if taken[n])

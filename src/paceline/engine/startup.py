@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
 
 import torch
 
@@ -20,7 +19,7 @@ from paceline.engine import profiles
 from paceline.engine.acceptance import Bins, Kind
 from paceline.engine.calibration import FILE_NAME, Known, read_calibration
 from paceline.engine.controller import KINDS
-from paceline.engine.costs import WARM, Profile, default_profile, measure_costs
+from paceline.engine.costs import WARM, Profile, burst, default_profile, measure_costs
 from paceline.engine.engine import EngineParts
 from paceline.engine.selftest import LIMIT, LONGEST, complaint, estimate, run_selftest
 from paceline.engine.stopwatch import measure_steps
@@ -184,8 +183,7 @@ def _drifted(profile: Profile, pair: Pair) -> str:
     few, more = LOOK_ROWS
     taken: dict[int, list[float]] = {few: [], more: []}
     for rows in (few, more, few, more):
-        burst = [_time_rows(pair.parts.target, pair.parts.cache, rows) for _ in range(WARM)]
-        taken[rows].append(median(burst[WARM // 2 :]))  # what comes after another size is slower
+        taken[rows].append(burst(lambda n: _time_rows(pair.parts.target, pair.parts.cache, n), rows, WARM))
     now = min(taken[more]) / min(taken[few])
     bare = replace(profile, base=0.0).costs()
     then = bare.target(more) / bare.target(few)

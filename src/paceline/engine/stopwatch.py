@@ -17,11 +17,12 @@ from paceline.engine.costs import DraftCost, Profile
 from paceline.engine.engine import Engine, EngineParts
 
 TEXTS = (1, 4)
-LENGTHS = (0, 4, 1)  # tokens drafted for each text
-BLOCK, WARM = (
-    {0: 12, 4: 6, 1: 6},
-    3,
-)  # steps of a length that follow each other as they do in use; the first ones warm up
+BLOCK = {
+    0: 12,
+    4: 6,
+    1: 6,
+}  # by tokens drafted for each text: steps that follow each other, as they do in use
+LENGTHS, WARM = tuple(BLOCK), 3  # the first steps of a block warm up
 TURNS = 3  # of all lengths, so that a slow moment hits them all
 WEIGHT = 32  # of a measured round against what is guessed
 PROMPT, WRITE = 8, 200  # tokens; more are written by no drafter in all turns

@@ -282,11 +282,11 @@ class Plan:
         if value is None or value.dim() != 2 or value.shape[0] < count or value.shape[1] != symbol.width:
             shape = None if value is None else tuple(value.shape)
             raise UsageError(f"input {symbol.given!r} must be [{count}, {symbol.width}], not {shape}")
-        usable = value
+        read = value
         if value.dtype != torch.float32 or value.device.type != "cpu" or not value.is_contiguous():
-            usable = value.to("cpu", torch.float32).contiguous()
-        self.program.bind(self._buffers[symbol], usable.data_ptr(), symbol.width)
-        self._bound[symbol.given] = (value if usable is value else None, usable.shape[0], usable)
+            read = value.to("cpu", torch.float32).contiguous()
+        self.program.bind(self._buffers[symbol], read.data_ptr(), symbol.width)
+        self._bound[symbol.given] = (value if read is value else None, read.shape[0], read)
 
     def _bind_cache(self, cache: KVCache) -> None:
         layers = []
