@@ -58,7 +58,8 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
     kind, source, why = choose_drafter(config, path)
     said = "the bundled one" if config.target == "demo" and source is not None else why
     say(f"target {config.target} · drafter {kind} ({said}) · {arithmetic}")
-    drafters = _load_drafters(config, (kind, source), target, cache)
+    ngram = NgramDrafter()  # it costs nothing to have
+    drafters: dict[str, Drafter] = {"ngram": ngram} | _load_network(config, (kind, source), target, cache)
     parts = EngineParts(
         target=target,
         cache=cache,
@@ -74,7 +75,7 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
         prefix_cache=config.prefix_cache,
     )
     known = start_up(config, Pair(parts, path, source, _settings(config, target, arithmetic)), say)
-    controller = AutoController(known.profile, known.kinds, say, kind.split("+"))
+    controller = AutoController(known.profile, known.kinds, say, kind.split("+"), ngram.peek)
     controller.budget = replace(controller.budget, bins=known.bins)
     _combine(drafters, kind, controller)
     info: dict[str, Any] = {
@@ -102,12 +103,12 @@ def _settings(config: EngineConfig, target: Target, arithmetic: str) -> dict[str
     }
 
 
-def _load_drafters(
+def _load_network(
     config: EngineConfig, choice: tuple[str, Path | None], target: GemmaTarget, cache: KVCache
 ) -> dict[str, Drafter]:
-    """The chosen kind's network, if it has one, and the n-gram drafter, which costs nothing to have."""
+    """The chosen kind's network by its name, if it has one."""
     kind, source = choice
-    drafters: dict[str, Drafter] = {"ngram": NgramDrafter()}
+    drafters: dict[str, Drafter] = {}
     transform = _transform(config.quantize_drafter)
     if source is not None and kind.startswith("mtp"):
         net = load_assistant(source, target, dtype=_DTYPES.get(config.dtype), transform=transform)

@@ -15,7 +15,7 @@ from paceline.engine import budget as b
 from paceline.engine.acceptance import Kind
 from paceline.engine.budget import Budget, RowRecord, StepRecord
 from paceline.engine.controller import NGRAM, AutoController, FixedController
-from paceline.engine.costs import Costs, DraftCost, Line, Profile, default_profile, measure_costs, staircase
+from paceline.engine.costs import Costs, DraftCost, Profile, default_profile, staircase
 
 MTP = Kind("mtp", (0.75, 0.7, 0.65, 0.6))
 FLAT = Profile((1, 5, 9, 17, 32), (1.0, 1.1, 1.3, 1.9, 3.0))
@@ -35,7 +35,7 @@ def row(sid: int, drafted: int, accepted: int, confidence: float = 0.8, drafter:
 def make(profile: Profile, draft: float = 0.05, kind: Kind = MTP) -> Budget:
     costs = profile.costs()
     for steps, tokens in ((1, 1), (4, 4), (1, 8), (4, 32), (8, 8)) * 8:
-        costs = costs.observe_draft(kind.name, steps, tokens, draft * steps)
+        costs = costs.observe_rounds(kind.name, [(steps, tokens, draft * steps)])
     return Budget(costs, (kind,))
 
 
@@ -275,7 +275,6 @@ def test_costs_follow_the_machine_and_ignore_a_hiccup() -> None:
         5
     ) < 1.2 * costs.target(5)
     assert costs.observe_targets([(0, 1.0, None, 0), (5, math.nan, None, 0), (900, 1.0, None, 0)]) is costs
-    assert costs.observe_other(5, math.nan) is costs
 
 
 def test_what_masks_take_is_not_the_machines_pace() -> None:
@@ -296,7 +295,7 @@ def test_what_a_round_does_to_the_step_after_it_is_a_cost_of_the_round() -> None
     assert chilled.observe_targets([(5, 1.6, None, 0)] * 8).pace > 1.05
     slow = replace(chilled, pace=2.0)
     assert slow.drafting("mtp") == pytest.approx((1.2, 0.2, 0.0))
-    same = slow.observe_draft("mtp", 1, 1, 0.4)  # as measured, at this pace
+    same = slow.observe_rounds("mtp", [(1, 1, 0.4)])  # as measured, at this pace
     assert same.drafting("mtp") == pytest.approx(slow.drafting("mtp"))
 
 
@@ -309,37 +308,18 @@ def test_staircase_is_monotone_and_hits_its_rungs() -> None:
     assert Costs(table).target(100) > Costs(table).target(50)
 
 
-def test_line_recovers_base_and_slope() -> None:
-    line = Line()
-    for x in (1, 2, 4, 8) * 10:
-        line = line.add(x, 0.3 + 0.05 * x)
-    assert line.fit() == pytest.approx((0.3, 0.05))
-    assert Line().add(4, 1.0).add(4, 1.0).fit() == pytest.approx((1.0, 0.0))
-
-
-def test_measuring_costs_stays_near_its_limit() -> None:
-    calls: list[int] = []
-
-    def slow(n: int) -> float:
-        calls.append(n)
-        return 0.5
-
-    profile = measure_costs(slow, limit=0.0)
-    assert calls == [1, 5]
-    assert profile.rows == (1, 5)
-    quick = measure_costs(lambda n: 0.001 * n, rows=(1, 2, 4), limit=5.0)
-    assert quick.seconds == pytest.approx((0.001, 0.002, 0.004))
-    assert len(default_profile().costs().table) == 64
-
-
 def test_draft_cost_finds_base_steps_and_tokens() -> None:
+    def at(cost: DraftCost, steps: int, tokens: int) -> float:
+        base, step, token = cost.fit()
+        return base + step * steps + token * tokens
+
     cost = DraftCost.like(1.0)
     for steps, rows in ((1, 1), (2, 1), (4, 1), (8, 1), (2, 4), (4, 4), (1, 16)) * 8:
         cost = cost.add(steps, steps * rows, 0.4 + 0.18 * steps + 0.03 * steps * rows)
-    assert cost.at(4, 4) == pytest.approx(1.24, rel=0.1)
-    assert cost.at(2, 8) == pytest.approx(1.0, rel=0.1)
+    assert at(cost, 4, 4) == pytest.approx(1.24, rel=0.1)
+    assert at(cost, 2, 8) == pytest.approx(1.0, rel=0.1)
     alone = DraftCost.like(1.0)
     for _ in range(40):  # one length only: it cannot know the slopes, but must know the sum
         alone = alone.add(4, 4, 1.1)
-    assert alone.at(4, 4) == pytest.approx(1.1, rel=0.05)
+    assert at(alone, 4, 4) == pytest.approx(1.1, rel=0.05)
     assert min(alone.fit()) >= 0

@@ -20,9 +20,10 @@ from paceline.engine.acceptance import BINS, Kind
 from paceline.engine.budget import RowRecord
 from paceline.engine.calibration import FILE_NAME, Known, known_of, read_calibration
 from paceline.engine.controller import MTP, AutoController
-from paceline.engine.costs import Profile
+from paceline.engine.costs import DraftCost, Profile
+from paceline.engine.engine import EngineParts
 from paceline.engine.selftest import ENOUGH, complaint, summarise
-from paceline.engine.stopwatch import measure_steps
+from paceline.engine.stopwatch import measure_steps, steepness
 from paceline.kv.cache import KVCache
 from paceline.llm import LLM
 from paceline.models.gemma4 import GemmaTarget
@@ -50,11 +51,9 @@ def said() -> list[str]:
 
 @pytest.fixture
 def same_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Costs that do not depend on what else this machine does, and time enough for a self-test."""
+    """A kept profile that does not depend on what else this machine does, and time enough for a self-test."""
     monkeypatch.setattr("paceline.engine.startup.LIMIT", 60.0)
-    monkeypatch.setattr(
-        "paceline.engine.startup._time_rows", lambda target, cache, rows: 1e-3 * (1 + rows / 9)
-    )
+    monkeypatch.setattr("paceline.engine.startup.steepness", lambda parts, limit: None)
 
 
 def load(pair: Path, said: list[str], **options: Any) -> LLM:
@@ -162,8 +161,8 @@ def test_without_a_file_a_self_test_finds_out(pair: Path, said: list[str]) -> No
 def test_a_self_test_that_would_take_too_long_is_left_out_and_says_so(
     pair: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.engine.startup._time_rows", lambda target, cache, rows: 0.5)
-    monkeypatch.setattr("paceline.engine.startup.measure_steps", lambda parts, kind, profile, limit: profile)
+    slow = Profile((1, 9), (0.5, 1.0))
+    monkeypatch.setattr("paceline.engine.startup.measure_steps", lambda parts, kind, limit: slow)
     llm = load(pair, said)
     assert not mtp_of(llm).known
     assert "self-test would take" in llm.info["acceptance"]
@@ -230,10 +229,10 @@ def test_a_changed_target_is_measured_again(
 def test_a_machine_that_has_become_another_one_is_measured_again(
     pair: Path, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for steep in (9, 2, 2):
-        monkeypatch.setattr(
-            "paceline.engine.startup._time_rows", lambda target, cache, rows, s=steep: 1e-3 * (1 + rows / s)
-        )
+    for steep in (2.0, 5.5, 5.5):
+        profile = Profile((1, 9), (1e-3, 1e-3 * steep))
+        monkeypatch.setattr("paceline.engine.startup.measure_steps", lambda parts, kind, limit, p=profile: p)
+        monkeypatch.setattr("paceline.engine.startup.steepness", lambda parts, limit, s=steep: s)
         llm = load(pair, said, profile_dir=str(tmp_path))
     assert sum("9 rows cost" in line for line in said) == 1
     assert llm.info["cost_profile"].startswith("kept")
@@ -279,8 +278,6 @@ def test_a_profile_of_another_machine_is_ignored_with_a_line(tmp_path: Path) -> 
         {"chill": None},
         {"chill": {"mtp": "cold"}},
         {"chill": {"mtp": [1, -1]}},
-        {"base": -1},
-        {"slope": True},
         {"rounds": {"mtp": [1, 2]}},
         {"rounds": {"mtp": [1, 2, -3]}},
         {"key": 3},
@@ -335,63 +332,97 @@ def test_a_round_is_not_priced_where_nothing_can_be_seen(
     def broken(self: MTPDrafter, context: object) -> None:
         raise RuntimeError("broken")
 
-    assert prices(load(pair, said, max_model_len=128)) == {}  # too short to write in
     monkeypatch.setattr(MTPDrafter, "draft", broken)
     assert prices(load(pair, said)) == {}
 
 
-def test_stopwatch_prices_by_steps_and_tokens(
+class Clock:
+    """Every clock of the process, so that steps take what a test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.chill, self.drafted = 0.0, 0.0, False
+        self.rows: list[int] = []
+        costs, draft, forward = PROFILE.costs(), MTPDrafter.draft, GemmaTarget.forward
+        monkeypatch.setattr("time.perf_counter", lambda: self.now)
+
+        def drafting(own: MTPDrafter, context: DraftContext) -> Draft:
+            self.now += 3e-3 * max(context.limits) + 1e-3 * sum(context.limits)
+            self.drafted = True
+            return draft(own, context)
+
+        def looking(own: GemmaTarget, rows: Rows, cache: KVCache) -> torch.Tensor:
+            self.now += 2.0 + 1.5 * costs.target(rows.count) + (self.chill if self.drafted else 0.0)
+            self.drafted = False
+            self.rows.append(rows.count)
+            return forward(own, rows, cache)
+
+        monkeypatch.setattr(MTPDrafter, "draft", drafting)
+        monkeypatch.setattr(GemmaTarget, "forward", looking)
+
+
+def mtp_parts(pair: Path, said: list[str], **options: Any) -> EngineParts:
+    return replace(load(pair, said, draft_tokens=4, **options).engine._parts, default_drafter="mtp")
+
+
+def test_the_stopwatch_times_steps_rounds_and_what_a_round_does_to_the_step_after_it(
     pair: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A drafter whose every step takes three milliseconds and every token one more is found out."""
-    now, draft = [0.0], MTPDrafter.draft
-    monkeypatch.setattr("paceline.engine.step.time.perf_counter", lambda: now[0])
-
-    def slow(self: MTPDrafter, context: DraftContext) -> Draft:
-        now[0] += 3e-3 * max(context.limits) + 1e-3 * sum(context.limits)
-        return draft(self, context)
-
-    monkeypatch.setattr(MTPDrafter, "draft", slow)
-    llm = load(pair, said, draft_tokens=4, max_batch=4)
-    parts = replace(llm.engine._parts, default_drafter="mtp")
-    found = measure_steps(parts, MTP, PROFILE, limit=60.0)
-    assert found.rounds["mtp"] == pytest.approx((0.0, 3e-3, 1e-3), abs=4e-4)
-    assert llm.engine.state.cache.open_sequences == 0
-
-
-def test_stopwatch_tells_a_step_from_a_bare_forward_and_what_a_round_does_to_it(
-    pair: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Steps take 2 ms and 1.5 times the table; after a round of the network 3 ms more."""
-    now, drafted = [0.0], [False]
+    parts = mtp_parts(pair, said, max_batch=4)
+    clock = Clock(monkeypatch)
+    clock.chill = 3.0
+    found = measure_steps(parts, MTP, limit=1e6)
+    assert found is not None
+    assert found.rows == (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 32)
     table = PROFILE.costs()
-    draft, forward = MTPDrafter.draft, GemmaTarget.forward
-    monkeypatch.setattr("paceline.engine.step.time.perf_counter", lambda: now[0])
-
-    def drafting(self: MTPDrafter, context: DraftContext) -> Draft:
-        drafted[0] = True
-        return draft(self, context)
-
-    def slow(self: GemmaTarget, rows: Rows, cache: KVCache) -> torch.Tensor:
-        now[0] += 2.0 + 1.5 * table.target(rows.count) + (3.0 if drafted[0] else 0.0)
-        drafted[0] = False
-        return forward(self, rows, cache)
-
-    monkeypatch.setattr(MTPDrafter, "draft", drafting)
-    monkeypatch.setattr(GemmaTarget, "forward", slow)
-    llm = load(pair, said, draft_tokens=4, max_batch=4)
-    found = measure_steps(replace(llm.engine._parts, default_drafter="mtp"), MTP, PROFILE, limit=1e6)
-    assert (found.base, found.slope) == pytest.approx((2.0, 1.5))
+    assert found.seconds == pytest.approx([2.0 + 1.5 * table.target(n) for n in found.rows])
+    assert found.rounds["mtp"] == pytest.approx((0.0, 3e-3, 1e-3), abs=1e-2)
     assert found.chill == {"mtp": pytest.approx((3.0, 0.0), abs=1e-6)}
-    assert (
-        measure_steps(replace(llm.engine._parts, default_drafter="none"), None, PROFILE, limit=1e6).rounds
-        == {}
+    assert parts.cache.open_sequences == 0
+    plain = measure_steps(replace(parts, default_drafter="none"), None, limit=1e6)
+    assert plain is not None
+    assert (plain.rounds, plain.chill) == ({}, {})
+
+
+def test_the_price_of_a_round_is_told_apart_by_steps_and_tokens(
+    pair: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = mtp_parts(pair, said, max_batch=4)
+    Clock(monkeypatch)
+    monkeypatch.setattr(
+        "paceline.engine.stopwatch.DraftCost.like", lambda seconds: DraftCost((0.0, 0.0, 0.0))
     )
+    found = measure_steps(parts, MTP, limit=1e6)
+    assert found is not None
+    assert found.rounds["mtp"] == pytest.approx((0.0, 3e-3, 1e-3), abs=4e-4)
+
+
+def test_a_slow_target_is_timed_as_far_as_there_is_time(
+    pair: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = mtp_parts(pair, said, max_batch=4)
+    clock = Clock(monkeypatch)
+    found = measure_steps(parts, MTP, limit=0.0)
+    assert found is not None
+    assert found.rows == (1, 5)
+    assert len(clock.rows) == 4  # a prompt, one row, five rows, one row
+    clock.rows.clear()
+    some = measure_steps(parts, MTP, limit=30.0)
+    assert some is not None
+    assert some.rows == (1, 2, 3, 5, 9)
+    assert "mtp" in some.rounds
+
+
+def test_without_room_for_two_steps_nothing_is_known(pair: Path, said: list[str]) -> None:
+    assert measure_steps(mtp_parts(pair, said, max_model_len=10), MTP, limit=1.0) is None
+    assert steepness(mtp_parts(pair, said, max_model_len=10), limit=1.0) is None
+    now = steepness(mtp_parts(pair, said), limit=1.0)
+    assert now is not None
+    assert now > 1.0
 
 
 def test_one_slow_moment_is_forgotten_while_nothing_is_drafted() -> None:
     costs = Profile((1, 5), (1e-3, 2e-3), rounds={"mtp": (1e-4, 1e-4, 1e-5)}).costs()
-    once = costs.observe_draft("mtp", 1, 1, 8e-3)
+    once = costs.observe_rounds("mtp", [(1, 1, 8e-3)])
     assert sum(once.drafting("mtp")) > 3 * sum(costs.drafting("mtp"))
     assert sum(once.idle("mtp", 4000).drafting("mtp")) < 1.2 * sum(costs.drafting("mtp"))
     assert once.idle("model", 10) is once

@@ -39,6 +39,14 @@ class NgramDrafter:
         self._own: dict[int, bytearray] = {}
         self._references: dict[int, tuple[bytes, Alignment]] = {}
 
+    def peek(self, sequence: Sequence) -> bool:
+        """Whether there may be something to copy: at a hundredth of what a proposal costs the step around it."""
+        if sequence.reference:
+            return True
+        tokens = sequence.tokens
+        own = _extended(self._own.setdefault(sequence.id, bytearray()), tokens)
+        return bool(_latest(own, bytes(own[-LENGTHS[0] * BYTES :]), len(tokens) - 1))
+
     def match(self, sequence: Sequence, limit: int) -> tuple[list[int], int]:
         """(up to `limit` tokens that followed the best match, its length in tokens); ([], 0) without one."""
         tokens = sequence.tokens

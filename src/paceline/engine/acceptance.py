@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from paceline.core import MAX_DRAFT_TOKENS
 
@@ -16,7 +17,7 @@ PRIOR_WEIGHT = 3.0  # observations that the usual acceptance of such a drafter c
 KNOWN_WEIGHT = 6.0  # that of a pair which was measured: a few refused drafts in a row are no reason to stop
 WINDOW = 24.0  # observations that a request remembers by position
 PARKED_WINDOW = 6.0  # fewer while parked, so that a few kept probes bring it back
-FIRST_PROBE = 16  # steps until a parked row may probe; doubles with each probe that is refused
+FIRST_PROBE = 32  # steps until a parked row may probe; doubles with each probe that is refused
 LAST_PROBE = 1024
 BINS = 12  # of the drafter's confidence
 BIN_WEIGHT = 8.0  # observations that the drafter's own word counts for
@@ -79,7 +80,9 @@ class Totals:
                       self.drafted + drafted, self.accepted + accepted, self.alarmed)  # fmt: skip
 
 
+@lru_cache(maxsize=64)
 def fresh_arm(kind: Kind, sampled: bool = False) -> Arm:
+    """The arm of a text that is new to a kind of drafter."""
     zeros = (0.0,) * MAX_DRAFT_TOKENS
     prior = tuple(kind.accept(j, sampled) for j in range(MAX_DRAFT_TOKENS))
     return estimated(Arm(zeros, zeros, prior, sampled, KNOWN_WEIGHT if kind.known else PRIOR_WEIGHT))

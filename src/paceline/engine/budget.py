@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine import acceptance as acc
 from paceline.engine.acceptance import Arm, Bins, Kind, Totals
-from paceline.engine.costs import Costs
+from paceline.engine.costs import Costs, Round
 from paceline.sampling.shape import GREEDY_BELOW
 
 Want = int | Literal["auto"]
@@ -45,7 +45,7 @@ REASONS = (
     NO_DRAFTER,
 )
 
-LEARN_ALL, LEARN_EVERY = 48, 16  # steps: later, one in so many tells enough of what things cost
+FADE_EVERY = 64  # steps after which a drafter that was not used counts as idle for as long
 MARGIN = 1.04  # a plan must promise that much more than none: what it does not know costs something too
 PROBE_SHARE = 0.005  # of the running time that probes may cost
 MOST_CREDIT = 2.0  # target steps that are saved for them
@@ -143,7 +143,7 @@ def choose(budget: Budget, kind: Kind, caps: Mapping[int, int], rows: int, texts
     Tokens are taken in order of survival (which never rises along a row) and the prefix of that order with
     the best rate wins; all prefixes are looked at, since a staircase has more than one summit.
     """
-    costs, other = budget.costs, budget.costs.rest
+    costs = budget.costs
     base, step, slope = costs.drafting(kind.name, len(caps))
     entries: list[tuple[float, int, int]] = []  # (-survival, depth, id)
     known = kind.known  # or of some row it was seen what its drafts are worth
@@ -155,8 +155,8 @@ def choose(budget: Budget, kind: Kind, caps: Mapping[int, int], rows: int, texts
     tokens, depth, drafting, best, spent = float(texts), 0, 0.0, 0, 0.0
     # prompts that are read beside the texts are work of their own: only what drafting adds to them counts
     alone = min(rows, max(texts, 1))
-    plain = costs.target(alone) + other[0] + other[1] * alone
-    read = plain - costs.target(rows) - other[1] * rows
+    plain = costs.target(alone)
+    read = plain - costs.target(rows)
     best_rate = tokens / plain
     for count, (survival, j, _) in enumerate(entries, 1):
         tokens -= survival
@@ -164,7 +164,7 @@ def choose(budget: Budget, kind: Kind, caps: Mapping[int, int], rows: int, texts
             drafting = base + (0.0 if kind.sequential else step)
         drafting += slope + (step if j >= depth and kind.sequential else 0.0)
         depth = max(depth, j + 1)
-        now = costs.target(rows + count) + other[1] * (rows + count) + read + drafting
+        now = costs.target(rows + count) + read + drafting
         if tokens / now > best_rate:
             best_rate, best, spent = tokens / now, count, now - plain
         elif (tokens - survival * (len(entries) - count)) / now < best_rate:
@@ -180,23 +180,20 @@ def choose(budget: Budget, kind: Kind, caps: Mapping[int, int], rows: int, texts
 
 def look(budget: Budget, rows: int, texts: int, rate: float) -> Plan:
     """A plan for what is looked up: lengths are decided when it is seen, at the price of all texts doing the same."""
-    price = [budget.costs.adding(rows, texts * (j + 1)) / texts for j in range(MAX_DRAFT_TOKENS)]
-    return Plan({}, rate, rows, 0.0, price[3] / 4, tuple(price))
+    price = tuple([more / texts for more in budget.costs.rising(rows, texts, MAX_DRAFT_TOKENS)])
+    return Plan({}, rate, rows, 0.0, price[3] / 4, price)
 
 
-def could_pay(
-    budget: Budget, kind: Kind, rows: int, texts: int, auto_rows: int, *, chance: float = 1.0
-) -> bool:
-    """Whether drafts would pay if every token were kept with that chance; where even 1 does not, probing is pointless."""
+def break_even(budget: Budget, kind: Kind, rows: int, texts: int, auto_rows: int) -> float:
+    """The least chance of a token to be kept at which drafts would pay, if all had it. Beyond 1 probing is pointless."""
     costs = budget.costs
     base, step, slope = costs.drafting(kind.name, auto_rows)
-    alone = min(rows, max(texts, 1))
-    plain = costs.target(alone) + costs.rest[0] + costs.rest[1] * alone
+    plain = costs.target(min(rows, max(texts, 1)))
+    least = float("inf")
     for more, calls in ((1, 1), (auto_rows, 1), (2 * auto_rows, 2), (4 * auto_rows, 4)):
-        drafting = base + step * (calls if kind.sequential else 1) + slope * more
-        if texts / plain < (texts + more * chance) / (plain + costs.adding(rows, more) + drafting):
-            return True
-    return False
+        seconds = costs.adding(rows, more) + base + step * (calls if kind.sequential else 1) + slope * more
+        least = min(least, texts * seconds / (plain * more))
+    return least
 
 
 def should_probe(budget: Budget, kind: Kind, arm: Arm, rows: int) -> float | None:
@@ -281,35 +278,38 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Mapping[int, int]]]) -> 
     costs, spent, drafted, used = budget.costs, 0.0, [], set()
     reasons = dict(budget.reasons)
     targets: list[tuple[int, float, str | None, int]] = []
-    for step, (record, asked) in enumerate(seen, budget.step):
-        spent += record.target_seconds + record.draft_seconds + record.other_seconds
-        if step < LEARN_ALL or step % LEARN_EVERY == 0:
-            costs = costs.observe_other(record.target_rows, record.other_seconds)
+    rounds: dict[str, list[Round]] = {}
+    for record, asked in seen:
+        seconds = record.target_seconds + record.other_seconds
+        spent += seconds + record.draft_seconds
+        rows = []
         for row in record.rows:
+            if row.drafted:
+                rows.append(row)
             if row.reason is not None:
                 code = row.reason if row.reason in REASONS else row.reason.partition(":")[0]
                 reasons[code] = reasons.get(code, 0) + 1
-        rows = [row for row in record.rows if row.drafted]
-        if not rows:
-            if not record.masked:
-                targets.append((record.target_rows, record.target_seconds, None, 0))
-            continue
-        kind = _main_kind(budget, rows)
+        kind = _main_kind(budget, rows) if rows else None
         name = kind.name if kind is not None else None
         if not record.masked:
-            targets.append((record.target_rows, record.target_seconds, name, len(rows)))
+            targets.append((record.target_rows, seconds, name, len(rows)))
+        if not rows:
+            continue
         used |= {row.drafter for row in rows}
         drafted += rows
-        if kind is not None and (step < LEARN_ALL or step % LEARN_EVERY < 2):
+        if kind is not None and record.draft_seconds < float("inf"):
             each = [max(asked.get(r.sequence_id, 0), r.drafted) for r in rows if r.drafter == kind.name]
-            costs = costs.observe_draft(
-                kind.name, max(each) if kind.sequential else 1, sum(each), record.draft_seconds
-            )
+            steps = max(each) if kind.sequential else 1
+            rounds.setdefault(kind.name, []).append((steps, sum(each), record.draft_seconds))
+    for name, own in rounds.items():
+        costs = costs.observe_rounds(name, own)
     costs = costs.observe_targets(targets)
-    for name in set(costs.draft) - used:
-        costs = costs.idle(name, len(seen))
+    end = budget.step + len(seen)
+    if end // FADE_EVERY > budget.step // FADE_EVERY:
+        for name in set(costs.draft) - used:
+            costs = costs.idle(name, FADE_EVERY)
     budget = replace(
-        budget, costs=costs, reasons=reasons, step=budget.step + len(seen), seconds=budget.seconds + spent,
+        budget, costs=costs, reasons=reasons, step=end, seconds=budget.seconds + spent,
         credit=min(budget.credit + PROBE_SHARE * spent, MOST_CREDIT * costs.target(1)),
     )  # fmt: skip
     return observe_rows(budget, drafted) if drafted else budget

@@ -17,9 +17,11 @@ from paceline.engine.budget import Budget, Plan, StepRecord, Want
 from paceline.engine.costs import Profile
 
 Limit = tuple[int, str | None]
+Peek = Callable[[Sequence], bool]
 HOLD, LONGEST_HOLD = 2, 16  # steps that a plan holds: longer each time that it stays one that drafts
-REST, LONGEST_REST = 16, 128  # steps that a plan without drafts holds: longer each time
+REST, LONGEST_REST = 32, 128  # steps that a plan without drafts holds: longer each time
 LOOK = 32  # steps between two looks for something to copy, at most
+PROBE_RUN = 3  # steps that a probe lasts while its tokens are kept
 
 MTP = Kind("mtp", (0.7, 0.72, 0.72, 0.7, 0.68), sampled=(0.56, 0.6, 0.6, 0.6))
 MODEL = Kind("model", (0.65, 0.65, 0.62, 0.6))
@@ -94,14 +96,15 @@ class _Choice:
     until: int = 0
     rest: int = 0  # steps that it holds because it drafts nothing
     hold: int = 0  # steps that it holds though it drafts
-    probes: bool = False  # in its first step
+    probes: int = 0  # steps that its probes may still last
 
 
 class AutoController:
     """Drafts what pays on this machine, for these requests, at this load.
 
     `kinds`: every drafter that may be asked. `default`: the names of those that a request without a drafter
-    of its own uses, e.g. ("mtp", "ngram"). `warn` gets the acceptance alarm.
+    of its own uses, e.g. ("mtp", "ngram"). `warn` gets the acceptance alarm. `peek` says for next to nothing whether
+    there may be something to copy.
     """
 
     def __init__(
@@ -110,9 +113,11 @@ class AutoController:
         kinds: Seq[Kind] = KINDS,
         warn: Callable[[str], None] | None = None,
         default: Seq[str] = (),
+        peek: Peek | None = None,
     ) -> None:
         self.budget = Budget(profile.costs(), tuple(kinds))
         self._default = tuple(default) or tuple(kind.name for kind in kinds)
+        self._peek = peek
         self._warn = warn
         self._kinds = {kind.name: kind for kind in kinds}
         self._choices: dict[
@@ -145,7 +150,7 @@ class AutoController:
         self._planned += choice.rows
         self._alive.clear()
         choice.looked = False
-        return self._with_looks(choice, ids) if choice.free and choice.look <= self._now else choice.out
+        return self._with_looks(choice, sequences) if choice.free and choice.look <= self._now else choice.out
 
     def rest(self) -> int:
         choice = self._choice
@@ -154,23 +159,35 @@ class AutoController:
         until = min(choice.until, choice.look) if choice.free else choice.until
         return max(until - self._now - 1, 0)
 
-    def _with_looks(self, choice: _Choice, ids: tuple[int, ...]) -> list[Limit]:
+    def _with_looks(self, choice: _Choice, sequences: list[Sequence]) -> list[Limit]:
         """All that a row has room for where something is looked up in this step: `offer` decides what is used.
 
         A look costs little beside a round of a network, so a row that would get one is looked up in every step.
         """
-        now, quiet = self._now, self._quiet
-        due = {i: quiet[i][1] if i in quiet and not choice.asked.get(i) else now for i in choice.caps}
-        choice.look = min(due.values(), default=now + LONGEST_REST)
+        now, quiet, peek = self._now, self._quiet, self._peek
+        looked: dict[int, int] = {}
+        choice.look = now + LONGEST_REST
+        for sequence in sequences:
+            i = sequence.id
+            cap = choice.caps.get(i, 0)
+            if not cap:
+                continue
+            due = quiet[i][1] if i in quiet and not choice.asked.get(i) else now
+            if due <= now:
+                if peek is None or peek(sequence):
+                    looked[i] = cap
+                    due = now + 1
+                else:
+                    due = self._hush(i)
+            choice.look = min(choice.look, now + 1 if choice.asked.get(i) else due)
         for name in choice.free:
-            choice.limits[name] = {i: cap if due[i] <= now else 0 for i, cap in choice.caps.items()}
-        if choice.look > now:
+            choice.limits[name] = looked
+        if not looked:
             return choice.out
-        choice.look, choice.looked = now + 1, True
-        most = [max([choice.limits[name].get(i, 0) for name in choice.free]) for i in ids]
+        choice.looked = True
         return [
-            (free, None) if free > limit else (limit, reason)
-            for free, (limit, reason) in zip(most, choice.out, strict=True)
+            (looked[i], None) if looked.get(i, 0) > limit else (limit, reason)
+            for i, (limit, reason) in zip(choice.ids, choice.out, strict=True)
         ]
 
     def _think(self, sequences: list[Sequence], wants: list[Want], drafter_max: int) -> _Choice:
@@ -198,7 +215,7 @@ class AutoController:
         for name in choice.free:
             choice.plans[name] = b.look(self.budget, choice.rows + self._others, len(sequences), rate)
         choice.out = [best.get(s.id, limit) for s, limit in zip(sequences, choice.out, strict=True)]
-        choice.until, choice.probes = self._until(choice), bool(self.budget.probing)
+        choice.until, choice.probes = self._until(choice), PROBE_RUN if self.budget.probing else 0
         return choice
 
     def _until(self, choice: _Choice) -> int:
@@ -223,11 +240,11 @@ class AutoController:
     def _plan(self, kind: Kind, choice: _Choice, texts: int, best: dict[int, Limit]) -> None:
         """Plan for one kind; in `best` a row gets as many tokens as its most promising kind wants."""
         rows = choice.rows + self._others
-        pays = b.could_pay(self.budget, kind, rows, texts, len(choice.caps))
-        arms = [b.arm_of(self.budget, i, kind) for i in choice.caps] if pays and kind.sequential else []
+        least = b.break_even(self.budget, kind, rows, texts, len(choice.caps))
+        arms = [b.arm_of(self.budget, i, kind) for i in choice.caps] if kind.sequential else []
         best_chance = max([arm.accept[0] for arm in arms], default=0.0)
-        promising = pays and b.could_pay(self.budget, kind, rows, texts, len(arms), chance=best_chance)
-        plan = b.choose(self.budget, kind, choice.caps if promising else {}, rows, texts)
+        plan = b.choose(self.budget, kind, choice.caps if least < best_chance else {}, rows, texts)
+        pays = least < 1
         choice.plans[kind.name] = plan
         limits = choice.limits[kind.name] = {}
         if not kind.sequential:
@@ -300,17 +317,21 @@ class AutoController:
             self._learn()
 
     def _end_probes(self, choice: _Choice, record: StepRecord) -> None:
-        """A probe lasts one step. Think again if its token was kept, else the plan goes on without it."""
-        probing, choice.probes = self.budget.probing, False
-        if any(row.accepted and row.sequence_id in probing for row in record.rows):
+        """A probe lasts while its tokens are kept. Think again after a run of them, else go on without it."""
+        choice.probes -= 1
+        probing = self.budget.probing
+        kept = {row.sequence_id for row in record.rows if row.accepted and row.sequence_id in probing}
+        if kept and not choice.probes:
             choice.until = self._now
             return
+        choice.probes = choice.probes if kept else 0
+        ended = probing - kept
         for name, own in choice.limits.items():
             if self._kinds[name].sequential:
-                own.update(dict.fromkeys(probing & own.keys(), 0))
-        choice.asked = {i: limit for i, limit in choice.asked.items() if i not in probing}
+                own.update(dict.fromkeys(ended & own.keys(), 0))
+        choice.asked = {i: limit for i, limit in choice.asked.items() if i not in ended}
         choice.out = [
-            (0, b.NO_CONFIDENCE) if i in probing else limit
+            (0, b.NO_CONFIDENCE) if i in ended else limit
             for i, limit in zip(choice.ids, choice.out, strict=True)
         ]
 
@@ -329,7 +350,7 @@ class AutoController:
                 self._warn(text)
 
     def _look(self, choice: _Choice, record: StepRecord) -> None:
-        """Look less often where nothing was found: every 2nd, 4th, 8th, ... 32nd step; every 2nd where it lost."""
+        """Look less often where nothing was found, or what was found was lost."""
         for name in choice.free:
             asked = choice.limits[name]
             for row in record.rows:
@@ -337,9 +358,14 @@ class AutoController:
                     self._quiet.pop(row.sequence_id, None)
                 elif asked.get(row.sequence_id):
                     lost = row.drafter != name and row.sequence_id in self._offered
-                    wait = 2 if lost else min(2 * self._quiet.get(row.sequence_id, (1, 0))[0], LOOK)
-                    due = (self._now // wait + 1) * wait  # all rows at the same steps
-                    self._quiet[row.sequence_id] = (wait, due)
+                    self._hush(row.sequence_id, 2 if lost else LOOK)
+
+    def _hush(self, sequence_id: int, most: int = LOOK) -> int:
+        """Look at a row only at every 2nd, 4th, 8th, ... step, at most every `most`: the next step to do so."""
+        wait = min(2 * self._quiet.get(sequence_id, (1, 0))[0], most)
+        due = (self._now // wait + 1) * wait  # all rows at the same steps
+        self._quiet[sequence_id] = (wait, due)
+        return due
 
     def forget(self, sequence_id: int) -> None:
         """A text ends within a step, before that step is observed: what is kept of it goes when that is learnt."""

@@ -1,20 +1,15 @@
-"""What a step costs on this machine: a staircase over target rows, draft calls, and the rest. Pure values, no
-torch.
+"""What a step costs on this machine: a staircase over target rows, and what drafting adds to it. Pure values, no torch.
 
-Learnt at start-up (`measure_costs`, stopwatch.py) and corrected by every step that runs. Seconds everywhere. Why a step
-is slow it does not know: a long context and a busy machine enter through the pace.
+Learnt at start-up (stopwatch.py) and corrected by every step that runs. Seconds everywhere. Why a step is slow it does
+not know: a long context and a busy machine enter through the pace.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from statistics import median
 
-PROFILE_ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32)
-FEW_ROWS, WARM = 6, 8  # steps of few rows, and how many are timed in a row
 TABLE_ROWS = 64  # beyond it the last slope goes on
 DEFAULT_STEP = 5e-3  # only the ratios matter before the first real step
 FADE = 0.998  # of what was seen of a drafter, for each step without it
@@ -22,44 +17,9 @@ MEASURED = 4.0  # trust in a price that was measured: rounds of one text cannot 
 DECAY = 0.97  # of the pace, for each step seen
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """base + slope * x by decayed least squares."""
-
-    weight: float = 0.0
-    x: float = 0.0
-    y: float = 0.0
-    xx: float = 0.0
-    xy: float = 0.0
-
-    def add(self, x: float, y: float, decay: float = 0.97) -> Line:
-        """One more observation; one far above what was expected counts as four times that (a hiccup, not a
-        law).
-        """
-        if self.weight > 2.0:
-            y = min(y, 4.0 * self.at(x) + 1e-6)
-        return Line(self.weight * decay + 1, self.x * decay + x, self.y * decay + y,
-                    self.xx * decay + x * x, self.xy * decay + x * y)  # fmt: skip
-
-    def fit(self) -> tuple[float, float]:
-        """(base, slope), both at least 0. With one x only the slope is 0."""
-        if self.weight <= 0:
-            return 0.0, 0.0
-        mean_x, mean_y = self.x / self.weight, self.y / self.weight
-        spread = self.xx / self.weight - mean_x * mean_x
-        if spread < 1e-3 * mean_x * mean_x:
-            return max(mean_y, 0.0), 0.0
-        slope = max(0.0, (self.xy / self.weight - mean_x * mean_y) / spread)
-        slope = min(slope, mean_y / mean_x)
-        return mean_y - slope * mean_x, slope
-
-    def at(self, x: float) -> float:
-        base, slope = self.fit()
-        return base + slope * x
-
-
 Chill = tuple[float, float]  # seconds: (of a round of one text, more for each further text)
 RoundCost = tuple[float, float, float]  # seconds of a draft round: (base, per step, per token)
+Round = tuple[int, int, float]  # a draft round that ran: (steps, tokens, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +43,12 @@ class DraftCost:
         return replace(self, sums=tuple(v * FADE**steps for v in self.sums))
 
     def add(self, steps: float, tokens: float, seconds: float, decay: float = 0.96) -> DraftCost:
-        """One more round. One that took far longer than expected counts as four times that."""
-        if self.sums[0] > 2.0:
-            seconds = min(seconds, 4.0 * self.at(steps, tokens))
+        """One more round."""
         s, t, y = steps, tokens, seconds
         new = (1.0, s, t, s * s, s * t, t * t, y, s * y, t * y)
-        return replace(self, sums=tuple(decay * old + more for old, more in zip(self.sums, new, strict=True)))
+        return replace(
+            self, sums=tuple([decay * old + more for old, more in zip(self.sums, new, strict=True)])
+        )
 
     def fit(self) -> RoundCost:
         """(base, step, token), none negative. The guess stands for a little evidence in every direction."""
@@ -113,38 +73,30 @@ class DraftCost:
             return 0.0, step * scale, token * scale
         return base, step, token
 
-    def at(self, steps: float, tokens: float) -> float:
-        base, step, token = self.fit()
-        return base + step * steps + token * tokens
-
 
 @dataclass(frozen=True, slots=True)
 class Costs:
     """What steps and draft rounds take, as measured at start-up, times the pace of the machine now.
 
-    table[n - 1]: seconds of a bare target forward with n rows; a step takes base + slope * table[rows] (choosing tokens,
-    colder caches), and `chill` more after a round of a drafter whose weights have taken the place of the target's in
-    the caches. Without a profile (`measured` false) the first step sets the scale.
+    table[n - 1]: seconds of a step with n target rows, its draft apart. After a round of a drafter whose weights have
+    taken the place of the target's in the caches it takes `chill` more. Without a profile (`measured` false) the first
+    step sets the scale.
     """
 
     table: tuple[float, ...]
     measured: bool = True
-    base: float = 0.0
-    slope: float = 1.0
     pace: float = 1.0  # what everything takes now, as a multiple of what it took at start-up
     chill: Mapping[str, Chill] = field(default_factory=dict)  # by drafter kind
-    other: Line = field(default_factory=Line)  # seconds over target rows: emission, scheduling
-    rest: tuple[float, float] = (0.0, 0.0)  # `other` as (base, per row)
     draft: Mapping[str, DraftCost] = field(default_factory=dict)  # by drafter kind, at pace 1
     rounds: Mapping[str, RoundCost] = field(default_factory=dict)  # the fits of `draft`
 
     def target(self, rows: int) -> float:
-        """Seconds of a target step."""
+        """Seconds of a step with so many target rows, its draft apart."""
         last = len(self.table)
         if rows <= last:
-            return self.pace * (self.base + self.slope * self.table[max(rows, 1) - 1])
+            return self.pace * self.table[max(rows, 1) - 1]
         more = (self.table[-1] - self.table[last // 2 - 1]) / (last - last // 2)
-        return self.pace * (self.base + self.slope * (self.table[-1] + more * (rows - last)))
+        return self.pace * (self.table[-1] + more * (rows - last))
 
     def drafting(self, kind: str, texts: int = 1) -> RoundCost:
         """What a round of so many texts adds to a step, besides the target's rows."""
@@ -155,9 +107,14 @@ class Costs:
         one, more = self.chill.get(kind or "", (0.0, 0.0))
         return one + more * (texts - 1)
 
+    def rising(self, rows: int, each: int, count: int) -> list[float]:
+        """Seconds that each, 2 x each, ..., count x each more target rows add to a step of `rows`."""
+        here = self.target(rows)
+        return [self.target(rows + each * (j + 1)) - here for j in range(count)]
+
     def adding(self, rows: int, more: int) -> float:
         """Seconds that `more` target rows add to a step of `rows`."""
-        return max(self.target(rows + more) - self.target(rows), 0.0) + more * self.rest[1]
+        return self.target(rows + more) - self.target(rows)
 
     def observe_targets(self, seen: Seq[tuple[int, float, str | None, int]]) -> Costs:
         """Learn from steps: (rows, seconds, the kind that drafted before, for how many texts).
@@ -182,19 +139,16 @@ class Costs:
         table = _bend(self.table, last - 1, 0.01 * min(len(same), 10) * surprise)
         return replace(self, pace=self.pace * typical ** (1 - DECAY ** len(ratios)), table=table)
 
-    def observe_other(self, rows: int, seconds: float) -> Costs:
-        """Learn from what a step takes besides the models."""
-        if not 0 < rows <= len(self.table) or not 0.0 <= seconds < float("inf"):
-            return self
-        other = self.other.add(rows, seconds)
-        return replace(self, other=other, rest=other.fit())
-
-    def observe_draft(self, kind: str, steps: float, tokens: float, seconds: float) -> Costs:
-        """Learn from a draft round of one kind."""
-        if not 0.0 <= seconds < float("inf"):
-            return self
+    def observe_rounds(self, kind: str, seen: Seq[Round]) -> Costs:
+        """Learn from draft rounds of one kind. One that took far longer than expected counts as four times that."""
         known = self.draft.get(kind) or DraftCost.like(self.target(1) / self.pace)
-        return self._with(kind, known.add(steps, tokens, seconds / self.pace))
+        base, step, token = self.rounds.get(kind) or known.guess
+        for steps, tokens, seconds in seen:
+            taken = seconds / self.pace
+            if known.sums[0] > 2.0:
+                taken = min(taken, 4.0 * (base + step * steps + token * tokens))
+            known = known.add(steps, tokens, taken)
+        return self._with(kind, known)
 
     def idle(self, kind: str, steps: int) -> Costs:
         """A kind was not asked for so many steps: what was seen of it counts less."""
@@ -241,59 +195,20 @@ def staircase(rows: Seq[int], seconds: Seq[float], length: int = TABLE_ROWS) -> 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What was measured on a machine for one target: rungs of bare forwards, and `Costs` of steps and draft rounds."""
+    """What was measured on a machine for one target: steps by target rows, and `Costs` of draft rounds."""
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
     measured: bool = True
-    base: float = 0.0
-    slope: float = 1.0
-    rounds: Mapping[str, RoundCost] = field(default_factory=dict)  # by drafter kind
+    rounds: Mapping[str, RoundCost] = field(default_factory=dict)
     chill: Mapping[str, Chill] = field(default_factory=dict)
 
     def costs(self) -> Costs:
         draft = {kind: DraftCost(cost, MEASURED) for kind, cost in self.rounds.items()}
         table = staircase(self.rows, self.seconds)
-        return Costs(
-            table,
-            self.measured,
-            self.base,
-            self.slope,
-            chill=self.chill,
-            draft=draft,
-            rounds=dict(self.rounds),
-        )
+        return Costs(table, self.measured, chill=self.chill, draft=draft, rounds=dict(self.rounds))
 
 
 def default_profile() -> Profile:
     """Before anything was measured: 1 row 5 ms, each further row a twelfth of that."""
-    seconds = tuple(DEFAULT_STEP * (1 + (n - 1) / 12) for n in PROFILE_ROWS)
-    return Profile(PROFILE_ROWS, seconds, measured=False)
-
-
-def burst(time_rows: Callable[[int], float], rows: int, runs: int) -> float:
-    """Typical seconds of the second half of `runs` forwards in a row: what comes after another size is slower."""
-    taken = [time_rows(rows) for _ in range(runs)]
-    return median(taken[runs // 2 :])
-
-
-def measure_costs(
-    time_rows: Callable[[int], float], rows: Seq[int] = PROFILE_ROWS, limit: float = 2.0
-) -> Profile:
-    """The least `time_rows(n)` (seconds of one target forward of n rows) in at most about `limit` seconds.
-
-    First 1 and 5 rows, then rounds of all rungs, so that a slow moment spreads over them: a target too slow for a round
-    is described by the rungs that fit (at least two). A round goes down and stays a while at few rows, since a step of
-    one row comes after others like it, not after one of 32, from which the caches recover within a dozen steps. Of
-    what is timed in a row, the second half counts.
-    """
-    begin = time.perf_counter()
-    falling = sorted(set(rows), reverse=True)
-    taken: dict[int, list[float]] = {n: [] for n in falling}
-    for n in [n for n in (1, 5) if n in taken] + falling * 25:
-        taken[n].append(burst(time_rows, n, (WARM if n <= FEW_ROWS else 2) if taken[falling[0]] else 1))
-        if time.perf_counter() - begin > limit and sum(map(bool, taken.values())) > 1:
-            break
-    rungs = sorted(n for n in taken if taken[n])
-    values = [min(taken[n]) for n in rungs]  # what else the machine does can only slow a forward down
-    return Profile(tuple(rungs), tuple(values))
+    return Profile((1, 33), (DEFAULT_STEP, DEFAULT_STEP * (1 + 32 / 12)), measured=False)

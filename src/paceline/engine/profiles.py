@@ -22,7 +22,7 @@ import torch
 from paceline.engine.calibration import Known, known_of
 from paceline.engine.costs import Profile
 
-VERSION = 2
+VERSION = 3
 SAMPLE = 64 * 1024  # bytes of a weights file that are looked at, at its beginning, middle and end
 
 Key = Mapping[str, str]  # what a profile is valid for, by aspect
@@ -69,8 +69,8 @@ def save(kept: Kept, key: Key, path: Path) -> str:
     """Write atomically. "" or why it could not be kept; then it is only measured again."""
     profile = kept.profile
     value = {
-        "version": VERSION, "key": dict(key), "rows": profile.rows, "seconds": profile.seconds, "base": profile.base,
-        "slope": profile.slope, "rounds": dict(profile.rounds), "chill": dict(profile.chill),
+        "version": VERSION, "key": dict(key), "rows": profile.rows, "seconds": profile.seconds,
+        "rounds": dict(profile.rounds), "chill": dict(profile.chill),
         "known": kept.known.to_json() if kept.known is not None else None,
     }  # fmt: skip
     temporary: str | None = None
@@ -96,7 +96,7 @@ def load(path: Path, key: Key) -> tuple[Kept | None, str]:
         if not isinstance(raw, dict) or raw.get("version") != VERSION:
             raise ValueError("another format")
         theirs = {str(aspect): str(value) for aspect, value in dict(raw["key"]).items()}
-        profile = _with_steps(_profile(raw["rows"], raw["seconds"]), raw)
+        profile = _with_rounds(_profile(raw["rows"], raw["seconds"]), raw)
         known = known_of(raw["known"]) if raw.get("known") is not None else None
     except (FileNotFoundError, NotADirectoryError):
         return None, ""
@@ -129,19 +129,18 @@ def _profile(rows: object, seconds: object) -> Profile:
     return Profile(tuple(rows), tuple(float(s) for s in seconds))
 
 
-def _with_steps(profile: Profile, raw: Mapping[str, Any]) -> Profile:
-    """`profile` with what steps and draft rounds cost besides. Raises ValueError for what are no times."""
-    base, slope, rounds, chill = raw["base"], raw["slope"], raw["rounds"], raw["chill"]
+def _with_rounds(profile: Profile, raw: Mapping[str, Any]) -> Profile:
+    """`profile` with what draft rounds cost. Raises ValueError for what are no times."""
+    rounds, chill = raw["rounds"], raw["chill"]
     if not isinstance(rounds, dict) or not isinstance(chill, dict):
         raise ValueError("no prices by drafter")
     for kinds, count in ((rounds, 3), (chill, 2)):
         if not all(isinstance(price, list) and len(price) == count for price in kinds.values()):
             raise ValueError(f"the price of a draft round is not {count} times")
-    prices = [*rounds.values(), *chill.values()]
-    if not all(_is_time(s) for s in [base, slope, *(s for price in prices for s in price)]):
+    if not all(_is_time(s) for price in [*rounds.values(), *chill.values()] for s in price):
         raise ValueError("a price is not seconds")
     return replace(
-        profile, base=float(base), slope=float(slope),
+        profile,
         chill={str(kind): (float(a), float(b)) for kind, (a, b) in chill.items()},
         rounds={str(kind): (float(a), float(b), float(c)) for kind, (a, b, c) in rounds.items()},
     )  # fmt: skip

@@ -19,16 +19,14 @@ from paceline.engine import profiles
 from paceline.engine.acceptance import Bins, Kind
 from paceline.engine.calibration import FILE_NAME, Known, read_calibration
 from paceline.engine.controller import KINDS
-from paceline.engine.costs import WARM, Profile, burst, default_profile, measure_costs
+from paceline.engine.costs import Profile, default_profile
 from paceline.engine.engine import EngineParts
 from paceline.engine.selftest import LIMIT, LONGEST, complaint, estimate, run_selftest
-from paceline.engine.stopwatch import measure_steps
-from paceline.kv.cache import KVCache
-from paceline.models.base import Target
+from paceline.engine.stopwatch import measure_steps, steepness
 
 Say = Callable[[str], None]
+MEASURING = 2.0  # seconds that it may take to measure costs
 DRIFT = 1.25  # a kept staircase is as steep as today's within this factor
-LOOK_ROWS = (1, 9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +112,7 @@ def _kept(config: EngineConfig, pair: Pair, test: bool, say: Say) -> _Kept:
         if not config.remeasure:
             profile, known = _load(path, key, pair, say)
     fresh = profile is None
-    profile = profile or _measure(pair)
+    profile = profile or measure_steps(pair.parts, pair.kind, MEASURING) or default_profile()
     said = f"{'measured' if fresh else 'kept'}, {time.perf_counter() - begin:.2f} s"
     source = "kept from an earlier self-test"
     if test and known is None and pair.kind is not None:
@@ -169,39 +167,12 @@ def _key(pair: Pair) -> dict[str, str]:
     } | dict(pair.settings)
 
 
-def _measure(pair: Pair) -> Profile:
-    def time_rows(rows: int) -> float:
-        return _time_rows(pair.parts.target, pair.parts.cache, rows)
-
-    time_rows(1)
-    limit = min(1.2, max(0.25, 30 * time_rows(1)))
-    return measure_steps(pair.parts, pair.kind, measure_costs(time_rows, limit=limit), limit)
-
-
 def _drifted(profile: Profile, pair: Pair) -> str:
     """What has changed, if nine rows cost another multiple of one row than they did. Else "": load slows both."""
-    few, more = LOOK_ROWS
-    taken: dict[int, list[float]] = {few: [], more: []}
-    for rows in (few, more, few, more):
-        taken[rows].append(burst(lambda n: _time_rows(pair.parts.target, pair.parts.cache, n), rows, WARM))
-    now = min(taken[more]) / min(taken[few])
-    bare = replace(profile, base=0.0).costs()
-    then = bare.target(more) / bare.target(few)
-    if 1 / DRIFT < now / then < DRIFT:
+    costs, now = profile.costs(), steepness(pair.parts, MEASURING / 4)
+    then = costs.target(9) / costs.target(1)
+    if now is None or 1 / DRIFT < now / then < DRIFT:
         return ""
-    return f"cost profile is ignored: {more} rows cost {now:.1f} times one row, it says {then:.1f}: measuring again"
-
-
-def _time_rows(target: Target, cache: KVCache, count: int) -> float:
-    """Seconds of one target forward of `count` rows of one text."""
-    cache.open(-1, [0], share=False)
-    try:
-        with cache.tail([(-1, [0] * min(count, cache.max_tokens))]) as tail:
-            rows = tail.rows(target.device)
-            begin = time.perf_counter()
-            target.logits(target.forward(rows, cache))
-            if target.device.type == "cuda":
-                torch.cuda.synchronize(target.device)
-            return time.perf_counter() - begin
-    finally:
-        cache.close(-1)
+    return (
+        f"cost profile is ignored: 9 rows cost {now:.1f} times one row, it says {then:.1f}: measuring again"
+    )

@@ -1,36 +1,98 @@
 """What steps and draft rounds cost on this machine, timed at start-up through the engine itself.
 
-A cost that is only guessed has to be found out while users wait, and the first round of all, which records the
-drafter's plan, would be taken for the price of drafting.
+A cost that is only guessed has to be found out while users wait, and a bare forward is not a step: beside the Python of
+a step, and after a draft round, the caches are cold. Only ratios decide how much to draft, and a shared machine is
+faster in one moment than in the next; so every block of steps is held against the plain ones right before and after
+it, and the median of a few turns counts.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import replace
+from statistics import mean, median
+from typing import NamedTuple
 
-from paceline.core import SamplingParams
+from paceline.core import Draft, SamplingParams
+from paceline.drafters.base import DraftContext, Drafter
 from paceline.engine.acceptance import Kind
 from paceline.engine.budget import StepRecord
 from paceline.engine.controller import FixedController
-from paceline.engine.costs import DraftCost, Profile
+from paceline.engine.costs import Chill, DraftCost, Profile
 from paceline.engine.engine import Engine, EngineParts
 
-TEXTS = (1, 4)
-BLOCK = {
-    0: 12,
-    4: 6,
-    1: 6,
-}  # by tokens drafted for each text: steps that follow each other, as they do in use
-LENGTHS, WARM = tuple(BLOCK), 3  # the first steps of a block warm up
-TURNS = 3  # of all lengths, so that a slow moment hits them all
+TURNS = 4
+WARM, TIMED = 2, 3  # steps of a block: a step after others of its kind is what is in use
+PLAIN_WARM, PLAIN_TIMED = (
+    16,
+    8,
+)  # after a draft round it takes so many plain ones until the caches have recovered
 WEIGHT = 32  # of a measured round against what is guessed
-PROMPT, WRITE = 8, 200  # tokens; more are written by no drafter in all turns
+PROMPT = 8  # tokens of a text, if it takes time to read more
+CONTEXT, FAST = (
+    192,
+    5e-3,
+)  # tokens of a text in use, and seconds of a plain step below which they are soon read
 
-Shape = tuple[int, int]
+
+class Shape(NamedTuple):
+    """A step: each of `texts` texts checks `k` drafted tokens, made by the network or out of thin air."""
+
+    texts: int
+    k: int
+    network: bool
+
+    @property
+    def rows(self) -> int:
+        return self.texts * (self.k + 1)
 
 
-class Stopwatch(FixedController):
+class Timing(NamedTuple):
+    """Of a shape, each as a multiple of what a plain step of one text takes: its draft, and all else."""
+
+    draft: float
+    step: float
+
+
+PLAIN = Shape(1, 0, False)
+SHAPES = (  # the most telling first: a slow target may have no time for more
+    PLAIN, Shape(1, 4, False), Shape(1, 4, True), Shape(1, 1, False), Shape(1, 8, False), Shape(1, 1, True),
+    Shape(1, 2, False), Shape(1, 3, False), Shape(1, 5, False), Shape(1, 16, False), Shape(1, 11, False),
+    Shape(4, 0, False), Shape(4, 3, False), Shape(4, 3, True), Shape(4, 1, False), Shape(4, 1, True),
+    Shape(4, 7, False),
+)  # fmt: skip
+STEEPNESS = (PLAIN, Shape(1, 8, False))
+
+
+class Switch:
+    """The drafter of the texts that are timed: a network, or tokens that cost nothing and are hardly ever right."""
+
+    name, max_tokens = "switch", 16
+
+    def __init__(self, network: Drafter | None) -> None:
+        self.inner = network
+        self.network = False
+        self.needs_hidden = network is not None and network.needs_hidden
+
+    def draft(self, context: DraftContext) -> Draft:
+        out = Draft.empty(len(context.limits), "no proposal")
+        if self.network and self.inner is not None:
+            try:
+                return self.inner.draft(context)
+            except Exception:  # noqa: BLE001  it is priced by nothing; requests will say why it failed
+                return out
+        for row, limit in enumerate(context.limits):
+            out.tokens[row], out.confidence[row] = [0] * limit, [0.0] * limit
+        return out
+
+    def forget(self, sequence_id: int) -> None:
+        if self.inner is not None:
+            self.inner.forget(sequence_id)
+
+
+class Watch(FixedController):
     """Drafts `k` tokens and keeps the record of the last step."""
 
     def __init__(self) -> None:
@@ -41,84 +103,172 @@ class Stopwatch(FixedController):
         self.last = record
 
 
-def measure_steps(parts: EngineParts, kind: Kind | None, profile: Profile, limit: float) -> Profile:
-    """`profile` with what a step costs besides a bare forward, and a round of `parts.default_drafter`, of this kind.
+class Stopwatch:
+    """Runs blocks of steps of one shape on an engine of its own. The cache is empty before and after."""
 
-    Takes about `limit` seconds. What cannot be seen stays as it was: a drafter that fails or has nothing to say, a very
-    short context. The cache is empty before and after.
+    def __init__(self, parts: EngineParts, kind: Kind | None) -> None:
+        network = parts.drafters[parts.default_drafter] if kind is not None else None
+        self._switch, self._watch = Switch(network), Watch()
+        self._engine = Engine(
+            replace(
+                parts, controller=self._watch, drafters={Switch.name: self._switch},
+                default_drafter=Switch.name, prefix_cache=False, draft_tokens="auto",
+            )
+        )  # fmt: skip
+        self._vocab, self._chunk = parts.target.vocab_size, parts.prefill_chunk
+        self._names: list[str] = []
+        self._prompt = PROMPT
+        self._room = 0  # tokens that every text can still take
+        self.plain: list[float] = []  # by turn: seconds of a plain step
+        most = parts.max_batch
+        self.shapes = [s for s in SHAPES if s.texts <= most and (kind is not None or not s.network)]
+
+    def close(self) -> None:
+        for name in self._names:
+            self._engine.cancel(name)
+        self._names.clear()
+        self._room = 0
+
+    def turns(self, shapes: Seq[Shape], turns: int, limit: float) -> dict[Shape, list[Timing]]:
+        """What each shape took in each turn. What there is no time for, or cannot be run, is not there.
+
+        The first turn is one step of each, to know what the slowest targets can do within `limit` seconds; it
+        records the plans of the others, and counts only where nothing else does.
+        """
+        end = time.perf_counter() + limit
+        out: dict[Shape, list[Timing]] = {}
+        self.plain.clear()
+        try:
+            for turn in range(turns + 1):
+                order = shapes if turn == 0 else sorted(shapes)
+                taken = dict(self._turn(order, single=turn == 0, end=end))
+                if PLAIN not in taken:
+                    break
+                before = taken[PLAIN].step
+                again = self._block(PLAIN, single=turn == 0)
+                after = again.step if again is not None else before
+                if turn == 1:
+                    self.plain.clear()
+                self.plain.append(min(before, after))
+                if before < FAST and self._prompt == PROMPT:
+                    self._prompt = max(PROMPT, min(CONTEXT, self._engine.max_len // 2))
+                    self.close()
+                for shape, value in taken.items():
+                    plain = before if shape == PLAIN else (before + after) / 2
+                    known = out.setdefault(shape, [])
+                    if turn == 1:
+                        known.clear()
+                    known.append(Timing(value.draft / plain, value.step / plain))
+                if time.perf_counter() > end:
+                    break
+        finally:
+            self.close()
+        return out
+
+    def _turn(self, order: Seq[Shape], *, single: bool, end: float) -> Iterator[tuple[Shape, Timing]]:
+        """(shape, seconds) of a block of each shape; at least the first two, then as long as there is time."""
+        for count, shape in enumerate(order):
+            if count >= 2 and time.perf_counter() > end:
+                return
+            value = self._block(shape, single=single)
+            if value is not None:
+                yield shape, value
+
+    def _block(self, shape: Shape, *, single: bool) -> Timing | None:
+        """Typical seconds of steps of a shape in a row; None if it cannot be run."""
+        warm, timed = (PLAIN_WARM, PLAIN_TIMED) if shape == PLAIN else (WARM, TIMED)
+        warm, timed = (0, 1) if single else (warm, timed)
+        if not self._seat(shape.texts, (warm + timed) * (shape.k + 1)):
+            return None
+        self._switch.network, self._watch.k = shape.network, shape.k
+        for _ in range(warm):
+            self._engine.step()
+        records = [self._step(shape) for _ in range(timed)]
+        told = [r for r in records if r is not None]
+        if not told:
+            return None
+        return Timing(
+            median([r.draft_seconds for r in told]),
+            median([r.target_seconds + r.other_seconds for r in told]),
+        )
+
+    def _step(self, shape: Shape) -> StepRecord | None:
+        """The record of a step in which all texts did what they were told."""
+        self._engine.step()
+        record = self._watch.last
+        told = record is not None and record.target_rows == shape.rows and len(record.rows) == shape.texts
+        return record if told else None
+
+    def _seat(self, texts: int, tokens: int) -> bool:
+        """Let so many texts be ready to write `tokens` tokens; False if there is no room for them."""
+        most = self._engine.max_len - self._prompt - 2
+        if tokens > most:
+            return False
+        reading = texts * -(-self._prompt // self._chunk)  # steps, at most
+        if len(self._names) > texts or tokens + reading > self._room:
+            self.close()
+        if not self._names:
+            self._room = most
+        if len(self._names) == texts:
+            reading = 0
+        self._room -= tokens + reading
+        self._watch.k = 0
+        while len(self._names) < texts:
+            name = f"stopwatch-{len(self._names)}"
+            prompt = [(7 * len(self._names) + i) % self._vocab for i in range(self._prompt)]
+            self._engine.add(name, prompt, SamplingParams(max_tokens=self._engine.max_len, ignore_eos=True))
+            self._names.append(name)
+        for _ in range(reading):
+            if self._step(Shape(texts, 0, False)) is not None:
+                break
+        return True
+
+
+def measure_steps(parts: EngineParts, kind: Kind | None, limit: float) -> Profile | None:
+    """Steps by target rows, and what rounds of `parts.default_drafter`, of this kind, add to them.
+
+    Takes about `limit` seconds, longer if two steps do. What cannot be seen is left out: a drafter that fails or has
+    nothing to say, a batch that is not allowed. None without a plain step and another one.
     """
-    seen = _run(parts, limit, LENGTHS if kind is not None else LENGTHS[:1])
-    table = profile.costs()
-    plain = {texts: record.target_seconds for (texts, k), record in seen.items() if not k}
-    if 1 not in plain:
-        return profile
-    base, slope = _line([(table.target(texts), seconds) for texts, seconds in sorted(plain.items())])
-    profile = replace(profile, base=base, slope=slope)
-    drafted = {shape: record for shape, record in seen.items() if shape[1]}
+    watch = Stopwatch(parts, kind)
+    turns = watch.turns(watch.shapes, TURNS, limit)
+    typical = {
+        shape: Timing(median([t.draft for t in seen]), median([t.step for t in seen]))
+        for shape, seen in turns.items()
+    }
+    free = {shape: timing for shape, timing in typical.items() if not shape.network}
+    if len(free) < 2:
+        return None
+    plain = median(watch.plain)
+    rungs: dict[int, list[float]] = {}
+    for shape, timing in free.items():
+        rungs.setdefault(shape.rows, []).append(timing.step * plain)
+    rows = sorted(rungs)
+    profile = Profile(tuple(rows), tuple(mean(rungs[n]) for n in rows))
+    drafted = {shape: timing for shape, timing in typical.items() if shape.network}
     if kind is None or not drafted:
         return profile
-    costs, extra = profile.costs(), dict[int, list[float]]()
-    price = DraftCost.like(plain[1])
-    for (texts, k), record in drafted.items():
-        extra.setdefault(texts, []).append(record.target_seconds - costs.target(record.target_rows))
-        tokens = sum(row.drafted for row in record.rows)
+    price, longer = DraftCost.like(plain), dict[int, list[float]]()
+    for shape, timing in drafted.items():
+        same = turns.get(shape._replace(network=False), [])
+        longer.setdefault(shape.texts, []).extend(
+            [(net.step - free.step) * plain for net, free in zip(turns[shape], same, strict=False)]
+        )
         for _ in range(WEIGHT):
-            price = price.add(k, tokens, record.draft_seconds, decay=1.0)
-    mean = {texts: max(sum(seconds) / len(seconds), 0.0) for texts, seconds in sorted(extra.items())}
-    (few, first), *_, (many, last) = [*mean.items(), *mean.items()]
-    more = max(last - first, 0.0) / (many - few) if many > few else 0.0
-    return replace(profile, rounds={kind.name: price.fit()}, chill={kind.name: (first, more)})
+            price = price.add(shape.k, shape.texts * shape.k, timing.draft * plain, decay=1.0)
+    return replace(profile, rounds={kind.name: price.fit()}, chill={kind.name: _chill(longer)})
 
 
-def _line(points: list[tuple[float, float]]) -> tuple[float, float]:
-    """(base, slope), none negative, through (forward, step) seconds of the fewest and the most texts."""
-    (x, y), (far_x, far_y) = points[0], points[-1]
-    slope = min(max((far_y - y) / (far_x - x), 0.5), 2.0) if far_x > x else 1.0
-    slope = min(slope, y / x)
-    return y - slope * x, slope
+def _chill(longer: dict[int, list[float]]) -> Chill:
+    """What a step takes longer after a round, from such differences by texts."""
+    found = sorted((texts, max(median(seconds), 0.0)) for texts, seconds in longer.items() if seconds)
+    if not found:
+        return 0.0, 0.0
+    (few, first), (many, last) = found[0], found[-1]
+    return first, max(last - first, 0.0) / (many - few) if many > few else 0.0
 
 
-def _run(parts: EngineParts, limit: float, lengths: tuple[int, ...]) -> dict[Shape, StepRecord]:
-    """A typical step of each shape in the fastest of its blocks, as far as there is time."""
-    out: dict[Shape, StepRecord] = {}
-    watch = Stopwatch()
-    engine = Engine(replace(parts, controller=watch, prefix_cache=False, draft_tokens="auto"))
-    if engine.max_len <= PROMPT + WRITE:
-        return {}
-    end = time.perf_counter() + limit
-    names: list[str] = []
-    try:
-        for texts in [n for n in TEXTS if n <= parts.max_batch]:
-            while len(names) < texts:
-                names.append(f"stopwatch-{len(names)}")
-                prompt = [(7 * len(names) + i) % parts.target.vocab_size for i in range(PROMPT)]
-                engine.add(names[-1], prompt, SamplingParams(max_tokens=WRITE, ignore_eos=True))
-            for _ in range(TURNS):
-                for watch.k in lengths:
-                    steps = [_step(engine, watch, texts) for _ in range(BLOCK[watch.k])]
-                    records = sorted((r for r in steps[WARM:] if r is not None), key=_seconds)
-                    known = out.get((texts, watch.k))
-                    if records:
-                        typical = records[len(records) // 2]
-                        out[texts, watch.k] = typical if known is None else min(known, typical, key=_seconds)
-                if time.perf_counter() > end:
-                    return out
-    finally:
-        for name in names:
-            engine.cancel(name)
-    return out
-
-
-def _step(engine: Engine, watch: Stopwatch, texts: int) -> StepRecord | None:
-    """A step in which all texts did what they were told. Prompts are read before."""
-    for _ in range(2):
-        engine.step()
-        record = watch.last
-        if record is not None and len(record.rows) == texts:
-            told = all(bool(row.drafted) == (watch.k > 0) for row in record.rows)
-            return record if told else None
-    return None
-
-
-def _seconds(record: StepRecord) -> float:
-    return record.draft_seconds + record.target_seconds
+def steepness(parts: EngineParts, limit: float) -> float | None:
+    """What nine rows cost now as a multiple of one; None if that cannot be seen."""
+    seen = Stopwatch(parts, None).turns(STEEPNESS, 2, limit).get(STEEPNESS[1])
+    return median([timing.step for timing in seen]) if seen else None
