@@ -12,6 +12,11 @@ constexpr int BLOCK = 64;          // keys per running-maximum update
 constexpr int KEYS = 4;            // keys whose scores are computed together
 constexpr int PITCH = BLOCK + 8;   // room for a block's scores: the last tile of keys may write past them
 
+struct Places {  // where the keys and values of a block lie, from place `begin` up to `end`
+  int begin = 0, end = 0;
+  const float *keys[BLOCK + KEYS], *values[BLOCK];
+};
+
 struct Queries {  // vectors: heads of a row beside each other, row after row
   int count;
   int64_t d;  // floats of a vector
@@ -20,8 +25,12 @@ struct Queries {  // vectors: heads of a row beside each other, row after row
   float top[MOST_QUERIES], high[MOST_QUERIES], shrink[MOST_QUERIES];
   V sum[MOST_QUERIES];
   float p[MOST_QUERIES * PITCH];  // scores, then weights
-  const float *keys[BLOCK + KEYS], *values[BLOCK];
+  Places now, next;
 };
+
+PL_INLINE void fetch(const float* vector, int64_t d) {
+  for (int64_t i = 0; i < d; i += 16) __builtin_prefetch(vector + i, 0, 3);
+}
 
 // Scores of Q queries with the keys at places at..at+KEYS-1.
 template <int Q>
@@ -29,7 +38,7 @@ PL_INLINE void scores(Queries& s, int m, int at) {
   V acc[Q][KEYS] = {};
   const float *keys[KEYS], *queries[Q];
   PL_UNROLL
-  for (int j = 0; j < KEYS; ++j) keys[j] = s.keys[at + j];
+  for (int j = 0; j < KEYS; ++j) keys[j] = s.now.keys[at + j];
   PL_UNROLL
   for (int q = 0; q < Q; ++q) queries[q] = s.q[m + q];
   int64_t i = 0;
@@ -58,9 +67,14 @@ PL_INLINE void scores(Queries& s, int m, int at) {
   }
 }
 
-// Scores of all queries with the keys at places lo..hi-1.
-static void score(Queries& s, int lo, int hi) {
-  for (int at = lo; at < hi; at += KEYS) {
+// Scores of all queries with the keys of the block. Those of the next one are fetched meanwhile: the arithmetic units
+// are busy here, memory is not.
+static void score(Queries& s) {
+  for (int at = s.now.begin; at < s.now.end; at += KEYS) {
+    for (int j = at; j < at + KEYS && j < s.next.end; ++j) {
+      fetch(s.next.keys[j], s.d);
+      fetch(s.next.values[j], s.d);
+    }
     int m = 0, left = s.count;
     for (; left == 3 || left > 4; m += 3, left -= 3) scores<3>(s, m, at);
     for (; left > 1; m += 2, left -= 2) scores<2>(s, m, at);
@@ -109,7 +123,7 @@ PL_INLINE void mix(Queries& s, int m, int lo, int hi, int64_t i) {
     for (int c = 0; c < C; ++c) acc[q][c] = load(s.out[m + q] + i + c * L);
   const float* p = s.p + m * PITCH;
   for (int j = lo; j < hi; ++j) {
-    const float* value = s.values[j] + i;
+    const float* value = s.now.values[j] + i;
     V weight[Q];
     PL_UNROLL
     for (int q = 0; q < Q; ++q) weight[q] = broadcast(p[q * PITCH + j]);
@@ -141,25 +155,7 @@ static void mix_all(Queries& s, int m, int count, int lo, int hi) {
   for (; i + L <= s.d; i += L) mix_columns<1>(s, m, count, lo, hi, i);
   for (; i < s.d; ++i)
     for (int q = m; q < m + count; ++q)
-      for (int j = lo; j < hi; ++j) s.out[q][i] += s.p[q * PITCH + j] * s.values[j][i];
-}
-
-// Where the keys at places lo..hi-1 of the block that starts at `start` lie.
-static bool find(const AttentionArgs& a, Queries& s, int64_t start, int lo, int hi) {
-  const int32_t* table = a.k.table + a.slot * a.k.table_stride;
-  const int64_t page_size = a.k.page_size, stride = s.d * a.k.kv_heads;
-  for (int j = lo; j < hi;) {
-    int64_t page = (start + j) / page_size, place = (start + j) % page_size, at = table[page] * page_size + place;
-    int64_t count = page_size - place < hi - j ? page_size - place : hi - j;
-    if (table[page] < 0 || at + count > a.k.tokens) return false;
-    int64_t offset = at * stride + a.kv_head * s.d;
-    for (int end = j + static_cast<int>(count); j < end; ++j, offset += stride) {
-      s.keys[j] = a.k.pool + offset;
-      s.values[j] = a.v.pool + offset;
-    }
-  }
-  for (int j = 0; j < KEYS; ++j) s.keys[hi + j] = s.keys[hi - 1];  // the last tile of keys is a whole one
-  return true;
+      for (int j = lo; j < hi; ++j) s.out[q][i] += s.p[q * PITCH + j] * s.now.values[j][i];
 }
 
 PL_INLINE int64_t first_key(const AttentionArgs& a, int row) {
@@ -167,18 +163,40 @@ PL_INLINE int64_t first_key(const AttentionArgs& a, int row) {
   return first > 0 ? first : 0;
 }
 
+PL_INLINE int place(int64_t key, int64_t start) {
+  int64_t at = key - start;
+  return static_cast<int>(at < 0 ? 0 : at < BLOCK ? at : BLOCK);
+}
+
+// Where that which some row sees of the block at `start` lies.
+static bool find(const AttentionArgs& a, int64_t d, int64_t start, Places& found) {
+  const int32_t* table = a.k.table + a.slot * a.k.table_stride;
+  const int64_t page_size = a.k.page_size, stride = d * a.k.kv_heads;
+  int lo = found.begin = place(first_key(a, 0), start), hi = found.end = place(a.last + a.rows - 1, start);
+  for (int j = lo; j < hi;) {
+    int64_t page = (start + j) / page_size, in_page = (start + j) % page_size, at = table[page] * page_size + in_page;
+    int64_t count = page_size - in_page < hi - j ? page_size - in_page : hi - j;
+    if (table[page] < 0 || at + count > a.k.tokens) return false;
+    int64_t offset = at * stride + a.kv_head * d;
+    for (int end = j + static_cast<int>(count); j < end; ++j, offset += stride) {
+      found.keys[j] = a.k.pool + offset;
+      found.values[j] = a.v.pool + offset;
+    }
+  }
+  for (int j = 0; j < KEYS && lo < hi; ++j) found.keys[hi + j] = found.keys[hi - 1];  // the last tile is a whole one
+  return true;
+}
+
 // One block of all rows: each row sees its own places, [lo, hi); values that all rows see are loaded once for all.
-static bool attend(const AttentionArgs& a, Queries& s, int64_t start) {
+static void attend(const AttentionArgs& a, Queries& s, int64_t start) {
   int lo[MOST_QUERIES], hi[MOST_QUERIES], low = 0, high = BLOCK;
   for (int r = 0; r < a.rows; ++r) {
-    int64_t first = first_key(a, r) - start, last = a.last + r - start;
-    lo[r] = static_cast<int>(first < 0 ? 0 : first < BLOCK ? first : BLOCK);
-    hi[r] = static_cast<int>(last < 0 ? 0 : last < BLOCK ? last : BLOCK);
+    lo[r] = place(first_key(a, r), start);
+    hi[r] = place(a.last + r, start);
     low = lo[r] > low ? lo[r] : low;
     high = hi[r] < high ? hi[r] : high;
   }
-  if (!find(a, s, start, lo[0], hi[a.rows - 1])) return false;
-  score(s, lo[0], hi[a.rows - 1]);
+  score(s);
   for (int m = 0; m < s.count; ++m) {
     int r = m / a.heads;
     s.high[m] = lo[r] < hi[r] ? highest(s, m, lo[r], hi[r]) : s.top[m];
@@ -190,7 +208,6 @@ static bool attend(const AttentionArgs& a, Queries& s, int64_t start) {
   for (int r = 0; r < a.rows; ++r) mix_all(s, r * a.heads, a.heads, lo[r], hi[r] < low ? hi[r] : low);
   mix_all(s, 0, s.count, low, high);
   for (int r = 0; r < a.rows; ++r) mix_all(s, r * a.heads, a.heads, lo[r] > high ? lo[r] : high, hi[r]);
-  return true;
 }
 
 static bool attention(const AttentionArgs& a) {
@@ -203,8 +220,14 @@ static bool attention(const AttentionArgs& a) {
       s.top[m] = -__builtin_inff(), s.sum[m] = V{};
       each(s.out[m], s.out[m], s.d, [](V) { return V{}; });
     }
-  for (int64_t start = first_key(a, 0) / BLOCK * BLOCK; start < a.last + a.rows - 1; start += BLOCK)
-    if (!attend(a, s, start)) return false;
+  int64_t start = first_key(a, 0) / BLOCK * BLOCK, end = a.last + a.rows - 1;
+  if (start < end && !find(a, s.d, start, s.next)) return false;
+  for (; start < end; start += BLOCK) {
+    s.now = s.next;
+    s.next.end = 0;
+    if (start + BLOCK < end && !find(a, s.d, start + BLOCK, s.next)) return false;
+    attend(a, s, start);
+  }
   for (int m = 0; m < s.count; ++m) {
     float sum = reduce(s.sum[m]), total = sum > 0 ? sum : 1.0f;  // a row without keys gives zeros
     each(s.out[m], s.out[m], s.d, [total](V x) { return x / broadcast(total); });
