@@ -134,3 +134,25 @@ def test_without_a_hidden_state_the_network_is_not_asked() -> None:
 def test_nonsense_is_refused(tokens: list[list[int]], confidence: list[list[float]]) -> None:
     with pytest.raises(ValueError, match=r"proposed|allowed|not an id"):
         check_draft(Draft(tokens, confidence), [2, 1], 10)
+
+
+def test_a_row_without_anything_to_copy_is_not_looked_up() -> None:
+    prices = {"mtp": (50.0, 1.0, 1.0), "ngram": (0.0, 0.0, 0.01)}
+    seen: list[int] = []
+
+    def peek(sequence: Sequence) -> bool:
+        seen.append(sequence.id)
+        return sequence.id == 1
+
+    auto = AutoController(replace(FLAT, rounds=prices), [MTP, NGRAM], peek=peek)
+    rows = context([16, 16]).sequences
+    assert auto.limits(rows, ["auto", "auto"], 16) == [(0, b.PARKED_BY_COST), (16, None)]
+    assert seen == [0, 1]
+    only = AutoController(replace(FLAT, rounds=prices), [MTP, NGRAM], peek=lambda sequence: False)
+    looks = 0
+    for _ in range(64):
+        ((limit, _),) = only.limits(rows[:1], ["auto"], 16)
+        assert limit == 0
+        looks += only.rest() == 0
+        only.observe(StepRecord(1, 1.0, 0.0, 0.0, [RowRecord(0, "", 0, 0, [], b.NO_PROPOSAL)]))
+    assert looks < 16  # in between it rests

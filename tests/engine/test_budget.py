@@ -15,7 +15,7 @@ from paceline.engine import budget as b
 from paceline.engine.acceptance import Kind
 from paceline.engine.budget import Budget, RowRecord, StepRecord
 from paceline.engine.controller import NGRAM, AutoController, FixedController
-from paceline.engine.costs import Costs, DraftCost, Profile, default_profile, staircase
+from paceline.engine.costs import Costs, DraftCost, Profile, Step, staircase
 
 MTP = Kind("mtp", (0.75, 0.7, 0.65, 0.6))
 FLAT = Profile((1, 5, 9, 17, 32), (1.0, 1.1, 1.3, 1.9, 3.0))
@@ -131,7 +131,7 @@ def test_never_slower_with_a_hopeless_drafter() -> None:
     assert done["drafted"] > 0  # it did probe
 
 
-def test_a_probe_lasts_one_step_and_only_a_kept_one_is_followed_by_another() -> None:
+def test_a_probe_lasts_while_its_tokens_are_kept() -> None:
     auto = AutoController(FLAT, [MTP])
     auto.budget = replace(auto.budget, costs=make(FLAT, 0.5).costs)
     simulate(auto, {1: 0.0}, 200, draft=0.5)
@@ -145,6 +145,21 @@ def test_a_probe_lasts_one_step_and_only_a_kept_one_is_followed_by_another() -> 
     assert 0 < len(probes) <= 4
     assert all(not asked[step + 1] for step in probes)
     assert sum(limit > 0 for limit in asked[400:]) > len(probes)
+
+
+def test_a_row_that_keeps_its_probe_goes_on_alone() -> None:
+    auto = AutoController(FLAT, [MTP])
+    auto.budget = replace(auto.budget, costs=make(FLAT, 0.5).costs)
+    simulate(auto, {1: 0.0, 2: 0.0}, 200, draft=0.5)
+    asked = []
+    for _ in range(600):
+        limits = [limit for limit, _ in auto.limits([sequence(1), sequence(2)], ["auto", "auto"], 16)]
+        asked.append(tuple(limits))
+        rows = [row(sid, limit, limit if sid == 1 else 0) for sid, limit in zip((1, 2), limits, strict=True)]
+        auto.observe(StepRecord(2 + sum(limits), 1.0, 0.5 * max(limits), 0.0, rows))
+        if asked[-2:-1] == [(1, 1)]:
+            break
+    assert asked[-1] == (1, 0)
 
 
 def test_kept_probes_bring_a_row_back() -> None:
@@ -268,13 +283,12 @@ def test_a_row_that_drafts_is_looked_up_in_every_step_one_that_rests_is_not(kept
 def test_costs_follow_the_machine_and_ignore_a_hiccup() -> None:
     costs = FLAT.costs()
     for _ in range(30):
-        costs = costs.observe_targets([(5, 2.2, None, 0)] * 8)  # twice as slow as profiled
+        costs = costs.observe_targets([Step(5, 2.2)] * 8)  # twice as slow as profiled
     assert costs.target(5) == pytest.approx(2.2, rel=0.05)
     assert costs.target(1) == pytest.approx(2.0, rel=0.1)
-    assert costs.observe_targets([(5, 2.2, None, 0), (5, 100.0, None, 0), (5, 2.2, None, 0)]).target(
-        5
-    ) < 1.2 * costs.target(5)
-    assert costs.observe_targets([(0, 1.0, None, 0), (5, math.nan, None, 0), (900, 1.0, None, 0)]) is costs
+    hiccup = costs.observe_targets([Step(5, 2.2), Step(5, 100.0), Step(5, 2.2)])
+    assert hiccup.target(5) < 1.2 * costs.target(5)
+    assert costs.observe_targets([Step(0, 1.0), Step(5, math.nan), Step(900, 1.0)]) is costs
 
 
 def test_what_masks_take_is_not_the_machines_pace() -> None:
@@ -290,13 +304,41 @@ def test_what_a_round_does_to_the_step_after_it_is_a_cost_of_the_round() -> None
     chilled = replace(plain, chill={"mtp": (0.5, 0.1)}).costs()
     assert chilled.drafting("mtp")[0] == pytest.approx(0.6)
     assert chilled.drafting("mtp", 4)[0] == pytest.approx(0.9)
-    assert chilled.observe_targets([(5, 1.6, "mtp", 1)] * 8).pace == pytest.approx(1.0)
-    assert chilled.observe_targets([(5, 1.7, "mtp", 2)] * 8).pace == pytest.approx(1.0)
-    assert chilled.observe_targets([(5, 1.6, None, 0)] * 8).pace > 1.05
+    assert chilled.observe_targets([Step(5, 1.6, "mtp", 1)] * 8).pace == pytest.approx(1.0)
+    assert chilled.observe_targets([Step(5, 1.7, "mtp", 2)] * 8).pace == pytest.approx(1.0)
+    assert chilled.observe_targets([Step(5, 1.6)] * 8).pace > 1.05
     slow = replace(chilled, pace=2.0)
     assert slow.drafting("mtp") == pytest.approx((1.2, 0.2, 0.0))
     same = slow.observe_rounds("mtp", [(1, 1, 0.4)])  # as measured, at this pace
     assert same.drafting("mtp") == pytest.approx(slow.drafting("mtp"))
+
+
+def test_a_long_context_is_paid_once_by_each_text_and_a_little_by_each_row() -> None:
+    costs = replace(FLAT, reach=(1e-3, 1e-4, 100.0)).costs()
+    assert costs.within(2, 200).table == pytest.approx(costs.table)  # what is usual
+    long = costs.within(2, 2000)
+    assert long.target(2) - costs.target(2) == pytest.approx(2 * 0.9)
+    assert long.target(8) - costs.target(8) == pytest.approx(2 * 0.9 + 6 * 0.09)
+    assert costs.within(0, 0) is costs
+    assert FLAT.costs().within(2, 2000).table == FLAT.costs().table
+    assert min(costs.within(4, 4).table) > 0
+    seen = Step(8, long.target(8), texts=2, context=2000)
+    assert costs.observe_targets([seen] * 8).pace == pytest.approx(1.0)
+    assert costs.observe_targets([seen._replace(context=200)] * 8).pace > 1.05
+
+
+def test_drafts_pay_at_a_long_context_where_they_do_not_at_a_short_one() -> None:
+    profile = replace(LINEAR, reach=(0.01, 0.0, 100.0))
+    limits = []
+    for context in (100, 4000):
+        auto = AutoController(profile, [MTP])
+        auto.budget = replace(auto.budget, costs=make(profile).costs)
+        text = sequence(1)
+        text.committed = context
+        limits.append(auto.limits([text], ["auto"], 16)[0][0])
+        assert auto.budget.costs.table == make(profile).costs.table
+    assert limits[0] == 0
+    assert limits[1] > 1
 
 
 def test_staircase_is_monotone_and_hits_its_rungs() -> None:

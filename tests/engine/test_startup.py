@@ -278,6 +278,8 @@ def test_a_profile_of_another_machine_is_ignored_with_a_line(tmp_path: Path) -> 
         {"chill": None},
         {"chill": {"mtp": "cold"}},
         {"chill": {"mtp": [1, -1]}},
+        {"reach": [0, 0]},
+        {"reach": [0, -1, 0]},
         {"rounds": {"mtp": [1, 2]}},
         {"rounds": {"mtp": [1, 2, -3]}},
         {"key": 3},
@@ -340,7 +342,8 @@ class Clock:
     """Every clock of the process, so that steps take what a test says."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.chill, self.drafted = 0.0, 0.0, False
+        self.now, self.chill, self.reach, self.drafted = 0.0, 0.0, 0.0, False
+        self.fixed, self.scale = 2.0, 1.5
         self.rows: list[int] = []
         costs, draft, forward = PROFILE.costs(), MTPDrafter.draft, GemmaTarget.forward
         monkeypatch.setattr("time.perf_counter", lambda: self.now)
@@ -351,7 +354,10 @@ class Clock:
             return draft(own, context)
 
         def looking(own: GemmaTarget, rows: Rows, cache: KVCache) -> torch.Tensor:
-            self.now += 2.0 + 1.5 * costs.target(rows.count) + (self.chill if self.drafted else 0.0)
+            self.now += (
+                self.fixed + self.scale * costs.target(rows.count) + (self.chill if self.drafted else 0.0)
+            )
+            self.now += self.reach * sum(int(rows.positions[end - 1]) for end in rows.starts[1:])
             self.drafted = False
             self.rows.append(rows.count)
             return forward(own, rows, cache)
@@ -406,10 +412,25 @@ def test_a_slow_target_is_timed_as_far_as_there_is_time(
     assert found.rows == (1, 5)
     assert len(clock.rows) == 4  # a prompt, one row, five rows, one row
     clock.rows.clear()
-    some = measure_steps(parts, MTP, limit=30.0)
+    some = measure_steps(parts, MTP, limit=40.0)
     assert some is not None
     assert some.rows == (1, 2, 3, 5, 9)
     assert "mtp" in some.rounds
+
+
+def test_what_a_long_context_costs_is_told_where_it_is_soon_read(
+    pair: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = mtp_parts(pair, said, max_batch=4, max_model_len=2048)
+    clock = Clock(monkeypatch)
+    clock.fixed, clock.scale, clock.reach = 1e-3, 1e-4, 1e-6
+    found = measure_steps(parts, MTP, limit=1e6)
+    assert found is not None
+    assert found.reach == (pytest.approx(1e-6, rel=0.1), pytest.approx(0.0, abs=1e-8), 192.0)
+    clock.fixed = 1.0  # now a prompt is not soon read
+    slow = measure_steps(parts, MTP, limit=1e6)
+    assert slow is not None
+    assert slow.reach == (0.0, 0.0, 0.0)
 
 
 def test_without_room_for_two_steps_nothing_is_known(pair: Path, said: list[str]) -> None:

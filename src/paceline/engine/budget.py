@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine import acceptance as acc
 from paceline.engine.acceptance import Arm, Bins, Kind, Totals
-from paceline.engine.costs import Costs, Round
+from paceline.engine.costs import Costs, Round, Step
 from paceline.sampling.shape import GREEDY_BELOW
 
 Want = int | Literal["auto"]
@@ -68,6 +68,7 @@ class StepRecord:
     draft_seconds: float
     other_seconds: float
     rows: list[RowRecord]
+    context: int = 0  # tokens of all texts in it
     masked: bool = False  # a constraint took part: what its masks take says nothing about the machine's pace
 
 
@@ -277,7 +278,7 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Mapping[int, int]]]) -> 
     """
     costs, spent, drafted, used = budget.costs, 0.0, [], set()
     reasons = dict(budget.reasons)
-    targets: list[tuple[int, float, str | None, int]] = []
+    targets: list[Step] = []
     rounds: dict[str, list[Round]] = {}
     for record, asked in seen:
         seconds = record.target_seconds + record.other_seconds
@@ -292,7 +293,8 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Mapping[int, int]]]) -> 
         kind = _main_kind(budget, rows) if rows else None
         name = kind.name if kind is not None else None
         if not record.masked:
-            targets.append((record.target_rows, seconds, name, len(rows)))
+            texts = len(record.rows)
+            targets.append(Step(record.target_rows, seconds, name, len(rows), texts, record.context))
         if not rows:
             continue
         used |= {row.drafter for row in rows}

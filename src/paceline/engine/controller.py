@@ -192,8 +192,6 @@ class AutoController:
 
     def _think(self, sequences: list[Sequence], wants: list[Want], drafter_max: int) -> _Choice:
         self._learn()
-        if self.budget.probing:
-            self.budget = replace(self.budget, probing=frozenset())
         choice = _Choice([s.id for s in sequences], {}, {}, [], {}, len(sequences))
         for sequence, want in zip(sequences, wants, strict=True):
             limit, reason = _fixed(sequence, MAX_DRAFT_TOKENS if want == "auto" else want, drafter_max)
@@ -203,6 +201,9 @@ class AutoController:
             else:
                 choice.rows += limit
         choice.until = self._now + LONGEST_REST
+        costs, context = self.budget.costs, sum([sequence.committed for sequence in sequences])
+        here = costs.within(len(sequences), context) if choice.caps else costs
+        self.budget = replace(self.budget, costs=here, probing=frozenset())
         if not choice.caps:
             return choice
         chosen = sequences[0].params.drafter
@@ -216,6 +217,7 @@ class AutoController:
             choice.plans[name] = b.look(self.budget, choice.rows + self._others, len(sequences), rate)
         choice.out = [best.get(s.id, limit) for s, limit in zip(sequences, choice.out, strict=True)]
         choice.until, choice.probes = self._until(choice), PROBE_RUN if self.budget.probing else 0
+        self.budget = replace(self.budget, costs=costs)
         return choice
 
     def _until(self, choice: _Choice) -> int:

@@ -1,7 +1,7 @@
 """What a step costs on this machine: a staircase over target rows, and what drafting adds to it. Pure values, no torch.
 
-Learnt at start-up (stopwatch.py) and corrected by every step that runs. Seconds everywhere. Why a step is slow it does
-not know: a long context and a busy machine enter through the pace.
+Learnt at start-up (stopwatch.py) and corrected by every step that runs. Seconds everywhere. A busy machine enters
+through the pace.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 TABLE_ROWS = 64  # beyond it the last slope goes on
 DEFAULT_STEP = 5e-3  # only the ratios matter before the first real step
@@ -19,7 +20,21 @@ DECAY = 0.97  # of the pace, for each step seen
 
 Chill = tuple[float, float]  # seconds: (of a round of one text, more for each further text)
 RoundCost = tuple[float, float, float]  # seconds of a draft round: (base, per step, per token)
+Reach = tuple[
+    float, float, float
+]  # (seconds per token of a context, of that for each further row, tokens in `table`)
 Round = tuple[int, int, float]  # a draft round that ran: (steps, tokens, seconds)
+
+
+class Step(NamedTuple):
+    """A step that ran, its draft apart."""
+
+    rows: int
+    seconds: float
+    kind: str | None = None  # of the drafter that drafted before it
+    drafted: int = 0  # texts that it drafted for
+    texts: int = 0
+    context: int = 0  # tokens of all texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +93,16 @@ class DraftCost:
 class Costs:
     """What steps and draft rounds take, as measured at start-up, times the pace of the machine now.
 
-    table[n - 1]: seconds of a step with n target rows, its draft apart. After a round of a drafter whose weights have
-    taken the place of the target's in the caches it takes `chill` more. Without a profile (`measured` false) the first
-    step sets the scale.
+    table[n - 1]: seconds of a step with n target rows, its draft apart, at a usual context. A longer one costs `reach`
+    more: once for each text, since its rows share what is read of the cache, and a little for each further row. After a
+    round of a drafter whose weights have taken the place of the target's in the caches it takes `chill` more. Without a
+    profile (`measured` false) the first step sets the scale.
     """
 
     table: tuple[float, ...]
     measured: bool = True
     pace: float = 1.0  # what everything takes now, as a multiple of what it took at start-up
+    reach: Reach = (0.0, 0.0, 0.0)
     chill: Mapping[str, Chill] = field(default_factory=dict)  # by drafter kind
     draft: Mapping[str, DraftCost] = field(default_factory=dict)  # by drafter kind, at pace 1
     rounds: Mapping[str, RoundCost] = field(default_factory=dict)  # the fits of `draft`
@@ -97,6 +114,21 @@ class Costs:
             return self.pace * self.table[max(rows, 1) - 1]
         more = (self.table[-1] - self.table[last // 2 - 1]) / (last - last // 2)
         return self.pace * (self.table[-1] + more * (rows - last))
+
+    def beyond(self, rows: int, texts: int, context: int) -> float:
+        """Seconds, at pace 1, that a context of so many tokens in all takes longer than an ordinary one."""
+        once, more, usual = self.reach
+        return (context / texts - usual) * (once * texts + more * (rows - texts)) if texts else 0.0
+
+    def within(self, texts: int, context: int) -> Costs:
+        """The costs of steps of these texts."""
+        if not texts or not any(self.reach):
+            return self
+        base, row = self.beyond(texts, texts, context), self.beyond(texts + 1, texts, context)
+        table = tuple(
+            [max(v + base + (row - base) * (n - texts), 0.1 * v) for n, v in enumerate(self.table, 1)]
+        )
+        return replace(self, table=table)
 
     def drafting(self, kind: str, texts: int = 1) -> RoundCost:
         """What a round of so many texts adds to a step, besides the target's rows."""
@@ -116,28 +148,30 @@ class Costs:
         """Seconds that `more` target rows add to a step of `rows`."""
         return self.target(rows + more) - self.target(rows)
 
-    def observe_targets(self, seen: Seq[tuple[int, float, str | None, int]]) -> Costs:
-        """Learn from steps: (rows, seconds, the kind that drafted before, for how many texts).
-
-        Their typical ratio to what was expected is the pace; what one number of rows differs by bends the staircase.
-        Steps beyond the table (prompts) say nothing about decoding.
+    def observe_targets(self, seen: Seq[Step]) -> Costs:
+        """Learn from steps. Their typical ratio to what was expected is the pace; what one number of rows differs by
+        bends the staircase. Steps beyond the table (prompts) say nothing about decoding.
         """
-        steps = [step for step in seen if 0 < step[0] <= len(self.table) and 0.0 < step[1] < float("inf")]
+        steps = [
+            step for step in seen if 0 < step.rows <= len(self.table) and 0.0 < step.seconds < float("inf")
+        ]
         if not steps:
             return self
         if not self.measured:
-            rows, seconds, _, _ = steps[0]
-            scale = seconds / self.table[rows - 1]
+            scale = steps[0].seconds / self.table[steps[0].rows - 1]
             return replace(self, table=tuple(v * scale for v in self.table), measured=True)
-        expected = {shape: self.target(shape[0]) + self.pace * self._chill(*shape[1:])
-                    for shape in {(rows, kind, texts) for rows, _, kind, texts in steps}}  # fmt: skip
-        ratios = [seconds / expected[rows, kind, texts] for rows, seconds, kind, texts in steps]
+        ratios = [step.seconds / self._expected(step) for step in steps]
         typical = min(max(sorted(ratios)[len(ratios) // 2], 0.25), 4.0)
-        last = steps[-1][0]
-        same = sorted(ratio for ratio, step in zip(ratios, steps, strict=True) if step[0] == last)
+        last = steps[-1].rows
+        same = sorted([ratio for ratio, step in zip(ratios, steps, strict=True) if step.rows == last])
         surprise = min(max(same[len(same) // 2] / typical, 0.5), 2.0) - 1
         table = _bend(self.table, last - 1, 0.01 * min(len(same), 10) * surprise)
         return replace(self, pace=self.pace * typical ** (1 - DECAY ** len(ratios)), table=table)
+
+    def _expected(self, step: Step) -> float:
+        usual = self.table[step.rows - 1]
+        extra = self.beyond(step.rows, step.texts, step.context) + self._chill(step.kind, step.drafted)
+        return self.pace * max(usual + extra, 0.1 * usual)
 
     def observe_rounds(self, kind: str, seen: Seq[Round]) -> Costs:
         """Learn from draft rounds of one kind. One that took far longer than expected counts as four times that."""
@@ -202,11 +236,14 @@ class Profile:
     measured: bool = True
     rounds: Mapping[str, RoundCost] = field(default_factory=dict)
     chill: Mapping[str, Chill] = field(default_factory=dict)
+    reach: Reach = (0.0, 0.0, 0.0)
 
     def costs(self) -> Costs:
         draft = {kind: DraftCost(cost, MEASURED) for kind, cost in self.rounds.items()}
         table = staircase(self.rows, self.seconds)
-        return Costs(table, self.measured, chill=self.chill, draft=draft, rounds=dict(self.rounds))
+        return Costs(
+            table, self.measured, reach=self.reach, chill=self.chill, draft=draft, rounds=dict(self.rounds)
+        )
 
 
 def default_profile() -> Profile:

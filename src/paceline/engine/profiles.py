@@ -70,7 +70,7 @@ def save(kept: Kept, key: Key, path: Path) -> str:
     profile = kept.profile
     value = {
         "version": VERSION, "key": dict(key), "rows": profile.rows, "seconds": profile.seconds,
-        "rounds": dict(profile.rounds), "chill": dict(profile.chill),
+        "rounds": dict(profile.rounds), "chill": dict(profile.chill), "reach": profile.reach,
         "known": kept.known.to_json() if kept.known is not None else None,
     }  # fmt: skip
     temporary: str | None = None
@@ -131,16 +131,19 @@ def _profile(rows: object, seconds: object) -> Profile:
 
 def _with_rounds(profile: Profile, raw: Mapping[str, Any]) -> Profile:
     """`profile` with what draft rounds cost. Raises ValueError for what are no times."""
-    rounds, chill = raw["rounds"], raw["chill"]
+    rounds, chill, reach = raw["rounds"], raw["chill"], raw["reach"]
     if not isinstance(rounds, dict) or not isinstance(chill, dict):
         raise ValueError("no prices by drafter")
     for kinds, count in ((rounds, 3), (chill, 2)):
         if not all(isinstance(price, list) and len(price) == count for price in kinds.values()):
             raise ValueError(f"the price of a draft round is not {count} times")
+    if not isinstance(reach, list) or len(reach) != 3 or not all(map(_is_time, reach)):
+        raise ValueError("the price of a context is not three numbers")
     if not all(_is_time(s) for price in [*rounds.values(), *chill.values()] for s in price):
         raise ValueError("a price is not seconds")
     return replace(
         profile,
+        reach=(float(reach[0]), float(reach[1]), float(reach[2])),
         chill={str(kind): (float(a), float(b)) for kind, (a, b) in chill.items()},
         rounds={str(kind): (float(a), float(b), float(c)) for kind, (a, b, c) in rounds.items()},
     )  # fmt: skip

@@ -45,5 +45,6 @@ def _observe(
     begin, drafted, looked, rows = clock
     records = judged.records if all(w.last for w in work) else []
     seconds = (looked - drafted, drafted - begin, time.perf_counter() - looked)
+    context = sum([w.sequence.committed for w in work])
     masked = any(w.sequence.constraint is not None for w in work)
-    state.controller.observe(StepRecord(rows, *seconds, records, masked))
+    state.controller.observe(StepRecord(rows, *seconds, records, context, masked))

@@ -20,7 +20,7 @@ from paceline.drafters.base import DraftContext, Drafter
 from paceline.engine.acceptance import Kind
 from paceline.engine.budget import StepRecord
 from paceline.engine.controller import FixedController
-from paceline.engine.costs import Chill, DraftCost, Profile
+from paceline.engine.costs import Chill, DraftCost, Profile, Reach
 from paceline.engine.engine import Engine, EngineParts
 
 TURNS = 4
@@ -31,10 +31,8 @@ PLAIN_WARM, PLAIN_TIMED = (
 )  # after a draft round it takes so many plain ones until the caches have recovered
 WEIGHT = 32  # of a measured round against what is guessed
 PROMPT = 8  # tokens of a text, if it takes time to read more
-CONTEXT, FAST = (
-    192,
-    5e-3,
-)  # tokens of a text in use, and seconds of a plain step below which they are soon read
+CONTEXT, FAR = 192, 1024  # tokens of a usual and of a long text, where they are soon read:
+FAST = 5e-3  # seconds of a plain step at which they are
 
 
 class Shape(NamedTuple):
@@ -64,6 +62,8 @@ SHAPES = (  # the most telling first: a slow target may have no time for more
     Shape(4, 7, False),
 )  # fmt: skip
 STEEPNESS = (PLAIN, Shape(1, 8, False))
+MORE = 4  # tokens drafted, to tell what a context costs once from what it costs each row
+REACH = (PLAIN, Shape(1, MORE, False))
 
 
 class Switch:
@@ -165,6 +165,29 @@ class Stopwatch:
             self.close()
         return out
 
+    def reach(self, plain: float) -> Reach:
+        """What longer contexts cost, if a plain step takes `plain` seconds at the usual one; zeros if it is not known."""
+        near, far = self._prompt, min(FAR, self._engine.max_len * 3 // 4)
+        if near == PROMPT or far < 2 * near:
+            return 0.0, 0.0, 0.0
+        seen: dict[tuple[int, int], list[float]] = {}  # by prompt and tokens drafted
+        try:
+            for prompt in (near, far, near):
+                self.close()
+                self._prompt = prompt
+                for shape in REACH * (1 if prompt == near else 2):
+                    value = self._block(shape, single=False)
+                    if value is None:
+                        return 0.0, 0.0, 0.0
+                    seen.setdefault((prompt, shape.k), []).append(value.step)
+        finally:
+            self.close()
+            self._prompt = near
+        typical = {where: min(seconds) for where, seconds in seen.items()}
+        scale = plain / typical[near, 0] / (far - near)
+        once, all_rows = (max(typical[far, k] - typical[near, k], 0.0) * scale for k in (0, MORE))
+        return once, max(all_rows - once, 0.0) / MORE, float(near)
+
     def _turn(self, order: Seq[Shape], *, single: bool, end: float) -> Iterator[tuple[Shape, Timing]]:
         """(shape, seconds) of a block of each shape; at least the first two, then as long as there is time."""
         for count, shape in enumerate(order):
@@ -231,7 +254,7 @@ def measure_steps(parts: EngineParts, kind: Kind | None, limit: float) -> Profil
     nothing to say, a batch that is not allowed. None without a plain step and another one.
     """
     watch = Stopwatch(parts, kind)
-    turns = watch.turns(watch.shapes, TURNS, limit)
+    turns = watch.turns(watch.shapes, TURNS, 0.75 * limit)
     typical = {
         shape: Timing(median([t.draft for t in seen]), median([t.step for t in seen]))
         for shape, seen in turns.items()
@@ -244,7 +267,7 @@ def measure_steps(parts: EngineParts, kind: Kind | None, limit: float) -> Profil
     for shape, timing in free.items():
         rungs.setdefault(shape.rows, []).append(timing.step * plain)
     rows = sorted(rungs)
-    profile = Profile(tuple(rows), tuple(mean(rungs[n]) for n in rows))
+    profile = Profile(tuple(rows), tuple(mean(rungs[n]) for n in rows), reach=watch.reach(plain))
     drafted = {shape: timing for shape, timing in typical.items() if shape.network}
     if kind is None or not drafted:
         return profile
