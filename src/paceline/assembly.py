@@ -58,8 +58,7 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
     kind, source, why = choose_drafter(config, path)
     said = "the bundled one" if config.target == "demo" and source is not None else why
     say(f"target {config.target} · drafter {kind} ({said}) · {arithmetic}")
-    ngram = NgramDrafter()  # it costs nothing to have
-    drafters: dict[str, Drafter] = {"ngram": ngram} | _load_network(config, (kind, source), target, cache)
+    drafters = _load_drafters(ngram := NgramDrafter(), config, (kind, source), target, cache)
     parts = EngineParts(
         target=target,
         cache=cache,
@@ -103,12 +102,16 @@ def _settings(config: EngineConfig, target: Target, arithmetic: str) -> dict[str
     }
 
 
-def _load_network(
-    config: EngineConfig, choice: tuple[str, Path | None], target: GemmaTarget, cache: KVCache
+def _load_drafters(
+    ngram: Drafter,
+    config: EngineConfig,
+    choice: tuple[str, Path | None],
+    target: GemmaTarget,
+    cache: KVCache,
 ) -> dict[str, Drafter]:
-    """The chosen kind's network by its name, if it has one."""
+    """The chosen kind's network, if it has one, and the n-gram drafter, which costs nothing to have."""
     kind, source = choice
-    drafters: dict[str, Drafter] = {}
+    drafters = {"ngram": ngram}
     transform = _transform(config.quantize_drafter)
     if source is not None and kind.startswith("mtp"):
         net = load_assistant(source, target, dtype=_DTYPES.get(config.dtype), transform=transform)
