@@ -11,6 +11,7 @@ token i itself, so `reject` and `block` stay exact (docs/controller.md shows why
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
@@ -45,6 +46,7 @@ REASONS = (
     NO_DRAFTER,
 )
 
+TYPICAL = 16  # steps that are enough to tell the pace of many
 FADE_EVERY = 64  # steps after which a drafter that was not used counts as idle for as long
 MARGIN = 1.04  # a plan must promise that much more than none: what it does not know costs something too
 PROBE_SHARE = 0.005  # of the running time that probes may cost
@@ -277,23 +279,18 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Mapping[int, int]]]) -> 
     to check.
     """
     costs, spent, drafted, used = budget.costs, 0.0, [], set()
-    reasons = dict(budget.reasons)
+    reasons: list[str] = []
     targets: list[Step] = []
     rounds: dict[str, list[Round]] = {}
-    for record, asked in seen:
+    every = len(seen) // TYPICAL + 1
+    for at, (record, asked) in enumerate(seen):
         seconds = record.target_seconds + record.other_seconds
         spent += seconds + record.draft_seconds
-        rows = []
-        for row in record.rows:
-            if row.drafted:
-                rows.append(row)
-            if row.reason is not None:
-                code = row.reason if row.reason in REASONS else row.reason.partition(":")[0]
-                reasons[code] = reasons.get(code, 0) + 1
+        rows = [row for row in record.rows if row.drafted]
+        reasons += [row.reason for row in record.rows if row.reason is not None]
         kind = _main_kind(budget, rows) if rows else None
-        name = kind.name if kind is not None else None
-        if not record.masked:
-            texts = len(record.rows)
+        if at % every == 0 and not record.masked:
+            name, texts = kind.name if kind is not None else None, len(record.rows)
             targets.append(Step(record.target_rows, seconds, name, len(rows), texts, record.context))
         if not rows:
             continue
@@ -305,16 +302,25 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Mapping[int, int]]]) -> 
             rounds.setdefault(kind.name, []).append((steps, sum(each), record.draft_seconds))
     for name, own in rounds.items():
         costs = costs.observe_rounds(name, own)
-    costs = costs.observe_targets(targets)
+    costs = costs.observe_targets(targets, every)
     end = budget.step + len(seen)
     if end // FADE_EVERY > budget.step // FADE_EVERY:
         for name in set(costs.draft) - used:
             costs = costs.idle(name, FADE_EVERY)
     budget = replace(
-        budget, costs=costs, reasons=reasons, step=end, seconds=budget.seconds + spent,
+        budget, costs=costs, reasons=_counted(budget.reasons, reasons), step=end, seconds=budget.seconds + spent,
         credit=min(budget.credit + PROBE_SHARE * spent, MOST_CREDIT * costs.target(1)),
     )  # fmt: skip
     return observe_rows(budget, drafted) if drafted else budget
+
+
+def _counted(known: Mapping[str, int], reasons: list[str]) -> Mapping[str, int]:
+    """`known` with these reasons; what a failed drafter said of its error is not part of the code."""
+    out = dict(known)
+    for reason, count in Counter(reasons).items():
+        code = reason if reason in REASONS else reason.partition(":")[0]
+        out[code] = out.get(code, 0) + count
+    return out
 
 
 def _main_kind(budget: Budget, rows: list[RowRecord]) -> Kind | None:

@@ -103,40 +103,35 @@ class Costs:
     measured: bool = True
     pace: float = 1.0  # what everything takes now, as a multiple of what it took at start-up
     reach: Reach = (0.0, 0.0, 0.0)
+    here: tuple[float, float] = (0.0, 0.0)  # what the contexts at hand cost, see `within`: (base, per row)
     chill: Mapping[str, Chill] = field(default_factory=dict)  # by drafter kind
     draft: Mapping[str, DraftCost] = field(default_factory=dict)  # by drafter kind, at pace 1
     rounds: Mapping[str, RoundCost] = field(default_factory=dict)  # the fits of `draft`
 
     def target(self, rows: int) -> float:
         """Seconds of a step with so many target rows, its draft apart."""
-        last = len(self.table)
+        last, (base, row) = len(self.table), self.here
         if rows <= last:
-            return self.pace * self.table[max(rows, 1) - 1]
+            return self.pace * (self.table[max(rows, 1) - 1] + base + row * rows)
         more = (self.table[-1] - self.table[last // 2 - 1]) / (last - last // 2)
-        return self.pace * (self.table[-1] + more * (rows - last))
-
-    def beyond(self, rows: int, texts: int, context: int) -> float:
-        """Seconds, at pace 1, that a context of so many tokens in all takes longer than an ordinary one."""
-        once, more, usual = self.reach
-        return (context / texts - usual) * (once * texts + more * (rows - texts)) if texts else 0.0
+        return self.pace * (self.table[-1] + more * (rows - last) + base + row * rows)
 
     def within(self, texts: int, context: int) -> Costs:
-        """The costs of steps of these texts."""
-        if not texts or not any(self.reach):
+        """The costs of steps of so many texts, with so many tokens in all."""
+        once, more, usual = self.reach
+        if not texts or not once:
             return self
-        base, row = self.beyond(texts, texts, context), self.beyond(texts + 1, texts, context)
-        table = tuple(
-            [max(v + base + (row - base) * (n - texts), 0.1 * v) for n, v in enumerate(self.table, 1)]
-        )
-        return replace(self, table=table)
+        beyond = context / texts - usual
+        base = max((once - more) * texts * beyond, -0.5 * self.target(texts) / self.pace)
+        return replace(self, here=(base, more * beyond))
 
     def drafting(self, kind: str, texts: int = 1) -> RoundCost:
         """What a round of so many texts adds to a step, besides the target's rows."""
         base, step, token = self.rounds.get(kind) or DraftCost.like(self.target(1) / self.pace).guess
         return self.pace * (base + self._chill(kind, texts)), self.pace * step, self.pace * token
 
-    def _chill(self, kind: str | None, texts: int) -> float:
-        one, more = self.chill.get(kind or "", (0.0, 0.0))
+    def _chill(self, kind: str, texts: int) -> float:
+        one, more = self.chill.get(kind, (0.0, 0.0))
         return one + more * (texts - 1)
 
     def rising(self, rows: int, each: int, count: int) -> list[float]:
@@ -148,9 +143,9 @@ class Costs:
         """Seconds that `more` target rows add to a step of `rows`."""
         return self.target(rows + more) - self.target(rows)
 
-    def observe_targets(self, seen: Seq[Step]) -> Costs:
-        """Learn from steps. Their typical ratio to what was expected is the pace; what one number of rows differs by
-        bends the staircase. Steps beyond the table (prompts) say nothing about decoding.
+    def observe_targets(self, seen: Seq[Step], each: int = 1) -> Costs:
+        """Learn from steps, of which each stands for so many. Their typical ratio to what was expected is the pace; what
+        one number of rows differs by bends the staircase. Steps beyond the table (prompts) say nothing about decoding.
         """
         steps = [
             step for step in seen if 0 < step.rows <= len(self.table) and 0.0 < step.seconds < float("inf")
@@ -160,18 +155,21 @@ class Costs:
         if not self.measured:
             scale = steps[0].seconds / self.table[steps[0].rows - 1]
             return replace(self, table=tuple(v * scale for v in self.table), measured=True)
-        ratios = [step.seconds / self._expected(step) for step in steps]
+        once, more, usual = self.reach
+        ratios = []
+        for rows, seconds, kind, drafted, texts, context in steps:
+            bare = expected = self.table[rows - 1]
+            if once and texts:
+                expected += (context / texts - usual) * (once * texts + more * (rows - texts))
+            if kind is not None:
+                expected += self._chill(kind, drafted)
+            ratios.append(seconds / (self.pace * max(expected, 0.5 * bare)))
         typical = min(max(sorted(ratios)[len(ratios) // 2], 0.25), 4.0)
         last = steps[-1].rows
         same = sorted([ratio for ratio, step in zip(ratios, steps, strict=True) if step.rows == last])
         surprise = min(max(same[len(same) // 2] / typical, 0.5), 2.0) - 1
-        table = _bend(self.table, last - 1, 0.01 * min(len(same), 10) * surprise)
-        return replace(self, pace=self.pace * typical ** (1 - DECAY ** len(ratios)), table=table)
-
-    def _expected(self, step: Step) -> float:
-        usual = self.table[step.rows - 1]
-        extra = self.beyond(step.rows, step.texts, step.context) + self._chill(step.kind, step.drafted)
-        return self.pace * max(usual + extra, 0.1 * usual)
+        table = _bend(self.table, last - 1, 0.01 * min(each * len(same), 10) * surprise)
+        return replace(self, pace=self.pace * typical ** (1 - DECAY ** (each * len(ratios))), table=table)
 
     def observe_rounds(self, kind: str, seen: Seq[Round]) -> Costs:
         """Learn from draft rounds of one kind. One that took far longer than expected counts as four times that."""
