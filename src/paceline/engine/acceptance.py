@@ -22,6 +22,7 @@ LAST_PROBE = 1024
 BINS = 12  # of the drafter's confidence
 BIN_WEIGHT = 8.0  # observations that the drafter's own word counts for
 ALARM_TRIES, ALARM_SHARE = 96, 0.4
+HOPE = 0.5  # standard deviations by which the first acceptance of a text is thought higher than it seems
 SAMPLED_SHARE = 0.8  # of the acceptance of greedy text, where nothing is known of sampled text
 
 Bins = tuple[tuple[float, float], ...]  # (kept, tried) by confidence, [BINS]
@@ -99,6 +100,9 @@ def estimated(arm: Arm) -> Arm:
         trust = shown / (shown + arm.weight)
         before = (hits + arm.weight * ((1 - trust) * prior + trust * before)) / (tries + arm.weight)
         shown = max(tries, 0.9 * shown)
+        if not accept:  # what is not known yet is worth trying
+            unknown = arm.weight / (tries + arm.weight)
+            before += HOPE * unknown * (before * (1 - before) / (tries + arm.weight + 1)) ** 0.5
         alive *= before
         accept.append(before)
         survive.append(alive)

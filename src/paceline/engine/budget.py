@@ -296,7 +296,7 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Mapping[int, int]]]) -> 
             continue
         used |= {row.drafter for row in rows}
         drafted += rows
-        if kind is not None and record.draft_seconds < float("inf"):
+        if kind is not None and not (_only_probes(budget, rows) and costs.is_measured(kind.name)):
             each = [max(asked.get(r.sequence_id, 0), r.drafted) for r in rows if r.drafter == kind.name]
             steps = max(each) if kind.sequential else 1
             rounds.setdefault(kind.name, []).append((steps, sum(each), record.draft_seconds))
@@ -312,6 +312,11 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Mapping[int, int]]]) -> 
         credit=min(budget.credit + PROBE_SHARE * spent, MOST_CREDIT * costs.target(1)),
     )  # fmt: skip
     return observe_rows(budget, drafted) if drafted else budget
+
+
+def _only_probes(budget: Budget, rows: list[RowRecord]) -> bool:
+    """Such a round comes after many without one and is no measure of those that follow each other."""
+    return all(row.sequence_id in budget.probing for row in rows)
 
 
 def _counted(known: Mapping[str, int], reasons: list[str]) -> Mapping[str, int]:

@@ -6,6 +6,7 @@ All thinking is in budget.py; here is only what must persist between two steps a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
@@ -131,6 +132,7 @@ class AutoController:
         self._planned = 0  # target rows of this step as far as `limits` knows
         self._others = 0  # rows of the step before that it did not know: prompts being read
         self._quiet: dict[int, tuple[int, int]] = {}  # rows with nothing to copy: (steps to wait, until when)
+        self._thought = 0.0  # seconds that planning took in this step: no part of what drafting costs
         self._offered: set[int] = set()  # rows for which something to copy was found in this step
         self._alive: dict[int, float] = {}  # survival of each row's draft so far in this round
         self._gone: set[int] = set()  # texts that have ended: their last step is still to be learnt from
@@ -144,7 +146,9 @@ class AutoController:
         ids = tuple([sequence.id for sequence in sequences])
         choice = self._choices.get(ids)
         if choice is None or self._now >= choice.until:
+            begin = time.perf_counter()
             choice = self._choices[ids] = self._think(sequences, wants, drafter_max)
+            self._thought += time.perf_counter() - begin
         self._choice = choice
         self._used.append(choice)
         self._planned += choice.rows
@@ -306,6 +310,7 @@ class AutoController:
         for choice in self._used:
             asked = {**asked, **choice.asked} if asked else choice.asked
         known = sum([row.drafted + 1 for row in record.rows]) or self._planned + sum(asked.values())
+        record.draft_seconds, self._thought = max(record.draft_seconds - self._thought, 0.0), 0.0
         self._others, self._planned = max(record.target_rows - known, 0), 0
         self._seen.append((record, asked))
         for choice in self._used:

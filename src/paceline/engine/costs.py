@@ -130,6 +130,11 @@ class Costs:
         base, step, token = self.rounds.get(kind) or DraftCost.like(self.target(1) / self.pace).guess
         return self.pace * (base + self._chill(kind, texts)), self.pace * step, self.pace * token
 
+    def is_measured(self, kind: str) -> bool:
+        """Whether rounds of this kind were timed at start-up."""
+        known = self.draft.get(kind)
+        return known is not None and known.trust >= MEASURED
+
     def _chill(self, kind: str, texts: int) -> float:
         one, more = self.chill.get(kind, (0.0, 0.0))
         return one + more * (texts - 1)
