@@ -186,5 +186,6 @@ NB_MODULE(_native, m) {
       .def("draft_round", &run_round)
       .def("profile", &Program::profile)
       .def("seconds", &Program::seconds)
+      .def("spent", &Program::spent)
       .def_prop_ro("steps", &Program::steps);
 }

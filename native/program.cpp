@@ -153,8 +153,10 @@ int Program::run(const Rows& rows) {
   status_ = OK;
   cut_runs();
   count_chunks();
+  double begin = now();
   if (!profiling_) {
     Pool::instance().run(*this, chunks_);
+    spent_ += now() - begin;
     return status_;
   }
   for (size_t i = 0; i < steps_.size(); ++i) {  // the same chunks, one step at a time with a clock around it

@@ -54,6 +54,7 @@ class Program : public Job {
   int64_t steps() const { return static_cast<int64_t>(steps_.size()); }
   void profile(bool on);
   std::vector<double> seconds() const;  // per step, the shortest of the profiled runs
+  double spent() const { return spent_; }  // seconds of all runs that were not profiled
 
  private:
   struct Step {
@@ -111,6 +112,7 @@ class Program : public Job {
   uint64_t run_ = 0;
   int threads_ = 1;
   bool profiling_ = false;
+  double spent_ = 0;
   std::atomic<int> status_{0};
 };
 

@@ -95,7 +95,9 @@ def estimated(arm: Arm) -> Arm:
     The more the request has shown at the positions before, the more they count: a position that was never
     reached is expected to go on as the text has gone so far.
     """
-    accept, survive, alive, before, shown = [], [], 1.0, arm.prior[0], 0.0
+    accept: list[float] = []
+    survive: list[float] = []
+    alive, before, shown = 1.0, arm.prior[0], 0.0
     for hits, tries, prior in zip(arm.hits, arm.tries, arm.prior, strict=True):
         trust = shown / (shown + arm.weight)
         before = (hits + arm.weight * ((1 - trust) * prior + trust * before)) / (tries + arm.weight)
