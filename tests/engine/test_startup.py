@@ -433,9 +433,12 @@ def test_what_a_long_context_costs_is_told_where_it_is_soon_read(
     assert slow.reach == (0.0, 0.0, 0.0)
 
 
-def test_without_room_for_two_steps_nothing_is_known(pair: Path, said: list[str]) -> None:
+def test_without_room_for_two_steps_nothing_is_known(pair: Path, said: list[str], tmp_path: Path) -> None:
     assert measure_steps(mtp_parts(pair, said, max_model_len=10), MTP, limit=1.0) is None
     assert steepness(mtp_parts(pair, said, max_model_len=10), limit=1.0) is None
+    short = load(pair, said, max_model_len=10, profile_dir=str(tmp_path / "none"))
+    assert "not measured" in short.info["cost_profile"]
+    assert not (tmp_path / "none").exists()
     now = steepness(mtp_parts(pair, said), limit=1.0)
     assert now is not None
     assert now > 1.0

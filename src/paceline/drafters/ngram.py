@@ -40,12 +40,15 @@ class NgramDrafter:
         self._references: dict[int, tuple[bytes, Alignment]] = {}
 
     def peek(self, sequence: Sequence) -> bool:
-        """Whether there may be something to copy: at a hundredth of what a proposal costs the step around it."""
-        if sequence.reference:
+        """Whether `match` may find something, at the price of one search."""
+        tokens, known = sequence.tokens, self._references.get(sequence.id)
+        if sequence.reference and (known is None or not known[1].lost):
             return True
-        tokens = sequence.tokens
         own = _extended(self._own.setdefault(sequence.id, bytearray()), tokens)
-        return bool(_latest(own, bytes(own[-LENGTHS[0] * BYTES :]), len(tokens) - 1))
+        ending = bytes(own[-LENGTHS[0] * BYTES :])
+        if known is not None and _latest(known[0], ending, len(sequence.reference)):
+            return True
+        return bool(_latest(own, ending, len(tokens) - 1))
 
     def match(self, sequence: Sequence, limit: int) -> tuple[list[int], int]:
         """(up to `limit` tokens that followed the best match, its length in tokens); ([], 0) without one."""

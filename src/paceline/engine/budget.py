@@ -48,7 +48,10 @@ REASONS = (
 
 TYPICAL = 16  # steps that are enough to tell the pace of many
 FADE_EVERY = 64  # steps after which a drafter that was not used counts as idle for as long
-MARGIN = 1.04  # a plan must promise that much more than none: what it does not know costs something too
+START, MARGIN = (
+    1.1,
+    1.03,
+)  # what a plan must promise over none, to begin drafting (its first rounds are cold), to go on
 PROBE_SHARE = 0.005  # of the running time that probes may cost
 MOST_CREDIT = 2.0  # target steps that are saved for them
 
@@ -140,11 +143,14 @@ def room(sequence: Sequence) -> int:
     return max(sequence.params.max_tokens - sequence.output_len - 1, 0)
 
 
-def choose(budget: Budget, kind: Kind, caps: Mapping[int, int], rows: int, texts: int) -> Plan:
+def choose(
+    budget: Budget, kind: Kind, caps: Mapping[int, int], rows: int, texts: int, margin: float = MARGIN
+) -> Plan:
     """Draft lengths of at most caps[id], beside `rows` target rows that run anyway for `texts` texts.
 
     Tokens are taken in order of survival (which never rises along a row) and the prefix of that order with
-    the best rate wins; all prefixes are looked at, since a staircase has more than one summit.
+    the best rate wins; all prefixes are looked at, since a staircase has more than one summit. Where something is known
+    of the drafts, it must promise `margin` times the rate of none.
     """
     costs = budget.costs
     base, step, slope = costs.drafting(kind.name, len(caps))
@@ -172,7 +178,7 @@ def choose(budget: Budget, kind: Kind, caps: Mapping[int, int], rows: int, texts
             best_rate, best, spent = tokens / now, count, now - plain
         elif (tokens - survival * (len(entries) - count)) / now < best_rate:
             break  # even if all others survived like this one and were free
-    if known and best_rate < MARGIN * texts / plain:
+    if known and best_rate < margin * texts / plain:
         best, best_rate, spent = 0, texts / plain, 0.0
     limits = dict.fromkeys(caps, 0)
     for _, j, sequence_id in entries[:best]:

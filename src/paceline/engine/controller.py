@@ -249,7 +249,9 @@ class AutoController:
         least = b.break_even(self.budget, kind, rows, texts, len(choice.caps))
         arms = [b.arm_of(self.budget, i, kind) for i in choice.caps] if kind.sequential else []
         best_chance = max([arm.accept[0] for arm in arms], default=0.0)
-        plan = b.choose(self.budget, kind, choice.caps if least < best_chance else {}, rows, texts)
+        before = self._choices.get(tuple(choice.ids))
+        margin = b.MARGIN if before is not None and before.hold else b.START
+        plan = b.choose(self.budget, kind, choice.caps if least < best_chance else {}, rows, texts, margin)
         pays = least < 1
         choice.plans[kind.name] = plan
         limits = choice.limits[kind.name] = {}

@@ -113,6 +113,8 @@ def _kept(config: EngineConfig, pair: Pair, test: bool, say: Say) -> _Kept:
             profile, known = _load(path, key, pair, say)
     fresh = profile is None
     profile = profile or measure_steps(pair.parts, pair.kind, MEASURING) or default_profile()
+    if not profile.measured:
+        return _Kept(profile, "not measured: the context is too short", None, "assumed: nothing is measured")
     said = f"{'measured' if fresh else 'kept'}, {time.perf_counter() - begin:.2f} s"
     source = "kept from an earlier self-test"
     if test and known is None and pair.kind is not None:

@@ -25,10 +25,7 @@ from paceline.engine.engine import Engine, EngineParts
 
 TURNS = 4
 WARM, TIMED = 2, 3  # steps of a block: a step after others of its kind is what is in use
-PLAIN_WARM, PLAIN_TIMED = (
-    16,
-    8,
-)  # after a draft round it takes so many plain ones until the caches have recovered
+PLAIN_WARM, PLAIN_TIMED = 16, 8  # after a draft round it takes a dozen until the caches have recovered
 WEIGHT = 32  # of a measured round against what is guessed
 PROMPT = 8  # tokens of a text, if it takes time to read more
 CONTEXT, FAR = 192, 1024  # tokens of a usual and of a long text, where they are soon read:
@@ -48,7 +45,7 @@ class Shape(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """Of a shape, each as a multiple of what a plain step of one text takes: its draft, and all else."""
+    """Of a step, in seconds or as a multiple of a plain step of one text: its draft, and all else."""
 
     draft: float
     step: float
@@ -130,7 +127,7 @@ class Stopwatch:
         self._room = 0
 
     def turns(self, shapes: Seq[Shape], turns: int, limit: float) -> dict[Shape, list[Timing]]:
-        """What each shape took in each turn. What there is no time for, or cannot be run, is not there.
+        """What each shape took in each turn, as multiples. What there is no time for, or cannot be run, is not there.
 
         The first turn is one step of each, to know what the slowest targets can do within `limit` seconds; it
         records the plans of the others, and counts only where nothing else does.
@@ -189,7 +186,7 @@ class Stopwatch:
         return once, max(all_rows - once, 0.0) / MORE, float(near)
 
     def _turn(self, order: Seq[Shape], *, single: bool, end: float) -> Iterator[tuple[Shape, Timing]]:
-        """(shape, seconds) of a block of each shape; at least the first two, then as long as there is time."""
+        """(shape, seconds of its steps), a block of each; at least of the first two, then as long as there is time."""
         for count, shape in enumerate(order):
             if count >= 2 and time.perf_counter() > end:
                 return
