@@ -200,3 +200,14 @@ def test_a_dictated_answer_is_the_only_one_allowed() -> None:
     assert one is not None
     assert two is not None
     assert (one.sum(), two.sum()) == (1, 1)
+
+
+def test_the_baseline_against_itself_shows_the_noise() -> None:
+    auto = Setting("mtp", "auto")
+    runs = [made(NONE, 100), made(auto, 150, 1), made(NONE, 120, 2), made(auto, 150, 3), made(NONE, 140, 4)]
+    table = lines(runs)
+    assert [line.against_itself for line in table] == [1.0, None]
+    noisy = verdict(lines([*runs[:2], made(NONE, 90, 2), *runs[3:]]))
+    assert noisy.noise == (pytest.approx(0.75), CODE)
+    assert any("none against itself" in line and "0.75" in line for line in noisy.say())
+    assert verdict(lines(runs[:3])).noise is None

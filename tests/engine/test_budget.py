@@ -170,6 +170,28 @@ def test_kept_probes_bring_a_row_back() -> None:
     assert done["tokens"] / done["seconds"] > 2.0
 
 
+def test_to_begin_takes_more_of_a_promise_than_to_go_on() -> None:
+    kind = replace(MTP, known=True)
+
+    def promise(draft: float) -> float:
+        budget = make(FLAT, draft, kind)
+        return b.choose(budget, kind, {1: 16}, 1, 1, 0.0).rate * budget.costs.target(1)
+
+    nearly = next(draft for draft in (x / 100 for x in range(1, 200)) if promise(draft) < 1.08)
+    assert promise(nearly) > b.MARGIN
+    costs = make(FLAT, nearly, kind).costs
+    new = AutoController(FLAT, [kind])
+    new.budget = replace(new.budget, costs=costs)
+    assert new.limits([sequence(1)], ["auto"], 16)[0][0] == 0
+    old = AutoController(FLAT, [kind])
+    old.budget = replace(old.budget, costs=make(FLAT, 0.01, kind).costs)
+    assert old.limits([sequence(1)], ["auto"], 16)[0][0] > 0
+    old.budget = replace(old.budget, costs=costs)
+    for _ in range(8):
+        old.observe(StepRecord(0, 0.0, 0.0, 0.0, []))
+    assert old.limits([sequence(1)], ["auto"], 16)[0][0] > 0
+
+
 @pytest.mark.parametrize("chance", [0.2, 0.5, 0.7, 0.9, 0.97])
 @pytest.mark.parametrize("rows", [1, 4, 16])
 def test_auto_reaches_the_best_fixed_length(chance: float, rows: int) -> None:

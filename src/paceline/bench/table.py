@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from paceline.bench.runner import NONE, Cell, Run, Setting
@@ -28,6 +28,7 @@ class Line:
     same_text: bool | None  # equal tokens to `none` in every round; None without a counterpart
     reasons: dict[str, int]
     drafters: dict[str, int]
+    against_itself: float | None = None  # of `none`: its speed against itself, held in the same way, median
 
 
 def lines(runs: Seq[Run]) -> list[Line]:
@@ -63,7 +64,19 @@ def _line(cell: Cell, setting: Setting, group: list[Run], plain: dict[tuple[Cell
         all(run.digest == other.digest for run, other in pairs) if pairs else None,
         _merge([run.reasons for run in group]),
         _merge([run.drafters for run in group]),
+        _against_itself(group) if setting == NONE else None,
     )
+
+
+def _against_itself(group: list[Run]) -> float | None:
+    """The baseline over the mean of the baselines before and after it: how far from 1 noise alone takes a ratio."""
+    at = {(run.round, run.place): run.speed for run in group}
+    found = [
+        speed / mean(near)
+        for (turn, place), speed in at.items()
+        if all(near := [at.get((turn, place + step), 0.0) for step in (-2, 2)])
+    ]
+    return median(found) if found else None
 
 
 def _ratio(run: Run, beside: list[Run]) -> float:
@@ -98,6 +111,7 @@ class Verdict:
     worst_against_fixed: tuple[float, Cell, str] | None  # auto against the best fixed length of its cell
     best: tuple[float, Cell, str] | None
     all_same_text: bool
+    noise: tuple[float, Cell] | None = None  # none against itself
 
     def say(self) -> list[str]:
         out = []
@@ -115,6 +129,9 @@ class Verdict:
             out.append(
                 f"auto against the best fixed length, worst cell: {ratio:.2f} ({_name(cell)}; {label})."
             )
+        if self.noise:
+            ratio, cell = self.noise
+            out.append(f"none against itself, held in the same way, worst cell: {ratio:.2f} ({_name(cell)}).")
         if not self.all_same_text:
             out.append(
                 "Some texts differ from those without a drafter: `paceline check` says whether it is a bug."
@@ -145,6 +162,11 @@ def verdict(table: Seq[Line]) -> Verdict:
         min(against, key=lambda p: p[0], default=None),
         max(drafting, key=lambda p: p[0], default=None),
         all(line.same_text is not False for line in table),
+        min(
+            [(line.against_itself, line.cell) for line in table if line.against_itself],
+            key=lambda p: p[0],
+            default=None,
+        ),
     )
 
 
