@@ -343,7 +343,6 @@ def test_a_long_context_is_paid_once_by_each_text_and_a_little_by_each_row() -> 
     assert long.target(2) - costs.target(2) == pytest.approx(2 * 0.9)
     assert long.target(8) - costs.target(8) == pytest.approx(2 * 0.9 + 6 * 0.09)
     assert long.target(100) - costs.target(100) == pytest.approx(2 * 0.9 + 98 * 0.09)
-    assert costs.within(0, 0) is costs
     assert FLAT.costs().within(2, 2000).target(2) == FLAT.costs().target(2)
     steep = replace(FLAT, reach=(1.0, 1e-4, 100.0)).costs()
     assert steep.within(4, 4).target(4) > 0

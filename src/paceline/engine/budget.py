@@ -48,10 +48,8 @@ REASONS = (
 
 TYPICAL = 16  # steps that are enough to tell the pace of many
 FADE_EVERY = 64  # steps after which a drafter that was not used counts as idle for as long
-START, MARGIN = (
-    1.1,
-    1.03,
-)  # what a plan must promise over none, to begin drafting (its first rounds are cold), to go on
+START = 1.1  # what a plan must promise over none to begin drafting: its first rounds are cold
+MARGIN = 1.03  # and to go on: what it does not know costs something too
 PROBE_SHARE = 0.005  # of the running time that probes may cost
 MOST_CREDIT = 2.0  # target steps that are saved for them
 

@@ -212,23 +212,25 @@ class AutoController:
             return choice
         chosen = sequences[0].params.drafter
         best: dict[int, Limit] = {}
+        before = self._choices.get(tuple(choice.ids))
+        margin = b.MARGIN if before is not None and before.hold else b.START
         for name in chosen.split("+") if chosen else self._default:
             kind = self._kind(name)
             self.budget = b.meet(self.budget, kind, [s for s in sequences if s.id in choice.caps])
-            self._plan(kind, choice, len(sequences), best)
+            self._plan(kind, choice, margin, best)
         rate = max([plan.rate for plan in choice.plans.values()])
         for name in choice.free:
             choice.plans[name] = b.look(self.budget, choice.rows + self._others, len(sequences), rate)
         choice.out = [best.get(s.id, limit) for s, limit in zip(sequences, choice.out, strict=True)]
-        choice.until, choice.probes = self._until(choice), PROBE_RUN if self.budget.probing else 0
+        choice.until, choice.probes = self._until(choice, before), PROBE_RUN if self.budget.probing else 0
         self.budget = replace(self.budget, costs=costs)
         return choice
 
-    def _until(self, choice: _Choice) -> int:
+    def _until(self, choice: _Choice, before: _Choice | None) -> int:
         """The step at which to think again: soon where little is known yet."""
         if self._others:
             return self._now + 1
-        probing, before = self.budget.probing, self._choices.get(tuple(choice.ids))
+        probing = self.budget.probing
         drafts = any(limit and i not in probing for own in choice.limits.values() for i, limit in own.items())
         if drafts:
             choice.hold = HOLD if before is None or not before.hold else min(2 * before.hold, LONGEST_HOLD)
@@ -243,14 +245,12 @@ class AutoController:
             self.budget = replace(self.budget, kinds=(*self.budget.kinds, self._kinds[name]))
         return self._kinds[name]
 
-    def _plan(self, kind: Kind, choice: _Choice, texts: int, best: dict[int, Limit]) -> None:
+    def _plan(self, kind: Kind, choice: _Choice, margin: float, best: dict[int, Limit]) -> None:
         """Plan for one kind; in `best` a row gets as many tokens as its most promising kind wants."""
-        rows = choice.rows + self._others
+        rows, texts = choice.rows + self._others, len(choice.ids)
         least = b.break_even(self.budget, kind, rows, texts, len(choice.caps))
         arms = [b.arm_of(self.budget, i, kind) for i in choice.caps] if kind.sequential else []
         best_chance = max([arm.accept[0] for arm in arms], default=0.0)
-        before = self._choices.get(tuple(choice.ids))
-        margin = b.MARGIN if before is not None and before.hold else b.START
         plan = b.choose(self.budget, kind, choice.caps if least < best_chance else {}, rows, texts, margin)
         pays = least < 1
         choice.plans[kind.name] = plan

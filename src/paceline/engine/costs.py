@@ -118,12 +118,14 @@ class Costs:
 
     def within(self, texts: int, context: int) -> Costs:
         """The costs of steps of so many texts, with so many tokens in all."""
+        base, row = self._beyond(texts, context)
+        return replace(self, here=(max(base, -0.5 * self.table[min(texts, len(self.table)) - 1]), row))
+
+    def _beyond(self, texts: int, context: int) -> tuple[float, float]:
+        """(seconds, and those of each row) that contexts of so many tokens in all take longer than usual ones."""
         once, more, usual = self.reach
-        if not texts or not once:
-            return self
         beyond = context / texts - usual
-        base = max((once - more) * texts * beyond, -0.5 * self.target(texts) / self.pace)
-        return replace(self, here=(base, more * beyond))
+        return (once - more) * texts * beyond, more * beyond
 
     def drafting(self, kind: str, texts: int = 1) -> RoundCost:
         """What a round of so many texts adds to a step, besides the target's rows."""
@@ -160,12 +162,12 @@ class Costs:
         if not self.measured:
             scale = steps[0].seconds / self.table[steps[0].rows - 1]
             return replace(self, table=tuple(v * scale for v in self.table), measured=True)
-        once, more, usual = self.reach
         ratios = []
         for rows, seconds, kind, drafted, texts, context in steps:
             bare = expected = self.table[rows - 1]
-            if once and texts:
-                expected += (context / texts - usual) * (once * texts + more * (rows - texts))
+            if texts:
+                base, row = self._beyond(texts, context)
+                expected += base + row * rows
             if kind is not None:
                 expected += self._chill(kind, drafted)
             ratios.append(seconds / (self.pace * max(expected, 0.5 * bare)))
@@ -237,7 +239,7 @@ class Profile:
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
     measured: bool = True
-    rounds: Mapping[str, RoundCost] = field(default_factory=dict)
+    rounds: Mapping[str, RoundCost] = field(default_factory=dict)  # by drafter kind
     chill: Mapping[str, Chill] = field(default_factory=dict)
     reach: Reach = (0.0, 0.0, 0.0)
 
