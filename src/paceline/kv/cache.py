@@ -7,6 +7,7 @@ key for the MTP drafter, and the tail can reach; older pages go back to the pool
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from paceline.errors import CapacityError
 from paceline.kv.layout import Layout
 from paceline.kv.pages import OutOfPages, PagePool
 from paceline.kv.prefix import Node, PrefixIndex
+from paceline.memory import Arena
 
 PAGE_SIZE = 16
 
@@ -52,6 +54,7 @@ class KVCache:
         self.layout, self.page_size = layout, PAGE_SIZE
         self.max_tokens, self.max_sequences = max_tokens, max_sequences
         self.max_pages = -(-max_tokens // PAGE_SIZE)
+        self._arena = Arena()
         try:
             self.k = [self._storage(i, pages, dtype, device) for i in range(len(layout.layers))]
             self.v = [self._storage(i, pages, dtype, device) for i in range(len(layout.layers))]
@@ -76,9 +79,10 @@ class KVCache:
         self, layer: int, pages: dict[str, int], dtype: torch.dtype, device: torch.device | str
     ) -> torch.Tensor:
         spec = self.layout.layers[layer]
-        return torch.zeros(
-            pages[spec.kind] * PAGE_SIZE, spec.kv_heads, spec.head_dim, dtype=dtype, device=device
-        )
+        shape = (pages[spec.kind] * PAGE_SIZE, spec.kv_heads, spec.head_dim)
+        if torch.device(device).type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=device)
+        return self._arena.zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
     # -- sequences ---------------------------------------------------------------------------------------------
 

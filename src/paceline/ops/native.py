@@ -18,6 +18,7 @@ import torch
 from paceline.core import Rows
 from paceline.errors import UsageError
 from paceline.kv.cache import KVCache
+from paceline.memory import Arena
 from paceline.ops.base import Drawn, Graph, RoundStart, Rule, Weight
 from paceline.ops.recording import Code, Node, RecordingOps, Symbol, place, schedule
 
@@ -85,13 +86,14 @@ class NativeRunner:
         elif _extension().threads() == 1:
             set_threads(default_threads())
         self._plans: dict[Graph, Plan] = {}
+        self._arena = Arena()
 
     def run(
         self, graph: Graph, rows: Rows, cache: KVCache | None, given: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
         plan = self._plans.get(graph)
         if plan is None:
-            plan = self._plans[graph] = Plan(graph)
+            plan = self._plans[graph] = Plan(graph, self._arena)
         return plan.run(rows, cache, given)
 
     def prepare(self, graphs: Seq[Graph]) -> None:
@@ -102,7 +104,7 @@ class NativeRunner:
             tables |= {id(w) for node in ops.nodes if node.code is Code.EMBED for w in node.weights}
         for graph in graphs:
             if graph not in self._plans:
-                self._plans[graph] = Plan(graph, tables)
+                self._plans[graph] = Plan(graph, self._arena, tables)
 
     def draft_round(
         self,
@@ -125,7 +127,7 @@ class NativeRunner:
 class Plan:
     """One recorded graph: the native program, and the tensors that it computes in."""
 
-    def __init__(self, graph: Graph, tables: set[int] | None = None) -> None:
+    def __init__(self, graph: Graph, arena: Arena, tables: set[int] | None = None) -> None:
         """With `tables`, ids of weights that are read by rows too, all others are released once they are packed."""
         ops = RecordingOps()
         self._results: tuple[Symbol, ...] = graph(ops)
@@ -138,7 +140,7 @@ class Plan:
         ] = {}  # given, its rows, what is read
         self._reads_rows = any(node.code in _OF_ROWS for step in self.steps for node in step)
         self._alive: list[torch.Tensor] = []  # everything whose address the program holds
-        self._tables = tables
+        self._arena, self._tables = arena, tables
         self._packed: dict[int, tuple[Weight, torch.Tensor, int]] = {}  # panels and kind by the weight's id
         self.program = _extension().Program()
         for step in self.steps:
@@ -171,7 +173,7 @@ class Plan:
             return weight.data.data_ptr(), self._vector(weight.scale), *shape, _KINDS[weight.kind]
         if id(loaded) not in self._packed:
             cluster = int(node.integers[0]) if node.code is Code.GATHER else 0  # type: ignore[arg-type]
-            self._packed[id(loaded)] = loaded, *_panels(loaded, cluster)
+            self._packed[id(loaded)] = loaded, *_panels(loaded, cluster, self._arena)
             if self._tables is not None and id(loaded) not in self._tables:
                 loaded.release()
         _, data, kind = self._packed[id(loaded)]
@@ -303,7 +305,7 @@ class Plan:
         self._cache = weakref.ref(cache)
 
 
-def _panels(weight: Weight, cluster: int) -> tuple[torch.Tensor, int]:
+def _panels(weight: Weight, cluster: int, arena: Arena) -> tuple[torch.Tensor, int]:
     """(`weight` in panels of outputs, kind). With each `cluster` outputs filled up (by the last) to whole panels."""
     weight, padding = usable(weight), -cluster % int(_extension().panel())
     if padding:
@@ -311,7 +313,7 @@ def _panels(weight: Weight, cluster: int) -> tuple[torch.Tensor, int]:
         weight = weight.rows(torch.cat((ids, ids[:, -1:].expand(-1, padding)), dim=1).reshape(-1))
     scale = None if weight.scale is None else weight.scale.float().contiguous()
     shape, kind = (weight.out_features, weight.in_features), _KINDS[weight.kind]
-    out = torch.zeros(_extension().packed_bytes(kind, *shape), dtype=torch.uint8)
+    out = arena.zeros(_extension().packed_bytes(kind, *shape))
     rows = weight.data.data_ptr(), 0 if scale is None else scale.data_ptr(), *shape, kind
     _extension().pack(rows, out.data_ptr())
     return out, kind

@@ -1,0 +1,53 @@
+"""Memory that every step reads, weights and K/V: in huge pages where the system has them.
+
+In pages of 4 KB, 18 MB of weights need 4,600 entries of a translation buffer that has some 2,000, so each step walks the
+page tables thousands of times; in pages of 2 MB they need nine. Linux gives them to whoever asks (madvise(2),
+MADV_HUGEPAGE); elsewhere, or where they are switched off, this is ordinary memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+
+import torch
+
+HUGE = 1 << 21  # bytes of a huge page
+BLOCK = 1 << 25  # bytes asked of the system at once: what is not touched costs nothing
+LINE = 64  # bytes of a cache line
+
+
+class Arena:
+    """Hands out zeros one after the other, since most matrices are smaller than a huge page.
+
+    A block lives as long as a tensor in it.
+    """
+
+    def __init__(self) -> None:
+        self._block: mmap.mmap | None = None
+        self._next = 0  # byte of the block that is free
+
+    def zeros(self, count: int) -> torch.Tensor:
+        """uint8 [count], at the beginning of a cache line. Raises RuntimeError when there is no memory."""
+        if not count or not self._has_room(count):
+            return torch.zeros(count, dtype=torch.uint8)
+        assert self._block is not None
+        begin = self._next
+        self._next += -(-count // LINE) * LINE
+        return torch.frombuffer(self._block, dtype=torch.uint8, count=count, offset=begin)
+
+    def _has_room(self, count: int) -> bool:
+        """Whether the block has, or a new one was begun that has."""
+        if self._block is not None and self._next + count <= len(self._block):
+            return True
+        if not hasattr(mmap, "MADV_HUGEPAGE"):
+            return False
+        size = max(BLOCK, -(-count // HUGE) * HUGE) + HUGE
+        try:
+            block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError:
+            return False
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            block.madvise(mmap.MADV_HUGEPAGE)
+        self._block, self._next = block, -torch.frombuffer(block, dtype=torch.uint8).data_ptr() % HUGE
+        return True

@@ -1,0 +1,60 @@
+"""Memory in huge pages: zeros that do not overlap, outlive their arena, and are there without huge pages too."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import mmap
+
+import pytest
+import torch
+
+from paceline import memory
+from paceline.memory import BLOCK, HUGE, LINE, Arena
+
+
+def test_pieces_are_zero_aligned_and_do_not_overlap() -> None:
+    arena = Arena()
+    sizes = [1, 63, 64, 65, 4096, 0, BLOCK // 2, BLOCK, 3 * BLOCK + 5, 7]
+    pieces = [arena.zeros(size) for size in sizes]
+    for i, (piece, size) in enumerate(zip(pieces, sizes, strict=True)):
+        assert piece.dtype == torch.uint8
+        assert piece.shape == (size,)
+        assert not piece.any()
+        piece.fill_(i + 1)
+    for i, piece in enumerate(pieces):
+        assert (piece == i + 1).all()
+        assert piece.data_ptr() % LINE == 0 or not len(piece)
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="no huge pages on this system")
+def test_large_pieces_begin_at_a_huge_page() -> None:
+    arena = Arena()
+    assert arena.zeros(BLOCK + 1).data_ptr() % HUGE == 0
+    assert arena.zeros(BLOCK + 1).data_ptr() % HUGE == 0
+
+
+def test_a_piece_outlives_its_arena() -> None:
+    arena = Arena()
+    piece = arena.zeros(HUGE)
+    piece.fill_(3)
+    arena.zeros(BLOCK)  # begins a new block
+    del arena
+    gc.collect()
+    assert (piece == 3).all()
+
+
+def test_without_huge_pages_it_is_ordinary_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(memory.mmap, "MADV_HUGEPAGE", raising=False)
+    assert Arena().zeros(100).tolist() == [0] * 100
+
+
+def test_a_system_that_refuses_the_block_is_asked_in_the_ordinary_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> mmap.mmap:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    monkeypatch.setattr(memory.mmap, "MADV_HUGEPAGE", 14, raising=False)
+    monkeypatch.setattr(memory.mmap, "mmap", refuse)
+    assert Arena().zeros(100).tolist() == [0] * 100
