@@ -67,6 +67,18 @@ def test_a_strong_match_runs_and_the_network_only_drafts_the_other_rows() -> Non
     check_draft(draft, ctx.limits, 10)
 
 
+def test_what_became_of_a_copy_counts_in_the_next_step() -> None:
+    """A plan may hold for a hundred steps: a text that begins to repeat itself does not wait for the next one."""
+    ngram, auto = Scripted("ngram", [16], 0.9, 7), AutoController(FLAT, [NGRAM])
+    ctx, seen = context([16]), []
+    for _ in range(4):
+        ctx.limits = [k for k, _ in auto.limits(ctx.sequences, ["auto"], 16)]
+        seen.append(len(Portfolio(ngram, None, auto).draft(ctx).tokens[0]))
+        rows = [RowRecord(0, "ngram", seen[-1], seen[-1], [0.9] * seen[-1], None)]
+        auto.observe(StepRecord(1 + seen[-1], 1.0, 0.0, 0.0, rows))
+    assert seen == [4, 8, 12, 16]
+
+
 def test_a_match_that_never_holds_gives_way_to_the_network() -> None:
     ngram, mtp = Scripted("ngram", [4], 0.75, 7), Scripted("mtp", [4], 0.8, 9)
     auto = AutoController(FLAT, [MTP, NGRAM])

@@ -119,7 +119,7 @@ def test_bad_row_is_parked_beside_a_good_one() -> None:
     (good, _), (bad, _reason) = auto.limits([sequence(1), sequence(2)], ["auto", "auto"], 16)
     assert good >= 4
     assert bad <= 1
-    assert b.arm_of(auto.budget, 2, MTP).accept[0] < 0.3 < 0.9 < b.arm_of(auto.budget, 1, MTP).accept[0]
+    assert b.arm_of(auto.budget, 2, MTP).accept[0] < 0.35 < 0.9 < b.arm_of(auto.budget, 1, MTP).accept[0]
 
 
 def test_never_slower_with_a_hopeless_drafter() -> None:

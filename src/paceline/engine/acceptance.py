@@ -14,7 +14,7 @@ from functools import lru_cache
 from paceline.core import MAX_DRAFT_TOKENS
 
 PRIOR_WEIGHT = 3.0  # observations that the usual acceptance of such a drafter counts for
-KNOWN_WEIGHT = 6.0  # that of a pair which was measured: a few refused drafts in a row are no reason to stop
+KNOWN_WEIGHT = 12.0  # that of a pair which was measured: a few refused drafts in a row are no reason to stop
 WINDOW = 24.0  # observations that a request remembers by position
 PARKED_WINDOW = 6.0  # fewer while parked, so that a few kept probes bring it back
 FIRST_PROBE = 32  # steps until a parked row may probe; doubles with each probe that is refused
@@ -22,7 +22,10 @@ LAST_PROBE = 1024
 BINS = 12  # of the drafter's confidence
 BIN_WEIGHT = 8.0  # observations that the drafter's own word counts for
 ALARM_TRIES, ALARM_SHARE = 96, 0.4
-HOPE = 0.5  # standard deviations by which the first acceptance of a text is thought higher than it seems
+HOPE = (
+    1.5,
+    0.5,
+)  # standard deviations by which the first acceptance of a greedy and of a sampled text is thought higher
 SAMPLED_SHARE = 0.8  # of the acceptance of greedy text, where nothing is known of sampled text
 
 Bins = tuple[tuple[float, float], ...]  # (kept, tried) by confidence, [BINS]
@@ -104,7 +107,7 @@ def estimated(arm: Arm) -> Arm:
         shown = max(tries, 0.9 * shown)
         if not accept:  # what is not known yet is worth trying
             unknown = arm.weight / (tries + arm.weight)
-            before += HOPE * unknown * (before * (1 - before) / (tries + arm.weight + 1)) ** 0.5
+            before += HOPE[arm.sampled] * unknown * (before * (1 - before) / (tries + arm.weight + 1)) ** 0.5
         alive *= before
         accept.append(before)
         survive.append(alive)

@@ -299,7 +299,7 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Mapping[int, int]]]) -> 
         if not rows:
             continue
         used |= {row.drafter for row in rows}
-        drafted += rows
+        drafted += [row for row in rows if not is_copy(budget, row)]
         if kind is not None and not (_only_probes(budget, rows) and costs.is_measured(kind.name)):
             each = [max(asked.get(r.sequence_id, 0), r.drafted) for r in rows if r.drafter == kind.name]
             steps = max(each) if kind.sequential else 1
@@ -316,6 +316,13 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Mapping[int, int]]]) -> 
         credit=min(budget.credit + PROBE_SHARE * spent, MOST_CREDIT * costs.target(1)),
     )  # fmt: skip
     return observe_rows(budget, drafted) if drafted else budget
+
+
+def is_copy(budget: Budget, row: RowRecord) -> bool:
+    """Whether it got a proposal that was made at one go: `observe_rows` learns from those at once, see `offer`."""
+    return bool(row.drafted) and any(
+        kind.name == row.drafter and not kind.sequential for kind in budget.kinds
+    )
 
 
 def _only_probes(budget: Budget, rows: list[RowRecord]) -> bool:

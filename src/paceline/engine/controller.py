@@ -19,7 +19,7 @@ from paceline.engine.costs import Profile
 
 Limit = tuple[int, str | None]
 Peek = Callable[[Sequence], bool]
-HOLD, LONGEST_HOLD = 2, 16  # steps that a plan holds: longer each time that it stays one that drafts
+HOLD, LONGEST_HOLD = 8, 16  # steps that a plan holds: longer each time that it stays one that drafts
 REST, LONGEST_REST = 32, 128  # steps that a plan without drafts holds: longer each time
 LOOK = 32  # steps between two looks for something to copy, at most
 PROBE_RUN = 3  # steps that a probe lasts while its tokens are kept
@@ -315,6 +315,9 @@ class AutoController:
         record.draft_seconds, self._thought = max(record.draft_seconds - self._thought, 0.0), 0.0
         self._others, self._planned = max(record.target_rows - known, 0), 0
         self._seen.append((record, asked))
+        copies = [row for row in record.rows if b.is_copy(self.budget, row)]
+        if copies:  # how long the next may be depends on it
+            self.budget = b.observe_rows(self.budget, copies)
         for choice in self._used:
             if choice.looked:
                 self._look(choice, record)
