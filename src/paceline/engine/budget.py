@@ -46,7 +46,7 @@ REASONS = (
     NO_DRAFTER,
 )
 
-TYPICAL = 16  # steps that are enough to tell the pace of many
+TYPICAL = 12  # steps that are enough to tell the pace of many
 FADE_EVERY = 64  # steps after which a drafter that was not used counts as idle for as long
 START = 1.1  # what a plan must promise over none to begin drafting: its first rounds are cold
 MARGIN = 1.03  # and to go on: what it does not know costs something too
@@ -104,7 +104,20 @@ class Plan:
     rows: int  # target rows of the step without any draft
     token_seconds: float  # mean cost of a planned token, its draft and its target row together
     row_seconds: float  # of that, its target row: a token that is drawn already costs no more
-    adding: tuple[float, ...] = ()  # seconds that 1, 2, ... more rows for each text cost it
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a step pays for tokens that are looked up: their number is decided when they are seen."""
+
+    costs: Costs
+    rows: int  # target rows of the step without any draft
+    texts: int
+    rate: float  # tokens per second without them
+
+    def price(self, tokens: int) -> float:
+        """Seconds of so many more rows for a text, at the price of all texts doing the same."""
+        return self.costs.adding(self.rows, tokens * self.texts) / self.texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +154,11 @@ def room(sequence: Sequence) -> int:
     return max(sequence.params.max_tokens - sequence.output_len - 1, 0)
 
 
+def plain(costs: Costs, rows: int, texts: int) -> float:
+    """Seconds of a step of so many texts without a draft: of its rows, others belong to prompts that are being read."""
+    return costs.target(min(rows, max(texts, 1)))
+
+
 def choose(
     budget: Budget, kind: Kind, caps: Mapping[int, int], rows: int, texts: int, margin: float = MARGIN
 ) -> Plan:
@@ -161,10 +179,9 @@ def choose(
     entries.sort()
     tokens, depth, drafting, best, spent = float(texts), 0, 0.0, 0, 0.0
     # prompts that are read beside the texts are work of their own: only what drafting adds to them counts
-    alone = min(rows, max(texts, 1))
-    plain = costs.target(alone)
-    read = plain - costs.target(rows)
-    best_rate = tokens / plain
+    without = plain(costs, rows, texts)
+    read = without - costs.target(rows)
+    best_rate = tokens / without
     for count, (survival, j, _) in enumerate(entries, 1):
         tokens -= survival
         if depth == 0:
@@ -173,11 +190,11 @@ def choose(
         depth = max(depth, j + 1)
         now = costs.target(rows + count) + read + drafting
         if tokens / now > best_rate:
-            best_rate, best, spent = tokens / now, count, now - plain
+            best_rate, best, spent = tokens / now, count, now - without
         elif (tokens - survival * (len(entries) - count)) / now < best_rate:
             break  # even if all others survived like this one and were free
-    if known and best_rate < margin * texts / plain:
-        best, best_rate, spent = 0, texts / plain, 0.0
+    if known and best_rate < margin * texts / without:
+        best, best_rate, spent = 0, texts / without, 0.0
     limits = dict.fromkeys(caps, 0)
     for _, j, sequence_id in entries[:best]:
         limits[sequence_id] = j + 1
@@ -185,21 +202,15 @@ def choose(
     return Plan(limits, best_rate, rows, spent / max(best, 1), row)
 
 
-def look(budget: Budget, rows: int, texts: int, rate: float) -> Plan:
-    """A plan for what is looked up: lengths are decided when it is seen, at the price of all texts doing the same."""
-    price = tuple([more / texts for more in budget.costs.rising(rows, texts, MAX_DRAFT_TOKENS)])
-    return Plan({}, rate, rows, 0.0, price[3] / 4, price)
-
-
 def break_even(budget: Budget, kind: Kind, rows: int, texts: int, auto_rows: int) -> float:
     """The least chance of a token to be kept at which drafts would pay, if all had it. Beyond 1 probing is pointless."""
     costs = budget.costs
     base, step, slope = costs.drafting(kind.name, auto_rows)
-    plain = costs.target(min(rows, max(texts, 1)))
+    without = plain(costs, rows, texts)
     least = float("inf")
     for more, calls in ((1, 1), (auto_rows, 1), (2 * auto_rows, 2), (4 * auto_rows, 4)):
         seconds = costs.adding(rows, more) + base + step * (calls if kind.sequential else 1) + slope * more
-        least = min(least, texts * seconds / (plain * more))
+        least = min(least, texts * seconds / (without * more))
     return least
 
 
@@ -248,7 +259,7 @@ def worth(plan: Plan, arm: Arm, step: int, survival: float) -> bool:
     return survival * arm.accept[step + 1] >= plan.rate * plan.row_seconds
 
 
-def offer(budget: Budget, kind: Kind, arm: Arm, plan: Plan, confidence: list[float]) -> tuple[int, float]:
+def offer(budget: Budget, kind: Kind, arm: Arm, look: Look, confidence: list[float]) -> tuple[int, float]:
     """(tokens worth checking, tokens they gain net of their cost) of a proposal made at one go.
 
     Only for proposals that are a function of the text so far (n-gram), or the choice would look at what it
@@ -263,7 +274,7 @@ def offer(budget: Budget, kind: Kind, arm: Arm, plan: Plan, confidence: list[flo
         own = arm.tries[j] / (arm.tries[j] + arm.weight)
         alive *= own * arm.accept[j] + (1 - own) * acc.calibrated(bins, value)
         kept += alive
-        net = kept - MARGIN * plan.rate * (plan.adding[j] + slope * (j + 1))
+        net = kept - MARGIN * look.rate * (look.price(j + 1) + slope * (j + 1))
         if net > best:
             best, length = net, j + 1
         elif alive < 0.03:

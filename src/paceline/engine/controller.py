@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine import budget as b
 from paceline.engine.acceptance import Kind, calibrated
-from paceline.engine.budget import Budget, Plan, StepRecord, Want
+from paceline.engine.budget import Budget, Look, Plan, StepRecord, Want
 from paceline.engine.costs import Profile
 
 Limit = tuple[int, str | None]
@@ -90,7 +90,7 @@ class _Choice:
     out: list[Limit]  # by row, where nothing is looked up
     caps: dict[int, int]  # rows whose length is ours to choose, and their most
     rows: int  # target rows that run whatever is drafted
-    free: tuple[str, ...] = ()  # kinds that can be looked up, and would pay
+    looks: dict[str, Look] = field(default_factory=dict)  # kinds that can be looked up, and would pay
     asked: dict[int, int] = field(default_factory=dict)  # by row: tokens of a kind that drafts one by one
     look: int = 0  # the step before which nothing has to be looked up
     looked: bool = False  # in this step
@@ -154,13 +154,15 @@ class AutoController:
         self._planned += choice.rows
         self._alive.clear()
         choice.looked = False
-        return self._with_looks(choice, sequences) if choice.free and choice.look <= self._now else choice.out
+        return (
+            self._with_looks(choice, sequences) if choice.looks and choice.look <= self._now else choice.out
+        )
 
     def rest(self) -> int:
         choice = self._choice
         if choice is None or choice.looked or any(limit for limit, _ in choice.out):
             return 0
-        until = min(choice.until, choice.look) if choice.free else choice.until
+        until = min(choice.until, choice.look) if choice.looks else choice.until
         return max(until - self._now - 1, 0)
 
     def _with_looks(self, choice: _Choice, sequences: list[Sequence]) -> list[Limit]:
@@ -184,7 +186,7 @@ class AutoController:
                 else:
                     due = self._hush(i)
             choice.look = min(choice.look, now + 1 if choice.asked.get(i) else due)
-        for name in choice.free:
+        for name in choice.looks:
             choice.limits[name] = looked
         if not looked:
             return choice.out
@@ -214,13 +216,16 @@ class AutoController:
         best: dict[int, Limit] = {}
         before = self._choices.get(tuple(choice.ids))
         margin = b.MARGIN if before is not None and before.hold else b.START
+        free = []
         for name in chosen.split("+") if chosen else self._default:
             kind = self._kind(name)
             self.budget = b.meet(self.budget, kind, [s for s in sequences if s.id in choice.caps])
-            self._plan(kind, choice, margin, best)
-        rate = max([plan.rate for plan in choice.plans.values()])
-        for name in choice.free:
-            choice.plans[name] = b.look(self.budget, choice.rows + self._others, len(sequences), rate)
+            if self._plan(kind, choice, margin, best) and not kind.sequential:
+                free.append(name)
+        if free:
+            plain = len(sequences) / b.plain(here, choice.rows, len(sequences))
+            rate = max([plan.rate for plan in choice.plans.values()], default=plain)
+            choice.looks = dict.fromkeys(free, Look(here, choice.rows + self._others, len(sequences), rate))
         choice.out = [best.get(s.id, limit) for s, limit in zip(sequences, choice.out, strict=True)]
         choice.until, choice.probes = self._until(choice, before), PROBE_RUN if self.budget.probing else 0
         self.budget = replace(self.budget, costs=costs)
@@ -245,20 +250,16 @@ class AutoController:
             self.budget = replace(self.budget, kinds=(*self.budget.kinds, self._kinds[name]))
         return self._kinds[name]
 
-    def _plan(self, kind: Kind, choice: _Choice, margin: float, best: dict[int, Limit]) -> None:
-        """Plan for one kind; in `best` a row gets as many tokens as its most promising kind wants."""
+    def _plan(self, kind: Kind, choice: _Choice, margin: float, best: dict[int, Limit]) -> bool:
+        """Plan for one kind, and say whether it could pay; in `best` a row gets the tokens of its most promising kind."""
         rows, texts = choice.rows + self._others, len(choice.ids)
         least = b.break_even(self.budget, kind, rows, texts, len(choice.caps))
-        arms = [b.arm_of(self.budget, i, kind) for i in choice.caps] if kind.sequential else []
-        best_chance = max([arm.accept[0] for arm in arms], default=0.0)
-        plan = b.choose(self.budget, kind, choice.caps if least < best_chance else {}, rows, texts, margin)
-        pays = least < 1
-        choice.plans[kind.name] = plan
-        limits = choice.limits[kind.name] = {}
-        if not kind.sequential:
-            choice.free += (kind.name,) if pays else ()
-        elif pays:
-            for i in choice.caps:
+        pays, limits = least < 1, choice.limits.setdefault(kind.name, {})
+        if kind.sequential:
+            best_chance = max([b.arm_of(self.budget, i, kind).accept[0] for i in choice.caps])
+            caps = choice.caps if least < best_chance else {}
+            plan = choice.plans[kind.name] = b.choose(self.budget, kind, caps, rows, texts, margin)
+            for i in choice.caps if pays else ():
                 self.budget, limits[i] = b.settle(self.budget, kind, i, plan.limits.get(i, 0), rows)
             choice.asked |= limits
         idle = b.PARKED_BY_COST if not pays else b.NO_CONFIDENCE if kind.sequential else b.NO_PROPOSAL
@@ -266,6 +267,7 @@ class AutoController:
             limit = limits.get(sequence_id, 0)
             if sequence_id not in best or limit > best[sequence_id][0]:
                 best[sequence_id] = (limit, None if limit else idle)
+        return pays
 
     def go_on(self, sequence_id: int, step: int, confidence: float) -> bool:
         plans = self._choice.plans if self._choice is not None else {}
@@ -281,13 +283,13 @@ class AutoController:
     def offer(self, sequence_id: int, kind: str, confidence: list[float]) -> tuple[int, float]:
         """(tokens worth checking, expected net gain in tokens) of a proposal that costs nothing to make."""
         choice = self._choice
-        if choice is None or kind not in choice.plans or sequence_id not in choice.limits[kind]:
+        if choice is None or kind not in choice.looks or sequence_id not in choice.limits[kind]:
             return _proposal(confidence)
         if confidence:
             self._offered.add(sequence_id)
         known = self._kinds[kind]
         arm = b.arm_of(self.budget, sequence_id, known)
-        return b.offer(self.budget, known, arm, choice.plans[kind], confidence)
+        return b.offer(self.budget, known, arm, choice.looks[kind], confidence)
 
     def expected(self, sequence_id: int, kind: str, length: int) -> float:
         """Expected net gain in tokens of `length` tokens that a drafter of `kind` would still have to
@@ -363,7 +365,7 @@ class AutoController:
 
     def _look(self, choice: _Choice, record: StepRecord) -> None:
         """Look less often where nothing was found, or what was found was lost."""
-        for name in choice.free:
+        for name in choice.looks:
             asked = choice.limits[name]
             for row in record.rows:
                 if row.drafter == name and row.accepted:

@@ -141,11 +141,6 @@ class Costs:
         one, more = self.chill.get(kind, (0.0, 0.0))
         return one + more * (texts - 1)
 
-    def rising(self, rows: int, each: int, count: int) -> list[float]:
-        """Seconds that each, 2 x each, ..., count x each more target rows add to a step of `rows`."""
-        here = self.target(rows)
-        return [self.target(rows + each * (j + 1)) - here for j in range(count)]
-
     def adding(self, rows: int, more: int) -> float:
         """Seconds that `more` target rows add to a step of `rows`."""
         return self.target(rows + more) - self.target(rows)
