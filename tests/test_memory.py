@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import mmap
+from pathlib import Path
 
 import pytest
 import torch
@@ -58,3 +59,17 @@ def test_a_system_that_refuses_the_block_is_asked_in_the_ordinary_way(
     monkeypatch.setattr(memory.mmap, "MADV_HUGEPAGE", 14, raising=False)
     monkeypatch.setattr(memory.mmap, "mmap", refuse)
     assert Arena().zeros(100).tolist() == [0] * 100
+
+
+def test_why_there_are_no_huge_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = tmp_path / "enabled"
+    monkeypatch.setattr(memory, "SETTING", setting)
+    monkeypatch.setattr(memory.mmap, "MADV_HUGEPAGE", 14, raising=False)
+    assert "cannot be read" in str(memory.why_not())
+    setting.write_text("always madvise [never]\n", encoding="ascii")
+    assert f"echo madvise | sudo tee {setting}" in str(memory.why_not())
+    for granted in ("[always] madvise never\n", "always [madvise] never\n"):
+        setting.write_text(granted, encoding="ascii")
+        assert memory.why_not() is None
+    monkeypatch.delattr(memory.mmap, "MADV_HUGEPAGE")
+    assert "no huge pages to ask for" in str(memory.why_not())

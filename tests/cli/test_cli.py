@@ -79,8 +79,10 @@ def test_info_tells_sizes_without_loading(monkeypatch: pytest.MonkeyPatch, capsy
     assert "gemma4_text" in out
     assert "per token" in out
     assert "mtp+ngram" in out
+    assert "huge pages" in out
     assert call(monkeypatch, "info", "demo", "--drafter", "none", "--json") == 0
     facts = json.loads(capsys.readouterr().out)
+    assert "huge pages" in facts["pages"]
     assert facts["drafter"] == "none"
     assert facts["models"][0]["parameters"] > 8_000_000
 

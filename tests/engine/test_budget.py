@@ -335,6 +335,17 @@ def test_what_a_round_does_to_the_step_after_it_is_a_cost_of_the_round() -> None
     assert same.drafting("mtp") == pytest.approx(slow.drafting("mtp"))
 
 
+def test_each_further_text_costs_more_than_its_rows() -> None:
+    costs = replace(FLAT, text=0.25).costs()
+    assert costs.within(1, 100).target(5) == FLAT.costs().target(5)
+    assert costs.within(4, 400).target(4) == pytest.approx(FLAT.costs().target(4) + 3 * 0.25)
+    assert costs.within(4, 400).adding(4, 4) == pytest.approx(
+        FLAT.costs().adding(4, 4)
+    )  # rows cost what they cost
+    seen = [Step(4, FLAT.costs().target(4) + 3 * 0.25, texts=4, context=400)] * 8
+    assert costs.observe_targets(seen).pace == pytest.approx(1.0)
+
+
 def test_a_long_context_is_paid_once_by_each_text_and_a_little_by_each_row() -> None:
     costs = replace(FLAT, reach=(1e-3, 1e-4, 100.0)).costs()
     usual = costs.within(2, 200)

@@ -278,6 +278,8 @@ def test_a_profile_of_another_machine_is_ignored_with_a_line(tmp_path: Path) -> 
         {"chill": None},
         {"chill": {"mtp": "cold"}},
         {"chill": {"mtp": [1, -1]}},
+        {"text": None},
+        {"text": -1},
         {"reach": [0, 0]},
         {"reach": [0, -1, 0]},
         {"rounds": {"mtp": [1, 2]}},
@@ -343,7 +345,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.chill, self.reach, self.drafted = 0.0, 0.0, 0.0, False
-        self.fixed, self.scale = 2.0, 1.5
+        self.fixed, self.scale, self.text = 2.0, 1.5, 0.0
         self.rows: list[int] = []
         costs, draft, forward = PROFILE.costs(), MTPDrafter.draft, GemmaTarget.forward
         monkeypatch.setattr("time.perf_counter", lambda: self.now)
@@ -357,6 +359,7 @@ class Clock:
             self.now += (
                 self.fixed + self.scale * costs.target(rows.count) + (self.chill if self.drafted else 0.0)
             )
+            self.now += self.text * (len(rows.starts) - 2)
             self.now += self.reach * sum(int(rows.positions[end - 1]) for end in rows.starts[1:])
             self.drafted = False
             self.rows.append(rows.count)
@@ -375,12 +378,13 @@ def test_the_stopwatch_times_steps_rounds_and_what_a_round_does_to_the_step_afte
 ) -> None:
     parts = mtp_parts(pair, said, max_batch=4)
     clock = Clock(monkeypatch)
-    clock.chill = 3.0
+    clock.chill, clock.text = 3.0, 0.25
     found = measure_steps(parts, MTP, limit=1e6)
     assert found is not None
     assert found.rows == (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 32)
     table = PROFILE.costs()
     assert found.seconds == pytest.approx([2.0 + 1.5 * table.target(n) for n in found.rows])
+    assert found.text == pytest.approx(0.25)
     assert found.rounds["mtp"] == pytest.approx((0.0, 3e-3, 1e-3), abs=1e-2)
     assert found.chill == {"mtp": pytest.approx((3.0, 0.0), abs=1e-6)}
     assert parts.cache.open_sequences == 0

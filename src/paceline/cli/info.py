@@ -24,6 +24,7 @@ def command(target: str, drafter: str, as_json: bool) -> None:
     from paceline.assembly import choose_drafter, pick_device, pick_runner
     from paceline.config import EngineConfig
     from paceline.drafters.registry import check_kind
+    from paceline.memory import why_not
     from paceline.models.hub import resolve
     from paceline.models.inspection import inspect
 
@@ -33,6 +34,7 @@ def command(target: str, drafter: str, as_json: bool) -> None:
     kind, source, why = choose_drafter(config, folder)
     device = pick_device("auto")
     _, arithmetic = pick_runner(config, device)
+    pages = why_not() or "weights and K/V in huge pages" if device.type == "cpu" else None
     found = [inspect(folder, itemsize=4 if device.type == "cpu" else 2)]
     if source is not None:
         found.append(inspect(source, target=folder if kind.startswith("mtp") else None))
@@ -42,6 +44,7 @@ def command(target: str, drafter: str, as_json: bool) -> None:
             "reason": why,
             "device": str(device),
             "arithmetic": arithmetic,
+            "pages": pages,
         }
         facts["models"] = [asdict(one) | {"path": str(one.path)} for one in found]
         click.echo(json.dumps(facts, indent=2))
@@ -50,6 +53,8 @@ def command(target: str, drafter: str, as_json: bool) -> None:
             click.echo(_describe(one))
         click.echo(f"drafter      {kind}: {why}")
         click.echo(f"device       {device}, {arithmetic}")
+        if pages is not None:
+            click.echo(f"pages        {pages}")
     troubles = [trouble for one in found for trouble in one.unsupported]
     if troubles:
         from paceline.errors import LoadError

@@ -93,8 +93,9 @@ class DraftCost:
 class Costs:
     """What steps and draft rounds take, as measured at start-up, times the pace of the machine now.
 
-    table[n - 1]: seconds of a step with n target rows, its draft apart, at a usual context. A longer one costs `reach`
-    more: once for each text, since its rows share what is read of the cache, and a little for each further row. After a
+    table[n - 1]: seconds of a step of one text with n target rows, its draft apart, at a usual context. Each further
+    text costs `text` more than its rows, a longer context `reach`: once for each text, since its rows share what is read
+    of the cache, and a little for each further row. After a
     round of a drafter whose weights have taken the place of the target's in the caches it takes `chill` more. Without a
     profile (`measured` false) the first step sets the scale.
     """
@@ -102,8 +103,9 @@ class Costs:
     table: tuple[float, ...]
     measured: bool = True
     pace: float = 1.0  # what everything takes now, as a multiple of what it took at start-up
+    text: float = 0.0  # what each further text in a step costs, beside its rows
     reach: Reach = (0.0, 0.0, 0.0)
-    here: tuple[float, float] = (0.0, 0.0)  # what the contexts at hand cost, see `within`: (base, per row)
+    here: tuple[float, float] = (0.0, 0.0)  # what the texts at hand cost, see `within`: (base, per row)
     chill: Mapping[str, Chill] = field(default_factory=dict)  # by drafter kind
     draft: Mapping[str, DraftCost] = field(default_factory=dict)  # by drafter kind, at pace 1
     rounds: Mapping[str, RoundCost] = field(default_factory=dict)  # the fits of `draft`
@@ -122,10 +124,10 @@ class Costs:
         return replace(self, here=(max(base, -0.5 * self.table[min(texts, len(self.table)) - 1]), row))
 
     def _beyond(self, texts: int, context: int) -> tuple[float, float]:
-        """(seconds, and those of each row) that contexts of so many tokens in all take longer than usual ones."""
+        """(seconds, and those of each row) that so many texts, of so many tokens in all, take longer than a usual one."""
         once, more, usual = self.reach
         beyond = context / texts - usual
-        return (once - more) * texts * beyond, more * beyond
+        return self.text * (texts - 1) + (once - more) * texts * beyond, more * beyond
 
     def drafting(self, kind: str, texts: int = 1) -> RoundCost:
         """What a round of so many texts adds to a step, besides the target's rows."""
@@ -236,13 +238,20 @@ class Profile:
     measured: bool = True
     rounds: Mapping[str, RoundCost] = field(default_factory=dict)  # by drafter kind
     chill: Mapping[str, Chill] = field(default_factory=dict)
+    text: float = 0.0
     reach: Reach = (0.0, 0.0, 0.0)
 
     def costs(self) -> Costs:
         draft = {kind: DraftCost(cost, MEASURED) for kind, cost in self.rounds.items()}
         table = staircase(self.rows, self.seconds)
         return Costs(
-            table, self.measured, reach=self.reach, chill=self.chill, draft=draft, rounds=dict(self.rounds)
+            table,
+            self.measured,
+            text=self.text,
+            reach=self.reach,
+            chill=self.chill,
+            draft=draft,
+            rounds=dict(self.rounds),
         )
 
 

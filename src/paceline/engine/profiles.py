@@ -22,7 +22,7 @@ import torch
 from paceline.engine.calibration import Known, known_of
 from paceline.engine.costs import Profile
 
-VERSION = 3
+VERSION = 4
 SAMPLE = 64 * 1024  # bytes of a weights file that are looked at, at its beginning, middle and end
 
 Key = Mapping[str, str]  # what a profile is valid for, by aspect
@@ -70,7 +70,7 @@ def save(kept: Kept, key: Key, path: Path) -> str:
     profile = kept.profile
     value = {
         "version": VERSION, "key": dict(key), "rows": profile.rows, "seconds": profile.seconds,
-        "rounds": dict(profile.rounds), "chill": dict(profile.chill), "reach": profile.reach,
+        "rounds": dict(profile.rounds), "chill": dict(profile.chill), "text": profile.text, "reach": profile.reach,
         "known": kept.known.to_json() if kept.known is not None else None,
     }  # fmt: skip
     temporary: str | None = None
@@ -131,7 +131,7 @@ def _profile(rows: object, seconds: object) -> Profile:
 
 def _with_rounds(profile: Profile, raw: Mapping[str, Any]) -> Profile:
     """`profile` with what draft rounds cost. Raises ValueError for what are no times."""
-    rounds, chill, reach = raw["rounds"], raw["chill"], raw["reach"]
+    rounds, chill, text, reach = raw["rounds"], raw["chill"], raw["text"], raw["reach"]
     if not isinstance(rounds, dict) or not isinstance(chill, dict):
         raise ValueError("no prices by drafter")
     for kinds, count in ((rounds, 3), (chill, 2)):
@@ -139,10 +139,11 @@ def _with_rounds(profile: Profile, raw: Mapping[str, Any]) -> Profile:
             raise ValueError(f"the price of a draft round is not {count} times")
     if not isinstance(reach, list) or len(reach) != 3 or not all(map(_is_time, reach)):
         raise ValueError("the price of a context is not three numbers")
-    if not all(_is_time(s) for price in [*rounds.values(), *chill.values()] for s in price):
+    if not all(_is_time(s) for price in [*rounds.values(), *chill.values(), [text]] for s in price):
         raise ValueError("a price is not seconds")
     return replace(
         profile,
+        text=float(text),
         reach=(float(reach[0]), float(reach[1]), float(reach[2])),
         chill={str(kind): (float(a), float(b)) for kind, (a, b) in chill.items()},
         rounds={str(kind): (float(a), float(b), float(c)) for kind, (a, b, c) in rounds.items()},

@@ -9,10 +9,10 @@ it, and the median of a few turns counts.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from statistics import mean, median
+from statistics import median
 from typing import NamedTuple
 
 from paceline.core import Draft, SamplingParams
@@ -20,7 +20,7 @@ from paceline.drafters.base import DraftContext, Drafter
 from paceline.engine.acceptance import Kind
 from paceline.engine.budget import StepRecord
 from paceline.engine.controller import FixedController
-from paceline.engine.costs import Chill, DraftCost, Profile, Reach
+from paceline.engine.costs import Chill, DraftCost, Profile, Reach, staircase
 from paceline.engine.engine import Engine, EngineParts
 
 TURNS = 4
@@ -256,15 +256,16 @@ def measure_steps(parts: EngineParts, kind: Kind | None, limit: float) -> Profil
         shape: Timing(median([t.draft for t in seen]), median([t.step for t in seen]))
         for shape, seen in turns.items()
     }
-    free = {shape: timing for shape, timing in typical.items() if not shape.network}
-    if len(free) < 2:
+    plain = median(watch.plain) if watch.plain else 0.0
+    free = {shape: timing.step * plain for shape, timing in typical.items() if not shape.network}
+    rungs = {shape.rows: seconds for shape, seconds in free.items() if shape.texts == 1}
+    if len(rungs) < 2:
         return None
-    plain = median(watch.plain)
-    rungs: dict[int, list[float]] = {}
-    for shape, timing in free.items():
-        rungs.setdefault(shape.rows, []).append(timing.step * plain)
+    text = _text(rungs, free)
+    for shape, seconds in free.items():
+        rungs.setdefault(shape.rows, seconds - text * (shape.texts - 1))
     rows = sorted(rungs)
-    profile = Profile(tuple(rows), tuple(mean(rungs[n]) for n in rows), reach=watch.reach(plain))
+    profile = Profile(tuple(rows), tuple(rungs[n] for n in rows), text=text, reach=watch.reach(plain))
     drafted = {shape: timing for shape, timing in typical.items() if shape.network}
     if kind is None or not drafted:
         return profile
@@ -277,6 +278,18 @@ def measure_steps(parts: EngineParts, kind: Kind | None, limit: float) -> Profil
         for _ in range(WEIGHT):
             price = price.add(shape.k, shape.texts * shape.k, timing.draft * plain, decay=1.0)
     return replace(profile, rounds={kind.name: price.fit()}, chill={kind.name: _chill(longer)})
+
+
+def _text(alone: Mapping[int, float], free: Mapping[Shape, float]) -> float:
+    """Seconds that a step of several texts takes longer, for each further text, than one text with as many rows."""
+    rows = sorted(alone)
+    table = staircase(rows, [alone[n] for n in rows], rows[-1])
+    more = [
+        (seconds - table[shape.rows - 1]) / (shape.texts - 1)
+        for shape, seconds in free.items()
+        if shape.texts > 1 and shape.rows <= rows[-1]
+    ]
+    return max(median(more), 0.0) if more else 0.0
 
 
 def _chill(longer: dict[int, list[float]]) -> Chill:

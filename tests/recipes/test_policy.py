@@ -1,0 +1,28 @@
+"""The simulated clock of the policy recipe: real texts, fixed prices, the same figures in every run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "policy" / "simulate.py"
+
+
+def simulate(*options: str) -> list[str]:
+    command = [sys.executable, str(RECIPE), "--texts", "1", "--tokens", "24", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()
+
+
+def test_the_simulation_repeats_itself_and_follows_the_prices() -> None:
+    usual, steep = simulate(), simulate("--steep", "3")
+    assert simulate() == usual
+    assert len([line for line in usual if " auto " in line]) == 2 * 7
+    assert [line.split()[0] for line in usual if "means" in line] == ["T=0.0", "T=0.8"]
+
+    def fixed(lines: list[str]) -> list[float]:
+        return [float(line.split()[5]) for line in lines if " 4: " in line]
+
+    assert all(dear < cheap for dear, cheap in zip(fixed(steep), fixed(usual), strict=True))
