@@ -34,7 +34,7 @@ def command(target: str, drafter: str, as_json: bool) -> None:
     kind, source, why = choose_drafter(config, folder)
     device = pick_device("auto")
     _, arithmetic = pick_runner(config, device)
-    pages = why_not() or "weights and K/V in huge pages" if device.type == "cpu" else None
+    pages = why_not() or "huge pages are granted" if device.type == "cpu" else None
     found = [inspect(folder, itemsize=4 if device.type == "cpu" else 2)]
     if source is not None:
         found.append(inspect(source, target=folder if kind.startswith("mtp") else None))

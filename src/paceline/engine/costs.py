@@ -95,9 +95,8 @@ class Costs:
 
     table[n - 1]: seconds of a step of one text with n target rows, its draft apart, at a usual context. Each further
     text costs `text` more than its rows, a longer context `reach`: once for each text, since its rows share what is read
-    of the cache, and a little for each further row. After a
-    round of a drafter whose weights have taken the place of the target's in the caches it takes `chill` more. Without a
-    profile (`measured` false) the first step sets the scale.
+    of the cache, and a little for each further row. After a round of a drafter whose weights have taken the place of
+    the target's in the caches it takes `chill` more. Without a profile (`measured` false) the first step sets the scale.
     """
 
     table: tuple[float, ...]
