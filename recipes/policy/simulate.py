@@ -135,6 +135,8 @@ def main() -> None:
         "--belief", type=float, default=1.0, help="what the controller thinks they cost, over that"
     )
     args = parser.parse_args()
+    if not (args.texts >= 1 and 1 <= args.tokens <= 1000 and args.steep > 0 and args.belief > 0):
+        parser.error("give at least one text, 1 to 1000 tokens, and numbers above 0 for --steep and --belief")
     engine, controller = prepared(args.steep, args.belief)
     assert engine.tokenizer is not None
     bounds = workloads.Bounds(engine.state.target.vocab_size, engine.max_len - args.tokens - 20)

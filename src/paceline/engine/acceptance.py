@@ -22,8 +22,8 @@ LAST_PROBE = 1024
 BINS = 12  # of the drafter's confidence
 BIN_WEIGHT = 8.0  # observations that the drafter's own word counts for
 ALARM_TRIES, ALARM_SHARE = 96, 0.4
-# Standard deviations by which the first acceptance of a greedy and of a sampled text is thought higher than it seems:
-# sampled texts differ less from each other.
+# Standard deviations by which the first acceptance of a greedy and of a sampled text is thought higher than it seems: at
+# a temperature drafts gain so little that more hope costs more than it finds (recipes/policy).
 HOPE = (1.5, 0.5)
 SAMPLED_SHARE = 0.8  # of the acceptance of greedy text, where nothing is known of sampled text
 

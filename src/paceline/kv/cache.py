@@ -37,6 +37,14 @@ class _Entry:
     turn: int = 0  # committed tokens at which a window has left a page behind
 
 
+def _zeros(
+    arena: Arena, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
+) -> torch.Tensor:
+    if torch.device(device).type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return arena.zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+
+
 class KVCache:
     """K and V of every layer that owns them, shared by up to `max_sequences` sequences of up to `max_tokens`."""
 
@@ -54,10 +62,11 @@ class KVCache:
         self.layout, self.page_size = layout, PAGE_SIZE
         self.max_tokens, self.max_sequences = max_tokens, max_sequences
         self.max_pages = -(-max_tokens // PAGE_SIZE)
-        self._arena = Arena()
+        arena = Arena()
+        shapes = [(pages[s.kind] * PAGE_SIZE, s.kv_heads, s.head_dim) for s in layout.layers]
         try:
-            self.k = [self._storage(i, pages, dtype, device) for i in range(len(layout.layers))]
-            self.v = [self._storage(i, pages, dtype, device) for i in range(len(layout.layers))]
+            self.k = [_zeros(arena, shape, dtype, device) for shape in shapes]
+            self.v = [_zeros(arena, shape, dtype, device) for shape in shapes]
         except RuntimeError as error:
             raise CapacityError(
                 f"no memory for the K/V cache ({error}): lower cache_memory or max_batch"
@@ -74,15 +83,6 @@ class KVCache:
 
     def _evict(self, kind: str, count: int) -> int:
         return self.prefix.evict(kind, count)
-
-    def _storage(
-        self, layer: int, pages: dict[str, int], dtype: torch.dtype, device: torch.device | str
-    ) -> torch.Tensor:
-        spec = self.layout.layers[layer]
-        shape = (pages[spec.kind] * PAGE_SIZE, spec.kv_heads, spec.head_dim)
-        if torch.device(device).type != "cpu":
-            return torch.zeros(shape, dtype=dtype, device=device)
-        return self._arena.zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
     # -- sequences ---------------------------------------------------------------------------------------------
 
