@@ -22,10 +22,10 @@ from paceline.config import EngineConfig
 from paceline.core import SamplingParams, Sequence
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.portfolio import Portfolio
-from paceline.engine.budget import RowRecord, StepRecord
 from paceline.engine.controller import AutoController
 from paceline.engine.costs import Costs, Profile, RoundCost, default_profile, staircase
 from paceline.engine.engine import Engine
+from paceline.engine.records import RowRecord, StepRecord
 
 # In plain steps of `demo` on two cores: a step by its rows, a draft round (base, each step, each token), a look for
 # something to copy and one that finds something, a new plan.

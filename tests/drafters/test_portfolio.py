@@ -11,10 +11,10 @@ from paceline.core import Draft, SamplingParams, Sequence
 from paceline.drafters.base import DraftContext
 from paceline.drafters.portfolio import Portfolio
 from paceline.engine import budget as b
-from paceline.engine.budget import RowRecord, StepRecord
 from paceline.engine.controller import MTP, NGRAM, AutoController, FixedController
 from paceline.engine.costs import Profile
 from paceline.engine.propose import check_draft
+from paceline.engine.records import RowRecord, StepRecord
 
 FLAT = Profile((1, 5, 9, 17, 32), (1.0, 1.1, 1.3, 1.9, 3.0))
 

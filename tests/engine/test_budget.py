@@ -13,9 +13,10 @@ from paceline.core import SamplingParams, Sequence
 from paceline.engine import acceptance as acc
 from paceline.engine import budget as b
 from paceline.engine.acceptance import Kind
-from paceline.engine.budget import Budget, RowRecord, StepRecord
+from paceline.engine.budget import Budget
 from paceline.engine.controller import NGRAM, AutoController, FixedController
 from paceline.engine.costs import Costs, DraftCost, Profile, Step, staircase
+from paceline.engine.records import RowRecord, StepRecord
 
 MTP = Kind("mtp", (0.75, 0.7, 0.65, 0.6))
 FLAT = Profile((1, 5, 9, 17, 32), (1.0, 1.1, 1.3, 1.9, 3.0))

@@ -17,11 +17,11 @@ from paceline.drafters.base import DraftContext
 from paceline.drafters.mtp import MTPDrafter
 from paceline.engine import profiles
 from paceline.engine.acceptance import BINS, Kind
-from paceline.engine.budget import RowRecord
 from paceline.engine.calibration import FILE_NAME, Known, known_of, read_calibration
 from paceline.engine.controller import MTP, AutoController
 from paceline.engine.costs import DraftCost, Profile
 from paceline.engine.engine import EngineParts
+from paceline.engine.records import RowRecord
 from paceline.engine.selftest import ENOUGH, complaint, summarise
 from paceline.engine.stopwatch import measure_steps, steepness
 from paceline.kv.cache import KVCache

@@ -46,6 +46,11 @@ class EnergyMeter:
     files: tuple[Path, ...] = ()
     handle: Any = None  # NVML device
 
+    @property
+    def resolution(self) -> float:
+        """Seconds that a measurement should last: the counters move at every millisecond, or only ten times a second."""
+        return 0.02 if self.handle is None else 0.5
+
     @classmethod
     def find(cls, device: torch.device) -> EnergyMeter | None:
         """The meter of `device`, or None where nothing readable reports."""

@@ -37,13 +37,13 @@ STYLE = (
 def cells(line: Line) -> list[str]:
     """One table row as text, in the order of COLUMNS."""
     ratio = ""
-    if line.ratio and line.setting != NONE:
+    if line.ratio:
         ratio = f"{line.ratio.median:.2f} ({line.ratio.low:.2f}-{line.ratio.high:.2f})"
     return [
         line.cell.workload,
         str(line.cell.batch),
         f"{line.cell.temperature:g}",
-        line.setting.label + ("" if line.same_text is not False else " (other text!)"),
+        line.setting.label + ("" if line.same_text else " (other text!)"),
         f"{line.speed:.1f}",
         ratio,
         f"{line.tokens_per_step:.2f}",

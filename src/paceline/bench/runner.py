@@ -1,25 +1,29 @@
-"""Runs cells of a benchmark: within a round every setting of a cell stands between two runs of the baseline.
+"""Runs cells of a benchmark: each setting writes beside a twin of its engine that never drafts, in turns of a few tokens.
 
-A machine that others use too is faster in one second than in the next; a setting is held against the mean of its two
-neighbours, so what drifts evenly cancels. Settings change places from round to round.
+A machine that others use too is faster in one second than in the next, by up to two times. So a setting and its baseline
+write the same texts at the same time, over the same weights and in one cache: each goes on until it is `TURN` tokens a
+text ahead of the other, with a clock of its own. What the machine does to one it does to the other, and their ratio
+stays. `none` is run in this way too: its ratio says how far from 1 noise alone goes.
 
-Speed is that of decoding at a full batch: the tokens between the moment when every text has its first one and the
-moment when the first text is done, over the time they took. What comes after, fewer and fewer texts side by side,
-is the speed of smaller batches; the time of all of it is kept too (`seconds`).
+Speed is that of decoding at a full batch: the tokens between the moment when every text has its first one and the moment
+when the first text of either is done, over the time they took. What comes after, fewer and fewer texts side by side, is
+the speed of smaller batches; the time of all of it is kept too (`seconds`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
+from bisect import bisect_left
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from paceline.bench.meters import EnergyMeter
 from paceline.bench.workloads import Prompt
 from paceline.core import Delta, SamplingParams, Stats
+
+TURN = 16  # tokens of each text
 
 
 class Engine(Protocol):
@@ -59,16 +63,16 @@ class Cell:
 
 @dataclass(slots=True)
 class Run:
-    """One measurement. Times in seconds."""
+    """One measurement. Times in seconds, of its own turns only."""
 
     cell: Cell
     setting: Setting
     round: int
-    place: int = 0  # within its cell and round: the baselines at place - 1 and place + 1 are its neighbours
     tokens: int = 0
     seconds: float = 0.0
     decode_tokens: int = 0
     decode_seconds: float = 0.0
+    plain_speed: float = 0.0  # tokens per second of the baseline beside it, over as many tokens
     first_token: list[float] = field(default_factory=list)  # per text
     gaps: list[float] = field(default_factory=list)  # between deltas of one text, divided by their tokens
     steps: int = 0
@@ -78,10 +82,16 @@ class Run:
     drafters: dict[str, int] = field(default_factory=dict)
     joules: float | None = None
     digest: str = ""  # of all texts: equal digests are equal tokens
+    same_text: bool = True  # as the baseline's
 
     @property
     def speed(self) -> float:
         return self.decode_tokens / self.decode_seconds if self.decode_seconds > 0 else 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Its speed over that of the baseline beside it, 0 if either wrote too little to say."""
+        return self.speed / self.plain_speed if self.plain_speed > 0 else 0.0
 
     def add_stats(self, stats: Stats) -> None:
         self.steps += stats.steps
@@ -99,9 +109,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What to measure and with what."""
+    """What to measure and with what. `plain`: the twin of `engine` that never drafts."""
 
     engine: Engine
+    plain: Engine
     prompts: Callable[[str, int], list[Prompt]]  # (workload, count)
     cells: tuple[Cell, ...]
     settings: tuple[Setting, ...]
@@ -111,24 +122,108 @@ class Bench:
     energy: EnergyMeter | None = None
 
 
-def run_once(bench: Bench, cell: Cell, setting: Setting, number: int, place: int = 0) -> Run:
-    """Run one cell with one setting; requests that were begun are cancelled if it is broken off."""
+class _Side:
+    """One of the two engines with its texts, its clock, and what it has written so far."""
+
+    def __init__(self, engine: Engine, run: Run, energy: EnergyMeter | None) -> None:
+        self.engine, self.run, self.energy = engine, run, energy
+        self.names = [f"{run.setting.label}-{run.round}-{i}" for i in range(run.cell.batch)]
+        self.ids: dict[str, list[int]] = {name: [] for name in self.names}
+        self.last: dict[str, float] = {}  # by text: when its last token came
+        self.trace: list[tuple[int, float]] = []  # (tokens, seconds) after every step that wrote
+        self.opened: int | None = None  # places in `trace`: every text has its first token,
+        self.closed: int | None = None  # and the first text is done
+
+    def begin(self, requests: list[tuple[list[int], SamplingParams]]) -> None:
+        start = time.perf_counter()
+        for name, (prompt, params) in zip(self.names, requests, strict=True):
+            self.engine.add(name, prompt, params)
+        self.run.seconds += time.perf_counter() - start
+
+    def go_on(self, until: int) -> None:
+        """A turn: steps until `until` tokens are written, or one writes nothing; with a meter, as long as it needs."""
+        run, begin, before = self.run, time.perf_counter(), self.energy.read() if self.energy else None
+        start, least = begin - run.seconds, self.energy.resolution if self.energy else 0.0
+        while self.engine.has_work:
+            deltas = self.engine.step()
+            now = time.perf_counter() - start
+            self._note(deltas, now)
+            if not deltas or (run.tokens >= until and now - run.seconds >= least):
+                break
+        run.seconds = time.perf_counter() - start
+        if self.energy and before is not None:
+            run.joules = (run.joules or 0.0) + self.energy.since(before)
+
+    def _note(self, deltas: list[Delta], now: float) -> None:
+        run, last = self.run, self.last
+        for delta in deltas:
+            if delta.error is not None:
+                raise RuntimeError(f"a text failed while it was measured: {delta.error}")
+            run.tokens += len(delta.token_ids)
+            self.ids[delta.request].extend(delta.token_ids)
+            if delta.request not in last:
+                run.first_token.append(now)
+            elif delta.token_ids:
+                run.gaps.append((now - last[delta.request]) / len(delta.token_ids))
+            last[delta.request] = now
+            if delta.stats is not None:
+                run.add_stats(delta.stats)
+        if deltas:
+            self.trace.append((run.tokens, now))
+            if self.opened is None and len(last) == run.cell.batch:
+                self.opened = len(self.trace) - 1
+            if self.closed is None and any(delta.finish_reason for delta in deltas):
+                self.closed = len(self.trace) - 1
+
+    def window(self, tokens: int) -> tuple[int, float]:
+        """(tokens, seconds) of decoding at a full batch, at most until `tokens` are written."""
+        first = self.trace[self.opened or 0]
+        end = bisect_left(self.trace, (tokens, 0.0), hi=len(self.trace) - 1)
+        then = self.trace[end]
+        return max(then[0] - first[0], 0), max(then[1] - first[1], 0.0)
+
+    def digest(self) -> str:
+        return hashlib.sha256(repr(list(self.ids.values())).encode()).hexdigest()[:16]
+
+
+def run_beside(bench: Bench, cell: Cell, setting: Setting, number: int) -> tuple[Run, Run]:
+    """(run, its baseline) of one cell; requests that were begun are cancelled if it is broken off."""
     pool = bench.prompts(cell.workload, cell.batch + number)
     chosen = [pool[(number + i) % len(pool)] for i in range(cell.batch)]
-    run = Run(cell, setting, number, place)
-    before = bench.energy.read() if bench.energy else None
-    ids = [f"{setting.label}-{number}-{i}" for i in range(cell.batch)]
-    begin = time.perf_counter()
+    run, plain = Run(cell, setting, number), Run(cell, NONE, number)
+    sides = [_Side(bench.engine, run, bench.energy), _Side(bench.plain, plain, bench.energy)]
+    order = sides[::-1] if number % 2 else sides  # who begins
     try:
-        for i, (name, prompt) in enumerate(zip(ids, chosen, strict=True)):
-            bench.engine.add(name, prompt.tokens, _params(bench, cell, setting, prompt, i))
-        _drive(bench.engine, run, begin, cell.batch)
+        _read(bench.plain, [p.tokens for p in chosen])
+        for side in order:
+            params = [_params(bench, cell, side.run.setting, p, i) for i, p in enumerate(chosen)]
+            side.begin([(p.tokens, own) for p, own in zip(chosen, params, strict=True)])
+        while any(side.engine.has_work for side in sides):
+            for side in order:
+                side.go_on(max(run.tokens, plain.tokens) + TURN * cell.batch)
     finally:
-        for name in ids:
-            bench.engine.cancel(name)
-    if bench.energy and before is not None:
-        run.joules = bench.energy.since(before)
-    return run
+        for side in sides:
+            for name in side.names:
+                side.engine.cancel(name)
+    full = min(side.trace[-1 if side.closed is None else side.closed][0] for side in sides)
+    for side in sides:
+        side.run.decode_tokens, side.run.decode_seconds = side.window(full)
+        side.run.digest = side.digest()
+    run.plain_speed, run.same_text = plain.speed, run.digest == plain.digest
+    return run, plain
+
+
+def _read(engine: Engine, prompts: list[list[int]]) -> None:
+    """Leave prompts in the prefix cache, or whoever begins would read them for the other one, too."""
+    names = [f"read-{i}" for i in range(len(prompts))]
+    try:
+        for name, prompt in zip(names, prompts, strict=True):
+            engine.add(name, prompt, SamplingParams(max_tokens=1, drafter="none"))
+        while engine.has_work:
+            engine.step()
+    finally:
+        for name in names:
+            engine.cancel(name)
 
 
 def _params(bench: Bench, cell: Cell, setting: Setting, prompt: Prompt, index: int) -> SamplingParams:
@@ -144,83 +239,23 @@ def _params(bench: Bench, cell: Cell, setting: Setting, prompt: Prompt, index: i
     )
 
 
-def _drive(engine: Engine, run: Run, begin: float, texts: int) -> None:
-    """Step until nothing is left, with a clock on every delta."""
-    last: dict[str, float] = {}
-    ids: dict[str, list[int]] = {}
-    opened = closed = None  # (time, tokens): when all texts wrote, when the first was done
-    while engine.has_work:
-        deltas = engine.step()
-        now = time.perf_counter()
-        for delta in deltas:
-            _note(run, delta, now, (begin, last))
-            ids.setdefault(delta.request, []).extend(delta.token_ids)
-        if opened is None and len(last) == texts:
-            opened = (now, run.tokens)
-        elif opened and closed is None and any(delta.finish_reason for delta in deltas):
-            closed = (now, run.tokens)
-    end = (time.perf_counter(), run.tokens)
-    first, then = opened or (begin, 0), closed or end
-    run.seconds, run.decode_seconds, run.decode_tokens = (
-        end[0] - begin,
-        then[0] - first[0],
-        then[1] - first[1],
-    )
-    run.digest = hashlib.sha256(repr([ids[n] for n in sorted(ids, key=_number)]).encode()).hexdigest()[:16]
-
-
-def _note(run: Run, delta: Delta, now: float, clock: tuple[float, dict[str, float]]) -> None:
-    begin, last = clock
-    if delta.error is not None:
-        raise RuntimeError(f"a text failed while it was measured: {delta.error}")
-    run.tokens += len(delta.token_ids)
-    if delta.request not in last:
-        run.first_token.append(now - begin)
-    elif delta.token_ids:
-        run.gaps.append((now - last[delta.request]) / len(delta.token_ids))
-    last[delta.request] = now
-    if delta.stats is not None:
-        run.add_stats(delta.stats)
-
-
-def _number(name: str) -> int:
-    return int(name.rpartition("-")[2])
-
-
 def measure(bench: Bench, report: Callable[[Run], None] = lambda run: None) -> tuple[list[Run], str]:
-    """(runs, "" or why it ended early). Settings change places from round to round; an interrupt keeps what
-    is done.
+    """(runs, each followed by its baseline; "" or why it ended early). Settings change places from round to round; an
+    interrupt keeps what is done.
     """
     runs: list[Run] = []
     begin = time.perf_counter()
     try:
         for setting in bench.settings:  # the first steps build plans and fill caches
-            run_once(_short(bench), bench.cells[0], setting, 0)
+            run_beside(replace(bench, tokens=min(bench.tokens, 16)), bench.cells[0], setting, 0)
         for number in range(bench.rounds):
+            by = number % len(bench.settings)
             for cell in bench.cells:
-                for place, setting in enumerate(_order(bench.settings, number)):
+                for setting in (*bench.settings[by:], *bench.settings[:by]):
                     if runs and time.perf_counter() - begin > bench.seconds:
                         return runs, f"stopped after {bench.seconds:.0f} s as asked"
-                    runs.append(run_once(bench, cell, setting, number, place))
-                    report(runs[-1])
+                    runs += run_beside(bench, cell, setting, number)
+                    report(runs[-2])
     except KeyboardInterrupt:
         return runs, "interrupted"
     return runs, ""
-
-
-def _short(bench: Bench) -> Bench:
-    return Bench(bench.engine, bench.prompts, bench.cells, bench.settings, tokens=min(bench.tokens, 16))
-
-
-def _order(settings: Seq[Setting], by: int) -> list[Setting]:
-    """The settings of a round, each between two baselines, begun with another one in each round."""
-    others = [setting for setting in settings if setting != NONE]
-    by %= max(len(others), 1)
-    order = [NONE]
-    for setting in (*others[by:], *others[:by]):
-        order += [setting, NONE]
-    return order
-
-
-def runs_of_a_round(settings: Seq[Setting]) -> int:
-    return len(_order(settings, 0))

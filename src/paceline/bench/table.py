@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 from paceline.bench.runner import NONE, Cell, Run, Setting
@@ -13,7 +13,9 @@ from paceline.bench.stats import Spread, quantile, spread
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One cell with one setting, over all rounds. `ratio` is the speed against `none` beside it in the same round."""
+    """One cell with one setting, over all rounds. `ratio`: its speed over that of `none` beside it; for `none` itself how
+    far noise alone goes.
+    """
 
     cell: Cell
     setting: Setting
@@ -25,10 +27,9 @@ class Line:
     gap: float  # seconds per token between deltas, median
     gap_p95: float
     joules_per_token: float | None
-    same_text: bool | None  # equal tokens to `none` in every round; None without a counterpart
+    same_text: bool  # as `none` beside it, in every round
     reasons: dict[str, int]
     drafters: dict[str, int]
-    against_itself: float | None = None  # of `none`: its speed against itself, held in the same way, median
 
 
 def lines(runs: Seq[Run]) -> list[Line]:
@@ -36,15 +37,11 @@ def lines(runs: Seq[Run]) -> list[Line]:
     groups: dict[tuple[Cell, Setting], list[Run]] = {}
     for run in runs:
         groups.setdefault((run.cell, run.setting), []).append(run)
-    plain = {(run.cell, run.round, run.place): run for run in runs if run.setting == NONE}
-    return [_line(cell, setting, group, plain) for (cell, setting), group in groups.items()]
+    return [_line(cell, setting, group) for (cell, setting), group in groups.items()]
 
 
-def _line(cell: Cell, setting: Setting, group: list[Run], plain: dict[tuple[Cell, int, int], Run]) -> Line:
-    near = [[plain.get((cell, run.round, run.place + step)) for step in (-1, 1)] for run in group]
-    pairs = [(run, other) for run, both in zip(group, near, strict=True) for other in both if other]
-    ratios = [_ratio(run, [other for mine, other in pairs if mine is run]) for run in group]
-    ratios = [ratio for ratio in ratios if ratio > 0]
+def _line(cell: Cell, setting: Setting, group: list[Run]) -> Line:
+    ratios = [run.ratio for run in group if run.ratio > 0]
     gaps = sorted(gap for run in group for gap in run.gaps) or [0.0]
     joules = [run.joules / run.tokens for run in group if run.joules is not None and run.tokens]
     drafted = _sum([run.drafted_by_position for run in group])
@@ -61,30 +58,10 @@ def _line(cell: Cell, setting: Setting, group: list[Run], plain: dict[tuple[Cell
         median(gaps),
         quantile(gaps, 0.95),
         median(joules) if joules else None,
-        all(run.digest == other.digest for run, other in pairs) if pairs else None,
+        all(run.same_text for run in group),
         _merge([run.reasons for run in group]),
         _merge([run.drafters for run in group]),
-        _against_itself(group) if setting == NONE else None,
     )
-
-
-def _against_itself(group: list[Run]) -> float | None:
-    """The baseline over the mean of the baselines before and after it: how far from 1 noise alone takes a ratio."""
-    at = {(run.round, run.place): run.speed for run in group}
-    found = [
-        speed / mean(near)
-        for (turn, place), speed in at.items()
-        if all(near := [at.get((turn, place + step), 0.0) for step in (-2, 2)])
-    ]
-    return median(found) if found else None
-
-
-def _ratio(run: Run, beside: list[Run]) -> float:
-    """Its speed over the mean of the baselines beside it, 0 without one; the baseline's own is 1."""
-    if run.setting == NONE:
-        return 1.0
-    speeds = [other.speed for other in beside if other.speed > 0]
-    return run.speed * len(speeds) / sum(speeds) if speeds else 0.0
 
 
 def _sum(rows: list[list[int]]) -> list[int]:
@@ -144,8 +121,9 @@ def _name(cell: Cell) -> str:
 
 
 def verdict(table: Seq[Line]) -> Verdict:
-    autos = [line for line in table if line.setting.draft_tokens == "auto" and line.ratio]
-    fixed = [line for line in table if line.setting.draft_tokens != "auto" and line.ratio]
+    drafting = [line for line in table if line.ratio and line.setting != NONE]
+    autos = [line for line in drafting if line.setting.draft_tokens == "auto"]
+    fixed = [line for line in drafting if line.setting.draft_tokens != "auto"]
     worst = min(
         ((line.ratio.median, line.cell) for line in autos if line.ratio), key=lambda p: p[0], default=None
     )
@@ -156,14 +134,17 @@ def verdict(table: Seq[Line]) -> Verdict:
             best = max(rivals, key=lambda x: x.ratio.median if x.ratio else 0.0)
             if best.ratio:
                 against.append((line.ratio.median / best.ratio.median, line.cell, best.setting.label))
-    drafting = [(x.ratio.median, x.cell, x.setting.label) for x in table if x.ratio and x.setting != NONE]
     return Verdict(
         worst,
         min(against, key=lambda p: p[0], default=None),
-        max(drafting, key=lambda p: p[0], default=None),
-        all(line.same_text is not False for line in table),
+        max(
+            [(line.ratio.median, line.cell, line.setting.label) for line in drafting if line.ratio],
+            key=lambda p: p[0],
+            default=None,
+        ),
+        all(line.same_text for line in table),
         min(
-            [(line.against_itself, line.cell) for line in table if line.against_itself],
+            [(line.ratio.median, line.cell) for line in table if line.ratio and line.setting == NONE],
             key=lambda p: p[0],
             default=None,
         ),

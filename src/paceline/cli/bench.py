@@ -66,8 +66,8 @@ def command(
 ) -> None:
     """Measure what speculation brings on this machine for TARGET.
 
-    Plain decoding (drafter none) runs before and after every other run, and each is held against those two. Ctrl-C
-    keeps what is measured.
+    Everything is written beside plain decoding (drafter none), in turns of a few tokens, and held against it; none
+    beside itself shows the noise. Ctrl-C keeps what is measured.
 
     \b
     paceline bench --quick
@@ -78,13 +78,13 @@ def command(
             raise UsageError(f"cannot write {path}: its folder does not exist")
     plan = {k: values.pop(k) or v for k, v in (QUICK if quick else FULL).items()}
     from paceline.bench.meters import EnergyMeter, provenance
-    from paceline.bench.runner import measure, runs_of_a_round
+    from paceline.bench.runner import measure
     from paceline.bench.table import lines, to_json, verdict
 
     llm = _load(target, drafter, plan, values)
     energy = EnergyMeter.find(llm.engine.state.target.device)
     bench = _bench(llm, plan, energy)
-    total = len(bench.cells) * runs_of_a_round(bench.settings) * bench.rounds
+    total = len(bench.cells) * len(bench.settings) * bench.rounds
     runs, ended = _with_progress(lambda report: measure(bench, report), total)
     table = lines(runs)
     _print(table)
@@ -100,7 +100,9 @@ def _load(target: str, drafter: str, plan: dict[str, Any], values: dict[str, Any
     from paceline.llm import LLM
 
     options = {k: v for k, v in values.items() if v is not None}
-    options["max_batch"] = max(options.get("max_batch", 1), *plan["batches"])
+    options["max_batch"] = 2 * max(
+        options.get("max_batch", 1), *plan["batches"]
+    )  # and as many of the baseline
     options.setdefault("max_model_len", 1024)
     return LLM(
         target, drafter=drafter, draft_tokens="auto", say=lambda line: click.echo(line, err=True), **options
@@ -128,6 +130,7 @@ def _bench(llm: LLM, plan: dict[str, Any], energy: Any) -> Bench:
     settings = (NONE, *(Setting(kind, k) for k in plan["lengths"])) if kind != "none" else (NONE,)
     return Bench(
         llm.engine,
+        llm.engine.twin(),
         lambda name, count: prompts(name, llm.tokenizer, bounds, count),
         cells,
         settings,

@@ -21,6 +21,7 @@ from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine import acceptance as acc
 from paceline.engine.acceptance import Arm, Bins, Kind, Totals
 from paceline.engine.costs import Costs, Round, Step
+from paceline.engine.records import Asked, RowRecord, StepRecord
 from paceline.sampling.shape import GREEDY_BELOW
 
 Want = int | Literal["auto"]
@@ -52,27 +53,6 @@ START = 1.1  # what a plan must promise over none to begin drafting: its first r
 MARGIN = 1.03  # and to go on: what it does not know costs something too
 PROBE_SHARE = 0.005  # of the running time that probes may cost
 MOST_CREDIT = 2.0  # target steps that are saved for them
-
-
-@dataclass(slots=True)
-class RowRecord:
-    sequence_id: int
-    drafter: str
-    drafted: int
-    accepted: int
-    confidence: list[float]
-    reason: str | None
-
-
-@dataclass(slots=True)
-class StepRecord:
-    target_rows: int
-    target_seconds: float
-    draft_seconds: float
-    other_seconds: float
-    rows: list[RowRecord]
-    context: int = 0  # tokens of all texts in it
-    masked: bool = False  # a constraint took part: what its masks take says nothing about the machine's pace
 
 
 class Controller(Protocol):
@@ -214,39 +194,40 @@ def break_even(budget: Budget, kind: Kind, rows: int, texts: int, auto_rows: int
     return least
 
 
-def should_probe(budget: Budget, kind: Kind, arm: Arm, rows: int) -> float | None:
-    """Cost in seconds of a one-token probe of a parked row if it is due and affordable now, else None."""
+def probe_price(costs: Costs, kind: Kind, rows: int) -> float:
+    """Seconds that a probe of one token adds to a step, as far as is known."""
+    return sum(costs.drafting(kind.name)) + costs.adding(rows, 1)
+
+
+def may_probe(budget: Budget, kind: Kind, arm: Arm, rows: int) -> bool:
+    """Whether a parked row may be probed now: it is due, and there is credit for it beside those that probe already."""
     if not arm.parked or budget.step < arm.due:
-        return None
-    cost = sum(budget.costs.drafting(kind.name)) + budget.costs.adding(rows, 1)
+        return False
+    price = probe_price(budget.costs, kind, rows)
     most = MOST_CREDIT * budget.costs.target(1)
-    floor = -2.0 * cost if arm.wait == 1 else min(cost, most)  # after a kept probe the next may run on credit
-    return cost if budget.credit >= floor else None
+    floor = (
+        -2.0 * price if arm.wait == 1 else min(price, most)
+    )  # after a kept probe the next may run on credit
+    return budget.credit - price * len(budget.probing) >= floor
 
 
 def settle(budget: Budget, kind: Kind, sequence_id: int, limit: int, rows: int) -> tuple[Budget, int]:
     """Park a row that is planned no draft, bring back one that is, or let a parked one probe: its final
     limit.
     """
-    arm = arm_of(budget, sequence_id, kind)
-    probe = None
+    arm, probes = arm_of(budget, sequence_id, kind), False
     if limit:
         if not arm.parked:
             return budget, limit
         arm = replace(arm, parked=False)
     elif not arm.parked:
         arm = acc.parked(arm, budget.step)
-    elif budget.step < arm.due:
-        return budget, 0
+    elif may_probe(budget, kind, arm, rows):
+        arm, probes, limit = replace(arm, due=budget.step + arm.wait), True, 1
     else:
-        probe = should_probe(budget, kind, arm, rows)
-        if probe is None:
-            return budget, 0
-        arm = replace(arm, due=budget.step + arm.wait)
-    budget = replace(budget, arms={**budget.arms, (sequence_id, kind.name): arm})
-    if probe is None:
-        return budget, limit
-    return replace(budget, credit=budget.credit - probe, probing=budget.probing | {sequence_id}), 1
+        return budget, 0
+    probing = budget.probing | {sequence_id} if probes else budget.probing
+    return replace(budget, arms={**budget.arms, (sequence_id, kind.name): arm}, probing=probing), limit
 
 
 def worth(plan: Plan, arm: Arm, step: int, survival: float) -> bool:
@@ -287,46 +268,64 @@ def expected(budget: Budget, kind: Kind, arm: Arm, plan: Plan, length: int) -> f
     return sum(arm.survive[:length]) - plan.rate * plan.token_seconds * length
 
 
-def observe(budget: Budget, seen: Seq[tuple[StepRecord, Mapping[int, int]]]) -> Budget:
-    """Learn from finished steps: costs, acceptance by position and request, calibration, probe credit.
-
-    Beside each record stands how many tokens a row's drafter was asked for: it may have drawn more than were left
-    to check.
-    """
-    costs, spent, drafted, used = budget.costs, 0.0, [], set()
-    reasons: list[str] = []
+def observe(budget: Budget, seen: Seq[tuple[StepRecord, Asked]]) -> Budget:
+    """Learn from finished steps: costs, acceptance by position and request, calibration, probe credit."""
+    costs, spent, probed, drafted, used = budget.costs, 0.0, 0.0, [], set()
+    reasons: Counter[str] = Counter()
     targets: list[Step] = []
     rounds: dict[str, list[Round]] = {}
-    every = len(seen) // TYPICAL + 1
-    for at, (record, asked) in enumerate(seen):
-        seconds = record.target_seconds + record.other_seconds
-        spent += seconds + record.draft_seconds
+    steps = sum([record.times for record, _ in seen])
+    at, due, every = 0, 0, steps // TYPICAL + 1
+    for record, asked in seen:
+        spent += record.seconds + record.more_seconds
         rows = [row for row in record.rows if row.drafted]
-        reasons += [row.reason for row in record.rows if row.reason is not None]
+        for row in record.rows:
+            if row.reason is not None:
+                reasons[row.reason] += record.times
         kind = _main_kind(budget, rows) if rows else None
-        if at % every == 0 and not record.masked:
+        if at >= due and not record.masked:
             name, texts = kind.name if kind is not None else None, len(record.rows)
-            targets.append(Step(record.target_rows, seconds, name, len(rows), texts, record.context))
+            taken = record.target_seconds + record.other_seconds
+            targets.append(Step(record.target_rows, taken, name, len(rows), texts, record.context))
+            due = at + every
+        at += record.times
         if not rows:
             continue
         used |= {row.drafter for row in rows}
         drafted += [row for row in rows if not is_copy(budget, row)]
-        if kind is not None and not (_only_probes(budget, rows) and costs.is_measured(kind.name)):
+        if kind is None:
+            continue
+        only = all(row.sequence_id in budget.probing for row in rows)
+        if budget.probing:
+            probed += _wasted(budget, kind, record, rows, only)
+        # a lone probe comes after many steps without one and is no measure of rounds that follow each other
+        if not (only and costs.is_measured(kind.name)):
             each = [max(asked.get(r.sequence_id, 0), r.drafted) for r in rows if r.drafter == kind.name]
-            steps = max(each) if kind.sequential else 1
-            rounds.setdefault(kind.name, []).append((steps, sum(each), record.draft_seconds))
+            calls = max(each) if kind.sequential else 1
+            rounds.setdefault(kind.name, []).append((calls, sum(each), record.draft_seconds))
     for name, own in rounds.items():
         costs = costs.observe_rounds(name, own)
-    costs = costs.observe_targets(targets, every)
-    end = budget.step + len(seen)
+    costs = costs.observe_targets(targets, max(steps // max(len(targets), 1), 1))
+    end = budget.step + steps
     if end // FADE_EVERY > budget.step // FADE_EVERY:
         for name in set(costs.draft) - used:
             costs = costs.idle(name, FADE_EVERY)
+    most = MOST_CREDIT * costs.target(1)
     budget = replace(
         budget, costs=costs, reasons=_counted(budget.reasons, reasons), step=end, seconds=budget.seconds + spent,
-        credit=min(budget.credit + PROBE_SHARE * spent, MOST_CREDIT * costs.target(1)),
+        credit=max(min(budget.credit + PROBE_SHARE * spent - probed, most), -2 * most),
     )  # fmt: skip
     return observe_rows(budget, drafted) if drafted else budget
+
+
+def _wasted(budget: Budget, kind: Kind, record: StepRecord, rows: list[RowRecord], only: bool) -> float:
+    """Seconds that the probes of a step have cost, net of the plain steps that kept tokens have saved."""
+    texts = len(record.rows)
+    if not only:  # drafts that pay ran beside them: what is the probes' own share is known from prices only
+        return probe_price(budget.costs, kind, texts) * sum([r.sequence_id in budget.probing for r in rows])
+    without = plain(budget.costs.within(texts, record.context), texts, texts)
+    kept = sum([row.accepted for row in rows])
+    return min(record.seconds, 8 * without) - without * (1 + kept / texts)
 
 
 def is_copy(budget: Budget, row: RowRecord) -> bool:
@@ -336,15 +335,10 @@ def is_copy(budget: Budget, row: RowRecord) -> bool:
     )
 
 
-def _only_probes(budget: Budget, rows: list[RowRecord]) -> bool:
-    """Such a round comes after many without one and is no measure of those that follow each other."""
-    return all(row.sequence_id in budget.probing for row in rows)
-
-
-def _counted(known: Mapping[str, int], reasons: list[str]) -> Mapping[str, int]:
+def _counted(known: Mapping[str, int], reasons: Mapping[str, int]) -> Mapping[str, int]:
     """`known` with these reasons; what a failed drafter said of its error is not part of the code."""
     out = dict(known)
-    for reason, count in Counter(reasons).items():
+    for reason, count in reasons.items():
         code = reason if reason in REASONS else reason.partition(":")[0]
         out[code] = out.get(code, 0) + count
     return out

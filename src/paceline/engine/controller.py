@@ -1,5 +1,4 @@
-"""The two controllers: `FixedController` drafts what it is told, `AutoController` holds a `Budget` and asks
-it.
+"""The two controllers: `FixedController` drafts what it is told, `AutoController` holds a `Budget` and asks it.
 
 All thinking is in budget.py; here is only what must persist between two steps and inside one draft round.
 """
@@ -14,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine import budget as b
 from paceline.engine.acceptance import Kind, calibrated
-from paceline.engine.budget import Budget, Look, Plan, StepRecord, Want
+from paceline.engine.budget import Budget, Look, Plan, Want
 from paceline.engine.costs import Profile
+from paceline.engine.records import StepRecord, Unlearnt
 
 Limit = tuple[int, str | None]
 Peek = Callable[[Sequence], bool]
@@ -121,14 +121,10 @@ class AutoController:
         self._peek = peek
         self._warn = warn
         self._kinds = {kind.name: kind for kind in kinds}
-        self._choices: dict[
-            tuple[int, ...], _Choice
-        ] = {}  # by the rows that a drafter was asked for together
+        self._choices: dict[tuple[int, ...], _Choice] = {}  # by the rows that were asked for together
         self._choice: _Choice | None = None  # of the draft round that is going on
         self._used: list[_Choice] = []  # in this step
-        self._seen: list[
-            tuple[StepRecord, dict[int, int]]
-        ] = []  # steps that `budget` has not learnt from yet
+        self._unlearnt = Unlearnt()
         self._planned = 0  # target rows of this step as far as `limits` knows
         self._others = 0  # rows of the step before that it did not know: prompts being read
         self._quiet: dict[int, tuple[int, int]] = {}  # rows with nothing to copy: (steps to wait, until when)
@@ -139,7 +135,7 @@ class AutoController:
 
     @property
     def _now(self) -> int:
-        return self.budget.step + len(self._seen)
+        return self.budget.step + self._unlearnt.steps
 
     def limits(self, sequences: list[Sequence], wants: list[Want], drafter_max: int) -> list[Limit]:
         """One call per drafter and step: its rows. A decision holds for a few steps, thinking costs time too."""
@@ -159,8 +155,7 @@ class AutoController:
         )
 
     def rest(self) -> int:
-        choice = self._choice
-        if choice is None or choice.looked or any(limit for limit, _ in choice.out):
+        if (choice := self._choice) is None or choice.looked or any(limit for limit, _ in choice.out):
             return 0
         until = min(choice.until, choice.look) if choice.looks else choice.until
         return max(until - self._now - 1, 0)
@@ -292,9 +287,7 @@ class AutoController:
         return b.offer(self.budget, known, arm, choice.looks[kind], confidence)
 
     def expected(self, sequence_id: int, kind: str, length: int) -> float:
-        """Expected net gain in tokens of `length` tokens that a drafter of `kind` would still have to
-        draft.
-        """
+        """Expected net gain in tokens of `length` tokens that a drafter of `kind` would still have to draft."""
         choice = self._choice
         if choice is None or kind not in choice.plans:
             return sum(0.7 ** (j + 1) for j in range(length))
@@ -305,18 +298,29 @@ class AutoController:
 
     def kind_limit(self, sequence_id: int, kind: str) -> int:
         """Tokens that a drafter of `kind` may propose for this row in this step."""
-        if self._choice is None or sequence_id not in self._choice.caps:
+        choice = self._choice
+        if choice is None or sequence_id not in choice.caps:
             return MAX_DRAFT_TOKENS  # its length was asked for
-        return self._choice.limits.get(kind, {}).get(sequence_id, 0)
+        return choice.limits.get(kind, {}).get(sequence_id, 0)
 
     def observe(self, record: StepRecord) -> None:
+        if not self._used and len(record.rows) == record.target_rows:
+            self._others = 0
+            self._unlearnt.rested(record)
+        else:
+            self._note(record)
+        if self._unlearnt.steps >= LONGEST_REST:
+            self._learn()
+
+    def _note(self, record: StepRecord) -> None:
+        """Take in a step for which somebody was asked."""
         asked: dict[int, int] = {}
         for choice in self._used:
             asked = {**asked, **choice.asked} if asked else choice.asked
         known = sum([row.drafted + 1 for row in record.rows]) or self._planned + sum(asked.values())
         record.draft_seconds, self._thought = max(record.draft_seconds - self._thought, 0.0), 0.0
         self._others, self._planned = max(record.target_rows - known, 0), 0
-        self._seen.append((record, asked))
+        self._unlearnt.add(record, asked)
         copies = [row for row in record.rows if b.is_copy(self.budget, row)]
         if copies:  # how long the next may be depends on it
             self.budget = b.observe_rows(self.budget, copies)
@@ -327,8 +331,6 @@ class AutoController:
                 self._end_probes(choice, record)
         self._used.clear()
         self._offered.clear()
-        if len(self._seen) >= LONGEST_REST:
-            self._learn()
 
     def _end_probes(self, choice: _Choice, record: StepRecord) -> None:
         """A probe lasts while its tokens are kept. Think again after a run of them, else go on without it."""
@@ -351,14 +353,15 @@ class AutoController:
 
     def _learn(self) -> None:
         """Let `budget` learn from the steps since it last did, and drop the texts that have ended."""
-        if not self._seen:
+        if not self._unlearnt.steps:
             return
-        self.budget, warnings = b.alarm(b.observe(self.budget, self._seen))
-        self._seen.clear()
-        self.budget = b.forget(self.budget, self._gone)
-        for sequence_id in self._gone:
-            self._quiet.pop(sequence_id, None)
-        self._gone.clear()
+        self.budget, warnings = b.alarm(b.observe(self.budget, self._unlearnt.seen))
+        self._unlearnt.clear()
+        if self._gone:
+            self.budget = b.forget(self.budget, self._gone)
+            for sequence_id in self._gone:
+                self._quiet.pop(sequence_id, None)
+            self._gone.clear()
         for text in warnings:
             if self._warn:
                 self._warn(text)
@@ -383,9 +386,10 @@ class AutoController:
 
     def forget(self, sequence_id: int) -> None:
         """A text ends within a step, before that step is observed: what is kept of it goes when that is learnt."""
-        self._learn()
-        self._gone.add(sequence_id)
         self._choices = {ids: choice for ids, choice in self._choices.items() if sequence_id not in ids}
+        if self._unlearnt.drafted and not self._choices:
+            self._learn()  # nothing may follow for long, and there may be something to say
+        self._gone.add(sequence_id)
 
     def metrics(self) -> dict[str, float]:
         """Counters for a metrics page; names are stable."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from paceline.core import Completion, Delta, SamplingParams, Sequence, VerifyRule
 from paceline.drafters.base import Drafter
 from paceline.engine.budget import Controller
+from paceline.engine.controller import FixedController
 from paceline.engine.live import Live
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.state import EngineState
@@ -44,8 +46,10 @@ class EngineParts:
 
 
 class Engine:
-    def __init__(self, parts: EngineParts) -> None:
+    def __init__(self, parts: EngineParts, ids: Iterator[int] | None = None) -> None:
+        """`ids`: where the numbers of sequences come from, for engines that share a cache."""
         self._parts = parts
+        self._ids = itertools.count() if ids is None else ids
         target = parts.target
         self.max_len = min(target.max_len, parts.cache.max_tokens)
         self.state = EngineState(
@@ -63,8 +67,12 @@ class Engine:
         if any(drafter.needs_hidden for drafter in parts.drafters.values()):
             shape = (parts.cache.max_sequences, target.hidden_size)
             self.state.hidden = torch.zeros(shape, dtype=target.dtype, device=target.device)
-        self._next_id = 0
         self._requests: dict[str, set[int]] = {}  # request -> its living sequence ids
+
+    def twin(self) -> Engine:
+        """An engine over the same weights and the same cache that never drafts. Take turns: no two steps at once."""
+        parts = replace(self._parts, drafters={}, default_drafter="none", controller=FixedController(0))
+        return Engine(parts, self._ids)
 
     @property
     def info(self) -> Mapping[str, Any]:
@@ -122,7 +130,7 @@ class Engine:
         self._requests[request_id] = set()
         for index, constraint in enumerate(constraints):
             sequence = Sequence(
-                id=self._next_id,
+                id=next(self._ids),
                 tokens=list(prompt_ids),
                 prompt_len=len(prompt_ids),
                 params=params,
@@ -131,7 +139,6 @@ class Engine:
                 salt=salt,
                 constraint=constraint,
             )
-            self._next_id += 1
             self._requests[request_id].add(sequence.id)
             self.state.lives[sequence.id] = self._live(request_id, index, sequence)
             self.state.scheduler.add(sequence, leader)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 
 from paceline.core import Draft, TokenLogprob, Verdict
-from paceline.engine.budget import RowRecord
 from paceline.engine.live import Live
 from paceline.engine.picker import ConstraintFailed, logit_rows
+from paceline.engine.records import RowRecord
 from paceline.engine.scheduler import Work
 from paceline.engine.state import EngineState
 from paceline.sampling.choose import Choice, choose, law, logprobs
@@ -131,6 +131,8 @@ def _keep(
     i, _, row = where
     out.verdicts[i] = verdict
     out.keep[i] = w.count + verdict.accepted
+    if live.drafter not in state.drafters:
+        return
     position = w.sequence.committed + w.count + verdict.accepted - 1
     out.hidden_slots.append((state.cache.slot(w.sequence.id), position))
     out.hidden_rows.append(row + verdict.accepted)

@@ -33,8 +33,14 @@ def propose(state: EngineState, work: list[Work]) -> Draft:
         _ask(state, state.drafters[name], [state.lives[work[i].sequence.id] for i in rows], rows, out)
     steps = state.controller.rest() if len(groups) == 1 and not any(out.tokens) else 0
     whole = steps > 0 and sum(map(len, groups.values())) == len(work)
-    state.rest = Rest([w.sequence.id for w in work], steps, out.reasons) if whole else None
+    state.rest = Rest([w.sequence.id for w in work], steps, _nothing(out.reasons)) if whole else None
     return out
+
+
+def _nothing(reasons: list[str | None]) -> Draft:
+    return Draft(
+        [[] for _ in reasons], [[] for _ in reasons], [None] * len(reasons), reasons, [""] * len(reasons)
+    )
 
 
 def _ask(state: EngineState, drafter: Drafter, lives: list[Live], rows: list[int], out: Draft) -> None:

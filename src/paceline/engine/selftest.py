@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 from paceline.core import SamplingParams
 from paceline.engine.acceptance import ALARM_SHARE, Bins, Kind, calibrate
-from paceline.engine.budget import RowRecord, StepRecord
 from paceline.engine.calibration import Known
 from paceline.engine.controller import FixedController
 from paceline.engine.costs import Profile
 from paceline.engine.engine import Engine, EngineParts
+from paceline.engine.records import RowRecord, StepRecord
 from paceline.errors import UsageError
 from paceline.text.chat import ChatTemplate
 from paceline.text.tokenizer import Tokenizer

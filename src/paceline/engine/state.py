@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from ctypes import memmove
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -24,7 +24,7 @@ class Rest:
 
     ids: list[int]
     steps: int
-    reasons: list[str | None]
+    empty: Draft  # what is drafted in each of them
 
     def holds(self, work: list[Work]) -> bool:
         return self.steps > 0 and self.ids == [
@@ -33,7 +33,7 @@ class Rest:
 
     def draft(self) -> Draft:
         self.steps -= 1
-        return replace(Draft.empty(len(self.ids), ""), q=[None] * len(self.ids), reasons=list(self.reasons))
+        return self.empty
 
 
 @dataclass(slots=True, eq=False)
@@ -70,8 +70,8 @@ class EngineState:
         return True
 
     def keep_hidden(self, slots: list[tuple[int, int]], hidden: torch.Tensor, rows: list[int]) -> None:
-        """Remember hidden[rows] for cache slots, given as (slot, text position of the row)."""
-        if self.hidden is None or not rows:
+        """Remember hidden[rows] for cache slots, given as (slot, text position of the row), unless drafting rests."""
+        if self.hidden is None or not rows or (self.rest is not None and self.rest.steps > 0):
             return
         self.hidden_at.update(slots)
         device, kept = hidden.device, self.hidden

@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 
 from paceline.core import Delta
-from paceline.engine.budget import StepRecord
 from paceline.engine.emit import emit
 from paceline.engine.judge import Judged, judge
 from paceline.engine.propose import propose
+from paceline.engine.records import StepRecord
 from paceline.engine.reserve import reserve
 from paceline.engine.scheduler import Work
 from paceline.engine.state import EngineState

@@ -18,10 +18,10 @@ from typing import NamedTuple
 from paceline.core import Draft, SamplingParams
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.engine.acceptance import Kind
-from paceline.engine.budget import StepRecord
 from paceline.engine.controller import FixedController
 from paceline.engine.costs import Chill, DraftCost, Profile, Reach, staircase
 from paceline.engine.engine import Engine, EngineParts
+from paceline.engine.records import StepRecord
 
 TURNS = 4
 WARM, TIMED = 2, 3  # steps of a block: a step after others of its kind is what is in use

@@ -1,0 +1,75 @@
+"""What became of a step, as the controller hears of it, and those steps that it has not learnt from yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+ALIKE = 8  # steps at rest that are told as one
+
+
+@dataclass(slots=True)
+class RowRecord:
+    sequence_id: int
+    drafter: str
+    drafted: int
+    accepted: int
+    confidence: list[float]
+    reason: str | None
+
+
+@dataclass(slots=True)
+class StepRecord:
+    target_rows: int
+    target_seconds: float
+    draft_seconds: float
+    other_seconds: float
+    rows: list[RowRecord]
+    context: int = 0  # tokens of all texts in it
+    masked: bool = False  # a constraint took part: what its masks take says nothing about the machine's pace
+    times: int = 1  # steps like this one that it stands for
+    more_seconds: float = 0.0  # what the others of them took
+
+    @property
+    def seconds(self) -> float:
+        return self.target_seconds + self.draft_seconds + self.other_seconds
+
+
+Asked = Mapping[
+    int, int
+]  # sequence id -> tokens that its drafter was asked for: it may have drawn more than were left
+
+
+class Unlearnt:
+    """Steps that have run since the controller last learnt. To learn at once from many is cheaper than from each."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[StepRecord, Asked]] = []
+        self.steps = 0
+        self.drafted = False  # something was, in one of them
+        self._resting: StepRecord | None = None
+
+    def add(self, record: StepRecord, asked: Asked) -> None:
+        self.seen.append((record, asked))
+        self.steps += 1
+        self.drafted = self.drafted or any(row.drafted for row in record.rows)
+        self._resting = None
+
+    def rested(self, record: StepRecord) -> None:
+        """A step in which nobody was asked: those in a row are nearly the same, so that one speaks for some."""
+        own, self.steps = self._resting, self.steps + 1
+        if (
+            own is None
+            or own.times == ALIKE
+            or len(own.rows) != len(record.rows)
+            or own.masked != record.masked
+        ):
+            self._resting = record
+            self.seen.append((record, {}))
+        else:
+            own.times += 1
+            own.more_seconds += record.seconds
+
+    def clear(self) -> None:
+        self.seen.clear()
+        self.steps, self.drafted, self._resting = 0, False, None
