@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from paceline.bench import report, workloads
+from paceline.bench.meters import EnergyMeter
 from paceline.bench.plot import Chart, svg
-from paceline.bench.runner import NONE, Bench, Cell, Run, Setting, measure, run_once
+from paceline.bench.runner import NONE, TURN, Bench, Cell, Run, Setting, measure, run_beside
 from paceline.bench.stats import quantile, spread
 from paceline.bench.table import lines, to_json, verdict
 from paceline.bench.workloads import Bounds, Prompt, prompts
@@ -21,13 +22,13 @@ CODE = Cell("code", 2, 0.0)
 
 
 class FakeEngine:
-    """Emits 1 + min(draft_tokens, 2) tokens a step for every text."""
+    """Emits 1 + min(draft_tokens, 2) tokens a step for every text. Steps of all engines are written into one `log`."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: list[tuple[FakeEngine, int]] | None = None) -> None:
         self.open: dict[str, list[int]] = {}  # request -> [left, per step]
-        self.limits: dict[str, int] = {}
-        self.begun: list[tuple[str, int | str | None]] = []
+        self.log = [] if log is None else log
         self.interrupt_after = 10**9
+        self.shift = 0  # of what it writes
 
     @property
     def has_work(self) -> bool:
@@ -36,7 +37,6 @@ class FakeEngine:
     def add(self, request_id: str, prompt_ids: list[int], params: SamplingParams, salt: str = "") -> None:
         drafted = 2 if params.draft_tokens == "auto" else min(int(params.draft_tokens or 0), 2)
         self.open[request_id] = [params.max_tokens, 1 + drafted]
-        self.begun.append((params.drafter or "", params.draft_tokens))
 
     def cancel(self, request_id: str) -> None:
         self.open.pop(request_id, None)
@@ -49,82 +49,150 @@ class FakeEngine:
         for name, (left, many) in list(self.open.items()):
             n = min(left, many)
             self.open[name][0] -= n
-            delta = Delta(name, 0, "", list(range(left, left - n, -1)), ["target"] * n)
+            ids = [left - i + self.shift for i in range(n)]
+            delta = Delta(name, 0, "", ids, ["target"] * n)
             if left == n:
                 delta.finish_reason = "length"
                 delta.stats = Stats(steps=5, drafted_by_position=[5, 5], accepted_by_position=[4, 2])
                 del self.open[name]
             out.append(delta)
+        self.log.append((self, sum(len(delta.token_ids) for delta in out)))
         return out
 
 
 def bench(engine: FakeEngine, **changes: object) -> Bench:
     settings = (NONE, Setting("mtp", "auto"), Setting("mtp", 1), Setting("mtp", 4))
-    made = Bench(engine, lambda name, n: [Prompt([1, 2])] * n, (CODE,), settings, tokens=8, rounds=3)
+    plain = FakeEngine(engine.log)
+    made = Bench(engine, plain, lambda name, n: [Prompt([1, 2])] * n, (CODE,), settings, tokens=8, rounds=3)
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def test_every_setting_runs_between_two_baselines_in_every_round() -> None:
+def test_every_setting_runs_beside_a_baseline_in_every_round() -> None:
     runs, ended = measure(bench(FakeEngine()))
     assert ended == ""
-    first, second = ["mtp auto", "mtp 1", "mtp 4"], ["mtp 1", "mtp 4", "mtp auto"]
-    assert [r.setting.label for r in runs[1:7:2]] == first
-    assert [r.setting.label for r in runs[8:14:2]] == second
-    assert {r.setting.label for r in [*runs[0:7:2], *runs[7:14:2]]} == {"none"}
-    assert [r.place for r in runs[:8]] == [0, 1, 2, 3, 4, 5, 6, 0]
-    assert {r.tokens for r in runs} == {16}
-    assert len({r.digest for r in runs}) == 1
-    assert all(len(r.first_token) == 2 and r.gaps for r in runs)
+    labels = [run.setting.label for run in runs]
+    assert set(labels[1::2]) == {"none"}
+    assert labels[0:8:2] == ["none", "mtp auto", "mtp 1", "mtp 4"]
+    assert labels[8:16:2] == ["mtp auto", "mtp 1", "mtp 4", "none"]
+    assert {run.tokens for run in runs} == {16}
+    assert len({run.digest for run in runs}) == 1
+    assert all(len(run.first_token) == 2 and run.gaps for run in runs)
     table = lines(runs)
     assert [line.setting.label for line in table] == ["none", "mtp auto", "mtp 1", "mtp 4"]
-    assert all(line.ratio and line.ratio.count == 3 for line in table[1:])
-    assert all(line.same_text for line in table[1:])
+    assert all(line.ratio and line.ratio.count == 3 for line in table)
+    assert all(line.same_text for line in table)
     assert table[1].acceptance == [0.8, 0.4]
     assert table[1].tokens_per_step == pytest.approx(1.6)
+
+
+def test_a_setting_and_its_baseline_take_turns() -> None:
+    engine = FakeEngine()
+    run, plain = run_beside(bench(engine, tokens=200), CODE, Setting("mtp", 4), 0)
+    written, ahead, turns, last = {True: 0, False: 0}, 0, 0, None
+    for who, tokens in engine.log[1:]:  # the first step reads the prompts
+        turns += who is not last
+        written[who is engine] += tokens
+        ahead = max(ahead, abs(written[True] - written[False]))
+        last = who
+    assert turns > 10
+    assert ahead <= TURN * CODE.batch + 2 * 3  # a step of two texts, three tokens each
+    assert run.tokens == plain.tokens == 400
+
+
+def test_both_windows_end_when_the_first_text_of_either_is_done() -> None:
+    class Uneven(FakeEngine):
+        def add(self, request_id: str, prompt_ids: list[int], params: SamplingParams, salt: str = "") -> None:
+            super().add(request_id, prompt_ids, params, salt)
+            if request_id.endswith("-0"):
+                self.open[request_id][1] = 4  # this text is drafted well
+
+    run, plain = run_beside(bench(Uneven(), tokens=100), CODE, Setting("mtp", 1), 1)
+    assert run.decode_tokens == 144  # 24 steps of 4 + 2 after the first
+    assert plain.decode_tokens == 148  # from its own first step to as many as the other had written
+    assert run.tokens == plain.tokens == 200
+
+
+def test_another_text_than_the_baseline_is_seen() -> None:
+    engine = FakeEngine()
+    engine.shift = 1
+    runs, _ = measure(bench(engine, rounds=1))
+    assert not any(run.same_text for run in runs[::2])
+    said = verdict(lines(runs)).say()
+    assert "paceline check" in said[-1]
+
+
+def test_one_that_waits_for_the_other_does_not_hang() -> None:
+    class Waiting(FakeEngine):
+        def step(self) -> list[Delta]:
+            return super().step() if not beside.plain.has_work else []  # no room beside the other one
+
+    engine = Waiting()
+    beside = bench(engine)
+    run, plain = run_beside(beside, CODE, NONE, 0)
+    assert run.tokens == plain.tokens == 16
+
+
+def test_energy_is_that_of_its_own_turns(tmp_path: Path) -> None:
+    file = tmp_path / "energy_uj"
+    file.write_text("0")
+
+    class Burning(FakeEngine):
+        def step(self) -> list[Delta]:
+            file.write_text(str(int(file.read_text()) + 3_000_000))
+            return super().step()
+
+    engine = Burning()
+    run, plain = run_beside(bench(engine, energy=EnergyMeter("RAPL package", (file,))), CODE, NONE, 0)
+    assert run.joules == pytest.approx(3.0 * 8)
+    assert plain.joules == 0.0
 
 
 def test_an_interrupt_keeps_what_is_measured_and_leaves_the_engine_empty() -> None:
     engine = FakeEngine()
     engine.interrupt_after = 60
-    runs, ended = measure(bench(engine))
+    beside = bench(engine)
+    runs, ended = measure(beside)
     assert ended == "interrupted"
-    assert 0 < len(runs) < 21
+    assert 0 < len(runs) < 24
     assert not engine.open
+    assert not beside.plain.has_work
     assert measure(bench(FakeEngine(), seconds=0.0))[1].startswith("stopped after")
 
 
-def made(setting: Setting, speed: float, place: int = 0, digest: str = "a") -> Run:
+def made(setting: Setting, speed: float, plain: float = 100.0, same: bool = True) -> Run:
     return Run(
-        CODE,
-        setting,
-        0,
-        place,
-        decode_tokens=int(speed),
-        decode_seconds=1.0,
-        tokens=1,
-        steps=1,
-        digest=digest,
-    )
+        CODE, setting, 0, decode_tokens=int(speed), decode_seconds=1.0, plain_speed=plain, tokens=1, steps=1,
+        same_text=same,
+    )  # fmt: skip
 
 
 def test_verdict_compares_auto_with_none_and_with_the_best_fixed_length() -> None:
     auto, one, four = Setting("mtp", "auto"), Setting("mtp", 1), Setting("mtp", 4)
-    runs = [made(NONE, 100), made(auto, 190, 1), made(NONE, 100, 2), made(one, 150, 3), made(four, 200, 3)]
-    found = verdict(lines(runs))
+    found = verdict(lines([made(auto, 190), made(NONE, 100, 0.0), made(one, 150), made(four, 400, 200.0)]))
     assert found.worst_auto == (1.9, CODE)
     assert found.worst_against_fixed == (pytest.approx(0.95), CODE, "mtp 4")
+    assert found.noise is None
     assert "helps" in found.say()[0]
-    other = verdict(lines([made(NONE, 100), made(auto, 90, 1, digest="b")]))
+    other = verdict(lines([made(auto, 90, same=False)]))
     assert "does not help" in other.say()[0]
     assert "paceline check" in other.say()[-1]
 
 
-def test_a_setting_is_held_against_its_neighbours_only() -> None:
+def test_a_ratio_is_that_of_a_run_and_its_own_baseline() -> None:
     auto = Setting("mtp", "auto")
-    runs = [made(NONE, 100), made(auto, 150, 1), made(NONE, 200, 2), made(NONE, 800, 4)]
-    assert [line.ratio.median for line in lines(runs) if line.ratio] == [1.0, 1.0]
-    assert lines(runs[:2])[1].ratio == spread([1.5])  # interrupted: one neighbour is enough
-    assert lines([made(auto, 150, 1)])[0].ratio is None
+    table = lines([made(auto, 150), made(NONE, 100, 0.0), made(auto, 300, 100.0), made(NONE, 100, 0.0)])
+    assert table[0].ratio == spread([1.5, 3.0])
+    assert table[1].ratio is None  # a baseline has none, nor has one whose text was too short
+    assert lines([made(auto, 0)])[0].ratio is None
+
+
+def test_the_baseline_against_itself_shows_the_noise() -> None:
+    runs = [made(NONE, 75), made(NONE, 100, 0.0), made(Setting("mtp", "auto"), 150), made(NONE, 100, 0.0)]
+    found = verdict(lines(runs))
+    assert found.noise == (pytest.approx(0.75), CODE)
+    assert any("none against itself" in line and "0.75" in line for line in found.say())
+    assert found.worst_auto == (1.5, CODE)
+    assert [report.cells(line)[5][:4] for line in lines(runs)] == ["0.75", "1.50"]
 
 
 def test_report_is_complete_and_self_contained() -> None:
@@ -135,7 +203,7 @@ def test_report_is_complete_and_self_contained() -> None:
     assert "http" not in html
     assert "<script" not in html
     data = json.loads(json.dumps(to_json(runs, {"provenance": {}})))
-    assert len(data["runs"]) == 21
+    assert len(data["runs"]) == 24
     assert report.terminal_table(table).row_count == 4
     assert "not measured" in svg(Chart("t", "x", "y", {}))
 
@@ -184,7 +252,7 @@ def test_a_failed_text_is_not_measured() -> None:
 
     engine = Failing()
     with pytest.raises(RuntimeError, match="NaN"):
-        run_once(bench(engine), CODE, NONE, 0)
+        run_beside(bench(engine), CODE, NONE, 0)
     assert not engine.open
 
 
@@ -200,14 +268,3 @@ def test_a_dictated_answer_is_the_only_one_allowed() -> None:
     assert one is not None
     assert two is not None
     assert (one.sum(), two.sum()) == (1, 1)
-
-
-def test_the_baseline_against_itself_shows_the_noise() -> None:
-    auto = Setting("mtp", "auto")
-    runs = [made(NONE, 100), made(auto, 150, 1), made(NONE, 120, 2), made(auto, 150, 3), made(NONE, 140, 4)]
-    table = lines(runs)
-    assert [line.against_itself for line in table] == [1.0, None]
-    noisy = verdict(lines([*runs[:2], made(NONE, 90, 2), *runs[3:]]))
-    assert noisy.noise == (pytest.approx(0.75), CODE)
-    assert any("none against itself" in line and "0.75" in line for line in noisy.say())
-    assert verdict(lines(runs[:3])).noise is None

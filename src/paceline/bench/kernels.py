@@ -3,7 +3,8 @@
     python -m paceline.bench.kernels --out docs/benchmarks [--quick] [--threads N] [--only linear,forward,share]
 
 What is compared is measured alternately in one run; times are medians, the machine should be idle. The floor of a
-linear is the larger of weight bytes / read bandwidth and 2 x rows x in x out / multiply-add peak, both measured here.
+linear is the larger of weight bytes / read bandwidth and 2 x rows x in x out / multiply-add peak. Both are measured
+right before and after each time that is held against them: a shared machine is faster in one moment than in the next.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from paceline.bench.plot import Chart, svg
 from paceline.bench.random_target import RandomWeights, e2b_config, random_target, random_weight
 from paceline.core import Rows
 from paceline.kv.cache import KVCache
+from paceline.memory import Arena
 from paceline.models.gemma4 import GemmaTarget
 from paceline.ops import native
 from paceline.ops.base import Graph, Weight, WeightKind
@@ -49,16 +51,29 @@ def bare(count: int) -> Rows:
     return Rows(zeros, zeros.int(), zeros.int(), [0, count])
 
 
-def floors(repeats: int) -> dict[str, float]:
-    """Bytes per second read and floating-point operations per second, by all threads: the median, and the best."""
-    data = torch.ones(128 << 20)  # 512 MiB
-    reads, peaks = [], []
-    for _ in range(repeats):
-        reads.append(data.nbytes / timed(lambda: measure_read(data)))
+class Floors:
+    """What this machine can do at most, now: bytes read and floating-point operations per second, by all threads."""
+
+    def __init__(self) -> None:
+        self._data = Arena().zeros(MEMORY).view(torch.float32).fill_(1.0)
+        self.reads: list[float] = []
+        self.peaks: list[float] = []
+
+    def measure(self) -> None:
+        self.reads.append(self._data.nbytes / timed(lambda: measure_read(self._data)))
         begin = time.perf_counter()
         operations = measure_peak(100_000)
-        peaks.append(operations / (time.perf_counter() - begin))
-    return {"read": median(reads), "read_best": max(reads), "peak": median(peaks), "peak_best": max(peaks)}
+        self.peaks.append(operations / (time.perf_counter() - begin))
+
+    def least(self, size: float, operations: float) -> float:
+        """Seconds at least for so much, by the mean of the last two measurements."""
+        return max(2 * size / sum(self.reads[-2:]), 2 * operations / sum(self.peaks[-2:]))
+
+    def as_json(self) -> dict[str, float]:
+        return {
+            "read": median(self.reads), "read_best": max(self.reads),
+            "peak": median(self.peaks), "peak_best": max(self.peaks),
+        }  # fmt: skip
 
 
 def copies_of(shape: tuple[int, int], kind: WeightKind, source: RandomWeights) -> list[Weight]:
@@ -80,54 +95,54 @@ def _torch_all(weights: list[Weight], x: torch.Tensor) -> None:
         F.linear(x, weight.data)
 
 
-def linear_times(shape: tuple[int, int], repeats: int) -> dict[str, dict[int, float]]:
-    """Median seconds of one linear with weights from memory, by kind and rows; torch stands beside."""
+PER_VALUE = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / 32}  # bytes of a weight
+
+Call = tuple[int, Callable[[], object]]  # how many linears it runs, one after the other
+
+
+def linear_calls(shape: tuple[int, int]) -> dict[tuple[str, int], Call]:
+    """By kind and rows: linears with weights from memory; torch stands beside."""
     source, runner = RandomWeights({}, "bfloat16"), NativeRunner()
-    calls: dict[tuple[str, int], Callable[[], object]] = {}
-    counts: dict[str, int] = {}
+    calls: dict[tuple[str, int], Call] = {}
     for kind in KINDS:
         weights = copies_of(shape, kind, source)
         graphs = [_graph(weight) for weight in weights]
-        counts[kind] = len(weights)
         for rows in ROWS:
             x, some = torch.randn(rows, shape[1]), bare(rows)
-            calls[kind, rows] = partial(_run_all, runner, graphs, some, x)
+            calls[kind, rows] = len(weights), partial(_run_all, runner, graphs, some, x)
             if kind in ("float32", "bfloat16") and rows in (1, 5):
                 y = x.to(weights[0].data.dtype)
-                name = f"torch {kind}"
-                counts[name] = len(weights)
-                calls[name, rows] = partial(_torch_all, weights, y)
-    seen: dict[tuple[str, int], list[float]] = {key: [] for key in calls}
-    with torch.inference_mode():
-        for turn in range(repeats + 1):
-            for key, call in calls.items():
-                seconds = timed(call) / counts[key[0]]
-                if key[0].startswith("torch"):
-                    time.sleep(0.05)  # its OpenMP threads still spin: they would slow what is measured next
-                if turn:
-                    seen[key].append(seconds)
-    out: dict[str, dict[int, float]] = {}
-    for (name, rows), values in seen.items():
-        out.setdefault(name, {})[rows] = median(values)
-    return out
+                calls[f"torch {kind}", rows] = len(weights), partial(_torch_all, weights, y)
+    return calls
 
 
-def linear_report(floor: dict[str, float], repeats: int) -> list[dict[str, Any]]:
+def linear_report(floors: Floors, repeats: int) -> list[dict[str, Any]]:
+    """Medians of one linear by kind and rows: seconds, and how often its floor beside it."""
     lines = []
     for shape in SHAPES:
-        times = linear_times(shape, repeats)
-        per_weight = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / 32}
-        for name, by_rows in times.items():
-            values = shape[0] * shape[1]
-            least = {
-                n: max(values * per_weight[name.split()[-1]] / floor["read"], 2 * n * values / floor["peak"])
-                for n in by_rows
-            }
+        calls = linear_calls(shape)
+        values = shape[0] * shape[1]
+        seen: dict[tuple[str, int], list[tuple[float, float]]] = {key: [] for key in calls}
+        with torch.inference_mode():
+            for turn in range(repeats + 1):
+                for (name, rows), (count, call) in calls.items():
+                    floors.measure()
+                    seconds = timed(call) / count
+                    if name.startswith("torch"):
+                        time.sleep(
+                            0.05
+                        )  # its OpenMP threads still spin: they would slow what is measured next
+                    floors.measure()
+                    least = floors.least(values * PER_VALUE[name.split()[-1]], 2 * rows * values)
+                    if turn:
+                        seen[name, rows].append((seconds, seconds / least))
+        for name in dict.fromkeys(name for name, _ in calls):
+            own = {rows: pairs for (kind, rows), pairs in seen.items() if kind == name}
             lines.append({
                 "shape": f"{shape[1]}x{shape[0]}", "weights": name,
-                "ms": {n: round(s * 1e3, 3) for n, s in by_rows.items()},
-                "over_floor": {n: round(s / least[n], 2) for n, s in by_rows.items()},
-                "5_over_1": round(by_rows[5] / by_rows[1], 2),
+                "ms": {n: round(1e3 * median(s for s, _ in pairs), 3) for n, pairs in own.items()},
+                "over_floor": {n: round(median(r for _, r in pairs), 2) for n, pairs in own.items()},
+                "5_over_1": round(median(five[0] / one[0] for one, five in zip(own[1], own[5], strict=True)), 2),
             })  # fmt: skip
     return lines
 
@@ -278,10 +293,11 @@ def main(out: Path, threads: int | None, quick: bool, only: str, demo: Path | No
     parts = set(only.split(","))
     said = provenance(f"python -m paceline.bench.kernels --only {only}{' --quick' if quick else ''}")
     result: dict[str, Any] = {"provenance": said | {"kernels": native.isa()}, "threads": threads}
-    repeats = 2 if quick else 7
+    repeats = 2 if quick else 15
     if "linear" in parts:
-        result["floors"] = floors(5 if quick else 15)
-        result["linear"] = linear_report(result["floors"], repeats)
+        floors = Floors()
+        result["linear"] = linear_report(floors, repeats)
+        result["floors"] = floors.as_json()
     if "forward" in parts:
         bundled = Path(__file__).parent.parent / "demo" / "target"
         folder = demo or (bundled if (bundled / "config.json").is_file() else None)
