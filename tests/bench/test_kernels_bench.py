@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from paceline.bench import kernels
@@ -40,6 +42,15 @@ def test_linears_are_held_against_floors_beside_them(monkeypatch: pytest.MonkeyP
     assert len(floors.reads) == 2 * 2 * (4 * 8 + 4)
 
 
+@pytest.fixture
+def threads_again() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+    native.set_threads(native.default_threads())
+
+
+@pytest.mark.usefixtures("threads_again")
 def test_a_quick_run_writes_its_results(tmp_path: Path) -> None:
     done = CliRunner().invoke(
         kernels.main, ["--quick", "--only", "share", "--out", str(tmp_path), "--threads", "1"]

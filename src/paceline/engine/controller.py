@@ -20,7 +20,7 @@ from paceline.engine.records import StepRecord, Unlearnt
 Limit = tuple[int, str | None]
 Peek = Callable[[Sequence], bool]
 HOLD, LONGEST_HOLD = 8, 16  # steps that a plan holds: longer each time that it stays one that drafts
-REST, LONGEST_REST = 32, 128  # steps that a plan without drafts holds: longer each time
+REST, LONGEST_REST = 64, 128  # steps that a plan without drafts holds: longer each time
 LOOK = 32  # steps between two looks for something to copy, at most
 PROBE_RUN = 3  # steps that a probe lasts while its tokens are kept
 
