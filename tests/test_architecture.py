@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "assembly": {"kv", "ops", "text", "models", "drafters", "engine"},
     "llm": {"assembly", "engine", "text"},
     "server": {"engine", "text", "llm", "assembly"},
-    "bench": {"llm", "engine", "assembly", "text", "models", "kv", "ops", "drafters"},
+    "bench": {"llm", "engine", "assembly", "text", "models", "kv", "ops", "drafters", "memory"},
     "check": {"llm", "engine", "assembly", "text", "models", "kv", "ops", "sampling", "drafters"},
     "train": {"kv", "ops", "models", "drafters", "sampling", "text", "llm", "engine", "assembly"},
     "cli": {"*"},

@@ -8,6 +8,7 @@ it, and the median of a few turns counts.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
@@ -23,7 +24,8 @@ from paceline.engine.costs import Chill, DraftCost, Profile, Reach, staircase
 from paceline.engine.engine import Engine, EngineParts
 from paceline.engine.records import StepRecord
 
-TURNS = 4
+TURNS = 6
+NEAR = 4  # blocks between two plain ones
 WARM, TIMED = 2, 3  # steps of a block: a step after others of its kind is what is in use
 PLAIN_WARM, PLAIN_TIMED = 16, 8  # after a draft round it takes a dozen until the caches have recovered
 WEIGHT = 32  # of a measured round against what is guessed
@@ -100,31 +102,60 @@ class Watch(FixedController):
         self.last = record
 
 
+class Table:
+    """Texts of one engine, ready to write side by side."""
+
+    def __init__(self, parts: EngineParts, ids: Iterator[int]) -> None:
+        self.engine = Engine(parts, ids)
+        self.names: list[str] = []
+        self._room = 0  # tokens that every text can still take
+
+    def close(self) -> None:
+        for name in self.names:
+            self.engine.cancel(name)
+        self.names.clear()
+
+    def seat(self, texts: int, tokens: int, prompt: int) -> bool:
+        """Let `texts` texts of `prompt` tokens have room for `tokens` more. Whether prompts are still to be read."""
+        if self.names and tokens > self._room:
+            self.close()
+        new = not self.names
+        if new:
+            self._room = self.engine.max_len - prompt - 2
+            vocab = self.engine.state.target.vocab_size
+            for i in range(texts):
+                ids, params = [(7 * i + j) % vocab for j in range(prompt)], SamplingParams(
+                    max_tokens=self.engine.max_len, ignore_eos=True
+                )  # fmt: skip
+                self.engine.add(f"stopwatch-{i}", ids, params)
+                self.names.append(f"stopwatch-{i}")
+        self._room -= tokens
+        return new
+
+
 class Stopwatch:
-    """Runs blocks of steps of one shape on an engine of its own. The cache is empty before and after."""
+    """Runs blocks of steps of one shape, each number of texts with an engine of its own.
+
+    The cache is empty before and after.
+    """
 
     def __init__(self, parts: EngineParts, kind: Kind | None) -> None:
         network = parts.drafters[parts.default_drafter] if kind is not None else None
         self._switch, self._watch = Switch(network), Watch()
-        self._engine = Engine(
-            replace(
-                parts, controller=self._watch, drafters={Switch.name: self._switch},
-                default_drafter=Switch.name, prefix_cache=False, draft_tokens="auto",
-            )
+        self._parts = replace(
+            parts, controller=self._watch, drafters={Switch.name: self._switch},
+            default_drafter=Switch.name, prefix_cache=False, draft_tokens="auto",
         )  # fmt: skip
-        self._vocab, self._chunk = parts.target.vocab_size, parts.prefill_chunk
-        self._names: list[str] = []
+        self._ids = itertools.count()
+        self._tables: dict[int, Table] = {}  # by number of texts
         self._prompt = PROMPT
-        self._room = 0  # tokens that every text can still take
-        self.plain: list[float] = []  # by turn: seconds of a plain step
+        self.plain: list[float] = []  # seconds of a plain step, again and again
         most = parts.max_batch
         self.shapes = [s for s in SHAPES if s.texts <= most and (kind is not None or not s.network)]
 
     def close(self) -> None:
-        for name in self._names:
-            self._engine.cancel(name)
-        self._names.clear()
-        self._room = 0
+        for table in self._tables.values():
+            table.close()
 
     def turns(self, shapes: Seq[Shape], turns: int, limit: float) -> dict[Shape, list[Timing]]:
         """What each shape took in each turn, as multiples. What there is no time for, or cannot be run, is not there.
@@ -137,34 +168,53 @@ class Stopwatch:
         self.plain.clear()
         try:
             for turn in range(turns + 1):
-                order = shapes if turn == 0 else sorted(shapes)
-                taken = dict(self._turn(order, single=turn == 0, end=end))
-                if PLAIN not in taken:
-                    break
-                before = taken[PLAIN].step
-                again = self._block(PLAIN, single=turn == 0)
-                after = again.step if again is not None else before
-                if turn == 1:
-                    self.plain.clear()
-                self.plain.append(min(before, after))
-                if before < FAST and self._prompt == PROMPT:
-                    self._prompt = max(PROMPT, min(CONTEXT, self._engine.max_len // 2))
-                    self.close()
-                for shape, value in taken.items():
-                    plain = before if shape == PLAIN else (before + after) / 2
+                earlier = len(self.plain)
+                order = [
+                    s for s in (shapes if turn == 0 else sorted(shapes, reverse=turn % 2 == 0)) if s != PLAIN
+                ]
+                for shape, timing in self._turn(order, single=turn == 0, end=end):
                     known = out.setdefault(shape, [])
                     if turn == 1:
                         known.clear()
-                    known.append(Timing(value.draft / plain, value.step / plain))
+                    known.append(timing)
+                if turn == 1 and len(self.plain) > earlier:
+                    del self.plain[:earlier]
                 if time.perf_counter() > end:
                     break
+                if max(self.plain, default=FAST) < FAST and self._prompt == PROMPT:
+                    self._prompt = max(PROMPT, min(CONTEXT, self._parts.cache.max_tokens // 2))
+                    self.close()
         finally:
             self.close()
         return out
 
+    def _turn(self, order: Seq[Shape], *, single: bool, end: float) -> Iterator[tuple[Shape, Timing]]:
+        """(shape, its steps as multiples of the plain ones before and after it); at least one, then as long as there
+        is time.
+        """
+        before = self._block(PLAIN, single=single)
+        if before is None:
+            return
+        yield PLAIN, Timing(before.draft / before.step, 1.0)
+        for first in range(0, len(order), len(order) if single else NEAR):
+            taken: list[tuple[Shape, Timing]] = []
+            for shape in order[first : first + (len(order) if single else NEAR)]:
+                if (first or taken) and time.perf_counter() > end:
+                    break
+                value = self._block(shape, single=single)
+                if value is not None:
+                    taken.append((shape, value))
+            if not taken:
+                return
+            after = self._block(PLAIN, single=single) or before
+            plain = (before.step + after.step) / 2
+            self.plain.append(plain)
+            yield from ((shape, Timing(value.draft / plain, value.step / plain)) for shape, value in taken)
+            before = after
+
     def reach(self, plain: float) -> Reach:
         """What longer contexts cost, if a plain step takes `plain` seconds at the usual one; zeros if it is not known."""
-        near, far = self._prompt, min(FAR, self._engine.max_len * 3 // 4)
+        near, far = self._prompt, min(FAR, self._parts.cache.max_tokens * 3 // 4)
         if near == PROMPT or far < 2 * near:
             return 0.0, 0.0, 0.0
         seen: dict[tuple[int, int], list[float]] = {}  # by prompt and tokens drafted
@@ -185,26 +235,17 @@ class Stopwatch:
         once, all_rows = (max(typical[far, k] - typical[near, k], 0.0) * scale for k in (0, MORE))
         return once, max(all_rows - once, 0.0) / MORE, float(near)
 
-    def _turn(self, order: Seq[Shape], *, single: bool, end: float) -> Iterator[tuple[Shape, Timing]]:
-        """(shape, seconds of its steps), a block of each; at least of the first two, then as long as there is time."""
-        for count, shape in enumerate(order):
-            if count >= 2 and time.perf_counter() > end:
-                return
-            value = self._block(shape, single=single)
-            if value is not None:
-                yield shape, value
-
     def _block(self, shape: Shape, *, single: bool) -> Timing | None:
         """Typical seconds of steps of a shape in a row; None if it cannot be run."""
         warm, timed = (PLAIN_WARM, PLAIN_TIMED) if shape == PLAIN else (WARM, TIMED)
         warm, timed = (0, 1) if single else (warm, timed)
-        if not self._seat(shape.texts, (warm + timed) * (shape.k + 1)):
+        table = self._seat(shape, (warm + timed) * (shape.k + 1))
+        if table is None:
             return None
         self._switch.network, self._watch.k = shape.network, shape.k
         for _ in range(warm):
-            self._engine.step()
-        records = [self._step(shape) for _ in range(timed)]
-        told = [r for r in records if r is not None]
+            table.engine.step()
+        told = [record for _ in range(timed) if (record := self._step(table, shape)) is not None]
         if not told:
             return None
         return Timing(
@@ -212,36 +253,31 @@ class Stopwatch:
             median([r.target_seconds + r.other_seconds for r in told]),
         )
 
-    def _step(self, shape: Shape) -> StepRecord | None:
+    def _step(self, table: Table, shape: Shape) -> StepRecord | None:
         """The record of a step in which all texts did what they were told."""
-        self._engine.step()
+        table.engine.step()
         record = self._watch.last
         told = record is not None and record.target_rows == shape.rows and len(record.rows) == shape.texts
         return record if told else None
 
-    def _seat(self, texts: int, tokens: int) -> bool:
-        """Let so many texts be ready to write `tokens` tokens; False if there is no room for them."""
-        most = self._engine.max_len - self._prompt - 2
-        if tokens > most:
-            return False
-        reading = texts * -(-self._prompt // self._chunk)  # steps, at most
-        if len(self._names) > texts or tokens + reading > self._room:
-            self.close()
-        if not self._names:
-            self._room = most
-        if len(self._names) == texts:
-            reading = 0
-        self._room -= tokens + reading
-        self._watch.k = 0
-        while len(self._names) < texts:
-            name = f"stopwatch-{len(self._names)}"
-            prompt = [(7 * len(self._names) + i) % self._vocab for i in range(self._prompt)]
-            self._engine.add(name, prompt, SamplingParams(max_tokens=self._engine.max_len, ignore_eos=True))
-            self._names.append(name)
-        for _ in range(reading):
-            if self._step(Shape(texts, 0, False)) is not None:
-                break
-        return True
+    def _seat(self, shape: Shape, tokens: int) -> Table | None:
+        """A table whose texts are ready to write `tokens` tokens; None if there is no room for them."""
+        reading = shape.texts * -(-self._prompt // self._parts.prefill_chunk)  # steps, at most
+        table = self._tables.get(shape.texts)
+        if table is None:
+            table = self._tables[shape.texts] = Table(self._parts, self._ids)
+        if tokens + reading > table.engine.max_len - self._prompt - 2:
+            return None
+        others = [other for other in self._tables.values() if other is not table and other.names]
+        if sum([len(other.names) for other in others]) + shape.texts > self._parts.cache.max_sequences:
+            for other in others:
+                other.close()
+        if table.seat(shape.texts, tokens + reading, self._prompt):
+            self._watch.k = 0
+            for _ in range(reading):
+                if self._step(table, Shape(shape.texts, 0, False)) is not None:
+                    break
+        return table
 
 
 def measure_steps(parts: EngineParts, kind: Kind | None, limit: float) -> Profile | None:
