@@ -21,8 +21,8 @@ from paceline.drafters.base import DraftContext, Drafter
 from paceline.drafters.draft_model import ModelDrafter
 from paceline.drafters.mtp import MTPDrafter
 from paceline.drafters.ngram import NgramDrafter
-from paceline.engine.controller import FixedController
 from paceline.engine.engine import Engine, EngineParts
+from paceline.engine.fixed import FixedController
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import LayerKV, Layout
 from paceline.models.base import HeadOutput

@@ -55,6 +55,7 @@ class Priced(AutoController):
     """Counts what the texts of one run would have cost, in plain steps."""
 
     table: tuple[float, ...] = ()
+    learns = False  # from what it is billed
     running = 0.0  # steps and draft rounds
     deciding = 0.0  # plans and looks
 
@@ -63,20 +64,24 @@ class Priced(AutoController):
         return super()._think(*args)
 
     def observe(self, record: StepRecord) -> None:
-        self.running += sum(price(self.table, row) for row in record.rows)  # none while a prompt is read
+        for row in record.rows:  # none while a prompt is read
+            step, drafting = price(self.table, row)
+            self.running += step + drafting
+            if self.learns:
+                record.target_seconds, record.draft_seconds = step * UNIT, drafting * UNIT
+                record.other_seconds = 0.0
         super().observe(record)
 
 
-def price(table: tuple[float, ...], row: RowRecord) -> float:
-    """Of a step with one text, in plain steps."""
+def price(table: tuple[float, ...], row: RowRecord) -> tuple[float, float]:
+    """Of a step with one text and of its draft, in plain steps."""
     if not row.drafted:
-        return 1.0
+        return 1.0, 0.0
     base, step, token = ROUND
-    drafting = base + (step + token) * row.drafted if row.drafter == "mtp" else COPY
-    return table[row.drafted] + drafting
+    return table[row.drafted], base + (step + token) * row.drafted if row.drafter == "mtp" else COPY
 
 
-def prepared(steep: float, belief: float) -> tuple[Engine, Priced]:
+def prepared(steep: float, belief: float, learns: bool) -> tuple[Engine, Priced]:
     """The bundled pair under a controller that counts."""
     engine = build_engine(EngineConfig(target="demo", drafter="mtp+ngram", draft_tokens=FIXED[0]))
     both = engine.state.drafters["mtp+ngram"]
@@ -93,18 +98,21 @@ def prepared(steep: float, belief: float) -> tuple[Engine, Priced]:
     controller = Priced(default_profile(), known.budget.kinds, default=("mtp", "ngram"), peek=counted)
     steps = [1 + (value - 1) * steep for value in STEPS]
     controller.table = staircase(ROWS, steps)
-    controller.budget = replace(known.budget, costs=believed(steps, belief))
+    controller.budget = replace(known.budget, costs=believed(steps, belief, learns))
+    controller.learns = learns
     engine.state.controller = controller
     engine.state.drafters["mtp+ngram"] = Portfolio(both.free, both.paid, controller)
     return engine, controller
 
 
-def believed(steps: list[float], belief: float) -> Costs:
+def believed(steps: list[float], belief: float, learns: bool) -> Costs:
     """What the controller thinks that steps with so many rows cost, where a plain one costs 1."""
     base, step, token = (value * UNIT * belief for value in ROUND)
     rounds = {"mtp": (base, step, token), "ngram": (COPY * UNIT, 0.0, 0.0)}
     seconds = tuple((1 + (value - 1) * belief) * UNIT for value in steps)
     costs = Profile(ROWS, seconds, rounds=rounds).costs()
+    if learns:
+        return replace(costs, pace=1.0)
     return KnownCosts(costs.table, draft=costs.draft, rounds=costs.rounds)
 
 
@@ -134,10 +142,13 @@ def main() -> None:
     parser.add_argument(
         "--belief", type=float, default=1.0, help="what the controller thinks they cost, over that"
     )
+    parser.add_argument(
+        "--learn", action="store_true", help="let it learn what they cost from what it is billed"
+    )
     args = parser.parse_args()
     if not (args.texts >= 1 and 1 <= args.tokens <= 1000 and args.steep > 0 and args.belief > 0):
         parser.error("give at least one text, 1 to 1000 tokens, and numbers above 0 for --steep and --belief")
-    engine, controller = prepared(args.steep, args.belief)
+    engine, controller = prepared(args.steep, args.belief, args.learn)
     assert engine.tokenizer is not None
     bounds = workloads.Bounds(engine.state.target.vocab_size, engine.max_len - args.tokens - 20)
     start = controller.budget

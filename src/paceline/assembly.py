@@ -20,8 +20,9 @@ from paceline.drafters.mtp import MTPDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.portfolio import Portfolio
 from paceline.drafters.registry import check_kind, load_third_party, third_party
-from paceline.engine.controller import AutoController, FixedController
+from paceline.engine.controller import AutoController
 from paceline.engine.engine import Engine, EngineParts
+from paceline.engine.fixed import FixedController
 from paceline.engine.startup import Pair, start_up
 from paceline.errors import CapacityError, UsageError
 from paceline.kv.cache import KVCache, plan_pages

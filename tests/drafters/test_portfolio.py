@@ -11,8 +11,9 @@ from paceline.core import Draft, SamplingParams, Sequence
 from paceline.drafters.base import DraftContext
 from paceline.drafters.portfolio import Portfolio
 from paceline.engine import budget as b
-from paceline.engine.controller import MTP, NGRAM, AutoController, FixedController
+from paceline.engine.controller import MTP, NGRAM, AutoController
 from paceline.engine.costs import Profile
+from paceline.engine.fixed import FixedController
 from paceline.engine.propose import check_draft
 from paceline.engine.records import RowRecord, StepRecord
 

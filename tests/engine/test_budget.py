@@ -14,8 +14,9 @@ from paceline.engine import acceptance as acc
 from paceline.engine import budget as b
 from paceline.engine.acceptance import Kind
 from paceline.engine.budget import Budget
-from paceline.engine.controller import NGRAM, AutoController, FixedController
+from paceline.engine.controller import NGRAM, AutoController
 from paceline.engine.costs import Costs, DraftCost, Profile, Step, staircase
+from paceline.engine.fixed import FixedController
 from paceline.engine.records import RowRecord, StepRecord
 
 MTP = Kind("mtp", (0.75, 0.7, 0.65, 0.6))
@@ -180,7 +181,7 @@ def test_to_begin_takes_more_of_a_promise_than_to_go_on() -> None:
 
     nearly = next(draft for draft in (x / 100 for x in range(1, 200)) if promise(draft) < 1.08)
     assert promise(nearly) > b.MARGIN
-    costs = make(FLAT, nearly, kind).costs
+    costs = replace(make(FLAT, nearly, kind).costs, stale=0)  # no audit is due
     new = AutoController(FLAT, [kind])
     new.budget = replace(new.budget, costs=costs)
     assert new.limits([sequence(1)], ["auto"], 16)[0][0] == 0
@@ -372,7 +373,7 @@ def test_drafts_pay_at_a_long_context_where_they_do_not_at_a_short_one() -> None
         text = sequence(1)
         text.committed = context
         limits.append(auto.limits([text], ["auto"], 16)[0][0])
-        assert auto.budget.costs.here == (0.0, 0.0)
+        assert auto.budget.costs.here == (1, 0.0, 0.0)
     assert limits[0] == 0
     assert limits[1] > 1
 

@@ -35,6 +35,7 @@ MEMORY = "memory"
 PREFILL = "prefill"
 DRAFTER_FAILED = "drafter failed"
 NO_DRAFTER = "no drafter"
+MEASURING = "measuring"  # plain steps amid drafts, to see what they take
 REASONS = (
     PARKED_BY_COST,
     NO_CONFIDENCE,
@@ -45,6 +46,7 @@ REASONS = (
     PREFILL,
     DRAFTER_FAILED,
     NO_DRAFTER,
+    MEASURING,
 )
 
 TYPICAL = 12  # steps that are enough to tell the pace of many
@@ -283,7 +285,9 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Asked]]) -> Budget:
             if row.reason is not None:
                 reasons[row.reason] += record.times
         kind = _main_kind(budget, rows) if rows else None
-        if at >= due and not record.masked:
+        # a lone probe comes after many steps without one and is no measure of drafts that follow each other
+        lone = bool(rows) and all(row.sequence_id in budget.probing for row in rows)
+        if at >= due and not record.masked and not lone:
             name, texts = kind.name if kind is not None else None, len(record.rows)
             taken = record.target_seconds + record.other_seconds
             targets.append(Step(record.target_rows, taken, name, len(rows), texts, record.context))
@@ -295,11 +299,9 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Asked]]) -> Budget:
         drafted += [row for row in rows if not is_copy(budget, row)]
         if kind is None:
             continue
-        only = all(row.sequence_id in budget.probing for row in rows)
         if budget.probing:
-            probed += _wasted(budget, kind, record, rows, only)
-        # a lone probe comes after many steps without one and is no measure of rounds that follow each other
-        if not (only and costs.is_measured(kind.name)):
+            probed += _wasted(budget, kind, record, rows, lone)
+        if not (lone and costs.is_measured(kind.name)):
             each = [max(asked.get(r.sequence_id, 0), r.drafted) for r in rows if r.drafter == kind.name]
             calls = max(each) if kind.sequential else 1
             rounds.setdefault(kind.name, []).append((calls, sum(each), record.draft_seconds))
@@ -318,10 +320,10 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Asked]]) -> Budget:
     return observe_rows(budget, drafted) if drafted else budget
 
 
-def _wasted(budget: Budget, kind: Kind, record: StepRecord, rows: list[RowRecord], only: bool) -> float:
+def _wasted(budget: Budget, kind: Kind, record: StepRecord, rows: list[RowRecord], lone: bool) -> float:
     """Seconds that the probes of a step have cost, net of the plain steps that kept tokens have saved."""
     texts = len(record.rows)
-    if not only:  # drafts that pay ran beside them: what is the probes' own share is known from prices only
+    if not lone:  # drafts that pay ran beside them: what is the probes' own share is known from prices only
         return probe_price(budget.costs, kind, texts) * sum([r.sequence_id in budget.probing for r in rows])
     without = plain(budget.costs.within(texts, record.context), texts, texts)
     kept = sum([row.accepted for row in rows])

@@ -1,4 +1,4 @@
-"""The two controllers: `FixedController` drafts what it is told, `AutoController` holds a `Budget` and asks it.
+"""The controller of `auto`: it holds a `Budget` and asks it.
 
 All thinking is in budget.py; here is only what must persist between two steps and inside one draft round.
 """
@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine import budget as b
 from paceline.engine.acceptance import Kind, calibrated
+from paceline.engine.audit import AUDIT, Audit
 from paceline.engine.budget import Budget, Look, Plan, Want
 from paceline.engine.costs import Profile
+from paceline.engine.fixed import Limit, fixed_limit, whole
 from paceline.engine.records import StepRecord, Unlearnt
 
-Limit = tuple[int, str | None]
 Peek = Callable[[Sequence], bool]
 HOLD, LONGEST_HOLD = 8, 16  # steps that a plan holds: longer each time that it stays one that drafts
 REST, LONGEST_REST = 64, 128  # steps that a plan without drafts holds: longer each time
@@ -28,56 +29,6 @@ MTP = Kind("mtp", (0.7, 0.72, 0.72, 0.7, 0.68), sampled=(0.56, 0.6, 0.6, 0.6))
 MODEL = Kind("model", (0.65, 0.65, 0.62, 0.6))
 NGRAM = Kind("ngram", (0.5, 0.7, 0.8, 0.85), sequential=False, sampled=(0.3, 0.55, 0.7, 0.8))
 KINDS = (MTP, MODEL, NGRAM)
-
-
-class FixedController:
-    """Drafts k tokens whenever the text has room for them; a request's own number goes first."""
-
-    def __init__(self, k: int) -> None:
-        self.k = k
-
-    def limits(self, sequences: list[Sequence], wants: list[Want], drafter_max: int) -> list[Limit]:
-        return [
-            _fixed(sequence, self.k if want == "auto" else want, drafter_max)
-            for sequence, want in zip(sequences, wants, strict=True)
-        ]
-
-    def rest(self) -> int:
-        return 0
-
-    def go_on(self, sequence_id: int, step: int, confidence: float) -> bool:
-        return True
-
-    def offer(self, sequence_id: int, kind: str, confidence: list[float]) -> tuple[int, float]:
-        return _proposal(confidence)
-
-    def expected(self, sequence_id: int, kind: str, length: int) -> float:
-        return sum(0.7 ** (j + 1) for j in range(length))
-
-    def kind_limit(self, sequence_id: int, kind: str) -> int:
-        return MAX_DRAFT_TOKENS
-
-    def observe(self, record: StepRecord) -> None:
-        pass
-
-    def forget(self, sequence_id: int) -> None:
-        pass
-
-
-def _fixed(sequence: Sequence, want: int, drafter_max: int) -> Limit:
-    if want == 0 or drafter_max == 0:
-        return 0, b.DISABLED if want == 0 else b.NO_DRAFTER
-    limit = min(want, drafter_max, b.room(sequence))
-    return limit, None if limit else b.NO_ROOM
-
-
-def _proposal(confidence: list[float]) -> tuple[int, float]:
-    """All of a proposal, and the tokens that its own confidence promises."""
-    alive, total = 1.0, 0.0
-    for value in confidence:
-        alive *= value
-        total += alive
-    return len(confidence), total
 
 
 @dataclass(slots=True)
@@ -125,6 +76,7 @@ class AutoController:
         self._choice: _Choice | None = None  # of the draft round that is going on
         self._used: list[_Choice] = []  # in this step
         self._unlearnt = Unlearnt()
+        self._audit = Audit()
         self._planned = 0  # target rows of this step as far as `limits` knows
         self._others = 0  # rows of the step before that it did not know: prompts being read
         self._quiet: dict[int, tuple[int, int]] = {}  # rows with nothing to copy: (steps to wait, until when)
@@ -195,7 +147,7 @@ class AutoController:
         self._learn()
         choice = _Choice([s.id for s in sequences], {}, {}, [], {}, len(sequences))
         for sequence, want in zip(sequences, wants, strict=True):
-            limit, reason = _fixed(sequence, MAX_DRAFT_TOKENS if want == "auto" else want, drafter_max)
+            limit, reason = fixed_limit(sequence, MAX_DRAFT_TOKENS if want == "auto" else want, drafter_max)
             choice.out.append((limit, reason))
             if want == "auto" and limit:
                 choice.caps[sequence.id] = limit
@@ -211,20 +163,31 @@ class AutoController:
         best: dict[int, Limit] = {}
         before = self._choices.get(tuple(choice.ids))
         margin = b.MARGIN if before is not None and before.hold else b.START
-        free = []
+        free, plain = [], len(sequences) / b.plain(here, choice.rows, len(sequences))
         for name in chosen.split("+") if chosen else self._default:
             kind = self._kind(name)
             self.budget = b.meet(self.budget, kind, [s for s in sequences if s.id in choice.caps])
             if self._plan(kind, choice, margin, best) and not kind.sequential:
                 free.append(name)
+        rate = max([plan.rate for plan in choice.plans.values()], default=plain)
+        self.budget = replace(self.budget, costs=costs)
+        if choice.rows == len(sequences) and not self._others and self._audit.due(costs, rate / plain):
+            return self._audited(choice, before)
         if free:
-            plain = len(sequences) / b.plain(here, choice.rows, len(sequences))
-            rate = max([plan.rate for plan in choice.plans.values()], default=plain)
             choice.looks = dict.fromkeys(free, Look(here, choice.rows + self._others, len(sequences), rate))
         choice.out = [best.get(s.id, limit) for s, limit in zip(sequences, choice.out, strict=True)]
         choice.until, choice.probes = self._until(choice, before), PROBE_RUN if self.budget.probing else 0
-        self.budget = replace(self.budget, costs=costs)
         return choice
+
+    def _audited(self, choice: _Choice, before: _Choice | None) -> _Choice:
+        """Plain steps for once, to see what the machine takes for them now; then the plan is made anew."""
+        self.budget = replace(self.budget, probing=frozenset())
+        out = [
+            (0, b.MEASURING) if i in choice.caps else limit
+            for i, limit in zip(choice.ids, choice.out, strict=True)
+        ]
+        hold = before.hold if before is not None and before.hold else HOLD
+        return _Choice(choice.ids, {}, {}, out, choice.caps, choice.rows, until=self._now + AUDIT, hold=hold)
 
     def _until(self, choice: _Choice, before: _Choice | None) -> int:
         """The step at which to think again: soon where little is known yet."""
@@ -279,7 +242,7 @@ class AutoController:
         """(tokens worth checking, expected net gain in tokens) of a proposal that costs nothing to make."""
         choice = self._choice
         if choice is None or kind not in choice.looks or sequence_id not in choice.limits[kind]:
-            return _proposal(confidence)
+            return whole(confidence)
         if confidence:
             self._offered.add(sequence_id)
         known = self._kinds[kind]

@@ -16,6 +16,12 @@ DEFAULT_STEP = 5e-3  # only the ratios matter before the first real step
 FADE = 0.998  # of what was seen of a drafter, for each step without it
 MEASURED = 4.0  # trust in a price that was measured: rounds of one text cannot tell a step from a token
 DECAY = 0.97  # of the pace, for each step seen
+SETTLE = 0.9  # of the tilt, likewise
+FRESH = 32  # steps for which the pace of plain ones is still that of the machine
+UNSURE = (
+    0.15  # of a plain step: what drafts add is known no better than that, however little it is said to be
+)
+STEEPEST = 3.0  # most that the tilt may be, and the inverse of its least
 
 
 Chill = tuple[float, float]  # seconds: (of a round of one text, more for each further text)
@@ -89,6 +95,17 @@ class DraftCost:
         return base, step, token
 
 
+class Here(NamedTuple):
+    """The texts at hand, see `within`."""
+
+    texts: int = 1
+    base: float = 0.0  # seconds that a step takes longer for them than one of a usual text,
+    row: float = 0.0  # and each of its rows
+
+
+_USUAL = Here()
+
+
 @dataclass(frozen=True, slots=True)
 class Costs:
     """What steps and draft rounds take, as measured at start-up, times the pace of the machine now.
@@ -97,6 +114,10 @@ class Costs:
     text costs `text` more than its rows, a longer context `reach`: once for each text, since its rows share what is read
     of the cache, and a little for each further row. After a round of a drafter whose weights have taken the place of
     the target's in the caches it takes `chill` more. Without a profile (`measured` false) the first step sets the scale.
+
+    What rows beyond one for each text cost beside those depends on what else the machine does: where others take its
+    caches and bandwidth plain steps are slow and further rows cheap. `tilt` follows that, where plain steps and such that
+    check drafts are seen close enough to each other.
     """
 
     table: tuple[float, ...]
@@ -104,23 +125,39 @@ class Costs:
     pace: float = 1.0  # what everything takes now, as a multiple of what it took at start-up
     text: float = 0.0  # what each further text in a step costs, beside its rows
     reach: Reach = (0.0, 0.0, 0.0)
-    here: tuple[float, float] = (0.0, 0.0)  # what the texts at hand cost, see `within`: (base, per row)
+    tilt: float = 1.0  # what drafts add to a step now, as a multiple, at the same pace
+    stale: int = FRESH  # steps with drafts since a plain one was seen
+    here: Here = _USUAL
     chill: Mapping[str, Chill] = field(default_factory=dict)  # by drafter kind
     draft: Mapping[str, DraftCost] = field(default_factory=dict)  # by drafter kind, at pace 1
     rounds: Mapping[str, RoundCost] = field(default_factory=dict)  # the fits of `draft`
 
     def target(self, rows: int) -> float:
         """Seconds of a step with so many target rows, its draft apart."""
-        last, (base, row) = len(self.table), self.here
+        texts, base, row = self.here
+        seconds = self._rung(rows)
+        if rows > texts:
+            plain = self._rung(texts)
+            seconds = plain + self._tilting(plain, seconds - plain)
+        return self.pace * (seconds + base + row * rows)
+
+    def _tilting(self, plain: float, more: float) -> float:
+        """What drafts add to a step now, if they are said to add `more` to one that takes `plain` without."""
+        return max(more + (self.tilt - 1.0) * max(more, UNSURE * plain), 0.0)
+
+    def _rung(self, rows: int) -> float:
+        """Of the table, which goes on as it ends."""
+        last = len(self.table)
         if rows <= last:
-            return self.pace * (self.table[max(rows, 1) - 1] + base + row * rows)
-        more = (self.table[-1] - self.table[last // 2 - 1]) / (last - last // 2)
-        return self.pace * (self.table[-1] + more * (rows - last) + base + row * rows)
+            return self.table[max(rows, 1) - 1]
+        return self.table[-1] + (self.table[-1] - self.table[last // 2 - 1]) / (last - last // 2) * (
+            rows - last
+        )
 
     def within(self, texts: int, context: int) -> Costs:
         """The costs of steps of so many texts, with so many tokens in all."""
         base, row = self._beyond(texts, context)
-        return replace(self, here=(max(base, -0.5 * self.table[min(texts, len(self.table)) - 1]), row))
+        return replace(self, here=Here(texts, max(base, -0.5 * self._rung(texts)), row))
 
     def _beyond(self, texts: int, context: int) -> tuple[float, float]:
         """(seconds, and those of each row) that so many texts, of so many tokens in all, take longer than a usual one."""
@@ -147,8 +184,9 @@ class Costs:
         return self.target(rows + more) - self.target(rows)
 
     def observe_targets(self, seen: Seq[Step], each: int = 1) -> Costs:
-        """Learn from steps, of which each stands for so many. Their typical ratio to what was expected is the pace; what
-        one number of rows differs by bends the staircase. Steps beyond the table (prompts) say nothing about decoding.
+        """Learn from steps, of which each stands for so many: from plain ones the pace, from those that check drafts the
+        tilt, or the pace if no plain one was seen for long; what one number of rows differs by bends the staircase.
+        Steps beyond the table (prompts) say nothing about decoding.
         """
         steps = [
             step for step in seen if 0 < step.rows <= len(self.table) and 0.0 < step.seconds < float("inf")
@@ -158,21 +196,46 @@ class Costs:
         if not self.measured:
             scale = steps[0].seconds / self.table[steps[0].rows - 1]
             return replace(self, table=tuple(v * scale for v in self.table), measured=True)
-        ratios = []
-        for rows, seconds, kind, drafted, texts, context in steps:
-            bare = expected = self.table[rows - 1]
-            if texts:
-                base, row = self._beyond(texts, context)
-                expected += base + row * rows
-            if kind is not None:
-                expected += self._chill(kind, drafted)
-            ratios.append(seconds / (self.pace * max(expected, 0.5 * bare)))
-        typical = min(max(sorted(ratios)[len(ratios) // 2], 0.25), 4.0)
+        plain = [step for step in steps if step.rows <= step.texts]
+        drafted = [step for step in steps if step.rows > step.texts]
+        new = self
+        if plain:
+            new = replace(new._at_pace(plain, each), stale=0)
+        if drafted:
+            new = new._tilted(drafted, each) if new.stale < FRESH else new._at_pace(drafted, each)
+            new = replace(new, stale=new.stale + each * len(drafted))
         last = steps[-1].rows
-        same = sorted([ratio for ratio, step in zip(ratios, steps, strict=True) if step.rows == last])
-        surprise = min(max(same[len(same) // 2] / typical, 0.5), 2.0) - 1
-        table = _bend(self.table, last - 1, 0.01 * min(each * len(same), 10) * surprise)
-        return replace(self, pace=self.pace * typical ** (1 - DECAY ** (each * len(ratios))), table=table)
+        same = [step for step in steps if step.rows == last]
+        surprise = min(max(new._ratio(same) / new._ratio(steps), 0.5), 2.0) - 1
+        return replace(new, table=_bend(self.table, last - 1, 0.01 * min(each * len(same), 10) * surprise))
+
+    def _parts(self, step: Step) -> tuple[float, float]:
+        """(seconds of a step without its drafts, what they add at tilt 1), both at pace 1."""
+        rows, _, kind, drafted, texts, context = step
+        bare = self.table[min(texts or rows, rows) - 1]
+        base, row = self._beyond(texts, context) if texts else (0.0, 0.0)
+        more = self.table[rows - 1] - bare + (self._chill(kind, drafted) if kind is not None else 0.0)
+        return max(bare + base + row * rows, 0.5 * bare), more
+
+    def _ratio(self, steps: list[Step]) -> float:
+        """What such steps typically take, over what is expected."""
+        ratios = []
+        for step in steps:
+            bare, more = self._parts(step)
+            ratios.append(step.seconds / (self.pace * (bare + self._tilting(bare, more))))
+        return sorted(ratios)[(len(ratios) - 1) // 2]
+
+    def _at_pace(self, steps: list[Step], each: int) -> Costs:
+        typical = min(max(self._ratio(steps), 0.25), 4.0)
+        return replace(self, pace=self.pace * typical ** (1 - DECAY ** (each * len(steps))))
+
+    def _tilted(self, steps: list[Step], each: int) -> Costs:
+        tilts = []
+        for step in steps:
+            bare, more = self._parts(step)
+            tilts.append(1.0 + (step.seconds / self.pace - bare - more) / max(more, UNSURE * bare))
+        now = min(max(sorted(tilts)[len(tilts) // 2], 1 / STEEPEST), STEEPEST)
+        return replace(self, tilt=now + (self.tilt - now) * SETTLE ** (each * len(steps)))
 
     def observe_rounds(self, kind: str, seen: Seq[Round]) -> Costs:
         """Learn from draft rounds of one kind. One that took far longer than expected counts as four times that."""

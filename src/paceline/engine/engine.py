@@ -12,7 +12,7 @@ import torch
 from paceline.core import Completion, Delta, SamplingParams, Sequence, VerifyRule
 from paceline.drafters.base import Drafter
 from paceline.engine.budget import Controller
-from paceline.engine.controller import FixedController
+from paceline.engine.fixed import FixedController
 from paceline.engine.live import Live
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.state import EngineState

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from paceline.core import SamplingParams
 from paceline.engine.acceptance import ALARM_SHARE, Bins, Kind, calibrate
 from paceline.engine.calibration import Known
-from paceline.engine.controller import FixedController
 from paceline.engine.costs import Profile
 from paceline.engine.engine import Engine, EngineParts
+from paceline.engine.fixed import FixedController
 from paceline.engine.records import RowRecord, StepRecord
 from paceline.errors import UsageError
 from paceline.text.chat import ChatTemplate

@@ -19,9 +19,9 @@ from typing import NamedTuple
 from paceline.core import Draft, SamplingParams
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.engine.acceptance import Kind
-from paceline.engine.controller import FixedController
 from paceline.engine.costs import Chill, DraftCost, Profile, Reach, staircase
 from paceline.engine.engine import Engine, EngineParts
+from paceline.engine.fixed import FixedController
 from paceline.engine.records import StepRecord
 
 TURNS = 6

@@ -17,8 +17,8 @@ from paceline.config import EngineConfig
 from paceline.core import Completion, SamplingParams
 from paceline.drafters.base import Drafter
 from paceline.drafters.mtp import MTPDrafter
-from paceline.engine.controller import FixedController
 from paceline.engine.engine import Engine, EngineParts
+from paceline.engine.fixed import FixedController
 from paceline.errors import RequestFailed
 from paceline.models.registry import load_assistant, load_target
 from paceline.train.windows import Text

@@ -1,0 +1,59 @@
+"""The controller of a fixed draft length."""
+
+from __future__ import annotations
+
+from paceline.core import MAX_DRAFT_TOKENS, Sequence
+from paceline.engine.budget import DISABLED, NO_DRAFTER, NO_ROOM, Want, room
+from paceline.engine.records import StepRecord
+
+Limit = tuple[int, str | None]
+
+
+class FixedController:
+    """Drafts k tokens whenever the text has room for them; a request's own number goes first."""
+
+    def __init__(self, k: int) -> None:
+        self.k = k
+
+    def limits(self, sequences: list[Sequence], wants: list[Want], drafter_max: int) -> list[Limit]:
+        return [
+            fixed_limit(sequence, self.k if want == "auto" else want, drafter_max)
+            for sequence, want in zip(sequences, wants, strict=True)
+        ]
+
+    def rest(self) -> int:
+        return 0
+
+    def go_on(self, sequence_id: int, step: int, confidence: float) -> bool:
+        return True
+
+    def offer(self, sequence_id: int, kind: str, confidence: list[float]) -> tuple[int, float]:
+        return whole(confidence)
+
+    def expected(self, sequence_id: int, kind: str, length: int) -> float:
+        return sum(0.7 ** (j + 1) for j in range(length))
+
+    def kind_limit(self, sequence_id: int, kind: str) -> int:
+        return MAX_DRAFT_TOKENS
+
+    def observe(self, record: StepRecord) -> None:
+        pass
+
+    def forget(self, sequence_id: int) -> None:
+        pass
+
+
+def fixed_limit(sequence: Sequence, want: int, drafter_max: int) -> Limit:
+    if want == 0 or drafter_max == 0:
+        return 0, DISABLED if want == 0 else NO_DRAFTER
+    limit = min(want, drafter_max, room(sequence))
+    return limit, None if limit else NO_ROOM
+
+
+def whole(confidence: list[float]) -> tuple[int, float]:
+    """All of a proposal, and the tokens that its own confidence promises."""
+    alive, total = 1.0, 0.0
+    for value in confidence:
+        alive *= value
+        total += alive
+    return len(confidence), total
