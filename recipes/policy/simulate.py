@@ -61,6 +61,7 @@ class Priced(AutoController):
 
     def _think(self, *args: Any) -> Any:
         self.deciding += PLAN
+        self._plan_seconds = PLAN * UNIT
         return super()._think(*args)
 
     def observe(self, record: StepRecord) -> None:

@@ -12,7 +12,7 @@ from paceline.engine.costs import FRESH, Costs
 
 AUDIT = 6  # steps of an audit: the first ones after drafts find the caches cold
 CLEAR = 1.4  # what a plan promises over none from which on it needs no audit
-SAME = 0.05  # change of the tilt, as a logarithm, that confirms what was known
+SAME = 0.05  # change of the drag, as a logarithm, that confirms what was known
 RAREST = 512  # steps with drafts between two audits that confirm each other, at most
 
 
@@ -20,13 +20,13 @@ class Audit:
     """Audits become rarer while they find what was known already."""
 
     def __init__(self) -> None:
-        self._every, self._tilt = FRESH, 1.0
+        self._every, self._drag = FRESH, 1.0
 
     def due(self, costs: Costs, gain: float) -> bool:
         """Whether to begin one, where drafts promise `gain` times the speed of none."""
         if not 1.0 < gain < CLEAR or costs.stale < self._every:
             return False
-        same = abs(log(costs.tilt / self._tilt)) < SAME
+        same = abs(log(costs.drag / self._drag)) < SAME
         self._every = min(2 * self._every, RAREST) if same else FRESH
-        self._tilt = costs.tilt
+        self._drag = costs.drag
         return True

@@ -20,7 +20,11 @@ from paceline.engine.fixed import Limit, fixed_limit, whole
 from paceline.engine.records import StepRecord, Unlearnt
 
 Peek = Callable[[Sequence], bool]
-HOLD, LONGEST_HOLD = 8, 16  # steps that a plan holds: longer each time that it stays one that drafts
+PLANNING = 0.05  # of the time that planning may take at first
+HOLD, LONGEST_HOLD = (
+    2,
+    16,
+)  # steps that a plan holds, at least: longer each time that it stays one that drafts
 REST, LONGEST_REST = 64, 128  # steps that a plan without drafts holds: longer each time
 LOOK = 32  # steps between two looks for something to copy, at most
 PROBE_RUN = 3  # steps that a probe lasts while its tokens are kept
@@ -80,6 +84,7 @@ class AutoController:
         self._planned = 0  # target rows of this step as far as `limits` knows
         self._others = 0  # rows of the step before that it did not know: prompts being read
         self._quiet: dict[int, tuple[int, int]] = {}  # rows with nothing to copy: (steps to wait, until when)
+        self._plan_seconds = 0.0  # that a plan takes, lately
         self._thought = 0.0  # seconds that planning took in this step: no part of what drafting costs
         self._offered: set[int] = set()  # rows for which something to copy was found in this step
         self._alive: dict[int, float] = {}  # survival of each row's draft so far in this round
@@ -96,7 +101,9 @@ class AutoController:
         if choice is None or self._now >= choice.until:
             begin = time.perf_counter()
             choice = self._choices[ids] = self._think(sequences, wants, drafter_max)
-            self._thought += time.perf_counter() - begin
+            taken = time.perf_counter() - begin
+            self._plan_seconds += 0.2 * (taken - self._plan_seconds) if self._plan_seconds else taken
+            self._thought += taken
         self._choice = choice
         self._used.append(choice)
         self._planned += choice.rows
@@ -196,7 +203,10 @@ class AutoController:
         probing = self.budget.probing
         drafts = any(limit and i not in probing for own in choice.limits.values() for i, limit in own.items())
         if drafts:
-            choice.hold = HOLD if before is None or not before.hold else min(2 * before.hold, LONGEST_HOLD)
+            rows = choice.rows + sum([limit for limit, _ in choice.out])
+            hold = int(self._plan_seconds / (PLANNING * self.budget.costs.target(rows)))
+            hold = 2 * before.hold if before is not None and before.hold else max(hold, HOLD)
+            choice.hold = min(hold, LONGEST_HOLD)
             return self._now + choice.hold
         choice.rest = REST if before is None else min(max(2 * before.rest, REST), LONGEST_REST)
         return self._now + choice.rest

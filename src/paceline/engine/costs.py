@@ -16,12 +16,9 @@ DEFAULT_STEP = 5e-3  # only the ratios matter before the first real step
 FADE = 0.998  # of what was seen of a drafter, for each step without it
 MEASURED = 4.0  # trust in a price that was measured: rounds of one text cannot tell a step from a token
 DECAY = 0.97  # of the pace, for each step seen
-SETTLE = 0.9  # of the tilt, likewise
+SETTLE = 0.9  # of the drag, likewise
 FRESH = 32  # steps for which the pace of plain ones is still that of the machine
-UNSURE = (
-    0.15  # of a plain step: what drafts add is known no better than that, however little it is said to be
-)
-STEEPEST = 3.0  # most that the tilt may be, and the inverse of its least
+MOST_DRAG = 1.4  # and the inverse of its least
 
 
 Chill = tuple[float, float]  # seconds: (of a round of one text, more for each further text)
@@ -115,9 +112,9 @@ class Costs:
     of the cache, and a little for each further row. After a round of a drafter whose weights have taken the place of
     the target's in the caches it takes `chill` more. Without a profile (`measured` false) the first step sets the scale.
 
-    What rows beyond one for each text cost beside those depends on what else the machine does: where others take its
-    caches and bandwidth plain steps are slow and further rows cheap. `tilt` follows that, where plain steps and such that
-    check drafts are seen close enough to each other.
+    What drafts add to a step depends on what else the machine does: where others take its caches and bandwidth plain
+    steps are slow and further rows cheap. `drag` follows that, where plain steps and such that check drafts are seen
+    close enough to each other.
     """
 
     table: tuple[float, ...]
@@ -125,7 +122,7 @@ class Costs:
     pace: float = 1.0  # what everything takes now, as a multiple of what it took at start-up
     text: float = 0.0  # what each further text in a step costs, beside its rows
     reach: Reach = (0.0, 0.0, 0.0)
-    tilt: float = 1.0  # what drafts add to a step now, as a multiple, at the same pace
+    drag: float = 1.0  # what steps that check drafts take now, as a multiple, where plain ones keep the pace
     stale: int = FRESH  # steps with drafts since a plain one was seen
     here: Here = _USUAL
     chill: Mapping[str, Chill] = field(default_factory=dict)  # by drafter kind
@@ -136,14 +133,7 @@ class Costs:
         """Seconds of a step with so many target rows, its draft apart."""
         texts, base, row = self.here
         seconds = self._rung(rows)
-        if rows > texts:
-            plain = self._rung(texts)
-            seconds = plain + self._tilting(plain, seconds - plain)
-        return self.pace * (seconds + base + row * rows)
-
-    def _tilting(self, plain: float, more: float) -> float:
-        """What drafts add to a step now, if they are said to add `more` to one that takes `plain` without."""
-        return max(more + (self.tilt - 1.0) * max(more, UNSURE * plain), 0.0)
+        return self.pace * (self.drag if rows > texts else 1.0) * (seconds + base + row * rows)
 
     def _rung(self, rows: int) -> float:
         """Of the table, which goes on as it ends."""
@@ -185,7 +175,7 @@ class Costs:
 
     def observe_targets(self, seen: Seq[Step], each: int = 1) -> Costs:
         """Learn from steps, of which each stands for so many: from plain ones the pace, from those that check drafts the
-        tilt, or the pace if no plain one was seen for long; what one number of rows differs by bends the staircase.
+        drag, or the pace if no plain one was seen for long; what one number of rows differs by bends the staircase.
         Steps beyond the table (prompts) say nothing about decoding.
         """
         steps = [
@@ -202,40 +192,34 @@ class Costs:
         if plain:
             new = replace(new._at_pace(plain, each), stale=0)
         if drafted:
-            new = new._tilted(drafted, each) if new.stale < FRESH else new._at_pace(drafted, each)
+            new = new._dragged(drafted, each) if new.stale < FRESH else new._at_pace(drafted, each)
             new = replace(new, stale=new.stale + each * len(drafted))
         last = steps[-1].rows
         same = [step for step in steps if step.rows == last]
         surprise = min(max(new._ratio(same) / new._ratio(steps), 0.5), 2.0) - 1
         return replace(new, table=_bend(self.table, last - 1, 0.01 * min(each * len(same), 10) * surprise))
 
-    def _parts(self, step: Step) -> tuple[float, float]:
-        """(seconds of a step without its drafts, what they add at tilt 1), both at pace 1."""
-        rows, _, kind, drafted, texts, context = step
-        bare = self.table[min(texts or rows, rows) - 1]
-        base, row = self._beyond(texts, context) if texts else (0.0, 0.0)
-        more = self.table[rows - 1] - bare + (self._chill(kind, drafted) if kind is not None else 0.0)
-        return max(bare + base + row * rows, 0.5 * bare), more
-
     def _ratio(self, steps: list[Step]) -> float:
         """What such steps typically take, over what is expected."""
         ratios = []
-        for step in steps:
-            bare, more = self._parts(step)
-            ratios.append(step.seconds / (self.pace * (bare + self._tilting(bare, more))))
+        for rows, seconds, kind, drafted, texts, context in steps:
+            bare = expected = self.table[rows - 1]
+            if texts:
+                base, row = self._beyond(texts, context)
+                expected += base + row * rows
+            if kind is not None:
+                expected += self._chill(kind, drafted)
+            drag = self.drag if rows > texts else 1.0
+            ratios.append(seconds / (self.pace * drag * max(expected, 0.5 * bare)))
         return sorted(ratios)[(len(ratios) - 1) // 2]
 
     def _at_pace(self, steps: list[Step], each: int) -> Costs:
         typical = min(max(self._ratio(steps), 0.25), 4.0)
         return replace(self, pace=self.pace * typical ** (1 - DECAY ** (each * len(steps))))
 
-    def _tilted(self, steps: list[Step], each: int) -> Costs:
-        tilts = []
-        for step in steps:
-            bare, more = self._parts(step)
-            tilts.append(1.0 + (step.seconds / self.pace - bare - more) / max(more, UNSURE * bare))
-        now = min(max(sorted(tilts)[len(tilts) // 2], 1 / STEEPEST), STEEPEST)
-        return replace(self, tilt=now + (self.tilt - now) * SETTLE ** (each * len(steps)))
+    def _dragged(self, steps: list[Step], each: int) -> Costs:
+        drag = self.drag * self._ratio(steps) ** (1 - SETTLE ** (each * len(steps)))
+        return replace(self, drag=min(max(drag, 1 / MOST_DRAG), MOST_DRAG))
 
     def observe_rounds(self, kind: str, seen: Seq[Round]) -> Costs:
         """Learn from draft rounds of one kind. One that took far longer than expected counts as four times that."""

@@ -56,7 +56,7 @@ class Unlearnt:
         self._resting = None
 
     def rested(self, record: StepRecord) -> None:
-        """A step in which nobody was asked: those in a row are nearly the same, so that one speaks for some."""
+        """A step in which nobody was asked: of those in a row the last speaks for some, it is the warmest."""
         own, self.steps = self._resting, self.steps + 1
         if (
             own is None
@@ -68,7 +68,9 @@ class Unlearnt:
             self.seen.append((record, {}))
         else:
             own.times += 1
-            own.more_seconds += record.seconds
+            own.more_seconds += own.seconds
+            own.target_seconds, own.draft_seconds = record.target_seconds, record.draft_seconds
+            own.other_seconds, own.context = record.other_seconds, record.context
 
     def clear(self) -> None:
         self.seen.clear()
