@@ -1,7 +1,7 @@
 """When to write some plain steps amid drafts, to see whether drafts still pay.
 
-While every step checks drafts, a slow machine and a dear draft look the same. Where a plan promises much, an error does
-not turn it around; where it promises little, a few plain steps now and then cost next to nothing and tell.
+While every step checks drafts, a slow machine and a dear draft look the same. A few plain steps now and then tell: often
+where a plan promises little, which costs next to nothing there, rarely where it promises much.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from math import log
 from paceline.engine.costs import FRESH, Costs
 
 AUDIT = 6  # steps of an audit: the first ones after drafts find the caches cold
-CLEAR = 1.4  # what a plan promises over none from which on it needs no audit
+CLEAR = 1.4  # what a plan promises over none from which on an error will hardly turn it around
 SAME = 0.05  # change of the drag, as a logarithm, that confirms what was known
 RAREST = 512  # steps with drafts between two audits that confirm each other, at most
 
@@ -24,7 +24,7 @@ class Audit:
 
     def due(self, costs: Costs, gain: float) -> bool:
         """Whether to begin one, where drafts promise `gain` times the speed of none."""
-        if not 1.0 < gain < CLEAR or costs.stale < self._every:
+        if gain <= 1.0 or costs.stale < (self._every if gain < CLEAR else RAREST):
             return False
         same = abs(log(costs.drag / self._drag)) < SAME
         self._every = min(2 * self._every, RAREST) if same else FRESH

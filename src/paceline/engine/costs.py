@@ -18,7 +18,8 @@ MEASURED = 4.0  # trust in a price that was measured: rounds of one text cannot 
 DECAY = 0.97  # of the pace, for each step seen
 SETTLE = 0.9  # of the drag, likewise
 FRESH = 32  # steps for which the pace of plain ones is still that of the machine
-MOST_DRAG = 1.4  # and the inverse of its least
+MOST_DRAG = 2.0  # and the inverse of its least
+RECOVER = 0.9995  # of its logarithm, for each plain step: what was dear once may be tried again
 
 
 Chill = tuple[float, float]  # seconds: (of a round of one text, more for each further text)
@@ -190,7 +191,8 @@ class Costs:
         drafted = [step for step in steps if step.rows > step.texts]
         new = self
         if plain:
-            new = replace(new._at_pace(plain, each), stale=0)
+            new = new._at_pace(plain, each)
+            new = replace(new, stale=0, drag=new.drag**RECOVER ** (each * len(plain)))
         if drafted:
             new = new._dragged(drafted, each) if new.stale < FRESH else new._at_pace(drafted, each)
             new = replace(new, stale=new.stale + each * len(drafted))

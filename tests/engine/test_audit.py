@@ -1,0 +1,232 @@
+"""What plain steps amid drafts tell: pace and drag, audits, what probes are charged, and what a rest leaves out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.testing import Setup, make_engine, prompts, run
+
+from paceline.core import SamplingParams, Sequence
+from paceline.engine import audit
+from paceline.engine import budget as b
+from paceline.engine.acceptance import Kind
+from paceline.engine.audit import AUDIT, RAREST, Audit
+from paceline.engine.controller import HOLD, LONGEST_HOLD, AutoController
+from paceline.engine.costs import FRESH, MOST_DRAG, Costs, Profile, Step
+from paceline.engine.fixed import FixedController, Limit
+from paceline.engine.records import ALIKE, RowRecord, StepRecord, Unlearnt
+
+MTP = Kind("mtp", (0.75, 0.7, 0.65, 0.6))
+PROFILE = Profile((1, 2, 5, 9, 17, 33), (1.0, 1.2, 1.8, 2.6, 4.2, 7.4), rounds={"mtp": (0.1, 0.1, 0.0)})
+PLAIN, DRAFTED = Step(1, 1.0, texts=1), Step(5, 1.8, "mtp", 1, 1)
+
+
+def sequence(sid: int) -> Sequence:
+    return Sequence(sid, [1, 2, 3], 3, SamplingParams(max_tokens=10_000), seed=1)
+
+
+def row(drafted: int = 0, accepted: int = 0, sid: int = 1) -> RowRecord:
+    reason = None if drafted else b.NO_CONFIDENCE
+    return RowRecord(sid, "mtp" if drafted else "none", drafted, accepted, [0.8] * drafted, reason)
+
+
+def test_plain_steps_tell_the_pace_and_those_with_drafts_beside_them_the_drag() -> None:
+    costs = PROFILE.costs()
+    slow = costs.observe_targets([PLAIN._replace(seconds=2.0)] * 200)
+    assert slow.pace == pytest.approx(2.0, rel=0.01)
+    assert slow.drag == 1.0
+    assert replace(costs, drag=2.0).observe_targets([PLAIN] * 2000).drag == pytest.approx(
+        1.29, abs=0.01
+    )  # tried again
+    dear = costs.observe_targets([PLAIN, *[DRAFTED._replace(seconds=2.25)] * 20])
+    assert dear.pace == pytest.approx(1.0)
+    assert dear.drag == pytest.approx(1.25, rel=0.05)
+    assert dear.target(5) == pytest.approx(1.25 * 1.8, rel=0.05)
+    assert dear.target(1) == pytest.approx(1.0)
+    assert dear.within(5, 5).target(5) == pytest.approx(
+        costs.within(5, 5).target(5), rel=0.01
+    )  # no drafts: no drag
+    wild = costs.observe_targets([PLAIN, *[DRAFTED._replace(seconds=90.0)] * 50])
+    assert wild.drag == MOST_DRAG
+
+
+def test_without_plain_steps_for_long_the_machine_is_thought_slow_and_not_the_drafts_dear() -> None:
+    costs = PROFILE.costs()
+    assert costs.stale >= FRESH
+    slow = costs.observe_targets([DRAFTED._replace(seconds=3.6)] * 200)
+    assert (slow.drag, slow.pace) == (1.0, pytest.approx(2.0, rel=0.01))
+    seen = costs.observe_targets([PLAIN])
+    assert seen.stale == 0
+    for _ in range(FRESH):
+        seen = seen.observe_targets([DRAFTED])
+    assert seen.stale == FRESH
+    assert seen.observe_targets([DRAFTED._replace(seconds=3.6)] * 9).drag == pytest.approx(seen.drag)
+
+
+def test_audits_become_rarer_while_they_confirm_what_is_known() -> None:
+    stale = replace(PROFILE.costs(), stale=10_000)
+    own = Audit()
+    assert not own.due(stale, 1.0)  # nothing is drafted
+    assert not own.due(replace(stale, stale=RAREST - 1), audit.CLEAR)
+    assert not own.due(replace(stale, stale=FRESH - 1), 1.1)
+    for every in (FRESH, 2 * FRESH, 4 * FRESH, 8 * FRESH, 16 * FRESH):
+        assert not own.due(replace(stale, stale=every - 1), 1.1)
+        assert own.due(replace(stale, stale=every), 1.1)
+    assert RAREST == 16 * FRESH
+    assert own.due(replace(stale, stale=RAREST, drag=1.2), 1.1)
+    assert own.due(replace(stale, stale=FRESH, drag=1.2), 1.1)  # it had changed
+
+
+def play(auto: AutoController, true: Costs, chance: float, steps: int) -> tuple[int, int]:
+    """(steps with drafts, steps that measured) of one text whose tokens are kept by turns, at such prices."""
+    drafting = measured = 0
+    credit = 0.0
+    for _ in range(steps):
+        (limit, reason), *_ = auto.limits([sequence(1)], ["auto"], 16)
+        kept = 0
+        while kept < limit and (credit := credit + chance) >= 1.0:
+            credit -= 1.0
+            kept += 1
+        drafting, measured = drafting + bool(limit), measured + (reason == b.MEASURING)
+        seconds = 0.1 + 0.1 * limit if limit else 0.0
+        own = row(limit, kept) if limit else replace_reason(row(), reason)
+        auto.observe(StepRecord(1 + limit, true.target(1 + limit), seconds, 0.0, [own]))
+    return drafting, measured
+
+
+def replace_reason(record: RowRecord, reason: str | None) -> RowRecord:
+    record.reason = reason
+    return record
+
+
+def test_drafts_that_were_thought_cheap_are_given_up_after_an_audit() -> None:
+    cheap = replace(PROFILE, seconds=(1.0, 1.01, 1.04, 1.1, 1.2, 1.3))
+    auto = AutoController(cheap, [replace(MTP, prior=(0.45, 0.45), known=True)])
+    drafting, measured = play(auto, Profile((1, 2, 33), (1.0, 1.5, 10.0)).costs(), 0.45, 600)
+    assert measured
+    assert auto.budget.costs.drag > 1.2
+    assert drafting < 120
+    never = AutoController(cheap, [replace(MTP, prior=(0.45, 0.45), known=True)])
+    never._audit.due = lambda costs, gain: False  # type: ignore[method-assign]
+    assert play(never, Profile((1, 2, 33), (1.0, 1.5, 10.0)).costs(), 0.45, 600)[0] > 2 * drafting
+
+
+def test_an_audit_is_a_rest_of_a_few_steps_with_its_reason() -> None:
+    auto = AutoController(PROFILE, [replace(MTP, prior=(0.5, 0.5, 0.5))])
+    auto._audit.due = lambda costs, gain: True  # type: ignore[method-assign]
+    assert auto.limits([sequence(1)], ["auto"], 16) == [(0, b.MEASURING)]
+    assert auto.rest() == AUDIT - 1
+    assert auto.kind_limit(1, "mtp") == 0
+    assert b.MEASURING in b.REASONS
+    told = AutoController(PROFILE, [MTP])
+    told._audit.due = lambda costs, gain: True  # type: ignore[method-assign]
+    assert told.limits([sequence(1), sequence(2)], ["auto", 3], 16)[1][0] == 3
+    assert (
+        told.limits([sequence(1), sequence(2)], ["auto", 3], 16)[0][1] != b.MEASURING
+    )  # no step would be plain
+
+
+def test_of_steps_at_rest_the_last_of_some_speaks_for_all() -> None:
+    seen = Unlearnt()
+    for i in range(ALIKE + 2):
+        seen.rested(StepRecord(1, float(i), 0.0, 0.5, [row()], context=i))
+    first, second = (record for record, _ in seen.seen)
+    assert (first.times, second.times, seen.steps) == (ALIKE, 2, ALIKE + 2)
+    assert (first.target_seconds, first.context) == (ALIKE - 1.0, ALIKE - 1)
+    assert first.seconds + first.more_seconds == sum(range(ALIKE)) + 0.5 * ALIKE
+    assert not seen.drafted
+    seen.add(StepRecord(5, 1.0, 0.1, 0.0, [row(4, 4)]), {1: 4})
+    seen.rested(StepRecord(1, 1.0, 0.0, 0.0, [row()]))
+    seen.rested(StepRecord(1, 1.0, 0.0, 0.0, [row()], masked=True))
+    assert [record.times for record, _ in seen.seen] == [ALIKE, 2, 1, 1, 1]
+    assert seen.drafted
+    learnt = b.observe(b.Budget(PROFILE.costs(), (MTP,)), seen.seen)
+    assert (learnt.step, learnt.reasons[b.NO_CONFIDENCE]) == (seen.steps, seen.steps - 1)
+    assert learnt.seconds == pytest.approx(sum(r.seconds + r.more_seconds for r, _ in seen.seen))
+    seen.clear()
+    assert (seen.seen, seen.steps, seen.drafted) == ([], 0, False)
+
+
+@pytest.mark.parametrize(("kept", "taken", "charged"), [(0, 1.6, 0.6), (1, 1.6, -0.4), (0, 99.0, 7.0)])
+def test_a_probe_is_charged_what_it_took(kept: int, taken: float, charged: float) -> None:
+    budget = b.Budget(PROFILE.costs(), (MTP,), credit=0.5, probing=frozenset({1}))
+    after = b.observe(budget, [(StepRecord(2, taken - 0.4, 0.4, 0.0, [row(1, kept)]), {1: 1})])
+    expected = max(min(0.5 + b.PROBE_SHARE * taken - charged, b.MOST_CREDIT), -2 * b.MOST_CREDIT)
+    assert after.credit == pytest.approx(expected, abs=1e-6)
+    assert after.costs.pace == budget.costs.pace  # it is no measure of steps that follow each other
+
+
+def test_probes_of_one_step_share_the_credit() -> None:
+    arm = replace(b.arm_of(b.Budget(PROFILE.costs(), (MTP,)), 1, MTP), parked=True, wait=64)
+    price = b.probe_price(PROFILE.costs(), MTP, 4)
+    budget = b.Budget(PROFILE.costs(), (MTP,), arms={(i, "mtp"): arm for i in range(4)}, credit=2.5 * price)
+    limits = []
+    for i in range(4):
+        budget, limit = b.settle(budget, MTP, i, 0, 4)
+        limits.append(limit)
+    assert limits == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize(("planning", "hold"), [(0.0, HOLD), (0.9, 8), (9.0, LONGEST_HOLD)])
+def test_a_plan_holds_for_as_long_as_it_takes_to_pay_for_itself(planning: float, hold: int) -> None:
+    auto = AutoController(
+        replace(PROFILE, rounds={"mtp": (0.01, 0.01, 0.0)}), [replace(MTP, prior=(0.99,), known=True)]
+    )
+    auto._plan_seconds = planning
+    limit = auto.limits([sequence(1)], ["auto"], 4)[0][0]
+    assert limit == 4
+    choice = auto._choice
+    assert choice is not None
+    assert choice.hold == pytest.approx(hold, abs=2)
+
+
+class Resting(FixedController):
+    """Drafts in one step of five and rests in between."""
+
+    asked = 0
+
+    def limits(self, sequences: list[Sequence], wants: list[Any], drafter_max: int) -> list[Limit]:
+        self.asked += 1
+        k = self.k if self.asked % 2 else 0
+        return [(k, None if k else b.NO_CONFIDENCE) for _ in sequences]
+
+    def rest(self) -> int:
+        return 0 if self.asked % 2 else 4
+
+
+def test_after_a_rest_the_drafter_has_its_hidden_states_again() -> None:
+    setup = Setup(drafter="mtp", k=3)
+    plain = run(
+        make_engine(replace(setup, drafter="none")), prompts(1), SamplingParams(max_tokens=60, temperature=0)
+    )
+    engine = make_engine(setup, controller=Resting(3))
+    (text,) = run(engine, prompts(1), SamplingParams(max_tokens=60, temperature=0))
+    assert text.token_ids == plain[0].token_ids
+    assert text.stats.reasons[b.NO_CONFIDENCE] > 10
+    drafted = text.stats.steps - sum(text.stats.reasons.values())
+    assert drafted >= (text.stats.reasons[b.NO_CONFIDENCE]) // 5  # each time that it was asked
+
+
+def test_a_twin_never_drafts_and_shares_the_cache() -> None:
+    setup = Setup(drafter="mtp", k=3, max_batch=8, pages=400)
+    engine = make_engine(setup)
+    twin = engine.twin()
+    assert twin.state.cache is engine.state.cache
+    assert twin.drafter_names == ["none"]
+    params = SamplingParams(max_tokens=30, temperature=0.8, seed=3)
+    for one in (engine, twin):
+        for i, prompt in enumerate(prompts(3)):
+            one.add(str(i), prompt, params)
+    texts: list[dict[str, list[int]]] = [{}, {}]
+    drafted = [0, 0]
+    while engine.has_work or twin.has_work:
+        for at, one in enumerate((engine, twin)):
+            for delta in one.step():
+                texts[at].setdefault(delta.request, []).extend(delta.token_ids)
+                drafted[at] += delta.stats.drafted if delta.stats is not None else 0
+    assert texts[0] == texts[1]
+    assert drafted[0] > 0
+    assert drafted[1] == 0
+    assert engine.state.cache.open_sequences == 0
