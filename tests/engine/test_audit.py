@@ -12,15 +12,19 @@ from paceline.core import SamplingParams, Sequence
 from paceline.engine import audit
 from paceline.engine import budget as b
 from paceline.engine.acceptance import Kind
-from paceline.engine.audit import AUDIT, RAREST, Audit
+from paceline.engine.audit import AUDIT, HOPEFUL, LAST_TRIAL, RAREST, Audit, hopeful
 from paceline.engine.controller import HOLD, LONGEST_HOLD, AutoController
-from paceline.engine.costs import FRESH, MOST_DRAG, Costs, Profile, Step
+from paceline.engine.costs import FRESH, MOST_DRAG, Costs, Drag, Profile, Step
 from paceline.engine.fixed import FixedController, Limit
 from paceline.engine.records import ALIKE, RowRecord, StepRecord, Unlearnt
 
 MTP = Kind("mtp", (0.75, 0.7, 0.65, 0.6))
 PROFILE = Profile((1, 2, 5, 9, 17, 33), (1.0, 1.2, 1.8, 2.6, 4.2, 7.4), rounds={"mtp": (0.1, 0.1, 0.0)})
 PLAIN, DRAFTED = Step(1, 1.0, texts=1), Step(5, 1.8, "mtp", 1, 1)
+
+
+def at_drag(value: float = 1.0, stale: int = 0, texts: int = 1) -> Costs:
+    return replace(PROFILE.costs(), drags={texts.bit_length(): Drag(value, stale)})
 
 
 def sequence(sid: int) -> Sequence:
@@ -36,47 +40,60 @@ def test_plain_steps_tell_the_pace_and_those_with_drafts_beside_them_the_drag() 
     costs = PROFILE.costs()
     slow = costs.observe_targets([PLAIN._replace(seconds=2.0)] * 200)
     assert slow.pace == pytest.approx(2.0, rel=0.01)
-    assert slow.drag == 1.0
-    assert replace(costs, drag=2.0).observe_targets([PLAIN] * 2000).drag == pytest.approx(
+    assert slow.drag.value == 1.0
+    assert at_drag(2.0).observe_targets([PLAIN] * 2000).drag.value == pytest.approx(
         1.29, abs=0.01
     )  # tried again
     dear = costs.observe_targets([PLAIN, *[DRAFTED._replace(seconds=2.25)] * 20])
     assert dear.pace == pytest.approx(1.0)
-    assert dear.drag == pytest.approx(1.25, rel=0.05)
+    assert dear.drag.value == pytest.approx(1.25, rel=0.05)
+    assert dear.within(2, 2).drag == Drag()  # for other numbers of texts nothing is known
     assert dear.target(5) == pytest.approx(1.25 * 1.8, rel=0.05)
     assert dear.target(1) == pytest.approx(1.0)
     assert dear.within(5, 5).target(5) == pytest.approx(
         costs.within(5, 5).target(5), rel=0.01
     )  # no drafts: no drag
     wild = costs.observe_targets([PLAIN, *[DRAFTED._replace(seconds=90.0)] * 50])
-    assert wild.drag == MOST_DRAG
+    assert wild.drag.value == MOST_DRAG
 
 
 def test_without_plain_steps_for_long_the_machine_is_thought_slow_and_not_the_drafts_dear() -> None:
     costs = PROFILE.costs()
-    assert costs.stale >= FRESH
+    assert costs.drag.stale >= FRESH
     slow = costs.observe_targets([DRAFTED._replace(seconds=3.6)] * 200)
-    assert (slow.drag, slow.pace) == (1.0, pytest.approx(2.0, rel=0.01))
+    assert (slow.drag.value, slow.pace) == (1.0, pytest.approx(2.0, rel=0.01))
     seen = costs.observe_targets([PLAIN])
-    assert seen.stale == 0
+    assert seen.drag.stale == 0
     for _ in range(FRESH):
         seen = seen.observe_targets([DRAFTED])
-    assert seen.stale == FRESH
-    assert seen.observe_targets([DRAFTED._replace(seconds=3.6)] * 9).drag == pytest.approx(seen.drag)
+    assert seen.drag.stale == FRESH
+    assert seen.observe_targets([DRAFTED._replace(seconds=3.6)] * 9).drag.value == pytest.approx(
+        seen.drag.value
+    )
 
 
 def test_audits_become_rarer_while_they_confirm_what_is_known() -> None:
-    stale = replace(PROFILE.costs(), stale=10_000)
+    stale = at_drag(stale=10_000)
     own = Audit()
     assert not own.due(stale, 1.0)  # nothing is drafted
-    assert not own.due(replace(stale, stale=RAREST - 1), audit.CLEAR)
-    assert not own.due(replace(stale, stale=FRESH - 1), 1.1)
+    assert not own.due(at_drag(stale=RAREST - 1), audit.CLEAR)
+    assert not own.due(at_drag(stale=FRESH - 1), 1.1)
     for every in (FRESH, 2 * FRESH, 4 * FRESH, 8 * FRESH, 16 * FRESH):
-        assert not own.due(replace(stale, stale=every - 1), 1.1)
-        assert own.due(replace(stale, stale=every), 1.1)
+        assert not own.due(at_drag(stale=every - 1), 1.1)
+        assert own.due(at_drag(stale=every), 1.1)
     assert RAREST == 16 * FRESH
-    assert own.due(replace(stale, stale=RAREST, drag=1.2), 1.1)
-    assert own.due(replace(stale, stale=FRESH, drag=1.2), 1.1)  # it had changed
+    assert own.due(at_drag(1.2, RAREST), 1.1)
+    assert own.due(at_drag(1.2, FRESH), 1.1)  # it had changed
+
+
+class Never(Audit):
+    def due(self, costs: Costs, gain: float) -> bool:
+        return False
+
+
+class Always(Audit):
+    def due(self, costs: Costs, gain: float) -> bool:
+        return True
 
 
 def play(auto: AutoController, true: Costs, chance: float, steps: int) -> tuple[int, int]:
@@ -106,22 +123,52 @@ def test_drafts_that_were_thought_cheap_are_given_up_after_an_audit() -> None:
     auto = AutoController(cheap, [replace(MTP, prior=(0.45, 0.45), known=True)])
     drafting, measured = play(auto, Profile((1, 2, 33), (1.0, 1.5, 10.0)).costs(), 0.45, 600)
     assert measured
-    assert auto.budget.costs.drag > 1.2
+    assert auto.budget.costs.drag.value > 1.2
     assert drafting < 120
     never = AutoController(cheap, [replace(MTP, prior=(0.45, 0.45), known=True)])
-    never._audit.due = lambda costs, gain: False  # type: ignore[method-assign]
+    never._audits[1] = Never()
     assert play(never, Profile((1, 2, 33), (1.0, 1.5, 10.0)).costs(), 0.45, 600)[0] > 2 * drafting
+
+
+def test_drafts_that_were_thought_too_dear_are_tried_and_found_to_pay() -> None:
+    dear, true = replace(PROFILE, seconds=(1.0, 1.7, 2.5, 4.0, 7.0, 13.0)), PROFILE.costs()
+    auto = AutoController(dear, [replace(MTP, prior=(0.6, 0.6), known=True)])
+    assert auto.limits([sequence(1)], ["auto"], 16)[0][0] == 0
+    drafting, _ = play(auto, true, 0.8, 1500)
+    assert drafting > 500
+    assert auto.budget.costs.drag.value < 0.85
+
+
+def test_trials_become_rarer_while_they_are_in_vain() -> None:
+    own, at = Audit(), []
+    for now in range(5000):
+        if own.may_try(now):
+            own.tried(now)
+            at.append(now)
+    assert at[:4] == [64, 192, 448, 960]
+    assert at[-1] - at[-2] == LAST_TRIAL
+    own.paid(5000)
+    assert not own.may_try(5063)
+    assert own.may_try(5064)
+    assert hopeful(at_drag(1.5)).drag.value == HOPEFUL
+    assert hopeful(at_drag(0.9)).drag.value == pytest.approx(0.9 * HOPEFUL)
+    auto = AutoController(
+        replace(PROFILE, seconds=(1.0, 1.7, 2.5, 4.0, 7.0, 13.0)),
+        [replace(MTP, prior=(0.6, 0.6), known=True)],
+    )
+    drafting, _ = play(auto, Profile((1, 2, 33), (1.0, 1.9, 30.0)).costs(), 0.6, 1500)
+    assert 8 <= drafting < 75  # three or four trials of eight steps, and probes
 
 
 def test_an_audit_is_a_rest_of_a_few_steps_with_its_reason() -> None:
     auto = AutoController(PROFILE, [replace(MTP, prior=(0.5, 0.5, 0.5))])
-    auto._audit.due = lambda costs, gain: True  # type: ignore[method-assign]
+    auto._audits[1] = Always()
     assert auto.limits([sequence(1)], ["auto"], 16) == [(0, b.MEASURING)]
     assert auto.rest() == AUDIT - 1
     assert auto.kind_limit(1, "mtp") == 0
     assert b.MEASURING in b.REASONS
     told = AutoController(PROFILE, [MTP])
-    told._audit.due = lambda costs, gain: True  # type: ignore[method-assign]
+    told._audits[2] = Always()
     assert told.limits([sequence(1), sequence(2)], ["auto", 3], 16)[1][0] == 3
     assert (
         told.limits([sequence(1), sequence(2)], ["auto", 3], 16)[0][1] != b.MEASURING

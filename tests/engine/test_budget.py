@@ -15,7 +15,7 @@ from paceline.engine import budget as b
 from paceline.engine.acceptance import Kind
 from paceline.engine.budget import Budget
 from paceline.engine.controller import NGRAM, AutoController
-from paceline.engine.costs import Costs, DraftCost, Profile, Step, staircase
+from paceline.engine.costs import Costs, DraftCost, Drag, Profile, Step, staircase
 from paceline.engine.fixed import FixedController
 from paceline.engine.records import RowRecord, StepRecord
 
@@ -181,7 +181,7 @@ def test_to_begin_takes_more_of_a_promise_than_to_go_on() -> None:
 
     nearly = next(draft for draft in (x / 100 for x in range(1, 200)) if promise(draft) < 1.08)
     assert promise(nearly) > b.MARGIN
-    costs = replace(make(FLAT, nearly, kind).costs, stale=0)  # no audit is due
+    costs = replace(make(FLAT, nearly, kind).costs, drags={1: Drag(stale=0)})  # no audit is due
     new = AutoController(FLAT, [kind])
     new.budget = replace(new.budget, costs=costs)
     assert new.limits([sequence(1)], ["auto"], 16)[0][0] == 0
@@ -301,7 +301,7 @@ def test_a_row_that_drafts_is_looked_up_in_every_step_one_that_rests_is_not(kept
         done = [row(1, drafted, min(kept, drafted))]
         seconds = steep.costs().target(1 + drafted)
         auto.observe(StepRecord(1 + drafted, seconds, 0.1, 0.0, done))
-    assert all(looks[20:]) if every else 0 < sum(looks[60:]) < 10
+    assert all(looks[20:]) if every else 0 < sum(looks[60:]) < 20  # one trial
 
 
 def test_costs_follow_the_machine_and_ignore_a_hiccup() -> None:

@@ -198,7 +198,7 @@ def _staircase(llm: LLM) -> dict[int, float]:
     controller = llm.engine.state.controller
     if not isinstance(controller, AutoController):
         return {}
-    costs = replace(controller.budget.costs, pace=1.0)
+    costs = replace(controller.budget.costs, pace=1.0, drags={})
     return {n: costs.target(n) for n in (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 24, 32)}
 
 

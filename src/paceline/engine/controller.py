@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine import budget as b
 from paceline.engine.acceptance import Kind, calibrated
-from paceline.engine.audit import AUDIT, Audit
+from paceline.engine.audit import AUDIT, TRIAL, Audit, hopeful
 from paceline.engine.budget import Budget, Look, Plan, Want
 from paceline.engine.costs import Profile
 from paceline.engine.fixed import Limit, fixed_limit, whole
@@ -53,6 +53,7 @@ class _Choice:
     rest: int = 0  # steps that it holds because it drafts nothing
     hold: int = 0  # steps that it holds though it drafts
     probes: int = 0  # steps that its probes may still last
+    trial: bool = False  # it drafts to see what that costs
 
 
 class AutoController:
@@ -80,7 +81,7 @@ class AutoController:
         self._choice: _Choice | None = None  # of the draft round that is going on
         self._used: list[_Choice] = []  # in this step
         self._unlearnt = Unlearnt()
-        self._audit = Audit()
+        self._audits: dict[int, Audit] = {}  # by number of texts, as `Costs.drags`
         self._planned = 0  # target rows of this step as far as `limits` knows
         self._others = 0  # rows of the step before that it did not know: prompts being read
         self._quiet: dict[int, tuple[int, int]] = {}  # rows with nothing to copy: (steps to wait, until when)
@@ -169,7 +170,7 @@ class AutoController:
         chosen = sequences[0].params.drafter
         best: dict[int, Limit] = {}
         before = self._choices.get(tuple(choice.ids))
-        margin = b.MARGIN if before is not None and before.hold else b.START
+        margin = b.MARGIN if before is not None and before.hold and not before.trial else b.START
         free, plain = [], len(sequences) / b.plain(here, choice.rows, len(sequences))
         for name in chosen.split("+") if chosen else self._default:
             kind = self._kind(name)
@@ -178,13 +179,16 @@ class AutoController:
                 free.append(name)
         rate = max([plan.rate for plan in choice.plans.values()], default=plain)
         self.budget = replace(self.budget, costs=costs)
-        if choice.rows == len(sequences) and not self._others and self._audit.due(costs, rate / plain):
+        if choice.rows == len(sequences) and not self._others and self._audit(choice).due(here, rate / plain):
             return self._audited(choice, before)
         if free:
             choice.looks = dict.fromkeys(free, Look(here, choice.rows + self._others, len(sequences), rate))
         choice.out = [best.get(s.id, limit) for s, limit in zip(sequences, choice.out, strict=True)]
         choice.until, choice.probes = self._until(choice, before), PROBE_RUN if self.budget.probing else 0
         return choice
+
+    def _audit(self, choice: _Choice) -> Audit:
+        return self._audits.setdefault(len(choice.ids).bit_length(), Audit())
 
     def _audited(self, choice: _Choice, before: _Choice | None) -> _Choice:
         """Plain steps for once, to see what the machine takes for them now; then the plan is made anew."""
@@ -206,7 +210,7 @@ class AutoController:
             rows = choice.rows + sum([limit for limit, _ in choice.out])
             hold = int(self._plan_seconds / (PLANNING * self.budget.costs.target(rows)))
             hold = 2 * before.hold if before is not None and before.hold else max(hold, HOLD)
-            choice.hold = min(hold, LONGEST_HOLD)
+            choice.hold = TRIAL if choice.trial else min(hold, LONGEST_HOLD)
             return self._now + choice.hold
         choice.rest = REST if before is None else min(max(2 * before.rest, REST), LONGEST_REST)
         return self._now + choice.rest
@@ -226,7 +230,16 @@ class AutoController:
         if kind.sequential:
             best_chance = max([b.arm_of(self.budget, i, kind).accept[0] for i in choice.caps])
             caps = choice.caps if least < best_chance else {}
-            plan = choice.plans[kind.name] = b.choose(self.budget, kind, caps, rows, texts, margin)
+            plan = b.choose(self.budget, kind, caps, rows, texts, margin)
+            if any(plan.limits.values()):
+                self._audit(choice).paid(self._now)
+            elif self._audit(choice).may_try(self._now) and not self._others:
+                hoping = replace(self.budget, costs=hopeful(self.budget.costs))
+                trial = b.choose(hoping, kind, choice.caps, rows, texts, b.START)
+                if any(trial.limits.values()):
+                    self._audit(choice).tried(self._now)
+                    plan, pays, choice.trial = trial, True, True
+            choice.plans[kind.name] = plan
             for i in choice.caps if pays else ():
                 self.budget, limits[i] = b.settle(self.budget, kind, i, plan.limits.get(i, 0), rows)
             choice.asked |= limits

@@ -104,6 +104,13 @@ class Here(NamedTuple):
 _USUAL = Here()
 
 
+class Drag(NamedTuple):
+    """What steps of some number of texts that check drafts take now, where plain ones keep the pace."""
+
+    value: float = 1.0  # as a multiple of what is expected
+    stale: int = FRESH  # such steps since a plain one was seen
+
+
 @dataclass(frozen=True, slots=True)
 class Costs:
     """What steps and draft rounds take, as measured at start-up, times the pace of the machine now.
@@ -123,18 +130,25 @@ class Costs:
     pace: float = 1.0  # what everything takes now, as a multiple of what it took at start-up
     text: float = 0.0  # what each further text in a step costs, beside its rows
     reach: Reach = (0.0, 0.0, 0.0)
-    drag: float = 1.0  # what steps that check drafts take now, as a multiple, where plain ones keep the pace
-    stale: int = FRESH  # steps with drafts since a plain one was seen
+    drags: Mapping[int, Drag] = field(default_factory=dict)  # by number of texts: 1, 2 to 3, 4 to 7, ...
     here: Here = _USUAL
     chill: Mapping[str, Chill] = field(default_factory=dict)  # by drafter kind
     draft: Mapping[str, DraftCost] = field(default_factory=dict)  # by drafter kind, at pace 1
     rounds: Mapping[str, RoundCost] = field(default_factory=dict)  # the fits of `draft`
 
+    @property
+    def drag(self) -> Drag:
+        """Of the texts at hand."""
+        return self._drag(self.here.texts)
+
+    def _drag(self, texts: int) -> Drag:
+        return self.drags.get(texts.bit_length(), Drag())
+
     def target(self, rows: int) -> float:
         """Seconds of a step with so many target rows, its draft apart."""
         texts, base, row = self.here
         seconds = self._rung(rows)
-        return self.pace * (self.drag if rows > texts else 1.0) * (seconds + base + row * rows)
+        return self.pace * (self.drag.value if rows > texts else 1.0) * (seconds + base + row * rows)
 
     def _rung(self, rows: int) -> float:
         """Of the table, which goes on as it ends."""
@@ -189,13 +203,17 @@ class Costs:
             return replace(self, table=tuple(v * scale for v in self.table), measured=True)
         plain = [step for step in steps if step.rows <= step.texts]
         drafted = [step for step in steps if step.rows > step.texts]
-        new = self
+        new, texts = self, steps[-1].texts
+        value, stale = self._drag(texts)
         if plain:
             new = new._at_pace(plain, each)
-            new = replace(new, stale=0, drag=new.drag**RECOVER ** (each * len(plain)))
-        if drafted:
-            new = new._dragged(drafted, each) if new.stale < FRESH else new._at_pace(drafted, each)
-            new = replace(new, stale=new.stale + each * len(drafted))
+            value, stale = value**RECOVER ** (each * len(plain)), 0
+        if drafted and stale < FRESH:
+            value *= new._ratio(drafted) ** (1 - SETTLE ** (each * len(drafted)))
+        elif drafted:
+            new = new._at_pace(drafted, each)
+        drag = Drag(min(max(value, 1 / MOST_DRAG), MOST_DRAG), stale + each * len(drafted))
+        new = replace(new, drags={**self.drags, texts.bit_length(): drag})
         last = steps[-1].rows
         same = [step for step in steps if step.rows == last]
         surprise = min(max(new._ratio(same) / new._ratio(steps), 0.5), 2.0) - 1
@@ -211,17 +229,13 @@ class Costs:
                 expected += base + row * rows
             if kind is not None:
                 expected += self._chill(kind, drafted)
-            drag = self.drag if rows > texts else 1.0
+            drag = self._drag(texts).value if rows > texts else 1.0
             ratios.append(seconds / (self.pace * drag * max(expected, 0.5 * bare)))
         return sorted(ratios)[(len(ratios) - 1) // 2]
 
     def _at_pace(self, steps: list[Step], each: int) -> Costs:
         typical = min(max(self._ratio(steps), 0.25), 4.0)
         return replace(self, pace=self.pace * typical ** (1 - DECAY ** (each * len(steps))))
-
-    def _dragged(self, steps: list[Step], each: int) -> Costs:
-        drag = self.drag * self._ratio(steps) ** (1 - SETTLE ** (each * len(steps)))
-        return replace(self, drag=min(max(drag, 1 / MOST_DRAG), MOST_DRAG))
 
     def observe_rounds(self, kind: str, seen: Seq[Round]) -> Costs:
         """Learn from draft rounds of one kind. One that took far longer than expected counts as four times that."""
