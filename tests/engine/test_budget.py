@@ -317,7 +317,7 @@ def test_costs_follow_the_machine_and_ignore_a_hiccup() -> None:
 
 def test_what_masks_take_is_not_the_machines_pace() -> None:
     budget = make(FLAT)
-    seen = [StepRecord(4, 50.0, 0.0, 0.0, [row(i, 0, 0) for i in range(4)], masked=True)] * 30
+    seen = [StepRecord(4, 50.0, 0.0, 0.0, [row(i, 0, 0) for i in range(4)], masked=True, alike=9)] * 30
     assert b.observe(budget, [(record, {}) for record in seen]).costs.pace == budget.costs.pace
     plain = [replace(record, masked=False) for record in seen]
     assert b.observe(budget, [(record, {}) for record in plain]).costs.pace > 2 * budget.costs.pace

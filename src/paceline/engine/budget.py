@@ -50,7 +50,7 @@ REASONS = (
 )
 
 TYPICAL = 12  # steps that are enough to tell the pace of many
-WARM = 3  # steps with drafts, or without, in a row of which the last shows what such steps take
+WARM = 6  # steps with drafts, or without, in a row until they show what such steps take: the first are cold
 FADE_EVERY = 64  # steps after which a drafter that was not used counts as idle for as long
 START = 1.1  # what a plan must promise over none to begin drafting: its first rounds are cold
 MARGIN = 1.03  # and to go on: what it does not know costs something too
@@ -279,7 +279,6 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Asked]]) -> Budget:
     rounds: dict[str, list[Round]] = {}
     steps = sum([record.times for record, _ in seen])
     at, due, every = 0, 0, steps // TYPICAL + 1
-    alike, before = 0, True
     for record, asked in seen:
         spent += record.seconds + record.more_seconds
         rows = [row for row in record.rows if row.drafted]
@@ -289,8 +288,7 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Asked]]) -> Budget:
         kind = _main_kind(budget, rows) if rows else None
         # a lone probe comes after many steps without one and is no measure of drafts that follow each other
         lone = bool(rows) and all(row.sequence_id in budget.probing for row in rows)
-        alike, before = (alike if bool(rows) == before else 0) + record.times, bool(rows)
-        if at >= due and alike >= WARM and not record.masked and not lone:
+        if at >= due and record.alike >= WARM and not record.masked and not lone:
             name, texts = kind.name if kind is not None else None, len(record.rows)
             taken = record.target_seconds + record.other_seconds
             targets.append(Step(record.target_rows, taken, name, len(rows), texts, record.context))

@@ -29,6 +29,7 @@ class StepRecord:
     masked: bool = False  # a constraint took part: what its masks take says nothing about the machine's pace
     times: int = 1  # steps like this one that it stands for
     more_seconds: float = 0.0  # what the others of them took
+    alike: int = 1  # steps in a row, up to this one, in which something was drafted, or nothing was
 
     @property
     def seconds(self) -> float:
@@ -48,16 +49,19 @@ class Unlearnt:
         self.steps = 0
         self.drafted = False  # something was, in one of them
         self._resting: StepRecord | None = None
+        self._last: tuple[bool, int] = (False, 0)  # whether the last step had drafts, and how many in a row
 
     def add(self, record: StepRecord, asked: Asked) -> None:
+        drafted = any(row.drafted for row in record.rows)
+        self._count(record, drafted)
         self.seen.append((record, asked))
-        self.steps += 1
-        self.drafted = self.drafted or any(row.drafted for row in record.rows)
+        self.drafted = self.drafted or drafted
         self._resting = None
 
     def rested(self, record: StepRecord) -> None:
         """A step in which nobody was asked: of those in a row the last speaks for some, it is the warmest."""
-        own, self.steps = self._resting, self.steps + 1
+        self._count(record, drafted=False)
+        own = self._resting
         if (
             own is None
             or own.times == ALIKE
@@ -71,6 +75,13 @@ class Unlearnt:
             own.more_seconds += own.seconds
             own.target_seconds, own.draft_seconds = record.target_seconds, record.draft_seconds
             own.other_seconds, own.context = record.other_seconds, record.context
+            own.alike = record.alike
+
+    def _count(self, record: StepRecord, drafted: bool) -> None:
+        before, many = self._last
+        record.alike = many + 1 if drafted == before else 1
+        self._last = drafted, record.alike
+        self.steps += 1
 
     def clear(self) -> None:
         self.seen.clear()
