@@ -13,7 +13,7 @@ from paceline.engine import audit
 from paceline.engine import budget as b
 from paceline.engine.acceptance import Kind
 from paceline.engine.audit import AUDIT, HOPEFUL, LAST_TRIAL, RAREST, Audit, hopeful
-from paceline.engine.controller import HOLD, LONGEST_HOLD, AutoController
+from paceline.engine.controller import HOLD, LONGEST_HOLD, NGRAM, AutoController
 from paceline.engine.costs import FRESH, MOST_DRAG, Costs, Drag, Profile, Step
 from paceline.engine.fixed import FixedController, Limit
 from paceline.engine.records import ALIKE, RowRecord, StepRecord, Unlearnt
@@ -228,6 +228,21 @@ def test_a_plan_holds_for_as_long_as_it_takes_to_pay_for_itself(planning: float,
     choice = auto._choice
     assert choice is not None
     assert choice.hold == pytest.approx(hold, abs=2)
+
+
+def test_of_copies_that_are_kept_as_ever_nothing_is_learnt_at_once() -> None:
+    auto = AutoController(PROFILE, [NGRAM])
+    copied = [RowRecord(1, "ngram", 4, 4, [1.0] * 4, None) for _ in range(6)]
+    for record in copied:
+        auto.observe(StepRecord(5, 1.8, 0.0, 0.0, [record]))
+    assert [record.learnt for record in copied] == [True, True, True, False, False, False]
+    refused = RowRecord(1, "ngram", 4, 2, [1.0] * 4, None)
+    auto.observe(StepRecord(5, 1.8, 0.0, 0.0, [refused]))
+    assert refused.learnt
+    assert b.arm_of(auto.budget, 1, NGRAM).hits[0] == 4
+    auto._learn()
+    assert b.arm_of(auto.budget, 1, NGRAM).hits[0] == 7  # the others too, once
+    assert auto.budget.totals["ngram"].drafted == 28
 
 
 class Resting(FixedController):

@@ -37,19 +37,11 @@ DRAFTER_FAILED = "drafter failed"
 NO_DRAFTER = "no drafter"
 MEASURING = "measuring"  # plain steps amid drafts, to see what they take
 REASONS = (
-    PARKED_BY_COST,
-    NO_CONFIDENCE,
-    NO_PROPOSAL,
-    DISABLED,
-    NO_ROOM,
-    MEMORY,
-    PREFILL,
-    DRAFTER_FAILED,
-    NO_DRAFTER,
-    MEASURING,
-)
+    PARKED_BY_COST, NO_CONFIDENCE, NO_PROPOSAL, DISABLED, NO_ROOM, MEMORY, PREFILL, DRAFTER_FAILED, NO_DRAFTER, MEASURING
+)  # fmt: skip
 
 TYPICAL = 12  # steps that are enough to tell the pace of many
+SURE = 3.0  # copies that were kept, after which one may be as long as any
 WARM = 6  # steps with drafts, or without, in a row until they show what such steps take: the first are cold
 FADE_EVERY = 64  # steps after which a drafter that was not used counts as idle for as long
 START = 1.1  # what a plan must promise over none to begin drafting: its first rounds are cold
@@ -297,7 +289,7 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Asked]]) -> Budget:
         if not rows:
             continue
         used |= {row.drafter for row in rows}
-        drafted += [row for row in rows if not is_copy(budget, row)]
+        drafted += [row for row in rows if not row.learnt]
         if kind is None:
             continue
         if budget.probing:
@@ -331,11 +323,16 @@ def _wasted(budget: Budget, kind: Kind, record: StepRecord, rows: list[RowRecord
     return min(record.seconds, 8 * without) - without * (1 + kept / texts)
 
 
-def is_copy(budget: Budget, row: RowRecord) -> bool:
-    """Whether it got a proposal that was made at one go: `observe_rows` learns from those at once, see `offer`."""
-    return bool(row.drafted) and any(
-        kind.name == row.drafter and not kind.sequential for kind in budget.kinds
-    )
+def is_news(budget: Budget, row: RowRecord) -> bool:
+    """Whether what became of a proposal that was made at one go changes what is proposed next, see `offer`: it was
+    refused, or nothing was known yet.
+    """
+    if not row.drafted:
+        return False
+    for kind in budget.kinds:
+        if kind.name == row.drafter and not kind.sequential:
+            return row.accepted < row.drafted or arm_of(budget, row.sequence_id, kind).hits[0] < SURE
+    return False
 
 
 def _counted(known: Mapping[str, int], reasons: Mapping[str, int]) -> Mapping[str, int]:

@@ -307,9 +307,11 @@ class AutoController:
         record.draft_seconds, self._thought = max(record.draft_seconds - self._thought, 0.0), 0.0
         self._others, self._planned = max(record.target_rows - known, 0), 0
         self._unlearnt.add(record, asked)
-        copies = [row for row in record.rows if b.is_copy(self.budget, row)]
-        if copies:  # how long the next may be depends on it
-            self.budget = b.observe_rows(self.budget, copies)
+        news = [row for row in record.rows if b.is_news(self.budget, row)]
+        if news:  # how long the next copy may be depends on it
+            self.budget = b.observe_rows(self.budget, news)
+            for row in news:
+                row.learnt = True
         for choice in self._used:
             if choice.looked:
                 self._look(choice, record)

@@ -16,6 +16,7 @@ class RowRecord:
     accepted: int
     confidence: list[float]
     reason: str | None
+    learnt: bool = False  # what became of it is known to the controller already
 
 
 @dataclass(slots=True)
