@@ -21,10 +21,7 @@ from paceline.engine.records import StepRecord, Unlearnt
 
 Peek = Callable[[Sequence], bool]
 PLANNING = 0.05  # of the time that planning may take at first
-HOLD, LONGEST_HOLD = (
-    2,
-    16,
-)  # steps that a plan holds, at least: longer each time that it stays one that drafts
+HOLD, LONGEST_HOLD = 2, 16  # steps that a plan which drafts holds: longer each time that it stays one
 REST, LONGEST_REST = 64, 128  # steps that a plan without drafts holds: longer each time
 LOOK = 32  # steps between two looks for something to copy, at most
 PROBE_RUN = 3  # steps that a probe lasts while its tokens are kept
