@@ -26,3 +26,10 @@ def test_the_simulation_repeats_itself_and_follows_the_prices() -> None:
         return [float(line.split()[7]) for line in lines if " 4: " in line]
 
     assert all(dear < cheap for dear, cheap in zip(fixed(steep), fixed(usual), strict=True))
+
+
+def test_it_may_learn_the_prices_from_what_it_is_billed() -> None:
+    believing, learning = simulate("--belief", "0.5"), simulate("--belief", "0.5", "--learn")
+    assert len(learning) == len(believing)
+    fixed = [line for line in believing if line.startswith("T=") and " auto " not in line]
+    assert all(line in learning for line in fixed)  # what is not the controller's to decide costs the same
