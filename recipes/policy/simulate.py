@@ -1,12 +1,12 @@
 """How well `draft_tokens="auto"` decides, without the noise of a clock: every step has a fixed price.
 
-    python recipes/policy/simulate.py [--texts 16] [--tokens 128] [--steep 1.0] [--belief 1.0]
+    python recipes/policy/simulate.py [--texts 16] [--tokens 128] [--steep 1.0] [--belief 1.0] [--learn]
 
 Texts are real, written by the bundled pair, but a step costs what a table says, in plain steps, and the controller
-knows the table (`--belief 1.15`: it thinks what drafting adds 15% dearer than it is). So two runs of one build say the
-same, and a change of a percent can be seen, which a shared machine hides. `--steep 0.5` is a machine on which further
-rows cost half as much. Prints, for each workload and temperature, the speed of `auto` and of two fixed lengths over plain
-decoding.
+knows the table (`--belief 1.15`: it thinks what drafting adds 15% dearer than it is; `--learn`: it finds out). So two
+runs of one build say the same, and a change of a percent can be seen, which a shared machine hides. `--steep 0.5` is a
+machine on which further rows cost half as much. Prints, for each workload and temperature, the speed of `auto` and of two
+fixed lengths over plain decoding.
 """
 
 from __future__ import annotations
@@ -112,9 +112,7 @@ def believed(steps: list[float], belief: float, learns: bool) -> Costs:
     rounds = {"mtp": (base, step, token), "ngram": (COPY * UNIT, 0.0, 0.0)}
     seconds = tuple((1 + (value - 1) * belief) * UNIT for value in steps)
     costs = Profile(ROWS, seconds, rounds=rounds).costs()
-    if learns:
-        return replace(costs, pace=1.0)
-    return KnownCosts(costs.table, draft=costs.draft, rounds=costs.rounds)
+    return costs if learns else KnownCosts(costs.table, draft=costs.draft, rounds=costs.rounds)
 
 
 def speed(

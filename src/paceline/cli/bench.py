@@ -67,7 +67,8 @@ def command(
     """Measure what speculation brings on this machine for TARGET.
 
     Everything is written beside plain decoding (drafter none), in turns of a few tokens, and held against it; none
-    beside itself shows the noise. Ctrl-C keeps what is measured.
+    beside itself shows the noise. Prompts are read before, so the first token is that of a prompt in the prefix cache.
+    Ctrl-C keeps what is measured.
 
     \b
     paceline bench --quick

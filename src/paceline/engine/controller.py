@@ -15,7 +15,7 @@ from paceline.engine import budget as b
 from paceline.engine.acceptance import Kind, calibrated
 from paceline.engine.audit import AUDIT, TRIAL, Audit, hopeful
 from paceline.engine.budget import Budget, Look, Plan, Want
-from paceline.engine.costs import Profile
+from paceline.engine.costs import Costs, Profile
 from paceline.engine.fixed import Limit, fixed_limit, whole
 from paceline.engine.records import StepRecord, Unlearnt
 
@@ -181,7 +181,10 @@ class AutoController:
         if free:
             choice.looks = dict.fromkeys(free, Look(here, choice.rows + self._others, len(sequences), rate))
         choice.out = [best.get(s.id, limit) for s, limit in zip(sequences, choice.out, strict=True)]
-        choice.until, choice.probes = self._until(choice, before), PROBE_RUN if self.budget.probing else 0
+        choice.until, choice.probes = (
+            self._until(choice, before, here),
+            PROBE_RUN if self.budget.probing else 0,
+        )
         return choice
 
     def _audit(self, choice: _Choice) -> Audit:
@@ -197,7 +200,7 @@ class AutoController:
         hold = before.hold if before is not None and before.hold else HOLD
         return _Choice(choice.ids, {}, {}, out, choice.caps, choice.rows, until=self._now + AUDIT, hold=hold)
 
-    def _until(self, choice: _Choice, before: _Choice | None) -> int:
+    def _until(self, choice: _Choice, before: _Choice | None, costs: Costs) -> int:
         """The step at which to think again: soon where little is known yet."""
         if self._others:
             return self._now + 1
@@ -205,7 +208,7 @@ class AutoController:
         drafts = any(limit and i not in probing for own in choice.limits.values() for i, limit in own.items())
         if drafts:
             rows = choice.rows + sum([limit for limit, _ in choice.out])
-            hold = int(self._plan_seconds / (PLANNING * self.budget.costs.target(rows)))
+            hold = int(self._plan_seconds / (PLANNING * costs.target(rows)))
             hold = 2 * before.hold if before is not None and before.hold else max(hold, HOLD)
             choice.hold = TRIAL if choice.trial else min(hold, LONGEST_HOLD)
             return self._now + choice.hold

@@ -115,18 +115,19 @@ class Table:
             self.engine.cancel(name)
         self.names.clear()
 
-    def seat(self, texts: int, tokens: int, prompt: int) -> bool:
-        """Let `texts` texts of `prompt` tokens have room for `tokens` more. Whether prompts are still to be read."""
+    def seat(self, texts: int, tokens: int, prompt: int, reading: int) -> bool:
+        """Let `texts` texts of `prompt` tokens have room for `tokens` more. Whether prompts are still to be read, in at
+        most `reading` steps.
+        """
         if self.names and tokens > self._room:
             self.close()
         new = not self.names
         if new:
-            self._room = self.engine.max_len - prompt - 2
+            self._room = self.engine.max_len - prompt - 2 - reading
             vocab = self.engine.state.target.vocab_size
             for i in range(texts):
-                ids, params = [(7 * i + j) % vocab for j in range(prompt)], SamplingParams(
-                    max_tokens=self.engine.max_len, ignore_eos=True
-                )  # fmt: skip
+                ids = [(7 * i + j) % vocab for j in range(prompt)]
+                params = SamplingParams(max_tokens=self.engine.max_len, ignore_eos=True)
                 self.engine.add(f"stopwatch-{i}", ids, params)
                 self.names.append(f"stopwatch-{i}")
         self._room -= tokens
@@ -272,7 +273,7 @@ class Stopwatch:
         if sum([len(other.names) for other in others]) + shape.texts > self._parts.cache.max_sequences:
             for other in others:
                 other.close()
-        if table.seat(shape.texts, tokens + reading, self._prompt):
+        if table.seat(shape.texts, tokens, self._prompt, reading):
             self._watch.k = 0
             for _ in range(reading):
                 if self._step(table, Shape(shape.texts, 0, False)) is not None:
