@@ -11,17 +11,17 @@
 namespace paceline {
 namespace PACELINE_ISA {
 
-constexpr int PANEL = 2 * L;
+constexpr int VECTORS = 2, PANEL = VECTORS * L;  // outputs of a panel
 constexpr int64_t ROOM = 262144;  // bytes of weights that stay in the second-level cache from one tile to the next
 constexpr int64_t AHEAD = 4096;  // bytes of a panel to fetch ahead
 
-// What a weight kind means by a unit of a panel: `depth` inputs of PANEL outputs in `vectors` vectors. A segment is summed
+// What a weight kind means by a unit of a panel: `depth` inputs of PANEL outputs in two vectors. A segment is summed
 // for itself and then added to the total: it keeps long sums exact, and int4 has a scale for each. `tight`: no register is
 // left for constants.
 struct Float32 {
   using X = float;
   using A = V;
-  static constexpr int kind = FLOAT32, depth = 1, vectors = 2, segment = 1024;  // inputs
+  static constexpr int kind = FLOAT32, depth = 1, segment = 1024;  // inputs
   static constexpr int64_t unit = 4 * PANEL, scales = 0;                        // bytes
   template <bool>
   PL_INLINE V weight(const char* p, int i) { return load(reinterpret_cast<const float*>(p) + i * L); }
@@ -32,7 +32,7 @@ struct Float32 {
 struct Bfloat16 {  // word j holds output j in its low and output L + j in its high half
   using X = float;
   using A = V;
-  static constexpr int kind = BFLOAT16, depth = 1, vectors = 2, segment = 1024;
+  static constexpr int kind = BFLOAT16, depth = 1, segment = 1024;
   static constexpr int64_t unit = 2 * PANEL, scales = 0;
   template <bool tight>
   PL_INLINE V weight(const char* p, int i) {
@@ -43,30 +43,30 @@ struct Bfloat16 {  // word j holds output j in its low and output L + j in its h
   PL_INLINE void add(A& a, V x, V w) { accumulate(a, x, w); }
 };
 
-// Integer inputs come in pairs: a vector of 8 outputs has the two weights of each beside each other.
+// Integer inputs come in pairs: a vector of L outputs has the two weights of each beside each other.
 struct Int8 {
   using X = int16_t;
-  using A = I8;
-  static constexpr int kind = INT8, depth = 2, vectors = PANEL / 8, segment = 1 << 30;
+  using A = VI;
+  static constexpr int kind = INT8, depth = 2, segment = 1 << 30;
   static constexpr int64_t unit = 2 * PANEL, scales = 4 * PANEL;
   template <bool>
-  PL_INLINE H16 weight(const char* p, int i) { return load_int8(p + i * 16); }
-  PL_INLINE H16 input(const X* x) { return broadcast_pair(x); }
-  PL_INLINE void add(A& a, H16 x, H16 w) { a += dot16(x, w); }
+  PL_INLINE H weight(const char* p, int i) { return load_int8(p + i * 2 * L); }
+  PL_INLINE H input(const X* x) { return broadcast_pair(x); }
+  PL_INLINE void add(A& a, H x, H w) { accumulate(a, x, w); }
 };
 
-struct Int4 {  // low nibbles are 8 outputs, high nibbles the next 8; values are 8 too large, see group_start
+struct Int4 {  // low nibbles are L outputs, high nibbles the next L; values are 8 too large, see group_start
   using X = int16_t;
-  using A = I8;
-  static constexpr int kind = INT4, depth = 2, vectors = PANEL / 8, segment = 32;
+  using A = VI;
+  static constexpr int kind = INT4, depth = 2, segment = 32;
   static constexpr int64_t unit = PANEL, scales = 4 * PANEL;
   template <bool>
-  PL_INLINE H16 weight(const char* p, int i) {
-    H16 raw = load_uint8(p + i / 2 * 16);
-    return i % 2 == 0 ? raw & 15 : raw >> 4;
+  PL_INLINE H weight(const char* p, int i) {
+    H raw = load_uint8(p);
+    return i == 0 ? raw & 15 : raw >> 4;
   }
-  PL_INLINE H16 input(const X* x) { return broadcast_pair(x); }
-  PL_INLINE void add(A& a, H16 x, H16 w) { a += dot16(x, w); }
+  PL_INLINE H input(const X* x) { return broadcast_pair(x); }
+  PL_INLINE void add(A& a, H x, H w) { accumulate(a, x, w); }
 };
 
 template <class P>
@@ -96,15 +96,15 @@ static int64_t bytes_of_panel(int64_t in) {
 // One unit: R rows, C panels. The fewer of weights and inputs are kept in registers.
 template <class P, int R, int C>
 PL_INLINE void unit(const char* w, int64_t panel_bytes, const typename P::X* x, int64_t x_stride,
-                    typename P::A (&acc)[R][P::vectors * C]) {
-  constexpr int N = P::vectors * C;
+                    typename P::A (&acc)[R][VECTORS * C]) {
+  constexpr int N = VECTORS * C;
   if constexpr (R < N) {
     decltype(P::input(x)) inputs[R];
     PL_UNROLL
     for (int r = 0; r < R; ++r) inputs[r] = pin(P::input(x + r * x_stride));
     PL_UNROLL
     for (int i = 0; i < N; ++i) {
-      auto weight = pin(P::template weight<(R * N + R > 13)>(w + i / P::vectors * panel_bytes, i % P::vectors));
+      auto weight = pin(P::template weight<(R * N + R > 13)>(w + i / VECTORS * panel_bytes, i % VECTORS));
       PL_UNROLL
       for (int r = 0; r < R; ++r) P::add(acc[r][i], inputs[r], weight);
     }
@@ -112,7 +112,7 @@ PL_INLINE void unit(const char* w, int64_t panel_bytes, const typename P::X* x, 
     decltype(P::template weight<true>(w, 0)) weights[N];
     PL_UNROLL
     for (int i = 0; i < N; ++i)
-      weights[i] = pin(P::template weight<(R * N + N > 12)>(w + i / P::vectors * panel_bytes, i % P::vectors));
+      weights[i] = pin(P::template weight<(R * N + N > 12)>(w + i / VECTORS * panel_bytes, i % VECTORS));
     PL_UNROLL
     for (int r = 0; r < R; ++r) {
       auto input = pin(P::input(x + r * x_stride));
@@ -132,25 +132,22 @@ PL_INLINE int32_t group_start(const int16_t* x, int64_t in, int64_t g) {
 // Rows r0..r0+R-1 of C panels from `panel`.
 template <class P, int R, int C>
 static void tile(const Call<P>& c, int64_t r0, int64_t panel) {
-  using A = typename P::A;
-  constexpr int N = P::vectors * C, LANES = sizeof(A) / 4;
+  constexpr int N = VECTORS * C;
   constexpr int64_t step = P::unit < 64 ? 64 / P::unit : 1;  // units of a cache line
-  typedef float F __attribute__((vector_size(sizeof(A))));
-  typedef float FMem __attribute__((vector_size(sizeof(A)), aligned(4), may_alias));
   const char* start = c.data + panel * c.panel_bytes;
   const typename P::X* x = c.x + r0 * c.x_stride;
-  F total[R][N];
+  V total[R][N];
   for (int64_t k = 0; k < c.in || k == 0; k += P::segment) {
     const int64_t units = ((c.in - k < P::segment ? c.in - k : P::segment) + P::depth - 1) / P::depth;
     const char* scales = start + k / P::depth * P::unit + k / P::segment * P::scales;
     const char* w = scales + P::scales;
-    A acc[R][N];
+    typename P::A acc[R][N];
     PL_UNROLL
     for (int r = 0; r < R; ++r)
       PL_UNROLL
       for (int i = 0; i < N; ++i)
-        if constexpr (P::kind == INT4) acc[r][i] = group_start(x + r * c.x_stride, c.in, k / 32) - A{};
-        else acc[r][i] = A{};
+        if constexpr (P::kind == INT4) acc[r][i] = group_start(x + r * c.x_stride, c.in, k / 32) - VI{};
+        else acc[r][i] = typename P::A{};
     // The last AHEAD bytes of a panel fetch the first ones of its place in the next tile.
     const int64_t left = c.panel_bytes - AHEAD - (w - start), near = left < 0 ? 0 : left / P::unit / step * step;
     int64_t u = 0;
@@ -171,13 +168,13 @@ static void tile(const Call<P>& c, int64_t r0, int64_t panel) {
     for (int r = 0; r < R; ++r)
       PL_UNROLL
       for (int i = 0; i < N; ++i) {
-        F sum;
-        if constexpr (integral<P>) sum = __builtin_convertvector(acc[r][i], F);
+        V sum;
+        if constexpr (integral<P>) sum = __builtin_convertvector(acc[r][i], V);
         else sum = acc[r][i];
         if constexpr (P::scales > 0) {
-          F scale = *reinterpret_cast<const FMem*>(scales + i / P::vectors * c.panel_bytes + i % P::vectors * sizeof(F));
+          V scale = load(reinterpret_cast<const float*>(scales + i / VECTORS * c.panel_bytes) + i % VECTORS * L);
           if constexpr (P::kind == INT8) total[r][i] = sum * (scale * c.row_scale[r0 + r]);
-          else total[r][i] = k == 0 ? sum * scale : fma8(sum, scale, total[r][i]);
+          else total[r][i] = k == 0 ? sum * scale : fma(sum, scale, total[r][i]);
         } else {
           total[r][i] = k == 0 ? sum : total[r][i] + sum;
         }
@@ -188,9 +185,9 @@ static void tile(const Call<P>& c, int64_t r0, int64_t panel) {
     PL_UNROLL
     for (int i = 0; i < N; ++i) {
       if constexpr (P::kind == INT4) total[r][i] *= c.row_scale[r0 + r];
-      const int64_t o = panel * PANEL + i * LANES;
+      const int64_t o = panel * PANEL + i * L;
       float* y = c.y + (r0 + r) * c.y_stride + o;
-      if (o + LANES <= c.end) *reinterpret_cast<FMem*>(y) = total[r][i];
+      if (o + L <= c.end) store(y, total[r][i]);
       else if (o < c.end) std::memcpy(y, &total[r][i], 4 * (c.end - o));
     }
 }
@@ -202,19 +199,29 @@ static void rows_tile(const Call<P>& c, int64_t r0, int64_t begin, int64_t end) 
     for (; begin < end; ++begin) tile<P, R, 1>(c, r0, begin);
 }
 
-// Rows go in sixes, the last ones in what is left: 12 of AVX2's 16 registers accumulate, and 8 accumulators are what hides
-// how long a multiply-add takes. After the first tile the weights of two panels, or one, are in the second-level cache.
+// Rows of a tile at most: they accumulate in 12 of AVX2's 16 registers, 24 of AVX-512's 32. Eight accumulators are what
+// hides how long a multiply-add takes, so few rows take more panels.
+constexpr int64_t MOST_ROWS = L == 16 ? 12 : 6;
+
+// Rows of the next tile where `left` are left. `near`: weights of the tile before lie two panels near.
+PL_INLINE int64_t rows_of_tile(int64_t left, bool near) {
+  if (left <= MOST_ROWS) return left;
+  if (MOST_ROWS == 12) return (left - 1) / ((left + 11) / 12) + 1;
+  return left > 8 ? 6 : near ? left - 2 : 4;
+}
+
+// After the first tile the weights of two panels, or one, are in the second-level cache.
 template <class P>
 static void linear_of(const Panels& m, const Prepared& x, int64_t rows, int64_t begin, int64_t end, float* y,
                       int64_t y_stride) {
   Call<P> c{static_cast<const char*>(m.data), m.in, bytes_of_panel<P>(m.in), static_cast<const typename P::X*>(x.data),
             x.stride, x.row_scale, y, y_stride, end};
   const int64_t first = begin / PANEL, last = (end + PANEL - 1) / PANEL;
-  const int64_t group = rows > 6 && 2 * c.panel_bytes <= ROOM ? 2 : rows > 6 ? 1 : last - first;
+  const int64_t group = rows <= MOST_ROWS ? last - first : 2 * c.panel_bytes <= ROOM ? 2 : 1;
   for (int64_t p = first; p < last; p += group) {
     const int64_t stop = p + group < last ? p + group : last;
     for (int64_t r = 0, n; r < rows; r += n) {
-      n = rows - r > 8 ? 6 : rows - r > 6 ? (group > 1 ? rows - r - 2 : 4) : rows - r;
+      n = rows_of_tile(rows - r, group > 1);
       switch (n) {
         case 1: rows_tile<P, 1, 4>(c, r, p, stop); break;
         case 2: rows_tile<P, 2, 2>(c, r, p, stop); break;
@@ -222,6 +229,14 @@ static void linear_of(const Panels& m, const Prepared& x, int64_t rows, int64_t 
         case 4: rows_tile<P, 4, 1>(c, r, p, stop); break;
         case 5: rows_tile<P, 5, 1>(c, r, p, stop); break;
         case 6: rows_tile<P, 6, 1>(c, r, p, stop); break;
+      }
+      if constexpr (MOST_ROWS == 12) switch (n) {
+        case 7: rows_tile<P, 7, 1>(c, r, p, stop); break;
+        case 8: rows_tile<P, 8, 1>(c, r, p, stop); break;
+        case 9: rows_tile<P, 9, 1>(c, r, p, stop); break;
+        case 10: rows_tile<P, 10, 1>(c, r, p, stop); break;
+        case 11: rows_tile<P, 11, 1>(c, r, p, stop); break;
+        case 12: rows_tile<P, 12, 1>(c, r, p, stop); break;
       }
     }
   }
@@ -264,7 +279,7 @@ static void pack(const Matrix& m, int64_t panel, char* out) {
       char* data = out + Int8::scales + 2 * j;
       for (int64_t k = 0; k < m.in; ++k) data[k / 2 * Int8::unit + k % 2] = row[k];
     } else {
-      const int64_t at = j / 16 * 16 + j % 8 * 2, shift = j / 8 % 2 * 4;
+      const int64_t at = j % L * 2, shift = j / L * 4;
       for (int64_t k = 0; k < m.in; ++k) {
         char* group = out + k / 32 * (16 * Int4::unit + Int4::scales);
         if (k % 32 == 0) std::memcpy(group + 4 * j, m.scale + (first + j) * (m.in / 32) + k / 32, 4);

@@ -12,7 +12,7 @@
 #include <arm_neon.h>
 #endif
 
-#define PL_UNROLL _Pragma("GCC unroll 8")  // loops over a tile: else large tiles are left in memory
+#define PL_UNROLL _Pragma("GCC unroll 12")  // loops over a tile: else large tiles are left in memory
 #define PL_INLINE static inline __attribute__((always_inline))
 
 namespace paceline {
@@ -31,14 +31,12 @@ typedef uint32_t VW __attribute__((vector_size(4 * L)));
 typedef float VMem __attribute__((vector_size(4 * L), aligned(4), may_alias));
 typedef uint32_t VWMem __attribute__((vector_size(4 * L), aligned(2), may_alias));
 
-// Integer products always use 16 lanes of int16 and 8 of int32: exact, so the same on every instruction set.
 typedef float F8 __attribute__((vector_size(32)));
 typedef float F4 __attribute__((vector_size(16)));
-typedef int32_t I8 __attribute__((vector_size(32)));
-typedef int16_t H16 __attribute__((vector_size(32)));
+typedef int16_t H __attribute__((vector_size(4 * L)));  // pairs: two of a sum's products lie beside each other
 typedef int16_t HL __attribute__((vector_size(2 * L)));
-typedef int8_t B16Mem __attribute__((vector_size(16), aligned(1), may_alias));
-typedef uint8_t U16Mem __attribute__((vector_size(16), aligned(1), may_alias));
+typedef int8_t SMem __attribute__((vector_size(2 * L), aligned(1), may_alias));
+typedef uint8_t UMem __attribute__((vector_size(2 * L), aligned(1), may_alias));
 
 PL_INLINE V load(const float* p) { return *reinterpret_cast<const VMem*>(p); }
 PL_INLINE void store(float* p, V v) { *reinterpret_cast<VMem*>(p) = v; }
@@ -99,42 +97,50 @@ PL_INLINE V fma(V a, V b, V c) { return a * b + c; }
 
 // a += x * w where `a` is: compilers like to overwrite x or w instead, and then run out of registers.
 PL_INLINE void accumulate(V& a, V x, V w) {
-#if defined(__AVX2__) && PL_LANES == 8
+#if defined(__AVX512F__)
+  __asm__("vfmadd231ps %2, %1, %0" : "+v"(a) : "v"(x), "v"(w));
+#elif defined(__AVX2__) && PL_LANES == 8
   __asm__("vfmadd231ps %2, %1, %0" : "+x"(a) : "x"(x), "x"(w));
 #else
   a = fma(x, w, a);
 #endif
 }
 
-#if defined(__AVX2__)
-PL_INLINE F8 fma8(F8 a, F8 b, F8 c) { return (F8)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
-PL_INLINE I8 dot16(H16 a, H16 b) { return (I8)_mm256_madd_epi16((__m256i)a, (__m256i)b); }
-PL_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+// The same for pairs of int16. Integers are exact: neither the order nor the instruction set changes a sum.
+PL_INLINE void accumulate(VI& a, H x, H w) {
+#if defined(__AVX512VNNI__)
+  __asm__("vpdpwssd %2, %1, %0" : "+v"(a) : "v"(x), "v"(w));
+#elif defined(__AVX2__) && PL_LANES == 8
+  a += (VI)_mm256_madd_epi16((__m256i)x, (__m256i)w);
+#elif PL_LANES == 8
+  typedef int16_t H8 __attribute__((vector_size(16)));
+  VI xlo = __builtin_convertvector((H8)__builtin_shufflevector(x, x, 0, 2, 4, 6, 8, 10, 12, 14), VI);
+  VI xhi = __builtin_convertvector((H8)__builtin_shufflevector(x, x, 1, 3, 5, 7, 9, 11, 13, 15), VI);
+  VI wlo = __builtin_convertvector((H8)__builtin_shufflevector(w, w, 0, 2, 4, 6, 8, 10, 12, 14), VI);
+  VI whi = __builtin_convertvector((H8)__builtin_shufflevector(w, w, 1, 3, 5, 7, 9, 11, 13, 15), VI);
+  a += xlo * wlo + xhi * whi;
 #else
-PL_INLINE F8 fma8(F8 a, F8 b, F8 c) {
-#if PL_LANES == 8
-  return fma(a, b, c);
-#else
-  return a * b + c;
+  for (int j = 0; j < L; ++j) a[j] += x[2 * j] * w[2 * j] + x[2 * j + 1] * w[2 * j + 1];
 #endif
 }
-PL_INLINE I8 dot16(H16 a, H16 b) {  // sums of 2 products: which 2 does not matter, integers are exact
-  typedef int16_t H8 __attribute__((vector_size(16)));
-  I8 alo = __builtin_convertvector((H8)__builtin_shufflevector(a, a, 0, 2, 4, 6, 8, 10, 12, 14), I8);
-  I8 ahi = __builtin_convertvector((H8)__builtin_shufflevector(a, a, 1, 3, 5, 7, 9, 11, 13, 15), I8);
-  I8 blo = __builtin_convertvector((H8)__builtin_shufflevector(b, b, 0, 2, 4, 6, 8, 10, 12, 14), I8);
-  I8 bhi = __builtin_convertvector((H8)__builtin_shufflevector(b, b, 1, 3, 5, 7, 9, 11, 13, 15), I8);
-  return alo * blo + ahi * bhi;
-}
+
+#if defined(__AVX2__)
+PL_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+#else
 PL_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 #endif
 
-PL_INLINE H16 load_int8(const void* p) { return __builtin_convertvector(*static_cast<const B16Mem*>(p), H16); }
-PL_INLINE H16 load_uint8(const void* p) { return __builtin_convertvector(*static_cast<const U16Mem*>(p), H16); }
-PL_INLINE H16 broadcast_pair(const int16_t* p) {  // two values, eight times
+#if defined(__AVX512F__)  // compilers turn the conversion below into five instructions
+PL_INLINE H load_int8(const void* p) { return (H)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
+PL_INLINE H load_uint8(const void* p) { return (H)_mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
+#else
+PL_INLINE H load_int8(const void* p) { return __builtin_convertvector(*static_cast<const SMem*>(p), H); }
+PL_INLINE H load_uint8(const void* p) { return __builtin_convertvector(*static_cast<const UMem*>(p), H); }
+#endif
+PL_INLINE H broadcast_pair(const int16_t* p) {  // two values, in every lane
   int32_t pair;
   std::memcpy(&pair, p, 4);
-  return (H16)(pair - I8{});
+  return (H)(pair - VI{});
 }
 
 // Sum of lanes by one fixed tree: ((0+1)+(2+3)) + ((4+5)+(6+7)). `sums` does 4 at once, with the same bits.

@@ -108,7 +108,7 @@ def linear_calls(shape: tuple[int, int]) -> dict[tuple[str, int], Call]:
         weights = copies_of(shape, kind, source)
         graphs = [_graph(weight) for weight in weights]
         for rows in ROWS:
-            x, some = torch.randn(rows, shape[1]), bare(rows)
+            x, some = torch.randn(rows, native.apart(shape[1]))[:, : shape[1]], bare(rows)  # as in a forward
             calls[kind, rows] = len(weights), partial(_run_all, runner, graphs, some, x)
             if kind in ("float32", "bfloat16") and rows in (1, 5):
                 y = x.to(weights[0].data.dtype)

@@ -266,13 +266,15 @@ class Plan:
         self._capacity = max(8, 1 << (count - 1).bit_length())
         self._views.clear()
         self._round = None
+        results = {symbol.root for symbol in self._results}
         by_index: dict[int, torch.Tensor] = {}
         for symbol, index in self._buffers.items():
             if symbol.given is None:
                 dtype = torch.int64 if symbol.integer else torch.float32
                 if index not in by_index:
-                    by_index[index] = torch.zeros(self._capacity, symbol.width, dtype=dtype)
-                    self.program.bind(index, by_index[index].data_ptr(), symbol.width)
+                    stride = symbol.width if symbol in results else apart(symbol.width)
+                    by_index[index] = torch.zeros(self._capacity, stride, dtype=dtype)
+                    self.program.bind(index, by_index[index].data_ptr(), stride)
                 self._tensors[symbol] = by_index[index]
 
     def _bind_given(self, symbol: Symbol, given: Mapping[str, torch.Tensor], count: int) -> None:
@@ -285,9 +287,9 @@ class Plan:
             shape = None if value is None else tuple(value.shape)
             raise UsageError(f"input {symbol.given!r} must be [{count}, {symbol.width}], not {shape}")
         read = value
-        if value.dtype != torch.float32 or value.device.type != "cpu" or not value.is_contiguous():
+        if value.dtype != torch.float32 or value.device.type != "cpu" or value.stride(1) != 1:
             read = value.to("cpu", torch.float32).contiguous()
-        self.program.bind(self._buffers[symbol], read.data_ptr(), symbol.width)
+        self.program.bind(self._buffers[symbol], read.data_ptr(), read.stride(0))
         self._bound[symbol.given] = (value if read is value else None, read.shape[0], read)
 
     def _bind_cache(self, cache: KVCache) -> None:
@@ -303,6 +305,12 @@ class Plan:
             raise UsageError(f"native attention reads pages of up to 32 tokens, not {cache.page_size}")
         self.program.bind_cache(layers)
         self._cache = weakref.ref(cache)
+
+
+def apart(width: int) -> int:
+    """Elements from a row of activations to the next. Rows that lie 2 or 4 KB apart share the same few lines of the
+    first-level cache, and twelve of them push each other out: they are kept a line further apart."""
+    return width + 16 if width % 512 == 0 else width
 
 
 def _panels(weight: Weight, cluster: int, arena: Arena) -> tuple[torch.Tensor, int]:
