@@ -160,7 +160,8 @@ def test_inputs_whose_rows_lie_apart_are_read_where_they_are() -> None:
     weight = make_weight("float32", 24, 512)
     far = torch.randn(20, native.apart(512))
     x = far[:, :512]
-    assert native.apart(512) > 512 and not x.is_contiguous()
+    assert native.apart(512) > 512
+    assert not x.is_contiguous()
     runner = native.NativeRunner(2)
 
     def graph(ops: Ops) -> tuple[Value, ...]:
@@ -169,7 +170,8 @@ def test_inputs_whose_rows_lie_apart_are_read_where_they_are() -> None:
 
     got, wide = (y.clone() for y in runner.run(graph, rows_of(20), None, {"x": x}))
     want, _ = (y.clone() for y in runner.run(graph, rows_of(20), None, {"x": x.contiguous()}))
-    assert torch.equal(got, want) and torch.equal(wide, x * 0.5)
+    assert torch.equal(got, want)
+    assert torch.equal(wide, x * 0.5)
     far[:, :512] = 1.0
     assert torch.equal(runner.run(graph, rows_of(20), None, {"x": x})[1], torch.full((20, 512), 0.5))
     with pytest.raises(UsageError, match="input 'x' must be"):
