@@ -148,8 +148,12 @@ def test_trials_become_rarer_while_they_are_in_vain() -> None:
     assert at[:4] == [64, 192, 448, 960]
     assert at[-1] - at[-2] == LAST_TRIAL
     own.paid(5000)
-    assert not own.may_try(5063)
-    assert own.may_try(5064)
+    assert not own.may_try(4999 + LAST_TRIAL)
+    assert own.may_try(5000 + LAST_TRIAL)
+    fresh = Audit()
+    fresh.paid(5000)
+    assert not fresh.may_try(5063)
+    assert fresh.may_try(5064)
     assert hopeful(at_drag(1.5)).drag.value == HOPEFUL
     assert hopeful(at_drag(0.9)).drag.value == pytest.approx(0.9 * HOPEFUL)
     auto = AutoController(
@@ -250,7 +254,9 @@ class Resting(FixedController):
 
     asked = 0
 
-    def limits(self, sequences: list[Sequence], wants: list[Any], drafter_max: int) -> list[Limit]:
+    def limits(
+        self, sequences: list[Sequence], wants: list[Any], drafter_max: int, others: int = 0
+    ) -> list[Limit]:
         self.asked += 1
         k = self.k if self.asked % 2 else 0
         return [(k, None if k else b.NO_CONFIDENCE) for _ in sequences]

@@ -47,8 +47,8 @@ class Audit:
         self._next = now + self._wait
 
     def paid(self, now: int) -> None:
-        """A plan drafts of its own accord."""
-        self._wait, self._next = FIRST_TRIAL, now + FIRST_TRIAL
+        """A plan drafts of its own accord: what that takes is seen while it does."""
+        self._next = now + self._wait
 
 
 def hopeful(costs: Costs) -> Costs:

@@ -52,9 +52,10 @@ MOST_CREDIT = 2.0  # target steps that are saved for them
 
 class Controller(Protocol):
     def limits(
-        self, sequences: list[Sequence], wants: list[Want], drafter_max: int
+        self, sequences: list[Sequence], wants: list[Want], drafter_max: int, others: int = 0
     ) -> list[tuple[int, str | None]]:
-        """Per row: tokens to draft at most, and the reason code when that is 0."""
+        """Per row: tokens to draft at most, and the reason code when that is 0. `others`: rows of the step that belong
+        to prompts being read."""
         ...
 
     def rest(self) -> int:

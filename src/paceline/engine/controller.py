@@ -22,7 +22,7 @@ from paceline.engine.records import StepRecord, Unlearnt
 Peek = Callable[[Sequence], bool]
 PLANNING = 0.05  # of the time that planning may take at first
 HOLD, LONGEST_HOLD = 2, 16  # steps that a plan which drafts holds: longer each time that it stays one
-REST, LONGEST_REST = 64, 128  # steps that a plan without drafts holds: longer each time
+REST = 128  # steps that a plan without drafts holds
 LOOK = 32  # steps between two looks for something to copy, at most
 PROBE_RUN = 3  # steps that a probe lasts while its tokens are kept
 
@@ -47,7 +47,6 @@ class _Choice:
     look: int = 0  # the step before which nothing has to be looked up
     looked: bool = False  # in this step
     until: int = 0
-    rest: int = 0  # steps that it holds because it drafts nothing
     hold: int = 0  # steps that it holds though it drafts
     probes: int = 0  # steps that its probes may still last
     trial: bool = False  # it drafts to see what that costs
@@ -79,8 +78,7 @@ class AutoController:
         self._used: list[_Choice] = []  # in this step
         self._unlearnt = Unlearnt()
         self._audits: dict[int, Audit] = {}  # by number of texts, as `Costs.drags`
-        self._planned = 0  # target rows of this step as far as `limits` knows
-        self._others = 0  # rows of the step before that it did not know: prompts being read
+        self._others = 0  # rows of this step that belong to prompts being read
         self._quiet: dict[int, tuple[int, int]] = {}  # rows with nothing to copy: (steps to wait, until when)
         self._plan_seconds = 0.0  # that a plan takes, lately
         self._thought = 0.0  # seconds that planning took in this step: no part of what drafting costs
@@ -92,8 +90,11 @@ class AutoController:
     def _now(self) -> int:
         return self.budget.step + self._unlearnt.steps
 
-    def limits(self, sequences: list[Sequence], wants: list[Want], drafter_max: int) -> list[Limit]:
+    def limits(
+        self, sequences: list[Sequence], wants: list[Want], drafter_max: int, others: int = 0
+    ) -> list[Limit]:
         """One call per drafter and step: its rows. A decision holds for a few steps, thinking costs time too."""
+        self._others = others
         ids = tuple([sequence.id for sequence in sequences])
         choice = self._choices.get(ids)
         if choice is None or self._now >= choice.until:
@@ -104,7 +105,6 @@ class AutoController:
             self._thought += taken
         self._choice = choice
         self._used.append(choice)
-        self._planned += choice.rows
         self._alive.clear()
         choice.looked = False
         return (
@@ -124,7 +124,7 @@ class AutoController:
         """
         now, quiet, peek = self._now, self._quiet, self._peek
         looked: dict[int, int] = {}
-        choice.look = now + LONGEST_REST
+        choice.look = now + REST
         for sequence in sequences:
             i = sequence.id
             cap = choice.caps.get(i, 0)
@@ -158,7 +158,7 @@ class AutoController:
                 choice.caps[sequence.id] = limit
             else:
                 choice.rows += limit
-        choice.until = self._now + LONGEST_REST
+        choice.until = self._now + REST
         costs, context = self.budget.costs, sum([sequence.committed for sequence in sequences])
         here = costs.within(len(sequences), context) if choice.caps else costs
         self.budget = replace(self.budget, costs=here, probing=frozenset())
@@ -212,8 +212,7 @@ class AutoController:
             hold = 2 * before.hold if before is not None and before.hold else max(hold, HOLD)
             choice.hold = TRIAL if choice.trial else min(hold, LONGEST_HOLD)
             return self._now + choice.hold
-        choice.rest = REST if before is None else min(max(2 * before.rest, REST), LONGEST_REST)
-        return self._now + choice.rest
+        return self._now + REST
 
     def _kind(self, name: str) -> Kind:
         """A kind by name; a stranger's starts at what drafters usually reach."""
@@ -291,11 +290,10 @@ class AutoController:
 
     def observe(self, record: StepRecord) -> None:
         if not self._used and len(record.rows) == record.target_rows:
-            self._others = 0
             self._unlearnt.rested(record)
         else:
             self._note(record)
-        if self._unlearnt.steps >= LONGEST_REST:
+        if self._unlearnt.steps >= REST:
             self._learn()
 
     def _note(self, record: StepRecord) -> None:
@@ -303,9 +301,7 @@ class AutoController:
         asked: dict[int, int] = {}
         for choice in self._used:
             asked = {**asked, **choice.asked} if asked else choice.asked
-        known = sum([row.drafted + 1 for row in record.rows]) or self._planned + sum(asked.values())
         record.draft_seconds, self._thought = max(record.draft_seconds - self._thought, 0.0), 0.0
-        self._others, self._planned = max(record.target_rows - known, 0), 0
         self._unlearnt.add(record, asked)
         news = [row for row in record.rows if b.is_news(self.budget, row)]
         if news:  # how long the next copy may be depends on it

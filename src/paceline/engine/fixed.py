@@ -15,7 +15,9 @@ class FixedController:
     def __init__(self, k: int) -> None:
         self.k = k
 
-    def limits(self, sequences: list[Sequence], wants: list[Want], drafter_max: int) -> list[Limit]:
+    def limits(
+        self, sequences: list[Sequence], wants: list[Want], drafter_max: int, others: int = 0
+    ) -> list[Limit]:
         return [
             fixed_limit(sequence, self.k if want == "auto" else want, drafter_max)
             for sequence, want in zip(sequences, wants, strict=True)

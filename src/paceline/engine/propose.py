@@ -20,6 +20,7 @@ def propose(state: EngineState, work: list[Work]) -> Draft:
     out = Draft.empty(len(work), budget.PREFILL)
     out.q = [None] * len(work)
     groups: dict[str, list[int]] = {}
+    others = 0  # rows of prompts
     for i, w in enumerate(work):
         if w.count == 1 and w.last:
             live = state.lives[w.sequence.id]
@@ -29,8 +30,10 @@ def propose(state: EngineState, work: list[Work]) -> Draft:
                 out.reasons[i] = budget.DISABLED if w.sequence.params.drafter == "none" else budget.NO_DRAFTER
             else:
                 groups.setdefault(live.drafter, []).append(i)
+        else:
+            others += w.count
     for name, rows in groups.items():
-        _ask(state, state.drafters[name], [state.lives[work[i].sequence.id] for i in rows], rows, out)
+        _ask(state, state.drafters[name], [state.lives[work[i].sequence.id] for i in rows], rows, others, out)
     steps = state.controller.rest() if len(groups) == 1 and not any(out.tokens) else 0
     whole = steps > 0 and sum(map(len, groups.values())) == len(work)
     state.rest = Rest([w.sequence.id for w in work], steps, _nothing(out.reasons)) if whole else None
@@ -43,10 +46,13 @@ def _nothing(reasons: list[str | None]) -> Draft:
     )
 
 
-def _ask(state: EngineState, drafter: Drafter, lives: list[Live], rows: list[int], out: Draft) -> None:
+def _ask(
+    state: EngineState, drafter: Drafter, lives: list[Live], rows: list[int], others: int, out: Draft
+) -> None:
     """Let one drafter propose for its rows and copy what it says into `out`."""
     sequences = [live.sequence for live in lives]
-    allowed = state.controller.limits(sequences, [_want(state, live) for live in lives], drafter.max_tokens)
+    wants = [_want(state, live) for live in lives]
+    allowed = state.controller.limits(sequences, wants, drafter.max_tokens, others)
     if not any(k for k, _ in allowed):
         for row, (_, reason) in zip(rows, allowed, strict=True):
             out.reasons[row] = reason
