@@ -72,18 +72,36 @@ def test_without_plain_steps_for_long_the_machine_is_thought_slow_and_not_the_dr
     )
 
 
+def test_what_an_audit_finds_wrong_with_the_pace_was_the_drag() -> None:
+    costs = replace(PROFILE.costs(), drags={1: Drag(1.0, FRESH + 1)})
+    drafted = costs.observe_targets([DRAFTED._replace(seconds=2.7)] * 300)  # half as dear again
+    assert (drafted.pace, drafted.drag.value) == (pytest.approx(1.5, rel=0.01), 1.0)
+    audited = drafted.observe_targets([PLAIN] * 12)  # and plain steps as ever
+    assert audited.pace == pytest.approx(1.0, rel=0.02)
+    assert audited.drag.value == pytest.approx(1.5, rel=0.02)
+    few = drafted.observe_targets([PLAIN])  # one step may be chance
+    assert 1.0 < few.pace < 1.5
+    assert few.pace * few.drag.value == pytest.approx(1.5, rel=0.02)
+    unseen = PROFILE.costs().observe_targets(
+        [PLAIN._replace(seconds=1.5)] * 12
+    )  # no drafts have set the pace
+    assert unseen.drag.value == 1.0
+
+
 def test_audits_become_rarer_while_they_confirm_what_is_known() -> None:
     stale = at_drag(stale=10_000)
     own = Audit()
     assert not own.due(stale, 1.0)  # nothing is drafted
-    assert not own.due(at_drag(stale=RAREST - 1), audit.CLEAR)
+    assert not own.due(at_drag(stale=2 * FRESH - 1), audit.CLEAR)  # an error will hardly turn that around
+    assert Audit().due(at_drag(stale=2 * FRESH), audit.CLEAR)
     assert not own.due(at_drag(stale=FRESH - 1), 1.1)
     for every in (FRESH, 2 * FRESH, 4 * FRESH, 8 * FRESH, 16 * FRESH):
         assert not own.due(at_drag(stale=every - 1), 1.1)
         assert own.due(at_drag(stale=every), 1.1)
     assert RAREST == 16 * FRESH
-    assert own.due(at_drag(1.2, RAREST), 1.1)
-    assert own.due(at_drag(1.2, FRESH), 1.1)  # it had changed
+    assert own.due(at_drag(1.2, RAREST), 1.1)  # it has changed
+    assert not own.due(at_drag(1.2, RAREST // 2 - 1), 1.1)
+    assert own.due(at_drag(1.2, RAREST // 2), 1.1)
 
 
 class Never(Audit):

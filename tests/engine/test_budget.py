@@ -296,8 +296,8 @@ def test_a_row_that_drafts_is_looked_up_in_every_step_one_that_rests_is_not(kept
     steep, looks = Profile((1, 5, 32), (1.0, 2.0, 9.0)), []
     auto = AutoController(steep, [replace(MTP, known=True), NGRAM])
     for _ in range(120):
-        ((limit, _),) = auto.limits([sequence(1)], ["auto"], 16)
-        looks.append(limit > auto.kind_limit(1, "mtp"))
+        ((limit, reason),) = auto.limits([sequence(1)], ["auto"], 16)
+        looks.append(limit > auto.kind_limit(1, "mtp") or reason == b.MEASURING)
         drafted = min(limit, auto.kind_limit(1, "mtp"), 4)
         done = [row(1, drafted, min(kept, drafted))]
         seconds = steep.costs().target(1 + drafted)

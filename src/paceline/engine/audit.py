@@ -13,9 +13,9 @@ from math import log
 
 from paceline.engine.costs import FRESH, Costs
 
-AUDIT = 6  # steps of an audit: the first ones after drafts find the caches cold
+AUDIT = 8  # steps of an audit: the first ones after drafts find the caches cold
 CLEAR = 1.4  # what a plan promises over none from which on an error will hardly turn it around
-SAME = 0.05  # change of the drag, as a logarithm, that confirms what was known
+SAME = 0.1  # change of the drag, as a logarithm, that confirms what was known
 RAREST = 512  # steps with drafts between two audits that confirm each other, at most
 TRIAL = 16  # steps of a trial
 HOPEFUL = 0.85  # what steps with drafts might take, over what is thought
@@ -32,10 +32,10 @@ class Audit:
     def due(self, costs: Costs, gain: float) -> bool:
         """Whether to begin an audit, where drafts promise `gain` times the speed of none."""
         drag, stale = costs.drag
-        if gain <= 1.0 or stale < (self._every if gain < CLEAR else RAREST):
+        if gain <= 1.0 or stale < (self._every if gain < CLEAR else 2 * self._every):
             return False
         same = abs(log(drag / self._drag)) < SAME
-        self._every = min(2 * self._every, RAREST) if same else FRESH
+        self._every = min(2 * self._every, RAREST) if same else max(self._every // 2, FRESH)
         self._drag = drag
         return True
 

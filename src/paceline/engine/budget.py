@@ -42,7 +42,7 @@ REASONS = (
 
 TYPICAL = 12  # steps that are enough to tell the pace of many
 SURE = 3.0  # copies that were kept, after which one may be as long as any
-WARM = 6  # steps with drafts, or without, in a row until they show what such steps take: the first are cold
+WARM = 4  # steps with drafts, or without, in a row until they show what such steps take: the first are cold
 FADE_EVERY = 64  # steps after which a drafter that was not used counts as idle for as long
 START = 1.1  # what a plan must promise over none to begin drafting: its first rounds are cold
 MARGIN = 1.03  # and to go on: what it does not know costs something too

@@ -14,10 +14,11 @@ from typing import NamedTuple
 TABLE_ROWS = 64  # beyond it the last slope goes on
 DEFAULT_STEP = 5e-3  # only the ratios matter before the first real step
 FADE = 0.998  # of what was seen of a drafter, for each step without it
-MEASURED = 4.0  # trust in a price that was measured: rounds of one text cannot tell a step from a token
+MEASURED = 1.0  # trust in a price that was measured: rounds of one text cannot tell a step from a token
 DECAY = 0.97  # of the pace, for each step seen
 SETTLE = 0.97  # of the drag, likewise
 FRESH = 32  # steps for which the pace of plain ones is still that of the machine
+SPLIT = 0.7  # of what was thought of the pace since, for each plain step seen then
 MOST_DRAG = 2.0  # and the inverse of its least
 RECOVER = 0.9995  # of its logarithm, for each plain step: what was dear once may be tried again
 
@@ -206,12 +207,16 @@ class Costs:
         new, texts = self, steps[-1].texts
         value, stale = self._drag(texts)
         if plain:
-            new = new._at_pace(plain, each)
+            weight = 1 - DECAY ** (each * len(plain))
+            if stale > FRESH:  # steps with drafts have set the pace: what it was wrong by is the drag's
+                weight = max(weight, 1 - SPLIT ** len(plain))
+                value /= self._typical(plain) ** weight
+            new = new._at_pace(plain, weight)
             value, stale = value**RECOVER ** (each * len(plain)), 0
         if drafted and stale < FRESH:
             value *= new._ratio(drafted) ** (1 - SETTLE ** (each * len(drafted)))
         elif drafted:
-            new = new._at_pace(drafted, each)
+            new = new._at_pace(drafted, 1 - DECAY ** (each * len(drafted)))
         drag = Drag(min(max(value, 1 / MOST_DRAG), MOST_DRAG), stale + each * len(drafted))
         new = replace(new, drags={**self.drags, texts.bit_length(): drag})
         last = steps[-1].rows
@@ -233,9 +238,11 @@ class Costs:
             ratios.append(seconds / (self.pace * drag * max(expected, 0.5 * bare)))
         return sorted(ratios)[(len(ratios) - 1) // 2]
 
-    def _at_pace(self, steps: list[Step], each: int) -> Costs:
-        typical = min(max(self._ratio(steps), 0.25), 4.0)
-        return replace(self, pace=self.pace * typical ** (1 - DECAY ** (each * len(steps))))
+    def _typical(self, steps: list[Step]) -> float:
+        return min(max(self._ratio(steps), 0.25), 4.0)
+
+    def _at_pace(self, steps: list[Step], weight: float) -> Costs:
+        return replace(self, pace=self.pace * self._typical(steps) ** weight)
 
     def observe_rounds(self, kind: str, seen: Seq[Round]) -> Costs:
         """Learn from draft rounds of one kind. One that took far longer than expected counts as four times that."""

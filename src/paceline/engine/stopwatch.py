@@ -31,6 +31,7 @@ PLAIN_WARM, PLAIN_TIMED = 16, 8  # after a draft round it takes a dozen until th
 WEIGHT = 32  # of a measured round against what is guessed
 PROMPT = 8  # tokens of a text, if it takes time to read more
 CONTEXT, FAR = 192, 1024  # tokens of a usual and of a long text, where they are soon read:
+GROWN = 64  # tokens that a usual text may be longer: what a context costs is measured for itself
 FAST = 5e-3  # seconds of a plain step at which they are
 
 
@@ -108,12 +109,14 @@ class Table:
     def __init__(self, parts: EngineParts, ids: Iterator[int]) -> None:
         self.engine = Engine(parts, ids)
         self.names: list[str] = []
+        self.context = 0  # tokens of a text, lately
         self._room = 0  # tokens that every text can still take
 
     def close(self) -> None:
         for name in self.names:
             self.engine.cancel(name)
         self.names.clear()
+        self.context = 0
 
     def seat(self, texts: int, tokens: int, prompt: int, reading: int) -> bool:
         """Let `texts` texts of `prompt` tokens have room for `tokens` more. Whether prompts are still to be read, in at
@@ -128,7 +131,7 @@ class Table:
             for i in range(texts):
                 ids = [(7 * i + j) % vocab for j in range(prompt)]
                 params = SamplingParams(max_tokens=self.engine.max_len, ignore_eos=True)
-                self.engine.add(f"stopwatch-{i}", ids, params)
+                self.engine.add(f"stopwatch-{i}", ids, params, salt="stopwatch")
                 self.names.append(f"stopwatch-{i}")
         self._room -= tokens
         return new
@@ -145,11 +148,12 @@ class Stopwatch:
         self._switch, self._watch = Switch(network), Watch()
         self._parts = replace(
             parts, controller=self._watch, drafters={Switch.name: self._switch},
-            default_drafter=Switch.name, prefix_cache=False, draft_tokens="auto",
+            default_drafter=Switch.name, prefix_cache=True, draft_tokens="auto",
         )  # fmt: skip
         self._ids = itertools.count()
         self._tables: dict[int, Table] = {}  # by number of texts
         self._prompt = PROMPT
+        self._contexts: list[float] = []  # tokens of the texts that were timed
         self.plain: list[float] = []  # seconds of a plain step, again and again
         most = parts.max_batch
         self.shapes = [s for s in SHAPES if s.texts <= most and (kind is not None or not s.network)]
@@ -157,6 +161,7 @@ class Stopwatch:
     def close(self) -> None:
         for table in self._tables.values():
             table.close()
+        self._parts.cache.prefix.clear()
 
     def turns(self, shapes: Seq[Shape], turns: int, limit: float) -> dict[Shape, list[Timing]]:
         """What each shape took in each turn, as multiples. What there is no time for, or cannot be run, is not there.
@@ -167,6 +172,7 @@ class Stopwatch:
         end = time.perf_counter() + limit
         out: dict[Shape, list[Timing]] = {}
         self.plain.clear()
+        self._contexts.clear()
         try:
             for turn in range(turns + 1):
                 earlier = len(self.plain)
@@ -180,6 +186,7 @@ class Stopwatch:
                     known.append(timing)
                 if turn == 1 and len(self.plain) > earlier:
                     del self.plain[:earlier]
+                    self._contexts.clear()
                 if time.perf_counter() > end:
                     break
                 if max(self.plain, default=FAST) < FAST and self._prompt == PROMPT:
@@ -218,6 +225,7 @@ class Stopwatch:
         near, far = self._prompt, min(FAR, self._parts.cache.max_tokens * 3 // 4)
         if near == PROMPT or far < 2 * near:
             return 0.0, 0.0, 0.0
+        usual = median(self._contexts)
         seen: dict[tuple[int, int], list[float]] = {}  # by prompt and tokens drafted
         try:
             for prompt in (near, far, near):
@@ -234,7 +242,7 @@ class Stopwatch:
         typical = {where: min(seconds) for where, seconds in seen.items()}
         scale = plain / typical[near, 0] / (far - near)
         once, all_rows = (max(typical[far, k] - typical[near, k], 0.0) * scale for k in (0, MORE))
-        return once, max(all_rows - once, 0.0) / MORE, float(near)
+        return once, max(all_rows - once, 0.0) / MORE, usual
 
     def _block(self, shape: Shape, *, single: bool) -> Timing | None:
         """Typical seconds of steps of a shape in a row; None if it cannot be run."""
@@ -249,6 +257,7 @@ class Stopwatch:
         told = [record for _ in range(timed) if (record := self._step(table, shape)) is not None]
         if not told:
             return None
+        self._contexts.append(table.context)
         return Timing(
             median([r.draft_seconds for r in told]),
             median([r.target_seconds + r.other_seconds for r in told]),
@@ -258,8 +267,10 @@ class Stopwatch:
         """The record of a step in which all texts did what they were told."""
         table.engine.step()
         record = self._watch.last
-        told = record is not None and record.target_rows == shape.rows and len(record.rows) == shape.texts
-        return record if told else None
+        if record is None or record.target_rows != shape.rows or len(record.rows) != shape.texts:
+            return None
+        table.context = record.context // shape.texts
+        return record
 
     def _seat(self, shape: Shape, tokens: int) -> Table | None:
         """A table whose texts are ready to write `tokens` tokens; None if there is no room for them."""
@@ -269,6 +280,8 @@ class Stopwatch:
             table = self._tables[shape.texts] = Table(self._parts, self._ids)
         if tokens + reading > table.engine.max_len - self._prompt - 2:
             return None
+        if table.context > self._prompt + GROWN > PROMPT + GROWN:
+            table.close()  # its prompt is in the prefix cache
         others = [other for other in self._tables.values() if other is not table and other.names]
         if sum([len(other.names) for other in others]) + shape.texts > self._parts.cache.max_sequences:
             for other in others:
