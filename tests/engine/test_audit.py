@@ -14,7 +14,7 @@ from paceline.engine import budget as b
 from paceline.engine.acceptance import Kind
 from paceline.engine.audit import AUDIT, HOPEFUL, LAST_TRIAL, RAREST, Audit, hopeful
 from paceline.engine.controller import HOLD, LONGEST_HOLD, NGRAM, AutoController
-from paceline.engine.costs import FRESH, MOST_DRAG, Costs, Drag, Profile, Step
+from paceline.engine.costs import FRESH, MOST_DRAG, Costs, Drag, Profile, Round, Step
 from paceline.engine.fixed import FixedController, Limit
 from paceline.engine.records import ALIKE, RowRecord, StepRecord, Unlearnt
 
@@ -317,3 +317,13 @@ def test_a_twin_never_drafts_and_shares_the_cache() -> None:
     assert drafted[0] > 0
     assert drafted[1] == 0
     assert engine.state.cache.open_sequences == 0
+
+
+def test_what_rounds_take_is_known_for_each_number_of_texts() -> None:
+    costs = replace(PROFILE, rounds={"mtp": (0.1, 0.1, 0.01)}).costs()
+    for _ in range(60):
+        costs = costs.observe_rounds("mtp", [Round(2, 32, 2 * (0.1 + 0.2 + 0.32), 16)])
+        costs = costs.observe_rounds("mtp", [Round(2, 2, 0.1 + 0.2 + 0.02, 1)])
+    many, one = costs.within(16, 16).drafting("mtp", 16), costs.within(1, 1).drafting("mtp", 1)
+    assert many[0] + 2 * many[1] + 32 * many[2] == pytest.approx(2 * 0.62, rel=0.1)
+    assert one[0] + 2 * one[1] + 2 * one[2] == pytest.approx(0.32, rel=0.15)

@@ -16,7 +16,7 @@ from paceline.engine import budget as b
 from paceline.engine.acceptance import Kind
 from paceline.engine.budget import Budget
 from paceline.engine.controller import NGRAM, AutoController
-from paceline.engine.costs import Costs, DraftCost, Drag, Profile, Step, staircase
+from paceline.engine.costs import Costs, DraftCost, Drag, Profile, Round, Step, staircase
 from paceline.engine.fixed import FixedController
 from paceline.engine.records import RowRecord, StepRecord
 
@@ -38,7 +38,7 @@ def row(sid: int, drafted: int, accepted: int, confidence: float = 0.8, drafter:
 def make(profile: Profile, draft: float = 0.05, kind: Kind = MTP) -> Budget:
     costs = profile.costs()
     for steps, tokens in ((1, 1), (4, 4), (1, 8), (4, 32), (8, 8)) * 8:
-        costs = costs.observe_rounds(kind.name, [(steps, tokens, draft * steps)])
+        costs = costs.observe_rounds(kind.name, [Round(steps, tokens, draft * steps)])
     return Budget(costs, (kind,))
 
 
@@ -334,7 +334,7 @@ def test_what_a_round_does_to_the_step_after_it_is_a_cost_of_the_round() -> None
     assert chilled.observe_targets([Step(5, 1.6)] * 8).pace > 1.05
     slow = replace(chilled, pace=2.0)
     assert slow.drafting("mtp") == pytest.approx((1.2, 0.2, 0.0))
-    same = slow.observe_rounds("mtp", [(1, 1, 0.4)])  # as measured, at this pace
+    same = slow.observe_rounds("mtp", [Round(1, 1, 0.4)])  # as measured, at this pace
     assert same.drafting("mtp") == pytest.approx(slow.drafting("mtp"))
 
 

@@ -19,7 +19,7 @@ from paceline.engine import profiles
 from paceline.engine.acceptance import BINS, Kind
 from paceline.engine.calibration import FILE_NAME, Known, known_of, read_calibration
 from paceline.engine.controller import MTP, AutoController
-from paceline.engine.costs import DraftCost, Profile
+from paceline.engine.costs import DraftCost, Profile, Round
 from paceline.engine.engine import EngineParts
 from paceline.engine.records import RowRecord
 from paceline.engine.selftest import ENOUGH, complaint, summarise
@@ -451,7 +451,7 @@ def test_without_room_for_two_steps_nothing_is_known(pair: Path, said: list[str]
 
 def test_one_slow_moment_is_forgotten_while_nothing_is_drafted() -> None:
     costs = Profile((1, 5), (1e-3, 2e-3), rounds={"mtp": (1e-4, 1e-4, 1e-5)}).costs()
-    once = costs.observe_rounds("mtp", [(1, 1, 8e-3)])
+    once = costs.observe_rounds("mtp", [Round(1, 1, 8e-3)])
     assert sum(once.drafting("mtp")) > 3 * sum(costs.drafting("mtp"))
     assert sum(once.idle("mtp", 4000).drafting("mtp")) < 1.2 * sum(costs.drafting("mtp"))
     assert once.idle("model", 10) is once

@@ -90,10 +90,13 @@ class Look:
     rows: int  # target rows of the step without any draft
     texts: int
     rate: float  # tokens per second without them
+    prices: list[float] = field(default_factory=list)  # of 1, 2, ... tokens, as far as anybody asked
 
     def price(self, tokens: int) -> float:
         """Seconds of so many more rows for a text, at the price of all texts doing the same."""
-        return self.costs.adding(self.rows, tokens * self.texts) / self.texts
+        for more in range(len(self.prices) + 1, tokens + 1):
+            self.prices.append(self.costs.adding(self.rows, more * self.texts) / self.texts)
+        return self.prices[tokens - 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +301,8 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Asked]]) -> Budget:
         if not (lone and costs.is_measured(kind.name)):
             each = [max(asked.get(r.sequence_id, 0), r.drafted) for r in rows if r.drafter == kind.name]
             calls = max(each) if kind.sequential else 1
-            rounds.setdefault(kind.name, []).append((calls, sum(each), record.draft_seconds))
+            took = Round(calls, sum(each), record.draft_seconds, len(record.rows))
+            rounds.setdefault(kind.name, []).append(took)
     for name, own in rounds.items():
         costs = costs.observe_rounds(name, own)
     costs = costs.observe_targets(targets, max(steps // max(len(targets), 1), 1))

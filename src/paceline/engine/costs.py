@@ -16,10 +16,11 @@ DEFAULT_STEP = 5e-3  # only the ratios matter before the first real step
 FADE = 0.998  # of what was seen of a drafter, for each step without it
 MEASURED = 1.0  # trust in a price that was measured: rounds of one text cannot tell a step from a token
 DECAY = 0.97  # of the pace, for each step seen
-SETTLE = 0.97  # of the drag, likewise
+SETTLE = 0.95  # of the drag, likewise,
+ROUNDS = 0.9  # and of what rounds for some number of texts take, for each round
 FRESH = 32  # steps for which the pace of plain ones is still that of the machine
 SPLIT = 0.7  # of what was thought of the pace since, for each plain step seen then
-MOST_DRAG = 2.0  # and the inverse of its least
+MOST_DRAG, MOST_CROWD = 2.0, 4.0  # and the inverse of their least
 RECOVER = 0.9995  # of its logarithm, for each plain step: what was dear once may be tried again
 
 
@@ -28,7 +29,15 @@ RoundCost = tuple[float, float, float]  # seconds of a draft round: (base, per s
 Reach = tuple[
     float, float, float
 ]  # (seconds per token of a context, of that for each further row, tokens in `table`)
-Round = tuple[int, int, float]  # a draft round that ran: (steps, tokens, seconds)
+
+
+class Round(NamedTuple):
+    """A draft round that ran, for a step of so many texts."""
+
+    steps: int
+    tokens: int
+    seconds: float
+    texts: int = 1
 
 
 class Step(NamedTuple):
@@ -136,6 +145,9 @@ class Costs:
     chill: Mapping[str, Chill] = field(default_factory=dict)  # by drafter kind
     draft: Mapping[str, DraftCost] = field(default_factory=dict)  # by drafter kind, at pace 1
     rounds: Mapping[str, RoundCost] = field(default_factory=dict)  # the fits of `draft`
+    crowds: Mapping[tuple[str, int], float] = field(
+        default_factory=dict
+    )  # what rounds take over that, as `drags`
 
     @property
     def drag(self) -> Drag:
@@ -174,7 +186,8 @@ class Costs:
     def drafting(self, kind: str, texts: int = 1) -> RoundCost:
         """What a round of so many texts adds to a step, besides the target's rows."""
         base, step, token = self.rounds.get(kind) or DraftCost.like(self.target(1) / self.pace).guess
-        return self.pace * (base + self._chill(kind, texts)), self.pace * step, self.pace * token
+        pace = self.pace * self.crowds.get((kind, self.here.texts.bit_length()), 1.0)
+        return pace * base + self.pace * self._chill(kind, texts), pace * step, pace * token
 
     def is_measured(self, kind: str) -> bool:
         """Whether rounds of this kind were timed at start-up."""
@@ -245,20 +258,36 @@ class Costs:
         return replace(self, pace=self.pace * self._typical(steps) ** weight)
 
     def observe_rounds(self, kind: str, seen: Seq[Round]) -> Costs:
-        """Learn from draft rounds of one kind. One that took far longer than expected counts as four times that."""
+        """Learn from draft rounds of one kind. One that took far longer than expected counts as four times that.
+
+        Many texts can take longer than the fit says, which was made for few: their keys and values fill the caches.
+        """
         known = self.draft.get(kind) or DraftCost.like(self.target(1) / self.pace)
         base, step, token = self.rounds.get(kind) or known.guess
-        for steps, tokens, seconds in seen:
-            taken = seconds / self.pace
+        crowds = dict(self.crowds)
+        for steps, tokens, seconds, texts in seen:
+            where, expected = (kind, texts.bit_length()), base + step * steps + token * tokens
+            crowd = crowds.get(where, 1.0)
+            taken = seconds / (self.pace * crowd)
             if known.sums[0] > 2.0:
-                taken = min(taken, 4.0 * (base + step * steps + token * tokens))
+                taken = min(taken, 4.0 * expected)
             known = known.add(steps, tokens, taken)
-        return self._with(kind, known)
+            if self.is_measured(kind) and expected > 0:
+                crowds[where] = min(
+                    max(crowd * (taken / expected) ** (1 - ROUNDS), 1 / MOST_CROWD), MOST_CROWD
+                )
+        return replace(self._with(kind, known), crowds=crowds)
 
     def idle(self, kind: str, steps: int) -> Costs:
         """A kind was not asked for so many steps: what was seen of it counts less."""
         known = self.draft.get(kind)
-        return self if known is None else self._with(kind, known.faded(steps))
+        if known is None:
+            return self
+        crowds = {
+            where: value ** (FADE**steps) if where[0] == kind else value
+            for where, value in self.crowds.items()
+        }
+        return replace(self._with(kind, known.faded(steps)), crowds=crowds)
 
     def _with(self, kind: str, cost: DraftCost) -> Costs:
         return replace(self, draft={**self.draft, kind: cost}, rounds={**self.rounds, kind: cost.fit()})
