@@ -11,14 +11,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from paceline.core import Draft
+from paceline.core import Draft, Sequence
 from paceline.drafters.base import DraftContext, Drafter
 
 
 class Judge(Protocol):
     """What the controller knows of a row. Gains are tokens, net of what drafting and checking them costs."""
 
-    def offer(self, sequence_id: int, kind: str, confidence: list[float]) -> tuple[int, float]:
+    def offer(
+        self, sequence: Sequence, kind: str, tokens: list[int], confidence: list[float]
+    ) -> tuple[int, float]:
         """(tokens worth checking, their gain) of a proposal that was made for nothing."""
         ...
 
@@ -50,7 +52,9 @@ class Portfolio:
             return self.paid.draft(replace(context, limits=paid_limits))
         proposed = self.free.draft(replace(context, limits=free_limits))
         for row, sequence in enumerate(context.sequences):
-            length, gain = self.judge.offer(sequence.id, self.free.name, proposed.confidence[row])
+            length, gain = self.judge.offer(
+                sequence, self.free.name, proposed.tokens[row], proposed.confidence[row]
+            )
             if length and paid_limits[row] and self.paid is not None:
                 other = self.judge.expected(sequence.id, self.paid.name, paid_limits[row])
                 length = length if gain >= other else 0

@@ -358,8 +358,8 @@ def _main_kind(budget: Budget, rows: list[RowRecord]) -> Kind | None:
     return max(found, key=lambda kind: kind.sequential, default=None)
 
 
-def observe_rows(budget: Budget, rows: Seq[RowRecord]) -> Budget:
-    """Learn from what became of drafts."""
+def observe_rows(budget: Budget, rows: Seq[RowRecord], *, checked: bool = True) -> Budget:
+    """Learn from what became of drafts, or would have become of them."""
     arms, bins, totals = dict(budget.arms), dict(budget.bins), dict(budget.totals)
     kinds = {kind.name: kind for kind in budget.kinds}
     by_arm: dict[tuple[int, str], list[RowRecord]] = {}
@@ -369,13 +369,14 @@ def observe_rows(budget: Budget, rows: Seq[RowRecord]) -> Budget:
     for (sequence_id, name), own in by_arm.items():
         kind = kinds[name]
         arm = acc.learn(arm_of(budget, sequence_id, kind), [(r.drafted, r.accepted) for r in own])
-        if sequence_id in budget.probing:
+        if checked and sequence_id in budget.probing:
             arm = acc.probed(arm, budget.step, kept=own[-1].accepted > 0)
         arms[sequence_id, name] = arm
         law = kind.law(arm.sampled)
         for row in own:
             bins[law] = acc.calibrate(bins.get(law), row.confidence, row.accepted)
-            totals[name] = totals.get(name, Totals()).add(row.drafted, row.accepted)
+            if checked:
+                totals[name] = totals.get(name, Totals()).add(row.drafted, row.accepted)
     return replace(budget, arms=arms, bins=bins, totals=totals)
 
 

@@ -17,13 +17,14 @@ from paceline.engine.audit import AUDIT, TRIAL, Audit, hopeful
 from paceline.engine.budget import Budget, Look, Plan, Want
 from paceline.engine.costs import Costs, Profile
 from paceline.engine.fixed import Limit, fixed_limit, whole
+from paceline.engine.quiet import LOOK, Quiet
 from paceline.engine.records import StepRecord, Unlearnt
+from paceline.engine.unchecked import Unchecked
 
 Peek = Callable[[Sequence], bool]
 PLANNING = 0.05  # of the time that planning may take at first
 HOLD, LONGEST_HOLD = 2, 16  # steps that a plan which drafts holds: longer each time that it stays one
 REST = 128  # steps that a plan without drafts holds
-LOOK = 32  # steps between two looks for something to copy, at most
 PROBE_RUN = 3  # steps that a probe lasts while its tokens are kept
 
 MTP = Kind("mtp", (0.7, 0.72, 0.72, 0.7, 0.68), sampled=(0.56, 0.6, 0.6, 0.6))
@@ -79,10 +80,11 @@ class AutoController:
         self._unlearnt = Unlearnt()
         self._audits: dict[int, Audit] = {}  # by number of texts, as `Costs.drags`
         self._others = 0  # rows of this step that belong to prompts being read
-        self._quiet: dict[int, tuple[int, int]] = {}  # rows with nothing to copy: (steps to wait, until when)
+        self._quiet = Quiet()
         self._plan_seconds = 0.0  # that a plan takes, lately
         self._thought = 0.0  # seconds that planning took in this step: no part of what drafting costs
         self._offered: set[int] = set()  # rows for which something to copy was found in this step
+        self._unchecked = Unchecked()
         self._alive: dict[int, float] = {}  # survival of each row's draft so far in this round
         self._gone: set[int] = set()  # texts that have ended: their last step is still to be learnt from
 
@@ -122,7 +124,7 @@ class AutoController:
 
         A look costs little beside a round of a network, so a row that would get one is looked up in every step.
         """
-        now, quiet, peek = self._now, self._quiet, self._peek
+        now, peek = self._now, self._peek
         looked: dict[int, int] = {}
         choice.look = now + REST
         for sequence in sequences:
@@ -130,13 +132,14 @@ class AutoController:
             cap = choice.caps.get(i, 0)
             if not cap:
                 continue
-            due = quiet[i][1] if i in quiet and not choice.asked.get(i) else now
+            wait = self._follow(sequence)
+            due = now if choice.asked.get(i) else now + wait if wait else self._quiet.due(i, now)
             if due <= now:
                 if peek is None or peek(sequence):
                     looked[i] = cap
                     due = now + 1
                 else:
-                    due = self._hush(i)
+                    due = self._quiet.hush(i, now)
             choice.look = min(choice.look, now + 1 if choice.asked.get(i) else due)
         for name in choice.looks:
             choice.limits[name] = looked
@@ -147,6 +150,20 @@ class AutoController:
             (looked[i], None) if looked.get(i, 0) > limit else (limit, reason)
             for i, (limit, reason) in zip(choice.ids, choice.out, strict=True)
         ]
+
+    def _follow(self, sequence: Sequence) -> int:
+        """Learn from a copy that was not checked once the text has shown what would have become of it; else the steps
+        until it does.
+        """
+        told = self._unchecked.told(sequence)
+        if isinstance(told, int):
+            return told
+        self.budget = b.observe_rows(self.budget, [told], checked=False)
+        if told.accepted:
+            self._quiet.wake(sequence.id)
+        else:
+            self._quiet.hush(sequence.id, self._now)
+        return 0
 
     def _think(self, sequences: list[Sequence], wants: list[Want], drafter_max: int) -> _Choice:
         self._learn()
@@ -260,16 +277,20 @@ class AutoController:
                 return b.worth(plan, arm, step, survival)
         return True  # a fixed length
 
-    def offer(self, sequence_id: int, kind: str, confidence: list[float]) -> tuple[int, float]:
+    def offer(
+        self, sequence: Sequence, kind: str, tokens: list[int], confidence: list[float]
+    ) -> tuple[int, float]:
         """(tokens worth checking, expected net gain in tokens) of a proposal that costs nothing to make."""
-        choice = self._choice
-        if choice is None or kind not in choice.looks or sequence_id not in choice.limits[kind]:
+        choice, i = self._choice, sequence.id
+        if choice is None or kind not in choice.looks or i not in choice.limits[kind]:
             return whole(confidence)
-        if confidence:
-            self._offered.add(sequence_id)
         known = self._kinds[kind]
-        arm = b.arm_of(self.budget, sequence_id, known)
-        return b.offer(self.budget, known, arm, choice.looks[kind], confidence)
+        worth = b.offer(self.budget, known, b.arm_of(self.budget, i, known), choice.looks[kind], confidence)
+        if tokens:
+            self._offered.add(i)
+            if not worth[0] and i not in self._unchecked:
+                self._unchecked.add(sequence, kind, tokens, confidence)
+        return worth
 
     def expected(self, sequence_id: int, kind: str, length: int) -> float:
         """Expected net gain in tokens of `length` tokens that a drafter of `kind` would still have to draft."""
@@ -344,7 +365,7 @@ class AutoController:
         if self._gone:
             self.budget = b.forget(self.budget, self._gone)
             for sequence_id in self._gone:
-                self._quiet.pop(sequence_id, None)
+                self._quiet.wake(sequence_id)
             self._gone.clear()
         for text in warnings:
             if self._warn:
@@ -356,17 +377,11 @@ class AutoController:
             asked = choice.limits[name]
             for row in record.rows:
                 if row.drafter == name and row.accepted:
-                    self._quiet.pop(row.sequence_id, None)
+                    self._quiet.wake(row.sequence_id)
                 elif asked.get(row.sequence_id):
                     lost = row.drafter != name and row.sequence_id in self._offered
-                    self._hush(row.sequence_id, 2 if lost else LOOK)
-
-    def _hush(self, sequence_id: int, most: int = LOOK) -> int:
-        """Look at a row only at every 2nd, 4th, 8th, ... step, at most every `most`: the next step to do so."""
-        wait = min(2 * self._quiet.get(sequence_id, (1, 0))[0], most)
-        due = (self._now // wait + 1) * wait  # all rows at the same steps
-        self._quiet[sequence_id] = (wait, due)
-        return due
+                    if row.sequence_id not in self._unchecked:
+                        self._quiet.hush(row.sequence_id, self._now, 2 if lost else LOOK)
 
     def forget(self, sequence_id: int) -> None:
         """A text ends within a step, before that step is observed: what is kept of it goes when that is learnt."""
@@ -374,6 +389,7 @@ class AutoController:
         if self._unlearnt.drafted and not self._choices:
             self._learn()  # nothing may follow for long, and there may be something to say
         self._gone.add(sequence_id)
+        self._unchecked.forget(sequence_id)
 
     def metrics(self) -> dict[str, float]:
         """Counters for a metrics page; names are stable."""

@@ -29,7 +29,9 @@ class FixedController:
     def go_on(self, sequence_id: int, step: int, confidence: float) -> bool:
         return True
 
-    def offer(self, sequence_id: int, kind: str, confidence: list[float]) -> tuple[int, float]:
+    def offer(
+        self, sequence: Sequence, kind: str, tokens: list[int], confidence: list[float]
+    ) -> tuple[int, float]:
         return whole(confidence)
 
     def expected(self, sequence_id: int, kind: str, length: int) -> float:

@@ -1,0 +1,26 @@
+"""When to look again for something to copy in a text where there was nothing."""
+
+from __future__ import annotations
+
+LOOK = 32  # steps between two looks, at most
+
+
+class Quiet:
+    """Looks become rarer, at every 2nd, 4th, 8th, ... step, while they find nothing or what they find is lost."""
+
+    def __init__(self) -> None:
+        self._texts: dict[int, tuple[int, int]] = {}  # (steps to wait, until when)
+
+    def due(self, sequence_id: int, now: int) -> int:
+        """The step of the next look."""
+        return self._texts[sequence_id][1] if sequence_id in self._texts else now
+
+    def hush(self, sequence_id: int, now: int, most: int = LOOK) -> int:
+        """A look was in vain: the step of the next one, at most `most` later; all texts at the same steps."""
+        wait = min(2 * self._texts.get(sequence_id, (1, 0))[0], most)
+        due = (now // wait + 1) * wait
+        self._texts[sequence_id] = (wait, due)
+        return due
+
+    def wake(self, sequence_id: int) -> None:
+        self._texts.pop(sequence_id, None)
