@@ -288,7 +288,7 @@ class AutoController:
         worth = b.offer(self.budget, known, b.arm_of(self.budget, i, known), choice.looks[kind], confidence)
         if tokens:
             self._offered.add(i)
-            if not worth[0] and i not in self._unchecked:
+            if not worth[0]:
                 self._unchecked.add(sequence, kind, tokens, confidence)
         return worth
 

@@ -7,41 +7,48 @@ it goes on with would have been kept.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from paceline.core import Sequence
 from paceline.engine.records import RowRecord
 
 MOST = 4  # tokens of a copy that are followed
 
 
+@dataclass(slots=True)
+class _Copy:
+    begin: int  # where in the text it would lie
+    tokens: list[int]
+    told: RowRecord
+
+
 class Unchecked:
-    """By text, the last copy that was not checked, until it is known what would have become of it."""
+    """By text, one copy at a time, until it is known what would have become of it."""
 
     def __init__(self) -> None:
-        self._copies: dict[
-            int, tuple[int, RowRecord, list[int]]
-        ] = {}  # (where it begins, what is known, its tokens)
+        self._copies: dict[int, _Copy] = {}
 
     def add(self, sequence: Sequence, kind: str, tokens: list[int], confidence: list[float]) -> None:
-        told = RowRecord(sequence.id, kind, len(tokens[:MOST]), 0, confidence[:MOST], None)
-        self._copies[sequence.id] = len(sequence.tokens), told, tokens[:MOST]
+        """Unless another one is followed."""
+        if sequence.id not in self._copies:
+            told = RowRecord(sequence.id, kind, len(tokens[:MOST]), 0, confidence[:MOST], None)
+            self._copies[sequence.id] = _Copy(len(sequence.tokens), tokens[:MOST], told)
 
     def __contains__(self, sequence_id: int) -> bool:
         return sequence_id in self._copies
 
     def told(self, sequence: Sequence) -> RowRecord | int:
-        """What would have become of the copy; or the tokens that are still to be written until that is known, 0 if
-        there is none.
-        """
-        if sequence.id not in self._copies:
+        """What would have become of the copy; or the tokens until that is known, 0 if there is none."""
+        copy = self._copies.get(sequence.id)
+        if copy is None:
             return 0
-        begin, told, tokens = self._copies[sequence.id]
-        said = sequence.tokens[begin : begin + len(tokens)]
-        same = next((j for j, token in enumerate(said) if token != tokens[j]), len(said))
-        if same == len(said) < len(tokens):
-            return len(tokens) - same
+        said = sequence.tokens[copy.begin : copy.begin + len(copy.tokens)]
+        same = next((j for j, token in enumerate(said) if token != copy.tokens[j]), len(said))
+        if same == len(said) < len(copy.tokens):
+            return len(copy.tokens) - same
         del self._copies[sequence.id]
-        told.accepted = same
-        return told
+        copy.told.accepted = same
+        return copy.told
 
     def forget(self, sequence_id: int) -> None:
         self._copies.pop(sequence_id, None)

@@ -1,0 +1,93 @@
+"""Copies that were not worth checking teach what they would have brought; texts without any are looked at rarely."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from paceline.core import SamplingParams, Sequence
+from paceline.engine import budget as b
+from paceline.engine.acceptance import BINS
+from paceline.engine.controller import NGRAM, AutoController
+from paceline.engine.costs import Profile
+from paceline.engine.quiet import LOOK, Quiet
+from paceline.engine.records import RowRecord, StepRecord
+from paceline.engine.unchecked import MOST, Unchecked
+
+STEEP = Profile((1, 5, 32), (1.0, 2.6, 14.0))
+
+
+def text(tokens: list[int], sid: int = 1) -> Sequence:
+    return Sequence(sid, tokens, 2, SamplingParams(max_tokens=900, temperature=0.8), seed=0)
+
+
+@pytest.mark.parametrize(("said", "kept"), [([5, 6, 7, 8], 4), ([5, 6, 9], 2), ([1], 0)])
+def test_a_copy_is_followed_until_the_text_has_shown_what_it_was_worth(said: list[int], kept: int) -> None:
+    unchecked, sequence = Unchecked(), text([1, 2])
+    assert unchecked.told(sequence) == 0
+    unchecked.add(sequence, "ngram", [5, 6, 7, 8, 9, 10], [0.5] * 6)
+    unchecked.add(sequence, "ngram", [9], [0.5])  # one at a time
+    assert 1 in unchecked
+    for j, token in enumerate(said):
+        assert unchecked.told(sequence) == MOST - j  # that many tokens are still to come
+        sequence.tokens.append(token)
+    told = unchecked.told(sequence)
+    assert isinstance(told, RowRecord)
+    assert (told.sequence_id, told.drafter, told.drafted, told.accepted) == (1, "ngram", MOST, kept)
+    assert 1 not in unchecked
+    unchecked.add(sequence, "ngram", [1] * 9, [0.5] * 9)
+    unchecked.forget(1)
+    assert 1 not in unchecked
+
+
+def play(right: bool, steps: int = 60) -> tuple[list[int], int, AutoController]:
+    """(tokens checked by step, looks) of a text in which a copy is always at hand, under a controller that has seen
+    copies at a temperature fail."""
+    auto = AutoController(STEEP, [NGRAM])
+    bins = tuple([(20.0, 200.0)] * BINS)
+    auto.budget = replace(auto.budget, bins={NGRAM.law(True): bins})
+    sequence, checked, looks = text([1, 2]), [], 0
+    for step in range(steps):
+        ((limit, _),) = auto.limits([sequence], ["auto"], 16)
+        length = 0
+        if limit:
+            looks += 1
+            length, _ = auto.offer(sequence, "ngram", [7] * 16, [0.6] * 16)
+        new = [7] * (length + 1) if right else [100 + step]
+        checked.append(length)
+        kept = length if right else 0
+        done = RowRecord(1, "ngram", length, kept, [0.6] * length, None if length else b.NO_CONFIDENCE)
+        sequence.tokens.extend(new[: kept + 1])
+        auto.observe(StepRecord(1 + length, STEEP.costs().target(1 + length), 0.0, 0.0, [done]))
+    auto._learn()
+    return checked, looks, auto
+
+
+def test_a_text_whose_copies_are_right_is_found_out_though_copies_of_others_failed() -> None:
+    checked, _, auto = play(right=True)
+    assert checked[0] == 0
+    assert all(checked[20:])
+    assert b.arm_of(auto.budget, 1, NGRAM).accept[0] > 0.6
+    assert auto.budget.totals["ngram"].drafted == sum(checked)  # only what was checked is counted
+
+
+def test_a_text_whose_copies_are_wrong_is_looked_at_rarely() -> None:
+    checked, looks, auto = play(right=False)
+    assert sum(checked) == 0
+    assert looks < 12
+    assert b.arm_of(auto.budget, 1, NGRAM).tries[0] > 2
+    assert "ngram" not in auto.budget.totals
+
+
+def test_looks_become_rarer_and_fall_together() -> None:
+    quiet, now, at = Quiet(), 0, []
+    for _ in range(9):
+        now = quiet.hush(1, now)
+        at.append(now)
+    assert at[:5] == [2, 4, 8, 16, 32]
+    assert at[-1] - at[-2] == LOOK
+    assert quiet.due(1, now) == now
+    assert quiet.hush(1, now, 2) - now <= 2
+    quiet.wake(1)
+    assert quiet.due(1, 77) == 77
