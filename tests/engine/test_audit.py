@@ -324,6 +324,10 @@ def test_what_rounds_take_is_known_for_each_number_of_texts() -> None:
     for _ in range(60):
         costs = costs.observe_rounds("mtp", [Round(2, 32, 2 * (0.1 + 0.2 + 0.32), 16)])
         costs = costs.observe_rounds("mtp", [Round(2, 2, 0.1 + 0.2 + 0.02, 1)])
+    cold = costs.observe_rounds("mtp", [Round(2, 32, 9.0, 16, False)] * 20)
+    assert cold.crowds == costs.crowds
+    assert max(costs.crowds.values()) > 1.1
+    assert max(hopeful(costs).crowds.values()) == 1.0
     many, one = costs.within(16, 16).drafting("mtp", 16), costs.within(1, 1).drafting("mtp", 1)
     assert many[0] + 2 * many[1] + 32 * many[2] == pytest.approx(2 * 0.62, rel=0.1)
     assert one[0] + 2 * one[1] + 2 * one[2] == pytest.approx(0.32, rel=0.15)

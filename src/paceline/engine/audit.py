@@ -54,4 +54,5 @@ class Audit:
 def hopeful(costs: Costs) -> Costs:
     """What steps might cost if drafts were cheaper than is thought, or has been lately."""
     drag = costs.drag._replace(value=HOPEFUL * min(costs.drag.value, 1.0))
-    return replace(costs, drags={costs.here.texts.bit_length(): drag})
+    crowds = {where: min(value, 1.0) for where, value in costs.crowds.items()}
+    return replace(costs, drags={costs.here.texts.bit_length(): drag}, crowds=crowds)

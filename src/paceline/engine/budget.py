@@ -301,7 +301,8 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Asked]]) -> Budget:
         if not (lone and costs.is_measured(kind.name)):
             each = [max(asked.get(r.sequence_id, 0), r.drafted) for r in rows if r.drafter == kind.name]
             calls = max(each) if kind.sequential else 1
-            took = Round(calls, sum(each), record.draft_seconds, len(record.rows))
+            warm = record.alike >= WARM
+            took = Round(calls, sum(each), record.draft_seconds, len(record.rows), warm)
             rounds.setdefault(kind.name, []).append(took)
     for name, own in rounds.items():
         costs = costs.observe_rounds(name, own)

@@ -159,7 +159,7 @@ class AutoController:
         if isinstance(told, int):
             return told
         self.budget = b.observe_rows(self.budget, [told], checked=False)
-        if told.accepted:
+        if told.accepted == told.drafted:
             self._quiet.wake(sequence.id)
         else:
             self._quiet.hush(sequence.id, self._now)

@@ -20,7 +20,7 @@ SETTLE = 0.95  # of the drag, likewise,
 ROUNDS = 0.9  # and of what rounds for some number of texts take, for each round
 FRESH = 32  # steps for which the pace of plain ones is still that of the machine
 SPLIT = 0.7  # of what was thought of the pace since, for each plain step seen then
-MOST_DRAG, MOST_CROWD = 2.0, 4.0  # and the inverse of their least
+MOST_DRAG, MOST_CROWD = 2.0, 2.5  # and the inverse of their least
 RECOVER = 0.9995  # of its logarithm, for each plain step: what was dear once may be tried again
 
 
@@ -38,6 +38,7 @@ class Round(NamedTuple):
     tokens: int
     seconds: float
     texts: int = 1
+    warm: bool = True  # others came before it
 
 
 class Step(NamedTuple):
@@ -265,14 +266,14 @@ class Costs:
         known = self.draft.get(kind) or DraftCost.like(self.target(1) / self.pace)
         base, step, token = self.rounds.get(kind) or known.guess
         crowds = dict(self.crowds)
-        for steps, tokens, seconds, texts in seen:
+        for steps, tokens, seconds, texts, warm in seen:
             where, expected = (kind, texts.bit_length()), base + step * steps + token * tokens
             crowd = crowds.get(where, 1.0)
             taken = seconds / (self.pace * crowd)
             if known.sums[0] > 2.0:
                 taken = min(taken, 4.0 * expected)
             known = known.add(steps, tokens, taken)
-            if self.is_measured(kind) and expected > 0:
+            if warm and self.is_measured(kind) and expected > 0:
                 crowds[where] = min(
                     max(crowd * (taken / expected) ** (1 - ROUNDS), 1 / MOST_CROWD), MOST_CROWD
                 )
