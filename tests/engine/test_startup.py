@@ -388,6 +388,7 @@ def test_the_stopwatch_times_steps_rounds_and_what_a_round_does_to_the_step_afte
     assert found.rounds["mtp"] == pytest.approx((0.0, 3e-3, 1e-3), abs=1e-2)
     assert found.chill == {"mtp": pytest.approx((3.0, 0.0), abs=1e-6)}
     assert parts.cache.open_sequences == 0
+    assert not any(parts.cache.prefix.held(kind) for kind in parts.cache.layout.kinds)
     plain = measure_steps(replace(parts, default_drafter="none"), None, limit=1e6)
     assert plain is not None
     assert (plain.rounds, plain.chill) == ({}, {})
