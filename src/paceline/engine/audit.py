@@ -17,7 +17,7 @@ AUDIT = 8  # steps of an audit: the first ones after drafts find the caches cold
 CLEAR = 1.4  # what a plan promises over none from which on an error will hardly turn it around
 SAME = 0.1  # change of the drag, as a logarithm, that confirms what was known
 RAREST = 512  # steps with drafts between two audits that confirm each other, at most
-TRIAL = 16  # steps of a trial
+TRIAL = 8  # steps of a trial: where it is in vain each costs half as much again as a plain one, or more
 HOPEFUL = 0.85  # what steps with drafts might take, over what is thought
 FIRST_TRIAL, LAST_TRIAL = 64, 1024  # steps without drafts between two trials
 
