@@ -210,6 +210,13 @@ PL_INLINE int64_t rows_of_tile(int64_t left, bool near) {
   return left > 8 ? 6 : near ? left - 2 : 4;
 }
 
+// The tile of `rows` rows: R is counted up to them.
+template <class P, int R = 1>
+static void rows_tiles(int64_t rows, const Call<P>& c, int64_t r0, int64_t begin, int64_t end) {
+  if (rows == R) return rows_tile<P, R, R == 1 ? 4 : R <= 3 ? 2 : 1>(c, r0, begin, end);
+  if constexpr (R < MOST_ROWS) rows_tiles<P, R + 1>(rows, c, r0, begin, end);
+}
+
 // After the first tile the weights of two panels, or one, are in the second-level cache.
 template <class P>
 static void linear_of(const Panels& m, const Prepared& x, int64_t rows, int64_t begin, int64_t end, float* y,
@@ -222,22 +229,7 @@ static void linear_of(const Panels& m, const Prepared& x, int64_t rows, int64_t 
     const int64_t stop = p + group < last ? p + group : last;
     for (int64_t r = 0, n; r < rows; r += n) {
       n = rows_of_tile(rows - r, group > 1);
-      switch (n) {
-        case 1: rows_tile<P, 1, 4>(c, r, p, stop); break;
-        case 2: rows_tile<P, 2, 2>(c, r, p, stop); break;
-        case 3: rows_tile<P, 3, 2>(c, r, p, stop); break;
-        case 4: rows_tile<P, 4, 1>(c, r, p, stop); break;
-        case 5: rows_tile<P, 5, 1>(c, r, p, stop); break;
-        case 6: rows_tile<P, 6, 1>(c, r, p, stop); break;
-      }
-      if constexpr (MOST_ROWS == 12) switch (n) {
-        case 7: rows_tile<P, 7, 1>(c, r, p, stop); break;
-        case 8: rows_tile<P, 8, 1>(c, r, p, stop); break;
-        case 9: rows_tile<P, 9, 1>(c, r, p, stop); break;
-        case 10: rows_tile<P, 10, 1>(c, r, p, stop); break;
-        case 11: rows_tile<P, 11, 1>(c, r, p, stop); break;
-        case 12: rows_tile<P, 12, 1>(c, r, p, stop); break;
-      }
+      rows_tiles(n, c, r, p, stop);
     }
   }
 }

@@ -82,6 +82,10 @@ def test_what_an_audit_finds_wrong_with_the_pace_was_the_drag() -> None:
     few = drafted.observe_targets([PLAIN])  # one step may be chance
     assert 1.0 < few.pace < 1.5
     assert few.pace * few.drag.value == pytest.approx(1.5, rel=0.02)
+    both = drafted.observe_targets(
+        [PLAIN] * 12 + [DRAFTED._replace(seconds=2.7)] * 9
+    )  # as before, seen at once
+    assert both.drag.value == pytest.approx(1.5, rel=0.02)
     unseen = PROFILE.costs().observe_targets(
         [PLAIN._replace(seconds=1.5)] * 12
     )  # no drafts have set the pace

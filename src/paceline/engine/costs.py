@@ -225,14 +225,13 @@ class Costs:
             if stale > FRESH:  # steps with drafts have set the pace: what it was wrong by is the drag's
                 weight = max(weight, 1 - SPLIT ** len(plain))
                 value /= self._typical(plain) ** weight
-            new = new._at_pace(plain, weight)
             value, stale = value**RECOVER ** (each * len(plain)), 0
+            new = new._at_pace(plain, weight)._dragging(texts, Drag(value, stale))
         if drafted and stale < FRESH:
             value *= new._ratio(drafted) ** (1 - SETTLE ** (each * len(drafted)))
         elif drafted:
             new = new._at_pace(drafted, 1 - DECAY ** (each * len(drafted)))
-        drag = Drag(min(max(value, 1 / MOST_DRAG), MOST_DRAG), stale + each * len(drafted))
-        new = replace(new, drags={**self.drags, texts.bit_length(): drag})
+        new = new._dragging(texts, Drag(value, stale + each * len(drafted)))
         last = steps[-1].rows
         same = [step for step in steps if step.rows == last]
         surprise = min(max(new._ratio(same) / new._ratio(steps), 0.5), 2.0) - 1
@@ -251,6 +250,10 @@ class Costs:
             drag = self._drag(texts).value if rows > texts else 1.0
             ratios.append(seconds / (self.pace * drag * max(expected, 0.5 * bare)))
         return sorted(ratios)[(len(ratios) - 1) // 2]
+
+    def _dragging(self, texts: int, drag: Drag) -> Costs:
+        value = min(max(drag.value, 1 / MOST_DRAG), MOST_DRAG)
+        return replace(self, drags={**self.drags, texts.bit_length(): drag._replace(value=value)})
 
     def _typical(self, steps: list[Step]) -> float:
         return min(max(self._ratio(steps), 0.25), 4.0)
