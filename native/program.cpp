@@ -144,7 +144,7 @@ int Program::check(const Rows& rows) {
 }
 
 int Program::run(const Rows& rows) {
-  if (rows.count > 16384) return BAD_POSITION;
+  if (rows.count > MOST_ROWS_AT_ONCE) return TOO_MANY_ROWS;
   if (int status = check(rows)) return status;
   rows_ = rows;
   threads_ = Pool::instance().size();

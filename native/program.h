@@ -38,7 +38,8 @@ struct Layer {
 
 void pack_panels(const Matrix& m, char* out);  // with all threads; `out` is zero
 
-enum Status : int { OK = 0, BAD_TOKEN = 1, BAD_POSITION = 2, NOT_BOUND = 3 };
+constexpr int64_t MOST_ROWS_AT_ONCE = 16384;
+enum Status : int { OK = 0, BAD_TOKEN = 1, BAD_POSITION = 2, NOT_BOUND = 3, TOO_MANY_ROWS = 4 };
 
 class Program : public Job {
  public:

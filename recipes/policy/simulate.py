@@ -1,12 +1,12 @@
 """How well `draft_tokens="auto"` decides, without the noise of a clock: every step has a fixed price.
 
-    python recipes/policy/simulate.py [--texts 16] [--tokens 128] [--steep 1.0] [--belief 1.0] [--learn]
+    python recipes/policy/simulate.py [--texts 16] [--batch 1] [--tokens 128] [--steep 1.0] [--belief 1.0] [--learn]
 
-Texts are real, written by the bundled pair, but a step costs what a table says, in plain steps, and the controller
-knows the table (`--belief 1.15`: it thinks what drafting adds 15% dearer than it is; `--learn`: it finds out). So two
-runs of one build say the same, and a change of a percent can be seen, which a shared machine hides. `--steep 0.5` is a
-machine on which further rows cost half as much. Prints, for each workload and temperature, the speed of `auto` and of two
-fixed lengths over plain decoding.
+Texts are real, written by the bundled pair, `--batch` side by side, but a step costs what a table says, in plain steps of
+one text, and the controller knows the table (`--belief 1.15`: it thinks what drafting adds 15% dearer than it is;
+`--learn`: it finds out). So two runs of one build say the same, and a change of a percent can be seen, which a shared
+machine hides. `--steep 0.5` is a machine on which further rows cost half as much. Prints, for each workload and
+temperature, the speed of `auto` and of two fixed lengths over plain decoding.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ from paceline.engine.costs import Costs, Profile, RoundCost, default_profile, st
 from paceline.engine.engine import Engine
 from paceline.engine.records import RowRecord, StepRecord
 
-# In plain steps of `demo` on two cores: a step by its rows, a draft round (base, each step, each token), a look for
-# something to copy and one that finds something, a new plan.
-ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 16, 17, 32)
-STEPS = (1.0, 1.22, 1.5, 1.85, 2.05, 2.3, 3.0, 3.3, 4.9, 5.3, 10.0)
-ROUND: RoundCost = (0.28, 0.13, 0.02)
-LOOK, COPY, PLAN = 0.04, 0.15, 0.45
+# In plain steps of `demo` on two cores with AVX-512: a step by its rows, what each further text takes beside them, a draft
+# round (base, each step, each token); and what deciding takes, its code cold: a step in which somebody is asked, each
+# text that is searched for something to copy, each copy that is found, a plan and each of its texts.
+ROWS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 48, 64)
+STEPS = (1.0, 1.18, 1.46, 1.93, 2.4, 3.5, 3.95, 6.4, 6.8, 12.4, 18.3, 24.2)
+TEXT = 0.2
+ROUND: RoundCost = (0.3, 0.09, 0.09)
+ASK, LOOK, COPY, PLAN, PLAN_TEXT = 0.1, 0.05, 0.2, 0.6, 0.05
 UNIT = 1e-3  # seconds that a plain step is said to take
+READ = 8192  # tokens of prompts in a step, so that all texts begin close to each other
 FIXED = (2, 4)
 WORKLOADS = ("code", "prose", "edit", "json", "random", "long")
 
@@ -56,35 +59,53 @@ class Priced(AutoController):
 
     table: tuple[float, ...] = ()
     learns = False  # from what it is billed
-    running = 0.0  # steps and draft rounds
-    deciding = 0.0  # plans and looks
+    batch = 1
+    tokens = 0  # written while that many texts were,
+    running = 0.0  # what the steps and draft rounds of it took,
+    deciding = 0.0  # and plans and looks
+    _deciding = 0.0  # in this step
 
-    def _think(self, *args: Any) -> Any:
-        self.deciding += PLAN
-        self._plan_seconds = PLAN * UNIT
-        return super()._think(*args)
+    def limits(self, *args: Any, **kwargs: Any) -> Any:
+        self._deciding += ASK
+        return super().limits(*args, **kwargs)
+
+    def _think(self, sequences: list[Sequence], *args: Any) -> Any:
+        taken = PLAN + PLAN_TEXT * len(sequences)
+        self._deciding += taken
+        self._plan_seconds = taken * UNIT
+        return super()._think(sequences, *args)
 
     def observe(self, record: StepRecord) -> None:
-        for row in record.rows:  # none while a prompt is read
-            step, drafting = price(self.table, row)
-            self.running += step + drafting
+        if record.rows:  # none while prompts are read
+            step, drafting = price(self.table, record.rows)
+            if len(record.rows) == self.batch:
+                self.tokens += len(record.rows) + sum(row.accepted for row in record.rows)
+                self.running += step + drafting
+                self.deciding += self._deciding
             if self.learns:
                 record.target_seconds, record.draft_seconds = step * UNIT, drafting * UNIT
                 record.other_seconds = 0.0
+        self._deciding = 0.0
         super().observe(record)
 
 
-def price(table: tuple[float, ...], row: RowRecord) -> tuple[float, float]:
-    """Of a step with one text and of its draft, in plain steps."""
-    if not row.drafted:
-        return 1.0, 0.0
+def price(table: tuple[float, ...], rows: list[RowRecord]) -> tuple[float, float]:
+    """Of a step of some texts and of its drafts, in plain steps of one text."""
     base, step, token = ROUND
-    return table[row.drafted], base + (step + token) * row.drafted if row.drafter == "mtp" else COPY
+    network = [row.drafted for row in rows if row.drafter == "mtp" and row.drafted]
+    copies = sum(row.drafter == "ngram" and row.drafted > 0 for row in rows)
+    target = table[len(rows) + sum(row.drafted for row in rows) - 1] + TEXT * (len(rows) - 1)
+    return target, COPY * copies + (base + step * max(network) + token * sum(network) if network else 0.0)
 
 
-def prepared(steep: float, belief: float, learns: bool) -> tuple[Engine, Priced]:
+def prepared(batch: int, steep: float, belief: float, learns: bool) -> tuple[Engine, Priced]:
     """The bundled pair under a controller that counts."""
-    engine = build_engine(EngineConfig(target="demo", drafter="mtp+ngram", draft_tokens=FIXED[0]))
+    engine = build_engine(
+        EngineConfig(
+            target="demo", drafter="mtp+ngram", draft_tokens=FIXED[0], max_batch=batch,
+            prefill_chunk=READ, step_tokens=READ,
+        )  # fmt: skip
+    )
     both = engine.state.drafters["mtp+ngram"]
     known = engine.state.controller
     assert isinstance(both, Portfolio)
@@ -93,12 +114,13 @@ def prepared(steep: float, belief: float, learns: bool) -> tuple[Engine, Priced]
     peek = both.free.peek
 
     def counted(sequence: Sequence) -> bool:
-        controller.deciding += LOOK
+        controller._deciding += LOOK
         return peek(sequence)
 
     controller = Priced(default_profile(), known.budget.kinds, default=("mtp", "ngram"), peek=counted)
     steps = [1 + (value - 1) * steep for value in STEPS]
-    controller.table = staircase(ROWS, steps)
+    controller.batch = batch
+    controller.table = staircase(ROWS, steps, 17 * batch)
     controller.budget = replace(known.budget, costs=believed(steps, belief, learns))
     controller.learns = learns
     engine.state.controller = controller
@@ -111,29 +133,30 @@ def believed(steps: list[float], belief: float, learns: bool) -> Costs:
     base, step, token = (value * UNIT * belief for value in ROUND)
     rounds = {"mtp": (base, step, token), "ngram": (COPY * UNIT, 0.0, 0.0)}
     seconds = tuple((1 + (value - 1) * belief) * UNIT for value in steps)
-    costs = Profile(ROWS, seconds, rounds=rounds).costs()
-    return costs if learns else KnownCosts(costs.table, draft=costs.draft, rounds=costs.rounds)
+    costs = Profile(ROWS, seconds, rounds=rounds, text=TEXT * UNIT).costs()
+    return costs if learns else KnownCosts(costs.table, text=costs.text, draft=costs.draft, rounds=costs.rounds)
 
 
 def speed(
-    engine: Engine, controller: Priced, prompts: list[workloads.Prompt], params: SamplingParams
+    engine: Engine, controller: Priced, prompts: list[workloads.Prompt], params: SamplingParams, batch: int
 ) -> float:
-    """Of all texts, one after the other, over plain decoding."""
-    taken = []
-    for seed, prompt in enumerate(prompts):
-        controller.running, controller.deciding, tokens = 0.0, 0.0, 0
-        own = replace(params, seed=seed, reference=prompt.reference, constraint=prompt.constraint)
-        engine.add("text", prompt.tokens, own)
+    """Of all texts, `batch` at a time, over plain decoding: while so many are being written."""
+    plain = controller.table[batch - 1] + TEXT * (batch - 1)
+    controller.running, controller.deciding, controller.tokens = 0.0, 0.0, 0
+    for first in range(0, len(prompts), batch):
+        for seed, prompt in enumerate(prompts[first : first + batch], first):
+            own = replace(params, seed=seed, reference=prompt.reference, constraint=prompt.constraint)
+            engine.add(f"text {seed}", prompt.tokens, own)
         while engine.has_work:
-            tokens += sum(len(delta.token_ids) for delta in engine.step())
-        deciding = controller.deciding if params.draft_tokens == "auto" else 0.0
-        taken.append((controller.running + deciding) / tokens)
-    return 1 / statistics.mean(taken)
+            engine.step()
+    deciding = controller.deciding if params.draft_tokens == "auto" else 0.0
+    return controller.tokens * plain / batch / (controller.running + deciding)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--texts", type=int, default=16, help="of each workload")
+    parser.add_argument("--batch", type=int, default=1, help="texts side by side")
     parser.add_argument("--tokens", type=int, default=128, help="of a text")
     parser.add_argument(
         "--steep", type=float, default=1.0, help="what further rows cost, over demo on two cores"
@@ -147,7 +170,9 @@ def main() -> None:
     args = parser.parse_args()
     if not (args.texts >= 1 and 1 <= args.tokens <= 1000 and args.steep > 0 and args.belief > 0):
         parser.error("give at least one text, 1 to 1000 tokens, and numbers above 0 for --steep and --belief")
-    engine, controller = prepared(args.steep, args.belief, args.learn)
+    if not 1 <= args.batch <= args.texts or args.texts % args.batch:
+        parser.error("--texts must be a multiple of --batch")
+    engine, controller = prepared(args.batch, args.steep, args.belief, args.learn)
     assert engine.tokenizer is not None
     bounds = workloads.Bounds(engine.state.target.vocab_size, engine.max_len - args.tokens - 20)
     start = controller.budget
@@ -159,7 +184,8 @@ def main() -> None:
             prompts = workloads.prompts(name, engine.tokenizer, bounds, args.texts)[: args.texts]
             params = SamplingParams(max_tokens=args.tokens, temperature=temperature, ignore_eos=True)
             auto, *fixed = (
-                speed(engine, controller, prompts, replace(params, draft_tokens=k)) for k in ("auto", *FIXED)
+                speed(engine, controller, prompts, replace(params, draft_tokens=k), args.batch)
+                for k in ("auto", *FIXED)
             )
             ratios.append((auto, auto / max(1.0, *fixed)))
             others = "  ".join(f"{k}: {value:.3f}" for k, value in zip(FIXED, fixed, strict=True))

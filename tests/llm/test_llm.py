@@ -121,6 +121,8 @@ BAD_OPTIONS = [
     ({"verify": "typical"}, "match, reject or block"),
     ({"draft_tokens": 20}, "0..16"),
     ({"max_batch": 0}, "at least 1"),
+    ({"step_tokens": 16200}, "a smaller step_tokens, prefill_chunk or max_batch"),
+    ({"prefill_chunk": 1000, "max_batch": 1000}, "may have 18000 rows, at most 16384"),
     ({"quantize": "int3"}, "int8 or int4"),
     ({"cache_memory": 1000}, "lower max_model_len"),
     ({"target": "nowhere"}, "give demo"),

@@ -31,6 +31,7 @@ _STATUS = {
     1: "a token id is outside the vocabulary",
     2: "a position or sequence slot lies outside the K/V cache",
     3: "the recorded graph was run without the inputs or the cache that it reads",
+    4: "it has more rows than are computed at once",
 }
 
 
