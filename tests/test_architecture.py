@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "engine": {"sampling", "kv", "ops", "text", "models", "drafters"},
     "assembly": {"kv", "ops", "text", "models", "drafters", "engine"},
     "llm": {"assembly", "engine", "text"},
-    "server": {"engine", "text", "llm", "assembly"},
+    "server": {"engine", "text", "llm", "assembly", "memory"},
     "bench": {"llm", "engine", "assembly", "text", "models", "kv", "ops", "drafters", "memory"},
     "check": {"llm", "engine", "assembly", "text", "models", "kv", "ops", "sampling", "drafters"},
     "train": {"kv", "ops", "models", "drafters", "sampling", "text", "llm", "engine", "assembly"},

@@ -1,4 +1,4 @@
-"""Memory in huge pages: zeros that do not overlap, outlive their arena, and are there without huge pages too."""
+"""Memory in huge pages: zeros that do not overlap, outlive their arena, and are there without them; objects that stay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paceline import memory
-from paceline.memory import BLOCK, HUGE, LINE, Arena
+from paceline.memory import BLOCK, HUGE, LINE, Arena, freeze_objects
 
 
 def test_pieces_are_zero_aligned_and_do_not_overlap() -> None:
@@ -73,3 +73,16 @@ def test_why_there_are_no_huge_pages(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert memory.why_not() is None
     monkeypatch.delattr(memory.mmap, "MADV_HUGEPAGE")
     assert "no huge pages to ask for" in str(memory.why_not())
+
+
+def test_what_is_loaded_is_left_out_of_later_collections() -> None:
+    before = gc.get_freeze_count()
+    cycle: list[object] = []
+    cycle.append(cycle)
+    try:
+        freeze_objects()
+        assert gc.get_freeze_count() > before
+        assert not any(one is cycle for one in gc.get_objects())
+        assert gc.isenabled()
+    finally:
+        gc.unfreeze()

@@ -27,14 +27,14 @@ from paceline.engine.costs import Costs, Profile, RoundCost, default_profile, st
 from paceline.engine.engine import Engine
 from paceline.engine.records import RowRecord, StepRecord
 
-# In plain steps of `demo` on two cores with AVX-512: a step by its rows, what each further text takes beside them, a draft
-# round (base, each step, each token); and what deciding takes, its code cold: a step in which somebody is asked, each
-# text that is searched for something to copy, each copy that is found, a plan and each of its texts.
+# In plain steps of `demo` on two cores with AVX-512: a step by its rows, what each further text takes beside them, a
+# draft round (base, each step, each token); and what deciding takes, its code cold: a step in which somebody is asked,
+# each text that is searched for something to copy, each copy that is found, a plan and each of its texts.
 ROWS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 48, 64)
 STEPS = (1.0, 1.18, 1.46, 1.93, 2.4, 3.5, 3.95, 6.4, 6.8, 12.4, 18.3, 24.2)
 TEXT = 0.2
 ROUND: RoundCost = (0.3, 0.09, 0.09)
-ASK, LOOK, COPY, PLAN, PLAN_TEXT = 0.1, 0.05, 0.2, 0.6, 0.05
+ASK, LOOK, COPY, PLAN, PLAN_TEXT = 0.15, 0.03, 0.15, 0.6, 0.05
 UNIT = 1e-3  # seconds that a plain step is said to take
 READ = 8192  # tokens of prompts in a step, so that all texts begin close to each other
 FIXED = (2, 4)
@@ -100,12 +100,15 @@ def price(table: tuple[float, ...], rows: list[RowRecord]) -> tuple[float, float
 
 def prepared(batch: int, steep: float, belief: float, learns: bool) -> tuple[Engine, Priced]:
     """The bundled pair under a controller that counts."""
-    engine = build_engine(
-        EngineConfig(
-            target="demo", drafter="mtp+ngram", draft_tokens=FIXED[0], max_batch=batch,
-            prefill_chunk=READ, step_tokens=READ,
-        )  # fmt: skip
+    config = EngineConfig(
+        target="demo",
+        drafter="mtp+ngram",
+        draft_tokens=FIXED[0],
+        max_batch=batch,
+        prefill_chunk=READ,
+        step_tokens=READ,
     )
+    engine = build_engine(config)
     both = engine.state.drafters["mtp+ngram"]
     known = engine.state.controller
     assert isinstance(both, Portfolio)
@@ -134,7 +137,9 @@ def believed(steps: list[float], belief: float, learns: bool) -> Costs:
     rounds = {"mtp": (base, step, token), "ngram": (COPY * UNIT, 0.0, 0.0)}
     seconds = tuple((1 + (value - 1) * belief) * UNIT for value in steps)
     costs = Profile(ROWS, seconds, rounds=rounds, text=TEXT * UNIT).costs()
-    return costs if learns else KnownCosts(costs.table, text=costs.text, draft=costs.draft, rounds=costs.rounds)
+    return (
+        costs if learns else KnownCosts(costs.table, text=costs.text, draft=costs.draft, rounds=costs.rounds)
+    )
 
 
 def speed(

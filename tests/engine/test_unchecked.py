@@ -85,7 +85,7 @@ def test_looks_become_rarer_and_fall_together() -> None:
     for _ in range(9):
         now = quiet.hush(1, now)
         at.append(now)
-    assert at[:5] == [2, 4, 8, 16, 32]
+    assert at[:5] == [8, 16, 32, 64, 128]
     assert at[-1] - at[-2] == LOOK
     assert quiet.due(1, now) == now
     assert quiet.hush(1, now, 2) - now <= 2

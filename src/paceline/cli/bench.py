@@ -99,15 +99,18 @@ def command(
 
 def _load(target: str, drafter: str, plan: dict[str, Any], values: dict[str, Any]) -> LLM:
     from paceline.llm import LLM
+    from paceline.memory import freeze_objects
 
     options = {k: v for k, v in values.items() if v is not None}
     options["max_batch"] = 2 * max(
         options.get("max_batch", 1), *plan["batches"]
     )  # and as many of the baseline
     options.setdefault("max_model_len", 1024)
-    return LLM(
+    llm = LLM(
         target, drafter=drafter, draft_tokens="auto", say=lambda line: click.echo(line, err=True), **options
     )
+    freeze_objects()
+    return llm
 
 
 def _bench(llm: LLM, plan: dict[str, Any], energy: Any) -> Bench:

@@ -46,8 +46,10 @@ def command(source: str, out: str, target: str, overwrite: bool, **values: Any) 
     if not todo:
         return
     from paceline.llm import LLM
+    from paceline.memory import freeze_objects
 
     llm = LLM(target, say=lambda line: click.echo(line, err=True), **options)
+    freeze_objects()
     try:
         with Path(out).open("w" if overwrite else "a", encoding="utf-8") as sink:
             _generate(llm, todo, sink)

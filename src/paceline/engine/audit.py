@@ -19,7 +19,11 @@ SAME = 0.1  # change of the drag, as a logarithm, that confirms what was known
 RAREST = 512  # steps with drafts between two audits that confirm each other, at most
 TRIAL = 8  # steps of a trial: where it is in vain each costs half as much again as a plain one, or more
 HOPEFUL = 0.85  # what steps with drafts might take, over what is thought
-FIRST_TRIAL, LAST_TRIAL = 64, 1024  # steps without drafts between two trials
+FIRST_TRIAL, RARER, LAST_TRIAL = (
+    64,
+    4,
+    2048,
+)  # steps without drafts between two trials; so much longer each time
 
 
 class Audit:
@@ -43,7 +47,7 @@ class Audit:
         return now >= self._next
 
     def tried(self, now: int) -> None:
-        self._wait = min(2 * self._wait, LAST_TRIAL)
+        self._wait = min(RARER * self._wait, LAST_TRIAL)
         self._next = now + self._wait
 
     def paid(self, now: int) -> None:
@@ -52,7 +56,6 @@ class Audit:
 
 
 def hopeful(costs: Costs) -> Costs:
-    """What steps might cost if drafts were cheaper than is thought, or has been lately."""
-    drag = costs.drag._replace(value=HOPEFUL * min(costs.drag.value, 1.0))
-    crowds = {where: min(value, 1.0) for where, value in costs.crowds.items()}
-    return replace(costs, drags={costs.here.texts.bit_length(): drag}, crowds=crowds)
+    """What steps might cost if drafts were cheaper than is thought."""
+    drag = costs.drag._replace(value=HOPEFUL * costs.drag.value)
+    return replace(costs, drags={costs.here.texts.bit_length(): drag})

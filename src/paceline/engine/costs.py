@@ -104,6 +104,13 @@ class DraftCost:
         return base, step, token
 
 
+class Crowd(NamedTuple):
+    """What draft rounds of some number of texts take."""
+
+    value: float = 1.0  # as a multiple of what the fit of all rounds says
+    seen: int = 0  # rounds: the first ones count for more than later ones
+
+
 class Here(NamedTuple):
     """The texts at hand, see `within`."""
 
@@ -146,9 +153,7 @@ class Costs:
     chill: Mapping[str, Chill] = field(default_factory=dict)  # by drafter kind
     draft: Mapping[str, DraftCost] = field(default_factory=dict)  # by drafter kind, at pace 1
     rounds: Mapping[str, RoundCost] = field(default_factory=dict)  # the fits of `draft`
-    crowds: Mapping[tuple[str, int], float] = field(
-        default_factory=dict
-    )  # what rounds take over that, as `drags`
+    crowds: Mapping[tuple[str, int], Crowd] = field(default_factory=dict)  # by kind and texts, as `drags`
 
     @property
     def drag(self) -> Drag:
@@ -187,7 +192,7 @@ class Costs:
     def drafting(self, kind: str, texts: int = 1) -> RoundCost:
         """What a round of so many texts adds to a step, besides the target's rows."""
         base, step, token = self.rounds.get(kind) or DraftCost.like(self.target(1) / self.pace).guess
-        pace = self.pace * self.crowds.get((kind, self.here.texts.bit_length()), 1.0)
+        pace = self.pace * self.crowds.get((kind, self.here.texts.bit_length()), Crowd()).value
         return pace * base + self.pace * self._chill(kind, texts), pace * step, pace * token
 
     def is_measured(self, kind: str) -> bool:
@@ -216,50 +221,50 @@ class Costs:
         if not self.measured:
             scale = steps[0].seconds / self.table[steps[0].rows - 1]
             return replace(self, table=tuple(v * scale for v in self.table), measured=True)
-        plain = [step for step in steps if step.rows <= step.texts]
-        drafted = [step for step in steps if step.rows > step.texts]
-        new, texts = self, steps[-1].texts
-        value, stale = self._drag(texts)
+        texts = steps[-1].texts
+        plain, drafted, same = (
+            [],
+            [],
+            [],
+        )  # what steps took, over what is expected at pace 1 and without a drag
+        for step in steps:
+            ratio = step.seconds / self._expected(step)
+            if step.rows <= step.texts:
+                plain.append(ratio)
+            elif step.texts.bit_length() == texts.bit_length():
+                drafted.append(ratio)
+            if step.rows == steps[-1].rows and step.texts == texts:
+                same.append(ratio)
+        pace, (value, stale) = self.pace, self._drag(texts)
         if plain:
             weight = 1 - DECAY ** (each * len(plain))
+            news = min(max(_typical(plain) / pace, 0.25), 4.0)
             if stale > FRESH:  # steps with drafts have set the pace: what it was wrong by is the drag's
                 weight = max(weight, 1 - SPLIT ** len(plain))
-                value /= self._typical(plain) ** weight
-            value, stale = value**RECOVER ** (each * len(plain)), 0
-            new = new._at_pace(plain, weight)._dragging(texts, Drag(value, stale))
+                value /= news**weight
+            value, stale, pace = value**RECOVER ** (each * len(plain)), 0, pace * news**weight
         if drafted and stale < FRESH:
-            value *= new._ratio(drafted) ** (1 - SETTLE ** (each * len(drafted)))
+            value *= (_typical(drafted) / (pace * value)) ** (1 - SETTLE ** (each * len(drafted)))
         elif drafted:
-            new = new._at_pace(drafted, 1 - DECAY ** (each * len(drafted)))
-        new = new._dragging(texts, Drag(value, stale + each * len(drafted)))
-        last = steps[-1].rows
-        same = [step for step in steps if step.rows == last]
-        surprise = min(max(new._ratio(same) / new._ratio(steps), 0.5), 2.0) - 1
-        return replace(new, table=_bend(self.table, last - 1, 0.01 * min(each * len(same), 10) * surprise))
+            news = min(max(_typical(drafted) / (pace * value), 0.25), 4.0)
+            pace *= news ** (1 - DECAY ** (each * len(drafted)))
+        value = min(max(value, 1 / MOST_DRAG), MOST_DRAG)
+        drags = {**self.drags, texts.bit_length(): Drag(value, stale + each * len(drafted))}
+        usual = _typical([*plain, *[ratio / value for ratio in drafted]])
+        surprise = _typical(same) / (usual * (value if steps[-1].rows > texts else 1.0))
+        change = 0.01 * min(each * len(same), 10) * (min(max(surprise, 0.5), 2.0) - 1)
+        return replace(self, pace=pace, drags=drags, table=_bend(self.table, steps[-1].rows - 1, change))
 
-    def _ratio(self, steps: list[Step]) -> float:
-        """What such steps typically take, over what is expected."""
-        ratios = []
-        for rows, seconds, kind, drafted, texts, context in steps:
-            bare = expected = self.table[rows - 1]
-            if texts:
-                base, row = self._beyond(texts, context)
-                expected += base + row * rows
-            if kind is not None:
-                expected += self._chill(kind, drafted)
-            drag = self._drag(texts).value if rows > texts else 1.0
-            ratios.append(seconds / (self.pace * drag * max(expected, 0.5 * bare)))
-        return sorted(ratios)[(len(ratios) - 1) // 2]
-
-    def _dragging(self, texts: int, drag: Drag) -> Costs:
-        value = min(max(drag.value, 1 / MOST_DRAG), MOST_DRAG)
-        return replace(self, drags={**self.drags, texts.bit_length(): drag._replace(value=value)})
-
-    def _typical(self, steps: list[Step]) -> float:
-        return min(max(self._ratio(steps), 0.25), 4.0)
-
-    def _at_pace(self, steps: list[Step], weight: float) -> Costs:
-        return replace(self, pace=self.pace * self._typical(steps) ** weight)
+    def _expected(self, step: Step) -> float:
+        """Seconds at pace 1 and without a drag."""
+        rows, _, kind, drafted, texts, context = step
+        bare = expected = self.table[rows - 1]
+        if texts:
+            base, row = self._beyond(texts, context)
+            expected += base + row * rows
+        if kind is not None:
+            expected += self._chill(kind, drafted)
+        return max(expected, 0.5 * bare)
 
     def observe_rounds(self, kind: str, seen: Seq[Round]) -> Costs:
         """Learn from draft rounds of one kind. One that took far longer than expected counts as four times that.
@@ -271,15 +276,16 @@ class Costs:
         crowds = dict(self.crowds)
         for steps, tokens, seconds, texts, warm in seen:
             where, expected = (kind, texts.bit_length()), base + step * steps + token * tokens
-            crowd = crowds.get(where, 1.0)
+            crowd, rounds = crowds.get(where, Crowd())
+            if warm and self.is_measured(kind) and expected > 0:
+                over = seconds / (self.pace * crowd * expected)
+                crowd *= min(over, 4.0) ** max(1 - ROUNDS, 1 / (rounds + 2))
+                crowd = min(max(crowd, 1 / MOST_CROWD), MOST_CROWD)
+                crowds[where] = Crowd(crowd, rounds + 1)
             taken = seconds / (self.pace * crowd)
             if known.sums[0] > 2.0:
                 taken = min(taken, 4.0 * expected)
             known = known.add(steps, tokens, taken)
-            if warm and self.is_measured(kind) and expected > 0:
-                crowds[where] = min(
-                    max(crowd * (taken / expected) ** (1 - ROUNDS), 1 / MOST_CROWD), MOST_CROWD
-                )
         return replace(self._with(kind, known), crowds=crowds)
 
     def idle(self, kind: str, steps: int) -> Costs:
@@ -288,13 +294,18 @@ class Costs:
         if known is None:
             return self
         crowds = {
-            where: value ** (FADE**steps) if where[0] == kind else value
-            for where, value in self.crowds.items()
+            where: crowd._replace(value=crowd.value ** (RECOVER**steps)) if where[0] == kind else crowd
+            for where, crowd in self.crowds.items()
         }
         return replace(self._with(kind, known.faded(steps)), crowds=crowds)
 
     def _with(self, kind: str, cost: DraftCost) -> Costs:
         return replace(self, draft={**self.draft, kind: cost}, rounds={**self.rounds, kind: cost.fit()})
+
+
+def _typical(ratios: list[float]) -> float:
+    """The median, the lower of two."""
+    return sorted(ratios)[(len(ratios) - 1) // 2]
 
 
 def _bend(table: tuple[float, ...], at: int, change: float) -> tuple[float, ...]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-LOOK = 32  # steps between two looks, at most
+FIRST, LOOK = 8, 64  # steps between two looks, at first and at most
 
 
 class Quiet:
-    """Looks become rarer, at every 2nd, 4th, 8th, ... step, while they find nothing or what they find is lost."""
+    """Looks become rarer, at every 8th, 16th, ... step, while they find nothing or what they find is lost."""
 
     def __init__(self) -> None:
         self._texts: dict[int, tuple[int, int]] = {}  # (steps to wait, until when)
@@ -17,7 +17,7 @@ class Quiet:
 
     def hush(self, sequence_id: int, now: int, most: int = LOOK) -> int:
         """A look was in vain: the step of the next one, at most `most` later; all texts at the same steps."""
-        wait = min(2 * self._texts.get(sequence_id, (1, 0))[0], most)
+        wait = min(2 * self._texts.get(sequence_id, (FIRST // 2, 0))[0], most)
         due = (now // wait + 1) * wait
         self._texts[sequence_id] = (wait, due)
         return due

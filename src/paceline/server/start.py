@@ -34,11 +34,12 @@ def start(
     name = config.model_name or model_name(wanted.target)
 
     def load() -> StepEngine:
-        from paceline.server.loading import (
-            load as load_engine,
-        )  # torch comes with it: only on the worker's thread
+        # torch comes with them: only on the worker's thread
+        from paceline.memory import freeze_objects
+        from paceline.server.loading import load as load_engine
 
         loaded = load_engine(wanted, service, say)
+        freeze_objects()
         say(f"{name} is ready on http://{_shown(config.host)}:{listening.getsockname()[1]}")
         return loaded
 
