@@ -13,7 +13,7 @@ import pytest
 from paceline.core import SamplingParams, Sequence
 from paceline.engine import acceptance as acc
 from paceline.engine import budget as b
-from paceline.engine.acceptance import Kind
+from paceline.engine.acceptance import Kind, fresh_arm, sober
 from paceline.engine.budget import Budget
 from paceline.engine.controller import NGRAM, AutoController
 from paceline.engine.costs import Costs, DraftCost, Drag, Profile, Round, Step, staircase
@@ -73,11 +73,28 @@ def simulate(
 def rate_of(budget: Budget, lengths: dict[int, int], rows: int) -> float:
     """The objective, straight from its definition."""
     base, step, slope = budget.costs.drafting("mtp")
-    tokens = sum(1 + sum(b.arm_of(budget, i, MTP).survive[:k]) for i, k in lengths.items())
+    arms = {i: b.arm_of(budget, i, MTP) for i in lengths}
+    tokens = sum(1 + sober(arms[i], len(lengths)) * sum(arms[i].survive[:k]) for i, k in lengths.items())
     drafted = sum(lengths.values())
     steps = max(lengths.values())
     drafting = (base if steps else 0.0) + step * steps + slope * drafted
     return tokens / (budget.costs.target(rows + drafted) + drafting)
+
+
+def test_many_texts_share_the_benefit_of_the_doubt() -> None:
+    """Each may be better than it seems, but hardly all of them at once."""
+    fresh = fresh_arm(MTP)
+    plain = fresh.accept[0] * (1 - fresh.hope)
+    assert plain == pytest.approx(MTP.prior[0])
+    assert fresh.accept[0] == 1.0  # at most
+    assert sober(fresh, 1) == 1.0
+    assert fresh.accept[0] * sober(fresh, 4) == pytest.approx((fresh.accept[0] + plain) / 2)
+    assert fresh.accept[0] * sober(fresh, 10_000) == pytest.approx(plain, rel=0.01)
+    steep = make(Profile((1, 2, 4, 8, 16, 32), (1.0, 1.6, 2.8, 5.2, 10.0, 19.0)), 0.0)
+    limits = [b.choose(steep, MTP, dict.fromkeys(range(n), 1), n, n).limits.values() for n in (1, 16)]
+    assert (any(limits[0]), any(limits[1])) == (True, False)
+    never = fresh_arm(Kind("never", (0.0,)))
+    assert (never.hope, sober(never, 4)) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(

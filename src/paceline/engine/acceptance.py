@@ -63,6 +63,7 @@ class Arm:
     weight: float = PRIOR_WEIGHT  # observations that `prior` counts for
     accept: tuple[float, ...] = ()  # conditional acceptance by position
     survive: tuple[float, ...] = ()  # running products of `accept`
+    hope: float = 0.0  # share of `accept[0]` that is the benefit of the doubt
     parked: bool = False
     wait: int = FIRST_PROBE  # steps between probes
     due: int = 0  # the step from which a probe may run
@@ -99,18 +100,26 @@ def estimated(arm: Arm) -> Arm:
     """
     accept: list[float] = []
     survive: list[float] = []
-    alive, before, shown = 1.0, arm.prior[0], 0.0
+    alive, before, shown, hope = 1.0, arm.prior[0], 0.0, 0.0
     for hits, tries, prior in zip(arm.hits, arm.tries, arm.prior, strict=True):
         trust = shown / (shown + arm.weight)
         before = (hits + arm.weight * ((1 - trust) * prior + trust * before)) / (tries + arm.weight)
         shown = max(tries, 0.9 * shown)
         if not accept:  # what is not known yet is worth trying
             unknown = arm.weight / (tries + arm.weight)
-            before += HOPE[arm.sampled] * unknown * (before * (1 - before) / (tries + arm.weight + 1)) ** 0.5
+            more = HOPE[arm.sampled] * unknown * (before * (1 - before) / (tries + arm.weight + 1)) ** 0.5
+            more = min(more, 1.0 - before)
+            before += more
+            hope = more / before if before else 0.0
         alive *= before
         accept.append(before)
         survive.append(alive)
-    return replace(arm, accept=tuple(accept), survive=tuple(survive))
+    return replace(arm, accept=tuple(accept), survive=tuple(survive), hope=hope)
+
+
+def sober(arm: Arm, texts: int) -> float:
+    """What to count of `survive` where so many texts would draft together: their mean is surer than each of them."""
+    return 1 - arm.hope * (1 - texts**-0.5)
 
 
 def learn(arm: Arm, outcomes: Seq[tuple[int, int]]) -> Arm:

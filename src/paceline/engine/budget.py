@@ -153,8 +153,9 @@ def choose(
     known = kind.known  # or of some row it was seen what its drafts are worth
     for sequence_id, cap in caps.items():
         arm = arm_of(budget, sequence_id, kind)
-        survive, known = arm.survive, known or arm.tries[0] >= acc.PARKED_WINDOW - 1
-        entries += [(-survive[j], j, sequence_id) for j in range(cap) if survive[j] > 0.03]
+        share, known = acc.sober(arm, len(caps)), known or arm.tries[0] >= acc.PARKED_WINDOW - 1
+        hoped = [value for value in arm.survive[:cap] if value > 0.03]
+        entries += [(-share * value, j, sequence_id) for j, value in enumerate(hoped)]
     entries.sort()
     tokens, depth, drafting, best, spent = float(texts), 0, 0.0, 0, 0.0
     # prompts that are read beside the texts are work of their own: only what drafting adds to them counts
