@@ -155,7 +155,7 @@ std::tuple<uint32_t, uint32_t> keys(uint64_t seed, int64_t position, uint32_t pu
 }  // namespace
 
 NB_MODULE(_native, m) {
-  m.attr("layout") = 4;  // raised whenever these signatures change; paceline/ops/native.py checks it
+  m.attr("layout") = 5;  // raised whenever these signatures change; paceline/ops/native.py checks it
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("choose_isa", [](const std::string& name) { return choose_kernels(name.c_str()); });
   m.def("set_threads", [](int n) { nb::gil_scoped_release r; Pool::instance().resize(n); });
@@ -173,6 +173,8 @@ NB_MODULE(_native, m) {
     return (out + kernels().panel - 1) / kernels().panel * kernels().panel_bytes(kind, in);
   });
   m.def("pack", &pack);
+  m.def("set_weights_in_cache", [](bool yes) { weights_in_cache = yes; });
+  m.def("get_weights_in_cache", [] { return weights_in_cache.load(); });
   m.def("draw", &draw_rows);
   m.def("noise_keys", &keys);
   nb::class_<Program>(m, "Program")

@@ -81,6 +81,7 @@ struct Call {
   const float* row_scale;
   float* y;
   int64_t y_stride, end;  // outputs
+  bool cached;  // weights
 };
 
 static int64_t padded(int kind, int64_t in) {
@@ -199,9 +200,17 @@ static void rows_tile(const Call<P>& c, int64_t r0, int64_t begin, int64_t end) 
     for (; begin < end; ++begin) tile<P, R, 1>(c, r0, begin);
 }
 
-// Rows of a tile at most: they accumulate in 12 of AVX2's 16 registers, 24 of AVX-512's 32. Eight accumulators are what
-// hides how long a multiply-add takes, so few rows take more panels.
+// Rows of a tile at most: they accumulate in 12 of AVX2's 16 registers, 24 of AVX-512's 32.
 constexpr int64_t MOST_ROWS = L == 16 ? 12 : 6;
+
+// Panels of a tile. Eight accumulators are what hides how long a multiply-add takes, so few rows take more panels where
+// those lie in a cache. From memory one run of it comes faster than several.
+template <class P, int R>
+constexpr int panels_of_tile(bool cached) {
+  constexpr bool unpacked = P::kind == BFLOAT16 || P::kind == INT4;
+  if (R > 3 || (!cached && (L == 16 || (L == 8 && (R == 1 || !unpacked))))) return 1;
+  return R == 1 ? 4 : 2;
+}
 
 // Rows of the next tile where `left` are left. `near`: weights of the tile before lie two panels near.
 PL_INLINE int64_t rows_of_tile(int64_t left, bool near) {
@@ -213,7 +222,10 @@ PL_INLINE int64_t rows_of_tile(int64_t left, bool near) {
 // The tile of `rows` rows: R is counted up to them.
 template <class P, int R = 1>
 static void rows_tiles(int64_t rows, const Call<P>& c, int64_t r0, int64_t begin, int64_t end) {
-  if (rows == R) return rows_tile<P, R, R == 1 ? 4 : R <= 3 ? 2 : 1>(c, r0, begin, end);
+  if (rows == R) {
+    if (c.cached) return rows_tile<P, R, panels_of_tile<P, R>(true)>(c, r0, begin, end);
+    return rows_tile<P, R, panels_of_tile<P, R>(false)>(c, r0, begin, end);
+  }
   if constexpr (R < MOST_ROWS) rows_tiles<P, R + 1>(rows, c, r0, begin, end);
 }
 
@@ -222,7 +234,7 @@ template <class P>
 static void linear_of(const Panels& m, const Prepared& x, int64_t rows, int64_t begin, int64_t end, float* y,
                       int64_t y_stride) {
   Call<P> c{static_cast<const char*>(m.data), m.in, bytes_of_panel<P>(m.in), static_cast<const typename P::X*>(x.data),
-            x.stride, x.row_scale, y, y_stride, end};
+            x.stride, x.row_scale, y, y_stride, end, weights_in_cache.load(std::memory_order_relaxed)};
   const int64_t first = begin / PANEL, last = (end + PANEL - 1) / PANEL;
   const int64_t group = rows <= MOST_ROWS ? last - first : 2 * c.panel_bytes <= ROOM ? 2 : 1;
   for (int64_t p = first; p < last; p += group) {

@@ -1,9 +1,12 @@
 // Plain structs that the kernels (one translation unit per instruction set) and the program around them share.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 namespace paceline {
+
+inline std::atomic<bool> weights_in_cache{false};  // of all models of this process: how a linear reads them best depends on it
 
 enum Kind : int { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
 

@@ -86,3 +86,15 @@ def test_what_is_loaded_is_left_out_of_later_collections() -> None:
         assert gc.isenabled()
     finally:
         gc.unfreeze()
+
+
+def test_the_last_level_cache_is_the_largest_that_the_system_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "CACHES", tmp_path)
+    ask = memory.last_level_cache.__wrapped__
+    assert ask() == 0
+    for i, size in enumerate(("32K", "1024K", "32M\n", "", "?")):
+        (tmp_path / f"index{i}").mkdir()
+        (tmp_path / f"index{i}" / "size").write_text(size)
+    assert ask() == 32 << 20

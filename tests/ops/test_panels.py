@@ -90,6 +90,33 @@ def test_clusters_of_any_size(size: int, kind: str) -> None:
     torch.testing.assert_close(got, want, rtol=1e-3, atol=2e-2 if kind in ("int8", "int4") else 1e-4)
 
 
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4"])
+def test_bits_do_not_depend_on_where_weights_are_read_from(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a cache few rows take several panels at once, from memory one: that is decided by what is loaded."""
+    matrix = torch.randn(200, 96, generator=torch.Generator().manual_seed(5))
+    weight = (
+        quantize(matrix, kind) if kind in ("int8", "int4") else Weight(matrix.to(getattr(torch, kind)), kind)
+    )  # type: ignore[arg-type]
+
+    def graph(ops: Ops) -> tuple[Value, ...]:
+        return (ops.linear(ops.given("x", 96), weight),)
+
+    x, some = torch.randn(4, 96), torch.zeros(4, dtype=torch.int32)
+    out = {}
+    for size in (0, 1 << 40):
+        monkeypatch.setattr(native, "last_level_cache", lambda size=size: size)
+        runner = native.NativeRunner(2)
+        for n in range(1, 5):
+            rows = Rows(some[:n].long(), some[:n], some[:n], [0, n])
+            out[size, n] = runner.run(graph, rows, None, {"x": x[:n].contiguous()})[0].clone()
+        assert native._extension().get_weights_in_cache() == (size > 0)
+    for n in range(1, 5):
+        assert torch.equal(out[0, n], out[1 << 40, n])
+        assert torch.equal(out[0, n], out[0, 4][:n])
+
+
 def test_rows_make_tensors_only_when_asked() -> None:
     made = []
 

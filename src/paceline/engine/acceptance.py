@@ -7,6 +7,7 @@ kind.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -119,7 +120,7 @@ def estimated(arm: Arm) -> Arm:
 
 def sober(arm: Arm, texts: int) -> float:
     """What to count of `survive` where so many texts would draft together: their mean is surer than each of them."""
-    return 1 - arm.hope * (1 - texts**-0.5)
+    return 1.0 - arm.hope * (1.0 - 1.0 / math.sqrt(texts))
 
 
 def learn(arm: Arm, outcomes: Seq[tuple[int, int]]) -> Arm:
