@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import gc
 import mmap
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,3 +100,15 @@ def test_the_last_level_cache_is_the_largest_that_the_system_names(
         (tmp_path / f"index{i}").mkdir()
         (tmp_path / f"index{i}" / "size").write_text(size)
     assert ask() == 32 << 20
+
+
+def test_a_process_that_froze_its_objects_ends_without_complaints() -> None:
+    code = """
+from paceline import LLM, SamplingParams
+from paceline.memory import freeze_objects
+llm = LLM("demo", max_model_len=64)
+llm.generate(["def"], SamplingParams(max_tokens=8))
+freeze_objects()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stderr == ""

@@ -7,6 +7,7 @@ MADV_HUGEPAGE); elsewhere, or where they are switched off, this is ordinary memo
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import mmap
@@ -53,6 +54,7 @@ def freeze_objects() -> None:
     """
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)  # what is left at the end is to be found and closed as ever
 
 
 class Arena:
