@@ -33,3 +33,15 @@ def test_it_may_learn_the_prices_from_what_it_is_billed() -> None:
     assert len(learning) == len(believing)
     fixed = [line for line in believing if line.startswith("T=") and " auto " not in line]
     assert all(line in learning for line in fixed)  # what is not the controller's to decide costs the same
+
+
+def test_texts_side_by_side_share_steps() -> None:
+    alone, together = simulate("--texts", "2"), simulate("--texts", "2", "--batch", "2")
+    assert len(together) == len(alone)
+    assert together != alone
+    for line in together[1:]:
+        assert 0.3 < float(line.split(" auto ")[1].split()[0]) < 4.0, line  # a text cannot outrun its drafts
+    command = [sys.executable, str(RECIPE), "--texts", "3", "--batch", "2"]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert refused.returncode == 2
+    assert "--texts must be a multiple of --batch" in refused.stderr
