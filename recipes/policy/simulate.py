@@ -154,8 +154,7 @@ def speed(
             engine.add(f"text {seed}", prompt.tokens, own)
         while engine.has_work:
             engine.step()
-    deciding = controller.deciding if params.draft_tokens == "auto" else 0.0
-    return controller.tokens * plain / batch / (controller.running + deciding)
+    return controller.tokens * plain / batch / (controller.running + controller.deciding)
 
 
 def main() -> None:
