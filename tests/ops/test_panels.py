@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from checkpoints import build_target
 from paceline.core import Rows
 from paceline.errors import UsageError
 from paceline.kv.cache import KVCache
+from paceline.memory import Loaded
 from paceline.models.gemma4 import GemmaTarget
 from paceline.models.registry import load_target
 from paceline.ops import native
@@ -134,3 +136,19 @@ def test_rows_make_tensors_only_when_asked() -> None:
     assert rows.slots.tolist() == [2, 2]
     assert len(made) == 1
     assert rows.numbers is None  # from here on only the tensors count
+
+
+def test_panels_that_are_let_go_count_no_more() -> None:
+    gc.collect()
+    before = Loaded.total
+
+    def graph(ops: Ops) -> tuple[Value, ...]:
+        return (ops.linear(ops.given("x", 64), weight),)
+
+    weight, some = Weight(torch.randn(64, 64), "float32"), torch.zeros(1, dtype=torch.int32)
+    runner = native.NativeRunner(2)
+    runner.run(graph, Rows(some.long(), some, some, [0, 1]), None, {"x": torch.randn(1, 64)})
+    assert Loaded.total >= before + 64 * 64 * 4
+    del runner
+    gc.collect()
+    assert Loaded.total == before

@@ -19,11 +19,8 @@ SAME = 0.1  # change of the drag, as a logarithm, that confirms what was known
 RAREST = 512  # steps with drafts between two audits that confirm each other, at most
 TRIAL = 8  # steps of a trial: where it is in vain each costs half as much again as a plain one, or more
 HOPEFUL = 0.85  # what steps with drafts might take, over what is thought
-FIRST_TRIAL, RARER, LAST_TRIAL = (
-    64,
-    4,
-    2048,
-)  # steps without drafts between two trials; so much longer each time
+FIRST_TRIAL, LAST_TRIAL = 64, 2048  # steps without drafts between two trials,
+RARER = 4  # so many times longer after each
 
 
 class Audit:

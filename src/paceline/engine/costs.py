@@ -222,11 +222,10 @@ class Costs:
             scale = steps[0].seconds / self.table[steps[0].rows - 1]
             return replace(self, table=tuple(v * scale for v in self.table), measured=True)
         texts = steps[-1].texts
-        plain, drafted, same = (
-            [],
-            [],
-            [],
-        )  # what steps took, over what is expected at pace 1 and without a drag
+        # what steps took, over what is expected at pace 1 and without a drag
+        plain: list[float] = []
+        drafted: list[float] = []
+        same: list[float] = []
         for step in steps:
             ratio = step.seconds / self._expected(step)
             if step.rows <= step.texts:

@@ -18,14 +18,13 @@ import torch
 from paceline.core import Rows
 from paceline.errors import UsageError
 from paceline.kv.cache import KVCache
-from paceline.memory import Arena, last_level_cache
+from paceline.memory import Arena, Loaded, last_level_cache
 from paceline.ops.base import Drawn, Graph, RoundStart, Rule, Weight
 from paceline.ops.recording import Code, Node, RecordingOps, Symbol, place, schedule
 
 _LAYOUT = 5  # of the extension's signatures
 _KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
-_LOADED: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()  # all panels, by id
 _M64 = 0xFFFFFFFFFFFFFFFF
 _OF_ROWS = (Code.EMBED, Code.ROTARY, Code.STORE, Code.ATTENTION)  # ops that read tokens, positions or slots
 _STATUS = {
@@ -326,8 +325,8 @@ def _panels(weight: Weight, cluster: int, arena: Arena) -> tuple[torch.Tensor, i
     out = arena.zeros(_extension().packed_bytes(kind, *shape))
     rows = weight.data.data_ptr(), 0 if scale is None else scale.data_ptr(), *shape, kind
     _extension().pack(rows, out.data_ptr())
-    _LOADED[id(out)] = out
-    _extension().set_weights_in_cache(sum(map(len, _LOADED.values())) <= last_level_cache())
+    Loaded.add(out)
+    _extension().set_weights_in_cache(Loaded.total <= last_level_cache())
     return out, kind
 
 
