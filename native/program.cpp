@@ -9,7 +9,7 @@ namespace paceline {
 namespace {
 
 constexpr int64_t kChunkBytes = 96 * 1024;  // weights per chunk: some microseconds, far more than taking a chunk costs
-constexpr int64_t kColumns = 1024;
+constexpr int64_t kColumns = 1024, kCutRows = 64;  // with more rows the threads have enough to share
 constexpr int kHeads = 4;  // most heads of an attention call
 
 double now() {
@@ -94,12 +94,17 @@ void Program::cut_runs() {
   runs_.push_back(rows_.count);
 }
 
-int Program::chunks_of(const Step& step) const {
+// Parts that a row of the step is cut into.
+int64_t Program::columns_of(const Step& step) const {
+  if (!step.column_chunk || rows_.count > kCutRows) return 1;
+  return (step.ops[0].values.back().width + kColumns - 1) / kColumns;
+}
+
+int64_t Program::chunks_of(const Step& step) const {
   const Op& op = step.ops[0];
   int64_t total = 0;
   if (step.row_ops) {
-    int64_t parts = step.column_chunk ? (op.values.back().width + kColumns - 1) / kColumns : 1;
-    total = rows_.count * parts;
+    total = rows_.count * columns_of(step);
   } else if (op.code == ATTENTION) {
     for (const Op& o : step.ops) {
       int64_t kv_heads = layers_[o.integers[0]].k.kv_heads, group = o.integers[1] / kv_heads, per = heads_per_chunk(o);
@@ -115,15 +120,22 @@ int Program::chunks_of(const Step& step) const {
   } else {
     total = rows_.count * op.integers[1];  // GATHER: clusters of each row
   }
-  return static_cast<int>(total);
+  return total;
 }
 
-void Program::count_chunks() {
+// False if a step has more chunks than the pool can count.
+bool Program::count_chunks() {
   const int64_t now[3] = {rows_.count, runs(), threads_};
-  if (std::equal(now, now + 3, counted_)) return;
-  std::copy(now, now + 3, counted_);
+  if (std::equal(now, now + 3, counted_)) return true;
+  counted_[0] = 0;
   chunks_.clear();
-  for (const Step& step : steps_) chunks_.push_back(chunks_of(step));
+  for (const Step& step : steps_) {
+    const int64_t chunks = chunks_of(step);
+    if (chunks > Pool::max_chunks) return false;
+    chunks_.push_back(static_cast<int>(chunks));
+  }
+  std::copy(now, now + 3, counted_);
+  return true;
 }
 
 int Program::check(const Rows& rows) {
@@ -144,7 +156,6 @@ int Program::check(const Rows& rows) {
 }
 
 int Program::run(const Rows& rows) {
-  if (rows.count > MOST_ROWS_AT_ONCE) return TOO_MANY_ROWS;
   if (int status = check(rows)) return status;
   rows_ = rows;
   threads_ = Pool::instance().size();
@@ -152,7 +163,7 @@ int Program::run(const Rows& rows) {
   ++run_;
   status_ = OK;
   cut_runs();
-  count_chunks();
+  if (!count_chunks()) return TOO_MANY_ROWS;
   double begin = now();
   if (!profiling_) {
     Pool::instance().run(*this, chunks_);
@@ -191,8 +202,7 @@ void Program::chunk(int step_index, int index, int thread) {
     }
   }
   int64_t row = index, begin = 0, end = INT64_MAX;
-  if (step.column_chunk) {
-    int64_t parts = (step.ops[0].values.back().width + kColumns - 1) / kColumns;
+  if (const int64_t parts = columns_of(step); parts > 1) {
     row = index / parts;
     begin = index % parts * kColumns;
     end = begin + kColumns;

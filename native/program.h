@@ -38,7 +38,6 @@ struct Layer {
 
 void pack_panels(const Matrix& m, char* out);  // with all threads; `out` is zero
 
-constexpr int64_t MOST_ROWS_AT_ONCE = 16384;
 enum Status : int { OK = 0, BAD_TOKEN = 1, BAD_POSITION = 2, NOT_BOUND = 3, TOO_MANY_ROWS = 4 };
 
 class Program : public Job {
@@ -82,11 +81,12 @@ class Program : public Job {
     return static_cast<float*>(b.data) + row * b.stride + v.column;
   }
   int64_t stride(const Value& v) const { return buffers_[v.buffer].stride; }
-  int chunks_of(const Step& step) const;
+  int64_t columns_of(const Step& step) const;
+  int64_t chunks_of(const Step& step) const;
   int64_t outputs_per_chunk(const Panels& m) const;
   int heads_per_chunk(const Op& op) const;
   void cut_runs();
-  void count_chunks();
+  bool count_chunks();
   int64_t runs() const { return static_cast<int64_t>(runs_.size()) - 1; }
   int check(const Rows& rows);
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from paceline.config import EngineConfig
+from paceline.core import MAX_DRAFT_TOKENS
 from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import ModelDrafter
 from paceline.drafters.mtp import MTPDrafter
@@ -161,6 +162,12 @@ def pick_runner(config: EngineConfig, device: torch.device) -> tuple[Runner, str
     reason = native.why_not()
     if reason is not None:
         return EagerRunner(torch.float32), f"plain torch: {reason}"
+    rows = max(config.step_tokens, config.prefill_chunk) + config.max_batch * (MAX_DRAFT_TOKENS + 1)
+    if rows > native.most_rows():
+        raise UsageError(
+            f"a step of these sizes may have {rows} rows, at most {native.most_rows()} are computed at once: "
+            "use a smaller step_tokens, prefill_chunk or max_batch"
+        )
     threads = config.threads or native.default_threads()
     return native.NativeRunner(threads), f"native kernels ({native.isa()}, {threads} threads)"
 

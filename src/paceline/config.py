@@ -6,11 +6,10 @@ import difflib
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from paceline.core import MAX_DRAFT_TOKENS, VerifyRule, check_draft_tokens
+from paceline.core import VerifyRule, check_draft_tokens
 from paceline.errors import UsageError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-MOST_ROWS = 16384  # of one forward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +57,6 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise UsageError(f"{name}={value!r} is not possible: give a whole number of at least 1")
-        rows = max(self.step_tokens, self.prefill_chunk) + self.max_batch * (MAX_DRAFT_TOKENS + 1)
-        if rows > MOST_ROWS:
-            raise UsageError(
-                f"a step of these sizes may have {rows} rows, at most {MOST_ROWS} are computed at once: "
-                "use a smaller step_tokens, prefill_chunk or max_batch"
-            )
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> EngineConfig:

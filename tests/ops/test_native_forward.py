@@ -112,9 +112,9 @@ def test_bad_input_is_refused_in_python(pair: tuple[GemmaTarget, GemmaTarget, Pa
         target.forward(Rows(torch.tensor([VOCAB]), small, small, [0, 1]), cache)
     with pytest.raises(native.UsageError, match="outside the K/V cache"):
         target.forward(Rows(torch.tensor([1]), small + 64, small, [0, 1]), cache)
-    many = torch.zeros(16385, dtype=torch.int32)
+    many = torch.zeros(native.most_rows() + 1, dtype=torch.int32)
     with pytest.raises(native.UsageError, match="more rows than"):
-        target.forward(Rows(many.long(), many, many, [0, 16385]), cache)
+        target.forward(Rows(many.long(), many, many, [0, len(many)]), cache)
     with pytest.raises(native.UsageError, match=r"rows\.positions must be"):
         target.forward(Rows(torch.tensor([1]), small.long(), small, [0, 1]), cache)
     with pytest.raises(native.UsageError, match=r"must be \["):

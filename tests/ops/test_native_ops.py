@@ -120,14 +120,25 @@ def test_row_op(name: str, scale: float) -> None:
     assert torch.equal(part, got[9:14])
 
 
-def test_wide_elementwise_rows_are_cut_by_columns() -> None:
-    x = torch.randn(3, 5003)
+@pytest.mark.parametrize("rows", [3, 64, 65, 200])
+def test_wide_elementwise_rows_are_cut_by_columns_if_they_are_few(rows: int) -> None:
+    x = torch.randn(rows, 5003)
     runner = native.NativeRunner(2)
     got = runner.run(
-        lambda ops: (ops.softcap(ops.gelu(ops.given("x", 5003)), 5.0),), rows_of(3), None, {"x": x}
+        lambda ops: (ops.softcap(ops.gelu(ops.given("x", 5003)), 5.0),), rows_of(rows), None, {"x": x}
     )
     want = torch.tanh(torch.nn.functional.gelu(x.double(), approximate="tanh") / 5) * 5
     torch.testing.assert_close(got[0].double(), want, rtol=1e-5, atol=1e-6)
+
+
+def test_many_wide_rows() -> None:
+    """As many as would have more parts than can be counted, if each were cut by columns."""
+    rows, width = 1100, 65536
+    x = torch.ones(rows, width)
+    got = native.NativeRunner(2).run(
+        lambda ops: (ops.scale(ops.given("x", width), 0.5),), rows_of(rows), None, {"x": x}
+    )[0]
+    assert bool((got == 0.5).all())
 
 
 def bad_weights() -> Iterator[tuple[Weight, str]]:

@@ -17,7 +17,8 @@ class Quiet:
 
     def hush(self, sequence_id: int, now: int, most: int = LOOK) -> int:
         """A look was in vain: the step of the next one, at most `most` later; all texts at the same steps."""
-        wait = min(2 * self._texts.get(sequence_id, (FIRST // 2, 0))[0], most)
+        known = self._texts.get(sequence_id)
+        wait = min(2 * known[0] if known else FIRST, most)
         due = (now // wait + 1) * wait
         self._texts[sequence_id] = (wait, due)
         return due

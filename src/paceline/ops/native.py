@@ -53,6 +53,11 @@ def isa() -> str:
     return str(_extension().isa())
 
 
+def most_rows() -> int:
+    """Of one forward."""
+    return int(_extension().most_rows)
+
+
 def default_threads() -> int:
     """One per processor that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
