@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,6 +111,33 @@ def test_both_windows_end_when_the_first_text_of_either_is_done() -> None:
     assert run.decode_tokens == 144  # 24 steps of 4 + 2 after the first
     assert plain.decode_tokens == 148  # from its own first step to as many as the other had written
     assert run.tokens == plain.tokens == 200
+
+
+def test_a_run_goes_on_with_further_texts_until_it_has_lasted() -> None:
+    class Slow(FakeEngine):
+        def add(self, request_id: str, prompt_ids: list[int], params: SamplingParams, salt: str = "") -> None:
+            super().add(request_id, prompt_ids, params, salt)
+            names.append(request_id)
+            seeds.add(params.seed)
+
+        def step(self) -> list[Delta]:
+            time.sleep(0.002)
+            return super().step()
+
+    names: list[str] = []
+    seeds: set[int | None] = set()
+    once, _ = run_beside(bench(Slow()), CODE, NONE, 0)
+    names.clear()
+    run, plain = run_beside(bench(Slow(), least=10 * once.seconds), CODE, NONE, 0)
+    assert run.seconds + plain.seconds >= 20 * once.seconds
+    assert run.tokens == plain.tokens == 8 * len(names) > 8 * 2 * 10
+    assert len(set(names)) == len(names)
+    assert len(seeds) == len(names)
+    assert len(run.first_token) == len(names)
+    assert 0 < run.decode_tokens < run.tokens
+    assert run.same_text
+    assert run.ratio > 0
+    assert sum(run.drafted_by_position) == 10 * len(names)
 
 
 def test_another_text_than_the_baseline_is_seen() -> None:

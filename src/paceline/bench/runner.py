@@ -3,7 +3,8 @@
 A machine that others use too is faster in one second than in the next, by up to two times. So a setting and its baseline
 write the same texts at the same time, over the same weights and in one cache: each goes on until it is `TURN` tokens a
 text ahead of the other, with a clock of its own. What the machine does to one it does to the other, and their ratio
-stays. `none` is run in this way too: its ratio says how far from 1 noise alone goes.
+stays. `none` is run in this way too: its ratio says how far from 1 noise alone goes. One text of a small model is
+written in less time than another process takes away at once, so a run goes on with further texts until it has lasted.
 
 Speed is that of decoding at a full batch: the tokens between the moment when every text has its first one and the moment
 when the first text of either is done, over the time they took. What comes after, fewer and fewer texts side by side, is
@@ -24,6 +25,7 @@ from paceline.bench.workloads import Prompt
 from paceline.core import Delta, SamplingParams, Stats
 
 TURN = 16  # tokens of each text
+PROMPTS = 8  # different ones that a run of many texts has, where a workload has as many
 
 
 class Engine(Protocol):
@@ -93,7 +95,7 @@ class Run:
         """Its speed over that of the baseline beside it, 0 if either wrote too little to say."""
         return self.speed / self.plain_speed if self.plain_speed > 0 else 0.0
 
-    def add_stats(self, stats: Stats) -> None:
+    def add_stats(self, stats: Run | Stats) -> None:
         self.steps += stats.steps
         for mine, theirs in (
             (self.drafted_by_position, stats.drafted_by_position),
@@ -105,6 +107,18 @@ class Run:
         for counts, more in ((self.reasons, stats.reasons), (self.drafters, stats.drafters)):
             for key, n in more.items():
                 counts[key] = counts.get(key, 0) + n
+
+    def add(self, other: Run) -> None:
+        """Further texts of the same run."""
+        self.tokens, self.seconds = self.tokens + other.tokens, self.seconds + other.seconds
+        self.decode_tokens += other.decode_tokens
+        self.decode_seconds += other.decode_seconds
+        self.first_token += other.first_token
+        self.gaps += other.gaps
+        self.add_stats(other)
+        if other.joules is not None:
+            self.joules = (self.joules or 0.0) + other.joules
+        self.digest = _digest(self.digest + other.digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +133,16 @@ class Bench:
     tokens: int = 128
     rounds: int = 5
     seconds: float = float("inf")  # no new run is begun after that
+    least: float = 0.0  # seconds of a run: it goes on with further texts until then
     energy: EnergyMeter | None = None
 
 
 class _Side:
     """One of the two engines with its texts, its clock, and what it has written so far."""
 
-    def __init__(self, engine: Engine, run: Run, energy: EnergyMeter | None) -> None:
+    def __init__(self, engine: Engine, run: Run, energy: EnergyMeter | None, first: int) -> None:
         self.engine, self.run, self.energy = engine, run, energy
-        self.names = [f"{run.setting.label}-{run.round}-{i}" for i in range(run.cell.batch)]
+        self.names = [f"{run.setting.label}-{run.round}-{first + i}" for i in range(run.cell.batch)]
         self.ids: dict[str, list[int]] = {name: [] for name in self.names}
         self.last: dict[str, float] = {}  # by text: when its last token came
         self.trace: list[tuple[int, float]] = []  # (tokens, seconds) after every step that wrote
@@ -182,21 +197,39 @@ class _Side:
         then = self.trace[end]
         return max(then[0] - first[0], 0), max(then[1] - first[1], 0.0)
 
-    def digest(self) -> str:
-        return hashlib.sha256(repr(list(self.ids.values())).encode()).hexdigest()[:16]
+
+def _digest(data: object) -> str:
+    return hashlib.sha256(repr(data).encode()).hexdigest()[:16]
 
 
 def run_beside(bench: Bench, cell: Cell, setting: Setting, number: int) -> tuple[Run, Run]:
-    """(run, its baseline) of one cell; requests that were begun are cancelled if it is broken off."""
-    pool = bench.prompts(cell.workload, cell.batch + number)
-    chosen = [pool[(number + i) % len(pool)] for i in range(cell.batch)]
+    """(run, its baseline) of one cell, over as many texts as it takes to last."""
+    pool = bench.prompts(cell.workload, max(cell.batch + number, PROMPTS))
+    run, plain = _write(bench, cell, setting, number, pool, 0)
+    first = cell.batch
+    while run.seconds + plain.seconds < 2 * bench.least:
+        more, beside = _write(bench, cell, setting, number, pool, first)
+        run.add(more)
+        plain.add(beside)
+        first += cell.batch
+    run.plain_speed, run.same_text = plain.speed, run.digest == plain.digest
+    return run, plain
+
+
+def _write(
+    bench: Bench, cell: Cell, setting: Setting, number: int, pool: list[Prompt], first: int
+) -> tuple[Run, Run]:
+    """(run, its baseline) of a batch of texts, the first of which has that number; requests that were begun are
+    cancelled if it is broken off.
+    """
+    chosen = [pool[(number + first + i) % len(pool)] for i in range(cell.batch)]
     run, plain = Run(cell, setting, number), Run(cell, NONE, number)
-    sides = [_Side(bench.engine, run, bench.energy), _Side(bench.plain, plain, bench.energy)]
-    order = sides[::-1] if number % 2 else sides  # who begins
+    sides = [_Side(bench.engine, run, bench.energy, first), _Side(bench.plain, plain, bench.energy, first)]
+    order = sides[::-1] if (number + first // cell.batch) % 2 else sides  # who begins
     try:
         _read(bench.plain, [p.tokens for p in chosen])
         for side in order:
-            params = [_params(bench, cell, side.run.setting, p, i) for i, p in enumerate(chosen)]
+            params = [_params(bench, cell, side.run.setting, p, first + i) for i, p in enumerate(chosen)]
             side.begin([(p.tokens, own) for p, own in zip(chosen, params, strict=True)])
         while any(side.engine.has_work for side in sides):
             for side in order:
@@ -208,8 +241,7 @@ def run_beside(bench: Bench, cell: Cell, setting: Setting, number: int) -> tuple
     full = min(side.trace[-1 if side.closed is None else side.closed][0] for side in sides)
     for side in sides:
         side.run.decode_tokens, side.run.decode_seconds = side.window(full)
-        side.run.digest = side.digest()
-    run.plain_speed, run.same_text = plain.speed, run.digest == plain.digest
+        side.run.digest = _digest(list(side.ids.values()))
     return run, plain
 
 

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 WORKLOADS = ("code", "prose", "edit", "dictated", "json", "random", "long")
 QUICK: dict[str, Any] = {
     "workloads": ("code", "json", "random"), "batches": (1, 4), "temperatures": (0.0,), "lengths": (4, "auto"),
-    "rounds": 3, "tokens": 64, "seconds": 40.0,
+    "rounds": 3, "tokens": 64, "seconds": 40.0, "min_seconds": 0.0,
 }  # fmt: skip
 FULL: dict[str, Any] = {
     "workloads": WORKLOADS, "batches": (1, 4, 16), "temperatures": (0.0, 0.8), "lengths": (1, 2, 4, 7, "auto"),
-    "rounds": 5, "tokens": 96, "seconds": float("inf"),
+    "rounds": 5, "tokens": 96, "seconds": float("inf"), "min_seconds": 0.3,
 }  # fmt: skip
 
 
@@ -53,6 +53,11 @@ FULL: dict[str, Any] = {
 @click.option("--rounds", type=click.IntRange(min=1), help="Repeats of every cell, interleaved (default 5).")
 @click.option("--tokens", type=click.IntRange(min=2), help="Tokens that each text writes (default 96).")
 @click.option(
+    "--min-seconds",
+    type=click.FloatRange(min=0),
+    help="Each measurement goes on with further texts until it has lasted that long (default 0.3, --quick: 0).",
+)
+@click.option(
     "--seconds", type=click.FloatRange(min=0, min_open=True), help="Begin nothing new after that long."
 )
 @click.option(
@@ -77,7 +82,8 @@ def command(
     for path in (json_path, html_path):
         if path is not None and not Path(path).resolve().parent.is_dir():
             raise UsageError(f"cannot write {path}: its folder does not exist")
-    plan = {k: values.pop(k) or v for k, v in (QUICK if quick else FULL).items()}
+    given = {k: values.pop(k) for k in FULL}
+    plan = (QUICK if quick else FULL) | {k: v for k, v in given.items() if v is not None and v != ()}
     from paceline.bench.meters import EnergyMeter, provenance
     from paceline.bench.runner import measure
     from paceline.bench.table import lines, to_json, verdict
@@ -141,6 +147,7 @@ def _bench(llm: LLM, plan: dict[str, Any], energy: Any) -> Bench:
         plan["tokens"],
         plan["rounds"],
         plan["seconds"],
+        plan["min_seconds"],
         energy,
     )
 
