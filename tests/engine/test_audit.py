@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.testing import Setup, make_engine, prompts, run
 
-from paceline.core import SamplingParams, Sequence
+from paceline.core import Draft, SamplingParams, Sequence
 from paceline.engine import audit
 from paceline.engine import budget as b
 from paceline.engine.acceptance import Kind
@@ -16,7 +16,9 @@ from paceline.engine.audit import AUDIT, HOPEFUL, LAST_TRIAL, RAREST, Audit, hop
 from paceline.engine.controller import HOLD, LONGEST_HOLD, NGRAM, AutoController
 from paceline.engine.costs import FRESH, MOST_DRAG, Costs, Drag, Profile, Round, Step
 from paceline.engine.fixed import FixedController, Limit
-from paceline.engine.records import ALIKE, RowRecord, StepRecord, Unlearnt
+from paceline.engine.records import RowRecord, StepRecord, Unlearnt
+from paceline.engine.rest import ALIKE, Ran, Rest
+from paceline.engine.scheduler import Work
 
 MTP = Kind("mtp", (0.75, 0.7, 0.65, 0.6))
 PROFILE = Profile((1, 2, 5, 9, 17, 33), (1.0, 1.2, 1.8, 2.6, 4.2, 7.4), rounds={"mtp": (0.1, 0.1, 0.0)})
@@ -202,19 +204,28 @@ def test_an_audit_is_a_rest_of_a_few_steps_with_its_reason() -> None:
 
 
 def test_of_steps_at_rest_the_last_of_some_speaks_for_all() -> None:
+    rest = Rest([1], ALIKE, Draft.empty(1, b.NO_CONFIDENCE))
+    work = [Work(sequence(1), 1, True)]
+    clock = 0.0
+    for i in range(ALIKE):
+        rest.untold.append(Ran(work, [row()], 1, clock, clock + 0.25, clock + 0.25 + i, clock + 0.5 + i))
+        clock += 0.5 + i
+    record = rest.tell()
+    assert record is not None
+    assert (record.times, record.target_rows, record.context) == (ALIKE, 1, sequence(1).committed)
+    assert (record.draft_seconds, record.target_seconds, record.other_seconds) == (0.25, ALIKE - 1.0, 0.25)
+    assert record.seconds + record.more_seconds == clock
+    assert rest.tell() is None
+
     seen = Unlearnt()
-    for i in range(ALIKE + 2):
-        seen.rested(StepRecord(1, float(i), 0.0, 0.5, [row()], context=i))
-    first, second = (record for record, _ in seen.seen)
-    assert (first.times, second.times, seen.steps) == (ALIKE, 2, ALIKE + 2)
-    assert (first.target_seconds, first.context) == (ALIKE - 1.0, ALIKE - 1)
-    assert first.seconds + first.more_seconds == sum(range(ALIKE)) + 0.5 * ALIKE
+    seen.add(record, {})
+    seen.add(StepRecord(1, 1.0, 0.0, 0.0, [row()], times=2, more_seconds=1.0), {})
     assert not seen.drafted
     seen.add(StepRecord(5, 1.0, 0.1, 0.0, [row(4, 4)]), {1: 4})
-    seen.rested(StepRecord(1, 1.0, 0.0, 0.0, [row()]))
-    seen.rested(StepRecord(1, 1.0, 0.0, 0.0, [row()], masked=True))
-    assert [record.times for record, _ in seen.seen] == [ALIKE, 2, 1, 1, 1]
+    seen.add(StepRecord(1, 1.0, 0.0, 0.0, [row()]), {})
+    seen.add(StepRecord(1, 1.0, 0.0, 0.0, [row()], masked=True), {})
     assert seen.drafted
+    assert seen.steps == ALIKE + 5
     learnt = b.observe(b.Budget(PROFILE.costs(), (MTP,)), seen.seen)
     assert (learnt.step, learnt.reasons[b.NO_CONFIDENCE]) == (seen.steps, seen.steps - 1)
     assert learnt.seconds == pytest.approx(sum(r.seconds + r.more_seconds for r, _ in seen.seen))

@@ -310,15 +310,6 @@ class AutoController:
         return choice.limits.get(kind, {}).get(sequence_id, 0)
 
     def observe(self, record: StepRecord) -> None:
-        if not self._used and len(record.rows) == record.target_rows:
-            self._unlearnt.rested(record)
-        else:
-            self._note(record)
-        if self._unlearnt.steps >= REST:
-            self._learn()
-
-    def _note(self, record: StepRecord) -> None:
-        """Take in a step for which somebody was asked."""
         asked: dict[int, int] = {}
         for choice in self._used:
             asked = {**asked, **choice.asked} if asked else choice.asked
@@ -336,6 +327,8 @@ class AutoController:
                 self._end_probes(choice, record)
         self._used.clear()
         self._offered.clear()
+        if self._unlearnt.steps >= 2 * REST:  # mostly a plan is made before, which learns, too
+            self._learn()
 
     def _end_probes(self, choice: _Choice, record: StepRecord) -> None:
         """A probe lasts while its tokens are kept. Think again after a run of them, else go on without it."""

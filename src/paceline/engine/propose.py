@@ -9,14 +9,16 @@ from paceline.drafters.base import DraftContext, Drafter
 from paceline.engine import budget
 from paceline.engine.live import Live
 from paceline.engine.picker import StepPicker
+from paceline.engine.rest import Rest
 from paceline.engine.scheduler import Work
-from paceline.engine.state import EngineState, Rest
+from paceline.engine.state import EngineState
 
 
 def propose(state: EngineState, work: list[Work]) -> Draft:
     """Drafts for all rows of `work`; rows that do not decode, or may not draft, are empty with their reason."""
     if state.rest is not None and state.rest.holds(work):
         return state.rest.draft()
+    state.tell()
     out = Draft.empty(len(work), budget.PREFILL)
     out.q = [None] * len(work)
     groups: dict[str, list[int]] = {}

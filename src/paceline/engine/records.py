@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-ALIKE = 8  # steps at rest that are told as one
-
 
 @dataclass(slots=True)
 class RowRecord:
@@ -49,41 +47,17 @@ class Unlearnt:
         self.seen: list[tuple[StepRecord, Asked]] = []
         self.steps = 0
         self.drafted = False  # something was, in one of them
-        self._resting: StepRecord | None = None
         self._last: tuple[bool, int] = (False, 0)  # whether the last step had drafts, and how many in a row
 
     def add(self, record: StepRecord, asked: Asked) -> None:
         drafted = any(row.drafted for row in record.rows)
-        self._count(record, drafted)
-        self.seen.append((record, asked))
-        self.drafted = self.drafted or drafted
-        self._resting = None
-
-    def rested(self, record: StepRecord) -> None:
-        """A step in which nobody was asked: of those in a row the last speaks for some, it is the warmest."""
-        self._count(record, drafted=False)
-        own = self._resting
-        if (
-            own is None
-            or own.times == ALIKE
-            or len(own.rows) != len(record.rows)
-            or own.masked != record.masked
-        ):
-            self._resting = record
-            self.seen.append((record, {}))
-        else:
-            own.times += 1
-            own.more_seconds += own.seconds
-            own.target_seconds, own.draft_seconds = record.target_seconds, record.draft_seconds
-            own.other_seconds, own.context = record.other_seconds, record.context
-            own.alike = record.alike
-
-    def _count(self, record: StepRecord, drafted: bool) -> None:
         before, many = self._last
-        record.alike = many + 1 if drafted == before else 1
+        record.alike = (many if drafted == before else 0) + record.times
         self._last = drafted, record.alike
-        self.steps += 1
+        self.seen.append((record, asked))
+        self.steps += record.times
+        self.drafted = self.drafted or drafted
 
     def clear(self) -> None:
         self.seen.clear()
-        self.steps, self.drafted, self._resting = 0, False, None
+        self.steps, self.drafted = 0, False

@@ -8,32 +8,15 @@ from dataclasses import dataclass, field
 
 import torch
 
-from paceline.core import Delta, Draft, Sequence
+from paceline.core import Delta, Sequence
 from paceline.drafters.base import Drafter
 from paceline.engine.budget import Controller
 from paceline.engine.live import Live
-from paceline.engine.scheduler import Scheduler, Work
+from paceline.engine.rest import Rest
+from paceline.engine.scheduler import Scheduler
 from paceline.kv.cache import KVCache
 from paceline.kv.pages import OutOfPages
 from paceline.models.base import Target
-
-
-@dataclass(slots=True)
-class Rest:
-    """The controller drafts nothing for these rows for a while: until then it is not asked, which takes time, too."""
-
-    ids: list[int]
-    steps: int
-    empty: Draft  # what is drafted in each of them
-
-    def holds(self, work: list[Work]) -> bool:
-        return self.steps > 0 and self.ids == [
-            w.sequence.id if w.count == 1 and w.last else None for w in work
-        ]
-
-    def draft(self) -> Draft:
-        self.steps -= 1
-        return self.empty
 
 
 @dataclass(slots=True, eq=False)
@@ -86,6 +69,12 @@ class EngineState:
             return
         where = torch.tensor([slot for slot, _ in slots], device=device)
         self.hidden[where] = hidden[torch.tensor(rows, device=device)]
+
+    def tell(self) -> None:
+        """Let the controller hear of the steps at rest that it has not heard of."""
+        record = self.rest.tell() if self.rest is not None else None
+        if record is not None:
+            self.controller.observe(record)
 
     def preempt(self, sequence: Sequence) -> None:
         """Take a running sequence's pages; it is computed again when there is room."""

@@ -10,11 +10,10 @@ import time
 
 from paceline.core import Delta
 from paceline.engine.emit import emit
-from paceline.engine.judge import Judged, judge
+from paceline.engine.judge import judge
 from paceline.engine.propose import propose
-from paceline.engine.records import StepRecord
 from paceline.engine.reserve import reserve
-from paceline.engine.scheduler import Work
+from paceline.engine.rest import ALIKE, Ran, told
 from paceline.engine.state import EngineState
 
 
@@ -35,16 +34,11 @@ def step(state: EngineState) -> list[Delta]:
         tail.commit(judged.keep)
     state.keep_hidden(judged.hidden_slots, hidden, judged.hidden_rows)
     deltas = state.take_failures() + emit(state, work, draft, judged)
-    _observe(state, work, judged, (begin, drafted, looked, rows.count))
+    ran = Ran(work, judged.records, rows.count, begin, drafted, looked, time.perf_counter())
+    if state.rest is None or draft is not state.rest.empty:
+        state.controller.observe(told([ran]))
+    else:
+        state.rest.untold.append(ran)
+        if len(state.rest.untold) == ALIKE or not state.rest.steps:
+            state.tell()
     return deltas
-
-
-def _observe(
-    state: EngineState, work: list[Work], judged: Judged, clock: tuple[float, float, float, int]
-) -> None:
-    begin, drafted, looked, rows = clock
-    records = judged.records if all(w.last for w in work) else []
-    seconds = (looked - drafted, drafted - begin, time.perf_counter() - looked)
-    context = sum([w.sequence.committed for w in work])
-    masked = any(w.sequence.constraint is not None for w in work)
-    state.controller.observe(StepRecord(rows, *seconds, records, context, masked))

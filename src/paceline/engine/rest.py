@@ -1,0 +1,68 @@
+"""Steps in which nothing is drafted because the controller said so for a while: it is not asked, which takes time, too,
+and hears of several of them at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from paceline.core import Draft
+from paceline.engine.records import RowRecord, StepRecord
+from paceline.engine.scheduler import Work
+
+ALIKE = 8  # steps at rest that are told as one
+
+
+class Ran(NamedTuple):
+    """A step that is over, with the moments when it began, had its drafts, knew its tokens and had given them out."""
+
+    work: list[Work]
+    records: list[RowRecord]
+    rows: int  # of the target
+    begin: float
+    drafted: float
+    looked: float
+    end: float
+
+
+def told(steps: Seq[Ran]) -> StepRecord:
+    """Steps that are alike as one: the last speaks for all, it is the warmest."""
+    work, records, rows, begin, drafted, looked, end = steps[-1]
+    return StepRecord(
+        rows,
+        looked - drafted,
+        drafted - begin,
+        end - looked,
+        records if all(w.last for w in work) else [],
+        sum([w.sequence.committed for w in work]),
+        any(w.sequence.constraint is not None for w in work),
+        len(steps),
+        sum([ran.end - ran.begin for ran in steps[:-1]]),
+    )
+
+
+@dataclass(slots=True)
+class Rest:
+    """Of some texts, for so many steps."""
+
+    ids: list[int]
+    steps: int
+    empty: Draft  # what is drafted in each of them
+    untold: list[Ran] = field(default_factory=list)
+
+    def holds(self, work: list[Work]) -> bool:
+        return self.steps > 0 and self.ids == [
+            w.sequence.id if w.count == 1 and w.last else None for w in work
+        ]
+
+    def draft(self) -> Draft:
+        self.steps -= 1
+        return self.empty
+
+    def tell(self) -> StepRecord | None:
+        """What the controller has not heard of yet."""
+        record = told(self.untold) if self.untold else None
+        self.untold.clear()
+        return record
