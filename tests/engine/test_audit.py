@@ -13,7 +13,7 @@ from paceline.engine import audit
 from paceline.engine import budget as b
 from paceline.engine.acceptance import Kind
 from paceline.engine.audit import AUDIT, HOPEFUL, LAST_TRIAL, RAREST, Audit, hopeful
-from paceline.engine.controller import HOLD, LONGEST_HOLD, NGRAM, AutoController
+from paceline.engine.controller import HOLD, LONGEST_HOLD, LONGEST_IDLE, NGRAM, AutoController
 from paceline.engine.costs import FRESH, MOST_DRAG, Costs, Drag, Profile, Round, Step
 from paceline.engine.fixed import FixedController, Limit
 from paceline.engine.records import RowRecord, StepRecord, Unlearnt
@@ -355,3 +355,45 @@ def test_what_rounds_take_is_known_for_each_number_of_texts() -> None:
     many, one = costs.within(16, 16).drafting("mtp", 16), costs.within(1, 1).drafting("mtp", 1)
     assert many[0] + 2 * many[1] + 32 * many[2] == pytest.approx(2 * 0.62, rel=0.1)
     assert one[0] + 2 * one[1] + 2 * one[2] == pytest.approx(0.32, rel=0.15)
+
+
+STEEP = Profile((1, 2, 33), (1e-5, 3e-5, 7e-4), rounds={"mtp": (1e-5, 1e-5, 0.0)})  # nothing would pay
+
+
+def plans_of(texts: list[Sequence], steps: int, auto: AutoController, seconds: float = 1e-5) -> list[int]:
+    """Plans that were thought out while the texts are written one after the other, by text."""
+    made: list[int] = []
+    think = auto._think
+
+    def counted(*args: Any) -> Any:
+        made[-1] += 1
+        return think(*args)
+
+    auto._think = counted  # type: ignore[method-assign]
+    for text in texts:
+        made.append(0)
+        for _ in range(steps):
+            ((limit, reason),) = auto.limits([text], ["auto"], 16)
+            assert (limit, reason) == (0, b.PARKED_BY_COST)
+            record = RowRecord(text.id, "none", 0, 0, [], reason)
+            auto.observe(StepRecord(1, seconds, 0.0, 0.0, [record]))
+        auto.forget(text.id)
+    return made
+
+
+def test_a_plan_without_drafts_serves_the_next_texts_of_which_nothing_is_known() -> None:
+    auto = AutoController(STEEP, [MTP])
+    made = plans_of([sequence(i) for i in range(40)], 32, auto)
+    assert made[0] == 1
+    assert 1 < sum(made) <= 40 * 32 // LONGEST_IDLE + 2  # for so many steps, then it is made anew
+    sampled = replace(sequence(50), params=SamplingParams(max_tokens=99, temperature=0.8))
+    assert plans_of([sampled, replace(sampled, id=51)], 8, auto) == [1, 0]  # another kin
+    auto.budget = b.meet(auto.budget, MTP, [sequence(60)])
+    assert plans_of([sequence(60)], 8, auto) == [1]  # something is known of this one
+    assert plans_of([sequence(61)], 140, auto) == [1]  # one text that goes on gets a plan of its own
+
+
+def test_where_steps_are_dear_beside_planning_every_text_gets_a_plan_of_its_own() -> None:
+    slow = Profile(STEEP.rows, tuple(1e5 * s for s in STEEP.seconds), rounds={"mtp": (1.0, 1.0, 0.0)})
+    auto = AutoController(slow, [MTP])
+    assert plans_of([sequence(i) for i in range(6)], 16, auto, 1.0) == [1] * 6

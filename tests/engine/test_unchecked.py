@@ -11,7 +11,8 @@ from paceline.engine import budget as b
 from paceline.engine.acceptance import BINS
 from paceline.engine.controller import NGRAM, AutoController
 from paceline.engine.costs import Profile
-from paceline.engine.quiet import LOOK, Quiet
+from paceline.engine.lookups import Lookups
+from paceline.engine.quiet import FIRST, LOOK, SAMPLED, Quiet
 from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.unchecked import MOST, Unchecked
 
@@ -91,3 +92,13 @@ def test_looks_become_rarer_and_fall_together() -> None:
     assert quiet.hush(1, now, 2) - now <= 2
     quiet.wake(1)
     assert quiet.due(1, 77) == 77
+
+
+def test_sampled_text_is_looked_at_more_rarely_at_first() -> None:
+    quiet = Quiet()
+    assert quiet.hush(1, 0) == FIRST
+    assert quiet.hush(2, 0, sampled=True) == SAMPLED
+    assert quiet.hush(2, SAMPLED, sampled=True) == 2 * SAMPLED
+    found = Lookups(lambda sequence: False)
+    assert found.look(text([1, 2]), 5) == SAMPLED
+    assert found.look(replace(text([1, 2], sid=2), params=SamplingParams(temperature=0.0)), 5) == FIRST

@@ -22,7 +22,6 @@ from paceline.engine import acceptance as acc
 from paceline.engine.acceptance import Arm, Bins, Kind, Totals
 from paceline.engine.costs import Costs, Round, Step
 from paceline.engine.records import Asked, RowRecord, StepRecord
-from paceline.sampling.shape import GREEDY_BELOW
 
 Want = int | Literal["auto"]
 
@@ -124,7 +123,7 @@ def meet(budget: Budget, kind: Kind, sequences: Seq[Sequence]) -> Budget:
     new = [s for s in sequences if (s.id, kind.name) not in budget.arms]
     if not new:
         return budget
-    arms = {(s.id, kind.name): acc.fresh_arm(kind, s.params.temperature >= GREEDY_BELOW) for s in new}
+    arms = {(s.id, kind.name): acc.fresh_arm(kind, acc.is_sampled(s)) for s in new}
     return replace(budget, arms={**budget.arms, **arms})
 
 

@@ -12,19 +12,19 @@ from dataclasses import dataclass, field, replace
 
 from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine import budget as b
-from paceline.engine.acceptance import Kind, calibrated
+from paceline.engine.acceptance import Kind, calibrated, is_sampled
 from paceline.engine.audit import AUDIT, TRIAL, Audit, hopeful
 from paceline.engine.budget import Budget, Look, Plan, Want
 from paceline.engine.costs import Costs, Profile
 from paceline.engine.fixed import Limit, fixed_limit, whole
-from paceline.engine.quiet import LOOK, Quiet
+from paceline.engine.lookups import Lookups, Peek
 from paceline.engine.records import StepRecord, Unlearnt
-from paceline.engine.unchecked import Unchecked
 
-Peek = Callable[[Sequence], bool]
 PLANNING = 0.05  # of the time that planning may take at first
 HOLD, LONGEST_HOLD = 2, 16  # steps that a plan which drafts holds: longer each time that it stays one
 REST = 128  # steps that a plan without drafts holds
+LONGEST_IDLE = 512  # steps that it holds for others like those for which it was made
+IDLING = 0.002  # of the time that planning may take where texts come and go and nothing is drafted
 PROBE_RUN = 3  # steps that a probe lasts while its tokens are kept
 
 MTP = Kind("mtp", (0.7, 0.72, 0.72, 0.7, 0.68), sampled=(0.56, 0.6, 0.6, 0.6))
@@ -53,6 +53,9 @@ class _Choice:
     trial: bool = False  # it drafts to see what that costs
 
 
+_Kin = tuple[int, str | None, bool]  # how many texts, their drafter, whether they are sampled
+
+
 class AutoController:
     """Drafts what pays on this machine, for these requests, at this load.
 
@@ -71,7 +74,6 @@ class AutoController:
     ) -> None:
         self.budget = Budget(profile.costs(), tuple(kinds))
         self._default = tuple(default) or tuple(kind.name for kind in kinds)
-        self._peek = peek
         self._warn = warn
         self._kinds = {kind.name: kind for kind in kinds}
         self._choices: dict[tuple[int, ...], _Choice] = {}  # by the rows that were asked for together
@@ -80,11 +82,10 @@ class AutoController:
         self._unlearnt = Unlearnt()
         self._audits: dict[int, Audit] = {}  # by number of texts, as `Costs.drags`
         self._others = 0  # rows of this step that belong to prompts being read
-        self._quiet = Quiet()
+        self._lookups = Lookups(peek)
         self._plan_seconds = 0.0  # that a plan takes, lately
         self._thought = 0.0  # seconds that planning took in this step: no part of what drafting costs
-        self._offered: set[int] = set()  # rows for which something to copy was found in this step
-        self._unchecked = Unchecked()
+        self._idle: dict[_Kin, tuple[int, _Choice]] = {}  # until when, and what, see `_as_before`
         self._alive: dict[int, float] = {}  # survival of each row's draft so far in this round
         self._gone: set[int] = set()  # texts that have ended: their last step is still to be learnt from
 
@@ -101,10 +102,17 @@ class AutoController:
         choice = self._choices.get(ids)
         if choice is None or self._now >= choice.until:
             begin = time.perf_counter()
-            choice = self._choices[ids] = self._think(sequences, wants, drafter_max)
-            taken = time.perf_counter() - begin
-            self._plan_seconds += 0.2 * (taken - self._plan_seconds) if self._plan_seconds else taken
-            self._thought += taken
+            kin = self._kin(sequences, wants) if choice is None else None
+            choice = self._as_before(kin, sequences, drafter_max) if kin else None
+            if choice is None:
+                choice = self._think(sequences, wants, drafter_max)
+                taken = time.perf_counter() - begin
+                self._plan_seconds += 0.2 * (taken - self._plan_seconds) if self._plan_seconds else taken
+                if kin and choice.plans and not choice.hold and not any(limit for limit, _ in choice.out):
+                    hold = self._plan_seconds / (IDLING * self.budget.costs.target(len(ids)))
+                    self._idle[kin] = self._now + int(min(hold, LONGEST_IDLE)), choice
+            self._choices[ids] = choice
+            self._thought += time.perf_counter() - begin
         self._choice = choice
         self._used.append(choice)
         self._alive.clear()
@@ -124,23 +132,21 @@ class AutoController:
 
         A look costs little beside a round of a network, so a row that would get one is looked up in every step.
         """
-        now, peek = self._now, self._peek
+        now = self._now
         looked: dict[int, int] = {}
         choice.look = now + REST
         for sequence in sequences:
-            i = sequence.id
-            cap = choice.caps.get(i, 0)
-            if not cap:
+            i, always = sequence.id, choice.asked.get(sequence.id, 0) > 0
+            if not choice.caps.get(i):
                 continue
-            wait = self._follow(sequence)
-            due = now if choice.asked.get(i) else now + wait if wait else self._quiet.due(i, now)
-            if due <= now:
-                if peek is None or peek(sequence):
-                    looked[i] = cap
-                    due = now + 1
-                else:
-                    due = self._quiet.hush(i, now)
-            choice.look = min(choice.look, now + 1 if choice.asked.get(i) else due)
+            due, told = self._lookups.due(sequence, now)
+            if told is not None:
+                self.budget = b.observe_rows(self.budget, [told], checked=False)
+            if always or due <= now:
+                due = self._lookups.look(sequence, now)
+                if due == now:
+                    looked[i] = choice.caps[i]
+            choice.look = min(choice.look, now + 1 if always else max(due, now + 1))
         for name in choice.looks:
             choice.limits[name] = looked
         if not looked:
@@ -151,19 +157,29 @@ class AutoController:
             for i, (limit, reason) in zip(choice.ids, choice.out, strict=True)
         ]
 
-    def _follow(self, sequence: Sequence) -> int:
-        """Learn from a copy that was not checked once the text has shown what would have become of it; else the steps
-        until it does.
-        """
-        told = self._unchecked.told(sequence)
-        if isinstance(told, int):
-            return told
-        self.budget = b.observe_rows(self.budget, [told], checked=False)
-        if told.accepted == told.drafted:
-            self._quiet.wake(sequence.id)
-        else:
-            self._quiet.hush(sequence.id, self._now)
-        return 0
+    def _kin(self, sequences: list[Sequence], wants: list[Want]) -> _Kin | None:
+        """What texts have in common of which nothing is known yet; None if they do not, or something is."""
+        known = {i for i, _ in self.budget.arms}
+        kin = {(s.params.drafter, is_sampled(s)) for s in sequences}
+        if self._others or len(kin) > 1 or set(wants) != {"auto"} or any(s.id in known for s in sequences):
+            return None
+        return (len(sequences), *kin.pop())
+
+    def _as_before(self, kin: _Kin, sequences: list[Sequence], drafter_max: int) -> _Choice | None:
+        """A plan without drafts that was made a moment ago for as many texts of which as little was known."""
+        until, plan = self._idle.get(kin, (0, None))
+        limits = [fixed_limit(sequence, MAX_DRAFT_TOKENS, drafter_max)[0] for sequence in sequences]
+        if plan is None or self._now >= until or not all(limits):
+            return None
+        for name in plan.looks:
+            self.budget = b.meet(self.budget, self._kinds[name], sequences)
+        ids = [sequence.id for sequence in sequences]
+        none = dict.fromkeys(ids, 0)
+        plans = {name: replace(own, limits=none) for name, own in plan.plans.items()}
+        caps = dict(zip(ids, limits, strict=True))
+        own = _Choice(ids, plans, {name: dict(none) for name in plan.limits}, plan.out, caps, len(ids))
+        own.looks, own.until = plan.looks, self._now + REST
+        return own
 
     def _think(self, sequences: list[Sequence], wants: list[Want], drafter_max: int) -> _Choice:
         self._learn()
@@ -287,9 +303,7 @@ class AutoController:
         known = self._kinds[kind]
         worth = b.offer(self.budget, known, b.arm_of(self.budget, i, known), choice.looks[kind], confidence)
         if tokens:
-            self._offered.add(i)
-            if not worth[0]:
-                self._unchecked.add(sequence, kind, tokens, confidence)
+            self._lookups.found(sequence, kind, tokens, confidence, checked=worth[0] > 0)
         return worth
 
     def expected(self, sequence_id: int, kind: str, length: int) -> float:
@@ -321,12 +335,12 @@ class AutoController:
             for row in news:
                 row.learnt = True
         for choice in self._used:
-            if choice.looked:
-                self._look(choice, record)
+            for name in choice.looks if choice.looked else ():
+                self._lookups.over(name, choice.limits[name], record.rows, self._now)
             if choice.probes:
                 self._end_probes(choice, record)
         self._used.clear()
-        self._offered.clear()
+        self._lookups.clear()
         if self._unlearnt.steps >= 2 * REST:  # mostly a plan is made before, which learns, too
             self._learn()
 
@@ -358,23 +372,11 @@ class AutoController:
         if self._gone:
             self.budget = b.forget(self.budget, self._gone)
             for sequence_id in self._gone:
-                self._quiet.wake(sequence_id)
+                self._lookups.wake(sequence_id)
             self._gone.clear()
         for text in warnings:
             if self._warn:
                 self._warn(text)
-
-    def _look(self, choice: _Choice, record: StepRecord) -> None:
-        """Look less often where nothing was found, or what was found was lost."""
-        for name in choice.looks:
-            asked = choice.limits[name]
-            for row in record.rows:
-                if row.drafter == name and row.accepted:
-                    self._quiet.wake(row.sequence_id)
-                elif asked.get(row.sequence_id):
-                    lost = row.drafter != name and row.sequence_id in self._offered
-                    if row.sequence_id not in self._unchecked:
-                        self._quiet.hush(row.sequence_id, self._now, 2 if lost else LOOK)
 
     def forget(self, sequence_id: int) -> None:
         """A text ends within a step, before that step is observed: what is kept of it goes when that is learnt."""
@@ -382,7 +384,7 @@ class AutoController:
         if self._unlearnt.drafted and not self._choices:
             self._learn()  # nothing may follow for long, and there may be something to say
         self._gone.add(sequence_id)
-        self._unchecked.forget(sequence_id)
+        self._lookups.forget(sequence_id)
 
     def metrics(self) -> dict[str, float]:
         """Counters for a metrics page; names are stable."""

@@ -9,7 +9,7 @@ from paceline.drafters.base import DraftContext, Drafter
 from paceline.engine import budget
 from paceline.engine.live import Live
 from paceline.engine.picker import StepPicker
-from paceline.engine.rest import Rest
+from paceline.engine.rest import ALWAYS, Rest
 from paceline.engine.scheduler import Work
 from paceline.engine.state import EngineState
 
@@ -36,9 +36,10 @@ def propose(state: EngineState, work: list[Work]) -> Draft:
             others += w.count
     for name, rows in groups.items():
         _ask(state, state.drafters[name], [state.lives[work[i].sequence.id] for i in rows], rows, others, out)
-    steps = state.controller.rest() if len(groups) == 1 and not any(out.tokens) else 0
-    whole = steps > 0 and sum(map(len, groups.values())) == len(work)
-    state.rest = Rest([w.sequence.id for w in work], steps, _nothing(out.reasons)) if whole else None
+    steps = 0
+    if not others and not any(out.tokens) and len(groups) < 2:
+        steps = state.controller.rest() if groups else ALWAYS
+    state.rest = Rest([w.sequence.id for w in work], steps, _nothing(out.reasons)) if steps > 0 else None
     return out
 
 

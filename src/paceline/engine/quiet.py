@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 FIRST, LOOK = 8, 64  # steps between two looks, at first and at most
+SAMPLED = (
+    32  # at first, where a text is drawn at a temperature: it repeats less, and copies are kept more rarely
+)
 
 
 class Quiet:
-    """Looks become rarer, at every 8th, 16th, ... step, while they find nothing or what they find is lost."""
+    """Looks become rarer, at every 8th, 16th, ... step, while they find nothing or what they find is lost; of sampled
+    text from the 32nd on.
+    """
 
     def __init__(self) -> None:
         self._texts: dict[int, tuple[int, int]] = {}  # (steps to wait, until when)
@@ -15,10 +20,10 @@ class Quiet:
         """The step of the next look."""
         return self._texts[sequence_id][1] if sequence_id in self._texts else now
 
-    def hush(self, sequence_id: int, now: int, most: int = LOOK) -> int:
+    def hush(self, sequence_id: int, now: int, most: int = LOOK, *, sampled: bool = False) -> int:
         """A look was in vain: the step of the next one, at most `most` later; all texts at the same steps."""
         known = self._texts.get(sequence_id)
-        wait = min(2 * known[0] if known else FIRST, most)
+        wait = min(2 * known[0] if known else SAMPLED if sampled else FIRST, most)
         due = (now // wait + 1) * wait
         self._texts[sequence_id] = (wait, due)
         return due

@@ -13,6 +13,7 @@ from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.scheduler import Work
 
 ALIKE = 8  # steps at rest that are told as one
+ALWAYS = 1 << 40  # steps: nobody may draft for these texts
 
 
 class Ran(NamedTuple):

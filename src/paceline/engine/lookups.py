@@ -1,0 +1,69 @@
+"""Which texts are searched for something to copy, and what is learnt from copies that were not checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+from paceline.core import Sequence
+from paceline.engine.acceptance import is_sampled
+from paceline.engine.quiet import LOOK, Quiet
+from paceline.engine.records import RowRecord
+from paceline.engine.unchecked import Unchecked
+
+Peek = Callable[[Sequence], bool]
+
+
+class Lookups:
+    """`peek` says for next to nothing whether there may be something to copy."""
+
+    def __init__(self, peek: Peek | None) -> None:
+        self._peek = peek
+        self._quiet = Quiet()
+        self._unchecked = Unchecked()
+        self._offered: set[int] = set()  # texts for which something was found in this step
+
+    def due(self, sequence: Sequence, now: int) -> tuple[int, RowRecord | None]:
+        """(the step of the next look, what would have become of a copy that was not checked, once the text has shown
+        it).
+        """
+        told = self._unchecked.told(sequence)
+        if not isinstance(told, int):
+            if told.accepted == told.drafted:
+                self._quiet.wake(sequence.id)
+            else:
+                self._quiet.hush(sequence.id, now)
+        elif told:
+            return now + told, None
+        return self._quiet.due(sequence.id, now), told if isinstance(told, RowRecord) else None
+
+    def look(self, sequence: Sequence, now: int) -> int:
+        """`now` if there may be something to copy, else the step of the next look."""
+        if self._peek is None or self._peek(sequence):
+            return now
+        return self._quiet.hush(sequence.id, now, sampled=is_sampled(sequence))
+
+    def found(
+        self, sequence: Sequence, kind: str, tokens: list[int], confidence: list[float], *, checked: bool
+    ) -> None:
+        self._offered.add(sequence.id)
+        if not checked:
+            self._unchecked.add(sequence, kind, tokens, confidence)
+
+    def over(self, kind: str, looked: Collection[int], rows: Iterable[RowRecord], now: int) -> None:
+        """A step is: look less often where nothing was found, or what was found was lost."""
+        for row in rows:
+            if row.drafter == kind and row.accepted:
+                self._quiet.wake(row.sequence_id)
+            elif row.sequence_id in looked and row.sequence_id not in self._unchecked:
+                lost = row.drafter != kind and row.sequence_id in self._offered
+                self._quiet.hush(row.sequence_id, now, 2 if lost else LOOK)
+
+    def clear(self) -> None:
+        """A step is over."""
+        self._offered.clear()
+
+    def wake(self, sequence_id: int) -> None:
+        self._quiet.wake(sequence_id)
+
+    def forget(self, sequence_id: int) -> None:
+        self._unchecked.forget(sequence_id)
