@@ -131,7 +131,7 @@ def _keep(
     i, _, row = where
     out.verdicts[i] = verdict
     out.keep[i] = w.count + verdict.accepted
-    if live.drafter not in state.drafters:
+    if state.resting or live.drafter not in state.drafters:
         return
     position = w.sequence.committed + w.count + verdict.accepted - 1
     out.hidden_slots.append((state.cache.slot(w.sequence.id), position))

@@ -12,7 +12,7 @@ from paceline.core import Draft
 from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.scheduler import Work
 
-ALIKE = 8  # steps at rest that are told as one
+ALIKE = 16  # steps at rest that are told as one
 ALWAYS = 1 << 40  # steps: nobody may draft for these texts
 
 

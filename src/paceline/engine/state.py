@@ -54,7 +54,7 @@ class EngineState:
 
     def keep_hidden(self, slots: list[tuple[int, int]], hidden: torch.Tensor, rows: list[int]) -> None:
         """Remember hidden[rows] for cache slots, given as (slot, text position of the row), unless drafting rests."""
-        if self.hidden is None or not rows or (self.rest is not None and self.rest.steps > 0):
+        if self.hidden is None or not rows or self.resting:
             return
         self.hidden_at.update(slots)
         device, kept = hidden.device, self.hidden
@@ -69,6 +69,11 @@ class EngineState:
             return
         where = torch.tensor([slot for slot, _ in slots], device=device)
         self.hidden[where] = hidden[torch.tensor(rows, device=device)]
+
+    @property
+    def resting(self) -> bool:
+        """Whether the next step will not draft either, if the same texts take part."""
+        return self.rest is not None and self.rest.steps > 0
 
     def tell(self) -> None:
         """Let the controller hear of the steps at rest that it has not heard of."""
