@@ -48,7 +48,7 @@ def play(right: bool, steps: int = 60) -> tuple[list[int], int, AutoController]:
     auto = AutoController(STEEP, [NGRAM])
     bins = tuple([(20.0, 200.0)] * BINS)
     auto.budget = replace(auto.budget, bins={NGRAM.law(True): bins})
-    sequence, checked, looks = text([1, 2]), [], 0
+    sequence, checked, looks = replace(text([1, 2]), reference=(7,)), [], 0
     for step in range(steps):
         ((limit, _),) = auto.limits([sequence], ["auto"], 16)
         length = 0
@@ -99,6 +99,15 @@ def test_sampled_text_is_looked_at_more_rarely_at_first() -> None:
     assert quiet.hush(1, 0) == FIRST
     assert quiet.hush(2, 0, sampled=True) == SAMPLED
     assert quiet.hush(2, SAMPLED, sampled=True) == 2 * SAMPLED
+    assert (quiet.due(3, 5), quiet.due(3, 5, later=True), quiet.due(3, 9)) == (5, SAMPLED, SAMPLED)
+    quiet.wake(3)
+    assert quiet.due(3, 10, later=True) <= 10  # there was something to copy
+    quiet.forget(3)
+    assert quiet.due(3, 10) == 10
     found = Lookups(lambda sequence: False)
+    assert found.due(text([1, 2], sid=4), 5) == (SAMPLED, None)
+    assert found.due(replace(text([1, 2], sid=5), reference=(1, 2)), 5) == (5, None)
+    found.gone(4)
+    assert found.due(replace(text([1, 2], sid=4), params=SamplingParams(temperature=0.0)), 5) == (5, None)
     assert found.look(text([1, 2]), 5) == SAMPLED
     assert found.look(replace(text([1, 2], sid=2), params=SamplingParams(temperature=0.0)), 5) == FIRST

@@ -24,7 +24,7 @@ PLANNING = 0.05  # of the time that planning may take at first
 HOLD, LONGEST_HOLD = 2, 16  # steps that a plan which drafts holds: longer each time that it stays one
 REST = 128  # steps that a plan without drafts holds
 LONGEST_IDLE = 512  # steps that it holds for others like those for which it was made
-IDLING = 0.002  # of the time that planning may take where texts come and go and nothing is drafted
+IDLING = 0.001  # of the time that planning may take where texts come and go and nothing is drafted
 PROBE_RUN = 3  # steps that a probe lasts while its tokens are kept
 
 MTP = Kind("mtp", (0.7, 0.72, 0.72, 0.7, 0.68), sampled=(0.56, 0.6, 0.6, 0.6))
@@ -372,7 +372,7 @@ class AutoController:
         if self._gone:
             self.budget = b.forget(self.budget, self._gone)
             for sequence_id in self._gone:
-                self._lookups.wake(sequence_id)
+                self._lookups.gone(sequence_id)
             self._gone.clear()
         for text in warnings:
             if self._warn:

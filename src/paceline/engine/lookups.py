@@ -34,7 +34,9 @@ class Lookups:
                 self._quiet.hush(sequence.id, now)
         elif told:
             return now + told, None
-        return self._quiet.due(sequence.id, now), told if isinstance(told, RowRecord) else None
+        later = is_sampled(sequence) and not sequence.reference  # nothing was given to copy from
+        due = self._quiet.due(sequence.id, now, later=later)
+        return due, told if isinstance(told, RowRecord) else None
 
     def look(self, sequence: Sequence, now: int) -> int:
         """`now` if there may be something to copy, else the step of the next look."""
@@ -62,8 +64,9 @@ class Lookups:
         """A step is over."""
         self._offered.clear()
 
-    def wake(self, sequence_id: int) -> None:
-        self._quiet.wake(sequence_id)
-
     def forget(self, sequence_id: int) -> None:
+        """A text ends, and may still be part of a step that is not over."""
         self._unchecked.forget(sequence_id)
+
+    def gone(self, sequence_id: int) -> None:
+        self._quiet.forget(sequence_id)

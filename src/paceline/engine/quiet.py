@@ -16,9 +16,11 @@ class Quiet:
     def __init__(self) -> None:
         self._texts: dict[int, tuple[int, int]] = {}  # (steps to wait, until when)
 
-    def due(self, sequence_id: int, now: int) -> int:
-        """The step of the next look."""
-        return self._texts[sequence_id][1] if sequence_id in self._texts else now
+    def due(self, sequence_id: int, now: int, *, later: bool = False) -> int:
+        """The step of the next look; of a text that is new now, or after a while."""
+        if sequence_id not in self._texts:
+            return self.hush(sequence_id, now, sampled=True) if later else now
+        return max(self._texts[sequence_id][1], now)
 
     def hush(self, sequence_id: int, now: int, most: int = LOOK, *, sampled: bool = False) -> int:
         """A look was in vain: the step of the next one, at most `most` later; all texts at the same steps."""
@@ -29,4 +31,8 @@ class Quiet:
         return due
 
     def wake(self, sequence_id: int) -> None:
+        """There was something: look at once."""
+        self._texts[sequence_id] = (FIRST // 2, 0)
+
+    def forget(self, sequence_id: int) -> None:
         self._texts.pop(sequence_id, None)

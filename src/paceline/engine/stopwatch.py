@@ -64,6 +64,7 @@ SHAPES = (  # the most telling first: a slow target may have no time for more
 STEEPNESS = (PLAIN, Shape(1, 8, False))
 MORE = 4  # tokens drafted, to tell what a context costs once from what it costs each row
 REACH = (PLAIN, Shape(1, MORE, False))
+VISITS = 4  # of a long text, between those of a usual one
 
 
 class Switch:
@@ -226,23 +227,31 @@ class Stopwatch:
         if near == PROMPT or far < 2 * near:
             return 0.0, 0.0, 0.0
         usual = median(self._contexts)
-        seen: dict[tuple[int, int], list[float]] = {}  # by prompt and tokens drafted
+        beyond: list[tuple[float, float]] = []  # what a far step takes longer, plain and with more rows
         try:
-            for prompt in (near, far, near):
-                self.close()
-                self._prompt = prompt
-                for shape in REACH * (1 if prompt == near else 2):
-                    value = self._block(shape, single=False)
-                    if value is None:
-                        return 0.0, 0.0, 0.0
-                    seen.setdefault((prompt, shape.k), []).append(value.step)
+            before = self._visit(near)
+            for _ in range(VISITS):
+                there, after = self._visit(far), self._visit(near)
+                if before is None or there is None or after is None:
+                    return 0.0, 0.0, 0.0
+                here = [(one + other) / 2 for one, other in zip(before, after, strict=True)]
+                one, more = ((long - short) / here[0] for long, short in zip(there, here, strict=True))
+                beyond.append((one, more))
+                before = after
         finally:
             self.close()
             self._prompt = near
-        typical = {where: min(seconds) for where, seconds in seen.items()}
-        scale = plain / typical[near, 0] / (far - near)
-        once, all_rows = (max(typical[far, k] - typical[near, k], 0.0) * scale for k in (0, MORE))
+        scale = plain / (far - near)
+        once, all_rows = (max(median(values), 0.0) * scale for values in zip(*beyond, strict=True))
         return once, max(all_rows - once, 0.0) / MORE, usual
+
+    def _visit(self, prompt: int) -> tuple[float, ...] | None:
+        """Seconds of the steps of `REACH` where a text begins with so many tokens."""
+        for table in self._tables.values():
+            table.close()  # their prompts stay in the prefix cache
+        self._prompt = prompt
+        blocks = [self._block(shape, single=False) for shape in REACH]
+        return None if None in blocks else tuple([block.step for block in blocks if block is not None])
 
     def _block(self, shape: Shape, *, single: bool) -> Timing | None:
         """Typical seconds of steps of a shape in a row; None if it cannot be run."""
