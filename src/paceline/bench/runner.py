@@ -227,7 +227,7 @@ def _write(
     sides = [_Side(bench.engine, run, bench.energy, first), _Side(bench.plain, plain, bench.energy, first)]
     order = sides[::-1] if (number + first // cell.batch) % 2 else sides  # who begins
     try:
-        _read(bench.plain, [p.tokens for p in chosen])
+        _read(order[-1].engine, [p.tokens for p in chosen])  # neither begins with its own Python warm
         for side in order:
             params = [_params(bench, cell, side.run.setting, p, first + i) for i, p in enumerate(chosen)]
             side.begin([(p.tokens, own) for p, own in zip(chosen, params, strict=True)])
