@@ -27,7 +27,7 @@ class StepRecord:
     context: int = 0  # tokens of all texts in it
     masked: bool = False  # a constraint took part: what its masks take says nothing about the machine's pace
     times: int = 1  # steps like this one that it stands for
-    more_seconds: float = 0.0  # what the others of them took
+    more_seconds: float = 0.0  # what all of them took, less `seconds`
     alike: int = 1  # steps in a row, up to this one, in which something was drafted, or nothing was
 
     @property

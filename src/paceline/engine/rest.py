@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from statistics import median
 from typing import NamedTuple
 
 from paceline.core import Draft
@@ -29,19 +30,21 @@ class Ran(NamedTuple):
 
 
 def told(steps: Seq[Ran]) -> StepRecord:
-    """Steps that are alike as one: the last speaks for all, it is the warmest."""
-    work, records, rows, begin, drafted, looked, end = steps[-1]
-    return StepRecord(
+    """Steps that are alike as one: the median of the later half speaks for all, the first ones may be cold."""
+    work, records, rows = steps[-1][:3]
+    later = steps[len(steps) // 2 :]
+    record = StepRecord(
         rows,
-        looked - drafted,
-        drafted - begin,
-        end - looked,
+        median([ran.looked - ran.drafted for ran in later]),
+        median([ran.drafted - ran.begin for ran in later]),
+        median([ran.end - ran.looked for ran in later]),
         records if all(w.last for w in work) else [],
         sum([w.sequence.committed for w in work]),
         any(w.sequence.constraint is not None for w in work),
         len(steps),
-        sum([ran.end - ran.begin for ran in steps[:-1]]),
     )
+    record.more_seconds = sum([ran.end - ran.begin for ran in steps]) - record.seconds
+    return record
 
 
 @dataclass(slots=True)
