@@ -79,12 +79,12 @@ class Priced(AutoController):
         if record.rows:  # none while prompts are read
             step, drafting = price(self.table, record.rows)
             if len(record.rows) == self.batch:
-                self.tokens += len(record.rows) + sum(row.accepted for row in record.rows)
-                self.running += step + drafting
+                self.tokens += record.times * len(record.rows) + sum(row.accepted for row in record.rows)
+                self.running += record.times * step + drafting
                 self.deciding += self._deciding
             if self.learns:
                 record.target_seconds, record.draft_seconds = step * UNIT, drafting * UNIT
-                record.other_seconds = 0.0
+                record.other_seconds, record.more_seconds = 0.0, (record.times - 1) * step * UNIT
         self._deciding = 0.0
         super().observe(record)
 
