@@ -115,6 +115,16 @@ class Never(Audit):
         return False
 
 
+class Free:
+    """A constraint that allows everything."""
+
+    def masks(self, draft: Any) -> list[None]:
+        return [None] * (len(draft) + 1)
+
+    def commit(self, tokens: Any) -> None:
+        pass
+
+
 class Always(Audit):
     def due(self, costs: Costs, gain: float) -> bool:
         return True
@@ -356,6 +366,29 @@ def test_what_rounds_take_is_known_for_each_number_of_texts() -> None:
     many, one = costs.within(16, 16).drafting("mtp", 16), costs.within(1, 1).drafting("mtp", 1)
     assert many[0] + 2 * many[1] + 32 * many[2] == pytest.approx(2 * 0.62, rel=0.1)
     assert one[0] + 2 * one[1] + 2 * one[2] == pytest.approx(0.32, rel=0.15)
+
+
+def test_texts_whose_steps_cannot_be_measured_are_not_audited_for_ever() -> None:
+    """A mask takes time of its own, so such steps teach nothing of the pace: an audit would stay due."""
+    for constraint, most in ((Free(), 0), (None, AUDIT)):
+        auto = AutoController(PROFILE, [replace(MTP, prior=(0.5, 0.5, 0.5))])
+        drafted = measured = 0
+        for _ in range(64):
+            text = sequence(1)
+            text.constraint = constraint
+            ((limit, reason),) = auto.limits([text], ["auto"], 16)
+            drafted, measured = drafted + (limit > 0), measured + (reason == b.MEASURING)
+            done = RowRecord(1, "mtp", limit, limit // 2, [0.8] * limit, reason)
+            seconds = PROFILE.costs().target(1 + limit)
+            auto.observe(StepRecord(1 + limit, seconds, 0.1, 0.0, [done], masked=constraint is not None))
+        assert measured <= most
+        assert drafted > 0
+    auto._audits[1] = Always()
+    auto._choices.clear()
+    kinds = [auto.limits([sequence(1)], ["auto"], 16)[0][1] == b.MEASURING]
+    auto.observe(StepRecord(1, 1.0, 0.0, 0.0, [row()], times=AUDIT))
+    kinds.append(auto.limits([sequence(1)], ["auto"], 16)[0][1] == b.MEASURING)
+    assert kinds == [True, False]  # never two in a row
 
 
 STEEP = Profile((1, 2, 33), (1e-5, 3e-5, 7e-4), rounds={"mtp": (1e-5, 1e-5, 0.0)})  # nothing would pay

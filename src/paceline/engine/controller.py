@@ -50,7 +50,8 @@ class _Choice:
     until: int = 0
     hold: int = 0  # steps that it holds though it drafts
     probes: int = 0  # steps that its probes may still last
-    trial: bool = False  # it drafts to see what that costs
+    trial: bool = False  # it drafts to see what that costs,
+    measures: bool = False  # or does not, to see what plain steps do
 
 
 _Kin = tuple[int, str | None, bool]  # how many texts, their drafter, whether they are sampled
@@ -117,9 +118,8 @@ class AutoController:
         self._used.append(choice)
         self._alive.clear()
         choice.looked = False
-        return (
-            self._with_looks(choice, sequences) if choice.looks and choice.look <= self._now else choice.out
-        )
+        looks = choice.looks and choice.look <= self._now
+        return self._with_looks(choice, sequences) if looks else choice.out
 
     def rest(self) -> int:
         if (choice := self._choice) is None or choice.looked or any(limit for limit, _ in choice.out):
@@ -209,15 +209,19 @@ class AutoController:
                 free.append(name)
         rate = max([plan.rate for plan in choice.plans.values()], default=plain)
         self.budget = replace(self.budget, costs=costs)
-        if choice.rows == len(sequences) and not self._others and self._audit(choice).due(here, rate / plain):
+        masked = any(
+            s.constraint is not None for s in sequences
+        )  # what its masks take hides the machine's pace
+        plainly = choice.rows == len(sequences) and not (
+            self._others or masked or (before and before.measures)
+        )
+        if plainly and self._audit(choice).due(here, rate / plain):
             return self._audited(choice, before)
         if free:
             choice.looks = dict.fromkeys(free, Look(here, choice.rows + self._others, len(sequences), rate))
         choice.out = [best.get(s.id, limit) for s, limit in zip(sequences, choice.out, strict=True)]
-        choice.until, choice.probes = (
-            self._until(choice, before, here),
-            PROBE_RUN if self.budget.probing else 0,
-        )
+        choice.until = self._until(choice, before, here)
+        choice.probes = PROBE_RUN if self.budget.probing else 0
         return choice
 
     def _audit(self, choice: _Choice) -> Audit:
@@ -226,12 +230,13 @@ class AutoController:
     def _audited(self, choice: _Choice, before: _Choice | None) -> _Choice:
         """Plain steps for once, to see what the machine takes for them now; then the plan is made anew."""
         self.budget = replace(self.budget, probing=frozenset())
-        out = [
-            (0, b.MEASURING) if i in choice.caps else limit
-            for i, limit in zip(choice.ids, choice.out, strict=True)
-        ]
+        rows = zip(choice.ids, choice.out, strict=True)
+        out = [(0, b.MEASURING) if i in choice.caps else limit for i, limit in rows]
         hold = before.hold if before is not None and before.hold else HOLD
-        return _Choice(choice.ids, {}, {}, out, choice.caps, choice.rows, until=self._now + AUDIT, hold=hold)
+        until = self._now + AUDIT
+        return _Choice(
+            choice.ids, {}, {}, out, choice.caps, choice.rows, until=until, hold=hold, measures=True
+        )
 
     def _until(self, choice: _Choice, before: _Choice | None, costs: Costs) -> int:
         """The step at which to think again: soon where little is known yet."""
