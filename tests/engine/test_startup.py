@@ -23,7 +23,7 @@ from paceline.engine.costs import DraftCost, Profile, Round
 from paceline.engine.engine import EngineParts
 from paceline.engine.records import RowRecord
 from paceline.engine.selftest import ENOUGH, complaint, summarise
-from paceline.engine.stopwatch import CONTEXT, GROWN, measure_steps, steepness
+from paceline.engine.stopwatch import CONTEXT, GROWN, Stopwatch, measure_steps, steepness
 from paceline.kv.cache import KVCache
 from paceline.llm import LLM
 from paceline.models.gemma4 import GemmaTarget
@@ -433,6 +433,15 @@ def test_what_a_long_context_costs_is_told_where_it_is_soon_read(
     assert found is not None
     assert found.reach[:2] == (pytest.approx(1e-6, rel=0.1), pytest.approx(0.0, abs=1e-8))
     assert CONTEXT < found.reach[2] < CONTEXT + GROWN + 32  # texts do not grow from turn to turn
+    visits: list[int] = []
+    visit = Stopwatch._visit
+    monkeypatch.setattr(
+        Stopwatch, "_visit", lambda watch, prompt: visits.append(prompt) or visit(watch, prompt)
+    )
+    hasty = measure_steps(parts, MTP, limit=0.4)
+    assert hasty is not None
+    assert hasty.reach[0] == pytest.approx(1e-6, rel=0.1)
+    assert len(visits) == 3  # a long text between two usual ones, then the time is over
     clock.fixed = 1.0  # now a prompt is not soon read
     slow = measure_steps(parts, MTP, limit=1e6)
     assert slow is not None

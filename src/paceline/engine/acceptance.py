@@ -12,8 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from paceline.core import MAX_DRAFT_TOKENS, Sequence
-from paceline.sampling.shape import GREEDY_BELOW
+from paceline.core import MAX_DRAFT_TOKENS
 
 PRIOR_WEIGHT = 3.0  # observations that the usual acceptance of such a drafter counts for
 KNOWN_WEIGHT = 12.0  # that of a pair which was measured: a few refused drafts in a row are no reason to stop
@@ -84,10 +83,6 @@ class Totals:
     def add(self, drafted: int, accepted: int) -> Totals:
         return Totals(self.first_tries + 1, self.first_hits + (accepted > 0),
                       self.drafted + drafted, self.accepted + accepted, self.alarmed)  # fmt: skip
-
-
-def is_sampled(sequence: Sequence) -> bool:
-    return sequence.params.temperature >= GREEDY_BELOW
 
 
 @lru_cache(maxsize=64)

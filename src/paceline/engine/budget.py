@@ -11,7 +11,6 @@ token i itself, so `reject` and `block` stay exact (docs/controller.md shows why
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from paceline.engine import acceptance as acc
 from paceline.engine.acceptance import Arm, Bins, Kind, Totals
 from paceline.engine.costs import Costs, Round, Step
 from paceline.engine.records import Asked, RowRecord, StepRecord
+from paceline.sampling.shape import is_greedy
 
 Want = int | Literal["auto"]
 
@@ -35,9 +35,6 @@ PREFILL = "prefill"
 DRAFTER_FAILED = "drafter failed"
 NO_DRAFTER = "no drafter"
 MEASURING = "measuring"  # plain steps amid drafts, to see what they take
-REASONS = (
-    PARKED_BY_COST, NO_CONFIDENCE, NO_PROPOSAL, DISABLED, NO_ROOM, MEMORY, PREFILL, DRAFTER_FAILED, NO_DRAFTER, MEASURING
-)  # fmt: skip
 
 TYPICAL = 12  # steps that are enough to tell the pace of many
 SURE = 3.0  # copies that were kept, after which one may be as long as any
@@ -107,9 +104,7 @@ class Budget:
     arms: Mapping[tuple[int, str], Arm] = field(default_factory=dict)
     bins: Mapping[str, Bins] = field(default_factory=dict)
     totals: Mapping[str, Totals] = field(default_factory=dict)
-    reasons: Mapping[str, int] = field(default_factory=dict)
     step: int = 0
-    seconds: float = 0.0
     credit: float = 0.0  # seconds that probes may spend
     probing: frozenset[int] = frozenset()  # rows of this step that are probes
 
@@ -123,7 +118,7 @@ def meet(budget: Budget, kind: Kind, sequences: Seq[Sequence]) -> Budget:
     new = [s for s in sequences if (s.id, kind.name) not in budget.arms]
     if not new:
         return budget
-    arms = {(s.id, kind.name): acc.fresh_arm(kind, acc.is_sampled(s)) for s in new}
+    arms = {(s.id, kind.name): acc.fresh_arm(kind, not is_greedy(s)) for s in new}
     return replace(budget, arms={**budget.arms, **arms})
 
 
@@ -270,7 +265,6 @@ def expected(budget: Budget, kind: Kind, arm: Arm, plan: Plan, length: int) -> f
 def observe(budget: Budget, seen: Seq[tuple[StepRecord, Asked]]) -> Budget:
     """Learn from finished steps: costs, acceptance by position and request, calibration, probe credit."""
     costs, spent, probed, drafted, used = budget.costs, 0.0, 0.0, [], set()
-    reasons: Counter[str] = Counter()
     targets: list[Step] = []
     rounds: dict[str, list[Round]] = {}
     steps = sum([record.times for record, _ in seen])
@@ -278,9 +272,6 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Asked]]) -> Budget:
     for record, asked in seen:
         spent += record.seconds + record.more_seconds
         rows = [row for row in record.rows if row.drafted]
-        for row in record.rows:
-            if row.reason is not None:
-                reasons[row.reason] += record.times
         kind = _main_kind(budget, rows) if rows else None
         # a lone probe comes after many steps without one and is no measure of drafts that follow each other
         lone = bool(rows) and all(row.sequence_id in budget.probing for row in rows)
@@ -313,7 +304,7 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Asked]]) -> Budget:
             costs = costs.idle(name, FADE_EVERY)
     most = MOST_CREDIT * costs.target(1)
     budget = replace(
-        budget, costs=costs, reasons=_counted(budget.reasons, reasons), step=end, seconds=budget.seconds + spent,
+        budget, costs=costs, step=end,
         credit=max(min(budget.credit + PROBE_SHARE * spent - probed, most), -2 * most),
     )  # fmt: skip
     return observe_rows(budget, drafted) if drafted else budget
@@ -339,15 +330,6 @@ def is_news(budget: Budget, row: RowRecord) -> bool:
         if kind.name == row.drafter and not kind.sequential:
             return row.accepted < row.drafted or arm_of(budget, row.sequence_id, kind).hits[0] < SURE
     return False
-
-
-def _counted(known: Mapping[str, int], reasons: Mapping[str, int]) -> Mapping[str, int]:
-    """`known` with these reasons; what a failed drafter said of its error is not part of the code."""
-    out = dict(known)
-    for reason, count in reasons.items():
-        code = reason if reason in REASONS else reason.partition(":")[0]
-        out[code] = out.get(code, 0) + count
-    return out
 
 
 def _main_kind(budget: Budget, rows: list[RowRecord]) -> Kind | None:

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field, replace
 
 from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine import budget as b
-from paceline.engine.acceptance import Kind, calibrated, is_sampled
+from paceline.engine.acceptance import Kind, calibrated
 from paceline.engine.audit import AUDIT, TRIAL, Audit, hopeful
 from paceline.engine.budget import Budget, Look, Plan, Want
-from paceline.engine.costs import Costs, Profile
+from paceline.engine.costs import TABLE_ROWS, Costs, Profile
 from paceline.engine.fixed import Limit, fixed_limit, whole
 from paceline.engine.lookups import Lookups, Peek
 from paceline.engine.records import StepRecord, Unlearnt
+from paceline.sampling.shape import is_greedy
 
 PLANNING = 0.05  # of the time that planning may take at first
 HOLD, LONGEST_HOLD = 2, 16  # steps that a plan which drafts holds: longer each time that it stays one
@@ -50,11 +51,11 @@ class _Choice:
     until: int = 0
     hold: int = 0  # steps that it holds though it drafts
     probes: int = 0  # steps that its probes may still last
-    trial: bool = False  # it drafts to see what that costs,
-    measures: bool = False  # or does not, to see what plain steps do
+    trial: bool = False  # it drafts to see what that costs
+    teaches: bool = True  # its steps tell what steps take
 
 
-_Kin = tuple[int, str | None, bool]  # how many texts, their drafter, whether they are sampled
+_Kin = tuple[int, str | None, bool]  # how many texts, their drafter, whether they are greedy
 
 
 class AutoController:
@@ -160,7 +161,7 @@ class AutoController:
     def _kin(self, sequences: list[Sequence], wants: list[Want]) -> _Kin | None:
         """What texts have in common of which nothing is known yet; None if they do not, or something is."""
         known = {i for i, _ in self.budget.arms}
-        kin = {(s.params.drafter, is_sampled(s)) for s in sequences}
+        kin = {(s.params.drafter, is_greedy(s)) for s in sequences}
         if self._others or len(kin) > 1 or set(wants) != {"auto"} or any(s.id in known for s in sequences):
             return None
         return (len(sequences), *kin.pop())
@@ -191,6 +192,8 @@ class AutoController:
                 choice.caps[sequence.id] = limit
             else:
                 choice.rows += limit
+        masked = any(sequence.constraint is not None for sequence in sequences)
+        choice.teaches = not (self._others or masked or len(sequences) > TABLE_ROWS)
         choice.until = self._now + REST
         costs, context = self.budget.costs, sum([sequence.committed for sequence in sequences])
         here = costs.within(len(sequences), context) if choice.caps else costs
@@ -209,13 +212,7 @@ class AutoController:
                 free.append(name)
         rate = max([plan.rate for plan in choice.plans.values()], default=plain)
         self.budget = replace(self.budget, costs=costs)
-        masked = any(
-            s.constraint is not None for s in sequences
-        )  # what its masks take hides the machine's pace
-        plainly = choice.rows == len(sequences) and not (
-            self._others or masked or (before and before.measures)
-        )
-        if plainly and self._audit(choice).due(here, rate / plain):
+        if choice.rows == len(sequences) and choice.teaches and self._audit(choice).due(here, rate / plain):
             return self._audited(choice, before)
         if free:
             choice.looks = dict.fromkeys(free, Look(here, choice.rows + self._others, len(sequences), rate))
@@ -233,10 +230,7 @@ class AutoController:
         rows = zip(choice.ids, choice.out, strict=True)
         out = [(0, b.MEASURING) if i in choice.caps else limit for i, limit in rows]
         hold = before.hold if before is not None and before.hold else HOLD
-        until = self._now + AUDIT
-        return _Choice(
-            choice.ids, {}, {}, out, choice.caps, choice.rows, until=until, hold=hold, measures=True
-        )
+        return _Choice(choice.ids, {}, {}, out, choice.caps, choice.rows, until=self._now + AUDIT, hold=hold)
 
     def _until(self, choice: _Choice, before: _Choice | None, costs: Costs) -> int:
         """The step at which to think again: soon where little is known yet."""
@@ -270,7 +264,7 @@ class AutoController:
             plan = b.choose(self.budget, kind, caps, rows, texts, margin)
             if any(plan.limits.values()):
                 self._audit(choice).paid(self._now)
-            elif self._audit(choice).may_try(self._now) and not self._others:
+            elif choice.teaches and self._audit(choice).may_try(self._now):
                 hoping = replace(self.budget, costs=hopeful(self.budget.costs))
                 trial = b.choose(hoping, kind, choice.caps, rows, texts, b.START)
                 if any(trial.limits.values()):
@@ -390,11 +384,3 @@ class AutoController:
             self._learn()  # nothing may follow for long, and there may be something to say
         self._gone.add(sequence_id)
         self._lookups.forget(sequence_id)
-
-    def metrics(self) -> dict[str, float]:
-        """Counters for a metrics page; names are stable."""
-        out: dict[str, float] = {"steps": self.budget.step, "seconds": self.budget.seconds}
-        for kind, totals in self.budget.totals.items():
-            out[f"drafted.{kind}"], out[f"accepted.{kind}"] = totals.drafted, totals.accepted
-        out.update({f"undrafted.{reason}": count for reason, count in self.budget.reasons.items()})
-        return out

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 from paceline.core import Sequence
-from paceline.engine.acceptance import is_sampled
 from paceline.engine.quiet import LOOK, Quiet
 from paceline.engine.records import RowRecord
 from paceline.engine.unchecked import Unchecked
+from paceline.sampling.shape import is_greedy
 
 Peek = Callable[[Sequence], bool]
 
@@ -34,7 +34,7 @@ class Lookups:
                 self._quiet.hush(sequence.id, now)
         elif told:
             return now + told, None
-        later = is_sampled(sequence) and not sequence.reference  # nothing was given to copy from
+        later = not is_greedy(sequence) and not sequence.reference  # nothing was given to copy from
         due = self._quiet.due(sequence.id, now, later=later)
         return due, told if isinstance(told, RowRecord) else None
 
@@ -42,7 +42,7 @@ class Lookups:
         """`now` if there may be something to copy, else the step of the next look."""
         if self._peek is None or self._peek(sequence):
             return now
-        return self._quiet.hush(sequence.id, now, sampled=is_sampled(sequence))
+        return self._quiet.hush(sequence.id, now, sampled=not is_greedy(sequence))
 
     def found(
         self, sequence: Sequence, kind: str, tokens: list[int], confidence: list[float], *, checked: bool

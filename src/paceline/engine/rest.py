@@ -1,5 +1,5 @@
-"""Steps in which nothing is drafted because the controller said so for a while: it is not asked, which takes time, too,
-and hears of several of them at once.
+"""Steps in which nothing is drafted, because the controller said so for a while or nobody may: it is not asked, which
+takes time, too, and hears of several of them at once.
 """
 
 from __future__ import annotations

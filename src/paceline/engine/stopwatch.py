@@ -176,7 +176,7 @@ class Stopwatch:
         self._contexts.clear()
         try:
             for turn in range(turns + 1):
-                earlier = len(self.plain)
+                earlier, shorter = len(self.plain), len(self._contexts)
                 order = [
                     s for s in (shapes if turn == 0 else sorted(shapes, reverse=turn % 2 == 0)) if s != PLAIN
                 ]
@@ -187,7 +187,7 @@ class Stopwatch:
                     known.append(timing)
                 if turn == 1 and len(self.plain) > earlier:
                     del self.plain[:earlier]
-                    self._contexts.clear()
+                    del self._contexts[:shorter]
                 if time.perf_counter() > end:
                     break
                 if max(self.plain, default=FAST) < FAST and self._prompt == PROMPT:
@@ -221,12 +221,15 @@ class Stopwatch:
             yield from ((shape, Timing(value.draft / plain, value.step / plain)) for shape, value in taken)
             before = after
 
-    def reach(self, plain: float) -> Reach:
-        """What longer contexts cost, if a plain step takes `plain` seconds at the usual one; zeros if it is not known."""
+    def reach(self, plain: float, limit: float) -> Reach:
+        """What longer contexts cost, if a plain step takes `plain` seconds at the usual one; zeros if it is not known.
+
+        Takes about `limit` seconds, longer if one visit does.
+        """
         near, far = self._prompt, min(FAR, self._parts.cache.max_tokens * 3 // 4)
         if near == PROMPT or far < 2 * near:
             return 0.0, 0.0, 0.0
-        usual = median(self._contexts)
+        end, usual = time.perf_counter() + limit, median(self._contexts)
         beyond: list[tuple[float, float]] = []  # what a far step takes longer, plain and with more rows
         try:
             before = self._visit(near)
@@ -238,6 +241,8 @@ class Stopwatch:
                 one, more = ((long - short) / here[0] for long, short in zip(there, here, strict=True))
                 beyond.append((one, more))
                 before = after
+                if time.perf_counter() > end:
+                    break
         finally:
             self.close()
             self._prompt = near
@@ -324,7 +329,9 @@ def measure_steps(parts: EngineParts, kind: Kind | None, limit: float) -> Profil
     for shape, seconds in free.items():
         rungs.setdefault(shape.rows, seconds - text * (shape.texts - 1))
     rows = sorted(rungs)
-    profile = Profile(tuple(rows), tuple(rungs[n] for n in rows), text=text, reach=watch.reach(plain))
+    profile = Profile(
+        tuple(rows), tuple(rungs[n] for n in rows), text=text, reach=watch.reach(plain, 0.25 * limit)
+    )
     drafted = {shape: timing for shape, timing in typical.items() if shape.network}
     if kind is None or not drafted:
         return profile

@@ -21,7 +21,6 @@ from paceline.sampling import noise
 from paceline.sampling.draw import draw_device, draw_host, greedy
 from paceline.sampling.filters import kth_largest
 from paceline.sampling.shape import (
-    GREEDY_BELOW,
     LogitRow,
     edited,
     is_edited,
@@ -168,7 +167,7 @@ def _draw_native(
 
 def rule_of(row: LogitRow) -> native_sampling.Rule:
     p = row.params
-    if p.temperature < GREEDY_BELOW:
+    if is_greedy(row):
         return _GREEDY
     least = float(np.log(np.float32(p.min_p))) if p.min_p > 0 else -math.inf  # rounded as in host_threshold
     return (1.0 / p.temperature, row.seed, row.position, p.top_k, p.top_p, least)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from paceline.core import SamplingParams
+from paceline.core import SamplingParams, Sequence
 from paceline.errors import UsageError
 from paceline.sampling.cells import Cells
 from paceline.sampling.filters import Filter, host_threshold, thresholds
@@ -41,8 +41,8 @@ class LogitRow:
     stop_ids: tuple[int, ...] = ()  # may not come before min_tokens are out
 
 
-def is_greedy(row: LogitRow) -> bool:
-    return row.params.temperature < GREEDY_BELOW
+def is_greedy(text: LogitRow | Sequence) -> bool:
+    return text.params.temperature < GREEDY_BELOW
 
 
 def is_filtered(row: LogitRow) -> bool:
