@@ -38,7 +38,7 @@ ASK, LOOK, COPY, PLAN, PLAN_TEXT = 0.15, 0.03, 0.15, 0.6, 0.05
 UNIT = 1e-3  # seconds that a plain step is said to take
 READ = 8192  # tokens of prompts in a step, so that all texts begin close to each other
 FIXED = (2, 4)
-WORKLOADS = ("code", "prose", "edit", "json", "random", "long")
+WORKLOADS = ("code", "prose", "edit", "dictated", "json", "random", "long")
 
 
 class KnownCosts(Costs):

@@ -9,7 +9,7 @@ import pytest
 from tests.testing import Setup, make_engine, prompts, run
 
 from paceline.core import Draft, SamplingParams, Sequence
-from paceline.engine import audit
+from paceline.engine import audit, learning
 from paceline.engine import budget as b
 from paceline.engine.acceptance import Kind
 from paceline.engine.audit import AUDIT, HOPEFUL, LAST_TRIAL, RAREST, Audit, hopeful
@@ -236,7 +236,7 @@ def test_of_steps_at_rest_those_in_the_middle_of_the_later_half_speak_for_all() 
     seen.add(StepRecord(1, 1.0, 0.0, 0.0, [row()], masked=True), {})
     assert seen.drafted
     assert seen.steps == ALIKE + 5
-    learnt = b.observe(b.Budget(PROFILE.costs(), (MTP,)), seen.seen)
+    learnt = learning.observe(b.Budget(PROFILE.costs(), (MTP,)), seen.seen)
     assert learnt.step == seen.steps
     assert [record.alike for record, _ in seen.seen] == [ALIKE, ALIKE + 2, 1, 1, 2]
     seen.clear()
@@ -246,8 +246,8 @@ def test_of_steps_at_rest_those_in_the_middle_of_the_later_half_speak_for_all() 
 @pytest.mark.parametrize(("kept", "taken", "charged"), [(0, 1.6, 0.6), (1, 1.6, -0.4), (0, 99.0, 7.0)])
 def test_a_probe_is_charged_what_it_took(kept: int, taken: float, charged: float) -> None:
     budget = b.Budget(PROFILE.costs(), (MTP,), credit=0.5, probing=frozenset({1}))
-    after = b.observe(budget, [(StepRecord(2, taken - 0.4, 0.4, 0.0, [row(1, kept)]), {1: 1})])
-    expected = max(min(0.5 + b.PROBE_SHARE * taken - charged, b.MOST_CREDIT), -2 * b.MOST_CREDIT)
+    after = learning.observe(budget, [(StepRecord(2, taken - 0.4, 0.4, 0.0, [row(1, kept)]), {1: 1})])
+    expected = max(min(0.5 + learning.PROBE_SHARE * taken - charged, b.MOST_CREDIT), -2 * b.MOST_CREDIT)
     assert after.credit == pytest.approx(expected, abs=1e-6)
     assert after.costs.pace == budget.costs.pace  # it is no measure of steps that follow each other
 

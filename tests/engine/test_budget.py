@@ -13,6 +13,7 @@ import pytest
 from paceline.core import SamplingParams, Sequence
 from paceline.engine import acceptance as acc
 from paceline.engine import budget as b
+from paceline.engine import learning
 from paceline.engine.acceptance import Kind, fresh_arm, sober
 from paceline.engine.budget import Budget
 from paceline.engine.controller import NGRAM, AutoController
@@ -106,7 +107,7 @@ def test_choice_is_as_good_as_brute_force(profile: Profile, draft: float) -> Non
     for sid, chance in enumerate((0.95, 0.6, 0.2)):
         for _ in range(12):
             kept = 4 if chance > 0.9 else 1 if chance > 0.5 else 0
-            budget = b.observe_rows(budget, [row(sid, 4, kept)])
+            budget = learning.observe_rows(budget, [row(sid, 4, kept)])
     caps = dict.fromkeys(range(3), 6)
     plan = b.choose(budget, MTP, caps, 3, 3)
     best = max(rate_of(budget, dict(enumerate(k)), 3) for k in itertools.product(range(7), repeat=3))
@@ -228,9 +229,9 @@ def test_auto_reaches_the_best_fixed_length(chance: float, rows: int) -> None:
 def test_requests_do_not_learn_from_each_other() -> None:
     budget = make(FLAT)
     for _ in range(20):
-        budget = b.observe_rows(budget, [row(1, 4, 0)])
+        budget = learning.observe_rows(budget, [row(1, 4, 0)])
     assert b.arm_of(budget, 2, MTP) == acc.fresh_arm(MTP)
-    assert not b.forget(budget, {1}).arms
+    assert not learning.forget(budget, {1}).arms
 
 
 def test_request_settings_and_room() -> None:
@@ -249,7 +250,7 @@ def test_calibration_learns_what_confidence_means() -> None:
     rng = random.Random(1)
     for _ in range(3000):  # a drafter that is twice as sure as it should be
         c = rng.random()
-        budget = b.observe_rows(budget, [row(1, 1, int(rng.random() < c / 2), c)])
+        budget = learning.observe_rows(budget, [row(1, 1, int(rng.random() < c / 2), c)])
     for c in (0.2, 0.5, 0.8):
         assert acc.calibrated(budget.bins.get("mtp"), c) == pytest.approx(c / 2, abs=0.08)
 
@@ -336,9 +337,9 @@ def test_costs_follow_the_machine_and_ignore_a_hiccup() -> None:
 def test_what_masks_take_is_not_the_machines_pace() -> None:
     budget = make(FLAT)
     seen = [StepRecord(4, 50.0, 0.0, 0.0, [row(i, 0, 0) for i in range(4)], masked=True, alike=9)] * 30
-    assert b.observe(budget, [(record, {}) for record in seen]).costs.pace == budget.costs.pace
+    assert learning.observe(budget, [(record, {}) for record in seen]).costs.pace == budget.costs.pace
     plain = [replace(record, masked=False) for record in seen]
-    assert b.observe(budget, [(record, {}) for record in plain]).costs.pace > 2 * budget.costs.pace
+    assert learning.observe(budget, [(record, {}) for record in plain]).costs.pace > 2 * budget.costs.pace
 
 
 def test_what_a_round_does_to_the_step_after_it_is_a_cost_of_the_round() -> None:

@@ -22,6 +22,8 @@ FIRST_PROBE = 64  # steps until a parked row may probe; doubles with each probe 
 LAST_PROBE = 1024
 BINS = 12  # of the drafter's confidence
 BIN_WEIGHT = 8.0  # observations that the drafter's own word counts for
+FIRST_WEIGHT = 4.0  # that it counts for where a text copies for the first time,
+FIRSTS = 32.0  # and texts whose first copies are remembered
 ALARM_TRIES, ALARM_SHARE = 96, 0.4
 # Standard deviations by which the first acceptance of a greedy and of a sampled text is thought higher than it seems: at
 # a temperature drafts gain so little that more hope costs more than it finds (recipes/policy).
@@ -29,6 +31,7 @@ HOPE = (1.5, 0.5)
 SAMPLED_SHARE = 0.8  # of the acceptance of greedy text, where nothing is known of sampled text
 
 Bins = tuple[tuple[float, float], ...]  # (kept, tried) by confidence, [BINS]
+Firsts = tuple[float, float]  # first copies of texts: (kept, tried)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +46,14 @@ class Kind:
     known: bool = False  # the prior was measured for this pair: acceptance far below it is alarming
     sampled: tuple[float, ...] = ()  # the same at a temperature; empty: four fifths of the prior
 
-    def law(self, sampled: bool) -> str:
-        """Under which name its calibration is kept: at a temperature a confidence means something else."""
-        return f"{self.name} at a temperature" if sampled else self.name
+    def law(self, sampled: bool, *, given: bool = False, masked: bool = False) -> str:
+        """Under which name its calibration is kept: a confidence means something else at a temperature, and that of a
+        copy also where a text was given to copy from, or a constraint says what may follow.
+        """
+        law = f"{self.name} at a temperature" if sampled else self.name
+        if self.sequential:
+            return law
+        return law + " of a reference" * given + " under a constraint" * masked
 
     def accept(self, position: int, sampled: bool = False) -> float:
         if sampled and self.sampled:
@@ -60,10 +68,12 @@ class Arm:
     hits: tuple[float, ...]  # by position, [MAX_DRAFT_TOKENS]
     tries: tuple[float, ...]
     prior: tuple[float, ...]  # what it starts from
-    sampled: bool = False  # the text is drawn at a temperature: confidence means something else there
+    law: str = ""  # under which name confidence is calibrated, see `Kind.law`
+    sampled: bool = False  # the text is drawn at a temperature
     weight: float = PRIOR_WEIGHT  # observations that `prior` counts for
     accept: tuple[float, ...] = ()  # conditional acceptance by position
     survive: tuple[float, ...] = ()  # running products of `accept`
+    copied: bool = False  # its first copy is behind it: `Firsts` tell of that one
     hope: float = 0.0  # share of `accept[0]` that is the benefit of the doubt
     parked: bool = False
     wait: int = FIRST_PROBE  # steps between probes
@@ -86,11 +96,12 @@ class Totals:
 
 
 @lru_cache(maxsize=64)
-def fresh_arm(kind: Kind, sampled: bool = False) -> Arm:
+def fresh_arm(kind: Kind, sampled: bool = False, *, given: bool = False, masked: bool = False) -> Arm:
     """The arm of a text that is new to a kind of drafter."""
     zeros = (0.0,) * MAX_DRAFT_TOKENS
     prior = tuple(kind.accept(j, sampled) for j in range(MAX_DRAFT_TOKENS))
-    return estimated(Arm(zeros, zeros, prior, sampled, KNOWN_WEIGHT if kind.known else PRIOR_WEIGHT))
+    law = kind.law(sampled, given=given, masked=masked)
+    return estimated(Arm(zeros, zeros, prior, law, sampled, KNOWN_WEIGHT if kind.known else PRIOR_WEIGHT))
 
 
 def estimated(arm: Arm) -> Arm:
@@ -163,14 +174,32 @@ def calibrate(bins: Bins | None, confidence: list[float], accepted: int) -> Bins
     return tuple(new)
 
 
-def calibrated(bins: Bins | None, confidence: float) -> float:
-    """Chance that a token drafted with this confidence is kept, given that those before it were."""
+def count_first(firsts: Firsts | None, accepted: int) -> Firsts:
+    """Count what became of a text's first copy, see `first_kept`."""
+    hits, tries = firsts or (0.0, 0.0)
+    keep = min(1.0, (FIRSTS - 1) / tries) if tries else 1.0
+    return hits * keep + (accepted > 0), tries * keep + 1
+
+
+def first_kept(firsts: Firsts | None, chance: float) -> float:
+    """Chance that the first token of a text's first copy is kept, where `chance` is that of any copy that looks like it:
+    whether such texts go on as what they copy from cannot be seen by its looks.
+    """
+    hits, tries = firsts or (0.0, 0.0)
+    return (hits + FIRST_WEIGHT * chance) / (tries + FIRST_WEIGHT)
+
+
+def calibrated(bins: Bins | None, confidence: float, usual: float | None = None) -> float:
+    """Chance that a token drafted with this confidence is kept, given that those before it were. `usual`: what it is
+    elsewhere, if that is known.
+    """
     c = confidence if 0.0 <= confidence <= 1.0 else 0.0  # NaN too
+    usual = c if usual is None else usual
     if bins is None:
-        return c
+        return usual
     i = min(int(c * BINS), BINS - 1)
     hits, tries = bins[i]
-    return (hits + BIN_WEIGHT * c) / (tries + BIN_WEIGHT)
+    return (hits + BIN_WEIGHT * usual) / (tries + BIN_WEIGHT)
 
 
 def alarm(kind: Kind, totals: Totals) -> str | None:

@@ -1,4 +1,5 @@
-"""How many tokens to draft: pure. The state is a frozen value (`Budget`), every function returns a new one.
+"""How many tokens to draft: pure. The state is a frozen value (`Budget`), every function returns a new one;
+learning.py renews it after steps.
 
 The choice maximises the expected tokens per second of the whole batch, (texts + sum of survivals) / (seconds
 of the step). The survival of position j is the chance that tokens 0..j of a draft are all kept
@@ -11,16 +12,16 @@ token i itself, so `reject` and `block` stay exact (docs/controller.md shows why
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine import acceptance as acc
-from paceline.engine.acceptance import Arm, Bins, Kind, Totals
-from paceline.engine.costs import Costs, Round, Step
-from paceline.engine.records import Asked, RowRecord, StepRecord
+from paceline.engine.acceptance import Arm, Bins, Firsts, Kind, Totals
+from paceline.engine.costs import Costs
+from paceline.engine.records import StepRecord
 from paceline.sampling.shape import is_greedy
 
 Want = int | Literal["auto"]
@@ -36,13 +37,8 @@ DRAFTER_FAILED = "drafter failed"
 NO_DRAFTER = "no drafter"
 MEASURING = "measuring"  # plain steps amid drafts, to see what they take
 
-TYPICAL = 12  # steps that are enough to tell the pace of many
-SURE = 3.0  # copies that were kept, after which one may be as long as any
-WARM = 4  # steps with drafts, or without, in a row until they show what such steps take: the first are cold
-FADE_EVERY = 64  # steps after which a drafter that was not used counts as idle for as long
 START = 1.1  # what a plan must promise over none to begin drafting: its first rounds are cold
 MARGIN = 1.03  # and to go on: what it does not know costs something too
-PROBE_SHARE = 0.005  # of the running time that probes may cost
 MOST_CREDIT = 2.0  # target steps that are saved for them
 
 
@@ -103,6 +99,7 @@ class Budget:
     kinds: tuple[Kind, ...]
     arms: Mapping[tuple[int, str], Arm] = field(default_factory=dict)
     bins: Mapping[str, Bins] = field(default_factory=dict)
+    firsts: Mapping[str, Firsts] = field(default_factory=dict)
     totals: Mapping[str, Totals] = field(default_factory=dict)
     step: int = 0
     credit: float = 0.0  # seconds that probes may spend
@@ -118,7 +115,10 @@ def meet(budget: Budget, kind: Kind, sequences: Seq[Sequence]) -> Budget:
     new = [s for s in sequences if (s.id, kind.name) not in budget.arms]
     if not new:
         return budget
-    arms = {(s.id, kind.name): acc.fresh_arm(kind, not is_greedy(s)) for s in new}
+    arms = {}
+    for s in new:
+        given, masked = bool(s.reference), s.constraint is not None
+        arms[s.id, kind.name] = acc.fresh_arm(kind, not is_greedy(s), given=given, masked=masked)
     return replace(budget, arms={**budget.arms, **arms})
 
 
@@ -238,16 +238,22 @@ def offer(budget: Budget, kind: Kind, arm: Arm, look: Look, confidence: list[flo
     """(tokens worth checking, tokens they gain net of their cost) of a proposal made at one go.
 
     Only for proposals that are a function of the text so far (n-gram), or the choice would look at what it
-    decides. What its confidence is worth counts until the text has shown what its own copies are worth; it starts
-    with four tokens, and each copy that is kept lets the next be four longer.
+    decides. What its confidence is worth, to texts like this one, counts until the text has shown what its own copies
+    are worth. Whether its first one is kept at all was told by the first ones of others: a text may go on as what it
+    was given, or not, and copies look the same. It starts with four tokens, and each later copy that is kept lets the
+    next be four longer.
     """
     confidence = confidence[: 4 + 4 * int(arm.hits[0])]
     slope = budget.costs.drafting(kind.name)[2]
-    bins = budget.bins.get(kind.law(arm.sampled))
+    bins, common = budget.bins.get(arm.law), budget.bins.get(kind.law(arm.sampled))
     best, length, kept, alive = 0.0, 0, 0.0, 1.0
     for j, value in enumerate(confidence[:MAX_DRAFT_TOKENS]):
-        own = arm.tries[j] / (arm.tries[j] + arm.weight)
-        alive *= own * arm.accept[j] + (1 - own) * acc.calibrated(bins, value)
+        own, chance = arm.tries[j] / (arm.tries[j] + arm.weight), acc.calibrated(common, value)
+        if bins is not common:
+            chance = acc.calibrated(bins, value, chance)
+        if j == 0 and not arm.copied:
+            chance = acc.first_kept(budget.firsts.get(arm.law), chance)
+        alive *= own * arm.accept[j] + (1 - own) * chance
         kept += alive
         net = kept - MARGIN * look.rate * (look.price(j + 1) + slope * (j + 1))
         if net > best:
@@ -260,122 +266,3 @@ def offer(budget: Budget, kind: Kind, arm: Arm, look: Look, confidence: list[flo
 def expected(budget: Budget, kind: Kind, arm: Arm, plan: Plan, length: int) -> float:
     """Tokens that `length` drafted ones gain on average, net of their cost."""
     return sum(arm.survive[:length]) - plan.rate * plan.token_seconds * length
-
-
-def observe(budget: Budget, seen: Seq[tuple[StepRecord, Asked]]) -> Budget:
-    """Learn from finished steps: costs, acceptance by position and request, calibration, probe credit."""
-    costs, spent, probed, drafted, used = budget.costs, 0.0, 0.0, [], set()
-    targets: list[Step] = []
-    rounds: dict[str, list[Round]] = {}
-    steps = sum([record.times for record, _ in seen])
-    at, due, every = 0, 0, steps // TYPICAL + 1
-    for record, asked in seen:
-        spent += record.seconds + record.more_seconds
-        rows = [row for row in record.rows if row.drafted]
-        kind = _main_kind(budget, rows) if rows else None
-        # a lone probe comes after many steps without one and is no measure of drafts that follow each other
-        lone = bool(rows) and all(row.sequence_id in budget.probing for row in rows)
-        if at >= due and record.alike >= WARM and not record.masked and not lone:
-            name, texts = kind.name if kind is not None else None, len(record.rows)
-            taken = record.target_seconds + record.other_seconds
-            targets.append(Step(record.target_rows, taken, name, len(rows), texts, record.context))
-            due = at + every
-        at += record.times
-        if not rows:
-            continue
-        used |= {row.drafter for row in rows}
-        drafted += [row for row in rows if not row.learnt]
-        if kind is None:
-            continue
-        if budget.probing:
-            probed += _wasted(budget, kind, record, rows, lone)
-        if not (lone and costs.is_measured(kind.name)):
-            each = [max(asked.get(r.sequence_id, 0), r.drafted) for r in rows if r.drafter == kind.name]
-            calls = max(each) if kind.sequential else 1
-            warm = record.alike >= WARM
-            took = Round(calls, sum(each), record.draft_seconds, len(record.rows), warm)
-            rounds.setdefault(kind.name, []).append(took)
-    for name, own in rounds.items():
-        costs = costs.observe_rounds(name, own)
-    costs = costs.observe_targets(targets, max(steps // max(len(targets), 1), 1))
-    end = budget.step + steps
-    if end // FADE_EVERY > budget.step // FADE_EVERY:
-        for name in set(costs.draft) - used:
-            costs = costs.idle(name, FADE_EVERY)
-    most = MOST_CREDIT * costs.target(1)
-    budget = replace(
-        budget, costs=costs, step=end,
-        credit=max(min(budget.credit + PROBE_SHARE * spent - probed, most), -2 * most),
-    )  # fmt: skip
-    return observe_rows(budget, drafted) if drafted else budget
-
-
-def _wasted(budget: Budget, kind: Kind, record: StepRecord, rows: list[RowRecord], lone: bool) -> float:
-    """Seconds that the probes of a step have cost, net of the plain steps that kept tokens have saved."""
-    texts = len(record.rows)
-    if not lone:  # drafts that pay ran beside them: what is the probes' own share is known from prices only
-        return probe_price(budget.costs, kind, texts) * sum([r.sequence_id in budget.probing for r in rows])
-    without = plain(budget.costs.within(texts, record.context), texts, texts)
-    kept = sum([row.accepted for row in rows])
-    return min(record.seconds, 8 * without) - without * (1 + kept / texts)
-
-
-def is_news(budget: Budget, row: RowRecord) -> bool:
-    """Whether what became of a proposal that was made at one go changes what is proposed next, see `offer`: it was
-    refused, or nothing was known yet.
-    """
-    if not row.drafted:
-        return False
-    for kind in budget.kinds:
-        if kind.name == row.drafter and not kind.sequential:
-            return row.accepted < row.drafted or arm_of(budget, row.sequence_id, kind).hits[0] < SURE
-    return False
-
-
-def _main_kind(budget: Budget, rows: list[RowRecord]) -> Kind | None:
-    """The kind that a step's drafting time is put down to: the one that needs a call per token, if it took
-    part.
-    """
-    names = {row.drafter for row in rows}
-    found = [kind for kind in budget.kinds if kind.name in names]
-    return max(found, key=lambda kind: kind.sequential, default=None)
-
-
-def observe_rows(budget: Budget, rows: Seq[RowRecord], *, checked: bool = True) -> Budget:
-    """Learn from what became of drafts, or would have become of them."""
-    arms, bins, totals = dict(budget.arms), dict(budget.bins), dict(budget.totals)
-    kinds = {kind.name: kind for kind in budget.kinds}
-    by_arm: dict[tuple[int, str], list[RowRecord]] = {}
-    for row in rows:
-        if row.drafter in kinds:
-            by_arm.setdefault((row.sequence_id, row.drafter), []).append(row)
-    for (sequence_id, name), own in by_arm.items():
-        kind = kinds[name]
-        arm = acc.learn(arm_of(budget, sequence_id, kind), [(r.drafted, r.accepted) for r in own])
-        if checked and sequence_id in budget.probing:
-            arm = acc.probed(arm, budget.step, kept=own[-1].accepted > 0)
-        arms[sequence_id, name] = arm
-        law = kind.law(arm.sampled)
-        for row in own:
-            bins[law] = acc.calibrate(bins.get(law), row.confidence, row.accepted)
-            if checked:
-                totals[name] = totals.get(name, Totals()).add(row.drafted, row.accepted)
-    return replace(budget, arms=arms, bins=bins, totals=totals)
-
-
-def forget(budget: Budget, gone: Set[int]) -> Budget:
-    """Drop what was learnt from some texts."""
-    arms = {key: arm for key, arm in budget.arms.items() if key[0] not in gone}
-    return replace(budget, arms=arms, probing=budget.probing - gone)
-
-
-def alarm(budget: Budget) -> tuple[Budget, list[str]]:
-    """Warnings, each once, about drafters whose tokens are kept far too rarely for their pair."""
-    said = []
-    for kind in budget.kinds:
-        totals = budget.totals.get(kind.name)
-        text = acc.alarm(kind, totals) if totals else None
-        if text and totals:
-            said.append(text)
-            budget = replace(budget, totals={**budget.totals, kind.name: replace(totals, alarmed=True)})
-    return budget, said

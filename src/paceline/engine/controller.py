@@ -1,6 +1,6 @@
 """The controller of `auto`: it holds a `Budget` and asks it.
 
-All thinking is in budget.py; here is only what must persist between two steps and inside one draft round.
+All thinking is in budget.py and learning.py; here is only what must persist between two steps and inside one draft round.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine import budget as b
+from paceline.engine import learning
 from paceline.engine.acceptance import Kind, calibrated
 from paceline.engine.audit import AUDIT, TRIAL, Audit, hopeful
 from paceline.engine.budget import Budget, Look, Plan, Want
@@ -142,7 +143,7 @@ class AutoController:
                 continue
             due, told = self._lookups.due(sequence, now)
             if told is not None:
-                self.budget = b.observe_rows(self.budget, [told], checked=False)
+                self.budget = learning.observe_rows(self.budget, [told], checked=False)
             if always or due <= now:
                 due = self._lookups.look(sequence, now)
                 if due == now:
@@ -287,7 +288,7 @@ class AutoController:
             kind = self._kinds[name]
             if kind.sequential and sequence_id in plan.limits:
                 arm = b.arm_of(self.budget, sequence_id, kind)
-                chance = calibrated(self.budget.bins.get(kind.law(arm.sampled)), confidence)
+                chance = calibrated(self.budget.bins.get(arm.law), confidence)
                 self._alive[sequence_id] = survival = self._alive.get(sequence_id, 1.0) * chance
                 return b.worth(plan, arm, step, survival)
         return True  # a fixed length
@@ -328,9 +329,9 @@ class AutoController:
             asked = {**asked, **choice.asked} if asked else choice.asked
         record.draft_seconds, self._thought = max(record.draft_seconds - self._thought, 0.0), 0.0
         self._unlearnt.add(record, asked)
-        news = [row for row in record.rows if b.is_news(self.budget, row)]
+        news = [row for row in record.rows if learning.is_news(self.budget, row)]
         if news:  # how long the next copy may be depends on it
-            self.budget = b.observe_rows(self.budget, news)
+            self.budget = learning.observe_rows(self.budget, news)
             for row in news:
                 row.learnt = True
         for choice in self._used:
@@ -366,10 +367,10 @@ class AutoController:
         """Let `budget` learn from the steps since it last did, and drop the texts that have ended."""
         if not self._unlearnt.steps:
             return
-        self.budget, warnings = b.alarm(b.observe(self.budget, self._unlearnt.seen))
+        self.budget, warnings = learning.alarm(learning.observe(self.budget, self._unlearnt.seen))
         self._unlearnt.clear()
         if self._gone:
-            self.budget = b.forget(self.budget, self._gone)
+            self.budget = learning.forget(self.budget, self._gone)
             for sequence_id in self._gone:
                 self._lookups.gone(sequence_id)
             self._gone.clear()

@@ -1,0 +1,147 @@
+"""What finished steps have shown: costs, acceptance, what confidence is worth. Pure: it returns a new `Budget`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from collections.abc import Set
+from dataclasses import replace
+
+from paceline.engine import acceptance as acc
+from paceline.engine import budget as b
+from paceline.engine.acceptance import Kind, Totals
+from paceline.engine.budget import Budget
+from paceline.engine.costs import Round, Step
+from paceline.engine.records import Asked, RowRecord, StepRecord
+
+TYPICAL = 12  # steps that are enough to tell the pace of many
+SURE = 3.0  # copies that were kept, after which one may be as long as any
+WARM = 4  # steps with drafts, or without, in a row until they show what such steps take: the first are cold
+FADE_EVERY = 64  # steps after which a drafter that was not used counts as idle for as long
+PROBE_SHARE = 0.005  # of the running time that probes may cost
+
+
+def observe(budget: Budget, seen: Seq[tuple[StepRecord, Asked]]) -> Budget:
+    """Learn from finished steps: costs, acceptance by position and request, calibration, probe credit."""
+    costs, spent, probed, drafted, used = budget.costs, 0.0, 0.0, [], set()
+    targets: list[Step] = []
+    rounds: dict[str, list[Round]] = {}
+    steps = sum([record.times for record, _ in seen])
+    at, due, every = 0, 0, steps // TYPICAL + 1
+    for record, asked in seen:
+        spent += record.seconds + record.more_seconds
+        rows = [row for row in record.rows if row.drafted]
+        kind = _main_kind(budget, rows) if rows else None
+        # a lone probe comes after many steps without one and is no measure of drafts that follow each other
+        lone = bool(rows) and all(row.sequence_id in budget.probing for row in rows)
+        if at >= due and record.alike >= WARM and not record.masked and not lone:
+            name, texts = kind.name if kind is not None else None, len(record.rows)
+            taken = record.target_seconds + record.other_seconds
+            targets.append(Step(record.target_rows, taken, name, len(rows), texts, record.context))
+            due = at + every
+        at += record.times
+        if not rows:
+            continue
+        used |= {row.drafter for row in rows}
+        drafted += [row for row in rows if not row.learnt]
+        if kind is None:
+            continue
+        if budget.probing:
+            probed += _wasted(budget, kind, record, rows, lone)
+        if not (lone and costs.is_measured(kind.name)):
+            each = [max(asked.get(r.sequence_id, 0), r.drafted) for r in rows if r.drafter == kind.name]
+            calls = max(each) if kind.sequential else 1
+            warm = record.alike >= WARM
+            took = Round(calls, sum(each), record.draft_seconds, len(record.rows), warm)
+            rounds.setdefault(kind.name, []).append(took)
+    for name, own in rounds.items():
+        costs = costs.observe_rounds(name, own)
+    costs = costs.observe_targets(targets, max(steps // max(len(targets), 1), 1))
+    end = budget.step + steps
+    if end // FADE_EVERY > budget.step // FADE_EVERY:
+        for name in set(costs.draft) - used:
+            costs = costs.idle(name, FADE_EVERY)
+    most = b.MOST_CREDIT * costs.target(1)
+    budget = replace(
+        budget, costs=costs, step=end,
+        credit=max(min(budget.credit + PROBE_SHARE * spent - probed, most), -2 * most),
+    )  # fmt: skip
+    return observe_rows(budget, drafted) if drafted else budget
+
+
+def _wasted(budget: Budget, kind: Kind, record: StepRecord, rows: list[RowRecord], lone: bool) -> float:
+    """Seconds that the probes of a step have cost, net of the plain steps that kept tokens have saved."""
+    texts = len(record.rows)
+    if not lone:  # drafts that pay ran beside them: what is the probes' own share is known from prices only
+        return b.probe_price(budget.costs, kind, texts) * sum([r.sequence_id in budget.probing for r in rows])
+    without = b.plain(budget.costs.within(texts, record.context), texts, texts)
+    kept = sum([row.accepted for row in rows])
+    return min(record.seconds, 8 * without) - without * (1 + kept / texts)
+
+
+def is_news(budget: Budget, row: RowRecord) -> bool:
+    """Whether what became of a proposal that was made at one go changes what is proposed next, see `offer`: it was
+    refused, or nothing was known yet.
+    """
+    if not row.drafted:
+        return False
+    for kind in budget.kinds:
+        if kind.name == row.drafter and not kind.sequential:
+            return row.accepted < row.drafted or b.arm_of(budget, row.sequence_id, kind).hits[0] < SURE
+    return False
+
+
+def _main_kind(budget: Budget, rows: list[RowRecord]) -> Kind | None:
+    """The kind that a step's drafting time is put down to: the one that needs a call per token, if it took
+    part.
+    """
+    names = {row.drafter for row in rows}
+    found = [kind for kind in budget.kinds if kind.name in names]
+    return max(found, key=lambda kind: kind.sequential, default=None)
+
+
+def observe_rows(budget: Budget, rows: Seq[RowRecord], *, checked: bool = True) -> Budget:
+    """Learn from what became of drafts, or would have become of them."""
+    arms, bins, totals = dict(budget.arms), dict(budget.bins), dict(budget.totals)
+    firsts = dict(budget.firsts)
+    kinds = {kind.name: kind for kind in budget.kinds}
+    by_arm: dict[tuple[int, str], list[RowRecord]] = {}
+    for row in rows:
+        if row.drafter in kinds:
+            by_arm.setdefault((row.sequence_id, row.drafter), []).append(row)
+    for (sequence_id, name), own in by_arm.items():
+        kind = kinds[name]
+        arm = b.arm_of(budget, sequence_id, kind)
+        laws = {arm.law, kind.law(arm.sampled)}
+        first = not kind.sequential and not arm.copied
+        if first:
+            firsts[arm.law] = acc.count_first(firsts.get(arm.law), own[0].accepted)
+            arm = replace(arm, copied=True)
+        arm = acc.learn(arm, [(row.drafted, row.accepted) for row in own[first:]])
+        if checked and sequence_id in budget.probing:
+            arm = acc.probed(arm, budget.step, kept=own[-1].accepted > 0)
+        arms[sequence_id, name] = arm
+        for i, row in enumerate(own):
+            skip = int(first and i == 0)  # whether it was kept at all is counted above
+            for law in laws if row.accepted >= skip else ():
+                bins[law] = acc.calibrate(bins.get(law), row.confidence[skip:], row.accepted - skip)
+            if checked:
+                totals[name] = totals.get(name, Totals()).add(row.drafted, row.accepted)
+    return replace(budget, arms=arms, bins=bins, firsts=firsts, totals=totals)
+
+
+def forget(budget: Budget, gone: Set[int]) -> Budget:
+    """Drop what was learnt from some texts."""
+    arms = {key: arm for key, arm in budget.arms.items() if key[0] not in gone}
+    return replace(budget, arms=arms, probing=budget.probing - gone)
+
+
+def alarm(budget: Budget) -> tuple[Budget, list[str]]:
+    """Warnings, each once, about drafters whose tokens are kept far too rarely for their pair."""
+    said = []
+    for kind in budget.kinds:
+        totals = budget.totals.get(kind.name)
+        text = acc.alarm(kind, totals) if totals else None
+        if text and totals:
+            said.append(text)
+            budget = replace(budget, totals={**budget.totals, kind.name: replace(totals, alarmed=True)})
+    return budget, said
