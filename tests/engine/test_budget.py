@@ -243,6 +243,38 @@ def test_request_settings_and_room() -> None:
     assert FixedController(3).limits(rows[:1], ["auto"], 8) == [(3, None)]
 
 
+def copied(sid: int, kept: int) -> RowRecord:
+    return RowRecord(sid, "ngram", 4, kept, [0.9] * 4, None)
+
+
+@pytest.mark.parametrize("kept", [0, 4])
+def test_whether_a_first_copy_is_kept_is_learnt_from_those_of_texts_of_its_kind(kept: int) -> None:
+    """Later copies of the same texts were all kept, and all look the same."""
+    costs = Profile((1, 5, 17), (1.0, 2.6, 6.8)).costs()
+    budget, look = Budget(costs, (NGRAM,)), b.Look(costs, 1, 1, 1.0)
+    texts = [replace(sequence(sid), reference=(7, 8)) for sid in range(20)]
+    budget = b.meet(budget, NGRAM, texts)
+
+    def tokens(copies: int = 0, reference: tuple[int, ...] = (7, 8), **law: Any) -> int:
+        """Of the next copy of a text that is new, after so many others of which the first was refused."""
+        stranger = replace(sequence(99, temperature=law.get("temperature", 0.0)), reference=reference)
+        stranger.constraint = law.get("constraint")
+        met = b.meet(budget, NGRAM, [stranger])
+        if copies:
+            met = learning.observe_rows(met, [copied(99, 0), *[copied(99, 4)] * (copies - 1)])
+        return b.offer(met, NGRAM, b.arm_of(met, 99, NGRAM), look, [0.9] * 16)[0]
+
+    assert tokens() == 4
+    for text in texts:
+        budget = learning.observe_rows(budget, [copied(text.id, kept)])
+        budget = learning.observe_rows(budget, [copied(text.id, 4)])
+    assert tokens() == kept
+    assert tokens(copies=1) == 4  # what its next copies are worth is another question
+    assert tokens(copies=3) > 4  # two of its own were kept: they may be longer
+    assert tokens(reference=()) == tokens(temperature=0.8) == tokens(constraint=object()) == 4
+    assert budget.firsts == {"ngram of a reference": (20.0 if kept else 0.0, 20.0)}
+
+
 def test_calibration_learns_what_confidence_means() -> None:
     budget = make(FLAT)
     assert acc.calibrated(budget.bins.get("mtp"), 0.9) == 0.9
@@ -253,6 +285,7 @@ def test_calibration_learns_what_confidence_means() -> None:
         budget = learning.observe_rows(budget, [row(1, 1, int(rng.random() < c / 2), c)])
     for c in (0.2, 0.5, 0.8):
         assert acc.calibrated(budget.bins.get("mtp"), c) == pytest.approx(c / 2, abs=0.08)
+    assert acc.calibrated(None, 0.5, usual=0.2) == 0.2  # nothing is known of such texts: as of others
 
 
 def test_drafting_stops_when_unsure_and_goes_on_when_sure() -> None:

@@ -107,7 +107,25 @@ def test_sampled_text_is_looked_at_more_rarely_at_first() -> None:
     found = Lookups(lambda sequence: False)
     assert found.due(text([1, 2], sid=4), 5) == (SAMPLED, None)
     assert found.due(replace(text([1, 2], sid=5), reference=(1, 2)), 5) == (5, None)
+    assert found.due(replace(text([1, 2], sid=6), reference=(1, 2)), 5, lost=True) == (SAMPLED, None)
     found.gone(4)
     assert found.due(replace(text([1, 2], sid=4), params=SamplingParams(temperature=0.0)), 5) == (5, None)
     assert found.look(text([1, 2]), 5) == SAMPLED
     assert found.look(replace(text([1, 2], sid=2), params=SamplingParams(temperature=0.0)), 5) == FIRST
+
+
+@pytest.mark.parametrize(("kept", "first"), [(0.0, SAMPLED - 1), (20.0, 0)])
+def test_sampled_text_is_looked_at_later_where_first_copies_of_such_texts_are_lost(
+    kept: float, first: int
+) -> None:
+    auto = AutoController(STEEP, [NGRAM])
+    auto.budget = replace(auto.budget, firsts={NGRAM.law(True, given=True): (kept, 20.0)})
+    sequence, looks = replace(text([1, 2]), reference=(7,)), []
+    for step in range(SAMPLED + 2):
+        ((limit, _),) = auto.limits([sequence], ["auto"], 16)
+        if limit:
+            looks.append(step)
+            auto.offer(sequence, "ngram", [], [])
+        auto.observe(StepRecord(1, 1.0, 0.0, 0.0, [RowRecord(1, "ngram", 0, 0, [], b.NO_PROPOSAL)]))
+        sequence.tokens.append(9)
+    assert looks[0] in (first, first + 1)

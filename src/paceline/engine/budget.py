@@ -39,6 +39,7 @@ MEASURING = "measuring"  # plain steps amid drafts, to see what they take
 
 START = 1.1  # what a plan must promise over none to begin drafting: its first rounds are cold
 MARGIN = 1.03  # and to go on: what it does not know costs something too
+LOST = 0.3  # chance of a first copy below which sampled text is not searched at once
 MOST_CREDIT = 2.0  # target steps that are saved for them
 
 
@@ -261,6 +262,11 @@ def offer(budget: Budget, kind: Kind, arm: Arm, look: Look, confidence: list[flo
         elif alive < 0.03:
             break
     return length, best
+
+
+def is_lost(budget: Budget, arm: Arm) -> bool:
+    """Whether the first copy of such a text is hardly ever kept, and this one has not come to it."""
+    return not arm.copied and acc.first_kept(budget.firsts.get(arm.law), 0.5) < LOST
 
 
 def expected(budget: Budget, kind: Kind, arm: Arm, plan: Plan, length: int) -> float:

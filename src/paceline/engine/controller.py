@@ -141,7 +141,9 @@ class AutoController:
             i, always = sequence.id, choice.asked.get(sequence.id, 0) > 0
             if not choice.caps.get(i):
                 continue
-            due, told = self._lookups.due(sequence, now)
+            arms = [b.arm_of(self.budget, i, self._kinds[name]) for name in choice.looks]
+            lost = all(b.is_lost(self.budget, arm) for arm in arms)
+            due, told = self._lookups.due(sequence, now, lost=lost)
             if told is not None:
                 self.budget = learning.observe_rows(self.budget, [told], checked=False)
             if always or due <= now:

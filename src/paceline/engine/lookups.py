@@ -22,9 +22,9 @@ class Lookups:
         self._unchecked = Unchecked()
         self._offered: set[int] = set()  # texts for which something was found in this step
 
-    def due(self, sequence: Sequence, now: int) -> tuple[int, RowRecord | None]:
+    def due(self, sequence: Sequence, now: int, *, lost: bool = False) -> tuple[int, RowRecord | None]:
         """(the step of the next look, what would have become of a copy that was not checked, once the text has shown
-        it).
+        it). `lost`: the first copies of such texts are.
         """
         told = self._unchecked.told(sequence)
         if not isinstance(told, int):
@@ -34,7 +34,7 @@ class Lookups:
                 self._quiet.hush(sequence.id, now)
         elif told:
             return now + told, None
-        later = not is_greedy(sequence) and not sequence.reference  # nothing was given to copy from
+        later = not is_greedy(sequence) and (lost or not sequence.reference)  # nothing was given to copy from
         due = self._quiet.due(sequence.id, now, later=later)
         return due, told if isinstance(told, RowRecord) else None
 
