@@ -32,19 +32,26 @@ class Ran(NamedTuple):
 def told(steps: Seq[Ran]) -> StepRecord:
     """Steps that are alike as one: the median of the later half speaks for all, the first ones may be cold."""
     work, records, rows = steps[-1][:3]
-    later = steps[len(steps) // 2 :]
+    ran = _typical(steps[len(steps) // 2 :])
     record = StepRecord(
         rows,
-        median([ran.looked - ran.drafted for ran in later]),
-        median([ran.drafted - ran.begin for ran in later]),
-        median([ran.end - ran.looked for ran in later]),
+        *ran,
         records if all(w.last for w in work) else [],
         sum([w.sequence.committed for w in work]),
         any(w.sequence.constraint is not None for w in work),
         len(steps),
     )
-    record.more_seconds = sum([ran.end - ran.begin for ran in steps]) - record.seconds
+    record.more_seconds = sum([step.end - step.begin for step in steps]) - record.seconds
     return record
+
+
+def _typical(steps: Seq[Ran]) -> tuple[float, float, float]:
+    """Seconds of the target, of the drafts and of all else: medians."""
+    parts = [(ran.looked - ran.drafted, ran.drafted - ran.begin, ran.end - ran.looked) for ran in steps]
+    if len(parts) == 1:  # a step with drafts is told alone, and a median of one takes as long as of many
+        return parts[0]
+    target, draft, other = (median(seconds) for seconds in zip(*parts, strict=True))
+    return target, draft, other
 
 
 @dataclass(slots=True)
