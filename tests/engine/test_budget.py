@@ -275,6 +275,18 @@ def test_whether_a_first_copy_is_kept_is_learnt_from_those_of_texts_of_its_kind(
     assert budget.firsts == {"ngram of a reference": (20.0 if kept else 0.0, 20.0)}
 
 
+def test_drafts_of_a_length_that_was_asked_for_teach_of_texts_of_their_kind() -> None:
+    auto = AutoController(FLAT, [NGRAM])
+    sampled = replace(sequence(1, temperature=0.8), reference=(7, 8))
+    assert auto.limits([sampled], [4], 16) == [(4, None)]
+    for _ in range(3):
+        auto.observe(StepRecord(5, 1.1, 0.0, 0.0, [copied(1, 2)]))
+    auto._learn()
+    law = NGRAM.law(True, given=True)
+    assert set(auto.budget.bins) == {NGRAM.law(True), law}
+    assert auto.budget.firsts == {law: (1.0, 1.0)}
+
+
 def test_calibration_learns_what_confidence_means() -> None:
     budget = make(FLAT)
     assert acc.calibrated(budget.bins.get("mtp"), 0.9) == 0.9

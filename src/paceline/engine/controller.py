@@ -201,18 +201,19 @@ class AutoController:
         costs, context = self.budget.costs, sum([sequence.committed for sequence in sequences])
         here = costs.within(len(sequences), context) if choice.caps else costs
         self.budget = replace(self.budget, costs=here, probing=frozenset())
+        chosen = sequences[0].params.drafter
+        kinds = [self._kind(name) for name in (chosen.split("+") if chosen else self._default)]
+        for kind in kinds:  # drafts of a length that was asked for teach, too
+            self.budget = b.meet(self.budget, kind, sequences)
         if not choice.caps:
             return choice
-        chosen = sequences[0].params.drafter
         best: dict[int, Limit] = {}
         before = self._choices.get(tuple(choice.ids))
         margin = b.MARGIN if before is not None and before.hold and not before.trial else b.START
         free, plain = [], len(sequences) / b.plain(here, choice.rows, len(sequences))
-        for name in chosen.split("+") if chosen else self._default:
-            kind = self._kind(name)
-            self.budget = b.meet(self.budget, kind, [s for s in sequences if s.id in choice.caps])
+        for kind in kinds:
             if self._plan(kind, choice, margin, best) and not kind.sequential:
-                free.append(name)
+                free.append(kind.name)
         rate = max([plan.rate for plan in choice.plans.values()], default=plain)
         self.budget = replace(self.budget, costs=costs)
         if choice.rows == len(sequences) and choice.teaches and self._audit(choice).due(here, rate / plain):
