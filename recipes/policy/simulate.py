@@ -58,7 +58,6 @@ class Priced(AutoController):
     """Counts what the texts of one run would have cost, in plain steps."""
 
     table: tuple[float, ...] = ()
-    learns = False  # from what it is billed
     batch = 1
     tokens = 0  # written while that many texts were,
     running = 0.0  # what the steps and draft rounds of it took,
@@ -82,9 +81,8 @@ class Priced(AutoController):
                 self.tokens += record.times * len(record.rows) + sum(row.accepted for row in record.rows)
                 self.running += record.times * step + drafting
                 self.deciding += self._deciding
-            if self.learns:
-                record.target_seconds, record.draft_seconds = step * UNIT, drafting * UNIT
-                record.other_seconds, record.more_seconds = 0.0, (record.times - 1) * step * UNIT
+            record.target_seconds, record.draft_seconds = step * UNIT, drafting * UNIT
+            record.other_seconds, record.more_seconds = 0.0, (record.times - 1) * step * UNIT
         self._deciding = 0.0
         super().observe(record)
 
@@ -125,7 +123,6 @@ def prepared(batch: int, steep: float, belief: float, learns: bool) -> tuple[Eng
     controller.batch = batch
     controller.table = staircase(ROWS, steps, 17 * batch)
     controller.budget = replace(known.budget, costs=believed(steps, belief, learns))
-    controller.learns = learns
     engine.state.controller = controller
     engine.state.drafters["mtp+ngram"] = Portfolio(both.free, both.paid, controller)
     return engine, controller

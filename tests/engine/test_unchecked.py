@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -129,3 +130,21 @@ def test_sampled_text_is_looked_at_later_where_first_copies_of_such_texts_are_lo
         auto.observe(StepRecord(1, 1.0, 0.0, 0.0, [RowRecord(1, "ngram", 0, 0, [], b.NO_PROPOSAL)]))
         sequence.tokens.append(9)
     assert looks[0] in (first, first + 1)
+
+
+@pytest.mark.parametrize(("step", "every"), [(4e-4, LOOK), (5e-3, 6), (0.1, 2)])
+def test_looks_are_as_rare_as_what_they_take_asks_for(step: float, every: int) -> None:
+    """The slower a step, the less is a look beside it: a large model's text is looked at in every other step."""
+    auto = AutoController(STEEP, [NGRAM])
+    sequence, looks = replace(text([1, 2]), params=SamplingParams(max_tokens=900, temperature=0.0)), []
+    for now in range(6 * LOOK):
+        ((limit, _),) = auto.limits([sequence], ["auto"], 16)
+        if limit:
+            looks.append(now)
+            auto.offer(sequence, "ngram", [], [])
+        row = RowRecord(1, "ngram", 0, 0, [], b.NO_PROPOSAL)
+        auto.observe(StepRecord(1, step, auto._thought + 1e-4 * bool(limit), 0.0, [row]))
+        sequence.tokens.append(9)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(looks)]
+    assert max(gaps[-3:]) == every
+    assert gaps[0] == min(FIRST, every)

@@ -337,6 +337,9 @@ class AutoController:
             self.budget = learning.observe_rows(self.budget, news)
             for row in news:
                 row.learnt = True
+        looked = any(choice.looked for choice in self._used)
+        if looked and not any(row.drafted for row in record.rows):
+            self._lookups.timed(record)
         for choice in self._used:
             for name in choice.looks if choice.looked else ():
                 self._lookups.over(name, choice.limits[name], record.rows, self._now)

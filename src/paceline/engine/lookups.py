@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from paceline.core import Sequence
 from paceline.engine.quiet import LOOK, Quiet
-from paceline.engine.records import RowRecord
+from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.unchecked import Unchecked
 from paceline.sampling.shape import is_greedy
 
@@ -59,6 +59,11 @@ class Lookups:
             elif row.sequence_id in looked and row.sequence_id not in self._unchecked:
                 lost = row.drafter != kind and row.sequence_id in self._offered
                 self._quiet.hush(row.sequence_id, now, 2 if lost else LOOK)
+
+    def timed(self, record: StepRecord) -> None:
+        """In this step something was looked for and nothing drafted."""
+        if record.draft_seconds > 0:
+            self._quiet.timed(record.draft_seconds, record.target_seconds + record.other_seconds)
 
     def clear(self) -> None:
         """A step is over."""

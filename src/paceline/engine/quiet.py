@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 FIRST, LOOK = 8, 64  # steps between two looks, at first and at most
-SAMPLED = (
-    32  # at first, where a text is drawn at a temperature: it repeats less, and copies are kept more rarely
-)
+SAMPLED = 32  # at first, where a text is drawn at a temperature: it repeats less, copies are kept more rarely
+LOOKING = 0.003  # of the time that looks may take: where a step takes long, they come sooner
 
 
 class Quiet:
     """Looks become rarer, at every 8th, 16th, ... step, while they find nothing or what they find is lost; of sampled
-    text from the 32nd on.
+    text from the 32nd on. Not rarer than what they take allows.
     """
 
     def __init__(self) -> None:
+        self._longest = LOOK  # steps between two looks
+        self._seconds = 0.0  # that a step with a look takes more, lately
         self._texts: dict[int, tuple[int, int]] = {}  # (steps to wait, until when)
 
     def due(self, sequence_id: int, now: int, *, later: bool = False) -> int:
@@ -25,10 +26,15 @@ class Quiet:
     def hush(self, sequence_id: int, now: int, most: int = LOOK, *, sampled: bool = False) -> int:
         """A look was in vain: the step of the next one, at most `most` later; all texts at the same steps."""
         known = self._texts.get(sequence_id)
-        wait = min(2 * known[0] if known else SAMPLED if sampled else FIRST, most)
+        wait = min(2 * known[0] if known else SAMPLED if sampled else FIRST, most, self._longest)
         due = (now // wait + 1) * wait
         self._texts[sequence_id] = (wait, due)
         return due
+
+    def timed(self, look: float, step: float) -> None:
+        """A look has taken so many seconds in a step of so many beside it."""
+        self._seconds += 0.2 * (look - self._seconds) if self._seconds else look
+        self._longest = max(1, min(int(self._seconds / (LOOKING * step)), LOOK))
 
     def wake(self, sequence_id: int) -> None:
         """There was something: look at once."""
