@@ -19,7 +19,7 @@ def simulate(*options: str) -> list[str]:
 def test_the_simulation_repeats_itself_and_follows_the_prices() -> None:
     usual, steep = simulate(), simulate("--steep", "3")
     assert simulate() == usual
-    assert len([line for line in usual if line.startswith("T=")]) == 2 * 7
+    assert len([line for line in usual if line.startswith("T=")]) == 2 * 8
     assert [line.split()[0] for line in usual if "means" in line] == ["T=0.0", "T=0.8"]
 
     def fixed(lines: list[str]) -> list[float]:
