@@ -72,12 +72,12 @@ def test_what_became_of_a_copy_counts_in_the_next_step() -> None:
     """A plan may hold for a hundred steps: a text that begins to repeat itself does not wait for the next one."""
     ngram, auto = Scripted("ngram", [16], 0.9, 7), AutoController(FLAT, [NGRAM])
     ctx, seen = context([16]), []
-    for _ in range(4):
+    for _ in range(5):
         ctx.limits = [k for k, _ in auto.limits(ctx.sequences, ["auto"], 16)]
         seen.append(len(Portfolio(ngram, None, auto).draft(ctx).tokens[0]))
         rows = [RowRecord(0, "ngram", seen[-1], seen[-1], [0.9] * seen[-1], None)]
         auto.observe(StepRecord(1 + seen[-1], 1.0, 0.0, 0.0, rows))
-    assert seen == [4, 8, 12, 16]
+    assert seen == [4, 4, 8, 12, 16]  # a text's first copy says nothing of the next
 
 
 def test_a_match_that_never_holds_gives_way_to_the_network() -> None:
