@@ -281,9 +281,8 @@ def test_of_copies_that_are_kept_as_ever_nothing_is_learnt_at_once() -> None:
     copied = [RowRecord(1, "ngram", 4, 4, [1.0] * 4, None) for _ in range(6)]
     for record in copied:
         auto.observe(StepRecord(5, 1.8, 0.0, 0.0, [record]))
-    assert [record.learnt for record in copied] == [True] * 4 + [
-        False
-    ] * 2  # a text's first copy is none of its own
+    learnt = [record.learnt for record in copied]
+    assert learnt == [True] * 4 + [False] * 2  # a text's first copy is none of its own
     refused = RowRecord(1, "ngram", 4, 2, [1.0] * 4, None)
     auto.observe(StepRecord(5, 1.8, 0.0, 0.0, [refused]))
     assert refused.learnt

@@ -68,7 +68,7 @@ class Arm:
     hits: tuple[float, ...]  # by position, [MAX_DRAFT_TOKENS]
     tries: tuple[float, ...]
     prior: tuple[float, ...]  # what it starts from
-    law: str = ""  # under which name confidence is calibrated, see `Kind.law`
+    law: str  # under which name confidence is calibrated, see `Kind.law`
     sampled: bool = False  # the text is drawn at a temperature
     weight: float = PRIOR_WEIGHT  # observations that `prior` counts for
     accept: tuple[float, ...] = ()  # conditional acceptance by position

@@ -141,8 +141,7 @@ class AutoController:
             i, always = sequence.id, choice.asked.get(sequence.id, 0) > 0
             if not choice.caps.get(i):
                 continue
-            arms = [b.arm_of(self.budget, i, self._kinds[name]) for name in choice.looks]
-            lost = all(b.is_lost(self.budget, arm) for arm in arms)
+            lost = not is_greedy(sequence) and self._loses_first(i, choice)
             due, told = self._lookups.due(sequence, now, lost=lost)
             if told is not None:
                 self.budget = learning.observe_rows(self.budget, [told], checked=False)
@@ -160,6 +159,11 @@ class AutoController:
             (looked[i], None) if looked.get(i, 0) > limit else (limit, reason)
             for i, (limit, reason) in zip(choice.ids, choice.out, strict=True)
         ]
+
+    def _loses_first(self, sequence_id: int, choice: _Choice) -> bool:
+        """Whether no kind's first copy would be kept, by what became of those of other texts."""
+        arms = [b.arm_of(self.budget, sequence_id, self._kinds[name]) for name in choice.looks]
+        return all(b.is_lost(self.budget, arm) for arm in arms)
 
     def _kin(self, sequences: list[Sequence], wants: list[Want]) -> _Kin | None:
         """What texts have in common of which nothing is known yet; None if they do not, or something is."""

@@ -116,7 +116,7 @@ def observe_rows(budget: Budget, rows: Seq[RowRecord], *, checked: bool = True) 
         if first:
             firsts[arm.law] = acc.count_first(firsts.get(arm.law), own[0].accepted)
             arm = replace(arm, copied=True)
-        arm = acc.learn(arm, [(row.drafted, row.accepted) for row in own[first:]])
+        arm = acc.learn(arm, [(row.drafted, row.accepted) for row in own[int(first) :]])
         if checked and sequence_id in budget.probing:
             arm = acc.probed(arm, budget.step, kept=own[-1].accepted > 0)
         arms[sequence_id, name] = arm
