@@ -75,14 +75,16 @@ int run_numbers(Program& p, const std::vector<int64_t>& tokens, const std::vecto
   return p.run({static_cast<int64_t>(tokens.size()), tokens.data(), positions.data(), slots.data()});
 }
 
-using DrawTuple = std::tuple<int64_t, int64_t, double, uint64_t, int64_t, int64_t, double, double>;
+using MaskTuple = std::tuple<int64_t, int64_t>;  // where it lies, and how many tokens it knows
+using DrawTuple = std::tuple<int64_t, int64_t, double, uint64_t, int64_t, int64_t, double, double, MaskTuple>;
 
 std::tuple<std::vector<int64_t>, std::vector<double>> draw_rows(const std::vector<DrawTuple>& rows, int64_t width,
                                                                 uint32_t purpose, bool confidence) {
   std::vector<DrawRow> in;
-  for (const auto& [x, ids, factor, seed, position, top_k, top_p, log_min_p] : rows) {
+  for (const auto& [x, ids, factor, seed, position, top_k, top_p, log_min_p, mask] : rows) {
     DrawRow row{reinterpret_cast<const float*>(x), reinterpret_cast<const int64_t*>(ids), static_cast<float>(factor), 0, 0,
-                top_k, top_p, static_cast<float>(log_min_p)};
+                top_k, top_p, static_cast<float>(log_min_p), reinterpret_cast<const uint8_t*>(std::get<0>(mask)),
+                std::get<1>(mask)};
     noise_keys(seed, position, purpose, &row.k0, &row.k1);
     in.push_back(row);
   }
@@ -126,8 +128,8 @@ std::tuple<int, std::vector<int64_t>, std::vector<double>> run_round(Program& pr
   plan.ids_stride = std::get<6>(output);
   std::vector<RoundRow> how;
   for (const auto& [factor, seed, position, top_k, top_p, log_min_p] : rules)
-    how.push_back({{nullptr, nullptr, static_cast<float>(factor), 0, 0, top_k, top_p, static_cast<float>(log_min_p)}, seed,
-                   position});
+    how.push_back({{nullptr, nullptr, static_cast<float>(factor), 0, 0, top_k, top_p, static_cast<float>(log_min_p),
+                    nullptr, 0}, seed, position});
   std::vector<Drawn> out;
   int status;
   {
@@ -155,7 +157,7 @@ std::tuple<uint32_t, uint32_t> keys(uint64_t seed, int64_t position, uint32_t pu
 }  // namespace
 
 NB_MODULE(_native, m) {
-  m.attr("layout") = 6;  // raised whenever these signatures change; paceline/ops/native.py checks it
+  m.attr("layout") = 7;  // raised whenever these signatures change; paceline/ops/native.py checks it
   m.attr("most_rows") = static_cast<int>(Pool::max_chunks);  // of one run: a row has at least a chunk of its own
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("choose_isa", [](const std::string& name) { return choose_kernels(name.c_str()); });

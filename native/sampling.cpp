@@ -89,11 +89,11 @@ float cut(Item* a, int64_t n, double wanted, bool top) {
   return NONE;
 }
 
-// Columns near the best one, for the filtered rows of a batch; kept between calls unless large.
+// Kept between calls unless large: columns near the best one, for the filtered rows of a batch, and the masked rows.
 struct Scratch {
-  std::unique_ptr<float[]> y, weight;
+  std::unique_ptr<float[]> y, weight, masked;
   std::unique_ptr<int64_t[]> token;
-  int64_t size = 0;
+  int64_t size = 0, masked_size = 0;
 
   void reserve(int64_t n) {
     if (n <= size) return;
@@ -102,8 +102,13 @@ struct Scratch {
     token.reset(new int64_t[n]);
     size = n;
   }
+  void reserve_masked(int64_t n) {
+    if (n <= masked_size) return;
+    masked.reset(new float[n]);
+    masked_size = n;
+  }
   void trim() {
-    if (size > 4 << 20) *this = Scratch();
+    if (size + masked_size > 4 << 20) *this = Scratch();
   }
   Near at(int64_t i) const { return {y.get() + i, weight.get() + i, token.get() + i}; }
 };
@@ -126,10 +131,14 @@ class Draw : public Job {
     parts_ = (width + PART - 1) / PART;
     cells_.resize(count * parts_);
     place_.resize(count, -1);
-    int64_t filtered = 0;
-    for (int64_t r = 0; r < count; ++r)
+    masked_.resize(count, -1);
+    int64_t filtered = 0, masked = 0;
+    for (int64_t r = 0; r < count; ++r) {
       if (sampled(r) && rows[r].filtered()) place_[r] = width * filtered++;
+      if (rows[r].allowed) masked_[r] = width * masked++;
+    }
     store_.reserve(width * filtered);
+    store_.reserve_masked(width * masked);
     bound_.resize(count);
     tops_.resize(filtered ? count * parts_ * (PART / GROUP) : 0);
   }
@@ -153,7 +162,9 @@ class Draw : public Job {
     Span s = span(row, part * PART, std::min(PART, width_ - part * PART));
     Part& cell = cells_[index];
     if (step == 0) {
+      const bool nan = masked_[row] >= 0 && restrict(row, s);
       cell.best = k_.best(s);
+      cell.best.nan |= nan;
       if (limited(row)) cell.tops = k_.tops(s, tops_.data() + index * (PART / GROUP));
     } else {
       look(row, part, s, cell);
@@ -166,7 +177,15 @@ class Draw : public Job {
   float factor(int64_t r) const { return sampled(r) ? rows_[r].factor : 1.0f; }
 
   Span span(int64_t r, int64_t begin, int64_t n) const {
-    return {rows_[r].x + begin, rows_[r].ids ? rows_[r].ids + begin : nullptr, begin, n};
+    const float* x = masked_[r] < 0 ? rows_[r].x : store_.masked.get() + masked_[r];
+    return {x + begin, rows_[r].ids ? rows_[r].ids + begin : nullptr, begin, n};
+  }
+
+  // Writes what the mask leaves of a part to where `s` reads it. Whether a NaN was there, refused or not.
+  bool restrict(int64_t r, const Span& s) {
+    Span raw = s;
+    raw.x = rows_[r].x + s.base;
+    return k_.restrict(raw, rows_[r].allowed, rows_[r].known, store_.masked.get() + masked_[r] + s.base);
   }
 
   Best best(int64_t r) const {  // of all parts; token -1 if the row cannot be drawn from
@@ -304,6 +323,7 @@ class Draw : public Job {
   std::vector<float> bound_;  // where filtered rows begin to look for their threshold
   std::vector<float> tops_;
   std::vector<int64_t> place_;  // where in the scratch a filtered row's columns go, -1 for the others
+  std::vector<int64_t> masked_;  // and where a masked row lies
   Scratch& store_;
 };
 

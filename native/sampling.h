@@ -13,6 +13,8 @@ struct DrawRow {
   int64_t top_k = 0;               // 0: off
   double top_p = 1;                // 1: off
   float log_min_p = 0;             // below any gap (-inf): off
+  const uint8_t* allowed = nullptr;  // [known] by token id, 0: refused; null: all are allowed
+  int64_t known = 0;                 // ids from there on are refused
   bool filtered() const { return top_k > 0 || top_p < 1 || log_min_p > -__builtin_inff(); }
 };
 
@@ -57,6 +59,8 @@ struct Near {  // columns whose shaped logit is >= a bound
 
 struct SamplingKernels {
   const char* name;
+  // `s` with -inf where a token is refused to `out`; whether `s` has a NaN.
+  bool (*restrict)(const Span& s, const uint8_t* allowed, int64_t known, float* out);
   Best (*best)(const Span&);
   void (*scan)(const Span&, Scan&);
   // Copies columns with y >= least, returns how many; `mass` (may be null) is that of all columns.

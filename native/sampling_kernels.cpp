@@ -52,6 +52,24 @@ PL_INLINE VW low_words(const int64_t* ids) {
   return *reinterpret_cast<const VWMem*>(w);
 }
 
+static bool restrict(const Span& s, const uint8_t* allowed, int64_t known, float* out) {
+  const V refused = broadcast(-__builtin_inff());
+  VI bad{};
+  int64_t i = 0;
+  for (; !s.ids && i + L <= s.n && s.base + i + L <= known; i += L) {
+    V v = load(s.x + i);
+    bad |= v != v;
+    store(out + i, where(allowed + s.base + i, v, refused));
+  }
+  bool nan = any(bad);
+  for (; i < s.n; ++i) {
+    const int64_t token = token_at(s, i);
+    nan |= s.x[i] != s.x[i];
+    out[i] = token < known && allowed[token] ? s.x[i] : refused[0];
+  }
+  return nan;
+}
+
 static Best best(const Span& s) {
   Best out;
   V top[4];
@@ -219,7 +237,7 @@ static int64_t collect(const Span& s, float factor, float most, float least, con
 }  // namespace PACELINE_ISA
 
 extern const SamplingKernels PL_JOIN(sampling_, PACELINE_ISA) = {
-    PL_TEXT(PACELINE_ISA), PACELINE_ISA::best, PACELINE_ISA::scan, PACELINE_ISA::collect,
+    PL_TEXT(PACELINE_ISA), PACELINE_ISA::restrict, PACELINE_ISA::best, PACELINE_ISA::scan, PACELINE_ISA::collect,
     PACELINE_ISA::tops};
 
 }  // namespace paceline

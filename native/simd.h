@@ -143,6 +143,20 @@ PL_INLINE H broadcast_pair(const int16_t* p) {  // two values, in every lane
   return (H)(pair - VI{});
 }
 
+// `v` where the lane's byte at `p` is not 0, else `other`.
+PL_INLINE V where(const uint8_t* p, V v, V other) {
+#if defined(__AVX512F__)
+  const __m128i flags = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return (V)_mm512_mask_blend_ps(_mm_test_epi8_mask(flags, flags), (__m512)other, (__m512)v);
+#elif defined(__AVX2__) && PL_LANES == 8
+  const __m256i words = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  return (VI)words != 0 ? v : other;
+#else
+  typedef uint8_t Flags __attribute__((vector_size(L), aligned(1), may_alias));
+  return __builtin_convertvector(*reinterpret_cast<const Flags*>(p), VI) != 0 ? v : other;
+#endif
+}
+
 // Sum of lanes by one fixed tree: ((0+1)+(2+3)) + ((4+5)+(6+7)). `sums` does 4 at once, with the same bits.
 PL_INLINE float reduce8(F8 a) {
   F8 pairs = a + __builtin_shufflevector(a, a, 1, 0, 3, 2, 5, 4, 7, 6);

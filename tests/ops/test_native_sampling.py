@@ -141,6 +141,38 @@ def test_edited_rows_join_the_others(python):
     check(python, logits, ids, rows)
 
 
+@pytest.mark.parametrize("known", [9000, 8999, 100, 12_000])
+@pytest.mark.parametrize("isa", ["generic", "avx2", "best"])
+def test_a_constraint_refuses_tokens_without_a_copy_in_python(python, restored, monkeypatch, known, isa):
+    if not native._extension().choose_isa(isa):
+        pytest.skip(f"this processor has no {isa}")
+    logits, rows = make_logits(9, 9000, 1), make_rows(9, 3)
+    rng = np.random.default_rng(known)
+    for i, row in enumerate(rows[:-1]):
+        row.mask = rng.random(known) < (0.001 if i % 2 else 0.5)
+        row.mask[7] = True
+    rows[0].mask = rows[0].mask.astype(np.uint8) * 3  # any integers will do
+    kept = logits.clone()
+    with monkeypatch.context() as m:
+        m.setattr("paceline.sampling.choose.edited", None)
+        drawn = choose_candidates(logits, None, rows, noise.TARGET)
+    assert all(row.mask is None or row.mask[t] for row, t in zip(rows, drawn.tokens, strict=True))
+    check(python, logits, None, rows)
+    check(python, logits, make_ids(9, 9000, 1), rows)
+    assert torch.equal(logits, kept)
+    assert torch.equal(choose(logits, rows).shaped, shape(logits, rows))
+
+
+def test_a_constraint_hides_no_broken_row(python):
+    logits, rows = make_logits(4, 9000, 1), make_rows(4, 3)
+    for row in rows:
+        row.mask = np.zeros(9000, dtype=np.bool_)
+        row.mask[:50] = True
+    logits[0, 8999], logits[1, :50], rows[2].mask[:] = torch.nan, -torch.inf, False
+    check(python, logits, None, rows)
+    assert choose(logits, rows).ok == [False, False, False, True]
+
+
 def test_drafts_with_noise_of_their_own(python):
     logits, rows = make_logits(9, 9000, 1), make_rows(9, 4)
     logits[3, 7] = torch.nan

@@ -22,7 +22,7 @@ from paceline.memory import Arena, Loaded, last_level_cache
 from paceline.ops.base import Drawn, Graph, RoundStart, Rule, Weight
 from paceline.ops.recording import Code, Node, RecordingOps, Symbol, place, schedule
 
-_LAYOUT = 6  # of the extension's signatures
+_LAYOUT = 7  # of the extension's signatures
 _KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
 _M64 = 0xFFFFFFFFFFFFFFFF

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 from functools import cache
 from types import ModuleType
 
+import numpy as np
 import torch
 
 _M64 = 0xFFFFFFFFFFFFFFFF
@@ -44,11 +45,13 @@ def draw(
     purpose: int,
     confidence: bool,
     edited: dict[int, torch.Tensor] | None = None,
+    masks: dict[int, np.ndarray] | None = None,
 ) -> tuple[list[int], list[float]]:
     """Token of each row of logits [M, C], and its probability after temperature (1 for greedy rows) and filters.
 
     The token is -1, at confidence 0, where the row has a NaN or nothing finite. Without `confidence` that of greedy
-    rows is not computed. `edited` has rows [C] that take the place of those of `logits`.
+    rows is not computed. `edited` has rows [C] that take the place of those of `logits`, `masks` the bool arrays of rows
+    that may take only the tokens that are true there.
     """
     native = _extension()
     assert native is not None
@@ -66,6 +69,7 @@ def draw(
             min(top_k, width),
             top_p,
             min_p,
+            (0, 0),
         )
         for i, (factor, seed, position, top_k, top_p, min_p) in enumerate(rules)
     ]
@@ -73,6 +77,9 @@ def draw(
         assert own.dtype == torch.float32
         assert own.shape == (width,)
         rows[i] = (own.data_ptr(), *rows[i][1:])
+    kept = {i: np.ascontiguousarray(mask, dtype=np.bool_) for i, mask in (masks or {}).items()}
+    for i, mask in kept.items():
+        rows[i] = (*rows[i][:-1], (mask.ctypes.data, mask.size))
     return native.draw(rows, width, purpose, confidence)  # type: ignore[no-any-return]
 
 

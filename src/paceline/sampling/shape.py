@@ -23,7 +23,7 @@ from paceline.sampling.history import Counts
 
 __all__ = [
     "Counts", "LogitRow", "check_token_ids", "edited", "is_edited", "is_filtered", "is_greedy",
-    "is_plain", "shape", "shape_candidates",
+    "is_only_masked", "is_plain", "shape", "shape_candidates",
 ]  # fmt: skip
 
 GREEDY_BELOW = 1e-5  # colder than this cannot be told from greedy in float32
@@ -132,10 +132,13 @@ def _filter(row: LogitRow) -> Filter:
 
 def is_edited(row: LogitRow) -> bool:
     """Whether more than temperature and filters shapes this row."""
+    return row.mask is not None or not is_only_masked(row)
+
+
+def is_only_masked(row: LogitRow) -> bool:
+    """Whether nothing but a constraint, temperature and filters shapes this row."""
     p = row.params
-    if p.edits or row.mask is not None:
-        return True
-    return bool(row.stop_ids) and row.history.output_len < p.min_tokens
+    return not p.edits and not (row.stop_ids and row.history.output_len < p.min_tokens)
 
 
 def _only_stops(row: LogitRow) -> bool:
