@@ -35,6 +35,7 @@ from paceline.models.registry import load_assistant, load_target
 from paceline.ops.base import Runner
 from paceline.ops.reference import EagerRunner
 from paceline.text.tokenizer import Tokenizer
+from paceline.text.words import Words
 
 Say = Callable[[str], None]
 CACHE_SHARE = {"cpu": 0.3, "cuda": 0.8}  # of the memory that is free once the weights are loaded
@@ -50,17 +51,16 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
         torch.set_num_threads(config.threads)
     path = resolve(config.target, "target")
     runner, arithmetic = pick_runner(config, device)
-    dtype = _DTYPES.get(config.dtype)
-    target = load_target(
-        path, dtype=dtype, device=device, runner=runner, transform=_transform(config.quantize)
-    )
+    options = {"dtype": _DTYPES.get(config.dtype), "transform": _transform(config.quantize)}
+    target = load_target(path, device=device, runner=runner, **options)
     runner.prepare([target.hidden_graph, target.logits_graph])  # before the cache takes of what is free
     tokenizer = Tokenizer.load(path)
     cache = make_cache(target, config, share=1.0)
     kind, source, why = choose_drafter(config, path)
     said = "the bundled one" if config.target == "demo" and source is not None else why
     say(f"target {config.target} · drafter {kind} ({said}) · {arithmetic}")
-    drafters = _load_drafters(ngram := NgramDrafter(), config, (kind, source), target, cache)
+    ngram = NgramDrafter(words=Words(tokenizer))
+    drafters = _load_drafters(ngram, config, (kind, source), target, cache)
     parts = EngineParts(
         target=target,
         cache=cache,

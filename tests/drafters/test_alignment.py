@@ -35,6 +35,69 @@ def test_a_rename_is_made_again_at_every_place() -> None:
         assert alignment.propose(wanted[:end], 99) == wanted[end:]
 
 
+class FakeWords:
+    """Tokens ending in 1 to 4 go on with a word; 100 more is the same word after a space."""
+
+    def respaced(self, tokens: tuple[int, ...]) -> tuple[int, ...] | None:
+        if tokens[0] % 10:
+            return None
+        return (tokens[0] + (100 if tokens[0] < 100 else -100), *tokens[1:])
+
+    def goes_on(self, token: int) -> bool:
+        return 1 <= token % 10 <= 4 and token >= 50
+
+
+def test_where_words_are_known_a_new_one_is_taken_for_the_old_one_until_it_is_known() -> None:
+    reference, wanted = file(OLD), file(NEW)
+    text: list[int] = []
+    alignment = Alignment(reference, 0, FakeWords())
+    proposed = []
+    for token in wanted:
+        alignment.follow(text)
+        proposed.append(alignment.propose(text, 1))
+        text.append(token)
+    assert [i for i, guess in enumerate(proposed) if guess != [wanted[i]]] == [
+        2,
+        3,
+        4,
+    ]  # is 60, 61 the whole name?
+    alignment = Alignment(reference, 0, FakeWords())
+    alignment.follow([*wanted[:5], 3])
+    assert alignment.apart
+    assert alignment.propose([*wanted[:5], 3], 99) == reference[5:]  # one equal token behind the word is one
+
+
+def test_a_guess_is_offered_as_one_and_only_to_a_text_that_followed() -> None:
+    drafter = NgramDrafter(words=FakeWords())
+    start = Sequence(0, [9, 1, 2, 60], 1, SamplingParams(), 0, reference=tuple(file(OLD)))
+    assert drafter.match(start, 2) == ([3, 4], 1)
+    stranger = Sequence(1, [9, 60], 1, SamplingParams(), 0, reference=tuple(file(OLD)))
+    assert drafter.match(stranger, 2) == ([], 0)
+    gone = Sequence(2, [9, 1, 2, *range(60, 68)], 1, SamplingParams(), 0, reference=tuple(file(OLD)))
+    assert drafter.match(gone, 2) == ([], 0)
+
+
+def test_a_word_is_replaced_with_and_without_the_space_before_it() -> None:
+    reference = [1, 2, 50, 51, 3, 4, 150, 51, 5]
+    text = [1, 2, 60, 61, 62, 3, 4]
+    alignment = Alignment(reference, 0, FakeWords())
+    alignment.follow(text)
+    assert alignment.propose(text, 9) == [160, 61, 62, 5]
+    plain = Alignment(reference, 0)
+    plain.follow(text)
+    assert plain.propose(text, 9) == [150, 51, 5]
+
+
+def test_what_a_text_keeps_is_not_replaced_any_more() -> None:
+    reference = file(OLD)
+    text = [1, 2, *NEW, 3, 4, 5, *OLD, 6]
+    alignment = Alignment(reference, 0)
+    alignment.follow(text[:8])
+    assert alignment.propose(text[:8], 2) == NEW[:2]
+    alignment.follow(text)
+    assert alignment.propose(text, 3) == [7, *OLD]
+
+
 def test_what_is_left_out_and_what_is_put_in() -> None:
     reference = list(range(20))
     shorter = [0, 1, 2, 5, 6, 7]

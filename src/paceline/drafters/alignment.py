@@ -2,30 +2,47 @@
 
 A text that edits its reference copies it, and does to a name at each place what it has done to it before. After a
 difference the text is taken up again where the reference first goes on with the same two tokens; what lay between
-them in both is a replacement, which later proposals make by themselves.
+them in both is a replacement, which later proposals make by themselves, with and without the space before a word. Until
+then it is guessed that a word was replaced, and that what has been written is the new one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import Protocol
 
 SAME = 2  # equal tokens that show that text and reference go on together
 NEAR = 64  # tokens of the reference in which a text goes on after a difference
 LONGEST_CHANGE = 16  # tokens of a replacement, on either side
+LONGEST_GUESS = 6  # tokens of a new word that is not yet known to have ended
 MOST_CHANGES = 32  # replacements that are remembered, the latest ones
 
 Tokens = tuple[int, ...]
 
 
+class Words(Protocol):
+    """What an alignment may know of the tokens' text: see paceline/text/words.py."""
+
+    def respaced(self, tokens: Tokens) -> Tokens | None:
+        """The tokens of the same text without its first space, or with one if it has none; None if it is no word."""
+        ...
+
+    def goes_on(self, token: int) -> bool:
+        """Whether `token` goes on with the word before it."""
+        ...
+
+
 class Alignment:
     """Follows one text through one reference. The text is expected to begin where the reference does."""
 
-    def __init__(self, reference: Seq[int], begin: int) -> None:
-        """`begin`: the text's first token that may be of the reference."""
+    def __init__(self, reference: Seq[int], begin: int, words: Words | None = None) -> None:
+        """`begin`: the text's first token that may be of the reference. Without `words` each token is one."""
         self._reference = tuple(reference)
+        self._words = words
         self._text, self._at = begin, 0  # tokens before these stand for each other
         self.run = 1  # tokens for which both have gone on together; the beginning is a guess
-        self.lost = False  # the text is somewhere else
+        self.apart = False  # the text is in the middle of a difference that was not seen before
+        self.lost = False  # it is somewhere else
         self._changes: dict[Tokens, Tokens] = {}
         self._first: frozenset[int] = frozenset()  # first tokens of what was changed
 
@@ -33,25 +50,44 @@ class Alignment:
         """Take notice of what was written since the last call."""
         while self._walk(text) and (self._step_over_change(text) or self._take_up(text)):
             pass
-        self.lost = self._text < len(text) and self._unfinished(text) is None
+        gap = len(text) - self._text
+        self.apart = gap > 0 and self._unfinished(text) is None
+        self.lost = self.apart and (gap > LONGEST_GUESS or self.run <= SAME)
 
     def propose(self, text: Seq[int], limit: int) -> list[int]:
         """Up to `limit` tokens of what the text may go on with; none while it is lost."""
-        change = self._unfinished(text)
-        if self.lost or change is None:
+        if self.lost:
             return []
+        change = self._unfinished(text)
+        if change is None:
+            return self._copy(self._end_of_word(text), limit)
         old, new = change
-        out, at = list(new[len(text) - self._text :]), self._at + len(old)
+        begun = list(new[len(text) - self._text :])
+        return (begun + self._copy(self._at + len(old), limit - len(begun)))[:limit]
+
+    def jump(self, text: Seq[int], at: int, run: int) -> None:
+        """The last `run` tokens of the text have been found before `at` of the reference."""
+        self._text, self._at, self.run = len(text), at, run
+        self.apart = self.lost = False
+
+    def _copy(self, at: int, limit: int) -> list[int]:
+        """The reference from `at` on, with what was changed before changed again; some tokens more than `limit`."""
+        out: list[int] = []
         while len(out) < limit and at < len(self._reference):
             found = self._change_at(at)
             old, new = found if found is not None else ((0,), (self._reference[at],))
             out += new
             at += len(old)
-        return out[:limit]
+        return out
 
-    def jump(self, text: Seq[int], at: int, run: int) -> None:
-        """The last `run` tokens of the text have been found before `at` of the reference."""
-        self._text, self._at, self.run, self.lost = len(text), at, run, False
+    def _end_of_word(self, text: Seq[int]) -> int:
+        """Where the reference goes on after the word that the text has left it for; behind the token that both have."""
+        at = self._at + 1
+        while (
+            at < len(self._reference) and self._words is not None and self._words.goes_on(self._reference[at])
+        ):
+            at += 1
+        return at + (self._reference[at : at + 1] == tuple(text[-1:]))
 
     def _walk(self, text: Seq[int]) -> bool:
         """Go on while both are equal; True if the text differs then."""
@@ -61,7 +97,16 @@ class Alignment:
                 break
             self._text, self._at = self._text + 1, self._at + 1
         self.run += self._text - begin
+        if not self._first.isdisjoint(text[begin : self._text]):
+            self._forget(self._at - (self._text - begin))
         return self._text < len(text)
+
+    def _forget(self, begin: int) -> None:
+        """What was changed before and was not from `begin` of the reference to here will not be, either."""
+        for at in range(begin, self._at):
+            change = self._change_at(at)
+            if change is not None and at + len(change[0]) <= self._at:
+                self._without(change[0])
 
     def _step_over_change(self, text: Seq[int]) -> bool:
         change = self._change_at(self._at)
@@ -90,10 +135,20 @@ class Alignment:
         return False
 
     def _remember(self, old: Tokens, new: Tokens) -> None:
-        self._changes.pop(old, None)
-        self._changes[old] = new
-        if len(self._changes) > MOST_CHANGES:
-            del self._changes[next(iter(self._changes))]
+        pairs = [(old, new)]
+        if self._words is not None:
+            both = self._words.respaced(old), self._words.respaced(new)
+            if both[0] is not None and both[1] is not None:
+                pairs.insert(0, both)  # type: ignore[arg-type]
+        for was, becomes in pairs:
+            self._changes.pop(was, None)
+            self._changes[was] = becomes
+        for was in list(self._changes)[:-MOST_CHANGES]:
+            del self._changes[was]
+        self._first = frozenset([change[0] for change in self._changes])
+
+    def _without(self, old: Tokens) -> None:
+        del self._changes[old]
         self._first = frozenset([change[0] for change in self._changes])
 
     def _change_at(self, at: int) -> tuple[Tokens, Tokens] | None:

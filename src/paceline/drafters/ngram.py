@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 
 from paceline.core import MAX_DRAFT_TOKENS, Draft, Sequence
-from paceline.drafters.alignment import Alignment
+from paceline.drafters.alignment import Alignment, Words
 from paceline.drafters.base import DraftContext
 
 LENGTHS = (
@@ -34,8 +34,9 @@ class NgramDrafter:
     name = "ngram"
     needs_hidden = False
 
-    def __init__(self, max_tokens: int = MAX_DRAFT_TOKENS) -> None:
-        self.max_tokens = max_tokens
+    def __init__(self, max_tokens: int = MAX_DRAFT_TOKENS, words: Words | None = None) -> None:
+        """`words`: the target's, without which a replaced word of several tokens is learnt more slowly."""
+        self.max_tokens, self._words = max_tokens, words
         self._own: dict[int, bytearray] = {}
         self._references: dict[int, tuple[bytes, Alignment]] = {}
 
@@ -66,15 +67,20 @@ class NgramDrafter:
         new = known is None
         if known is None:
             data = array("i", sequence.reference).tobytes()
-            known = self._references[sequence.id] = data, Alignment(sequence.reference, sequence.prompt_len)
+            known = self._references[sequence.id] = (
+                data,
+                Alignment(sequence.reference, sequence.prompt_len, self._words),
+            )
         data, alignment = known
         alignment.follow(sequence.tokens)
-        if alignment.lost or new:  # a prompt may end in the middle of it
+        if alignment.apart or new:  # a prompt may end in the middle of it
             end, length = _longest(own, data, len(sequence.reference))
-            if length > alignment.run or (alignment.lost and length):
+            if length > alignment.run or (alignment.apart and length):
                 alignment.jump(sequence.tokens, end, length)
         tokens = alignment.propose(sequence.tokens, limit)
-        return tokens, min(alignment.run, LENGTHS[-1]) if tokens else 0
+        if not tokens:
+            return [], 0
+        return tokens, 1 if alignment.apart else min(alignment.run, LENGTHS[-1])
 
     def draft(self, context: DraftContext) -> Draft:
         out = Draft.empty(len(context.sequences), "no proposal")

@@ -44,14 +44,13 @@ def draw(
     rules: Seq[Rule],
     purpose: int,
     confidence: bool,
-    edited: dict[int, torch.Tensor] | None = None,
-    masks: dict[int, np.ndarray] | None = None,
+    edits: dict[int, torch.Tensor | np.ndarray] | None = None,
 ) -> tuple[list[int], list[float]]:
     """Token of each row of logits [M, C], and its probability after temperature (1 for greedy rows) and filters.
 
     The token is -1, at confidence 0, where the row has a NaN or nothing finite. Without `confidence` that of greedy
-    rows is not computed. `edited` has rows [C] that take the place of those of `logits`, `masks` the bool arrays of rows
-    that may take only the tokens that are true there.
+    rows is not computed. `edits`, by row: a tensor [C] takes the place of that of `logits`; a bool array says by token
+    id what the row may take, and refuses ids beyond its end.
     """
     native = _extension()
     assert native is not None
@@ -73,13 +72,15 @@ def draw(
         )
         for i, (factor, seed, position, top_k, top_p, min_p) in enumerate(rules)
     ]
-    for i, own in (edited or {}).items():
-        assert own.dtype == torch.float32
-        assert own.shape == (width,)
-        rows[i] = (own.data_ptr(), *rows[i][1:])
-    kept = {i: np.ascontiguousarray(mask, dtype=np.bool_) for i, mask in (masks or {}).items()}
-    for i, mask in kept.items():
-        rows[i] = (*rows[i][:-1], (mask.ctypes.data, mask.size))
+    alive: list[np.ndarray] = []
+    for i, edit in (edits or {}).items():
+        if isinstance(edit, torch.Tensor):
+            assert edit.dtype == torch.float32
+            assert edit.shape == (width,)
+            rows[i] = (edit.data_ptr(), *rows[i][1:])
+        else:
+            alive.append(mask := np.ascontiguousarray(edit, dtype=np.bool_))
+            rows[i] = (*rows[i][:-1], (mask.ctypes.data, mask.size))
     return native.draw(rows, width, purpose, confidence)  # type: ignore[no-any-return]
 
 

@@ -151,22 +151,21 @@ def _draw_native(
 
     And whether all rows are plain greedy.
     """
-    own: dict[int, torch.Tensor] = {}
-    masks: dict[int, np.ndarray] = {}
+    edits: dict[int, torch.Tensor | np.ndarray] = {}
     broken: list[int] = []  # rows with a NaN that an edit may have hidden
     for i, row in enumerate(rows):
         if row.mask is not None and is_only_masked(row):
-            masks[i] = row.mask
+            edits[i] = row.mask
         elif is_edited(row):
             x = logits[i].detach().numpy()
-            own[i] = torch.from_numpy(edited(x, None if ids is None else ids[i].numpy(), row))
+            edits[i] = torch.from_numpy(edited(x, None if ids is None else ids[i].numpy(), row))
             if np.isnan(x.max()):
                 broken.append(i)
     rules = [rule_of(row) for row in rows]
-    tokens, mass = native_sampling.draw(logits, ids, rules, noise.TARGET, confidence, own, masks)
+    tokens, mass = native_sampling.draw(logits, ids, rules, noise.TARGET, confidence, edits)
     for i in broken:
         tokens[i], mass[i] = -1, 0.0
-    return tokens, mass, not own and not masks and all(rule is _GREEDY for rule in rules)
+    return tokens, mass, not edits and all(rule is _GREEDY for rule in rules)
 
 
 def rule_of(row: LogitRow) -> native_sampling.Rule:
