@@ -9,12 +9,11 @@ namespace paceline {
 namespace PACELINE_ISA {
 
 constexpr int BLOCK = 64;          // keys per running-maximum update
-constexpr int KEYS = 4;            // keys whose scores are computed together
-constexpr int PITCH = BLOCK + 8;   // room for a block's scores: the last tile of keys may write past them
+constexpr int PITCH = BLOCK + L;   // room for a block's scores: the last tile of keys may write past them
 
 struct Places {  // where the keys and values of a block lie, from place `begin` up to `end`
   int begin = 0, end = 0;
-  const float *keys[BLOCK + KEYS], *values[BLOCK];
+  const float *keys[BLOCK + L], *values[BLOCK];
 };
 
 struct Queries {  // vectors: heads of a row beside each other, row after row
@@ -32,13 +31,14 @@ PL_INLINE void fetch(const float* vector, int64_t d) {
   for (int64_t i = 0; i < d; i += 16) __builtin_prefetch(vector + i, 0, 3);
 }
 
-// Scores of Q queries with the keys at places at..at+KEYS-1.
+// Scores of Q queries with the L / Q keys from place `at`: L sums, whose lanes are added up together.
 template <int Q>
 PL_INLINE void scores(Queries& s, int m, int at) {
-  V acc[Q][KEYS] = {};
-  const float *keys[KEYS], *queries[Q];
+  constexpr int K = L / Q;
+  V acc[L] = {};
+  const float *keys[K], *queries[Q];
   PL_UNROLL
-  for (int j = 0; j < KEYS; ++j) keys[j] = s.now.keys[at + j];
+  for (int j = 0; j < K; ++j) keys[j] = s.now.keys[at + j];
   PL_UNROLL
   for (int q = 0; q < Q; ++q) queries[q] = s.q[m + q];
   int64_t i = 0;
@@ -47,10 +47,10 @@ PL_INLINE void scores(Queries& s, int m, int at) {
     PL_UNROLL
     for (int q = 0; q < Q; ++q) x[q] = pin(load(queries[q] + i));
     PL_UNROLL
-    for (int j = 0; j < KEYS; ++j) {
-      V k = pin(load(keys[j] + i));
+    for (int j = 0; j < K; ++j) {
+      V k = load(keys[j] + i);
       PL_UNROLL
-      for (int q = 0; q < Q; ++q) acc[q][j] = fma(k, x[q], acc[q][j]);
+      for (int q = 0; q < Q; ++q) accumulate(acc[q * K + j], x[q], k);
     }
   }
   if (i < s.d) {
@@ -58,27 +58,34 @@ PL_INLINE void scores(Queries& s, int m, int at) {
     PL_UNROLL
     for (int q = 0; q < Q; ++q)
       PL_UNROLL
-      for (int j = 0; j < KEYS; ++j) acc[q][j] = fma(load_part(keys[j] + i, n), load_part(queries[q] + i, n), acc[q][j]);
+      for (int j = 0; j < K; ++j)
+        acc[q * K + j] = fma(load_part(keys[j] + i, n), load_part(queries[q] + i, n), acc[q * K + j]);
   }
+  const V total = sums(acc);
   PL_UNROLL
-  for (int q = 0; q < Q; ++q) {
-    F4 total = sums(half(acc[q][0]), half(acc[q][1]), half(acc[q][2]), half(acc[q][3]));
-    std::memcpy(s.p + (m + q) * PITCH + at, &total, sizeof total);
-  }
+  for (int q = 0; q < Q; ++q)
+    std::memcpy(s.p + (m + q) * PITCH + at, reinterpret_cast<const float*>(&total) + q * K, K * sizeof(float));
+}
+
+// Scores of Q queries with the keys at places at..end-1; up to the next multiple of L / Q keys are scored.
+template <int Q>
+PL_INLINE void scores_up_to(Queries& s, int m, int at, int end) {
+  for (; at < end; at += L / Q) scores<Q>(s, m, at);
 }
 
 // Scores of all queries with the keys of the block. Those of the next one are fetched meanwhile: the arithmetic units
 // are busy here, memory is not.
 static void score(Queries& s) {
-  for (int at = s.now.begin; at < s.now.end; at += KEYS) {
-    for (int j = at; j < at + KEYS && j < s.next.end; ++j) {
+  for (int at = s.now.begin; at < s.now.end; at += L) {
+    const int end = at + L < s.now.end ? at + L : s.now.end;
+    for (int j = at; j < at + L && j < s.next.end; ++j) {
       fetch(s.next.keys[j], s.d);
       fetch(s.next.values[j], s.d);
     }
-    int m = 0, left = s.count;
-    for (; left == 3 || left > 4; m += 3, left -= 3) scores<3>(s, m, at);
-    for (; left > 1; m += 2, left -= 2) scores<2>(s, m, at);
-    if (left) scores<1>(s, m, at);
+    int m = 0;
+    for (; m + 4 <= s.count; m += 4) scores_up_to<4>(s, m, at, end);
+    for (; m + 2 <= s.count; m += 2) scores_up_to<2>(s, m, at, end);
+    if (m < s.count) scores_up_to<1>(s, m, at, end);
   }
 }
 
@@ -142,6 +149,8 @@ PL_INLINE void mix(Queries& s, int m, int lo, int hi, int64_t i) {
 
 template <int C>
 PL_INLINE void mix_columns(Queries& s, int m, int left, int lo, int hi, int64_t i) {
+  if constexpr (L == 16)  // registers enough
+    for (; left == 4 || left > 5; m += 4, left -= 4) mix<4, C>(s, m, lo, hi, i);
   for (; left == 3 || left > 4; m += 3, left -= 3) mix<3, C>(s, m, lo, hi, i);
   for (; left > 1; m += 2, left -= 2) mix<2, C>(s, m, lo, hi, i);
   if (left) mix<1, C>(s, m, lo, hi, i);
@@ -183,7 +192,7 @@ static bool find(const AttentionArgs& a, int64_t d, int64_t start, Places& found
       found.values[j] = a.v.pool + offset;
     }
   }
-  for (int j = 0; j < KEYS && lo < hi; ++j) found.keys[hi + j] = found.keys[hi - 1];  // the last tile is a whole one
+  for (int j = 0; j < L && lo < hi; ++j) found.keys[hi + j] = found.keys[hi - 1];  // the last tile is a whole one
   return true;
 }
 

@@ -87,9 +87,12 @@ void Program::cut_runs() {
   int64_t most = MOST_QUERIES / kHeads;
   while (most > 1 && rows_.count > 1 && (rows_.count + most - 1) / most * heads_ < threads_) most /= 2;
   runs_.clear();
-  for (int64_t r = 0; r < rows_.count; ++r) {
-    bool follows = r > 0 && rows_.slots[r] == rows_.slots[r - 1] && rows_.positions[r] == rows_.positions[r - 1] + 1;
-    if (!follows || r - runs_.back() == most) runs_.push_back(r);
+  for (int64_t r = 0, end; r < rows_.count; r = end) {
+    for (end = r + 1; end < rows_.count && rows_.slots[end] == rows_.slots[r] &&
+                      rows_.positions[end] == rows_.positions[end - 1] + 1;)
+      ++end;
+    const int64_t parts = (end - r + most - 1) / most;  // of about the same length
+    for (int64_t p = 0; p < parts; ++p) runs_.push_back(r + p * (end - r) / parts);
   }
   runs_.push_back(rows_.count);
 }

@@ -157,30 +157,48 @@ PL_INLINE V where(const uint8_t* p, V v, V other) {
 #endif
 }
 
-// Sum of lanes by one fixed tree: ((0+1)+(2+3)) + ((4+5)+(6+7)). `sums` does 4 at once, with the same bits.
-PL_INLINE float reduce8(F8 a) {
-  F8 pairs = a + __builtin_shufflevector(a, a, 1, 0, 3, 2, 5, 4, 7, 6);
-  F8 fours = pairs + __builtin_shufflevector(pairs, pairs, 2, 3, 0, 1, 6, 7, 4, 5);
-  return fours[0] + fours[4];
-}
-PL_INLINE F4 sums(F8 a, F8 b, F8 c, F8 d) {
-#if defined(__AVX2__)
-  __m256 ab = _mm256_hadd_ps((__m256)a, (__m256)b), cd = _mm256_hadd_ps((__m256)c, (__m256)d);
-  __m256 all = _mm256_hadd_ps(ab, cd);
-  return (F4)_mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
-#else
-  return F4{reduce8(a), reduce8(b), reduce8(c), reduce8(d)};
-#endif
-}
+// Sum of lanes: each is added to the one 8 (with 16 lanes) further, then 4, 2, 1.
+// `fold<D>` brings the lanes of two vectors one step nearer to their sums, a's where bit D of the lane is 0, b's where it is 1.
+template <int D>
+PL_INLINE V fold(V a, V b) {
 #if PL_LANES == 16
-PL_INLINE F8 half(V a) {
-  return __builtin_shufflevector(a, a, 0, 1, 2, 3, 4, 5, 6, 7) +
-         __builtin_shufflevector(a, a, 8, 9, 10, 11, 12, 13, 14, 15);
-}
+  if constexpr (D == 8)
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 24, 25, 26, 27, 28, 29, 30, 31) +
+           __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23);
+  else if constexpr (D == 4)
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 20, 21, 22, 23, 8, 9, 10, 11, 28, 29, 30, 31) +
+           __builtin_shufflevector(a, b, 4, 5, 6, 7, 16, 17, 18, 19, 12, 13, 14, 15, 24, 25, 26, 27);
+  else if constexpr (D == 2)
+    return __builtin_shufflevector(a, b, 0, 1, 18, 19, 4, 5, 22, 23, 8, 9, 26, 27, 12, 13, 30, 31) +
+           __builtin_shufflevector(a, b, 2, 3, 16, 17, 6, 7, 20, 21, 10, 11, 24, 25, 14, 15, 28, 29);
+  else
+    return __builtin_shufflevector(a, b, 0, 17, 2, 19, 4, 21, 6, 23, 8, 25, 10, 27, 12, 29, 14, 31) +
+           __builtin_shufflevector(a, b, 1, 16, 3, 18, 5, 20, 7, 22, 9, 24, 11, 26, 13, 28, 15, 30);
 #else
-PL_INLINE F8 half(V a) { return a; }
+  if constexpr (D == 4)
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 12, 13, 14, 15) + __builtin_shufflevector(a, b, 4, 5, 6, 7, 8, 9, 10, 11);
+  else if constexpr (D == 2)
+    return __builtin_shufflevector(a, b, 0, 1, 10, 11, 4, 5, 14, 15) + __builtin_shufflevector(a, b, 2, 3, 8, 9, 6, 7, 12, 13);
+  else
+    return __builtin_shufflevector(a, b, 0, 9, 2, 11, 4, 13, 6, 15) + __builtin_shufflevector(a, b, 1, 8, 3, 10, 5, 12, 7, 14);
 #endif
-PL_INLINE float reduce(V a) { return reduce8(half(a)); }
+}
+template <int D>
+PL_INLINE void fold_all(V* v) {
+  PL_UNROLL
+  for (int i = 0; i < D; ++i) v[i] = fold<D>(v[i], v[i + D]);
+  if constexpr (D > 1) fold_all<D / 2>(v);
+}
+PL_INLINE V sums(V (&v)[L]) {  // lane i: the sum of v[i]
+  fold_all<L / 2>(v);
+  return v[0];
+}
+template <int D = L / 2>
+PL_INLINE float reduce(V a) {
+  V b = fold<D>(a, a);
+  if constexpr (D > 1) return reduce<D / 2>(b);
+  else return b[0];
+}
 
 PL_INLINE V vmax(V a, V b) { return a > b ? a : b; }
 PL_INLINE V vmin(V a, V b) { return a < b ? a : b; }
