@@ -55,6 +55,10 @@ class Controller(Protocol):
         """Steps after this one in which `limits` would draft nothing for the same rows, as far as is known now."""
         ...
 
+    def go_on_resting(self, sequences: list[Sequence], untold: int) -> int:
+        """Asked when they are over: how many more, with `untold` steps that were not observed yet. 0: ask `limits`."""
+        ...
+
     def go_on(self, sequence_id: int, step: int, confidence: float) -> bool:
         """Whether to draft one more token, after `step` + 1 were drafted, the last with `confidence`."""
         ...

@@ -8,14 +8,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine import budget as b
 from paceline.engine import learning
 from paceline.engine.acceptance import Kind, calibrated
 from paceline.engine.audit import AUDIT, TRIAL, Audit, hopeful
-from paceline.engine.budget import Budget, Look, Plan, Want
+from paceline.engine.budget import Budget, Look, Want
+from paceline.engine.choice import Choice
 from paceline.engine.costs import TABLE_ROWS, Costs, Profile
 from paceline.engine.fixed import Limit, fixed_limit, whole
 from paceline.engine.lookups import Lookups, Peek
@@ -33,27 +34,6 @@ MTP = Kind("mtp", (0.7, 0.72, 0.72, 0.7, 0.68), sampled=(0.56, 0.6, 0.6, 0.6))
 MODEL = Kind("model", (0.65, 0.65, 0.62, 0.6))
 NGRAM = Kind("ngram", (0.5, 0.7, 0.8, 0.85), sequential=False, sampled=(0.3, 0.55, 0.7, 0.8))
 KINDS = (MTP, MODEL, NGRAM)
-
-
-@dataclass(slots=True)
-class _Choice:
-    """What was decided for some rows, and until which step it holds."""
-
-    ids: list[int]
-    plans: dict[str, Plan]
-    limits: dict[str, dict[int, int]]  # by kind: tokens that a row may get of it
-    out: list[Limit]  # by row, where nothing is looked up
-    caps: dict[int, int]  # rows whose length is ours to choose, and their most
-    rows: int  # target rows that run whatever is drafted
-    looks: dict[str, Look] = field(default_factory=dict)  # kinds that can be looked up, and would pay
-    asked: dict[int, int] = field(default_factory=dict)  # by row: tokens of a kind that drafts one by one
-    look: int = 0  # the step before which nothing has to be looked up
-    looked: bool = False  # in this step
-    until: int = 0
-    hold: int = 0  # steps that it holds though it drafts
-    probes: int = 0  # steps that its probes may still last
-    trial: bool = False  # it drafts to see what that costs
-    teaches: bool = True  # its steps tell what steps take
 
 
 _Kin = tuple[int, str | None, bool]  # how many texts, their drafter, whether they are greedy
@@ -79,16 +59,16 @@ class AutoController:
         self._default = tuple(default) or tuple(kind.name for kind in kinds)
         self._warn = warn
         self._kinds = {kind.name: kind for kind in kinds}
-        self._choices: dict[tuple[int, ...], _Choice] = {}  # by the rows that were asked for together
-        self._choice: _Choice | None = None  # of the draft round that is going on
-        self._used: list[_Choice] = []  # in this step
+        self._choices: dict[tuple[int, ...], Choice] = {}  # by the rows that were asked for together
+        self._choice: Choice | None = None  # of the draft round that is going on
+        self._used: list[Choice] = []  # in this step
         self._unlearnt = Unlearnt()
         self._audits: dict[int, Audit] = {}  # by number of texts, as `Costs.drags`
         self._others = 0  # rows of this step that belong to prompts being read
         self._lookups = Lookups(peek)
         self._plan_seconds = 0.0  # that a plan takes, lately
         self._thought = 0.0  # seconds that planning took in this step: no part of what drafting costs
-        self._idle: dict[_Kin, tuple[int, _Choice]] = {}  # until when, and what, see `_as_before`
+        self._idle: dict[_Kin, tuple[int, Choice]] = {}  # until when, and what, see `_as_before`
         self._alive: dict[int, float] = {}  # survival of each row's draft so far in this round
         self._gone: set[int] = set()  # texts that have ended: their last step is still to be learnt from
 
@@ -129,7 +109,20 @@ class AutoController:
         until = min(choice.until, choice.look) if choice.looks else choice.until
         return max(until - self._now - 1, 0)
 
-    def _with_looks(self, choice: _Choice, sequences: list[Sequence]) -> list[Limit]:
+    def go_on_resting(self, sequences: list[Sequence], untold: int) -> int:
+        """Further steps at rest, this one included, if a look was all that was due and there is nothing to copy."""
+        choice, now = self._choice, self._now + untold
+        if choice is None or not choice.looks or now >= choice.until:
+            return 0
+        begin = time.perf_counter()
+        choice.look = now
+        dues = [self._next_look(s, choice, now) for s in sequences if choice.caps.get(s.id)]
+        if now not in dues:
+            choice.look = min(dues, default=choice.until)
+            self._lookups.timed(time.perf_counter() - begin, self.budget.costs.target(len(sequences)))
+        return max(min(choice.until, choice.look) - now, 0)
+
+    def _with_looks(self, choice: Choice, sequences: list[Sequence]) -> list[Limit]:
         """All that a row has room for where something is looked up in this step: `offer` decides what is used.
 
         A look costs little beside a round of a network, so a row that would get one is looked up in every step.
@@ -138,17 +131,13 @@ class AutoController:
         looked: dict[int, int] = {}
         choice.look = now + REST
         for sequence in sequences:
-            i, always = sequence.id, choice.asked.get(sequence.id, 0) > 0
+            i = sequence.id
             if not choice.caps.get(i):
                 continue
-            lost = not is_greedy(sequence) and self._loses_first(i, choice)
-            due, told = self._lookups.due(sequence, now, lost=lost)
-            if told is not None:
-                self.budget = learning.observe_rows(self.budget, [told], checked=False)
-            if always or due <= now:
-                due = self._lookups.look(sequence, now)
-                if due == now:
-                    looked[i] = choice.caps[i]
+            always = choice.asked.get(i, 0) > 0
+            due = self._next_look(sequence, choice, now, always=always)
+            if due == now:
+                looked[i] = choice.caps[i]
             choice.look = min(choice.look, now + 1 if always else max(due, now + 1))
         for name in choice.looks:
             choice.limits[name] = looked
@@ -160,7 +149,15 @@ class AutoController:
             for i, (limit, reason) in zip(choice.ids, choice.out, strict=True)
         ]
 
-    def _loses_first(self, sequence_id: int, choice: _Choice) -> bool:
+    def _next_look(self, sequence: Sequence, choice: Choice, now: int, *, always: bool = False) -> int:
+        """`now` if there may be something to copy and a look is due, or due at every step; else the step of the next."""
+        lost = not is_greedy(sequence) and self._loses_first(sequence.id, choice)
+        due, told = self._lookups.due(sequence, now, lost=lost)
+        if told is not None:
+            self.budget = learning.observe_rows(self.budget, [told], checked=False)
+        return self._lookups.look(sequence, now) if always or due <= now else due
+
+    def _loses_first(self, sequence_id: int, choice: Choice) -> bool:
         """Whether no kind's first copy would be kept, by what became of those of other texts."""
         arms = [b.arm_of(self.budget, sequence_id, self._kinds[name]) for name in choice.looks]
         return all(b.is_lost(self.budget, arm) for arm in arms)
@@ -173,7 +170,7 @@ class AutoController:
             return None
         return (len(sequences), *kin.pop())
 
-    def _as_before(self, kin: _Kin, sequences: list[Sequence], drafter_max: int) -> _Choice | None:
+    def _as_before(self, kin: _Kin, sequences: list[Sequence], drafter_max: int) -> Choice | None:
         """A plan without drafts that was made a moment ago for as many texts of which as little was known."""
         until, plan = self._idle.get(kin, (0, None))
         limits = [fixed_limit(sequence, MAX_DRAFT_TOKENS, drafter_max)[0] for sequence in sequences]
@@ -185,13 +182,13 @@ class AutoController:
         none = dict.fromkeys(ids, 0)
         plans = {name: replace(own, limits=none) for name, own in plan.plans.items()}
         caps = dict(zip(ids, limits, strict=True))
-        own = _Choice(ids, plans, {name: dict(none) for name in plan.limits}, plan.out, caps, len(ids))
+        own = Choice(ids, plans, {name: dict(none) for name in plan.limits}, plan.out, caps, len(ids))
         own.looks, own.until = plan.looks, self._now + REST
         return own
 
-    def _think(self, sequences: list[Sequence], wants: list[Want], drafter_max: int) -> _Choice:
+    def _think(self, sequences: list[Sequence], wants: list[Want], drafter_max: int) -> Choice:
         self._learn()
-        choice = _Choice([s.id for s in sequences], {}, {}, [], {}, len(sequences))
+        choice = Choice([s.id for s in sequences], {}, {}, [], {}, len(sequences))
         for sequence, want in zip(sequences, wants, strict=True):
             limit, reason = fixed_limit(sequence, MAX_DRAFT_TOKENS if want == "auto" else want, drafter_max)
             choice.out.append((limit, reason))
@@ -229,18 +226,18 @@ class AutoController:
         choice.probes = PROBE_RUN if self.budget.probing else 0
         return choice
 
-    def _audit(self, choice: _Choice) -> Audit:
+    def _audit(self, choice: Choice) -> Audit:
         return self._audits.setdefault(len(choice.ids).bit_length(), Audit())
 
-    def _audited(self, choice: _Choice, before: _Choice | None) -> _Choice:
+    def _audited(self, choice: Choice, before: Choice | None) -> Choice:
         """Plain steps for once, to see what the machine takes for them now; then the plan is made anew."""
         self.budget = replace(self.budget, probing=frozenset())
         rows = zip(choice.ids, choice.out, strict=True)
         out = [(0, b.MEASURING) if i in choice.caps else limit for i, limit in rows]
         hold = before.hold if before is not None and before.hold else HOLD
-        return _Choice(choice.ids, {}, {}, out, choice.caps, choice.rows, until=self._now + AUDIT, hold=hold)
+        return Choice(choice.ids, {}, {}, out, choice.caps, choice.rows, until=self._now + AUDIT, hold=hold)
 
-    def _until(self, choice: _Choice, before: _Choice | None, costs: Costs) -> int:
+    def _until(self, choice: Choice, before: Choice | None, costs: Costs) -> int:
         """The step at which to think again: soon where little is known yet."""
         if self._others:
             return self._now + 1
@@ -261,7 +258,7 @@ class AutoController:
             self.budget = replace(self.budget, kinds=(*self.budget.kinds, self._kinds[name]))
         return self._kinds[name]
 
-    def _plan(self, kind: Kind, choice: _Choice, margin: float, best: dict[int, Limit]) -> bool:
+    def _plan(self, kind: Kind, choice: Choice, margin: float, best: dict[int, Limit]) -> bool:
         """Plan for one kind, and say whether it could pay; in `best` a row gets the tokens of its most promising kind."""
         rows, texts = choice.rows + self._others, len(choice.ids)
         least = b.break_even(self.budget, kind, rows, texts, len(choice.caps))
@@ -342,8 +339,8 @@ class AutoController:
             for row in news:
                 row.learnt = True
         looked = any(choice.looked for choice in self._used)
-        if looked and not any(row.drafted for row in record.rows):
-            self._lookups.timed(record)
+        if looked and record.draft_seconds > 0 and not any(row.drafted for row in record.rows):
+            self._lookups.timed(record.draft_seconds, record.target_seconds + record.other_seconds)
         for choice in self._used:
             for name in choice.looks if choice.looked else ():
                 self._lookups.over(name, choice.limits[name], record.rows, self._now)
@@ -354,7 +351,7 @@ class AutoController:
         if self._unlearnt.steps >= 2 * REST:  # mostly a plan is made before, which learns, too
             self._learn()
 
-    def _end_probes(self, choice: _Choice, record: StepRecord) -> None:
+    def _end_probes(self, choice: Choice, record: StepRecord) -> None:
         """A probe lasts while its tokens are kept. Think again after a run of them, else go on without it."""
         choice.probes -= 1
         probing = self.budget.probing

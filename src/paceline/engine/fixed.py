@@ -26,6 +26,9 @@ class FixedController:
     def rest(self) -> int:
         return 0
 
+    def go_on_resting(self, sequences: list[Sequence], untold: int) -> int:
+        return 0
+
     def go_on(self, sequence_id: int, step: int, confidence: float) -> bool:
         return True
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from paceline.core import Sequence
 from paceline.engine.quiet import LOOK, Quiet
-from paceline.engine.records import RowRecord, StepRecord
+from paceline.engine.records import RowRecord
 from paceline.engine.unchecked import Unchecked
 from paceline.sampling.shape import is_greedy
 
@@ -60,10 +60,9 @@ class Lookups:
                 lost = row.drafter != kind and row.sequence_id in self._offered
                 self._quiet.hush(row.sequence_id, now, 2 if lost else LOOK)
 
-    def timed(self, record: StepRecord) -> None:
-        """In this step something was looked for and nothing drafted."""
-        if record.draft_seconds > 0:
-            self._quiet.timed(record.draft_seconds, record.target_seconds + record.other_seconds)
+    def timed(self, look: float, step: float) -> None:
+        """A look has taken so many seconds in vain, and a step takes so many without one."""
+        self._quiet.timed(look, step)
 
     def clear(self) -> None:
         """A step is over."""

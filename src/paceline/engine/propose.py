@@ -16,7 +16,7 @@ from paceline.engine.state import EngineState
 
 def propose(state: EngineState, work: list[Work]) -> Draft:
     """Drafts for all rows of `work`; rows that do not decode, or may not draft, are empty with their reason."""
-    if state.rest is not None and state.rest.holds(work):
+    if state.rest is not None and state.rest.holds(work, state.controller):
         return state.rest.draft()
     state.tell()
     out = Draft.empty(len(work), budget.PREFILL)

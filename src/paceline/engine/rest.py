@@ -10,6 +10,7 @@ from statistics import median
 from typing import NamedTuple
 
 from paceline.core import Draft
+from paceline.engine.budget import Controller
 from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.scheduler import Work
 
@@ -63,10 +64,13 @@ class Rest:
     empty: Draft  # what is drafted in each of them
     untold: list[Ran] = field(default_factory=list)
 
-    def holds(self, work: list[Work]) -> bool:
-        return self.steps > 0 and self.ids == [
-            w.sequence.id if w.count == 1 and w.last else None for w in work
-        ]
+    def holds(self, work: list[Work], controller: Controller) -> bool:
+        """Whether `work` is of these texts and nothing has to be drafted; a look alone does not end it."""
+        if self.ids != [w.sequence.id if w.count == 1 and w.last else None for w in work]:
+            return False
+        if self.steps == 0:
+            self.steps = controller.go_on_resting([w.sequence for w in work], len(self.untold))
+        return self.steps > 0
 
     def draft(self) -> Draft:
         self.steps -= 1

@@ -39,6 +39,6 @@ def step(state: EngineState) -> list[Delta]:
         state.controller.observe(told([ran]))
     else:
         state.rest.untold.append(ran)
-        if len(state.rest.untold) == ALIKE or not state.rest.steps:
+        if len(state.rest.untold) == ALIKE:
             state.tell()
     return deltas
