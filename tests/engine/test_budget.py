@@ -275,6 +275,24 @@ def test_whether_a_first_copy_is_kept_is_learnt_from_those_of_texts_of_its_kind(
     assert budget.firsts == {"ngram of a reference": (20.0 if kept else 0.0, 20.0)}
 
 
+def test_a_copy_pays_for_waking_unless_others_follow() -> None:
+    costs = Profile((1, 5, 17), (1.0, 2.6, 6.8)).costs()
+    budget, look = b.meet(Budget(costs, (NGRAM,)), NGRAM, [sequence(1)]), b.Look(costs, 1, 1, 1.0)
+
+    def tokens(confidence: float, *, wakes: bool) -> int:
+        arm = b.arm_of(budget, 1, NGRAM)
+        return b.offer(budget, NGRAM, arm, look, [confidence] * 16, wakes=wakes)[0]
+
+    alone = StepRecord(3, costs.target(3) + 0.8, 0.0, 0.0, [replace(copied(1, 0), drafted=2)], alike=1)
+    following = replace(alone, alike=2)
+    assert learning.observe(budget, [(following, {})]).wake == 0.0
+    assert tokens(0.65, wakes=True) == tokens(0.65, wakes=False) > 0
+    budget = replace(budget, wake=learning.observe(budget, [(alone, {})] * 20).wake)
+    assert budget.wake == pytest.approx(0.8, rel=0.05)
+    assert tokens(0.65, wakes=True) == 0 < tokens(0.65, wakes=False)
+    assert tokens(0.99, wakes=True) == tokens(0.99, wakes=False) == 4
+
+
 def test_drafts_of_a_length_that_was_asked_for_teach_of_texts_of_their_kind() -> None:
     auto = AutoController(FLAT, [NGRAM])
     sampled = replace(sequence(1, temperature=0.8), reference=(7, 8))
@@ -350,7 +368,7 @@ def test_a_rest_says_for_how_long_limits_would_say_the_same() -> None:
 
     assert drafts(rests=True) == drafts(rests=False)
     assert AutoController(FLAT, [MTP]).rest() == 0
-    assert FixedController(0).rest() == 0
+    assert FixedController(0).rest() == FixedController(0).go_on_resting([], 0) == 0
 
 
 @pytest.mark.parametrize(("kept", "every"), [(4, True), (0, False)])

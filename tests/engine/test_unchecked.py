@@ -100,15 +100,15 @@ def test_sampled_text_is_looked_at_more_rarely_at_first() -> None:
     assert quiet.hush(1, 0) == FIRST
     assert quiet.hush(2, 0, sampled=True) == SAMPLED
     assert quiet.hush(2, SAMPLED, sampled=True) == 2 * SAMPLED
-    assert (quiet.due(3, 5), quiet.due(3, 5, later=True), quiet.due(3, 9)) == (5, SAMPLED, SAMPLED)
-    quiet.wake(3)
-    assert quiet.due(3, 10, later=True) <= 10  # there was something to copy
-    quiet.forget(3)
-    assert quiet.due(3, 10) == 10
+    assert (quiet.due(2, 9), quiet.due(3, 5)) == (2 * SAMPLED, None)
+    quiet.wake(2)
+    assert quiet.due(2, 10) == 10  # there was something to copy
+    quiet.forget(2)
+    assert quiet.due(2, 10) is None
     found = Lookups(lambda sequence: False)
     assert found.due(text([1, 2], sid=4), 5) == (SAMPLED, None)
     assert found.due(replace(text([1, 2], sid=5), reference=(1, 2)), 5) == (5, None)
-    assert found.due(replace(text([1, 2], sid=6), reference=(1, 2)), 5, lost=True) == (SAMPLED, None)
+    assert found.due(replace(text([1, 2], sid=6), reference=(1, 2)), 5, lambda: True) == (SAMPLED, None)
     found.gone(4)
     assert found.due(replace(text([1, 2], sid=4), params=SamplingParams(temperature=0.0)), 5) == (5, None)
     assert found.look(text([1, 2]), 5) == SAMPLED
@@ -130,6 +130,44 @@ def test_sampled_text_is_looked_at_later_where_first_copies_of_such_texts_are_lo
         auto.observe(StepRecord(1, 1.0, 0.0, 0.0, [RowRecord(1, "ngram", 0, 0, [], b.NO_PROPOSAL)]))
         sequence.tokens.append(9)
     assert looks[0] == first
+
+
+def test_a_look_at_rest_that_finds_nothing_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As often as with a controller that is asked whenever a look is due, and where there is something it is asked."""
+    monkeypatch.setattr(Quiet, "timed", lambda *_: None)  # what it takes must not decide how often
+    there: list[int] = []
+    auto = AutoController(STEEP, [NGRAM], peek=lambda sequence: bool(there))
+    sequence = replace(text([1, 2]), params=SamplingParams(max_tokens=900, temperature=0.0))
+    asked, looks, left, untold = [], [], 0, 0
+    for now in range(200):
+        if now == 150:
+            there.append(1)
+        if now and left == 0:
+            looks.append(now)
+            left = auto.go_on_resting([sequence], untold)
+        if left:
+            left, untold = left - 1, untold + 1
+        else:
+            nothing = StepRecord(
+                1, 1.0, 0.0, 0.0, [RowRecord(1, "ngram", 0, 0, [], b.NO_PROPOSAL)], times=untold
+            )
+            if untold:
+                auto.observe(nothing)
+            ((limit, _),) = auto.limits([sequence], ["auto"], 16)
+            asked.append((now, limit))
+            if limit:
+                break
+            left, untold = auto.rest(), 0
+            auto.observe(replace(nothing, times=1))
+        sequence.tokens.append(9)
+    assert looks[:4] == [8, 16, 32, 64]
+    assert [now for now, _ in asked] == [
+        0,
+        128,
+        looks[-1],
+    ]  # at first, when the plan is old, and when there is something
+    assert 150 <= looks[-1] <= 150 + LOOK
+    assert asked[-1][1] > 0
 
 
 @pytest.mark.parametrize(("step", "every"), [(4e-4, LOOK), (5e-3, 6), (0.1, 2)])

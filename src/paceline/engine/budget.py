@@ -108,6 +108,9 @@ class Budget:
     totals: Mapping[str, Totals] = field(default_factory=dict)
     step: int = 0
     credit: float = 0.0  # seconds that probes may spend
+    wake: float = (
+        0.0  # seconds that a step with copies takes longer after steps without drafts, its code is cold
+    )
     probing: frozenset[int] = frozenset()  # rows of this step that are probes
 
 
@@ -239,19 +242,23 @@ def worth(plan: Plan, arm: Arm, step: int, survival: float) -> bool:
     return survival * arm.accept[step + 1] >= plan.rate * plan.row_seconds
 
 
-def offer(budget: Budget, kind: Kind, arm: Arm, look: Look, confidence: list[float]) -> tuple[int, float]:
+def offer(
+    budget: Budget, kind: Kind, arm: Arm, look: Look, confidence: list[float], *, wakes: bool = False
+) -> tuple[int, float]:
     """(tokens worth checking, tokens they gain net of their cost) of a proposal made at one go.
 
     Only for proposals that are a function of the text so far (n-gram), or the choice would look at what it
     decides. What its confidence is worth, to texts like this one, counts until the text has shown what its own copies
     are worth. Whether its first one is kept at all was told by the first ones of others: a text may go on as what it
     was given, or not, and copies look the same. It starts with four tokens, and each later copy that is kept lets the
-    next be four longer.
+    next be four longer. `wakes`: nothing was drafted before; what that costs is shared by those that follow, if it is
+    kept to its end.
     """
     confidence = confidence[: 4 + 4 * int(arm.hits[0])]
     slope = budget.costs.drafting(kind.name)[2]
     bins, common = budget.bins.get(arm.law), budget.bins.get(kind.law(arm.sampled))
     best, length, kept, alive = 0.0, 0, 0.0, 1.0
+    wake = look.rate * budget.wake / look.texts if wakes else 0.0
     for j, value in enumerate(confidence[:MAX_DRAFT_TOKENS]):
         own, chance = arm.tries[j] / (arm.tries[j] + arm.weight), acc.calibrated(common, value)
         if bins is not common:
@@ -260,7 +267,7 @@ def offer(budget: Budget, kind: Kind, arm: Arm, look: Look, confidence: list[flo
             chance = acc.first_kept(budget.firsts.get(arm.law), chance)
         alive *= own * arm.accept[j] + (1 - own) * chance
         kept += alive
-        net = kept - MARGIN * look.rate * (look.price(j + 1) + slope * (j + 1))
+        net = kept - MARGIN * look.rate * (look.price(j + 1) + slope * (j + 1)) - wake * (1 - alive)
         if net > best:
             best, length = net, j + 1
         elif alive < 0.03:

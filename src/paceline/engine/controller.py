@@ -151,8 +151,7 @@ class AutoController:
 
     def _next_look(self, sequence: Sequence, choice: Choice, now: int, *, always: bool = False) -> int:
         """`now` if there may be something to copy and a look is due, or due at every step; else the step of the next."""
-        lost = not is_greedy(sequence) and self._loses_first(sequence.id, choice)
-        due, told = self._lookups.due(sequence, now, lost=lost)
+        due, told = self._lookups.due(sequence, now, lambda: self._loses_first(sequence.id, choice))
         if told is not None:
             self.budget = learning.observe_rows(self.budget, [told], checked=False)
         return self._lookups.look(sequence, now) if always or due <= now else due
@@ -305,7 +304,8 @@ class AutoController:
         if choice is None or kind not in choice.looks or i not in choice.limits[kind]:
             return whole(confidence)
         known = self._kinds[kind]
-        worth = b.offer(self.budget, known, b.arm_of(self.budget, i, known), choice.looks[kind], confidence)
+        arm, wakes = b.arm_of(self.budget, i, known), not self._unlearnt.drafting
+        worth = b.offer(self.budget, known, arm, choice.looks[kind], confidence, wakes=wakes)
         if tokens:
             self._lookups.found(sequence, kind, tokens, confidence, checked=worth[0] > 0)
         return worth

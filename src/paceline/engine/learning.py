@@ -10,19 +10,20 @@ from paceline.engine import acceptance as acc
 from paceline.engine import budget as b
 from paceline.engine.acceptance import Kind, Totals
 from paceline.engine.budget import Budget
-from paceline.engine.costs import Round, Step
+from paceline.engine.costs import Costs, Round, Step
 from paceline.engine.records import Asked, RowRecord, StepRecord
 
 TYPICAL = 12  # steps that are enough to tell the pace of many
 SURE = 3.0  # copies that were kept, after which one may be as long as any
 WARM = 4  # steps with drafts, or without, in a row until they show what such steps take: the first are cold
 FADE_EVERY = 64  # steps after which a drafter that was not used counts as idle for as long
+WAKING = 0.2  # what the last such step says of the next
 PROBE_SHARE = 0.005  # of the running time that probes may cost
 
 
 def observe(budget: Budget, seen: Seq[tuple[StepRecord, Asked]]) -> Budget:
     """Learn from finished steps: costs, acceptance by position and request, calibration, probe credit."""
-    costs, spent, probed, drafted, used = budget.costs, 0.0, 0.0, [], set()
+    costs, spent, probed, drafted, used, wake = budget.costs, 0.0, 0.0, [], set(), budget.wake
     targets: list[Step] = []
     rounds: dict[str, list[Round]] = {}
     steps = sum([record.times for record, _ in seen])
@@ -45,6 +46,8 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Asked]]) -> Budget:
         drafted += [row for row in rows if not row.learnt]
         if kind is None:
             continue
+        if not kind.sequential and record.alike == 1 and not record.masked:
+            wake += WAKING * (_waking(costs, record) - wake)
         if budget.probing:
             probed += _wasted(budget, kind, record, rows, lone)
         if not (lone and costs.is_measured(kind.name)):
@@ -62,7 +65,7 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Asked]]) -> Budget:
             costs = costs.idle(name, FADE_EVERY)
     most = b.MOST_CREDIT * costs.target(1)
     budget = replace(
-        budget, costs=costs, step=end,
+        budget, costs=costs, step=end, wake=wake,
         credit=max(min(budget.credit + PROBE_SHARE * spent - probed, most), -2 * most),
     )  # fmt: skip
     return observe_rows(budget, drafted) if drafted else budget
@@ -76,6 +79,13 @@ def _wasted(budget: Budget, kind: Kind, record: StepRecord, rows: list[RowRecord
     without = b.plain(budget.costs.within(texts, record.context), texts, texts)
     kept = sum([row.accepted for row in rows])
     return min(record.seconds, 8 * without) - without * (1 + kept / texts)
+
+
+def _waking(costs: Costs, record: StepRecord) -> float:
+    """Seconds that the first step with drafts took longer than one among others would have."""
+    texts = len(record.rows)
+    expected = costs.within(texts, record.context).target(record.target_rows)
+    return min(max(record.target_seconds + record.other_seconds - expected, 0.0), 2 * costs.target(1))
 
 
 def is_news(budget: Budget, row: RowRecord) -> bool:

@@ -22,9 +22,11 @@ class Lookups:
         self._unchecked = Unchecked()
         self._offered: set[int] = set()  # texts for which something was found in this step
 
-    def due(self, sequence: Sequence, now: int, *, lost: bool = False) -> tuple[int, RowRecord | None]:
+    def due(
+        self, sequence: Sequence, now: int, lost: Callable[[], bool] = lambda: False
+    ) -> tuple[int, RowRecord | None]:
         """(the step of the next look, what would have become of a copy that was not checked, once the text has shown
-        it). `lost`: the first copies of such texts are.
+        it). `lost`: whether the first copies of such texts are.
         """
         told = self._unchecked.told(sequence)
         if not isinstance(told, int):
@@ -34,8 +36,10 @@ class Lookups:
                 self._quiet.hush(sequence.id, now)
         elif told:
             return now + told, None
-        later = not is_greedy(sequence) and (lost or not sequence.reference)  # nothing was given to copy from
-        due = self._quiet.due(sequence.id, now, later=later)
+        due = self._quiet.due(sequence.id, now)
+        if due is None:  # sampled text is searched later, too, if nothing was given to copy from
+            later = not is_greedy(sequence) and (not sequence.reference or lost())
+            due = self._quiet.hush(sequence.id, now, sampled=True) if later else now
         return due, told if isinstance(told, RowRecord) else None
 
     def look(self, sequence: Sequence, now: int) -> int:

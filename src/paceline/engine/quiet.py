@@ -17,11 +17,10 @@ class Quiet:
         self._seconds = 0.0  # that a step with a look takes more, lately
         self._texts: dict[int, tuple[int, int]] = {}  # (steps to wait, until when)
 
-    def due(self, sequence_id: int, now: int, *, later: bool = False) -> int:
-        """The step of the next look; of a text that is new now, or after a while."""
-        if sequence_id not in self._texts:
-            return self.hush(sequence_id, now, sampled=True) if later else now
-        return max(self._texts[sequence_id][1], now)
+    def due(self, sequence_id: int, now: int) -> int | None:
+        """The step of the next look; None for a text that is new."""
+        known = self._texts.get(sequence_id)
+        return None if known is None else max(known[1], now)
 
     def hush(self, sequence_id: int, now: int, most: int = LOOK, *, sampled: bool = False) -> int:
         """A look was in vain: the step of the next one, at most `most` later; all texts at the same steps."""

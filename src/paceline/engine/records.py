@@ -49,6 +49,11 @@ class Unlearnt:
         self.drafted = False  # something was, in one of them
         self._last: tuple[bool, int] = (False, 0)  # whether the last step had drafts, and how many in a row
 
+    @property
+    def drafting(self) -> bool:
+        """Whether something was drafted in the last step."""
+        return self._last[0]
+
     def add(self, record: StepRecord, asked: Asked) -> None:
         drafted = any(row.drafted for row in record.rows)
         before, many = self._last
