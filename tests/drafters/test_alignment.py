@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core import SamplingParams, Sequence
-from paceline.drafters.alignment import LONGEST_CHANGE, Alignment
+from paceline.drafters.alignment import FOLLOWED, LONGEST_CHANGE, Alignment
 from paceline.drafters.ngram import NgramDrafter
 
 OLD, NEW = [50, 51], [60, 61, 62]  # a name, and what it is renamed to
@@ -47,8 +47,13 @@ class FakeWords:
         return 1 <= token % 10 <= 4 and token >= 50
 
 
+LEAD = [
+    *range(20, 20 + FOLLOWED)
+]  # what a text must have followed before one of its words is guessed to be new
+
+
 def test_where_words_are_known_a_new_one_is_taken_for_the_old_one_until_it_is_known() -> None:
-    reference, wanted = file(OLD), file(NEW)
+    reference, wanted = LEAD + file(OLD), LEAD + file(NEW)
     text: list[int] = []
     alignment = Alignment(reference, 0, FakeWords())
     proposed = []
@@ -56,25 +61,24 @@ def test_where_words_are_known_a_new_one_is_taken_for_the_old_one_until_it_is_kn
         alignment.follow(text)
         proposed.append(alignment.propose(text, 1))
         text.append(token)
-    assert [i for i, guess in enumerate(proposed) if guess != [wanted[i]]] == [
-        2,
-        3,
-        4,
-    ]  # is 60, 61 the whole name?
-    alignment = Alignment(reference, 0, FakeWords())
-    alignment.follow([*wanted[:5], 3])
+    wrong = [i - FOLLOWED for i, guess in enumerate(proposed) if guess != [wanted[i]]]
+    assert wrong == [2, 3, 4]  # where it begins, and whether 60, or 60 and 61, are the whole of it
+    alignment, begun = Alignment(reference, 0, FakeWords()), [*wanted[: FOLLOWED + 5], 3]
+    alignment.follow(begun)
     assert alignment.apart
-    assert alignment.propose([*wanted[:5], 3], 99) == reference[5:]  # one equal token behind the word is one
+    assert alignment.propose(begun, 99) == reference[FOLLOWED + 5 :]  # one equal token behind the word is one
 
 
 def test_a_guess_is_offered_as_one_and_only_to_a_text_that_followed() -> None:
     drafter = NgramDrafter(words=FakeWords())
-    start = Sequence(0, [9, 1, 2, 60], 1, SamplingParams(), 0, reference=tuple(file(OLD)))
-    assert drafter.match(start, 2) == ([3, 4], 1)
-    stranger = Sequence(1, [9, 60], 1, SamplingParams(), 0, reference=tuple(file(OLD)))
-    assert drafter.match(stranger, 2) == ([], 0)
-    gone = Sequence(2, [9, 1, 2, *range(60, 68)], 1, SamplingParams(), 0, reference=tuple(file(OLD)))
-    assert drafter.match(gone, 2) == ([], 0)
+
+    def match(sid: int, text: list[int]) -> tuple[list[int], int]:
+        reference = tuple(LEAD + file(OLD))
+        return drafter.match(Sequence(sid, [9, *text], 1, SamplingParams(), 0, reference=reference), 2)
+
+    assert match(0, [*LEAD, 1, 2, 60]) == ([3, 4], 1)
+    assert match(1, [*LEAD[:-3], 60]) == ([], 0)
+    assert match(2, [*LEAD, 1, 2, *range(60, 68)]) == ([], 0)  # far more than a word
 
 
 def test_a_word_is_replaced_with_and_without_the_space_before_it() -> None:

@@ -14,6 +14,7 @@ from typing import Protocol
 SAME = 2  # equal tokens that show that text and reference go on together
 NEAR = 64  # tokens of the reference in which a text goes on after a difference
 LONGEST_CHANGE = 16  # tokens of a replacement, on either side
+FOLLOWED = 8  # tokens for which a text must have followed until one of its words is guessed to be a new one
 LONGEST_GUESS = 6  # tokens of a new word that is not yet known to have ended
 MOST_CHANGES = 32  # replacements that are remembered, the latest ones
 
@@ -52,7 +53,7 @@ class Alignment:
             pass
         gap = len(text) - self._text
         self.apart = gap > 0 and self._unfinished(text) is None
-        self.lost = self.apart and (gap > LONGEST_GUESS or self.run <= SAME)
+        self.lost = self.apart and (gap > LONGEST_GUESS or self.run < FOLLOWED)
 
     def propose(self, text: Seq[int], limit: int) -> list[int]:
         """Up to `limit` tokens of what the text may go on with; none while it is lost."""
