@@ -35,6 +35,7 @@ STEPS = (1.0, 1.18, 1.46, 1.93, 2.4, 3.5, 3.95, 6.4, 6.8, 12.4, 18.3, 24.2)
 TEXT = 0.2
 ROUND: RoundCost = (0.3, 0.09, 0.09)
 ASK, LOOK, COPY, PLAN, PLAN_TEXT = 0.15, 0.03, 0.15, 0.6, 0.05
+RESTING = 0.12  # a look at rest, of one text or many
 UNIT = 1e-3  # seconds that a plain step is said to take
 READ = 8192  # tokens of prompts in a step, so that all texts begin close to each other
 FIXED = (2, 4)
@@ -67,6 +68,13 @@ class Priced(AutoController):
     def limits(self, *args: Any, **kwargs: Any) -> Any:
         self._deciding += ASK
         return super().limits(*args, **kwargs)
+
+    def go_on_resting(self, *args: Any) -> int:
+        self._deciding += RESTING
+        return super().go_on_resting(*args)
+
+    def _looked(self, seconds: float, step: float) -> None:
+        super()._looked(RESTING * UNIT, UNIT)
 
     def _think(self, sequences: list[Sequence], *args: Any) -> Any:
         taken = PLAN + PLAN_TEXT * len(sequences)

@@ -119,8 +119,12 @@ class AutoController:
         dues = [self._next_look(s, choice, now) for s in sequences if choice.caps.get(s.id)]
         if now not in dues:
             choice.look = min(dues, default=choice.until)
-            self._lookups.timed(time.perf_counter() - begin, self.budget.costs.target(len(sequences)))
+            self._looked(time.perf_counter() - begin, self.budget.costs.target(len(sequences)))
         return max(min(choice.until, choice.look) - now, 0)
+
+    def _looked(self, seconds: float, step: float) -> None:
+        """In vain, in so many seconds, where a step takes so many."""
+        self._lookups.timed(seconds, step)
 
     def _with_looks(self, choice: Choice, sequences: list[Sequence]) -> list[Limit]:
         """All that a row has room for where something is looked up in this step: `offer` decides what is used.
@@ -340,7 +344,7 @@ class AutoController:
                 row.learnt = True
         looked = any(choice.looked for choice in self._used)
         if looked and record.draft_seconds > 0 and not any(row.drafted for row in record.rows):
-            self._lookups.timed(record.draft_seconds, record.target_seconds + record.other_seconds)
+            self._looked(record.draft_seconds, record.target_seconds + record.other_seconds)
         for choice in self._used:
             for name in choice.looks if choice.looked else ():
                 self._lookups.over(name, choice.limits[name], record.rows, self._now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 FIRST, LOOK = 8, 64  # steps between two looks, at first and at most
 SAMPLED = 32  # at first, where a text is drawn at a temperature: it repeats less, copies are kept more rarely
+SPARING = 4  # times as many steps then between two looks
 LOOKING = 0.003  # of the time that looks may take: where a step takes long, they come sooner
 
 
@@ -25,7 +26,8 @@ class Quiet:
     def hush(self, sequence_id: int, now: int, most: int = LOOK, *, sampled: bool = False) -> int:
         """A look was in vain: the step of the next one, at most `most` later; all texts at the same steps."""
         known = self._texts.get(sequence_id)
-        wait = min(2 * known[0] if known else SAMPLED if sampled else FIRST, most, self._longest)
+        longest = SPARING * self._longest if sampled else self._longest
+        wait = min(2 * known[0] if known else SAMPLED if sampled else FIRST, most, longest)
         due = (now // wait + 1) * wait
         self._texts[sequence_id] = (wait, due)
         return due
