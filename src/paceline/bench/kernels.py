@@ -293,7 +293,7 @@ def main(out: Path, threads: int | None, quick: bool, only: str, demo: Path | No
     parts = set(only.split(","))
     said = provenance(f"python -m paceline.bench.kernels --only {only}{' --quick' if quick else ''}")
     result: dict[str, Any] = {"provenance": said | {"kernels": native.isa()}, "threads": threads}
-    repeats = 2 if quick else 15
+    repeats = 2 if quick else 25
     if "linear" in parts:
         floors = Floors()
         result["linear"] = linear_report(floors, repeats)
