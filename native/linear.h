@@ -14,6 +14,8 @@ namespace PACELINE_ISA {
 constexpr int VECTORS = 2, PANEL = VECTORS * L;  // outputs of a panel
 constexpr int64_t ROOM = 262144;  // bytes of weights that stay in the second-level cache from one tile to the next
 constexpr int64_t AHEAD = 4096;  // bytes of a panel to fetch ahead
+constexpr int64_t FAR_AHEAD = 24576;  // from memory, to the second-level cache
+constexpr int BUSY = 5;  // rows from which on arithmetic takes about as long as memory, so that neither may wait
 
 // What a weight kind means by a unit of a panel: `depth` inputs of PANEL outputs in two vectors. A segment is summed
 // for itself and then added to the total: it keeps long sums exact, and int4 has a scale for each. `tight`: no register is
@@ -158,7 +160,11 @@ static void tile(const Call<P>& c, int64_t r0, int64_t panel) {
       for (; u < stop; u += step) {
         PL_UNROLL
         for (int j = 0; j < C; ++j)
-          for (int64_t line = 0; line < P::unit * step; line += 64) prefetch(w + j * c.panel_bytes + u * P::unit + ahead + line);
+          for (int64_t line = 0; line < P::unit * step; line += 64) {
+            const char* p = w + j * c.panel_bytes + u * P::unit + line;
+            prefetch(p + ahead);
+            if (R >= BUSY && !c.cached) prefetch_far(p + FAR_AHEAD);
+          }
         PL_UNROLL
         for (int s = 0; s < step; ++s)
           unit<P, R, C>(w + (u + s) * P::unit, c.panel_bytes, x + k + (u + s) * P::depth, c.x_stride, acc);

@@ -129,6 +129,7 @@ PL_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p
 #else
 PL_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 #endif
+PL_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }  // to the second-level cache
 
 #if defined(__AVX512F__)  // compilers turn the conversion below into five instructions
 PL_INLINE H load_int8(const void* p) { return (H)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
