@@ -15,7 +15,7 @@ constexpr int VECTORS = 2, PANEL = VECTORS * L;  // outputs of a panel
 constexpr int64_t ROOM = 262144;  // bytes of weights that stay in the second-level cache from one tile to the next
 constexpr int64_t AHEAD = 4096;  // bytes of a panel to fetch ahead
 constexpr int64_t FAR_AHEAD = 24576;  // from memory, to the second-level cache
-constexpr int BUSY = 5;  // rows from which on arithmetic takes about as long as memory, so that neither may wait
+constexpr int BUSY = 5;  // rows from which on bfloat16's and int8's arithmetic takes about as long as memory: neither may wait
 
 // What a weight kind means by a unit of a panel: `depth` inputs of PANEL outputs in two vectors. A segment is summed
 // for itself and then added to the total: it keeps long sums exact, and int4 has a scale for each. `tight`: no register is
@@ -137,6 +137,7 @@ template <class P, int R, int C>
 static void tile(const Call<P>& c, int64_t r0, int64_t panel) {
   constexpr int N = VECTORS * C;
   constexpr int64_t step = P::unit < 64 ? 64 / P::unit : 1;  // units of a cache line
+  constexpr bool busy = R >= BUSY && (P::kind == BFLOAT16 || P::kind == INT8);
   const char* start = c.data + panel * c.panel_bytes;
   const typename P::X* x = c.x + r0 * c.x_stride;
   V total[R][N];
@@ -163,7 +164,7 @@ static void tile(const Call<P>& c, int64_t r0, int64_t panel) {
           for (int64_t line = 0; line < P::unit * step; line += 64) {
             const char* p = w + j * c.panel_bytes + u * P::unit + line;
             prefetch(p + ahead);
-            if (R >= BUSY && !c.cached) prefetch_far(p + FAR_AHEAD);
+            if (busy && !c.cached) prefetch_far(p + FAR_AHEAD);
           }
         PL_UNROLL
         for (int s = 0; s < step; ++s)
