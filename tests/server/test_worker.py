@@ -161,6 +161,30 @@ def test_deadlines(engine: FakeEngine) -> None:
         assert isinstance(fine.items[-1], Delta)
 
 
+def test_a_request_that_comes_while_the_others_are_looked_at_ends_nothing(engine: FakeEngine) -> None:
+    """It used to end the worker: "dictionary changed size during iteration"."""
+    late, came = Sink(), threading.Event()
+
+    class Visited(dict[str, object]):
+        def values(self) -> Iterator[object]:  # type: ignore[override]
+            for value in super().values():
+                if not came.is_set():
+                    came.set()
+                    guest = threading.Thread(target=worker.submit, args=[job("late", late)])
+                    guest.start()
+                    guest.join(0.2)  # it waits if it must
+                yield value
+
+    with working(engine) as worker:
+        worker._open = Visited()  # type: ignore[assignment]
+        first = Sink()
+        worker.submit(job("first", first))
+        assert first.done.wait(10)
+        assert late.done.wait(10)
+        assert worker.state == "ready"
+        assert late.text == first.text
+
+
 def test_draining_finishes_what_is_open_and_takes_nothing_new(engine: FakeEngine) -> None:
     engine.delay = 0.005
     worker = Worker(lambda: engine)

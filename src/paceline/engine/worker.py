@@ -241,9 +241,14 @@ class Worker:
             self.counters.cancelled += 1
             engine.cancel(request_id)
 
+    def _entries(self) -> list[_Open]:
+        """Those that are open now: others are submitted while they are looked at."""
+        with self._lock:
+            return list(self._open.values())
+
     def _expire(self, engine: StepEngine) -> None:
         now = time.monotonic()
-        for entry in [e for e in self._open.values() if e.job.deadline is not None and e.job.deadline <= now]:
+        for entry in [e for e in self._entries() if e.job.deadline is not None and e.job.deadline <= now]:
             engine.cancel(entry.job.id)
             self._finish(
                 entry.job.id, DeadlinePassed("the request ran into its time limit: ask for fewer tokens")
@@ -263,7 +268,7 @@ class Worker:
                 deltas = []
                 log.warning("first error of the two: %r", error)
         self.counters.steps += 1
-        for entry in [e for e in self._open.values() if e.broken is not None]:
+        for entry in [e for e in self._entries() if e.broken is not None]:
             assert entry.broken is not None
             engine.cancel(entry.job.id)
             self._finish(entry.job.id, entry.broken)
@@ -271,7 +276,7 @@ class Worker:
             self._deliver(delta)
 
     def _give_up_newest(self, engine: StepEngine, error: Exception) -> None:
-        newest = max(self._open.values(), key=lambda entry: entry.order, default=None)
+        newest = max(self._entries(), key=lambda entry: entry.order, default=None)
         if newest is None:
             raise RequestFailed(f"the engine fails without any request: {error}") from error
         engine.cancel(newest.job.id)
