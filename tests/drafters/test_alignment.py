@@ -81,6 +81,16 @@ def test_a_guess_is_offered_as_one_and_only_to_a_text_that_followed() -> None:
     assert match(2, [*LEAD, 1, 2, *range(60, 68)]) == ([], 0)  # far more than a word
 
 
+def test_a_guess_has_no_more_tokens_than_were_asked_for() -> None:
+    reference = [1, *OLD, *LEAD, 70, *OLD, 5]
+    text = [1, *NEW, *LEAD, 80]  # another new word, for 70
+    alignment = Alignment(reference, 0, FakeWords())
+    alignment.follow(text)
+    assert alignment.apart
+    for limit in range(1, 6):
+        assert alignment.propose(text, limit) == [*NEW, 5][:limit]
+
+
 def test_a_word_is_replaced_with_and_without_the_space_before_it() -> None:
     reference = [1, 2, 50, 51, 3, 4, 150, 51, 5]
     text = [1, 2, 60, 61, 62, 3, 4]

@@ -59,12 +59,13 @@ class Alignment:
         """Up to `limit` tokens of what the text may go on with; none while it is lost."""
         if self.lost:
             return []
-        change = self._unfinished(text)
+        change, begun = self._unfinished(text), []
         if change is None:
-            return self._copy(self._end_of_word(text), limit)
-        old, new = change
-        begun = list(new[len(text) - self._text :])
-        return (begun + self._copy(self._at + len(old), limit - len(begun)))[:limit]
+            at = self._end_of_word(text)
+        else:
+            old, new = change
+            at, begun = self._at + len(old), list(new[len(text) - self._text :])
+        return (begun + self._copy(at, limit - len(begun)))[:limit]
 
     def jump(self, text: Seq[int], at: int, run: int) -> None:
         """The last `run` tokens of the text have been found before `at` of the reference."""

@@ -108,9 +108,7 @@ class Budget:
     totals: Mapping[str, Totals] = field(default_factory=dict)
     step: int = 0
     credit: float = 0.0  # seconds that probes may spend
-    wake: float = (
-        0.0  # seconds that a step with copies takes longer after steps without drafts, its code is cold
-    )
+    wake: float = 0.0  # seconds that a step with copies takes longer after steps without drafts: code is cold
     probing: frozenset[int] = frozenset()  # rows of this step that are probes
 
 
