@@ -23,9 +23,10 @@ from paceline.core import SamplingParams, Sequence
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.portfolio import Portfolio
 from paceline.engine.controller import AutoController
-from paceline.engine.costs import Costs, Profile, RoundCost, default_profile, staircase
+from paceline.engine.costs import Costs, Profile, default_profile, staircase
 from paceline.engine.engine import Engine
 from paceline.engine.records import RowRecord, StepRecord
+from paceline.engine.rounds import RoundCost
 
 # In plain steps of `demo` on two cores with AVX-512: a step by its rows, what each further text takes beside them, a
 # draft round (base, each step, each token); and what deciding takes, its code cold: a step in which somebody is asked,

@@ -14,10 +14,11 @@ from paceline.engine import budget as b
 from paceline.engine.acceptance import Kind
 from paceline.engine.audit import AUDIT, HOPEFUL, LAST_TRIAL, RAREST, Audit, hopeful
 from paceline.engine.controller import HOLD, LONGEST_HOLD, LONGEST_IDLE, NGRAM, AutoController
-from paceline.engine.costs import FRESH, MOST_DRAG, TABLE_ROWS, Costs, Drag, Profile, Round, Step
+from paceline.engine.costs import FRESH, MOST_DRAG, TABLE_ROWS, Costs, Drag, Profile, Step
 from paceline.engine.fixed import FixedController, Limit
 from paceline.engine.records import RowRecord, StepRecord, Unlearnt
 from paceline.engine.rest import ALIKE, Ran, Rest
+from paceline.engine.rounds import Round
 from paceline.engine.scheduler import Work
 
 MTP = Kind("mtp", (0.75, 0.7, 0.65, 0.6))

@@ -17,9 +17,10 @@ from paceline.engine import learning
 from paceline.engine.acceptance import Kind, fresh_arm, sober
 from paceline.engine.budget import Budget
 from paceline.engine.controller import NGRAM, AutoController
-from paceline.engine.costs import Costs, DraftCost, Drag, Profile, Round, Step, staircase
+from paceline.engine.costs import Costs, Drag, Profile, Step, staircase
 from paceline.engine.fixed import FixedController
 from paceline.engine.records import RowRecord, StepRecord
+from paceline.engine.rounds import DraftCost, Round
 
 MTP = Kind("mtp", (0.75, 0.7, 0.65, 0.6))
 FLAT = Profile((1, 5, 9, 17, 32), (1.0, 1.1, 1.3, 1.9, 3.0))
@@ -402,7 +403,8 @@ def test_what_masks_take_is_not_the_machines_pace() -> None:
     seen = [StepRecord(4, 50.0, 0.0, 0.0, [row(i, 0, 0) for i in range(4)], masked=True, alike=9)] * 30
     assert learning.observe(budget, [(record, {}) for record in seen]).costs.pace == budget.costs.pace
     plain = [replace(record, masked=False) for record in seen]
-    assert learning.observe(budget, [(record, {}) for record in plain]).costs.pace > 2 * budget.costs.pace
+    slow = learning.observe(budget, [(record, {}) for record in plain]).costs.within(4, 0)
+    assert slow.target(4) > 2 * budget.costs.within(4, 0).target(4)
 
 
 def test_what_a_round_does_to_the_step_after_it_is_a_cost_of_the_round() -> None:
@@ -428,6 +430,32 @@ def test_each_further_text_costs_more_than_its_rows() -> None:
     )  # rows cost what they cost
     seen = [Step(4, FLAT.costs().target(4) + 3 * 0.25, texts=4, context=400)] * 8
     assert costs.observe_targets(seen).pace == pytest.approx(1.0)
+
+
+def test_what_is_wrong_with_the_price_of_many_texts_is_told_where_their_number_changes() -> None:
+    """A model of costs that is wrong about 8 texts made each batch of them, and each text after it, a new machine."""
+    costs, one, eight = FLAT.costs(), Step(1, 1.0, texts=1), Step(8, 2.5, texts=8)  # believed: 1.25
+
+    def at_eight(costs: Costs) -> float:
+        return costs.within(8, 8).target(8)
+
+    first = costs.observe_targets([eight] * 16)
+    assert at_eight(first) == pytest.approx(2.5, rel=0.15)
+    assert first.target(1) == pytest.approx(1.0, rel=0.15)  # the machine is what it was
+    for _ in range(8):
+        costs = costs.observe_targets([one] * 64).observe_targets([eight] * 64)
+    assert (at_eight(costs), costs.target(1)) == (pytest.approx(2.5, rel=0.02), pytest.approx(1.0, rel=0.02))
+    assert costs.within(8, 8).adding(8, 8) == pytest.approx(2 * FLAT.costs().adding(8, 8), rel=0.05)
+    mixed = FLAT.costs().observe_targets([one] * 16 + [eight] * 16)  # told at once
+    assert at_eight(mixed) == pytest.approx(2.5, rel=0.15)
+    assert mixed.target(1) == pytest.approx(1.0, rel=0.15)
+
+
+def test_a_machine_that_gets_slower_amid_many_texts_gets_slower_for_all() -> None:
+    costs = FLAT.costs().observe_targets([Step(8, 1.25, texts=8)] * 64)
+    slow = costs.observe_targets([Step(8, 2.5, texts=8)] * 200)
+    assert slow.target(1) == pytest.approx(2.0, rel=0.05)
+    assert costs.observe_targets([Step(8, 1e9, texts=8)] * 16).within(8, 8).target(8) < 100
 
 
 def test_a_long_context_is_paid_once_by_each_text_and_a_little_by_each_row() -> None:

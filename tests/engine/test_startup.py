@@ -19,9 +19,10 @@ from paceline.engine import profiles
 from paceline.engine.acceptance import BINS, Kind
 from paceline.engine.calibration import FILE_NAME, Known, known_of, read_calibration
 from paceline.engine.controller import MTP, AutoController
-from paceline.engine.costs import DraftCost, Profile, Round
+from paceline.engine.costs import Profile
 from paceline.engine.engine import EngineParts
 from paceline.engine.records import RowRecord
+from paceline.engine.rounds import DraftCost, Round
 from paceline.engine.selftest import ENOUGH, complaint, summarise
 from paceline.engine.stopwatch import CONTEXT, GROWN, Stopwatch, measure_steps, steepness
 from paceline.kv.cache import KVCache

@@ -9,36 +9,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
+
+from paceline.engine.rounds import DraftCost, Round, RoundCost
 
 TABLE_ROWS = 64  # beyond it the last slope goes on
 DEFAULT_STEP = 5e-3  # only the ratios matter before the first real step
-FADE = 0.998  # of what was seen of a drafter, for each step without it
 MEASURED = 1.0  # trust in a price that was measured: rounds of one text cannot tell a step from a token
 DECAY = 0.97  # of the pace, for each step seen
 SETTLE = 0.95  # of the drag, likewise,
 ROUNDS = 0.9  # and of what rounds for some number of texts take, for each round
 FRESH = 32  # steps for which the pace of plain ones is still that of the machine
 SPLIT = 0.7  # of what was thought of the pace since, for each plain step seen then
-MOST_DRAG, MOST_CROWD = 2.0, 2.5  # and the inverse of their least
+MOST_DRAG, MOST_CROWD, MOST_LEVEL = 2.0, 2.5, 2.5  # and the inverse of their least
 RECOVER = 0.9995  # of its logarithm, for each plain step: what was dear once may be tried again
+ARRIVED = 16  # plain steps of another number of texts than before that tell what such steps take beside those
+ARRIVAL = 0.9  # of what was thought of that, for each of them,
+ARRIVALS = 0.3  # and of what they tell, at least: less with each time
 
 
 Chill = tuple[float, float]  # seconds: (of a round of one text, more for each further text)
-RoundCost = tuple[float, float, float]  # seconds of a draft round: (base, per step, per token)
 Reach = tuple[
     float, float, float
 ]  # (seconds per token of a context, of that for each further row, tokens in `table`)
-
-
-class Round(NamedTuple):
-    """A draft round that ran, for a step of so many texts."""
-
-    steps: int
-    tokens: int
-    seconds: float
-    texts: int = 1
-    warm: bool = True  # others came before it
 
 
 class Step(NamedTuple):
@@ -50,58 +45,6 @@ class Step(NamedTuple):
     drafted: int = 0  # texts that it drafted for
     texts: int = 0
     context: int = 0  # tokens of all texts
-
-
-@dataclass(frozen=True, slots=True)
-class DraftCost:
-    """Seconds of a draft round = base + step * steps + token * tokens, by decayed least squares from a guess.
-
-    `steps`: calls of the network in a row, the longest draft of the round; `tokens`: of all rows together.
-    """
-
-    guess: RoundCost
-    trust: float = 0.2  # rounds that each of four points of the guess counts for
-    sums: tuple[float, ...] = (0.0,) * 9  # of weight, s, t, ss, st, tt, y, sy, ty
-
-    @classmethod
-    def like(cls, seconds: float) -> DraftCost:
-        """Before anything was measured: small shares of a target step. A cost thought too high is never tried."""
-        return cls((0.1 * seconds, 0.04 * seconds, 0.005 * seconds))
-
-    def faded(self, steps: int) -> DraftCost:
-        """Nothing was drafted for so many steps: the guess gains weight, or one bad moment would last for ever."""
-        return replace(self, sums=tuple(v * FADE**steps for v in self.sums))
-
-    def add(self, steps: float, tokens: float, seconds: float, decay: float = 0.96) -> DraftCost:
-        """One more round."""
-        s, t, y = steps, tokens, seconds
-        new = (1.0, s, t, s * s, s * t, t * t, y, s * y, t * y)
-        return replace(
-            self, sums=tuple([decay * old + more for old, more in zip(self.sums, new, strict=True)])
-        )
-
-    def fit(self) -> RoundCost:
-        """(base, step, token), none negative. The guess stands for a little evidence in every direction."""
-        base, step, token = self.guess
-        n, s, t, ss, st, tt, y, sy, ty = self.sums
-        for steps, tokens in ((1, 1), (4, 4), (1, 8), (4, 32)):
-            w, v = self.trust, base + step * steps + token * tokens
-            n, s, t, y = n + w, s + w * steps, t + w * tokens, y + w * v
-            ss, st, tt = ss + w * steps * steps, st + w * steps * tokens, tt + w * tokens * tokens
-            sy, ty = sy + w * steps * v, ty + w * tokens * v
-        a, b, c = ss - s * s / n, st - s * t / n, tt - t * t / n
-        e, f = sy - s * y / n, ty - t * y / n
-        step = (e * c - f * b) / (a * c - b * b)
-        token = (f * a - e * b) / (a * c - b * b)
-        if step < 0:
-            step, token = 0.0, max(f / c, 0.0)
-        elif token < 0:
-            step, token = max(e / a, 0.0), 0.0
-        base = (y - step * s - token * t) / n
-        if base < 0:  # a line through the origin, as steep as the rounds say
-            scale = y / (step * s + token * t)
-            return 0.0, step * scale, token * scale
-        return base, step, token
 
 
 class Crowd(NamedTuple):
@@ -129,6 +72,13 @@ class Drag(NamedTuple):
     stale: int = FRESH  # such steps since a plain one was seen
 
 
+class Level(NamedTuple):
+    """What steps of some number of texts take, beside those of one."""
+
+    value: float = 1.0  # as a multiple of what is expected
+    seen: int = 0  # times that it was seen
+
+
 @dataclass(frozen=True, slots=True)
 class Costs:
     """What steps and draft rounds take, as measured at start-up, times the pace of the machine now.
@@ -137,6 +87,9 @@ class Costs:
     text costs `text` more than its rows, a longer context `reach`: once for each text, since its rows share what is read
     of the cache, and a little for each further row. After a round of a drafter whose weights have taken the place of
     the target's in the caches it takes `chill` more. Without a profile (`measured` false) the first step sets the scale.
+
+    Where the number of texts changes, plain steps before and after tell what is wrong with that: the machine's pace is
+    one, so the difference is the `level` of so many texts.
 
     What drafts add to a step depends on what else the machine does: where others take its caches and bandwidth plain
     steps are slow and further rows cheap. `drag` follows that, where plain steps and such that check drafts are seen
@@ -148,7 +101,12 @@ class Costs:
     pace: float = 1.0  # what everything takes now, as a multiple of what it took at start-up
     text: float = 0.0  # what each further text in a step costs, beside its rows
     reach: Reach = (0.0, 0.0, 0.0)
-    drags: Mapping[int, Drag] = field(default_factory=dict)  # by number of texts: 1, 2 to 3, 4 to 7, ...
+    levels: Mapping[int, Level] = field(default_factory=dict)  # by number of texts: 1, 2 to 3, 4 to 7, ...
+    paced: tuple[int, int] = (
+        1,
+        ARRIVED,
+    )  # what plain steps were seen last: number of texts, likewise, and how many
+    drags: Mapping[int, Drag] = field(default_factory=dict)  # by number of texts, likewise
     here: Here = _USUAL
     chill: Mapping[str, Chill] = field(default_factory=dict)  # by drafter kind
     draft: Mapping[str, DraftCost] = field(default_factory=dict)  # by drafter kind, at pace 1
@@ -167,7 +125,11 @@ class Costs:
         """Seconds of a step with so many target rows, its draft apart."""
         texts, base, row = self.here
         seconds = self._rung(rows)
-        return self.pace * (self.drag.value if rows > texts else 1.0) * (seconds + base + row * rows)
+        level = self._level(texts).value * (self.drag.value if rows > texts else 1.0)
+        return self.pace * level * (seconds + base + row * rows)
+
+    def _level(self, texts: int) -> Level:
+        return self.levels.get(texts.bit_length(), Level())
 
     def _rung(self, rows: int) -> float:
         """Of the table, which goes on as it ends."""
@@ -223,36 +185,52 @@ class Costs:
             return replace(self, table=tuple(v * scale for v in self.table), measured=True)
         texts = steps[-1].texts
         # what steps took, over what is expected at pace 1 and without a drag
-        plain: list[float] = []
+        plain: list[tuple[int, float]] = []  # with their number of texts, as `levels`
         drafted: list[float] = []
         same: list[float] = []
         for step in steps:
             ratio = step.seconds / self._expected(step)
             if step.rows <= step.texts:
-                plain.append(ratio)
+                plain.append((step.texts.bit_length(), ratio))
             elif step.texts.bit_length() == texts.bit_length():
                 drafted.append(ratio)
             if step.rows == steps[-1].rows and step.texts == texts:
                 same.append(ratio)
-        pace, (value, stale) = self.pace, self._drag(texts)
-        if plain:
-            weight = 1 - DECAY ** (each * len(plain))
-            news = min(max(_typical(plain) / pace, 0.25), 4.0)
-            if stale > FRESH:  # steps with drafts have set the pace: what it was wrong by is the drag's
-                weight = max(weight, 1 - SPLIT ** len(plain))
-                value /= news**weight
-            value, stale, pace = value**RECOVER ** (each * len(plain)), 0, pace * news**weight
+        costs = self
+        for size, group in groupby(plain, key=itemgetter(0)):
+            costs = costs._at_rest(size, [ratio for _, ratio in group], each)
+        pace, (value, stale) = costs.pace, costs._drag(texts)
         if drafted and stale < FRESH:
             value *= (_typical(drafted) / (pace * value)) ** (1 - SETTLE ** (each * len(drafted)))
         elif drafted:
             news = min(max(_typical(drafted) / (pace * value), 0.25), 4.0)
             pace *= news ** (1 - DECAY ** (each * len(drafted)))
         value = min(max(value, 1 / MOST_DRAG), MOST_DRAG)
-        drags = {**self.drags, texts.bit_length(): Drag(value, stale + each * len(drafted))}
-        usual = _typical([*plain, *[ratio / value for ratio in drafted]])
+        drags = {**costs.drags, texts.bit_length(): Drag(value, stale + each * len(drafted))}
+        usual = _typical([*[ratio for _, ratio in plain], *[ratio / value for ratio in drafted]])
         surprise = _typical(same) / (usual * (value if steps[-1].rows > texts else 1.0))
         change = 0.01 * min(each * len(same), 10) * (min(max(surprise, 0.5), 2.0) - 1)
-        return replace(self, pace=pace, drags=drags, table=_bend(self.table, steps[-1].rows - 1, change))
+        return replace(costs, pace=pace, drags=drags, table=_bend(self.table, steps[-1].rows - 1, change))
+
+    def _at_rest(self, size: int, ratios: list[float], each: int) -> Costs:
+        """Learn from plain steps of some number of texts, which took so many times as long as is expected."""
+        count, (before, many) = each * len(ratios), self.paced
+        many = many if size == before else 0
+        value, stale = self.drags.get(size, Drag())
+        weight, news = 1 - DECAY**count, min(max(_typical(ratios) / self.pace, 0.25), 4.0)
+        levels = self.levels
+        if stale > FRESH:  # steps with drafts have set the pace: what it was wrong by is the drag's
+            weight = max(weight, 1 - SPLIT ** len(ratios))
+            value /= news**weight
+        elif size > 1 and many < ARRIVED:  # other steps have set it, just before
+            level, seen = levels.get(size, Level())
+            told = news ** ((1 - ARRIVAL**count) * max(ARRIVALS, 1 / (seen + 1)))
+            level = min(max(level * told, 1 / MOST_LEVEL), MOST_LEVEL)
+            levels, news = {**levels, size: Level(level, seen + (many + count >= ARRIVED))}, news / told
+        drags = {**self.drags, size: Drag(value**RECOVER**count, 0)}
+        return replace(
+            self, pace=self.pace * news**weight, levels=levels, paced=(size, many + count), drags=drags
+        )
 
     def _expected(self, step: Step) -> float:
         """Seconds at pace 1 and without a drag."""
@@ -263,7 +241,7 @@ class Costs:
             expected += base + row * rows
         if kind is not None:
             expected += self._chill(kind, drafted)
-        return max(expected, 0.5 * bare)
+        return self._level(texts).value * max(expected, 0.5 * bare)
 
     def observe_rounds(self, kind: str, seen: Seq[Round]) -> Costs:
         """Learn from draft rounds of one kind. One that took far longer than expected counts as four times that.

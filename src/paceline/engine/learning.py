@@ -10,8 +10,9 @@ from paceline.engine import acceptance as acc
 from paceline.engine import budget as b
 from paceline.engine.acceptance import Kind, Totals
 from paceline.engine.budget import Budget
-from paceline.engine.costs import Costs, Round, Step
+from paceline.engine.costs import Costs, Step
 from paceline.engine.records import Asked, RowRecord, StepRecord
+from paceline.engine.rounds import Round
 
 TYPICAL = 12  # steps that are enough to tell the pace of many
 SURE = 3.0  # copies that were kept, after which one may be as long as any

@@ -19,10 +19,11 @@ from typing import NamedTuple
 from paceline.core import Draft, SamplingParams
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.engine.acceptance import Kind
-from paceline.engine.costs import Chill, DraftCost, Profile, Reach, staircase
+from paceline.engine.costs import Chill, Profile, Reach, staircase
 from paceline.engine.engine import Engine, EngineParts
 from paceline.engine.fixed import FixedController
 from paceline.engine.records import StepRecord
+from paceline.engine.rounds import DraftCost
 
 TURNS = 6
 NEAR = 4  # blocks between two plain ones
