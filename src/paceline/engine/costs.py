@@ -183,7 +183,7 @@ class Costs:
         if not self.measured:
             scale = steps[0].seconds / self.table[steps[0].rows - 1]
             return replace(self, table=tuple(v * scale for v in self.table), measured=True)
-        texts = steps[-1].texts
+        texts, size = steps[-1].texts, steps[-1].texts.bit_length()
         # what steps took, over what is expected at pace 1 and without a drag
         plain: list[tuple[int, float]] = []  # with their number of texts, as `levels`
         drafted: list[float] = []
@@ -192,13 +192,15 @@ class Costs:
             ratio = step.seconds / self._expected(step)
             if step.rows <= step.texts:
                 plain.append((step.texts.bit_length(), ratio))
-            elif step.texts.bit_length() == texts.bit_length():
+            elif step.texts.bit_length() == size:
                 drafted.append(ratio)
             if step.rows == steps[-1].rows and step.texts == texts:
                 same.append(ratio)
         costs = self
-        for size, group in groupby(plain, key=itemgetter(0)):
-            costs = costs._at_rest(size, [ratio for _, ratio in group], each)
+        for texts_of, group in groupby(plain, key=itemgetter(0)):
+            costs = costs._at_rest(texts_of, [ratio for _, ratio in group], each)
+        told = costs._level(texts).value / self._level(texts).value  # now expected of such steps
+        drafted = [ratio / told for ratio in drafted]
         pace, (value, stale) = costs.pace, costs._drag(texts)
         if drafted and stale < FRESH:
             value *= (_typical(drafted) / (pace * value)) ** (1 - SETTLE ** (each * len(drafted)))
@@ -206,9 +208,10 @@ class Costs:
             news = min(max(_typical(drafted) / (pace * value), 0.25), 4.0)
             pace *= news ** (1 - DECAY ** (each * len(drafted)))
         value = min(max(value, 1 / MOST_DRAG), MOST_DRAG)
-        drags = {**costs.drags, texts.bit_length(): Drag(value, stale + each * len(drafted))}
-        usual = _typical([*[ratio for _, ratio in plain], *[ratio / value for ratio in drafted]])
-        surprise = _typical(same) / (usual * (value if steps[-1].rows > texts else 1.0))
+        drags = {**costs.drags, size: Drag(value, stale + each * len(drafted))}
+        alike = [ratio / told for many, ratio in plain if many == size]
+        usual = _typical([*alike, *[ratio / value for ratio in drafted]])
+        surprise = _typical(same) / told / (usual * (value if steps[-1].rows > texts else 1.0))
         change = 0.01 * min(each * len(same), 10) * (min(max(surprise, 0.5), 2.0) - 1)
         return replace(costs, pace=pace, drags=drags, table=_bend(self.table, steps[-1].rows - 1, change))
 
