@@ -453,17 +453,14 @@ def test_what_is_wrong_with_the_price_of_many_texts_is_told_where_their_number_c
 
 def test_what_many_texts_take_is_not_put_down_to_their_drafts() -> None:
     table = FLAT.costs().table
-    seen = [Step(8, 2 * table[7], texts=8)] * 16 + [
-        Step(16, 2 * table[15], "ngram", 4, 8)
-    ] * 16  # told at once
+    plain, drafted = Step(8, 2 * table[7], texts=8), Step(16, 2 * table[15], "ngram", 4, 8)
+    seen = [plain] * 16 + [drafted] * 16  # told at once
     costs = FLAT.costs().observe_targets(seen).within(8, 8)
     assert costs.drag.value == pytest.approx(1.0, abs=0.1)
     assert costs.target(16) == pytest.approx(2 * table[15], rel=0.15)
     assert costs.table == pytest.approx(table, rel=0.02)
-    few = [Step(1, table[0], texts=1)] * 16 + [Step(8, 2 * table[7], texts=8)] * 16
-    assert FLAT.costs().observe_targets(few).table == pytest.approx(
-        table, rel=0.02
-    )  # no surprise about 8 rows
+    few = FLAT.costs().observe_targets([Step(1, table[0], texts=1)] * 16 + [plain] * 16)
+    assert few.table == pytest.approx(table, rel=0.02)  # no surprise about 8 rows
 
 
 def test_a_machine_that_gets_slower_amid_many_texts_gets_slower_for_all() -> None:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from operator import itemgetter
 from typing import NamedTuple
 
 from paceline.engine.rounds import DraftCost, Round, RoundCost
@@ -102,10 +101,7 @@ class Costs:
     text: float = 0.0  # what each further text in a step costs, beside its rows
     reach: Reach = (0.0, 0.0, 0.0)
     levels: Mapping[int, Level] = field(default_factory=dict)  # by number of texts: 1, 2 to 3, 4 to 7, ...
-    paced: tuple[int, int] = (
-        1,
-        ARRIVED,
-    )  # what plain steps were seen last: number of texts, likewise, and how many
+    paced: tuple[int, int] = (1, ARRIVED)  # by plain steps of so many texts, likewise, and by how many
     drags: Mapping[int, Drag] = field(default_factory=dict)  # by number of texts, likewise
     here: Here = _USUAL
     chill: Mapping[str, Chill] = field(default_factory=dict)  # by drafter kind
@@ -185,20 +181,21 @@ class Costs:
             return replace(self, table=tuple(v * scale for v in self.table), measured=True)
         texts, size = steps[-1].texts, steps[-1].texts.bit_length()
         # what steps took, over what is expected at pace 1 and without a drag
-        plain: list[tuple[int, float]] = []  # with their number of texts, as `levels`
+        plain: list[tuple[int, float]] = []  # with their number of texts
         drafted: list[float] = []
         same: list[float] = []
         for step in steps:
             ratio = step.seconds / self._expected(step)
             if step.rows <= step.texts:
-                plain.append((step.texts.bit_length(), ratio))
+                plain.append((step.texts, ratio))
             elif step.texts.bit_length() == size:
                 drafted.append(ratio)
             if step.rows == steps[-1].rows and step.texts == texts:
                 same.append(ratio)
         costs = self
-        for texts_of, group in groupby(plain, key=itemgetter(0)):
-            costs = costs._at_rest(texts_of, [ratio for _, ratio in group], each)
+        for _, group in groupby(plain, key=lambda step: step[0].bit_length()):
+            many, ratios = zip(*group, strict=True)
+            costs = costs._at_rest(many[-1], ratios, each)
         told = costs._level(texts).value / self._level(texts).value  # now expected of such steps
         drafted = [ratio / told for ratio in drafted]
         pace, (value, stale) = costs.pace, costs._drag(texts)
@@ -209,24 +206,24 @@ class Costs:
             pace *= news ** (1 - DECAY ** (each * len(drafted)))
         value = min(max(value, 1 / MOST_DRAG), MOST_DRAG)
         drags = {**costs.drags, size: Drag(value, stale + each * len(drafted))}
-        alike = [ratio / told for many, ratio in plain if many == size]
+        alike = [ratio / told for many, ratio in plain if many.bit_length() == size]
         usual = _typical([*alike, *[ratio / value for ratio in drafted]])
         surprise = _typical(same) / told / (usual * (value if steps[-1].rows > texts else 1.0))
         change = 0.01 * min(each * len(same), 10) * (min(max(surprise, 0.5), 2.0) - 1)
         return replace(costs, pace=pace, drags=drags, table=_bend(self.table, steps[-1].rows - 1, change))
 
-    def _at_rest(self, size: int, ratios: list[float], each: int) -> Costs:
-        """Learn from plain steps of some number of texts, which took so many times as long as is expected."""
-        count, (before, many) = each * len(ratios), self.paced
+    def _at_rest(self, texts: int, ratios: Seq[float], each: int) -> Costs:
+        """Learn from plain steps of so many texts, which took so many times as long as is expected."""
+        size, count, (before, many) = texts.bit_length(), each * len(ratios), self.paced
         many = many if size == before else 0
-        value, stale = self.drags.get(size, Drag())
+        value, stale = self._drag(texts)
         weight, news = 1 - DECAY**count, min(max(_typical(ratios) / self.pace, 0.25), 4.0)
         levels = self.levels
         if stale > FRESH:  # steps with drafts have set the pace: what it was wrong by is the drag's
             weight = max(weight, 1 - SPLIT ** len(ratios))
             value /= news**weight
         elif size > 1 and many < ARRIVED:  # other steps have set it, just before
-            level, seen = levels.get(size, Level())
+            level, seen = self._level(texts)
             told = news ** ((1 - ARRIVAL**count) * max(ARRIVALS, 1 / (seen + 1)))
             level = min(max(level * told, 1 / MOST_LEVEL), MOST_LEVEL)
             levels, news = {**levels, size: Level(level, seen + (many + count >= ARRIVED))}, news / told
@@ -283,7 +280,7 @@ class Costs:
         return replace(self, draft={**self.draft, kind: cost}, rounds={**self.rounds, kind: cost.fit()})
 
 
-def _typical(ratios: list[float]) -> float:
+def _typical(ratios: Seq[float]) -> float:
     """The median, the lower of two."""
     return sorted(ratios)[(len(ratios) - 1) // 2]
 
