@@ -157,7 +157,7 @@ std::tuple<uint32_t, uint32_t> keys(uint64_t seed, int64_t position, uint32_t pu
 }  // namespace
 
 NB_MODULE(_native, m) {
-  m.attr("layout") = 7;  // raised whenever these signatures change; paceline/ops/native.py checks it
+  m.attr("layout") = 8;  // raised whenever these signatures change; paceline/ops/native.py checks it
   m.attr("most_rows") = static_cast<int>(Pool::max_chunks);  // of one run: a row has at least a chunk of its own
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("choose_isa", [](const std::string& name) { return choose_kernels(name.c_str()); });
@@ -171,6 +171,7 @@ NB_MODULE(_native, m) {
     nb::gil_scoped_release r;
     return burn_multiply_adds(turns);
   });
+  m.def("pairs", [] { return kernels().pairs(); });
   m.def("panel", [] { return kernels().panel; });
   m.def("packed_bytes", [](int kind, int64_t out, int64_t in) {
     return (out + kernels().panel - 1) / kernels().panel * kernels().panel_bytes(kind, in);

@@ -45,7 +45,6 @@ struct Bfloat16 {  // word j holds output j in its low and output L + j in its h
   PL_INLINE void add(A& a, V x, V w) { accumulate(a, x, w); }
 };
 
-// Integer inputs come in pairs: a vector of L outputs has the two weights of each beside each other.
 struct Int8 {
   using X = int16_t;
   using A = VI;
@@ -56,6 +55,20 @@ struct Int8 {
   PL_INLINE H input(const X* x) { return broadcast_pair(x); }
   PL_INLINE void add(A& a, H x, H w) { accumulate(a, x, w); }
 };
+
+// Integer inputs, and these, come in pairs: a vector of L outputs has the two weights of each beside each other.
+#if defined(__AVX512F__)
+struct Pairs {
+  using X = int16_t;  // bits of bfloat16
+  using A = V;
+  static constexpr int kind = PAIRS, depth = 2, segment = 1024;
+  static constexpr int64_t unit = 4 * PANEL, scales = 0;
+  template <bool>
+  PL_INLINE H weight(const char* p, int i) { return load_pairs(p + i * 4 * L); }
+  PL_INLINE H input(const X* x) { return broadcast_pair(x); }
+  PL_INLINE void add(A& a, H x, H w) { accumulate_bfloat16(a, x, w); }
+};
+#endif
 
 struct Int4 {  // low nibbles are L outputs, high nibbles the next L; values are 8 too large, see group_start
   using X = int16_t;
@@ -71,8 +84,16 @@ struct Int4 {  // low nibbles are L outputs, high nibbles the next L; values are
   PL_INLINE void add(A& a, H x, H w) { accumulate(a, x, w); }
 };
 
+static bool has_pairs() {
+#if defined(__AVX512F__)
+  return __builtin_cpu_supports("avx512bf16");
+#else
+  return false;
+#endif
+}
+
 template <class P>
-constexpr bool integral = sizeof(typename P::X) == 2;
+constexpr bool integral = P::kind == INT8 || P::kind == INT4;
 
 template <class P>
 struct Call {
@@ -87,7 +108,7 @@ struct Call {
 };
 
 static int64_t padded(int kind, int64_t in) {
-  return kind == INT8 ? (in + 1) / 2 * 2 : kind == INT4 ? (in + 31) / 32 * 32 : in;
+  return kind == INT8 || kind == PAIRS ? (in + 1) / 2 * 2 : kind == INT4 ? (in + 31) / 32 * 32 : in;
 }
 
 template <class P>
@@ -261,6 +282,9 @@ static void linear(const Panels& m, const Prepared& x, int64_t rows, int64_t beg
     case BFLOAT16: return linear_of<Bfloat16>(m, x, rows, begin, end, y, y_stride);
     case INT8: return linear_of<Int8>(m, x, rows, begin, end, y, y_stride);
     case INT4: return linear_of<Int4>(m, x, rows, begin, end, y, y_stride);
+#if defined(__AVX512F__)
+    case PAIRS: return linear_of<Pairs>(m, x, rows, begin, end, y, y_stride);
+#endif
   }
 }
 
@@ -271,6 +295,7 @@ static int64_t panel_bytes(int kind, int64_t in) {
     case FLOAT32: return bytes_of_panel<Float32>(in);
     case BFLOAT16: return bytes_of_panel<Bfloat16>(in);
     case INT8: return bytes_of_panel<Int8>(in);
+    case PAIRS: return padded(PAIRS, in) * 2 * PANEL;
     default: return bytes_of_panel<Int4>(in);
   }
 }
@@ -285,6 +310,8 @@ static void pack(const Matrix& m, int64_t panel, char* out) {
     } else if (m.kind == BFLOAT16) {
       const int64_t at = 4 * (j % L) + 2 * (j / L);
       for (int64_t k = 0; k < m.in; ++k) std::memcpy(out + k * Bfloat16::unit + at, row + 2 * k, 2);
+    } else if (m.kind == PAIRS) {
+      for (int64_t k = 0; k < m.in; ++k) std::memcpy(out + k / 2 * 4 * PANEL + 4 * j + k % 2 * 2, row + 2 * k, 2);
     } else if (m.kind == INT8) {
       std::memcpy(out + 4 * j, m.scale + first + j, 4);
       char* data = out + Int8::scales + 2 * j;
@@ -338,11 +365,24 @@ static float prepare_int16(int kind, const float* x, int64_t in, int16_t* y) {
   return factor > 0 ? 1.0f / factor : 0.0f;
 }
 
+static void prepare_pairs([[maybe_unused]] const float* x, [[maybe_unused]] int64_t in, [[maybe_unused]] int16_t* y) {
+#if defined(__AVX512F__)
+  const int64_t wide = padded(PAIRS, in);
+  for (int64_t i = 0; i < wide; i += L) {
+    HL narrow = to_bfloat16(i + L <= in ? load(x + i) : load_part(x + i, static_cast<int>(in - i)));
+    std::memcpy(y + i, &narrow, 2 * (i + L <= wide ? L : wide - i));
+  }
+#endif
+}
+
 static Prepared prepare(int kind, const float* x, int64_t stride, int64_t rows, int64_t in, void* data, float* scales) {
   if (kind <= BFLOAT16) return {x, stride, nullptr};
   const int64_t step = prepared_bytes(kind, in) / 2;
-  for (int64_t r = 0; r < rows; ++r)
-    scales[r] = prepare_int16(kind, x + r * stride, in, static_cast<int16_t*>(data) + r * step);
+  for (int64_t r = 0; r < rows; ++r) {
+    int16_t* y = static_cast<int16_t*>(data) + r * step;
+    if (kind == PAIRS) prepare_pairs(x + r * stride, in, y);
+    else scales[r] = prepare_int16(kind, x + r * stride, in, y);
+  }
   return {data, step, scales};
 }
 

@@ -41,11 +41,11 @@ struct Random {  // a matrix, and what its values mean
     scale.assign(kind == INT4 ? out * in / 32 : out, 0.0f);
     for (float& s : scale) s = 0.01f * (1.5f + normal() * 0.1f);
     for (int64_t i = 0; i < out * in; ++i) {
-      if (kind == FLOAT32 || kind == BFLOAT16) {
+      if (kind == FLOAT32 || kind == BFLOAT16 || kind == PAIRS) {
         float v = normal();
         uint32_t word;
         std::memcpy(&word, &v, 4);
-        if (kind == BFLOAT16) word &= 0xffff0000u;
+        if (kind != FLOAT32) word &= 0xffff0000u;
         std::memcpy(&v, &word, 4);
         means[i] = v;
         if (kind == FLOAT32) std::memcpy(&bytes[4 * i], &v, 4);
@@ -88,7 +88,7 @@ void check_linear(int kind, int out, int in) {
       worst = std::fmax(worst, std::fabs(want - whole[r * out + o]));
       size = std::fmax(size, std::fabs(want));
     }
-  expect(worst < size * (kind >= INT8 ? 5e-4 : 3e-6), "linear is off", kind, in);
+  expect(worst < size * (kind == PAIRS ? 5e-3 : kind >= INT8 ? 5e-4 : 3e-6), "linear is off", kind, in);
   for (int rows = 1; rows <= 17; ++rows) {
     weights_in_cache = rows % 2;
     std::vector<float> part = linear(w, x.data() + (17 - rows) * in, rows);
@@ -136,9 +136,11 @@ void check_attention(int rows, int heads, int d, int last, int span) {
 }  // namespace
 
 int main() {
-  for (int kind : {FLOAT32, BFLOAT16, INT8, INT4})
-    for (int in : {32, 96, 256, 2080}) check_linear(kind, 53, in);
+  for (int kind : {FLOAT32, BFLOAT16, INT8, INT4, PAIRS})
+    for (int in : {32, 96, 256, 2080})
+      if (kind != PAIRS || k.pairs()) check_linear(kind, 53, in);
   for (int in : {5, 40}) check_linear(FLOAT32, 9, in), check_linear(BFLOAT16, 9, in), check_linear(INT8, 9, in);
+  if (k.pairs()) check_linear(PAIRS, 9, 5), check_linear(PAIRS, 9, 40);
   for (int heads = 1; heads <= 4; ++heads)
     for (int rows : {1, 3, 5, 8})
       for (int d : {16, 36, 64})

@@ -35,6 +35,7 @@ typedef float F8 __attribute__((vector_size(32)));
 typedef float F4 __attribute__((vector_size(16)));
 typedef int16_t H __attribute__((vector_size(4 * L)));  // pairs: two of a sum's products lie beside each other
 typedef int16_t HL __attribute__((vector_size(2 * L)));
+typedef int16_t HMem __attribute__((vector_size(4 * L), aligned(2), may_alias));
 typedef int8_t SMem __attribute__((vector_size(2 * L), aligned(1), may_alias));
 typedef uint8_t UMem __attribute__((vector_size(2 * L), aligned(1), may_alias));
 
@@ -124,6 +125,16 @@ PL_INLINE void accumulate(VI& a, H x, H w) {
 #endif
 }
 
+// Pairs of bfloat16, summed in float32. Written for the assembler: the compiler may not use the instruction elsewhere.
+#if defined(__AVX512F__)
+PL_INLINE void accumulate_bfloat16(V& a, H x, H w) { __asm__("vdpbf16ps %2, %1, %0" : "+v"(a) : "v"(x), "v"(w)); }
+PL_INLINE HL to_bfloat16(V v) {
+  HL out;
+  __asm__("vcvtneps2bf16 %1, %0" : "=v"(out) : "v"(v));
+  return out;
+}
+#endif
+
 #if defined(__AVX2__)
 PL_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 #else
@@ -138,6 +149,7 @@ PL_INLINE H load_uint8(const void* p) { return (H)_mm512_cvtepu8_epi16(_mm256_lo
 PL_INLINE H load_int8(const void* p) { return __builtin_convertvector(*static_cast<const SMem*>(p), H); }
 PL_INLINE H load_uint8(const void* p) { return __builtin_convertvector(*static_cast<const UMem*>(p), H); }
 #endif
+PL_INLINE H load_pairs(const void* p) { return *static_cast<const HMem*>(p); }
 PL_INLINE H broadcast_pair(const int16_t* p) {  // two values, in every lane
   int32_t pair;
   std::memcpy(&pair, p, 4);

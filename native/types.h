@@ -8,7 +8,8 @@ namespace paceline {
 
 inline std::atomic<bool> weights_in_cache{false};  // of all models of this process: how a linear reads them best depends on it
 
-enum Kind : int { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
+// PAIRS: bfloat16 for CPUs that multiply pairs of it, whose inputs are rounded to bfloat16 too; only if Kernels::pairs.
+enum Kind : int { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, PAIRS = 4 };
 
 struct Matrix {  // [out, in], rows contiguous; INT8: scale [out]; INT4: scale [out, in/32], low nibble first, value + 8
   const void* data = nullptr;
@@ -16,7 +17,7 @@ struct Matrix {  // [out, in], rows contiguous; INT8: scale [out]; INT4: scale [
   int64_t out = 0, in = 0;
   int kind = FLOAT32;
 
-  int64_t row_bytes() const { return kind == FLOAT32 ? in * 4 : kind == BFLOAT16 ? in * 2 : kind == INT8 ? in : in / 2; }
+  int64_t row_bytes() const { return kind == FLOAT32 ? in * 4 : kind == INT8 ? in : kind == INT4 ? in / 2 : in * 2; }
 };
 
 struct Panels {  // the same matrix as the linear kernels want it, see linear.h
@@ -65,6 +66,7 @@ struct Kernels {
   const char* name;
   int lanes;
   int panel;  // outputs
+  bool (*pairs)();
   int64_t (*panel_bytes)(int kind, int64_t in);
   void (*pack)(const Matrix&, int64_t panel, char* out);
   // Bytes of one prepared row, and preparing `rows` rows of x; floats are used in place.

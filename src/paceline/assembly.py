@@ -153,7 +153,12 @@ def pick_device(name: str) -> torch.device:
 
 def pick_runner(config: EngineConfig, device: torch.device) -> tuple[Runner, str]:
     """(runner, what it is): the native kernels where they can run, plain torch elsewhere."""
+    exact = config.activations == "float32"
     if device.type != "cpu":
+        if exact:
+            raise UsageError(
+                f"activations=float32 is for the CPU; on {device} they follow dtype: set dtype=float32"
+            )
         return EagerRunner(_DTYPES.get(config.dtype, torch.bfloat16)), f"plain torch on {device}"
     if not config.native:
         return EagerRunner(torch.float32), "plain torch (native kernels switched off)"
@@ -169,7 +174,7 @@ def pick_runner(config: EngineConfig, device: torch.device) -> tuple[Runner, str
             "use a smaller step_tokens, prefill_chunk or max_batch"
         )
     threads = config.threads or native.default_threads()
-    return native.NativeRunner(threads), f"native kernels ({native.isa()}, {threads} threads)"
+    return native.NativeRunner(threads, exact), f"native kernels ({native.isa(exact)}, {threads} threads)"
 
 
 def make_cache(target: Target, config: EngineConfig, share: float) -> KVCache:

@@ -20,6 +20,9 @@ class EngineConfig:
     )
     device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
     dtype: str = "auto"  # of weights; auto = as stored on CPU, bfloat16 on a GPU
+    activations: Literal["auto", "float32"] = (
+        "auto"  # on CPU: what bfloat16 weights are multiplied with; auto = bfloat16 where that is twice as fast
+    )
     verify: VerifyRule = "match"
     draft_tokens: int | Literal["auto"] = 4
     max_model_len: int | None = (
@@ -44,6 +47,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise UsageError(f"dtype={self.dtype!r} is unknown: use one of {', '.join(DTYPES)}")
+        if self.activations not in ("auto", "float32"):
+            raise UsageError(f"activations={self.activations!r} is unknown: use auto or float32")
         if self.verify not in ("match", "reject", "block"):
             raise UsageError(f"verify={self.verify!r} is unknown: use match, reject or block")
         if self.draft_tokens != "auto":

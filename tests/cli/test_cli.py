@@ -153,6 +153,7 @@ BAD_CALLS = {
     ("run", "x", "--draft-tokens", "17"): "0 to 16",
     ("run", "x", "--target", "no/such/folder"): "give demo",
     ("run", "x", "-t", "-1"): "temperature",
+    ("run", "x", "--activations", "bfloat16"): "float32",
     ("run", "x", "--device", "gpu"): "auto, cpu, cuda",
     ("run", "x", "--cache-memory", "lots"): "800M",
     ("run", "", "-n", "4", "--max-model-len", "1"): "context holds 1",

@@ -6,9 +6,12 @@ import os
 import threading
 
 import pytest
+import torch
 
 from paceline import LLM, PacelineError, PromptError, SamplingParams, UsageError
+from paceline.assembly import pick_runner
 from paceline.config import EngineConfig
+from paceline.ops import native
 
 PROMPTS = ["def parse(", "class Stack:\n    def push(self,"]
 DRAFTERS = ["none", "ngram", "mtp", "model", "mtp+ngram", "model+ngram"]
@@ -109,6 +112,24 @@ def test_plain_torch_gives_the_same_greedy_text(llm: LLM) -> None:
     assert "plain torch" in other.info["arithmetic"]
 
 
+def test_activations_can_stay_float32() -> None:
+    """Rounded where that is faster, they are off from float32 by what bfloat16 is off, and not by more."""
+    params = SamplingParams(max_tokens=1, logprobs=1)
+    raw = {}
+    for name in ("auto", "float32"):
+        llm = LLM("demo", drafter="none", activations=name, max_model_len=256)
+        assert ("bf16" in llm.info["arithmetic"]) == (
+            name == "auto" and native.available() and native.pairs()
+        )
+        points = llm.generate(PROMPTS[1], params)[0].logprobs
+        raw[name] = points[0].raw if points else 0.0
+    assert raw["auto"] == pytest.approx(raw["float32"], abs=0.02)
+    if native.available():
+        assert (raw["auto"] == raw["float32"]) != native.pairs()
+    with pytest.raises(UsageError, match="set dtype=float32"):
+        pick_runner(EngineConfig(activations="float32"), torch.device("cuda"))
+
+
 def test_a_full_drafter_path_is_accepted(llm: LLM) -> None:
     folder = os.fspath(llm.info["drafter_path"])
     assert LLM("demo", drafter=folder, max_model_len=128).info["drafter"] == "mtp+ngram"
@@ -117,6 +138,7 @@ def test_a_full_drafter_path_is_accepted(llm: LLM) -> None:
 BAD_OPTIONS = [
     ({"drafters": "none"}, "did you mean drafter"),
     ({"dtype": "float8"}, "float32"),
+    ({"activations": "int8"}, "auto or float32"),
     ({"device": "tpu"}, "cpu, cuda"),
     ({"verify": "typical"}, "match, reject or block"),
     ({"draft_tokens": 20}, "0..16"),

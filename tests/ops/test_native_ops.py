@@ -41,20 +41,28 @@ def make_weight(kind: str, out: int, width: int) -> Weight:
     return Weight(data.to(getattr(torch, kind)), kind)  # type: ignore[arg-type]
 
 
+def multiplied(x: torch.Tensor, weight: Weight, exact: bool) -> torch.Tensor:
+    """What a linear with `weight` multiplies it with, in float64."""
+    return (x.bfloat16() if weight.kind == "bfloat16" and native.pairs() and not exact else x).double()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("out", "width"), [(100, 256), (7, 96), (53, 2080), (24, 6144)])
-def test_linear(kind: str, out: int, width: int) -> None:
+@pytest.mark.parametrize("exact", [False, True])
+def test_linear(kind: str, out: int, width: int, exact: bool) -> None:
+    if exact and kind != "bfloat16":
+        pytest.skip("only bfloat16 is computed in two ways")
     weight = make_weight(kind, out, width)
     x = torch.randn(64, width, generator=torch.Generator().manual_seed(2))
     x[3] *= 1e-4
     x[4] = 0
-    runner = native.NativeRunner(2)
+    runner = native.NativeRunner(2, exact)
 
     def graph(ops: Ops) -> tuple[Value, ...]:
         return (ops.linear(ops.given("x", width), weight),)
 
     whole = runner.run(graph, rows_of(64), None, {"x": x})[0].clone()
-    want = x.double() @ dequantize(weight, None, torch.float64).T
+    want = multiplied(x, weight, exact) @ dequantize(weight, None, torch.float64).T
     size = (
         want.abs().amax(-1, keepdim=True).clamp(min=1e-9)
     )  # int8, int4: inputs are rounded to 11..15 bits of a row
@@ -68,12 +76,28 @@ def test_linear(kind: str, out: int, width: int) -> None:
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 @pytest.mark.parametrize("width", [1, 5, 24, 100])
-def test_linear_of_odd_widths(kind: str, width: int) -> None:
+@pytest.mark.parametrize("exact", [False, True])
+def test_linear_of_odd_widths(kind: str, width: int, exact: bool) -> None:
     weight = make_weight(kind, 9, width)
     x = torch.randn(5, width)
-    runner = native.NativeRunner(2)
+    runner = native.NativeRunner(2, exact)
     got = runner.run(lambda ops: (ops.linear(ops.given("x", width), weight),), rows_of(5), None, {"x": x})
-    torch.testing.assert_close(got[0].double(), x.double() @ weight.data.double().T, rtol=1e-5, atol=1e-5)
+    want = multiplied(x, weight, exact) @ weight.data.double().T
+    torch.testing.assert_close(got[0].double(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_bfloat16_linears_pass_on_what_is_no_number(exact: bool) -> None:
+    weight = Weight(torch.ones(40, 34, dtype=torch.bfloat16), "bfloat16")
+    x = torch.ones(5, 34)
+    x[0, 33], x[1, 0], x[2, 5], x[3, 7] = float("nan"), float("inf"), -float("inf"), 3.4e38
+    runner = native.NativeRunner(2, exact)
+    got = runner.run(lambda ops: (ops.linear(ops.given("x", 34), weight),), rows_of(5), None, {"x": x})[0]
+    assert got[0].isnan().all()
+    assert (got[1] == float("inf")).all()
+    assert (got[2] == -float("inf")).all()
+    assert (got[3] > 3.3e38).all()
+    assert (got[4] == 34).all()
 
 
 OPS: dict[str, Callable[[Ops, Value, Value], Value]] = {

@@ -15,7 +15,7 @@ from paceline.kv.cache import KVCache
 from paceline.memory import Loaded
 from paceline.models.gemma4 import GemmaTarget
 from paceline.models.registry import load_target
-from paceline.ops import native
+from paceline.ops import native, panels
 from paceline.ops.base import Ops, Value, Weight
 from paceline.ops.quantize import quantize
 from paceline.ops.reference import EagerRunner
@@ -83,7 +83,9 @@ def test_clusters_of_any_size(size: int, kind: str) -> None:
     def graph(ops: Ops) -> tuple[Value, ...]:
         return ops.ordered_logits(ops.given("x", width), centroids, ordering, head, top)
 
-    x = torch.randn(7, width, generator=generator)
+    x = (
+        torch.randn(7, width, generator=generator).bfloat16().float()
+    )  # as bfloat16 weights may be multiplied with
     some = torch.zeros(7, dtype=torch.int32)
     rows = Rows(some.long(), some, some, [0, 7])
     ids, got = native.NativeRunner(2).run(graph, rows, None, {"x": x})
@@ -108,7 +110,7 @@ def test_bits_do_not_depend_on_where_weights_are_read_from(
     x, some = torch.randn(4, 96), torch.zeros(4, dtype=torch.int32)
     out = {}
     for size in (0, 1 << 40):
-        monkeypatch.setattr(native, "last_level_cache", lambda size=size: size)
+        monkeypatch.setattr(panels, "last_level_cache", lambda size=size: size)
         runner = native.NativeRunner(2)
         for n in range(1, 5):
             rows = Rows(some[:n].long(), some[:n], some[:n], [0, n])

@@ -57,7 +57,7 @@ def _measure(source: Path, out: Path, text: Path | None, tokens: int, threads: i
     from paceline.text.tokenizer import Tokenizer
 
     content = read_text(str(text)) if text else _bundled_text()
-    runner, _ = pick_runner(EngineConfig(threads=threads), torch.device("cpu"))
+    runner, _ = pick_runner(EngineConfig(threads=threads, activations="float32"), torch.device("cpu"))
     unquantized, quantized = load_target(source, runner=runner), load_target(out, runner=runner)
     tokenizer = Tokenizer.load(source)
     ids = tokenizer.encode(content)[:tokens]

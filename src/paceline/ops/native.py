@@ -1,7 +1,9 @@
 """Forwards on the CPU through the C++ extension: a graph is recorded once, then each run is one native call.
 
 A row's bits depend on its token, position, sequence and weights, and on the instruction set that `isa()` names: not on
-the number of rows, their place, how a text is cut into chunks, or the number of threads. Activations are float32.
+the number of rows, their place, how a text is cut into chunks, or the number of threads. Activations are float32; what
+is multiplied with bfloat16 weights is rounded to bfloat16 first where the CPU multiplies pairs of those (AVX512-BF16), as
+models stored in it are computed everywhere, with sums in float32: twice as many products in the same time.
 """
 
 from __future__ import annotations
@@ -18,13 +20,12 @@ import torch
 from paceline.core import Rows
 from paceline.errors import UsageError
 from paceline.kv.cache import KVCache
-from paceline.memory import Arena, Loaded, last_level_cache
+from paceline.memory import Arena
 from paceline.ops.base import Drawn, Graph, RoundStart, Rule, Weight
+from paceline.ops.panels import KINDS, panels, usable
 from paceline.ops.recording import Code, Node, RecordingOps, Symbol, place, schedule
 
-_LAYOUT = 7  # of the extension's signatures
-_KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
+_LAYOUT = 8  # of the extension's signatures
 _M64 = 0xFFFFFFFFFFFFFFFF
 _OF_ROWS = (Code.EMBED, Code.ROTARY, Code.STORE, Code.ATTENTION)  # ops that read tokens, positions or slots
 _STATUS = {
@@ -48,9 +49,14 @@ def available() -> bool:
     return why_not() is None
 
 
-def isa() -> str:
-    """The instruction set in use: avx512, avx2, neon or generic."""
-    return str(_extension().isa())
+def isa(exact: bool = False) -> str:
+    """The instruction set in use: avx512-bf16 (if `exact` without its `pairs()`), avx512, avx2, neon or generic."""
+    return str(_extension().isa()) + ("-bf16" if pairs() and not exact else "")
+
+
+def pairs() -> bool:
+    """Whether this CPU multiplies pairs of bfloat16: what bfloat16 weights are multiplied with is rounded to it."""
+    return bool(_extension().pairs())
 
 
 def most_rows() -> int:
@@ -86,7 +92,9 @@ def _extension() -> ModuleType:
 class NativeRunner:
     """Implements `Runner`. Results are views of the plan's own buffers, valid until the next run of the same graph."""
 
-    def __init__(self, threads: int | None = None) -> None:
+    def __init__(self, threads: int | None = None, exact: bool = False) -> None:
+        """`exact`: bfloat16 weights are multiplied with float32 even where the CPU is faster with `pairs()`."""
+        self._exact = exact
         if threads is not None:
             set_threads(threads)
         elif _extension().threads() == 1:
@@ -99,7 +107,7 @@ class NativeRunner:
     ) -> tuple[torch.Tensor, ...]:
         plan = self._plans.get(graph)
         if plan is None:
-            plan = self._plans[graph] = Plan(graph, self._arena)
+            plan = self._plans[graph] = Plan(graph, self._arena, self._exact)
         return plan.run(rows, cache, given)
 
     def prepare(self, graphs: Seq[Graph]) -> None:
@@ -110,7 +118,7 @@ class NativeRunner:
             tables |= {id(w) for node in ops.nodes if node.code is Code.EMBED for w in node.weights}
         for graph in graphs:
             if graph not in self._plans:
-                self._plans[graph] = Plan(graph, self._arena, tables)
+                self._plans[graph] = Plan(graph, self._arena, self._exact, tables)
 
     def draft_round(
         self,
@@ -133,7 +141,7 @@ class NativeRunner:
 class Plan:
     """One recorded graph: the native program, and the tensors that it computes in."""
 
-    def __init__(self, graph: Graph, arena: Arena, tables: set[int] | None = None) -> None:
+    def __init__(self, graph: Graph, arena: Arena, exact: bool, tables: set[int] | None = None) -> None:
         """With `tables`, ids of weights that are read by rows too, all others are released once they are packed."""
         ops = RecordingOps()
         self._results: tuple[Symbol, ...] = graph(ops)
@@ -146,7 +154,7 @@ class Plan:
         ] = {}  # given, its rows, what is read
         self._reads_rows = any(node.code in _OF_ROWS for step in self.steps for node in step)
         self._alive: list[torch.Tensor] = []  # everything whose address the program holds
-        self._arena, self._tables = arena, tables
+        self._arena, self._exact, self._tables = arena, exact, tables
         self._packed: dict[int, tuple[Weight, torch.Tensor, int]] = {}  # panels and kind by the weight's id
         self.program = _extension().Program()
         for step in self.steps:
@@ -176,10 +184,13 @@ class Plan:
         if node.code is Code.EMBED:  # a table is read by rows, all others in panels: see native/linear.h
             weight = usable(loaded)
             self._alive.append(weight.data)
-            return weight.data.data_ptr(), self._vector(weight.scale), *shape, _KINDS[weight.kind]
+            return weight.data.data_ptr(), self._vector(weight.scale), *shape, KINDS[weight.kind]
         if id(loaded) not in self._packed:
             cluster = int(node.integers[0]) if node.code is Code.GATHER else 0  # type: ignore[arg-type]
-            self._packed[id(loaded)] = loaded, *_panels(loaded, cluster, self._arena)
+            self._packed[id(loaded)] = (
+                loaded,
+                *panels(_extension(), loaded, cluster, self._arena, self._exact),
+            )
             if self._tables is not None and id(loaded) not in self._tables:
                 loaded.release()
         _, data, kind = self._packed[id(loaded)]
@@ -319,22 +330,6 @@ def apart(width: int) -> int:
     return width + 16 if width % 512 == 0 else width
 
 
-def _panels(weight: Weight, cluster: int, arena: Arena) -> tuple[torch.Tensor, int]:
-    """(`weight` in panels of outputs, kind). With each `cluster` outputs filled up (by the last) to whole panels."""
-    weight, padding = usable(weight), -cluster % int(_extension().panel())
-    if padding:
-        ids = torch.arange(weight.out_features).view(-1, cluster)
-        weight = weight.rows(torch.cat((ids, ids[:, -1:].expand(-1, padding)), dim=1).reshape(-1))
-    scale = None if weight.scale is None else weight.scale.float().contiguous()
-    shape, kind = (weight.out_features, weight.in_features), _KINDS[weight.kind]
-    out = arena.zeros(_extension().packed_bytes(kind, *shape))
-    rows = weight.data.data_ptr(), 0 if scale is None else scale.data_ptr(), *shape, kind
-    _extension().pack(rows, out.data_ptr())
-    Loaded.add(out)
-    _extension().set_weights_in_cache(Loaded.total <= last_level_cache())
-    return out, kind
-
-
 def address(tensor: torch.Tensor, dtype: torch.dtype, rows: int, name: str) -> int:
     """data_ptr() of a tensor that native code may read. Raises UsageError."""
     if (
@@ -348,38 +343,6 @@ def address(tensor: torch.Tensor, dtype: torch.dtype, rows: int, name: str) -> i
             f"{tensor.dtype} {tuple(tensor.shape)} strides {tensor.stride()} on {tensor.device}"
         )
     return tensor.data_ptr()
-
-
-def usable(weight: Weight) -> Weight:
-    """`weight` in a form that the kernels read in place; float16 becomes float32 once. Raises UsageError."""
-    if weight.kind == "float16":
-        weight = Weight(weight.data.float(), "float32")
-    data, scale = weight.data, weight.scale
-    if (
-        data.dim() != 2
-        or data.dtype != _DTYPES[weight.kind]
-        or data.device.type != "cpu"
-        or not data.is_contiguous()
-    ):
-        raise UsageError(
-            f"a {weight.kind} weight must be a contiguous {_DTYPES[weight.kind]} matrix on the CPU, not {data.dtype} "
-            f"{tuple(data.shape)} strides {data.stride()} on {data.device}"
-        )
-    if weight.kind in ("int8", "int4"):
-        shape = (
-            (weight.out_features,)
-            if weight.kind == "int8"
-            else (weight.out_features, weight.in_features // 32)
-        )
-        if (
-            scale is None
-            or tuple(scale.shape) != shape
-            or (weight.kind == "int4" and weight.in_features % 32)
-        ):
-            raise UsageError(
-                f"an {weight.kind} weight of {weight.out_features} rows needs scales of shape {shape}"
-            )
-    return weight
 
 
 def measure_read(data: torch.Tensor) -> float:

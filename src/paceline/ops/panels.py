@@ -1,0 +1,71 @@
+"""Weights as the native kernels read them: checked, and packed in panels (`native/linear.h`)."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+
+from paceline.errors import UsageError
+from paceline.memory import Arena, Loaded, last_level_cache
+from paceline.ops.base import Weight
+
+KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
+PAIRS = 4  # bfloat16 whose inputs are rounded to bfloat16 too
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
+
+
+def panels(
+    extension: ModuleType, weight: Weight, cluster: int, arena: Arena, exact: bool
+) -> tuple[torch.Tensor, int]:
+    """(`weight` in panels of outputs, kind). With each `cluster` outputs filled up (by the last) to whole panels.
+
+    `exact`: bfloat16 stays a kind that is multiplied with float32, even where the CPU multiplies pairs of bfloat16.
+    Raises UsageError for a weight that native code cannot read.
+    """
+    weight, padding = usable(weight), -cluster % int(extension.panel())
+    if padding:
+        ids = torch.arange(weight.out_features).view(-1, cluster)
+        weight = weight.rows(torch.cat((ids, ids[:, -1:].expand(-1, padding)), dim=1).reshape(-1))
+    scale = None if weight.scale is None else weight.scale.float().contiguous()
+    shape, kind = (weight.out_features, weight.in_features), KINDS[weight.kind]
+    if kind == KINDS["bfloat16"] and not exact and extension.pairs():
+        kind = PAIRS
+    out = arena.zeros(extension.packed_bytes(kind, *shape))
+    rows = weight.data.data_ptr(), 0 if scale is None else scale.data_ptr(), *shape, kind
+    extension.pack(rows, out.data_ptr())
+    Loaded.add(out)
+    extension.set_weights_in_cache(Loaded.total <= last_level_cache())
+    return out, kind
+
+
+def usable(weight: Weight) -> Weight:
+    """`weight` in a form that the kernels read in place; float16 becomes float32 once. Raises UsageError."""
+    if weight.kind == "float16":
+        weight = Weight(weight.data.float(), "float32")
+    data, scale = weight.data, weight.scale
+    if (
+        data.dim() != 2
+        or data.dtype != _DTYPES[weight.kind]
+        or data.device.type != "cpu"
+        or not data.is_contiguous()
+    ):
+        raise UsageError(
+            f"a {weight.kind} weight must be a contiguous {_DTYPES[weight.kind]} matrix on the CPU, not {data.dtype} "
+            f"{tuple(data.shape)} strides {data.stride()} on {data.device}"
+        )
+    if weight.kind in ("int8", "int4"):
+        shape = (
+            (weight.out_features,)
+            if weight.kind == "int8"
+            else (weight.out_features, weight.in_features // 32)
+        )
+        if (
+            scale is None
+            or tuple(scale.shape) != shape
+            or (weight.kind == "int4" and weight.in_features % 32)
+        ):
+            raise UsageError(
+                f"an {weight.kind} weight of {weight.out_features} rows needs scales of shape {shape}"
+            )
+    return weight
