@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import resource
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,6 +33,22 @@ def make(pages: int = 40, sequences: int = 6, tokens: int = 200) -> KVCache:
 
 def stamp(token: int, position: int) -> float:
     return float(token * 1000 + position)
+
+
+def test_touched_memory_is_there_and_holds_what_it_held() -> None:
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        pytest.skip("this system does not say what is resident")
+    cache = make(pages=1 << 17)  # 67 MB
+    cache.k[1][5, 0, 0] = 7.5
+    before = int(statm.read_text(encoding="ascii").split()[1])
+    cache.touch(cache.nbytes // 2)
+    more = (int(statm.read_text(encoding="ascii").split()[1]) - before) * resource.getpagesize()
+    assert 0.4 * cache.nbytes < more < 0.8 * cache.nbytes
+    assert cache.k[1][5, 0, 0] == 7.5
+    assert sum(float(store.abs().sum()) for store in (*cache.k, *cache.v)) == 7.5
+    cache.touch(10 * cache.nbytes)  # all there is
+    make(pages=1).touch(1)
 
 
 def write(cache: KVCache, items: list[tuple[int, list[int]]], keep: list[int]) -> None:
