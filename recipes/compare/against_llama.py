@@ -14,8 +14,8 @@ another order each round. Two speeds: `decode`, tokens after the first over the 
 llama-server measures it itself, so HTTP is not in it), and `request`, all tokens over the whole request with its prompt,
 nothing cached. Prints a Markdown table of medians and where texts part, and writes all rounds as JSON.
 
-Modes named `f32` compute as precisely as we do; those named `bf16` round activations to bfloat16 and hold keys and values
-in float16, which is faster. llama_modes.py has the flags of each.
+Ways named `f32` multiply with float32 activations, those named `bf16` round them to bfloat16, which is faster; keys and
+values are float32 in ours and float16 in llama-server's `bf16`. llama_modes.py has the flags of each.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from llama_server import LlamaServer, Reply
 from paceline import LLM, SamplingParams
 from paceline.bench.meters import provenance
 from paceline.errors import PacelineError, UsageError
+from paceline.ops import native
 
 PAUSE = 0.02  # seconds between two ways, so that no pool of the last one still spins
 
@@ -55,13 +56,20 @@ class Own:
     name: str
     drafter: str
     draft_tokens: int | Literal["auto"] = 4
+    activations: Literal["float32", "auto"] = "float32"
+
+    @property
+    def way(self) -> str:
+        return f"paceline {self.name}"
 
 
 OWN = (
-    Own("none", "none"),
-    Own("mtp 4", "mtp"),
-    Own("mtp auto", "mtp", "auto"),
-    Own("auto", "mtp+ngram", "auto"),
+    Own("f32 none", "none"),
+    Own("f32 mtp 4", "mtp"),
+    Own("f32 auto", "mtp+ngram", "auto"),
+    Own("bf16 none", "none", 0, "auto"),
+    Own("bf16 mtp 4", "mtp", 4, "auto"),
+    Own("bf16 auto", "mtp+ngram", "auto", "auto"),
 )
 Way = Callable[[list[int]], Reply]
 
@@ -124,8 +132,8 @@ def gap_at(llm: LLM, context: list[int], token: int) -> float | None:
 
 
 def agreement(llm: LLM, prompts: Seq[list[int]], found: dict[str, list[list[Reply]]]) -> dict[str, Any]:
-    """Per way: how many texts equal our plain ones, and where the others part from them."""
-    plain = [reply.token_ids for reply in found[f"paceline {OWN[0].name}"][-1]]
+    """Per way: how many texts equal our plain float32 ones, and where the others part from them."""
+    plain = [reply.token_ids for reply in found[OWN[0].way][-1]]
     out: dict[str, Any] = {}
     for name, turns in found.items():
         parts = []
@@ -188,9 +196,16 @@ def read_arguments() -> argparse.Namespace:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Export, start, measure, stop. Everything temporary is gone afterwards."""
     binary, modes = find_binary(args.server, args.llama_cpp), chosen(args.only)
-    llm = LLM("demo", max_model_len=CONTEXT, prefix_cache=False, threads=args.threads)
+    options = {"max_model_len": CONTEXT, "prefix_cache": False, "threads": args.threads}
+    llms = {name: LLM("demo", activations=name, **options) for name in ("float32", "auto")}
+    llm = llms["float32"]
     prompts = held_out(llm, args.prompts)
-    ways: dict[str, Way] = {f"paceline {own.name}": write_own(llm, own, args.tokens) for own in OWN}
+    ways: dict[str, Way] = {
+        own.way: write_own(llms[own.activations], own, args.tokens)
+        for own in OWN
+        if own.activations == "float32"
+        or (native.available() and native.pairs())  # elsewhere the two are the same
+    }
     with ExitStack() as stack:
         files = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="against_llama_")))
         export_all(modes, args.llama_cpp, files)
@@ -219,11 +234,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def show(found: dict[str, Any]) -> None:
     """The table and what it comes to, on stdout."""
     speeds = {name: Speed(**speed) for name, speed in found["speeds"].items()}
-    ours = best(speeds, "paceline ")
     rivals = [best(speeds, p) for p in ("llama f32", "llama bf16") if any(n.startswith(p) for n in speeds)]
     print(table(speeds, rivals[0]), "\n")
     for rival in rivals:
-        for way in dict.fromkeys(("paceline none", "paceline mtp 4", "paceline mtp auto", ours)):
+        own = [name for name in speeds if name.startswith("paceline " + rival.split()[1])]
+        for way in own or [name for name in speeds if name.startswith("paceline")]:
             each = ratios(speeds, way, rival)
             middle = statistics.median(each)
             print(f"{way} over {rival}: {middle:.2f} (rounds {each[0]:.2f} to {each[-1]:.2f})")

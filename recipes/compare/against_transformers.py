@@ -32,7 +32,7 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     demo = resources.files("paceline") / "demo"
     lines = (demo / "heldout.jsonl").read_text(encoding="utf-8").splitlines()[: args.prompts]
-    ours = LLM("demo", drafter="mtp", draft_tokens=4, max_model_len=1024)
+    ours = LLM("demo", drafter="mtp", draft_tokens=4, max_model_len=1024, activations="float32")  # as theirs
     theirs = AutoModelForCausalLM.from_pretrained(str(demo / "target"), dtype=torch.float32)
     prompts = [ours.tokenizer.encode(json.loads(line)["prompt"]) for line in lines]
     params = {"max_tokens": args.tokens, "ignore_eos": True}

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.errors import LoadError, RequestFailed, UsageError
+from paceline.ops import native
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "compare"
 DEMO = Path(__file__).resolve().parents[2] / "src" / "paceline" / "demo"
@@ -187,13 +188,15 @@ def test_whole_run(
     monkeypatch.setattr(sys, "argv", [*asked.split(), "--only", "f32 plain", "--json", str(found)])
     recipe.main.main()
     said = capsys.readouterr().out
-    assert "paceline mtp 4 over llama f32 plain:" in said
-    assert "paceline none: 2 of 2 texts equal" in said
-    assert "paceline mtp 4: 2 of 2 texts equal" in said
+    assert "paceline f32 mtp 4 over llama f32 plain:" in said
+    assert "paceline f32 none: 2 of 2 texts equal" in said
+    assert "paceline f32 mtp 4: 2 of 2 texts equal" in said
     assert "llama f32 plain: 0 of 2 texts equal (prompt 0 from token" in said
     result = json.loads(found.read_text())
     assert result["provenance"]["llama_server"] == "version: stand-in"
-    assert [len(speed["decode"]) for speed in result["speeds"].values()] == [2] * 5
+    ours = 6 if native.available() and native.pairs() else 3
+    assert [len(speed["decode"]) for speed in result["speeds"].values()] == [2] * (ours + 1)
+    assert ("paceline bf16 auto" in result["speeds"]) == (ours == 6)
 
 
 @pytest.mark.parametrize(
