@@ -57,7 +57,7 @@ struct Int8 {
 };
 
 // Integer inputs, and these, come in pairs: a vector of L outputs has the two weights of each beside each other.
-#if defined(__AVX512F__)
+#if defined(PL_PAIRS)
 struct Pairs {
   using X = int16_t;  // bits of bfloat16
   using A = V;
@@ -84,13 +84,7 @@ struct Int4 {  // low nibbles are L outputs, high nibbles the next L; values are
   PL_INLINE void add(A& a, H x, H w) { accumulate(a, x, w); }
 };
 
-static bool has_pairs() {
-#if defined(__AVX512F__)
-  return __builtin_cpu_supports("avx512bf16");
-#else
-  return false;
-#endif
-}
+static bool has_pairs() { return multiplies_pairs(); }
 
 template <class P>
 constexpr bool integral = P::kind == INT8 || P::kind == INT4;
@@ -282,7 +276,7 @@ static void linear(const Panels& m, const Prepared& x, int64_t rows, int64_t beg
     case BFLOAT16: return linear_of<Bfloat16>(m, x, rows, begin, end, y, y_stride);
     case INT8: return linear_of<Int8>(m, x, rows, begin, end, y, y_stride);
     case INT4: return linear_of<Int4>(m, x, rows, begin, end, y, y_stride);
-#if defined(__AVX512F__)
+#if defined(PL_PAIRS)
     case PAIRS: return linear_of<Pairs>(m, x, rows, begin, end, y, y_stride);
 #endif
   }
@@ -366,7 +360,7 @@ static float prepare_int16(int kind, const float* x, int64_t in, int16_t* y) {
 }
 
 static void prepare_pairs([[maybe_unused]] const float* x, [[maybe_unused]] int64_t in, [[maybe_unused]] int16_t* y) {
-#if defined(__AVX512F__)
+#if defined(PL_PAIRS)
   const int64_t wide = padded(PAIRS, in);
   for (int64_t i = 0; i < wide; i += L) {
     HL narrow = to_bfloat16(i + L <= in ? load(x + i) : load_part(x + i, static_cast<int>(in - i)));

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #if defined(__AVX2__)
+#include <cpuid.h>
 #include <immintrin.h>
 #elif defined(__ARM_NEON)
 #include <arm_neon.h>
@@ -127,12 +128,19 @@ PL_INLINE void accumulate(VI& a, H x, H w) {
 
 // Pairs of bfloat16, summed in float32. Written for the assembler: the compiler may not use the instruction elsewhere.
 #if defined(__AVX512F__)
+#define PL_PAIRS
+PL_INLINE bool multiplies_pairs() {  // by the bit: older compilers do not know its name
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 5);
+}
 PL_INLINE void accumulate_bfloat16(V& a, H x, H w) { __asm__("vdpbf16ps %2, %1, %0" : "+v"(a) : "v"(x), "v"(w)); }
 PL_INLINE HL to_bfloat16(V v) {
   HL out;
   __asm__("vcvtneps2bf16 %1, %0" : "=v"(out) : "v"(v));
   return out;
 }
+#else
+PL_INLINE bool multiplies_pairs() { return false; }
 #endif
 
 #if defined(__AVX2__)

@@ -57,7 +57,8 @@ def test_run_reads_files_and_shows_drafts(
 ) -> None:
     prompt = tmp_path / "prompt.py"
     prompt.write_text("import os\n", encoding="utf-8")
-    assert call(monkeypatch, "run", "-f", str(prompt), "-n", "8", "--show-drafts", "--draft-tokens", "4") == 0
+    more = ("--draft-tokens", "4", "--activations", "float32")
+    assert call(monkeypatch, "run", "-f", str(prompt), "-n", "8", "--show-drafts", *more) == 0
     assert "import os" in capsys.readouterr().out
     assert call(monkeypatch, "run", "-f", str(tmp_path / "no.py")) == 2
     assert "give a file" in capsys.readouterr().err

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+from importlib.resources import files
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ import torch
 from paceline import LLM, PacelineError, PromptError, SamplingParams, UsageError
 from paceline.assembly import pick_runner
 from paceline.config import EngineConfig
+from paceline.models.quantized import measure_loss
+from paceline.models.registry import load_target
 from paceline.ops import native
 
 PROMPTS = ["def parse(", "class Stack:\n    def push(self,"]
@@ -128,6 +132,19 @@ def test_activations_can_stay_float32() -> None:
         assert (raw["auto"] == raw["float32"]) != native.pairs()
     with pytest.raises(UsageError, match="set dtype=float32"):
         pick_runner(EngineConfig(activations="float32"), torch.device("cuda"))
+
+
+@pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
+def test_what_rounded_activations_lose_is_next_to_nothing(llm: LLM) -> None:
+    folder = Path(llm.info["target"])
+    exact, rounded = (load_target(folder, runner=native.NativeRunner(exact=own)) for own in (True, False))
+    text = (files("paceline.bench") / "data" / "prose.txt").read_text(encoding="utf-8")
+    ids = llm.tokenizer.encode(text)[:400]
+    loss = measure_loss(exact, rounded, ids, len(llm.tokenizer.decode(ids).encode()))
+    assert loss.positions == 399
+    assert loss.kl < 1e-4  # bits per token; int8 weights lose 2e-4
+    assert (loss.kl > 0) == native.pairs()
+    assert loss.quantized_bits_per_byte == pytest.approx(loss.bits_per_byte, abs=1e-3)
 
 
 def test_a_full_drafter_path_is_accepted(llm: LLM) -> None:
