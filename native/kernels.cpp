@@ -14,9 +14,8 @@ namespace paceline {
 using namespace PACELINE_ISA;
 
 extern const Kernels PL_JOIN(kernels_, PACELINE_ISA) = {
-    PL_TEXT(PACELINE_ISA), L, PANEL, has_pairs, panel_bytes, pack, prepared_bytes, prepare, linear, attention, norm,    rotary,  embed,
-    add,                   mul,  scale,          gelu,    gated_gelu, softcap, softmax,
-    read_all,              burn, burn_flops,
+    PL_TEXT(PACELINE_ISA), L, PANEL, has_pairs, panel_bytes, pack, prepared_bytes, prepare, linear, attention,
+    norm, rotary, embed, add, mul, scale, gelu, gated_gelu, softcap, softmax, read_all, burn, burn_flops,
 };
 
 }  // namespace paceline

@@ -36,7 +36,6 @@ typedef float F8 __attribute__((vector_size(32)));
 typedef float F4 __attribute__((vector_size(16)));
 typedef int16_t H __attribute__((vector_size(4 * L)));  // pairs: two of a sum's products lie beside each other
 typedef int16_t HL __attribute__((vector_size(2 * L)));
-typedef int16_t HMem __attribute__((vector_size(4 * L), aligned(2), may_alias));
 typedef int8_t SMem __attribute__((vector_size(2 * L), aligned(1), may_alias));
 typedef uint8_t UMem __attribute__((vector_size(2 * L), aligned(1), may_alias));
 
@@ -157,7 +156,7 @@ PL_INLINE H load_uint8(const void* p) { return (H)_mm512_cvtepu8_epi16(_mm256_lo
 PL_INLINE H load_int8(const void* p) { return __builtin_convertvector(*static_cast<const SMem*>(p), H); }
 PL_INLINE H load_uint8(const void* p) { return __builtin_convertvector(*static_cast<const UMem*>(p), H); }
 #endif
-PL_INLINE H load_pairs(const void* p) { return *static_cast<const HMem*>(p); }
+PL_INLINE H load_pairs(const void* p) { return (H)*static_cast<const VWMem*>(p); }
 PL_INLINE H broadcast_pair(const int16_t* p) {  // two values, in every lane
   int32_t pair;
   std::memcpy(&pair, p, 4);

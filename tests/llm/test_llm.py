@@ -126,7 +126,8 @@ def test_activations_can_stay_float32() -> None:
             name == "auto" and native.available() and native.pairs()
         )
         points = llm.generate(PROMPTS[1], params)[0].logprobs
-        raw[name] = points[0].raw if points else 0.0
+        assert points is not None
+        raw[name] = points[0].raw
     assert raw["auto"] == pytest.approx(raw["float32"], abs=0.02)
     if native.available():
         assert (raw["auto"] == raw["float32"]) != native.pairs()

@@ -83,9 +83,7 @@ def test_clusters_of_any_size(size: int, kind: str) -> None:
     def graph(ops: Ops) -> tuple[Value, ...]:
         return ops.ordered_logits(ops.given("x", width), centroids, ordering, head, top)
 
-    x = (
-        torch.randn(7, width, generator=generator).bfloat16().float()
-    )  # as bfloat16 weights may be multiplied with
+    x = torch.randn(7, width, generator=generator).bfloat16().float()  # nothing is lost by rounding it
     some = torch.zeros(7, dtype=torch.int32)
     rows = Rows(some.long(), some, some, [0, 7])
     ids, got = native.NativeRunner(2).run(graph, rows, None, {"x": x})
