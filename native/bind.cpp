@@ -1,5 +1,6 @@
 // Python's door. Addresses come as integers from paceline/ops, which has checked dtype, device, shape and contiguity.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -8,6 +9,7 @@
 #include "program.h"
 #include "round.h"
 #include "sampling.h"
+#include "search.h"
 
 namespace nb = nanobind;
 using namespace paceline;
@@ -148,6 +150,15 @@ std::tuple<int, std::vector<int64_t>, std::vector<double>> run_round(Program& pr
   return result;
 }
 
+// The search, with what `tokens` has come to have since it was asked last.
+Search& grown(Search& search, const nb::list& tokens) {
+  std::vector<int32_t>& text = search.text();
+  const size_t count = tokens.size();
+  if (text.size() > count) text.resize(count);
+  for (size_t i = text.size(); i < count; ++i) text.push_back(nb::cast<int32_t>(tokens[i]));
+  return search;
+}
+
 std::tuple<uint32_t, uint32_t> keys(uint64_t seed, int64_t position, uint32_t purpose) {
   std::tuple<uint32_t, uint32_t> out;
   noise_keys(seed, position, purpose, &std::get<0>(out), &std::get<1>(out));
@@ -181,6 +192,11 @@ NB_MODULE(_native, m) {
   m.def("get_weights_in_cache", [] { return weights_in_cache.load(); });
   m.def("draw", &draw_rows);
   m.def("noise_keys", &keys);
+  nb::class_<Search>(m, "Search")
+      .def(nb::init<std::vector<int32_t>, std::vector<int64_t>>())
+      .def("in_text", [](Search& s, const nb::list& tokens) { return grown(s, tokens).in_text(); })
+      .def("in_reference", [](Search& s, const nb::list& tokens) { return grown(s, tokens).in_reference(); })
+      .def("finds", [](Search& s, const nb::list& tokens, bool reference) { return grown(s, tokens).finds(reference); });
   nb::class_<Program>(m, "Program")
       .def(nb::init<>())
       .def("begin_step", &Program::begin_step)

@@ -121,13 +121,14 @@ def prepared(batch: int, steep: float, belief: float, learns: bool) -> tuple[Eng
     assert isinstance(both, Portfolio)
     assert isinstance(both.free, NgramDrafter)
     assert isinstance(known, AutoController)
-    peek = both.free.peek
+    peek, copier = both.free.peek, both.free
 
     def counted(sequence: Sequence) -> bool:
         controller._deciding += LOOK
         return peek(sequence)
 
-    controller = Priced(default_profile(), known.budget.kinds, default=("mtp", "ngram"), peek=counted)
+    copier.peek = counted  # type: ignore[method-assign]
+    controller = Priced(default_profile(), known.budget.kinds, default=("mtp", "ngram"), copier=copier)
     steps = [1 + (value - 1) * steep for value in STEPS]
     controller.batch = batch
     controller.table = staircase(ROWS, steps, 17 * batch)

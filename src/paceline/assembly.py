@@ -76,7 +76,7 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
         prefix_cache=config.prefix_cache,
     )
     known = start_up(config, Pair(parts, path, source, _settings(config, target, arithmetic)), say)
-    controller = AutoController(known.profile, known.kinds, say, kind.split("+"), ngram.peek)
+    controller = AutoController(known.profile, known.kinds, say, kind.split("+"), ngram)
     controller.budget = replace(controller.budget, bins=known.bins)
     _combine(drafters, kind, controller)
     info: dict[str, Any] = {

@@ -12,7 +12,18 @@ import pytest
 from paceline.bench import report, workloads
 from paceline.bench.meters import EnergyMeter
 from paceline.bench.plot import Chart, svg
-from paceline.bench.runner import NONE, TURN, Bench, Cell, Run, Setting, measure, run_beside
+from paceline.bench.runner import (
+    MOST_ROUNDS,
+    NONE,
+    TURN,
+    Bench,
+    Cell,
+    Run,
+    Setting,
+    measure,
+    run_beside,
+    unsure,
+)
 from paceline.bench.stats import quantile, spread
 from paceline.bench.table import lines, to_json, verdict
 from paceline.bench.workloads import Bounds, Prompt, prompts
@@ -139,6 +150,25 @@ def test_a_run_goes_on_with_further_texts_until_it_has_lasted() -> None:
     assert run.same_text
     assert run.ratio > 0
     assert sum(run.drafted_by_position) == 10 * len(names)
+
+
+def test_what_is_not_known_well_enough_gets_further_rounds() -> None:
+    def runs(ratios: list[float], draft_tokens: int) -> list[Run]:
+        setting = Setting("mtp", draft_tokens)
+        return [
+            Run(CODE, setting, i, decode_tokens=round(1000 * ratio), decode_seconds=1.0, plain_speed=1000.0)
+            for i, ratio in enumerate(ratios)
+        ]
+
+    seen = [*runs([1.0, 1.01, 0.99] * 4, 1), *runs([1.0, 1.2, 0.8] * 4, 2), *runs([3.0], 4)]
+    assert [setting.label for _, setting in unsure(seen, 0.02)] == ["mtp 2", "mtp 4"]
+    assert unsure(seen, float("inf")) == []
+    some = measure(bench(FakeEngine(), rounds=2))[0]
+    assert len(some) == 2 * 2 * 4
+    never = measure(bench(FakeEngine(), rounds=2, within=1e-12))[0]
+    assert len(some) < len(never) <= MOST_ROUNDS * len(some)
+    assert {run.round for run in never} == set(range(MOST_ROUNDS * 2))
+    assert {run.round for run in measure(bench(FakeEngine(), rounds=2, within=1e9))[0]} == {0, 1}
 
 
 def test_another_text_than_the_baseline_is_seen() -> None:

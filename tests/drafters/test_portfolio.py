@@ -9,6 +9,7 @@ import pytest
 
 from paceline.core import Draft, SamplingParams, Sequence
 from paceline.drafters.base import DraftContext
+from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.portfolio import Portfolio
 from paceline.engine import budget as b
 from paceline.engine.controller import MTP, NGRAM, AutoController
@@ -153,15 +154,16 @@ def test_a_row_without_anything_to_copy_is_not_looked_up() -> None:
     prices = {"mtp": (50.0, 1.0, 1.0), "ngram": (0.0, 0.0, 0.01)}
     seen: list[int] = []
 
-    def peek(sequence: Sequence) -> bool:
-        seen.append(sequence.id)
-        return sequence.id == 1
+    class Copier(NgramDrafter):
+        def peek(self, sequence: Sequence) -> bool:
+            seen.append(sequence.id)
+            return sequence.id == 1
 
-    auto = AutoController(replace(FLAT, rounds=prices), [MTP, NGRAM], peek=peek)
+    auto = AutoController(replace(FLAT, rounds=prices), [MTP, NGRAM], copier=Copier())
     rows = context([16, 16]).sequences
     assert auto.limits(rows, ["auto", "auto"], 16) == [(0, b.PARKED_BY_COST), (16, None)]
     assert seen == [0, 1]
-    only = AutoController(replace(FLAT, rounds=prices), [MTP, NGRAM], peek=lambda sequence: False)
+    only = AutoController(replace(FLAT, rounds=prices), [MTP, NGRAM], copier=NgramDrafter())
     looks = 0
     for _ in range(64):
         ((limit, _),) = only.limits(rows[:1], ["auto"], 16)

@@ -12,12 +12,12 @@ from paceline.core import Draft, SamplingParams, Sequence
 from paceline.engine import audit, learning
 from paceline.engine import budget as b
 from paceline.engine.acceptance import Kind
-from paceline.engine.audit import AUDIT, HOPEFUL, LAST_TRIAL, RAREST, Audit, hopeful
+from paceline.engine.audit import AUDIT, HOPEFUL, LAST_TRIAL, RAREST, SOONEST, Audit, hopeful
 from paceline.engine.controller import HOLD, LONGEST_HOLD, LONGEST_IDLE, NGRAM, AutoController
-from paceline.engine.costs import FRESH, MOST_DRAG, TABLE_ROWS, Costs, Drag, Profile, Step
+from paceline.engine.costs import FRESH, MOST_DRAG, TABLE_ROWS, Costs, Drag, Profile, Step, spread
 from paceline.engine.fixed import FixedController, Limit
 from paceline.engine.records import RowRecord, StepRecord, Unlearnt
-from paceline.engine.rest import ALIKE, Ran, Rest
+from paceline.engine.rest import ALIKE, TYPICAL, Ran, Rest
 from paceline.engine.rounds import Round
 from paceline.engine.scheduler import Work
 
@@ -27,7 +27,9 @@ PLAIN, DRAFTED = Step(1, 1.0, texts=1), Step(5, 1.8, "mtp", 1, 1)
 
 
 def at_drag(value: float = 1.0, stale: int = 0, texts: int = 1) -> Costs:
-    return replace(PROFILE.costs(), drags={texts.bit_length(): Drag(value, stale)})
+    return replace(
+        PROFILE.costs(), drags={texts.bit_length(): Drag({spread(DRAFTED.rows, texts): value}, stale)}
+    )
 
 
 def sequence(sid: int) -> Sequence:
@@ -76,7 +78,7 @@ def test_without_plain_steps_for_long_the_machine_is_thought_slow_and_not_the_dr
 
 
 def test_what_an_audit_finds_wrong_with_the_pace_was_the_drag() -> None:
-    costs = replace(PROFILE.costs(), drags={1: Drag(1.0, FRESH + 1)})
+    costs = replace(PROFILE.costs(), drags={1: Drag({spread(DRAFTED.rows, 1): 1.0}, FRESH + 1)})
     drafted = costs.observe_targets([DRAFTED._replace(seconds=2.7)] * 300)  # half as dear again
     assert (drafted.pace, drafted.drag.value) == (pytest.approx(1.5, rel=0.01), 1.0)
     audited = drafted.observe_targets([PLAIN] * 12)  # and plain steps as ever
@@ -99,16 +101,33 @@ def test_audits_become_rarer_while_they_confirm_what_is_known() -> None:
     stale = at_drag(stale=10_000)
     own = Audit()
     assert not own.due(stale, 1.0)  # nothing is drafted
-    assert not own.due(at_drag(stale=2 * FRESH - 1), audit.CLEAR)  # an error will hardly turn that around
-    assert Audit().due(at_drag(stale=2 * FRESH), audit.CLEAR)
-    assert not own.due(at_drag(stale=FRESH - 1), 1.1)
-    for every in (FRESH, 2 * FRESH, 4 * FRESH, 8 * FRESH, 16 * FRESH):
+    assert not own.due(at_drag(stale=2 * SOONEST - 1), audit.CLEAR)  # an error will hardly turn that around
+    assert Audit().due(at_drag(stale=2 * SOONEST), audit.CLEAR)
+    assert not own.due(at_drag(stale=SOONEST - 1), 1.1)
+    for every in (SOONEST, 2 * SOONEST, 4 * SOONEST, 8 * SOONEST, 16 * SOONEST):
         assert not own.due(at_drag(stale=every - 1), 1.1)
         assert own.due(at_drag(stale=every), 1.1)
-    assert RAREST == 16 * FRESH
+    assert RAREST == 16 * SOONEST
     assert own.due(at_drag(1.2, RAREST), 1.1)  # it has changed
     assert not own.due(at_drag(1.2, RAREST // 2 - 1), 1.1)
     assert own.due(at_drag(1.2, RAREST // 2), 1.1)
+
+
+def test_what_long_copies_take_says_nothing_about_short_drafts_that_were_seen() -> None:
+    short, long = (
+        Step(3, PROFILE.costs().target(3), "mtp", 1, 1),
+        Step(17, PROFILE.costs().target(17), "ngram", 1, 1),
+    )
+    costs = PROFILE.costs().observe_targets([PLAIN]).observe_targets([short] * 8)
+    costs = costs.observe_targets([PLAIN]).observe_targets([long._replace(seconds=0.6 * long.seconds)] * 20)
+    drag = costs.drag
+    assert drag.at(spread(17, 1)) < 0.8
+    assert drag.at(spread(3, 1)) == pytest.approx(1.0, abs=0.02)
+    assert drag.at(spread(6, 1)) == drag.at(spread(3, 1))  # the nearest that was seen
+    assert (spread(1, 1), spread(2, 1), spread(4, 1), spread(12, 8), spread(24, 8)) == (0, 1, 2, 1, 2)
+    audited = costs._at_rest(1, [1.0], 1)
+    assert audited.drag.since == frozenset()
+    assert costs.drag.since == {spread(17, 1)}  # whose pace an audit could put right
 
 
 class Never(Audit):
@@ -156,13 +175,13 @@ def replace_reason(record: RowRecord, reason: str | None) -> RowRecord:
 def test_drafts_that_were_thought_cheap_are_given_up_after_an_audit() -> None:
     cheap = replace(PROFILE, seconds=(1.0, 1.01, 1.04, 1.1, 1.2, 1.3))
     auto = AutoController(cheap, [replace(MTP, prior=(0.45, 0.45), known=True)])
-    drafting, measured = play(auto, Profile((1, 2, 33), (1.0, 1.5, 10.0)).costs(), 0.45, 600)
+    drafting, measured = play(auto, Profile((1, 2, 33), (1.0, 1.5, 10.0)).costs(), 0.45, 1000)
     assert measured
     assert auto.budget.costs.drag.value > 1.2
-    assert drafting < 200
+    assert drafting < 300
     never = AutoController(cheap, [replace(MTP, prior=(0.45, 0.45), known=True)])
-    never._audits[1] = Never()
-    assert play(never, Profile((1, 2, 33), (1.0, 1.5, 10.0)).costs(), 0.45, 600)[0] > 2 * drafting
+    never._audits[1, False] = Never()
+    assert play(never, Profile((1, 2, 33), (1.0, 1.5, 10.0)).costs(), 0.45, 1000)[0] > 2 * drafting
 
 
 def test_drafts_that_were_thought_too_dear_are_tried_and_found_to_pay() -> None:
@@ -174,21 +193,27 @@ def test_drafts_that_were_thought_too_dear_are_tried_and_found_to_pay() -> None:
     assert auto.budget.costs.drag.value < 0.85
 
 
-def test_trials_become_rarer_while_they_are_in_vain() -> None:
-    own, at = Audit(), []
-    for now in range(9000):
+@pytest.mark.parametrize(
+    ("sampled", "first"), [(False, [64, 320, 1344, 3392]), (True, [128, 640, 2688, 10880])]
+)
+def test_trials_become_rarer_while_they_are_in_vain(sampled: bool, first: list[int]) -> None:
+    own, at = Audit(sampled), []
+    for now in range(40_000):
         if own.may_try(now):
             own.tried(now)
             at.append(now)
-    assert at[:4] == [64, 320, 1344, 3392]
-    assert at[-1] - at[-2] == LAST_TRIAL
-    own.paid(9000)
-    assert not own.may_try(8999 + LAST_TRIAL)
-    assert own.may_try(9000 + LAST_TRIAL)
-    fresh = Audit()
+    assert at[:4] == first
+    assert at[-1] - at[-2] == LAST_TRIAL[sampled]
+    own.paid(40_000)
+    assert not own.may_try(39_999 + LAST_TRIAL[sampled])
+    assert own.may_try(40_000 + LAST_TRIAL[sampled])
+    fresh = Audit(sampled)
     fresh.paid(5000)
-    assert not fresh.may_try(5063)
-    assert fresh.may_try(5064)
+    assert not fresh.may_try(4999 + first[0])
+    assert fresh.may_try(5000 + first[0])
+
+
+def test_drafts_that_stay_dear_are_tried_a_few_times() -> None:
     assert hopeful(at_drag(1.5)).drag.value == pytest.approx(1.5 * HOPEFUL)
     assert hopeful(at_drag(0.9)).drag.value == pytest.approx(0.9 * HOPEFUL)
     auto = AutoController(
@@ -201,19 +226,19 @@ def test_trials_become_rarer_while_they_are_in_vain() -> None:
 
 def test_an_audit_is_a_rest_of_a_few_steps_with_its_reason() -> None:
     auto = AutoController(PROFILE, [replace(MTP, prior=(0.5, 0.5, 0.5))])
-    auto._audits[1] = Always()
+    auto._audits[1, False] = Always()
     assert auto.limits([sequence(1)], ["auto"], 16) == [(0, b.MEASURING)]
     assert auto.rest() == AUDIT - 1
     assert auto.kind_limit(1, "mtp") == 0
     told = AutoController(PROFILE, [MTP])
-    told._audits[2] = Always()
+    told._audits[2, False] = Always()
     assert told.limits([sequence(1), sequence(2)], ["auto", 3], 16)[1][0] == 3
     assert (
         told.limits([sequence(1), sequence(2)], ["auto", 3], 16)[0][1] != b.MEASURING
     )  # no step would be plain
 
 
-def test_of_steps_at_rest_those_in_the_middle_of_the_later_half_speak_for_all() -> None:
+def test_of_steps_at_rest_the_median_of_the_last_ones_speaks_for_all() -> None:
     rest = Rest([1], ALIKE, Draft.empty(1, b.NO_CONFIDENCE))
     work = [Work(sequence(1), 1, True)]
     clock = 0.0
@@ -224,7 +249,7 @@ def test_of_steps_at_rest_those_in_the_middle_of_the_later_half_speak_for_all() 
     assert record is not None
     assert (record.times, record.target_rows, record.context) == (ALIKE, 1, sequence(1).committed)
     assert (record.draft_seconds, record.other_seconds) == (0.25, 0.25)
-    assert record.target_seconds == sum(range(ALIKE // 2, ALIKE)) / (ALIKE // 2)
+    assert record.target_seconds == (range(ALIKE)[-TYPICAL:])[(TYPICAL - 1) // 2]
     assert record.seconds + record.more_seconds == pytest.approx(clock)
     assert rest.tell() is None
 
@@ -378,7 +403,7 @@ def test_texts_whose_steps_teach_nothing_are_not_audited_for_ever(
     cheap = Profile((1, 4 * TABLE_ROWS), (1.0, 1.1), rounds={"mtp": (0.0, 0.0, 0.0)})
     auto = AutoController(cheap, [replace(MTP, prior=(0.3, 0.3, 0.3))])
     drafted = measured = 0
-    for _ in range(64):
+    for _ in range(2 * SOONEST):
         group = [replace(sequence(i), constraint=constraint) for i in range(texts)]
         limits = auto.limits(group, ["auto"] * texts, 16)
         drafted, measured = drafted + (limits[0][0] > 0), measured + (limits[0][1] == b.MEASURING)
@@ -417,14 +442,14 @@ def plans_of(texts: list[Sequence], steps: int, auto: AutoController, seconds: f
 
 def test_a_plan_without_drafts_serves_the_next_texts_of_which_nothing_is_known() -> None:
     auto = AutoController(STEEP, [MTP])
-    made = plans_of([sequence(i) for i in range(40)], 32, auto)
+    made = plans_of([sequence(i) for i in range(120)], 32, auto)
     assert made[0] == 1
-    assert 1 < sum(made) <= 40 * 32 // LONGEST_IDLE + 2  # for so many steps, then it is made anew
-    sampled = replace(sequence(50), params=SamplingParams(max_tokens=99, temperature=0.8))
-    assert plans_of([sampled, replace(sampled, id=51)], 8, auto) == [1, 0]  # another kin
-    auto.budget = b.meet(auto.budget, MTP, [sequence(60)])
-    assert plans_of([sequence(60)], 8, auto) == [1]  # something is known of this one
-    assert plans_of([sequence(61)], 140, auto) == [1]  # one text that goes on gets a plan of its own
+    assert 1 < sum(made) <= 120 * 32 // LONGEST_IDLE[0] + 2  # for so many steps, then it is made anew
+    sampled = replace(sequence(150), params=SamplingParams(max_tokens=99, temperature=0.8))
+    assert plans_of([sampled, replace(sampled, id=151)], 8, auto) == [1, 0]  # another kin
+    auto.budget = b.meet(auto.budget, MTP, [sequence(160)])
+    assert plans_of([sequence(160)], 8, auto) == [1]  # something is known of this one
+    assert plans_of([sequence(161)], 140, auto) == [1]  # one text that goes on gets a plan of its own
 
 
 def test_where_steps_are_dear_beside_planning_every_text_gets_a_plan_of_its_own() -> None:

@@ -15,6 +15,7 @@ from paceline.engine import acceptance as acc
 from paceline.engine import budget as b
 from paceline.engine import learning
 from paceline.engine.acceptance import Kind, fresh_arm, sober
+from paceline.engine.audit import COLD
 from paceline.engine.budget import Budget
 from paceline.engine.controller import NGRAM, AutoController
 from paceline.engine.costs import Costs, Drag, Profile, Step, staircase
@@ -214,6 +215,21 @@ def test_to_begin_takes_more_of_a_promise_than_to_go_on() -> None:
     assert old.limits([sequence(1)], ["auto"], 16)[0][0] > 0
 
 
+def test_sampled_text_asks_for_more_of_a_promise_to_begin() -> None:
+    kind = replace(MTP, known=True, sampled=MTP.prior)
+
+    def limit(draft: float, temperature: float) -> int:
+        auto = AutoController(FLAT, [kind])
+        auto.budget = replace(auto.budget, costs=make(FLAT, draft, kind).costs)
+        return auto.limits([sequence(1, temperature=temperature)], ["auto"], 16)[0][0]
+
+    drafts = [x / 100 for x in range(1, 200)]
+    last = {t: max(draft for draft in drafts if limit(draft, t)) for t in (0.0, 0.8)}
+    promised = b.choose(make(FLAT, last[0.8], kind), kind, {1: 16}, 1, 1, 0.0).rate * FLAT.costs().target(1)
+    assert last[0.8] < last[0.0]
+    assert promised > b.START[1] > b.START[0]
+
+
 @pytest.mark.parametrize("chance", [0.2, 0.5, 0.7, 0.9, 0.97])
 @pytest.mark.parametrize("rows", [1, 4, 16])
 def test_auto_reaches_the_best_fixed_length(chance: float, rows: int) -> None:
@@ -308,15 +324,19 @@ def test_drafts_of_a_length_that_was_asked_for_teach_of_texts_of_their_kind() ->
 
 def test_calibration_learns_what_confidence_means() -> None:
     budget = make(FLAT)
-    assert acc.calibrated(budget.bins.get("mtp"), 0.9) == 0.9
-    assert acc.calibrated(budget.bins.get("mtp"), math.nan) == 0.0
+    nothing = acc.calibration(budget.bins.get("mtp"))
+    assert acc.calibrated(nothing, 0.9) == 0.9
+    assert acc.calibrated(nothing, math.nan) == 0.0
     rng = random.Random(1)
     for _ in range(3000):  # a drafter that is twice as sure as it should be
         c = rng.random()
         budget = learning.observe_rows(budget, [row(1, 1, int(rng.random() < c / 2), c)])
+    seen = budget.bins["mtp"]
     for c in (0.2, 0.5, 0.8):
-        assert acc.calibrated(budget.bins.get("mtp"), c) == pytest.approx(c / 2, abs=0.08)
-    assert acc.calibrated(None, 0.5, usual=0.2) == 0.2  # nothing is known of such texts: as of others
+        worth = acc.calibrated(acc.calibration(seen), c)
+        assert worth == pytest.approx(c / 2, abs=0.08)
+        assert acc.calibrated(acc.calibration(None, seen), c) == pytest.approx(worth)  # as of others
+        assert acc.calibrated(acc.calibration(seen, ((0.0, 99.0),) * acc.BINS), c) < worth + 1e-9
 
 
 def test_drafting_stops_when_unsure_and_goes_on_when_sure() -> None:
@@ -400,7 +420,7 @@ def test_costs_follow_the_machine_and_ignore_a_hiccup() -> None:
 
 def test_what_masks_take_is_not_the_machines_pace() -> None:
     budget = make(FLAT)
-    seen = [StepRecord(4, 50.0, 0.0, 0.0, [row(i, 0, 0) for i in range(4)], masked=True, alike=9)] * 30
+    seen = [StepRecord(4, 50.0, 0.0, 0.0, [row(i, 0, 0) for i in range(4)], masked=True, alike=COLD)] * 30
     assert learning.observe(budget, [(record, {}) for record in seen]).costs.pace == budget.costs.pace
     plain = [replace(record, masked=False) for record in seen]
     slow = learning.observe(budget, [(record, {}) for record in plain]).costs.within(4, 0)

@@ -30,17 +30,17 @@ def test_a_copy_is_followed_until_the_text_has_shown_what_it_was_worth(said: lis
     assert unchecked.told(sequence) == 0
     unchecked.add(sequence, "ngram", [5, 6, 7, 8, 9, 10], [0.5] * 6)
     unchecked.add(sequence, "ngram", [9], [0.5])  # one at a time
-    assert 1 in unchecked
+    assert unchecked.told(sequence) == MOST
     for j, token in enumerate(said):
         assert unchecked.told(sequence) == MOST - j  # that many tokens are still to come
         sequence.tokens.append(token)
     told = unchecked.told(sequence)
     assert isinstance(told, RowRecord)
     assert (told.sequence_id, told.drafter, told.drafted, told.accepted) == (1, "ngram", MOST, kept)
-    assert 1 not in unchecked
+    assert unchecked.told(sequence) == 0
     unchecked.add(sequence, "ngram", [1] * 9, [0.5] * 9)
     unchecked.forget(1)
-    assert 1 not in unchecked
+    assert unchecked.told(sequence) == 0
 
 
 def play(right: bool, steps: int = 60) -> tuple[list[int], int, AutoController]:
@@ -105,7 +105,7 @@ def test_sampled_text_is_looked_at_more_rarely_at_first() -> None:
     assert quiet.due(2, 10) == 10  # there was something to copy
     quiet.forget(2)
     assert quiet.due(2, 10) is None
-    found = Lookups(lambda sequence: False)
+    found = Lookups(Copier([]))
     assert found.due(text([1, 2], sid=4), 5) == (SAMPLED, None)
     assert found.due(replace(text([1, 2], sid=5), reference=(1, 2)), 5) == (5, None)
     assert found.due(replace(text([1, 2], sid=6), reference=(1, 2)), 5, lambda: True) == (SAMPLED, None)
@@ -132,16 +132,67 @@ def test_sampled_text_is_looked_at_later_where_first_copies_of_such_texts_are_lo
     assert looks[0] == first
 
 
+class Copier:
+    """Finds something if there is a confidence to find it with."""
+
+    name = "ngram"
+
+    def __init__(self, there: list[float]) -> None:
+        self.there = there
+
+    def peek(self, sequence: Sequence) -> bool:
+        return bool(self.there)
+
+    def look(self, sequence: Sequence, limit: int) -> tuple[list[int], list[float]]:
+        return [7] * limit, self.there * limit
+
+
+@pytest.mark.parametrize(
+    ("temperature", "confidence", "awaited"), [(0.0, 0.1, MOST), (0.8, 0.9, MOST), (0.8, 0.6, 0)]
+)
+def test_of_sampled_text_only_a_copy_that_seemed_sure_is_waited_for(
+    temperature: float, confidence: float, awaited: int
+) -> None:
+    sequence = replace(text([1, 2]), params=SamplingParams(temperature=temperature))
+    found = Lookups(None)
+    found.found(sequence, "ngram", [5] * 6, [confidence] * 6, checked=False)
+    found.in_vain([1], 0)
+    assert found.next([1], 0) == (awaited or FIRST)
+    sequence.tokens += [5] * MOST
+    due, told = found.due(sequence, FIRST)  # by then it is known, whether it was waited for or not
+    assert told is not None
+    assert told.accepted == MOST
+    assert due == FIRST
+
+
+def test_what_is_found_at_rest_and_is_not_worth_checking_is_followed_and_does_not_end_it() -> None:
+    there = [0.01]
+    auto = AutoController(STEEP, [NGRAM], copier=Copier(there))
+    sequence = replace(text([1, 2]), params=SamplingParams(max_tokens=900, temperature=0.0))
+    assert auto.limits([sequence], ["auto"], 16)[0][0] > 0
+    assert auto.offer(sequence, "ngram", *Copier(there).look(sequence, 16))[0] == 0
+    assert auto.rest() == MOST - 1  # until it is known what would have become of the copy
+    auto.observe(StepRecord(1, 1.0, 0.0, 0.0, [RowRecord(1, "", 0, 0, [], b.NO_PROPOSAL)]))
+    sequence.tokens += [7] * MOST
+    before = auto.budget
+    assert auto.go_on_resting([sequence], MOST - 1) == MOST  # it is followed again: its first copy was kept
+    assert not b.arm_of(before, 1, NGRAM).copied
+    assert b.arm_of(auto.budget, 1, NGRAM).copied
+    sequence.tokens += [7] * MOST
+    there[0] = 0.99
+    assert auto.go_on_resting([sequence], 2 * MOST - 1) == 0
+
+
 def test_a_look_at_rest_that_finds_nothing_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """As often as with a controller that is asked whenever a look is due, and where there is something it is asked."""
     monkeypatch.setattr(Quiet, "timed", lambda *_: None)  # what it takes must not decide how often
-    there: list[int] = []
-    auto = AutoController(STEEP, [NGRAM], peek=lambda sequence: bool(there))
+    there: list[float] = []
+    auto = AutoController(STEEP, [NGRAM], copier=Copier(there))
     sequence = replace(text([1, 2]), params=SamplingParams(max_tokens=900, temperature=0.0))
     asked, looks, left, untold = [], [], 0, 0
     for now in range(200):
         if now == 150:
-            there.append(1)
+            there.append(0.99)
         if now and left == 0:
             looks.append(now)
             left = auto.go_on_resting([sequence], untold)

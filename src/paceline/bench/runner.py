@@ -16,15 +16,18 @@ from __future__ import annotations
 import hashlib
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from paceline.bench.meters import EnergyMeter
+from paceline.bench.stats import spread
 from paceline.bench.workloads import Prompt
 from paceline.core import Delta, SamplingParams, Stats
 
 TURN = 16  # tokens of each text
+MOST_ROUNDS = 20  # times as many as were asked for, where ratios have to be known well
 PROMPTS = 8  # different ones that a run of many texts has, where a workload has as many
 
 
@@ -134,6 +137,7 @@ class Bench:
     rounds: int = 5
     seconds: float = float("inf")  # no new run is begun after that
     least: float = 0.0  # seconds of a run: it goes on with further texts until then
+    within: float = float("inf")  # further rounds of what is not known that well, see `unsure`
     energy: EnergyMeter | None = None
 
 
@@ -271,6 +275,18 @@ def _params(bench: Bench, cell: Cell, setting: Setting, prompt: Prompt, index: i
     )
 
 
+def unsure(runs: Seq[Run], within: float) -> list[tuple[Cell, Setting]]:
+    """What has a median ratio that is not known to within such a share of it (95%, bootstrapped), in order."""
+    if within == float("inf"):
+        return []
+    ratios: dict[tuple[Cell, Setting], list[float]] = {}
+    for run in runs:
+        if run.ratio > 0:
+            ratios.setdefault((run.cell, run.setting), []).append(run.ratio)
+    known = {key: spread(values) for key, values in ratios.items()}
+    return [key for key, s in known.items() if s.count < 2 or s.ci_high - s.ci_low > 2 * within * s.median]
+
+
 def measure(bench: Bench, report: Callable[[Run], None] = lambda run: None) -> tuple[list[Run], str]:
     """(runs, each followed by its baseline; "" or why it ended early). Settings change places from round to round; an
     interrupt keeps what is done.
@@ -280,14 +296,24 @@ def measure(bench: Bench, report: Callable[[Run], None] = lambda run: None) -> t
     try:
         for setting in bench.settings:  # the first steps build plans and fill caches
             run_beside(replace(bench, tokens=min(bench.tokens, 16)), bench.cells[0], setting, 0)
-        for number in range(bench.rounds):
-            by = number % len(bench.settings)
-            for cell in bench.cells:
-                for setting in (*bench.settings[by:], *bench.settings[:by]):
-                    if runs and time.perf_counter() - begin > bench.seconds:
-                        return runs, f"stopped after {bench.seconds:.0f} s as asked"
-                    runs += run_beside(bench, cell, setting, number)
-                    report(runs[-2])
+        for number, cell, setting in _to_run(bench, runs):
+            if runs and time.perf_counter() - begin > bench.seconds:
+                return runs, f"stopped after {bench.seconds:.0f} s as asked"
+            runs += run_beside(bench, cell, setting, number)
+            report(runs[-2])
     except KeyboardInterrupt:
         return runs, "interrupted"
     return runs, ""
+
+
+def _to_run(bench: Bench, runs: Seq[Run]) -> Iterator[tuple[int, Cell, Setting]]:
+    """(round, cell, setting): the rounds that were asked for, then further ones as far as `runs` are unsure by then."""
+    for number in range(bench.rounds):
+        by = number % len(bench.settings)
+        for cell in bench.cells:
+            for setting in (*bench.settings[by:], *bench.settings[:by]):
+                yield number, cell, setting
+    number = bench.rounds
+    while number < MOST_ROUNDS * bench.rounds and (rest := unsure(runs, bench.within)):
+        yield from ((number, cell, setting) for cell, setting in rest)
+        number += 1

@@ -21,11 +21,12 @@ WORKLOADS = ("code", "prose", "edit", "dictated", "json", "random", "long")
 TOUCHED = 1 << 30  # bytes of the K/V cache that are backed with memory before anything is measured
 QUICK: dict[str, Any] = {
     "workloads": ("code", "json", "random"), "batches": (1, 4), "temperatures": (0.0,), "lengths": (4, "auto"),
-    "rounds": 3, "tokens": 64, "seconds": 40.0, "min_seconds": 0.0,
+    "rounds": 3, "tokens": 64, "seconds": 40.0, "min_seconds": 0.0, "within": float("inf"),
 }  # fmt: skip
 FULL: dict[str, Any] = {
     "workloads": WORKLOADS, "batches": (1, 4, 16), "temperatures": (0.0, 0.8), "lengths": (1, 2, 4, 7, "auto"),
     "rounds": 5, "tokens": 96, "seconds": float("inf"), "min_seconds": 0.3,
+    "within": float("inf"),
 }  # fmt: skip
 
 
@@ -59,6 +60,11 @@ FULL: dict[str, Any] = {
     help="Each measurement goes on with further texts until it has lasted that long (default 0.3, --quick: 0).",
 )
 @click.option(
+    "--within",
+    type=click.FloatRange(min=0, max=1, min_open=True),
+    help="Further rounds of what is not known that well, at most 20 times --rounds. 0.01: ratios to within 1% (95%).",
+)
+@click.option(
     "--seconds", type=click.FloatRange(min=0, min_open=True), help="Begin nothing new after that long."
 )
 @click.option(
@@ -86,7 +92,7 @@ def command(
     given = {k: values.pop(k) for k in FULL}
     plan = (QUICK if quick else FULL) | {k: v for k, v in given.items() if v is not None and v != ()}
     from paceline.bench.meters import EnergyMeter, provenance
-    from paceline.bench.runner import measure
+    from paceline.bench.runner import measure, unsure
     from paceline.bench.table import lines, to_json, verdict
 
     llm = _load(target, drafter, plan, values)
@@ -97,7 +103,10 @@ def command(
     table = lines(runs)
     _print(table)
     facts = _facts(llm, runs)
-    said = [*verdict(table).say(), facts.pop("roofline_says"), *([f"Ended early: {ended}."] if ended else [])]
+    said = [*verdict(table).say(), facts.pop("roofline_says")]
+    if vague := unsure(runs, plan["within"]):
+        said.append(f"{len(vague)} of {len(table)} ratios are not known to within {plan['within']:.2%}.")
+    said += [f"Ended early: {ended}."] if ended else []
     click.echo("\n" + "\n".join(said))
     extra = facts | {"provenance": provenance("paceline " + " ".join(sys.argv[1:])), "ended": ended}
     _write(json_path, lambda: json.dumps(to_json(runs, extra), indent=1, default=str) + "\n")
@@ -150,6 +159,7 @@ def _bench(llm: LLM, plan: dict[str, Any], energy: Any) -> Bench:
         plan["rounds"],
         plan["seconds"],
         plan["min_seconds"],
+        plan["within"],
         energy,
     )
 
@@ -163,8 +173,12 @@ def _with_progress(run: Any, total: int) -> tuple[list[Run], str]:
         task = progress.add_task("warming up", total=total)
 
         def report(one: Run) -> None:
+            done = progress.tasks[task].completed + 1  # more than were asked for, with --within
             progress.update(
-                task, advance=1, description=f"{one.cell.workload} x{one.cell.batch} {one.setting.label}"
+                task,
+                completed=done,
+                total=max(total, done),
+                description=f"{one.cell.workload} x{one.cell.batch} {one.setting.label}",
             )
 
         out: tuple[list[Run], str] = run(report)

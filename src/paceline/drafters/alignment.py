@@ -46,6 +46,8 @@ class Alignment:
         self.lost = False  # it is somewhere else
         self._changes: dict[Tokens, Tokens] = {}
         self._first: frozenset[int] = frozenset()  # first tokens of what was changed
+        self._left = (0, 0)  # (text, at) where a way on was looked for last,
+        self._tried = 0  # and the lengths of a replacement, from 0 on, that did not lead there
 
     def follow(self, text: Seq[int]) -> None:
         """Take notice of what was written since the last call."""
@@ -74,12 +76,17 @@ class Alignment:
 
     def _copy(self, at: int, limit: int) -> list[int]:
         """The reference from `at` on, with what was changed before changed again; some tokens more than `limit`."""
+        reference, first = self._reference, self._first
         out: list[int] = []
-        while len(out) < limit and at < len(self._reference):
-            found = self._change_at(at)
-            old, new = found if found is not None else ((0,), (self._reference[at],))
-            out += new
-            at += len(old)
+        while len(out) < limit and at < len(reference):
+            token = reference[at]
+            found = self._change_at(at) if token in first else None
+            if found is None:
+                out.append(token)
+                at += 1
+            else:
+                out += found[1]
+                at += len(found[0])
         return out
 
     def _end_of_word(self, text: Seq[int]) -> int:
@@ -125,8 +132,11 @@ class Alignment:
         gap = len(text) - self._text
         if gap > LONGEST_CHANGE + NEAR:
             return False  # it has gone elsewhere
+        if self._left != (self._text, self._at):
+            self._left, self._tried = (self._text, self._at), 0
+        begin, self._tried = self._tried, max(self._tried, min(gap - SAME, LONGEST_CHANGE) + 1)
         near = self._reference[self._at : self._at + NEAR]
-        for length in range(min(gap - SAME, LONGEST_CHANGE) + 1):
+        for length in range(begin, self._tried):
             skipped = _find(near, tuple(text[self._text + length : self._text + length + SAME]))
             if skipped is None:
                 continue
@@ -164,11 +174,13 @@ class Alignment:
 
     def _unfinished(self, text: Seq[int]) -> tuple[Tokens, Tokens] | None:
         """The change in whose middle the text stands, (() , ()) if it stands in none, None if it has left its way."""
-        written = tuple(text[self._text :])
-        if not written:
+        gap = len(text) - self._text
+        if not gap:
             return (), ()
         change = self._change_at(self._at)
-        return change if change is not None and change[1][: len(written)] == written else None
+        if change is None or len(change[1]) < gap:
+            return None
+        return change if change[1][:gap] == tuple(text[self._text :]) else None
 
 
 def _find(tokens: Tokens, wanted: Tokens) -> int | None:

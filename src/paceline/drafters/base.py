@@ -57,6 +57,12 @@ class DraftContext:
     cache: KVCache  # the target's: read only
     picker: Picker
 
+    def within(self, limits: list[int]) -> DraftContext:
+        """The same with other limits."""
+        return DraftContext(
+            self.sequences, limits, self.slots, self.states, self.has_hidden, self.cache, self.picker
+        )
+
     def hidden(self, rows: Seq[int]) -> torch.Tensor | None:
         """The hidden states [b, H] of `rows`, a copy; None if no drafter needs them."""
         if self.states is None:

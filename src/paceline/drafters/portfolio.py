@@ -8,7 +8,6 @@ stands already, never at tokens that the network has drawn: it is non-anticipati
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Protocol
 
 from paceline.core import Draft, Sequence
@@ -49,8 +48,8 @@ class Portfolio:
         ]
         paid_limits = [self._paid_limit(row, context) for row in range(len(context.limits))]
         if self.paid is not None and not any(free_limits):
-            return self.paid.draft(replace(context, limits=paid_limits))
-        proposed = self.free.draft(replace(context, limits=free_limits))
+            return self.paid.draft(context.within(paid_limits))
+        proposed = self.free.draft(context.within(free_limits))
         for row, sequence in enumerate(context.sequences):
             length, gain = self.judge.offer(
                 sequence, self.free.name, proposed.tokens[row], proposed.confidence[row]
@@ -65,7 +64,7 @@ class Portfolio:
             _cut(proposed, row, length)
         if self.paid is None or not any(paid_limits):
             return proposed
-        return _merged(proposed, self.paid.draft(replace(context, limits=paid_limits)), self.paid.name)
+        return _merged(proposed, self.paid.draft(context.within(paid_limits)), self.paid.name)
 
     def _paid_limit(self, row: int, context: DraftContext) -> int:
         if self.paid is None or not (context.has_hidden[row] or not self.paid.needs_hidden):

@@ -73,6 +73,7 @@ class Arm:
     weight: float = PRIOR_WEIGHT  # observations that `prior` counts for
     accept: tuple[float, ...] = ()  # conditional acceptance by position
     survive: tuple[float, ...] = ()  # running products of `accept`
+    trust: tuple[float, ...] = ()  # by position: how much its own tries tell, 0..1
     copied: bool = False  # its first copy is behind it: `Firsts` tell of that one
     hope: float = 0.0  # share of `accept[0]` that is the benefit of the doubt
     parked: bool = False
@@ -114,8 +115,8 @@ def estimated(arm: Arm) -> Arm:
     survive: list[float] = []
     alive, before, shown, hope = 1.0, arm.prior[0], 0.0, 0.0
     for hits, tries, prior in zip(arm.hits, arm.tries, arm.prior, strict=True):
-        trust = shown / (shown + arm.weight)
-        before = (hits + arm.weight * ((1 - trust) * prior + trust * before)) / (tries + arm.weight)
+        like = shown / (shown + arm.weight)
+        before = (hits + arm.weight * ((1 - like) * prior + like * before)) / (tries + arm.weight)
         shown = max(tries, 0.9 * shown)
         if not accept:  # what is not known yet is worth trying
             unknown = arm.weight / (tries + arm.weight)
@@ -126,7 +127,8 @@ def estimated(arm: Arm) -> Arm:
         alive *= before
         accept.append(before)
         survive.append(alive)
-    return replace(arm, accept=tuple(accept), survive=tuple(survive), hope=hope)
+    trust = tuple([tries / (tries + arm.weight) for tries in arm.tries])
+    return replace(arm, accept=tuple(accept), survive=tuple(survive), trust=trust, hope=hope)
 
 
 def sober(arm: Arm, texts: int) -> float:
@@ -189,17 +191,27 @@ def first_kept(firsts: Firsts | None, chance: float) -> float:
     return (hits + FIRST_WEIGHT * chance) / (tries + FIRST_WEIGHT)
 
 
-def calibrated(bins: Bins | None, confidence: float, usual: float | None = None) -> float:
-    """Chance that a token drafted with this confidence is kept, given that those before it were. `usual`: what it is
-    elsewhere, if that is known.
+Line = tuple[float, float]  # chance that a token is kept at confidence 0, and what it rises by until 1
+
+
+@lru_cache(maxsize=64)
+def calibration(bins: Bins | None, elsewhere: Bins | None = None) -> tuple[Line, ...]:
+    """By bin of the confidence: what it is worth. Where little is known, as much as `elsewhere`, and where nothing is
+    known there either, what it says.
     """
+    none = ((0.0, 0.0),) * BINS
+    lines = []
+    for (hits, tries), (other_hits, other_tries) in zip(bins or none, elsewhere or none, strict=True):
+        rest, other = BIN_WEIGHT / (tries + BIN_WEIGHT), 1.0 / (other_tries + BIN_WEIGHT)
+        lines.append((hits / (tries + BIN_WEIGHT) + rest * other * other_hits, rest * other * BIN_WEIGHT))
+    return tuple(lines)
+
+
+def calibrated(lines: Seq[Line], confidence: float) -> float:
+    """Chance that a token drafted with this confidence is kept, given that those before it were."""
     c = confidence if 0.0 <= confidence <= 1.0 else 0.0  # NaN too
-    usual = c if usual is None else usual
-    if bins is None:
-        return usual
-    i = min(int(c * BINS), BINS - 1)
-    hits, tries = bins[i]
-    return (hits + BIN_WEIGHT * usual) / (tries + BIN_WEIGHT)
+    usual, rise = lines[min(int(c * BINS), BINS - 1)]
+    return usual + rise * c
 
 
 def alarm(kind: Kind, totals: Totals) -> str | None:

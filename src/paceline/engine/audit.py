@@ -11,32 +11,36 @@ from __future__ import annotations
 from dataclasses import replace
 from math import log
 
-from paceline.engine.costs import FRESH, Costs
+from paceline.engine.costs import Costs
 
-AUDIT = 8  # steps of an audit: the first ones after drafts find the caches cold
+COLD = 8  # plain steps after drafts until the caches hold the target's weights again: they tell nothing
+AUDIT = COLD + 4  # steps of an audit
 CLEAR = 1.4  # what a plan promises over none from which on an error will hardly turn it around
 SAME = 0.1  # change of the drag, as a logarithm, that confirms what was known
-RAREST = 512  # steps with drafts between two audits that confirm each other, at most
+SOONEST, RAREST = 64, 1024  # steps with drafts between two audits: the more, the longer they agree
 TRIAL = 8  # steps of a trial: where it is in vain each costs half as much again as a plain one, or more
 HOPEFUL = 0.85  # what steps with drafts might take, over what is thought
-FIRST_TRIAL, LAST_TRIAL = 64, 2048  # steps without drafts between two trials,
-RARER = 4  # so many times longer after each
+FIRST_TRIAL = 64, 128  # steps without drafts until a trial, of greedy and of sampled texts,
+LAST_TRIAL = 2048, 8192  # and between two trials at most
+RARER = 4  # times as many after each
 
 
 class Audit:
     """For some number of texts: audits become rarer while they find what was known, trials while they are in vain."""
 
-    def __init__(self) -> None:
-        self._every, self._drag = FRESH, 1.0
-        self._wait, self._next = FIRST_TRIAL, FIRST_TRIAL
+    def __init__(self, sampled: bool = False) -> None:
+        """`sampled`: all of them are, where there is less to be found by a trial."""
+        self._every, self._drag = SOONEST, 1.0
+        self._wait = self._next = FIRST_TRIAL[sampled]
+        self._longest = LAST_TRIAL[sampled]
 
     def due(self, costs: Costs, gain: float) -> bool:
         """Whether to begin an audit, where drafts promise `gain` times the speed of none."""
-        drag, stale = costs.drag
+        drag, stale = costs.drag.value, costs.drag.stale
         if gain <= 1.0 or stale < (self._every if gain < CLEAR else 2 * self._every):
             return False
         same = abs(log(drag / self._drag)) < SAME
-        self._every = min(2 * self._every, RAREST) if same else max(self._every // 2, FRESH)
+        self._every = min(2 * self._every, RAREST) if same else max(self._every // 2, SOONEST)
         self._drag = drag
         return True
 
@@ -44,7 +48,7 @@ class Audit:
         return now >= self._next
 
     def tried(self, now: int) -> None:
-        self._wait = min(RARER * self._wait, LAST_TRIAL)
+        self._wait = min(RARER * self._wait, self._longest)
         self._next = now + self._wait
 
     def paid(self, now: int) -> None:
@@ -54,5 +58,4 @@ class Audit:
 
 def hopeful(costs: Costs) -> Costs:
     """What steps might cost if drafts were cheaper than is thought."""
-    drag = costs.drag._replace(value=HOPEFUL * costs.drag.value)
-    return replace(costs, drags={costs.here.texts.bit_length(): drag})
+    return replace(costs, drags={costs.here.texts.bit_length(): costs.drag.times(HOPEFUL)})

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Set
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
 
-from paceline.engine.budget import Look, Plan
+from paceline.core import Sequence
+from paceline.engine.acceptance import Line
+from paceline.engine.budget import NO_CONFIDENCE, Look, Plan, Want
 from paceline.engine.fixed import Limit
+from paceline.sampling.shape import is_greedy
+
+Kin = tuple[int, str | None, bool]  # how many texts, their drafter, whether they are greedy
+
+
+def kin_of(sequences: Seq[Sequence], wants: Seq[Want], known: Iterable[tuple[int, str]]) -> Kin | None:
+    """What texts have in common of which nothing is known yet; None if they do not, or are among the `known`."""
+    ids, kin = {i for i, _ in known}, {(s.params.drafter, is_greedy(s)) for s in sequences}
+    if len(kin) > 1 or set(wants) != {"auto"} or any(s.id in ids for s in sequences):
+        return None
+    return (len(sequences), *kin.pop())
 
 
 @dataclass(slots=True)
@@ -20,10 +35,39 @@ class Choice:
     rows: int  # target rows that run whatever is drafted
     looks: dict[str, Look] = field(default_factory=dict)  # kinds that can be looked up, and would pay
     asked: dict[int, int] = field(default_factory=dict)  # by row: tokens of a kind that drafts one by one
+    worth: dict[str, Seq[Line]] = field(default_factory=dict)  # of confidence, by law, as this plan knows it
     look: int = 0  # the step before which nothing has to be looked up
     looked: bool = False  # in this step
     until: int = 0
     hold: int = 0  # steps that it holds though it drafts
     probes: int = 0  # steps that its probes may still last
     trial: bool = False  # it drafts to see what that costs
+    sampled: bool = False  # all texts are
     teaches: bool = True  # its steps tell what steps take
+
+    def for_others(self, caps: dict[int, int], until: int) -> Choice:
+        """The same for as many other texts, where nothing is drafted."""
+        ids, none = list(caps), dict.fromkeys(caps, 0)
+        plans = {name: replace(plan, limits=none) for name, plan in self.plans.items()}
+        limits = {name: dict(none) for name in self.limits}
+        return Choice(
+            ids, plans, limits, self.out, caps, len(ids), self.looks, until=until, sampled=self.sampled
+        )
+
+    def end_probes(self, kept: Set[int], probing: Set[int], networks: Collection[str]) -> bool:
+        """A step of a probe is over: it lasts while its tokens are kept. True after a run of them: think again, else it
+        goes on without those that were not.
+        """
+        self.probes -= 1
+        if kept and not self.probes:
+            return True
+        self.probes = self.probes if kept else 0
+        ended = probing - kept
+        for name in networks:
+            own = self.limits.get(name, {})
+            own.update(dict.fromkeys(ended & own.keys(), 0))
+        self.asked = {i: limit for i, limit in self.asked.items() if i not in ended}
+        self.out = [
+            (0, NO_CONFIDENCE) if i in ended else limit for i, limit in zip(self.ids, self.out, strict=True)
+        ]
+        return False

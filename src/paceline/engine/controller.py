@@ -13,20 +13,20 @@ from dataclasses import replace
 from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine import budget as b
 from paceline.engine import learning
-from paceline.engine.acceptance import Kind, calibrated
+from paceline.engine.acceptance import Kind, calibrated, calibration
 from paceline.engine.audit import AUDIT, TRIAL, Audit, hopeful
 from paceline.engine.budget import Budget, Look, Want
-from paceline.engine.choice import Choice
+from paceline.engine.choice import Choice, Kin, kin_of
 from paceline.engine.costs import TABLE_ROWS, Costs, Profile
 from paceline.engine.fixed import Limit, fixed_limit, whole
-from paceline.engine.lookups import Lookups, Peek
+from paceline.engine.lookups import Copier, Lookups
 from paceline.engine.records import StepRecord, Unlearnt
 from paceline.sampling.shape import is_greedy
 
 PLANNING = 0.05  # of the time that planning may take at first
 HOLD, LONGEST_HOLD = 2, 16  # steps that a plan which drafts holds: longer each time that it stays one
 REST = 128  # steps that a plan without drafts holds
-LONGEST_IDLE = 512  # steps that it holds for others like those for which it was made
+LONGEST_IDLE = 512, 2048  # that it holds for others like its own, greedy and sampled ones
 IDLING = 0.001  # of the time that planning may take where texts come and go and nothing is drafted
 PROBE_RUN = 3  # steps that a probe lasts while its tokens are kept
 
@@ -34,17 +34,14 @@ MTP = Kind("mtp", (0.7, 0.72, 0.72, 0.7, 0.68), sampled=(0.56, 0.6, 0.6, 0.6))
 MODEL = Kind("model", (0.65, 0.65, 0.62, 0.6))
 NGRAM = Kind("ngram", (0.5, 0.7, 0.8, 0.85), sequential=False, sampled=(0.3, 0.55, 0.7, 0.8))
 KINDS = (MTP, MODEL, NGRAM)
-
-
-_Kin = tuple[int, str | None, bool]  # how many texts, their drafter, whether they are greedy
+Found = tuple[list[int], list[float]]  # tokens to copy, and the confidence of each
 
 
 class AutoController:
     """Drafts what pays on this machine, for these requests, at this load.
 
     `kinds`: every drafter that may be asked. `default`: the names of those that a request without a drafter
-    of its own uses, e.g. ("mtp", "ngram"). `warn` gets the acceptance alarm. `peek` says for next to nothing whether
-    there may be something to copy.
+    of its own uses, e.g. ("mtp", "ngram"). `warn` gets the acceptance alarm. `copier` looks at texts at rest.
     """
 
     def __init__(
@@ -53,7 +50,7 @@ class AutoController:
         kinds: Seq[Kind] = KINDS,
         warn: Callable[[str], None] | None = None,
         default: Seq[str] = (),
-        peek: Peek | None = None,
+        copier: Copier | None = None,
     ) -> None:
         self.budget = Budget(profile.costs(), tuple(kinds))
         self._default = tuple(default) or tuple(kind.name for kind in kinds)
@@ -63,12 +60,12 @@ class AutoController:
         self._choice: Choice | None = None  # of the draft round that is going on
         self._used: list[Choice] = []  # in this step
         self._unlearnt = Unlearnt()
-        self._audits: dict[int, Audit] = {}  # by number of texts, as `Costs.drags`
+        self._audits: dict[tuple[int, bool], Audit] = {}  # by number of texts, and whether all are sampled
         self._others = 0  # rows of this step that belong to prompts being read
-        self._lookups = Lookups(peek)
+        self._lookups = Lookups(copier)
         self._plan_seconds = 0.0  # that a plan takes, lately
         self._thought = 0.0  # seconds that planning took in this step: no part of what drafting costs
-        self._idle: dict[_Kin, tuple[int, Choice]] = {}  # until when, and what, see `_as_before`
+        self._idle: dict[Kin, tuple[int, Choice]] = {}  # until when, and what, see `_as_before`
         self._alive: dict[int, float] = {}  # survival of each row's draft so far in this round
         self._gone: set[int] = set()  # texts that have ended: their last step is still to be learnt from
 
@@ -85,7 +82,7 @@ class AutoController:
         choice = self._choices.get(ids)
         if choice is None or self._now >= choice.until:
             begin = time.perf_counter()
-            kin = self._kin(sequences, wants) if choice is None else None
+            kin = kin_of(sequences, wants, self.budget.arms) if choice is None and not others else None
             choice = self._as_before(kin, sequences, drafter_max) if kin else None
             if choice is None:
                 choice = self._think(sequences, wants, drafter_max)
@@ -93,7 +90,7 @@ class AutoController:
                 self._plan_seconds += 0.2 * (taken - self._plan_seconds) if self._plan_seconds else taken
                 if kin and choice.plans and not choice.hold and not any(limit for limit, _ in choice.out):
                     hold = self._plan_seconds / (IDLING * self.budget.costs.target(len(ids)))
-                    self._idle[kin] = self._now + int(min(hold, LONGEST_IDLE)), choice
+                    self._idle[kin] = self._now + int(min(hold, LONGEST_IDLE[choice.sampled])), choice
             self._choices[ids] = choice
             self._thought += time.perf_counter() - begin
         self._choice = choice
@@ -104,8 +101,13 @@ class AutoController:
         return self._with_looks(choice, sequences) if looks else choice.out
 
     def rest(self) -> int:
-        if (choice := self._choice) is None or choice.looked or any(limit for limit, _ in choice.out):
+        if (choice := self._choice) is None or any(limit for limit, _ in choice.out):
             return 0
+        if choice.looked:
+            for name in choice.looks:
+                self._lookups.in_vain(choice.limits[name], self._now)
+                choice.limits[name] = {}
+            choice.look = self._lookups.next(choice.caps, self._now)
         until = min(choice.until, choice.look) if choice.looks else choice.until
         return max(until - self._now - 1, 0)
 
@@ -115,16 +117,27 @@ class AutoController:
         if choice is None or not choice.looks or now >= choice.until:
             return 0
         begin = time.perf_counter()
-        choice.look = now
-        dues = [self._next_look(s, choice, now) for s in sequences if choice.caps.get(s.id)]
-        if now not in dues:
-            choice.look = min(dues, default=choice.until)
-            self._looked(time.perf_counter() - begin, self.budget.costs.target(len(sequences)))
+        for sequence in sequences:
+            if choice.caps.get(sequence.id) and self._next_look(sequence, choice, now) == now:
+                if self._pays(sequence, choice):
+                    choice.look = now
+                    return 0
+                self._lookups.in_vain([sequence.id], now)
+        choice.look = self._lookups.next(choice.caps, now)
+        self._looked(time.perf_counter() - begin, self.budget.costs.target(len(sequences)))
         return max(min(choice.until, choice.look) - now, 0)
 
     def _looked(self, seconds: float, step: float) -> None:
         """In vain, in so many seconds, where a step takes so many."""
         self._lookups.timed(seconds, step)
+
+    def _pays(self, sequence: Sequence, choice: Choice) -> bool:
+        """Whether what there is to copy is worth a step with drafts amid plain ones."""
+        copier = self._lookups.copier
+        if copier is None or copier.name not in choice.looks:
+            return True
+        found = copier.look(sequence, choice.caps[sequence.id])
+        return self._worth(sequence, choice, copier.name, found, True)[0] > 0
 
     def _with_looks(self, choice: Choice, sequences: list[Sequence]) -> list[Limit]:
         """All that a row has room for where something is looked up in this step: `offer` decides what is used.
@@ -157,7 +170,9 @@ class AutoController:
         """`now` if there may be something to copy and a look is due, or due at every step; else the step of the next."""
         due, told = self._lookups.due(sequence, now, lambda: self._loses_first(sequence.id, choice))
         if told is not None:
-            self.budget = learning.observe_rows(self.budget, [told], checked=False)
+            self._unlearnt.untried.append(told)
+            if told.accepted:  # else it can wait, what it says is what is thought already
+                self._learn_untried()
         return self._lookups.look(sequence, now) if always or due <= now else due
 
     def _loses_first(self, sequence_id: int, choice: Choice) -> bool:
@@ -165,15 +180,7 @@ class AutoController:
         arms = [b.arm_of(self.budget, sequence_id, self._kinds[name]) for name in choice.looks]
         return all(b.is_lost(self.budget, arm) for arm in arms)
 
-    def _kin(self, sequences: list[Sequence], wants: list[Want]) -> _Kin | None:
-        """What texts have in common of which nothing is known yet; None if they do not, or something is."""
-        known = {i for i, _ in self.budget.arms}
-        kin = {(s.params.drafter, is_greedy(s)) for s in sequences}
-        if self._others or len(kin) > 1 or set(wants) != {"auto"} or any(s.id in known for s in sequences):
-            return None
-        return (len(sequences), *kin.pop())
-
-    def _as_before(self, kin: _Kin, sequences: list[Sequence], drafter_max: int) -> Choice | None:
+    def _as_before(self, kin: Kin, sequences: list[Sequence], drafter_max: int) -> Choice | None:
         """A plan without drafts that was made a moment ago for as many texts of which as little was known."""
         until, plan = self._idle.get(kin, (0, None))
         limits = [fixed_limit(sequence, MAX_DRAFT_TOKENS, drafter_max)[0] for sequence in sequences]
@@ -182,12 +189,7 @@ class AutoController:
         for name in plan.looks:
             self.budget = b.meet(self.budget, self._kinds[name], sequences)
         ids = [sequence.id for sequence in sequences]
-        none = dict.fromkeys(ids, 0)
-        plans = {name: replace(own, limits=none) for name, own in plan.plans.items()}
-        caps = dict(zip(ids, limits, strict=True))
-        own = Choice(ids, plans, {name: dict(none) for name in plan.limits}, plan.out, caps, len(ids))
-        own.looks, own.until = plan.looks, self._now + REST
-        return own
+        return plan.for_others(dict(zip(ids, limits, strict=True)), self._now + REST)
 
     def _think(self, sequences: list[Sequence], wants: list[Want], drafter_max: int) -> Choice:
         self._learn()
@@ -201,7 +203,7 @@ class AutoController:
                 choice.rows += limit
         masked = any(sequence.constraint is not None for sequence in sequences)
         choice.teaches = not (self._others or masked or len(sequences) > TABLE_ROWS)
-        choice.until = self._now + REST
+        choice.until, choice.sampled = self._now + REST, not any(is_greedy(s) for s in sequences)
         costs, context = self.budget.costs, sum([sequence.committed for sequence in sequences])
         here = costs.within(len(sequences), context) if choice.caps else costs
         self.budget = replace(self.budget, costs=here, probing=frozenset())
@@ -213,7 +215,8 @@ class AutoController:
             return choice
         best: dict[int, Limit] = {}
         before = self._choices.get(tuple(choice.ids))
-        margin = b.MARGIN if before is not None and before.hold and not before.trial else b.START
+        drafts = before is not None and before.hold and not before.trial
+        margin = b.MARGIN if drafts else b.START[choice.sampled]
         free, plain = [], len(sequences) / b.plain(here, choice.rows, len(sequences))
         for kind in kinds:
             if self._plan(kind, choice, margin, best) and not kind.sequential:
@@ -223,14 +226,15 @@ class AutoController:
         if choice.rows == len(sequences) and choice.teaches and self._audit(choice).due(here, rate / plain):
             return self._audited(choice, before)
         if free:
-            choice.looks = dict.fromkeys(free, Look(here, choice.rows + self._others, len(sequences), rate))
+            rows, texts = choice.rows + self._others, len(sequences)
+            choice.looks = {k: Look(here, rows, texts, rate, here.drafting(k)[2]) for k in free}
         choice.out = [best.get(s.id, limit) for s, limit in zip(sequences, choice.out, strict=True)]
         choice.until = self._until(choice, before, here)
         choice.probes = PROBE_RUN if self.budget.probing else 0
         return choice
 
     def _audit(self, choice: Choice) -> Audit:
-        return self._audits.setdefault(len(choice.ids).bit_length(), Audit())
+        return self._audits.setdefault((len(choice.ids).bit_length(), choice.sampled), Audit(choice.sampled))
 
     def _audited(self, choice: Choice, before: Choice | None) -> Choice:
         """Plain steps for once, to see what the machine takes for them now; then the plan is made anew."""
@@ -274,7 +278,7 @@ class AutoController:
                 self._audit(choice).paid(self._now)
             elif choice.teaches and self._audit(choice).may_try(self._now):
                 hoping = replace(self.budget, costs=hopeful(self.budget.costs))
-                trial = b.choose(hoping, kind, choice.caps, rows, texts, b.START)
+                trial = b.choose(hoping, kind, choice.caps, rows, texts, b.START[choice.sampled])
                 if any(trial.limits.values()):
                     self._audit(choice).tried(self._now)
                     plan, pays, choice.trial = trial, True, True
@@ -290,12 +294,14 @@ class AutoController:
         return pays
 
     def go_on(self, sequence_id: int, step: int, confidence: float) -> bool:
-        plans = self._choice.plans if self._choice is not None else {}
-        for name, plan in plans.items():
-            kind = self._kinds[name]
-            if kind.sequential and sequence_id in plan.limits:
-                arm = b.arm_of(self.budget, sequence_id, kind)
-                chance = calibrated(self.budget.bins.get(arm.law), confidence)
+        if (choice := self._choice) is None:
+            return True
+        for name, plan in choice.plans.items():
+            if self._kinds[name].sequential and sequence_id in plan.limits:
+                arm = b.arm_of(self.budget, sequence_id, self._kinds[name])
+                if arm.law not in choice.worth:
+                    choice.worth[arm.law] = calibration(self.budget.bins.get(arm.law))
+                chance = calibrated(choice.worth[arm.law], confidence)
                 self._alive[sequence_id] = survival = self._alive.get(sequence_id, 1.0) * chance
                 return b.worth(plan, arm, step, survival)
         return True  # a fixed length
@@ -307,11 +313,17 @@ class AutoController:
         choice, i = self._choice, sequence.id
         if choice is None or kind not in choice.looks or i not in choice.limits[kind]:
             return whole(confidence)
-        known = self._kinds[kind]
-        arm, wakes = b.arm_of(self.budget, i, known), not self._unlearnt.drafting
-        worth = b.offer(self.budget, known, arm, choice.looks[kind], confidence, wakes=wakes)
-        if tokens:
-            self._lookups.found(sequence, kind, tokens, confidence, checked=worth[0] > 0)
+        return self._worth(sequence, choice, kind, (tokens, confidence), not self._unlearnt.drafting)
+
+    def _worth(
+        self, sequence: Sequence, choice: Choice, kind: str, found: Found, wakes: bool
+    ) -> tuple[int, float]:
+        tokens, confidence = found
+        if not tokens:
+            return 0, 0.0
+        arm = b.arm_of(self.budget, sequence.id, self._kinds[kind])
+        worth = b.offer(self.budget, self._kinds[kind], arm, choice.looks[kind], confidence, wakes=wakes)
+        self._lookups.found(sequence, kind, tokens, confidence, checked=worth[0] > 0)
         return worth
 
     def expected(self, sequence_id: int, kind: str, length: int) -> float:
@@ -349,35 +361,25 @@ class AutoController:
             for name in choice.looks if choice.looked else ():
                 self._lookups.over(name, choice.limits[name], record.rows, self._now)
             if choice.probes:
-                self._end_probes(choice, record)
+                kept = self.budget.probing & {row.sequence_id for row in record.rows if row.accepted}
+                networks = [name for name in choice.limits if self._kinds[name].sequential]
+                if choice.end_probes(kept, self.budget.probing, networks):
+                    choice.until = self._now
         self._used.clear()
         self._lookups.clear()
-        if self._unlearnt.steps >= 2 * REST:  # mostly a plan is made before, which learns, too
+        if len(self._unlearnt.seen) >= 2 * REST:  # mostly a plan is made before, which learns, too
             self._learn()
 
-    def _end_probes(self, choice: Choice, record: StepRecord) -> None:
-        """A probe lasts while its tokens are kept. Think again after a run of them, else go on without it."""
-        choice.probes -= 1
-        probing = self.budget.probing
-        kept = {row.sequence_id for row in record.rows if row.accepted and row.sequence_id in probing}
-        if kept and not choice.probes:
-            choice.until = self._now
-            return
-        choice.probes = choice.probes if kept else 0
-        ended = probing - kept
-        for name, own in choice.limits.items():
-            if self._kinds[name].sequential:
-                own.update(dict.fromkeys(ended & own.keys(), 0))
-        choice.asked = {i: limit for i, limit in choice.asked.items() if i not in ended}
-        choice.out = [
-            (0, b.NO_CONFIDENCE) if i in ended else limit
-            for i, limit in zip(choice.ids, choice.out, strict=True)
-        ]
+    def _learn_untried(self) -> None:
+        if self._unlearnt.untried:
+            self.budget = learning.observe_rows(self.budget, self._unlearnt.untried, checked=False)
+            self._unlearnt.untried.clear()
 
     def _learn(self) -> None:
         """Let `budget` learn from the steps since it last did, and drop the texts that have ended."""
         if not self._unlearnt.steps:
             return
+        self._learn_untried()
         self.budget, warnings = learning.alarm(learning.observe(self.budget, self._unlearnt.seen))
         self._unlearnt.clear()
         if self._gone:

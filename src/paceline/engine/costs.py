@@ -6,10 +6,11 @@ through the pace.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from math import exp, log
 from typing import NamedTuple
 
 from paceline.engine.rounds import DraftCost, Round, RoundCost
@@ -33,6 +34,8 @@ Chill = tuple[float, float]  # seconds: (of a round of one text, more for each f
 Reach = tuple[
     float, float, float
 ]  # (seconds per token of a context, of that for each further row, tokens in `table`)
+
+_NONE: Mapping[int, float] = {}
 
 
 class Step(NamedTuple):
@@ -67,8 +70,30 @@ _USUAL = Here()
 class Drag(NamedTuple):
     """What steps of some number of texts that check drafts take now, where plain ones keep the pace."""
 
-    value: float = 1.0  # as a multiple of what is expected
-    stale: int = FRESH  # such steps since a plain one was seen
+    values: Mapping[int, float] = _NONE  # by `spread` of their rows, as multiples of what is expected
+    stale: int = FRESH  # such steps since a plain one was seen,
+    since: Set[int] = frozenset()  # and their spreads
+
+    def at(self, spread: int) -> float:
+        """Of steps of such a spread: as of the nearest one that was seen."""
+        values = self.values
+        return values.get(spread) or (values[min(values, key=lambda k: abs(k - spread))] if values else 1.0)
+
+    @property
+    def value(self) -> float:
+        """On the whole."""
+        logs = [log(value) for value in self.values.values()]
+        return exp(sum(logs) / len(logs)) if logs else 1.0
+
+    def times(self, factor: float) -> Drag:
+        return self._replace(values={k: v * factor for k, v in (self.values or {1: 1.0}).items()})
+
+
+def spread(rows: int, texts: int) -> int:
+    """Of a step, by the rows that check drafts: 0 if it has none, 1 for up to one for each text, 2 for two or three, 3
+    for four to seven, ...: what is wrong with the price of long copies says nothing about that of short drafts.
+    """
+    return (-((texts - rows) // max(texts, 1))).bit_length() if rows > texts else 0
 
 
 class Level(NamedTuple):
@@ -121,7 +146,7 @@ class Costs:
         """Seconds of a step with so many target rows, its draft apart."""
         texts, base, row = self.here
         seconds = self._rung(rows)
-        level = self._level(texts).value * (self.drag.value if rows > texts else 1.0)
+        level = self._level(texts).value * (self.drag.at(spread(rows, texts)) if rows > texts else 1.0)
         return self.pace * level * (seconds + base + row * rows)
 
     def _level(self, texts: int) -> Level:
@@ -182,14 +207,14 @@ class Costs:
         texts, size = steps[-1].texts, steps[-1].texts.bit_length()
         # what steps took, over what is expected at pace 1 and without a drag
         plain: list[tuple[int, float]] = []  # with their number of texts
-        drafted: list[float] = []
+        drafted: dict[int, list[float]] = {}  # by their spread
         same: list[float] = []
         for step in steps:
-            ratio = step.seconds / self._expected(step)
-            if step.rows <= step.texts:
+            ratio, wide = step.seconds / self._expected(step), spread(step.rows, step.texts)
+            if not wide:
                 plain.append((step.texts, ratio))
             elif step.texts.bit_length() == size:
-                drafted.append(ratio)
+                drafted.setdefault(wide, []).append(ratio)
             if step.rows == steps[-1].rows and step.texts == texts:
                 same.append(ratio)
         costs = self
@@ -197,39 +222,53 @@ class Costs:
             many, ratios = zip(*group, strict=True)
             costs = costs._at_rest(many[-1], ratios, each)
         told = costs._level(texts).value / self._level(texts).value  # now expected of such steps
-        drafted = [ratio / told for ratio in drafted]
-        pace, (value, stale) = costs.pace, costs._drag(texts)
-        if drafted and stale < FRESH:
-            value *= (_typical(drafted) / (pace * value)) ** (1 - SETTLE ** (each * len(drafted)))
-        elif drafted:
-            news = min(max(_typical(drafted) / (pace * value), 0.25), 4.0)
-            pace *= news ** (1 - DECAY ** (each * len(drafted)))
-        value = min(max(value, 1 / MOST_DRAG), MOST_DRAG)
-        drags = {**costs.drags, size: Drag(value, stale + each * len(drafted))}
+        costs, drag = costs._dragged(texts, {k: [r / told for r in own] for k, own in drafted.items()}, each)
         alike = [ratio / told for many, ratio in plain if many.bit_length() == size]
-        usual = _typical([*alike, *[ratio / value for ratio in drafted]])
-        surprise = _typical(same) / told / (usual * (value if steps[-1].rows > texts else 1.0))
+        usual = _typical([*alike, *[r / told / drag.at(wide) for wide, own in drafted.items() for r in own]])
+        own = spread(steps[-1].rows, texts)
+        surprise = _typical(same) / told / (usual * (drag.at(own) if own else 1.0))
         change = 0.01 * min(each * len(same), 10) * (min(max(surprise, 0.5), 2.0) - 1)
-        return replace(costs, pace=pace, drags=drags, table=_bend(self.table, steps[-1].rows - 1, change))
+        return replace(costs, table=_bend(self.table, steps[-1].rows - 1, change))
+
+    def _dragged(self, texts: int, drafted: Mapping[int, Seq[float]], each: int) -> tuple[Costs, Drag]:
+        """Learn from steps of so many texts that check drafts, which took so many times as long as is expected."""
+        drag, pace, count = self._drag(texts), self.pace, each * sum(map(len, drafted.values()))
+        values = dict(drag.values)
+        if drafted and drag.stale >= FRESH:
+            over = _typical([ratio / drag.at(wide) for wide, own in drafted.items() for ratio in own])
+            pace *= min(max(over / pace, 0.25), 4.0) ** (1 - DECAY**count)
+        for wide, own in drafted.items() if drag.stale < FRESH else ():
+            value = drag.at(wide)
+            value *= (_typical(own) / (pace * value)) ** (1 - SETTLE ** (each * len(own)))
+            values[wide] = min(max(value, 1 / MOST_DRAG), MOST_DRAG)
+        drag = Drag(values, drag.stale + count, drag.since | drafted.keys())
+        return replace(self, pace=pace, drags={**self.drags, texts.bit_length(): drag}), drag
 
     def _at_rest(self, texts: int, ratios: Seq[float], each: int) -> Costs:
         """Learn from plain steps of so many texts, which took so many times as long as is expected."""
         size, count, (before, many) = texts.bit_length(), each * len(ratios), self.paced
         many = many if size == before else 0
-        value, stale = self._drag(texts)
+        values, stale, since = drag = self._drag(texts)
+        values = {k: drag.at(k) for k in {*values, *since}}
         weight, news = 1 - DECAY**count, min(max(_typical(ratios) / self.pace, 0.25), 4.0)
-        levels = self.levels
+        levels, correction = self.levels, 1.0
         if stale > FRESH:  # steps with drafts have set the pace: what it was wrong by is the drag's
             weight = max(weight, 1 - SPLIT ** len(ratios))
-            value /= news**weight
+            correction = news**-weight
         elif size > 1 and many < ARRIVED:  # other steps have set it, just before
             level, seen = self._level(texts)
             told = news ** ((1 - ARRIVAL**count) * max(ARRIVALS, 1 / (seen + 1)))
             level = min(max(level * told, 1 / MOST_LEVEL), MOST_LEVEL)
             levels, news = {**levels, size: Level(level, seen + (many + count >= ARRIVED))}, news / told
-        drags = {**self.drags, size: Drag(value**RECOVER**count, 0)}
+        bound = log(MOST_DRAG)
+        logs = {k: RECOVER**count * log(v * (correction if k in since else 1.0)) for k, v in values.items()}
+        drag = Drag({k: exp(min(max(v, -bound), bound)) for k, v in logs.items()}, 0)
         return replace(
-            self, pace=self.pace * news**weight, levels=levels, paced=(size, many + count), drags=drags
+            self,
+            pace=self.pace * news**weight,
+            levels=levels,
+            paced=(size, many + count),
+            drags={**self.drags, size: drag},
         )
 
     def _expected(self, step: Step) -> float:

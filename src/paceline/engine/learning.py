@@ -9,6 +9,7 @@ from dataclasses import replace
 from paceline.engine import acceptance as acc
 from paceline.engine import budget as b
 from paceline.engine.acceptance import Kind, Totals
+from paceline.engine.audit import COLD
 from paceline.engine.budget import Budget
 from paceline.engine.costs import Costs, Step
 from paceline.engine.records import Asked, RowRecord, StepRecord
@@ -16,7 +17,7 @@ from paceline.engine.rounds import Round
 
 TYPICAL = 12  # steps that are enough to tell the pace of many
 SURE = 3.0  # copies that were kept, after which one may be as long as any
-WARM = 4  # steps with drafts, or without, in a row until they show what such steps take: the first are cold
+WARM = 4  # steps with drafts in a row until they show what such steps take (without: `COLD`)
 FADE_EVERY = 64  # steps after which a drafter that was not used counts as idle for as long
 WAKING = 0.2  # what the last such step says of the next
 PROBE_SHARE = 0.005  # of the running time that probes may cost
@@ -35,7 +36,8 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Asked]]) -> Budget:
         kind = _main_kind(budget, rows) if rows else None
         # a lone probe comes after many steps without one and is no measure of drafts that follow each other
         lone = bool(rows) and all(row.sequence_id in budget.probing for row in rows)
-        if at >= due and record.alike >= WARM and not record.masked and not lone:
+        warm = record.alike >= (WARM if rows else COLD)
+        if at >= due and warm and not record.masked and not lone:
             name, texts = kind.name if kind is not None else None, len(record.rows)
             taken = record.target_seconds + record.other_seconds
             targets.append(Step(record.target_rows, taken, name, len(rows), texts, record.context))
@@ -54,7 +56,6 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Asked]]) -> Budget:
         if not (lone and costs.is_measured(kind.name)):
             each = [max(asked.get(r.sequence_id, 0), r.drafted) for r in rows if r.drafter == kind.name]
             calls = max(each) if kind.sequential else 1
-            warm = record.alike >= WARM
             took = Round(calls, sum(each), record.draft_seconds, len(record.rows), warm)
             rounds.setdefault(kind.name, []).append(took)
     for name, own in rounds.items():

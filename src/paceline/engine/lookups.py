@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from typing import Protocol
 
 from paceline.core import Sequence
 from paceline.engine.quiet import LOOK, Quiet
@@ -10,14 +11,25 @@ from paceline.engine.records import RowRecord
 from paceline.engine.unchecked import Unchecked
 from paceline.sampling.shape import is_greedy
 
-Peek = Callable[[Sequence], bool]
+
+class Copier(Protocol):
+    """A drafter whose proposals are looked up: they cost next to nothing, and follow from the text alone."""
+
+    name: str
+
+    def peek(self, sequence: Sequence) -> bool:
+        """Whether `look` may find something, for less than it takes."""
+        ...
+
+    def look(self, sequence: Sequence, limit: int) -> tuple[list[int], list[float]]:
+        """(up to `limit` tokens, the confidence of each)."""
+        ...
 
 
 class Lookups:
-    """`peek` says for next to nothing whether there may be something to copy."""
-
-    def __init__(self, peek: Peek | None) -> None:
-        self._peek = peek
+    def __init__(self, copier: Copier | None) -> None:
+        """Without a `copier` there may be something to copy whenever a look is due."""
+        self.copier = copier
         self._quiet = Quiet()
         self._unchecked = Unchecked()
         self._offered: set[int] = set()  # texts for which something was found in this step
@@ -28,14 +40,14 @@ class Lookups:
         """(the step of the next look, what would have become of a copy that was not checked, once the text has shown
         it). `lost`: whether the first copies of such texts are.
         """
-        told = self._unchecked.told(sequence)
-        if not isinstance(told, int):
+        awaited, told = self._unchecked.awaited(sequence.id), self._unchecked.told(sequence)
+        if awaited and isinstance(told, int):
+            return now + told, None
+        if isinstance(told, RowRecord):
             if told.accepted == told.drafted:
                 self._quiet.wake(sequence.id)
-            else:
+            elif awaited:
                 self._quiet.hush(sequence.id, now)
-        elif told:
-            return now + told, None
         due = self._quiet.due(sequence.id, now)
         if due is None:  # sampled text is searched later, too, if nothing was given to copy from
             later = not is_greedy(sequence) and (not sequence.reference or lost())
@@ -44,7 +56,7 @@ class Lookups:
 
     def look(self, sequence: Sequence, now: int) -> int:
         """`now` if there may be something to copy, else the step of the next look."""
-        if self._peek is None or self._peek(sequence):
+        if self.copier is None or self.copier.peek(sequence):
             return now
         return self._quiet.hush(sequence.id, now, sampled=not is_greedy(sequence))
 
@@ -60,9 +72,23 @@ class Lookups:
         for row in rows:
             if row.drafter == kind and row.accepted:
                 self._quiet.wake(row.sequence_id)
-            elif row.sequence_id in looked and row.sequence_id not in self._unchecked:
+            elif row.sequence_id in looked and not self._unchecked.awaited(row.sequence_id):
                 lost = row.drafter != kind and row.sequence_id in self._offered
                 self._quiet.hush(row.sequence_id, now, 2 if lost else LOOK)
+
+    def in_vain(self, looked: Iterable[int], now: int) -> None:
+        """Nothing that was found in this step is worth checking."""
+        for sequence_id in looked:
+            if not self._unchecked.awaited(sequence_id):
+                self._quiet.hush(sequence_id, now)
+
+    def next(self, texts: Iterable[int], now: int) -> int:
+        """The step, after this one, in which one of these texts has to be looked at again."""
+        steps = []
+        for i in texts:
+            awaited = self._unchecked.awaited(i)
+            steps.append(now + awaited if awaited else self._quiet.due(i, now + 1) or now + 1)
+        return min(steps, default=now + 1)
 
     def timed(self, look: float, step: float) -> None:
         """A look has taken so many seconds in vain, and a step takes so many without one."""

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 FIRST, LOOK = 8, 64  # steps between two looks, at first and at most
-SAMPLED = 32  # at first, where a text is drawn at a temperature: it repeats less, copies are kept more rarely
-SPARING = 4  # times as many steps then between two looks
+SAMPLED = 64  # at first, where a text is drawn at a temperature: it repeats less, copies are kept more rarely
+SPARING = 4  # times as many steps then between two looks, at most, too
 LOOKING = 0.003  # of the time that looks may take: where a step takes long, they come sooner
 
 
 class Quiet:
     """Looks become rarer, at every 8th, 16th, ... step, while they find nothing or what they find is lost; of sampled
-    text from the 32nd on. Not rarer than what they take allows.
+    text from the 64th on. Not rarer than what they take allows.
     """
 
     def __init__(self) -> None:
         self._longest = LOOK  # steps between two looks
         self._seconds = 0.0  # that a step with a look takes more, lately
         self._texts: dict[int, tuple[int, int]] = {}  # (steps to wait, until when)
+        self._sampled: set[int] = set()  # texts that are looked at sparingly
 
     def due(self, sequence_id: int, now: int) -> int | None:
         """The step of the next look; None for a text that is new."""
@@ -24,10 +25,16 @@ class Quiet:
         return None if known is None else max(known[1], now)
 
     def hush(self, sequence_id: int, now: int, most: int = LOOK, *, sampled: bool = False) -> int:
-        """A look was in vain: the step of the next one, at most `most` later; all texts at the same steps."""
+        """A look was in vain: the step of the next one, at most `most` later; all texts at the same steps.
+
+        `sampled`: from now on it is looked at sparingly.
+        """
         known = self._texts.get(sequence_id)
-        longest = SPARING * self._longest if sampled else self._longest
-        wait = min(2 * known[0] if known else SAMPLED if sampled else FIRST, most, longest)
+        if sampled:
+            self._sampled.add(sequence_id)
+        sparing = SPARING if sequence_id in self._sampled else 1
+        first = SAMPLED if sparing > 1 else FIRST
+        wait = min(2 * known[0] if known else first, sparing * most, sparing * self._longest)
         due = (now // wait + 1) * wait
         self._texts[sequence_id] = (wait, due)
         return due
@@ -43,3 +50,4 @@ class Quiet:
 
     def forget(self, sequence_id: int) -> None:
         self._texts.pop(sequence_id, None)
+        self._sampled.discard(sequence_id)

@@ -47,6 +47,7 @@ class Unlearnt:
         self.seen: list[tuple[StepRecord, Asked]] = []
         self.steps = 0
         self.drafted = False  # something was, in one of them
+        self.untried: list[RowRecord] = []  # what would have become of copies that were not checked
         self._last: tuple[bool, int] = (False, 0)  # whether the last step had drafts, and how many in a row
 
     @property
@@ -65,4 +66,5 @@ class Unlearnt:
 
     def clear(self) -> None:
         self.seen.clear()
+        self.untried.clear()
         self.steps, self.drafted = 0, False

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from statistics import median
 from typing import NamedTuple
 
 from paceline.core import Draft
@@ -14,7 +13,8 @@ from paceline.engine.budget import Controller
 from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.scheduler import Work
 
-ALIKE = 16  # steps at rest that are told as one
+ALIKE = 64  # steps at rest that are told as one,
+TYPICAL = 8  # at most, a quarter of them, the last ones, of which the medians speak for all
 ALWAYS = 1 << 40  # steps: nobody may draft for these texts
 
 
@@ -31,12 +31,11 @@ class Ran(NamedTuple):
 
 
 def told(steps: Seq[Ran]) -> StepRecord:
-    """Steps that are alike as one: the median of the later half speaks for all, the first ones may be cold."""
+    """Steps that are alike as one: medians of the last ones speak for all, the first may be cold."""
     work, records, rows = steps[-1][:3]
-    ran = _typical(steps[len(steps) // 2 :])
     record = StepRecord(
         rows,
-        *ran,
+        *_typical(steps[-min(TYPICAL, (len(steps) + 3) // 4) :]),
         records if all(w.last for w in work) else [],
         sum([w.sequence.committed for w in work]),
         any(w.sequence.constraint is not None for w in work),
@@ -47,11 +46,12 @@ def told(steps: Seq[Ran]) -> StepRecord:
 
 
 def _typical(steps: Seq[Ran]) -> tuple[float, float, float]:
-    """Seconds of the target, of the drafts and of all else: medians."""
+    """Seconds of the target, of the drafts and of all else: medians, the lower of two."""
     parts = [(ran.looked - ran.drafted, ran.drafted - ran.begin, ran.end - ran.looked) for ran in steps]
-    if len(parts) == 1:  # a step with drafts is told alone, and a median of one takes as long as of many
+    if len(parts) == 1:
         return parts[0]
-    target, draft, other = (median(seconds) for seconds in zip(*parts, strict=True))
+    middle = (len(parts) - 1) // 2
+    target, draft, other = [sorted(seconds)[middle] for seconds in zip(*parts, strict=True)]
     return target, draft, other
 
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from paceline.core import Sequence
 from paceline.engine.records import RowRecord
+from paceline.sampling.shape import is_greedy
 
 MOST = 4  # tokens of a copy that are followed
+SURE = 0.8  # confidence from which on it is waited for what becomes of a copy of sampled text, too
 
 
 @dataclass(slots=True)
@@ -20,6 +22,7 @@ class _Copy:
     begin: int  # where in the text it would lie
     tokens: list[int]
     told: RowRecord
+    awaited: bool  # the text is looked at as soon as it has shown what becomes of it
 
 
 class Unchecked:
@@ -32,10 +35,13 @@ class Unchecked:
         """Unless another one is followed."""
         if sequence.id not in self._copies:
             told = RowRecord(sequence.id, kind, len(tokens[:MOST]), 0, confidence[:MOST], None)
-            self._copies[sequence.id] = _Copy(len(sequence.tokens), tokens[:MOST], told)
+            awaited = is_greedy(sequence) or confidence[0] >= SURE
+            self._copies[sequence.id] = _Copy(len(sequence.tokens), tokens[:MOST], told, awaited)
 
-    def __contains__(self, sequence_id: int) -> bool:
-        return sequence_id in self._copies
+    def awaited(self, sequence_id: int) -> int:
+        """The tokens of a copy of which is waited to see what becomes of it; 0 if there is none."""
+        copy = self._copies.get(sequence_id)
+        return len(copy.tokens) if copy is not None and copy.awaited else 0
 
     def told(self, sequence: Sequence) -> RowRecord | int:
         """What would have become of the copy; or the tokens until that is known, 0 if there is none."""

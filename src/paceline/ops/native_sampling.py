@@ -6,13 +6,13 @@ logits. A row's result depends on that row alone, not on its neighbours, the num
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence as Seq
 from functools import cache
-from types import ModuleType
 
 import numpy as np
 import torch
+
+from paceline.ops.extension import extension
 
 _M64 = 0xFFFFFFFFFFFFFFFF
 
@@ -23,7 +23,7 @@ Rule = tuple[float, int, int, int, float, float]
 @cache
 def available() -> bool:
     """Whether this installation has the extension, with these functions in it."""
-    return _extension() is not None
+    return extension("draw") is not None
 
 
 def suits(logits: torch.Tensor, ids: torch.Tensor | None) -> bool:
@@ -52,7 +52,7 @@ def draw(
     rows is not computed. `edits`, by row: a tensor [C] takes the place of that of `logits`; a bool array says by token
     id what the row may take, and refuses ids beyond its end.
     """
-    native = _extension()
+    native = extension("draw")
     assert native is not None
     count, width = logits.shape
     assert len(rules) == count
@@ -86,15 +86,6 @@ def draw(
 
 def keys_batch(seeds: Seq[int], positions: Seq[int], purpose: int) -> list[tuple[int, int]]:
     """`noise.keys` of many rows."""
-    native = _extension()
+    native = extension("draw")
     assert native is not None
     return [native.noise_keys(s & _M64, p, purpose) for s, p in zip(seeds, positions, strict=True)]
-
-
-@cache
-def _extension() -> ModuleType | None:
-    try:
-        module = importlib.import_module("paceline._native")
-    except ImportError:
-        return None
-    return module if "draw" in module.__dict__ else None  # an extension built before these functions were
