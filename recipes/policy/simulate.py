@@ -29,12 +29,14 @@ from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.rounds import RoundCost
 
 # In plain steps of `demo` on two cores with AVX-512: a step by its rows, what each further text takes beside them, a
-# draft round (base, each step, each token); and what deciding takes, its code cold: a step in which somebody is asked,
+# draft round (base, each step, each token), what the first plain step after a round and after copies takes longer, what
+# of that the next one does (the target's weights have left the caches), and the first round; and what deciding takes, its code cold: a step in which somebody is asked,
 # each text that is searched for something to copy, each copy that is found, a plan and each of its texts.
 ROWS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 48, 64)
-STEPS = (1.0, 1.18, 1.46, 1.93, 2.4, 3.5, 3.95, 6.4, 6.8, 12.4, 18.3, 24.2)
-TEXT = 0.2
-ROUND: RoundCost = (0.3, 0.09, 0.09)
+STEPS = (1.0, 1.25, 1.4, 1.45, 1.58, 2.0, 2.2, 3.6, 3.8, 7.0, 10.5, 14.0)
+TEXT = 0.25
+ROUND: RoundCost = (0.5, 0.045, 0.08)
+COLD, COPIED, WARMING, FIRST = 0.4, 0.1, 0.82, 0.3
 ASK, LOOK, COPY, PLAN, PLAN_TEXT = 0.15, 0.03, 0.15, 0.6, 0.05
 RESTING = 0.12  # a look at rest, of one text or many
 UNIT = 1e-3  # seconds that a plain step is said to take
@@ -65,6 +67,8 @@ class Priced(AutoController):
     running = 0.0  # what the steps and draft rounds of it took,
     deciding = 0.0  # and plans and looks
     _deciding = 0.0  # in this step
+    _cold = 0.0  # what the next plain step takes longer than a warm one
+    _drafted = False  # in the step before
 
     def limits(self, *args: Any, **kwargs: Any) -> Any:
         self._deciding += ASK
@@ -86,14 +90,28 @@ class Priced(AutoController):
     def observe(self, record: StepRecord) -> None:
         if record.rows:  # none while prompts are read
             step, drafting = price(self.table, record.rows)
+            cold, last = self._temperature(record)
             if len(record.rows) == self.batch:
                 self.tokens += record.times * len(record.rows) + sum(row.accepted for row in record.rows)
-                self.running += record.times * step + drafting
+                self.running += record.times * step + drafting + cold
                 self.deciding += self._deciding
-            record.target_seconds, record.draft_seconds = step * UNIT, drafting * UNIT
+            record.target_seconds, record.draft_seconds = (step + last) * UNIT, drafting * UNIT
             record.other_seconds, record.more_seconds = 0.0, (record.times - 1) * step * UNIT
         self._deciding = 0.0
         super().observe(record)
+
+    def _temperature(self, record: StepRecord) -> tuple[float, float]:
+        """What the steps of a record take longer since the code or weights that they need have left the caches: all of
+        them, and the last."""
+        drafters = {row.drafter for row in record.rows if row.drafted}
+        if drafters:
+            first = FIRST if "mtp" in drafters and not self._drafted else 0.0
+            self._drafted, self._cold = True, COLD if "mtp" in drafters else max(COPIED, WARMING * self._cold)
+            return first, first
+        left = WARMING**record.times
+        cold = self._cold * (1 - left) / (1 - WARMING)
+        self._drafted, self._cold = False, self._cold * left
+        return cold, self._cold / WARMING
 
 
 def price(table: tuple[float, ...], rows: list[RowRecord]) -> tuple[float, float]:

@@ -97,6 +97,18 @@ def test_what_an_audit_finds_wrong_with_the_pace_was_the_drag() -> None:
     assert unseen.drag.value == 1.0
 
 
+@pytest.mark.parametrize("drafted", [0, 4])
+def test_prompts_that_are_read_beside_texts_say_nothing_of_what_drafts_take(drafted: int) -> None:
+    rows = [row(drafted=drafted, accepted=drafted)] if drafted else [row()]
+    for more, taught in ((0, bool(drafted)), (12, False)):  # of a prompt's rows one is judged at most: they are cheap
+        budget = b.Budget(PROFILE.costs(), (MTP,))
+        seconds = 0.5 * budget.costs.target(1 + drafted + more)
+        records = [StepRecord(1 + drafted + more, seconds, 0.1, 0.0, rows, alike=20) for _ in range(4)]
+        learnt = learning.observe(budget, [(StepRecord(1, 1.0, 0.0, 0.0, [row()], alike=20), {})])
+        learnt = learning.observe(learnt, [(record, {1: drafted}) for record in records])
+        assert bool(learnt.costs.drags[1].values) is taught
+
+
 def test_audits_become_rarer_while_they_confirm_what_is_known() -> None:
     stale = at_drag(stale=10_000)
     own = Audit()

@@ -37,7 +37,9 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Asked]]) -> Budget:
         # a lone probe comes after many steps without one and is no measure of drafts that follow each other
         lone = bool(rows) and all(row.sequence_id in budget.probing for row in rows)
         warm = record.alike >= (WARM if rows else COLD)
-        if at >= due and warm and not record.masked and not lone:
+        # nor do a prompt's rows, of which one is judged at most, tell what drafts take
+        reading = record.target_rows > len(record.rows) + sum([row.drafted for row in rows])
+        if at >= due and warm and not (record.masked or lone or reading):
             name, texts = kind.name if kind is not None else None, len(record.rows)
             taken = record.target_seconds + record.other_seconds
             targets.append(Step(record.target_rows, taken, name, len(rows), texts, record.context))
