@@ -22,10 +22,11 @@ from paceline.config import EngineConfig
 from paceline.core import SamplingParams, Sequence
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.portfolio import Portfolio
+from paceline.engine import controller as controlling
 from paceline.engine.controller import AutoController
 from paceline.engine.costs import Costs, Profile, default_profile, staircase
 from paceline.engine.engine import Engine
-from paceline.engine.records import RowRecord, StepRecord
+from paceline.engine.records import Asked, RowRecord, StepRecord
 from paceline.engine.rounds import RoundCost
 
 # In plain steps of `demo` on two cores with AVX-512: a step by its rows, what each further text takes beside them, a
@@ -58,6 +59,16 @@ class KnownCosts(Costs):
         return self
 
 
+class Clock:
+    """What the controller reads instead of the machine's: it stands, but for what deciding takes."""
+
+    now = 0.0
+
+    @classmethod
+    def perf_counter(cls) -> float:
+        return cls.now
+
+
 class Priced(AutoController):
     """Counts what the texts of one run would have cost, in plain steps."""
 
@@ -70,32 +81,36 @@ class Priced(AutoController):
     _cold = 0.0  # what the next plain step takes longer than a warm one
     _drafted = False  # in the step before
 
+    def takes(self, what: float) -> None:
+        """So much longer."""
+        self._deciding += what
+        Clock.now += what * UNIT
+
     def limits(self, *args: Any, **kwargs: Any) -> Any:
-        self._deciding += ASK
+        self.takes(ASK)
         return super().limits(*args, **kwargs)
 
     def go_on_resting(self, *args: Any) -> int:
-        self._deciding += RESTING
+        self.takes(RESTING)
         return super().go_on_resting(*args)
 
     def _looked(self, seconds: float, step: float) -> None:
         super()._looked(RESTING * UNIT, UNIT)
 
     def _think(self, sequences: list[Sequence], *args: Any) -> Any:
-        taken = PLAN + PLAN_TEXT * len(sequences)
-        self._deciding += taken
-        self._plan_seconds = taken * UNIT
+        self.takes(PLAN + PLAN_TEXT * len(sequences))
         return super()._think(sequences, *args)
 
     def observe(self, record: StepRecord) -> None:
         if record.rows:  # none while prompts are read
-            step, drafting = price(self.table, record.rows)
+            asked = {i: limit for choice in self._used for i, limit in choice.asked.items()}
+            step, drafting = price(self.table, record.rows, asked)
             cold, last = self._temperature(record)
             if len(record.rows) == self.batch:
                 self.tokens += record.times * len(record.rows) + sum(row.accepted for row in record.rows)
                 self.running += record.times * step + drafting + cold
                 self.deciding += self._deciding
-            record.target_seconds, record.draft_seconds = (step + last) * UNIT, drafting * UNIT
+            record.target_seconds, record.draft_seconds = (step + last) * UNIT, (drafting + self._deciding) * UNIT
             record.other_seconds, record.more_seconds = 0.0, (record.times - 1) * step * UNIT
         self._deciding = 0.0
         super().observe(record)
@@ -114,10 +129,14 @@ class Priced(AutoController):
         return cold, self._cold / WARMING
 
 
-def price(table: tuple[float, ...], rows: list[RowRecord]) -> tuple[float, float]:
-    """Of a step of some texts and of its drafts, in plain steps of one text."""
+def price(table: tuple[float, ...], rows: list[RowRecord], asked: Asked) -> tuple[float, float]:
+    """Of a step of some texts and of its drafts, in plain steps of one text: a round draws all that it was asked for."""
     base, step, token = ROUND
-    network = [row.drafted for row in rows if row.drafter == "mtp" and row.drafted]
+    network = [
+        max(row.drafted, asked.get(row.sequence_id, 0))
+        for row in rows
+        if row.drafter == "mtp" and row.drafted
+    ]
     copies = sum(row.drafter == "ngram" and row.drafted > 0 for row in rows)
     target = table[len(rows) + sum(row.drafted for row in rows) - 1] + TEXT * (len(rows) - 1)
     return target, COPY * copies + (base + step * max(network) + token * sum(network) if network else 0.0)
@@ -134,6 +153,7 @@ def prepared(batch: int, steep: float, belief: float, learns: bool) -> tuple[Eng
         step_tokens=READ,
     )
     engine = build_engine(config)
+    controlling.time = Clock  # type: ignore[assignment]
     both = engine.state.drafters["mtp+ngram"]
     known = engine.state.controller
     assert isinstance(both, Portfolio)
@@ -142,7 +162,7 @@ def prepared(batch: int, steep: float, belief: float, learns: bool) -> tuple[Eng
     peek, copier = both.free.peek, both.free
 
     def counted(sequence: Sequence) -> bool:
-        controller._deciding += LOOK
+        controller.takes(LOOK)
         return peek(sequence)
 
     copier.peek = counted  # type: ignore[method-assign]

@@ -8,6 +8,7 @@ stands already, never at tokens that the network has drawn: it is non-anticipati
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from paceline.core import Draft, Sequence
@@ -23,8 +24,8 @@ class Judge(Protocol):
         """(tokens worth checking, their gain) of a proposal that was made for nothing."""
         ...
 
-    def expected(self, sequence_id: int, kind: str, length: int) -> float:
-        """Gain expected of up to `length` tokens that `kind` would still have to draft."""
+    def asked(self, ids: Seq[int], kind: str, limits: list[int], copies: Seq[float]) -> list[int]:
+        """Tokens that `kind` has to draft, by row: none or its limit, beside proposals with such a gain (0: none)."""
         ...
 
     def kind_limit(self, sequence_id: int, kind: str) -> int:
@@ -50,16 +51,18 @@ class Portfolio:
         if self.paid is not None and not any(free_limits):
             return self.paid.draft(context.within(paid_limits))
         proposed = self.free.draft(context.within(free_limits))
-        for row, sequence in enumerate(context.sequences):
-            length, gain = self.judge.offer(
-                sequence, self.free.name, proposed.tokens[row], proposed.confidence[row]
-            )
-            if length and paid_limits[row] and self.paid is not None:
-                other = self.judge.expected(sequence.id, self.paid.name, paid_limits[row])
-                length = length if gain >= other else 0
-            if length:
-                paid_limits[row] = 0
-            elif proposed.tokens[row]:
+        offers = [
+            self.judge.offer(sequence, self.free.name, proposed.tokens[row], proposed.confidence[row])
+            for row, sequence in enumerate(context.sequences)
+        ]
+        if self.paid is not None and any(paid_limits):
+            gains = [gain if length else 0.0 for length, gain in offers]
+            if any(gains):
+                ids = [sequence.id for sequence in context.sequences]
+                paid_limits = self.judge.asked(ids, self.paid.name, paid_limits, gains)
+        for row, (length, _) in enumerate(offers):
+            length = 0 if paid_limits[row] else length
+            if proposed.tokens[row] and not length:
                 proposed.reasons[row] = "no confidence"
             _cut(proposed, row, length)
         if self.paid is None or not any(paid_limits):

@@ -22,6 +22,7 @@ from paceline.engine import acceptance as acc
 from paceline.engine.acceptance import Arm, Bins, Firsts, Kind, Totals
 from paceline.engine.costs import Costs
 from paceline.engine.records import StepRecord
+from paceline.engine.rounds import RoundCost
 from paceline.sampling.shape import is_greedy
 
 Want = int | Literal["auto"]
@@ -76,9 +77,8 @@ class Plan:
 
     limits: Mapping[int, int]  # sequence id -> tokens
     rate: float  # tokens per second that it promises
-    rows: int  # target rows of the step without any draft
-    token_seconds: float  # mean cost of a planned token, its draft and its target row together
-    row_seconds: float  # of that, its target row: a token that is drawn already costs no more
+    row_seconds: float  # mean cost of the target row of a planned token: one that is drawn already costs no more
+    round: RoundCost  # of a draft round
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ def choose(
         hoped = [value for value in arm.survive[:cap] if value > 0.03]
         entries += [(-share * value, j, sequence_id) for j, value in enumerate(hoped)]
     entries.sort()
-    tokens, depth, drafting, best, spent = float(texts), 0, 0.0, 0, 0.0
+    tokens, depth, drafting, best = float(texts), 0, 0.0, 0
     # prompts that are read beside the texts are work of their own: only what drafting adds to them counts
     without = plain(costs, rows, texts)
     read = without - costs.target(rows)
@@ -174,16 +174,16 @@ def choose(
         depth = max(depth, j + 1)
         now = costs.target(rows + count) + read + drafting
         if tokens / now > best_rate:
-            best_rate, best, spent = tokens / now, count, now - without
+            best_rate, best = tokens / now, count
         elif (tokens - survival * (len(entries) - count)) / now < best_rate:
             break  # even if all others survived like this one and were free
     if known and best_rate < margin * texts / without:
-        best, best_rate, spent = 0, texts / without, 0.0
+        best, best_rate = 0, texts / without
     limits = dict.fromkeys(caps, 0)
     for _, j, sequence_id in entries[:best]:
         limits[sequence_id] = j + 1
     row = costs.adding(rows, best or 4) / (best or 4)
-    return Plan(limits, best_rate, rows, spent / max(best, 1), row)
+    return Plan(limits, best_rate, row, (base, step, slope))
 
 
 def break_even(budget: Budget, kind: Kind, rows: int, texts: int, auto_rows: int) -> float:
@@ -281,6 +281,15 @@ def is_lost(budget: Budget, arm: Arm) -> bool:
     return not arm.copied and acc.first_kept(budget.firsts.get(arm.law), 0.5) < LOST
 
 
-def expected(budget: Budget, kind: Kind, arm: Arm, plan: Plan, length: int) -> float:
-    """Tokens that `length` drafted ones gain on average, net of their cost."""
-    return sum(arm.survive[:length]) - plan.rate * plan.token_seconds * length
+def shared(plan: Plan, arms: Seq[Arm], limits: Seq[int], copies: Seq[float], *, anyway: bool) -> list[int]:
+    """What a network drafts of `limits`, by row, where copies were found that gain so many tokens net of their cost (0:
+    none): each row takes what gains more, but copies alone do where a round would not pay for what it takes whoever
+    takes part (`anyway`: there is one in any case).
+    """
+    base, step, slope = plan.round
+    price = plan.rate * (plan.row_seconds + slope)
+    more = [sum(a.survive[:n]) - price * n - gain for a, n, gain in zip(arms, limits, copies, strict=True)]
+    out = [0 if gain and own <= 0 else n for n, gain, own in zip(limits, copies, more, strict=True)]
+    gained = sum([own for n, own in zip(out, more, strict=True) if n])
+    pays = anyway or gained >= plan.rate * (base + step * max(out))
+    return out if pays else [0] * len(out)

@@ -18,7 +18,7 @@ from paceline.engine.audit import AUDIT, TRIAL, Audit, hopeful
 from paceline.engine.budget import Budget, Look, Want
 from paceline.engine.choice import Choice, Kin, kin_of
 from paceline.engine.costs import TABLE_ROWS, Costs, Profile
-from paceline.engine.fixed import Limit, fixed_limit, whole
+from paceline.engine.fixed import Limit, fixed_limit, wanted, whole
 from paceline.engine.lookups import Copier, Lookups
 from paceline.engine.records import StepRecord, Unlearnt
 from paceline.sampling.shape import is_greedy
@@ -326,15 +326,14 @@ class AutoController:
         self._lookups.found(sequence, kind, tokens, confidence, checked=worth[0] > 0)
         return worth
 
-    def expected(self, sequence_id: int, kind: str, length: int) -> float:
-        """Expected net gain in tokens of `length` tokens that a drafter of `kind` would still have to draft."""
+    def asked(self, ids: Seq[int], kind: str, limits: list[int], copies: Seq[float]) -> list[int]:
+        """What a drafter of `kind` has to draft of `limits`, by row, beside copies that gain so many tokens (0: none)."""
         choice = self._choice
         if choice is None or kind not in choice.plans:
-            return sum(0.7 ** (j + 1) for j in range(length))
-        known = self._kinds[kind]
-        length = min(length, choice.limits[kind].get(sequence_id, length))
-        arm = b.arm_of(self.budget, sequence_id, known)
-        return b.expected(self.budget, known, arm, choice.plans[kind], length)
+            return wanted(limits, copies)
+        arms = [b.arm_of(self.budget, i, self._kinds[kind]) for i in ids]
+        fixed = any(n and i not in choice.caps for i, n in zip(ids, limits, strict=True))
+        return b.shared(choice.plans[kind], arms, limits, copies, anyway=fixed)
 
     def kind_limit(self, sequence_id: int, kind: str) -> int:
         """Tokens that a drafter of `kind` may propose for this row in this step."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine.budget import DISABLED, NO_DRAFTER, NO_ROOM, Want, room
 from paceline.engine.records import StepRecord
 
 Limit = tuple[int, str | None]
+USUAL = 0.7  # chance of a network's token to be kept, if all before it were
 
 
 class FixedController:
@@ -37,8 +40,8 @@ class FixedController:
     ) -> tuple[int, float]:
         return whole(confidence)
 
-    def expected(self, sequence_id: int, kind: str, length: int) -> float:
-        return sum(0.7 ** (j + 1) for j in range(length))
+    def asked(self, ids: Seq[int], kind: str, limits: list[int], copies: Seq[float]) -> list[int]:
+        return wanted(limits, copies)
 
     def kind_limit(self, sequence_id: int, kind: str) -> int:
         return MAX_DRAFT_TOKENS
@@ -55,6 +58,12 @@ def fixed_limit(sequence: Sequence, want: int, drafter_max: int) -> Limit:
         return 0, DISABLED if want == 0 else NO_DRAFTER
     limit = min(want, drafter_max, room(sequence))
     return limit, None if limit else NO_ROOM
+
+
+def wanted(limits: list[int], copies: Seq[float]) -> list[int]:
+    """What a network is asked for, by row, of which nothing is known, beside copies that gain so many tokens."""
+    usual = [sum(USUAL ** (j + 1) for j in range(limit)) for limit in limits]
+    return [limit if own > gain else 0 for limit, own, gain in zip(limits, usual, copies, strict=True)]
 
 
 def whole(confidence: list[float]) -> tuple[int, float]:
