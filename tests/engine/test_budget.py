@@ -200,7 +200,7 @@ def test_to_begin_takes_more_of_a_promise_than_to_go_on() -> None:
         budget = make(FLAT, draft, kind)
         return b.choose(budget, kind, {1: 16}, 1, 1, 0.0).rate * budget.costs.target(1)
 
-    nearly = next(draft for draft in (x / 100 for x in range(1, 200)) if promise(draft) < 1.08)
+    nearly = next(draft for draft in (x / 400 for x in range(1, 800)) if promise(draft) < b.START[0])
     assert promise(nearly) > b.MARGIN
     costs = replace(make(FLAT, nearly, kind).costs, drags={1: Drag(stale=0)})  # no audit is due
     new = AutoController(FLAT, [kind])

@@ -15,8 +15,8 @@ from functools import lru_cache
 from paceline.core import MAX_DRAFT_TOKENS
 
 PRIOR_WEIGHT = 3.0  # observations that the usual acceptance of such a drafter counts for
-KNOWN_WEIGHT = 12.0  # that of a pair which was measured: a few refused drafts in a row are no reason to stop
-WINDOW = 24.0  # observations that a request remembers by position
+KNOWN_WEIGHT = 24.0  # that of a pair which was measured: a few refused drafts in a row are no reason to stop
+WINDOW = 48.0  # observations that a request remembers by position
 PARKED_WINDOW = 6.0  # fewer while parked, so that a few kept probes bring it back
 FIRST_PROBE = 64  # steps until a parked row may probe; doubles with each probe that is refused
 LAST_PROBE = 1024
