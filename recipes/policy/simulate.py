@@ -30,9 +30,10 @@ from paceline.engine.records import Asked, RowRecord, StepRecord
 from paceline.engine.rounds import RoundCost
 
 # In plain steps of `demo` on two cores with AVX-512: a step by its rows, what each further text takes beside them, a
-# draft round (base, each step, each token), what the first plain step after a round and after copies takes longer, what
-# of that the next one does (the target's weights have left the caches), and the first round; and what deciding takes, its code cold: a step in which somebody is asked,
-# each text that is searched for something to copy, each copy that is found, a plan and each of its texts.
+# draft round (base, each step, each token); what the first plain step after a round and after copies takes longer, and
+# what of that the next one does (the target's weights have left the caches); what the first round takes longer. And what
+# deciding takes, its code cold: a step in which somebody is asked, each text that is searched for something to copy, each
+# copy that is found, a plan and each of its texts.
 ROWS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 48, 64)
 STEPS = (1.0, 1.25, 1.4, 1.45, 1.58, 2.0, 2.2, 3.6, 3.8, 7.0, 10.5, 14.0)
 TEXT = 0.25
@@ -110,7 +111,10 @@ class Priced(AutoController):
                 self.tokens += record.times * len(record.rows) + sum(row.accepted for row in record.rows)
                 self.running += record.times * step + drafting + cold
                 self.deciding += self._deciding
-            record.target_seconds, record.draft_seconds = (step + last) * UNIT, (drafting + self._deciding) * UNIT
+            record.target_seconds, record.draft_seconds = (
+                (step + last) * UNIT,
+                (drafting + self._deciding) * UNIT,
+            )
             record.other_seconds, record.more_seconds = 0.0, (record.times - 1) * step * UNIT
         self._deciding = 0.0
         super().observe(record)

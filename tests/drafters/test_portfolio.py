@@ -12,6 +12,7 @@ from paceline.drafters.base import DraftContext
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.portfolio import Portfolio
 from paceline.engine import budget as b
+from paceline.engine.acceptance import Kind, fresh_arm
 from paceline.engine.controller import MTP, NGRAM, AutoController
 from paceline.engine.costs import Profile
 from paceline.engine.fixed import FixedController
@@ -148,6 +149,42 @@ def test_without_a_hidden_state_the_network_is_not_asked() -> None:
 def test_nonsense_is_refused(tokens: list[list[int]], confidence: list[list[float]]) -> None:
     with pytest.raises(ValueError, match=r"proposed|allowed|not an id"):
         check_draft(Draft(tokens, confidence), [2, 1], 10)
+
+
+@pytest.mark.parametrize(
+    ("base", "copies", "anyway", "asked"),
+    [
+        (0.1, [0.0, 0.0], False, [2, 2]),  # nothing to copy: as planned
+        (
+            0.1,
+            [0.3, 0.0],
+            False,
+            [2, 2],
+        ),  # the round runs for the other row: here its tokens cost little more
+        (0.1, [1.5, 0.0], False, [0, 2]),  # a copy that gains more than the network would
+        (5.0, [0.3, 0.0], False, [0, 0]),  # a round that pays for no row alone
+        (5.0, [0.3, 0.0], True, [2, 2]),  # but runs in any case
+        (0.1, [1.5, 1.5], False, [0, 0]),
+    ],
+)
+def test_copies_and_a_round_are_weighed_together(
+    base: float, copies: list[float], anyway: bool, asked: list[int]
+) -> None:
+    arm = fresh_arm(Kind("mtp", (0.8,), known=True))
+    plan = b.Plan({0: 2, 1: 2}, rate=1.0, row_seconds=0.1, round=(base, 0.05, 0.05))
+    assert 1.0 < sum(arm.survive[:2]) - 2 * 0.15 < 1.5
+    assert b.shared(plan, [arm, arm], [2, 2], copies, anyway=anyway) == asked
+
+
+def test_a_row_that_asks_for_a_length_has_a_round_for_all() -> None:
+    ngram, mtp = Scripted("ngram", [2, 0], 0.6, 7), Scripted("mtp", [4, 4], 0.8, 9)
+    auto = AutoController(replace(FLAT, rounds={"mtp": (0.1, 0.1, 0.0)}), [MTP, NGRAM])
+    ctx = context([16, 16])
+    ctx.limits = [k for k, _ in auto.limits(ctx.sequences, ["auto", 3], 16)]
+    draft = Portfolio(ngram, mtp, auto).draft(ctx)
+    assert mtp.asked[-1][1] == 3
+    assert draft.drafter[1] == "mtp"
+    assert draft.reasons == [None, None]
 
 
 def test_a_row_without_anything_to_copy_is_not_looked_up() -> None:

@@ -100,7 +100,10 @@ def test_what_an_audit_finds_wrong_with_the_pace_was_the_drag() -> None:
 @pytest.mark.parametrize("drafted", [0, 4])
 def test_prompts_that_are_read_beside_texts_say_nothing_of_what_drafts_take(drafted: int) -> None:
     rows = [row(drafted=drafted, accepted=drafted)] if drafted else [row()]
-    for more, taught in ((0, bool(drafted)), (12, False)):  # of a prompt's rows one is judged at most: they are cheap
+    for more, taught in (
+        (0, bool(drafted)),
+        (12, False),
+    ):  # of a prompt's rows one is judged at most: they are cheap
         budget = b.Budget(PROFILE.costs(), (MTP,))
         seconds = 0.5 * budget.costs.target(1 + drafted + more)
         records = [StepRecord(1 + drafted + more, seconds, 0.1, 0.0, rows, alike=20) for _ in range(4)]

@@ -60,8 +60,8 @@ class Portfolio:
             if any(gains):
                 ids = [sequence.id for sequence in context.sequences]
                 paid_limits = self.judge.asked(ids, self.paid.name, paid_limits, gains)
-        for row, (length, _) in enumerate(offers):
-            length = 0 if paid_limits[row] else length
+        for row, (worth, _) in enumerate(offers):
+            length = 0 if paid_limits[row] else worth
             if proposed.tokens[row] and not length:
                 proposed.reasons[row] = "no confidence"
             _cut(proposed, row, length)

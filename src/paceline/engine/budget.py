@@ -77,7 +77,9 @@ class Plan:
 
     limits: Mapping[int, int]  # sequence id -> tokens
     rate: float  # tokens per second that it promises
-    row_seconds: float  # mean cost of the target row of a planned token: one that is drawn already costs no more
+    row_seconds: (
+        float  # mean cost of the target row of a planned token: one that is drawn already costs no more
+    )
     round: RoundCost  # of a draft round
 
 
