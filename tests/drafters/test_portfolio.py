@@ -176,6 +176,19 @@ def test_copies_and_a_round_are_weighed_together(
     assert b.shared(plan, [arm, arm], [2, 2], copies, anyway=anyway) == asked
 
 
+@pytest.mark.parametrize("seeing", ["", "trial", "probes"])
+def test_a_round_that_is_there_to_see_what_comes_of_it_is_not_put_off_by_a_copy(seeing: str) -> None:
+    auto = AutoController(replace(FLAT, rounds={"mtp": (0.1, 0.1, 0.0)}), [MTP, NGRAM])
+    rows = context([16, 16]).sequences
+    auto.limits(rows, ["auto", "auto"], 16)
+    choice = auto._choice
+    assert choice is not None
+    choice.plans["mtp"] = replace(choice.plans["mtp"], round=(50.0, 0.1, 0.0))
+    if seeing:
+        setattr(choice, seeing, 1)
+    assert auto.asked([0, 1], "mtp", [0, 1], [0.5, 0.0]) == ([0, 1] if seeing else [0, 0])
+
+
 def test_a_row_that_asks_for_a_length_has_a_round_for_all() -> None:
     ngram, mtp = Scripted("ngram", [2, 0], 0.6, 7), Scripted("mtp", [4, 4], 0.8, 9)
     auto = AutoController(replace(FLAT, rounds={"mtp": (0.1, 0.1, 0.0)}), [MTP, NGRAM])

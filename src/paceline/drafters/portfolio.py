@@ -1,7 +1,8 @@
 """Several drafters as one: each row takes the proposal with the higher expected gain, never both.
 
 A proposal that costs nothing to look up (n-gram) is made first, for every row; the network drafts only for
-the rows where that one does not beat what the network gains on average. The choice looks at text that
+the rows where that one does not beat what the network gains on average, and for none where a round would not
+pay for itself. The choice looks at text that
 stands already, never at tokens that the network has drawn: it is non-anticipating and stays exact under
 `reject` and `block`.
 """

@@ -333,7 +333,8 @@ class AutoController:
             return wanted(limits, copies)
         arms = [b.arm_of(self.budget, i, self._kinds[kind]) for i in ids]
         fixed = any(n and i not in choice.caps for i, n in zip(ids, limits, strict=True))
-        return b.shared(choice.plans[kind], arms, limits, copies, anyway=fixed)
+        anyway = fixed or choice.trial or choice.probes > 0  # to see what comes of it
+        return b.shared(choice.plans[kind], arms, limits, copies, anyway=anyway)
 
     def kind_limit(self, sequence_id: int, kind: str) -> int:
         """Tokens that a drafter of `kind` may propose for this row in this step."""
