@@ -1,9 +1,9 @@
 """Runs cells of a benchmark: each setting writes beside a twin of its engine that never drafts, in turns of a few tokens.
 
 A machine that others use too is faster in one second than in the next, by up to two times. So a setting and its baseline
-write the same texts at the same time, over the same weights and in one cache: each goes on until it is `TURN` tokens a
-text ahead of the other, with a clock of its own. What the machine does to one it does to the other, and their ratio
-stays. `none` is run in this way too: its ratio says how far from 1 noise alone goes. One text of a small model is
+write the same texts at the same time, over the same weights and in one cache, in turns that end after the same tokens,
+with a clock of its own each: who begins has as many turns as the other, each of which begins with cold caches. What the
+machine does to one it does to the other, and their ratio stays. `none` is run in this way too: its ratio says how far from 1 noise alone goes. One text of a small model is
 written in less time than another process takes away at once, so a run goes on with further texts until it has lasted.
 
 Speed is that of decoding at a full batch: the tokens between the moment when every text has its first one and the moment
@@ -26,7 +26,7 @@ from paceline.bench.stats import spread
 from paceline.bench.workloads import Prompt
 from paceline.core import Delta, SamplingParams, Stats
 
-TURN = 16  # tokens of each text
+TURN = 32  # tokens of each text
 MOST_ROUNDS = 20  # times as many as were asked for, where ratios have to be known well
 PROMPTS = 8  # different ones that a run of many texts has, where a workload has as many
 
@@ -230,14 +230,16 @@ def _write(
     run, plain = Run(cell, setting, number), Run(cell, NONE, number)
     sides = [_Side(bench.engine, run, bench.energy, first), _Side(bench.plain, plain, bench.energy, first)]
     order = sides[::-1] if (number + first // cell.batch) % 2 else sides  # who begins
+    turn = TURN * cell.batch
     try:
         _read(order[-1].engine, [p.tokens for p in chosen])  # neither begins with its own Python warm
         for side in order:
             params = [_params(bench, cell, side.run.setting, p, first + i) for i, p in enumerate(chosen)]
             side.begin([(p.tokens, own) for p, own in zip(chosen, params, strict=True)])
         while any(side.engine.has_work for side in sides):
+            until = (min(run.tokens, plain.tokens) // turn + 1) * turn
             for side in order:
-                side.go_on(max(run.tokens, plain.tokens) + TURN * cell.batch)
+                side.go_on(until)
     finally:
         for side in sides:
             for name in side.names:
