@@ -107,14 +107,18 @@ using RowsTuple = std::tuple<std::vector<int64_t>, std::vector<int32_t>, std::ve
 using HiddenTuple = std::tuple<int, int64_t, int64_t, int64_t>;  // buffer, width, states by slot and their number
 using OutputTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
 using RuleTuple = std::tuple<double, uint64_t, int64_t, int64_t, double, double>;
+using StopTuple = std::tuple<int, std::vector<double>, std::vector<std::pair<double, double>>>;
 
 std::tuple<int, std::vector<int64_t>, std::vector<double>> run_round(Program& program, const RowsTuple& rows,
                                                                      const HiddenTuple& hidden, const OutputTuple& output,
-                                                                     const std::vector<RuleTuple>& rules, int steps) {
+                                                                     const std::vector<RuleTuple>& rules,
+                                                                     const std::vector<StopTuple>& stops) {
   const auto& [tokens, positions, slots] = rows;
   const size_t count = tokens.size();
-  if (positions.size() != count || slots.size() != count || rules.size() != count)
-    throw nb::value_error("a draft round needs a position, a slot and a rule for each token");
+  if (positions.size() != count || slots.size() != count || rules.size() != count || stops.size() != count)
+    throw nb::value_error("a draft round needs a position, a slot, a rule and a stop for each token");
+  for (const auto& [most, least, worth] : stops)
+    if (!least.empty() && worth.empty()) throw nb::value_error("a stop has to say what a confidence is worth");
   const float* states = reinterpret_cast<const float*>(std::get<2>(hidden));
   for (int32_t slot : slots)
     if (slot < 0 || slot >= std::get<3>(hidden)) throw nb::value_error("a slot has no hidden state");
@@ -131,7 +135,9 @@ std::tuple<int, std::vector<int64_t>, std::vector<double>> run_round(Program& pr
   std::vector<RoundRow> how;
   for (const auto& [factor, seed, position, top_k, top_p, log_min_p] : rules)
     how.push_back({{nullptr, nullptr, static_cast<float>(factor), 0, 0, top_k, top_p, static_cast<float>(log_min_p),
-                    nullptr, 0}, seed, position});
+                    nullptr, 0}, seed, position, {}});
+  for (size_t r = 0; r < count; ++r)
+    how[r].stop = {std::get<0>(stops[r]), std::get<1>(stops[r]), std::get<2>(stops[r])};
   std::vector<Drawn> out;
   int status;
   {
@@ -139,7 +145,7 @@ std::tuple<int, std::vector<int64_t>, std::vector<double>> run_round(Program& pr
     RoundStart start{tokens, positions, slots, {}};
     for (int32_t slot : slots)
       start.hidden.insert(start.hidden.end(), states + slot * plan.hidden_width, states + (slot + 1) * plan.hidden_width);
-    status = draft_round(program, plan, std::move(start), how, steps, &out);
+    status = draft_round(program, plan, std::move(start), std::move(how), &out);
   }
   std::tuple<int, std::vector<int64_t>, std::vector<double>> result;
   std::get<0>(result) = status;

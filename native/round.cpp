@@ -5,28 +5,51 @@
 
 namespace paceline {
 
-int draft_round(Program& program, const RoundPlan& plan, RoundStart start, const std::vector<RoundRow>& how, int steps,
+bool RoundRow::goes_on(int step, double confidence) {
+  if (step + 1 >= stop.most) return false;
+  if (stop.least.empty()) return true;
+  const double sure = confidence >= 0 && confidence <= 1 ? confidence : 0;  // NaN too
+  const size_t bins = stop.worth.size(), bin = std::min(static_cast<size_t>(sure * bins), bins - 1);
+  alive *= stop.worth[bin].first + stop.worth[bin].second * sure;
+  return static_cast<size_t>(step) < stop.least.size() && alive >= stop.least[step];
+}
+
+int draft_round(Program& program, const RoundPlan& plan, RoundStart start, std::vector<RoundRow> how,
                 std::vector<Drawn>* out) {
-  const int64_t count = static_cast<int64_t>(start.tokens.size());
-  const Rows rows{count, start.tokens.data(), start.positions.data(), start.slots.data()};
-  std::vector<DrawRow> draws(count);
-  out->assign(static_cast<size_t>(steps) * count, Drawn());
-  program.bind(plan.hidden_buffer, start.hidden.data(), plan.hidden_width);
-  for (int step = 0; step < steps; ++step) {
+  const int64_t all = static_cast<int64_t>(start.tokens.size()), width = plan.hidden_width;
+  std::vector<int64_t> active(all);  // rows that still take part, in order; what is in `start` is theirs
+  std::vector<DrawRow> draws(all);
+  std::vector<Drawn> drawn(all);
+  for (int64_t r = 0; r < all; ++r) active[r] = r;
+  out->clear();
+  program.bind(plan.hidden_buffer, start.hidden.data(), width);
+  for (int step = 0; !active.empty(); ++step) {
+    const int64_t count = static_cast<int64_t>(active.size());
+    const Rows rows{count, start.tokens.data(), start.positions.data(), start.slots.data()};
     if (int status = program.run(rows)) return status;
     for (int64_t r = 0; r < count; ++r) {
-      DrawRow& row = draws[r] = how[r].draw;
-      row.x = plan.logits + r * plan.logits_stride;
-      row.ids = plan.ids ? plan.ids + r * plan.ids_stride : nullptr;
-      noise_keys(how[r].seed, how[r].position + step, 0, &row.k0, &row.k1);
+      const RoundRow& row = how[active[r]];
+      DrawRow& draw = draws[r] = row.draw;
+      draw.x = plan.logits + r * plan.logits_stride;
+      draw.ids = plan.ids ? plan.ids + r * plan.ids_stride : nullptr;
+      noise_keys(row.seed, row.position + step, 0, &draw.k0, &draw.k1);
     }
-    Drawn* drawn = out->data() + static_cast<size_t>(step) * count;
-    draw(draws.data(), count, plan.width, true, drawn);
+    draw(draws.data(), count, plan.width, true, drawn.data());
+    out->resize(out->size() + all);
+    Drawn* found = out->data() + out->size() - all;
+    int64_t left = 0;
     for (int64_t r = 0; r < count; ++r) {
-      start.tokens[r] = std::max<int64_t>(drawn[r].token, 0);  // a row without a token goes on with any: it is cut off later
-      std::memcpy(start.hidden.data() + r * plan.hidden_width, plan.after + r * plan.after_stride,
-                  sizeof(float) * plan.hidden_width);
+      const int64_t row = active[r];
+      found[row] = drawn[r];
+      if (drawn[r].token < 0 || !how[row].goes_on(step, drawn[r].confidence)) continue;
+      active[left] = row;
+      start.tokens[left] = drawn[r].token;
+      start.positions[left] = start.positions[r];
+      start.slots[left] = start.slots[r];
+      std::memcpy(start.hidden.data() + left * width, plan.after + r * plan.after_stride, sizeof(float) * width);
+      ++left;
     }
+    active.resize(left);
   }
   return OK;
 }

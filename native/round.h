@@ -1,7 +1,9 @@
 // A whole draft round: the drafter's step, the draw of its token and the hand-over to the next step, one call for all.
+// A row takes part until its draft is long enough, or what was drawn is too unlikely to be kept to draw on.
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "program.h"
@@ -20,10 +22,20 @@ struct RoundPlan {  // where the recorded step reads and writes
   int64_t ids_stride = 0;
 };
 
+struct Stop {  // when a row's draft ends
+  int most = 0;                                  // tokens
+  std::vector<double> least;                     // survival of token 0, 1, ... from which on the next is drawn; empty: any
+  std::vector<std::pair<double, double>> worth;  // chance to be kept, by bin of the confidence: at 0, and its rise until 1
+};
+
 struct RoundRow {  // how a row's tokens are drawn; `position` is that of its first drafted token
   DrawRow draw;
   uint64_t seed = 0;
   int64_t position = 0;
+  Stop stop;
+  double alive = 1;  // chance that all tokens so far are kept
+
+  bool goes_on(int step, double confidence);
 };
 
 struct RoundStart {  // by row: the last token, its position, the sequence's slot, and the state to draft from
@@ -32,8 +44,8 @@ struct RoundStart {  // by row: the last token, its position, the sequence's slo
   std::vector<float> hidden;  // [rows][hidden_width]
 };
 
-// Returns a Status; out is [steps][rows].
-int draft_round(Program& program, const RoundPlan& plan, RoundStart start, const std::vector<RoundRow>& how, int steps,
+// Returns a Status; out is [steps][rows], without a token where a row did not take part any more.
+int draft_round(Program& program, const RoundPlan& plan, RoundStart start, std::vector<RoundRow> how,
                 std::vector<Drawn>* out);
 
 }  // namespace paceline

@@ -26,7 +26,7 @@ from paceline.engine import controller as controlling
 from paceline.engine.controller import AutoController
 from paceline.engine.costs import Costs, Profile, default_profile, staircase
 from paceline.engine.engine import Engine
-from paceline.engine.records import Asked, RowRecord, StepRecord
+from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.rounds import RoundCost
 
 # In plain steps of `demo` on two cores with AVX-512: a step by its rows, what each further text takes beside them, a
@@ -104,8 +104,7 @@ class Priced(AutoController):
 
     def observe(self, record: StepRecord) -> None:
         if record.rows:  # none while prompts are read
-            asked = {i: limit for choice in self._used for i, limit in choice.asked.items()}
-            step, drafting = price(self.table, record.rows, asked)
+            step, drafting = price(self.table, record.rows)
             cold, last = self._temperature(record)
             if len(record.rows) == self.batch:
                 self.tokens += record.times * len(record.rows) + sum(row.accepted for row in record.rows)
@@ -133,14 +132,10 @@ class Priced(AutoController):
         return cold, self._cold / WARMING
 
 
-def price(table: tuple[float, ...], rows: list[RowRecord], asked: Asked) -> tuple[float, float]:
-    """Of a step of some texts and of its drafts, in plain steps of one text: a round draws all that it was asked for."""
+def price(table: tuple[float, ...], rows: list[RowRecord]) -> tuple[float, float]:
+    """Of a step of some texts and of its drafts, in plain steps of one text."""
     base, step, token = ROUND
-    network = [
-        max(row.drafted, asked.get(row.sequence_id, 0))
-        for row in rows
-        if row.drafter == "mtp" and row.drafted
-    ]
+    network = [row.drafted for row in rows if row.drafter == "mtp" and row.drafted]
     copies = sum(row.drafter == "ngram" and row.drafted > 0 for row in rows)
     target = table[len(rows) + sum(row.drafted for row in rows) - 1] + TEXT * (len(rows) - 1)
     return target, COPY * copies + (base + step * max(network) + token * sum(network) if network else 0.0)

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from paceline import LLM, SamplingParams
+from paceline.engine.controller import AutoController
 from paceline.ops import native
+from paceline.ops.base import Stop
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="needs the compiled kernels")
 PROMPTS = ["class Stack:", "def parse(self, text):\n    return", "import os\n"]
@@ -51,6 +53,36 @@ def test_one_call_equals_its_steps(params: dict[str, Any], monkeypatch: pytest.M
     monkeypatch.setattr(native.Plan, "draft_round", lambda self, *args: None)
     assert drafts(one) == together
     assert any(proposal for text in together for proposal in text)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_row_ends_where_its_confidence_does(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one call as step by step, side by side with rows that go on."""
+    stop = Stop(16, (0.4, 0.2, 0.1, 0.05), ((0.2, 0.8),) * 12)
+    monkeypatch.setattr(AutoController, "stop", lambda self, sequence_id: stop)
+    params = [SamplingParams(max_tokens=24, temperature=temperature, seed=i) for i in range(3)]
+
+    def lengths(draft_tokens: int) -> tuple[list[list[int]], list[list[int]]]:
+        llm = LLM("demo", drafter="mtp", draft_tokens=draft_tokens, max_model_len=256)
+        texts = llm.generate(PROMPTS, params)
+        return [t.token_ids for t in texts], [t.stats.drafted_by_position for t in texts]
+
+    steps: list[int] = []
+    whole = native.Plan.draft_round
+
+    def counted(self: native.Plan, *args: Any) -> Any:
+        out = whole(self, *args)
+        steps.append(0 if out is None else len(out.tokens))
+        return out
+
+    monkeypatch.setattr(native.Plan, "draft_round", counted)
+    texts, together = lengths(6)
+    assert set(steps) > {1, 2}  # rounds end as soon as nobody goes on,
+    assert max(steps) == 5  # at the latest where a stop says no more
+    assert all(counts == sorted(counts, reverse=True) and counts[0] > counts[-1] for counts in together)
+    monkeypatch.setattr(native.Plan, "draft_round", lambda self, *args: None)
+    assert lengths(6) == (texts, together)
+    assert lengths(0)[0] == texts
 
 
 def test_batches_with_different_lengths() -> None:

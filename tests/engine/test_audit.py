@@ -107,8 +107,8 @@ def test_prompts_that_are_read_beside_texts_say_nothing_of_what_drafts_take(draf
         budget = b.Budget(PROFILE.costs(), (MTP,))
         seconds = 0.5 * budget.costs.target(1 + drafted + more)
         records = [StepRecord(1 + drafted + more, seconds, 0.1, 0.0, rows, alike=20) for _ in range(4)]
-        learnt = learning.observe(budget, [(StepRecord(1, 1.0, 0.0, 0.0, [row()], alike=20), {})])
-        learnt = learning.observe(learnt, [(record, {1: drafted}) for record in records])
+        learnt = learning.observe(budget, [StepRecord(1, 1.0, 0.0, 0.0, [row()], alike=20)])
+        learnt = learning.observe(learnt, records)
         assert bool(learnt.costs.drags[1].values) is taught
 
 
@@ -269,17 +269,17 @@ def test_of_steps_at_rest_the_median_of_the_last_ones_speaks_for_all() -> None:
     assert rest.tell() is None
 
     seen = Unlearnt()
-    seen.add(record, {})
-    seen.add(StepRecord(1, 1.0, 0.0, 0.0, [row()], times=2, more_seconds=1.0), {})
+    seen.add(record)
+    seen.add(StepRecord(1, 1.0, 0.0, 0.0, [row()], times=2, more_seconds=1.0))
     assert not seen.drafted
-    seen.add(StepRecord(5, 1.0, 0.1, 0.0, [row(4, 4)]), {1: 4})
-    seen.add(StepRecord(1, 1.0, 0.0, 0.0, [row()]), {})
-    seen.add(StepRecord(1, 1.0, 0.0, 0.0, [row()], masked=True), {})
+    seen.add(StepRecord(5, 1.0, 0.1, 0.0, [row(4, 4)]))
+    seen.add(StepRecord(1, 1.0, 0.0, 0.0, [row()]))
+    seen.add(StepRecord(1, 1.0, 0.0, 0.0, [row()], masked=True))
     assert seen.drafted
     assert seen.steps == ALIKE + 5
     learnt = learning.observe(b.Budget(PROFILE.costs(), (MTP,)), seen.seen)
     assert learnt.step == seen.steps
-    assert [record.alike for record, _ in seen.seen] == [ALIKE, ALIKE + 2, 1, 1, 2]
+    assert [record.alike for record in seen.seen] == [ALIKE, ALIKE + 2, 1, 1, 2]
     seen.clear()
     assert (seen.seen, seen.steps, seen.drafted) == ([], 0, False)
 
@@ -287,7 +287,7 @@ def test_of_steps_at_rest_the_median_of_the_last_ones_speaks_for_all() -> None:
 @pytest.mark.parametrize(("kept", "taken", "charged"), [(0, 1.6, 0.6), (1, 1.6, -0.4), (0, 99.0, 7.0)])
 def test_a_probe_is_charged_what_it_took(kept: int, taken: float, charged: float) -> None:
     budget = b.Budget(PROFILE.costs(), (MTP,), credit=0.5, probing=frozenset({1}))
-    after = learning.observe(budget, [(StepRecord(2, taken - 0.4, 0.4, 0.0, [row(1, kept)]), {1: 1})])
+    after = learning.observe(budget, [StepRecord(2, taken - 0.4, 0.4, 0.0, [row(1, kept)])])
     expected = max(min(0.5 + learning.PROBE_SHARE * taken - charged, b.MOST_CREDIT), -2 * b.MOST_CREDIT)
     assert after.credit == pytest.approx(expected, abs=1e-6)
     assert after.costs.pace == budget.costs.pace  # it is no measure of steps that follow each other

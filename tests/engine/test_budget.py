@@ -45,6 +45,13 @@ def make(profile: Profile, draft: float = 0.05, kind: Kind = MTP) -> Budget:
     return Budget(costs, (kind,))
 
 
+def goes_on(auto: AutoController, sid: int, confidence: list[float]) -> bool:
+    """Whether a draft of such tokens is worth a further one."""
+    _, least, worth = auto.stop(sid)
+    alive = math.prod(acc.calibrated(worth, c) for c in confidence) if least else 1.0
+    return not least or alive >= least[len(confidence) - 1]
+
+
 def simulate(
     auto: AutoController, law: dict[int, float], steps: int, draft: float = 0.05, seed: int = 0
 ) -> dict[str, float]:
@@ -57,14 +64,11 @@ def simulate(
         for (sid, chance), (limit, reason) in zip(law.items(), limits, strict=True):
             assert (limit == 0) == (reason is not None)
             drafted = min(limit, 1)
-            while 0 < drafted < limit and auto.go_on(sid, drafted - 1, chance):
+            while 0 < drafted < limit and goes_on(auto, sid, [chance] * drafted):
                 drafted += 1
             kept = next((j for j in range(drafted) if rng.random() >= chance), drafted)
             rows.append(RowRecord(sid, "mtp", drafted, kept, [chance] * drafted, reason))
-        total, calls = (
-            sum(r.drafted for r in rows),
-            max(limit for limit, _ in limits),
-        )  # the whole round is drafted
+        total, calls = sum(r.drafted for r in rows), max(r.drafted for r in rows)
         seconds = true.target(len(rows) + total)
         auto.observe(StepRecord(len(rows) + total, seconds, draft * calls, 0.0, rows))
         done["tokens"] += len(rows) + sum(r.accepted for r in rows)
@@ -302,9 +306,9 @@ def test_a_copy_pays_for_waking_unless_others_follow() -> None:
 
     alone = StepRecord(3, costs.target(3) + 0.8, 0.0, 0.0, [replace(copied(1, 0), drafted=2)], alike=1)
     following = replace(alone, alike=2)
-    assert learning.observe(budget, [(following, {})]).wake == 0.0
+    assert learning.observe(budget, [following]).wake == 0.0
     assert tokens(0.65, wakes=True) == tokens(0.65, wakes=False) > 0
-    budget = replace(budget, wake=learning.observe(budget, [(alone, {})] * 20).wake)
+    budget = replace(budget, wake=learning.observe(budget, [alone] * 20).wake)
     assert budget.wake == pytest.approx(0.8, rel=0.05)
     assert tokens(0.65, wakes=True) == 0 < tokens(0.65, wakes=False)
     assert tokens(0.99, wakes=True) == tokens(0.99, wakes=False) == 4
@@ -343,9 +347,10 @@ def test_drafting_stops_when_unsure_and_goes_on_when_sure() -> None:
     auto = AutoController(Profile((1, 5, 32), (1.0, 1.4, 4.0)), [MTP])
     auto.budget = replace(auto.budget, costs=make(Profile((1, 5, 32), (1.0, 1.4, 4.0)), 0.1).costs)
     auto.limits([sequence(1)], ["auto"], 16)
-    assert not auto.go_on(1, 0, 0.02)
+    assert not goes_on(auto, 1, [0.02])
     auto.limits([sequence(1)], ["auto"], 16)
-    assert auto.go_on(1, 0, 0.99)
+    assert goes_on(auto, 1, [0.99])
+    assert not goes_on(auto, 1, [0.99, 0.02])
 
 
 def test_alarm_comes_once_and_only_for_a_known_pair() -> None:
@@ -421,9 +426,9 @@ def test_costs_follow_the_machine_and_ignore_a_hiccup() -> None:
 def test_what_masks_take_is_not_the_machines_pace() -> None:
     budget = make(FLAT)
     seen = [StepRecord(4, 50.0, 0.0, 0.0, [row(i, 0, 0) for i in range(4)], masked=True, alike=COLD)] * 30
-    assert learning.observe(budget, [(record, {}) for record in seen]).costs.pace == budget.costs.pace
+    assert learning.observe(budget, seen).costs.pace == budget.costs.pace
     plain = [replace(record, masked=False) for record in seen]
-    slow = learning.observe(budget, [(record, {}) for record in plain]).costs.within(4, 0)
+    slow = learning.observe(budget, plain).costs.within(4, 0)
     assert slow.target(4) > 2 * budget.costs.within(4, 0).target(4)
 
 

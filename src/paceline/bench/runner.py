@@ -3,8 +3,9 @@
 A machine that others use too is faster in one second than in the next, by up to two times. So a setting and its baseline
 write the same texts at the same time, over the same weights and in one cache, in turns that end after the same tokens,
 with a clock of its own each: who begins has as many turns as the other, each of which begins with cold caches. What the
-machine does to one it does to the other, and their ratio stays. `none` is run in this way too: its ratio says how far from 1 noise alone goes. One text of a small model is
-written in less time than another process takes away at once, so a run goes on with further texts until it has lasted.
+machine does to one it does to the other, and their ratio stays. `none` is run in this way too: its ratio says how far
+from 1 noise alone goes. One text of a small model is written in less time than another process takes away at once, so a
+run goes on with further texts until it has lasted.
 
 Speed is that of decoding at a full batch: the tokens between the moment when every text has its first one and the moment
 when the first text of either is done, over the time they took. What comes after, fewer and fewer texts side by side, is

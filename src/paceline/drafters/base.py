@@ -13,7 +13,7 @@ import torch
 
 from paceline.core import Draft, Sequence
 from paceline.kv.cache import KVCache
-from paceline.ops.base import Rule
+from paceline.ops.base import Rule, Stop
 
 
 class Picker(Protocol):
@@ -32,8 +32,12 @@ class Picker(Protocol):
         """
         ...
 
+    def stop(self, row: int) -> Stop:
+        """Where the row's draft ends for want of confidence, as `go_on` would say."""
+        ...
+
     def take(self, row: int, tokens: list[int], confidence: list[float]) -> None:
-        """Tokens that were drawn by the row's rule; kept as far as `go_on` says."""
+        """Tokens that were drawn by the row's rule, as far as its stop let."""
         ...
 
     def go_on(self, row: int, step: int) -> bool:

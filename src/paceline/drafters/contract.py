@@ -14,11 +14,11 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from paceline.core import Draft, SamplingParams, Sequence
+from paceline.core import MAX_DRAFT_TOKENS, Draft, SamplingParams, Sequence
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.kv.cache import KVCache
 from paceline.models.base import Target
-from paceline.ops.base import Rule
+from paceline.ops.base import Rule, Stop
 
 Make = Callable[[Target, KVCache], Drafter]
 
@@ -44,6 +44,9 @@ class GreedyPicker:
 
     def rules(self, rows: Seq[int]) -> list[Rule] | None:
         return None
+
+    def stop(self, row: int) -> Stop:
+        return Stop(MAX_DRAFT_TOKENS)
 
     def take(self, row: int, tokens: list[int], confidence: list[float]) -> None:
         raise AssertionError("no rules were given, so nothing can have been drawn by them")

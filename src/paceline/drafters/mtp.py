@@ -30,14 +30,13 @@ class MTPDrafter:
         start = RoundStart(
             tokens, [len(context.sequences[b].tokens) - 1 for b in active], [context.slots[b] for b in active]
         )
-        steps = max(context.limits[b] for b in active)
-        if self._whole_round(context, active, start, steps):
+        if self._whole_round(context, active, start):
             return context.picker.draft(self.name)
         hidden = context.hidden(active)
         assert hidden is not None
         device = hidden.device
         positions, slots = torch.tensor([start.positions, start.slots], dtype=torch.int32, device=device)
-        for step in range(steps):
+        for step in range(max(context.limits[b] for b in active)):
             ids = torch.tensor(tokens, dtype=torch.int64, device=device)
             out = self.net.step(
                 Rows(ids, positions, slots, list(range(len(active) + 1))), hidden, context.cache
@@ -57,19 +56,18 @@ class MTPDrafter:
                 tokens, active = [tokens[i] for i in on], [active[i] for i in on]
         return context.picker.draft(self.name)
 
-    def _whole_round(self, context: DraftContext, active: list[int], start: RoundStart, steps: int) -> bool:
+    def _whole_round(self, context: DraftContext, active: list[int], start: RoundStart) -> bool:
         """Draft all steps in one call, where the requests are simple enough and the runner can."""
         rules = context.picker.rules(active)
         if rules is None or context.states is None:
             return False
-        drawn = self.net.draft_round(start, context.states, context.cache, rules, steps)
+        stops = [context.picker.stop(b)._replace(most=context.limits[b]) for b in active]
+        drawn = self.net.draft_round(start, context.states, context.cache, rules, stops)
         if drawn is None:
             return False
         for i, b in enumerate(active):
-            limit = context.limits[b]
-            context.picker.take(
-                b, [row[i] for row in drawn.tokens[:limit]], [row[i] for row in drawn.confidence[:limit]]
-            )
+            tokens = [row[i] for row in drawn.tokens if row[i] >= 0]
+            context.picker.take(b, tokens, [row[i] for row in drawn.confidence[: len(tokens)]])
         return True
 
     def forget(self, sequence_id: int) -> None:

@@ -23,6 +23,7 @@ from paceline.engine.acceptance import Arm, Bins, Firsts, Kind, Totals
 from paceline.engine.costs import Costs
 from paceline.engine.records import StepRecord
 from paceline.engine.rounds import RoundCost
+from paceline.ops.base import Stop
 from paceline.sampling.shape import is_greedy
 
 Want = int | Literal["auto"]
@@ -62,8 +63,8 @@ class Controller(Protocol):
         """Asked when they are over: how many more, with `untold` steps that were not observed yet. 0: ask `limits`."""
         ...
 
-    def go_on(self, sequence_id: int, step: int, confidence: float) -> bool:
-        """Whether to draft one more token, after `step` + 1 were drafted, the last with `confidence`."""
+    def stop(self, sequence_id: int) -> Stop:
+        """When a draft of this round ends before its limit, by the confidence in what was drafted so far."""
         ...
 
     def observe(self, record: StepRecord) -> None: ...
@@ -77,9 +78,7 @@ class Plan:
 
     limits: Mapping[int, int]  # sequence id -> tokens
     rate: float  # tokens per second that it promises
-    row_seconds: (
-        float  # mean cost of the target row of a planned token: one that is drawn already costs no more
-    )
+    token_seconds: float  # that one more token takes: its row of the target's step, and of one of the network
     round: RoundCost  # of a draft round
 
 
@@ -184,8 +183,8 @@ def choose(
     limits = dict.fromkeys(caps, 0)
     for _, j, sequence_id in entries[:best]:
         limits[sequence_id] = j + 1
-    row = costs.adding(rows, best or 4) / (best or 4)
-    return Plan(limits, best_rate, row, (base, step, slope))
+    count = best or 4
+    return Plan(limits, best_rate, costs.adding(rows, count) / count + slope, (base, step, slope))
 
 
 def break_even(budget: Budget, kind: Kind, rows: int, texts: int, auto_rows: int) -> float:
@@ -236,14 +235,16 @@ def settle(budget: Budget, kind: Kind, sequence_id: int, limit: int, rows: int) 
     return replace(budget, arms={**budget.arms, (sequence_id, kind.name): arm}, probing=probing), limit
 
 
-def worth(plan: Plan, arm: Arm, step: int, survival: float) -> bool:
-    """Whether token `step` + 1 is worth its target row when the tokens up to `step` survive with chance `survival`.
-
-    Nothing about token `step` + 1 itself enters: its own chance is the request's average at that position.
+def stop(plan: Plan, arm: Arm, worth: Seq[acc.Line]) -> Stop:
+    """A draft goes on while the next token is worth drawing and checking, if all so far survive with the chance that
+    their confidence says; nothing about the next one itself enters, its own chance is the text's average there.
     """
-    if step + 1 >= MAX_DRAFT_TOKENS:
-        return False
-    return survival * arm.accept[step + 1] >= plan.rate * plan.row_seconds
+    rows = sum([n > 0 for n in plan.limits.values()])
+    price = plan.rate * (
+        plan.token_seconds + plan.round[1] / max(rows, 1)
+    )  # rows share a step of the network
+    least = tuple([price / max(chance, 1e-9) for chance in arm.accept[1:]])
+    return Stop(MAX_DRAFT_TOKENS, least, worth)
 
 
 def offer(
@@ -288,8 +289,8 @@ def shared(plan: Plan, arms: Seq[Arm], limits: Seq[int], copies: Seq[float], *, 
     none): each row takes what gains more, but copies alone do where a round would not pay for what it takes whoever
     takes part (`anyway`: there is one in any case).
     """
-    base, step, slope = plan.round
-    price = plan.rate * (plan.row_seconds + slope)
+    base, step, _ = plan.round
+    price = plan.rate * plan.token_seconds
     more = [sum(a.survive[:n]) - price * n - gain for a, n, gain in zip(arms, limits, copies, strict=True)]
     out = [0 if gain and own <= 0 else n for n, gain, own in zip(limits, copies, more, strict=True)]
     gained = sum([own for n, own in zip(out, more, strict=True) if n])

@@ -7,9 +7,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
 from paceline.core import Sequence
-from paceline.engine.acceptance import Line
 from paceline.engine.budget import NO_CONFIDENCE, Look, Plan, Want
 from paceline.engine.fixed import Limit
+from paceline.ops.base import Stop
 from paceline.sampling.shape import is_greedy
 
 Kin = tuple[int, str | None, bool]  # how many texts, their drafter, whether they are greedy
@@ -35,7 +35,7 @@ class Choice:
     rows: int  # target rows that run whatever is drafted
     looks: dict[str, Look] = field(default_factory=dict)  # kinds that can be looked up, and would pay
     asked: dict[int, int] = field(default_factory=dict)  # by row: tokens of a kind that drafts one by one
-    worth: dict[str, Seq[Line]] = field(default_factory=dict)  # of confidence, by law, as this plan knows it
+    stops: dict[int, Stop] = field(default_factory=dict)  # by row, as this plan knows it
     look: int = 0  # the step before which nothing has to be looked up
     looked: bool = False  # in this step
     until: int = 0

@@ -13,14 +13,15 @@ from dataclasses import replace
 from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine import budget as b
 from paceline.engine import learning
-from paceline.engine.acceptance import Kind, calibrated, calibration
+from paceline.engine.acceptance import Kind, calibration
 from paceline.engine.audit import AUDIT, TRIAL, Audit, hopeful
 from paceline.engine.budget import Budget, Look, Want
 from paceline.engine.choice import Choice, Kin, kin_of
 from paceline.engine.costs import TABLE_ROWS, Costs, Profile
-from paceline.engine.fixed import Limit, fixed_limit, wanted, whole
+from paceline.engine.fixed import WHOLE, Limit, fixed_limit, wanted, whole
 from paceline.engine.lookups import Copier, Lookups
 from paceline.engine.records import StepRecord, Unlearnt
+from paceline.ops.base import Stop
 from paceline.sampling.shape import is_greedy
 
 PLANNING = 0.05  # of the time that planning may take at first
@@ -66,7 +67,6 @@ class AutoController:
         self._plan_seconds = 0.0  # that a plan takes, lately
         self._thought = 0.0  # seconds that planning took in this step: no part of what drafting costs
         self._idle: dict[Kin, tuple[int, Choice]] = {}  # until when, and what, see `_as_before`
-        self._alive: dict[int, float] = {}  # survival of each row's draft so far in this round
         self._gone: set[int] = set()  # texts that have ended: their last step is still to be learnt from
 
     @property
@@ -95,7 +95,6 @@ class AutoController:
             self._thought += time.perf_counter() - begin
         self._choice = choice
         self._used.append(choice)
-        self._alive.clear()
         choice.looked = False
         looks = choice.looks and choice.look <= self._now
         return self._with_looks(choice, sequences) if looks else choice.out
@@ -293,18 +292,17 @@ class AutoController:
                 best[sequence_id] = (limit, None if limit else idle)
         return pays
 
-    def go_on(self, sequence_id: int, step: int, confidence: float) -> bool:
+    def stop(self, sequence_id: int) -> Stop:
         if (choice := self._choice) is None:
-            return True
-        for name, plan in choice.plans.items():
-            if self._kinds[name].sequential and sequence_id in plan.limits:
-                arm = b.arm_of(self.budget, sequence_id, self._kinds[name])
-                if arm.law not in choice.worth:
-                    choice.worth[arm.law] = calibration(self.budget.bins.get(arm.law))
-                chance = calibrated(choice.worth[arm.law], confidence)
-                self._alive[sequence_id] = survival = self._alive.get(sequence_id, 1.0) * chance
-                return b.worth(plan, arm, step, survival)
-        return True  # a fixed length
+            return WHOLE
+        if sequence_id not in choice.stops:
+            choice.stops[sequence_id] = WHOLE  # a fixed length
+            for name, plan in choice.plans.items():
+                if self._kinds[name].sequential and sequence_id in plan.limits:
+                    arm = b.arm_of(self.budget, sequence_id, self._kinds[name])
+                    worth = calibration(self.budget.bins.get(arm.law))
+                    choice.stops[sequence_id] = b.stop(plan, arm, worth)
+        return choice.stops[sequence_id]
 
     def offer(
         self, sequence: Sequence, kind: str, tokens: list[int], confidence: list[float]
@@ -344,11 +342,8 @@ class AutoController:
         return choice.limits.get(kind, {}).get(sequence_id, 0)
 
     def observe(self, record: StepRecord) -> None:
-        asked: dict[int, int] = {}
-        for choice in self._used:
-            asked = {**asked, **choice.asked} if asked else choice.asked
         record.draft_seconds, self._thought = max(record.draft_seconds - self._thought, 0.0), 0.0
-        self._unlearnt.add(record, asked)
+        self._unlearnt.add(record)
         news = [row for row in record.rows if learning.is_news(self.budget, row)]
         if news:  # how long the next copy may be depends on it
             self.budget = learning.observe_rows(self.budget, news)

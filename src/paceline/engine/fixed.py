@@ -7,8 +7,10 @@ from collections.abc import Sequence as Seq
 from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine.budget import DISABLED, NO_DRAFTER, NO_ROOM, Want, room
 from paceline.engine.records import StepRecord
+from paceline.ops.base import Stop
 
 Limit = tuple[int, str | None]
+WHOLE = Stop(MAX_DRAFT_TOKENS)  # a draft of a fixed length does not end before it
 USUAL = 0.7  # chance of a network's token to be kept, if all before it were
 
 
@@ -32,8 +34,8 @@ class FixedController:
     def go_on_resting(self, sequences: list[Sequence], untold: int) -> int:
         return 0
 
-    def go_on(self, sequence_id: int, step: int, confidence: float) -> bool:
-        return True
+    def stop(self, sequence_id: int) -> Stop:
+        return WHOLE
 
     def offer(
         self, sequence: Sequence, kind: str, tokens: list[int], confidence: list[float]

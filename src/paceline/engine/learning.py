@@ -12,7 +12,7 @@ from paceline.engine.acceptance import Kind, Totals
 from paceline.engine.audit import COLD
 from paceline.engine.budget import Budget
 from paceline.engine.costs import Costs, Step
-from paceline.engine.records import Asked, RowRecord, StepRecord
+from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.rounds import Round
 
 TYPICAL = 12  # steps that are enough to tell the pace of many
@@ -23,14 +23,14 @@ WAKING = 0.2  # what the last such step says of the next
 PROBE_SHARE = 0.005  # of the running time that probes may cost
 
 
-def observe(budget: Budget, seen: Seq[tuple[StepRecord, Asked]]) -> Budget:
+def observe(budget: Budget, seen: Seq[StepRecord]) -> Budget:
     """Learn from finished steps: costs, acceptance by position and request, calibration, probe credit."""
     costs, spent, probed, drafted, used, wake = budget.costs, 0.0, 0.0, [], set(), budget.wake
     targets: list[Step] = []
     rounds: dict[str, list[Round]] = {}
-    steps = sum([record.times for record, _ in seen])
+    steps = sum([record.times for record in seen])
     at, due, every = 0, 0, steps // TYPICAL + 1
-    for record, asked in seen:
+    for record in seen:
         spent += record.seconds + record.more_seconds
         rows = [row for row in record.rows if row.drafted]
         kind = _main_kind(budget, rows) if rows else None
@@ -56,7 +56,7 @@ def observe(budget: Budget, seen: Seq[tuple[StepRecord, Asked]]) -> Budget:
         if budget.probing:
             probed += _wasted(budget, kind, record, rows, lone)
         if not (lone and costs.is_measured(kind.name)):
-            each = [max(asked.get(r.sequence_id, 0), r.drafted) for r in rows if r.drafter == kind.name]
+            each = [row.drafted for row in rows if row.drafter == kind.name]
             calls = max(each) if kind.sequential else 1
             took = Round(calls, sum(each), record.draft_seconds, len(record.rows), warm)
             rounds.setdefault(kind.name, []).append(took)

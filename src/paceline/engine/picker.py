@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from paceline.core import Constraint, Draft
+from paceline.engine.acceptance import calibrated
 from paceline.engine.budget import Controller
 from paceline.engine.live import Live
-from paceline.ops.base import Rule
+from paceline.ops.base import Rule, Stop
 from paceline.sampling import noise
 from paceline.sampling.choose import choose_candidates, rule_of
 from paceline.sampling.shape import LogitRow, is_edited
@@ -75,6 +76,8 @@ class StepPicker:
         self._q: list[list[torch.Tensor | None] | None] = [
             None if live.rule == "match" else [] for live in lives
         ]
+        self._stops: dict[int, Stop] = {}
+        self._alive = [1.0] * len(lives)  # chance that all of a row's draft is kept, as far as its stop asks
         self._ended: set[int] = set()  # rows whose constraint failed: nothing is drafted for them any more
 
     def pick(
@@ -128,18 +131,22 @@ class StepPicker:
         return [rule_of(row) for row in shaping]
 
     def take(self, row: int, tokens: list[int], confidence: list[float]) -> None:
-        for step, (token, sure) in enumerate(zip(tokens, confidence, strict=True)):
-            if token < 0:
-                return
-            self._tokens[row].append(token)
-            self._confidence[row].append(sure)
-            if not self.go_on(row, step):
-                return
+        self._tokens[row] += tokens
+        self._confidence[row] += confidence
+
+    def stop(self, row: int) -> Stop:
+        if row not in self._stops:
+            self._stops[row] = self._controller.stop(self._lives[row].sequence.id)
+        return self._stops[row]
 
     def go_on(self, row: int, step: int) -> bool:
-        if row in self._ended:
+        most, least, worth = self.stop(row)
+        if row in self._ended or step + 1 >= most:
             return False
-        return self._controller.go_on(self._lives[row].sequence.id, step, self._confidence[row][step])
+        if not least:
+            return True
+        self._alive[row] *= calibrated(worth, self._confidence[row][step])
+        return step < len(least) and self._alive[row] >= least[step]
 
     def draft(self, drafter: str) -> Draft:
         reasons = [None if tokens else "no proposal" for tokens in self._tokens]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -35,16 +34,11 @@ class StepRecord:
         return self.target_seconds + self.draft_seconds + self.other_seconds
 
 
-Asked = Mapping[
-    int, int
-]  # sequence id -> tokens that its drafter was asked for: it may have drawn more than were left
-
-
 class Unlearnt:
     """Steps that have run since the controller last learnt. To learn at once from many is cheaper than from each."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[StepRecord, Asked]] = []
+        self.seen: list[StepRecord] = []
         self.steps = 0
         self.drafted = False  # something was, in one of them
         self.untried: list[RowRecord] = []  # what would have become of copies that were not checked
@@ -55,12 +49,12 @@ class Unlearnt:
         """Whether something was drafted in the last step."""
         return self._last[0]
 
-    def add(self, record: StepRecord, asked: Asked) -> None:
+    def add(self, record: StepRecord) -> None:
         drafted = any(row.drafted for row in record.rows)
         before, many = self._last
         record.alike = (many if drafted == before else 0) + record.times
         self._last = drafted, record.alike
-        self.seen.append((record, asked))
+        self.seen.append(record)
         self.steps += record.times
         self.drafted = self.drafted or drafted
 

@@ -10,7 +10,7 @@ import torch
 from paceline.core import Rows
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import Layout
-from paceline.ops.base import Drawn, RoundStart, Rule
+from paceline.ops.base import Drawn, RoundStart, Rule, Stop
 
 
 class Target(Protocol):
@@ -50,7 +50,7 @@ class AssistantNet(Protocol):
         ...
 
     def draft_round(
-        self, start: RoundStart, states: torch.Tensor, cache: KVCache, rules: list[Rule], steps: int
+        self, start: RoundStart, states: torch.Tensor, cache: KVCache, rules: list[Rule], stops: list[Stop]
     ) -> Drawn | None:
-        """`steps` steps with their draws in one go; None where that is not possible."""
+        """A whole round with its draws in one go, each row as far as its stop says; None where that is not possible."""
         ...

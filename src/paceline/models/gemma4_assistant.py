@@ -21,7 +21,7 @@ from paceline.models.blocks import decoder_layer, layer_shapes, layout_of, read_
 from paceline.models.config import AssistantConfig, GemmaConfig
 from paceline.models.gemma4 import GemmaTarget
 from paceline.models.loading import Shapes, Weights
-from paceline.ops.base import Drawn, Ops, RoundStart, Rule, Runner, Value, Weight
+from paceline.ops.base import Drawn, Ops, RoundStart, Rule, Runner, Stop, Value, Weight
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,10 +117,10 @@ class GemmaAssistant:
         return HeadOutput(logits, ids, after)
 
     def draft_round(
-        self, start: RoundStart, states: Tensor, cache: KVCache, rules: list[Rule], steps: int
+        self, start: RoundStart, states: Tensor, cache: KVCache, rules: list[Rule], stops: list[Stop]
     ) -> Drawn | None:
-        """`steps` steps with their draws in one native call; None on a runner that cannot."""
-        return self.runner.draft_round(self.step_graph, start, cache, states, rules, steps)
+        """All steps of a round with their draws in one native call; None on a runner that cannot."""
+        return self.runner.draft_round(self.step_graph, start, cache, states, rules, stops)
 
     def _step(self, ops: Ops) -> tuple[Value, ...]:
         token = ops.embed(ops.tokens(), self.embedding, self.embedding_scale)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
@@ -142,9 +142,19 @@ Graph = Callable[[Ops], tuple[Value, ...]]
 Rule = tuple[float, int, int, int, float, float]
 
 
+class Stop(NamedTuple):
+    """When a row's draft ends. Its survival is the product of what the confidence of each token so far is worth."""
+
+    most: int  # tokens
+    least: tuple[float, ...] = ()  # survival of token 0, 1, ... from which on the next is drawn; empty: any
+    worth: Seq[
+        tuple[float, float]
+    ] = ()  # chance to be kept, by bin of the confidence: at 0, and its rise until 1
+
+
 @dataclass(slots=True)
 class Drawn:
-    """A whole draft round: tokens (-1 where there is none) and their probabilities, each [steps][N]."""
+    """A whole draft round: tokens (-1 where a row has ended) and their probabilities, each [steps][N]."""
 
     tokens: list[list[int]]
     confidence: list[list[float]]
@@ -182,9 +192,9 @@ class Runner(Protocol):
         cache: KVCache,
         states: torch.Tensor,
         rules: list[Rule],
-        steps: int,
+        stops: list[Stop],
     ) -> Drawn | None:
-        """`steps` draft steps in one go, where the runner can (None where it cannot).
+        """A draft round in one go, where the runner can (None where it cannot): each row as far as its stop says.
 
         `graph` reads `hidden` [N, H], at first `states[start.slots]`, and gives ([ids,] logits, hidden of the next step).
         Tokens are drawn with the noise of the target, `rules[i]` at its position + step.

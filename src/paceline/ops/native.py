@@ -21,7 +21,7 @@ from paceline.core import Rows
 from paceline.errors import UsageError
 from paceline.kv.cache import KVCache
 from paceline.memory import Arena
-from paceline.ops.base import Drawn, Graph, RoundStart, Rule, Weight
+from paceline.ops.base import Drawn, Graph, RoundStart, Rule, Stop, Weight
 from paceline.ops.panels import KINDS, panels, usable
 from paceline.ops.recording import Code, Node, RecordingOps, Symbol, place, schedule
 
@@ -127,11 +127,11 @@ class NativeRunner:
         cache: KVCache,
         states: torch.Tensor,
         rules: list[Rule],
-        steps: int,
+        stops: list[Stop],
     ) -> Drawn | None:
         """All steps of a draft round, draws included, in one native call."""
         plan = self._plans.get(graph)
-        return None if plan is None else plan.draft_round(start, cache, states, rules, steps)
+        return None if plan is None else plan.draft_round(start, cache, states, rules, stops)
 
     def plan(self, graph: Graph) -> Plan | None:
         """The recording of `graph`, None before its first run."""
@@ -241,9 +241,9 @@ class Plan:
         )
 
     def draft_round(
-        self, start: RoundStart, cache: KVCache, states: torch.Tensor, rules: list[Rule], steps: int
+        self, start: RoundStart, cache: KVCache, states: torch.Tensor, rules: list[Rule], stops: list[Stop]
     ) -> Drawn | None:
-        """Replay the recording `steps` times, each fed with the tokens and hidden states of the one before."""
+        """Replay the recording for rows that go on, fed with the tokens and hidden states of the time before."""
         count = len(start.tokens)
         if count > self._capacity or len(self._results) not in (2, 3) or set(self._givens) != {"hidden"}:
             return None  # the first run of a size records and grows; `run` does that
@@ -267,11 +267,11 @@ class Plan:
             (self._buffers[symbol], symbol.width, self._states_at, self._states.shape[0]),
             self._round,
             [(f, seed & _M64, position, k, p, m) for f, seed, position, k, p, m in rules],
-            steps,
+            stops,
         )
         if status:
             raise UsageError(f"native draft round refused: {_STATUS[status]}")
-        split = [slice(i * count, (i + 1) * count) for i in range(steps)]
+        split = [slice(i, i + count) for i in range(0, len(drawn), count)]
         return Drawn([drawn[s] for s in split], [sure[s] for s in split])
 
     def _place(self, symbol: Symbol) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from paceline.core import Rows
 from paceline.kv.cache import KVCache
-from paceline.ops.base import Experts, Graph, RoundStart, Rule, Weight
+from paceline.ops.base import Experts, Graph, RoundStart, Rule, Stop, Weight
 
 INT4_GROUP = 32
 MAX_SCORES = 1 << 27  # attention scores held at once, in elements
@@ -50,7 +50,13 @@ class EagerRunner:
         return graph(ReferenceOps(rows, cache, given, self.dtype))
 
     def draft_round(
-        self, graph: Graph, start: RoundStart, cache: KVCache, hidden: Tensor, rules: list[Rule], steps: int
+        self,
+        graph: Graph,
+        start: RoundStart,
+        cache: KVCache,
+        states: Tensor,
+        rules: list[Rule],
+        stops: list[Stop],
     ) -> None:
         """Not here: drafters go step by step."""
 
