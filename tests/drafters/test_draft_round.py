@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from paceline import LLM, SamplingParams
 from paceline.engine.controller import AutoController
 from paceline.ops import native
-from paceline.ops.base import Stop
+from paceline.ops.base import RoundStart, Stop
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="needs the compiled kernels")
 PROMPTS = ["class Stack:", "def parse(self, text):\n    return", "import os\n"]
@@ -83,6 +84,15 @@ def test_a_row_ends_where_its_confidence_does(temperature: float, monkeypatch: p
     monkeypatch.setattr(native.Plan, "draft_round", lambda self, *args: None)
     assert lengths(6) == (texts, together)
     assert lengths(0)[0] == texts
+
+
+def test_a_stop_has_to_say_what_a_confidence_is_worth() -> None:
+    llm = LLM("demo", drafter="mtp", draft_tokens=2, max_model_len=256)
+    llm.generate(PROMPTS[0], SamplingParams(max_tokens=4))
+    net, state = llm.engine.state.drafters["mtp"].net, llm.engine.state  # type: ignore[attr-defined]
+    start, rule = RoundStart([5], [3], [0]), (0.0, 1, 4, 0, 1.0, -math.inf)
+    with pytest.raises(ValueError, match="worth"):
+        net.draft_round(start, state.hidden, state.cache, [rule], [Stop(4, (0.5,))])
 
 
 def test_batches_with_different_lengths() -> None:
