@@ -193,8 +193,9 @@ class Costs:
 
     def observe_targets(self, seen: Seq[Step], each: int = 1) -> Costs:
         """Learn from steps, of which each stands for so many: from plain ones the pace, from those that check drafts the
-        drag, or the pace if no plain one was seen for long; what one number of rows differs by bends the staircase.
-        Steps beyond the table (prompts) say nothing about decoding.
+        drag, or the pace if no plain one was seen for long. The staircase stays as it was measured: bent by what one
+        number of rows seemed to differ by, it drifted away from the machine's within an hour. Steps beyond the table
+        (prompts) say nothing about decoding.
         """
         steps = [
             step for step in seen if 0 < step.rows <= len(self.table) and 0.0 < step.seconds < float("inf")
@@ -208,29 +209,20 @@ class Costs:
         # what steps took, over what is expected at pace 1 and without a drag
         plain: list[tuple[int, float]] = []  # with their number of texts
         drafted: dict[int, list[float]] = {}  # by their spread
-        same: list[float] = []
         for step in steps:
             ratio, wide = step.seconds / self._expected(step), spread(step.rows, step.texts)
             if not wide:
                 plain.append((step.texts, ratio))
             elif step.texts.bit_length() == size:
                 drafted.setdefault(wide, []).append(ratio)
-            if step.rows == steps[-1].rows and step.texts == texts:
-                same.append(ratio)
         costs = self
         for _, group in groupby(plain, key=lambda step: step[0].bit_length()):
             many, ratios = zip(*group, strict=True)
             costs = costs._at_rest(many[-1], ratios, each)
         told = costs._level(texts).value / self._level(texts).value  # now expected of such steps
-        costs, drag = costs._dragged(texts, {k: [r / told for r in own] for k, own in drafted.items()}, each)
-        alike = [ratio / told for many, ratio in plain if many.bit_length() == size]
-        usual = _typical([*alike, *[r / told / drag.at(wide) for wide, own in drafted.items() for r in own]])
-        own = spread(steps[-1].rows, texts)
-        surprise = _typical(same) / told / (usual * (drag.at(own) if own else 1.0))
-        change = 0.01 * min(each * len(same), 10) * (min(max(surprise, 0.5), 2.0) - 1)
-        return replace(costs, table=_bend(self.table, steps[-1].rows - 1, change))
+        return costs._dragged(texts, {k: [r / told for r in own] for k, own in drafted.items()}, each)
 
-    def _dragged(self, texts: int, drafted: Mapping[int, Seq[float]], each: int) -> tuple[Costs, Drag]:
+    def _dragged(self, texts: int, drafted: Mapping[int, Seq[float]], each: int) -> Costs:
         """Learn from steps of so many texts that check drafts, which took so many times as long as is expected."""
         drag, pace, count = self._drag(texts), self.pace, each * sum(map(len, drafted.values()))
         values = dict(drag.values)
@@ -242,7 +234,7 @@ class Costs:
             value *= (_typical(own) / (pace * value)) ** (1 - SETTLE ** (each * len(own)))
             values[wide] = min(max(value, 1 / MOST_DRAG), MOST_DRAG)
         drag = Drag(values, drag.stale + count, drag.since | drafted.keys())
-        return replace(self, pace=pace, drags={**self.drags, texts.bit_length(): drag}), drag
+        return replace(self, pace=pace, drags={**self.drags, texts.bit_length(): drag})
 
     def _at_rest(self, texts: int, ratios: Seq[float], each: int) -> Costs:
         """Learn from plain steps of so many texts, which took so many times as long as is expected."""
@@ -322,19 +314,6 @@ class Costs:
 def _typical(ratios: Seq[float]) -> float:
     """The median, the lower of two."""
     return sorted(ratios)[(len(ratios) - 1) // 2]
-
-
-def _bend(table: tuple[float, ...], at: int, change: float) -> tuple[float, ...]:
-    """Multiply entry `at` by 1 + change and those within a third of it by less, and keep the steps rising."""
-    rows = at + 1
-    low, high = max(int(rows * 0.75) - 1, 0), min(int(rows * 1.34) + 1, len(table))
-    reach = 0.3 * rows + 1
-    near = [v * (1 + change * max(0.0, 1 - abs(i - at) / reach)) for i, v in enumerate(table[low:high], low)]
-    floor, ceiling = (table[low - 1] if low else 0.0), (table[high] if high < len(table) else float("inf"))
-    for i, value in enumerate(near):
-        floor = max(floor, min(value, ceiling))
-        near[i] = floor
-    return table[:low] + tuple(near) + table[high:]
 
 
 def staircase(rows: Seq[int], seconds: Seq[float], length: int = TABLE_ROWS) -> tuple[float, ...]:
