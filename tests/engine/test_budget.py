@@ -491,10 +491,13 @@ def test_the_staircase_stays_whatever_steps_take() -> None:
     rng, first = random.Random(0), FLAT.costs()
     costs, table = first, first.table
     for _ in range(400):
-        texts = rng.choice((1, 4, 8))
-        more = rng.choice((0, 1, 2, 4)) * texts
-        taken = 1.5 * table[texts + more - 1] * (1.3 if more else 1.0) * rng.lognormvariate(0.0, 0.3)
-        costs = costs.observe_targets([Step(texts + more, taken, "mtp" if more else None, 1, texts)] * 4)
+        texts, seen = rng.choice((1, 4, 8)), []
+        for more in rng.choices((0, 1, 2, 4), k=8):
+            taken = (
+                1.5 * table[texts + more * texts - 1] * (1.3 if more else 1.0) * rng.lognormvariate(0.0, 0.3)
+            )
+            seen.append(Step(texts * (1 + more), taken, "mtp" if more else None, 1, texts))
+        costs = costs.observe_targets(seen)
     assert costs.table == table
     for texts, more in ((1, 1), (1, 4), (4, 4), (8, 32)):
         now = costs.within(texts, 0)
