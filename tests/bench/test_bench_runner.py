@@ -6,10 +6,11 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from paceline.bench import report, workloads
+from paceline.bench import report, runner, workloads
 from paceline.bench.meters import EnergyMeter
 from paceline.bench.plot import Chart, svg
 from paceline.bench.runner import (
@@ -112,7 +113,7 @@ def test_a_setting_and_its_baseline_take_turns() -> None:
     assert run.tokens == plain.tokens == 400
 
 
-def test_both_windows_end_when_the_first_text_of_either_is_done() -> None:
+def test_speed_is_that_of_as_many_tokens_at_a_full_batch() -> None:
     class Uneven(FakeEngine):
         def add(self, request_id: str, prompt_ids: list[int], params: SamplingParams, salt: str = "") -> None:
             super().add(request_id, prompt_ids, params, salt)
@@ -121,8 +122,55 @@ def test_both_windows_end_when_the_first_text_of_either_is_done() -> None:
 
     run, plain = run_beside(bench(Uneven(), tokens=100), CODE, Setting("mtp", 1), 1)
     assert run.decode_tokens == 144  # 24 steps of 4 + 2 after the first
-    assert plain.decode_tokens == 148  # from its own first step to as many as the other had written
+    assert plain.decode_tokens == 144  # as many, though it writes side by side to its end
     assert run.tokens == plain.tokens == 200
+
+
+def test_a_text_that_is_done_makes_place_for_the_next_and_prompts_are_not_decoding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(runner, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+
+    class Reading(FakeEngine):
+        """A step in which the prompts of new texts are read takes ten times as long, the others go on."""
+
+        def __init__(self, log: list[tuple[FakeEngine, int]] | None = None) -> None:
+            super().__init__(log)
+            self.at_once, self.fresh = 0, set[str]()
+
+        def add(self, request_id: str, prompt_ids: list[int], params: SamplingParams, salt: str = "") -> None:
+            super().add(request_id, prompt_ids, params, salt)
+            self.fresh.add(request_id)
+
+        def step(self) -> list[Delta]:
+            clock[0] += 10.0 if self.fresh else 1.0
+            if not any(name.startswith("read") for name in self.open):
+                self.at_once = max(self.at_once, len(self.open))
+            for name in self.fresh:
+                self.open[name][1] = 1  # its first token
+            deltas = super().step()
+            for name in self.fresh & self.open.keys():
+                self.open[name][1] = 2 if self is engine else 1
+            self.fresh.clear()
+            return deltas
+
+    cell = Cell("code", 3, 0.0)
+    engine, beside = Reading(), Reading()
+    run, plain = run_beside(bench(engine, plain=beside, tokens=41, least=150.0), cell, Setting("mtp", 1), 0)
+    assert run.seconds + plain.seconds >= 300.0
+    texts = len(run.first_token)
+    assert texts == len(plain.first_token) > 2 * cell.batch
+    assert run.tokens == plain.tokens == 41 * texts
+    assert engine.at_once == beside.at_once == cell.batch
+    assert set(run.first_token) == set(plain.first_token) == {10.0}  # since each text began
+    assert set(run.gaps) == {0.5}
+    assert run.speed == pytest.approx(6.0)
+    assert run.ratio == pytest.approx(2.0)
+    assert run.decode_tokens == plain.decode_tokens == 40 * texts
+    assert run.same_text
+    assert not engine.open
+    assert not beside.open
 
 
 def test_a_run_goes_on_with_further_texts_until_it_has_lasted() -> None:

@@ -4,12 +4,12 @@ A machine that others use too is faster in one second than in the next, by up to
 write the same texts at the same time, over the same weights and in one cache, in turns that end after the same tokens,
 with a clock of its own each: who begins has as many turns as the other, each of which begins with cold caches. What the
 machine does to one it does to the other, and their ratio stays. `none` is run in this way too: its ratio says how far
-from 1 noise alone goes. One text of a small model is written in less time than another process takes away at once, so a
-run goes on with further texts until it has lasted.
+from 1 noise alone goes.
 
-Speed is that of decoding at a full batch: the tokens between the moment when every text has its first one and the moment
-when the first text of either is done, over the time they took. What comes after, fewer and fewer texts side by side, is
-the speed of smaller batches; the time of all of it is kept too (`seconds`).
+As many texts as the batch has are in flight all the time, as in a server that is asked for more than it can do at once:
+where one is done the next begins, until the run has lasted. Speed is that of decoding at a full batch: the steps that
+begin with so many texts, each with its first token, over as many tokens by both. A prompt that is being read, and the
+last texts, fewer and fewer side by side, are not in it; the time of all of it is kept too (`seconds`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,14 @@ from paceline.bench.workloads import Prompt
 from paceline.core import Delta, SamplingParams, Stats
 
 TURN = 32  # tokens of each text
+MANY = 1 << 30  # texts: as many as there is time for
 MOST_ROUNDS = 20  # times as many as were asked for, where ratios have to be known well
 PROMPTS = 8  # different ones that a run of many texts has, where a workload has as many
+
+
+Texts = Callable[
+    [int, "Setting"], tuple[list[int], SamplingParams]
+]  # the prompt of a text by its number, and how
 
 
 class Engine(Protocol):
@@ -112,18 +118,6 @@ class Run:
             for key, n in more.items():
                 counts[key] = counts.get(key, 0) + n
 
-    def add(self, other: Run) -> None:
-        """Further texts of the same run."""
-        self.tokens, self.seconds = self.tokens + other.tokens, self.seconds + other.seconds
-        self.decode_tokens += other.decode_tokens
-        self.decode_seconds += other.decode_seconds
-        self.first_token += other.first_token
-        self.gaps += other.gaps
-        self.add_stats(other)
-        if other.joules is not None:
-            self.joules = (self.joules or 0.0) + other.joules
-        self.digest = _digest(self.digest + other.digest)
-
 
 @dataclass(frozen=True, slots=True)
 class Bench:
@@ -145,36 +139,46 @@ class Bench:
 class _Side:
     """One of the two engines with its texts, its clock, and what it has written so far."""
 
-    def __init__(self, engine: Engine, run: Run, energy: EnergyMeter | None, first: int) -> None:
-        self.engine, self.run, self.energy = engine, run, energy
-        self.names = [f"{run.setting.label}-{run.round}-{first + i}" for i in range(run.cell.batch)]
-        self.ids: dict[str, list[int]] = {name: [] for name in self.names}
-        self.last: dict[str, float] = {}  # by text: when its last token came
-        self.trace: list[tuple[int, float]] = []  # (tokens, seconds) after every step that wrote
-        self.opened: int | None = None  # places in `trace`: every text has its first token,
-        self.closed: int | None = None  # and the first text is done
+    def __init__(self, engine: Engine, run: Run, energy: EnergyMeter | None, texts: Texts) -> None:
+        self.engine, self.run, self.energy, self._texts = engine, run, energy, texts
+        self.ids: dict[str, list[int]] = {}  # by text, in the order in which they began
+        self.began: dict[str, float] = {}  # texts without a token yet: when that was
+        self.last: dict[str, float] = {}  # texts with one: when the last came
+        self.trace: list[tuple[int, float]] = [
+            (0, 0.0)
+        ]  # (tokens, seconds) at a full batch, after every step of it
 
-    def begin(self, requests: list[tuple[list[int], SamplingParams]]) -> None:
-        start = time.perf_counter()
-        for name, (prompt, params) in zip(self.names, requests, strict=True):
+    def fill(self, texts: int) -> None:
+        """Begin texts until the batch is full, or as many have begun in all."""
+        start, run = time.perf_counter(), self.run
+        while len(self.began) + len(self.last) < run.cell.batch and len(self.ids) < texts:
+            number = len(self.ids)
+            name = f"{run.setting.label}-{run.round}-{number}"
+            prompt, params = self._texts(number, run.setting)
+            self.ids[name], self.began[name] = [], run.seconds
             self.engine.add(name, prompt, params)
-        self.run.seconds += time.perf_counter() - start
+        run.seconds += time.perf_counter() - start
 
-    def go_on(self, until: int) -> None:
+    def go_on(self, until: int, texts: int) -> None:
         """A turn: steps until `until` tokens are written, or one writes nothing; with a meter, as long as it needs."""
-        run, begin, before = self.run, time.perf_counter(), self.energy.read() if self.energy else None
-        start, least = begin - run.seconds, self.energy.resolution if self.energy else 0.0
+        run, before = self.run, self.energy.read() if self.energy else None
+        least = run.seconds + (self.energy.resolution if self.energy else 0.0)
         while self.engine.has_work:
+            begin, written, full = time.perf_counter(), run.tokens, len(self.last) == run.cell.batch
             deltas = self.engine.step()
-            now = time.perf_counter() - start
-            self._note(deltas, now)
-            if not deltas or (run.tokens >= until and now - run.seconds >= least):
+            taken = time.perf_counter() - begin
+            run.seconds += taken
+            self._note(deltas)
+            if full:
+                tokens, seconds = self.trace[-1]
+                self.trace.append((tokens + run.tokens - written, seconds + taken))
+            self.fill(texts)
+            if not deltas or (run.tokens >= until and run.seconds >= least):
                 break
-        run.seconds = time.perf_counter() - start
         if self.energy and before is not None:
             run.joules = (run.joules or 0.0) + self.energy.since(before)
 
-    def _note(self, deltas: list[Delta], now: float) -> None:
+    def _note(self, deltas: list[Delta]) -> None:
         run, last = self.run, self.last
         for delta in deltas:
             if delta.error is not None:
@@ -182,73 +186,57 @@ class _Side:
             run.tokens += len(delta.token_ids)
             self.ids[delta.request].extend(delta.token_ids)
             if delta.request not in last:
-                run.first_token.append(now)
+                run.first_token.append(run.seconds - self.began.pop(delta.request))
             elif delta.token_ids:
-                run.gaps.append((now - last[delta.request]) / len(delta.token_ids))
-            last[delta.request] = now
+                run.gaps.append((run.seconds - last[delta.request]) / len(delta.token_ids))
+            last[delta.request] = run.seconds
             if delta.stats is not None:
                 run.add_stats(delta.stats)
-        if deltas:
-            self.trace.append((run.tokens, now))
-            if self.opened is None and len(last) == run.cell.batch:
-                self.opened = len(self.trace) - 1
-            if self.closed is None and any(delta.finish_reason for delta in deltas):
-                self.closed = len(self.trace) - 1
+            if delta.finish_reason is not None:
+                del last[delta.request]
 
     def window(self, tokens: int) -> tuple[int, float]:
-        """(tokens, seconds) of decoding at a full batch, at most until `tokens` are written."""
-        first = self.trace[self.opened or 0]
-        end = bisect_left(self.trace, (tokens, 0.0), hi=len(self.trace) - 1)
-        then = self.trace[end]
-        return max(then[0] - first[0], 0), max(then[1] - first[1], 0.0)
+        """(tokens, seconds) of decoding at a full batch, until `tokens` are written."""
+        return self.trace[bisect_left(self.trace, (tokens, 0.0), hi=len(self.trace) - 1)]
 
 
-def _digest(data: object) -> str:
-    return hashlib.sha256(repr(data).encode()).hexdigest()[:16]
+def _digest(texts: object) -> str:
+    return hashlib.sha256(repr(texts).encode()).hexdigest()[:16]
 
 
 def run_beside(bench: Bench, cell: Cell, setting: Setting, number: int) -> tuple[Run, Run]:
-    """(run, its baseline) of one cell, over as many texts as it takes to last."""
-    pool = bench.prompts(cell.workload, max(cell.batch + number, PROMPTS))
-    run, plain = _write(bench, cell, setting, number, pool, 0)
-    first = cell.batch
-    while run.seconds + plain.seconds < 2 * bench.least:
-        more, beside = _write(bench, cell, setting, number, pool, first)
-        run.add(more)
-        plain.add(beside)
-        first += cell.batch
-    run.plain_speed, run.same_text = plain.speed, run.digest == plain.digest
-    return run, plain
-
-
-def _write(
-    bench: Bench, cell: Cell, setting: Setting, number: int, pool: list[Prompt], first: int
-) -> tuple[Run, Run]:
-    """(run, its baseline) of a batch of texts, the first of which has that number; requests that were begun are
-    cancelled if it is broken off.
+    """(run, its baseline) of one cell, over as many texts as it takes to last; requests that were begun are cancelled if
+    it is broken off.
     """
-    chosen = [pool[(number + first + i) % len(pool)] for i in range(cell.batch)]
+    pool = bench.prompts(cell.workload, max(cell.batch, PROMPTS))
+
+    def texts(index: int, setting: Setting) -> tuple[list[int], SamplingParams]:
+        prompt = pool[(number + index) % len(pool)]
+        return prompt.tokens, _params(bench, cell, setting, prompt, index)
+
     run, plain = Run(cell, setting, number), Run(cell, NONE, number)
-    sides = [_Side(bench.engine, run, bench.energy, first), _Side(bench.plain, plain, bench.energy, first)]
-    order = sides[::-1] if (number + first // cell.batch) % 2 else sides  # who begins
+    sides = [_Side(bench.engine, run, bench.energy, texts), _Side(bench.plain, plain, bench.energy, texts)]
+    order = sides[::-1] if number % 2 else sides  # who begins
     turn = TURN * cell.batch
     try:
-        _read(order[-1].engine, [p.tokens for p in chosen])  # neither begins with its own Python warm
+        _read(order[-1].engine, [p.tokens for p in pool])  # neither begins with its own Python warm
         for side in order:
-            params = [_params(bench, cell, side.run.setting, p, first + i) for i, p in enumerate(chosen)]
-            side.begin([(p.tokens, own) for p, own in zip(chosen, params, strict=True)])
+            side.fill(cell.batch)
         while any(side.engine.has_work for side in sides):
+            lasts = run.seconds + plain.seconds < 2 * bench.least
+            most = MANY if lasts else max(len(side.ids) for side in sides)
             until = (min(run.tokens, plain.tokens) // turn + 1) * turn
             for side in order:
-                side.go_on(until)
+                side.go_on(until, most)
     finally:
         for side in sides:
-            for name in side.names:
+            for name in side.ids:
                 side.engine.cancel(name)
-    full = min(side.trace[-1 if side.closed is None else side.closed][0] for side in sides)
+    tokens = min(side.trace[-1][0] for side in sides)
     for side in sides:
-        side.run.decode_tokens, side.run.decode_seconds = side.window(full)
+        side.run.decode_tokens, side.run.decode_seconds = side.window(tokens)
         side.run.digest = _digest(list(side.ids.values()))
+    run.plain_speed, run.same_text = plain.speed, run.digest == plain.digest
     return run, plain
 
 
