@@ -7,7 +7,8 @@ machine does to one it does to the other, and their ratio stays. `none` is run i
 from 1 noise alone goes.
 
 As many texts as the batch has are in flight all the time, as in a server that is asked for more than it can do at once:
-where one is done the next begins, until the run has lasted. Speed is that of decoding at a full batch: the steps that
+where one is done the next begins, until the run has lasted. Texts are of different lengths, or those of the baseline
+would all end in one step and those of a drafter one by one. Speed is that of decoding at a full batch: the steps that
 begin with so many texts, each with its first token, over as many tokens by both. A prompt that is being read, and the
 last texts, fewer and fewer side by side, are not in it; the time of all of it is kept too (`seconds`).
 """
@@ -28,6 +29,7 @@ from paceline.bench.workloads import Prompt
 from paceline.core import Delta, SamplingParams, Stats
 
 TURN = 32  # tokens of each text
+GOLDEN = (5**0.5 - 1) / 2
 MANY = 1 << 30  # texts: as many as there is time for
 MOST_ROUNDS = 20  # times as many as were asked for, where ratios have to be known well
 PROMPTS = 8  # different ones that a run of many texts has, where a workload has as many
@@ -128,7 +130,7 @@ class Bench:
     prompts: Callable[[str, int], list[Prompt]]  # (workload, count)
     cells: tuple[Cell, ...]
     settings: tuple[Setting, ...]
-    tokens: int = 128
+    tokens: int = 128  # of a text, at most: see `length`
     rounds: int = 5
     seconds: float = float("inf")  # no new run is begun after that
     least: float = 0.0  # seconds of a run: it goes on with further texts until then
@@ -255,7 +257,7 @@ def _read(engine: Engine, prompts: list[list[int]]) -> None:
 
 def _params(bench: Bench, cell: Cell, setting: Setting, prompt: Prompt, index: int) -> SamplingParams:
     return SamplingParams(
-        max_tokens=bench.tokens,
+        max_tokens=length(bench.tokens, index),
         temperature=cell.temperature,
         seed=index,
         ignore_eos=True,
@@ -264,6 +266,11 @@ def _params(bench: Bench, cell: Cell, setting: Setting, prompt: Prompt, index: i
         reference=prompt.reference,
         constraint=prompt.constraint,
     )
+
+
+def length(most: int, index: int) -> int:
+    """Tokens of a text: all lengths between half of `most` and that, evenly and in no order."""
+    return max(round(most * (1 - 0.5 * (index * GOLDEN % 1))), 2)
 
 
 def unsure(runs: Seq[Run], within: float) -> list[tuple[Cell, Setting]]:

@@ -19,10 +19,12 @@ from paceline.drafters.base import DraftContext, Drafter
 class Judge(Protocol):
     """What the controller knows of a row. Gains are tokens, net of what drafting and checking them costs."""
 
-    def offer(
-        self, sequence: Sequence, kind: str, tokens: list[int], confidence: list[float]
-    ) -> tuple[int, float]:
-        """(tokens worth checking, their gain) of a proposal that was made for nothing."""
+    def offers(
+        self, sequences: Seq[Sequence], kind: str, found: Seq[tuple[list[int], list[float]]], *, anyway: bool
+    ) -> list[tuple[int, float]]:
+        """By row: (tokens worth checking, their gain) of proposals that were made for nothing, as (tokens, confidence).
+        `anyway`: others may draft in this step, too.
+        """
         ...
 
     def asked(self, ids: Seq[int], kind: str, limits: list[int], copies: Seq[float]) -> list[int]:
@@ -52,10 +54,8 @@ class Portfolio:
         if self.paid is not None and not any(free_limits):
             return self.paid.draft(context.within(paid_limits))
         proposed = self.free.draft(context.within(free_limits))
-        offers = [
-            self.judge.offer(sequence, self.free.name, proposed.tokens[row], proposed.confidence[row])
-            for row, sequence in enumerate(context.sequences)
-        ]
+        found = list(zip(proposed.tokens, proposed.confidence, strict=True))
+        offers = self.judge.offers(context.sequences, self.free.name, found, anyway=any(paid_limits))
         if self.paid is not None and any(paid_limits):
             gains = [gain if length else 0.0 for length, gain in offers]
             if any(gains):

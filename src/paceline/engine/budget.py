@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine import acceptance as acc
@@ -90,7 +90,8 @@ class Look:
     rows: int  # target rows of the step without any draft
     texts: int
     rate: float  # tokens per second without them
-    slope: float = 0.0  # seconds that each takes beside its row
+    slope: float = 0.0  # seconds that each takes beside its row,
+    base: float = 0.0  # and that a step with some of them takes, whoever has one
     prices: list[float] = field(default_factory=list)  # of 1, 2, ... tokens, as far as anybody asked
 
     def upto(self, tokens: int) -> list[float]:
@@ -113,7 +114,9 @@ class Budget:
     totals: Mapping[str, Totals] = field(default_factory=dict)
     step: int = 0
     credit: float = 0.0  # seconds that probes may spend
-    wake: float = 0.0  # seconds that a step with copies takes longer after steps without drafts: code is cold
+    wake: float = (
+        0.0  # seconds that copies amid steps without drafts cost beside all that: code and weights are cold
+    )
     probing: frozenset[int] = frozenset()  # rows of this step that are probes
 
 
@@ -247,23 +250,27 @@ def stop(plan: Plan, arm: Arm, worth: Seq[acc.Line]) -> Stop:
     return Stop(MAX_DRAFT_TOKENS, least, worth)
 
 
-def offer(
-    budget: Budget, kind: Kind, arm: Arm, look: Look, confidence: list[float], *, wakes: bool = False
-) -> tuple[int, float]:
-    """(tokens worth checking, tokens they gain net of their cost) of a proposal made at one go.
+class Offer(NamedTuple):
+    """A proposal made at one go, as far as it is worth checking."""
+
+    tokens: int = 0
+    gain: float = 0.0  # tokens, net of what checking it takes where all texts check as many
+    kept: float = 0.0  # tokens
+
+
+def offer(budget: Budget, kind: Kind, arm: Arm, look: Look, confidence: list[float]) -> Offer:
+    """What a proposal is worth beside the rows of others, see `together`.
 
     Only for proposals that are a function of the text so far (n-gram), or the choice would look at what it
     decides. What its confidence is worth, to texts like this one, counts until the text has shown what its own copies
     are worth. Whether its first one is kept at all was told by the first ones of others: a text may go on as what it
     was given, or not, and copies look the same. It starts with four tokens, and each later copy that is kept lets the
-    next be four longer. `wakes`: nothing was drafted before; what that costs is shared by those that follow, if it is
-    kept to its end.
+    next be four longer.
     """
     confidence = confidence[: min(4 + 4 * int(arm.hits[0]), MAX_DRAFT_TOKENS)]
     bins, common = budget.bins.get(arm.law), budget.bins.get(kind.law(arm.sampled))
     lines = acc.calibration(bins, None if bins is common else common)
-    best, length, kept, alive = 0.0, 0, 0.0, 1.0
-    wake = look.rate * budget.wake / look.texts if wakes else 0.0
+    best, kept, alive = Offer(), 0.0, 1.0
     prices, paid, trust = look.upto(len(confidence)), MARGIN * look.rate, arm.trust
     for j, value in enumerate(confidence):
         chance = acc.calibrated(lines, value)
@@ -271,12 +278,21 @@ def offer(
             chance = acc.first_kept(budget.firsts.get(arm.law), chance)
         alive *= chance + trust[j] * (arm.accept[j] - chance)
         kept += alive
-        net = kept - paid * prices[j] - wake * (1 - alive)
-        if net > best:
-            best, length = net, j + 1
+        net = kept - paid * prices[j]
+        if net > best.gain:
+            best = Offer(j + 1, net, kept)
         elif alive < 0.03:
             break
-    return length, best
+    return best
+
+
+def together(budget: Budget, look: Look, offers: Seq[Offer], *, wakes: bool) -> bool:
+    """Whether the copies of a step gain more than it takes longer. `wakes`: nothing was drafted before."""
+    tokens, kept = sum([one.tokens for one in offers]), sum([one.kept for one in offers])
+    if not tokens:
+        return False
+    takes = look.costs.adding(look.rows, tokens) + look.slope * tokens + look.base
+    return kept > MARGIN * look.rate * (takes + (budget.wake if wakes else 0.0))
 
 
 def is_lost(budget: Budget, arm: Arm) -> bool:

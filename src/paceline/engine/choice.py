@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Set
+from collections.abc import Collection, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
@@ -12,15 +12,17 @@ from paceline.engine.fixed import Limit
 from paceline.ops.base import Stop
 from paceline.sampling.shape import is_greedy
 
-Kin = tuple[int, str | None, bool]  # how many texts, their drafter, whether they are greedy
+Kin = tuple[
+    int, str | None, bool, bool
+]  # how many texts, their drafter, whether all are greedy, whether all are new
 
 
-def kin_of(sequences: Seq[Sequence], wants: Seq[Want], known: Iterable[tuple[int, str]]) -> Kin | None:
-    """What texts have in common of which nothing is known yet; None if they do not, or are among the `known`."""
-    ids, kin = {i for i, _ in known}, {(s.params.drafter, is_greedy(s)) for s in sequences}
-    if len(kin) > 1 or set(wants) != {"auto"} or any(s.id in ids for s in sequences):
+def kin_of(sequences: Seq[Sequence], wants: Seq[Want], new: int) -> Kin | None:
+    """What texts of which so many are new have in common; None if they do not, or none is."""
+    kin = {(s.params.drafter, is_greedy(s)) for s in sequences}
+    if not new or len(kin) > 1 or set(wants) != {"auto"}:
         return None
-    return (len(sequences), *kin.pop())
+    return (len(sequences), *kin.pop(), new == len(sequences))
 
 
 @dataclass(slots=True)
@@ -45,13 +47,31 @@ class Choice:
     sampled: bool = False  # all texts are
     teaches: bool = True  # its steps tell what steps take
 
+    @property
+    def drafts(self) -> bool:
+        return any(limit for limit, _ in self.out)
+
     def for_others(self, caps: dict[int, int], until: int) -> Choice:
-        """The same for as many other texts, where nothing is drafted."""
+        """The same for other texts, where nothing is drafted."""
         ids, none = list(caps), dict.fromkeys(caps, 0)
         plans = {name: replace(plan, limits=none) for name, plan in self.plans.items()}
         limits = {name: dict(none) for name in self.limits}
-        return Choice(
-            ids, plans, limits, self.out, caps, len(ids), self.looks, until=until, sampled=self.sampled
+        out = [(0, self.out[0][1])] * len(ids)
+        return Choice(ids, plans, limits, out, caps, len(ids), self.looks, until=until, sampled=self.sampled)
+
+    def for_some(self, ids: list[int], until: int) -> Choice:
+        """The same for some of its texts."""
+        out = dict(zip(self.ids, self.out, strict=True))
+        return replace(
+            self,
+            ids=ids,
+            limits={name: {i: own[i] for i in ids if i in own} for name, own in self.limits.items()},
+            out=[out[i] for i in ids],
+            caps={i: self.caps[i] for i in ids},
+            rows=len(ids),
+            asked={i: self.asked[i] for i in ids if i in self.asked},
+            until=until,
+            teaches=False,
         )
 
     def end_probes(self, kept: Set[int], probing: Set[int], networks: Collection[str]) -> bool:

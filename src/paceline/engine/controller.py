@@ -15,7 +15,7 @@ from paceline.engine import budget as b
 from paceline.engine import learning
 from paceline.engine.acceptance import Kind, calibration
 from paceline.engine.audit import AUDIT, TRIAL, Audit, hopeful
-from paceline.engine.budget import Budget, Look, Want
+from paceline.engine.budget import Budget, Look, Offer, Want
 from paceline.engine.choice import Choice, Kin, kin_of
 from paceline.engine.costs import TABLE_ROWS, Costs, Profile
 from paceline.engine.fixed import WHOLE, Limit, fixed_limit, wanted, whole
@@ -36,6 +36,7 @@ MODEL = Kind("model", (0.65, 0.65, 0.62, 0.6))
 NGRAM = Kind("ngram", (0.5, 0.7, 0.8, 0.85), sequential=False, sampled=(0.3, 0.55, 0.7, 0.8))
 KINDS = (MTP, MODEL, NGRAM)
 Found = tuple[list[int], list[float]]  # tokens to copy, and the confidence of each
+NOTHING = Offer()
 
 
 class AutoController:
@@ -82,13 +83,15 @@ class AutoController:
         choice = self._choices.get(ids)
         if choice is None or self._now >= choice.until:
             begin = time.perf_counter()
-            kin = kin_of(sequences, wants, self.budget.arms) if choice is None and not others else None
-            choice = self._as_before(kin, sequences, drafter_max) if kin else None
+            known = {i for i, _ in self.budget.arms}.intersection(ids)
+            kin = kin_of(sequences, wants, len(ids) - len(known)) if choice is None and not others else None
+            fresh = choice is None
+            choice = self._as_before(kin, sequences, known, drafter_max) if fresh else None
             if choice is None:
                 choice = self._think(sequences, wants, drafter_max)
                 taken = time.perf_counter() - begin
                 self._plan_seconds += 0.2 * (taken - self._plan_seconds) if self._plan_seconds else taken
-                if kin and choice.plans and not choice.hold and not any(limit for limit, _ in choice.out):
+                if kin and choice.plans and not choice.hold and not choice.drafts:
                     hold = self._plan_seconds / (IDLING * self.budget.costs.target(len(ids)))
                     self._idle[kin] = self._now + int(min(hold, LONGEST_IDLE[choice.sampled])), choice
             self._choices[ids] = choice
@@ -100,7 +103,7 @@ class AutoController:
         return self._with_looks(choice, sequences) if looks else choice.out
 
     def rest(self) -> int:
-        if (choice := self._choice) is None or any(limit for limit, _ in choice.out):
+        if (choice := self._choice) is None or choice.drafts:
             return 0
         if choice.looked:
             for name in choice.looks:
@@ -116,12 +119,11 @@ class AutoController:
         if choice is None or not choice.looks or now >= choice.until:
             return 0
         begin = time.perf_counter()
-        for sequence in sequences:
-            if choice.caps.get(sequence.id) and self._next_look(sequence, choice, now) == now:
-                if self._pays(sequence, choice):
-                    choice.look = now
-                    return 0
-                self._lookups.in_vain([sequence.id], now)
+        due = [s for s in sequences if choice.caps.get(s.id) and self._next_look(s, choice, now) == now]
+        if due and self._pay(due, choice):
+            choice.look = now
+            return 0
+        self._lookups.in_vain([sequence.id for sequence in due], now)
         choice.look = self._lookups.next(choice.caps, now)
         self._looked(time.perf_counter() - begin, self.budget.costs.target(len(sequences)))
         return max(min(choice.until, choice.look) - now, 0)
@@ -130,13 +132,13 @@ class AutoController:
         """In vain, in so many seconds, where a step takes so many."""
         self._lookups.timed(seconds, step)
 
-    def _pays(self, sequence: Sequence, choice: Choice) -> bool:
+    def _pay(self, sequences: Seq[Sequence], choice: Choice) -> bool:
         """Whether what there is to copy is worth a step with drafts amid plain ones."""
         copier = self._lookups.copier
         if copier is None or copier.name not in choice.looks:
             return True
-        found = copier.look(sequence, choice.caps[sequence.id])
-        return self._worth(sequence, choice, copier.name, found, True)[0] > 0
+        found = [copier.look(sequence, choice.caps[sequence.id]) for sequence in sequences]
+        return any(one.tokens for one in self._offers(sequences, choice, copier.name, found, wakes=True))
 
     def _with_looks(self, choice: Choice, sequences: list[Sequence]) -> list[Limit]:
         """All that a row has room for where something is looked up in this step: `offer` decides what is used.
@@ -179,16 +181,26 @@ class AutoController:
         arms = [b.arm_of(self.budget, sequence_id, self._kinds[name]) for name in choice.looks]
         return all(b.is_lost(self.budget, arm) for arm in arms)
 
-    def _as_before(self, kin: Kin, sequences: list[Sequence], drafter_max: int) -> Choice | None:
-        """A plan without drafts that was made a moment ago for as many texts of which as little was known."""
-        until, plan = self._idle.get(kin, (0, None))
+    def _as_before(
+        self, kin: Kin | None, sequences: list[Sequence], known: set[int], drafter_max: int
+    ) -> Choice | None:
+        """What was decided a moment ago, where only the texts have changed: beside a prompt that is being read for those
+        that go on, and without drafts for as many texts of such a kind, if all of them that are known rest.
+        """
+        last, ids, now = self._choice, [sequence.id for sequence in sequences], self._now
+        resting = last is not None and last.plans and not last.hold and not last.drafts
+        if self._others:
+            same = last is not None and last.plans and last.caps.keys() >= set(ids) and not last.probes
+            return last.for_some(ids, now + 1) if last and same and last.rows == len(last.ids) else None
+        until, plan = self._idle.get(kin, (0, None)) if kin else (0, None)
         limits = [fixed_limit(sequence, MAX_DRAFT_TOKENS, drafter_max)[0] for sequence in sequences]
-        if plan is None or self._now >= until or not all(limits):
+        if plan is None or now >= until or not all(limits):
+            return None
+        if known and not (resting and last and last.caps.keys() >= known):
             return None
         for name in plan.looks:
             self.budget = b.meet(self.budget, self._kinds[name], sequences)
-        ids = [sequence.id for sequence in sequences]
-        return plan.for_others(dict(zip(ids, limits, strict=True)), self._now + REST)
+        return plan.for_others(dict(zip(ids, limits, strict=True)), now + REST)
 
     def _think(self, sequences: list[Sequence], wants: list[Want], drafter_max: int) -> Choice:
         self._learn()
@@ -226,7 +238,8 @@ class AutoController:
             return self._audited(choice, before)
         if free:
             rows, texts = choice.rows + self._others, len(sequences)
-            choice.looks = {k: Look(here, rows, texts, rate, here.drafting(k)[2]) for k in free}
+            prices = {name: here.drafting(name) for name in free}
+            choice.looks = {k: Look(here, rows, texts, rate, p[2], p[0] + p[1]) for k, p in prices.items()}
         choice.out = [best.get(s.id, limit) for s, limit in zip(sequences, choice.out, strict=True)]
         choice.until = self._until(choice, before, here)
         choice.probes = PROBE_RUN if self.budget.probing else 0
@@ -304,25 +317,37 @@ class AutoController:
                     choice.stops[sequence_id] = b.stop(plan, arm, worth)
         return choice.stops[sequence_id]
 
-    def offer(
-        self, sequence: Sequence, kind: str, tokens: list[int], confidence: list[float]
-    ) -> tuple[int, float]:
-        """(tokens worth checking, expected net gain in tokens) of a proposal that costs nothing to make."""
-        choice, i = self._choice, sequence.id
-        if choice is None or kind not in choice.looks or i not in choice.limits[kind]:
-            return whole(confidence)
-        return self._worth(sequence, choice, kind, (tokens, confidence), not self._unlearnt.drafting)
+    def offers(
+        self, sequences: Seq[Sequence], kind: str, found: Seq[Found], *, anyway: bool
+    ) -> list[tuple[int, float]]:
+        """By row: (tokens worth checking, expected net gain in tokens) of proposals that cost nothing to make. `anyway`:
+        others draft in this step, too.
+        """
+        choice = self._choice
+        if choice is None or kind not in choice.looks:
+            return [whole(confidence) for _, confidence in found]
+        asked = {sequence.id for sequence in sequences} - choice.limits[kind].keys()  # of a given length
+        ours = [([], []) if s.id in asked else one for s, one in zip(sequences, found, strict=True)]
+        wakes = None if anyway or asked else not self._unlearnt.drafting
+        offers = self._offers(sequences, choice, kind, ours, wakes=wakes)
+        rows = zip(sequences, found, offers, strict=True)
+        return [whole(confidence) if s.id in asked else one[:2] for s, (_, confidence), one in rows]
 
-    def _worth(
-        self, sequence: Sequence, choice: Choice, kind: str, found: Found, wakes: bool
-    ) -> tuple[int, float]:
-        tokens, confidence = found
-        if not tokens:
-            return 0, 0.0
-        arm = b.arm_of(self.budget, sequence.id, self._kinds[kind])
-        worth = b.offer(self.budget, self._kinds[kind], arm, choice.looks[kind], confidence, wakes=wakes)
-        self._lookups.found(sequence, kind, tokens, confidence, checked=worth[0] > 0)
-        return worth
+    def _offers(
+        self, sequences: Seq[Sequence], choice: Choice, kind: str, found: Seq[Found], *, wakes: bool | None
+    ) -> list[Offer]:
+        """What is worth checking. `wakes`: whether nothing was drafted before; None if others draft in this step, too."""
+        look, offers = choice.looks[kind], [NOTHING] * len(found)
+        for row, (sequence, (tokens, confidence)) in enumerate(zip(sequences, found, strict=True)):
+            if tokens:
+                arm = b.arm_of(self.budget, sequence.id, self._kinds[kind])
+                offers[row] = b.offer(self.budget, self._kinds[kind], arm, look, confidence)
+        if wakes is not None and not b.together(self.budget, look, offers, wakes=wakes):
+            offers = [NOTHING] * len(found)
+        for sequence, (tokens, confidence), one in zip(sequences, found, offers, strict=True):
+            if tokens:
+                self._lookups.found(sequence, kind, tokens, confidence, checked=one.tokens > 0)
+        return offers
 
     def asked(self, ids: Seq[int], kind: str, limits: list[int], copies: Seq[float]) -> list[int]:
         """What a drafter of `kind` has to draft of `limits`, by row, beside copies that gain so many tokens (0: none)."""
@@ -389,7 +414,8 @@ class AutoController:
     def forget(self, sequence_id: int) -> None:
         """A text ends within a step, before that step is observed: what is kept of it goes when that is learnt."""
         self._choices = {ids: choice for ids, choice in self._choices.items() if sequence_id not in ids}
-        if self._unlearnt.drafted and not self._choices:
-            self._learn()  # nothing may follow for long, and there may be something to say
         self._gone.add(sequence_id)
+        if self._unlearnt.drafted and (self._choice is None or self._gone.issuperset(self._choice.ids)):
+            self._learn()  # nothing may follow for long, and there may be something to say
+            self._gone.add(sequence_id)  # and its last step is still to come
         self._lookups.forget(sequence_id)

@@ -37,10 +37,10 @@ class FixedController:
     def stop(self, sequence_id: int) -> Stop:
         return WHOLE
 
-    def offer(
-        self, sequence: Sequence, kind: str, tokens: list[int], confidence: list[float]
-    ) -> tuple[int, float]:
-        return whole(confidence)
+    def offers(
+        self, sequences: Seq[Sequence], kind: str, found: Seq[tuple[list[int], list[float]]], *, anyway: bool
+    ) -> list[tuple[int, float]]:
+        return [whole(confidence) for _, confidence in found]
 
     def asked(self, ids: Seq[int], kind: str, limits: list[int], copies: Seq[float]) -> list[int]:
         return wanted(limits, copies)

@@ -19,13 +19,13 @@ TYPICAL = 12  # steps that are enough to tell the pace of many
 SURE = 3.0  # copies that were kept, after which one may be as long as any
 WARM = 4  # steps with drafts in a row until they show what such steps take (without: `COLD`)
 FADE_EVERY = 64  # steps after which a drafter that was not used counts as idle for as long
-WAKING = 0.2  # what the last such step says of the next
+WAKING = 0.2  # what the last copies amid plain steps say of the next
 PROBE_SHARE = 0.005  # of the running time that probes may cost
 
 
 def observe(budget: Budget, seen: Seq[StepRecord]) -> Budget:
     """Learn from finished steps: costs, acceptance by position and request, calibration, probe credit."""
-    costs, spent, probed, drafted, used, wake = budget.costs, 0.0, 0.0, [], set(), budget.wake
+    costs, spent, probed, drafted, used = budget.costs, 0.0, 0.0, [], set()
     targets: list[Step] = []
     rounds: dict[str, list[Round]] = {}
     steps = sum([record.times for record in seen])
@@ -51,8 +51,6 @@ def observe(budget: Budget, seen: Seq[StepRecord]) -> Budget:
         drafted += [row for row in rows if not row.learnt]
         if kind is None:
             continue
-        if not kind.sequential and record.alike == 1 and not record.masked:
-            wake += WAKING * (_waking(costs, record) - wake)
         if budget.probing:
             probed += _wasted(budget, kind, record, rows, lone)
         if not (lone and costs.is_measured(kind.name)):
@@ -69,7 +67,7 @@ def observe(budget: Budget, seen: Seq[StepRecord]) -> Budget:
             costs = costs.idle(name, FADE_EVERY)
     most = b.MOST_CREDIT * costs.target(1)
     budget = replace(
-        budget, costs=costs, step=end, wake=wake,
+        budget, costs=costs, step=end, wake=_waking(budget, seen),
         credit=max(min(budget.credit + PROBE_SHARE * spent - probed, most), -2 * most),
     )  # fmt: skip
     return observe_rows(budget, drafted) if drafted else budget
@@ -85,11 +83,38 @@ def _wasted(budget: Budget, kind: Kind, record: StepRecord, rows: list[RowRecord
     return min(record.seconds, 8 * without) - without * (1 + kept / texts)
 
 
-def _waking(costs: Costs, record: StepRecord) -> float:
-    """Seconds that the first step with drafts took longer than one among others would have."""
-    texts = len(record.rows)
-    expected = costs.within(texts, record.context).target(record.target_rows)
-    return min(max(record.target_seconds + record.other_seconds - expected, 0.0), 2 * costs.target(1))
+def _waking(budget: Budget, seen: Seq[StepRecord]) -> float:
+    """What copies amid plain steps cost beside their rows and proposals: what the first step with copies took longer than
+    one among others would have, and then what plain ones did until all was warm again.
+    """
+    wake, spent = budget.wake, None  # on the copies that were last seen
+    for record in seen:
+        texts, drafters = len(record.rows), {row.drafter for row in record.rows if row.drafted}
+        rest = not drafters and 0 <= record.alike - record.times < COLD
+        if spent is not None and not rest and (not drafters or record.alike == 1):
+            wake += WAKING * (spent - wake)
+            spent = None
+        if not texts or record.masked or record.target_rows > texts + sum([r.drafted for r in record.rows]):
+            spent = None
+        elif drafters:
+            copies = all(kind.name not in drafters for kind in budget.kinds if kind.sequential)
+            if not copies:
+                spent = None
+            elif record.alike == 1:
+                spent = _over(budget.costs, record, record.target_seconds + record.other_seconds)
+        elif rest and spent is not None:
+            spent += _over(budget.costs, record, record.seconds)
+    return wake if spent is None else wake + WAKING * (spent - wake)
+
+
+def _over(costs: Costs, record: StepRecord, seconds: float) -> float:
+    """Seconds that a step, or several, took longer than expected; of several, than the last of them."""
+    if record.times > 1:
+        over, usual = seconds + record.more_seconds - record.times * seconds, seconds
+    else:
+        usual = costs.within(len(record.rows), record.context).target(record.target_rows)
+        over = seconds - usual
+    return min(max(over, 0.0), 2 * usual)
 
 
 def is_news(budget: Budget, row: RowRecord) -> bool:

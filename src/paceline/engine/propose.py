@@ -9,7 +9,7 @@ from paceline.drafters.base import DraftContext, Drafter
 from paceline.engine import budget
 from paceline.engine.live import Live
 from paceline.engine.picker import StepPicker
-from paceline.engine.rest import ALWAYS, Rest
+from paceline.engine.rest import ALWAYS, Rest, nothing
 from paceline.engine.scheduler import Work
 from paceline.engine.state import EngineState
 
@@ -19,6 +19,8 @@ def propose(state: EngineState, work: list[Work]) -> Draft:
     if state.rest is not None and state.rest.holds(work, state.controller):
         return state.rest.draft()
     state.tell()
+    if state.rest is not None and (draft := state.rest.pause(work)) is not None:
+        return draft
     out = Draft.empty(len(work), budget.PREFILL)
     out.q = [None] * len(work)
     groups: dict[str, list[int]] = {}
@@ -39,14 +41,8 @@ def propose(state: EngineState, work: list[Work]) -> Draft:
     steps = 0
     if not others and not any(out.tokens) and len(groups) < 2:
         steps = state.controller.rest() if groups else ALWAYS
-    state.rest = Rest([w.sequence.id for w in work], steps, _nothing(out.reasons)) if steps > 0 else None
+    state.rest = Rest([w.sequence.id for w in work], steps, nothing(out.reasons)) if steps > 0 else None
     return out
-
-
-def _nothing(reasons: list[str | None]) -> Draft:
-    return Draft(
-        [[] for _ in reasons], [[] for _ in reasons], [None] * len(reasons), reasons, [""] * len(reasons)
-    )
 
 
 def _ask(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from paceline.core import Draft
-from paceline.engine.budget import Controller
+from paceline.engine.budget import PREFILL, Controller
 from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.scheduler import Work
 
@@ -55,6 +55,12 @@ def _typical(steps: Seq[Ran]) -> tuple[float, float, float]:
     return target, draft, other
 
 
+def nothing(reasons: list[str | None]) -> Draft:
+    """No draft for any row, with the reason of each."""
+    rows = len(reasons)
+    return Draft([[] for _ in reasons], [[] for _ in reasons], [None] * rows, reasons, [""] * rows)
+
+
 @dataclass(slots=True)
 class Rest:
     """Of some texts, for so many steps."""
@@ -63,9 +69,11 @@ class Rest:
     steps: int
     empty: Draft  # what is drafted in each of them
     untold: list[Ran] = field(default_factory=list)
+    paused: bool = False  # a prompt was read in the last step: it holds if the same texts go on
 
     def holds(self, work: list[Work], controller: Controller) -> bool:
         """Whether `work` is of these texts and nothing has to be drafted; a look alone does not end it."""
+        self.paused = False
         if self.ids != [w.sequence.id if w.count == 1 and w.last else None for w in work]:
             return False
         if self.steps == 0:
@@ -75,6 +83,19 @@ class Rest:
     def draft(self) -> Draft:
         self.steps -= 1
         return self.empty
+
+    def pause(self, work: list[Work]) -> Draft | None:
+        """Nothing to draft for `work`, if it reads prompts beside texts that rest."""
+        known = dict(zip(self.ids, self.empty.reasons, strict=True))
+        decoding = [w.count == 1 and w.last for w in work]
+        if self.steps == 0 or all(decoding):
+            return None
+        if any(own and w.sequence.id not in known for w, own in zip(work, decoding, strict=True)):
+            return None
+        self.paused = True
+        return nothing(
+            [known[w.sequence.id] if own else PREFILL for w, own in zip(work, decoding, strict=True)]
+        )
 
     def tell(self) -> StepRecord | None:
         """What the controller has not heard of yet."""

@@ -73,7 +73,7 @@ class EngineState:
     @property
     def resting(self) -> bool:
         """Whether the next step will not draft either, if the same texts take part."""
-        return self.rest is not None and self.rest.steps > 0
+        return self.rest is not None and self.rest.steps > 0 and not self.rest.paused
 
     def tell(self) -> None:
         """Let the controller hear of the steps at rest that it has not heard of."""
