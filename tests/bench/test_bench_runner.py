@@ -21,6 +21,7 @@ from paceline.bench.runner import (
     Cell,
     Run,
     Setting,
+    length,
     measure,
     run_beside,
     unsure,
@@ -32,6 +33,7 @@ from paceline.core import Delta, SamplingParams, Stats
 from paceline.errors import UsageError
 
 CODE = Cell("code", 2, 0.0)
+BOTH = length(8, 0) + length(8, 1)  # tokens of two texts
 
 
 class FakeEngine:
@@ -87,7 +89,7 @@ def test_every_setting_runs_beside_a_baseline_in_every_round() -> None:
     assert set(labels[1::2]) == {"none"}
     assert labels[0:8:2] == ["none", "mtp auto", "mtp 1", "mtp 4"]
     assert labels[8:16:2] == ["mtp auto", "mtp 1", "mtp 4", "none"]
-    assert {run.tokens for run in runs} == {16}
+    assert {run.tokens for run in runs} == {BOTH}
     assert len({run.digest for run in runs}) == 1
     assert all(len(run.first_token) == 2 and run.gaps for run in runs)
     table = lines(runs)
@@ -95,7 +97,7 @@ def test_every_setting_runs_beside_a_baseline_in_every_round() -> None:
     assert all(line.ratio and line.ratio.count == 3 for line in table)
     assert all(line.same_text for line in table)
     assert table[1].acceptance == [0.8, 0.4]
-    assert table[1].tokens_per_step == pytest.approx(1.6)
+    assert table[1].tokens_per_step == pytest.approx(BOTH / 10)
 
 
 def test_a_setting_and_its_baseline_take_turns() -> None:
@@ -108,9 +110,9 @@ def test_a_setting_and_its_baseline_take_turns() -> None:
         written[who is engine] += tokens
         ahead = max(ahead, abs(written[True] - written[False]))
         last = who
-    assert turns == {True: 7, False: 7}  # who begins returns to cold caches as often as the other
+    assert turns[True] == turns[False] > 3  # who begins returns to cold caches as often as the other
     assert ahead <= TURN * CODE.batch + 2 * 3  # a step of two texts, three tokens each
-    assert run.tokens == plain.tokens == 400
+    assert run.tokens == plain.tokens == 200 + length(200, 1)
 
 
 def test_speed_is_that_of_as_many_tokens_at_a_full_batch() -> None:
@@ -121,9 +123,9 @@ def test_speed_is_that_of_as_many_tokens_at_a_full_batch() -> None:
                 self.open[request_id][1] = 4  # this text is drafted well
 
     run, plain = run_beside(bench(Uneven(), tokens=100), CODE, Setting("mtp", 1), 1)
-    assert run.decode_tokens == 144  # 24 steps of 4 + 2 after the first
-    assert plain.decode_tokens == 144  # as many, though it writes side by side to its end
-    assert run.tokens == plain.tokens == 200
+    assert plain.decode_tokens == 2 * (length(100, 1) - 1)  # after the first step, until one text is done
+    assert 0 <= run.decode_tokens - plain.decode_tokens < 4 + 2  # as many, to a step
+    assert run.tokens == plain.tokens == 100 + length(100, 1)
 
 
 def test_a_text_that_is_done_makes_place_for_the_next_and_prompts_are_not_decoding(
@@ -161,13 +163,13 @@ def test_a_text_that_is_done_makes_place_for_the_next_and_prompts_are_not_decodi
     assert run.seconds + plain.seconds >= 300.0
     texts = len(run.first_token)
     assert texts == len(plain.first_token) > 2 * cell.batch
-    assert run.tokens == plain.tokens == 41 * texts
+    assert run.tokens == plain.tokens == sum(length(41, i) for i in range(texts))
     assert engine.at_once == beside.at_once == cell.batch
     assert set(run.first_token) == set(plain.first_token) == {10.0}  # since each text began
-    assert set(run.gaps) == {0.5}
-    assert run.speed == pytest.approx(6.0)
-    assert run.ratio == pytest.approx(2.0)
-    assert run.decode_tokens == plain.decode_tokens == 40 * texts
+    assert plain.speed == pytest.approx(3.0)  # the steps in which prompts were read are not in it
+    assert 5.5 < run.speed <= 6.0  # the last token of some comes alone
+    assert 0.4 * run.tokens < run.decode_tokens < run.tokens
+    assert abs(run.decode_tokens - plain.decode_tokens) <= 6
     assert run.same_text
     assert not engine.open
     assert not beside.open
@@ -191,7 +193,8 @@ def test_a_run_goes_on_with_further_texts_until_it_has_lasted() -> None:
     names.clear()
     run, plain = run_beside(bench(Slow(), least=10 * once.seconds), CODE, NONE, 0)
     assert run.seconds + plain.seconds >= 20 * once.seconds
-    assert run.tokens == plain.tokens == 8 * len(names) > 8 * 2 * 10
+    assert run.tokens == plain.tokens == sum(length(8, i) for i in range(len(names)))
+    assert len(names) > 2 * 5
     assert len(set(names)) == len(names)
     assert len(seeds) == len(names)
     assert len(run.first_token) == len(names)
@@ -199,6 +202,15 @@ def test_a_run_goes_on_with_further_texts_until_it_has_lasted() -> None:
     assert run.same_text
     assert run.ratio > 0
     assert sum(run.drafted_by_position) == 10 * len(names)
+
+
+def test_texts_have_all_lengths_between_half_of_the_longest_and_that() -> None:
+    lengths = [length(100, i) for i in range(64)]
+    assert lengths[0] == max(lengths) == 100
+    assert len(set(lengths)) > 40
+    assert 50 <= min(lengths) <= 52
+    assert sum(lengths) / 64 == pytest.approx(75, abs=1)
+    assert length(2, 1) == 2
 
 
 def test_what_is_not_known_well_enough_gets_further_rounds() -> None:
@@ -237,7 +249,7 @@ def test_one_that_waits_for_the_other_does_not_hang() -> None:
     engine = Waiting()
     beside = bench(engine)
     run, plain = run_beside(beside, CODE, NONE, 0)
-    assert run.tokens == plain.tokens == 16
+    assert run.tokens == plain.tokens == BOTH
 
 
 def test_energy_is_that_of_its_own_turns(tmp_path: Path) -> None:

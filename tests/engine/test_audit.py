@@ -471,3 +471,56 @@ def test_where_steps_are_dear_beside_planning_every_text_gets_a_plan_of_its_own(
     slow = Profile(STEEP.rows, tuple(1e5 * s for s in STEEP.seconds), rounds={"mtp": (1.0, 1.0, 0.0)})
     auto = AutoController(slow, [MTP])
     assert plans_of([sequence(i) for i in range(6)], 16, auto, 1.0) == [1] * 6
+
+
+def arrivals(
+    auto: AutoController, texts: int, every: int, steps: int, **params: Any
+) -> tuple[int, list[list[int]]]:
+    """(plans, limits of each step) where a text is done and another one comes `every` so many steps, its prompt read in a
+    step of its own."""
+    made, limits, think = [0], [], auto._think
+
+    def counted(*args: Any) -> Any:
+        made[0] += 1
+        return think(*args)
+
+    auto._think = counted  # type: ignore[method-assign]
+    ids, fresh = list(range(texts)), texts
+    for now in range(steps):
+        reading = now % every == every - 1
+        group = [replace(sequence(i), params=SamplingParams(max_tokens=999, **params)) for i in ids]
+        group = group[1:] if reading else group
+        got = auto.limits(group, ["auto"] * len(group), 16, 8 * reading)
+        limits.append([limit for limit, _ in got])
+        rows = [RowRecord(s.id, "mtp", k, k, [0.9] * k, why) for s, (k, why) in zip(group, got, strict=True)]
+        count = len(group) + sum(limits[-1]) + 8 * reading
+        auto.observe(StepRecord(count, auto.budget.costs.target(count), 0.0, 0.0, rows))
+        if reading:
+            auto.forget(ids[0])
+            ids, fresh = [*ids[1:], fresh], fresh + 1
+    auto._think = think  # type: ignore[method-assign]
+    return made[0], limits
+
+
+def test_where_nothing_is_drafted_texts_that_come_and_go_need_no_plans() -> None:
+    auto = AutoController(STEEP, [MTP])
+    plans, limits = arrivals(auto, 8, 4, 200, temperature=0.8)
+    assert not any(map(any, limits))
+    assert plans <= 4
+    auto = AutoController(STEEP, [MTP])
+    auto.budget = b.meet(auto.budget, MTP, [sequence(100)])
+    texts = [sequence(i) for i in range(7)]
+    auto.limits(texts, ["auto"] * 7, 16)
+    known = auto._choice
+    auto.limits([*texts, sequence(100)], ["auto"] * 8, 16)  # something is known of all of them
+    assert auto._choice is not known
+
+
+def test_beside_a_prompt_that_is_read_drafts_go_on_as_planned() -> None:
+    cheap = Profile((1, 65), (1.0, 1.2), rounds={"mtp": (0.01, 0.01, 0.0)})
+    auto = AutoController(cheap, [replace(MTP, known=True)])
+    plans, limits = arrivals(auto, 4, 5, 60)
+    reading = limits[4::5]
+    assert all(len(step) == 3 and all(step) for step in reading)
+    assert all(all(step) for step in limits)
+    assert plans < 60 - len(reading)

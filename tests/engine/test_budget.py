@@ -296,22 +296,63 @@ def test_whether_a_first_copy_is_kept_is_learnt_from_those_of_texts_of_its_kind(
     assert budget.firsts == {"ngram of a reference": (20.0 if kept else 0.0, 20.0)}
 
 
+def test_copies_are_judged_together() -> None:
+    """Each of them gains a little; a step with copies takes something whoever has one, and its first rows most."""
+    costs = Profile((1, 2, 5, 17, 33), (1.0, 1.8, 2.0, 2.6, 6.8)).costs()
+    budget = b.meet(Budget(costs, (NGRAM,)), NGRAM, [sequence(1)])
+    look = b.Look(costs, 1, 8, 1.0, base=0.5)
+    one = b.offer(budget, NGRAM, b.arm_of(budget, 1, NGRAM), look, [0.5] * 16)
+    assert (one.tokens, one.gain > 0) == (2, True)
+    assert one.kept == pytest.approx(0.5 + 0.25)
+    assert not b.together(budget, look, [one], wakes=False)
+    assert not b.together(budget, look, [b.Offer()] * 8, wakes=False)
+    assert b.together(budget, look, [one] * 8, wakes=False)
+    assert not b.together(replace(budget, wake=8.0), look, [one] * 8, wakes=True)
+
+
+def test_copies_that_pay_together_only_are_checked_together() -> None:
+    auto = AutoController(Profile((1, 2, 5, 17, 33), (1.0, 1.8, 2.0, 2.6, 6.8)), [NGRAM])
+    texts = [sequence(sid) for sid in range(8)]
+    copy: tuple[list[int], list[float]] = ([7] * 16, [0.5] * 16)
+
+    def checked(found: list[tuple[list[int], list[float]]], *, anyway: bool = False) -> list[int]:
+        auto.limits(texts, ["auto"] * 8, 16)
+        return [tokens for tokens, _ in auto.offers(texts, "ngram", found, anyway=anyway)]
+
+    assert all(checked([copy] * 8))
+    alone: list[tuple[list[int], list[float]]] = [copy, *[([], [])] * 7]
+    assert checked(alone) == [0] * 8
+    assert [n > 0 for n in checked(alone, anyway=True)] == [True, *[False] * 7]  # others draft, too
+    others = [sequence(sid) for sid in range(8, 16)]
+    auto.limits(others, [3, *["auto"] * 7], 16)
+    given = auto.offers(others, "ngram", [([7] * 3, [0.5] * 3), copy, *[([], [])] * 6], anyway=False)
+    assert given[0][0] == 3  # as many as were asked for, whatever they gain
+    assert given[1][0] > 0 == given[2][0]
+
+
 def test_a_copy_pays_for_waking_unless_others_follow() -> None:
     costs = Profile((1, 5, 17), (1.0, 2.6, 6.8)).costs()
     budget, look = b.meet(Budget(costs, (NGRAM,)), NGRAM, [sequence(1)]), b.Look(costs, 1, 1, 1.0)
 
-    def tokens(confidence: float, *, wakes: bool) -> int:
+    def pays(confidence: float, *, wakes: bool) -> bool:
         arm = b.arm_of(budget, 1, NGRAM)
-        return b.offer(budget, NGRAM, arm, look, [confidence] * 16, wakes=wakes)[0]
+        return b.together(budget, look, [b.offer(budget, NGRAM, arm, look, [confidence] * 16)], wakes=wakes)
 
-    alone = StepRecord(3, costs.target(3) + 0.8, 0.0, 0.0, [replace(copied(1, 0), drafted=2)], alike=1)
+    assert pays(0.7, wakes=True)
+    alone = StepRecord(3, costs.target(3) + 0.5, 0.0, 0.0, [replace(copied(1, 0), drafted=2)], alike=1)
+    after = StepRecord(1, 1.2, 0.1, 0.0, [replace(copied(1, 0), drafted=0)], alike=1)
+    rest = StepRecord(1, 1.0, 0.0, 0.0, after.rows, times=20, more_seconds=19.4, alike=21)
     following = replace(alone, alike=2)
     assert learning.observe(budget, [following]).wake == 0.0
-    assert tokens(0.65, wakes=True) == tokens(0.65, wakes=False) > 0
-    budget = replace(budget, wake=learning.observe(budget, [alone] * 20).wake)
-    assert budget.wake == pytest.approx(0.8, rel=0.05)
-    assert tokens(0.65, wakes=True) == 0 < tokens(0.65, wakes=False)
-    assert tokens(0.99, wakes=True) == tokens(0.99, wakes=False) == 4
+    reading = replace(alone, target_rows=9)
+    assert learning.observe(budget, [reading, after]).wake == 0.0  # of a prompt's rows nothing is known
+    budget = replace(budget, wake=learning.observe(budget, [alone, following, after, rest] * 20).wake)
+    assert budget.wake == pytest.approx(
+        0.5 + 0.3 + 0.4, rel=0.05
+    )  # the first step, and those until all is warm
+    assert not pays(0.7, wakes=True)
+    assert pays(0.7, wakes=False)
+    assert pays(0.99, wakes=True)
 
 
 def test_drafts_of_a_length_that_was_asked_for_teach_of_texts_of_their_kind() -> None:

@@ -256,6 +256,7 @@ class Offer(NamedTuple):
     tokens: int = 0
     gain: float = 0.0  # tokens, net of what checking it takes where all texts check as many
     kept: float = 0.0  # tokens
+    alive: float = 0.0  # chance that it is kept to its end
 
 
 def offer(budget: Budget, kind: Kind, arm: Arm, look: Look, confidence: list[float]) -> Offer:
@@ -280,19 +281,23 @@ def offer(budget: Budget, kind: Kind, arm: Arm, look: Look, confidence: list[flo
         kept += alive
         net = kept - paid * prices[j]
         if net > best.gain:
-            best = Offer(j + 1, net, kept)
+            best = Offer(j + 1, net, kept, alive)
         elif alive < 0.03:
             break
     return best
 
 
 def together(budget: Budget, look: Look, offers: Seq[Offer], *, wakes: bool) -> bool:
-    """Whether the copies of a step gain more than it takes longer. `wakes`: nothing was drafted before."""
-    tokens, kept = sum([one.tokens for one in offers]), sum([one.kept for one in offers])
+    """Whether the copies of a step gain more than it takes longer. `wakes`: nothing was drafted before; what that costs
+    is shared by the copies that follow, if one is kept to its end.
+    """
+    tokens, kept, alive = 0, 0.0, 0.0
+    for one in offers:
+        tokens, kept, alive = tokens + one.tokens, kept + one.kept, max(alive, one.alive)
     if not tokens:
         return False
     takes = look.costs.adding(look.rows, tokens) + look.slope * tokens + look.base
-    return kept > MARGIN * look.rate * (takes + (budget.wake if wakes else 0.0))
+    return kept > look.rate * (MARGIN * takes + (budget.wake * (1 - alive) if wakes else 0.0))
 
 
 def is_lost(budget: Budget, arm: Arm) -> bool:

@@ -6,12 +6,13 @@ from collections.abc import Collection, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
-from paceline.core import Sequence
-from paceline.engine.budget import NO_CONFIDENCE, Look, Plan, Want
-from paceline.engine.fixed import Limit
+from paceline.core import MAX_DRAFT_TOKENS, Sequence
+from paceline.engine.budget import MEASURING, NO_CONFIDENCE, Look, Plan, Want
+from paceline.engine.fixed import Limit, fixed_limit
 from paceline.ops.base import Stop
 from paceline.sampling.shape import is_greedy
 
+REST = 128  # steps that a plan without drafts holds
 Kin = tuple[
     int, str | None, bool, bool
 ]  # how many texts, their drafter, whether all are greedy, whether all are new
@@ -51,6 +52,11 @@ class Choice:
     def drafts(self) -> bool:
         return any(limit for limit, _ in self.out)
 
+    @property
+    def rests(self) -> bool:
+        """It was thought out, and nothing is drafted by it."""
+        return bool(self.plans) and not self.hold and not self.drafts
+
     def for_others(self, caps: dict[int, int], until: int) -> Choice:
         """The same for other texts, where nothing is drafted."""
         ids, none = list(caps), dict.fromkeys(caps, 0)
@@ -59,7 +65,12 @@ class Choice:
         out = [(0, self.out[0][1])] * len(ids)
         return Choice(ids, plans, limits, out, caps, len(ids), self.looks, until=until, sampled=self.sampled)
 
-    def for_some(self, ids: list[int], until: int) -> Choice:
+    def measuring(self, until: int, hold: int) -> Choice:
+        """Plain steps for the same texts, to see what they take."""
+        out = [(0, MEASURING) if i in self.caps else own for i, own in zip(self.ids, self.out, strict=True)]
+        return Choice(self.ids, {}, {}, out, self.caps, self.rows, until=until, hold=hold)
+
+    def for_some(self, ids: list[int]) -> Choice:
         """The same for some of its texts."""
         out = dict(zip(self.ids, self.out, strict=True))
         return replace(
@@ -70,7 +81,6 @@ class Choice:
             caps={i: self.caps[i] for i in ids},
             rows=len(ids),
             asked={i: self.asked[i] for i in ids if i in self.asked},
-            until=until,
             teaches=False,
         )
 
@@ -91,3 +101,48 @@ class Choice:
             (0, NO_CONFIDENCE) if i in ended else limit for i, limit in zip(self.ids, self.out, strict=True)
         ]
         return False
+
+
+def begun(sequences: Seq[Sequence], wants: Seq[Want], drafter_max: int) -> Choice:
+    """Nothing is decided yet but what requests have asked for."""
+    choice = Choice([s.id for s in sequences], {}, {}, [], {}, len(sequences))
+    for sequence, want in zip(sequences, wants, strict=True):
+        limit, reason = fixed_limit(sequence, MAX_DRAFT_TOKENS if want == "auto" else want, drafter_max)
+        choice.out.append((limit, reason))
+        if want == "auto" and limit:
+            choice.caps[sequence.id] = limit
+        else:
+            choice.rows += limit
+    return choice
+
+
+class Before:
+    """What was decided a moment ago, for steps in which only the texts have changed: a plan takes time."""
+
+    def __init__(self) -> None:
+        self._idle: dict[Kin, tuple[int, Choice]] = {}  # until when, and what
+
+    def keep(self, kin: Kin, choice: Choice, until: int) -> None:
+        """A plan for texts of that kin, if nothing is drafted by it."""
+        if choice.rests:
+            self._idle[kin] = until, choice
+
+    def others(
+        self, kin: Kin, last: Choice | None, caps: dict[int, int], new: Set[int], now: int
+    ) -> Choice | None:
+        """A plan without drafts for others of that kin, if those of them that are not new rest by the `last` one."""
+        until, choice = self._idle.get(kin, (0, None))
+        if choice is None or now >= until or not all(caps.values()):
+            return None
+        if new != caps.keys() and not (
+            last is not None and last.rests and last.caps.keys() >= caps.keys() - new
+        ):
+            return None
+        return choice.for_others(caps, now + REST)
+
+
+def going_on(last: Choice | None, ids: list[int], now: int) -> Choice | None:
+    """Of the `last` plan, for those of its texts that go on beside a prompt that is being read."""
+    if last is None or not last.plans or last.probes or now >= last.until or last.rows != len(last.ids):
+        return None
+    return last.for_some(ids) if last.caps.keys() >= set(ids) else None

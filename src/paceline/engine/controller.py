@@ -16,7 +16,7 @@ from paceline.engine import learning
 from paceline.engine.acceptance import Kind, calibration
 from paceline.engine.audit import AUDIT, TRIAL, Audit, hopeful
 from paceline.engine.budget import Budget, Look, Offer, Want
-from paceline.engine.choice import Choice, Kin, kin_of
+from paceline.engine.choice import REST, Before, Choice, Kin, begun, going_on, kin_of
 from paceline.engine.costs import TABLE_ROWS, Costs, Profile
 from paceline.engine.fixed import WHOLE, Limit, fixed_limit, wanted, whole
 from paceline.engine.lookups import Copier, Lookups
@@ -26,7 +26,6 @@ from paceline.sampling.shape import is_greedy
 
 PLANNING = 0.05  # of the time that planning may take at first
 HOLD, LONGEST_HOLD = 2, 16  # steps that a plan which drafts holds: longer each time that it stays one
-REST = 128  # steps that a plan without drafts holds
 LONGEST_IDLE = 512, 2048  # that it holds for others like its own, greedy and sampled ones
 IDLING = 0.001  # of the time that planning may take where texts come and go and nothing is drafted
 PROBE_RUN = 3  # steps that a probe lasts while its tokens are kept
@@ -56,7 +55,7 @@ class AutoController:
     ) -> None:
         self.budget = Budget(profile.costs(), tuple(kinds))
         self._default = tuple(default) or tuple(kind.name for kind in kinds)
-        self._warn = warn
+        self._warn = warn or (lambda text: None)
         self._kinds = {kind.name: kind for kind in kinds}
         self._choices: dict[tuple[int, ...], Choice] = {}  # by the rows that were asked for together
         self._choice: Choice | None = None  # of the draft round that is going on
@@ -67,7 +66,7 @@ class AutoController:
         self._lookups = Lookups(copier)
         self._plan_seconds = 0.0  # that a plan takes, lately
         self._thought = 0.0  # seconds that planning took in this step: no part of what drafting costs
-        self._idle: dict[Kin, tuple[int, Choice]] = {}  # until when, and what, see `_as_before`
+        self._before = Before()
         self._gone: set[int] = set()  # texts that have ended: their last step is still to be learnt from
 
     @property
@@ -83,17 +82,16 @@ class AutoController:
         choice = self._choices.get(ids)
         if choice is None or self._now >= choice.until:
             begin = time.perf_counter()
-            known = {i for i, _ in self.budget.arms}.intersection(ids)
-            kin = kin_of(sequences, wants, len(ids) - len(known)) if choice is None and not others else None
-            fresh = choice is None
-            choice = self._as_before(kin, sequences, known, drafter_max) if fresh else None
-            if choice is None:
-                choice = self._think(sequences, wants, drafter_max)
+            new = set(ids).difference(i for i, _ in self.budget.arms)
+            kin = kin_of(sequences, wants, len(new)) if choice is None and not others else None
+            again = self._as_before(sequences, drafter_max, kin, new) if choice is None else None
+            choice = again or self._think(sequences, wants, drafter_max)
+            if again is None:
                 taken = time.perf_counter() - begin
                 self._plan_seconds += 0.2 * (taken - self._plan_seconds) if self._plan_seconds else taken
-                if kin and choice.plans and not choice.hold and not choice.drafts:
+                if kin:
                     hold = self._plan_seconds / (IDLING * self.budget.costs.target(len(ids)))
-                    self._idle[kin] = self._now + int(min(hold, LONGEST_IDLE[choice.sampled])), choice
+                    self._before.keep(kin, choice, self._now + int(min(hold, LONGEST_IDLE[choice.sampled])))
             self._choices[ids] = choice
             self._thought += time.perf_counter() - begin
         self._choice = choice
@@ -182,37 +180,21 @@ class AutoController:
         return all(b.is_lost(self.budget, arm) for arm in arms)
 
     def _as_before(
-        self, kin: Kin | None, sequences: list[Sequence], known: set[int], drafter_max: int
+        self, sequences: list[Sequence], drafter_max: int, kin: Kin | None, new: set[int]
     ) -> Choice | None:
-        """What was decided a moment ago, where only the texts have changed: beside a prompt that is being read for those
-        that go on, and without drafts for as many texts of such a kind, if all of them that are known rest.
-        """
-        last, ids, now = self._choice, [sequence.id for sequence in sequences], self._now
-        resting = last is not None and last.plans and not last.hold and not last.drafts
+        """What was decided for others a moment ago, or for some of them."""
         if self._others:
-            same = last is not None and last.plans and last.caps.keys() >= set(ids) and not last.probes
-            return last.for_some(ids, now + 1) if last and same and last.rows == len(last.ids) else None
-        until, plan = self._idle.get(kin, (0, None)) if kin else (0, None)
-        limits = [fixed_limit(sequence, MAX_DRAFT_TOKENS, drafter_max)[0] for sequence in sequences]
-        if plan is None or now >= until or not all(limits):
-            return None
-        if known and not (resting and last and last.caps.keys() >= known):
-            return None
-        for name in plan.looks:
+            return going_on(self._choice, [sequence.id for sequence in sequences], self._now)
+        caps = {s.id: fixed_limit(s, MAX_DRAFT_TOKENS, drafter_max)[0] for s in sequences}
+        choice = self._before.others(kin, self._choice, caps, new, self._now) if kin else None
+        for name in choice.looks if choice else ():
             self.budget = b.meet(self.budget, self._kinds[name], sequences)
-        return plan.for_others(dict(zip(ids, limits, strict=True)), now + REST)
+        return choice
 
     def _think(self, sequences: list[Sequence], wants: list[Want], drafter_max: int) -> Choice:
         self._learn()
-        choice = Choice([s.id for s in sequences], {}, {}, [], {}, len(sequences))
-        for sequence, want in zip(sequences, wants, strict=True):
-            limit, reason = fixed_limit(sequence, MAX_DRAFT_TOKENS if want == "auto" else want, drafter_max)
-            choice.out.append((limit, reason))
-            if want == "auto" and limit:
-                choice.caps[sequence.id] = limit
-            else:
-                choice.rows += limit
-        masked = any(sequence.constraint is not None for sequence in sequences)
+        choice = begun(sequences, wants, drafter_max)
+        masked = any(s.constraint is not None for s in sequences)
         choice.teaches = not (self._others or masked or len(sequences) > TABLE_ROWS)
         choice.until, choice.sampled = self._now + REST, not any(is_greedy(s) for s in sequences)
         costs, context = self.budget.costs, sum([sequence.committed for sequence in sequences])
@@ -251,10 +233,8 @@ class AutoController:
     def _audited(self, choice: Choice, before: Choice | None) -> Choice:
         """Plain steps for once, to see what the machine takes for them now; then the plan is made anew."""
         self.budget = replace(self.budget, probing=frozenset())
-        rows = zip(choice.ids, choice.out, strict=True)
-        out = [(0, b.MEASURING) if i in choice.caps else limit for i, limit in rows]
         hold = before.hold if before is not None and before.hold else HOLD
-        return Choice(choice.ids, {}, {}, out, choice.caps, choice.rows, until=self._now + AUDIT, hold=hold)
+        return choice.measuring(self._now + AUDIT, hold)
 
     def _until(self, choice: Choice, before: Choice | None, costs: Costs) -> int:
         """The step at which to think again: soon where little is known yet."""
@@ -408,14 +388,13 @@ class AutoController:
                 self._lookups.gone(sequence_id)
             self._gone.clear()
         for text in warnings:
-            if self._warn:
-                self._warn(text)
+            self._warn(text)
 
     def forget(self, sequence_id: int) -> None:
         """A text ends within a step, before that step is observed: what is kept of it goes when that is learnt."""
         self._choices = {ids: choice for ids, choice in self._choices.items() if sequence_id not in ids}
-        self._gone.add(sequence_id)
-        if self._unlearnt.drafted and (self._choice is None or self._gone.issuperset(self._choice.ids)):
+        left = set(self._choice.ids if self._choice else ()) - self._gone - {sequence_id}
+        if self._unlearnt.drafted and not left:
             self._learn()  # nothing may follow for long, and there may be something to say
-            self._gone.add(sequence_id)  # and its last step is still to come
+        self._gone.add(sequence_id)
         self._lookups.forget(sequence_id)

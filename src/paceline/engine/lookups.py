@@ -42,7 +42,7 @@ class Lookups:
         """
         awaited, told = self._unchecked.awaited(sequence.id), self._unchecked.told(sequence)
         if awaited and isinstance(told, int):
-            return max(now + told, self._quiet.due(sequence.id, now) or 0), None
+            return now + told, None
         if isinstance(told, RowRecord):
             if told.accepted == told.drafted:
                 self._quiet.wake(sequence.id)
@@ -72,20 +72,22 @@ class Lookups:
         for row in rows:
             if row.drafter == kind and row.accepted:
                 self._quiet.wake(row.sequence_id)
-            elif row.sequence_id in looked:
+            elif row.sequence_id in looked and not self._unchecked.awaited(row.sequence_id):
                 lost = row.drafter != kind and row.sequence_id in self._offered
                 self._quiet.hush(row.sequence_id, now, 2 if lost else LOOK)
 
     def in_vain(self, looked: Iterable[int], now: int) -> None:
         """Nothing that was found in this step is worth checking."""
         for sequence_id in looked:
-            self._quiet.hush(sequence_id, now)
+            if not self._unchecked.awaited(sequence_id):
+                self._quiet.hush(sequence_id, now)
 
     def next(self, texts: Iterable[int], now: int) -> int:
         """The step, after this one, in which one of these texts has to be looked at again."""
         steps = []
         for i in texts:
-            steps.append(max(now + self._unchecked.awaited(i), self._quiet.due(i, now + 1) or now + 1))
+            awaited = self._unchecked.awaited(i)
+            steps.append(now + awaited if awaited else self._quiet.due(i, now + 1) or now + 1)
         return min(steps, default=now + 1)
 
     def timed(self, look: float, step: float) -> None:
