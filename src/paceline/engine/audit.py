@@ -14,7 +14,10 @@ from math import log
 from paceline.engine.costs import Costs
 
 COLD = 8  # plain steps after drafts until the caches hold the target's weights again: they tell nothing
-AUDIT = COLD + 4  # steps of an audit
+AUDIT = (
+    COLD + 4,
+    48,
+)  # steps of an audit where a plan promises much, and else: until all is warm takes a few dozen
 CLEAR = 1.4  # what a plan promises over none from which on an error will hardly turn it around
 SAME = 0.1  # change of the drag, as a logarithm, that confirms what was known
 SOONEST, RAREST = 64, 1024  # steps with drafts between two audits: the more, the longer they agree
@@ -43,6 +46,10 @@ class Audit:
         self._every = min(2 * self._every, RAREST) if same else max(self._every // 2, SOONEST)
         self._drag = drag
         return True
+
+    def steps(self, gain: float) -> int:
+        """Plain ones, where drafts promise so much: the last of them tell; the less drafts gain the less they cost."""
+        return AUDIT[gain < CLEAR]
 
     def may_try(self, now: int) -> bool:
         return now >= self._next

@@ -14,7 +14,7 @@ from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine import budget as b
 from paceline.engine import learning
 from paceline.engine.acceptance import Kind, calibration
-from paceline.engine.audit import AUDIT, TRIAL, Audit, hopeful
+from paceline.engine.audit import TRIAL, Audit, hopeful
 from paceline.engine.budget import Budget, Look, Offer, Want
 from paceline.engine.choice import REST, Before, Choice, Kin, begun, going_on, kin_of
 from paceline.engine.costs import TABLE_ROWS, Costs, Profile
@@ -216,8 +216,11 @@ class AutoController:
                 free.append(kind.name)
         rate = max([plan.rate for plan in choice.plans.values()], default=plain)
         self.budget = replace(self.budget, costs=costs)
-        if choice.rows == len(sequences) and choice.teaches and self._audit(choice).due(here, rate / plain):
-            return self._audited(choice, before)
+        audit = self._audit(choice)
+        if choice.rows == len(sequences) and choice.teaches and audit.due(here, rate / plain):
+            self.budget = replace(self.budget, probing=frozenset())
+            hold = before.hold if before is not None and before.hold else HOLD
+            return choice.measuring(self._now + audit.steps(rate / plain), hold)
         if free:
             rows, texts = choice.rows + self._others, len(sequences)
             prices = {name: here.drafting(name) for name in free}
@@ -229,12 +232,6 @@ class AutoController:
 
     def _audit(self, choice: Choice) -> Audit:
         return self._audits.setdefault((len(choice.ids).bit_length(), choice.sampled), Audit(choice.sampled))
-
-    def _audited(self, choice: Choice, before: Choice | None) -> Choice:
-        """Plain steps for once, to see what the machine takes for them now; then the plan is made anew."""
-        self.budget = replace(self.budget, probing=frozenset())
-        hold = before.hold if before is not None and before.hold else HOLD
-        return choice.measuring(self._now + AUDIT, hold)
 
     def _until(self, choice: Choice, before: Choice | None, costs: Costs) -> int:
         """The step at which to think again: soon where little is known yet."""
