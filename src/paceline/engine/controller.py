@@ -97,6 +97,7 @@ class AutoController:
         self._choice = choice
         self._used.append(choice)
         choice.looked = False
+        self._lookups.among(len(ids), sampled=choice.sampled)
         looks = choice.looks and choice.look <= self._now
         return self._with_looks(choice, sequences) if looks else choice.out
 
@@ -123,12 +124,8 @@ class AutoController:
             return 0
         self._lookups.in_vain([sequence.id for sequence in due], now)
         choice.look = self._lookups.next(choice.caps, now)
-        self._looked(time.perf_counter() - begin, self.budget.costs.target(len(sequences)))
+        self._lookups.timed(time.perf_counter() - begin, self.budget.costs.target(len(sequences)))
         return max(min(choice.until, choice.look) - now, 0)
-
-    def _looked(self, seconds: float, step: float) -> None:
-        """In vain, in so many seconds, where a step takes so many."""
-        self._lookups.timed(seconds, step)
 
     def _pay(self, sequences: Seq[Sequence], choice: Choice) -> bool:
         """Whether what there is to copy is worth a step with drafts amid plain ones."""
@@ -170,8 +167,6 @@ class AutoController:
         due, told = self._lookups.due(sequence, now, lambda: self._loses_first(sequence.id, choice))
         if told is not None:
             self._unlearnt.untried.append(told)
-            if told.accepted:  # else it can wait, what it says is what is thought already
-                self._learn_untried()
         return self._lookups.look(sequence, now) if always or due <= now else due
 
     def _loses_first(self, sequence_id: int, choice: Choice) -> bool:
@@ -209,7 +204,7 @@ class AutoController:
         best: dict[int, Limit] = {}
         before = self._choices.get(tuple(choice.ids))
         drafts = before is not None and before.hold and not before.trial
-        margin = b.MARGIN if drafts else b.START[choice.sampled]
+        margin = (b.MARGIN if drafts else b.START[choice.sampled]) / self._audit(choice).faith(self._now)
         free, plain = [], len(sequences) / b.plain(here, choice.rows, len(sequences))
         for kind in kinds:
             if self._plan(kind, choice, margin, best) and not kind.sequential:
@@ -303,7 +298,7 @@ class AutoController:
         choice = self._choice
         if choice is None or kind not in choice.looks:
             return [whole(confidence) for _, confidence in found]
-        asked = {sequence.id for sequence in sequences} - choice.limits[kind].keys()  # of a given length
+        asked = {sequence.id for sequence in sequences} - choice.caps.keys()  # of a given length
         ours = [([], []) if s.id in asked else one for s, one in zip(sequences, found, strict=True)]
         wakes = None if anyway or asked else not self._unlearnt.drafting
         offers = self._offers(sequences, choice, kind, ours, wakes=wakes)
@@ -314,6 +309,8 @@ class AutoController:
         self, sequences: Seq[Sequence], choice: Choice, kind: str, found: Seq[Found], *, wakes: bool | None
     ) -> list[Offer]:
         """What is worth checking. `wakes`: whether nothing was drafted before; None if others draft in this step, too."""
+        if any(told.accepted for told in self._unlearnt.untried):  # else it is what is thought already
+            self._learn_untried()
         look, offers = choice.looks[kind], [NOTHING] * len(found)
         for row, (sequence, (tokens, confidence)) in enumerate(zip(sequences, found, strict=True)):
             if tokens:
@@ -344,6 +341,7 @@ class AutoController:
         return choice.limits.get(kind, {}).get(sequence_id, 0)
 
     def observe(self, record: StepRecord) -> None:
+        self._brought(record)
         record.draft_seconds, self._thought = max(record.draft_seconds - self._thought, 0.0), 0.0
         self._unlearnt.add(record)
         news = [row for row in record.rows if learning.is_news(self.budget, row)]
@@ -351,9 +349,8 @@ class AutoController:
             self.budget = learning.observe_rows(self.budget, news)
             for row in news:
                 row.learnt = True
-        looked = any(choice.looked for choice in self._used)
-        if looked and record.draft_seconds > 0 and not any(row.drafted for row in record.rows):
-            self._looked(record.draft_seconds, record.target_seconds + record.other_seconds)
+        if any(choice.looked for choice in self._used):
+            self._looked(record)
         for choice in self._used:
             for name in choice.looks if choice.looked else ():
                 self._lookups.over(name, choice.limits[name], record.rows, self._now)
@@ -366,6 +363,24 @@ class AutoController:
         self._lookups.clear()
         if len(self._unlearnt.seen) >= 2 * REST:  # mostly a plan is made before, which learns, too
             self._learn()
+
+    def _brought(self, record: StepRecord) -> None:
+        """What a step of a plan that drafts has brought, thinking included, over what was promised."""
+        choice = self._used[0] if len(self._used) == 1 else None
+        if choice is None or not (choice.teaches and choice.plans and choice.drafts) or choice.trial or choice.probes:
+            return
+        texts, kept, drafted = len(record.rows), sum([r.accepted for r in record.rows]), sum([r.drafted for r in record.rows])
+        if texts and record.target_rows == texts + drafted:
+            rate = max([plan.rate for plan in choice.plans.values()])
+            self._audit(choice).brought(1 + kept / texts, rate * record.seconds / texts, self._now)
+
+    def _looked(self, record: StepRecord) -> None:
+        """What a step with looks took if they were in vain, or what copies have brought."""
+        rows, drafters = len(record.rows), {row.drafter for row in record.rows if row.drafted}
+        if not drafters and record.draft_seconds > 0:
+            self._lookups.timed(record.draft_seconds, record.target_seconds + record.other_seconds)
+        elif drafters and not any(self._kinds[name].sequential for name in drafters if name in self._kinds):
+            self._lookups.brought(record, self.budget.costs.within(rows, record.context).target(rows))
 
     def _learn_untried(self) -> None:
         if self._unlearnt.untried:

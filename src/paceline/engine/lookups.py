@@ -7,7 +7,7 @@ from typing import Protocol
 
 from paceline.core import Sequence
 from paceline.engine.quiet import LOOK, Quiet
-from paceline.engine.records import RowRecord
+from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.unchecked import Unchecked
 from paceline.sampling.shape import is_greedy
 
@@ -42,7 +42,7 @@ class Lookups:
         """
         awaited, told = self._unchecked.awaited(sequence.id), self._unchecked.told(sequence)
         if awaited and isinstance(told, int):
-            return now + told, None
+            return self._quiet.common(now + told), None
         if isinstance(told, RowRecord):
             if told.accepted == told.drafted:
                 self._quiet.wake(sequence.id)
@@ -51,7 +51,8 @@ class Lookups:
         due = self._quiet.due(sequence.id, now)
         if due is None:  # sampled text is searched later, too, if nothing was given to copy from
             later = not is_greedy(sequence) and (not sequence.reference or lost())
-            due = self._quiet.hush(sequence.id, now, sampled=True) if later else now
+            wait = later or not self._quiet.pays
+            due = self._quiet.hush(sequence.id, now, sampled=later) if wait else now
         return due, told if isinstance(told, RowRecord) else None
 
     def look(self, sequence: Sequence, now: int) -> int:
@@ -87,12 +88,23 @@ class Lookups:
         steps = []
         for i in texts:
             awaited = self._unchecked.awaited(i)
-            steps.append(now + awaited if awaited else self._quiet.due(i, now + 1) or now + 1)
+            steps.append(self._quiet.common(now + awaited) if awaited else self._quiet.due(i, now + 1) or now + 1)
         return min(steps, default=now + 1)
+
+    def among(self, texts: int, *, sampled: bool) -> None:
+        """So many texts are at hand."""
+        self._quiet.among(texts, sampled=sampled)
 
     def timed(self, look: float, step: float) -> None:
         """A look has taken so many seconds in vain, and a step takes so many without one."""
         self._quiet.timed(look, step)
+
+    def brought(self, record: StepRecord, plain: float) -> None:
+        """Copies were checked in a step, where one without takes so many seconds."""
+        kept, drafted = sum([row.accepted for row in record.rows]), sum([row.drafted for row in record.rows])
+        if record.target_rows > len(record.rows) + drafted:
+            return  # prompts were read, too
+        self._quiet.brought(1 + kept / len(record.rows) - record.seconds / plain)
 
     def clear(self) -> None:
         """A step is over."""

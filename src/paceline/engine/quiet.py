@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 FIRST, LOOK = 8, 64  # steps between two looks, at first and at most
 SAMPLED = 64  # at first, where a text is drawn at a temperature: it repeats less, copies are kept more rarely
 SPARING = 4  # times as many steps then between two looks, at most, too
@@ -9,23 +11,65 @@ SEEKING, LOOKING = (
     0.01,
     0.003,
 )  # of the time that looks may take, at first and at last: sooner where a step takes long
+LATELY = 0.98  # of what looks took and copies brought before, for each look in vain
+CREDIT, MOST = 1.0, 8.0  # plain steps: what looks may take for nothing, and what copies may have brought beyond that
+
+
+@dataclass(slots=True)
+class _Balance:
+    """Of looks at so many texts at once, in plain steps: what they took in vain, and what copies brought."""
+
+    seconds: float = 0.0  # that a step with a look takes more, lately
+    spent: float = 0.0
+    brought: float = 0.0
+    first: int = FIRST  # steps between two looks
+    longest: int = LOOK
+
+    @property
+    def pays(self) -> bool:
+        return self.spent <= self.brought + CREDIT
+
+    def timed(self, look: float, step: float) -> None:
+        self.seconds += 0.2 * (look - self.seconds) if self.seconds else look
+        self.spent = LATELY * self.spent + look / step
+        self.brought = LATELY * min(self.brought, self.spent + MOST)
+        self.longest = max(1, min(int(self.seconds / (LOOKING * step)), LOOK))
+        dear = max(self.seconds / (SEEKING * step), FIRST * self.spent / (self.brought + CREDIT))
+        self.first = FIRST
+        while self.first < min(dear, LOOK):
+            self.first *= 2  # so that all texts are looked at in the same steps
 
 
 class Quiet:
     """Looks become rarer, at every 8th, 16th, ... step, while they find nothing or what they find is lost; of sampled
-    text from the 64th on. Not rarer than what they take allows, and where that is much, not as often at first.
+    text from the 64th on. Not rarer than what they take allows, and where that is much, or more than copies have brought
+    lately to so many texts, not as often at first.
     """
 
     def __init__(self) -> None:
-        self._first, self._longest = FIRST, LOOK  # steps between two looks
-        self._seconds = 0.0  # that a step with a look takes more, lately
+        self._balances: dict[tuple[int, bool], _Balance] = {}  # by number of texts, and whether all are sampled
+        self._here = _Balance()
         self._texts: dict[int, tuple[int, int]] = {}  # (steps to wait, until when)
         self._sampled: set[int] = set()  # texts that are looked at sparingly
+
+    def among(self, texts: int, *, sampled: bool) -> None:
+        """So many texts are at hand."""
+        self._here = self._balances.setdefault((texts.bit_length(), sampled), _Balance())
+
+    @property
+    def pays(self) -> bool:
+        """Whether copies have brought what looks took."""
+        return self._here.pays
 
     def due(self, sequence_id: int, now: int) -> int | None:
         """The step of the next look; None for a text that is new."""
         known = self._texts.get(sequence_id)
         return None if known is None else max(known[1], now)
+
+    def common(self, step: int) -> int:
+        """That step, or the next one in which others are looked at, too, where looks do not pay."""
+        first = 1 if self.pays else self._here.first
+        return -(-step // first) * first
 
     def hush(self, sequence_id: int, now: int, most: int = LOOK, *, sampled: bool = False) -> int:
         """A look was in vain: the step of the next one, at most `most` later; all texts at the same steps.
@@ -36,23 +80,23 @@ class Quiet:
         if sampled:
             self._sampled.add(sequence_id)
         sparing = SPARING if sequence_id in self._sampled else 1
-        first = SAMPLED if sparing > 1 else self._first
-        wait = min(2 * known[0] if known else first, sparing * most, sparing * self._longest)
+        first = SAMPLED if sparing > 1 else self._here.first
+        wait = min(2 * known[0] if known else first, sparing * most, sparing * self._here.longest)
         due = (now // wait + 1) * wait
         self._texts[sequence_id] = (wait, due)
         return due
 
     def timed(self, look: float, step: float) -> None:
-        """A look has taken so many seconds in a step of so many beside it."""
-        self._seconds += 0.2 * (look - self._seconds) if self._seconds else look
-        self._longest = max(1, min(int(self._seconds / (LOOKING * step)), LOOK))
-        self._first = FIRST
-        while self._first < min(self._seconds / (SEEKING * step), LOOK):
-            self._first *= 2  # so that all texts are looked at in the same steps
+        """A look has taken so many seconds in a step of so many beside it, in vain."""
+        self._here.timed(look, step)
+
+    def brought(self, steps: float) -> None:
+        """Copies have saved so many plain steps, net of what they took."""
+        self._here.brought = max(self._here.brought + steps, 0.0)
 
     def wake(self, sequence_id: int) -> None:
         """There was something: look at once."""
-        self._texts[sequence_id] = (FIRST // 2, 0)
+        self._texts[sequence_id] = (self._here.first // 2, 0)
 
     def forget(self, sequence_id: int) -> None:
         self._texts.pop(sequence_id, None)
