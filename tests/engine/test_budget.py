@@ -307,7 +307,7 @@ def test_copies_are_judged_together() -> None:
     assert not b.together(budget, look, [one], wakes=False)
     assert not b.together(budget, look, [b.Offer()] * 8, wakes=False)
     assert b.together(budget, look, [one] * 8, wakes=False)
-    assert not b.together(replace(budget, wake=8.0), look, [one] * 8, wakes=True)
+    assert not b.together(replace(budget, wake={4: 8.0}), look, [one] * 8, wakes=True)
 
 
 def test_copies_that_pay_together_only_are_checked_together() -> None:
@@ -334,25 +334,25 @@ def test_a_copy_pays_for_waking_unless_others_follow() -> None:
     costs = Profile((1, 5, 17), (1.0, 2.6, 6.8)).costs()
     budget, look = b.meet(Budget(costs, (NGRAM,)), NGRAM, [sequence(1)]), b.Look(costs, 1, 1, 1.0)
 
-    def pays(confidence: float, *, wakes: bool) -> bool:
-        arm = b.arm_of(budget, 1, NGRAM)
-        return b.together(budget, look, [b.offer(budget, NGRAM, arm, look, [confidence] * 16)], wakes=wakes)
+    def pays(confidence: float, *, wakes: bool, texts: int = 1) -> bool:
+        offer = b.offer(budget, NGRAM, b.arm_of(budget, 1, NGRAM), look, [confidence] * 16)
+        return b.together(budget, replace(look, texts=texts), [offer], wakes=wakes)
 
     assert pays(0.7, wakes=True)
     alone = StepRecord(3, costs.target(3) + 0.5, 0.0, 0.0, [replace(copied(1, 0), drafted=2)], alike=1)
     after = StepRecord(1, 1.2, 0.1, 0.0, [replace(copied(1, 0), drafted=0)], alike=1)
     rest = StepRecord(1, 1.0, 0.0, 0.0, after.rows, times=20, more_seconds=19.4, alike=21)
     following = replace(alone, alike=2)
-    assert learning.observe(budget, [following]).wake == 0.0
+    assert learning.observe(budget, [following]).wake == {}
     reading = replace(alone, target_rows=9)
-    assert learning.observe(budget, [reading, after]).wake == 0.0  # of a prompt's rows nothing is known
+    assert learning.observe(budget, [reading, after]).wake == {}  # of a prompt's rows nothing is known
     budget = replace(budget, wake=learning.observe(budget, [alone, following, after, rest] * 20).wake)
-    assert budget.wake == pytest.approx(
-        0.5 + 0.3 + 0.4, rel=0.05
-    )  # the first step, and those until all is warm
+    # the first step, and those until all is warm, for two steps with copies
+    assert budget.wake == {1: pytest.approx((0.5 + 0.3 + 0.4) / 2, rel=0.05)}
     assert not pays(0.7, wakes=True)
     assert pays(0.7, wakes=False)
     assert pays(0.99, wakes=True)
+    assert pays(0.7, wakes=True, texts=2)  # of so many nothing is known
 
 
 def test_drafts_of_a_length_that_was_asked_for_teach_of_texts_of_their_kind() -> None:

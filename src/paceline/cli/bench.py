@@ -53,7 +53,9 @@ FULL: dict[str, Any] = {
     "-k", "--draft-tokens", "lengths", multiple=True, type=DraftTokens(), help="Default: 1, 2, 4, 7 and auto."
 )
 @click.option("--rounds", type=click.IntRange(min=1), help="Repeats of every cell, interleaved (default 5).")
-@click.option("--tokens", type=click.IntRange(min=2), help="Tokens of a text: half as many to all of them (default 96).")
+@click.option(
+    "--tokens", type=click.IntRange(min=2), help="Tokens of a text: half as many to all of them (default 96)."
+)
 @click.option(
     "--min-seconds",
     type=click.FloatRange(min=0),

@@ -26,8 +26,6 @@ HOPEFUL = 0.85  # what steps with drafts might take, over what is thought
 FIRST_TRIAL = 64, 128  # steps without drafts until a trial, of greedy and of sampled texts,
 LAST_TRIAL = 2048, 8192  # and between two trials at most
 RARER = 4  # times as many after each
-DOUBT = 16.0  # steps of a plan that kept its promise, as which nothing seen counts
-LATELY, WEAR = 0.99, 0.9995  # of what was seen before, for each step of a plan that drafts, and for each other one
 
 
 class Audit:
@@ -38,7 +36,6 @@ class Audit:
         self._every, self._drag = SOONEST, 1.0
         self._wait = self._next = FIRST_TRIAL[sampled]
         self._longest = LAST_TRIAL[sampled]
-        self._brought, self._promised, self._at = 0.0, 0.0, 0  # tokens of a text, lately, and the step of the last
 
     def due(self, costs: Costs, gain: float) -> bool:
         """Whether to begin an audit, where drafts promise `gain` times the speed of none."""
@@ -53,17 +50,6 @@ class Audit:
     def steps(self, gain: float) -> int:
         """Plain ones, where drafts promise so much: the last of them tell; the less drafts gain the less they cost."""
         return AUDIT[gain < CLEAR]
-
-    def brought(self, tokens: float, promised: float, now: int) -> None:
-        """A step of a plan that drafts has brought so many tokens a text, where so many were promised for its time."""
-        worn = LATELY * WEAR ** (now - self._at)
-        self._brought, self._promised = worn * self._brought + tokens, worn * self._promised + promised
-        self._at = now
-
-    def faith(self, now: int) -> float:
-        """What plans have brought lately, over what they promised: of many estimates the best is mostly too good."""
-        worn = WEAR ** (now - self._at)
-        return min((worn * self._brought + DOUBT) / (worn * self._promised + DOUBT), 1.0)
 
     def may_try(self, now: int) -> bool:
         return now >= self._next

@@ -114,9 +114,8 @@ class Budget:
     totals: Mapping[str, Totals] = field(default_factory=dict)
     step: int = 0
     credit: float = 0.0  # seconds that probes may spend
-    wake: float = (
-        0.0  # seconds that copies amid steps without drafts cost beside all that: code and weights are cold
-    )
+    # by number of texts (1, 2 to 3, 4 to 7, ...): seconds that each step with copies amid plain ones costs beside all that
+    wake: Mapping[int, float] = field(default_factory=dict)
     probing: frozenset[int] = frozenset()  # rows of this step that are probes
 
 
@@ -256,7 +255,6 @@ class Offer(NamedTuple):
     tokens: int = 0
     gain: float = 0.0  # tokens, net of what checking it takes where all texts check as many
     kept: float = 0.0  # tokens
-    alive: float = 0.0  # chance that it is kept to its end
 
 
 def offer(budget: Budget, kind: Kind, arm: Arm, look: Look, confidence: list[float]) -> Offer:
@@ -281,23 +279,24 @@ def offer(budget: Budget, kind: Kind, arm: Arm, look: Look, confidence: list[flo
         kept += alive
         net = kept - paid * prices[j]
         if net > best.gain:
-            best = Offer(j + 1, net, kept, alive)
+            best = Offer(j + 1, net, kept)
         elif alive < 0.03:
             break
     return best
 
 
 def together(budget: Budget, look: Look, offers: Seq[Offer], *, wakes: bool) -> bool:
-    """Whether the copies of a step gain more than it takes longer. `wakes`: nothing was drafted before; what that costs
-    is shared by the copies that follow, if one is kept to its end.
+    """Whether the copies of a step gain more than it takes longer. `wakes`: nothing was drafted before; that costs
+    something, too, of which each step with copies that follows has its share.
     """
-    tokens, kept, alive = 0, 0.0, 0.0
+    tokens, kept = 0, 0.0
     for one in offers:
-        tokens, kept, alive = tokens + one.tokens, kept + one.kept, max(alive, one.alive)
+        tokens, kept = tokens + one.tokens, kept + one.kept
     if not tokens:
         return False
     takes = look.costs.adding(look.rows, tokens) + look.slope * tokens + look.base
-    return kept > look.rate * (MARGIN * takes + (budget.wake * (1 - alive) if wakes else 0.0))
+    wake = budget.wake.get(look.texts.bit_length(), 0.0) if wakes else 0.0
+    return kept > look.rate * (MARGIN * takes + wake)
 
 
 def is_lost(budget: Budget, arm: Arm) -> bool:

@@ -204,7 +204,7 @@ class AutoController:
         best: dict[int, Limit] = {}
         before = self._choices.get(tuple(choice.ids))
         drafts = before is not None and before.hold and not before.trial
-        margin = (b.MARGIN if drafts else b.START[choice.sampled]) / self._audit(choice).faith(self._now)
+        margin = b.MARGIN if drafts else b.START[choice.sampled]
         free, plain = [], len(sequences) / b.plain(here, choice.rows, len(sequences))
         for kind in kinds:
             if self._plan(kind, choice, margin, best) and not kind.sequential:
@@ -341,7 +341,6 @@ class AutoController:
         return choice.limits.get(kind, {}).get(sequence_id, 0)
 
     def observe(self, record: StepRecord) -> None:
-        self._brought(record)
         record.draft_seconds, self._thought = max(record.draft_seconds - self._thought, 0.0), 0.0
         self._unlearnt.add(record)
         news = [row for row in record.rows if learning.is_news(self.budget, row)]
@@ -363,16 +362,6 @@ class AutoController:
         self._lookups.clear()
         if len(self._unlearnt.seen) >= 2 * REST:  # mostly a plan is made before, which learns, too
             self._learn()
-
-    def _brought(self, record: StepRecord) -> None:
-        """What a step of a plan that drafts has brought, thinking included, over what was promised."""
-        choice = self._used[0] if len(self._used) == 1 else None
-        if choice is None or not (choice.teaches and choice.plans and choice.drafts) or choice.trial or choice.probes:
-            return
-        texts, kept, drafted = len(record.rows), sum([r.accepted for r in record.rows]), sum([r.drafted for r in record.rows])
-        if texts and record.target_rows == texts + drafted:
-            rate = max([plan.rate for plan in choice.plans.values()])
-            self._audit(choice).brought(1 + kept / texts, rate * record.seconds / texts, self._now)
 
     def _looked(self, record: StepRecord) -> None:
         """What a step with looks took if they were in vain, or what copies have brought."""

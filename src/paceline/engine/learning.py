@@ -83,16 +83,21 @@ def _wasted(budget: Budget, kind: Kind, record: StepRecord, rows: list[RowRecord
     return min(record.seconds, 8 * without) - without * (1 + kept / texts)
 
 
-def _waking(budget: Budget, seen: Seq[StepRecord]) -> float:
-    """What copies amid plain steps cost beside their rows and proposals: what the first step with copies took longer than
-    one among others would have, and then what plain ones did until all was warm again.
+def _waking(budget: Budget, seen: Seq[StepRecord]) -> dict[int, float]:
+    """What copies amid plain steps cost beside their rows and proposals, each step of them: what the first step with
+    copies took longer than one among others would have, and then what plain ones did until all was warm again.
     """
-    wake, spent = budget.wake, None  # on the copies that were last seen
+    wake, spent, steps, size = dict(budget.wake), None, 1, 1  # of the copies that were last seen
+
+    def over() -> None:
+        if spent is not None:
+            wake[size] = wake.get(size, 0.0) + WAKING * (spent / steps - wake.get(size, 0.0))
+
     for record in seen:
         texts, drafters = len(record.rows), {row.drafter for row in record.rows if row.drafted}
         rest = not drafters and 0 <= record.alike - record.times < COLD
-        if spent is not None and not rest and (not drafters or record.alike == 1):
-            wake += WAKING * (spent - wake)
+        if not rest and (not drafters or record.alike == 1):
+            over()
             spent = None
         if not texts or record.masked or record.target_rows > texts + sum([r.drafted for r in record.rows]):
             spent = None
@@ -102,9 +107,11 @@ def _waking(budget: Budget, seen: Seq[StepRecord]) -> float:
                 spent = None
             elif record.alike == 1:
                 spent = _over(budget.costs, record, record.target_seconds + record.other_seconds)
+            steps, size = record.alike, texts.bit_length()
         elif rest and spent is not None:
             spent += _over(budget.costs, record, record.seconds)
-    return wake if spent is None else wake + WAKING * (spent - wake)
+    over()
+    return wake
 
 
 def _over(costs: Costs, record: StepRecord, seconds: float) -> float:

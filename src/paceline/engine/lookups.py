@@ -88,7 +88,9 @@ class Lookups:
         steps = []
         for i in texts:
             awaited = self._unchecked.awaited(i)
-            steps.append(self._quiet.common(now + awaited) if awaited else self._quiet.due(i, now + 1) or now + 1)
+            steps.append(
+                self._quiet.common(now + awaited) if awaited else self._quiet.due(i, now + 1) or now + 1
+            )
         return min(steps, default=now + 1)
 
     def among(self, texts: int, *, sampled: bool) -> None:

@@ -12,7 +12,10 @@ SEEKING, LOOKING = (
     0.003,
 )  # of the time that looks may take, at first and at last: sooner where a step takes long
 LATELY = 0.98  # of what looks took and copies brought before, for each look in vain
-CREDIT, MOST = 1.0, 8.0  # plain steps: what looks may take for nothing, and what copies may have brought beyond that
+CREDIT, MOST = (
+    1.0,
+    8.0,
+)  # plain steps: what looks may take for nothing, and what copies may have brought beyond that
 
 
 @dataclass(slots=True)
@@ -47,7 +50,9 @@ class Quiet:
     """
 
     def __init__(self) -> None:
-        self._balances: dict[tuple[int, bool], _Balance] = {}  # by number of texts, and whether all are sampled
+        self._balances: dict[
+            tuple[int, bool], _Balance
+        ] = {}  # by number of texts, and whether all are sampled
         self._here = _Balance()
         self._texts: dict[int, tuple[int, int]] = {}  # (steps to wait, until when)
         self._sampled: set[int] = set()  # texts that are looked at sparingly
@@ -68,8 +73,8 @@ class Quiet:
 
     def common(self, step: int) -> int:
         """That step, or the next one in which others are looked at, too, where looks do not pay."""
-        first = 1 if self.pays else self._here.first
-        return -(-step // first) * first
+        every = 1 if self.pays else self._here.first
+        return -(-step // every) * every
 
     def hush(self, sequence_id: int, now: int, most: int = LOOK, *, sampled: bool = False) -> int:
         """A look was in vain: the step of the next one, at most `most` later; all texts at the same steps.
@@ -96,7 +101,7 @@ class Quiet:
 
     def wake(self, sequence_id: int) -> None:
         """There was something: look at once."""
-        self._texts[sequence_id] = (self._here.first // 2, 0)
+        self._texts[sequence_id] = (FIRST // 2, 0)
 
     def forget(self, sequence_id: int) -> None:
         self._texts.pop(sequence_id, None)
