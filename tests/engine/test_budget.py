@@ -323,6 +323,10 @@ def test_copies_that_pay_together_only_are_checked_together() -> None:
     alone: list[tuple[list[int], list[float]]] = [copy, *[([], [])] * 7]
     assert checked(alone) == [0] * 8
     assert [n > 0 for n in checked(alone, anyway=True)] == [True, *[False] * 7]  # others draft, too
+    auto.limits(texts, ["auto"] * 8, 16)
+    assert auto._choice is not None
+    auto._choice.limits["ngram"] = {0: 16}  # the only one that is due to be looked at
+    assert auto.offers(texts, "ngram", alone, anyway=False) == [(0, 0.0)] * 8
     others = [sequence(sid) for sid in range(8, 16)]
     auto.limits(others, [3, *["auto"] * 7], 16)
     given = auto.offers(others, "ngram", [([7] * 3, [0.5] * 3), copy, *[([], [])] * 6], anyway=False)

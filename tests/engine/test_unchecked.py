@@ -10,7 +10,7 @@ import pytest
 from paceline.core import SamplingParams, Sequence
 from paceline.engine import budget as b
 from paceline.engine.acceptance import BINS
-from paceline.engine.controller import NGRAM, AutoController
+from paceline.engine.controller import MTP, NGRAM, AutoController
 from paceline.engine.costs import Profile
 from paceline.engine.lookups import Lookups
 from paceline.engine.quiet import FIRST, LOOK, SAMPLED, Quiet
@@ -93,6 +93,79 @@ def test_looks_become_rarer_and_fall_together() -> None:
     assert quiet.hush(1, now, 2) - now <= 2
     quiet.wake(1)
     assert quiet.due(1, 77) == 77
+
+
+def test_looks_must_pay_for_themselves() -> None:
+    quiet = Quiet()
+    quiet.among(8, sampled=False)
+    assert (quiet.pays, quiet.common(13)) == (True, 13)
+    for _ in range(5):
+        quiet.timed(0.08, 1.0)
+    assert quiet.pays
+    assert quiet.hush(1, 0) == FIRST
+    for _ in range(40):
+        quiet.timed(0.2, 1.0)
+    assert not quiet.pays
+    assert quiet.common(13) == LOOK  # with the others
+    assert quiet.hush(2, 0) > quiet.hush(1, 0) == 2 * FIRST
+    quiet.wake(1)
+    assert quiet.hush(1, 0) == FIRST  # its own last copy was kept
+    quiet.among(1, sampled=False)
+    assert (quiet.pays, quiet.hush(3, 0)) == (True, FIRST)  # that was of eight texts
+    quiet.among(8, sampled=False)
+    quiet.brought(-5.0)
+    assert not quiet.pays
+    quiet.brought(9.0)
+    assert quiet.pays
+    for _ in range(1000):  # what they brought once does not count for ever
+        quiet.timed(0.2, 1.0)
+    assert not quiet.pays
+
+
+def test_texts_are_looked_at_in_the_same_steps_whatever_looks_take() -> None:
+    for seconds in (0.001, 0.0135, 0.13, 0.9):
+        quiet = Quiet()
+        quiet.timed(seconds, 1.0)
+        for text, now in ((1, 0), (2, 37), (3, 100)):
+            for _ in range(6):
+                last, now = now, quiet.hush(text, now)
+        assert (now - last).bit_count() == 1
+        assert len({quiet.hush(text, 1000) for text in (1, 2, 3)}) == 1
+
+
+def test_a_new_text_is_looked_at_with_the_others_where_looks_do_not_pay() -> None:
+    found, new = Lookups(Copier([0.5])), replace(text([1, 2]), params=SamplingParams(temperature=0.0))
+    found.among(1, sampled=False)
+    assert found.due(new, 5)[0] == 5
+    for _ in range(99):
+        found.timed(0.2, 1.0)
+    assert found.due(replace(new, id=2), 5)[0] == LOOK
+    record = StepRecord(5, 1.5, 0.0, 0.0, [RowRecord(1, "ngram", 4, 4, [0.9] * 4, None)])
+    for _ in range(2):
+        found.brought(replace(record, target_rows=9), 1.0)  # a prompt was read, too
+    assert found.due(replace(new, id=3), 5)[0] == LOOK
+    for _ in range(4):
+        found.brought(record, 1.0)
+    assert found.due(replace(new, id=4), 5)[0] == 5
+
+
+def test_the_controller_tells_what_looks_took_and_copies_brought() -> None:
+    auto = AutoController(STEEP, [MTP, NGRAM])
+    sequence = replace(text([1, 2]), params=SamplingParams(max_tokens=900, temperature=0.0))
+    quiet = auto._lookups._quiet
+
+    def step(draft_seconds: float, drafter: str, kept: int) -> None:
+        auto.limits([sequence], ["auto"], 16)
+        auto._used[0].looked = True
+        row = RowRecord(1, drafter, kept, kept, [0.9] * kept, None)
+        auto.observe(StepRecord(1 + kept, 1.0, draft_seconds, 0.0, [row]))
+
+    step(5.0, "", 0)
+    assert not quiet.pays
+    step(0.0, "mtp", 8)  # not by looks
+    assert not quiet.pays
+    step(0.0, "ngram", 8)
+    assert quiet.pays
 
 
 def test_sampled_text_is_looked_at_more_rarely_at_first() -> None:
@@ -221,7 +294,7 @@ def test_a_look_at_rest_that_finds_nothing_does_not_end_it(monkeypatch: pytest.M
     assert asked[-1][1] > 0
 
 
-@pytest.mark.parametrize(("step", "every"), [(4e-4, LOOK), (5e-3, 6), (0.1, 2)])
+@pytest.mark.parametrize(("step", "every"), [(4e-4, LOOK), (5e-3, 4), (0.1, 2)])
 def test_looks_are_as_rare_as_what_they_take_asks_for(step: float, every: int) -> None:
     """The slower a step, the less is a look beside it: a large model's text is looked at in every other step."""
     auto = AutoController(STEEP, [NGRAM])

@@ -114,7 +114,7 @@ class Budget:
     totals: Mapping[str, Totals] = field(default_factory=dict)
     step: int = 0
     credit: float = 0.0  # seconds that probes may spend
-    # by number of texts (1, 2 to 3, 4 to 7, ...): seconds that each step with copies amid plain ones costs beside all that
+    # seconds that each step with copies amid plain ones costs beside all that, by number of texts: 1, 2 to 3, 4 to 7, ...
     wake: Mapping[int, float] = field(default_factory=dict)
     probing: frozenset[int] = frozenset()  # rows of this step that are probes
 

@@ -94,9 +94,8 @@ class AutoController:
                     self._before.keep(kin, choice, self._now + int(min(hold, LONGEST_IDLE[choice.sampled])))
             self._choices[ids] = choice
             self._thought += time.perf_counter() - begin
-        self._choice = choice
+        self._choice, choice.looked = choice, False
         self._used.append(choice)
-        choice.looked = False
         self._lookups.among(len(ids), sampled=choice.sampled)
         looks = choice.looks and choice.look <= self._now
         return self._with_looks(choice, sequences) if looks else choice.out

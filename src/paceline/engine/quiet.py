@@ -36,11 +36,12 @@ class _Balance:
         self.seconds += 0.2 * (look - self.seconds) if self.seconds else look
         self.spent = LATELY * self.spent + look / step
         self.brought = LATELY * min(self.brought, self.spent + MOST)
-        self.longest = max(1, min(int(self.seconds / (LOOKING * step)), LOOK))
+        most = max(1, min(int(self.seconds / (LOOKING * step)), LOOK))
+        self.longest = 1 << (most.bit_length() - 1)  # so that all texts are looked at in the same steps
         dear = max(self.seconds / (SEEKING * step), FIRST * self.spent / (self.brought + CREDIT))
         self.first = FIRST
         while self.first < min(dear, LOOK):
-            self.first *= 2  # so that all texts are looked at in the same steps
+            self.first *= 2
 
 
 class Quiet:
@@ -73,7 +74,7 @@ class Quiet:
 
     def common(self, step: int) -> int:
         """That step, or the next one in which others are looked at, too, where looks do not pay."""
-        every = 1 if self.pays else self._here.first
+        every = 1 if self.pays else min(self._here.first, self._here.longest)
         return -(-step // every) * every
 
     def hush(self, sequence_id: int, now: int, most: int = LOOK, *, sampled: bool = False) -> int:
