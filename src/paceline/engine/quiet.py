@@ -10,12 +10,10 @@ SPARING = 4  # times as many steps then between two looks, at most, too
 SEEKING, LOOKING = (
     0.01,
     0.003,
-)  # of the time that looks may take, at first and at last: sooner where a step takes long
+)  # of the time that looks may take, at first and at last: sooner beside slow steps
 LATELY = 0.98  # of what looks took and copies brought before, for each look in vain
-CREDIT, MOST = (
-    1.0,
-    8.0,
-)  # plain steps: what looks may take for nothing, and what copies may have brought beyond that
+CREDIT = 1.0  # plain steps that looks may take before copies have brought something,
+MOST = 8.0  # and that these may have brought beyond what looks took
 
 
 @dataclass(slots=True)
