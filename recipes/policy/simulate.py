@@ -26,6 +26,7 @@ from paceline.engine import controller as controlling
 from paceline.engine.controller import AutoController
 from paceline.engine.costs import Costs, Profile, default_profile, staircase
 from paceline.engine.engine import Engine
+from paceline.engine.lookups import Lookups
 from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.rounds import RoundCost
 
@@ -70,6 +71,13 @@ class Clock:
         return cls.now
 
 
+class Looks(Lookups):
+    """They take what the table says: nothing passes on the clock while one is made."""
+
+    def timed(self, seconds: float, step: float) -> None:
+        super().timed(RESTING * UNIT, UNIT)
+
+
 class Priced(AutoController):
     """Counts what the texts of one run would have cost, in plain steps."""
 
@@ -81,6 +89,10 @@ class Priced(AutoController):
     _deciding = 0.0  # in this step
     _cold = 0.0  # what the next plain step takes longer than a warm one
     _drafted = False  # in the step before
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lookups = Looks(self._lookups.copier)
 
     def takes(self, what: float) -> None:
         """So much longer."""
@@ -94,9 +106,6 @@ class Priced(AutoController):
     def go_on_resting(self, *args: Any) -> int:
         self.takes(RESTING)
         return super().go_on_resting(*args)
-
-    def _looked(self, seconds: float, step: float) -> None:
-        super()._looked(RESTING * UNIT, UNIT)
 
     def _think(self, sequences: list[Sequence], *args: Any) -> Any:
         self.takes(PLAN + PLAN_TEXT * len(sequences))
