@@ -21,7 +21,7 @@ WORKLOADS = ("code", "prose", "edit", "dictated", "json", "random", "long")
 TOUCHED = 1 << 30  # bytes of the K/V cache that are backed with memory before anything is measured
 QUICK: dict[str, Any] = {
     "workloads": ("code", "json", "random"), "batches": (1, 4), "temperatures": (0.0,), "lengths": (4, "auto"),
-    "rounds": 3, "tokens": 64, "seconds": 40.0, "min_seconds": 0.1, "within": float("inf"),
+    "rounds": 3, "tokens": 64, "seconds": 40.0, "min_seconds": 0.25, "within": float("inf"),
 }  # fmt: skip
 FULL: dict[str, Any] = {
     "workloads": WORKLOADS, "batches": (1, 4, 16), "temperatures": (0.0, 0.8), "lengths": (1, 2, 4, 7, "auto"),
@@ -59,7 +59,7 @@ FULL: dict[str, Any] = {
 @click.option(
     "--min-seconds",
     type=click.FloatRange(min=0),
-    help="Where a text is done the next begins, until a measurement has lasted that long (default 0.5, --quick: 0.1).",
+    help="Where a text is done the next begins, until a measurement has lasted that long (default 0.5, --quick: 0.25).",
 )
 @click.option(
     "--within",
