@@ -14,10 +14,8 @@ from math import log
 from paceline.engine.costs import Costs
 
 COLD = 8  # plain steps after drafts until the caches hold the target's weights again: they tell nothing
-AUDIT = (
-    COLD + 4,
-    48,
-)  # steps of an audit where a plan promises much, and else: until all is warm takes a few dozen
+# steps of an audit where a plan promises much, and else: until all is warm takes a few dozen
+AUDIT = (COLD + 4, 48)
 CLEAR = 1.4  # what a plan promises over none from which on an error will hardly turn it around
 SAME = 0.1  # change of the drag, as a logarithm, that confirms what was known
 SOONEST, RAREST = 64, 1024  # steps with drafts between two audits: the more, the longer they agree

@@ -13,9 +13,8 @@ from paceline.ops.base import Stop
 from paceline.sampling.shape import is_greedy
 
 REST = 128  # steps that a plan without drafts holds
-Kin = tuple[
-    int, str | None, bool, bool
-]  # how many texts, their drafter, whether all are greedy, whether all are new
+# how many texts, their drafter, whether all are greedy, whether all are new
+Kin = tuple[int, str | None, bool, bool]
 
 
 def kin_of(sequences: Seq[Sequence], wants: Seq[Want], new: int) -> Kin | None:

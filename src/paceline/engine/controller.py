@@ -364,10 +364,10 @@ class AutoController:
 
     def _looked(self, record: StepRecord) -> None:
         """What a step with looks took if they were in vain, or what copies have brought."""
-        rows, drafters = len(record.rows), {row.drafter for row in record.rows if row.drafted}
-        if not drafters and record.draft_seconds > 0:
+        rows, copies = len(record.rows), {kind.name for kind in self.budget.kinds if not kind.sequential}
+        if not record.drafters and record.draft_seconds > 0:
             self._lookups.timed(record.draft_seconds, record.target_seconds + record.other_seconds)
-        elif drafters and not any(self._kinds[name].sequential for name in drafters if name in self._kinds):
+        elif record.drafters and record.drafters <= copies and not record.reading:
             self._lookups.brought(record, self.budget.costs.within(rows, record.context).target(rows))
 
     def _learn_untried(self) -> None:

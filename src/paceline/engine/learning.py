@@ -38,8 +38,7 @@ def observe(budget: Budget, seen: Seq[StepRecord]) -> Budget:
         lone = bool(rows) and all(row.sequence_id in budget.probing for row in rows)
         warm = record.alike >= (WARM if rows else COLD)
         # nor do a prompt's rows, of which one is judged at most, tell what drafts take
-        reading = record.target_rows > len(record.rows) + sum([row.drafted for row in rows])
-        if at >= due and warm and not (record.masked or lone or reading):
+        if at >= due and warm and not (record.masked or lone or record.reading):
             name, texts = kind.name if kind is not None else None, len(record.rows)
             taken = record.target_seconds + record.other_seconds
             targets.append(Step(record.target_rows, taken, name, len(rows), texts, record.context))
@@ -47,7 +46,7 @@ def observe(budget: Budget, seen: Seq[StepRecord]) -> Budget:
         at += record.times
         if not rows:
             continue
-        used |= {row.drafter for row in rows}
+        used |= record.drafters
         drafted += [row for row in rows if not row.learnt]
         if kind is None:
             continue
@@ -94,12 +93,12 @@ def _waking(budget: Budget, seen: Seq[StepRecord]) -> dict[int, float]:
             wake[size] = wake.get(size, 0.0) + WAKING * (spent / steps - wake.get(size, 0.0))
 
     for record in seen:
-        texts, drafters = len(record.rows), {row.drafter for row in record.rows if row.drafted}
+        texts, drafters = len(record.rows), record.drafters
         rest = not drafters and 0 <= record.alike - record.times < COLD
         if not rest and (not drafters or record.alike == 1):
             over()
             spent = None
-        if not texts or record.masked or record.target_rows > texts + sum([r.drafted for r in record.rows]):
+        if not texts or record.masked or record.reading:
             spent = None
         elif drafters:
             copies = all(kind.name not in drafters for kind in budget.kinds if kind.sequential)

@@ -103,9 +103,7 @@ class Lookups:
 
     def brought(self, record: StepRecord, plain: float) -> None:
         """Copies were checked in a step, where one without takes so many seconds."""
-        kept, drafted = sum([row.accepted for row in record.rows]), sum([row.drafted for row in record.rows])
-        if record.target_rows > len(record.rows) + drafted:
-            return  # prompts were read, too
+        kept = sum([row.accepted for row in record.rows])
         self._quiet.brought(1 + kept / len(record.rows) - record.seconds / plain)
 
     def clear(self) -> None:

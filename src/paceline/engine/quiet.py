@@ -7,10 +7,8 @@ from dataclasses import dataclass
 FIRST, LOOK = 8, 64  # steps between two looks, at first and at most
 SAMPLED = 64  # at first, where a text is drawn at a temperature: it repeats less, copies are kept more rarely
 SPARING = 4  # times as many steps then between two looks, at most, too
-SEEKING, LOOKING = (
-    0.01,
-    0.003,
-)  # of the time that looks may take, at first and at last: sooner beside slow steps
+SEEKING = 0.01  # of the time that looks may take at first,
+LOOKING = 0.003  # and at last: sooner beside slow steps
 LATELY = 0.98  # of what looks took and copies brought before, for each look in vain
 CREDIT = 1.0  # plain steps that looks may take before copies have brought something,
 MOST = 8.0  # and that these may have brought beyond what looks took
@@ -49,9 +47,8 @@ class Quiet:
     """
 
     def __init__(self) -> None:
-        self._balances: dict[
-            tuple[int, bool], _Balance
-        ] = {}  # by number of texts, and whether all are sampled
+        # by number of texts, and whether all are sampled
+        self._balances: dict[tuple[int, bool], _Balance] = {}
         self._here = _Balance()
         self._texts: dict[int, tuple[int, int]] = {}  # (steps to wait, until when)
         self._sampled: set[int] = set()  # texts that are looked at sparingly

@@ -33,6 +33,16 @@ class StepRecord:
     def seconds(self) -> float:
         return self.target_seconds + self.draft_seconds + self.other_seconds
 
+    @property
+    def drafters(self) -> set[str]:
+        """Those that something was drafted by."""
+        return {row.drafter for row in self.rows if row.drafted}
+
+    @property
+    def reading(self) -> bool:
+        """Whether prompts were read beside the texts: of their rows, of which one is judged at most, nothing is known."""
+        return self.target_rows > len(self.rows) + sum([row.drafted for row in self.rows])
+
 
 class Unlearnt:
     """Steps that have run since the controller last learnt. To learn at once from many is cheaper than from each."""
