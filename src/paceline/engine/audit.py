@@ -32,12 +32,12 @@ class Audit:
     def __init__(self, sampled: bool = False) -> None:
         """`sampled`: all of them are, where there is less to be found by a trial."""
         self._every, self._drag = SOONEST, 1.0
-        self._wait = self._next = FIRST_TRIAL[sampled]
+        self._first = self._wait = self.next = FIRST_TRIAL[sampled]  # `next`: the step from which a trial may be made
         self._longest = LAST_TRIAL[sampled]
 
     def due(self, costs: Costs, gain: float) -> bool:
         """Whether to begin an audit, where drafts promise `gain` times the speed of none."""
-        drag, stale = costs.drag.value, costs.drag.stale
+        drag, stale = costs.drag, costs.unseen
         if gain <= 1.0 or stale < (self._every if gain < CLEAR else 2 * self._every):
             return False
         same = abs(log(drag / self._drag)) < SAME
@@ -49,18 +49,16 @@ class Audit:
         """Plain ones, where drafts promise so much: the last of them tell; the less drafts gain the less they cost."""
         return AUDIT[gain < CLEAR]
 
-    def may_try(self, now: int) -> bool:
-        return now >= self._next
-
     def tried(self, now: int) -> None:
         self._wait = min(RARER * self._wait, self._longest)
-        self._next = now + self._wait
+        self.next = now + self._wait
 
     def paid(self, now: int) -> None:
         """A plan drafts of its own accord: what that takes is seen while it does."""
-        self._next = now + self._wait
+        self._wait = min(self._wait, RARER * self._first)
+        self.next = now + self._wait
 
 
 def hopeful(costs: Costs) -> Costs:
     """What steps might cost if drafts were cheaper than is thought."""
-    return replace(costs, drags={costs.here.texts.bit_length(): costs.drag.times(HOPEFUL)})
+    return replace(costs, tempo=costs.tempo.dearer(costs.here.texts.bit_length(), HOPEFUL))

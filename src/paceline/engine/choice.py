@@ -44,6 +44,7 @@ class Choice:
     hold: int = 0  # steps that it holds though it drafts
     probes: int = 0  # steps that its probes may still last
     trial: bool = False  # it drafts to see what that costs
+    hopeful: bool = False  # drafts would pay if they were cheaper than is thought: a trial will tell
     sampled: bool = False  # all texts are
     teaches: bool = True  # its steps tell what steps take
 

@@ -91,7 +91,8 @@ class AutoController:
                 self._plan_seconds += 0.2 * (taken - self._plan_seconds) if self._plan_seconds else taken
                 if kin:
                     hold = self._plan_seconds / (IDLING * self.budget.costs.target(len(ids)))
-                    self._before.keep(kin, choice, self._now + int(min(hold, LONGEST_IDLE[choice.sampled])))
+                    until = self._now + int(min(hold, LONGEST_IDLE[choice.sampled]))
+                    self._before.keep(kin, choice, min(until, self._audit(choice).next) if choice.hopeful else until)
             self._choices[ids] = choice
             self._thought += time.perf_counter() - begin
         self._choice, choice.looked = choice, False
@@ -259,10 +260,11 @@ class AutoController:
             plan = b.choose(self.budget, kind, caps, rows, texts, margin)
             if any(plan.limits.values()):
                 self._audit(choice).paid(self._now)
-            elif choice.teaches and self._audit(choice).may_try(self._now):
+            elif choice.teaches:
                 hoping = replace(self.budget, costs=hopeful(self.budget.costs))
                 trial = b.choose(hoping, kind, choice.caps, rows, texts, b.START[choice.sampled])
-                if any(trial.limits.values()):
+                choice.hopeful = any(trial.limits.values())
+                if choice.hopeful and self._now >= self._audit(choice).next:
                     self._audit(choice).tried(self._now)
                     plan, pays, choice.trial = trial, True, True
             choice.plans[kind.name] = plan

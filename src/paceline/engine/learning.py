@@ -52,14 +52,14 @@ def observe(budget: Budget, seen: Seq[StepRecord]) -> Budget:
             continue
         if budget.probing:
             probed += _wasted(budget, kind, record, rows, lone)
-        if not (lone and costs.is_measured(kind.name)):
+        if not (costs.is_measured(kind.name) and (lone or not warm)):
             each = [row.drafted for row in rows if row.drafter == kind.name]
             calls = max(each) if kind.sequential else 1
             took = Round(calls, sum(each), record.draft_seconds, len(record.rows), warm)
             rounds.setdefault(kind.name, []).append(took)
     for name, own in rounds.items():
         costs = costs.observe_rounds(name, own)
-    costs = costs.observe_targets(targets, max(steps // max(len(targets), 1), 1))
+    costs = costs.observe_targets(targets, max(steps // max(len(targets), 1), 1), spent)
     end = budget.step + steps
     if end // FADE_EVERY > budget.step // FADE_EVERY:
         for name in set(costs.draft) - used:

@@ -1,0 +1,140 @@
+"""What steps take now, beside what start-up has measured: a Kalman filter over logarithms. Pure values, no torch.
+
+A step that takes so many times as long as its price tells of a product: of the machine's pace, of what reading the
+weights takes longer since others use the caches and the bandwidth, of the level of so many texts and, where it checks
+drafts, of the drag of so many texts and of such a spread of their rows. Which of them it was is told by how sure each is:
+reading the weights, which every step does once, takes twice as long from one second to the next, the pace wanders, a level
+hardly does, a drag wears off. (R. E. Kalman, A New Approach to Linear Filtering and Prediction Problems, 1960; extended
+by linearising where `READING` enters.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import exp, log
+from typing import NamedTuple
+
+import numpy as np
+
+Key = tuple[str, int, int]  # what: (name, number of texts, spread), numbers of texts as 1, 2 to 3, 4 to 7, ...: 1, 2, 3
+
+
+class Law(NamedTuple):
+    """How a part of the sum behaves, as logarithms."""
+
+    doubt: float  # standard deviation of what it may be, before anything was seen of it,
+    most: float  # that after it was not seen for long,
+    wanders: float  # and of what it changes by in a second
+    lasts: float  # seconds until it is nearly what it was before anything was seen
+    bound: float
+
+
+LAWS = {
+    "reading": Law(0.3, 1.0, 0.5, float("inf"), 3.0),  # in steps of one row, not a logarithm
+    "pace": Law(0.1, log(4.0), 0.1, float("inf"), log(64.0)),
+    "level": Law(0.3, 0.3, 0.05, float("inf"), log(2.5)),
+    "drag": Law(0.12, 0.12, 0.04, 10.0, log(2.0)),
+    "spread": Law(0.08, 0.08, 0.03, 10.0, log(2.0)),
+}
+READING: Key = ("reading", 0, 0)
+PACE: Key = ("pace", 0, 0)
+FASTEST = -0.6  # reading the weights saves at most so much of a step of one row
+ROUNDS = 0.5  # how much of what a draft round takes is for reading
+STEP, STEPS = 0.1, 0.03  # what one step is off by, as a standard deviation, and what many in a row are
+CLEAR = 3.0  # standard deviations by which what is seen may surprise: the rest is an accident
+
+
+@lru_cache(maxsize=256)
+def parts(size: int, spread: int) -> tuple[Key, ...]:
+    """What a step of so many texts (1, 2 to 3, 4 to 7, ...: 1, 2, 3, ...) tells of. `spread`: 0 if it checks no drafts."""
+    own = (READING, PACE) if size <= 1 else (READING, PACE, ("level", size, 0))
+    return (*own, ("drag", size, 0), ("spread", size, spread)) if spread else own
+
+
+@lru_cache(maxsize=256)
+def _laws(keys: tuple[Key, ...]) -> np.ndarray:
+    """[4, parts]: variance before anything was seen and at most, what it grows by in a second, what of the mean wears off."""
+    laws = [LAWS[name] for name, _, _ in keys]
+    return np.array([[a.doubt**2, a.most**2, a.wanders**2, 1 / a.lasts] for a in laws]).T
+
+
+@lru_cache(maxsize=1024)
+def _told(keys: tuple[Key, ...], of: tuple[Key, ...]) -> np.ndarray:
+    """[parts]: 1 for each of those that are told of, 0 for others."""
+    return np.array([float(key in of) for key in keys])
+
+
+def _fresh() -> np.ndarray:
+    return np.diag([LAWS["reading"].doubt ** 2, LAWS["pace"].doubt ** 2])
+
+
+@dataclass(frozen=True, slots=True)
+class Tempo:
+    """What is thought of each part, and how sure that is."""
+
+    means: Mapping[Key, float] = field(default_factory=lambda: {READING: 0.0, PACE: 0.0})
+    covariance: np.ndarray = field(default_factory=_fresh)  # [parts, parts], in the order of `means`
+
+    def times(self, size: int, spread: int, reading: float) -> float:
+        """A step takes so many times its price, of which a step of one row is this share: `reading`."""
+        means = self.means
+        return (1.0 + means[READING] * reading) * exp(sum([means.get(key, 0.0) for key in parts(size, spread)[1:]]))
+
+    @property
+    def pace(self) -> float:
+        """What a draft round takes, as a multiple of its price."""
+        return (1.0 + self.means[READING] * ROUNDS) * exp(self.means[PACE])
+
+    def drag(self, size: int) -> float:
+        """On the whole, of what was seen."""
+        spreads = [value for (name, texts, _), value in self.means.items() if (name, texts) == ("spread", size)]
+        return exp(self.means.get(("drag", size, 0), 0.0) + sum(spreads) / max(len(spreads), 1))
+
+    def dearer(self, size: int, factor: float) -> Tempo:
+        """Where drafts for so many texts take so many times what is thought."""
+        key = ("drag", size, 0)
+        tempo = self._with((key,))
+        return Tempo({**tempo.means, key: tempo.means[key] + log(factor)}, tempo.covariance)
+
+    def after(self, seconds: float) -> Tempo:
+        """So much later: the less sure."""
+        keys = tuple(self.means)
+        _, most, moves, wears = _laws(keys)
+        stays = np.exp(-seconds * wears)
+        covariance = self.covariance * np.outer(stays, stays)
+        diagonal = covariance.ravel()[:: len(keys) + 1]
+        diagonal += np.maximum(np.minimum(seconds * moves, most - diagonal), 0.0)
+        means = [value * stay for value, stay in zip(self.means.values(), stays.tolist(), strict=True)]
+        return Tempo(dict(zip(keys, means, strict=True)), covariance)
+
+    def seen(self, size: int, spread: int, reading: float, ratios: Seq[float]) -> Tempo:
+        """Steps have taken so many times their price, see `times`."""
+        told = parts(size, spread)
+        tempo = self._with(told)
+        means, keys = tempo.means, tuple(tempo.means)
+        here = _told(keys, told).copy()
+        here[0] = reading / (1.0 + means[READING] * reading)
+        shares = tempo.covariance @ here
+        doubt = float(shares @ here) + STEP**2 / len(ratios) + STEPS**2
+        news = log(sorted(ratios)[(len(ratios) - 1) // 2] / tempo.times(size, spread, reading))
+        surprise = CLEAR * doubt**0.5
+        news = min(max(news, -surprise), surprise) / doubt
+        moved = {}
+        for (key, value), share in zip(means.items(), shares.tolist(), strict=True):
+            bound = LAWS[key[0]].bound
+            moved[key] = min(max(value + share * news, -bound if key != READING else FASTEST), bound)
+        return Tempo(moved, tempo.covariance - np.outer(shares, shares / doubt))
+
+    def _with(self, keys: Seq[Key]) -> Tempo:
+        """The same, knowing of these parts."""
+        new = tuple([key for key in keys if key not in self.means])
+        if not new:
+            return self
+        old, count = len(self.means), len(self.means) + len(new)
+        covariance = np.zeros((count, count))
+        covariance[:old, :old] = self.covariance
+        covariance[range(old, count), range(old, count)] = _laws(new)[0]
+        return Tempo({**self.means, **dict.fromkeys(new, 0.0)}, covariance)
