@@ -14,7 +14,7 @@ from paceline.engine import budget as b
 from paceline.engine.acceptance import Kind
 from paceline.engine.audit import AUDIT, COLD, HOPEFUL, LAST_TRIAL, RAREST, SOONEST, Audit, hopeful
 from paceline.engine.controller import HOLD, LONGEST_HOLD, LONGEST_IDLE, NGRAM, AutoController
-from paceline.engine.costs import FRESH, MOST_DRAG, TABLE_ROWS, Costs, Drag, Profile, Step, spread
+from paceline.engine.costs import TABLE_ROWS, Costs, Profile, Step, spread
 from paceline.engine.fixed import FixedController, Limit
 from paceline.engine.records import RowRecord, StepRecord, Unlearnt
 from paceline.engine.rest import ALIKE, TYPICAL, Ran, Rest
@@ -27,9 +27,8 @@ PLAIN, DRAFTED = Step(1, 1.0, texts=1), Step(5, 1.8, "mtp", 1, 1)
 
 
 def at_drag(value: float = 1.0, stale: int = 0, texts: int = 1) -> Costs:
-    return replace(
-        PROFILE.costs(), drags={texts.bit_length(): Drag({spread(DRAFTED.rows, texts): value}, stale)}
-    )
+    costs, size = PROFILE.costs(), texts.bit_length()
+    return replace(costs, tempo=costs.tempo.dearer(size, value), stale={size: stale})
 
 
 def sequence(sid: int) -> Sequence:
@@ -42,59 +41,61 @@ def row(drafted: int = 0, accepted: int = 0, sid: int = 1) -> RowRecord:
 
 
 def test_plain_steps_tell_the_pace_and_those_with_drafts_beside_them_the_drag() -> None:
-    costs = PROFILE.costs()
-    slow = costs.observe_targets([PLAIN._replace(seconds=2.0)] * 200)
-    assert slow.pace == pytest.approx(2.0, rel=0.01)
-    assert slow.drag.value == 1.0
-    assert at_drag(2.0).observe_targets([PLAIN] * 2000).drag.value == pytest.approx(
-        1.29, abs=0.01
-    )  # tried again
-    dear = costs.observe_targets([PLAIN, *[DRAFTED._replace(seconds=2.25)] * 150])
-    assert dear.pace == pytest.approx(1.0)
-    assert dear.drag.value == pytest.approx(1.25, rel=0.05)
-    assert dear.within(2, 2).drag == Drag()  # for other numbers of texts nothing is known
+    costs = slow = PROFILE.costs()
+    for _ in range(9):
+        slow = slow.observe_targets([PLAIN._replace(seconds=2.0)] * 20)
+    assert slow.target(1) == pytest.approx(2.0, rel=0.02)
+    assert slow.drag == 1.0
+    dear = costs
+    for _ in range(40):
+        dear = dear.observe_targets([PLAIN] * 4).observe_targets([DRAFTED._replace(seconds=2.25)] * 4)
+    assert dear.drag == pytest.approx(1.25, rel=0.05)
+    assert dear.within(2, 2).drag == 1.0  # for other numbers of texts nothing is known
     assert dear.target(5) == pytest.approx(1.25 * 1.8, rel=0.05)
-    assert dear.target(1) == pytest.approx(1.0)
+    assert dear.target(1) == pytest.approx(1.0, rel=0.02)
     assert dear.within(5, 5).target(5) == pytest.approx(
-        costs.within(5, 5).target(5), rel=0.01
+        costs.within(5, 5).target(5), rel=0.05
     )  # no drafts: no drag
+    rested = dear.observe_targets([PLAIN] * 12, elapsed=16_000.0)
+    assert rested.drag < dear.drag**0.5  # it wears off: what was dear once may be tried again
     wild = costs.observe_targets([PLAIN, *[DRAFTED._replace(seconds=90.0)] * 50])
-    assert wild.drag.value == MOST_DRAG
+    assert wild.drag <= 2.0**2  # of so many texts, and of such a spread
 
 
 def test_without_plain_steps_for_long_the_machine_is_thought_slow_and_not_the_drafts_dear() -> None:
     costs = PROFILE.costs()
-    assert costs.drag.stale >= FRESH
-    slow = costs.observe_targets([DRAFTED._replace(seconds=3.6)] * 200)
-    assert (slow.drag.value, slow.pace) == (1.0, pytest.approx(2.0, rel=0.01))
-    seen = costs.observe_targets([PLAIN])
-    assert seen.drag.stale == 0
-    for _ in range(FRESH):
-        seen = seen.observe_targets([DRAFTED])
-    assert seen.drag.stale == FRESH
-    assert seen.observe_targets([DRAFTED._replace(seconds=3.6)] * 9).drag.value == pytest.approx(
-        seen.drag.value
-    )
+    for _ in range(9):
+        costs = costs.observe_targets([PLAIN] * 4).observe_targets([DRAFTED] * 4)
+    slow = costs
+    for _ in range(50):
+        slow = slow.observe_targets([DRAFTED._replace(seconds=3.6)] * 4)
+    assert slow.target(5) == pytest.approx(3.6, rel=0.02)
+    assert slow.drag < 1.2
+    assert slow.target(1) > 1.6
+    assert slow.unseen == costs.unseen + 200
+    assert slow.observe_targets([PLAIN]).unseen == 0
 
 
-def test_what_an_audit_finds_wrong_with_the_pace_was_the_drag() -> None:
-    costs = replace(PROFILE.costs(), drags={1: Drag({spread(DRAFTED.rows, 1): 1.0}, FRESH + 1)})
-    drafted = costs.observe_targets([DRAFTED._replace(seconds=2.7)] * 300)  # half as dear again
-    assert (drafted.pace, drafted.drag.value) == (pytest.approx(1.5, rel=0.01), 1.0)
-    audited = drafted.observe_targets([PLAIN] * 12)  # and plain steps as ever
-    assert audited.pace == pytest.approx(1.0, rel=0.02)
-    assert audited.drag.value == pytest.approx(1.5, rel=0.02)
-    few = drafted.observe_targets([PLAIN])  # one step may be chance
-    assert 1.0 < few.pace < 1.5
-    assert few.pace * few.drag.value == pytest.approx(1.5, rel=0.02)
-    both = drafted.observe_targets(
-        [PLAIN] * 12 + [DRAFTED._replace(seconds=2.7)] * 9
-    )  # as before, seen at once
-    assert both.drag.value == pytest.approx(1.5, rel=0.02)
-    unseen = PROFILE.costs().observe_targets(
-        [PLAIN._replace(seconds=1.5)] * 12
-    )  # no drafts have set the pace
-    assert unseen.drag.value == 1.0
+def test_what_an_audit_finds_wrong_with_the_machine_was_the_drag() -> None:
+    costs = PROFILE.costs()
+    for _ in range(50):
+        costs = costs.observe_targets([DRAFTED._replace(seconds=2.7)] * 4)  # half as dear again
+    assert costs.target(1) > 1.2
+    audited = costs.observe_targets([PLAIN] * 12)  # and plain steps as ever
+    assert audited.target(1) == pytest.approx(1.0, rel=0.1)
+    assert audited.target(5) == pytest.approx(2.7, rel=0.2)  # what both together take is still known
+    few = costs.observe_targets([PLAIN._replace(seconds=0.5)])  # one step may be chance
+    assert 0.55 < few.target(1)
+
+
+def test_what_reading_the_weights_takes_longer_is_the_same_for_any_number_of_rows() -> None:
+    """Where others take the caches plain steps of one row took 0.30 to 0.86 ms, those of five 0.82 to 1.3."""
+    costs = PROFILE.costs()
+    slow = costs.observe_targets([PLAIN._replace(seconds=2.0)] * 200)
+    assert slow.target(5) == pytest.approx(1.8 + 1.0, rel=0.15)
+    fast = costs.observe_targets([PLAIN._replace(seconds=0.6)] * 200)
+    assert fast.target(5) == pytest.approx(1.8 - 0.4, rel=0.15)
+    assert costs.observe_targets([PLAIN._replace(seconds=1e-3)] * 200).target(1) > 0
 
 
 @pytest.mark.parametrize("drafted", [0, 4])
@@ -109,7 +110,7 @@ def test_prompts_that_are_read_beside_texts_say_nothing_of_what_drafts_take(draf
         records = [StepRecord(1 + drafted + more, seconds, 0.1, 0.0, rows, alike=20) for _ in range(4)]
         learnt = learning.observe(budget, [StepRecord(1, 1.0, 0.0, 0.0, [row()], alike=20)])
         learnt = learning.observe(learnt, records)
-        assert bool(learnt.costs.drags[1].values) is taught
+        assert (learnt.costs.drag != 1.0) is taught
 
 
 def test_audits_become_rarer_while_they_confirm_what_is_known() -> None:
@@ -128,21 +129,21 @@ def test_audits_become_rarer_while_they_confirm_what_is_known() -> None:
     assert own.due(at_drag(1.2, RAREST // 2), 1.1)
 
 
-def test_what_long_copies_take_says_nothing_about_short_drafts_that_were_seen() -> None:
+def test_what_long_copies_take_says_little_about_short_drafts_that_were_seen() -> None:
     short, long = (
         Step(3, PROFILE.costs().target(3), "mtp", 1, 1),
         Step(17, PROFILE.costs().target(17), "ngram", 1, 1),
     )
-    costs = PROFILE.costs().observe_targets([PLAIN]).observe_targets([short] * 8)
-    costs = costs.observe_targets([PLAIN]).observe_targets([long._replace(seconds=0.6 * long.seconds)] * 20)
-    drag = costs.drag
-    assert drag.at(spread(17, 1)) < 0.8
-    assert drag.at(spread(3, 1)) == pytest.approx(1.0, abs=0.02)
-    assert drag.at(spread(6, 1)) == drag.at(spread(3, 1))  # the nearest that was seen
+    costs = PROFILE.costs()
+    for _ in range(20):
+        costs = costs.observe_targets([PLAIN] * 4).observe_targets([short] * 4)
+        costs = costs.observe_targets([PLAIN] * 4).observe_targets(
+            [long._replace(seconds=0.75 * long.seconds)] * 4
+        )
+    assert costs.target(17) < 0.85 * long.seconds
+    assert costs.target(3) == pytest.approx(short.seconds, rel=0.05)
+    assert costs.target(7) < PROFILE.costs().target(7)  # of what was not seen it is thought a little
     assert (spread(1, 1), spread(2, 1), spread(4, 1), spread(12, 8), spread(24, 8)) == (0, 1, 2, 1, 2)
-    audited = costs._at_rest(1, [1.0], 1)
-    assert audited.drag.since == frozenset()
-    assert costs.drag.since == {spread(17, 1)}  # whose pace an audit could put right
 
 
 class Never(Audit):
@@ -192,7 +193,7 @@ def test_drafts_that_were_thought_cheap_are_given_up_after_an_audit() -> None:
     auto = AutoController(cheap, [replace(MTP, prior=(0.45, 0.45), known=True)])
     drafting, measured = play(auto, Profile((1, 2, 33), (1.0, 1.5, 10.0)).costs(), 0.45, 1000)
     assert measured
-    assert auto.budget.costs.drag.value > 1.2
+    assert auto.budget.costs.drag > 1.1
     assert drafting < 300
     never = AutoController(cheap, [replace(MTP, prior=(0.45, 0.45), known=True)])
     never._audits[1, False] = Never()
@@ -205,7 +206,7 @@ def test_drafts_that_were_thought_too_dear_are_tried_and_found_to_pay() -> None:
     assert auto.limits([sequence(1)], ["auto"], 16)[0][0] == 0
     drafting, _ = play(auto, true, 0.8, 1500)
     assert drafting > 500
-    assert auto.budget.costs.drag.value < 0.85
+    assert auto.budget.costs.drag < 0.9
 
 
 @pytest.mark.parametrize(
@@ -214,23 +215,21 @@ def test_drafts_that_were_thought_too_dear_are_tried_and_found_to_pay() -> None:
 def test_trials_become_rarer_while_they_are_in_vain(sampled: bool, first: list[int]) -> None:
     own, at = Audit(sampled), []
     for now in range(40_000):
-        if own.may_try(now):
+        if now >= own.next:
             own.tried(now)
             at.append(now)
     assert at[:4] == first
     assert at[-1] - at[-2] == LAST_TRIAL[sampled]
-    own.paid(40_000)
-    assert not own.may_try(39_999 + LAST_TRIAL[sampled])
-    assert own.may_try(40_000 + LAST_TRIAL[sampled])
+    own.paid(40_000)  # it was not in vain after all
+    assert own.next == 40_000 + 4 * first[0]
     fresh = Audit(sampled)
     fresh.paid(5000)
-    assert not fresh.may_try(4999 + first[0])
-    assert fresh.may_try(5000 + first[0])
+    assert fresh.next == 5000 + first[0]
 
 
 def test_drafts_that_stay_dear_are_tried_a_few_times() -> None:
-    assert hopeful(at_drag(1.5)).drag.value == pytest.approx(1.5 * HOPEFUL)
-    assert hopeful(at_drag(0.9)).drag.value == pytest.approx(0.9 * HOPEFUL)
+    assert hopeful(at_drag(1.5)).drag == pytest.approx(1.5 * HOPEFUL)
+    assert hopeful(at_drag(0.9)).drag == pytest.approx(0.9 * HOPEFUL)
     auto = AutoController(
         replace(PROFILE, seconds=(1.0, 1.7, 2.5, 4.0, 7.0, 13.0)),
         [replace(MTP, prior=(0.6, 0.6), known=True)],
@@ -418,7 +417,7 @@ def test_texts_whose_steps_teach_nothing_are_not_audited_for_ever(
     cheap = Profile((1, 4 * TABLE_ROWS), (1.0, 1.1), rounds={"mtp": (0.0, 0.0, 0.0)})
     auto = AutoController(cheap, [replace(MTP, prior=(0.3, 0.3, 0.3))])
     drafted = measured = 0
-    for _ in range(2 * SOONEST):
+    for _ in range(3 * SOONEST):
         group = [replace(sequence(i), constraint=constraint) for i in range(texts)]
         limits = auto.limits(group, ["auto"] * texts, 16)
         drafted, measured = drafted + (limits[0][0] > 0), measured + (limits[0][1] == b.MEASURING)

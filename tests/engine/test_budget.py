@@ -18,9 +18,10 @@ from paceline.engine.acceptance import Kind, fresh_arm, sober
 from paceline.engine.audit import COLD
 from paceline.engine.budget import Budget
 from paceline.engine.controller import NGRAM, AutoController
-from paceline.engine.costs import Costs, Drag, Profile, Step, staircase
+from paceline.engine.costs import Costs, Profile, Step, staircase
 from paceline.engine.fixed import FixedController
 from paceline.engine.records import RowRecord, StepRecord
+from paceline.engine.tempo import PACE, READING, Tempo
 from paceline.engine.rounds import DraftCost, Round
 
 MTP = Kind("mtp", (0.75, 0.7, 0.65, 0.6))
@@ -206,7 +207,7 @@ def test_to_begin_takes_more_of_a_promise_than_to_go_on() -> None:
 
     nearly = next(draft for draft in (x / 400 for x in range(1, 800)) if promise(draft) < b.START[0])
     assert promise(nearly) > b.MARGIN
-    costs = replace(make(FLAT, nearly, kind).costs, drags={1: Drag(stale=0)})  # no audit is due
+    costs = make(FLAT, nearly, kind).costs
     new = AutoController(FLAT, [kind])
     new.budget = replace(new.budget, costs=costs)
     assert new.limits([sequence(1)], ["auto"], 16)[0][0] == 0
@@ -237,14 +238,16 @@ def test_sampled_text_asks_for_more_of_a_promise_to_begin() -> None:
 @pytest.mark.parametrize("chance", [0.2, 0.5, 0.7, 0.9, 0.97])
 @pytest.mark.parametrize("rows", [1, 4, 16])
 def test_auto_reaches_the_best_fixed_length(chance: float, rows: int) -> None:
-    auto = AutoController(FLAT, [MTP])
-    done = simulate(auto, dict.fromkeys(range(rows), chance), 700)
+    written = seconds = 0.0
+    for seed in range(3):
+        done = simulate(AutoController(FLAT, [MTP]), dict.fromkeys(range(rows), chance), 700, seed=seed)
+        written, seconds = written + done["tokens"], seconds + done["seconds"]
     true = FLAT.costs()
     fixed = max(
         rows * sum(chance**j for j in range(k + 1)) / (true.target(rows * (k + 1)) + 0.05 * k)
         for k in range(17)
     )
-    assert done["tokens"] / done["seconds"] > 0.95 * fixed
+    assert written / seconds > 0.95 * fixed
 
 
 def test_requests_do_not_learn_from_each_other() -> None:
@@ -462,7 +465,7 @@ def test_costs_follow_the_machine_and_ignore_a_hiccup() -> None:
     for _ in range(30):
         costs = costs.observe_targets([Step(5, 2.2)] * 8)  # twice as slow as profiled
     assert costs.target(5) == pytest.approx(2.2, rel=0.05)
-    assert costs.target(1) == pytest.approx(2.0, rel=0.1)
+    assert costs.target(1) == pytest.approx(2.0, rel=0.2)  # how much of it is the drafts' is not known
     hiccup = costs.observe_targets([Step(5, 2.2), Step(5, 100.0), Step(5, 2.2)])
     assert hiccup.target(5) < 1.2 * costs.target(5)
     assert costs.observe_targets([Step(0, 1.0), Step(5, math.nan), Step(900, 1.0)]) is costs
@@ -485,7 +488,7 @@ def test_what_a_round_does_to_the_step_after_it_is_a_cost_of_the_round() -> None
     assert chilled.observe_targets([Step(5, 1.6, "mtp", 1)] * 8).pace == pytest.approx(1.0)
     assert chilled.observe_targets([Step(5, 1.7, "mtp", 2)] * 8).pace == pytest.approx(1.0)
     assert chilled.observe_targets([Step(5, 1.6)] * 8).pace > 1.05
-    slow = replace(chilled, pace=2.0)
+    slow = replace(chilled, tempo=Tempo({READING: 0.0, PACE: math.log(2.0)}))
     assert slow.drafting("mtp") == pytest.approx((1.2, 0.2, 0.0))
     same = slow.observe_rounds("mtp", [Round(1, 1, 0.4)])  # as measured, at this pace
     assert same.drafting("mtp") == pytest.approx(slow.drafting("mtp"))
@@ -509,14 +512,15 @@ def test_what_is_wrong_with_the_price_of_many_texts_is_told_where_their_number_c
     def at_eight(costs: Costs) -> float:
         return costs.within(8, 8).target(8)
 
-    first = costs.observe_targets([eight] * 16)
+    known = costs.observe_targets([one] * 64)
+    first = known.observe_targets([eight] * 16)
     assert at_eight(first) == pytest.approx(2.5, rel=0.15)
     assert first.target(1) == pytest.approx(1.0, rel=0.15)  # the machine is what it was
     for _ in range(8):
         costs = costs.observe_targets([one] * 64).observe_targets([eight] * 64)
     assert (at_eight(costs), costs.target(1)) == (pytest.approx(2.5, rel=0.02), pytest.approx(1.0, rel=0.02))
     assert costs.within(8, 8).adding(8, 8) == pytest.approx(2 * FLAT.costs().adding(8, 8), rel=0.05)
-    mixed = FLAT.costs().observe_targets([one] * 16 + [eight] * 16)  # told at once
+    mixed = FLAT.costs().observe_targets([one] * 64 + [eight] * 16)  # told at once
     assert at_eight(mixed) == pytest.approx(2.5, rel=0.15)
     assert mixed.target(1) == pytest.approx(1.0, rel=0.15)
 
@@ -526,7 +530,7 @@ def test_what_many_texts_take_is_not_put_down_to_their_drafts() -> None:
     plain, drafted = Step(8, 2 * table[7], texts=8), Step(16, 2 * table[15], "ngram", 4, 8)
     seen = [plain] * 16 + [drafted] * 16  # told at once
     costs = FLAT.costs().observe_targets(seen).within(8, 8)
-    assert costs.drag.value == pytest.approx(1.0, abs=0.1)
+    assert costs.drag == pytest.approx(1.0, abs=0.1)
     assert costs.target(16) == pytest.approx(2 * table[15], rel=0.15)
     assert costs.table == table
 
@@ -551,9 +555,16 @@ def test_the_staircase_stays_whatever_steps_take() -> None:
 
 
 def test_a_machine_that_gets_slower_amid_many_texts_gets_slower_for_all() -> None:
-    costs = FLAT.costs().observe_targets([Step(8, 1.25, texts=8)] * 64)
-    slow = costs.observe_targets([Step(8, 2.5, texts=8)] * 200)
-    assert slow.target(1) == pytest.approx(2.0, rel=0.05)
+    costs = FLAT.costs()
+    for _ in range(16):
+        costs = costs.observe_targets([Step(1, 1.0, texts=1)] * 8).observe_targets(
+            [Step(8, 1.25, texts=8)] * 8
+        )
+    slow = costs
+    for _ in range(25):
+        slow = slow.observe_targets([Step(8, 2.5, texts=8)] * 8)
+    assert slow.within(8, 8).target(8) == pytest.approx(2.5, rel=0.02)
+    assert 1.7 < slow.target(1) < 2.6
     assert costs.observe_targets([Step(8, 1e9, texts=8)] * 16).within(8, 8).target(8) < 100
 
 

@@ -223,11 +223,12 @@ def _staircase(llm: LLM) -> dict[int, float]:
     from dataclasses import replace
 
     from paceline.engine.controller import AutoController
+    from paceline.engine.tempo import Tempo
 
     controller = llm.engine.state.controller
     if not isinstance(controller, AutoController):
         return {}
-    costs = replace(controller.budget.costs, pace=1.0, drags={})
+    costs = replace(controller.budget.costs, tempo=Tempo())
     return {n: costs.target(n) for n in (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 24, 32)}
 
 

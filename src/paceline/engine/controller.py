@@ -92,7 +92,9 @@ class AutoController:
                 if kin:
                     hold = self._plan_seconds / (IDLING * self.budget.costs.target(len(ids)))
                     until = self._now + int(min(hold, LONGEST_IDLE[choice.sampled]))
-                    self._before.keep(kin, choice, min(until, self._audit(choice).next) if choice.hopeful else until)
+                    self._before.keep(
+                        kin, choice, min(until, self._audit(choice).next) if choice.hopeful else until
+                    )
             self._choices[ids] = choice
             self._thought += time.perf_counter() - begin
         self._choice, choice.looked = choice, False

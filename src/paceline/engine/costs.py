@@ -28,6 +28,7 @@ Reach = tuple[
     float, float, float
 ]  # (seconds per token of a context, of that for each further row, tokens in `table`)
 
+
 class Step(NamedTuple):
     """A step that ran, its draft apart."""
 
@@ -151,10 +152,11 @@ class Costs:
         """Seconds that `more` target rows add to a step of `rows`."""
         return self.target(rows + more) - self.target(rows)
 
-    def observe_targets(self, seen: Seq[Step], each: int = 1, elapsed: float = 0.0) -> Costs:
-        """Learn from steps, of which each stands for so many, what they take beside their price; they and others took
-        `elapsed` seconds. The staircase stays as it was measured: bent by what one number of rows seemed to differ by, it
-        drifted away from the machine's within an hour. Steps beyond the table (prompts) say nothing about decoding.
+    def observe_targets(self, seen: Seq[Step], each: int = 1, elapsed: float | None = None) -> Costs:
+        """Learn from steps, of which each stands for so many, what they take beside their price. They, and others that
+        tell nothing, took `elapsed` seconds. The staircase stays as it was measured: bent by what one number of rows
+        seemed to differ by, it drifted away from the machine's within an hour. Steps beyond the table (prompts) say nothing
+        about decoding.
         """
         steps = [
             step for step in seen if 0 < step.rows <= len(self.table) and 0.0 < step.seconds < float("inf")
@@ -162,7 +164,11 @@ class Costs:
         if steps and not self.measured:
             scale = steps[0].seconds / self.table[steps[0].rows - 1]
             return replace(self, table=tuple(v * scale for v in self.table), measured=True)
-        tempo, stale = self.tempo.after(elapsed) if elapsed else self.tempo, dict(self.stale)
+        if elapsed is None:
+            elapsed = each * sum([step.seconds for step in steps])
+        if not elapsed:
+            return self
+        tempo, stale = self.tempo.after(elapsed / self.table[0]), dict(self.stale)
         for (size, wide), group in groupby(steps, key=_alike):
             own = list(group)
             prices = [self._expected(step) for step in own]

@@ -19,31 +19,34 @@ from typing import NamedTuple
 
 import numpy as np
 
-Key = tuple[str, int, int]  # what: (name, number of texts, spread), numbers of texts as 1, 2 to 3, 4 to 7, ...: 1, 2, 3
+Key = tuple[
+    str, int, int
+]  # what: (name, number of texts, spread), numbers of texts as 1, 2 to 3, 4 to 7, ...: 1, 2, 3
 
 
 class Law(NamedTuple):
-    """How a part of the sum behaves, as logarithms."""
+    """How a part of the product behaves, as a logarithm. Time is counted in steps of one row, as they were at start-up."""
 
     doubt: float  # standard deviation of what it may be, before anything was seen of it,
     most: float  # that after it was not seen for long,
-    wanders: float  # and of what it changes by in a second
-    lasts: float  # seconds until it is nearly what it was before anything was seen
+    wanders: float  # and of what it changes by in a step
+    lasts: float  # steps until it is nearly what it was before anything was seen
     bound: float
 
 
 LAWS = {
-    "reading": Law(0.3, 1.0, 0.5, float("inf"), 3.0),  # in steps of one row, not a logarithm
-    "pace": Law(0.1, log(4.0), 0.1, float("inf"), log(64.0)),
-    "level": Law(0.3, 0.3, 0.05, float("inf"), log(2.5)),
-    "drag": Law(0.12, 0.12, 0.04, 10.0, log(2.0)),
-    "spread": Law(0.08, 0.08, 0.03, 10.0, log(2.0)),
+    "reading": Law(0.3, 1.0, 0.01, float("inf"), 3.0),  # in steps of one row, not a logarithm
+    "pace": Law(0.1, log(4.0), 0.002, float("inf"), log(64.0)),
+    "level": Law(0.5, 0.5, 0.001, float("inf"), log(2.5)),
+    "drag": Law(0.12, 0.12, 0.001, 8000.0, log(2.0)),
+    "spread": Law(0.08, 0.08, 0.0007, 8000.0, log(2.0)),
 }
 READING: Key = ("reading", 0, 0)
 PACE: Key = ("pace", 0, 0)
 FASTEST = -0.6  # reading the weights saves at most so much of a step of one row
 ROUNDS = 0.5  # how much of what a draft round takes is for reading
 STEP, STEPS = 0.1, 0.03  # what one step is off by, as a standard deviation, and what many in a row are
+LONG = 10_000.0  # steps: more may have passed while the machine slept
 CLEAR = 3.0  # standard deviations by which what is seen may surprise: the rest is an accident
 
 
@@ -56,7 +59,7 @@ def parts(size: int, spread: int) -> tuple[Key, ...]:
 
 @lru_cache(maxsize=256)
 def _laws(keys: tuple[Key, ...]) -> np.ndarray:
-    """[4, parts]: variance before anything was seen and at most, what it grows by in a second, what of the mean wears off."""
+    """[4, parts]: variance before anything was seen and at most, what it grows by in a step, what of the mean wears off."""
     laws = [LAWS[name] for name, _, _ in keys]
     return np.array([[a.doubt**2, a.most**2, a.wanders**2, 1 / a.lasts] for a in laws]).T
 
@@ -81,7 +84,9 @@ class Tempo:
     def times(self, size: int, spread: int, reading: float) -> float:
         """A step takes so many times its price, of which a step of one row is this share: `reading`."""
         means = self.means
-        return (1.0 + means[READING] * reading) * exp(sum([means.get(key, 0.0) for key in parts(size, spread)[1:]]))
+        return (1.0 + means[READING] * reading) * exp(
+            sum([means.get(key, 0.0) for key in parts(size, spread)[1:]])
+        )
 
     @property
     def pace(self) -> float:
@@ -90,7 +95,9 @@ class Tempo:
 
     def drag(self, size: int) -> float:
         """On the whole, of what was seen."""
-        spreads = [value for (name, texts, _), value in self.means.items() if (name, texts) == ("spread", size)]
+        spreads = [
+            value for (name, texts, _), value in self.means.items() if (name, texts) == ("spread", size)
+        ]
         return exp(self.means.get(("drag", size, 0), 0.0) + sum(spreads) / max(len(spreads), 1))
 
     def dearer(self, size: int, factor: float) -> Tempo:
@@ -99,14 +106,14 @@ class Tempo:
         tempo = self._with((key,))
         return Tempo({**tempo.means, key: tempo.means[key] + log(factor)}, tempo.covariance)
 
-    def after(self, seconds: float) -> Tempo:
+    def after(self, steps: float) -> Tempo:
         """So much later: the less sure."""
-        keys = tuple(self.means)
+        keys, steps = tuple(self.means), min(steps, LONG)
         _, most, moves, wears = _laws(keys)
-        stays = np.exp(-seconds * wears)
+        stays = np.exp(-steps * wears)
         covariance = self.covariance * np.outer(stays, stays)
         diagonal = covariance.ravel()[:: len(keys) + 1]
-        diagonal += np.maximum(np.minimum(seconds * moves, most - diagonal), 0.0)
+        diagonal += np.maximum(np.minimum(steps * moves, most - diagonal), 0.0)
         means = [value * stay for value, stay in zip(self.means.values(), stays.tolist(), strict=True)]
         return Tempo(dict(zip(keys, means, strict=True)), covariance)
 
