@@ -51,7 +51,7 @@ WORKLOADS = ("code", "prose", "edit", "dictated", "json", "random", "long")
 class KnownCosts(Costs):
     """Costs that no clock changes."""
 
-    def observe_targets(self, seen: Any, each: int = 1) -> Costs:
+    def observe_targets(self, seen: Any, each: int = 1, elapsed: float | None = None) -> Costs:
         return self
 
     def observe_rounds(self, kind: str, seen: Any) -> Costs:

@@ -14,9 +14,9 @@ from paceline.bench import report, runner, workloads
 from paceline.bench.meters import EnergyMeter
 from paceline.bench.plot import Chart, svg
 from paceline.bench.runner import (
+    COLD,
     MOST_ROUNDS,
     NONE,
-    COLD,
     TURN,
     Bench,
     Cell,

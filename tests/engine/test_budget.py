@@ -21,8 +21,8 @@ from paceline.engine.controller import NGRAM, AutoController
 from paceline.engine.costs import Costs, Profile, Step, staircase
 from paceline.engine.fixed import FixedController
 from paceline.engine.records import RowRecord, StepRecord
-from paceline.engine.tempo import PACE, READING, Tempo
 from paceline.engine.rounds import DraftCost, Round
+from paceline.engine.tempo import PACE, READING, Tempo
 
 MTP = Kind("mtp", (0.75, 0.7, 0.65, 0.6))
 FLAT = Profile((1, 5, 9, 17, 32), (1.0, 1.1, 1.3, 1.9, 3.0))

@@ -295,7 +295,7 @@ def test_a_look_at_rest_that_finds_nothing_does_not_end_it(monkeypatch: pytest.M
 @pytest.mark.parametrize(("step", "every"), [(4e-4, LOOK), (5e-3, 4), (0.1, 2)])
 def test_looks_are_as_rare_as_what_they_take_asks_for(step: float, every: int) -> None:
     """The slower a step, the less is a look beside it: a large model's text is looked at in every other step."""
-    auto = AutoController(STEEP, [NGRAM])
+    auto = AutoController(replace(STEEP, seconds=tuple(step * s for s in STEEP.seconds)), [NGRAM])
     sequence, looks = replace(text([1, 2]), params=SamplingParams(max_tokens=900, temperature=0.0)), []
     for now in range(6 * LOOK):
         ((limit, _),) = auto.limits([sequence], ["auto"], 16)

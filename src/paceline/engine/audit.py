@@ -32,10 +32,9 @@ class Audit:
     def __init__(self, sampled: bool = False) -> None:
         """`sampled`: all of them are, where there is less to be found by a trial."""
         self._every, self._drag = SOONEST, 1.0
-        self._first = self._wait = self.next = FIRST_TRIAL[
-            sampled
-        ]  # `next`: the step from which a trial may be made
+        self._first = self._wait = FIRST_TRIAL[sampled]
         self._longest = LAST_TRIAL[sampled]
+        self.next = self._wait  # the step from which a trial may be made
 
     def due(self, costs: Costs, gain: float) -> bool:
         """Whether to begin an audit, where drafts promise `gain` times the speed of none."""

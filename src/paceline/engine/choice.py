@@ -12,7 +12,9 @@ from paceline.engine.fixed import Limit, fixed_limit
 from paceline.ops.base import Stop
 from paceline.sampling.shape import is_greedy
 
-REST = 128  # steps that a plan without drafts holds
+REST = 128  # steps that a plan without drafts holds,
+LONGEST_IDLE = 512, 2048  # and for others like its own, greedy and sampled ones
+IDLING = 0.001  # of the time that planning may take where texts come and go and nothing is drafted
 # how many texts, their drafter, whether all are greedy, whether all are new
 Kin = tuple[int, str | None, bool, bool]
 
@@ -44,7 +46,9 @@ class Choice:
     hold: int = 0  # steps that it holds though it drafts
     probes: int = 0  # steps that its probes may still last
     trial: bool = False  # it drafts to see what that costs
-    hopeful: bool = False  # drafts would pay if they were cheaper than is thought: a trial will tell
+    trial_due: float = float(
+        "inf"
+    )  # the step from which to try that, if it would pay were it cheaper than is thought
     sampled: bool = False  # all texts are
     teaches: bool = True  # its steps tell what steps take
 
@@ -122,10 +126,11 @@ class Before:
     def __init__(self) -> None:
         self._idle: dict[Kin, tuple[int, Choice]] = {}  # until when, and what
 
-    def keep(self, kin: Kin, choice: Choice, until: int) -> None:
-        """A plan for texts of that kin, if nothing is drafted by it."""
+    def keep(self, kin: Kin, choice: Choice, now: int, planning: float) -> None:
+        """A plan for texts of that kin, if nothing is drafted by it. `planning`: what one takes, in plain steps."""
         if choice.rests:
-            self._idle[kin] = until, choice
+            hold = min(planning / IDLING, LONGEST_IDLE[choice.sampled], choice.trial_due - now)
+            self._idle[kin] = now + int(hold), choice
 
     def others(
         self, kin: Kin, last: Choice | None, caps: dict[int, int], new: Set[int], now: int

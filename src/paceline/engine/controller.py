@@ -26,8 +26,6 @@ from paceline.sampling.shape import is_greedy
 
 PLANNING = 0.05  # of the time that planning may take at first
 HOLD, LONGEST_HOLD = 2, 16  # steps that a plan which drafts holds: longer each time that it stays one
-LONGEST_IDLE = 512, 2048  # that it holds for others like its own, greedy and sampled ones
-IDLING = 0.001  # of the time that planning may take where texts come and go and nothing is drafted
 PROBE_RUN = 3  # steps that a probe lasts while its tokens are kept
 
 MTP = Kind("mtp", (0.7, 0.72, 0.72, 0.7, 0.68), sampled=(0.56, 0.6, 0.6, 0.6))
@@ -90,11 +88,8 @@ class AutoController:
                 taken = time.perf_counter() - begin
                 self._plan_seconds += 0.2 * (taken - self._plan_seconds) if self._plan_seconds else taken
                 if kin:
-                    hold = self._plan_seconds / (IDLING * self.budget.costs.target(len(ids)))
-                    until = self._now + int(min(hold, LONGEST_IDLE[choice.sampled]))
-                    self._before.keep(
-                        kin, choice, min(until, self._audit(choice).next) if choice.hopeful else until
-                    )
+                    planning = self._plan_seconds / self.budget.costs.target(len(ids))
+                    self._before.keep(kin, choice, self._now, planning)
             self._choices[ids] = choice
             self._thought += time.perf_counter() - begin
         self._choice, choice.looked = choice, False
@@ -234,15 +229,14 @@ class AutoController:
         """The step at which to think again: soon where little is known yet."""
         if self._others:
             return self._now + 1
-        probing = self.budget.probing
-        drafts = any(limit and i not in probing for own in choice.limits.values() for i, limit in own.items())
-        if drafts:
-            rows = choice.rows + sum([limit for limit, _ in choice.out])
-            hold = int(self._plan_seconds / (PLANNING * costs.target(rows)))
-            hold = 2 * before.hold if before is not None and before.hold else max(hold, HOLD)
-            choice.hold = TRIAL if choice.trial else min(hold, LONGEST_HOLD)
-            return self._now + choice.hold
-        return self._now + REST
+        limits = [row for own in choice.limits.values() for row in own.items()]
+        if not any(limit and i not in self.budget.probing for i, limit in limits):
+            return self._now + REST
+        rows = choice.rows + sum([limit for limit, _ in choice.out])
+        hold = int(self._plan_seconds / (PLANNING * costs.target(rows)))
+        hold = 2 * before.hold if before is not None and before.hold else max(hold, HOLD)
+        choice.hold = TRIAL if choice.trial else min(hold, LONGEST_HOLD)
+        return self._now + choice.hold
 
     def _kind(self, name: str) -> Kind:
         """A kind by name; a stranger's starts at what drafters usually reach."""
@@ -265,8 +259,8 @@ class AutoController:
             elif choice.teaches:
                 hoping = replace(self.budget, costs=hopeful(self.budget.costs))
                 trial = b.choose(hoping, kind, choice.caps, rows, texts, b.START[choice.sampled])
-                choice.hopeful = any(trial.limits.values())
-                if choice.hopeful and self._now >= self._audit(choice).next:
+                choice.trial_due = self._audit(choice).next if any(trial.limits.values()) else float("inf")
+                if self._now >= choice.trial_due:
                     self._audit(choice).tried(self._now)
                     plan, pays, choice.trial = trial, True, True
             choice.plans[kind.name] = plan

@@ -155,8 +155,8 @@ class Costs:
     def observe_targets(self, seen: Seq[Step], each: int = 1, elapsed: float | None = None) -> Costs:
         """Learn from steps, of which each stands for so many, what they take beside their price. They, and others that
         tell nothing, took `elapsed` seconds. The staircase stays as it was measured: bent by what one number of rows
-        seemed to differ by, it drifted away from the machine's within an hour. Steps beyond the table (prompts) say nothing
-        about decoding.
+        seemed to differ by, it drifted away from the machine's within an hour. Steps beyond the table (prompts) say
+        nothing about decoding.
         """
         steps = [
             step for step in seen if 0 < step.rows <= len(self.table) and 0.0 < step.seconds < float("inf")

@@ -2,10 +2,10 @@
 
 A step that takes so many times as long as its price tells of a product: of the machine's pace, of what reading the
 weights takes longer since others use the caches and the bandwidth, of the level of so many texts and, where it checks
-drafts, of the drag of so many texts and of such a spread of their rows. Which of them it was is told by how sure each is:
-reading the weights, which every step does once, takes twice as long from one second to the next, the pace wanders, a level
-hardly does, a drag wears off. (R. E. Kalman, A New Approach to Linear Filtering and Prediction Problems, 1960; extended
-by linearising where `READING` enters.)
+drafts, of the drag of so many texts and of such a spread of their rows. Which of them it was is told by how sure each
+is: reading the weights, which every step does once, takes twice as long from one second to the next, the pace wanders,
+a level hardly does, a drag wears off. (R. E. Kalman, A New Approach to Linear Filtering and Prediction Problems, 1960;
+extended by linearising where `READING` enters.)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Key = tuple[
 
 
 class Law(NamedTuple):
-    """How a part of the product behaves, as a logarithm. Time is counted in steps of one row, as they were at start-up."""
+    """How a part of the product behaves, as a logarithm. Time is counted in steps of one row, as long as at start-up."""
 
     doubt: float  # standard deviation of what it may be, before anything was seen of it,
     most: float  # that after it was not seen for long,
@@ -47,19 +47,22 @@ FASTEST = -0.6  # reading the weights saves at most so much of a step of one row
 ROUNDS = 0.5  # how much of what a draft round takes is for reading
 STEP, STEPS = 0.1, 0.03  # what one step is off by, as a standard deviation, and what many in a row are
 LONG = 10_000.0  # steps: more may have passed while the machine slept
-CLEAR = 3.0  # standard deviations by which what is seen may surprise: the rest is an accident
+CLEAR = 3.0  # standard deviations by which what is seen may surprise: the rest is an accident,
+STRANGE = (
+    0.1  # or the machine is another one: by how much of its square, at most 1, its pace is less sure then
+)
 
 
 @lru_cache(maxsize=256)
 def parts(size: int, spread: int) -> tuple[Key, ...]:
-    """What a step of so many texts (1, 2 to 3, 4 to 7, ...: 1, 2, 3, ...) tells of. `spread`: 0 if it checks no drafts."""
+    """What a step of so many texts (1, 2 to 3, 4 to 7, ...: 1, 2, 3, ...) tells of. `spread`: 0 if it checks no draft."""
     own = (READING, PACE) if size <= 1 else (READING, PACE, ("level", size, 0))
     return (*own, ("drag", size, 0), ("spread", size, spread)) if spread else own
 
 
 @lru_cache(maxsize=256)
 def _laws(keys: tuple[Key, ...]) -> np.ndarray:
-    """[4, parts]: variance before anything was seen and at most, what it grows by in a step, what of the mean wears off."""
+    """[4, parts]: variance before anything was seen, at most, and what it grows by in a step; what wears off in one."""
     laws = [LAWS[name] for name, _, _ in keys]
     return np.array([[a.doubt**2, a.most**2, a.wanders**2, 1 / a.lasts] for a in laws]).T
 
@@ -128,12 +131,15 @@ class Tempo:
         doubt = float(shares @ here) + STEP**2 / len(ratios) + STEPS**2
         news = log(sorted(ratios)[(len(ratios) - 1) // 2] / tempo.times(size, spread, reading))
         surprise = CLEAR * doubt**0.5
+        strange = min(max(abs(news) - surprise, 0.0), 1.0)
         news = min(max(news, -surprise), surprise) / doubt
         moved = {}
         for (key, value), share in zip(means.items(), shares.tolist(), strict=True):
             bound = LAWS[key[0]].bound
             moved[key] = min(max(value + share * news, -bound if key != READING else FASTEST), bound)
-        return Tempo(moved, tempo.covariance - np.outer(shares, shares / doubt))
+        covariance = tempo.covariance - np.outer(shares, shares / doubt)
+        covariance[1, 1] += STRANGE * strange**2  # `PACE` comes after `READING`
+        return Tempo(moved, covariance)
 
     def _with(self, keys: Seq[Key]) -> Tempo:
         """The same, knowing of these parts."""
