@@ -74,9 +74,9 @@ class Costs:
     of the cache, and a little for each further row. After a round of a drafter whose weights have taken the place of
     the target's in the caches it takes `chill` more. Without a profile (`measured` false) the first step sets the scale.
 
-    What steps take beside that is the machine's pace, the `level` of so many texts, by which the price of many differs
-    from what is expected, and the `drag` of drafts: where others take the machine's caches and bandwidth plain steps are
-    slow and further rows cheap. `tempo` tells them apart.
+    What steps take beside that is the machine's pace, what reading the weights takes longer where others use the caches
+    (the same for any number of rows: where plain steps are slow for it, further rows are cheap), the `level` of so many
+    texts, by which their price is wrong, and the `drag` of steps that check drafts. `tempo` tells them apart.
     """
 
     table: tuple[float, ...]
@@ -169,12 +169,13 @@ class Costs:
         if not elapsed:
             return self
         tempo, stale = self.tempo.after(elapsed / self.table[0]), dict(self.stale)
-        for (size, wide), group in groupby(steps, key=_alike):
+        for size, wide in map(_alike, steps):
+            stale[size] = stale.get(size, 0) + each if wide else 0
+        for (size, wide), group in groupby(sorted(steps, key=_alike), key=_alike):
             own = list(group)
             prices = [self._expected(step) for step in own]
             ratios = [step.seconds / price for step, price in zip(own, prices, strict=True)]
             tempo = tempo.seen(size, wide, self.table[0] * len(prices) / sum(prices), ratios)
-            stale[size] = stale.get(size, 0) + each * len(ratios) if wide else 0
         return replace(self, tempo=tempo, stale=stale)
 
     def _expected(self, step: Step) -> float:
