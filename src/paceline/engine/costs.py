@@ -1,7 +1,7 @@
 """What a step costs on this machine: a staircase over target rows, and what drafting adds to it. Pure values, no torch.
 
 Learnt at start-up (stopwatch.py) and corrected by every step that runs. Seconds everywhere. A busy machine enters
-through the pace.
+through `tempo`.
 """
 
 from __future__ import annotations
@@ -111,7 +111,12 @@ class Costs:
         """Seconds of a step with so many target rows, its draft apart."""
         texts, base, row = self.here
         seconds = self._rung(rows) + base + row * rows
-        return self.tempo.times(texts.bit_length(), spread(rows, texts), self.table[0] / seconds) * seconds
+        reading = self._reading(seconds)
+        return self.tempo.times(texts.bit_length(), spread(rows, texts), reading) * seconds
+
+    def _reading(self, seconds: float) -> float:
+        """The share of a usual step of one row in one that takes so long: at short contexts it may be shorter still."""
+        return min(self.table[0] / seconds, 1.0)
 
     def _rung(self, rows: int) -> float:
         """Of the table, which goes on as it ends."""
@@ -175,7 +180,7 @@ class Costs:
             own = list(group)
             prices = [self._expected(step) for step in own]
             ratios = [step.seconds / price for step, price in zip(own, prices, strict=True)]
-            tempo = tempo.seen(size, wide, self.table[0] * len(prices) / sum(prices), ratios)
+            tempo = tempo.seen(size, wide, self._reading(sum(prices) / len(prices)), ratios)
         return replace(self, tempo=tempo, stale=stale)
 
     def _expected(self, step: Step) -> float:

@@ -85,7 +85,7 @@ class Tempo:
     covariance: np.ndarray = field(default_factory=_fresh)  # [parts, parts], in the order of `means`
 
     def times(self, size: int, spread: int, reading: float) -> float:
-        """A step takes so many times its price, of which a step of one row is this share: `reading`."""
+        """A step takes so many times its price, of which a usual step of one row is this share, at most 1: `reading`."""
         means = self.means
         return (1.0 + means[READING] * reading) * exp(
             sum([means.get(key, 0.0) for key in parts(size, spread)[1:]])
