@@ -294,7 +294,7 @@ def test_a_probe_is_charged_what_it_took(kept: int, taken: float, charged: float
 
 
 def test_probes_of_one_step_share_the_credit() -> None:
-    arm = replace(b.arm_of(b.Budget(PROFILE.costs(), (MTP,)), 1, MTP), parked=True, wait=64)
+    arm = b.arm_of(b.Budget(PROFILE.costs(), (MTP,)), 1, MTP)._replace(parked=True, wait=64)
     price = b.probe_price(PROFILE.costs(), MTP, 4)
     budget = b.Budget(PROFILE.costs(), (MTP,), arms={(i, "mtp"): arm for i in range(4)}, credit=2.5 * price)
     limits = []

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from paceline.core import MAX_DRAFT_TOKENS
 
@@ -61,9 +62,8 @@ class Kind:
         return self.prior[min(position, len(self.prior) - 1)] * (SAMPLED_SHARE if sampled else 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """One request's experience with one kind of drafter."""
+class Arm(NamedTuple):
+    """One request's experience with one kind of drafter. A tuple: it is renewed in every other step."""
 
     hits: tuple[float, ...]  # by position, [MAX_DRAFT_TOKENS]
     tries: tuple[float, ...]
@@ -111,24 +111,24 @@ def estimated(arm: Arm) -> Arm:
     The more the request has shown at the positions before, the more they count: a position that was never
     reached is expected to go on as the text has gone so far.
     """
-    accept: list[float] = []
-    survive: list[float] = []
-    alive, before, shown, hope = 1.0, arm.prior[0], 0.0, 0.0
-    for hits, tries, prior in zip(arm.hits, arm.tries, arm.prior, strict=True):
-        like = shown / (shown + arm.weight)
-        before = (hits + arm.weight * ((1 - like) * prior + like * before)) / (tries + arm.weight)
-        shown = max(tries, 0.9 * shown)
-        if not accept:  # what is not known yet is worth trying
-            unknown = arm.weight / (tries + arm.weight)
-            more = HOPE[arm.sampled] * unknown * (before * (1 - before) / (tries + arm.weight + 1)) ** 0.5
-            more = min(more, 1.0 - before)
-            before += more
-            hope = more / before if before else 0.0
+    weight, prior, tries = arm.weight, arm.prior, arm.tries
+    first = (arm.hits[0] + weight * prior[0]) / (tries[0] + weight)
+    # what is not known yet is worth trying
+    unknown = weight / (tries[0] + weight)
+    more = HOPE[arm.sampled] * unknown * (first * (1 - first) / (tries[0] + weight + 1)) ** 0.5
+    more = min(more, 1.0 - first)
+    before = alive = first + more
+    accept, survive, shown = [before], [before], tries[0]
+    for own, tried, usual in zip(arm.hits[1:], tries[1:], prior[1:], strict=True):
+        drawn = usual + shown / (shown + weight) * (before - usual)
+        before = (own + weight * drawn) / (tried + weight)
+        shown = tried if tried > 0.9 * shown else 0.9 * shown
         alive *= before
         accept.append(before)
         survive.append(alive)
-    trust = tuple([tries / (tries + arm.weight) for tries in arm.tries])
-    return replace(arm, accept=tuple(accept), survive=tuple(survive), trust=trust, hope=hope)
+    trust = tuple([tried / (tried + weight) for tried in tries])
+    hope = more / accept[0] if accept[0] else 0.0
+    return arm._replace(accept=tuple(accept), survive=tuple(survive), trust=trust, hope=hope)
 
 
 def sober(arm: Arm, texts: int) -> float:
@@ -145,7 +145,7 @@ def learn(arm: Arm, outcomes: Seq[tuple[int, int]]) -> Arm:
             keep = min(1.0, (window - 1) / tries[j]) if tries[j] else 1.0
             hits[j] = hits[j] * keep + (j < accepted)
             tries[j] = tries[j] * keep + 1
-    return estimated(replace(arm, hits=tuple(hits), tries=tuple(tries)))
+    return estimated(arm._replace(hits=tuple(hits), tries=tuple(tries)))
 
 
 def parked(arm: Arm, step: int) -> Arm:
@@ -153,13 +153,13 @@ def parked(arm: Arm, step: int) -> Arm:
     keep = [min(1.0, PARKED_WINDOW / t) if t else 1.0 for t in arm.tries]
     hits = tuple(h * k for h, k in zip(arm.hits, keep, strict=True))
     tries = tuple(t * k for t, k in zip(arm.tries, keep, strict=True))
-    return replace(arm, parked=True, wait=FIRST_PROBE, due=step + FIRST_PROBE, hits=hits, tries=tries)
+    return arm._replace(parked=True, wait=FIRST_PROBE, due=step + FIRST_PROBE, hits=hits, tries=tries)
 
 
 def probed(arm: Arm, step: int, *, kept: bool) -> Arm:
     """After a probe: at once again if it was kept, else only after twice the time."""
     wait = 1 if kept else min(max(2 * arm.wait, FIRST_PROBE), LAST_PROBE)
-    return replace(arm, wait=wait, due=step + wait)
+    return arm._replace(wait=wait, due=step + wait)
 
 
 def calibrate(bins: Bins | None, confidence: list[float], accepted: int) -> Bins:

@@ -226,11 +226,11 @@ def settle(budget: Budget, kind: Kind, sequence_id: int, limit: int, rows: int) 
     if limit:
         if not arm.parked:
             return budget, limit
-        arm = replace(arm, parked=False)
+        arm = arm._replace(parked=False)
     elif not arm.parked:
         arm = acc.parked(arm, budget.step)
     elif may_probe(budget, kind, arm, rows):
-        arm, probes, limit = replace(arm, due=budget.step + arm.wait), True, 1
+        arm, probes, limit = arm._replace(due=budget.step + arm.wait), True, 1
     else:
         return budget, 0
     probing = budget.probing | {sequence_id} if probes else budget.probing

@@ -25,7 +25,8 @@ from paceline.ops.base import Stop
 from paceline.sampling.shape import is_greedy
 
 PLANNING = 0.05  # of the time that planning may take at first
-HOLD, LONGEST_HOLD = 2, 16  # steps that a plan which drafts holds: longer each time that it stays one
+HOLD, LONGEST_HOLD = 2, 32  # steps that a plan which drafts holds: longer each time that it stays one
+LITTLE = 8  # steps that are not worth learning from at once where a plan is made anew since texts came or went
 PROBE_RUN = 3  # steps that a probe lasts while its tokens are kept
 
 MTP = Kind("mtp", (0.7, 0.72, 0.72, 0.7, 0.68), sampled=(0.56, 0.6, 0.6, 0.6))
@@ -184,8 +185,10 @@ class AutoController:
         return choice
 
     def _think(self, sequences: list[Sequence], wants: list[Want], drafter_max: int) -> Choice:
-        self._learn()
         choice = begun(sequences, wants, drafter_max)
+        before = self._choices.get(tuple(choice.ids))
+        if before is not None or self._unlearnt.steps >= LITTLE:
+            self._learn()
         masked = any(s.constraint is not None for s in sequences)
         choice.teaches = not (self._others or masked or len(sequences) > TABLE_ROWS)
         choice.until, choice.sampled = self._now + REST, not any(is_greedy(s) for s in sequences)
@@ -199,7 +202,6 @@ class AutoController:
         if not choice.caps:
             return choice
         best: dict[int, Limit] = {}
-        before = self._choices.get(tuple(choice.ids))
         drafts = before is not None and before.hold and not before.trial
         margin = b.MARGIN if drafts else b.START[choice.sampled]
         free, plain = [], len(sequences) / b.plain(here, choice.rows, len(sequences))

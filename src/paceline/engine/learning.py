@@ -160,7 +160,7 @@ def observe_rows(budget: Budget, rows: Seq[RowRecord], *, checked: bool = True) 
         first = not kind.sequential and not arm.copied
         if first:
             firsts[arm.law] = acc.count_first(firsts.get(arm.law), own[0].accepted)
-            arm = replace(arm, copied=True)
+            arm = arm._replace(copied=True)
         arm = acc.learn(arm, [(row.drafted, row.accepted) for row in own[int(first) :]])
         if checked and sequence_id in budget.probing:
             arm = acc.probed(arm, budget.step, kept=own[-1].accepted > 0)
