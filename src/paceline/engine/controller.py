@@ -24,7 +24,7 @@ from paceline.engine.records import StepRecord, Unlearnt
 from paceline.ops.base import Stop
 from paceline.sampling.shape import is_greedy
 
-PLANNING = 0.05  # of the time that planning may take at first
+PLANNING = 0.03  # of the time that planning may take at first
 HOLD, LONGEST_HOLD = 2, 32  # steps that a plan which drafts holds: longer each time that it stays one
 LITTLE = 8  # steps that are not worth learning from at once where a plan is made anew since texts came or went
 PROBE_RUN = 3  # steps that a probe lasts while its tokens are kept

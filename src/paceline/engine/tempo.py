@@ -60,17 +60,26 @@ def parts(size: int, spread: int) -> tuple[Key, ...]:
     return (*own, ("drag", size, 0), ("spread", size, spread)) if spread else own
 
 
+class _Book(NamedTuple):
+    """What does not change for the parts in some order."""
+
+    at: Mapping[Key, int]  # where each is
+    doubt: np.ndarray  # [parts] variance before anything was seen,
+    most: np.ndarray  # at most,
+    moves: np.ndarray  # and what it grows by in a step
+    wears: np.ndarray  # what wears off in one
+    low: np.ndarray
+    high: np.ndarray
+
+
 @lru_cache(maxsize=256)
-def _laws(keys: tuple[Key, ...]) -> np.ndarray:
-    """[4, parts]: variance before anything was seen, at most, and what it grows by in a step; what wears off in one."""
+def _book(keys: tuple[Key, ...]) -> _Book:
     laws = [LAWS[name] for name, _, _ in keys]
-    return np.array([[a.doubt**2, a.most**2, a.wanders**2, 1 / a.lasts] for a in laws]).T
-
-
-@lru_cache(maxsize=1024)
-def _told(keys: tuple[Key, ...], of: tuple[Key, ...]) -> np.ndarray:
-    """[parts]: 1 for each of those that are told of, 0 for others."""
-    return np.array([float(key in of) for key in keys])
+    doubt, most, moves, wears, high = np.array(
+        [[a.doubt**2, a.most**2, a.wanders**2, 1 / a.lasts, a.bound] for a in laws]
+    ).T
+    low = np.where([key == READING for key in keys], FASTEST, -high)
+    return _Book({key: i for i, key in enumerate(keys)}, doubt, most, moves, wears, low, high)
 
 
 def _fresh() -> np.ndarray:
@@ -112,20 +121,22 @@ class Tempo:
     def after(self, steps: float) -> Tempo:
         """So much later: the less sure."""
         keys, steps = tuple(self.means), min(steps, LONG)
-        _, most, moves, wears = _laws(keys)
-        stays = np.exp(-steps * wears)
-        covariance = self.covariance * np.outer(stays, stays)
+        book = _book(keys)
+        stays = np.exp(-steps * book.wears)
+        covariance = self.covariance * stays * stays[:, None]
         diagonal = covariance.ravel()[:: len(keys) + 1]
-        diagonal += np.maximum(np.minimum(steps * moves, most - diagonal), 0.0)
-        means = [value * stay for value, stay in zip(self.means.values(), stays.tolist(), strict=True)]
-        return Tempo(dict(zip(keys, means, strict=True)), covariance)
+        diagonal += np.maximum(np.minimum(steps * book.moves, book.most - diagonal), 0.0)
+        means = stays * list(self.means.values())
+        return Tempo(dict(zip(keys, means.tolist(), strict=True)), covariance)
 
     def seen(self, size: int, spread: int, reading: float, ratios: Seq[float]) -> Tempo:
         """Steps have taken so many times their price, see `times`."""
         told = parts(size, spread)
         tempo = self._with(told)
         means, keys = tempo.means, tuple(tempo.means)
-        here = _told(keys, told).copy()
+        book = _book(keys)
+        here = np.zeros(len(keys))
+        here[[book.at[key] for key in told]] = 1.0
         here[0] = reading / (1.0 + means[READING] * reading)
         shares = tempo.covariance @ here
         doubt = float(shares @ here) + STEP**2 / len(ratios) + STEPS**2
@@ -133,13 +144,10 @@ class Tempo:
         surprise = CLEAR * doubt**0.5
         strange = min(max(abs(news) - surprise, 0.0), 1.0)
         news = min(max(news, -surprise), surprise) / doubt
-        moved = {}
-        for (key, value), share in zip(means.items(), shares.tolist(), strict=True):
-            bound = LAWS[key[0]].bound
-            moved[key] = min(max(value + share * news, -bound if key != READING else FASTEST), bound)
-        covariance = tempo.covariance - np.outer(shares, shares / doubt)
+        moved = np.minimum(np.maximum(shares * news + list(means.values()), book.low), book.high)
+        covariance = tempo.covariance - shares * (shares / doubt)[:, None]
         covariance[1, 1] += STRANGE * strange**2  # `PACE` comes after `READING`
-        return Tempo(moved, covariance)
+        return Tempo(dict(zip(keys, moved.tolist(), strict=True)), covariance)
 
     def _with(self, keys: Seq[Key]) -> Tempo:
         """The same, knowing of these parts."""
@@ -149,5 +157,5 @@ class Tempo:
         old, count = len(self.means), len(self.means) + len(new)
         covariance = np.zeros((count, count))
         covariance[:old, :old] = self.covariance
-        covariance[range(old, count), range(old, count)] = _laws(new)[0]
+        covariance[range(old, count), range(old, count)] = _book(new).doubt
         return Tempo({**self.means, **dict.fromkeys(new, 0.0)}, covariance)
