@@ -26,7 +26,7 @@ from paceline.sampling.shape import is_greedy
 
 PLANNING = 0.03  # of the time that planning may take at first
 HOLD, LONGEST_HOLD = 2, 32  # steps that a plan which drafts holds: longer each time that it stays one
-LITTLE = 8  # steps that are not worth learning from at once where a plan is made anew since texts came or went
+LITTLE = 8  # steps from which nothing is learnt yet where a plan is made only because texts came or went
 PROBE_RUN = 3  # steps that a probe lasts while its tokens are kept
 
 MTP = Kind("mtp", (0.7, 0.72, 0.72, 0.7, 0.68), sampled=(0.56, 0.6, 0.6, 0.6))
