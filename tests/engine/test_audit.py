@@ -14,7 +14,7 @@ from paceline.engine import budget as b
 from paceline.engine.acceptance import Kind
 from paceline.engine.audit import AUDIT, COLD, HOPEFUL, LAST_TRIAL, RAREST, SOONEST, Audit, hopeful
 from paceline.engine.choice import LONGEST_IDLE
-from paceline.engine.controller import HOLD, LONGEST_HOLD, NGRAM, AutoController
+from paceline.engine.controller import HOLD, LITTLE, LONGEST_HOLD, NGRAM, AutoController
 from paceline.engine.costs import TABLE_ROWS, Costs, Profile, Step, spread
 from paceline.engine.fixed import FixedController, Limit
 from paceline.engine.records import RowRecord, StepRecord, Unlearnt
@@ -315,6 +315,24 @@ def test_a_plan_holds_for_as_long_as_it_takes_to_pay_for_itself(planning: float,
     choice = auto._choice
     assert choice is not None
     assert choice.hold == pytest.approx(hold, abs=2)
+
+
+@pytest.mark.parametrize(("steps", "learnt"), [(LITTLE - 1, 0), (LITTLE, LITTLE)])
+def test_where_only_the_texts_have_changed_nothing_is_learnt_from_a_few_steps(steps: int, learnt: int) -> None:
+    auto = AutoController(
+        replace(PROFILE, rounds={"mtp": (0.01, 0.01, 0.0)}), [replace(MTP, prior=(0.99,), known=True)]
+    )
+    auto._plan_seconds = 9.0  # a plan holds as long as it may
+    texts = [sequence(1), sequence(2)]
+    auto.limits(texts, ["auto"] * 2, 4)
+    for _ in range(steps):
+        auto.observe(StepRecord(10, 1.8, 0.2, 0.0, [row(4, 4), row(4, 4, sid=2)]))
+    auto.limits([sequence(1), sequence(3)], ["auto"] * 2, 4)
+    assert auto.budget.step == learnt
+    assert auto._now == steps  # and nothing is lost
+    assert b.arm_of(auto.budget, 1, MTP).hits[0] == learnt
+    auto._learn()
+    assert b.arm_of(auto.budget, 1, MTP).hits[0] == steps
 
 
 def test_of_copies_that_are_kept_as_ever_nothing_is_learnt_at_once() -> None:
