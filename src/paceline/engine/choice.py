@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine.budget import MEASURING, NO_CONFIDENCE, Look, Plan, Want
@@ -46,9 +47,7 @@ class Choice:
     hold: int = 0  # steps that it holds though it drafts
     probes: int = 0  # steps that its probes may still last
     trial: bool = False  # it drafts to see what that costs
-    trial_due: float = float(
-        "inf"
-    )  # the step from which to try that, if it would pay were it cheaper than is thought
+    trial_due: float = inf  # the step from which to try that, if it would pay were it cheaper than is thought
     sampled: bool = False  # all texts are
     teaches: bool = True  # its steps tell what steps take
 

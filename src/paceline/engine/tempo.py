@@ -19,9 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-Key = tuple[
-    str, int, int
-]  # what: (name, number of texts, spread), numbers of texts as 1, 2 to 3, 4 to 7, ...: 1, 2, 3
+# what: (name, number of texts, spread), numbers of texts as 1, 2 to 3, 4 to 7, ...: 1, 2, 3
+Key = tuple[str, int, int]
 
 
 class Law(NamedTuple):
@@ -47,10 +46,9 @@ FASTEST = -0.6  # reading the weights saves at most so much of a step of one row
 ROUNDS = 0.5  # how much of what a draft round takes is for reading
 STEP, STEPS = 0.1, 0.03  # what one step is off by, as a standard deviation, and what many in a row are
 LONG = 10_000.0  # steps: more may have passed while the machine slept
-CLEAR = 3.0  # standard deviations by which what is seen may surprise: the rest is an accident,
-STRANGE = (
-    0.1  # or the machine is another one: by how much of its square, at most 1, its pace is less sure then
-)
+# Standard deviations by which what is seen may surprise: the rest is an accident, or the machine is another one, whose
+# pace is less sure by so much of its square, at most 1.
+CLEAR, STRANGE = 3.0, 0.1
 
 
 @lru_cache(maxsize=256)
