@@ -318,7 +318,9 @@ def test_a_plan_holds_for_as_long_as_it_takes_to_pay_for_itself(planning: float,
 
 
 @pytest.mark.parametrize(("steps", "learnt"), [(LITTLE - 1, 0), (LITTLE, LITTLE)])
-def test_where_only_the_texts_have_changed_nothing_is_learnt_from_a_few_steps(steps: int, learnt: int) -> None:
+def test_where_only_the_texts_have_changed_nothing_is_learnt_from_a_few_steps(
+    steps: int, learnt: int
+) -> None:
     auto = AutoController(
         replace(PROFILE, rounds={"mtp": (0.01, 0.01, 0.0)}), [replace(MTP, prior=(0.99,), known=True)]
     )
