@@ -318,6 +318,26 @@ def test_the_baseline_against_itself_shows_the_noise() -> None:
     assert [report.cells(line)[5][:4] for line in lines(runs)] == ["0.75", "1.50"]
 
 
+def test_where_auto_is_surely_slower_is_said_and_where_noise_may_be_all_is_not() -> None:
+    auto, prose = Setting("mtp", "auto"), replace(CODE, workload="prose")
+    slow = [made(auto, speed) for speed in (88, 90, 90, 91, 93, 94)]
+    unknown = [replace(made(auto, speed), cell=prose) for speed in (70, 96, 97, 99, 120, 130)]
+    found = verdict(lines([*slow, *unknown, made(NONE, 97)]))
+    assert found.auto is not None
+    assert (found.auto.cells, found.auto.fast) == (2, 1)
+    assert found.auto.surely_slow == [(pytest.approx(0.905), CODE)]
+    assert (found.itself.cells, found.itself.fast, found.itself.surely_slow) == (
+        1,
+        0,
+        [],
+    )  # a single round says nothing
+    said = found.say()
+    assert any("auto: at 0.98 of none or more in 1 of 2 cells" in line for line in said)
+    assert any("auto: surely below" in line and "code" in line and "prose" not in line for line in said)
+    assert any("none against itself: at 0.98 of none or more in 0 of 1 cells" in line for line in said)
+    assert not any("surely" in line for line in verdict(lines(unknown)).say())
+
+
 def test_report_is_complete_and_self_contained() -> None:
     runs, _ = measure(bench(FakeEngine()))
     table = lines(runs)

@@ -13,6 +13,7 @@ import pytest
 from paceline.core import SamplingParams, Sequence
 from paceline.engine import acceptance as acc
 from paceline.engine import budget as b
+from paceline.engine import controller as controller_module
 from paceline.engine import learning
 from paceline.engine.acceptance import Kind, fresh_arm, sober
 from paceline.engine.audit import COLD
@@ -275,7 +276,7 @@ def copied(sid: int, kept: int) -> RowRecord:
 def test_whether_a_first_copy_is_kept_is_learnt_from_those_of_texts_of_its_kind(kept: int) -> None:
     """Later copies of the same texts were all kept, and all look the same."""
     costs = Profile((1, 5, 17), (1.0, 2.6, 6.8)).costs()
-    budget, look = Budget(costs, (NGRAM,)), b.Look(costs, 1, 1, 1.0)
+    budget, look = Budget(costs, (NGRAM,)), b.Look("ngram", costs, 1, 1, 1.0)
     texts = [replace(sequence(sid), reference=(7, 8)) for sid in range(20)]
     budget = b.meet(budget, NGRAM, texts)
 
@@ -303,7 +304,7 @@ def test_copies_are_judged_together() -> None:
     """Each of them gains a little; a step with copies takes something whoever has one, and its first rows most."""
     costs = Profile((1, 2, 5, 17, 33), (1.0, 1.8, 2.0, 2.6, 6.8)).costs()
     budget = b.meet(Budget(costs, (NGRAM,)), NGRAM, [sequence(1)])
-    look = b.Look(costs, 1, 8, 1.0, base=0.5)
+    look = b.Look("ngram", costs, 1, 8, 1.0, base=0.5)
     one = b.offer(budget, NGRAM, b.arm_of(budget, 1, NGRAM), look, [0.5] * 16)
     assert (one.tokens, one.gain > 0) == (2, True)
     assert one.kept == pytest.approx(0.5 + 0.25)
@@ -339,7 +340,7 @@ def test_copies_that_pay_together_only_are_checked_together() -> None:
 
 def test_a_copy_pays_for_waking_unless_others_follow() -> None:
     costs = Profile((1, 5, 17), (1.0, 2.6, 6.8)).costs()
-    budget, look = b.meet(Budget(costs, (NGRAM,)), NGRAM, [sequence(1)]), b.Look(costs, 1, 1, 1.0)
+    budget, look = b.meet(Budget(costs, (NGRAM,)), NGRAM, [sequence(1)]), b.Look("ngram", costs, 1, 1, 1.0)
 
     def pays(confidence: float, *, wakes: bool, texts: int = 1) -> bool:
         offer = b.offer(budget, NGRAM, b.arm_of(budget, 1, NGRAM), look, [confidence] * 16)
@@ -498,8 +499,8 @@ def test_each_further_text_costs_more_than_its_rows() -> None:
     costs = replace(FLAT, text=0.25).costs()
     assert costs.within(1, 100).target(5) == FLAT.costs().target(5)
     assert costs.within(4, 400).target(4) == pytest.approx(FLAT.costs().target(4) + 3 * 0.25)
-    assert costs.within(4, 400).adding(4, 4) == pytest.approx(
-        FLAT.costs().adding(4, 4)
+    assert costs.within(4, 400).adding(4, 4, "mtp") == pytest.approx(
+        FLAT.costs().adding(4, 4, "mtp")
     )  # rows cost what they cost
     seen = [Step(4, FLAT.costs().target(4) + 3 * 0.25, texts=4, context=400)] * 8
     assert costs.observe_targets(seen).pace == pytest.approx(1.0)
@@ -519,7 +520,9 @@ def test_what_is_wrong_with_the_price_of_many_texts_is_told_where_their_number_c
     for _ in range(8):
         costs = costs.observe_targets([one] * 64).observe_targets([eight] * 64)
     assert (at_eight(costs), costs.target(1)) == (pytest.approx(2.5, rel=0.02), pytest.approx(1.0, rel=0.02))
-    assert costs.within(8, 8).adding(8, 8) == pytest.approx(2 * FLAT.costs().adding(8, 8), rel=0.05)
+    assert costs.within(8, 8).adding(8, 8, "mtp") == pytest.approx(
+        2 * FLAT.costs().adding(8, 8, "mtp"), rel=0.05
+    )
     mixed = FLAT.costs().observe_targets([one] * 64 + [eight] * 16)  # told at once
     assert at_eight(mixed) == pytest.approx(2.5, rel=0.15)
     assert mixed.target(1) == pytest.approx(1.0, rel=0.15)
@@ -637,3 +640,35 @@ def test_a_plan_beside_a_prompt_holds_for_its_step_and_the_next_one_lasts() -> N
         auto.limits([sequence(1)], ["auto"], 16, others)
         auto.observe(StepRecord(1 + others, 1.0, 0.0, 0.0, [row(1, 0, 0)]))
     assert plans == [512, 64, 0]
+
+
+def test_what_deciding_takes_is_a_part_of_what_drafts_cost() -> None:
+    """Nothing is decided in steps without drafts; with one text of a small model it was 8% of a step."""
+    costs = Profile((1, 2, 5, 9), (1.0, 1.05, 1.2, 1.4), rounds={"mtp": (0.1, 0.1, 0.0)}).costs()
+    quick = b.meet(Budget(costs, (MTP,)), MTP, [sequence(1)])
+    slow = replace(quick, care=0.8)
+    plans = [b.choose(budget, MTP, {1: 8}, 1, 1) for budget in (quick, slow, replace(quick, care=9.0))]
+    assert plans[0].rate > plans[1].rate > plans[2].rate == 1.0
+    assert [plan.limits[1] > 0 for plan in plans] == [True, True, False]
+    assert b.break_even(slow, MTP, 1, 1, 1) > b.break_even(quick, MTP, 1, 1, 1)
+    assert b.look(slow, "mtp", 1, 1, 1.0).base == pytest.approx(b.look(quick, "mtp", 1, 1, 1.0).base + 0.8)
+
+
+def test_deciding_is_timed_where_something_is_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    def tick() -> float:  # each look at the clock takes a hundredth of a plain step
+        clock[0] += 0.01
+        return clock[0]
+
+    monkeypatch.setattr(controller_module.time, "perf_counter", tick)
+    auto = AutoController(FLAT, [MTP])
+    resting = StepRecord(1, 1.0, 0.0, 0.0, [RowRecord(1, "none", 0, 0, [], b.NO_CONFIDENCE)])
+    auto.limits([sequence(1)], ["auto"], 16)
+    auto.observe(resting)
+    auto.limits([sequence(2)], ["auto"], 16)
+    assert auto.budget.care == 0.0
+    for sid in range(2, 200):
+        auto.limits([sequence(sid)], ["auto"], 16)  # a plan for each
+        auto.observe(StepRecord(3, 1.2, 0.3, 0.0, [RowRecord(sid, "mtp", 2, 1, [0.8, 0.8], None)]))
+    assert auto.budget.care == pytest.approx(0.03, rel=0.1)  # a plan takes two looks, hearing of a step one

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from paceline.models.gemma4 import GemmaTarget
+
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
@@ -29,3 +31,21 @@ class Roofline:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"tokens_per_second": self.tokens_per_second}
+
+
+def weight_bytes(target: GemmaTarget) -> int:
+    """Of its weights, as they are held here, what is read for every token: of experts those that a token is given to, of
+    tables in which it is looked up nothing.
+    """
+    read = [target.head, *([target.ple.projection] if target.ple else [])]
+    experts = 0.0
+    for layer in target.layers:
+        a = layer.attention
+        read += [w for w in (a.q, a.k, a.v, a.o, layer.gate, layer.up, layer.down) if w is not None]
+        if layer.ple is not None:
+            read += [layer.ple.gate, layer.ple.projection]
+        if layer.moe is not None:
+            own = layer.moe.experts
+            read.append(own.router)
+            experts += sum([w.nbytes for w in (*own.gate_up, *own.down)]) * own.top_k / len(own.down)
+    return sum([weight.nbytes for weight in read]) + round(experts)

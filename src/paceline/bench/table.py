@@ -80,6 +80,26 @@ def _merge(rows: list[dict[str, int]]) -> dict[str, int]:
     return out
 
 
+AS_FAST = 0.98  # of none: what is not below it is not slower
+ENOUGH = 5  # ratios, from which an interval of their median says something
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How often a setting was as fast as none, and where it surely was not."""
+
+    cells: int
+    fast: int
+    surely_slow: list[tuple[float, Cell]]  # the 95% interval of the median ratio ends below `AS_FAST`
+
+    def say(self, name: str) -> list[str]:
+        out = [f"{name}: at {AS_FAST} of none or more in {self.fast} of {self.cells} cells."]
+        if self.surely_slow:
+            named = "; ".join(f"{_name(cell)} ({ratio:.2f})" for ratio, cell in self.surely_slow)
+            out.append(f"{name}: surely below that (95% of what its median may be) in {named}.")
+        return out
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What a user wants to know first. Ratios of medians; None where nothing was there to compare."""
@@ -89,6 +109,8 @@ class Verdict:
     best: tuple[float, Cell, str] | None
     all_same_text: bool
     noise: tuple[float, Cell] | None = None  # none against itself
+    auto: Held | None = None
+    itself: Held | None = None  # none
 
     def say(self) -> list[str]:
         out = []
@@ -109,6 +131,9 @@ class Verdict:
         if self.noise:
             ratio, cell = self.noise
             out.append(f"none against itself, held in the same way, worst cell: {ratio:.2f} ({_name(cell)}).")
+        if self.auto:
+            out += self.auto.say("auto")
+            out += self.itself.say("none against itself") if self.itself else []
         if not self.all_same_text:
             out.append(
                 "Some texts differ from those without a drafter: `paceline check` says whether it is a bug."
@@ -118,6 +143,13 @@ class Verdict:
 
 def _name(cell: Cell) -> str:
     return f"{cell.workload}, batch {cell.batch}, temperature {cell.temperature:g}"
+
+
+def _held(table: Seq[Line]) -> Held | None:
+    known = [(line.ratio, line.cell) for line in table if line.ratio]
+    slow = [(r.median, cell) for r, cell in known if r.count >= ENOUGH and r.ci_high < AS_FAST]
+    fast = sum([r.median >= AS_FAST for r, _ in known])
+    return Held(len(known), fast, sorted(slow, key=lambda p: p[0])) if known else None
 
 
 def verdict(table: Seq[Line]) -> Verdict:
@@ -148,6 +180,8 @@ def verdict(table: Seq[Line]) -> Verdict:
             key=lambda p: p[0],
             default=None,
         ),
+        _held(autos),
+        _held([line for line in table if line.setting == NONE]),
     )
 
 

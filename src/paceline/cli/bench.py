@@ -200,13 +200,12 @@ def _facts(llm: LLM, runs: list[Run]) -> dict[str, Any]:
     from statistics import median
 
     from paceline.bench.meters import peak_memory, read_bandwidth
-    from paceline.bench.roofline import Roofline
-    from paceline.models.inspection import inspect
+    from paceline.bench.roofline import Roofline, weight_bytes
+    from paceline.models.gemma4 import GemmaTarget
 
     state = llm.engine.state
-    sizes = inspect(llm.info["target"]).weights
-    tables = sum(size for part, size in sizes.items() if part == "per-layer embedding table")
-    roof = Roofline(read_bandwidth(), max(1, sum(sizes.values()) - tables))
+    assert isinstance(state.target, GemmaTarget), "what an assembled engine loads"
+    roof = Roofline(read_bandwidth(), weight_bytes(state.target))
     plain = [r.speed for r in runs if r.setting.drafter == "none" and r.cell.batch == 1]
     facts: dict[str, Any] = {
         "info": dict(llm.info),

@@ -86,6 +86,7 @@ class Plan:
 class Look:
     """What a step pays for tokens that are looked up: their number is decided when they are seen."""
 
+    kind: str
     costs: Costs
     rows: int  # target rows of the step without any draft
     texts: int
@@ -97,7 +98,7 @@ class Look:
     def upto(self, tokens: int) -> list[float]:
         """Seconds of 1, 2, ... up to so many for a text, at the price of all texts doing the same."""
         for more in range(len(self.prices) + 1, tokens + 1):
-            rows = self.costs.adding(self.rows, more * self.texts) / self.texts
+            rows = self.costs.adding(self.rows, more * self.texts, self.kind) / self.texts
             self.prices.append(rows + self.slope * more)
         return self.prices
 
@@ -117,6 +118,13 @@ class Budget:
     # seconds that each step with copies amid plain ones costs beside all that, by number of texts: 1, 2 to 3, 4 to 7, ...
     wake: Mapping[int, float] = field(default_factory=dict)
     probing: frozenset[int] = frozenset()  # rows of this step that are probes
+    care: float = 0.0  # seconds that deciding and learning take in a step with drafts, lately
+
+
+def look(budget: Budget, kind: str, rows: int, texts: int, rate: float) -> Look:
+    """What tokens that a kind looks up cost beside so many rows, where a step without them writes at such a rate."""
+    base, step, slope = budget.costs.drafting(kind)
+    return Look(kind, budget.costs, rows, texts, rate, slope, base + step + budget.care)
 
 
 def arm_of(budget: Budget, sequence_id: int, kind: Kind) -> Arm:
@@ -172,10 +180,10 @@ def choose(
     for count, (survival, j, _) in enumerate(entries, 1):
         tokens -= survival
         if depth == 0:
-            drafting = base + (0.0 if kind.sequential else step)
+            drafting = base + budget.care + (0.0 if kind.sequential else step)
         drafting += slope + (step if j >= depth and kind.sequential else 0.0)
         depth = max(depth, j + 1)
-        now = costs.target(rows + count) + read + drafting
+        now = costs.target(rows + count, kind.name) + read + drafting
         if tokens / now > best_rate:
             best_rate, best = tokens / now, count
         elif (tokens - survival * (len(entries) - count)) / now < best_rate:
@@ -186,24 +194,25 @@ def choose(
     for _, j, sequence_id in entries[:best]:
         limits[sequence_id] = j + 1
     count = best or 4
-    return Plan(limits, best_rate, costs.adding(rows, count) / count + slope, (base, step, slope))
+    return Plan(limits, best_rate, costs.adding(rows, count, kind.name) / count + slope, (base, step, slope))
 
 
 def break_even(budget: Budget, kind: Kind, rows: int, texts: int, auto_rows: int) -> float:
     """The least chance of a token to be kept at which drafts would pay, if all had it. Beyond 1 probing is pointless."""
     costs = budget.costs
     base, step, slope = costs.drafting(kind.name, auto_rows)
-    without = plain(costs, rows, texts)
+    base, without = base + budget.care, plain(costs, rows, texts)
     least = float("inf")
     for more, calls in ((1, 1), (auto_rows, 1), (2 * auto_rows, 2), (4 * auto_rows, 4)):
-        seconds = costs.adding(rows, more) + base + step * (calls if kind.sequential else 1) + slope * more
+        checked = costs.adding(rows, more, kind.name)
+        seconds = checked + base + step * (calls if kind.sequential else 1) + slope * more
         least = min(least, texts * seconds / (without * more))
     return least
 
 
 def probe_price(costs: Costs, kind: Kind, rows: int) -> float:
     """Seconds that a probe of one token adds to a step, as far as is known."""
-    return sum(costs.drafting(kind.name)) + costs.adding(rows, 1)
+    return sum(costs.drafting(kind.name)) + costs.adding(rows, 1, kind.name)
 
 
 def may_probe(budget: Budget, kind: Kind, arm: Arm, rows: int) -> bool:
@@ -294,7 +303,7 @@ def together(budget: Budget, look: Look, offers: Seq[Offer], *, wakes: bool) -> 
         tokens, kept = tokens + one.tokens, kept + one.kept
     if not tokens:
         return False
-    takes = look.costs.adding(look.rows, tokens) + look.slope * tokens + look.base
+    takes = look.costs.adding(look.rows, tokens, look.kind) + look.slope * tokens + look.base
     wake = budget.wake.get(look.texts.bit_length(), 0.0) if wakes else 0.0
     return kept > look.rate * (MARGIN * takes + wake)
 

@@ -15,7 +15,7 @@ from paceline.engine import budget as b
 from paceline.engine import learning
 from paceline.engine.acceptance import Kind, calibration
 from paceline.engine.audit import TRIAL, Audit, hopeful
-from paceline.engine.budget import Budget, Look, Offer, Want
+from paceline.engine.budget import Budget, Offer, Want
 from paceline.engine.choice import REST, Before, Choice, Kin, begun, going_on, kin_of
 from paceline.engine.costs import TABLE_ROWS, Costs, Profile
 from paceline.engine.fixed import WHOLE, Limit, fixed_limit, wanted, whole
@@ -64,7 +64,8 @@ class AutoController:
         self._others = 0  # rows of this step that belong to prompts being read
         self._lookups = Lookups(copier)
         self._plan_seconds = 0.0  # that a plan takes, lately
-        self._thought = 0.0  # seconds that planning took in this step: no part of what drafting costs
+        # Seconds that planning took in this step, and planning and learning in one with drafts, lately: no draft round's.
+        self._thought = self._care = 0.0
         self._before = Before()
         self._gone: set[int] = set()  # texts that have ended: their last step is still to be learnt from
 
@@ -194,7 +195,7 @@ class AutoController:
         choice.until, choice.sampled = self._now + REST, not any(is_greedy(s) for s in sequences)
         costs, context = self.budget.costs, sum([sequence.committed for sequence in sequences])
         here = costs.within(len(sequences), context) if choice.caps else costs
-        self.budget = replace(self.budget, costs=here, probing=frozenset())
+        self.budget = replace(self.budget, costs=here, probing=frozenset(), care=self._care)
         chosen = sequences[0].params.drafter
         kinds = [self._kind(name) for name in (chosen.split("+") if chosen else self._default)]
         for kind in kinds:  # drafts of a length that was asked for teach, too
@@ -204,21 +205,16 @@ class AutoController:
         best: dict[int, Limit] = {}
         drafts = before is not None and before.hold and not before.trial
         margin = b.MARGIN if drafts else b.START[choice.sampled]
-        free, plain = [], len(sequences) / b.plain(here, choice.rows, len(sequences))
-        for kind in kinds:
-            if self._plan(kind, choice, margin, best) and not kind.sequential:
-                free.append(kind.name)
+        texts, rows = len(sequences), choice.rows + self._others
+        plain = texts / b.plain(here, choice.rows, texts)
+        free = [kind.name for kind in kinds if self._plan(kind, choice, margin, best) and not kind.sequential]
         rate = max([plan.rate for plan in choice.plans.values()], default=plain)
-        self.budget = replace(self.budget, costs=costs)
-        audit = self._audit(choice)
-        if choice.rows == len(sequences) and choice.teaches and audit.due(here, rate / plain):
+        looks = {name: b.look(self.budget, name, rows, texts, rate) for name in free}
+        self.budget, audit = replace(self.budget, costs=costs), self._audit(choice)
+        if choice.rows == texts and choice.teaches and audit.due(here, rate / plain):
             self.budget = replace(self.budget, probing=frozenset())
-            hold = before.hold if before is not None and before.hold else HOLD
-            return choice.measuring(self._now + audit.steps(rate / plain), hold)
-        if free:
-            rows, texts = choice.rows + self._others, len(sequences)
-            prices = {name: here.drafting(name) for name in free}
-            choice.looks = {k: Look(here, rows, texts, rate, p[2], p[0] + p[1]) for k, p in prices.items()}
+            return choice.measuring(self._now + audit.steps(rate / plain), (before and before.hold) or HOLD)
+        choice.looks = looks
         choice.out = [best.get(s.id, limit) for s, limit in zip(sequences, choice.out, strict=True)]
         choice.until = self._until(choice, before, here)
         choice.probes = PROBE_RUN if self.budget.probing else 0
@@ -340,7 +336,8 @@ class AutoController:
         return choice.limits.get(kind, {}).get(sequence_id, 0)
 
     def observe(self, record: StepRecord) -> None:
-        record.draft_seconds, self._thought = max(record.draft_seconds - self._thought, 0.0), 0.0
+        begin, thought, self._thought = time.perf_counter(), self._thought, 0.0
+        record.draft_seconds = max(record.draft_seconds - thought, 0.0)
         self._unlearnt.add(record)
         news = [row for row in record.rows if learning.is_news(self.budget, row)]
         if news:  # how long the next copy may be depends on it
@@ -361,6 +358,8 @@ class AutoController:
         self._lookups.clear()
         if len(self._unlearnt.seen) >= 2 * REST:  # mostly a plan is made before, which learns, too
             self._learn()
+        if self._unlearnt.drafting:
+            self._care += (thought + time.perf_counter() - begin - self._care) / LONGEST_HOLD
 
     def _looked(self, record: StepRecord) -> None:
         """What a step with looks took if they were in vain, or what copies have brought."""

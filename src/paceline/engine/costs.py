@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from paceline.engine.rounds import DraftCost, Round, RoundCost
-from paceline.engine.tempo import Tempo
+from paceline.engine.tempo import Tempo, parts
 
 TABLE_ROWS = 64  # beyond it the last slope goes on
 DEFAULT_STEP = 5e-3  # only the ratios matter before the first real step
@@ -107,12 +107,12 @@ class Costs:
         """Steps with drafts for the texts at hand since a plain one was seen."""
         return self.stale.get(self.here.texts.bit_length(), 0)
 
-    def target(self, rows: int) -> float:
-        """Seconds of a step with so many target rows, its draft apart."""
+    def target(self, rows: int, kind: str = "") -> float:
+        """Seconds of a step with so many target rows, its draft apart, which is of such a drafter."""
         texts, base, row = self.here
         seconds = self._rung(rows) + base + row * rows
         reading = self._reading(seconds)
-        return self.tempo.times(texts.bit_length(), spread(rows, texts), reading) * seconds
+        return self.tempo.times(texts.bit_length(), spread(rows, texts), kind, reading) * seconds
 
     def _reading(self, seconds: float) -> float:
         """The share of a usual step of one row in one that takes so long: at short contexts it may be shorter still."""
@@ -153,9 +153,9 @@ class Costs:
         one, more = self.chill.get(kind, (0.0, 0.0))
         return one + more * (texts - 1)
 
-    def adding(self, rows: int, more: int) -> float:
-        """Seconds that `more` target rows add to a step of `rows`."""
-        return self.target(rows + more) - self.target(rows)
+    def adding(self, rows: int, more: int, kind: str) -> float:
+        """Seconds that `more` target rows, drafted by such a drafter, add to a step of `rows`."""
+        return self.target(rows + more, kind) - self.target(rows)
 
     def observe_targets(self, seen: Seq[Step], each: int = 1, elapsed: float | None = None) -> Costs:
         """Learn from steps, of which each stands for so many, what they take beside their price. They, and others that
@@ -174,13 +174,13 @@ class Costs:
         if not elapsed:
             return self
         tempo, stale = self.tempo.after(elapsed / self.table[0]), dict(self.stale)
-        for size, wide in map(_alike, steps):
+        for size, wide, _ in map(_alike, steps):
             stale[size] = stale.get(size, 0) + each if wide else 0
-        for (size, wide), group in groupby(sorted(steps, key=_alike), key=_alike):
+        for alike, group in groupby(sorted(steps, key=_alike), key=_alike):
             own = list(group)
             prices = [self._expected(step) for step in own]
             ratios = [step.seconds / price for step, price in zip(own, prices, strict=True)]
-            tempo = tempo.seen(size, wide, self._reading(sum(prices) / len(prices)), ratios)
+            tempo = tempo.seen(parts(*alike), self._reading(sum(prices) / len(prices)), ratios)
         return replace(self, tempo=tempo, stale=stale)
 
     def _expected(self, step: Step) -> float:
@@ -231,9 +231,10 @@ class Costs:
         return replace(self, draft={**self.draft, kind: cost}, rounds={**self.rounds, kind: cost.fit()})
 
 
-def _alike(step: Step) -> tuple[int, int]:
+def _alike(step: Step) -> tuple[int, int, str]:
     """Steps that tell of the same."""
-    return max(step.texts, 1).bit_length(), spread(step.rows, max(step.texts, 1))
+    texts = max(step.texts, 1)
+    return texts.bit_length(), spread(step.rows, texts), step.kind or ""
 
 
 def staircase(rows: Seq[int], seconds: Seq[float], length: int = TABLE_ROWS) -> tuple[float, ...]:

@@ -105,7 +105,9 @@ def _waking(budget: Budget, seen: Seq[StepRecord]) -> dict[int, float]:
             if not copies:
                 spent = None
             elif record.alike == 1:
-                spent = _over(budget.costs, record, record.target_seconds + record.other_seconds)
+                spent = _over(
+                    budget.costs, record, record.target_seconds + record.other_seconds, min(drafters)
+                )
             steps, size = record.alike, texts.bit_length()
         elif rest and spent is not None:
             spent += _over(budget.costs, record, record.seconds)
@@ -113,12 +115,12 @@ def _waking(budget: Budget, seen: Seq[StepRecord]) -> dict[int, float]:
     return wake
 
 
-def _over(costs: Costs, record: StepRecord, seconds: float) -> float:
+def _over(costs: Costs, record: StepRecord, seconds: float, kind: str = "") -> float:
     """Seconds that a step, or several, took longer than expected; of several, than the last of them."""
     if record.times > 1:
         over, usual = seconds + record.more_seconds - record.times * seconds, seconds
     else:
-        usual = costs.within(len(record.rows), record.context).target(record.target_rows)
+        usual = costs.within(len(record.rows), record.context).target(record.target_rows, kind)
         over = seconds - usual
     return min(max(over, 0.0), 2 * usual)
 

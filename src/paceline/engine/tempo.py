@@ -2,10 +2,10 @@
 
 A step that takes so many times as long as its price tells of a product: of the machine's pace, of what reading the
 weights takes longer since others use the caches and the bandwidth, of the level of so many texts and, where it checks
-drafts, of the drag of so many texts and of such a spread of their rows. Which of them it was is told by how sure each
-is: reading the weights, which every step does once, takes twice as long from one second to the next, the pace wanders,
-a level hardly does, a drag wears off. (R. E. Kalman, A New Approach to Linear Filtering and Prediction Problems, 1960;
-extended by linearising where `READING` enters.)
+drafts, of the drag of so many texts and of such a spread of their rows after a round of such a drafter. Which of them it
+was is told by how sure each is: what changes from one second to the next is the pace and, less, what reading the weights
+takes, which every step does once; a level or a drag hardly does. (R. E. Kalman, A New Approach to Linear Filtering and
+Prediction Problems, 1960; extended by linearising where `READING` enters.)
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ class Law(NamedTuple):
     doubt: float  # standard deviation of what it may be, before anything was seen of it,
     most: float  # that after it was not seen for long,
     wanders: float  # and of what it changes by in a step
-    lasts: float  # steps until it is nearly what it was before anything was seen
     bound: float
 
 
 LAWS = {
-    "reading": Law(0.3, 1.0, 0.01, float("inf"), 3.0),  # in steps of one row, not a logarithm
-    "pace": Law(0.1, log(4.0), 0.002, float("inf"), log(64.0)),
-    "level": Law(0.5, 0.5, 0.001, float("inf"), log(2.5)),
-    "drag": Law(0.12, 0.12, 0.001, 8000.0, log(2.0)),
-    "spread": Law(0.08, 0.08, 0.0007, 8000.0, log(2.0)),
+    "reading": Law(0.3, 1.0, 0.003, 3.0),  # in steps of one row, not a logarithm
+    "pace": Law(0.1, log(4.0), 0.01, log(64.0)),
+    "level": Law(0.5, 0.5, 0.001, log(2.5)),
+    "drag": Law(0.12, 0.12, 0.001, log(2.0)),
 }
+SPREAD = Law(0.08, 0.08, 0.0007, log(2.0))  # of the drag, by drafter and spread
+SPREADS = "spread of "
 READING: Key = ("reading", 0, 0)
 PACE: Key = ("pace", 0, 0)
 FASTEST = -0.6  # reading the weights saves at most so much of a step of one row
 ROUNDS = 0.5  # how much of what a draft round takes is for reading
-STEP, STEPS = 0.1, 0.03  # what one step is off by, as a standard deviation, and what many in a row are
+STEP, STEPS = 0.1, 0.06  # what one step is off by, as a standard deviation, and what many in a row are
 LONG = 10_000.0  # steps: more may have passed while the machine slept
 # Standard deviations by which what is seen may surprise: the rest is an accident, or the machine is another one, whose
 # pace is less sure by so much of its square, at most 1.
@@ -52,10 +52,12 @@ CLEAR, STRANGE = 3.0, 0.1
 
 
 @lru_cache(maxsize=256)
-def parts(size: int, spread: int) -> tuple[Key, ...]:
-    """What a step of so many texts (1, 2 to 3, 4 to 7, ...: 1, 2, 3, ...) tells of. `spread`: 0 if it checks no draft."""
+def parts(size: int, spread: int, kind: str) -> tuple[Key, ...]:
+    """What a step of so many texts (1, 2 to 3, 4 to 7, ...: 1, 2, 3, ...) tells of. `spread`: 0 if it checks no draft.
+    `kind`: of the drafter.
+    """
     own = (READING, PACE) if size <= 1 else (READING, PACE, ("level", size, 0))
-    return (*own, ("drag", size, 0), ("spread", size, spread)) if spread else own
+    return (*own, ("drag", size, 0), (f"{SPREADS}{kind}", size, spread)) if spread else own
 
 
 class _Book(NamedTuple):
@@ -65,19 +67,16 @@ class _Book(NamedTuple):
     doubt: np.ndarray  # [parts] variance before anything was seen,
     most: np.ndarray  # at most,
     moves: np.ndarray  # and what it grows by in a step
-    wears: np.ndarray  # what wears off in one
     low: np.ndarray
     high: np.ndarray
 
 
 @lru_cache(maxsize=256)
 def _book(keys: tuple[Key, ...]) -> _Book:
-    laws = [LAWS[name] for name, _, _ in keys]
-    doubt, most, moves, wears, high = np.array(
-        [[a.doubt**2, a.most**2, a.wanders**2, 1 / a.lasts, a.bound] for a in laws]
-    ).T
+    laws = [LAWS.get(name, SPREAD) for name, _, _ in keys]
+    doubt, most, moves, high = np.array([[a.doubt**2, a.most**2, a.wanders**2, a.bound] for a in laws]).T
     low = np.where([key == READING for key in keys], FASTEST, -high)
-    return _Book({key: i for i, key in enumerate(keys)}, doubt, most, moves, wears, low, high)
+    return _Book({key: i for i, key in enumerate(keys)}, doubt, most, moves, low, high)
 
 
 def _fresh() -> np.ndarray:
@@ -91,12 +90,13 @@ class Tempo:
     means: Mapping[Key, float] = field(default_factory=lambda: {READING: 0.0, PACE: 0.0})
     covariance: np.ndarray = field(default_factory=_fresh)  # [parts, parts], in the order of `means`
 
-    def times(self, size: int, spread: int, reading: float) -> float:
+    def times(self, size: int, spread: int, kind: str, reading: float) -> float:
         """A step takes so many times its price, of which a usual step of one row is this share, at most 1: `reading`."""
+        return self._product(parts(size, spread, kind), reading)
+
+    def _product(self, told: tuple[Key, ...], reading: float) -> float:
         means = self.means
-        return (1.0 + means[READING] * reading) * exp(
-            sum([means.get(key, 0.0) for key in parts(size, spread)[1:]])
-        )
+        return (1.0 + means[READING] * reading) * exp(sum([means.get(key, 0.0) for key in told[1:]]))
 
     @property
     def pace(self) -> float:
@@ -106,7 +106,9 @@ class Tempo:
     def drag(self, size: int) -> float:
         """On the whole, of what was seen."""
         spreads = [
-            value for (name, texts, _), value in self.means.items() if (name, texts) == ("spread", size)
+            value
+            for (name, texts, _), value in self.means.items()
+            if texts == size and name.startswith(SPREADS)
         ]
         return exp(self.means.get(("drag", size, 0), 0.0) + sum(spreads) / max(len(spreads), 1))
 
@@ -118,18 +120,13 @@ class Tempo:
 
     def after(self, steps: float) -> Tempo:
         """So much later: the less sure."""
-        keys, steps = tuple(self.means), min(steps, LONG)
-        book = _book(keys)
-        stays = np.exp(-steps * book.wears)
-        covariance = self.covariance * stays * stays[:, None]
-        diagonal = covariance.ravel()[:: len(keys) + 1]
-        diagonal += np.maximum(np.minimum(steps * book.moves, book.most - diagonal), 0.0)
-        means = stays * list(self.means.values())
-        return Tempo(dict(zip(keys, means.tolist(), strict=True)), covariance)
+        book, covariance = _book(tuple(self.means)), self.covariance.copy()
+        diagonal = covariance.ravel()[:: len(self.means) + 1]
+        diagonal += np.maximum(np.minimum(min(steps, LONG) * book.moves, book.most - diagonal), 0.0)
+        return Tempo(self.means, covariance)
 
-    def seen(self, size: int, spread: int, reading: float, ratios: Seq[float]) -> Tempo:
-        """Steps have taken so many times their price, see `times`."""
-        told = parts(size, spread)
+    def seen(self, told: tuple[Key, ...], reading: float, ratios: Seq[float]) -> Tempo:
+        """Steps that tell of these `parts` have taken so many times their price, see `times`."""
         tempo = self._with(told)
         means, keys = tempo.means, tuple(tempo.means)
         book = _book(keys)
@@ -138,7 +135,7 @@ class Tempo:
         here[0] = reading / (1.0 + means[READING] * reading)
         shares = tempo.covariance @ here
         doubt = float(shares @ here) + STEP**2 / len(ratios) + STEPS**2
-        news = log(sorted(ratios)[(len(ratios) - 1) // 2] / tempo.times(size, spread, reading))
+        news = log(sorted(ratios)[(len(ratios) - 1) // 2] / tempo._product(told, reading))
         surprise = CLEAR * doubt**0.5
         strange = min(max(abs(news) - surprise, 0.0), 1.0)
         news = min(max(news, -surprise), surprise) / doubt
