@@ -1,6 +1,7 @@
 // Softmax attention over the paged cache, of some rows at consecutive positions of one sequence: each K/V vector that is
 // loaded serves all of them and the heads that share it. Keys are taken in blocks of BLOCK that lie at absolute positions,
-// and a row goes through its own keys in one order, so neither its neighbours nor a cut into chunks changes a bit.
+// and a row goes through its own keys in one order, so neither its neighbours nor a cut into chunks changes a bit. Keys
+// and values are float32 here, pairs of bfloat16 in attention_packed.h; the rest is the same.
 #pragma once
 
 #include "rowops.h"
@@ -181,6 +182,7 @@ PL_INLINE int place(int64_t key, int64_t start) {
 static bool find(const AttentionArgs& a, int64_t d, int64_t start, Places& found) {
   const int32_t* table = a.k.table + a.slot * a.k.table_stride;
   const int64_t page_size = a.k.page_size, stride = d * a.k.kv_heads;
+  const float *keys = static_cast<const float*>(a.k.pool), *values = static_cast<const float*>(a.v.pool);
   int lo = found.begin = place(first_key(a, 0), start), hi = found.end = place(a.last + a.rows - 1, start);
   for (int j = lo; j < hi;) {
     int64_t page = (start + j) / page_size, in_page = (start + j) % page_size, at = table[page] * page_size + in_page;
@@ -188,16 +190,30 @@ static bool find(const AttentionArgs& a, int64_t d, int64_t start, Places& found
     if (table[page] < 0 || at + count > a.k.tokens) return false;
     int64_t offset = at * stride + a.kv_head * d;
     for (int end = j + static_cast<int>(count); j < end; ++j, offset += stride) {
-      found.keys[j] = a.k.pool + offset;
-      found.values[j] = a.v.pool + offset;
+      found.keys[j] = keys + offset;
+      found.values[j] = values + offset;
     }
   }
   for (int j = 0; j < L && lo < hi; ++j) found.keys[hi + j] = found.keys[hi - 1];  // the last tile is a whole one
   return true;
 }
 
+struct Floats {
+  static constexpr int step = 1;  // places that are mixed together
+  const AttentionArgs& a;
+  Queries& s;
+  void begin() {}
+  bool find(int64_t start) { return PACELINE_ISA::find(a, s.d, start, s.next); }  // the next block
+  void turn() { s.now = s.next, s.next.end = 0; }                                 // to that block
+  void score() { PACELINE_ISA::score(s); }
+  void weigh(int) {}  // the weights of a query have changed
+  void mix(int m, int count, int lo, int hi) { mix_all(s, m, count, lo, hi); }
+};
+
 // One block of all rows: each row sees its own places, [lo, hi); values that all rows see are loaded once for all.
-static void attend(const AttentionArgs& a, Queries& s, int64_t start) {
+template <class Store>
+static void attend(const AttentionArgs& a, Store& held, int64_t start) {
+  Queries& s = held.s;
   int lo[MOST_QUERIES], hi[MOST_QUERIES], low = 0, high = BLOCK;
   for (int r = 0; r < a.rows; ++r) {
     lo[r] = place(first_key(a, r), start);
@@ -205,22 +221,24 @@ static void attend(const AttentionArgs& a, Queries& s, int64_t start) {
     low = lo[r] > low ? lo[r] : low;
     high = hi[r] < high ? hi[r] : high;
   }
-  score(s);
+  held.score();
   for (int m = 0; m < s.count; ++m) {
     int r = m / a.heads;
     s.high[m] = lo[r] < hi[r] ? highest(s, m, lo[r], hi[r]) : s.top[m];
   }
   for (int m = 0; m < s.count; m += L) store(s.shrink + m, vexp(load(s.top + m) - load(s.high + m)));
   for (int m = 0; m < s.count; ++m)
-    if (lo[m / a.heads] < hi[m / a.heads]) soften(s, m, lo[m / a.heads], hi[m / a.heads]);
+    if (lo[m / a.heads] < hi[m / a.heads]) soften(s, m, lo[m / a.heads], hi[m / a.heads]), held.weigh(m);
+  low += low % Store::step, high -= high % Store::step;
   if (high < low) high = low = BLOCK;  // no place that all rows see
-  for (int r = 0; r < a.rows; ++r) mix_all(s, r * a.heads, a.heads, lo[r], hi[r] < low ? hi[r] : low);
-  mix_all(s, 0, s.count, low, high);
-  for (int r = 0; r < a.rows; ++r) mix_all(s, r * a.heads, a.heads, lo[r] > high ? lo[r] : high, hi[r]);
+  for (int r = 0; r < a.rows; ++r) held.mix(r * a.heads, a.heads, lo[r], hi[r] < low ? hi[r] : low);
+  held.mix(0, s.count, low, high);
+  for (int r = 0; r < a.rows; ++r) held.mix(r * a.heads, a.heads, lo[r] > high ? lo[r] : high, hi[r]);
 }
 
-static bool attention(const AttentionArgs& a) {
-  Queries s;
+template <class Store>
+static bool attend_all(const AttentionArgs& a, Store& held) {
+  Queries& s = held.s;
   s.d = a.k.head_dim, s.count = a.rows * a.heads;
   for (int r = 0, m = 0; r < a.rows; ++r)
     for (int h = 0; h < a.heads; ++h, ++m) {
@@ -229,13 +247,13 @@ static bool attention(const AttentionArgs& a) {
       s.top[m] = -__builtin_inff(), s.sum[m] = V{};
       each(s.out[m], s.out[m], s.d, [](V) { return V{}; });
     }
+  held.begin();
   int64_t start = first_key(a, 0) / BLOCK * BLOCK, end = a.last + a.rows - 1;
-  if (start < end && !find(a, s.d, start, s.next)) return false;
+  if (start < end && !held.find(start)) return false;
   for (; start < end; start += BLOCK) {
-    s.now = s.next;
-    s.next.end = 0;
-    if (start + BLOCK < end && !find(a, s.d, start + BLOCK, s.next)) return false;
-    attend(a, s, start);
+    held.turn();
+    if (start + BLOCK < end && !held.find(start + BLOCK)) return false;
+    attend(a, held, start);
   }
   for (int m = 0; m < s.count; ++m) {
     float sum = reduce(s.sum[m]), total = sum > 0 ? sum : 1.0f;  // a row without keys gives zeros

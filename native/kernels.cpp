@@ -1,6 +1,6 @@
 // Compiled once per instruction set with PACELINE_ISA naming it. No C++ library header may enter here: an inline function
 // compiled for a newer instruction set could be the copy that the linker keeps for everyone.
-#include "attention.h"
+#include "attention_packed.h"
 #include "linear.h"
 #include "measure.h"
 
@@ -15,7 +15,7 @@ using namespace PACELINE_ISA;
 
 extern const Kernels PL_JOIN(kernels_, PACELINE_ISA) = {
     PL_TEXT(PACELINE_ISA), L, PANEL, has_pairs, panel_bytes, pack, prepared_bytes, prepare, linear, attention,
-    norm, rotary, embed, add, mul, scale, gelu, gated_gelu, softcap, softmax, read_all, burn, burn_flops,
+    store_packed, norm, rotary, embed, add, mul, scale, gelu, gated_gelu, softcap, softmax, read_all, burn, burn_flops,
 };
 
 }  // namespace paceline

@@ -258,8 +258,10 @@ void Program::store(const Op& op, int64_t row) {
       status_ = BAD_POSITION;
       return;
     }
-    int64_t width = static_cast<int64_t>(pages.kv_heads) * pages.head_dim;
-    std::memcpy(pages.pool + index * width, at(op.values[i], row), width * sizeof(float));
+    const float* x = at(op.values[i], row);
+    const int64_t width = static_cast<int64_t>(pages.kv_heads) * pages.head_dim;
+    if (pages.packed) kernels().store_packed(pages, i == 0, index, x);
+    else std::memcpy(static_cast<float*>(pages.pool) + index * width, x, width * sizeof(float));
   }
 }
 

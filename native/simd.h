@@ -138,6 +138,22 @@ PL_INLINE HL to_bfloat16(V v) {
   __asm__("vcvtneps2bf16 %1, %0" : "=v"(out) : "v"(v));
   return out;
 }
+// The L values of `low`, then those of `high`.
+PL_INLINE H to_bfloat16(V low, V high) {
+  H out;
+  __asm__("vcvtne2ps2bf16 %1, %2, %0" : "=v"(out) : "v"(low), "v"(high));
+  return out;
+}
+// Writes the 2 L values at `from` to every second of 4 L places, from the first or second on, and nothing between them.
+PL_INLINE void store_every_second(int16_t* to, const int16_t* from, bool second) {
+  typedef uint16_t Half __attribute__((vector_size(2 * L), aligned(2), may_alias));
+  PL_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    const VW wide = __builtin_convertvector(*reinterpret_cast<const Half*>(from + i * L), VW);
+    if (second) _mm512_mask_storeu_epi16(to + i * 2 * L, 0xaaaaaaaau, (__m512i)(wide << 16));
+    else _mm512_mask_storeu_epi16(to + i * 2 * L, 0x55555555u, (__m512i)wide);
+  }
+}
 #else
 PL_INLINE bool multiplies_pairs() { return false; }
 #endif

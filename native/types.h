@@ -34,12 +34,13 @@ struct Prepared {
 };
 
 struct Pages {  // one layer's K or V pool with the page table of its kind
-  float* pool = nullptr;
+  void* pool = nullptr;  // floats [token][kv head][column]; packed: bfloat16, see attention_packed.h
   int64_t tokens = 0;  // rows of the pool
   const int32_t* table = nullptr;
   int64_t table_stride = 0, slots = 0;
   int page_size = 16;
   int kv_heads = 0, head_dim = 0;
+  bool packed = false;  // only if Kernels::pairs
 };
 
 struct Rows {  // what one run computes
@@ -75,6 +76,7 @@ struct Kernels {
   void (*linear)(const Panels&, const Prepared&, int64_t rows, int64_t begin, int64_t end, float* y,
                  int64_t y_stride);  // y[r, o] for o in [begin, end), begin a multiple of `panel`
   bool (*attention)(const AttentionArgs&);  // false: a page id is out of range
+  void (*store_packed)(const Pages&, bool keys, int64_t index, const float* x);  // place `index` of the pool, all heads
   void (*norm)(const float* x, const float* weight, float* y, int64_t width, int groups, float eps);
   void (*rotary)(const float* x, const float* inv_freq, float* y, int64_t width, int heads, int32_t position);
   void (*embed)(const Matrix&, int64_t token, float scale, float* y);

@@ -26,7 +26,7 @@ from paceline.engine.engine import Engine, EngineParts
 from paceline.engine.fixed import FixedController
 from paceline.engine.startup import Pair, start_up
 from paceline.errors import CapacityError, UsageError
-from paceline.kv.cache import KVCache, plan_pages
+from paceline.kv.cache import KVCache, plan_pages, stored_as
 from paceline.models.base import Target
 from paceline.models.config import ASSISTANT_TYPES, read_config
 from paceline.models.gemma4 import GemmaTarget
@@ -186,7 +186,7 @@ def make_cache(target: Target, config: EngineConfig, share: float) -> KVCache:
             pages = plan_pages(
                 target.layout,
                 budget=int(free * share),
-                itemsize=target.dtype.itemsize,
+                itemsize=stored_as(target.kv_dtype).itemsize,
                 max_sequences=config.max_batch,
                 max_tokens=longest,
                 chunk=max(config.step_tokens, config.prefill_chunk),
@@ -201,7 +201,7 @@ def make_cache(target: Target, config: EngineConfig, share: float) -> KVCache:
             pages,
             max_sequences=config.max_batch,
             max_tokens=longest,
-            dtype=target.dtype,
+            dtype=target.kv_dtype,
             device=target.device,
         )
 

@@ -150,7 +150,13 @@ def linear_report(floors: Floors, repeats: int) -> list[dict[str, Any]]:
 def staircase(target: GemmaTarget, most: int, repeats: int) -> dict[int, float]:
     """Median seconds of forward and logits for 1..most rows of one text, measured alternately."""
     pages = dict.fromkeys(target.layout.kinds, (CONTEXT + most) // 16 + 2)
-    cache = KVCache(target.layout, pages, max_sequences=1, max_tokens=CONTEXT + most, dtype=torch.float32)
+    cache = KVCache(
+        target.layout,
+        pages,
+        max_sequences=1,
+        max_tokens=CONTEXT + most,
+        dtype=target.kv_dtype,
+    )
     tokens = [(37 * i) % (target.vocab_size - 10) + 5 for i in range(CONTEXT + most)]
     cache.open(0, tokens, share=False)
     with cache.tail([(0, tokens[:CONTEXT])]) as tail:

@@ -33,9 +33,9 @@ def command(target: str, drafter: str, as_json: bool) -> None:
     folder = resolve(target, "target")
     kind, source, why = choose_drafter(config, folder)
     device = pick_device("auto")
-    _, arithmetic = pick_runner(config, device)
+    runner, arithmetic = pick_runner(config, device)
     pages = why_not() or "huge pages are granted" if device.type == "cpu" else None
-    found = [inspect(folder, itemsize=4 if device.type == "cpu" else 2)]
+    found = [inspect(folder, itemsize=4 if device.type == "cpu" else 2, runner=runner)]
     if source is not None:
         found.append(inspect(source, target=folder if kind.startswith("mtp") else None))
     if as_json:

@@ -12,6 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
+from typing import Literal
 
 import numpy as np
 import torch
@@ -25,6 +26,12 @@ from paceline.memory import Arena
 
 PAGE_SIZE = 16  # tokens
 MEMORY_PAGE = 4096  # bytes: no system has smaller ones
+StoreType = torch.dtype | Literal["packed"]
+
+
+def stored_as(dtype: StoreType) -> torch.dtype:
+    """The type of the elements of a cache."""
+    return torch.bfloat16 if isinstance(dtype, str) else dtype
 
 
 @dataclass(slots=True)
@@ -56,18 +63,21 @@ class KVCache:
         *,
         max_sequences: int,
         max_tokens: int,
-        dtype: torch.dtype,
+        dtype: StoreType,
         device: torch.device | str = "cpu",
     ) -> None:
-        """`pages`: kind -> number of pages. K/V tensors are [pages * page_size, kv_heads, head_dim]."""
-        self.layout, self.page_size = layout, PAGE_SIZE
+        """`pages`: kind -> number of pages. K/V tensors are [pages * page_size, kv_heads, head_dim].
+
+        Packed ones are of bfloat16, each page as native kernels that multiply pairs of it want it; `at` reads both kinds.
+        """
+        self.layout, self.page_size, self.packed = layout, PAGE_SIZE, dtype == "packed"
         self.max_tokens, self.max_sequences = max_tokens, max_sequences
         self.max_pages = -(-max_tokens // PAGE_SIZE)
         arena = Arena()
         shapes = [(pages[s.kind] * PAGE_SIZE, s.kv_heads, s.head_dim) for s in layout.layers]
         try:
-            self.k = [_zeros(arena, shape, dtype, device) for shape in shapes]
-            self.v = [_zeros(arena, shape, dtype, device) for shape in shapes]
+            self.k = [_zeros(arena, shape, stored_as(dtype), device) for shape in shapes]
+            self.v = [_zeros(arena, shape, stored_as(dtype), device) for shape in shapes]
         except RuntimeError as error:
             raise CapacityError(
                 f"no memory for the K/V cache ({error}): lower cache_memory or max_batch"
@@ -183,6 +193,17 @@ class KVCache:
             if not self._free_slots or -(-reach // PAGE_SIZE) > pool.free + self.prefix.evictable(kind):
                 return False
         return True
+
+    def at(self, layer: int, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V [..., kv_heads, head_dim] of a layer at places `index`: page * page_size + place in the page."""
+        k, v = self.k[layer], self.v[layer]
+        if not self.packed:
+            return k[index], v[index]
+        page, place = index // PAGE_SIZE, index % PAGE_SIZE
+        shape = -1, k.shape[1], k.shape[2]  # of pages, see native/attention_packed.h
+        keys = k.view(*shape[:2], shape[2] // 2, PAGE_SIZE, 2)[page, :, :, place]
+        values = v.view(*shape[:2], PAGE_SIZE // 2, shape[2], 2)[page, :, place // 2, :, place % 2]
+        return keys.flatten(-2), values
 
     # -- steps -------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from paceline.core import Rows
-from paceline.kv.cache import KVCache
+from paceline.kv.cache import KVCache, StoreType
 from paceline.kv.layout import Layout
 from paceline.ops.base import Drawn, RoundStart, Rule, Stop
 
@@ -22,7 +22,8 @@ class Target(Protocol):
     max_len: int  # positions that the model was made for
     eos_token_ids: tuple[int, ...]
     device: torch.device
-    dtype: torch.dtype  # of activations and of the K/V cache
+    dtype: torch.dtype  # of activations
+    kv_dtype: StoreType  # of the K/V cache
 
     def forward(self, rows: Rows, cache: KVCache) -> torch.Tensor:
         """Write the rows' K/V into `cache` and return hidden states after the final norm, [N, hidden_size]."""

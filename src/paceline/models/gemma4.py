@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline.core import Rows
-from paceline.kv.cache import KVCache
+from paceline.kv.cache import KVCache, StoreType
 from paceline.models.blocks import Layer, decoder_layer, layer_shapes, layout_of, read_layers
 from paceline.models.config import GemmaConfig
 from paceline.models.loading import Shapes, Weights
@@ -45,7 +45,7 @@ def target_shapes(config: GemmaConfig) -> Shapes:
 
 
 class GemmaTarget:
-    """A loaded target; implements `Target`. `dtype` is that of activations and of the K/V cache."""
+    """A loaded target; implements `Target`. `dtype` is that of activations, `kv_dtype` of its cache."""
 
     def __init__(self, config: GemmaConfig, weights: Weights, runner: Runner, dtype: torch.dtype) -> None:
         self.config, self.runner, self.dtype, self.device = config, runner, dtype, weights.device
@@ -58,6 +58,10 @@ class GemmaTarget:
         self.head = self.embedding if config.tied else weights.matrix("lm_head")
         self.norm = weights.norm("norm")
         self.layers: tuple[Layer, ...] = read_layers(weights, config, self.layout)
+        rounded = all(
+            layer.attention.o.kind == "bfloat16" for layer in self.layers
+        )  # what attention gives is
+        self.kv_dtype: StoreType = "packed" if rounded and runner.packs(self.layout) else dtype
         self.ple: PleInputs | None = None
         if config.ple_size:
             self.ple = PleInputs(

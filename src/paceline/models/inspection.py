@@ -16,6 +16,7 @@ from paceline.models.gemma4 import target_shapes
 from paceline.models.gemma4_assistant import assistant_shapes, check_pair
 from paceline.models.loading import Tensors, read_entries
 from paceline.models.safetensors_file import Entry
+from paceline.ops.base import Runner
 
 PARTS = (
     ("embed_tokens_per_layer", "per-layer embedding table"),
@@ -53,10 +54,12 @@ class Inspection:
         return sum(self.weights.values())
 
 
-def inspect(path: Path | str, *, target: Path | str | None = None, itemsize: int = 4) -> Inspection:
+def inspect(
+    path: Path | str, *, target: Path | str | None = None, itemsize: int = 4, runner: Runner | None = None
+) -> Inspection:
     """Describe a target, or a drafter (then `target`, if given, is what it must fit). Never raises LoadError.
 
-    `itemsize`: bytes of one K/V element (4 on CPU, 2 for bfloat16 on a GPU).
+    `itemsize`: bytes of one K/V element (4 on CPU, 2 for bfloat16 on a GPU) unless `runner` packs the target's.
     """
     folder = Path(path)
     try:
@@ -68,7 +71,9 @@ def inspect(path: Path | str, *, target: Path | str | None = None, itemsize: int
     troubles: list[str] = []
     try:
         facts |= (
-            _describe_drafter(folder, raw, target) if drafter else _describe_target(folder, raw, itemsize)
+            _describe_drafter(folder, raw, target)
+            if drafter
+            else _describe_target(folder, raw, itemsize, runner)
         )
     except LoadError as error:
         troubles.append(str(error))
@@ -76,11 +81,16 @@ def inspect(path: Path | str, *, target: Path | str | None = None, itemsize: int
     return Inspection(folder, str(raw.get("model_type")), unsupported=troubles, **facts)
 
 
-def _describe_target(folder: Path, raw: dict[str, Any], itemsize: int) -> dict[str, Any]:
+def _describe_target(
+    folder: Path, raw: dict[str, Any], itemsize: int, runner: Runner | None
+) -> dict[str, Any]:
     config = parse_target(raw)
     shared = [i for i, layer in enumerate(config.layers) if layer.shared]
     tensors = Tensors(folder, target_shapes(config), shared, config.tied)
     layout = layout_of(config)
+    outputs = {entry.dtype for name, entry in tensors.entries.items() if ".self_attn.o_proj." in name}
+    if runner is not None and runner.packs(layout) and outputs == {"BF16"}:  # as GemmaTarget.kv_dtype
+        itemsize = 2
     return _config_facts(config) | _sizes(tensors.entries, tensors.skipped) | _cache_facts(layout, itemsize)
 
 

@@ -146,7 +146,7 @@ class _Scorer:
     def __init__(self, target: GemmaTarget, length: int) -> None:
         pages = dict.fromkeys(target.layout.kinds, length // 16 + 2)
         self.target = target
-        self.cache = KVCache(target.layout, pages, max_sequences=1, max_tokens=length, dtype=target.dtype)
+        self.cache = KVCache(target.layout, pages, max_sequences=1, max_tokens=length, dtype=target.kv_dtype)
         self.cache.open(0, [0] * length, share=False)
 
     def laws(self, tokens: list[int]) -> Tensor:

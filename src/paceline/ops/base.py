@@ -17,6 +17,7 @@ import torch
 
 from paceline.core import Rows
 from paceline.kv.cache import KVCache
+from paceline.kv.layout import Layout
 
 WeightKind = Literal["float32", "bfloat16", "float16", "int8", "int4"]
 Value = Any  # torch.Tensor when executing, a symbol when recording
@@ -177,6 +178,10 @@ class Runner(Protocol):
 
         A weight that one of `graphs` also reads as a table stays; no graph beside them may read the others.
         """
+        ...
+
+    def packs(self, layout: Layout) -> bool:
+        """Whether it reads K/V of such layers from a packed cache, too, where they are pairs of bfloat16."""
         ...
 
     def run(

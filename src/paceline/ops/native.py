@@ -20,12 +20,13 @@ import torch
 from paceline.core import Rows
 from paceline.errors import UsageError
 from paceline.kv.cache import KVCache
+from paceline.kv.layout import Layout
 from paceline.memory import Arena
 from paceline.ops.base import Drawn, Graph, RoundStart, Rule, Stop, Weight
 from paceline.ops.panels import KINDS, panels, usable
 from paceline.ops.recording import Code, Node, RecordingOps, Symbol, place, schedule
 
-_LAYOUT = 8  # of the extension's signatures
+_LAYOUT = 9  # of the extension's signatures
 _M64 = 0xFFFFFFFFFFFFFFFF
 _OF_ROWS = (Code.EMBED, Code.ROTARY, Code.STORE, Code.ATTENTION)  # ops that read tokens, positions or slots
 _STATUS = {
@@ -119,6 +120,10 @@ class NativeRunner:
         for graph in graphs:
             if graph not in self._plans:
                 self._plans[graph] = Plan(graph, self._arena, self._exact, tables)
+
+    def packs(self, layout: Layout) -> bool:
+        """Where bfloat16 is multiplied in pairs, for heads of up to 512 columns, a multiple of 32."""
+        return pairs() and not self._exact and all(s.head_dim in range(32, 513, 32) for s in layout.layers)
 
     def draft_round(
         self,
@@ -311,16 +316,19 @@ class Plan:
 
     def _bind_cache(self, cache: KVCache) -> None:
         layers = []
+        if cache.packed and not pairs():
+            raise UsageError("this CPU cannot read a packed K/V cache: make one of float32")
+        dtype = torch.bfloat16 if cache.packed else torch.float32
         for spec, k, v in zip(cache.layout.layers, cache.k, cache.v, strict=True):
             table = cache.tables[spec.kind]
             layers.append((
-                address(k, torch.float32, 0, "cache.k"), address(v, torch.float32, 0, "cache.v"), k.shape[0],
+                address(k, dtype, 0, "cache.k"), address(v, dtype, 0, "cache.v"), k.shape[0],
                 spec.kv_heads, spec.head_dim, address(table, torch.int32, 0, "cache.tables"), table.shape[1],
                 table.shape[0], cache.page_size,
             ))  # fmt: skip
         if cache.page_size > 32:
             raise UsageError(f"native attention reads pages of up to 32 tokens, not {cache.page_size}")
-        self.program.bind_cache(layers)
+        self.program.bind_cache(layers, cache.packed)
         self._cache = weakref.ref(cache)
 
 

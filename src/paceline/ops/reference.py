@@ -18,7 +18,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from paceline.core import Rows
+from paceline.errors import UsageError
 from paceline.kv.cache import KVCache
+from paceline.kv.layout import Layout
 from paceline.ops.base import Experts, Graph, RoundStart, Rule, Stop, Weight
 
 INT4_GROUP = 32
@@ -42,6 +44,10 @@ class EagerRunner:
 
     def prepare(self, graphs: Seq[Graph]) -> None:
         """Nothing: weights are read as they were loaded."""
+
+    def packs(self, layout: Layout) -> bool:
+        """Never."""
+        return False
 
     @torch.no_grad()
     def run(
@@ -142,6 +148,8 @@ class ReferenceOps:
 
     def store_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
         assert self.cache is not None
+        if self.cache.packed:
+            raise UsageError("only the native kernels write a packed K/V cache: make one of float32")
         spec = self.cache.layout.layers[layer]
         if spec.kind not in self._written:
             page = self.cache.page_size
@@ -163,11 +171,8 @@ class ReferenceOps:
         q = q[take].view(batch, longest, spec.kv_heads, group, spec.head_dim)
         q = q.permute(0, 2, 1, 3, 4).reshape(batch, spec.kv_heads, longest * group, spec.head_dim)
         k, v = (
-            store[reach.index]
-            .view(batch, reach.keys, spec.kv_heads, spec.head_dim)
-            .transpose(1, 2)
-            .to(q.dtype)
-            for store in (self.cache.k[layer], self.cache.v[layer])
+            part.view(batch, reach.keys, spec.kv_heads, spec.head_dim).transpose(1, 2).to(q.dtype)
+            for part in self.cache.at(layer, reach.index)
         )  # [B, kv_heads, S, d]
         out = self._attend(q, k, v, reach.mask).view(batch, spec.kv_heads, longest, group, spec.head_dim)
         return out.permute(0, 2, 1, 3, 4).reshape(batch * longest, heads * spec.head_dim)[back]

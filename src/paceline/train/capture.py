@@ -85,7 +85,7 @@ class TargetTeacher:
         layout = self.target.layout
         return KVCache(
             layout, dict.fromkeys(layout.kinds, pages), max_sequences=len(lengths), max_tokens=max(lengths),
-            dtype=self.target.dtype, device=self.device,
+            dtype=self.target.kv_dtype, device=self.device,
         )  # fmt: skip
 
     def _rows(self, cache: KVCache, windows: Windows, texts: list[tuple[int, int, int]]) -> Rows:
@@ -101,7 +101,7 @@ def _read(cache: KVCache, kind: str, rows: Rows) -> tuple[torch.Tensor, torch.Te
     layer, position = cache.layout.last_of(kind), rows.positions.long()
     page = cache.tables[kind][rows.slots.long(), position // PAGE_SIZE].long()
     index = page * PAGE_SIZE + position % PAGE_SIZE
-    return cache.k[layer][index], cache.v[layer][index]
+    return cache.at(layer, index)
 
 
 def _texts(windows: Windows) -> list[tuple[int, int, int]]:
