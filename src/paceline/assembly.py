@@ -89,6 +89,7 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
         "arithmetic": arithmetic,
         "max_model_len": cache.max_tokens,
         "cache_bytes": cache.nbytes,
+        "cache_dtype": "bfloat16, packed" if cache.packed else str(target.kv_dtype).removeprefix("torch."),
         "skipped": sorted(target.skipped),
     } | known.info
     return Engine(replace(parts, drafters=drafters, default_drafter=kind, controller=controller, info=info))
@@ -99,7 +100,7 @@ def _settings(config: EngineConfig, target: Target, arithmetic: str) -> dict[str
     return {
         "device": str(target.device),
         "arithmetic": arithmetic,
-        "precision": f"{target.dtype}, {config.dtype}, {config.quantize}, {config.quantize_drafter}",
+        "precision": f"{target.dtype}, {target.kv_dtype}, {config.dtype}, {config.quantize}, {config.quantize_drafter}",
         "threads": str(config.threads or torch.get_num_threads()),
     }
 
