@@ -62,7 +62,7 @@ struct Packed {
     if (g < last) scores_of<1>(g);
   }
 
-  // Of places that the query does not see, only the other of a pair with one that it sees is read again: its weight is 0.
+  // Of places that the query does not see `mix` reads no weight but that of a pair's other half, which is 0.
   void weigh(int m) {
     for (int j = 0; j < BLOCK; j += 2 * L) round(s.p + m * PITCH + j, weights + m * BLOCK + j);
   }

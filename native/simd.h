@@ -271,6 +271,18 @@ PL_INLINE V vexp(V x) {
   return p * (V)bits;
 }
 
+PL_INLINE bool all(VI mask) {  // of lanes that are 0 or -1
+#if defined(__AVX512F__)
+  return _mm512_movepi32_mask((__m512i)mask) == 0xffff;
+#elif defined(__AVX2__) && PL_LANES == 8
+  return _mm256_movemask_ps((__m256)mask) == 0xff;
+#else
+  int32_t both = -1;
+  for (int i = 0; i < L; ++i) both &= mask[i];
+  return both != 0;
+#endif
+}
+
 PL_INLINE V vtanh(V x) {
   VW sign = (VW)x & 0x80000000u;
   V a = (V)((VW)x & 0x7fffffffu);
@@ -280,9 +292,9 @@ PL_INLINE V vtanh(V x) {
   p = fma(p, z, broadcast(-5.37397155531e-2f));
   p = fma(p, z, broadcast(1.33314422036e-1f));
   p = fma(p, z, broadcast(-3.33332819422e-1f));
-  V small = fma(p * z, a, a);
-  V big = broadcast(1.0f) - broadcast(2.0f) / (vexp(a + a) + broadcast(1.0f));
-  V y = a < broadcast(0.625f) ? small : big;
+  V y = fma(p * z, a, a);
+  const VI near = a < broadcast(0.625f);
+  if (!all(near)) y = near ? y : broadcast(1.0f) - broadcast(2.0f) / (vexp(a + a) + broadcast(1.0f));
   return (V)((VW)y | sign);
 }
 

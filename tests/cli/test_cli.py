@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline import LLM
 from paceline.cli import COMMANDS, main
 
 Capture = pytest.CaptureFixture[str]
@@ -86,6 +87,10 @@ def test_info_tells_sizes_without_loading(monkeypatch: pytest.MonkeyPatch, capsy
     assert "huge pages" in facts["pages"]
     assert facts["drafter"] == "none"
     assert facts["models"][0]["parameters"] > 8_000_000
+    cache = LLM("demo", drafter="none").engine.state.cache
+    pages = {kind: pool.count * cache.page_size for kind, pool in cache.pools.items()}
+    said = facts["models"][0]["kv_per_token"]
+    assert sum(said[kind] * tokens for kind, tokens in pages.items()) == cache.nbytes
 
 
 def test_info_says_what_is_unsupported(

@@ -278,7 +278,7 @@ def offer(budget: Budget, kind: Kind, arm: Arm, look: Look, confidence: list[flo
     confidence = confidence[: min(4 + 4 * int(arm.hits[0]), MAX_DRAFT_TOKENS)]
     bins, common = budget.bins.get(arm.law), budget.bins.get(kind.law(arm.sampled))
     lines = acc.calibration(bins, None if bins is common else common)
-    best, kept, alive = Offer(), 0.0, 1.0
+    best, gain, brings, kept, alive = 0, 0.0, 0.0, 0.0, 1.0
     prices, paid, trust = look.upto(len(confidence)), MARGIN * look.rate, arm.trust
     for j, value in enumerate(confidence):
         chance = acc.calibrated(lines, value)
@@ -287,11 +287,11 @@ def offer(budget: Budget, kind: Kind, arm: Arm, look: Look, confidence: list[flo
         alive *= chance + trust[j] * (arm.accept[j] - chance)
         kept += alive
         net = kept - paid * prices[j]
-        if net > best.gain:
-            best = Offer(j + 1, net, kept)
+        if net > gain:
+            best, gain, brings = j + 1, net, kept
         elif alive < 0.03:
             break
-    return best
+    return Offer(best, gain, brings)
 
 
 def together(budget: Budget, look: Look, offers: Seq[Offer], *, wakes: bool) -> bool:
