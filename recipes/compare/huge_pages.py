@@ -40,7 +40,7 @@ class Loaded:
             pages = texts * (-(-(context + longest) // PAGE_SIZE) + 1)
             self.cache = KVCache(
                 self.target.layout, dict.fromkeys(self.target.layout.kinds, pages), max_sequences=texts,
-                max_tokens=context + longest, dtype=torch.float32,
+                max_tokens=context + longest, dtype=self.target.kv_dtype,
             )  # fmt: skip
         self.tokens = [5 + 37 * i % 8000 for i in range(context + longest)]
         self.context, self.texts = context, texts
