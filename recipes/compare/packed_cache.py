@@ -2,8 +2,8 @@
 
     python recipes/compare/packed_cache.py [--rounds 8] [--workload code] [--batch 1 4 16] [--draft-tokens 0]
 
-Greedy texts as `paceline bench` writes them, both engines with the same draft length (0: plain decoding). The ratio is that
-of their speeds, the median of rounds with its quartiles.
+Greedy texts as `paceline bench` writes them, both engines with the same draft length (0: plain decoding). The ratio is
+that of their speeds, the median of rounds with its quartiles.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def load(batch: int, draft_tokens: int, packed: bool) -> Engine:
 
 def compare(batch: int, args: argparse.Namespace) -> str:
     engine, other = (load(batch, args.draft_tokens, packed) for packed in (True, False))
-    assert engine.state.cache.packed and not other.state.cache.packed
+    assert engine.state.cache.packed
+    assert not other.state.cache.packed
     bounds = workloads.Bounds(
         engine.state.target.vocab_size, LONGEST - TOKENS - 1, engine.tokenizer.special_ids
     )
@@ -57,7 +58,8 @@ def compare(batch: int, args: argparse.Namespace) -> str:
         runs = [runner.run_beside(bench, cell, setting, number) for number in range(args.rounds)]
     ratio = spread([run.ratio for run, _ in runs])
     plain = spread([beside.speed for _, beside in runs]).median
-    return f"{batch:3} texts  float32 {plain:7.0f} tokens/s  packed x{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+    said = f"x{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+    return f"{batch:3} texts  float32 {plain:7.0f} tokens/s  packed {said}"
 
 
 def main() -> None:
