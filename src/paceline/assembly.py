@@ -89,7 +89,7 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
         "arithmetic": arithmetic,
         "max_model_len": cache.max_tokens,
         "cache_bytes": cache.nbytes,
-        "cache_dtype": "bfloat16, packed" if cache.packed else str(target.kv_dtype).removeprefix("torch."),
+        "cache_dtype": cache.holds,
         "skipped": sorted(target.skipped),
     } | known.info
     return Engine(replace(parts, drafters=drafters, default_drafter=kind, controller=controller, info=info))

@@ -126,7 +126,7 @@ def test_activations_can_stay_float32() -> None:
             name == "auto" and native.available() and native.pairs()
         )
         packed = "bf16" in llm.info["arithmetic"]  # then K/V are rounded, too
-        assert llm.info["cache_dtype"] == ("bfloat16, packed" if packed else "float32")
+        assert llm.info["cache_dtype"] == ("packed bfloat16" if packed else "float32")
         points = llm.generate(PROMPTS[1], params)[0].logprobs
         assert points is not None
         raw[name] = points[0].raw

@@ -63,12 +63,12 @@ def prove(subject: Subject, plan: Plan, provenance: Mapping[str, Any], report: R
             ended = "out of memory" if crash.kind == "memory" else "the engine raised"
             findings.append(stage.found().crashed(crash))
             break
-    info = subject.engine.info
+    info, state = subject.engine.info, subject.engine.state
     facts = {
         "target": info.get("target", "in memory"),
         "drafters": ", ".join(subject.drafters),
         "arithmetic": info.get("arithmetic", "plain torch"),
-        "precision": f"{info.get('dtype', subject.engine.state.target.dtype)} on {subject.engine.state.target.device}",
+        "precision": f"{info.get('dtype', state.target.dtype)}, K/V {state.cache.holds}, on {state.target.device}",
     }
     return Certificate(facts, tuple(findings), dict(provenance), ended)
 

@@ -168,6 +168,11 @@ class KVCache:
     def nbytes(self) -> int:
         return sum(t.nbytes for t in (*self.k, *self.v))
 
+    @property
+    def holds(self) -> str:
+        """What K and V are kept as, in words."""
+        return "packed bfloat16" if self.packed else str(self.k[0].dtype).removeprefix("torch.")
+
     def touch(self, most: int) -> None:
         """Have the system back the first `most` bytes with memory now, the same share of each layer, instead of when
         they are first used: that takes milliseconds in the middle of a text, on virtual machines tens of them.
