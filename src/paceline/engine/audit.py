@@ -19,7 +19,8 @@ AUDIT = (COLD + 4, 48)
 CLEAR = 1.4  # what a plan promises over none from which on an error will hardly turn it around
 SAME = 0.1  # change of the drag, as a logarithm, that confirms what was known
 SOONEST, RAREST = 64, 1024  # steps with drafts between two audits: the more, the longer they agree
-TRIAL = 8  # steps of a trial: where it is in vain each costs half as much again as a plain one, or more
+# steps of a trial, of greedy and of sampled texts: the first `WARM` of them tell nothing yet
+TRIAL = 32, 20
 HOPEFUL = 0.85  # what steps with drafts might take, over what is thought
 FIRST_TRIAL = 64, 128  # steps without drafts until a trial, of greedy and of sampled texts,
 LAST_TRIAL = 2048, 8192  # and between two trials at most

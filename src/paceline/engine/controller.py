@@ -233,7 +233,7 @@ class AutoController:
         rows = choice.rows + sum([limit for limit, _ in choice.out])
         hold = int(self._plan_seconds / (PLANNING * costs.target(rows)))
         hold = 2 * before.hold if before is not None and before.hold else max(hold, HOLD)
-        choice.hold = TRIAL if choice.trial else min(hold, LONGEST_HOLD)
+        choice.hold = TRIAL[choice.sampled] if choice.trial else min(hold, LONGEST_HOLD)
         return self._now + choice.hold
 
     def _kind(self, name: str) -> Kind:
@@ -366,7 +366,7 @@ class AutoController:
         rows, copies = len(record.rows), {kind.name for kind in self.budget.kinds if not kind.sequential}
         if not record.drafters and record.draft_seconds > 0:
             self._lookups.timed(record.draft_seconds, record.target_seconds + record.other_seconds)
-        elif record.drafters and record.drafters <= copies and not record.reading:
+        elif record.drafters and record.drafters <= copies and not (record.reading or record.ended):
             self._lookups.brought(record, self.budget.costs.within(rows, record.context).target(rows))
 
     def _learn_untried(self) -> None:

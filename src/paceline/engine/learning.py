@@ -17,7 +17,7 @@ from paceline.engine.rounds import Round
 
 TYPICAL = 12  # steps that are enough to tell the pace of many
 SURE = 3.0  # copies that were kept, after which one may be as long as any
-WARM = 4  # steps with drafts in a row until they show what such steps take (without: `COLD`)
+WARM = 12  # steps with drafts in a row until they show what such steps take (without: `COLD`)
 FADE_EVERY = 64  # steps after which a drafter that was not used counts as idle for as long
 WAKING = 0.2  # what the last copies amid plain steps say of the next
 PROBE_SHARE = 0.005  # of the running time that probes may cost
@@ -37,8 +37,7 @@ def observe(budget: Budget, seen: Seq[StepRecord]) -> Budget:
         # a lone probe comes after many steps without one and is no measure of drafts that follow each other
         lone = bool(rows) and all(row.sequence_id in budget.probing for row in rows)
         warm = record.alike >= (WARM if rows else COLD)
-        # nor do a prompt's rows, of which one is judged at most, tell what drafts take
-        if at >= due and warm and not (record.masked or lone or record.reading):
+        if at >= due and warm and record.tells and not lone:
             name, texts = kind.name if kind is not None else None, len(record.rows)
             taken = record.target_seconds + record.other_seconds
             targets.append(Step(record.target_rows, taken, name, len(rows), texts, record.context))
@@ -98,7 +97,7 @@ def _waking(budget: Budget, seen: Seq[StepRecord]) -> dict[int, float]:
         if not rest and (not drafters or record.alike == 1):
             over()
             spent = None
-        if not texts or record.masked or record.reading:
+        if not texts or not record.tells or record.ended:
             spent = None
         elif drafters:
             copies = all(kind.name not in drafters for kind in budget.kinds if kind.sequential)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+FEW = 2  # steps without drafts (a prompt is read, there is nothing to copy) leave the caches as they are
+
 
 @dataclass(slots=True)
 class RowRecord:
@@ -27,11 +29,20 @@ class StepRecord:
     masked: bool = False  # a constraint took part: what its masks take says nothing about the machine's pace
     times: int = 1  # steps like this one that it stands for
     more_seconds: float = 0.0  # what all of them took, less `seconds`
-    alike: int = 1  # steps in a row, up to this one, in which something was drafted, or nothing was
+    # steps in a row, up to this one, in which something was drafted, but for a `FEW`, or in which nothing was
+    alike: int = 1
+    ended: bool = (
+        False  # a text did, in one of them: to let go of it takes longer than a step of a small model
+    )
 
     @property
     def seconds(self) -> float:
         return self.target_seconds + self.draft_seconds + self.other_seconds
+
+    @property
+    def tells(self) -> bool:
+        """Whether it shows what such steps take. A prompt's rows, of which one is judged at most, do not."""
+        return not (self.masked or self.reading or (self.ended and self.times == 1))
 
     @property
     def drafters(self) -> set[str]:
@@ -53,6 +64,7 @@ class Unlearnt:
         self.drafted = False  # something was, in one of them
         self.untried: list[RowRecord] = []  # what would have become of copies that were not checked
         self._last: tuple[bool, int] = (False, 0)  # whether the last step had drafts, and how many in a row
+        self._run = 0  # steps with drafts in a row, at last
 
     @property
     def drafting(self) -> bool:
@@ -62,8 +74,12 @@ class Unlearnt:
     def add(self, record: StepRecord) -> None:
         drafted = any(row.drafted for row in record.rows)
         before, many = self._last
-        record.alike = (many if drafted == before else 0) + record.times
+        if drafted != before:
+            many = self._run if drafted and many <= FEW else 0
+        record.alike = many + record.times
         self._last = drafted, record.alike
+        if drafted:
+            self._run = record.alike
         self.seen.append(record)
         self.steps += record.times
         self.drafted = self.drafted or drafted

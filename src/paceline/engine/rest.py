@@ -28,18 +28,24 @@ class Ran(NamedTuple):
     drafted: float
     looked: float
     end: float
+    ended: bool = False  # whether a text did
 
 
 def told(steps: Seq[Ran]) -> StepRecord:
-    """Steps that are alike as one: medians of the last ones speak for all, the first may be cold."""
+    """Steps that are alike as one: medians of the last ones speak for all, the first may be cold. Steps in which a text
+    ended speak only where there are no others.
+    """
     work, records, rows = steps[-1][:3]
+    usual = [step for step in steps if not step.ended]
+    speak = usual or steps
     record = StepRecord(
         rows,
-        *_typical(steps[-min(TYPICAL, (len(steps) + 3) // 4) :]),
+        *_typical(speak[-min(TYPICAL, (len(speak) + 3) // 4) :]),
         records if all(w.last for w in work) else [],
         sum([w.sequence.committed for w in work]),
         any(w.sequence.constraint is not None for w in work),
         len(steps),
+        ended=len(usual) < len(steps),
     )
     record.more_seconds = sum([step.end - step.begin for step in steps]) - record.seconds
     return record

@@ -34,7 +34,8 @@ def step(state: EngineState) -> list[Delta]:
         tail.commit(judged.keep)
     state.keep_hidden(judged.hidden_slots, hidden, judged.hidden_rows)
     deltas = state.take_failures() + emit(state, work, draft, judged)
-    ran = Ran(work, judged.records, rows.count, begin, drafted, looked, time.perf_counter())
+    ended = any(delta.finish_reason is not None for delta in deltas)
+    ran = Ran(work, judged.records, rows.count, begin, drafted, looked, time.perf_counter(), ended)
     if state.rest is None or draft is not state.rest.empty:
         state.controller.observe(told([ran]))
     else:
