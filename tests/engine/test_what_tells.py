@@ -1,0 +1,110 @@
+"""Which steps show what steps take: not those in which a text ends, and not the first ones with drafts."""
+
+from __future__ import annotations
+
+import pytest
+from tests.engine.test_audit import MTP, PROFILE, row, sequence
+from tests.testing import Setup, make_engine, prompts, run
+
+from paceline.core import Draft, SamplingParams
+from paceline.engine import budget as b
+from paceline.engine import learning
+from paceline.engine.acceptance import Kind
+from paceline.engine.audit import COLD, TRIAL
+from paceline.engine.fixed import FixedController
+from paceline.engine.records import FEW, StepRecord, Unlearnt
+from paceline.engine.rest import Ran, Rest
+from paceline.engine.scheduler import Work
+
+DRAFTED, PLAIN = row(4, 4), row()
+
+
+def runs(drafted: str) -> list[int]:
+    """What each step counts as, of those with drafts (d) and those without (a space)."""
+    seen = Unlearnt()
+    for step in drafted:
+        seen.add(StepRecord(5 if step == "d" else 1, 1.0, 0.0, 0.0, [DRAFTED if step == "d" else PLAIN]))
+    return [record.alike for record in seen.seen]
+
+
+def test_a_few_steps_without_a_draft_do_not_end_a_run_of_drafts() -> None:
+    assert runs("ddd dd") == [1, 2, 3, 1, 4, 5]
+    assert runs("dd" + FEW * " " + "d") == [1, 2, *range(1, FEW + 1), 3]
+    assert runs("dd" + (FEW + 1) * " " + "d")[-1] == 1
+    assert runs("d d" + 9 * " " + "d")[-1] == 1
+    assert runs("  d") == [1, 2, 1]  # none came before
+    seen = Unlearnt()
+    for rows in ([DRAFTED], [], [DRAFTED]):  # a prompt is read
+        seen.add(StepRecord(5, 1.0, 0.0, 0.0, rows))
+    assert seen.seen[-1].alike == 2
+
+
+@pytest.mark.parametrize("drafted", [True, False])
+def test_a_step_in_which_a_text_ends_says_nothing_of_what_steps_take(drafted: bool) -> None:
+    budget = b.Budget(PROFILE.costs(), (MTP,))
+
+    def learnt(*, ended: bool) -> b.Budget:
+        rows, count = ([DRAFTED], 5) if drafted else ([PLAIN], 1)
+        records = [StepRecord(count, 4.0, 0.0, 0.0, rows, alike=20, ended=ended) for _ in range(4)]
+        return learning.observe(budget, records)
+
+    price = 5 if drafted else 1
+    assert learnt(ended=True).costs.target(price, "mtp") == budget.costs.target(price, "mtp")
+    assert learnt(ended=False).costs.target(price, "mtp") > 1.2 * budget.costs.target(price, "mtp")
+    assert bool(learnt(ended=True).totals) == drafted  # what was kept counts
+
+
+def test_nor_does_it_say_what_copies_cost_the_steps_after_them() -> None:
+    copy = row(4, 4)
+    copy.drafter = "ngram"
+    kinds = (MTP, Kind("ngram", (0.9,), sequential=False))
+    budget = b.Budget(PROFILE.costs(), kinds)
+
+    def waking(*, ended: bool) -> float:
+        steps = [
+            StepRecord(5, 2.0, 0.0, 0.0, [copy], alike=1),
+            StepRecord(1, 1.0, 0.0, 0.0, [PLAIN], times=4, more_seconds=9.0, alike=4, ended=ended),
+            StepRecord(1, 1.0, 0.0, 0.0, [PLAIN], times=COLD, alike=4 + COLD),
+        ]
+        return learning.observe(budget, steps).wake.get(1, 0.0)
+
+    assert waking(ended=False) > 0.2
+    assert waking(ended=True) == 0.0
+
+
+def test_of_steps_at_rest_those_speak_in_which_no_text_ended() -> None:
+    rest = Rest([1], 8, Draft.empty(1, b.NO_CONFIDENCE))
+    work = [Work(sequence(1), 1, True)]
+    for seconds, ended in ((1.0, False), (1.0, False), (5.0, True)):
+        rest.untold.append(Ran(work, [row()], 1, 0.0, 0.0, seconds, seconds, ended))
+    record = rest.tell()
+    assert record is not None
+    assert (record.target_seconds, record.more_seconds, record.times) == (1.0, 6.0, 3)
+    assert record.ended
+    assert record.tells
+    rest.untold.append(Ran(work, [row()], 1, 0.0, 0.0, 5.0, 5.0, ended=True))
+    alone = rest.tell()
+    assert alone is not None
+    assert not alone.tells
+
+
+class Listening(FixedController):
+    def __init__(self, k: int) -> None:
+        super().__init__(k)
+        self.told: list[StepRecord] = []
+
+    def observe(self, record: StepRecord) -> None:
+        self.told.append(record)
+
+
+def test_the_engine_says_in_which_steps_texts_end() -> None:
+    heard = Listening(3)
+    engine = make_engine(Setup(drafter="mtp"), controller=heard)
+    texts = [SamplingParams(max_tokens=n, temperature=0) for n in (9, 14)]
+    run(engine, prompts(2), texts)
+    assert sum(record.ended for record in heard.told) == 2
+    assert heard.told[-1].ended
+
+
+def test_a_trial_is_longer_than_what_tells_nothing() -> None:
+    assert min(TRIAL) >= learning.WARM + 8
