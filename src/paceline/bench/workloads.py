@@ -98,6 +98,15 @@ def _edit(encoder: Encoder, bounds: Bounds, count: int) -> list[Prompt]:
     return out
 
 
+@functools.cache
+def _only(token: int, vocab_size: int) -> np.ndarray:
+    """bool [V]: nothing else is allowed."""
+    mask = np.zeros(vocab_size, dtype=np.bool_)
+    mask[token] = True
+    mask.flags.writeable = False
+    return mask
+
+
 class Dictation:
     """Allows one answer only. For targets too small to follow a request: what would the engine do with one that does?"""
 
@@ -108,11 +117,7 @@ class Dictation:
         return [self._mask(self._done + j) for j in range(len(draft) + 1)]
 
     def _mask(self, at: int) -> np.ndarray | None:
-        if at >= len(self._answer):
-            return None
-        mask = np.zeros(self._vocab_size, dtype=np.bool_)
-        mask[self._answer[at]] = True
-        return mask
+        return _only(self._answer[at], self._vocab_size) if at < len(self._answer) else None
 
     def commit(self, tokens: Seq[int]) -> None:
         self._done += len(tokens)

@@ -36,12 +36,13 @@ def logit_rows(live: Live, draft: list[int]) -> list[LogitRow]:
         return [LogitRow(s.params, s.seed, len(s.tokens), live.counts)]
     known = _masks(s.constraint, draft) if s.constraint is not None else None
     stop = tuple(live.stop_ids) if s.output_len < s.params.min_tokens else ()
+    counted = s.params.edits or bool(stop)  # else nobody asks what stands before a token
     return [
         LogitRow(
             params=s.params,
             seed=s.seed,
             position=len(s.tokens) + j,
-            history=live.counts if j == 0 else live.counts.with_draft(draft[:j]),
+            history=live.counts.with_draft(draft[:j]) if j and counted else live.counts,
             mask=known[j] if known is not None else None,
             stop_ids=stop if s.output_len + j < s.params.min_tokens else (),
         )

@@ -80,7 +80,8 @@ def draw(
             rows[i] = (edit.data_ptr(), *rows[i][1:])
         else:
             alive.append(mask := np.ascontiguousarray(edit, dtype=np.bool_))
-            rows[i] = (*rows[i][:-1], (mask.ctypes.data, mask.size))
+            # `ctypes.data` takes a microsecond longer
+            rows[i] = (*rows[i][:-1], (mask.__array_interface__["data"][0], mask.size))
     return native.draw(rows, width, purpose, confidence)  # type: ignore[no-any-return]
 
 

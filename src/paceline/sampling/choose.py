@@ -154,6 +154,8 @@ def _draw_native(
     edits: dict[int, torch.Tensor | np.ndarray] = {}
     broken: list[int] = []  # rows with a NaN that an edit may have hidden
     for i, row in enumerate(rows):
+        if row.mask is None and not (row.params.edits or row.stop_ids):
+            continue
         if row.mask is not None and is_only_masked(row):
             edits[i] = row.mask
         elif is_edited(row):

@@ -1,7 +1,8 @@
 """What a text has used so far, kept so that no step costs time in the length of the text.
 
 The engine owns one `Counts` per sequence and adds tokens only when they are kept. A draft is looked at
-through `with_draft`, which changes nothing, so refused tokens are never counted.
+through `with_draft`, which changes nothing, so refused tokens are never counted. Nothing is counted before somebody
+asks: most texts have no penalties.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ import numpy as np
 class Counts:
     """Distinct tokens of prompt and output, and how often each stands in the output."""
 
-    __slots__ = ("_counts", "_draft", "_ids", "_index", "_output_len")
+    __slots__ = ("_counts", "_draft", "_ids", "_index", "_output_len", "_text", "_uncounted")
 
     def __init__(self, prompt: Iterable[int] = (), output: Seq[int] = ()) -> None:
         distinct = list(dict.fromkeys(prompt))
         self._index = {token: i for i, token in enumerate(distinct)}
         self._ids = np.array(distinct, dtype=np.int64)  # [capacity], the first len(_index) are in use
         self._counts = np.zeros(len(distinct), dtype=np.float32)  # [capacity], occurrences in the output
+        self._text: Counts | None = None  # that a draft is seen behind
         self._draft: tuple[int, ...] = ()
-        self._output_len = 0
-        self.add(output)
+        self._uncounted: list[int] = list(output)
+        self._output_len = len(output)
 
     @property
     def output_len(self) -> int:
@@ -33,30 +35,40 @@ class Counts:
 
     def add(self, tokens: Seq[int]) -> None:
         """Record tokens that were kept."""
-        assert not self._draft, "a view of a draft is read only"
-        for token in tokens:
-            slot = self._slot(token)  # may replace the arrays
-            self._counts[slot] += 1
+        assert self._text is None, "a view of a draft is read only"
+        self._uncounted += tokens
         self._output_len += len(tokens)
 
     def with_draft(self, draft: Seq[int]) -> Counts:
         """A cheap view as if `draft` had been kept, good until the next `add`."""
         view = object.__new__(Counts)
-        view._index, view._ids, view._counts = self._index, self._ids, self._counts
-        view._output_len, view._draft = self._output_len, (*self._draft, *draft)
+        view._text, view._output_len, view._draft = (
+            self._text or self,
+            self._output_len,
+            (*self._draft, *draft),
+        )
         return view
 
     def table(self) -> tuple[np.ndarray, np.ndarray]:
         """(distinct ids int64 [n], their occurrences in the output float32 [n]); read only."""
+        if self._text is not None:
+            return self._behind(*self._text.table(), self._text._index)
+        for token in self._uncounted:
+            slot = self._slot(token)  # may replace the arrays
+            self._counts[slot] += 1
+        self._uncounted.clear()
         size = len(self._index)
-        ids, counts = self._ids[:size], self._counts[:size]
-        if not self._draft:
-            return ids, counts
-        new = [t for t in dict.fromkeys(self._draft) if t not in self._index]
-        place = {t: size + i for i, t in enumerate(new)}
+        return self._ids[:size], self._counts[:size]
+
+    def _behind(
+        self, ids: np.ndarray, counts: np.ndarray, index: dict[int, int]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The table with the draft behind what the text has."""
+        new = [t for t in dict.fromkeys(self._draft) if t not in index]
+        place = {t: len(ids) + i for i, t in enumerate(new)}
         counts = np.concatenate([counts, np.zeros(len(new), dtype=np.float32)])
         for token in self._draft:
-            counts[self._index.get(token, place.get(token, -1))] += 1
+            counts[index.get(token, place.get(token, -1))] += 1
         return np.concatenate([ids, np.array(new, dtype=np.int64)]), counts
 
     def _slot(self, token: int) -> int:

@@ -21,9 +21,10 @@ class Detokenizer:
         self._skip_special = skip_special
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def push(self, token: int) -> str:
-        """Text that this token completes; bytes of an unfinished character wait."""
-        return self._utf8.decode(self._tokenizer.piece(token, self._skip_special))
+    def push(self, *tokens: int) -> str:
+        """Text that these tokens complete; bytes of an unfinished character wait."""
+        piece, skip = self._tokenizer.piece, self._skip_special
+        return self._utf8.decode(b"".join([piece(token, skip) for token in tokens]))
 
     def finish(self) -> str:
         """What is left: U+FFFD for a character that was never finished."""
@@ -83,11 +84,14 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, skip_special: bool = True) -> None:
         self._characters = Detokenizer(tokenizer, skip_special)
         self._stops = StopStrings(params.stop)
+        self._unstopped = not params.stop
         self._min_tokens = params.min_tokens
         self._count = 0
 
     def push(self, tokens: Seq[int]) -> Pushed:
         """Add tokens; after a stop the rest of them is refused, and nothing may follow."""
+        if self._unstopped:
+            return Pushed(self._characters.push(*tokens), len(tokens), False)
         out = []
         for i, token in enumerate(tokens):
             self._count += 1
