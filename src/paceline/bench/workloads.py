@@ -98,7 +98,7 @@ def _edit(encoder: Encoder, bounds: Bounds, count: int) -> list[Prompt]:
     return out
 
 
-@functools.cache
+@functools.lru_cache(maxsize=128)
 def _only(token: int, vocab_size: int) -> np.ndarray:
     """bool [V]: nothing else is allowed."""
     mask = np.zeros(vocab_size, dtype=np.bool_)

@@ -31,9 +31,7 @@ class StepRecord:
     more_seconds: float = 0.0  # what all of them took, less `seconds`
     # steps in a row, up to this one, in which something was drafted, but for a `FEW`, or in which nothing was
     alike: int = 1
-    ended: bool = (
-        False  # a text did, in one of them: to let go of it takes longer than a step of a small model
-    )
+    ended: bool = False  # a text did, in one of them: to let go of it takes as long as two steps of `demo`
 
     @property
     def seconds(self) -> float:

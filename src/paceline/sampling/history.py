@@ -42,11 +42,8 @@ class Counts:
     def with_draft(self, draft: Seq[int]) -> Counts:
         """A cheap view as if `draft` had been kept, good until the next `add`."""
         view = object.__new__(Counts)
-        view._text, view._output_len, view._draft = (
-            self._text or self,
-            self._output_len,
-            (*self._draft, *draft),
-        )
+        view._text = self._text or self
+        view._output_len, view._draft = self._output_len, (*self._draft, *draft)
         return view
 
     def table(self) -> tuple[np.ndarray, np.ndarray]:
