@@ -17,8 +17,8 @@ from typing import Any
 from common import RecipeError, run_main, say, write_json
 
 from paceline.core import SamplingParams
+from paceline.engine.acceptance import MTP
 from paceline.engine.calibration import FILE_NAME, VERSION
-from paceline.engine.controller import MTP
 from paceline.engine.selftest import Watcher, summarise
 from paceline.llm import LLM
 

@@ -107,6 +107,10 @@ class Priced(AutoController):
         self.takes(RESTING)
         return super().go_on_resting(*args)
 
+    def join(self, *args: Any) -> Any:
+        self.takes(RESTING)
+        return super().join(*args)
+
     def _think(self, sequences: list[Sequence], *args: Any) -> Any:
         self.takes(PLAN + PLAN_TEXT * len(sequences))
         return super()._think(sequences, *args)

@@ -12,8 +12,8 @@ from paceline.drafters.base import DraftContext
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.portfolio import Portfolio
 from paceline.engine import budget as b
-from paceline.engine.acceptance import Kind, fresh_arm
-from paceline.engine.controller import MTP, NGRAM, AutoController
+from paceline.engine.acceptance import MTP, NGRAM, Kind, fresh_arm
+from paceline.engine.controller import AutoController
 from paceline.engine.costs import Profile
 from paceline.engine.fixed import FixedController
 from paceline.engine.propose import check_draft

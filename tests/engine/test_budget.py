@@ -15,10 +15,10 @@ from paceline.engine import acceptance as acc
 from paceline.engine import budget as b
 from paceline.engine import controller as controller_module
 from paceline.engine import learning
-from paceline.engine.acceptance import Kind, fresh_arm, sober
+from paceline.engine.acceptance import NGRAM, Kind, fresh_arm, sober
 from paceline.engine.audit import COLD
 from paceline.engine.budget import Budget
-from paceline.engine.controller import NGRAM, AutoController
+from paceline.engine.controller import AutoController
 from paceline.engine.costs import Costs, Profile, Step, staircase
 from paceline.engine.fixed import FixedController
 from paceline.engine.records import RowRecord, StepRecord

@@ -16,9 +16,9 @@ from paceline.core import Draft, Rows, SamplingParams
 from paceline.drafters.base import DraftContext
 from paceline.drafters.mtp import MTPDrafter
 from paceline.engine import profiles
-from paceline.engine.acceptance import BINS, Kind
+from paceline.engine.acceptance import BINS, MTP, Kind
 from paceline.engine.calibration import FILE_NAME, Known, known_of, read_calibration
-from paceline.engine.controller import MTP, AutoController
+from paceline.engine.controller import AutoController
 from paceline.engine.costs import Profile
 from paceline.engine.engine import EngineParts
 from paceline.engine.records import RowRecord

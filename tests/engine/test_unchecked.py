@@ -9,8 +9,8 @@ import pytest
 
 from paceline.core import SamplingParams, Sequence
 from paceline.engine import budget as b
-from paceline.engine.acceptance import BINS
-from paceline.engine.controller import MTP, NGRAM, AutoController
+from paceline.engine.acceptance import BINS, MTP, NGRAM
+from paceline.engine.controller import AutoController
 from paceline.engine.costs import Profile
 from paceline.engine.lookups import Lookups
 from paceline.engine.quiet import FIRST, LOOK, SAMPLED, Quiet
@@ -142,7 +142,7 @@ def test_a_new_text_is_looked_at_with_the_others_where_looks_do_not_pay() -> Non
     assert found.due(replace(new, id=2), 5)[0] == LOOK
     record = StepRecord(5, 1.5, 0.0, 0.0, [RowRecord(1, "ngram", 4, 4, [0.9] * 4, None)])
     for _ in range(4):
-        found.brought(record, 1.0)
+        found.told(record, [NGRAM], STEEP.costs())
     assert found.due(replace(new, id=3), 5)[0] == 5
 
 
@@ -180,7 +180,7 @@ def test_sampled_text_is_looked_at_more_rarely_at_first() -> None:
     assert found.due(text([1, 2], sid=4), 5) == (SAMPLED, None)
     assert found.due(replace(text([1, 2], sid=5), reference=(1, 2)), 5) == (5, None)
     assert found.due(replace(text([1, 2], sid=6), reference=(1, 2)), 5, lambda: True) == (SAMPLED, None)
-    found.gone(4)
+    found.gone([4])
     assert found.due(replace(text([1, 2], sid=4), params=SamplingParams(temperature=0.0)), 5) == (5, None)
     assert found.look(text([1, 2]), 5) == SAMPLED
     assert found.look(replace(text([1, 2], sid=2), params=SamplingParams(temperature=0.0)), 5) == FIRST

@@ -45,7 +45,7 @@ def test_a_step_in_which_a_text_ends_says_nothing_of_what_steps_take(drafted: bo
 
     def learnt(*, ended: bool) -> b.Budget:
         rows, count = ([DRAFTED], 5) if drafted else ([PLAIN], 1)
-        records = [StepRecord(count, 4.0, 0.0, 0.0, rows, alike=20, ended=ended) for _ in range(4)]
+        records = [StepRecord(count, 4.0, 0.0, 0.0, rows, alike=20, odd=ended) for _ in range(4)]
         return learning.observe(budget, records)
 
     price = 5 if drafted else 1
@@ -63,7 +63,7 @@ def test_nor_does_it_say_what_copies_cost_the_steps_after_them() -> None:
     def waking(*, ended: bool) -> float:
         steps = [
             StepRecord(5, 2.0, 0.0, 0.0, [copy], alike=1),
-            StepRecord(1, 1.0, 0.0, 0.0, [PLAIN], times=4, more_seconds=9.0, alike=4, ended=ended),
+            StepRecord(1, 1.0, 0.0, 0.0, [PLAIN], times=4, more_seconds=9.0, alike=4, odd=ended),
             StepRecord(1, 1.0, 0.0, 0.0, [PLAIN], times=COLD, alike=4 + COLD),
         ]
         return learning.observe(budget, steps).wake.get(1, 0.0)
@@ -72,17 +72,19 @@ def test_nor_does_it_say_what_copies_cost_the_steps_after_them() -> None:
     assert waking(ended=True) == 0.0
 
 
-def test_of_steps_at_rest_those_speak_in_which_no_text_ended() -> None:
+def test_of_steps_at_rest_odd_ones_count_as_the_others() -> None:
     rest = Rest([1], 8, Draft.empty(1, b.NO_CONFIDENCE))
-    work = [Work(sequence(1), 1, True)]
-    for seconds, ended in ((1.0, False), (1.0, False), (5.0, True)):
-        rest.untold.append(Ran(work, [row()], 1, 0.0, 0.0, seconds, seconds, ended))
+    work, reading = [Work(sequence(1), 1, True)], [Work(sequence(1), 1, True), Work(sequence(2), 8, False)]
+    for seconds, odd in ((1.0, False), (1.0, False), (5.0, True)):
+        rest.untold.append(Ran(work, [row()], 1, 0.0, 0.0, seconds, seconds, odd))
+    rest.untold.append(Ran(reading, [row()], 9, 0.0, 0.0, 7.0, 7.0, odd=True))
     record = rest.tell()
     assert record is not None
-    assert (record.target_seconds, record.more_seconds, record.times) == (1.0, 6.0, 3)
-    assert record.ended
+    assert (record.target_rows, record.target_seconds, record.more_seconds, record.times) == (1, 1.0, 3.0, 4)
+    assert len(record.rows) == 1
     assert record.tells
-    rest.untold.append(Ran(work, [row()], 1, 0.0, 0.0, 5.0, 5.0, ended=True))
+    assert not record.odd
+    rest.untold.append(Ran(work, [row()], 1, 0.0, 0.0, 5.0, 5.0, odd=True))
     alone = rest.tell()
     assert alone is not None
     assert not alone.tells
@@ -102,8 +104,8 @@ def test_the_engine_says_in_which_steps_texts_end() -> None:
     engine = make_engine(Setup(drafter="mtp"), controller=heard)
     texts = [SamplingParams(max_tokens=n, temperature=0) for n in (9, 14)]
     run(engine, prompts(2), texts)
-    assert sum(record.ended for record in heard.told) == 2
-    assert heard.told[-1].ended
+    assert sum(record.odd for record in heard.told) == 2
+    assert heard.told[-1].odd
 
 
 def test_a_trial_is_longer_than_what_tells_nothing() -> None:

@@ -13,7 +13,7 @@ from paceline.core import MAX_DRAFT_TOKENS, Draft, Sequence
 from paceline.drafters.base import DraftContext
 from paceline.kv.cache import KVCache
 from paceline.kv.pages import OutOfPages
-from paceline.models.base import Target
+from paceline.models.base import Target, rows_of
 
 CHUNK = 512  # prompt tokens per forward when it catches up
 
@@ -112,8 +112,7 @@ class ModelDrafter:
             rows = tail.rows(self.model.device, skip)
             hidden = self.model.forward(rows, self.cache)
         self._written.update(items)
-        last = torch.tensor([end - 1 for end in rows.starts[1:]], device=hidden.device)
-        logits = self.model.logits(hidden[last])
+        logits = self.model.logits(rows_of(hidden, [end - 1 for end in rows.starts[1:]]))
         short = self.vocab_size - logits.shape[-1]
         if short > 0:
             return torch.nn.functional.pad(logits, (0, short), value=float("-inf"))

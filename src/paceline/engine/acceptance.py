@@ -62,6 +62,13 @@ class Kind:
         return self.prior[min(position, len(self.prior) - 1)] * (SAMPLED_SHARE if sampled else 1.0)
 
 
+# What is known of drafters before a pair was measured.
+MTP = Kind("mtp", (0.7, 0.72, 0.72, 0.7, 0.68), sampled=(0.56, 0.6, 0.6, 0.6))
+MODEL = Kind("model", (0.65, 0.65, 0.62, 0.6))
+NGRAM = Kind("ngram", (0.5, 0.7, 0.8, 0.85), sequential=False, sampled=(0.3, 0.55, 0.7, 0.8))
+KINDS = (MTP, MODEL, NGRAM)
+
+
 class Arm(NamedTuple):
     """One request's experience with one kind of drafter. A tuple: it is renewed in every other step."""
 

@@ -27,6 +27,7 @@ from paceline.ops.base import Stop
 from paceline.sampling.shape import is_greedy
 
 Want = int | Literal["auto"]
+Joined = tuple[int, str | None]  # steps that texts rest from this one on, and why those that are new do
 
 PARKED_BY_COST = "parked by cost"  # no acceptance would pay at this load
 NO_CONFIDENCE = "no confidence"  # this request's drafts are kept too rarely to pay
@@ -61,6 +62,10 @@ class Controller(Protocol):
 
     def go_on_resting(self, sequences: list[Sequence], untold: int) -> int:
         """Asked when they are over: how many more, with `untold` steps that were not observed yet. 0: ask `limits`."""
+        ...
+
+    def join(self, ids: list[int], new: list[Sequence], drafter_max: int, untold: int) -> Joined | None:
+        """Asked where some texts at rest have ended and as many `new` ones come in their place. None: ask `limits`."""
         ...
 
     def stop(self, sequence_id: int) -> Stop:

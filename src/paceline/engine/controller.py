@@ -9,16 +9,17 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from functools import partial
 
 from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine import budget as b
 from paceline.engine import learning
-from paceline.engine.acceptance import Kind, calibration
+from paceline.engine.acceptance import KINDS, Kind, calibration
 from paceline.engine.audit import TRIAL, Audit, hopeful
-from paceline.engine.budget import Budget, Offer, Want
-from paceline.engine.choice import REST, Before, Choice, Kin, begun, going_on, kin_of
+from paceline.engine.budget import Budget, Joined, Offer, Want
+from paceline.engine.choice import REST, Before, Choice, Kin, begun, caps_of, going_on, kin_of
 from paceline.engine.costs import TABLE_ROWS, Costs, Profile
-from paceline.engine.fixed import WHOLE, Limit, fixed_limit, wanted, whole
+from paceline.engine.fixed import WHOLE, Limit, wanted, whole
 from paceline.engine.lookups import Copier, Lookups
 from paceline.engine.records import StepRecord, Unlearnt
 from paceline.ops.base import Stop
@@ -28,11 +29,6 @@ PLANNING = 0.03  # of the time that planning may take at first
 HOLD, LONGEST_HOLD = 2, 32  # steps that a plan which drafts holds: longer each time that it stays one
 LITTLE = 8  # steps from which nothing is learnt yet where a plan is made only because texts came or went
 PROBE_RUN = 3  # steps that a probe lasts while its tokens are kept
-
-MTP = Kind("mtp", (0.7, 0.72, 0.72, 0.7, 0.68), sampled=(0.56, 0.6, 0.6, 0.6))
-MODEL = Kind("model", (0.65, 0.65, 0.62, 0.6))
-NGRAM = Kind("ngram", (0.5, 0.7, 0.8, 0.85), sequential=False, sampled=(0.3, 0.55, 0.7, 0.8))
-KINDS = (MTP, MODEL, NGRAM)
 Found = tuple[list[int], list[float]]  # tokens to copy, and the confidence of each
 NOTHING = Offer()
 
@@ -108,8 +104,7 @@ class AutoController:
                 self._lookups.in_vain(choice.limits[name], self._now)
                 choice.limits[name] = {}
             choice.look = self._lookups.next(choice.caps, self._now)
-        until = min(choice.until, choice.look) if choice.looks else choice.until
-        return max(until - self._now - 1, 0)
+        return max(choice.left(self._now) - 1, 0)
 
     def go_on_resting(self, sequences: list[Sequence], untold: int) -> int:
         """Further steps at rest, this one included, if a look was all that was due and there is nothing to copy."""
@@ -124,7 +119,20 @@ class AutoController:
         self._lookups.in_vain([sequence.id for sequence in due], now)
         choice.look = self._lookups.next(choice.caps, now)
         self._lookups.timed(time.perf_counter() - begin, self.budget.costs.target(len(sequences)))
-        return max(min(choice.until, choice.look) - now, 0)
+        return choice.left(now)
+
+    def join(self, ids: list[int], new: list[Sequence], drafter_max: int, untold: int) -> Joined | None:
+        """By what was decided a moment ago for such texts. They are looked at when the others are."""
+        choice, now = self._choice, self._now + untold
+        if choice is None or not self._before.join(choice, ids, caps_of(new, drafter_max), new, now):
+            return None
+        self._choices = {tuple(ids): choice}
+        for name in choice.looks:
+            self.budget = b.meet(self.budget, self._kinds[name], new)
+        if choice.looks:
+            due = [self._lookups.join(s, now, partial(self._loses_first, s.id, choice)) for s in new]
+            choice.look = min(choice.look, *due)
+        return choice.left(now), choice.reason
 
     def _pay(self, sequences: Seq[Sequence], choice: Choice) -> bool:
         """Whether what there is to copy is worth a step with drafts amid plain ones."""
@@ -179,7 +187,7 @@ class AutoController:
         """What was decided for others a moment ago, or for some of them."""
         if self._others:
             return going_on(self._choice, [sequence.id for sequence in sequences], self._now)
-        caps = {s.id: fixed_limit(s, MAX_DRAFT_TOKENS, drafter_max)[0] for s in sequences}
+        caps = caps_of(sequences, drafter_max)
         choice = self._before.others(kin, self._choice, caps, new, self._now) if kin else None
         for name in choice.looks if choice else ():
             self.budget = b.meet(self.budget, self._kinds[name], sequences)
@@ -345,7 +353,7 @@ class AutoController:
             for row in news:
                 row.learnt = True
         if any(choice.looked for choice in self._used):
-            self._looked(record)
+            self._lookups.told(record, self.budget.kinds, self.budget.costs)
         for choice in self._used:
             for name in choice.looks if choice.looked else ():
                 self._lookups.over(name, choice.limits[name], record.rows, self._now)
@@ -361,14 +369,6 @@ class AutoController:
         if self._unlearnt.drafting:
             self._care += (thought + time.perf_counter() - begin - self._care) / LONGEST_HOLD
 
-    def _looked(self, record: StepRecord) -> None:
-        """What a step with looks took if they were in vain, or what copies have brought."""
-        rows, copies = len(record.rows), {kind.name for kind in self.budget.kinds if not kind.sequential}
-        if not record.drafters and record.draft_seconds > 0:
-            self._lookups.timed(record.draft_seconds, record.target_seconds + record.other_seconds)
-        elif record.drafters and record.drafters <= copies and not (record.reading or record.ended):
-            self._lookups.brought(record, self.budget.costs.within(rows, record.context).target(rows))
-
     def _learn_untried(self) -> None:
         if self._unlearnt.untried:
             self.budget = learning.observe_rows(self.budget, self._unlearnt.untried, checked=False)
@@ -383,8 +383,7 @@ class AutoController:
         self._unlearnt.clear()
         if self._gone:
             self.budget = learning.forget(self.budget, self._gone)
-            for sequence_id in self._gone:
-                self._lookups.gone(sequence_id)
+            self._lookups.gone(self._gone)
             self._gone.clear()
         for text in warnings:
             self._warn(text)

@@ -13,6 +13,7 @@ from paceline.engine.picker import ConstraintFailed, logit_rows
 from paceline.engine.records import RowRecord
 from paceline.engine.scheduler import Work
 from paceline.engine.state import EngineState
+from paceline.models.base import rows_of
 from paceline.sampling.choose import Choice, choose, law, logprobs
 from paceline.sampling.shape import LogitRow, is_greedy
 from paceline.sampling.verify import uniforms, verify_block, verify_match, verify_reject
@@ -48,8 +49,7 @@ def judge(
             shaping += rows
     if not wanted:
         return out
-    whole = len(wanted) == hidden.shape[0]
-    logits = state.target.logits(hidden if whole else hidden[torch.tensor(wanted, device=hidden.device)])
+    logits = state.target.logits(hidden if len(wanted) == hidden.shape[0] else rows_of(hidden, wanted))
     choice = choose(logits, shaping)
     for i, first in spans:
         live = state.lives[work[i].sequence.id]

@@ -97,7 +97,7 @@ def _waking(budget: Budget, seen: Seq[StepRecord]) -> dict[int, float]:
         if not rest and (not drafters or record.alike == 1):
             over()
             spent = None
-        if not (texts and record.tells) or record.ended:
+        if not (texts and record.tells):
             spent = None
         elif drafters:
             copies = all(kind.name not in drafters for kind in budget.kinds if kind.sequential)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from paceline.core import Sequence
+from paceline.engine.acceptance import Kind
+from paceline.engine.costs import Costs
 from paceline.engine.quiet import LOOK, Quiet
 from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.unchecked import Unchecked
@@ -49,11 +52,14 @@ class Lookups:
             elif awaited:
                 self._quiet.hush(sequence.id, now)
         due = self._quiet.due(sequence.id, now)
-        if due is None:  # sampled text is searched later, too, if nothing was given to copy from
-            later = not is_greedy(sequence) and (not sequence.reference or lost())
-            wait = later or not self._quiet.pays
-            due = self._quiet.hush(sequence.id, now, sampled=later) if wait else now
+        if due is None:
+            wait = _later(sequence, lost) or not self._quiet.pays
+            due = self.join(sequence, now, lost) if wait else now
         return due, told if isinstance(told, RowRecord) else None
+
+    def join(self, sequence: Sequence, now: int, lost: Callable[[], bool]) -> int:
+        """The step of the first look at a new text beside others that rest: when they are looked at."""
+        return self._quiet.hush(sequence.id, now, sampled=_later(sequence, lost))
 
     def look(self, sequence: Sequence, now: int) -> int:
         """`now` if there may be something to copy, else the step of the next look."""
@@ -101,10 +107,15 @@ class Lookups:
         """A look has taken so many seconds in vain, and a step takes so many without one."""
         self._quiet.timed(look, step)
 
-    def brought(self, record: StepRecord, plain: float) -> None:
-        """Copies were checked in a step, where one without takes so many seconds."""
-        kept = sum([row.accepted for row in record.rows])
-        self._quiet.brought(1 + kept / len(record.rows) - record.seconds / plain)
+    def told(self, record: StepRecord, kinds: Seq[Kind], costs: Costs) -> None:
+        """A step with looks is over: what it took if they were in vain, or what copies have brought."""
+        texts, copies = len(record.rows), {kind.name for kind in kinds if not kind.sequential}
+        if not record.drafters and record.draft_seconds > 0:
+            self.timed(record.draft_seconds, record.target_seconds + record.other_seconds)
+        elif record.drafters and record.drafters <= copies and not (record.reading or record.odd):
+            kept = sum([row.accepted for row in record.rows])
+            plain = costs.within(texts, record.context).target(texts)
+            self._quiet.brought(1 + kept / texts - record.seconds / plain)
 
     def clear(self) -> None:
         """A step is over."""
@@ -114,5 +125,11 @@ class Lookups:
         """A text ends, and may still be part of a step that is not over."""
         self._unchecked.forget(sequence_id)
 
-    def gone(self, sequence_id: int) -> None:
-        self._quiet.forget(sequence_id)
+    def gone(self, texts: Iterable[int]) -> None:
+        for sequence_id in texts:
+            self._quiet.forget(sequence_id)
+
+
+def _later(sequence: Sequence, lost: Callable[[], bool]) -> bool:
+    """Sampled text is searched later, too, if nothing was given to copy from."""
+    return not is_greedy(sequence) and (not sequence.reference or lost())

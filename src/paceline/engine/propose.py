@@ -16,11 +16,14 @@ from paceline.engine.state import EngineState
 
 def propose(state: EngineState, work: list[Work]) -> Draft:
     """Drafts for all rows of `work`; rows that do not decode, or may not draft, are empty with their reason."""
-    if state.rest is not None and state.rest.holds(work, state.controller):
-        return state.rest.draft()
+    if (rest := state.rest) is not None:
+        if rest.holds(work, state.controller) or (
+            _join(state, rest, work) and rest.holds(work, state.controller)
+        ):
+            return rest.draft()
+        if (draft := rest.pause(work)) is not None:
+            return draft
     state.tell()
-    if state.rest is not None and (draft := state.rest.pause(work)) is not None:
-        return draft
     out = Draft.empty(len(work), budget.PREFILL)
     out.q = [None] * len(work)
     groups: dict[str, list[int]] = {}
@@ -41,8 +44,27 @@ def propose(state: EngineState, work: list[Work]) -> Draft:
     steps = 0
     if not others and not any(out.tokens) and len(groups) < 2:
         steps = state.controller.rest() if groups else ALWAYS
-    state.rest = Rest([w.sequence.id for w in work], steps, nothing(out.reasons)) if steps > 0 else None
+    state.rest = None
+    if steps > 0:
+        state.rest = Rest(
+            [w.sequence.id for w in work], steps, nothing(out.reasons), next(iter(groups), None)
+        )
     return out
+
+
+def _join(state: EngineState, rest: Rest, work: list[Work]) -> bool:
+    """Whether texts that rest go on resting with others in the place of those that have ended."""
+    new = [work[i].sequence for i in rest.newcomers(work)]
+    lives = [state.lives[sequence.id] for sequence in new]
+    if not new or any(
+        live.parked or live.drafter != rest.drafter or _want(state, live) != "auto" for live in lives
+    ):
+        return False
+    ids = [w.sequence.id for w in work]
+    joined = state.controller.join(ids, new, state.drafters[lives[0].drafter].max_tokens, len(rest.untold))
+    if joined is not None:
+        rest.go_on(work, *joined)
+    return joined is not None
 
 
 def _ask(

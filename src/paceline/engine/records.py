@@ -31,7 +31,7 @@ class StepRecord:
     more_seconds: float = 0.0  # what all of them took, less `seconds`
     # steps in a row, up to this one, in which something was drafted, but for a `FEW`, or in which nothing was
     alike: int = 1
-    ended: bool = False  # a text did, in one of them: to let go of it takes as long as two steps of `demo`
+    odd: bool = False  # all of them were: a text ended, to let go of it takes as long as two steps of `demo`
 
     @property
     def seconds(self) -> float:
@@ -40,7 +40,7 @@ class StepRecord:
     @property
     def tells(self) -> bool:
         """Whether it shows what such steps take. A prompt's rows, of which one is judged at most, do not."""
-        return not (self.masked or self.reading or (self.ended and self.times == 1))
+        return not (self.masked or self.reading or self.odd)
 
     @property
     def drafters(self) -> set[str]:

@@ -28,16 +28,16 @@ class Ran(NamedTuple):
     drafted: float
     looked: float
     end: float
-    ended: bool = False  # whether a text did
+    odd: bool = False  # a text ended in it, or a prompt was read beside texts that rest
 
 
 def told(steps: Seq[Ran]) -> StepRecord:
-    """Steps that are alike as one: medians of the last ones speak for all, the first may be cold. Steps in which a text
-    ended speak only where there are no others.
+    """Steps that are alike as one: medians of the last ones speak for all, the first may be cold. Odd steps speak only
+    where there are no others, or else count as if they had been as the others were.
     """
-    work, records, rows = steps[-1][:3]
-    usual = [step for step in steps if not step.ended]
+    usual = [step for step in steps if not step.odd]
     speak = usual or steps
+    work, records, rows = speak[-1][:3]
     record = StepRecord(
         rows,
         *_typical(speak[-min(TYPICAL, (len(speak) + 3) // 4) :]),
@@ -45,9 +45,10 @@ def told(steps: Seq[Ran]) -> StepRecord:
         sum([w.sequence.committed for w in work]),
         any(w.sequence.constraint is not None for w in work),
         len(steps),
-        ended=len(usual) < len(steps),
+        odd=not usual,
     )
-    record.more_seconds = sum([step.end - step.begin for step in steps]) - record.seconds
+    each = sum([step.end - step.begin for step in speak]) / len(speak)
+    record.more_seconds = each * len(steps) - record.seconds
     return record
 
 
@@ -74,6 +75,7 @@ class Rest:
     ids: list[int]
     steps: int
     empty: Draft  # what is drafted in each of them
+    drafter: str | None = None  # that all of them are written with; None: nobody may draft
     untold: list[Ran] = field(default_factory=list)
     paused: bool = False  # a prompt was read in the last step: it holds if the same texts go on
 
@@ -85,6 +87,19 @@ class Rest:
         if self.steps == 0:
             self.steps = controller.go_on_resting([w.sequence for w in work], len(self.untold))
         return self.steps > 0
+
+    def newcomers(self, work: list[Work]) -> list[int]:
+        """Which of `work` have taken the place of as many texts that have ended. They may still read their prompts."""
+        if self.drafter is None or len(work) != len(self.ids):
+            return []
+        known = set(self.ids)
+        return [i for i, w in enumerate(work) if w.sequence.id not in known]
+
+    def go_on(self, work: list[Work], steps: int, reason: str | None) -> None:
+        """For so many steps, with those that are new, for the same `reason`."""
+        known = dict(zip(self.ids, self.empty.reasons, strict=True))
+        self.ids = [w.sequence.id for w in work]
+        self.steps, self.empty = steps, nothing([known.get(i, reason) for i in self.ids])
 
     def draft(self) -> Draft:
         self.steps -= 1

@@ -16,9 +16,8 @@ import torch
 from paceline import __version__
 from paceline.config import EngineConfig
 from paceline.engine import profiles
-from paceline.engine.acceptance import Bins, Kind
+from paceline.engine.acceptance import KINDS, Bins, Kind
 from paceline.engine.calibration import FILE_NAME, Known, read_calibration
-from paceline.engine.controller import KINDS
 from paceline.engine.costs import Profile, default_profile
 from paceline.engine.engine import EngineParts
 from paceline.engine.selftest import LIMIT, LONGEST, complaint, estimate, run_selftest

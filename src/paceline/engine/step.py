@@ -34,9 +34,10 @@ def step(state: EngineState) -> list[Delta]:
         tail.commit(judged.keep)
     state.keep_hidden(judged.hidden_slots, hidden, judged.hidden_rows)
     deltas = state.take_failures() + emit(state, work, draft, judged)
-    ended = any(delta.finish_reason is not None for delta in deltas)
-    ran = Ran(work, judged.records, rows.count, begin, drafted, looked, time.perf_counter(), ended)
-    if state.rest is None or draft is not state.rest.empty:
+    paused = state.rest is not None and state.rest.paused
+    odd = paused or any(delta.finish_reason is not None for delta in deltas)
+    ran = Ran(work, judged.records, rows.count, begin, drafted, looked, time.perf_counter(), odd)
+    if state.rest is None or not (paused or draft is state.rest.empty):
         state.controller.observe(told([ran]))
     else:
         state.rest.untold.append(ran)

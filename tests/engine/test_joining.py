@@ -1,0 +1,135 @@
+"""Texts that come where others rest: they go on resting, and nobody is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.engine.test_audit import MTP, sequence
+from tests.engine.test_rest import work
+from tests.testing import Setup, make_engine, prompts, run
+
+from paceline.core import SamplingParams, Sequence
+from paceline.engine import budget as b
+from paceline.engine.acceptance import NGRAM
+from paceline.engine.choice import LONGEST_IDLE, REST
+from paceline.engine.controller import AutoController
+from paceline.engine.costs import Profile
+from paceline.engine.fixed import Limit
+from paceline.engine.quiet import FIRST
+from paceline.engine.records import RowRecord, StepRecord
+from paceline.engine.rest import Rest, nothing
+
+STEEP = Profile((1, 33), (1e-3, 33e-3), rounds={"mtp": (1e-3, 1e-3, 0.0)})  # no draft pays
+FLAT = Profile((1, 33), (1e-3, 1.1e-3), rounds={"mtp": (1e-5, 1e-5, 0.0)})  # every draft does
+
+
+def controller(texts: Seq[Sequence], profile: Profile = STEEP, **options: Any) -> AutoController:
+    """That was asked for these texts: they rest, where nothing pays."""
+    auto = AutoController(profile, [MTP], **options)
+    auto._plan_seconds = 1.0  # a plan is dear, and holds for others
+    auto.limits(list(texts), ["auto"] * len(texts), 16)
+    rows = [RowRecord(s.id, "none", 0, 0, [], b.PARKED_BY_COST) for s in texts]
+    auto.observe(StepRecord(len(texts), 1e-3, 0.0, 0.0, rows))
+    return auto
+
+
+def test_a_text_that_comes_where_another_rested_goes_on_resting_without_a_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second, new = map(sequence, (1, 2, 3))
+    auto = controller([first, second])
+    auto.limits([first, sequence(9)], ["auto"] * 2, 16)  # a plan for two texts of which one is new
+    monkeypatch.setattr(auto, "_think", None)  # nothing more is planned
+    auto.forget(9)
+    joined = auto.join([1, 3], [new], 16, 5)
+    assert joined == (REST, b.PARKED_BY_COST)
+    assert auto.join([3, 4], [sequence(4)], 16, 9) == joined  # and so on
+    assert auto.limits([new, sequence(4)], ["auto"] * 2, 16) == [(0, b.PARKED_BY_COST)] * 2
+    assert (
+        auto.go_on_resting([new, sequence(4)], 20) == 0
+    )  # without looks a rest lasts until the plan is made anew
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"temperature": 0.8}, {"drafter": "mtp"}, {"max_tokens": 1}],
+    ids=["sampled", "a drafter of its own", "no room"],
+)
+def test_a_text_of_another_kind_does_not_join(changes: dict[str, Any]) -> None:
+    auto = controller([sequence(1)])
+    auto.forget(1)
+    other = replace(sequence(2), params=replace(sequence(2).params, **changes))
+    assert auto.join([2], [other], 16, 1) is None
+    assert auto.join([2], [sequence(2)], 16, 1) is not None
+
+
+def test_nor_does_any_where_something_is_drafted_or_no_plan_for_such_texts_holds() -> None:
+    assert controller([sequence(1)], FLAT).join([2], [sequence(2)], 16, 1) is None
+    auto = controller([sequence(1)])
+    assert auto.join([2], [sequence(2)], 16, LONGEST_IDLE[0] + 1) is None  # it was made too long ago
+    assert auto.join([1, 2], [sequence(2)], 16, 1) is None  # more texts than it was made for
+    mixed = AutoController(STEEP, [MTP])
+    mixed.limits([sequence(1), sequence(2)], ["auto", 0], 16)
+    assert mixed.join([1, 3], [sequence(3)], 16, 1) is None  # one of them was asked not to
+    assert AutoController(STEEP, [MTP]).join([1], [sequence(1)], 16, 0) is None
+
+
+@pytest.mark.parametrize(("temperature", "first"), [(0.0, FIRST), (0.8, 64)])
+def test_a_new_text_is_looked_at_when_the_others_are(temperature: float, first: int) -> None:
+    texts = [replace(s, params=replace(s.params, temperature=temperature)) for s in map(sequence, (1, 2))]
+    nearly = Profile(
+        (1, 33), (1e-3, 2e-3), rounds={"mtp": (1.0, 1.0, 0.0)}
+    )  # copies would pay, a network would not
+    auto = AutoController(nearly, [MTP, NGRAM])
+    auto._plan_seconds = 1.0
+    auto.limits([texts[0]], ["auto"], 16)
+    assert auto.rest() > 0 or temperature == 0.0
+    auto.observe(StepRecord(1, 1e-3, 0.0, 0.0, [RowRecord(1, "none", 0, 0, [], b.NO_PROPOSAL)]))
+    auto.forget(1)
+    joined = auto.join([2], [texts[1]], 16, 2)  # in the step of number 3
+    assert joined is not None
+    assert joined[0] == first - 3
+    assert (2, "ngram") in auto.budget.arms
+
+
+def test_who_has_come_in_the_place_of_others() -> None:
+    rest = Rest([1, 2], 5, nothing([b.PARKED_BY_COST, b.NO_CONFIDENCE]), "mtp")
+    assert rest.newcomers([work(2), work(3)]) == [1]
+    assert rest.newcomers([work(3), work(4)]) == [0, 1]
+    assert rest.newcomers([work(1), work(2)]) == []
+    assert rest.newcomers([work(2)]) == []  # nobody has come
+    assert rest.newcomers([work(2), work(3, 8)]) == [1]  # it reads its prompt
+    assert Rest([1], 5, nothing([None])).newcomers([work(3)]) == []  # nobody drafts
+    rest.go_on([work(2), work(3)], 7, b.PARKED_BY_COST)
+    assert (rest.ids, rest.steps) == ([2, 3], 7)
+    assert rest.empty.reasons == [b.NO_CONFIDENCE, b.PARKED_BY_COST]
+
+
+class Asked(AutoController):
+    """Counts how often it is asked for drafts."""
+
+    asked_for = 0
+
+    def limits(self, *args: Any, **kwargs: Any) -> list[Limit]:
+        self.asked_for += 1
+        return super().limits(*args, **kwargs)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_texts_come_and_go_at_rest_and_nobody_is_asked(batch: int) -> None:
+    texts = prompts(16, longest=12)
+    params = [SamplingParams(max_tokens=9 + i % 5, temperature=0, draft_tokens="auto") for i in range(16)]
+    heard = Asked(STEEP, [MTP])
+    heard._plan_seconds = 1.0
+    setup = Setup(drafter="mtp", max_batch=batch)
+    completions = run(make_engine(setup, controller=heard), texts, params)
+    plain = run(make_engine(Setup(max_batch=batch)), texts, params)
+    assert [c.token_ids for c in completions] == [c.token_ids for c in plain]
+    assert heard.asked_for <= 8  # at first and at the end, when there are fewer texts than places
+    for completion in completions:
+        assert completion.stats.steps == len(completion.token_ids)
+        assert set(completion.stats.reasons) <= {b.PARKED_BY_COST, b.PREFILL, b.NO_ROOM, b.NO_CONFIDENCE}
+    assert heard.budget.arms.keys() <= {(i, "mtp") for i in range(99)}
