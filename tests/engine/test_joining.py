@@ -71,9 +71,10 @@ def test_nor_does_any_where_something_is_drafted_or_no_plan_for_such_texts_holds
     auto = controller([sequence(1)])
     assert auto.join([2], [sequence(2)], 16, LONGEST_IDLE[0] + 1) is None  # it was made too long ago
     assert auto.join([1, 2], [sequence(2)], 16, 1) is None  # more texts than it was made for
-    mixed = AutoController(STEEP, [MTP])
+    mixed = controller([sequence(1), sequence(2)])
+    mixed.limits([sequence(1), sequence(5)], ["auto", "auto"], 16)
     mixed.limits([sequence(1), sequence(2)], ["auto", 0], 16)
-    assert mixed.join([1, 3], [sequence(3)], 16, 1) is None  # one of them was asked not to
+    assert mixed.join([2, 3], [sequence(3)], 16, 1) is None  # one of them was asked not to
     assert AutoController(STEEP, [MTP]).join([1], [sequence(1)], 16, 0) is None
 
 

@@ -165,7 +165,7 @@ class Before:
         if alike is None or not all(caps.values()) or any(_alike(s) != alike for s in new):
             return False
         until, _ = self._idle.get((texts, *alike, len(new) == texts), (0, None))
-        if not choice.rests or now >= until:
+        if not choice.rests or len(choice.caps) < len(choice.ids) or now >= until:
             return False
         reason = choice.reason
         choice.caps = {i: own for i, own in choice.caps.items() if i in ids} | caps
