@@ -672,14 +672,3 @@ def test_deciding_is_timed_where_something_is_drafted(monkeypatch: pytest.Monkey
         auto.limits([sequence(sid)], ["auto"], 16)  # a plan for each
         auto.observe(StepRecord(3, 1.2, 0.3, 0.0, [RowRecord(sid, "mtp", 2, 1, [0.8, 0.8], None)]))
     assert auto.budget.care == pytest.approx(0.03, rel=0.1)  # a plan takes two looks, hearing of a step one
-
-
-def test_copies_pay_where_only_long_ones_do() -> None:
-    """What a step with copies takes whoever has one is shared by sixteen tokens; a network pays for each."""
-    costs = Profile(
-        (1, 2, 17, 33), (1.0, 1.8, 9.3, 17.3), rounds={"ngram": (2.0, 0.0, 0.0), "mtp": (2.0, 0.5, 0.0)}
-    )
-    budget = Budget(costs.costs(), (MTP, NGRAM))
-    assert b.break_even(budget, NGRAM, 1, 1, 1) < 1 < b.break_even(budget, MTP, 1, 1, 1)
-    dear = replace(budget, care=9.0)
-    assert b.break_even(dear, NGRAM, 1, 1, 1) > 1

@@ -208,10 +208,7 @@ def break_even(budget: Budget, kind: Kind, rows: int, texts: int, auto_rows: int
     base, step, slope = costs.drafting(kind.name, auto_rows)
     base, without = base + budget.care, plain(costs, rows, texts)
     least = float("inf")
-    lengths = (
-        (1, 2, 4) if kind.sequential else (1, 4, MAX_DRAFT_TOKENS)
-    )  # of copies, a long one costs no more calls
-    for more, calls in ((1, 1), *[(n * auto_rows, n) for n in lengths]):
+    for more, calls in ((1, 1), (auto_rows, 1), (2 * auto_rows, 2), (4 * auto_rows, 4)):
         checked = costs.adding(rows, more, kind.name)
         seconds = checked + base + step * (calls if kind.sequential else 1) + slope * more
         least = min(least, texts * seconds / (without * more))

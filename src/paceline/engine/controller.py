@@ -122,7 +122,7 @@ class AutoController:
         return choice.left(now)
 
     def join(self, ids: list[int], new: list[Sequence], drafter_max: int, untold: int) -> Joined | None:
-        """By what was decided a moment ago for such texts. They are looked at soon, or when others are."""
+        """By what was decided a moment ago for such texts. They are looked at when the others are."""
         choice, now = self._choice, self._now + untold
         if choice is None or not self._before.join(choice, ids, caps_of(new, drafter_max), new, now):
             return None
@@ -130,8 +130,8 @@ class AutoController:
         for name in choice.looks:
             self.budget = b.meet(self.budget, self._kinds[name], new)
         if choice.looks:
-            due = [self._lookups.due(s, now, partial(self._loses_first, s.id, choice))[0] for s in new]
-            choice.look = min(choice.look, *[max(step, now + 1) for step in due])
+            due = [self._lookups.join(s, now, partial(self._loses_first, s.id, choice)) for s in new]
+            choice.look = min(choice.look, *due)
         return choice.left(now), choice.reason
 
     def _pay(self, sequences: Seq[Sequence], choice: Choice) -> bool:

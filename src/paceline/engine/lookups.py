@@ -53,11 +53,13 @@ class Lookups:
                 self._quiet.hush(sequence.id, now)
         due = self._quiet.due(sequence.id, now)
         if due is None:
-            # sampled text is searched later, too, if nothing was given to copy from
-            later = not is_greedy(sequence) and (not sequence.reference or lost())
-            wait = later or not self._quiet.pays
-            due = self._quiet.hush(sequence.id, now, sampled=later) if wait else now
+            wait = _later(sequence, lost) or not self._quiet.pays
+            due = self.join(sequence, now, lost) if wait else now
         return due, told if isinstance(told, RowRecord) else None
+
+    def join(self, sequence: Sequence, now: int, lost: Callable[[], bool]) -> int:
+        """The step of the first look at a new text beside others that rest: when they are looked at."""
+        return self._quiet.hush(sequence.id, now, sampled=_later(sequence, lost))
 
     def look(self, sequence: Sequence, now: int) -> int:
         """`now` if there may be something to copy, else the step of the next look."""
@@ -126,3 +128,8 @@ class Lookups:
     def gone(self, texts: Iterable[int]) -> None:
         for sequence_id in texts:
             self._quiet.forget(sequence_id)
+
+
+def _later(sequence: Sequence, lost: Callable[[], bool]) -> bool:
+    """Sampled text is searched later, too, if nothing was given to copy from."""
+    return not is_greedy(sequence) and (not sequence.reference or lost())
