@@ -44,9 +44,9 @@ def test_a_text_that_comes_where_another_rested_goes_on_resting_without_a_plan(
     auto.limits([first, sequence(9)], ["auto"] * 2, 16)  # a plan for two texts of which one is new
     monkeypatch.setattr(auto, "_think", None)  # nothing more is planned
     auto.forget(9)
-    joined = auto.join([1, 3], [new], 16, 5)
+    joined = auto.join([first, new], ["auto"] * 2, 16, 5)
     assert joined == (REST, b.PARKED_BY_COST)
-    assert auto.join([3, 4], [sequence(4)], 16, 9) == joined  # and so on
+    assert auto.join([new, sequence(4)], ["auto"] * 2, 16, 9) == joined  # and so on
     assert auto.limits([new, sequence(4)], ["auto"] * 2, 16) == [(0, b.PARKED_BY_COST)] * 2
     assert (
         auto.go_on_resting([new, sequence(4)], 20) == 0
@@ -62,20 +62,22 @@ def test_a_text_of_another_kind_does_not_join(changes: dict[str, Any]) -> None:
     auto = controller([sequence(1)])
     auto.forget(1)
     other = replace(sequence(2), params=replace(sequence(2).params, **changes))
-    assert auto.join([2], [other], 16, 1) is None
-    assert auto.join([2], [sequence(2)], 16, 1) is not None
+    assert auto.join([other], ["auto"], 16, 1) is None
+    assert auto.join([sequence(2)], ["auto"], 16, 1) is not None
 
 
 def test_nor_does_any_where_something_is_drafted_or_no_plan_for_such_texts_holds() -> None:
-    assert controller([sequence(1)], FLAT).join([2], [sequence(2)], 16, 1) is None
+    assert controller([sequence(1)], FLAT).join([sequence(2)], ["auto"], 16, 1) is None
     auto = controller([sequence(1)])
-    assert auto.join([2], [sequence(2)], 16, LONGEST_IDLE[0] + 1) is None  # it was made too long ago
-    assert auto.join([1, 2], [sequence(2)], 16, 1) is None  # more texts than it was made for
+    assert auto.join([sequence(2)], ["auto"], 16, LONGEST_IDLE[0] + 1) is None  # it was made too long ago
+    assert (
+        auto.join([sequence(1), sequence(2)], ["auto"] * 2, 16, 1) is None
+    )  # more texts than it was made for
     mixed = controller([sequence(1), sequence(2)])
     mixed.limits([sequence(1), sequence(5)], ["auto", "auto"], 16)
     mixed.limits([sequence(1), sequence(6)], ["auto", 0], 16)
-    assert mixed.join([6, 3], [sequence(3)], 16, 1) is None  # one of them was asked not to
-    assert AutoController(STEEP, [MTP]).join([1], [sequence(1)], 16, 0) is None
+    assert mixed.join([sequence(6), sequence(3)], [0, "auto"], 16, 1) is None  # one of them was asked not to
+    assert AutoController(STEEP, [MTP]).join([sequence(1)], ["auto"], 16, 0) is None
 
 
 @pytest.mark.parametrize(("temperature", "first"), [(0.0, FIRST), (0.8, 64)])
@@ -90,7 +92,7 @@ def test_a_new_text_is_looked_at_when_the_others_are(temperature: float, first: 
     assert auto.rest() > 0 or temperature == 0.0
     auto.observe(StepRecord(1, 1e-3, 0.0, 0.0, [RowRecord(1, "none", 0, 0, [], b.NO_PROPOSAL)]))
     auto.forget(1)
-    joined = auto.join([2], [texts[1]], 16, 2)  # in the step of number 3
+    joined = auto.join([texts[1]], ["auto"], 16, 2)  # in the step of number 3
     assert joined is not None
     assert joined[0] == first - 3
     assert (2, "ngram") in auto.budget.arms
@@ -98,12 +100,12 @@ def test_a_new_text_is_looked_at_when_the_others_are(temperature: float, first: 
 
 def test_who_has_come_in_the_place_of_others() -> None:
     rest = Rest([1, 2], 5, nothing([b.PARKED_BY_COST, b.NO_CONFIDENCE]), "mtp")
-    assert rest.newcomers([work(2), work(3)]) == [1]
-    assert rest.newcomers([work(3), work(4)]) == [0, 1]
-    assert rest.newcomers([work(1), work(2)]) == []
-    assert rest.newcomers([work(2)]) == []  # nobody has come
-    assert rest.newcomers([work(2), work(3, 8)]) == [1]  # it reads its prompt
-    assert Rest([1], 5, nothing([None])).newcomers([work(3)]) == []  # nobody drafts
+    assert rest.newcomers([work(2), work(3)])
+    assert rest.newcomers([work(3), work(4)])
+    assert not rest.newcomers([work(1), work(2)])
+    assert not rest.newcomers([work(2)])  # nobody has come
+    assert rest.newcomers([work(2), work(3, 8)])  # it reads its prompt
+    assert not Rest([1], 5, nothing([None])).newcomers([work(3)])  # nobody drafts
     rest.go_on([work(2), work(3)], 7, b.PARKED_BY_COST)
     assert (rest.ids, rest.steps) == ([2, 3], 7)
     assert rest.empty.reasons == [b.NO_CONFIDENCE, b.PARKED_BY_COST]

@@ -64,8 +64,8 @@ class Controller(Protocol):
         """Asked when they are over: how many more, with `untold` steps that were not observed yet. 0: ask `limits`."""
         ...
 
-    def join(self, ids: list[int], new: list[Sequence], drafter_max: int, untold: int) -> Joined | None:
-        """Asked where some texts at rest have ended and as many `new` ones come in their place. None: ask `limits`."""
+    def join(self, sequences: list[Sequence], wants: list[Want], most: int, untold: int) -> Joined | None:
+        """Asked where some texts at rest have ended and as many others come in their place. None: ask `limits`."""
         ...
 
     def stop(self, sequence_id: int) -> Stop:

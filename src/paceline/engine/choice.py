@@ -20,13 +20,9 @@ IDLING = 0.001  # of the time that planning may take where texts come and go and
 Kin = tuple[int, str | None, bool, bool]
 
 
-def _alike(sequence: Sequence) -> tuple[str | None, bool]:
-    return sequence.params.drafter, is_greedy(sequence)
-
-
 def kin_of(sequences: Seq[Sequence], wants: Seq[Want], new: int) -> Kin | None:
     """What texts of which so many are new have in common; None if they do not, or none is."""
-    kin = {_alike(s) for s in sequences}
+    kin = {(s.params.drafter, is_greedy(s)) for s in sequences}
     if not new or len(kin) > 1 or set(wants) != {"auto"}:
         return None
     return (len(sequences), *kin.pop(), new == len(sequences))
@@ -58,7 +54,6 @@ class Choice:
     trial: bool = False  # it drafts to see what that costs
     trial_due: float = inf  # the step from which to try that, if it would pay were it cheaper than is thought
     sampled: bool = False  # all texts are
-    alike: tuple[str | None, bool] | None = None  # drafter and whether greedy, where that is the same for all
     teaches: bool = True  # its steps tell what steps take
 
     @property
@@ -83,10 +78,7 @@ class Choice:
         plans = {name: replace(plan, limits=none) for name, plan in self.plans.items()}
         limits = {name: dict(none) for name in self.limits}
         out = [(0, self.reason)] * len(ids)
-        return Choice(
-            ids, plans, limits, out, caps, len(ids), self.looks,
-            until=until, sampled=self.sampled, alike=self.alike,
-        )  # fmt: skip
+        return Choice(ids, plans, limits, out, caps, len(ids), self.looks, until=until, sampled=self.sampled)
 
     def left(self, now: int) -> int:
         """Steps from this one on in which neither a plan nor a look is due."""
@@ -133,8 +125,6 @@ class Choice:
 def begun(sequences: Seq[Sequence], wants: Seq[Want], drafter_max: int) -> Choice:
     """Nothing is decided yet but what requests have asked for."""
     choice = Choice([s.id for s in sequences], {}, {}, [], {}, len(sequences))
-    alike = {_alike(s) for s in sequences}
-    choice.alike = alike.pop() if len(alike) == 1 else None
     for sequence, want in zip(sequences, wants, strict=True):
         limit, reason = fixed_limit(sequence, MAX_DRAFT_TOKENS if want == "auto" else want, drafter_max)
         choice.out.append((limit, reason))
@@ -157,28 +147,12 @@ class Before:
             hold = min(planning / IDLING, LONGEST_IDLE[choice.sampled], choice.trial_due - now)
             self._idle[kin] = now + int(hold), choice
 
-    def join(
-        self, choice: Choice, ids: list[int], caps: dict[int, int], new: Seq[Sequence], now: int
-    ) -> bool:
-        """Let a `choice` by which nothing is drafted hold for `ids`, of which some are new, if such texts rest."""
-        alike, texts = choice.alike, len(ids)
-        if alike is None or not all(caps.values()) or any(_alike(s) != alike for s in new):
-            return False
-        until, _ = self._idle.get((texts, *alike, len(new) == texts), (0, None))
-        if not choice.rests or len(choice.caps) < len(choice.ids) or now >= until:
-            return False
-        reason = choice.reason
-        choice.caps = {i: own for i, own in choice.caps.items() if i in ids} | caps
-        choice.limits = {name: dict.fromkeys(ids, 0) for name in choice.limits}
-        choice.ids, choice.out, choice.until = ids, [(0, reason)] * texts, now + REST
-        return True
-
     def others(
         self, kin: Kin, last: Choice | None, caps: dict[int, int], new: Set[int], now: int
     ) -> Choice | None:
         """A plan without drafts for others of that kin, if those of them that are not new rest by the `last` one."""
         until, choice = self._idle.get(kin, (0, None))
-        if choice is None or now >= until or not all(caps.values()):
+        if choice is None or now >= until or not all(caps[i] for i in new):
             return None
         if new != caps.keys() and not (
             last is not None and last.rests and last.caps.keys() >= caps.keys() - new

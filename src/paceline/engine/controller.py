@@ -80,7 +80,8 @@ class AutoController:
             begin = time.perf_counter()
             new = set(ids).difference(i for i, _ in self.budget.arms)
             kin = kin_of(sequences, wants, len(new)) if choice is None and not others else None
-            again = self._as_before(sequences, drafter_max, kin, new) if choice is None else None
+            now = self._now
+            again = self._as_before(sequences, drafter_max, kin, new, now) if choice is None else None
             choice = again or self._think(sequences, wants, drafter_max)
             if again is None:
                 taken = time.perf_counter() - begin
@@ -121,17 +122,17 @@ class AutoController:
         self._lookups.timed(time.perf_counter() - begin, self.budget.costs.target(len(sequences)))
         return choice.left(now)
 
-    def join(self, ids: list[int], new: list[Sequence], drafter_max: int, untold: int) -> Joined | None:
+    def join(self, sequences: list[Sequence], wants: list[Want], most: int, untold: int) -> Joined | None:
         """By what was decided a moment ago for such texts. They are looked at when the others are."""
-        choice, now = self._choice, self._now + untold
-        if choice is None or not self._before.join(choice, ids, caps_of(new, drafter_max), new, now):
+        last, now = self._choice, self._now + untold
+        new = {s.id for s in sequences}.difference(last.caps if last else ())
+        choice = self._as_before(sequences, most, kin_of(sequences, wants, len(new)), new, now)
+        if choice is None or last is None:
             return None
-        self._choices = {tuple(ids): choice}
-        for name in choice.looks:
-            self.budget = b.meet(self.budget, self._kinds[name], new)
-        if choice.looks:
-            due = [self._lookups.join(s, now, partial(self._loses_first, s.id, choice)) for s in new]
-            choice.look = min(choice.look, *due)
+        self._choice, self._choices, choice.look = choice, {tuple(choice.ids): choice}, last.look
+        for s in [s for s in sequences if s.id in new] if choice.looks else ():
+            lost = partial(self._loses_first, s.id, choice)
+            choice.look = min(choice.look, self._lookups.join(s, now, lost))
         return choice.left(now), choice.reason
 
     def _pay(self, sequences: Seq[Sequence], choice: Choice) -> bool:
@@ -182,13 +183,12 @@ class AutoController:
         return all(b.is_lost(self.budget, arm) for arm in arms)
 
     def _as_before(
-        self, sequences: list[Sequence], drafter_max: int, kin: Kin | None, new: set[int]
+        self, sequences: list[Sequence], most: int, kin: Kin | None, new: set[int], now: int
     ) -> Choice | None:
         """What was decided for others a moment ago, or for some of them."""
         if self._others:
-            return going_on(self._choice, [sequence.id for sequence in sequences], self._now)
-        caps = caps_of(sequences, drafter_max)
-        choice = self._before.others(kin, self._choice, caps, new, self._now) if kin else None
+            return going_on(self._choice, [sequence.id for sequence in sequences], now)
+        choice = self._before.others(kin, self._choice, caps_of(sequences, most), new, now) if kin else None
         for name in choice.looks if choice else ():
             self.budget = b.meet(self.budget, self._kinds[name], sequences)
         return choice

@@ -34,7 +34,7 @@ class FixedController:
     def go_on_resting(self, sequences: list[Sequence], untold: int) -> int:
         return 0
 
-    def join(self, ids: list[int], new: list[Sequence], drafter_max: int, untold: int) -> None:
+    def join(self, sequences: list[Sequence], wants: list[Want], most: int, untold: int) -> None:
         return None
 
     def stop(self, sequence_id: int) -> Stop:

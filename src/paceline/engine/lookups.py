@@ -53,8 +53,8 @@ class Lookups:
                 self._quiet.hush(sequence.id, now)
         due = self._quiet.due(sequence.id, now)
         if due is None:
-            wait = _later(sequence, lost) or not self._quiet.pays
-            due = self.join(sequence, now, lost) if wait else now
+            later = _later(sequence, lost)
+            due = self._quiet.hush(sequence.id, now, sampled=later) if later or not self._quiet.pays else now
         return due, told if isinstance(told, RowRecord) else None
 
     def join(self, sequence: Sequence, now: int, lost: Callable[[], bool]) -> int:

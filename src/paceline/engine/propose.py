@@ -54,14 +54,13 @@ def propose(state: EngineState, work: list[Work]) -> Draft:
 
 def _join(state: EngineState, rest: Rest, work: list[Work]) -> bool:
     """Whether texts that rest go on resting with others in the place of those that have ended."""
-    new = [work[i].sequence for i in rest.newcomers(work)]
-    lives = [state.lives[sequence.id] for sequence in new]
-    if not new or any(
-        live.parked or live.drafter != rest.drafter or _want(state, live) != "auto" for live in lives
-    ):
+    if not rest.newcomers(work):
         return False
-    ids = [w.sequence.id for w in work]
-    joined = state.controller.join(ids, new, state.drafters[lives[0].drafter].max_tokens, len(rest.untold))
+    lives = [state.lives[w.sequence.id] for w in work]
+    if any(live.parked or live.drafter != rest.drafter for live in lives):
+        return False
+    wants, drafter = [_want(state, live) for live in lives], state.drafters[lives[0].drafter]
+    joined = state.controller.join([w.sequence for w in work], wants, drafter.max_tokens, len(rest.untold))
     if joined is not None:
         rest.go_on(work, *joined)
     return joined is not None

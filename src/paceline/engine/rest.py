@@ -88,12 +88,13 @@ class Rest:
             self.steps = controller.go_on_resting([w.sequence for w in work], len(self.untold))
         return self.steps > 0
 
-    def newcomers(self, work: list[Work]) -> list[int]:
-        """Which of `work` have taken the place of as many texts that have ended. They may still read their prompts."""
-        if self.drafter is None or len(work) != len(self.ids):
-            return []
-        known = set(self.ids)
-        return [i for i, w in enumerate(work) if w.sequence.id not in known]
+    def newcomers(self, work: list[Work]) -> bool:
+        """Whether some of `work` have taken the place of as many that have ended. They may still read prompts."""
+        return (
+            self.drafter is not None
+            and len(work) == len(self.ids)
+            and not {w.sequence.id for w in work} <= set(self.ids)
+        )
 
     def go_on(self, work: list[Work], steps: int, reason: str | None) -> None:
         """For so many steps, with those that are new, for the same `reason`."""
