@@ -5,6 +5,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "measure_jobs.h"
 #include "program.h"
 #include "round.h"
@@ -158,12 +160,65 @@ std::tuple<int, std::vector<int64_t>, std::vector<double>> run_round(Program& pr
 
 // The search, with what `tokens` has come to have since it was asked last.
 Search& grown(Search& search, const nb::list& tokens) {
-  std::vector<int32_t>& text = search.text();
+  Source& text = search.text();
   const size_t count = tokens.size();
-  if (text.size() > count) text.resize(count);
-  for (size_t i = text.size(); i < count; ++i) text.push_back(nb::cast<int32_t>(tokens[i]));
+  if (text.size() > count) text.cut(count);
+  for (size_t i = text.size(); i < count; ++i) text.push(nb::cast<int32_t>(tokens[i]));
   return search;
 }
+
+// Several texts that nothing is drafted for, until one or more of them come to something worth copying.
+class Watch {
+ public:
+  // `need`: what copies of one step must be worth together. Of several texts it looks in every second, third, ... step,
+  // since each look costs something. After a find nothing is said for `wait` steps, then twice as many, up to `longest`.
+  Watch(double need, int64_t wait, int64_t longest) : need_(need), wait_(wait), longest_(longest) {}
+
+  // `worth`: of a copy, by the rungs of `lengths` that its match reaches, rising.
+  void add(int64_t id, nb::object search, nb::list tokens, std::vector<double> worth) {
+    const int64_t above = std::find_if(worth.begin(), worth.end(), [](double w) { return w > 0; }) - worth.begin();
+    texts_.push_back({id, search, tokens, nb::cast<Search*>(search), std::move(worth), above});
+  }
+
+  // Forgets all others; which of these it knows.
+  std::vector<int64_t> keep(const std::vector<int64_t>& ids) {
+    std::vector<int64_t> known;
+    const auto gone = std::remove_if(texts_.begin(), texts_.end(), [&](const Text& text) {
+      return std::find(ids.begin(), ids.end(), text.id) == ids.end();
+    });
+    texts_.erase(gone, texts_.end());
+    for (const Text& text : texts_) known.push_back(text.id);
+    return known;
+  }
+
+  bool finds() {
+    if (quiet_ > 0) return --quiet_, false;
+    quiet_ = static_cast<int64_t>(texts_.size()) / kTextsPerStep;
+    double total = 0;
+    for (Text& text : texts_) {
+      if (text.above == static_cast<int64_t>(text.worth.size())) continue;  // no copy is worth anything
+      if (const int64_t rungs = grown(*text.search, text.tokens).reaches(text.above)) total += text.worth[rungs - 1];
+    }
+    if (total <= need_) return false;
+    quiet_ = wait_;
+    wait_ = std::min(2 * wait_, longest_);
+    return true;
+  }
+
+ private:
+  struct Text {
+    int64_t id;
+    nb::object kept;
+    nb::list tokens;
+    Search* search;
+    std::vector<double> worth;
+    int64_t above;
+  };
+  static constexpr int64_t kTextsPerStep = 3;
+  std::vector<Text> texts_;
+  double need_;
+  int64_t wait_, longest_, quiet_ = 0;
+};
 
 std::tuple<uint32_t, uint32_t> keys(uint64_t seed, int64_t position, uint32_t purpose) {
   std::tuple<uint32_t, uint32_t> out;
@@ -174,7 +229,7 @@ std::tuple<uint32_t, uint32_t> keys(uint64_t seed, int64_t position, uint32_t pu
 }  // namespace
 
 NB_MODULE(_native, m) {
-  m.attr("layout") = 9;  // raised whenever these signatures change; paceline/ops/native.py checks it
+  m.attr("layout") = 10;  // raised whenever these signatures change; paceline/ops/native.py checks it
   m.attr("most_rows") = static_cast<int>(Pool::max_chunks);  // of one run: a row has at least a chunk of its own
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("choose_isa", [](const std::string& name) { return choose_kernels(name.c_str()); });
@@ -203,6 +258,11 @@ NB_MODULE(_native, m) {
       .def("in_text", [](Search& s, const nb::list& tokens) { return grown(s, tokens).in_text(); })
       .def("in_reference", [](Search& s, const nb::list& tokens) { return grown(s, tokens).in_reference(); })
       .def("finds", [](Search& s, const nb::list& tokens, bool reference) { return grown(s, tokens).finds(reference); });
+  nb::class_<Watch>(m, "Watch")
+      .def(nb::init<double, int64_t, int64_t>())
+      .def("add", &Watch::add)
+      .def("keep", &Watch::keep)
+      .def("finds", &Watch::finds);
   nb::class_<Program>(m, "Program")
       .def(nb::init<>())
       .def("begin_step", &Program::begin_step)

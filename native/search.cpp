@@ -4,40 +4,81 @@
 
 namespace paceline {
 
-// Tokens, `most` at most, for which the source before `end` is the end of the text.
-int64_t Search::shared(const std::vector<int32_t>& source, int64_t end, int64_t most) const {
-  const int32_t* ours = text_.data() + text_.size();
-  const int32_t* theirs = source.data() + end;
-  int64_t n = 0;
-  while (n < most && theirs[-1 - n] == ours[-1 - n]) ++n;
-  return n;
+size_t Source::place(int32_t first, int32_t second) const {
+  const uint64_t pair = static_cast<uint64_t>(static_cast<uint32_t>(first)) << 32 | static_cast<uint32_t>(second);
+  return (pair * 0x9e3779b97f4a7c15u >> 32) & (heads_.size() - 1);
 }
 
-Found Search::longest(const std::vector<int32_t>& source, int64_t stop) const {
+void Source::link(size_t end) {
+  int32_t& head = heads_[place(tokens_[end - 2], tokens_[end - 1])];
+  links_[end - 1] = head;
+  head = static_cast<int32_t>(end);
+}
+
+void Source::push(int32_t token) {
+  tokens_.push_back(token);
+  links_.push_back(0);
+  if (tokens_.size() > heads_.size()) {
+    heads_.assign(std::max<size_t>(2 * heads_.size(), 1024), 0);
+    for (size_t end = 2; end < tokens_.size(); ++end) link(end);
+  }
+  if (tokens_.size() > 1) link(tokens_.size());
+}
+
+void Source::cut(size_t count) {
+  tokens_.resize(count);
+  links_.resize(count);
+  std::fill(heads_.begin(), heads_.end(), 0);
+  for (size_t end = 2; end <= count; ++end) link(end);
+}
+
+int64_t Source::latest(int32_t first, int32_t second, int64_t stop) const {
+  int64_t end = heads_.empty() ? 0 : heads_[place(first, second)];
+  while (end > stop) end = before(end);
+  return end;
+}
+
+Search::Search(const std::vector<int32_t>& reference, std::vector<int64_t> lengths) : lengths_(std::move(lengths)) {
+  for (int32_t token : reference) reference_.push(token);
+}
+
+// The last token at which a match may end.
+int64_t Search::stop(const Source& source) const {
+  return static_cast<int64_t>(source.size()) - (&source == &text_);
+}
+
+// Of matches that are longer than the first `above` of `lengths`.
+Found Search::longest(const Source& source, size_t above) const {
   Found best{0, 0};
-  if (text_.empty()) return best;
-  const int64_t most = std::min<int64_t>(lengths_.back(), text_.size());
-  const int32_t last = text_.back();
-  const int32_t* tokens = source.data();
-  size_t reached = 0;  // of `lengths_`
-  for (int64_t end = stop, wanted = lengths_.front(); end >= wanted; --end) {
-    if (tokens[end - 1] != last) continue;
-    const int64_t same = shared(source, end, std::min(most, end));
-    if (same < wanted) continue;
+  const int64_t count = static_cast<int64_t>(text_.size());
+  if (count < 2) return best;
+  const int32_t* ours = text_.tokens() + count;
+  size_t reached = above;  // of `lengths_`
+  for (int64_t end = source.latest(ours[-2], ours[-1], stop(source)); end > 0 && reached < lengths_.size();
+       end = source.before(end)) {
+    const int32_t* theirs = source.tokens() + end;
+    const int64_t most = std::min({lengths_.back(), count, end});
+    int64_t same = 0;
+    while (same < most && theirs[-1 - same] == ours[-1 - same]) ++same;
+    if (same < lengths_[reached]) continue;
     while (reached < lengths_.size() && same >= lengths_[reached]) ++reached;
     best = {end, lengths_[reached - 1]};
-    if (reached == lengths_.size()) break;
-    wanted = lengths_[reached];
   }
   return best;
 }
 
+int64_t Search::reaches(int64_t above) const {
+  const int64_t found = std::max(longest(text_, above).second, longest(reference_, above).second);
+  return std::upper_bound(lengths_.begin(), lengths_.end(), found) - lengths_.begin();
+}
+
 bool Search::finds(bool reference) const {
-  const std::vector<int32_t>& source = reference ? reference_ : text_;
-  const int64_t least = lengths_.front(), text = text_.size();
-  if (text < least) return false;
-  for (int64_t end = reference ? static_cast<int64_t>(source.size()) : text - 1; end >= least; --end)
-    if (source[end - 1] == text_.back() && shared(source, end, least) == least) return true;
+  const Source& source = reference ? reference_ : text_;
+  const int64_t count = static_cast<int64_t>(text_.size());
+  if (count < 2) return false;
+  const int32_t* ours = text_.tokens() + count;
+  for (int64_t end = source.latest(ours[-2], ours[-1], stop(source)); end > 0; end = source.before(end))
+    if (source.tokens()[end - 1] == ours[-1] && source.tokens()[end - 2] == ours[-2]) return true;
   return false;
 }
 

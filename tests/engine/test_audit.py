@@ -13,8 +13,8 @@ from paceline.engine import audit, learning
 from paceline.engine import budget as b
 from paceline.engine.acceptance import NGRAM, Kind
 from paceline.engine.audit import AUDIT, COLD, HOPEFUL, LAST_TRIAL, RAREST, SOONEST, TRIAL, Audit, hopeful
-from paceline.engine.choice import LONGEST_IDLE
-from paceline.engine.controller import HOLD, LITTLE, LONGEST_HOLD, AutoController
+from paceline.engine.choice import HOLD, LONGEST_HOLD, LONGEST_IDLE
+from paceline.engine.controller import LITTLE, AutoController
 from paceline.engine.costs import TABLE_ROWS, Costs, Profile, Step, spread
 from paceline.engine.fixed import FixedController, Limit
 from paceline.engine.records import RowRecord, StepRecord, Unlearnt

@@ -338,6 +338,38 @@ def test_copies_that_pay_together_only_are_checked_together() -> None:
     assert given[1][0] > 0 == given[2][0]
 
 
+def test_what_plain_steps_are_off_by_from_what_is_typical_is_no_price_of_waking() -> None:
+    """Accidents only make steps longer: the mean of a few lies above their median, with copies before them or without."""
+    costs = Profile((1, 5, 17), (1.0, 2.6, 6.8)).costs()
+    budget = b.meet(Budget(costs, (NGRAM,)), NGRAM, [sequence(1)])
+    plain = [replace(copied(1, 0), drafted=0)]
+    warm = StepRecord(1, 1.0, 0.0, 0.0, plain, times=64, more_seconds=76.0 - 1.0, alike=200)
+    uneven = learning.observe(budget, [warm] * 60).uneven
+    assert uneven == pytest.approx(76 / 64, rel=0.01)
+    copy = StepRecord(5, costs.target(5), 0.0, 0.0, [copied(1, 0)], alike=1)
+    rest = StepRecord(1, 1.0, 0.0, 0.0, plain, times=7, more_seconds=7 * 76 / 64 - 1.0, alike=7)
+    known = replace(budget, uneven=uneven)
+    naive, right = (learning.observe(one, [copy, rest] * 20).wake for one in (budget, known))
+    assert naive[1] > 1.0
+    assert right[1] == pytest.approx(0.0, abs=0.01)
+    slow = replace(warm, more_seconds=1e6)  # the machine slept
+    assert learning.observe(budget, [slow] * 99).uneven <= learning.MOST_UNEVEN
+
+
+def test_what_a_copy_is_worth_rises_with_what_it_can_be_sure_of() -> None:
+    costs = Profile((1, 5, 17), (1.0, 2.6, 6.8)).costs()
+    budget, look = b.meet(Budget(costs, (NGRAM,)), NGRAM, [sequence(1)]), b.Look("ngram", costs, 1, 1, 1.0)
+    arm, rungs = b.arm_of(budget, 1, NGRAM), [[sure] * 16 for sure in (0.1, 0.5, 0.7, 0.95)]
+    gains = b.worth(budget, NGRAM, arm, look, rungs)
+    assert gains[0] == 0.0 < gains[2] < gains[3]
+    assert gains == sorted(gains)
+    assert gains[3] == b.offer(budget, NGRAM, arm, look, rungs[3]).gain
+    assert b.worth(budget, NGRAM, arm, look, []) is gains  # it is worked out once for a plan
+    dear = replace(look, base=0.5, worths={})
+    assert b.needed(budget, look) == 0.0
+    assert b.needed(replace(budget, wake={1: 0.25}), dear) == pytest.approx(b.MARGIN * 0.5 + 0.25)
+
+
 def test_a_copy_pays_for_waking_unless_others_follow() -> None:
     costs = Profile((1, 5, 17), (1.0, 2.6, 6.8)).costs()
     budget, look = b.meet(Budget(costs, (NGRAM,)), NGRAM, [sequence(1)]), b.Look("ngram", costs, 1, 1, 1.0)
@@ -355,8 +387,10 @@ def test_a_copy_pays_for_waking_unless_others_follow() -> None:
     reading = replace(alone, target_rows=9)
     assert learning.observe(budget, [reading, after]).wake == {}  # of a prompt's rows nothing is known
     budget = replace(budget, wake=learning.observe(budget, [alone, following, after, rest] * 20).wake)
-    # the first step, and those until all is warm, for two steps with copies
-    assert budget.wake == {1: pytest.approx((0.5 + 0.3 + 0.4) / 2, rel=0.05)}
+    # the first step, and those until all is warm, for two steps with copies; at rest it is slowly forgotten
+    assert budget.wake == {1: pytest.approx((0.5 + 0.3 + 0.4) / 2, rel=0.1)}
+    forgotten = learning.observe(budget, [replace(rest, alike=1000, times=1000)]).wake
+    assert forgotten[1] == pytest.approx(budget.wake[1] * learning.FORGET**1000)
     assert not pays(0.7, wakes=True)
     assert pays(0.7, wakes=False)
     assert pays(0.99, wakes=True)

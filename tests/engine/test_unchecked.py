@@ -10,6 +10,7 @@ import pytest
 from paceline.core import SamplingParams, Sequence
 from paceline.engine import budget as b
 from paceline.engine.acceptance import BINS, MTP, NGRAM
+from paceline.engine.budget import Budget
 from paceline.engine.controller import AutoController
 from paceline.engine.costs import Profile
 from paceline.engine.lookups import Lookups
@@ -142,7 +143,7 @@ def test_a_new_text_is_looked_at_with_the_others_where_looks_do_not_pay() -> Non
     assert found.due(replace(new, id=2), 5)[0] == LOOK
     record = StepRecord(5, 1.5, 0.0, 0.0, [RowRecord(1, "ngram", 4, 4, [0.9] * 4, None)])
     for _ in range(4):
-        found.told(record, [NGRAM], STEEP.costs())
+        found.over([{}], record, Budget(STEEP.costs(), (NGRAM,)), 5)
     assert found.due(replace(new, id=3), 5)[0] == 5
 
 

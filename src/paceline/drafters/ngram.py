@@ -10,14 +10,16 @@ per thousand tokens (ops/search.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from paceline.core import MAX_DRAFT_TOKENS, Draft, Sequence
 from paceline.drafters.alignment import Alignment, Words
 from paceline.drafters.base import DraftContext
-from paceline.ops.search import LENGTHS, Search, search
+from paceline.ops.search import LENGTHS, Search, Watch, search, watch
 
 LONGEST = LENGTHS[-1]  # tokens of a match: a longer one says nothing more
+QUIET, LONGEST_QUIET = 4, 64  # steps for which a watch says nothing after it has found something
 
 
 @dataclass(slots=True)
@@ -25,6 +27,8 @@ class _Text:
     search: Search
     alignment: Alignment | None  # with its reference
     begun: bool = False  # it has been looked up there
+    looked: tuple[int, int] = (0, 0)  # when it had so many tokens, so many at most were
+    found: tuple[list[int], int] = ([], 0)
 
 
 class NgramDrafter:
@@ -81,8 +85,24 @@ class NgramDrafter:
 
     def look(self, sequence: Sequence, limit: int) -> tuple[list[int], list[float]]:
         """(what is proposed, with what confidence) for one text."""
-        tokens, length = self.match(sequence, limit)
-        return tokens, _CONFIDENCE[length : length + len(tokens)]
+        text, at = self._text(sequence), (len(sequence.tokens), limit)
+        if text.looked != at:
+            text.looked, text.found = at, self.match(sequence, limit)
+        tokens, length = text.found
+        return list(tokens), _CONFIDENCE[length : length + len(tokens)]
+
+    @property
+    def rungs(self) -> list[list[float]]:
+        """By the steps of matches' lengths that are told apart, rising: the confidence of each token of a copy."""
+        return [_CONFIDENCE[length : length + self.max_tokens] for length in LENGTHS]
+
+    def watch(self, need: float) -> Watch:
+        """Of no texts yet, until all copies that there are would be worth more than `need`."""
+        return watch(need, QUIET, LONGEST_QUIET)
+
+    def watched(self, watch: Watch, sequence: Sequence, worth: Seq[float]) -> None:
+        """With one text more. `worth`: of a copy, by `rungs`."""
+        watch.add(sequence.id, self._text(sequence).search, sequence.tokens, worth)
 
     def draft(self, context: DraftContext) -> Draft:
         out = Draft.empty(len(context.sequences), "no proposal")

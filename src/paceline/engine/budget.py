@@ -12,7 +12,7 @@ token i itself, so `reject` and `block` stay exact (docs/controller.md shows why
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol
@@ -24,6 +24,7 @@ from paceline.engine.costs import Costs
 from paceline.engine.records import StepRecord
 from paceline.engine.rounds import RoundCost
 from paceline.ops.base import Stop
+from paceline.ops.search import Watch
 from paceline.sampling.shape import is_greedy
 
 Want = int | Literal["auto"]
@@ -68,6 +69,14 @@ class Controller(Protocol):
         """Asked where some texts at rest have ended and as many others come in their place. None: ask `limits`."""
         ...
 
+    def watch(self, sequences: list[Sequence], last: Watch | None = None) -> Watch | None:
+        """What may end their rest before it is over: something worth copying. None: nothing. `last`: of some of them."""
+        ...
+
+    def pays(self, sequences: list[Sequence], untold: int) -> bool:
+        """Asked when it has found something: whether that is worth a step with drafts. Then `limits` has to be asked."""
+        ...
+
     def stop(self, sequence_id: int) -> Stop:
         """When a draft of this round ends before its limit, by the confidence in what was drafted so far."""
         ...
@@ -99,6 +108,9 @@ class Look:
     slope: float = 0.0  # seconds that each takes beside its row,
     base: float = 0.0  # and that a step with some of them takes, whoever has one
     prices: list[float] = field(default_factory=list)  # of 1, 2, ... tokens, as far as anybody asked
+    worths: dict[int, tuple[Arm, list[float]]] = field(
+        default_factory=dict
+    )  # see `worth`, by identity of the arm
 
     def upto(self, tokens: int) -> list[float]:
         """Seconds of 1, 2, ... up to so many for a text, at the price of all texts doing the same."""
@@ -122,6 +134,7 @@ class Budget:
     credit: float = 0.0  # seconds that probes may spend
     # seconds that each step with copies amid plain ones costs beside all that, by number of texts: 1, 2 to 3, 4 to 7, ...
     wake: Mapping[int, float] = field(default_factory=dict)
+    uneven: float = 1.0  # what plain steps take on average, over what is typical of them
     probing: frozenset[int] = frozenset()  # rows of this step that are probes
     care: float = 0.0  # seconds that deciding and learning take in a step with drafts, lately
 
@@ -208,7 +221,8 @@ def break_even(budget: Budget, kind: Kind, rows: int, texts: int, auto_rows: int
     base, step, slope = costs.drafting(kind.name, auto_rows)
     base, without = base + budget.care, plain(costs, rows, texts)
     least = float("inf")
-    for more, calls in ((1, 1), (auto_rows, 1), (2 * auto_rows, 2), (4 * auto_rows, 4)):
+    lengths = (1, 2, 4) if kind.sequential else (1, 2, 4, MAX_DRAFT_TOKENS)
+    for more, calls in ((lengths[-1] // 4, 1), *((n * auto_rows, n) for n in lengths)):
         checked = costs.adding(rows, more, kind.name)
         seconds = checked + base + step * (calls if kind.sequential else 1) + slope * more
         least = min(least, texts * seconds / (without * more))
@@ -263,6 +277,15 @@ def stop(plan: Plan, arm: Arm, worth: Seq[acc.Line]) -> Stop:
     return Stop(MAX_DRAFT_TOKENS, least, worth)
 
 
+def stop_of(budget: Budget, plans: Mapping[str, Plan], sequence_id: int) -> Stop | None:
+    """Of a row that a network drafts for, None if none does."""
+    for kind in budget.kinds:
+        if kind.sequential and kind.name in plans and sequence_id in plans[kind.name].limits:
+            arm = arm_of(budget, sequence_id, kind)
+            return stop(plans[kind.name], arm, acc.calibration(budget.bins.get(arm.law)))
+    return None
+
+
 class Offer(NamedTuple):
     """A proposal made at one go, as far as it is worth checking."""
 
@@ -299,6 +322,24 @@ def offer(budget: Budget, kind: Kind, arm: Arm, look: Look, confidence: list[flo
     return Offer(best, gain, brings)
 
 
+def worth(budget: Budget, kind: Kind, arm: Arm, look: Look, rungs: Seq[list[float]]) -> list[float]:
+    """What a proposal gains, net of what its rows take, by how sure it may be: `rungs` of confidence, rising."""
+    known = look.worths.get(id(arm))
+    if known is None:
+        gains = [0.0] * len(rungs)
+        for i in reversed(range(len(rungs))):
+            gains[i] = offer(budget, kind, arm, look, rungs[i]).gain
+            if gains[i] <= 0:
+                break
+        known = look.worths[id(arm)] = arm, gains
+    return known[1]
+
+
+def needed(budget: Budget, look: Look) -> float:
+    """Tokens that all copies of a step amid plain ones must gain, net of what their rows take."""
+    return look.rate * (MARGIN * look.base + budget.wake.get(look.texts.bit_length(), 0.0))
+
+
 def together(budget: Budget, look: Look, offers: Seq[Offer], *, wakes: bool) -> bool:
     """Whether the copies of a step gain more than it takes longer. `wakes`: nothing was drafted before; that costs
     something, too, of which each step with copies that follows has its share.
@@ -316,6 +357,13 @@ def together(budget: Budget, look: Look, offers: Seq[Offer], *, wakes: bool) -> 
 def is_lost(budget: Budget, arm: Arm) -> bool:
     """Whether the first copy of such a text is hardly ever kept, and this one has not come to it."""
     return not arm.copied and acc.first_kept(budget.firsts.get(arm.law), 0.5) < LOST
+
+
+def loses_first(budget: Budget, sequence_id: int, names: Collection[str]) -> bool:
+    """Whether none of these kinds' first copy would be kept, by what became of those of other texts."""
+    return all(
+        is_lost(budget, arm_of(budget, sequence_id, kind)) for kind in budget.kinds if kind.name in names
+    )
 
 
 def shared(plan: Plan, arms: Seq[Arm], limits: Seq[int], copies: Seq[float], *, anyway: bool) -> list[int]:

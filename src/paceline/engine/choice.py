@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from paceline.core import MAX_DRAFT_TOKENS, Sequence
+from paceline.engine.audit import TRIAL
 from paceline.engine.budget import MEASURING, NO_CONFIDENCE, Look, Plan, Want
 from paceline.engine.fixed import Limit, fixed_limit
 from paceline.ops.base import Stop
@@ -15,6 +16,8 @@ from paceline.sampling.shape import is_greedy
 
 REST = 128  # steps that a plan without drafts holds,
 LONGEST_IDLE = 512, 2048  # and for others like its own, greedy and sampled ones
+PLANNING = 0.03  # of the time that planning may take at first
+HOLD, LONGEST_HOLD = 2, 32  # steps that a plan which drafts holds: longer each time that it stays one
 IDLING = 0.001  # of the time that planning may take where texts come and go and nothing is drafted
 # how many texts, their drafter, whether all are greedy, whether all are new
 Kin = tuple[int, str | None, bool, bool]
@@ -80,12 +83,28 @@ class Choice:
         out = [(0, self.reason)] * len(ids)
         return Choice(ids, plans, limits, out, caps, len(ids), self.looks, until=until, sampled=self.sampled)
 
+    @property
+    def drafted_rows(self) -> int:
+        """Of the target, if all that may be drafted is."""
+        return self.rows + sum([limit for limit, _ in self.out])
+
+    def hold_for(self, before: Choice | None, planning: float, probing: Set[int]) -> None:
+        """Settle for how many steps it holds if it drafts: the more the longer a plan takes, `planning` in its steps, and
+        twice as many each time that it stays one that drafts. 0: it drafts nothing, or `probing` rows do.
+        """
+        limits = [row for own in self.limits.values() for row in own.items()]
+        if not any(limit and i not in probing for i, limit in limits):
+            return
+        hold = 2 * before.hold if before is not None and before.hold else max(int(planning / PLANNING), HOLD)
+        self.hold = TRIAL[self.sampled] if self.trial else min(hold, LONGEST_HOLD)
+
     def left(self, now: int) -> int:
         """Steps from this one on in which neither a plan nor a look is due."""
         return max((min(self.until, self.look) if self.looks else self.until) - now, 0)
 
-    def measuring(self, until: int, hold: int) -> Choice:
-        """Plain steps for the same texts, to see what they take."""
+    def measuring(self, until: int, before: Choice | None) -> Choice:
+        """Plain steps for the same texts, to see what they take, amid what was decided before."""
+        hold = before.hold if before is not None and before.hold else HOLD
         out = [(0, MEASURING) if i in self.caps else own for i, own in zip(self.ids, self.out, strict=True)]
         return Choice(self.ids, {}, {}, out, self.caps, self.rows, until=until, hold=hold)
 

@@ -14,19 +14,18 @@ from functools import partial
 from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine import budget as b
 from paceline.engine import learning
-from paceline.engine.acceptance import KINDS, Kind, calibration
-from paceline.engine.audit import TRIAL, Audit, hopeful
+from paceline.engine.acceptance import KINDS, Kind
+from paceline.engine.audit import Audit, hopeful
 from paceline.engine.budget import Budget, Joined, Offer, Want
-from paceline.engine.choice import REST, Before, Choice, Kin, begun, caps_of, going_on, kin_of
-from paceline.engine.costs import TABLE_ROWS, Costs, Profile
+from paceline.engine.choice import LONGEST_HOLD, REST, Before, Choice, Kin, begun, caps_of, going_on, kin_of
+from paceline.engine.costs import TABLE_ROWS, Profile
 from paceline.engine.fixed import WHOLE, Limit, wanted, whole
 from paceline.engine.lookups import Copier, Lookups
 from paceline.engine.records import StepRecord, Unlearnt
 from paceline.ops.base import Stop
+from paceline.ops.search import Watch
 from paceline.sampling.shape import is_greedy
 
-PLANNING = 0.03  # of the time that planning may take at first
-HOLD, LONGEST_HOLD = 2, 32  # steps that a plan which drafts holds: longer each time that it stays one
 LITTLE = 8  # steps from which nothing is learnt yet where a plan is made only because texts came or went
 PROBE_RUN = 3  # steps that a probe lasts while its tokens are kept
 Found = tuple[list[int], list[float]]  # tokens to copy, and the confidence of each
@@ -131,9 +130,25 @@ class AutoController:
             return None
         self._choice, self._choices, choice.look = choice, {tuple(choice.ids): choice}, last.look
         for s in [s for s in sequences if s.id in new] if choice.looks else ():
-            lost = partial(self._loses_first, s.id, choice)
+            lost = partial(b.loses_first, self.budget, s.id, choice.looks)
             choice.look = min(choice.look, self._lookups.join(s, now, lost))
         return choice.left(now), choice.reason
+
+    def watch(self, sequences: list[Sequence], last: Watch | None = None) -> Watch | None:
+        choice = self._choice
+        ours = [s for s in sequences if choice and choice.caps.get(s.id)]
+        return self._lookups.watch(ours, self.budget, choice.looks, last) if choice else None
+
+    def pays(self, sequences: list[Sequence], untold: int) -> bool:
+        choice, now, begin = self._choice, self._now + untold, time.perf_counter()
+        assert choice is not None
+        ours = [s for s in sequences if choice.caps.get(s.id) and self._lookups.peek(s)]
+        if self._pay(ours, choice):
+            self._lookups.wake(s.id for s in ours)
+            choice.look = now
+            return True
+        self._lookups.timed(time.perf_counter() - begin, self.budget.costs.target(len(sequences)))
+        return False
 
     def _pay(self, sequences: Seq[Sequence], choice: Choice) -> bool:
         """Whether what there is to copy is worth a step with drafts amid plain ones."""
@@ -172,15 +187,12 @@ class AutoController:
 
     def _next_look(self, sequence: Sequence, choice: Choice, now: int, *, always: bool = False) -> int:
         """`now` if there may be something to copy and a look is due, or due at every step; else the step of the next."""
-        due, told = self._lookups.due(sequence, now, lambda: self._loses_first(sequence.id, choice))
+        due, told = self._lookups.due(
+            sequence, now, partial(b.loses_first, self.budget, sequence.id, choice.looks)
+        )
         if told is not None:
             self._unlearnt.untried.append(told)
         return self._lookups.look(sequence, now) if always or due <= now else due
-
-    def _loses_first(self, sequence_id: int, choice: Choice) -> bool:
-        """Whether no kind's first copy would be kept, by what became of those of other texts."""
-        arms = [b.arm_of(self.budget, sequence_id, self._kinds[name]) for name in choice.looks]
-        return all(b.is_lost(self.budget, arm) for arm in arms)
 
     def _as_before(
         self, sequences: list[Sequence], most: int, kin: Kin | None, new: set[int], now: int
@@ -221,28 +233,17 @@ class AutoController:
         self.budget, audit = replace(self.budget, costs=costs), self._audit(choice)
         if choice.rows == texts and choice.teaches and audit.due(here, rate / plain):
             self.budget = replace(self.budget, probing=frozenset())
-            return choice.measuring(self._now + audit.steps(rate / plain), (before and before.hold) or HOLD)
+            return choice.measuring(self._now + audit.steps(rate / plain), before)
         choice.looks = looks
         choice.out = [best.get(s.id, limit) for s, limit in zip(sequences, choice.out, strict=True)]
-        choice.until = self._until(choice, before, here)
+        planning = self._plan_seconds / here.target(choice.drafted_rows)
+        choice.hold_for(before, planning, self.budget.probing)
+        choice.until = self._now + (1 if self._others else choice.hold or REST)
         choice.probes = PROBE_RUN if self.budget.probing else 0
         return choice
 
     def _audit(self, choice: Choice) -> Audit:
         return self._audits.setdefault((len(choice.ids).bit_length(), choice.sampled), Audit(choice.sampled))
-
-    def _until(self, choice: Choice, before: Choice | None, costs: Costs) -> int:
-        """The step at which to think again: soon where little is known yet."""
-        if self._others:
-            return self._now + 1
-        limits = [row for own in choice.limits.values() for row in own.items()]
-        if not any(limit and i not in self.budget.probing for i, limit in limits):
-            return self._now + REST
-        rows = choice.rows + sum([limit for limit, _ in choice.out])
-        hold = int(self._plan_seconds / (PLANNING * costs.target(rows)))
-        hold = 2 * before.hold if before is not None and before.hold else max(hold, HOLD)
-        choice.hold = TRIAL[choice.sampled] if choice.trial else min(hold, LONGEST_HOLD)
-        return self._now + choice.hold
 
     def _kind(self, name: str) -> Kind:
         """A kind by name; a stranger's starts at what drafters usually reach."""
@@ -284,12 +285,7 @@ class AutoController:
         if (choice := self._choice) is None:
             return WHOLE
         if sequence_id not in choice.stops:
-            choice.stops[sequence_id] = WHOLE  # a fixed length
-            for name, plan in choice.plans.items():
-                if self._kinds[name].sequential and sequence_id in plan.limits:
-                    arm = b.arm_of(self.budget, sequence_id, self._kinds[name])
-                    worth = calibration(self.budget.bins.get(arm.law))
-                    choice.stops[sequence_id] = b.stop(plan, arm, worth)
+            choice.stops[sequence_id] = b.stop_of(self.budget, choice.plans, sequence_id) or WHOLE
         return choice.stops[sequence_id]
 
     def offers(
@@ -352,18 +348,15 @@ class AutoController:
             self.budget = learning.observe_rows(self.budget, news)
             for row in news:
                 row.learnt = True
-        if any(choice.looked for choice in self._used):
-            self._lookups.told(record, self.budget.kinds, self.budget.costs)
+        looked = [choice.limits[name] for choice in self._used if choice.looked for name in choice.looks]
+        self._lookups.over(looked, record, self.budget, self._now)
         for choice in self._used:
-            for name in choice.looks if choice.looked else ():
-                self._lookups.over(name, choice.limits[name], record.rows, self._now)
             if choice.probes:
                 kept = self.budget.probing & {row.sequence_id for row in record.rows if row.accepted}
                 networks = [name for name in choice.limits if self._kinds[name].sequential]
                 if choice.end_probes(kept, self.budget.probing, networks):
                     choice.until = self._now
         self._used.clear()
-        self._lookups.clear()
         if len(self._unlearnt.seen) >= 2 * REST:  # mostly a plan is made before, which learns, too
             self._learn()
         if self._unlearnt.drafting:

@@ -11,7 +11,7 @@ from paceline.engine import budget as b
 from paceline.engine.acceptance import Kind, Totals
 from paceline.engine.audit import COLD
 from paceline.engine.budget import Budget
-from paceline.engine.costs import Costs, Step
+from paceline.engine.costs import Step
 from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.rounds import Round
 
@@ -20,6 +20,10 @@ SURE = 3.0  # copies that were kept, after which one may be as long as any
 WARM = 12  # steps with drafts in a row until they show what such steps take (without: `COLD`)
 FADE_EVERY = 64  # steps after which a drafter that was not used counts as idle for as long
 WAKING = 0.2  # what the last copies amid plain steps say of the next
+UNEVEN = 0.1  # what the last steps at rest say of how far their mean lies above what is typical of them
+RESTED = 24  # plain steps in a row after which nothing is cold any more
+FORGET = 0.999  # of what waking takes, for each step at rest: what was dear once may be tried again
+MOST_UNEVEN = 1.5
 PROBE_SHARE = 0.005  # of the running time that probes may cost
 
 
@@ -65,7 +69,7 @@ def observe(budget: Budget, seen: Seq[StepRecord]) -> Budget:
             costs = costs.idle(name, FADE_EVERY)
     most = b.MOST_CREDIT * costs.target(1)
     budget = replace(
-        budget, costs=costs, step=end, wake=_waking(budget, seen),
+        budget, costs=costs, step=end, wake=_waking(budget, seen), uneven=_uneven(budget, seen),
         credit=max(min(budget.credit + PROBE_SHARE * spent - probed, most), -2 * most),
     )  # fmt: skip
     return observe_rows(budget, drafted) if drafted else budget
@@ -81,6 +85,21 @@ def _wasted(budget: Budget, kind: Kind, record: StepRecord, rows: list[RowRecord
     return min(record.seconds, 8 * without) - without * (1 + kept / texts)
 
 
+def _uneven(budget: Budget, seen: Seq[StepRecord]) -> float:
+    """What warm plain steps take on average over what is typical of them: accidents only make steps longer."""
+    uneven = budget.uneven
+    for record in seen:
+        if (
+            record.tells
+            and not record.drafters
+            and record.times > 1
+            and record.alike - record.times >= RESTED
+        ):
+            mean = 1.0 + record.more_seconds / record.seconds if record.seconds > 0 else uneven
+            uneven += UNEVEN * (min(mean / record.times, MOST_UNEVEN) - uneven)
+    return uneven
+
+
 def _waking(budget: Budget, seen: Seq[StepRecord]) -> dict[int, float]:
     """What copies amid plain steps cost beside their rows and proposals, each step of them: what the first step with
     copies took longer than one among others would have, and then what plain ones did until all was warm again.
@@ -89,7 +108,7 @@ def _waking(budget: Budget, seen: Seq[StepRecord]) -> dict[int, float]:
 
     def over() -> None:
         if spent is not None:
-            wake[size] = wake.get(size, 0.0) + WAKING * (spent / steps - wake.get(size, 0.0))
+            wake[size] = max(wake.get(size, 0.0) + WAKING * (spent / steps - wake.get(size, 0.0)), 0.0)
 
     for record in seen:
         texts, drafters = len(record.rows), record.drafters
@@ -97,6 +116,8 @@ def _waking(budget: Budget, seen: Seq[StepRecord]) -> dict[int, float]:
         if not rest and (not drafters or record.alike == 1):
             over()
             spent = None
+        if not drafters and texts.bit_length() in wake:
+            wake[texts.bit_length()] *= FORGET**record.times
         if not (texts and record.tells):
             spent = None
         elif drafters:
@@ -104,24 +125,26 @@ def _waking(budget: Budget, seen: Seq[StepRecord]) -> dict[int, float]:
             if not copies:
                 spent = None
             elif record.alike == 1:
-                spent = _over(
-                    budget.costs, record, record.target_seconds + record.other_seconds, min(drafters)
-                )
+                spent = _over(budget, record, record.target_seconds + record.other_seconds, min(drafters))
             steps, size = record.alike, texts.bit_length()
         elif rest and spent is not None:
-            spent += _over(budget.costs, record, record.seconds)
+            spent += _over(budget, record, record.seconds)
     over()
     return wake
 
 
-def _over(costs: Costs, record: StepRecord, seconds: float, kind: str = "") -> float:
-    """Seconds that a step, or several, took longer than expected; of several, than the last of them."""
+def _over(budget: Budget, record: StepRecord, seconds: float, kind: str = "") -> float:
+    """Seconds that a step, or several, took longer than expected; of several, than the last of them. Less, if they were
+    faster: what is off by chance must even out.
+    """
     if record.times > 1:
-        over, usual = seconds + record.more_seconds - record.times * seconds, seconds
+        usual = budget.uneven * seconds
+        over = seconds + record.more_seconds - record.times * usual
     else:
-        usual = costs.within(len(record.rows), record.context).target(record.target_rows, kind)
+        costs = budget.costs.within(len(record.rows), record.context)
+        usual = budget.uneven * costs.target(record.target_rows, kind)
         over = seconds - usual
-    return min(max(over, 0.0), 2 * usual)
+    return min(max(over, -2 * usual), 2 * usual)
 
 
 def is_news(budget: Budget, row: RowRecord) -> bool:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from paceline.core import Sequence
+from paceline.engine import budget as b
 from paceline.engine.acceptance import Kind
+from paceline.engine.budget import Budget, Look
 from paceline.engine.costs import Costs
 from paceline.engine.quiet import LOOK, Quiet
 from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.unchecked import Unchecked
+from paceline.ops.search import Watch
 from paceline.sampling.shape import is_greedy
 
 
@@ -26,6 +29,19 @@ class Copier(Protocol):
 
     def look(self, sequence: Sequence, limit: int) -> tuple[list[int], list[float]]:
         """(up to `limit` tokens, the confidence of each)."""
+        ...
+
+    @property
+    def rungs(self) -> list[list[float]]:
+        """What it can be sure of: the confidence of each token, by how much of the text was found, rising."""
+        ...
+
+    def watch(self, need: float) -> Watch:
+        """Of no texts yet, until all copies that there are would be worth more than `need`."""
+        ...
+
+    def watched(self, watch: Watch, sequence: Sequence, worth: Seq[float]) -> None:
+        """With one text more. `worth`: of a copy, by `rungs`."""
         ...
 
 
@@ -58,12 +74,44 @@ class Lookups:
         return due, told if isinstance(told, RowRecord) else None
 
     def join(self, sequence: Sequence, now: int, lost: Callable[[], bool]) -> int:
-        """The step of the first look at a new text beside others that rest: when they are looked at."""
-        return self._quiet.hush(sequence.id, now, sampled=_later(sequence, lost))
+        """The step of the first look at a new text beside others that rest: when they are looked at, or as soon as its
+        prompt is read, if it was given something to copy from.
+        """
+        later = _later(sequence, lost)
+        if sequence.reference and not (later or lost()):
+            return now + 1
+        return self._quiet.hush(sequence.id, now, sampled=later, watched=self.copier is not None)
+
+    def peek(self, sequence: Sequence) -> bool:
+        """Whether there may be something to copy."""
+        return self.copier is None or self.copier.peek(sequence)
+
+    def watch(
+        self, sequences: Iterable[Sequence], budget: Budget, looks: Mapping[str, Look], last: Watch | None
+    ) -> Watch | None:
+        """What tells when there is something worth copying in these texts, some of which the `last` one knows."""
+        copier = self.copier
+        look = looks.get(copier.name) if copier is not None else None
+        if copier is None or look is None:
+            return None
+        kind = next(kind for kind in budget.kinds if kind.name == copier.name)
+        watch, texts = last or copier.watch(b.needed(budget, look)), list(sequences)
+        known = watch.keep([sequence.id for sequence in texts])
+        for sequence in texts:
+            if sequence.id not in known:
+                arm = b.arm_of(budget, sequence.id, kind)
+                copier.watched(watch, sequence, b.worth(budget, kind, arm, look, copier.rungs))
+        return watch
+
+    def wake(self, texts: Iterable[int]) -> None:
+        """There is something to copy in them that is worth it: look at once, whatever is waited for."""
+        for sequence_id in texts:
+            self._unchecked.forget(sequence_id)
+            self._quiet.wake(sequence_id)
 
     def look(self, sequence: Sequence, now: int) -> int:
         """`now` if there may be something to copy, else the step of the next look."""
-        if self.copier is None or self.copier.peek(sequence):
+        if self.peek(sequence):
             return now
         return self._quiet.hush(sequence.id, now, sampled=not is_greedy(sequence))
 
@@ -74,26 +122,31 @@ class Lookups:
         if not checked:
             self._unchecked.add(sequence, kind, tokens, confidence)
 
-    def over(self, kind: str, looked: Collection[int], rows: Iterable[RowRecord], now: int) -> None:
-        """A step is: look less often where nothing was found, or what was found was lost."""
-        for row in rows:
-            if row.drafter == kind and row.accepted:
-                self._quiet.wake(row.sequence_id)
-            elif row.sequence_id in looked and not self._unchecked.awaited(row.sequence_id):
-                lost = row.drafter != kind and row.sequence_id in self._offered
-                self._quiet.hush(row.sequence_id, now, 2 if lost else LOOK)
+    def over(self, looked: Seq[Mapping[int, int]], record: StepRecord, budget: Budget, now: int) -> None:
+        """A step is, in which these texts were looked at, by kind and decision."""
+        if looked:
+            self._told(record, budget.kinds, budget.costs)
+        copies = {kind.name for kind in budget.kinds if not kind.sequential}
+        for texts in looked:
+            for row in record.rows:
+                if row.drafter in copies and row.accepted:
+                    self._quiet.wake(row.sequence_id)
+                elif row.sequence_id in texts and not self._unchecked.awaited(row.sequence_id):
+                    lost = row.drafter not in copies and row.sequence_id in self._offered
+                    self._quiet.hush(row.sequence_id, now, 2 if lost else LOOK)
+        self._offered.clear()
 
     def in_vain(self, looked: Iterable[int], now: int) -> None:
-        """Nothing that was found in this step is worth checking."""
+        """Nothing that was found in this step is worth checking, and texts rest."""
         for sequence_id in looked:
             if not self._unchecked.awaited(sequence_id):
-                self._quiet.hush(sequence_id, now)
+                self._quiet.hush(sequence_id, now, watched=self.copier is not None)
 
     def next(self, texts: Iterable[int], now: int) -> int:
         """The step, after this one, in which one of these texts has to be looked at again."""
         steps = []
         for i in texts:
-            awaited = self._unchecked.awaited(i)
+            awaited = self._unchecked.awaited(i) if self._quiet.pays else 0
             steps.append(
                 self._quiet.common(now + awaited) if awaited else self._quiet.due(i, now + 1) or now + 1
             )
@@ -107,7 +160,7 @@ class Lookups:
         """A look has taken so many seconds in vain, and a step takes so many without one."""
         self._quiet.timed(look, step)
 
-    def told(self, record: StepRecord, kinds: Seq[Kind], costs: Costs) -> None:
+    def _told(self, record: StepRecord, kinds: Seq[Kind], costs: Costs) -> None:
         """A step with looks is over: what it took if they were in vain, or what copies have brought."""
         texts, copies = len(record.rows), {kind.name for kind in kinds if not kind.sequential}
         if not record.drafters and record.draft_seconds > 0:
@@ -116,10 +169,6 @@ class Lookups:
             kept = sum([row.accepted for row in record.rows])
             plain = costs.within(texts, record.context).target(texts)
             self._quiet.brought(1 + kept / texts - record.seconds / plain)
-
-    def clear(self) -> None:
-        """A step is over."""
-        self._offered.clear()
 
     def forget(self, sequence_id: int) -> None:
         """A text ends, and may still be part of a step that is not over."""

@@ -47,7 +47,11 @@ def propose(state: EngineState, work: list[Work]) -> Draft:
     state.rest = None
     if steps > 0:
         state.rest = Rest(
-            [w.sequence.id for w in work], steps, nothing(out.reasons), next(iter(groups), None)
+            [w.sequence.id for w in work],
+            steps,
+            nothing(out.reasons),
+            next(iter(groups), None),
+            state.controller.watch([w.sequence for w in work]) if groups else None,
         )
     return out
 
@@ -62,7 +66,7 @@ def _join(state: EngineState, rest: Rest, work: list[Work]) -> bool:
     wants, drafter = [_want(state, live) for live in lives], state.drafters[lives[0].drafter]
     joined = state.controller.join([w.sequence for w in work], wants, drafter.max_tokens, len(rest.untold))
     if joined is not None:
-        rest.go_on(work, *joined)
+        rest.go_on(work, *joined, state.controller.watch([w.sequence for w in work], rest.watch))
     return joined is not None
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 FIRST, LOOK = 8, 64  # steps between two looks, at first and at most
 SAMPLED = 64  # at first, where a text is drawn at a temperature: it repeats less, copies are kept more rarely
+# Steps until the next look at least, where a watch tells when there is something worth copying: where looks do not pay
+WATCHED = 256, 64  # and where they do
 SPARING = 4  # times as many steps then between two looks, at most, too
 SEEKING = 0.01  # of the time that looks may take at first,
 LOOKING = 0.003  # and at last: sooner beside slow steps
@@ -72,10 +74,12 @@ class Quiet:
         every = 1 if self.pays else min(self._here.first, self._here.longest)
         return -(-step // every) * every
 
-    def hush(self, sequence_id: int, now: int, most: int = LOOK, *, sampled: bool = False) -> int:
+    def hush(
+        self, sequence_id: int, now: int, most: int = LOOK, *, sampled: bool = False, watched: bool = False
+    ) -> int:
         """A look was in vain: the step of the next one, at most `most` later; all texts at the same steps.
 
-        `sampled`: from now on it is looked at sparingly.
+        `sampled`: from now on it is looked at sparingly. `watched`: it rests, and something watches it.
         """
         known = self._texts.get(sequence_id)
         if sampled:
@@ -83,6 +87,7 @@ class Quiet:
         sparing = SPARING if sequence_id in self._sampled else 1
         first = SAMPLED if sparing > 1 else self._here.first
         wait = min(2 * known[0] if known else first, sparing * most, sparing * self._here.longest)
+        wait = max(wait, WATCHED[self.pays]) if watched else wait
         due = (now // wait + 1) * wait
         self._texts[sequence_id] = (wait, due)
         return due

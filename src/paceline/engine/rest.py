@@ -12,6 +12,7 @@ from paceline.core import Draft
 from paceline.engine.budget import PREFILL, Controller
 from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.scheduler import Work
+from paceline.ops.search import Watch
 
 ALIKE = 64  # steps at rest that are told as one,
 TYPICAL = 8  # at most, a quarter of them, the last ones, of which the medians speak for all
@@ -76,6 +77,7 @@ class Rest:
     steps: int
     empty: Draft  # what is drafted in each of them
     drafter: str | None = None  # that all of them are written with; None: nobody may draft
+    watch: Watch | None = None  # may end it before it is over
     untold: list[Ran] = field(default_factory=list)
     paused: bool = False  # a prompt was read in the last step: it holds if the same texts go on
 
@@ -86,6 +88,8 @@ class Rest:
             return False
         if self.steps == 0:
             self.steps = controller.go_on_resting([w.sequence for w in work], len(self.untold))
+        if self.steps and self.watch is not None and self.watch.finds():
+            return not controller.pays([w.sequence for w in work], len(self.untold))
         return self.steps > 0
 
     def newcomers(self, work: list[Work]) -> bool:
@@ -96,8 +100,9 @@ class Rest:
             and not {w.sequence.id for w in work} <= set(self.ids)
         )
 
-    def go_on(self, work: list[Work], steps: int, reason: str | None) -> None:
+    def go_on(self, work: list[Work], steps: int, reason: str | None, watch: Watch | None) -> None:
         """For so many steps, with those that are new, for the same `reason`."""
+        self.watch = watch
         known = dict(zip(self.ids, self.empty.reasons, strict=True))
         self.ids = [w.sequence.id for w in work]
         self.steps, self.empty = steps, nothing([known.get(i, reason) for i in self.ids])
