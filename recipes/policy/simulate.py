@@ -107,6 +107,10 @@ class Priced(AutoController):
         self.takes(RESTING)
         return super().go_on_resting(*args)
 
+    def pays(self, *args: Any) -> bool:
+        self.takes(RESTING)
+        return super().pays(*args)
+
     def join(self, *args: Any) -> Any:
         self.takes(RESTING)
         return super().join(*args)

@@ -108,9 +108,8 @@ class Look:
     slope: float = 0.0  # seconds that each takes beside its row,
     base: float = 0.0  # and that a step with some of them takes, whoever has one
     prices: list[float] = field(default_factory=list)  # of 1, 2, ... tokens, as far as anybody asked
-    worths: dict[int, tuple[Arm, list[float]]] = field(
-        default_factory=dict
-    )  # see `worth`, by identity of the arm
+    # what proposals are worth, see `worth`, by identity of the arm
+    worths: dict[int, tuple[Arm, list[float]]] = field(default_factory=dict)
 
     def upto(self, tokens: int) -> list[float]:
         """Seconds of 1, 2, ... up to so many for a text, at the price of all texts doing the same."""
@@ -221,8 +220,9 @@ def break_even(budget: Budget, kind: Kind, rows: int, texts: int, auto_rows: int
     base, step, slope = costs.drafting(kind.name, auto_rows)
     base, without = base + budget.care, plain(costs, rows, texts)
     least = float("inf")
-    lengths = (1, 2, 4) if kind.sequential else (1, 2, 4, MAX_DRAFT_TOKENS)
-    for more, calls in ((lengths[-1] // 4, 1), *((n * auto_rows, n) for n in lengths)):
+    # of one row alone, and of all; a copy is short or long, and costs no call for each token
+    alone, lengths = (1, (1, 2, 4)) if kind.sequential else (4, (1, 2, 4, MAX_DRAFT_TOKENS))
+    for more, calls in ((alone, 1), *((n * auto_rows, n) for n in lengths)):
         checked = costs.adding(rows, more, kind.name)
         seconds = checked + base + step * (calls if kind.sequential else 1) + slope * more
         least = min(least, texts * seconds / (without * more))

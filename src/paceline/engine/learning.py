@@ -22,8 +22,8 @@ FADE_EVERY = 64  # steps after which a drafter that was not used counts as idle 
 WAKING = 0.2  # what the last copies amid plain steps say of the next
 UNEVEN = 0.1  # what the last steps at rest say of how far their mean lies above what is typical of them
 RESTED = 24  # plain steps in a row after which nothing is cold any more
+MOST_UNEVEN = 1.5  # times what is typical: more is no accident of a few steps, the machine slept
 FORGET = 0.999  # of what waking takes, for each step at rest: what was dear once may be tried again
-MOST_UNEVEN = 1.5
 PROBE_SHARE = 0.005  # of the running time that probes may cost
 
 
@@ -89,14 +89,10 @@ def _uneven(budget: Budget, seen: Seq[StepRecord]) -> float:
     """What warm plain steps take on average over what is typical of them: accidents only make steps longer."""
     uneven = budget.uneven
     for record in seen:
-        if (
-            record.tells
-            and not record.drafters
-            and record.times > 1
-            and record.alike - record.times >= RESTED
-        ):
-            mean = 1.0 + record.more_seconds / record.seconds if record.seconds > 0 else uneven
-            uneven += UNEVEN * (min(mean / record.times, MOST_UNEVEN) - uneven)
+        warm = record.times > 1 and record.alike - record.times >= RESTED
+        if warm and record.tells and not record.drafters and record.seconds > 0:
+            mean = (record.seconds + record.more_seconds) / record.times
+            uneven += UNEVEN * (min(mean / record.seconds, MOST_UNEVEN) - uneven)
     return uneven
 
 

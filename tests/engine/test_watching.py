@@ -1,0 +1,165 @@
+"""Texts at rest are watched: a rest ends as soon as they come to something that is worth copying, and not before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+import pytest
+from tests.engine.test_rest import work
+
+from paceline.core import SamplingParams, Sequence
+from paceline.drafters.ngram import NgramDrafter
+from paceline.engine import budget as b
+from paceline.engine.acceptance import NGRAM, Kind
+from paceline.engine.controller import AutoController
+from paceline.engine.costs import Profile
+from paceline.engine.fixed import FixedController
+from paceline.engine.lookups import Lookups
+from paceline.engine.quiet import WATCHED
+from paceline.engine.records import RowRecord, StepRecord
+from paceline.engine.rest import Rest, nothing
+from paceline.ops.search import LENGTHS
+
+CHEAP = Profile((1, 33), (1e-3, 3e-3))
+DEAR = Profile((1, 33), (1e-3, 60e-3))
+RUN = list(range(100, 140))
+
+
+def text(sid: int, tokens: Seq[int], **changes: object) -> Sequence:
+    params = SamplingParams(max_tokens=900, temperature=0.0)
+    return replace(Sequence(sid, list(tokens), 2, params, seed=0), **changes)  # type: ignore[arg-type]
+
+
+def resting(profile: Profile, *texts: Sequence) -> tuple[AutoController, NgramDrafter]:
+    """A controller that was asked for these texts, in which there is nothing to copy."""
+    drafter = NgramDrafter()
+    auto = AutoController(profile, [NGRAM], copier=drafter)
+    allowed = auto.limits(list(texts), ["auto"] * len(texts), 16)
+    offers = auto.offers(texts, "ngram", [drafter.look(s, 16) for s in texts], anyway=False)
+    assert not any(tokens for tokens, _ in offers)
+    assert len(allowed) == len(texts)
+    auto.observe(
+        StepRecord(
+            len(texts), 1e-3, 0.0, 0.0, [RowRecord(s.id, "none", 0, 0, [], b.NO_PROPOSAL) for s in texts]
+        )
+    )
+    return auto, drafter
+
+
+class Finding:
+    """A watch that says what it is told to."""
+
+    def __init__(self, *says: bool) -> None:
+        self.says = list(says)
+
+    def finds(self) -> bool:
+        return self.says.pop(0)
+
+
+class Paying(FixedController):
+    def __init__(self, *, pays: bool) -> None:
+        super().__init__(0)
+        self._pays = pays
+
+    def pays(self, sequences: list[Sequence], untold: int) -> bool:
+        return self._pays
+
+
+def test_a_rest_ends_where_what_was_found_pays_and_else_goes_on() -> None:
+    rest = Rest([1], 5, nothing([b.NO_PROPOSAL]), "ngram", Finding(False, True, True))  # type: ignore[arg-type]
+    assert rest.holds([work(1)], Paying(pays=True))
+    assert rest.holds([work(1)], Paying(pays=False))
+    assert not rest.holds([work(1)], Paying(pays=True))
+    assert rest.steps == 5
+
+
+def test_a_text_that_comes_to_a_long_copy_ends_its_rest_by_itself() -> None:
+    ours = text(1, [*RUN, 7, 8, 9])
+    auto, _ = resting(CHEAP, ours)
+    auto.rest()
+    watch = auto.watch([ours])
+    assert watch is not None
+    for token in (11, 12, 13):
+        ours.tokens.append(token)
+        assert not watch.finds()
+    ours.tokens += RUN[:24]
+    assert watch.finds()
+    assert auto.pays([ours], 0)
+    ((limit, reason),) = auto.limits([ours], ["auto"], 16)
+    assert (limit > 0, reason) == (True, None)
+
+
+def test_where_no_copy_could_pay_nobody_watches_or_wakes() -> None:
+    ours = text(1, [*RUN, 7, 8, 9])
+    auto, _ = resting(DEAR, ours)
+    assert auto.watch([ours]) is None
+    ours.tokens += RUN[:24]
+    auto.rest()
+    assert auto.limits([ours], ["auto"], 16)[0][0] == 0
+
+
+def test_a_watch_goes_on_with_the_texts_that_stay_and_learns_of_new_ones() -> None:
+    first, second, third = text(1, [*RUN, 7, 8]), text(2, [*RUN, 7, 9]), text(3, [*RUN, 7, 10])
+    auto, drafter = resting(CHEAP, first, second)
+    watch = auto.watch([first, second])
+    assert watch is not None
+    assert sorted(watch.keep([1, 2])) == [1, 2]
+    drafter.forget(1)
+    auto.forget(1)
+    assert auto._choice is not None
+    auto._choice.caps[3] = 16
+    assert auto.watch([second, third], watch) is watch
+    assert sorted(watch.keep([1, 2, 3])) == [2, 3]
+
+
+def test_a_text_that_is_woken_is_looked_at_though_a_copy_is_followed_in_it() -> None:
+    """Copies of several texts are judged together: one that was left out made them seem not to pay, again and again."""
+    drafter = NgramDrafter()
+    lookups, ours = Lookups(drafter), text(1, [*RUN, 7])
+    lookups.among(1, sampled=False)
+    lookups.found(ours, "ngram", RUN[:4], [0.9] * 4, checked=False)
+    assert lookups.due(ours, 8)[0] == 12  # when it is known what would have become of it
+    lookups.wake([1])
+    assert lookups.due(ours, 8)[0] == 8
+
+
+def test_a_new_text_with_something_to_copy_from_is_looked_at_at_once_where_such_copies_are_kept() -> None:
+    lookups = Lookups(NgramDrafter())
+    lookups.among(1, sampled=False)
+    given, bare = text(1, [1, 2], reference=tuple(RUN)), text(2, [1, 2])
+    assert lookups.join(given, 70, lambda: False) == 71  # its prompt is being read
+    assert lookups.join(replace(given, id=3), 70, lambda: True) >= 70 + WATCHED[1] // 2
+    assert lookups.join(bare, 70, lambda: False) == 2 * WATCHED[1]  # it is watched
+
+
+def test_what_is_looked_up_twice_for_the_same_tokens_is_searched_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drafter, ours, searched = NgramDrafter(), text(1, [*RUN, 7, *RUN[:8]]), []
+    match = drafter.match
+    monkeypatch.setattr(drafter, "match", lambda *a: searched.append(a) or match(*a))
+    tokens, confidence = drafter.look(ours, 16)
+    del tokens[2:]  # whoever asks may cut what it gets
+    again, _ = drafter.look(ours, 16)
+    assert (again, len(again), len(searched)) == (RUN[8:24], len(confidence), 1)
+    ours.tokens.append(RUN[8])
+    assert drafter.look(ours, 16)[0] == RUN[9:25]
+    assert drafter.look(ours, 3)[0] == RUN[9:12]
+    assert len(searched) == 3
+
+
+def test_rungs_are_as_sure_as_what_is_looked_up() -> None:
+    drafter = NgramDrafter()
+    assert len(drafter.rungs) == len(LENGTHS)
+    ours = text(1, [*RUN, 7, *RUN[:8]])
+    assert drafter.look(ours, 16)[1] == drafter.rungs[LENGTHS.index(8)]
+    assert all(low[0] < high[0] for low, high in zip(drafter.rungs, drafter.rungs[1:], strict=False))
+
+
+def test_whether_copies_could_pay_is_judged_as_long_as_they_may_be() -> None:
+    """Sixteen tokens that are kept may pay for what four do not."""
+    costs = Profile((1, 2, 33), (1.0, 1.05, 2.6)).costs()
+    copies, network = Kind("ngram", (0.9,), sequential=False), Kind("mtp", (0.9,))
+    budget = b.Budget(costs, (copies, network), care=5.0)
+    assert b.break_even(budget, copies, 1, 1, 1) < 1 < b.break_even(budget, network, 1, 1, 1)
