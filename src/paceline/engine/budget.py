@@ -45,6 +45,7 @@ MEASURING = "measuring"  # plain steps amid drafts, to see what they take
 # of what is promised for sampled text, which is kept less often, most is an error of the moment (docs/controller.md).
 START = (1.05, 1.3)
 MARGIN = 1.03  # and to go on: what it does not know costs something too
+WAKES = 1.15  # what copies amid plain steps must be worth of what they take: each of them ends a rest, which is sure
 LOST = 0.3  # chance of a first copy below which sampled text is not searched at once
 MOST_CREDIT = 2.0  # target steps that are saved for them
 
@@ -337,7 +338,7 @@ def worth(budget: Budget, kind: Kind, arm: Arm, look: Look, rungs: Seq[list[floa
 
 def needed(budget: Budget, look: Look) -> float:
     """Tokens that all copies of a step amid plain ones must gain, net of what their rows take."""
-    return look.rate * (MARGIN * look.base + budget.wake.get(look.texts.bit_length(), 0.0))
+    return look.rate * (WAKES * look.base + budget.wake.get(look.texts.bit_length(), 0.0))
 
 
 def together(budget: Budget, look: Look, offers: Seq[Offer], *, wakes: bool) -> bool:
@@ -351,7 +352,7 @@ def together(budget: Budget, look: Look, offers: Seq[Offer], *, wakes: bool) -> 
         return False
     takes = look.costs.adding(look.rows, tokens, look.kind) + look.slope * tokens + look.base
     wake = budget.wake.get(look.texts.bit_length(), 0.0) if wakes else 0.0
-    return kept > look.rate * (MARGIN * takes + wake)
+    return kept > look.rate * ((WAKES if wakes else MARGIN) * takes + wake)
 
 
 def is_lost(budget: Budget, arm: Arm) -> bool:

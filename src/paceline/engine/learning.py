@@ -23,7 +23,7 @@ WAKING = 0.2  # what the last copies amid plain steps say of the next
 UNEVEN = 0.1  # what the last steps at rest say of how far their mean lies above what is typical of them
 RESTED = 24  # plain steps in a row after which nothing is cold any more
 MOST_UNEVEN = 1.5  # times what is typical: more is no accident of a few steps, the machine slept
-FORGET = 0.999  # of what waking takes, for each step at rest: what was dear once may be tried again
+FORGET = 0.9998  # of what waking takes, for each step at rest: what was dear once may be tried again
 PROBE_SHARE = 0.005  # of the running time that probes may cost
 
 
