@@ -367,7 +367,7 @@ def test_what_a_copy_is_worth_rises_with_what_it_can_be_sure_of() -> None:
     assert b.worth(budget, NGRAM, arm, look, []) is gains  # it is worked out once for a plan
     dear = replace(look, base=0.5, worths={})
     assert b.needed(budget, look) == 0.0
-    assert b.needed(replace(budget, wake={1: 0.25}), dear) == pytest.approx(b.WAKES * 0.5 + 0.25)
+    assert b.needed(replace(budget, wake={1: 0.25}), dear) == pytest.approx(b.MARGIN * 0.5 + 0.25)
 
 
 def test_a_copy_pays_for_waking_unless_others_follow() -> None:

@@ -45,7 +45,8 @@ MEASURING = "measuring"  # plain steps amid drafts, to see what they take
 # of what is promised for sampled text, which is kept less often, most is an error of the moment (docs/controller.md).
 START = (1.05, 1.3)
 MARGIN = 1.03  # and to go on: what it does not know costs something too
-WAKES = 1.15  # what copies amid plain steps must be worth of what they take: each of them ends a rest, which is sure
+# Texts that are watched while they rest: of more, copies of some brought less than they took, whatever was thought.
+FEW_TEXTS = 3
 LOST = 0.3  # chance of a first copy below which sampled text is not searched at once
 MOST_CREDIT = 2.0  # target steps that are saved for them
 
@@ -222,7 +223,8 @@ def break_even(budget: Budget, kind: Kind, rows: int, texts: int, auto_rows: int
     base, without = base + budget.care, plain(costs, rows, texts)
     least = float("inf")
     # of one row alone, and of all; a copy is short or long, and costs no call for each token
-    alone, lengths = (1, (1, 2, 4)) if kind.sequential else (4, (1, 2, 4, MAX_DRAFT_TOKENS))
+    short = kind.sequential or texts > FEW_TEXTS
+    alone, lengths = (1, (1, 2, 4)) if short else (4, (1, 2, 4, MAX_DRAFT_TOKENS))
     for more, calls in ((alone, 1), *((n * auto_rows, n) for n in lengths)):
         checked = costs.adding(rows, more, kind.name)
         seconds = checked + base + step * (calls if kind.sequential else 1) + slope * more
@@ -338,7 +340,7 @@ def worth(budget: Budget, kind: Kind, arm: Arm, look: Look, rungs: Seq[list[floa
 
 def needed(budget: Budget, look: Look) -> float:
     """Tokens that all copies of a step amid plain ones must gain, net of what their rows take."""
-    return look.rate * (WAKES * look.base + budget.wake.get(look.texts.bit_length(), 0.0))
+    return look.rate * (MARGIN * look.base + budget.wake.get(look.texts.bit_length(), 0.0))
 
 
 def together(budget: Budget, look: Look, offers: Seq[Offer], *, wakes: bool) -> bool:
@@ -352,7 +354,7 @@ def together(budget: Budget, look: Look, offers: Seq[Offer], *, wakes: bool) -> 
         return False
     takes = look.costs.adding(look.rows, tokens, look.kind) + look.slope * tokens + look.base
     wake = budget.wake.get(look.texts.bit_length(), 0.0) if wakes else 0.0
-    return kept > look.rate * ((WAKES if wakes else MARGIN) * takes + wake)
+    return kept > look.rate * (MARGIN * takes + wake)
 
 
 def is_lost(budget: Budget, arm: Arm) -> bool:

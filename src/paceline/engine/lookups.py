@@ -51,6 +51,7 @@ class Lookups:
         self.copier = copier
         self._quiet = Quiet()
         self._unchecked = Unchecked()
+        self._watches = False  # so few texts are at hand that they are watched while they rest
         self._offered: set[int] = set()  # texts for which something was found in this step
 
     def due(
@@ -78,9 +79,9 @@ class Lookups:
         prompt is read, if it was given something to copy from.
         """
         later = _later(sequence, lost)
-        if sequence.reference and not (later or lost()):
+        if self._watches and sequence.reference and not (later or lost()):
             return now + 1
-        return self._quiet.hush(sequence.id, now, sampled=later, watched=self.copier is not None)
+        return self._quiet.hush(sequence.id, now, sampled=later, watched=self._watches)
 
     def peek(self, sequence: Sequence) -> bool:
         """Whether there may be something to copy."""
@@ -92,7 +93,7 @@ class Lookups:
         """What tells when there is something worth copying in these texts, some of which the `last` one knows."""
         copier = self.copier
         look = looks.get(copier.name) if copier is not None else None
-        if copier is None or look is None:
+        if copier is None or look is None or not self._watches:
             return None
         kind = next(kind for kind in budget.kinds if kind.name == copier.name)
         watch, texts = last or copier.watch(b.needed(budget, look)), list(sequences)
@@ -140,13 +141,13 @@ class Lookups:
         """Nothing that was found in this step is worth checking, and texts rest."""
         for sequence_id in looked:
             if not self._unchecked.awaited(sequence_id):
-                self._quiet.hush(sequence_id, now, watched=self.copier is not None)
+                self._quiet.hush(sequence_id, now, watched=self._watches)
 
     def next(self, texts: Iterable[int], now: int) -> int:
         """The step, after this one, in which one of these texts has to be looked at again."""
         steps = []
         for i in texts:
-            awaited = self._unchecked.awaited(i) if self._quiet.pays else 0
+            awaited = self._unchecked.awaited(i) if self._quiet.pays or not self._watches else 0
             steps.append(
                 self._quiet.common(now + awaited) if awaited else self._quiet.due(i, now + 1) or now + 1
             )
@@ -155,6 +156,7 @@ class Lookups:
     def among(self, texts: int, *, sampled: bool) -> None:
         """So many texts are at hand."""
         self._quiet.among(texts, sampled=sampled)
+        self._watches = self.copier is not None and texts <= b.FEW_TEXTS
 
     def timed(self, look: float, step: float) -> None:
         """A look has taken so many seconds in vain, and a step takes so many without one."""
