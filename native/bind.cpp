@@ -170,35 +170,23 @@ Search& grown(Search& search, const nb::list& tokens) {
 // Several texts that nothing is drafted for, until one or more of them come to something worth copying.
 class Watch {
  public:
-  // `need`: what copies of one step must be worth together. Of several texts it looks in every second, third, ... step,
-  // since each look costs something. After a find nothing is said for `wait` steps, then twice as many, up to `longest`.
+  // `need`: what copies of one step must be worth together. After a find nothing is said for `wait` steps, then twice as
+  // many, up to `longest`.
   Watch(double need, int64_t wait, int64_t longest) : need_(need), wait_(wait), longest_(longest) {}
 
   // `worth`: of a copy, by the rungs of `lengths` that its match reaches, rising.
-  void add(int64_t id, nb::object search, nb::list tokens, std::vector<double> worth) {
-    const int64_t above = std::find_if(worth.begin(), worth.end(), [](double w) { return w > 0; }) - worth.begin();
-    texts_.push_back({id, search, tokens, nb::cast<Search*>(search), std::move(worth), above});
-  }
-
-  // Forgets all others; which of these it knows.
-  std::vector<int64_t> keep(const std::vector<int64_t>& ids) {
-    std::vector<int64_t> known;
-    const auto gone = std::remove_if(texts_.begin(), texts_.end(), [&](const Text& text) {
-      return std::find(ids.begin(), ids.end(), text.id) == ids.end();
-    });
-    texts_.erase(gone, texts_.end());
-    for (const Text& text : texts_) known.push_back(text.id);
-    return known;
+  void add(nb::object search, nb::list tokens, std::vector<double> worth) {
+    const auto least = std::find_if(worth.begin(), worth.end(), [](double w) { return w > 0; });
+    if (least == worth.end()) return;
+    const int64_t above = least - worth.begin();
+    texts_.push_back({search, tokens, nb::cast<Search*>(search), std::move(worth), above});
   }
 
   bool finds() {
     if (quiet_ > 0) return --quiet_, false;
-    quiet_ = static_cast<int64_t>(texts_.size()) / kTextsPerStep;
     double total = 0;
-    for (Text& text : texts_) {
-      if (text.above == static_cast<int64_t>(text.worth.size())) continue;  // no copy is worth anything
+    for (Text& text : texts_)
       if (const int64_t rungs = grown(*text.search, text.tokens).reaches(text.above)) total += text.worth[rungs - 1];
-    }
     if (total <= need_) return false;
     quiet_ = wait_;
     wait_ = std::min(2 * wait_, longest_);
@@ -207,14 +195,12 @@ class Watch {
 
  private:
   struct Text {
-    int64_t id;
     nb::object kept;
     nb::list tokens;
     Search* search;
     std::vector<double> worth;
     int64_t above;
   };
-  static constexpr int64_t kTextsPerStep = 3;
   std::vector<Text> texts_;
   double need_;
   int64_t wait_, longest_, quiet_ = 0;
@@ -261,7 +247,6 @@ NB_MODULE(_native, m) {
   nb::class_<Watch>(m, "Watch")
       .def(nb::init<double, int64_t, int64_t>())
       .def("add", &Watch::add)
-      .def("keep", &Watch::keep)
       .def("finds", &Watch::finds);
   nb::class_<Program>(m, "Program")
       .def(nb::init<>())

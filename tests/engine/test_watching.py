@@ -99,18 +99,11 @@ def test_where_no_copy_could_pay_nobody_watches_or_wakes() -> None:
     assert auto.limits([ours], ["auto"], 16)[0][0] == 0
 
 
-def test_a_watch_goes_on_with_the_texts_that_stay_and_learns_of_new_ones() -> None:
-    first, second, third = text(1, [*RUN, 7, 8]), text(2, [*RUN, 7, 9]), text(3, [*RUN, 7, 10])
-    auto, drafter = resting(CHEAP, first, second)
-    watch = auto.watch([first, second])
-    assert watch is not None
-    assert sorted(watch.keep([1, 2])) == [1, 2]
-    drafter.forget(1)
-    auto.forget(1)
-    assert auto._choice is not None
-    auto._choice.caps[3] = 16
-    assert auto.watch([second, third], watch) is watch
-    assert sorted(watch.keep([1, 2, 3])) == [2, 3]
+def test_more_than_a_few_texts_are_not_watched() -> None:
+    for count in (b.FEW_TEXTS, b.FEW_TEXTS + 1):
+        texts = [text(sid, [*RUN, 7, sid]) for sid in range(count)]
+        auto, _ = resting(CHEAP, *texts)
+        assert (auto.watch(texts) is not None) is (count == b.FEW_TEXTS)
 
 
 def test_a_text_that_is_woken_is_looked_at_though_a_copy_is_followed_in_it() -> None:

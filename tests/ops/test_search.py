@@ -52,15 +52,12 @@ def test_both_watches_say_the_same(
     growing: list[list[int]] = [[] for _ in texts]
     for i, (_, reference) in enumerate(texts):
         worth = [0.0] * len(WORTH) if data.draw(st.booleans()) else WORTH
-        native.add(i, s.search(reference), growing[i], worth)
-        python.add(i, s.PythonSearch(reference), growing[i], worth)
+        native.add(s.search(reference), growing[i], worth)
+        python.add(s.PythonSearch(reference), growing[i], worth)
     for at in range(30):
         for own, (text, _) in zip(growing, texts, strict=True):
             own += text[at * 3 : at * 3 + 3]
         assert native.finds() == python.finds()
-        if at == 15:
-            left = list(range(0, len(texts), 2))
-            assert sorted(native.keep(left)) == sorted(python.keep(left)) == left
 
 
 @pytest.mark.parametrize("watch", [s.watch, s.PythonWatch])
@@ -69,8 +66,8 @@ def test_a_watch_says_when_copies_are_worth_it_together_and_then_waits(
 ) -> None:
     first, second = [1, 2, 3, 4, 9], [5, 6, 7, 8, 9]
     watching = watch(1.5, 2, 3)
-    for i, tokens in enumerate((first, second)):
-        watching.add(i, s.search([*first, *second]), tokens, WORTH)
+    for tokens in (first, second):
+        watching.add(s.search([*first, *second]), tokens, WORTH)
     for tokens, more in ((first, [7, 1]), (second, [7, 5])):
         tokens += more
         assert not watching.finds()  # nothing matches
@@ -79,18 +76,6 @@ def test_a_watch_says_when_copies_are_worth_it_together_and_then_waits(
     second += [6, 7, 8]
     found = [watching.finds() for _ in range(10)]
     assert found == [True, False, False, True, False, False, False, True, False, False]
-    assert watching.keep([1, 7]) == [1]
-    assert not any(watching.finds() for _ in range(8))  # alone it is not worth it
-
-
-@pytest.mark.parametrize("watch", [s.watch, s.PythonWatch])
-def test_of_many_texts_a_watch_looks_in_some_steps_only(watch: Callable[[float, int, int], s.Watch]) -> None:
-    watching, tokens = watch(0.5, 1, 1), [9, 1]
-    for i in range(2 * s.TEXTS_PER_STEP):
-        watching.add(i, s.search([1, 2, 3, 4]), tokens if i == 0 else [7], WORTH)
-    assert not watching.finds()
-    tokens += [2, 3, 4]
-    assert [watching.finds() for _ in range(3)] == [False, False, True]
 
 
 def test_without_the_extension_it_is_searched_through_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,13 +96,12 @@ class NgramDrafter:
         """By the steps of matches' lengths that are told apart, rising: the confidence of each token of a copy."""
         return [_CONFIDENCE[length : length + self.max_tokens] for length in LENGTHS]
 
-    def watch(self, need: float) -> Watch:
-        """Of no texts yet, until all copies that there are would be worth more than `need`."""
-        return watch(need, QUIET, LONGEST_QUIET)
-
-    def watched(self, watch: Watch, sequence: Sequence, worth: Seq[float]) -> None:
-        """With one text more. `worth`: of a copy, by `rungs`."""
-        watch.add(sequence.id, self._text(sequence).search, sequence.tokens, worth)
+    def watch(self, texts: Seq[tuple[Sequence, Seq[float]]], need: float) -> Watch:
+        """Of texts with what a copy is worth by `rungs`, until all copies that there are are worth more than `need`."""
+        watching = watch(need, QUIET, LONGEST_QUIET)
+        for sequence, worth in texts:
+            watching.add(self._text(sequence).search, sequence.tokens, worth)
+        return watching
 
     def draft(self, context: DraftContext) -> Draft:
         out = Draft.empty(len(context.sequences), "no proposal")

@@ -71,8 +71,8 @@ class Controller(Protocol):
         """Asked where some texts at rest have ended and as many others come in their place. None: ask `limits`."""
         ...
 
-    def watch(self, sequences: list[Sequence], last: Watch | None = None) -> Watch | None:
-        """What may end their rest before it is over: something worth copying. None: nothing. `last`: of some of them."""
+    def watch(self, sequences: list[Sequence]) -> Watch | None:
+        """What may end their rest before it is over: something worth copying. None: nothing."""
         ...
 
     def pays(self, sequences: list[Sequence], untold: int) -> bool:

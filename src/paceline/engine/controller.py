@@ -134,10 +134,10 @@ class AutoController:
             choice.look = min(choice.look, self._lookups.join(s, now, lost))
         return choice.left(now), choice.reason
 
-    def watch(self, sequences: list[Sequence], last: Watch | None = None) -> Watch | None:
+    def watch(self, sequences: list[Sequence]) -> Watch | None:
         choice = self._choice
         ours = [s for s in sequences if choice and choice.caps.get(s.id)]
-        return self._lookups.watch(ours, self.budget, choice.looks, last) if choice else None
+        return self._lookups.watch(ours, self.budget, choice.looks) if choice else None
 
     def pays(self, sequences: list[Sequence], untold: int) -> bool:
         choice, now, begin = self._choice, self._now + untold, time.perf_counter()

@@ -8,7 +8,6 @@ from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine.budget import DISABLED, NO_DRAFTER, NO_ROOM, Want, room
 from paceline.engine.records import StepRecord
 from paceline.ops.base import Stop
-from paceline.ops.search import Watch
 
 Limit = tuple[int, str | None]
 WHOLE = Stop(MAX_DRAFT_TOKENS)  # a draft of a fixed length does not end before it
@@ -38,7 +37,7 @@ class FixedController:
     def join(self, sequences: list[Sequence], wants: list[Want], most: int, untold: int) -> None:
         return None
 
-    def watch(self, sequences: list[Sequence], last: Watch | None = None) -> None:
+    def watch(self, sequences: list[Sequence]) -> None:
         return None
 
     def pays(self, sequences: list[Sequence], untold: int) -> bool:

@@ -36,12 +36,8 @@ class Copier(Protocol):
         """What it can be sure of: the confidence of each token, by how much of the text was found, rising."""
         ...
 
-    def watch(self, need: float) -> Watch:
-        """Of no texts yet, until all copies that there are would be worth more than `need`."""
-        ...
-
-    def watched(self, watch: Watch, sequence: Sequence, worth: Seq[float]) -> None:
-        """With one text more. `worth`: of a copy, by `rungs`."""
+    def watch(self, texts: Seq[tuple[Sequence, Seq[float]]], need: float) -> Watch:
+        """Of texts with what a copy is worth by `rungs`, until all copies that there are are worth more than `need`."""
         ...
 
 
@@ -87,22 +83,17 @@ class Lookups:
         """Whether there may be something to copy."""
         return self.copier is None or self.copier.peek(sequence)
 
-    def watch(
-        self, sequences: Iterable[Sequence], budget: Budget, looks: Mapping[str, Look], last: Watch | None
-    ) -> Watch | None:
-        """What tells when there is something worth copying in these texts, some of which the `last` one knows."""
+    def watch(self, sequences: Iterable[Sequence], budget: Budget, looks: Mapping[str, Look]) -> Watch | None:
+        """What tells when there is something worth copying in these texts; None if there cannot be, or they are many."""
         copier = self.copier
         look = looks.get(copier.name) if copier is not None else None
         if copier is None or look is None or not self._watches:
             return None
         kind = next(kind for kind in budget.kinds if kind.name == copier.name)
-        watch, texts = last or copier.watch(b.needed(budget, look)), list(sequences)
-        known = watch.keep([sequence.id for sequence in texts])
-        for sequence in texts:
-            if sequence.id not in known:
-                arm = b.arm_of(budget, sequence.id, kind)
-                copier.watched(watch, sequence, b.worth(budget, kind, arm, look, copier.rungs))
-        return watch
+        rungs = copier.rungs
+        arms = [(sequence, b.arm_of(budget, sequence.id, kind)) for sequence in sequences]
+        worth = [(sequence, b.worth(budget, kind, arm, look, rungs)) for sequence, arm in arms]
+        return copier.watch(worth, b.needed(budget, look)) if any(own[-1] > 0 for _, own in worth) else None
 
     def wake(self, texts: Iterable[int]) -> None:
         """There is something to copy in them that is worth it: look at once, whatever is waited for."""

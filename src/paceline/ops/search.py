@@ -13,7 +13,6 @@ from typing import Protocol
 from paceline.ops.extension import extension
 
 LENGTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32)  # of a match that are told apart; a longer one says nothing more
-TEXTS_PER_STEP = 3  # that a watch looks at, on average at most
 BYTES = array("i").itemsize  # of a token
 
 
@@ -39,20 +38,15 @@ class Search(Protocol):
 class Watch(Protocol):
     """Several texts, until some of them come to something that was written before and is worth copying."""
 
-    def add(self, text: int, search: Search, tokens: list[int], worth: Seq[float]) -> None:
-        """A text by its number, with its search and its tokens, which grow. `worth`: of a copy, by the steps of LENGTHS
-        that its match reaches: 0 first, as far as it is not worth anything.
+    def add(self, search: Search, tokens: list[int], worth: Seq[float]) -> None:
+        """A text: its search and its tokens, which grow. `worth`: of a copy, by the steps of LENGTHS that its match
+        reaches: 0 first, as far as it is not worth anything.
         """
-        ...
-
-    def keep(self, texts: list[int]) -> list[int]:
-        """Forget all others; which of these it knows."""
         ...
 
     def finds(self) -> bool:
         """Whether what can be copied now is worth more than is needed, all texts together. It is asked once in a step and
-        says nothing in some: of several texts it looks the more rarely the more they are, since each look costs
-        something, and after a find it waits, longer each time.
+        says nothing for a while after a find, longer each time.
         """
         ...
 
@@ -78,22 +72,17 @@ def watch(need: float, wait: int, longest: int) -> Watch:
 class PythonWatch:
     def __init__(self, need: float, wait: int, longest: int) -> None:
         self._need, self._wait, self._longest, self._quiet = need, wait, longest, 0
-        self._texts: dict[int, tuple[Search, list[int], Seq[float]]] = {}
+        self._texts: list[tuple[Search, list[int], Seq[float]]] = []
 
-    def add(self, text: int, search: Search, tokens: list[int], worth: Seq[float]) -> None:
-        self._texts[text] = search, tokens, worth
-
-    def keep(self, texts: list[int]) -> list[int]:
-        self._texts = {text: own for text, own in self._texts.items() if text in texts}
-        return list(self._texts)
+    def add(self, search: Search, tokens: list[int], worth: Seq[float]) -> None:
+        self._texts.append((search, tokens, worth))
 
     def finds(self) -> bool:
         if self._quiet > 0:
             self._quiet -= 1
             return False
-        self._quiet = len(self._texts) // TEXTS_PER_STEP
         total = 0.0
-        for search, tokens, worth in self._texts.values():
+        for search, tokens, worth in self._texts:
             length = max(search.in_text(tokens)[1], search.in_reference(tokens)[1])
             total += worth[LENGTHS.index(length)] if length else 0.0
         if total <= self._need:
