@@ -223,8 +223,7 @@ def break_even(budget: Budget, kind: Kind, rows: int, texts: int, auto_rows: int
     base, without = base + budget.care, plain(costs, rows, texts)
     least = float("inf")
     # of one row alone, and of all; a copy is short or long, and costs no call for each token
-    short = kind.sequential or texts > FEW_TEXTS
-    alone, lengths = (1, (1, 2, 4)) if short else (4, (1, 2, 4, MAX_DRAFT_TOKENS))
+    alone, lengths = (1, (1, 2, 4)) if kind.sequential else (4, (1, 2, 4, MAX_DRAFT_TOKENS))
     for more, calls in ((alone, 1), *((n * auto_rows, n) for n in lengths)):
         checked = costs.adding(rows, more, kind.name)
         seconds = checked + base + step * (calls if kind.sequential else 1) + slope * more

@@ -112,7 +112,7 @@ def _waking(budget: Budget, seen: Seq[StepRecord]) -> dict[int, float]:
         if not rest and (not drafters or record.alike == 1):
             over()
             spent = None
-        if not drafters and 0 < texts <= b.FEW_TEXTS and texts.bit_length() in wake:
+        if not drafters and texts.bit_length() in wake:
             wake[texts.bit_length()] *= FORGET**record.times
         if not (texts and record.tells):
             spent = None
@@ -131,18 +131,16 @@ def _waking(budget: Budget, seen: Seq[StepRecord]) -> dict[int, float]:
 
 def _over(budget: Budget, record: StepRecord, seconds: float, kind: str = "") -> float:
     """Seconds that a step, or several, took longer than expected; of several, than the last of them. Less, if they were
-    faster: what is off by chance must even out. Of many texts it does not, and keeps out copies that hardly pay.
+    faster: what is off by chance must even out.
     """
-    few = len(record.rows) <= b.FEW_TEXTS
-    uneven = budget.uneven if few else 1.0
     if record.times > 1:
-        usual = uneven * seconds
+        usual = budget.uneven * seconds
         over = seconds + record.more_seconds - record.times * usual
     else:
         costs = budget.costs.within(len(record.rows), record.context)
-        usual = uneven * costs.target(record.target_rows, kind)
+        usual = budget.uneven * costs.target(record.target_rows, kind)
         over = seconds - usual
-    return min(max(over, -2 * usual if few else 0.0), 2 * usual)
+    return min(max(over, -2 * usual), 2 * usual)
 
 
 def is_news(budget: Budget, row: RowRecord) -> bool:
