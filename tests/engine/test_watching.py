@@ -106,6 +106,14 @@ def test_more_than_a_few_texts_are_not_watched() -> None:
         assert (auto.watch(texts) is not None) is (count == b.FEW_TEXTS)
 
 
+def test_sampled_text_is_watched_only_where_it_was_given_something_to_copy_from() -> None:
+    sampled = SamplingParams(max_tokens=900, temperature=0.8)
+    bare, given = text(1, [*RUN, 7], params=sampled), text(2, [*RUN, 7], params=sampled, reference=(8, 9))
+    for ours, watched in ((bare, False), (given, True)):
+        auto, _ = resting(CHEAP, ours)
+        assert (auto.watch([ours]) is not None) is watched
+
+
 def test_a_text_that_is_woken_is_looked_at_though_a_copy_is_followed_in_it() -> None:
     """Copies of several texts are judged together: one that was left out made them seem not to pay, again and again."""
     drafter = NgramDrafter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Protocol
 
 from paceline.core import Sequence
@@ -84,15 +85,19 @@ class Lookups:
         return self.copier is None or self.copier.peek(sequence)
 
     def watch(self, sequences: Iterable[Sequence], budget: Budget, looks: Mapping[str, Look]) -> Watch | None:
-        """What tells when there is something worth copying in these texts; None if there cannot be, or they are many."""
+        """What tells when there is something worth copying in these texts; None if there cannot be, or they are many.
+        Texts that are searched later are not watched: of sampled text next to nothing is kept, whatever a match promises.
+        """
         copier = self.copier
         look = looks.get(copier.name) if copier is not None else None
         if copier is None or look is None or not self._watches:
             return None
         kind = next(kind for kind in budget.kinds if kind.name == copier.name)
-        rungs = copier.rungs
-        arms = [(sequence, b.arm_of(budget, sequence.id, kind)) for sequence in sequences]
-        worth = [(sequence, b.worth(budget, kind, arm, look, rungs)) for sequence, arm in arms]
+        worth = [
+            (s, b.worth(budget, kind, b.arm_of(budget, s.id, kind), look, copier.rungs))
+            for s in sequences
+            if not _later(s, partial(b.loses_first, budget, s.id, looks))
+        ]
         return copier.watch(worth, b.needed(budget, look)) if any(own[-1] > 0 for _, own in worth) else None
 
     def wake(self, texts: Iterable[int]) -> None:

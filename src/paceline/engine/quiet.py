@@ -87,7 +87,7 @@ class Quiet:
         sparing = SPARING if sequence_id in self._sampled else 1
         first = SAMPLED if sparing > 1 else self._here.first
         wait = min(2 * known[0] if known else first, sparing * most, sparing * self._here.longest)
-        wait = max(wait, WATCHED[self.pays]) if watched else wait
+        wait = max(wait, WATCHED[self.pays]) if watched and sparing == 1 else wait
         due = (now // wait + 1) * wait
         self._texts[sequence_id] = (wait, due)
         return due
