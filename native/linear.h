@@ -13,9 +13,8 @@ namespace PACELINE_ISA {
 
 constexpr int VECTORS = 2, PANEL = VECTORS * L;  // outputs of a panel
 constexpr int64_t ROOM = 262144;  // bytes of weights that stay in the second-level cache from one tile to the next
-constexpr int64_t AHEAD = 4096;  // bytes of a panel to fetch ahead
-constexpr int64_t FAR_AHEAD = 24576;  // from memory, to the second-level cache
-constexpr int BUSY = 5;  // rows from which on bfloat16's and int8's arithmetic takes about as long as memory: neither may wait
+constexpr int64_t AHEAD = 8192;      // bytes of a tile's panels to fetch ahead, at most half of them of one
+constexpr int64_t FAR_AHEAD = 24576;  // of a panel that is alone, to the second-level cache
 
 // What a weight kind means by a unit of a panel: `depth` inputs of PANEL outputs in two vectors. A segment is summed
 // for itself and then added to the total: it keeps long sums exact, and int4 has a scale for each. `tight`: no register is
@@ -105,6 +104,13 @@ static int64_t padded(int kind, int64_t in) {
   return kind == INT8 || kind == PAIRS ? (in + 1) / 2 * 2 : kind == INT4 ? (in + 31) / 32 * 32 : in;
 }
 
+// Rows from which on arithmetic takes about as long as memory: neither may wait for the other, so weights are fetched to
+// the second-level cache, too. Where the last-level cache holds them all they always are: others use it, too.
+template <class P>
+constexpr int busy_rows() {
+  return P::kind == BFLOAT16 || P::kind == INT8 ? 5 : P::kind == PAIRS ? 8 : 1 << 30;
+}
+
 template <class P>
 static int64_t bytes_of_panel(int64_t in) {
   int64_t segments = (in + P::segment - 1) / P::segment;
@@ -152,7 +158,9 @@ template <class P, int R, int C>
 static void tile(const Call<P>& c, int64_t r0, int64_t panel) {
   constexpr int N = VECTORS * C;
   constexpr int64_t step = P::unit < 64 ? 64 / P::unit : 1;  // units of a cache line
-  constexpr bool busy = R >= BUSY && (P::kind == BFLOAT16 || P::kind == INT8);
+  constexpr int64_t near_by = AHEAD / (C < 2 ? 2 : C);
+  const bool far = r0 == 0 && (c.cached || R >= busy_rows<P>());
+  const int64_t far_by = C > 1 ? C * c.panel_bytes : FAR_AHEAD;  // to the same place of the next tile
   const char* start = c.data + panel * c.panel_bytes;
   const typename P::X* x = c.x + r0 * c.x_stride;
   V total[R][N];
@@ -167,19 +175,19 @@ static void tile(const Call<P>& c, int64_t r0, int64_t panel) {
       for (int i = 0; i < N; ++i)
         if constexpr (P::kind == INT4) acc[r][i] = group_start(x + r * c.x_stride, c.in, k / 32) - VI{};
         else acc[r][i] = typename P::A{};
-    // The last AHEAD bytes of a panel fetch the first ones of its place in the next tile.
-    const int64_t left = c.panel_bytes - AHEAD - (w - start), near = left < 0 ? 0 : left / P::unit / step * step;
+    // The last bytes of a panel fetch the first ones of its place in the next tile.
+    const int64_t left = c.panel_bytes - near_by - (w - start), near = left < 0 ? 0 : left / P::unit / step * step;
     int64_t u = 0;
     for (int part = 0; part < 2; ++part) {
       const int64_t stop = part == 0 && near < units ? near : units / step * step;
-      const int64_t ahead = part == 0 ? AHEAD : AHEAD + (C - 1) * c.panel_bytes;
+      const int64_t ahead = part == 0 ? near_by : near_by + (C - 1) * c.panel_bytes;
       for (; u < stop; u += step) {
         PL_UNROLL
         for (int j = 0; j < C; ++j)
           for (int64_t line = 0; line < P::unit * step; line += 64) {
             const char* p = w + j * c.panel_bytes + u * P::unit + line;
             prefetch(p + ahead);
-            if (busy && !c.cached) prefetch_far(p + FAR_AHEAD);
+            if (far) prefetch_far(p + far_by);
           }
         PL_UNROLL
         for (int s = 0; s < step; ++s)
