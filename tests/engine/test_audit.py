@@ -14,7 +14,7 @@ from paceline.engine import budget as b
 from paceline.engine.acceptance import NGRAM, Kind
 from paceline.engine.audit import AUDIT, COLD, HOPEFUL, LAST_TRIAL, RAREST, SOONEST, TRIAL, Audit, hopeful
 from paceline.engine.choice import HOLD, LONGEST_HOLD, LONGEST_IDLE
-from paceline.engine.controller import LITTLE, AutoController
+from paceline.engine.controller import LITTLE, MANY, AutoController
 from paceline.engine.costs import TABLE_ROWS, Costs, Profile, Step, spread
 from paceline.engine.fixed import FixedController, Limit
 from paceline.engine.records import RowRecord, StepRecord, Unlearnt
@@ -317,9 +317,12 @@ def test_a_plan_holds_for_as_long_as_it_takes_to_pay_for_itself(planning: float,
     assert choice.hold == pytest.approx(hold, abs=2)
 
 
-@pytest.mark.parametrize(("steps", "learnt"), [(LITTLE - 1, 0), (LITTLE, LITTLE)])
-def test_where_only_the_texts_have_changed_nothing_is_learnt_from_a_few_steps(
-    steps: int, learnt: int
+@pytest.mark.parametrize(
+    ("steps", "kept", "told"),
+    [(LITTLE - 1, 0, 0), (LITTLE, LITTLE, 0), (MANY - 1, MANY - 1, 0), (MANY, MANY, MANY)],
+)
+def test_where_only_the_texts_have_changed_little_is_learnt_from_a_few_steps(
+    steps: int, kept: int, told: int
 ) -> None:
     auto = AutoController(
         replace(PROFILE, rounds={"mtp": (0.01, 0.01, 0.0)}), [replace(MTP, prior=(0.99,), known=True)]
@@ -330,22 +333,30 @@ def test_where_only_the_texts_have_changed_nothing_is_learnt_from_a_few_steps(
     for _ in range(steps):
         auto.observe(StepRecord(10, 1.8, 0.2, 0.0, [row(4, 4), row(4, 4, sid=2)]))
     auto.limits([sequence(1), sequence(3)], ["auto"] * 2, 4)
-    assert auto.budget.step == learnt
+    assert auto.budget.step == told
     assert auto._now == steps  # and nothing is lost
-    assert b.arm_of(auto.budget, 1, MTP).hits[0] == learnt
+    assert b.arm_of(auto.budget, 1, MTP).hits[0] == pytest.approx(kept)
     auto._learn()
-    assert b.arm_of(auto.budget, 1, MTP).hits[0] == steps
+    assert auto.budget.step == steps
+    assert b.arm_of(auto.budget, 1, MTP).hits[0] == pytest.approx(steps)
+    assert auto.budget.totals["mtp"].first_tries == 2 * steps
 
 
-def test_of_copies_that_are_kept_as_ever_nothing_is_learnt_at_once() -> None:
+def test_of_copies_that_are_kept_as_ever_nothing_is_learnt_before_the_next_one() -> None:
     auto = AutoController(PROFILE, [NGRAM])
+    text = sequence(1)
     copied = [RowRecord(1, "ngram", 4, 4, [1.0] * 4, None) for _ in range(6)]
     for record in copied:
+        auto.limits([text], ["auto"], 4)
+        auto.offers([text], "ngram", [([1, 1], [0.9, 0.9])], anyway=False)
         auto.observe(StepRecord(5, 1.8, 0.0, 0.0, [record]))
+    auto.offers([text], "ngram", [([1, 1], [0.9, 0.9])], anyway=False)
     learnt = [record.learnt for record in copied]
     assert learnt == [True] * 4 + [False] * 2  # a text's first copy is none of its own
     refused = RowRecord(1, "ngram", 4, 2, [1.0] * 4, None)
     auto.observe(StepRecord(5, 1.8, 0.0, 0.0, [refused]))
+    assert not refused.learnt
+    auto.offers([text], "ngram", [([1, 1], [0.9, 0.9])], anyway=False)
     assert refused.learnt
     assert b.arm_of(auto.budget, 1, NGRAM).hits[0] == 4
     auto._learn()

@@ -706,3 +706,14 @@ def test_deciding_is_timed_where_something_is_drafted(monkeypatch: pytest.Monkey
         auto.limits([sequence(sid)], ["auto"], 16)  # a plan for each
         auto.observe(StepRecord(3, 1.2, 0.3, 0.0, [RowRecord(sid, "mtp", 2, 1, [0.8, 0.8], None)]))
     assert auto.budget.care == pytest.approx(0.03, rel=0.1)  # a plan takes two looks, hearing of a step one
+
+
+def test_what_confidence_is_worth_is_told_by_some_of_many_drafts_and_all_of_few() -> None:
+    few, many = learning.ENOUGH // 2, 8 * learning.ENOUGH
+    for drafts, told in ((few, few), (many, -(-many // 9))):
+        rows = [row(sid, 1, sid % 2, 0.5) for sid in range(drafts)]
+        budget = learning.observe_rows(Budget(FLAT.costs(), (MTP,)), rows)
+        hits, tries = budget.bins[b.arm_of(budget, 0, MTP).law][acc.BINS // 2]
+        assert tries == told
+        assert hits == pytest.approx(told / 2, abs=1)
+        assert budget.totals["mtp"] == acc.Totals(drafts, drafts // 2, drafts, drafts // 2)

@@ -6,6 +6,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
+from tests.engine.test_watching import firsts
 
 from paceline.core import SamplingParams, Sequence
 from paceline.engine import budget as b
@@ -137,14 +138,15 @@ def test_texts_are_looked_at_in_the_same_steps_whatever_looks_take() -> None:
 def test_a_new_text_is_looked_at_with_the_others_where_looks_do_not_pay() -> None:
     found, new = Lookups(Copier([0.5])), replace(text([1, 2]), params=SamplingParams(temperature=0.0))
     found.among(1, sampled=False)
-    assert found.due(new, 5)[0] == 5
+    assert found.due(new, 5, firsts(new))[0] == 5
     for _ in range(99):
         found.timed(0.2, 1.0)
-    assert found.due(replace(new, id=2), 5)[0] == LOOK
+    second, third = replace(new, id=2), replace(new, id=3)
+    assert found.due(second, 5, firsts(second))[0] == LOOK
     record = StepRecord(5, 1.5, 0.0, 0.0, [RowRecord(1, "ngram", 4, 4, [0.9] * 4, None)])
     for _ in range(4):
         found.over([{}], record, Budget(STEEP.costs(), (NGRAM,)), 5)
-    assert found.due(replace(new, id=3), 5)[0] == 5
+    assert found.due(third, 5, firsts(third))[0] == 5
 
 
 def test_the_controller_tells_what_looks_took_and_copies_brought() -> None:
@@ -178,11 +180,14 @@ def test_sampled_text_is_looked_at_more_rarely_at_first() -> None:
     quiet.forget(2)
     assert quiet.due(2, 10) is None
     found = Lookups(Copier([]))
-    assert found.due(text([1, 2], sid=4), 5) == (SAMPLED, None)
-    assert found.due(replace(text([1, 2], sid=5), reference=(1, 2)), 5) == (5, None)
-    assert found.due(replace(text([1, 2], sid=6), reference=(1, 2)), 5, lambda: True) == (SAMPLED, None)
+    bare, given = text([1, 2], sid=4), replace(text([1, 2], sid=5), reference=(1, 2))
+    assert found.due(bare, 5, firsts(bare)) == (SAMPLED, None)
+    assert found.due(given, 5, firsts(given)) == (5, None)
+    given = replace(given, id=6)
+    assert found.due(given, 5, firsts(given, 0.0)) == (SAMPLED, None)
     found.gone([4])
-    assert found.due(replace(text([1, 2], sid=4), params=SamplingParams(temperature=0.0)), 5) == (5, None)
+    greedy = replace(bare, params=SamplingParams(temperature=0.0))
+    assert found.due(greedy, 5, firsts(greedy)) == (5, None)
     assert found.look(text([1, 2]), 5) == SAMPLED
     assert found.look(replace(text([1, 2], sid=2), params=SamplingParams(temperature=0.0)), 5) == FIRST
 
@@ -231,7 +236,9 @@ def test_of_sampled_text_only_a_copy_that_seemed_sure_is_waited_for(
     found.in_vain([1], 0)
     assert found.next([1], 0) == (awaited or FIRST)
     sequence.tokens += [5] * MOST
-    due, told = found.due(sequence, FIRST)  # by then it is known, whether it was waited for or not
+    due, told = found.due(
+        sequence, FIRST, firsts(sequence)
+    )  # by then it is known, whether it was waited for or not
     assert told is not None
     assert told.accepted == MOST
     assert due == FIRST

@@ -12,10 +12,11 @@ from paceline.core import SamplingParams, Sequence
 from paceline.drafters.ngram import NgramDrafter
 from paceline.engine import budget as b
 from paceline.engine.acceptance import NGRAM, Kind
+from paceline.engine.budget import Budget
 from paceline.engine.controller import AutoController
 from paceline.engine.costs import Profile
 from paceline.engine.fixed import FixedController
-from paceline.engine.lookups import Lookups
+from paceline.engine.lookups import Firsts, Lookups
 from paceline.engine.quiet import WATCHED
 from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.rest import Rest, nothing
@@ -45,6 +46,14 @@ def resting(profile: Profile, *texts: Sequence) -> tuple[AutoController, NgramDr
         )
     )
     return auto, drafter
+
+
+def firsts(sequence: Sequence, kept: float | None = None) -> Firsts:
+    """Of first copies in texts like this one such a share was kept; None: there were none."""
+    budget = b.meet(Budget(CHEAP.costs(), (NGRAM,)), NGRAM, [sequence])
+    law = b.arm_of(budget, sequence.id, NGRAM).law
+    seen = {} if kept is None else {law: (30 * kept, 30.0)}
+    return Firsts(replace(budget, firsts=seen), sequence.id, {"ngram"})
 
 
 class Finding:
@@ -106,6 +115,22 @@ def test_more_than_a_few_texts_are_not_watched() -> None:
         assert (auto.watch(texts) is not None) is (count == b.FEW_TEXTS)
 
 
+def test_of_many_texts_those_are_watched_that_go_on_as_what_they_were_given() -> None:
+    texts = [text(1, [*RUN, 7, 1], reference=(8, 9)), *[text(sid, [*RUN, 7, sid]) for sid in range(2, 6)]]
+    auto, drafter = resting(CHEAP, *texts)
+    assert auto.watch(texts) is None
+    law = b.arm_of(auto.budget, 1, NGRAM).law
+    auto.budget = replace(auto.budget, firsts={law: (30.0, 30.0)})
+    watch = auto.watch(texts)
+    assert watch is not None
+    for other in texts[1:]:
+        other.tokens += RUN[:24]
+    assert not watch.finds()
+    texts[0].tokens += RUN[:24]
+    assert watch.finds()
+    assert drafter.look(texts[0], 4)[0] == RUN[24:28]
+
+
 def test_sampled_text_is_watched_only_where_it_was_given_something_to_copy_from() -> None:
     sampled = SamplingParams(max_tokens=900, temperature=0.8)
     bare, given = text(1, [*RUN, 7], params=sampled), text(2, [*RUN, 7], params=sampled, reference=(8, 9))
@@ -120,18 +145,39 @@ def test_a_text_that_is_woken_is_looked_at_though_a_copy_is_followed_in_it() -> 
     lookups, ours = Lookups(drafter), text(1, [*RUN, 7])
     lookups.among(1, sampled=False)
     lookups.found(ours, "ngram", RUN[:4], [0.9] * 4, checked=False)
-    assert lookups.due(ours, 8)[0] == 12  # when it is known what would have become of it
+    assert lookups.due(ours, 8, firsts(ours))[0] == 12  # when it is known what would have become of it
     lookups.wake([1])
-    assert lookups.due(ours, 8)[0] == 8
+    assert lookups.due(ours, 8, firsts(ours))[0] == 8
 
 
 def test_a_new_text_with_something_to_copy_from_is_looked_at_at_once_where_such_copies_are_kept() -> None:
     lookups = Lookups(NgramDrafter())
     lookups.among(1, sampled=False)
     given, bare = text(1, [1, 2], reference=tuple(RUN)), text(2, [1, 2])
-    assert lookups.join(given, 70, lambda: False) == 71  # its prompt is being read
-    assert lookups.join(replace(given, id=3), 70, lambda: True) >= 70 + WATCHED[1] // 2
-    assert lookups.join(bare, 70, lambda: False) == 2 * WATCHED[1]  # it is watched
+    assert lookups.join(given, 70, firsts(given)) == 71  # its prompt is being read
+    other = replace(given, id=3)
+    assert lookups.join(other, 70, firsts(other, 0.0)) >= 70 + WATCHED[1] // 2
+    assert lookups.join(bare, 70, firsts(bare)) == 2 * WATCHED[1]  # it is watched
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_text_that_goes_on_as_what_it_was_given_is_looked_at_at_once_among_however_many(
+    temperature: float,
+) -> None:
+    params = SamplingParams(max_tokens=900, temperature=temperature)
+    for call in ("join", "due"):
+        lookups = Lookups(NgramDrafter())
+        lookups.among(16, sampled=temperature > 0)
+        for _ in range(99):
+            lookups.timed(0.2, 1.0)  # looks are dear, and have brought nothing
+        for sid, kept, at_once in ((1, 1.0, True), (2, 0.6, False), (3, None, False)):
+            given = text(sid, [1, 2], reference=tuple(RUN), params=params)
+            found = getattr(lookups, call)(given, 70, firsts(given, kept))
+            step = found[0] if call == "due" else found
+            assert (step <= 71) is at_once
+        bare = text(4, [1, 2], params=params)
+        found = getattr(lookups, call)(bare, 70, firsts(bare, 1.0))
+        assert (found[0] if call == "due" else found) > 71
 
 
 def test_what_is_looked_up_twice_for_the_same_tokens_is_searched_once(

@@ -8,6 +8,7 @@ kind.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import lru_cache
@@ -98,9 +99,15 @@ class Totals:
     accepted: int = 0
     alarmed: bool = False
 
-    def add(self, drafted: int, accepted: int) -> Totals:
-        return Totals(self.first_tries + 1, self.first_hits + (accepted > 0),
-                      self.drafted + drafted, self.accepted + accepted, self.alarmed)  # fmt: skip
+    def add(self, outcomes: Seq[tuple[int, int]]) -> Totals:
+        """More drafts, as (drafted, accepted)."""
+        return Totals(
+            self.first_tries + len(outcomes),
+            self.first_hits + sum([accepted > 0 for _, accepted in outcomes]),
+            self.drafted + sum([drafted for drafted, _ in outcomes]),
+            self.accepted + sum([accepted for _, accepted in outcomes]),
+            self.alarmed,
+        )
 
 
 @lru_cache(maxsize=64)
@@ -169,17 +176,18 @@ def probed(arm: Arm, step: int, *, kept: bool) -> Arm:
     return arm._replace(wait=wait, due=step + wait)
 
 
-def calibrate(bins: Bins | None, confidence: list[float], accepted: int) -> Bins:
-    """Count what became of the tokens that verification reached, by their confidence. NaN counts for
-    nothing.
+def calibrate(bins: Bins | None, seen: Iterable[tuple[Seq[float], int]]) -> Bins:
+    """Count what became of the tokens that verification reached, by their confidence, of drafts of which so many were
+    kept. NaN counts for nothing.
     """
     new = list(bins or ((0.0, 0.0),) * BINS)
-    for j, value in enumerate(confidence[: accepted + 1]):
-        if 0.0 <= value <= 1.0:
-            i = min(int(value * BINS), BINS - 1)
-            hits, tries = new[i]
-            keep = 0.5 if tries > 512 else 1.0
-            new[i] = (hits * keep + (j < accepted), tries * keep + 1)
+    for confidence, accepted in seen:
+        for j, value in enumerate(confidence[: accepted + 1]):
+            if 0.0 <= value <= 1.0:
+                i = min(int(value * BINS), BINS - 1)
+                hits, tries = new[i]
+                keep = 0.5 if tries > 512 else 1.0
+                new[i] = (hits * keep + (j < accepted), tries * keep + 1)
     return tuple(new)
 
 

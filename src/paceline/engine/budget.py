@@ -47,7 +47,8 @@ START = (1.05, 1.3)
 MARGIN = 1.03  # and to go on: what it does not know costs something too
 # Texts that are watched while they rest: of more, copies of some brought less than they took, whatever was thought.
 FEW_TEXTS = 3
-LOST = 0.3  # chance of a first copy below which sampled text is not searched at once
+LOST = 0.3  # chance of a first copy below which sampled text is not searched at once,
+KEPT = 0.8  # and from which on any text that was given something is, and watched among however many
 MOST_CREDIT = 2.0  # target steps that are saved for them
 
 
@@ -366,6 +367,12 @@ def loses_first(budget: Budget, sequence_id: int, names: Collection[str]) -> boo
     return all(
         is_lost(budget, arm_of(budget, sequence_id, kind)) for kind in budget.kinds if kind.name in names
     )
+
+
+def keeps_first(budget: Budget, sequence_id: int, names: Collection[str]) -> bool:
+    """Whether one of these kinds' first copies are kept in nearly all such texts."""
+    arms = [arm_of(budget, sequence_id, kind) for kind in budget.kinds if kind.name in names]
+    return any(acc.first_kept(budget.firsts.get(arm.law), 0.5) >= KEPT for arm in arms)
 
 
 def shared(plan: Plan, arms: Seq[Arm], limits: Seq[int], copies: Seq[float], *, anyway: bool) -> list[int]:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from functools import partial
 
 from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine import budget as b
@@ -20,13 +19,14 @@ from paceline.engine.budget import Budget, Joined, Offer, Want
 from paceline.engine.choice import LONGEST_HOLD, REST, Before, Choice, Kin, begun, caps_of, going_on, kin_of
 from paceline.engine.costs import TABLE_ROWS, Profile
 from paceline.engine.fixed import WHOLE, Limit, wanted, whole
-from paceline.engine.lookups import Copier, Lookups
-from paceline.engine.records import StepRecord, Unlearnt
+from paceline.engine.lookups import Copier, Firsts, Lookups
+from paceline.engine.records import RowRecord, StepRecord, Unlearnt
 from paceline.ops.base import Stop
 from paceline.ops.search import Watch
 from paceline.sampling.shape import is_greedy
 
 LITTLE = 8  # steps from which nothing is learnt yet where a plan is made only because texts came or went
+MANY = 48  # steps from which it is learnt what they took: one hardly tells, and to learn takes as long as for many
 PROBE_RUN = 3  # steps that a probe lasts while its tokens are kept
 Found = tuple[list[int], list[float]]  # tokens to copy, and the confidence of each
 NOTHING = Offer()
@@ -130,12 +130,13 @@ class AutoController:
             return None
         self._choice, self._choices, choice.look = choice, {tuple(choice.ids): choice}, last.look
         for s in [s for s in sequences if s.id in new] if choice.looks else ():
-            lost = partial(b.loses_first, self.budget, s.id, choice.looks)
-            choice.look = min(choice.look, self._lookups.join(s, now, lost))
+            first = Firsts(self.budget, s.id, choice.looks)
+            choice.look = min(choice.look, self._lookups.join(s, now, first))
         return choice.left(now), choice.reason
 
     def watch(self, sequences: list[Sequence]) -> Watch | None:
         choice = self._choice
+        self._learn_rows(self._unlearnt.take_news())
         ours = [s for s in sequences if choice and choice.caps.get(s.id)]
         return self._lookups.watch(ours, self.budget, choice.looks) if choice else None
 
@@ -187,9 +188,7 @@ class AutoController:
 
     def _next_look(self, sequence: Sequence, choice: Choice, now: int, *, always: bool = False) -> int:
         """`now` if there may be something to copy and a look is due, or due at every step; else the step of the next."""
-        due, told = self._lookups.due(
-            sequence, now, partial(b.loses_first, self.budget, sequence.id, choice.looks)
-        )
+        due, told = self._lookups.due(sequence, now, Firsts(self.budget, sequence.id, choice.looks))
         if told is not None:
             self._unlearnt.untried.append(told)
         return self._lookups.look(sequence, now) if always or due <= now else due
@@ -208,8 +207,11 @@ class AutoController:
     def _think(self, sequences: list[Sequence], wants: list[Want], drafter_max: int) -> Choice:
         choice = begun(sequences, wants, drafter_max)
         before = self._choices.get(tuple(choice.ids))
-        if before is not None or self._unlearnt.steps >= LITTLE:
+        usual = before is None or (before.drafts and not before.trial and not self.budget.probing)
+        if not usual or self._unlearnt.steps >= MANY:
             self._learn()
+        elif before is not None or self._unlearnt.steps >= LITTLE:
+            self._learn_rows(self._unlearnt.take_drafts())
         masked = any(s.constraint is not None for s in sequences)
         choice.teaches = not (self._others or masked or len(sequences) > TABLE_ROWS)
         choice.until, choice.sampled = self._now + REST, not any(is_greedy(s) for s in sequences)
@@ -308,8 +310,12 @@ class AutoController:
         self, sequences: Seq[Sequence], choice: Choice, kind: str, found: Seq[Found], *, wakes: bool | None
     ) -> list[Offer]:
         """What is worth checking. `wakes`: whether nothing was drafted before; None if others draft in this step, too."""
+        if self._unlearnt.news:  # how long the next copy may be depends on the last one
+            begin = time.perf_counter()
+            self._learn_rows(self._unlearnt.take_news())
+            self._thought += time.perf_counter() - begin
         if any(told.accepted for told in self._unlearnt.untried):  # else it is what is thought already
-            self._learn_untried()
+            self._learn_rows(self._unlearnt.take_untried(), checked=False)
         look, offers = choice.looks[kind], [NOTHING] * len(found)
         for row, (sequence, (tokens, confidence)) in enumerate(zip(sequences, found, strict=True)):
             if tokens:
@@ -343,11 +349,7 @@ class AutoController:
         begin, thought, self._thought = time.perf_counter(), self._thought, 0.0
         record.draft_seconds = max(record.draft_seconds - thought, 0.0)
         self._unlearnt.add(record)
-        news = [row for row in record.rows if learning.is_news(self.budget, row)]
-        if news:  # how long the next copy may be depends on it
-            self.budget = learning.observe_rows(self.budget, news)
-            for row in news:
-                row.learnt = True
+        self._unlearnt.news += [row for row in record.rows if learning.is_news(self.budget, row)]
         looked = [choice.limits[name] for choice in self._used if choice.looked for name in choice.looks]
         self._lookups.over(looked, record, self.budget, self._now)
         for choice in self._used:
@@ -362,16 +364,16 @@ class AutoController:
         if self._unlearnt.drafting:
             self._care += (thought + time.perf_counter() - begin - self._care) / LONGEST_HOLD
 
-    def _learn_untried(self) -> None:
-        if self._unlearnt.untried:
-            self.budget = learning.observe_rows(self.budget, self._unlearnt.untried, checked=False)
-            self._unlearnt.untried.clear()
+    def _learn_rows(self, rows: Seq[RowRecord], *, checked: bool = True) -> None:
+        """Learn what became of drafts, before it is learnt what their steps took."""
+        if rows:
+            self.budget = learning.observe_rows(self.budget, rows, checked=checked)
 
     def _learn(self) -> None:
         """Let `budget` learn from the steps since it last did, and drop the texts that have ended."""
         if not self._unlearnt.steps:
             return
-        self._learn_untried()
+        self._learn_rows(self._unlearnt.take_untried(), checked=False)
         self.budget, warnings = learning.alarm(learning.observe(self.budget, self._unlearnt.seen))
         self._unlearnt.clear()
         if self._gone:
@@ -385,7 +387,7 @@ class AutoController:
         """A text ends within a step, before that step is observed: what is kept of it goes when that is learnt."""
         self._choices = {ids: choice for ids, choice in self._choices.items() if sequence_id not in ids}
         left = set(self._choice.ids if self._choice else ()) - self._gone - {sequence_id}
-        if self._unlearnt.drafted and not left:
+        if self._unlearnt.drafted and self._unlearnt.steps >= MANY and not left:
             self._learn()  # nothing may follow for long, and there may be something to say
         self._gone.add(sequence_id)
         self._lookups.forget(sequence_id)

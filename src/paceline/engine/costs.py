@@ -107,9 +107,11 @@ class Costs:
         """Steps with drafts for the texts at hand since a plain one was seen."""
         return self.stale.get(self.here.texts.bit_length(), 0)
 
-    def target(self, rows: int, kind: str = "") -> float:
-        """Seconds of a step with so many target rows, its draft apart, which is of such a drafter."""
-        texts, base, row = self.here
+    def target(self, rows: int, kind: str = "", here: Here | None = None) -> float:
+        """Seconds of a step with so many target rows, its draft apart, which is of such a drafter; of the texts at hand,
+        or others.
+        """
+        texts, base, row = here or self.here
         seconds = self._rung(rows) + base + row * rows
         reading = self._reading(seconds)
         return self.tempo.times(texts.bit_length(), spread(rows, texts), kind, reading) * seconds
@@ -129,8 +131,12 @@ class Costs:
 
     def within(self, texts: int, context: int) -> Costs:
         """The costs of steps of so many texts, with so many tokens in all."""
+        return replace(self, here=self.of(texts, context))
+
+    def of(self, texts: int, context: int) -> Here:
+        """So many texts, with so many tokens in all."""
         base, row = self._beyond(texts, context)
-        return replace(self, here=Here(texts, max(base, -0.5 * self._rung(texts)), row))
+        return Here(texts, max(base, -0.5 * self._rung(texts)), row)
 
     def _beyond(self, texts: int, context: int) -> tuple[float, float]:
         """(seconds, and those of each row) that so many texts, of so many tokens in all, take longer than a usual one."""

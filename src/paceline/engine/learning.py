@@ -24,6 +24,7 @@ UNEVEN = 0.1  # what the last steps at rest say of how far their mean lies above
 RESTED = 24  # plain steps in a row after which nothing is cold any more
 MOST_UNEVEN = 1.5  # times what is typical: more is no accident of a few steps, the machine slept
 FORGET = 0.999  # of what waking takes, for each step at rest: what was dear once may be tried again
+ENOUGH = 128  # drafts, of all that are learnt from at once, that tell what confidence is worth
 PROBE_SHARE = 0.005  # of the running time that probes may cost
 
 
@@ -137,8 +138,8 @@ def _over(budget: Budget, record: StepRecord, seconds: float, kind: str = "") ->
         usual = budget.uneven * seconds
         over = seconds + record.more_seconds - record.times * usual
     else:
-        costs = budget.costs.within(len(record.rows), record.context)
-        usual = budget.uneven * costs.target(record.target_rows, kind)
+        here = budget.costs.of(len(record.rows), record.context)
+        usual = budget.uneven * budget.costs.target(record.target_rows, kind, here)
         over = seconds - usual
     return min(max(over, -2 * usual), 2 * usual)
 
@@ -173,24 +174,30 @@ def observe_rows(budget: Budget, rows: Seq[RowRecord], *, checked: bool = True) 
     for row in rows:
         if row.drafter in kinds:
             by_arm.setdefault((row.sequence_id, row.drafter), []).append(row)
+    sure: dict[str, list[tuple[Seq[float], int]]] = {}  # by law: how sure drafts were, and how many were kept
+    outcomes: dict[str, list[tuple[int, int]]] = {}  # by kind
     for (sequence_id, name), own in by_arm.items():
         kind = kinds[name]
         arm = b.arm_of(budget, sequence_id, kind)
-        laws = {arm.law, kind.law(arm.sampled)}
-        first = not kind.sequential and not arm.copied
-        if first:
+        seen = [(row.drafted, row.accepted) for row in own]
+        told = [(row.confidence, row.accepted) for row in own]
+        outcomes.setdefault(name, []).extend(seen)
+        if not kind.sequential and not arm.copied:  # whether it was kept at all is counted for itself
             firsts[arm.law] = acc.count_first(firsts.get(arm.law), own[0].accepted)
             arm = arm._replace(copied=True)
-        arm = acc.learn(arm, [(row.drafted, row.accepted) for row in own[int(first) :]])
+            seen = seen[1:]
+            confidence, accepted = told[0]
+            told[:1] = [(confidence[1:], accepted - 1)] if accepted else []
+        arm = acc.learn(arm, seen)
         if checked and sequence_id in budget.probing:
             arm = acc.probed(arm, budget.step, kept=own[-1].accepted > 0)
         arms[sequence_id, name] = arm
-        for i, row in enumerate(own):
-            skip = int(first and i == 0)  # whether it was kept at all is counted above
-            for law in laws if row.accepted >= skip else ():
-                bins[law] = acc.calibrate(bins.get(law), row.confidence[skip:], row.accepted - skip)
-            if checked:
-                totals[name] = totals.get(name, Totals()).add(row.drafted, row.accepted)
+        for law in {arm.law, kind.law(arm.sampled)}:
+            sure.setdefault(law, []).extend(told)
+    for law, all_told in sure.items():
+        bins[law] = acc.calibrate(bins.get(law), all_told[:: len(all_told) // ENOUGH + 1])
+    for name, all_seen in outcomes.items() if checked else ():
+        totals[name] = totals.get(name, Totals()).add(all_seen)
     return replace(budget, arms=arms, bins=bins, firsts=firsts, totals=totals)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Seq
-from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from paceline.core import Sequence
 from paceline.engine import budget as b
@@ -42,20 +41,35 @@ class Copier(Protocol):
         ...
 
 
+class Firsts(NamedTuple):
+    """What became of first copies in texts like one, of these kinds."""
+
+    budget: Budget
+    sequence_id: int
+    names: Collection[str]
+
+    def lost(self) -> bool:
+        """None is kept, and this text has not come to its own."""
+        return b.loses_first(*self)
+
+    def kept(self) -> bool:
+        """Nearly all are."""
+        return b.keeps_first(*self)
+
+
 class Lookups:
     def __init__(self, copier: Copier | None) -> None:
         """Without a `copier` there may be something to copy whenever a look is due."""
         self.copier = copier
         self._quiet = Quiet()
         self._unchecked = Unchecked()
-        self._watches = False  # so few texts are at hand that they are watched while they rest
+        self._few = False  # so few texts are at hand that all are watched while they rest
+        self._followed: set[int] = set()  # texts that are watched among however many
         self._offered: set[int] = set()  # texts for which something was found in this step
 
-    def due(
-        self, sequence: Sequence, now: int, lost: Callable[[], bool] = lambda: False
-    ) -> tuple[int, RowRecord | None]:
+    def due(self, sequence: Sequence, now: int, first: Firsts) -> tuple[int, RowRecord | None]:
         """(the step of the next look, what would have become of a copy that was not checked, once the text has shown
-        it). `lost`: whether the first copies of such texts are.
+        it).
         """
         awaited, told = self._unchecked.awaited(sequence.id), self._unchecked.told(sequence)
         if awaited and isinstance(told, int):
@@ -67,36 +81,46 @@ class Lookups:
                 self._quiet.hush(sequence.id, now)
         due = self._quiet.due(sequence.id, now)
         if due is None:
-            later = _later(sequence, lost)
-            due = self._quiet.hush(sequence.id, now, sampled=later) if later or not self._quiet.pays else now
+            later, soon = _later(sequence, first), self._quiet.pays or self._follows(sequence, first)
+            due = self._quiet.hush(sequence.id, now, sampled=later) if later or not soon else now
         return due, told if isinstance(told, RowRecord) else None
 
-    def join(self, sequence: Sequence, now: int, lost: Callable[[], bool]) -> int:
+    def join(self, sequence: Sequence, now: int, first: Firsts) -> int:
         """The step of the first look at a new text beside others that rest: when they are looked at, or as soon as its
         prompt is read, if it was given something to copy from.
         """
-        later = _later(sequence, lost)
-        if self._watches and sequence.reference and not (later or lost()):
+        later = _later(sequence, first)
+        given = self._few and sequence.reference and not (later or first.lost())
+        if given or self._follows(sequence, first):
             return now + 1
-        return self._quiet.hush(sequence.id, now, sampled=later, watched=self._watches)
+        return self._quiet.hush(sequence.id, now, sampled=later, watched=self._few)
+
+    def _follows(self, sequence: Sequence, first: Firsts) -> bool:
+        """Whether a text goes on as something that it was given, most likely."""
+        if not (sequence.reference and first.kept()):
+            return False
+        self._followed.add(sequence.id)
+        return True
 
     def peek(self, sequence: Sequence) -> bool:
         """Whether there may be something to copy."""
         return self.copier is None or self.copier.peek(sequence)
 
     def watch(self, sequences: Iterable[Sequence], budget: Budget, looks: Mapping[str, Look]) -> Watch | None:
-        """What tells when there is something worth copying in these texts; None if there cannot be, or they are many.
-        Texts that are searched later are not watched: of sampled text next to nothing is kept, whatever a match promises.
+        """What tells when there is something worth copying in these texts; None if there cannot be.
+
+        Of many only those are watched that most likely go on as something that they were given. Nor are texts that are
+        searched later: of sampled text next to nothing is kept, whatever a match promises.
         """
         copier = self.copier
         look = looks.get(copier.name) if copier is not None else None
-        if copier is None or look is None or not self._watches:
+        if copier is None or look is None:
             return None
         kind = next(kind for kind in budget.kinds if kind.name == copier.name)
         worth = [
             (s, b.worth(budget, kind, b.arm_of(budget, s.id, kind), look, copier.rungs))
-            for s in sequences
-            if not _later(s, partial(b.loses_first, budget, s.id, looks))
+            for s, first in [(s, Firsts(budget, s.id, looks)) for s in sequences]
+            if self._follows(s, first) or (self._few and not _later(s, first))
         ]
         return copier.watch(worth, b.needed(budget, look)) if any(own[-1] > 0 for _, own in worth) else None
 
@@ -121,8 +145,10 @@ class Lookups:
 
     def over(self, looked: Seq[Mapping[int, int]], record: StepRecord, budget: Budget, now: int) -> None:
         """A step is, in which these texts were looked at, by kind and decision."""
-        if looked:
-            self._told(record, budget.kinds, budget.costs)
+        if not looked:
+            self._offered.clear()
+            return
+        self._told(record, budget.kinds, budget.costs)
         copies = {kind.name for kind in budget.kinds if not kind.sequential}
         for texts in looked:
             for row in record.rows:
@@ -137,13 +163,13 @@ class Lookups:
         """Nothing that was found in this step is worth checking, and texts rest."""
         for sequence_id in looked:
             if not self._unchecked.awaited(sequence_id):
-                self._quiet.hush(sequence_id, now, watched=self._watches)
+                self._quiet.hush(sequence_id, now, watched=self._watches(sequence_id))
 
     def next(self, texts: Iterable[int], now: int) -> int:
         """The step, after this one, in which one of these texts has to be looked at again."""
         steps = []
         for i in texts:
-            awaited = self._unchecked.awaited(i) if self._quiet.pays or not self._watches else 0
+            awaited = self._unchecked.awaited(i) if self._quiet.pays or not self._watches(i) else 0
             steps.append(
                 self._quiet.common(now + awaited) if awaited else self._quiet.due(i, now + 1) or now + 1
             )
@@ -152,7 +178,10 @@ class Lookups:
     def among(self, texts: int, *, sampled: bool) -> None:
         """So many texts are at hand."""
         self._quiet.among(texts, sampled=sampled)
-        self._watches = self.copier is not None and texts <= b.FEW_TEXTS
+        self._few = self.copier is not None and texts <= b.FEW_TEXTS
+
+    def _watches(self, sequence_id: int) -> bool:
+        return self._few or sequence_id in self._followed
 
     def timed(self, look: float, step: float) -> None:
         """A look has taken so many seconds in vain, and a step takes so many without one."""
@@ -165,7 +194,7 @@ class Lookups:
             self.timed(record.draft_seconds, record.target_seconds + record.other_seconds)
         elif record.drafters and record.drafters <= copies and not (record.reading or record.odd):
             kept = sum([row.accepted for row in record.rows])
-            plain = costs.within(texts, record.context).target(texts)
+            plain = costs.target(texts, here=costs.of(texts, record.context))
             self._quiet.brought(1 + kept / texts - record.seconds / plain)
 
     def forget(self, sequence_id: int) -> None:
@@ -175,8 +204,9 @@ class Lookups:
     def gone(self, texts: Iterable[int]) -> None:
         for sequence_id in texts:
             self._quiet.forget(sequence_id)
+            self._followed.discard(sequence_id)
 
 
-def _later(sequence: Sequence, lost: Callable[[], bool]) -> bool:
+def _later(sequence: Sequence, first: Firsts) -> bool:
     """Sampled text is searched later, too, if nothing was given to copy from."""
-    return not is_greedy(sequence) and (not sequence.reference or lost())
+    return not is_greedy(sequence) and (not sequence.reference or first.lost())

@@ -60,6 +60,7 @@ class Unlearnt:
         self.seen: list[StepRecord] = []
         self.steps = 0
         self.drafted = False  # something was, in one of them
+        self.news: list[RowRecord] = []  # drafts that change what is worth drafting next
         self.untried: list[RowRecord] = []  # what would have become of copies that were not checked
         self._last: tuple[bool, int] = (False, 0)  # whether the last step had drafts, and how many in a row
         self._run = 0  # steps with drafts in a row, at last
@@ -82,7 +83,28 @@ class Unlearnt:
         self.steps += record.times
         self.drafted = self.drafted or drafted
 
+    def take_news(self) -> list[RowRecord]:
+        """To be learnt from now."""
+        news, self.news = self.news, []
+        return _taken(news)
+
+    def take_untried(self) -> list[RowRecord]:
+        untried, self.untried = self.untried, []
+        return untried
+
+    def take_drafts(self) -> list[RowRecord]:
+        return _taken([row for record in self.seen for row in record.rows if row.drafted])
+
     def clear(self) -> None:
         self.seen.clear()
+        self.news.clear()
         self.untried.clear()
         self.steps, self.drafted = 0, False
+
+
+def _taken(rows: list[RowRecord]) -> list[RowRecord]:
+    """Those that nothing was learnt from; now they are."""
+    new = [row for row in rows if not row.learnt]
+    for row in new:
+        row.learnt = True
+    return new

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from paceline.core import SamplingParams
-from paceline.engine.acceptance import ALARM_SHARE, Bins, Kind, calibrate
+from paceline.engine.acceptance import ALARM_SHARE, Kind, calibrate
 from paceline.engine.calibration import Known
 from paceline.engine.costs import Profile
 from paceline.engine.engine import Engine, EngineParts
@@ -100,10 +100,8 @@ def summarise(rows: list[RowRecord], kind: Kind) -> Tested | None:
         tried = sum(row.drafted > j and row.accepted >= j for row in rows)
         kept = sum(row.accepted > j for row in rows)
         acceptance.append((kept + PRIOR * kind.accept(j)) / (tried + PRIOR))
-    bins: Bins | None = None
-    for row in rows:
-        bins = calibrate(bins, row.confidence, row.accepted)
-    return Tested(Known(tuple(acceptance), bins or ()), len(rows))
+    bins = calibrate(None, [(row.confidence, row.accepted) for row in rows])
+    return Tested(Known(tuple(acceptance), bins), len(rows))
 
 
 def complaint(known: Known, kind: Kind) -> str | None:
