@@ -129,6 +129,10 @@ def test_of_many_texts_those_are_watched_that_go_on_as_what_they_were_given() ->
     texts[0].tokens += RUN[:24]
     assert watch.finds()
     assert drafter.look(texts[0], 4)[0] == RUN[24:28]
+    assert auto._lookups._followed == {1}
+    auto.budget = replace(auto.budget, firsts={law: (10.0, 30.0)})  # they are kept no more
+    assert auto.watch(texts) is None
+    assert not auto._lookups._followed
 
 
 def test_sampled_text_is_watched_only_where_it_was_given_something_to_copy_from() -> None:

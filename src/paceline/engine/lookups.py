@@ -97,10 +97,9 @@ class Lookups:
 
     def _follows(self, sequence: Sequence, first: Firsts) -> bool:
         """Whether a text goes on as something that it was given, most likely."""
-        if not (sequence.reference and first.kept()):
-            return False
-        self._followed.add(sequence.id)
-        return True
+        follows = bool(sequence.reference) and first.kept()
+        (self._followed.add if follows else self._followed.discard)(sequence.id)
+        return follows
 
     def peek(self, sequence: Sequence) -> bool:
         """Whether there may be something to copy."""
