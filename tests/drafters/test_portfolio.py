@@ -87,9 +87,9 @@ def test_a_match_that_never_holds_gives_way_to_the_network() -> None:
     auto = AutoController(FLAT, [MTP, NGRAM])
     steep = AutoController(Profile((1, 5, 32), (1.0, 2.0, 9.0)), [NGRAM])
     for _ in range(20):
-        rows = [RowRecord(0, "ngram", 4, 0, [0.75] * 4, None)]
-        auto.observe(StepRecord(5, 1.1, 0.0, 0.0, rows))
-        steep.observe(StepRecord(5, 2.0, 0.0, 0.0, rows))
+        for controller, seconds in ((auto, 1.1), (steep, 2.0)):
+            rows = [RowRecord(0, "ngram", 4, 0, [0.75] * 4, None)]
+            controller.observe(StepRecord(5, seconds, 0.0, 0.0, rows))
     ctx = context([16])
     assert steep.limits(ctx.sequences, ["auto"], 16) == [(16, None)]
     ctx.limits = [k for k, _ in auto.limits(ctx.sequences, ["auto"], 16)]
