@@ -207,6 +207,7 @@ class AutoController:
     def _think(self, sequences: list[Sequence], wants: list[Want], drafter_max: int) -> Choice:
         choice = begun(sequences, wants, drafter_max)
         before = self._choices.get(tuple(choice.ids))
+        # probes, trials, measurements and rests are what they are for: what they took is learnt whenever they are over
         usual = not self.budget.probing and (before is None or (before.drafts and not before.trial))
         if not usual or self._unlearnt.steps >= MANY:
             self._learn()

@@ -64,7 +64,7 @@ class Lookups:
         self._quiet = Quiet()
         self._unchecked = Unchecked()
         self._few = False  # so few texts are at hand that all are watched while they rest
-        self._followed: set[int] = set()  # texts that are watched among however many
+        self._followed: set[int] = set()  # texts that are watched among however many, at last
         self._offered: set[int] = set()  # texts for which something was found in this step
 
     def due(self, sequence: Sequence, now: int, first: Firsts) -> tuple[int, RowRecord | None]:
@@ -81,7 +81,7 @@ class Lookups:
                 self._quiet.hush(sequence.id, now)
         due = self._quiet.due(sequence.id, now)
         if due is None:
-            later, soon = _later(sequence, first), self._quiet.pays or self._follows(sequence, first)
+            later, soon = _later(sequence, first), self._quiet.pays or _follows(sequence, first)
             due = self._quiet.hush(sequence.id, now, sampled=later) if later or not soon else now
         return due, told if isinstance(told, RowRecord) else None
 
@@ -91,15 +91,9 @@ class Lookups:
         """
         later = _later(sequence, first)
         given = self._few and sequence.reference and not (later or first.lost())
-        if given or self._follows(sequence, first):
+        if given or _follows(sequence, first):
             return now + 1
         return self._quiet.hush(sequence.id, now, sampled=later, watched=self._few)
-
-    def _follows(self, sequence: Sequence, first: Firsts) -> bool:
-        """Whether a text goes on as something that it was given, most likely."""
-        follows = bool(sequence.reference) and first.kept()
-        (self._followed.add if follows else self._followed.discard)(sequence.id)
-        return follows
 
     def peek(self, sequence: Sequence) -> bool:
         """Whether there may be something to copy."""
@@ -116,11 +110,11 @@ class Lookups:
         if copier is None or look is None:
             return None
         kind = next(kind for kind in budget.kinds if kind.name == copier.name)
-        worth = [
-            (s, b.worth(budget, kind, b.arm_of(budget, s.id, kind), look, copier.rungs))
-            for s, first in [(s, Firsts(budget, s.id, looks)) for s in sequences]
-            if self._follows(s, first) or (self._few and not _later(s, first))
-        ]
+        firsts = [(s, Firsts(budget, s.id, looks)) for s in sequences]
+        self._followed = {s.id for s, first in firsts if _follows(s, first)}
+        watched = [s for s, first in firsts if s.id in self._followed or (self._few and not _later(s, first))]
+        rungs = copier.rungs
+        worth = [(s, b.worth(budget, kind, b.arm_of(budget, s.id, kind), look, rungs)) for s in watched]
         return copier.watch(worth, b.needed(budget, look)) if any(own[-1] > 0 for _, own in worth) else None
 
     def wake(self, texts: Iterable[int]) -> None:
@@ -144,10 +138,8 @@ class Lookups:
 
     def over(self, looked: Seq[Mapping[int, int]], record: StepRecord, budget: Budget, now: int) -> None:
         """A step is, in which these texts were looked at, by kind and decision."""
-        if not looked:
-            self._offered.clear()
-            return
-        self._told(record, budget.kinds, budget.costs)
+        if looked:
+            self._told(record, budget.kinds, budget.costs)
         copies = {kind.name for kind in budget.kinds if not kind.sequential}
         for texts in looked:
             for row in record.rows:
@@ -203,9 +195,13 @@ class Lookups:
     def gone(self, texts: Iterable[int]) -> None:
         for sequence_id in texts:
             self._quiet.forget(sequence_id)
-            self._followed.discard(sequence_id)
 
 
 def _later(sequence: Sequence, first: Firsts) -> bool:
     """Sampled text is searched later, too, if nothing was given to copy from."""
     return not is_greedy(sequence) and (not sequence.reference or first.lost())
+
+
+def _follows(sequence: Sequence, first: Firsts) -> bool:
+    """Whether a text goes on as something that it was given, most likely."""
+    return bool(sequence.reference) and first.kept()
