@@ -79,23 +79,54 @@ int run_numbers(Program& p, const std::vector<int64_t>& tokens, const std::vecto
   return p.run({static_cast<int64_t>(tokens.size()), tokens.data(), positions.data(), slots.data()});
 }
 
-using MaskTuple = std::tuple<int64_t, int64_t>;  // where it lies, and how many tokens it knows
-using DrawTuple = std::tuple<int64_t, int64_t, double, uint64_t, int64_t, int64_t, double, double, MaskTuple>;
+using RuleTuple = std::tuple<double, uint64_t, int64_t, int64_t, double, double>;
+using Cells = std::tuple<int64_t, int64_t>;  // where the first row lies, and bytes from one to the next
 
-std::tuple<std::vector<int64_t>, std::vector<double>> draw_rows(const std::vector<DrawTuple>& rows, int64_t width,
-                                                                uint32_t purpose, bool confidence) {
-  std::vector<DrawRow> in;
-  for (const auto& [x, ids, factor, seed, position, top_k, top_p, log_min_p, mask] : rows) {
-    DrawRow row{reinterpret_cast<const float*>(x), reinterpret_cast<const int64_t*>(ids), static_cast<float>(factor), 0, 0,
-                top_k, top_p, static_cast<float>(log_min_p), reinterpret_cast<const uint8_t*>(std::get<0>(mask)),
-                std::get<1>(mask)};
-    noise_keys(seed, position, purpose, &row.k0, &row.k1);
-    in.push_back(row);
+DrawRow draw_row(const RuleTuple& rule) {
+  const auto& [factor, seed, position, top_k, top_p, log_min_p] = rule;
+  return {nullptr, nullptr, static_cast<float>(factor), 0, 0, top_k, top_p, static_cast<float>(log_min_p), nullptr, 0};
+}
+
+// Bytes of a mask, by token id, for as long as this lives.
+class Mask {
+ public:
+  explicit Mask(nb::handle array) {
+    if (PyObject_GetBuffer(array.ptr(), &view_, PyBUF_SIMPLE)) throw nb::python_error();
   }
-  std::vector<Drawn> out(in.size());
+  Mask(Mask&& other) noexcept : view_(other.view_) { other.view_.obj = nullptr; }
+  ~Mask() { PyBuffer_Release(&view_); }
+  void shape(DrawRow& row) const {
+    row.allowed = static_cast<const uint8_t*>(view_.buf);
+    row.known = view_.len;
+  }
+
+ private:
+  Py_buffer view_{};
+};
+
+// `instead`: logits that lie elsewhere, `masks`: what may be taken, each with its row.
+std::tuple<std::vector<int64_t>, std::vector<double>> draw_rows(
+    const Cells& logits, const Cells& ids, const std::vector<RuleTuple>& rules, int64_t width, uint32_t purpose,
+    bool confidence, const std::vector<std::pair<size_t, int64_t>>& instead,
+    const std::vector<std::pair<size_t, nb::handle>>& masks) {
+  const auto [x, step] = logits;
+  const auto [cells, cells_step] = ids;
+  std::vector<DrawRow> rows;
+  std::vector<Mask> held;
+  for (const RuleTuple& rule : rules) {
+    const int64_t r = static_cast<int64_t>(rows.size());
+    DrawRow row = draw_row(rule);
+    row.x = reinterpret_cast<const float*>(x + r * step);
+    row.ids = reinterpret_cast<const int64_t*>(cells ? cells + r * cells_step : 0);
+    noise_keys(std::get<1>(rule), std::get<2>(rule), purpose, &row.k0, &row.k1);
+    rows.push_back(row);
+  }
+  for (const auto& [r, data] : instead) rows.at(r).x = reinterpret_cast<const float*>(data);
+  for (const auto& [r, mask] : masks) held.emplace_back(mask).shape(rows.at(r));
+  std::vector<Drawn> out(rows.size());
   {
     nb::gil_scoped_release release;
-    draw(in.data(), static_cast<int64_t>(in.size()), width, confidence, out.data());
+    draw(rows.data(), static_cast<int64_t>(rows.size()), width, confidence, out.data());
   }
   std::tuple<std::vector<int64_t>, std::vector<double>> result;
   for (const Drawn& d : out) {
@@ -108,7 +139,6 @@ std::tuple<std::vector<int64_t>, std::vector<double>> draw_rows(const std::vecto
 using RowsTuple = std::tuple<std::vector<int64_t>, std::vector<int32_t>, std::vector<int32_t>>;
 using HiddenTuple = std::tuple<int, int64_t, int64_t, int64_t>;  // buffer, width, states by slot and their number
 using OutputTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
-using RuleTuple = std::tuple<double, uint64_t, int64_t, int64_t, double, double>;
 using StopTuple = std::tuple<int, std::vector<double>, std::vector<std::pair<double, double>>>;
 
 std::tuple<int, std::vector<int64_t>, std::vector<double>> run_round(Program& program, const RowsTuple& rows,
@@ -135,9 +165,7 @@ std::tuple<int, std::vector<int64_t>, std::vector<double>> run_round(Program& pr
   plan.ids = reinterpret_cast<const int64_t*>(std::get<5>(output));
   plan.ids_stride = std::get<6>(output);
   std::vector<RoundRow> how;
-  for (const auto& [factor, seed, position, top_k, top_p, log_min_p] : rules)
-    how.push_back({{nullptr, nullptr, static_cast<float>(factor), 0, 0, top_k, top_p, static_cast<float>(log_min_p),
-                    nullptr, 0}, seed, position, {}});
+  for (const RuleTuple& rule : rules) how.push_back({draw_row(rule), std::get<1>(rule), std::get<2>(rule), {}});
   for (size_t r = 0; r < count; ++r)
     how[r].stop = {std::get<0>(stops[r]), std::get<1>(stops[r]), std::get<2>(stops[r])};
   std::vector<Drawn> out;
@@ -215,7 +243,7 @@ std::tuple<uint32_t, uint32_t> keys(uint64_t seed, int64_t position, uint32_t pu
 }  // namespace
 
 NB_MODULE(_native, m) {
-  m.attr("layout") = 10;  // raised whenever these signatures change; paceline/ops/native.py checks it
+  m.attr("layout") = 11;  // raised whenever these signatures change; paceline/ops/native.py checks it
   m.attr("most_rows") = static_cast<int>(Pool::max_chunks);  // of one run: a row has at least a chunk of its own
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("choose_isa", [](const std::string& name) { return choose_kernels(name.c_str()); });

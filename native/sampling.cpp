@@ -135,7 +135,7 @@ class Draw : public Job {
     int64_t filtered = 0, masked = 0;
     for (int64_t r = 0; r < count; ++r) {
       if (sampled(r) && rows[r].filtered()) place_[r] = width * filtered++;
-      if (rows[r].allowed) masked_[r] = width * masked++;
+      if (rows[r].allowed && !skims(r)) masked_[r] = width * masked++;
     }
     store_.reserve(width * filtered);
     store_.reserve_masked(width * masked);
@@ -176,9 +176,15 @@ class Draw : public Job {
   bool limited(int64_t r) const { return place_[r] >= 0 && rows_[r].top_k > 0 && rows_[r].top_k < width_; }
   float factor(int64_t r) const { return sampled(r) ? rows_[r].factor : 1.0f; }
 
+  // Whether all that is asked of a row is its largest logit, by its place: then its mask is looked at where it lies.
+  bool skims(int64_t r) const { return !sampled(r) && !confidence_ && !rows_[r].ids; }
+
   Span span(int64_t r, int64_t begin, int64_t n) const {
-    const float* x = masked_[r] < 0 ? rows_[r].x : store_.masked.get() + masked_[r];
-    return {x + begin, rows_[r].ids ? rows_[r].ids + begin : nullptr, begin, n};
+    const DrawRow& row = rows_[r];
+    const float* x = masked_[r] < 0 ? row.x : store_.masked.get() + masked_[r];
+    Span s{x + begin, row.ids ? row.ids + begin : nullptr, begin, n};
+    if (row.allowed && masked_[r] < 0) s.allowed = row.allowed + begin, s.known = std::max<int64_t>(row.known - begin, 0);
+    return s;
   }
 
   // Writes what the mask leaves of a part to where `s` reads it. Whether a NaN was there, refused or not.

@@ -33,6 +33,8 @@ struct Span {  // part of a row
   const float* x;
   const int64_t* ids;  // null: token = base + column
   int64_t base, n;
+  const uint8_t* allowed = nullptr;  // [known] by column, 0: refused; null: all are allowed. `best` alone looks at it
+  int64_t known = 0;                 // columns from there on are refused
 };
 
 struct Best {  // the largest logit and the lowest id that has it

@@ -70,38 +70,48 @@ static bool restrict(const Span& s, const uint8_t* allowed, int64_t known, float
   return nan;
 }
 
-static Best best(const Span& s) {
+// L columns as a mask leaves them; `bad` where there is a NaN, refused or not.
+template <bool MASKED>
+PL_INLINE V left_of(const Span& s, int64_t i, VI& bad) {
+  V v = load(s.x + i);
+  bad |= v != v;
+  if constexpr (MASKED) return where(s.allowed + i, v, broadcast(-__builtin_inff()));
+  return v;
+}
+
+template <bool MASKED>
+static Best best_of(const Span& s) {
+  const int64_t end = MASKED && s.known < s.n ? s.known : s.n;
   Best out;
   V top[4];
   VI bad{};
   for (V& t : top) t = broadcast(-__builtin_inff());
   int64_t i = 0;
-  for (; i + B <= s.n; i += B)
-    for (int j = 0; j < 4; ++j) {
-      V v = load(s.x + i + j * L);
-      bad |= v != v;
-      top[j] = vmax(v, top[j]);
-    }
+  for (; i + B <= end; i += B)
+    for (int j = 0; j < 4; ++j) top[j] = vmax(left_of<MASKED>(s, i + j * L, bad), top[j]);
   out.value = reduce_max(vmax(vmax(top[0], top[1]), vmax(top[2], top[3])));
   out.nan = any(bad);
   for (; i < s.n; ++i) {
     out.nan |= s.x[i] != s.x[i];
-    if (s.x[i] > out.value) out.value = s.x[i];
+    if (i < end && s.x[i] > out.value && (!MASKED || s.allowed[i])) out.value = s.x[i];
   }
   V value = broadcast(out.value);
-  for (i = 0; i < s.n; i += B) {
-    int width = static_cast<int>(s.n - i < B ? s.n - i : B);
+  for (i = 0; i < end; i += B) {
+    int width = static_cast<int>(end - i < B ? end - i : B);
     if (width == B) {
       VI hit[4];
-      for (int j = 0; j < 4; ++j) hit[j] = load(s.x + i + j * L) == value;
+      for (int j = 0; j < 4; ++j) hit[j] = left_of<MASKED>(s, i + j * L, bad) == value;
       if (!any(hit)) continue;
     }
     for (int j = 0; j < width; ++j)
-      if (s.x[i + j] == out.value && (out.token < 0 || token_at(s, i + j) < out.token)) out.token = token_at(s, i + j);
+      if (s.x[i + j] == out.value && (!MASKED || s.allowed[i + j]) && (out.token < 0 || token_at(s, i + j) < out.token))
+        out.token = token_at(s, i + j);
     if (!s.ids && out.token >= 0) break;
   }
   return out;
 }
+
+static Best best(const Span& s) { return s.allowed ? best_of<true>(s) : best_of<false>(s); }
 
 // y and e^(y - most) of B columns at x, the latter 0 where y < least.
 PL_INLINE void weigh(const float* x, float factor, float most, float least, V* y, V* e) {

@@ -151,6 +151,7 @@ def test_a_constraint_refuses_tokens_without_a_copy_in_python(python, restored, 
     for i, row in enumerate(rows[:-1]):
         row.mask = rng.random(known) < (0.001 if i % 2 else 0.5)
         row.mask[7] = True
+    rows[3].params = SamplingParams()  # greedy, and nearly all is refused
     rows[0].mask = rows[0].mask.astype(np.uint8) * 3  # any integers will do
     kept = logits.clone()
     with monkeypatch.context() as m:

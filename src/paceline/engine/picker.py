@@ -34,26 +34,28 @@ def logit_rows(live: Live, draft: list[int]) -> list[LogitRow]:
     s = live.sequence
     if not draft and s.constraint is None and not s.params.min_tokens:
         return [LogitRow(s.params, s.seed, len(s.tokens), live.counts)]
-    known = _masks(s.constraint, draft) if s.constraint is not None else None
-    stop = tuple(live.stop_ids) if s.output_len < s.params.min_tokens else ()
-    counted = s.params.edits or bool(stop)  # else nobody asks what stands before a token
+    masks = _masks(s.constraint, draft) if s.constraint is not None else [None] * (len(draft) + 1)
+    params, seed, first, counts = s.params, s.seed, len(s.tokens), live.counts
+    stop = tuple(live.stop_ids) if s.output_len < params.min_tokens else ()
+    if not (params.edits or stop):  # nobody asks what stands before a token
+        return [LogitRow(params, seed, first + j, counts, mask) for j, mask in enumerate(masks)]
     return [
         LogitRow(
-            params=s.params,
-            seed=s.seed,
-            position=len(s.tokens) + j,
-            history=live.counts.with_draft(draft[:j]) if j and counted else live.counts,
-            mask=known[j] if known is not None else None,
-            stop_ids=stop if s.output_len + j < s.params.min_tokens else (),
+            params,
+            seed,
+            first + j,
+            counts.with_draft(draft[:j]) if j else counts,
+            mask,
+            stop if s.output_len + j < params.min_tokens else (),
         )
-        for j in range(len(draft) + 1)
+        for j, mask in enumerate(masks)
     ]
 
 
 def _masks(constraint: Constraint, draft: list[int]) -> list[np.ndarray | None]:
     try:
         known = constraint.masks(draft)
-        right = len(known) == len(draft) + 1 and all(mask is None or _is_mask(mask) for mask in known)
+        right = len(known) == len(draft) + 1 and all([mask is None or _is_mask(mask) for mask in known])
     except Exception as error:  # a constraint is a stranger, as a drafter is
         raise ConstraintFailed(str(error) or type(error).__name__) from error
     if not right:

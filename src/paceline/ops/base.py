@@ -139,7 +139,8 @@ class Ops(Protocol):
 
 Graph = Callable[[Ops], tuple[Value, ...]]
 
-# How to draw a token: (1 / temperature or 0 = greedy, seed, position, top_k or 0, top_p or 1, ln min_p or -inf)
+# How to draw a token: (1 / temperature or 0 = greedy, seed in 64 bits without a sign, position, top_k below 2^63 or 0,
+# top_p or 1, ln min_p or -inf)
 Rule = tuple[float, int, int, int, float, float]
 
 

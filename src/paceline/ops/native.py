@@ -26,8 +26,7 @@ from paceline.ops.base import Drawn, Graph, RoundStart, Rule, Stop, Weight
 from paceline.ops.panels import KINDS, panels, usable
 from paceline.ops.recording import Code, Node, RecordingOps, Symbol, place, schedule
 
-_LAYOUT = 10  # of the extension's signatures
-_M64 = 0xFFFFFFFFFFFFFFFF
+_LAYOUT = 11  # of the extension's signatures
 _OF_ROWS = (Code.EMBED, Code.ROTARY, Code.STORE, Code.ATTENTION)  # ops that read tokens, positions or slots
 _STATUS = {
     1: "a token id is outside the vocabulary",
@@ -271,7 +270,7 @@ class Plan:
             (start.tokens, start.positions, start.slots),
             (self._buffers[symbol], symbol.width, self._states_at, self._states.shape[0]),
             self._round,
-            [(f, seed & _M64, position, k, p, m) for f, seed, position, k, p, m in rules],
+            rules,
             stops,
         )
         if status:

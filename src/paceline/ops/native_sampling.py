@@ -12,12 +12,11 @@ from functools import cache
 import numpy as np
 import torch
 
+from paceline.ops.base import Rule
 from paceline.ops.extension import extension
 
+_BOOL = np.dtype(np.bool_)
 _M64 = 0xFFFFFFFFFFFFFFFF
-
-# (1 / temperature or 0 = greedy, seed, position, top_k or 0, top_p or 1, natural log of min_p or -inf)
-Rule = tuple[float, int, int, int, float, float]
 
 
 @cache
@@ -56,33 +55,27 @@ def draw(
     assert native is not None
     count, width = logits.shape
     assert len(rules) == count
-    x, x_step = logits.data_ptr(), 4 * logits.stride(0)
-    cells, cells_step = (0, 0) if ids is None else (ids.data_ptr(), 8 * ids.stride(0))
-    rows = [
-        (
-            x + i * x_step,
-            cells + i * cells_step,
-            factor,
-            seed & _M64,
-            position,
-            min(top_k, width),
-            top_p,
-            min_p,
-            (0, 0),
-        )
-        for i, (factor, seed, position, top_k, top_p, min_p) in enumerate(rules)
-    ]
-    alive: list[np.ndarray] = []
-    for i, edit in (edits or {}).items():
+    masks: list[tuple[int, np.ndarray]] = []
+    instead: list[tuple[int, int]] = []
+    for i, edit in edits.items() if edits else ():
         if isinstance(edit, torch.Tensor):
             assert edit.dtype == torch.float32
             assert edit.shape == (width,)
-            rows[i] = (edit.data_ptr(), *rows[i][1:])
+            instead.append((i, edit.data_ptr()))
+        elif edit.dtype is _BOOL and edit.flags.c_contiguous:
+            masks.append((i, edit))
         else:
-            alive.append(mask := np.ascontiguousarray(edit, dtype=np.bool_))
-            # `ctypes.data` takes a microsecond longer
-            rows[i] = (*rows[i][:-1], (mask.__array_interface__["data"][0], mask.size))
-    return native.draw(rows, width, purpose, confidence)  # type: ignore[no-any-return]
+            masks.append((i, np.ascontiguousarray(edit, dtype=np.bool_)))
+    return native.draw(  # type: ignore[no-any-return]
+        (logits.data_ptr(), 4 * logits.stride(0)),
+        (0, 0) if ids is None else (ids.data_ptr(), 8 * ids.stride(0)),
+        rules,
+        width,
+        purpose,
+        confidence,
+        instead,
+        masks,
+    )
 
 
 def keys_batch(seeds: Seq[int], positions: Seq[int], purpose: int) -> list[tuple[int, int]]:

@@ -17,10 +17,12 @@ import torch
 
 from paceline.core import TokenLogprob
 from paceline.ops import native_sampling
+from paceline.ops.base import Rule
 from paceline.sampling import noise
 from paceline.sampling.draw import draw_device, draw_host, greedy
 from paceline.sampling.filters import kth_largest
 from paceline.sampling.shape import (
+    GREEDY_BELOW,
     LogitRow,
     edited,
     is_edited,
@@ -31,7 +33,8 @@ from paceline.sampling.shape import (
     shape_candidates,
 )
 
-_GREEDY: native_sampling.Rule = (0.0, 0, 0, 0, 1.0, -math.inf)
+_GREEDY: Rule = (0.0, 0, 0, 0, 1.0, -math.inf)
+_M64, _MOST = 0xFFFFFFFFFFFFFFFF, 0x7FFFFFFF
 
 
 class Choice:
@@ -153,29 +156,32 @@ def _draw_native(
     """
     edits: dict[int, torch.Tensor | np.ndarray] = {}
     broken: list[int] = []  # rows with a NaN that an edit may have hidden
+    rules: list[Rule] = []
     for i, row in enumerate(rows):
-        if row.mask is None and not (row.params.edits or row.stop_ids):
+        rules.append(rule_of(row))
+        mask = row.mask
+        if mask is None and not (row.params.edits or row.stop_ids):
             continue
-        if row.mask is not None and is_only_masked(row):
-            edits[i] = row.mask
-        elif is_edited(row):
-            x = logits[i].detach().numpy()
-            edits[i] = torch.from_numpy(edited(x, None if ids is None else ids[i].numpy(), row))
-            if np.isnan(x.max()):
-                broken.append(i)
-    rules = [rule_of(row) for row in rows]
+        if is_only_masked(row):
+            if mask is not None:
+                edits[i] = mask
+            continue
+        x = logits[i].detach().numpy()
+        edits[i] = torch.from_numpy(edited(x, None if ids is None else ids[i].numpy(), row))
+        if np.isnan(x.max()):
+            broken.append(i)
     tokens, mass = native_sampling.draw(logits, ids, rules, noise.TARGET, confidence, edits)
     for i in broken:
         tokens[i], mass[i] = -1, 0.0
     return tokens, mass, not edits and all(rule is _GREEDY for rule in rules)
 
 
-def rule_of(row: LogitRow) -> native_sampling.Rule:
+def rule_of(row: LogitRow) -> Rule:
     p = row.params
-    if is_greedy(row):
+    if p.temperature < GREEDY_BELOW:
         return _GREEDY
     least = float(np.log(np.float32(p.min_p))) if p.min_p > 0 else -math.inf  # rounded as in host_threshold
-    return (1.0 / p.temperature, row.seed, row.position, p.top_k, p.top_p, least)
+    return (1.0 / p.temperature, row.seed & _M64, row.position, min(p.top_k, _MOST), p.top_p, least)
 
 
 def _draw(
@@ -191,7 +197,9 @@ def _draw(
         return [int(t) for t in picked.tolist()]
     broken = np.isnan(logits.detach().numpy().max(-1))  # [M]
     if native_sampling.suits(shaped, ids):
-        rules = [(0.0 if is_greedy(r) else 1.0, r.seed, r.position, 0, 1.0, -math.inf) for r in rows]
+        rules = [
+            (0.0 if is_greedy(r) else 1.0, r.seed & _M64, r.position, 0, 1.0, -math.inf) for r in rows
+        ]
         tokens, _ = native_sampling.draw(shaped, ids, rules, purpose, False)
         return [-1 if b else t for b, t in zip(broken, tokens, strict=True)]
     x, cells = shaped.numpy(), None if ids is None else ids.numpy()
