@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "experience.h"
 #include "measure_jobs.h"
 #include "program.h"
 #include "round.h"
@@ -186,6 +187,41 @@ std::tuple<int, std::vector<int64_t>, std::vector<double>> run_round(Program& pr
   return result;
 }
 
+nb::tuple tuple_of(const Numbers& values) {
+  nb::object out = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(values.size())));
+  for (size_t i = 0; i < values.size(); ++i)
+    PyTuple_SET_ITEM(out.ptr(), static_cast<Py_ssize_t>(i), PyFloat_FromDouble(values[i]));
+  return nb::cast<nb::tuple>(out);
+}
+
+// (hits, tries, accept, survive, trust, hope) after these outcomes, each (drafted, accepted).
+nb::tuple learn(Numbers hits, Numbers tries, const Numbers& prior, double weight, double hope, double window,
+                const std::vector<std::pair<int64_t, int64_t>>& outcomes) {
+  if (prior.empty() || hits.size() != prior.size() || tries.size() != prior.size())
+    throw nb::value_error("hits, tries and prior must have a value for each position");
+  Shown arm{std::move(hits), std::move(tries), {}, {}, {}};
+  count(arm, window, outcomes);
+  estimate(arm, prior, weight, hope);
+  return nb::make_tuple(tuple_of(arm.hits), tuple_of(arm.tries), tuple_of(arm.accept), tuple_of(arm.survive),
+                        tuple_of(arm.trust), arm.hope);
+}
+
+using OfferTuple = std::tuple<int64_t, double, double>;
+
+// Of each proposal, by the confidence in its tokens.
+std::vector<OfferTuple> offers(const std::vector<Numbers>& proposals, const Worth& worth,
+                               const std::tuple<double, double, double>& first, const Numbers& trust,
+                               const Numbers& accept, const Numbers& prices, double paid) {
+  if (worth.empty()) throw nb::value_error("it has to be said what a confidence is worth");
+  const auto [weight, kept, tried] = first;
+  std::vector<OfferTuple> out;
+  for (const Numbers& confidence : proposals) {
+    const Offer own = offer(confidence, worth, {weight, kept, tried}, trust, accept, prices, paid);
+    out.emplace_back(own.tokens, own.gain, own.kept);
+  }
+  return out;
+}
+
 // The search, with what `tokens` has come to have since it was asked last.
 Search& grown(Search& search, const nb::list& tokens) {
   Source& text = search.text();
@@ -267,6 +303,8 @@ NB_MODULE(_native, m) {
   m.def("get_weights_in_cache", [] { return weights_in_cache.load(); });
   m.def("draw", &draw_rows);
   m.def("noise_keys", &keys);
+  m.def("learn", &learn);
+  m.def("offers", &offers);
   nb::class_<Search>(m, "Search")
       .def(nb::init<std::vector<int32_t>, std::vector<int64_t>>())
       .def("in_text", [](Search& s, const nb::list& tokens) { return grown(s, tokens).in_text(); })

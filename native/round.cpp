@@ -5,12 +5,16 @@
 
 namespace paceline {
 
+double worth_of(const Worth& worth, double confidence) {
+  const double sure = confidence >= 0 && confidence <= 1 ? confidence : 0;
+  const size_t bins = worth.size(), bin = std::min(static_cast<size_t>(sure * bins), bins - 1);
+  return worth[bin].first + worth[bin].second * sure;
+}
+
 bool RoundRow::goes_on(int step, double confidence) {
   if (step + 1 >= stop.most) return false;
   if (stop.least.empty()) return true;
-  const double sure = confidence >= 0 && confidence <= 1 ? confidence : 0;  // NaN too
-  const size_t bins = stop.worth.size(), bin = std::min(static_cast<size_t>(sure * bins), bins - 1);
-  alive *= stop.worth[bin].first + stop.worth[bin].second * sure;
+  alive *= worth_of(stop.worth, confidence);
   return static_cast<size_t>(step) < stop.least.size() && alive >= stop.least[step];
 }
 

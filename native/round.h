@@ -22,10 +22,15 @@ struct RoundPlan {  // where the recorded step reads and writes
   int64_t ids_stride = 0;
 };
 
+using Worth = std::vector<std::pair<double, double>>;  // chance to be kept, by bin of the confidence: at 0, and its rise until 1
+
+// What a confidence is worth; NaN and what is no probability as much as 0.
+double worth_of(const Worth& worth, double confidence);
+
 struct Stop {  // when a row's draft ends
-  int most = 0;                                  // tokens
-  std::vector<double> least;                     // survival of token 0, 1, ... from which on the next is drawn; empty: any
-  std::vector<std::pair<double, double>> worth;  // chance to be kept, by bin of the confidence: at 0, and its rise until 1
+  int most = 0;               // tokens
+  std::vector<double> least;  // survival of token 0, 1, ... from which on the next is drawn; empty: any
+  Worth worth;
 };
 
 struct RoundRow {  // how a row's tokens are drawn; `position` is that of its first drafted token

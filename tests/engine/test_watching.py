@@ -11,6 +11,7 @@ from tests.engine.test_rest import work
 from paceline.core import SamplingParams, Sequence
 from paceline.drafters.ngram import NgramDrafter
 from paceline.engine import budget as b
+from paceline.engine import copies
 from paceline.engine.acceptance import NGRAM, Kind
 from paceline.engine.budget import Budget
 from paceline.engine.controller import AutoController
@@ -109,10 +110,10 @@ def test_where_no_copy_could_pay_nobody_watches_or_wakes() -> None:
 
 
 def test_more_than_a_few_texts_are_not_watched() -> None:
-    for count in (b.FEW_TEXTS, b.FEW_TEXTS + 1):
+    for count in (copies.FEW_TEXTS, copies.FEW_TEXTS + 1):
         texts = [text(sid, [*RUN, 7, sid]) for sid in range(count)]
         auto, _ = resting(CHEAP, *texts)
-        assert (auto.watch(texts) is not None) is (count == b.FEW_TEXTS)
+        assert (auto.watch(texts) is not None) is (count == copies.FEW_TEXTS)
 
 
 def test_of_many_texts_those_are_watched_that_go_on_as_what_they_were_given() -> None:

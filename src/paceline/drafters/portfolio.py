@@ -27,7 +27,7 @@ class Judge(Protocol):
         """
         ...
 
-    def asked(self, ids: Seq[int], kind: str, limits: list[int], copies: Seq[float]) -> list[int]:
+    def asked(self, ids: Seq[int], kind: str, limits: list[int], gains: Seq[float]) -> list[int]:
         """Tokens that `kind` has to draft, by row: none or its limit, beside proposals with such a gain (0: none)."""
         ...
 

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from paceline.core import MAX_DRAFT_TOKENS
+from paceline.ops.extension import extension
 
 PRIOR_WEIGHT = 3.0  # observations that the usual acceptance of such a drafter counts for
 KNOWN_WEIGHT = 24.0  # that of a pair which was measured: a few refused drafts in a row are no reason to stop
@@ -152,8 +153,20 @@ def sober(arm: Arm, texts: int) -> float:
 
 def learn(arm: Arm, outcomes: Seq[tuple[int, int]]) -> Arm:
     """Count what became of drafts, as (drafted, accepted): the kept positions, and the first that was not."""
-    hits, tries = list(arm.hits), list(arm.tries)
     window = PARKED_WINDOW if arm.parked else WINDOW
+    if (native := extension("learn")) is None:
+        return counted(arm, window, outcomes)
+    hits, tries, accept, survive, trust, hope = native.learn(
+        arm.hits, arm.tries, arm.prior, arm.weight, HOPE[arm.sampled], window, outcomes
+    )
+    return Arm(
+        hits, tries, arm.prior, arm.law, arm.sampled, arm.weight, accept, survive, trust, arm.copied, hope, *arm[11:]
+    )  # fmt: skip
+
+
+def counted(arm: Arm, window: float, outcomes: Seq[tuple[int, int]]) -> Arm:
+    """`learn` for a memory of so many observations: the reference of native/experience.cpp."""
+    hits, tries = list(arm.hits), list(arm.tries)
     for drafted, accepted in outcomes:
         for j in range(min(accepted + 1, drafted, MAX_DRAFT_TOKENS)):
             keep = min(1.0, (window - 1) / tries[j]) if tries[j] else 1.0

@@ -12,10 +12,10 @@ token i itself, so `reject` and `block` stay exact (docs/controller.md shows why
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine import acceptance as acc
@@ -45,10 +45,6 @@ MEASURING = "measuring"  # plain steps amid drafts, to see what they take
 # of what is promised for sampled text, which is kept less often, most is an error of the moment (docs/controller.md).
 START = (1.05, 1.3)
 MARGIN = 1.03  # and to go on: what it does not know costs something too
-# Texts that are watched while they rest: of more, copies of some brought less than they took, whatever was thought.
-FEW_TEXTS = 3
-LOST = 0.3  # chance of a first copy below which sampled text is not searched at once,
-KEPT = 0.8  # and from which on any text that was given something is, and watched among however many
 MOST_CREDIT = 2.0  # target steps that are saved for them
 
 
@@ -100,29 +96,6 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What a step pays for tokens that are looked up: their number is decided when they are seen."""
-
-    kind: str
-    costs: Costs
-    rows: int  # target rows of the step without any draft
-    texts: int
-    rate: float  # tokens per second without them
-    slope: float = 0.0  # seconds that each takes beside its row,
-    base: float = 0.0  # and that a step with some of them takes, whoever has one
-    prices: list[float] = field(default_factory=list)  # of 1, 2, ... tokens, as far as anybody asked
-    # what proposals are worth, see `worth`, by identity of the arm
-    worths: dict[int, tuple[Arm, list[float]]] = field(default_factory=dict)
-
-    def upto(self, tokens: int) -> list[float]:
-        """Seconds of 1, 2, ... up to so many for a text, at the price of all texts doing the same."""
-        for more in range(len(self.prices) + 1, tokens + 1):
-            rows = self.costs.adding(self.rows, more * self.texts, self.kind) / self.texts
-            self.prices.append(rows + self.slope * more)
-        return self.prices
-
-
-@dataclass(frozen=True, slots=True)
 class Budget:
     """Everything the controller knows."""
 
@@ -139,12 +112,6 @@ class Budget:
     uneven: float = 1.0  # what plain steps take on average, over what is typical of them
     probing: frozenset[int] = frozenset()  # rows of this step that are probes
     care: float = 0.0  # seconds that deciding and learning take in a step with drafts, lately
-
-
-def look(budget: Budget, kind: str, rows: int, texts: int, rate: float) -> Look:
-    """What tokens that a kind looks up cost beside so many rows, where a step without them writes at such a rate."""
-    base, step, slope = budget.costs.drafting(kind)
-    return Look(kind, budget.costs, rows, texts, rate, slope, base + step + budget.care)
 
 
 def arm_of(budget: Budget, sequence_id: int, kind: Kind) -> Arm:
@@ -287,92 +254,6 @@ def stop_of(budget: Budget, plans: Mapping[str, Plan], sequence_id: int) -> Stop
             arm = arm_of(budget, sequence_id, kind)
             return stop(plans[kind.name], arm, acc.calibration(budget.bins.get(arm.law)))
     return None
-
-
-class Offer(NamedTuple):
-    """A proposal made at one go, as far as it is worth checking."""
-
-    tokens: int = 0
-    gain: float = 0.0  # tokens, net of what checking it takes where all texts check as many
-    kept: float = 0.0  # tokens
-
-
-def offer(budget: Budget, kind: Kind, arm: Arm, look: Look, confidence: list[float]) -> Offer:
-    """What a proposal is worth beside the rows of others, see `together`.
-
-    Only for proposals that are a function of the text so far (n-gram), or the choice would look at what it
-    decides. What its confidence is worth, to texts like this one, counts until the text has shown what its own copies
-    are worth. Whether its first one is kept at all was told by the first ones of others: a text may go on as what it
-    was given, or not, and copies look the same. It starts with four tokens, and each later copy that is kept lets the
-    next be four longer.
-    """
-    confidence = confidence[: min(4 + 4 * int(arm.hits[0]), MAX_DRAFT_TOKENS)]
-    bins, common = budget.bins.get(arm.law), budget.bins.get(kind.law(arm.sampled))
-    lines = acc.calibration(bins, None if bins is common else common)
-    best, gain, brings, kept, alive = 0, 0.0, 0.0, 0.0, 1.0
-    prices, paid, trust = look.upto(len(confidence)), MARGIN * look.rate, arm.trust
-    for j, value in enumerate(confidence):
-        chance = acc.calibrated(lines, value)
-        if j == 0 and not arm.copied:
-            chance = acc.first_kept(budget.firsts.get(arm.law), chance)
-        alive *= chance + trust[j] * (arm.accept[j] - chance)
-        kept += alive
-        net = kept - paid * prices[j]
-        if net > gain:
-            best, gain, brings = j + 1, net, kept
-        elif alive < 0.03:
-            break
-    return Offer(best, gain, brings)
-
-
-def worth(budget: Budget, kind: Kind, arm: Arm, look: Look, rungs: Seq[list[float]]) -> list[float]:
-    """What a proposal gains, net of what its rows take, by how sure it may be: `rungs` of confidence, rising."""
-    known = look.worths.get(id(arm))
-    if known is None:
-        gains = [0.0] * len(rungs)
-        for i in reversed(range(len(rungs))):
-            gains[i] = offer(budget, kind, arm, look, rungs[i]).gain
-            if gains[i] <= 0:
-                break
-        known = look.worths[id(arm)] = arm, gains
-    return known[1]
-
-
-def needed(budget: Budget, look: Look) -> float:
-    """Tokens that all copies of a step amid plain ones must gain, net of what their rows take."""
-    return look.rate * (MARGIN * look.base + budget.wake.get(look.texts.bit_length(), 0.0))
-
-
-def together(budget: Budget, look: Look, offers: Seq[Offer], *, wakes: bool) -> bool:
-    """Whether the copies of a step gain more than it takes longer. `wakes`: nothing was drafted before; that costs
-    something, too, of which each step with copies that follows has its share.
-    """
-    tokens, kept = 0, 0.0
-    for one in offers:
-        tokens, kept = tokens + one.tokens, kept + one.kept
-    if not tokens:
-        return False
-    takes = look.costs.adding(look.rows, tokens, look.kind) + look.slope * tokens + look.base
-    wake = budget.wake.get(look.texts.bit_length(), 0.0) if wakes else 0.0
-    return kept > look.rate * (MARGIN * takes + wake)
-
-
-def is_lost(budget: Budget, arm: Arm) -> bool:
-    """Whether the first copy of such a text is hardly ever kept, and this one has not come to it."""
-    return not arm.copied and acc.first_kept(budget.firsts.get(arm.law), 0.5) < LOST
-
-
-def loses_first(budget: Budget, sequence_id: int, names: Collection[str]) -> bool:
-    """Whether none of these kinds' first copy would be kept, by what became of those of other texts."""
-    return all(
-        is_lost(budget, arm_of(budget, sequence_id, kind)) for kind in budget.kinds if kind.name in names
-    )
-
-
-def keeps_first(budget: Budget, sequence_id: int, names: Collection[str]) -> bool:
-    """Whether one of these kinds' first copies are kept in nearly all such texts."""
-    arms = [arm_of(budget, sequence_id, kind) for kind in budget.kinds if kind.name in names]
-    return any(acc.first_kept(budget.firsts.get(arm.law), 0.5) >= KEPT for arm in arms)
 
 
 def shared(plan: Plan, arms: Seq[Arm], limits: Seq[int], copies: Seq[float], *, anyway: bool) -> list[int]:

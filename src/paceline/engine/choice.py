@@ -9,7 +9,8 @@ from math import inf
 
 from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine.audit import TRIAL
-from paceline.engine.budget import MEASURING, NO_CONFIDENCE, Look, Plan, Want
+from paceline.engine.budget import MEASURING, NO_CONFIDENCE, Plan, Want
+from paceline.engine.copies import Look
 from paceline.engine.fixed import Limit, fixed_limit
 from paceline.ops.base import Stop
 from paceline.sampling.shape import is_greedy

@@ -12,11 +12,12 @@ from dataclasses import replace
 
 from paceline.core import MAX_DRAFT_TOKENS, Sequence
 from paceline.engine import budget as b
-from paceline.engine import learning
+from paceline.engine import copies, learning
 from paceline.engine.acceptance import KINDS, Kind
 from paceline.engine.audit import Audit, hopeful
-from paceline.engine.budget import Budget, Joined, Offer, Want
+from paceline.engine.budget import Budget, Joined, Want
 from paceline.engine.choice import LONGEST_HOLD, REST, Before, Choice, Kin, begun, caps_of, going_on, kin_of
+from paceline.engine.copies import Offer
 from paceline.engine.costs import TABLE_ROWS, Profile
 from paceline.engine.fixed import WHOLE, Limit, wanted, whole
 from paceline.engine.lookups import Copier, Firsts, Lookups
@@ -232,7 +233,7 @@ class AutoController:
         plain = texts / b.plain(here, choice.rows, texts)
         free = [kind.name for kind in kinds if self._plan(kind, choice, margin, best) and not kind.sequential]
         rate = max([plan.rate for plan in choice.plans.values()], default=plain)
-        looks = {name: b.look(self.budget, name, rows, texts, rate) for name in free}
+        looks = {name: copies.look(self.budget, name, rows, texts, rate) for name in free}
         self.budget, audit = replace(self.budget, costs=costs), self._audit(choice)
         if choice.rows == texts and choice.teaches and audit.due(here, rate / plain):
             self.budget = replace(self.budget, probing=frozenset())
@@ -321,23 +322,23 @@ class AutoController:
         for row, (sequence, (tokens, confidence)) in enumerate(zip(sequences, found, strict=True)):
             if tokens:
                 arm = b.arm_of(self.budget, sequence.id, self._kinds[kind])
-                offers[row] = b.offer(self.budget, self._kinds[kind], arm, look, confidence)
-        if wakes is not None and not b.together(self.budget, look, offers, wakes=wakes):
+                offers[row] = copies.offer(self.budget, self._kinds[kind], arm, look, confidence)
+        if wakes is not None and not copies.together(self.budget, look, offers, wakes=wakes):
             offers = [NOTHING] * len(found)
         for sequence, (tokens, confidence), one in zip(sequences, found, offers, strict=True):
             if tokens:
                 self._lookups.found(sequence, kind, tokens, confidence, checked=one.tokens > 0)
         return offers
 
-    def asked(self, ids: Seq[int], kind: str, limits: list[int], copies: Seq[float]) -> list[int]:
+    def asked(self, ids: Seq[int], kind: str, limits: list[int], gains: Seq[float]) -> list[int]:
         """What a drafter of `kind` has to draft of `limits`, by row, beside copies that gain so many tokens (0: none)."""
         choice = self._choice
         if choice is None or kind not in choice.plans:
-            return wanted(limits, copies)
+            return wanted(limits, gains)
         arms = [b.arm_of(self.budget, i, self._kinds[kind]) for i in ids]
         fixed = any(n and i not in choice.caps for i, n in zip(ids, limits, strict=True))
         anyway = fixed or choice.trial or choice.probes > 0  # to see what comes of it
-        return b.shared(choice.plans[kind], arms, limits, copies, anyway=anyway)
+        return b.shared(choice.plans[kind], arms, limits, gains, anyway=anyway)
 
     def kind_limit(self, sequence_id: int, kind: str) -> int:
         """Tokens that a drafter of `kind` may propose for this row in this step."""

@@ -51,8 +51,8 @@ class FixedController:
     ) -> list[tuple[int, float]]:
         return [whole(confidence) for _, confidence in found]
 
-    def asked(self, ids: Seq[int], kind: str, limits: list[int], copies: Seq[float]) -> list[int]:
-        return wanted(limits, copies)
+    def asked(self, ids: Seq[int], kind: str, limits: list[int], gains: Seq[float]) -> list[int]:
+        return wanted(limits, gains)
 
     def kind_limit(self, sequence_id: int, kind: str) -> int:
         return MAX_DRAFT_TOKENS
@@ -71,10 +71,10 @@ def fixed_limit(sequence: Sequence, want: int, drafter_max: int) -> Limit:
     return limit, None if limit else NO_ROOM
 
 
-def wanted(limits: list[int], copies: Seq[float]) -> list[int]:
+def wanted(limits: list[int], gains: Seq[float]) -> list[int]:
     """What a network is asked for, by row, of which nothing is known, beside copies that gain so many tokens."""
     usual = [sum(USUAL ** (j + 1) for j in range(limit)) for limit in limits]
-    return [limit if own > gain else 0 for limit, own, gain in zip(limits, usual, copies, strict=True)]
+    return [limit if own > gain else 0 for limit, own, gain in zip(limits, usual, gains, strict=True)]
 
 
 def whole(confidence: list[float]) -> tuple[int, float]:

@@ -8,8 +8,10 @@ from typing import NamedTuple, Protocol
 
 from paceline.core import Sequence
 from paceline.engine import budget as b
+from paceline.engine import copies
 from paceline.engine.acceptance import Kind
-from paceline.engine.budget import Budget, Look
+from paceline.engine.budget import Budget
+from paceline.engine.copies import Look
 from paceline.engine.costs import Costs
 from paceline.engine.quiet import LOOK, Quiet
 from paceline.engine.records import RowRecord, StepRecord
@@ -50,11 +52,11 @@ class Firsts(NamedTuple):
 
     def lost(self) -> bool:
         """None is kept, and this text has not come to its own."""
-        return b.loses_first(*self)
+        return copies.loses_first(*self)
 
     def kept(self) -> bool:
         """Nearly all are."""
-        return b.keeps_first(*self)
+        return copies.keeps_first(*self)
 
 
 class Lookups:
@@ -114,8 +116,10 @@ class Lookups:
         self._followed = {s.id for s, first in firsts if _follows(s, first)}
         watched = [s for s, first in firsts if s.id in self._followed or (self._few and not _later(s, first))]
         rungs = copier.rungs
-        worth = [(s, b.worth(budget, kind, b.arm_of(budget, s.id, kind), look, rungs)) for s in watched]
-        return copier.watch(worth, b.needed(budget, look)) if any(own[-1] > 0 for _, own in worth) else None
+        worth = [(s, copies.worth(budget, kind, b.arm_of(budget, s.id, kind), look, rungs)) for s in watched]
+        return (
+            copier.watch(worth, copies.needed(budget, look)) if any(own[-1] > 0 for _, own in worth) else None
+        )
 
     def wake(self, texts: Iterable[int]) -> None:
         """There is something to copy in them that is worth it: look at once, whatever is waited for."""
@@ -140,13 +144,13 @@ class Lookups:
         """A step is, in which these texts were looked at, by kind and decision."""
         if looked:
             self._told(record, budget.kinds, budget.costs)
-        copies = {kind.name for kind in budget.kinds if not kind.sequential}
+        copying = {kind.name for kind in budget.kinds if not kind.sequential}
         for texts in looked:
             for row in record.rows:
-                if row.drafter in copies and row.accepted:
+                if row.drafter in copying and row.accepted:
                     self._quiet.wake(row.sequence_id)
                 elif row.sequence_id in texts and not self._unchecked.awaited(row.sequence_id):
-                    lost = row.drafter not in copies and row.sequence_id in self._offered
+                    lost = row.drafter not in copying and row.sequence_id in self._offered
                     self._quiet.hush(row.sequence_id, now, 2 if lost else LOOK)
         self._offered.clear()
 
@@ -169,7 +173,7 @@ class Lookups:
     def among(self, texts: int, *, sampled: bool) -> None:
         """So many texts are at hand."""
         self._quiet.among(texts, sampled=sampled)
-        self._few = self.copier is not None and texts <= b.FEW_TEXTS
+        self._few = self.copier is not None and texts <= copies.FEW_TEXTS
 
     def _watches(self, sequence_id: int) -> bool:
         return self._few or sequence_id in self._followed
@@ -180,10 +184,10 @@ class Lookups:
 
     def _told(self, record: StepRecord, kinds: Seq[Kind], costs: Costs) -> None:
         """A step with looks is over: what it took if they were in vain, or what copies have brought."""
-        texts, copies = len(record.rows), {kind.name for kind in kinds if not kind.sequential}
+        texts, copying = len(record.rows), {kind.name for kind in kinds if not kind.sequential}
         if not record.drafters and record.draft_seconds > 0:
             self.timed(record.draft_seconds, record.target_seconds + record.other_seconds)
-        elif record.drafters and record.drafters <= copies and not (record.reading or record.odd):
+        elif record.drafters and record.drafters <= copying and not (record.reading or record.odd):
             kept = sum([row.accepted for row in record.rows])
             plain = costs.target(texts, here=costs.of(texts, record.context))
             self._quiet.brought(1 + kept / texts - record.seconds / plain)

@@ -55,7 +55,7 @@ def logit_rows(live: Live, draft: list[int]) -> list[LogitRow]:
 def _masks(constraint: Constraint, draft: list[int]) -> list[np.ndarray | None]:
     try:
         known = constraint.masks(draft)
-        right = len(known) == len(draft) + 1 and all([mask is None or _is_mask(mask) for mask in known])
+        right = len(known) == len(draft) + 1 and all(mask is None or _is_mask(mask) for mask in known)
     except Exception as error:  # a constraint is a stranger, as a drafter is
         raise ConstraintFailed(str(error) or type(error).__name__) from error
     if not right:

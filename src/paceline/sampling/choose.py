@@ -25,7 +25,6 @@ from paceline.sampling.shape import (
     GREEDY_BELOW,
     LogitRow,
     edited,
-    is_edited,
     is_greedy,
     is_only_masked,
     is_plain,
@@ -197,9 +196,7 @@ def _draw(
         return [int(t) for t in picked.tolist()]
     broken = np.isnan(logits.detach().numpy().max(-1))  # [M]
     if native_sampling.suits(shaped, ids):
-        rules = [
-            (0.0 if is_greedy(r) else 1.0, r.seed & _M64, r.position, 0, 1.0, -math.inf) for r in rows
-        ]
+        rules = [(0.0 if is_greedy(r) else 1.0, r.seed & _M64, r.position, 0, 1.0, -math.inf) for r in rows]
         tokens, _ = native_sampling.draw(shaped, ids, rules, purpose, False)
         return [-1 if b else t for b, t in zip(broken, tokens, strict=True)]
     x, cells = shaped.numpy(), None if ids is None else ids.numpy()

@@ -1,0 +1,160 @@
+"""What copies are worth: proposals that cost nothing to make are judged when they are seen. Pure, as budget.py.
+
+Only for proposals that are a function of the text so far (n-gram), or the choice would look at what it decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from paceline.engine import acceptance as acc
+from paceline.engine.acceptance import Arm, Kind
+from paceline.engine.budget import MARGIN, Budget, arm_of
+from paceline.engine.costs import Costs
+from paceline.ops.extension import extension
+
+# Texts that are watched while they rest: of more, copies of some brought less than they took, whatever was thought.
+FEW_TEXTS = 3
+LOST = 0.3  # chance of a first copy below which sampled text is not searched at once,
+KEPT = 0.8  # and from which on any text that was given something is, and watched among however many
+HOPELESS = 0.03  # survival below which nothing more is worth a look
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a step pays for tokens that are looked up: their number is decided when they are seen."""
+
+    kind: str
+    costs: Costs
+    rows: int  # target rows of the step without any draft
+    texts: int
+    rate: float  # tokens per second without them
+    slope: float = 0.0  # seconds that each takes beside its row,
+    base: float = 0.0  # and that a step with some of them takes, whoever has one
+    prices: list[float] = field(default_factory=list)  # of 1, 2, ... tokens, as far as anybody asked
+    # what proposals are worth, see `worth`, by identity of the arm
+    worths: dict[int, tuple[Arm, list[float]]] = field(default_factory=dict)
+
+    def upto(self, tokens: int) -> list[float]:
+        """Seconds of 1, 2, ... up to so many for a text, at the price of all texts doing the same."""
+        for more in range(len(self.prices) + 1, tokens + 1):
+            rows = self.costs.adding(self.rows, more * self.texts, self.kind) / self.texts
+            self.prices.append(rows + self.slope * more)
+        return self.prices
+
+
+def look(budget: Budget, kind: str, rows: int, texts: int, rate: float) -> Look:
+    """What tokens that a kind looks up cost beside so many rows, where a step without them writes at such a rate."""
+    base, step, slope = budget.costs.drafting(kind)
+    return Look(kind, budget.costs, rows, texts, rate, slope, base + step + budget.care)
+
+
+class Offer(NamedTuple):
+    """A proposal made at one go, as far as it is worth checking."""
+
+    tokens: int = 0
+    gain: float = 0.0  # tokens, net of what checking it takes where all texts check as many
+    kept: float = 0.0  # tokens
+
+
+First = tuple[
+    float, float, float
+]  # observations that a first copy's looks count for, 0 if it is none; (kept, tried)
+
+
+def offer(budget: Budget, kind: Kind, arm: Arm, look: Look, confidence: list[float]) -> Offer:
+    """What a proposal is worth beside the rows of others, see `together`.
+
+    What its confidence is worth, to texts like this one, counts until the text has shown what its own copies are worth.
+    Whether its first one is kept at all was told by the first ones of others: a text may go on as what it was given, or
+    not, and copies look the same. It starts with four tokens, or as many as there are where the first ones of nearly all
+    texts like it are kept, and each later copy that is kept lets the next be four longer.
+    """
+    return _offers(budget, kind, arm, look, [confidence])[0]
+
+
+def _offers(budget: Budget, kind: Kind, arm: Arm, look: Look, proposals: Seq[list[float]]) -> list[Offer]:
+    usual, firsts = kind.law(arm.sampled), budget.firsts.get(arm.law) or (0.0, 0.0)
+    if arm.copied or arm.law == usual or acc.first_kept(firsts, 0.5) < KEPT:
+        most = 4 + 4 * int(arm.hits[0])
+        proposals = [confidence[:most] for confidence in proposals]
+    bins, common = budget.bins.get(arm.law), budget.bins.get(usual)
+    lines = acc.calibration(bins, None if bins is common else common)
+    first = (0.0 if arm.copied else acc.FIRST_WEIGHT, *firsts)
+    prices, paid = look.upto(max(map(len, proposals))), MARGIN * look.rate
+    if (native := extension("offers")) is not None:
+        found = native.offers(proposals, lines, first, arm.trust, arm.accept, prices, paid)
+        return [Offer(*one) for one in found]
+    return [judged(confidence, lines, first, arm, prices, paid) for confidence in proposals]
+
+
+def judged(
+    confidence: list[float], lines: Seq[acc.Line], first: First, arm: Arm, prices: Seq[float], paid: float
+) -> Offer:
+    """As much of a proposal as gains most. `prices`: seconds of 1, 2, ... tokens, of which each costs `paid` tokens.
+    The reference of native/experience.cpp.
+    """
+    best, kept, alive = Offer(), 0.0, 1.0
+    weight, hits, tries = first
+    for j, value in enumerate(confidence):
+        chance = acc.calibrated(lines, value)
+        if j == 0 and weight:
+            chance = (hits + weight * chance) / (tries + weight)
+        alive *= chance + arm.trust[j] * (arm.accept[j] - chance)
+        kept += alive
+        net = kept - paid * prices[j]
+        if net > best.gain:
+            best = Offer(j + 1, net, kept)
+        elif alive < HOPELESS:
+            break
+    return best
+
+
+def worth(budget: Budget, kind: Kind, arm: Arm, look: Look, rungs: Seq[list[float]]) -> list[float]:
+    """What a proposal gains, net of what its rows take, by how sure it may be: `rungs` of confidence, rising."""
+    known = look.worths.get(id(arm))
+    if known is None:
+        gains = [one.gain for one in _offers(budget, kind, arm, look, rungs)]
+        least = next((i for i in reversed(range(len(gains))) if gains[i] <= 0), -1)
+        known = look.worths[id(arm)] = arm, [0.0] * (least + 1) + gains[least + 1 :]
+    return known[1]
+
+
+def needed(budget: Budget, look: Look) -> float:
+    """Tokens that all copies of a step amid plain ones must gain, net of what their rows take."""
+    return look.rate * (MARGIN * look.base + budget.wake.get(look.texts.bit_length(), 0.0))
+
+
+def together(budget: Budget, look: Look, offers: Seq[Offer], *, wakes: bool) -> bool:
+    """Whether the copies of a step gain more than it takes longer. `wakes`: nothing was drafted before; that costs
+    something, too, of which each step with copies that follows has its share.
+    """
+    tokens, kept = 0, 0.0
+    for one in offers:
+        tokens, kept = tokens + one.tokens, kept + one.kept
+    if not tokens:
+        return False
+    takes = look.costs.adding(look.rows, tokens, look.kind) + look.slope * tokens + look.base
+    wake = budget.wake.get(look.texts.bit_length(), 0.0) if wakes else 0.0
+    return kept > look.rate * (MARGIN * takes + wake)
+
+
+def is_lost(budget: Budget, arm: Arm) -> bool:
+    """Whether the first copy of such a text is hardly ever kept, and this one has not come to it."""
+    return not arm.copied and acc.first_kept(budget.firsts.get(arm.law), 0.5) < LOST
+
+
+def loses_first(budget: Budget, sequence_id: int, names: Collection[str]) -> bool:
+    """Whether none of these kinds' first copy would be kept, by what became of those of other texts."""
+    return all(
+        is_lost(budget, arm_of(budget, sequence_id, kind)) for kind in budget.kinds if kind.name in names
+    )
+
+
+def keeps_first(budget: Budget, sequence_id: int, names: Collection[str]) -> bool:
+    """Whether one of these kinds' first copies are kept in nearly all such texts."""
+    arms = [arm_of(budget, sequence_id, kind) for kind in budget.kinds if kind.name in names]
+    return any(acc.first_kept(budget.firsts.get(arm.law), 0.5) >= KEPT for arm in arms)
