@@ -74,8 +74,8 @@ class Clock:
 class Looks(Lookups):
     """They take what the table says: nothing passes on the clock while one is made."""
 
-    def timed(self, seconds: float, step: float) -> None:
-        super().timed(RESTING * UNIT, UNIT)
+    def timed(self, look: float, step: float, now: int) -> None:
+        super().timed(RESTING * UNIT, UNIT, now)
 
 
 class Priced(AutoController):

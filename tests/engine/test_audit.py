@@ -14,10 +14,10 @@ from paceline.engine import budget as b
 from paceline.engine.acceptance import NGRAM, Kind
 from paceline.engine.audit import AUDIT, COLD, HOPEFUL, LAST_TRIAL, RAREST, SOONEST, TRIAL, Audit, hopeful
 from paceline.engine.choice import HOLD, LONGEST_HOLD, LONGEST_IDLE
-from paceline.engine.controller import LITTLE, MANY, AutoController
+from paceline.engine.controller import LITTLE, AutoController
 from paceline.engine.costs import TABLE_ROWS, Costs, Profile, Step, spread
 from paceline.engine.fixed import FixedController, Limit
-from paceline.engine.records import RowRecord, StepRecord, Unlearnt
+from paceline.engine.records import LEARNING, MANY, RowRecord, StepRecord, Unlearnt
 from paceline.engine.rest import ALIKE, TYPICAL, Ran, Rest
 from paceline.engine.rounds import Round
 from paceline.engine.scheduler import Work
@@ -280,8 +280,19 @@ def test_of_steps_at_rest_the_median_of_the_last_ones_speaks_for_all() -> None:
     learnt = learning.observe(b.Budget(PROFILE.costs(), (MTP,)), seen.seen)
     assert learnt.step == seen.steps
     assert [record.alike for record in seen.seen] == [ALIKE, ALIKE + 2, 1, 1, 2]
-    seen.clear()
+    seen.learnt(0.0)
     assert (seen.seen, seen.steps, seen.drafted) == ([], 0, False)
+
+
+def test_to_learn_what_steps_take_may_not_take_long() -> None:
+    seen = Unlearnt()
+    for steps in (MANY, 2 * MANY, 2 * MANY):
+        needed = 0
+        while not seen.enough:
+            seen.add(StepRecord(1, 0.5, 0.25, 0.25, [row()]))
+            needed += 1
+        assert needed == steps
+        seen.learnt((2 * MANY - 0.5) * LEARNING)
 
 
 @pytest.mark.parametrize(("kept", "taken", "charged"), [(0, 1.6, 0.6), (1, 1.6, -0.4), (0, 99.0, 7.0)])

@@ -102,11 +102,11 @@ def test_looks_must_pay_for_themselves() -> None:
     quiet.among(8, sampled=False)
     assert (quiet.pays, quiet.common(13)) == (True, 13)
     for _ in range(5):
-        quiet.timed(0.08, 1.0)
+        quiet.timed(0.08, 1.0, 0)
     assert quiet.pays
     assert quiet.hush(1, 0) == FIRST
     for _ in range(40):
-        quiet.timed(0.2, 1.0)
+        quiet.timed(0.2, 1.0, 0)
     assert not quiet.pays
     assert quiet.common(13) == LOOK  # with the others
     assert quiet.hush(2, 0) > quiet.hush(1, 0) == 2 * FIRST
@@ -120,14 +120,14 @@ def test_looks_must_pay_for_themselves() -> None:
     quiet.brought(9.0)
     assert quiet.pays
     for _ in range(1000):  # what they brought once does not count for ever
-        quiet.timed(0.2, 1.0)
+        quiet.timed(0.2, 1.0, 0)
     assert not quiet.pays
 
 
 def test_texts_are_looked_at_in_the_same_steps_whatever_looks_take() -> None:
     for seconds in (0.001, 0.0135, 0.13, 0.9):
         quiet = Quiet()
-        quiet.timed(seconds, 1.0)
+        quiet.timed(seconds, 1.0, 0)
         for text, now in ((1, 0), (2, 37), (3, 100)):
             for _ in range(6):
                 last, now = now, quiet.hush(text, now)
@@ -140,7 +140,7 @@ def test_a_new_text_is_looked_at_with_the_others_where_looks_do_not_pay() -> Non
     found.among(1, sampled=False)
     assert found.due(new, 5, firsts(new))[0] == 5
     for _ in range(99):
-        found.timed(0.2, 1.0)
+        found.timed(0.2, 1.0, 0)
     second, third = replace(new, id=2), replace(new, id=3)
     assert found.due(second, 5, firsts(second))[0] == LOOK
     record = StepRecord(5, 1.5, 0.0, 0.0, [RowRecord(1, "ngram", 4, 4, [0.9] * 4, None)])

@@ -18,7 +18,7 @@ from paceline.engine.controller import AutoController
 from paceline.engine.costs import Profile
 from paceline.engine.fixed import FixedController
 from paceline.engine.lookups import Firsts, Lookups
-from paceline.engine.quiet import WATCHED
+from paceline.engine.quiet import LOOK, WATCHED
 from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.rest import Rest, nothing
 from paceline.ops.search import LENGTHS
@@ -174,7 +174,7 @@ def test_a_text_that_goes_on_as_what_it_was_given_is_looked_at_at_once_among_how
         lookups = Lookups(NgramDrafter())
         lookups.among(16, sampled=temperature > 0)
         for _ in range(99):
-            lookups.timed(0.2, 1.0)  # looks are dear, and have brought nothing
+            lookups.timed(0.2, 1.0, 0)  # looks are dear, and have brought nothing
         for sid, kept, at_once in ((1, 1.0, True), (2, 0.6, False), (3, None, False)):
             given = text(sid, [1, 2], reference=tuple(RUN), params=params)
             found = getattr(lookups, call)(given, 70, firsts(given, kept))
@@ -183,6 +183,34 @@ def test_a_text_that_goes_on_as_what_it_was_given_is_looked_at_at_once_among_how
         bare = text(4, [1, 2], params=params)
         found = getattr(lookups, call)(bare, 70, firsts(bare, 1.0))
         assert (found[0] if call == "due" else found) > 71
+
+
+def test_among_many_texts_looks_in_vain_take_little_of_the_time_whatever_becomes_due() -> None:
+    lookups, given = Lookups(NgramDrafter()), text(1, [1, 2], reference=tuple(RUN))
+    lookups.among(16, sampled=False)
+    assert lookups.join(given, 70, firsts(given, 1.0)) == 71
+    lookups.timed(0.2, 1.0, 100)
+    assert lookups.until == 120  # it has taken a fifth of a step: a hundredth of twenty
+    assert lookups.join(given, 105, firsts(given, 1.0)) == 120
+    assert lookups.next([1, 2, 3], 105) == 120
+    lookups.timed(99.0, 1.0, 100)
+    assert lookups.until == 100 + LOOK
+    lookups.among(3, sampled=False)  # few texts cost little, and are watched
+    assert lookups.until == 0
+    assert lookups.next([1, 2, 3], 105) == 106
+
+
+def test_what_a_watch_finds_has_to_wait_after_a_look_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    auto = AutoController(Profile((1, 17), (1.0, 1.2)), [NGRAM], copier=NgramDrafter())
+    texts = [text(sid, [*RUN, 7, *RUN[:8]]) for sid in range(16)]
+    auto.limits(texts, ["auto"] * 16, 16)
+    asked: list[int] = []
+    monkeypatch.setattr(auto, "_pay", lambda ours, choice: asked.append(len(ours)) or True)
+    auto._lookups.timed(9.0, 1.0, auto._now)
+    assert not auto.pays(texts, LOOK - 1)
+    assert asked == []
+    assert auto.pays(texts, LOOK)
+    assert asked == [16]
 
 
 def test_what_is_looked_up_twice_for_the_same_tokens_is_searched_once(

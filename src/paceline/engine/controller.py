@@ -27,7 +27,6 @@ from paceline.ops.search import Watch
 from paceline.sampling.shape import is_greedy
 
 LITTLE = 8  # steps from which nothing is learnt yet where a plan is made only because texts came or went
-MANY = 48  # steps from which it is learnt what they took: one hardly tells, and to learn takes as long as for many
 PROBE_RUN = 3  # steps that a probe lasts while its tokens are kept
 Found = tuple[list[int], list[float]]  # tokens to copy, and the confidence of each
 NOTHING = Offer()
@@ -94,6 +93,8 @@ class AutoController:
         self._choice, choice.looked = choice, False
         self._used.append(choice)
         self._lookups.among(len(ids), sampled=choice.sampled)
+        if not choice.drafts:
+            choice.look = max(choice.look, self._lookups.until)
         looks = choice.looks and choice.look <= self._now
         return self._with_looks(choice, sequences) if looks else choice.out
 
@@ -119,7 +120,8 @@ class AutoController:
             return 0
         self._lookups.in_vain([sequence.id for sequence in due], now)
         choice.look = self._lookups.next(choice.caps, now)
-        self._lookups.timed(time.perf_counter() - begin, self.budget.costs.target(len(sequences)))
+        self._lookups.timed(time.perf_counter() - begin, self.budget.costs.target(len(sequences)), now)
+        choice.look = max(choice.look, self._lookups.until)
         return choice.left(now)
 
     def join(self, sequences: list[Sequence], wants: list[Want], most: int, untold: int) -> Joined | None:
@@ -144,12 +146,14 @@ class AutoController:
     def pays(self, sequences: list[Sequence], untold: int) -> bool:
         choice, now, begin = self._choice, self._now + untold, time.perf_counter()
         assert choice is not None
+        if now < self._lookups.until:
+            return False
         ours = [s for s in sequences if choice.caps.get(s.id) and self._lookups.peek(s)]
         if self._pay(ours, choice):
             self._lookups.wake(s.id for s in ours)
             choice.look = now
             return True
-        self._lookups.timed(time.perf_counter() - begin, self.budget.costs.target(len(sequences)))
+        self._lookups.timed(time.perf_counter() - begin, self.budget.costs.target(len(sequences)), now)
         return False
 
     def _pay(self, sequences: Seq[Sequence], choice: Choice) -> bool:
@@ -210,7 +214,7 @@ class AutoController:
         before = self._choices.get(tuple(choice.ids))
         # probes, trials, measurements and rests are what they are for: what they took is learnt whenever they are over
         usual = not self.budget.probing and (before is None or (before.drafts and not before.trial))
-        if not usual or self._unlearnt.steps >= MANY:
+        if not usual or self._unlearnt.enough:
             self._learn()
         elif before is not None or self._unlearnt.steps >= LITTLE:
             self._learn_rows(self._unlearnt.take_drafts())
@@ -375,9 +379,10 @@ class AutoController:
         """Let `budget` learn from the steps since it last did, and drop the texts that have ended."""
         if not self._unlearnt.steps:
             return
+        begin = time.perf_counter()
         self._learn_rows(self._unlearnt.take_untried(), checked=False)
         self.budget, warnings = learning.alarm(learning.observe(self.budget, self._unlearnt.seen))
-        self._unlearnt.clear()
+        self._unlearnt.learnt(time.perf_counter() - begin)
         if self._gone:
             self.budget = learning.forget(self.budget, self._gone)
             self._lookups.gone(self._gone)
@@ -389,7 +394,7 @@ class AutoController:
         """A text ends within a step, before that step is observed: what is kept of it goes when that is learnt."""
         self._choices = {ids: choice for ids, choice in self._choices.items() if sequence_id not in ids}
         left = set(self._choice.ids if self._choice else ()) - self._gone - {sequence_id}
-        if self._unlearnt.drafted and self._unlearnt.steps >= MANY and not left:
+        if self._unlearnt.drafted and self._unlearnt.enough and not left:
             self._learn()  # nothing may follow for long, and there may be something to say
         self._gone.add(sequence_id)
         self._lookups.forget(sequence_id)

@@ -94,7 +94,7 @@ class Lookups:
         later = _later(sequence, first)
         given = self._few and sequence.reference and not (later or first.lost())
         if given or _follows(sequence, first):
-            return now + 1
+            return max(now + 1, self.until)
         return self._quiet.hush(sequence.id, now, sampled=later, watched=self._few)
 
     def peek(self, sequence: Sequence) -> bool:
@@ -143,7 +143,7 @@ class Lookups:
     def over(self, looked: Seq[Mapping[int, int]], record: StepRecord, budget: Budget, now: int) -> None:
         """A step is, in which these texts were looked at, by kind and decision."""
         if looked:
-            self._told(record, budget.kinds, budget.costs)
+            self._told(record, budget.kinds, budget.costs, now)
         copying = {kind.name for kind in budget.kinds if not kind.sequential}
         for texts in looked:
             for row in record.rows:
@@ -168,7 +168,12 @@ class Lookups:
             steps.append(
                 self._quiet.common(now + awaited) if awaited else self._quiet.due(i, now + 1) or now + 1
             )
-        return min(steps, default=now + 1)
+        return max(min(steps, default=now + 1), self.until)
+
+    @property
+    def until(self) -> int:
+        """The step before which nobody is looked at, since looks at so many texts were in vain."""
+        return 0 if self._few else self._quiet.until
 
     def among(self, texts: int, *, sampled: bool) -> None:
         """So many texts are at hand."""
@@ -178,15 +183,15 @@ class Lookups:
     def _watches(self, sequence_id: int) -> bool:
         return self._few or sequence_id in self._followed
 
-    def timed(self, look: float, step: float) -> None:
+    def timed(self, look: float, step: float, now: int) -> None:
         """A look has taken so many seconds in vain, and a step takes so many without one."""
-        self._quiet.timed(look, step)
+        self._quiet.timed(look, step, now)
 
-    def _told(self, record: StepRecord, kinds: Seq[Kind], costs: Costs) -> None:
+    def _told(self, record: StepRecord, kinds: Seq[Kind], costs: Costs, now: int) -> None:
         """A step with looks is over: what it took if they were in vain, or what copies have brought."""
         texts, copying = len(record.rows), {kind.name for kind in kinds if not kind.sequential}
         if not record.drafters and record.draft_seconds > 0:
-            self.timed(record.draft_seconds, record.target_seconds + record.other_seconds)
+            self.timed(record.draft_seconds, record.target_seconds + record.other_seconds, now)
         elif record.drafters and record.drafters <= copying and not (record.reading or record.odd):
             kept = sum([row.accepted for row in record.rows])
             plain = costs.target(texts, here=costs.of(texts, record.context))

@@ -11,6 +11,7 @@ WATCHED = 256, 64  # and where they do
 SPARING = 4  # times as many steps then between two looks, at most, too
 SEEKING = 0.01  # of the time that looks may take at first,
 LOOKING = 0.003  # and at last: sooner beside slow steps
+VAIN = 0.01  # of the time that looks in vain may take among many texts, whatever becomes due
 LATELY = 0.98  # of what looks took and copies brought before, for each look in vain
 CREDIT = 1.0  # plain steps that looks may take before copies have brought something,
 MOST = 8.0  # and that these may have brought beyond what looks took
@@ -25,12 +26,14 @@ class _Balance:
     brought: float = 0.0
     first: int = FIRST  # steps between two looks
     longest: int = LOOK
+    until: int = 0  # the step before which many texts are not looked at again
 
     @property
     def pays(self) -> bool:
         return self.spent <= self.brought + CREDIT
 
-    def timed(self, look: float, step: float) -> None:
+    def timed(self, look: float, step: float, now: int) -> None:
+        self.until = now + min(int(look / (VAIN * step)), LOOK)
         self.seconds += 0.2 * (look - self.seconds) if self.seconds else look
         self.spent = LATELY * self.spent + look / step
         self.brought = LATELY * min(self.brought, self.spent + MOST)
@@ -92,9 +95,14 @@ class Quiet:
         self._texts[sequence_id] = (wait, due)
         return due
 
-    def timed(self, look: float, step: float) -> None:
+    @property
+    def until(self) -> int:
+        """The step before which nobody is looked at again, if there are many texts."""
+        return self._here.until
+
+    def timed(self, look: float, step: float, now: int) -> None:
         """A look has taken so many seconds in a step of so many beside it, in vain."""
-        self._here.timed(look, step)
+        self._here.timed(look, step, now)
 
     def brought(self, steps: float) -> None:
         """Copies have saved so many plain steps, net of what they took."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MANY = 48  # steps from which it is learnt what they took: one hardly tells, and to learn takes as long as for many
+LEARNING = 0.005  # of the time that this may take, at most
 FEW = 2  # steps without drafts (a prompt is read, there is nothing to copy) leave the caches as they are
 
 
@@ -62,6 +64,8 @@ class Unlearnt:
         self.drafted = False  # something was, in one of them
         self.news: list[RowRecord] = []  # drafts that change what is worth drafting next
         self.untried: list[RowRecord] = []  # what would have become of copies that were not checked
+        self._seconds = 0.0  # that they took,
+        self._taken = 0.0  # and that to learn takes, lately
         self._last: tuple[bool, int] = (False, 0)  # whether the last step had drafts, and how many in a row
         self._run = 0  # steps with drafts in a row, at last
 
@@ -80,6 +84,7 @@ class Unlearnt:
         if drafted:
             self._run = record.alike
         self.seen.append(record)
+        self._seconds += record.seconds + record.more_seconds
         self.steps += record.times
         self.drafted = self.drafted or drafted
 
@@ -95,7 +100,15 @@ class Unlearnt:
     def take_drafts(self) -> list[RowRecord]:
         return _taken([row for record in self.seen for row in record.rows if row.drafted])
 
-    def clear(self) -> None:
+    @property
+    def enough(self) -> bool:
+        """Whether there are so many that it is worth learning what they took."""
+        return self.steps >= MANY and self._seconds * LEARNING >= self._taken
+
+    def learnt(self, taken: float) -> None:
+        """From all of them, in so many seconds."""
+        self._taken += 0.2 * (taken - self._taken) if self._taken else taken
+        self._seconds = 0.0
         self.seen.clear()
         self.news.clear()
         self.untried.clear()
