@@ -714,6 +714,11 @@ def test_deciding_is_timed_where_something_is_drafted(monkeypatch: pytest.Monkey
         auto.limits([sequence(sid)], ["auto"], 16)  # a plan for each
         auto.observe(StepRecord(3, 1.2, 0.3, 0.0, [RowRecord(sid, "mtp", 2, 1, [0.8, 0.8], None)]))
     assert auto.budget.care == pytest.approx(0.03, rel=0.1)  # a plan takes two looks, hearing of a step one
+    auto.limits([sequence(300 + i) for i in range(8)], ["auto"] * 8, 16)
+    assert auto.budget.care == 0.0  # that was of one text
+    auto.observe(replace(resting, times=1000))
+    auto.limits([sequence(400)], ["auto"], 16)
+    assert 0.0 < auto.budget.care < 0.02  # what was dear once may be tried again
 
 
 def test_what_confidence_is_worth_is_told_by_some_of_many_drafts_and_all_of_few() -> None:

@@ -190,9 +190,12 @@ def test_among_many_texts_looks_in_vain_take_little_of_the_time_whatever_becomes
     lookups.among(16, sampled=False)
     assert lookups.join(given, 70, firsts(given, 1.0)) == 71
     lookups.timed(0.2, 1.0, 100)
-    assert lookups.until == 120  # it has taken a fifth of a step: a hundredth of twenty
-    assert lookups.join(given, 105, firsts(given, 1.0)) == 120
-    assert lookups.next([1, 2, 3], 105) == 120
+    assert lookups.until == 104  # it has taken a fifth of a step: a twentieth of four
+    assert lookups.join(given, 101, firsts(given, 1.0)) == 104
+    assert lookups.next([1, 2, 3], 101) == 104
+    for _ in range(40):
+        lookups.timed(0.2, 1.0, 100)
+    assert lookups.until == 120  # looks have brought nothing: a hundredth of twenty
     lookups.timed(99.0, 1.0, 100)
     assert lookups.until == 100 + LOOK
     lookups.among(3, sampled=False)  # few texts cost little, and are watched

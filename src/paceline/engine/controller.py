@@ -16,7 +16,8 @@ from paceline.engine import copies, learning
 from paceline.engine.acceptance import KINDS, Kind
 from paceline.engine.audit import Audit, hopeful
 from paceline.engine.budget import Budget, Joined, Want
-from paceline.engine.choice import LONGEST_HOLD, REST, Before, Choice, Kin, begun, caps_of, going_on, kin_of
+from paceline.engine.care import Care
+from paceline.engine.choice import REST, Before, Choice, Kin, begun, caps_of, going_on, kin_of
 from paceline.engine.copies import Offer
 from paceline.engine.costs import TABLE_ROWS, Profile
 from paceline.engine.fixed import WHOLE, Limit, wanted, whole
@@ -59,8 +60,7 @@ class AutoController:
         self._others = 0  # rows of this step that belong to prompts being read
         self._lookups = Lookups(copier)
         self._plan_seconds = 0.0  # that a plan takes, lately
-        # Seconds that planning took in this step, and planning and learning in one with drafts, lately: no draft round's.
-        self._thought = self._care = 0.0
+        self._thought, self._care = 0.0, Care()  # seconds that planning took in this step: no draft round's
         self._before = Before()
         self._gone: set[int] = set()  # texts that have ended: their last step is still to be learnt from
 
@@ -145,8 +145,7 @@ class AutoController:
 
     def pays(self, sequences: list[Sequence], untold: int) -> bool:
         choice, now, begin = self._choice, self._now + untold, time.perf_counter()
-        assert choice is not None
-        if now < self._lookups.until:
+        if choice is None or now < self._lookups.until:
             return False
         ours = [s for s in sequences if choice.caps.get(s.id) and self._lookups.peek(s)]
         if self._pay(ours, choice):
@@ -223,7 +222,8 @@ class AutoController:
         choice.until, choice.sampled = self._now + REST, not any(is_greedy(s) for s in sequences)
         costs, context = self.budget.costs, sum([sequence.committed for sequence in sequences])
         here = costs.within(len(sequences), context) if choice.caps else costs
-        self.budget = replace(self.budget, costs=here, probing=frozenset(), care=self._care)
+        care = self._care.of(len(sequences))
+        self.budget = replace(self.budget, costs=here, probing=frozenset(), care=care)
         chosen = sequences[0].params.drafter
         kinds = [self._kind(name) for name in (chosen.split("+") if chosen else self._default)]
         for kind in kinds:  # drafts of a length that was asked for teach, too
@@ -367,8 +367,8 @@ class AutoController:
         self._used.clear()
         if len(self._unlearnt.seen) >= 2 * REST:  # mostly a plan is made before, which learns, too
             self._learn()
-        if self._unlearnt.drafting:
-            self._care += (thought + time.perf_counter() - begin - self._care) / LONGEST_HOLD
+        taken = thought + time.perf_counter() - begin if self._unlearnt.drafting else None
+        self._care.over(len(record.rows), record.times, taken)
 
     def _learn_rows(self, rows: Seq[RowRecord], *, checked: bool = True) -> None:
         """Learn what became of drafts, before it is learnt what their steps took."""

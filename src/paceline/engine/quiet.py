@@ -11,7 +11,8 @@ WATCHED = 256, 64  # and where they do
 SPARING = 4  # times as many steps then between two looks, at most, too
 SEEKING = 0.01  # of the time that looks may take at first,
 LOOKING = 0.003  # and at last: sooner beside slow steps
-VAIN = 0.01  # of the time that looks in vain may take among many texts, whatever becomes due
+# Share of the time for looks in vain among many texts, whatever becomes due: where looks do not pay, and where they do
+VAIN = 0.01, 0.05
 LATELY = 0.98  # of what looks took and copies brought before, for each look in vain
 CREDIT = 1.0  # plain steps that looks may take before copies have brought something,
 MOST = 8.0  # and that these may have brought beyond what looks took
@@ -33,10 +34,10 @@ class _Balance:
         return self.spent <= self.brought + CREDIT
 
     def timed(self, look: float, step: float, now: int) -> None:
-        self.until = now + min(int(look / (VAIN * step)), LOOK)
         self.seconds += 0.2 * (look - self.seconds) if self.seconds else look
         self.spent = LATELY * self.spent + look / step
         self.brought = LATELY * min(self.brought, self.spent + MOST)
+        self.until = now + min(int(look / (VAIN[self.pays] * step)), LOOK)
         most = max(1, min(int(self.seconds / (LOOKING * step)), LOOK))
         self.longest = 1 << (most.bit_length() - 1)  # so that all texts are looked at in the same steps
         dear = max(self.seconds / (SEEKING * step), FIRST * self.spent / (self.brought + CREDIT))
