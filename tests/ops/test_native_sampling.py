@@ -7,7 +7,7 @@ import torch
 from paceline.core import SamplingParams
 from paceline.ops import native, native_sampling
 from paceline.sampling import noise
-from paceline.sampling.choose import choose, choose_candidates
+from paceline.sampling.choose import choose, choose_candidates, rule_of
 from paceline.sampling.draw import draw_device
 from paceline.sampling.shape import Counts, LogitRow, shape
 
@@ -222,3 +222,24 @@ def test_keys_are_those_of_the_noise():
     for purpose in range(4):
         wanted = [noise.keys(s, p, purpose) for s, p in zip(seeds, positions, strict=True)]
         assert native_sampling.keys_batch(seeds, positions, purpose) == wanted
+
+
+@pytest.mark.parametrize("known", [9000, 100])
+def test_a_greedy_row_that_is_looked_through_where_it_lies_hides_no_broken_one(known):
+    logits, rows = make_logits(3, 9000, 1), [LogitRow(SamplingParams(), 1, 5, Counts()) for _ in range(3)]
+    for row in rows:
+        row.mask = np.zeros(known, dtype=np.bool_)
+    rows[0].mask[40] = rows[1].mask[99] = True
+    logits[1, 8999] = torch.nan  # refused, and beyond a short mask
+    chosen = choose(logits, rows)
+    assert (chosen.tokens, chosen.ok) == ([40, 0, 0], [True, False, False])
+
+
+def test_a_top_k_that_no_register_holds_keeps_all():
+    logits, rows = (
+        make_logits(4, 300, 1),
+        make_rows(4, 2, temperature=0.8, top_k=10**30, top_p=1.0, min_p=0.0),
+    )
+    free = [LogitRow(SamplingParams(temperature=0.8), r.seed, r.position, r.history) for r in rows]
+    assert choose(logits, rows).tokens == choose(logits, free).tokens
+    assert all(rule_of(row)[3] < 2**63 for row in rows)
