@@ -140,7 +140,7 @@ std::tuple<std::vector<int64_t>, std::vector<double>> draw_rows(
 using RowsTuple = std::tuple<std::vector<int64_t>, std::vector<int32_t>, std::vector<int32_t>>;
 using HiddenTuple = std::tuple<int, int64_t, int64_t, int64_t>;  // buffer, width, states by slot and their number
 using OutputTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
-using StopTuple = std::tuple<int, std::vector<double>, std::vector<std::pair<double, double>>>;
+using StopTuple = std::tuple<int, std::vector<double>, Worth>;
 
 std::tuple<int, std::vector<int64_t>, std::vector<double>> run_round(Program& program, const RowsTuple& rows,
                                                                      const HiddenTuple& hidden, const OutputTuple& output,

@@ -45,9 +45,10 @@ def test_what_a_copy_is_worth(seen, proposals, told, firsts, rate):
     arm = acc.learn(acc.fresh_arm(KIND)._replace(copied=firsts is None), seen)
     lines = acc.calibration(acc.calibrate(None, told))
     prices = [0.1 + 0.02 * n for n in range(MAX_DRAFT_TOKENS)]
-    first = (0.0, 0.0, 0.0) if firsts is None else (acc.FIRST_WEIGHT, *firsts)
+    known = firsts or (0.0, 0.0)
+    first = (0.0 if firsts is None else acc.FIRST_WEIGHT, *known)
     found = extension("offers").offers(proposals, lines, first, arm.trust, arm.accept, prices, rate)
-    wanted = [copies.judged(confidence, lines, first, arm, prices, rate) for confidence in proposals]
+    wanted = [copies.judged(confidence, lines, known, arm, prices, rate) for confidence in proposals]
     assert found == [tuple(one) for one in wanted]
 
 

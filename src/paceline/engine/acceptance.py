@@ -159,9 +159,7 @@ def learn(arm: Arm, outcomes: Seq[tuple[int, int]]) -> Arm:
     hits, tries, accept, survive, trust, hope = native.learn(
         arm.hits, arm.tries, arm.prior, arm.weight, HOPE[arm.sampled], window, outcomes
     )
-    return Arm(
-        hits, tries, arm.prior, arm.law, arm.sampled, arm.weight, accept, survive, trust, arm.copied, hope, *arm[11:]
-    )  # fmt: skip
+    return arm._replace(hits=hits, tries=tries, accept=accept, survive=survive, trust=trust, hope=hope)
 
 
 def counted(arm: Arm, window: float, outcomes: Seq[tuple[int, int]]) -> Arm:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-LATELY = 32  # steps with drafts that count
-FORGET = 0.999  # of it, for each step at rest: what was dear once may be tried again
+from paceline.engine.choice import LONGEST_HOLD
+from paceline.engine.learning import FORGET
 
 
 class Care:
@@ -19,6 +19,6 @@ class Care:
         """A step with drafts for so many texts is, in which it took that long, or so many without any: None."""
         care = self.of(texts)
         if seconds is not None:
-            self._seconds[texts.bit_length()] = care + (seconds - care) / LATELY
+            self._seconds[texts.bit_length()] = care + (seconds - care) / LONGEST_HOLD
         elif care:
             self._seconds[texts.bit_length()] = care * FORGET**steps

@@ -119,9 +119,8 @@ class AutoController:
             choice.look = now
             return 0
         self._lookups.in_vain([sequence.id for sequence in due], now)
-        choice.look = self._lookups.next(choice.caps, now)
         self._lookups.timed(time.perf_counter() - begin, self.budget.costs.target(len(sequences)), now)
-        choice.look = max(choice.look, self._lookups.until)
+        choice.look = self._lookups.next(choice.caps, now)
         return choice.left(now)
 
     def join(self, sequences: list[Sequence], wants: list[Want], most: int, untold: int) -> Joined | None:

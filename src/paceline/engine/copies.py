@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from paceline.engine import acceptance as acc
-from paceline.engine.acceptance import Arm, Kind
+from paceline.engine.acceptance import Arm, Firsts, Kind
 from paceline.engine.budget import MARGIN, Budget, arm_of
 from paceline.engine.costs import Costs
 from paceline.ops.extension import extension
@@ -60,11 +60,6 @@ class Offer(NamedTuple):
     kept: float = 0.0  # tokens
 
 
-First = tuple[
-    float, float, float
-]  # observations that a first copy's looks count for, 0 if it is none; (kept, tried)
-
-
 def offer(budget: Budget, kind: Kind, arm: Arm, look: Look, confidence: list[float]) -> Offer:
     """What a proposal is worth beside the rows of others, see `together`.
 
@@ -83,26 +78,25 @@ def _offers(budget: Budget, kind: Kind, arm: Arm, look: Look, proposals: Seq[lis
         proposals = [confidence[:most] for confidence in proposals]
     bins, common = budget.bins.get(arm.law), budget.bins.get(usual)
     lines = acc.calibration(bins, None if bins is common else common)
-    first = (0.0 if arm.copied else acc.FIRST_WEIGHT, *firsts)
     prices, paid = look.upto(max(map(len, proposals))), MARGIN * look.rate
     if (native := extension("offers")) is not None:
+        first = (0.0 if arm.copied else acc.FIRST_WEIGHT, *firsts)
         found = native.offers(proposals, lines, first, arm.trust, arm.accept, prices, paid)
         return [Offer(*one) for one in found]
-    return [judged(confidence, lines, first, arm, prices, paid) for confidence in proposals]
+    return [judged(confidence, lines, firsts, arm, prices, paid) for confidence in proposals]
 
 
 def judged(
-    confidence: list[float], lines: Seq[acc.Line], first: First, arm: Arm, prices: Seq[float], paid: float
+    confidence: list[float], lines: Seq[acc.Line], firsts: Firsts, arm: Arm, prices: Seq[float], paid: float
 ) -> Offer:
     """As much of a proposal as gains most. `prices`: seconds of 1, 2, ... tokens, of which each costs `paid` tokens.
     The reference of native/experience.cpp.
     """
     best, kept, alive = Offer(), 0.0, 1.0
-    weight, hits, tries = first
     for j, value in enumerate(confidence):
         chance = acc.calibrated(lines, value)
-        if j == 0 and weight:
-            chance = (hits + weight * chance) / (tries + weight)
+        if j == 0 and not arm.copied:
+            chance = acc.first_kept(firsts, chance)
         alive *= chance + arm.trust[j] * (arm.accept[j] - chance)
         kept += alive
         net = kept - paid * prices[j]

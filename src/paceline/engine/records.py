@@ -65,7 +65,7 @@ class Unlearnt:
         self.news: list[RowRecord] = []  # drafts that change what is worth drafting next
         self.untried: list[RowRecord] = []  # what would have become of copies that were not checked
         self._seconds = 0.0  # that they took,
-        self._taken = 0.0  # and that to learn takes, lately
+        self._learning = 0.0  # and that to learn takes, lately
         self._last: tuple[bool, int] = (False, 0)  # whether the last step had drafts, and how many in a row
         self._run = 0  # steps with drafts in a row, at last
 
@@ -103,11 +103,11 @@ class Unlearnt:
     @property
     def enough(self) -> bool:
         """Whether there are so many that it is worth learning what they took."""
-        return self.steps >= MANY and self._seconds * LEARNING >= self._taken
+        return self.steps >= MANY and self._seconds * LEARNING >= self._learning
 
     def learnt(self, taken: float) -> None:
         """From all of them, in so many seconds."""
-        self._taken += 0.2 * (taken - self._taken) if self._taken else taken
+        self._learning += 0.2 * (taken - self._learning) if self._learning else taken
         self._seconds = 0.0
         self.seen.clear()
         self.news.clear()
