@@ -131,7 +131,8 @@ class Priced(AutoController):
                 (step + last) * UNIT,
                 (drafting + self._deciding) * UNIT,
             )
-            record.other_seconds, record.more_seconds = 0.0, (record.times - 1) * step * UNIT
+            record.mask_seconds = record.other_seconds = 0.0
+            record.more_seconds = (record.times - 1) * step * UNIT
         self._deciding = 0.0
         super().observe(record)
 

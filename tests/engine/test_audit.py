@@ -274,7 +274,7 @@ def test_of_steps_at_rest_the_median_of_the_last_ones_speaks_for_all() -> None:
     assert not seen.drafted
     seen.add(StepRecord(5, 1.0, 0.1, 0.0, [row(4, 4)]))
     seen.add(StepRecord(1, 1.0, 0.0, 0.0, [row()]))
-    seen.add(StepRecord(1, 1.0, 0.0, 0.0, [row()], masked=True))
+    seen.add(StepRecord(1, 1.0, 0.0, 0.0, [row()], masked=1))
     assert seen.drafted
     assert seen.steps == ALIKE + 5
     learnt = learning.observe(b.Budget(PROFILE.costs(), (MTP,)), seen.seen)
@@ -451,12 +451,13 @@ def test_what_rounds_take_is_known_for_each_number_of_texts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("texts", "constraint", "most"), [(1, Free(), 0), (TABLE_ROWS + 1, None, 0), (1, None, max(AUDIT))]
+    ("texts", "constraint", "most"),
+    [(TABLE_ROWS + 1, None, 0), (1, None, max(AUDIT)), (1, Free(), max(AUDIT))],
 )
 def test_texts_whose_steps_teach_nothing_are_not_audited_for_ever(
     texts: int, constraint: Any, most: int
 ) -> None:
-    """A mask takes time of its own, and nothing is learnt of steps beyond the table: an audit would stay due."""
+    """Nothing is learnt of steps beyond the table: an audit would stay due. What masks take is timed for itself."""
     cheap = Profile((1, 4 * TABLE_ROWS), (1.0, 1.1), rounds={"mtp": (0.0, 0.0, 0.0)})
     auto = AutoController(cheap, [replace(MTP, prior=(0.3, 0.3, 0.3))])
     drafted = measured = 0
@@ -467,7 +468,8 @@ def test_texts_whose_steps_teach_nothing_are_not_audited_for_ever(
         rows = [RowRecord(i, "mtp", k, min(k, 1), [0.8] * k, reason) for i, (k, reason) in enumerate(limits)]
         count = texts + sum(k for k, _ in limits)
         seconds = cheap.costs().target(count)
-        auto.observe(StepRecord(count, seconds, 0.0, 0.0, rows, masked=constraint is not None))
+        masked, masks = (texts, 0.3 * count) if constraint is not None else (0, 0.0)
+        auto.observe(StepRecord(count, seconds, 0.0, 0.0, rows, masked=masked, mask_seconds=masks))
     assert measured <= most
     assert (measured > 0) is (most > 0)
     assert drafted > 0

@@ -512,13 +512,37 @@ def test_costs_follow_the_machine_and_ignore_a_hiccup() -> None:
     assert costs.observe_targets([Step(0, 1.0), Step(5, math.nan), Step(900, 1.0)]) is costs
 
 
-def test_what_masks_take_is_not_the_machines_pace() -> None:
-    budget = make(FLAT)
-    seen = [StepRecord(4, 50.0, 0.0, 0.0, [row(i, 0, 0) for i in range(4)], masked=True, alike=COLD)] * 30
-    assert learning.observe(budget, seen).costs.pace == budget.costs.pace
-    plain = [replace(record, masked=False) for record in seen]
-    slow = learning.observe(budget, plain).costs.within(4, 0)
-    assert slow.target(4) > 2 * budget.costs.within(4, 0).target(4)
+def test_what_masks_take_is_priced_by_row_and_not_the_machines_pace() -> None:
+    """Of four texts two are under a constraint, each with a draft of four tokens now and then."""
+    budget, rows = make(FLAT), [row(i, 0, 0) for i in range(4)]
+    drafting = [row(i, 4, 2) if i < 2 else row(i, 0, 0) for i in range(4)]
+    usual = budget.costs.within(4, 0)
+    seen = [
+        StepRecord(count, usual.target(count), 0.0, 0.0, of, masked=2, mask_seconds=0.25 * count, alike=COLD)
+        for count, of in ((4, rows), (12, drafting))
+    ] * 30
+    seen[7] = replace(seen[7], mask_seconds=999.0)  # it prepared itself
+    costs = learning.observe(budget, seen).costs
+    assert costs.pace == pytest.approx(budget.costs.pace, rel=0.02)
+    two, all_four = costs.within(4, 0, 2), costs.within(4, 0, 4)
+    for count in (4, 12):
+        assert two.target(count) == pytest.approx(usual.target(count) + 0.25 * count, rel=0.02)
+        assert all_four.target(count) == pytest.approx(usual.target(count) + 0.5 * count, rel=0.02)
+        assert costs.within(4, 0).target(count) == pytest.approx(usual.target(count), rel=0.02)
+    dear = [replace(record, mask_seconds=2 * record.mask_seconds) for record in seen]
+    assert learning.observe(replace(budget, costs=costs), dear).costs.mask == pytest.approx(1.0, rel=0.05)
+    slow = [replace(r, target_seconds=50.0, masked=0, mask_seconds=0.0) for r in seen]
+    assert learning.observe(budget, slow).costs.within(4, 0).target(4) > 2 * usual.target(4)
+
+
+def test_dear_masks_make_long_drafts_pay_less() -> None:
+    lengths = []
+    for mask in (0.0, 0.5):
+        auto = AutoController(FLAT, [MTP])
+        auto.budget = replace(auto.budget, costs=replace(make(FLAT).costs, mask=mask))
+        text = replace(sequence(1), constraint=object())  # type: ignore[arg-type]
+        lengths.append(auto.limits([text], ["auto"], 16)[0][0])
+    assert lengths[0] > lengths[1]
 
 
 def test_what_a_round_does_to_the_step_after_it_is_a_cost_of_the_round() -> None:
@@ -636,7 +660,7 @@ def test_drafts_pay_at_a_long_context_where_they_do_not_at_a_short_one() -> None
         text = sequence(1)
         text.committed = context
         limits.append(auto.limits([text], ["auto"], 16)[0][0])
-        assert auto.budget.costs.here == (1, 0.0, 0.0)
+        assert auto.budget.costs.here == (1, 0.0, 0.0, 0.0)
     assert limits[0] == 0
     assert limits[1] > 1
 

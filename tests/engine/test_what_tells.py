@@ -108,5 +108,33 @@ def test_the_engine_says_in_which_steps_texts_end() -> None:
     assert heard.told[-1].odd
 
 
+class Slow:
+    """A constraint that allows everything, after so many seconds of `clock`."""
+
+    def __init__(self, clock: list[float], seconds: float) -> None:
+        self.clock, self.seconds = clock, seconds
+
+    def masks(self, draft: list[int]) -> list[None]:
+        self.clock[0] += self.seconds
+        return [None] * (len(draft) + 1)
+
+    def commit(self, tokens: list[int]) -> None:
+        pass
+
+
+def test_the_engine_says_what_masks_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two texts one is under a constraint that takes a second at a time. A network that drafts asks it, too."""
+    clock, heard = [0.0], Listening(3)
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    engine = make_engine(Setup(drafter="mtp"), controller=heard)
+    slow = SamplingParams(max_tokens=8, temperature=0, constraint=lambda: Slow(clock, 1.0))
+    run(engine, prompts(2), [slow, SamplingParams(max_tokens=40, temperature=0)])
+    judged = [record for record in heard.told if record.rows]
+    assert {record.masked for record in judged} == {0, 1}
+    assert [record.mask_seconds for record in judged] == [float(record.masked) for record in judged]
+    assert not any(record.target_seconds or record.other_seconds for record in heard.told)
+    assert [record.checking for record in judged] == [record.mask_seconds for record in judged]
+
+
 def test_a_trial_is_longer_than_what_tells_nothing() -> None:
     assert min(TRIAL) >= learning.WARM + 8

@@ -216,11 +216,11 @@ class AutoController:
             self._learn()
         elif before is not None or self._unlearnt.steps >= LITTLE:
             self._learn_rows(self._unlearnt.take_drafts())
-        masked = any(s.constraint is not None for s in sequences)
-        choice.teaches = not (self._others or masked or len(sequences) > TABLE_ROWS)
+        masked = sum([s.constraint is not None for s in sequences])
+        choice.teaches = not (self._others or len(sequences) > TABLE_ROWS)
         choice.until, choice.sampled = self._now + REST, not any(is_greedy(s) for s in sequences)
         costs, context = self.budget.costs, sum([sequence.committed for sequence in sequences])
-        here = costs.within(len(sequences), context) if choice.caps else costs
+        here = costs.within(len(sequences), context, masked) if choice.caps else costs
         care = self._care.of(len(sequences))
         self.budget = replace(self.budget, costs=here, probing=frozenset(), care=care)
         chosen = sequences[0].params.drafter

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from statistics import median
 from typing import NamedTuple
 
 from paceline.engine.rounds import DraftCost, Round, RoundCost
@@ -20,6 +21,7 @@ DEFAULT_STEP = 5e-3  # only the ratios matter before the first real step
 MEASURED = 1.0  # trust in a price that was measured: rounds of one text cannot tell a step from a token
 ROUNDS = 0.9  # of what rounds for some number of texts take, for each round
 MOST_CROWD = 2.5  # and the inverse of its least
+MASKS = 0.95  # of what masks take, for each step with some
 RECOVER = 0.9995  # of its logarithm, for each plain step: what was dear once may be tried again
 
 
@@ -52,7 +54,8 @@ class Here(NamedTuple):
 
     texts: int = 1
     base: float = 0.0  # seconds that a step takes longer for them than one of a usual text,
-    row: float = 0.0  # and each of its rows
+    row: float = 0.0  # and each of its rows,
+    mask: float = 0.0  # and that a constraint takes to say what it allows there
 
 
 _USUAL = Here()
@@ -87,6 +90,7 @@ class Costs:
     # steps with drafts since a plain one was seen, by number of texts: 1, 2 to 3, 4 to 7, ...
     stale: Mapping[int, int] = field(default_factory=dict)
     here: Here = _USUAL
+    mask: float = 0.0  # seconds that a constraint takes to say what it allows in a row, lately
     chill: Mapping[str, Chill] = field(default_factory=dict)  # by drafter kind
     draft: Mapping[str, DraftCost] = field(default_factory=dict)  # by drafter kind, at pace 1
     rounds: Mapping[str, RoundCost] = field(default_factory=dict)  # the fits of `draft`
@@ -111,10 +115,12 @@ class Costs:
         """Seconds of a step with so many target rows, its draft apart, which is of such a drafter; of the texts at hand,
         or others.
         """
-        texts, base, row = here or self.here
+        texts, base, row, mask = here or self.here
         seconds = self._rung(rows) + base + row * rows
         reading = self._reading(seconds)
-        return self.tempo.times(texts.bit_length(), spread(rows, texts), kind, reading) * seconds
+        return (
+            self.tempo.times(texts.bit_length(), spread(rows, texts), kind, reading) * seconds + mask * rows
+        )
 
     def _reading(self, seconds: float) -> float:
         """The share of a usual step of one row in one that takes so long: at short contexts it may be shorter still."""
@@ -129,14 +135,14 @@ class Costs:
             rows - last
         )
 
-    def within(self, texts: int, context: int) -> Costs:
-        """The costs of steps of so many texts, with so many tokens in all."""
-        return replace(self, here=self.of(texts, context))
+    def within(self, texts: int, context: int, masked: int = 0) -> Costs:
+        """The costs of steps of so many texts, with so many tokens in all, `masked` of them under a constraint."""
+        return replace(self, here=self.of(texts, context, masked))
 
-    def of(self, texts: int, context: int) -> Here:
-        """So many texts, with so many tokens in all."""
+    def of(self, texts: int, context: int, masked: int = 0) -> Here:
+        """So many texts, with so many tokens in all, `masked` of them under a constraint."""
         base, row = self._beyond(texts, context)
-        return Here(texts, max(base, -0.5 * self._rung(texts)), row)
+        return Here(texts, max(base, -0.5 * self._rung(texts)), row, self.mask * masked / texts)
 
     def _beyond(self, texts: int, context: int) -> tuple[float, float]:
         """(seconds, and those of each row) that so many texts, of so many tokens in all, take longer than a usual one."""
@@ -188,6 +194,15 @@ class Costs:
             ratios = [step.seconds / price for step, price in zip(own, prices, strict=True)]
             tempo = tempo.seen(parts(*alike), self._reading(sum(prices) / len(prices)), ratios)
         return replace(self, tempo=tempo, stale=stale)
+
+    def observe_masks(self, seen: Seq[float]) -> Costs:
+        """Learn from steps what constraints take, in seconds for each row. One that prepares itself, or meets what it has
+        not met, may take long: medians count.
+        """
+        if not seen:
+            return self
+        share = 1.0 - MASKS ** len(seen) if self.mask else 1.0
+        return replace(self, mask=self.mask + share * (median(seen) - self.mask))
 
     def _expected(self, step: Step) -> float:
         """Seconds, as they were at start-up."""

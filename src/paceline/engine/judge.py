@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -27,6 +28,7 @@ class Judged:
     records: list[RowRecord] = field(default_factory=list)
     hidden_slots: list[tuple[int, int]] = field(default_factory=list)  # (cache slot, text position)
     hidden_rows: list[int] = field(default_factory=list)  # row of the hidden state that belongs there
+    masking: float = 0.0  # seconds that constraints took to say what they allow
 
 
 def judge(
@@ -40,7 +42,9 @@ def judge(
     for i, w in enumerate(work):
         if w.last:
             first = starts[i] + w.count - 1
+            begin = time.perf_counter() if w.sequence.constraint is not None else None
             rows = _shaping(state, state.lives[w.sequence.id], i, draft)
+            out.masking += time.perf_counter() - begin if begin is not None else 0.0
             if not rows:
                 out.keep[i] = 0
                 continue

@@ -32,6 +32,7 @@ def observe(budget: Budget, seen: Seq[StepRecord]) -> Budget:
     """Learn from finished steps: costs, acceptance by position and request, calibration, probe credit."""
     costs, spent, probed, drafted, used = budget.costs, 0.0, 0.0, [], set()
     targets: list[Step] = []
+    masks: list[float] = []  # seconds for each row
     rounds: dict[str, list[Round]] = {}
     steps = sum([record.times for record in seen])
     at, due, every = 0, 0, steps // TYPICAL + 1
@@ -48,6 +49,8 @@ def observe(budget: Budget, seen: Seq[StepRecord]) -> Budget:
             targets.append(Step(record.target_rows, taken, name, len(rows), texts, record.context))
             due = at + every
         at += record.times
+        if record.masked and not record.reading:
+            masks.append(record.mask_seconds * len(record.rows) / (record.masked * record.target_rows))
         if not rows:
             continue
         used |= record.drafters
@@ -64,6 +67,7 @@ def observe(budget: Budget, seen: Seq[StepRecord]) -> Budget:
     for name, own in rounds.items():
         costs = costs.observe_rounds(name, own)
     costs = costs.observe_targets(targets, max(steps // max(len(targets), 1), 1), spent)
+    costs = costs.observe_masks(masks)
     end = budget.step + steps
     if end // FADE_EVERY > budget.step // FADE_EVERY:
         for name in set(costs.draft) - used:
@@ -81,7 +85,7 @@ def _wasted(budget: Budget, kind: Kind, record: StepRecord, rows: list[RowRecord
     texts = len(record.rows)
     if not lone:  # drafts that pay ran beside them: what is the probes' own share is known from prices only
         return b.probe_price(budget.costs, kind, texts) * sum([r.sequence_id in budget.probing for r in rows])
-    without = b.plain(budget.costs.within(texts, record.context), texts, texts)
+    without = b.plain(budget.costs.within(texts, record.context, record.masked), texts, texts)
     kept = sum([row.accepted for row in rows])
     return min(record.seconds, 8 * without) - without * (1 + kept / texts)
 
@@ -122,7 +126,7 @@ def _waking(budget: Budget, seen: Seq[StepRecord]) -> dict[int, float]:
             if not copies:
                 spent = None
             elif record.alike == 1:
-                spent = _over(budget, record, record.target_seconds + record.other_seconds, min(drafters))
+                spent = _over(budget, record, record.checking, min(drafters))
             steps, size = record.alike, texts.bit_length()
         elif rest and spent is not None:
             spent += _over(budget, record, record.seconds)
@@ -138,7 +142,7 @@ def _over(budget: Budget, record: StepRecord, seconds: float, kind: str = "") ->
         usual = budget.uneven * seconds
         over = seconds + record.more_seconds - record.times * usual
     else:
-        here = budget.costs.of(len(record.rows), record.context)
+        here = budget.costs.of(len(record.rows), record.context, record.masked)
         usual = budget.uneven * budget.costs.target(record.target_rows, kind, here)
         over = seconds - usual
     return min(max(over, -2 * usual), 2 * usual)

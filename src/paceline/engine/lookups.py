@@ -191,10 +191,10 @@ class Lookups:
         """A step with looks is over: what it took if they were in vain, or what copies have brought."""
         texts, copying = len(record.rows), {kind.name for kind in kinds if not kind.sequential}
         if not record.drafters and record.draft_seconds > 0:
-            self.timed(record.draft_seconds, record.target_seconds + record.other_seconds, now)
+            self.timed(record.draft_seconds, record.checking, now)
         elif record.drafters and record.drafters <= copying and not (record.reading or record.odd):
             kept = sum([row.accepted for row in record.rows])
-            plain = costs.target(texts, here=costs.of(texts, record.context))
+            plain = costs.target(texts, here=costs.of(texts, record.context, record.masked))
             self._quiet.brought(1 + kept / texts - record.seconds / plain)
 
     def forget(self, sequence_id: int) -> None:

@@ -28,7 +28,8 @@ class StepRecord:
     other_seconds: float
     rows: list[RowRecord]
     context: int = 0  # tokens of all texts in it
-    masked: bool = False  # a constraint took part: what its masks take says nothing about the machine's pace
+    masked: int = 0  # texts of them that are under a constraint,
+    mask_seconds: float = 0.0  # and what their masks took, beside the target
     times: int = 1  # steps like this one that it stands for
     more_seconds: float = 0.0  # what all of them took, less `seconds`
     # steps in a row, up to this one, in which something was drafted, but for a `FEW`, or in which nothing was
@@ -37,12 +38,17 @@ class StepRecord:
 
     @property
     def seconds(self) -> float:
-        return self.target_seconds + self.draft_seconds + self.other_seconds
+        return self.checking + self.draft_seconds
+
+    @property
+    def checking(self) -> float:
+        """Seconds without its draft."""
+        return self.target_seconds + self.mask_seconds + self.other_seconds
 
     @property
     def tells(self) -> bool:
         """Whether it shows what such steps take. A prompt's rows, of which one is judged at most, do not."""
-        return not (self.masked or self.reading or self.odd)
+        return not (self.reading or self.odd)
 
     @property
     def drafters(self) -> set[str]:

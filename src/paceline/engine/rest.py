@@ -30,6 +30,7 @@ class Ran(NamedTuple):
     looked: float
     end: float
     odd: bool = False  # a text ended in it, or a prompt was read beside texts that rest
+    masking: float = 0.0  # seconds that constraints took to say what they allow, before its tokens were known
 
 
 def told(steps: Seq[Ran]) -> StepRecord:
@@ -39,12 +40,16 @@ def told(steps: Seq[Ran]) -> StepRecord:
     usual = [step for step in steps if not step.odd]
     speak = usual or steps
     work, records, rows = speak[-1][:3]
+    target, draft, other, masks = _typical(speak[-min(TYPICAL, (len(speak) + 3) // 4) :])
     record = StepRecord(
         rows,
-        *_typical(speak[-min(TYPICAL, (len(speak) + 3) // 4) :]),
+        target,
+        draft,
+        other,
         records if all(w.last for w in work) else [],
         sum([w.sequence.committed for w in work]),
-        any(w.sequence.constraint is not None for w in work),
+        sum([w.sequence.constraint is not None for w in work]),
+        masks,
         len(steps),
         odd=not usual,
     )
@@ -53,14 +58,17 @@ def told(steps: Seq[Ran]) -> StepRecord:
     return record
 
 
-def _typical(steps: Seq[Ran]) -> tuple[float, float, float]:
-    """Seconds of the target, of the drafts and of all else: medians, the lower of two."""
-    parts = [(ran.looked - ran.drafted, ran.drafted - ran.begin, ran.end - ran.looked) for ran in steps]
+def _typical(steps: Seq[Ran]) -> tuple[float, float, float, float]:
+    """Seconds of the target, of the drafts, of all else and of masks: medians, the lower of two."""
+    parts = [
+        (ran.looked - ran.drafted - ran.masking, ran.drafted - ran.begin, ran.end - ran.looked, ran.masking)
+        for ran in steps
+    ]
     if len(parts) == 1:
         return parts[0]
     middle = (len(parts) - 1) // 2
-    target, draft, other = [sorted(seconds)[middle] for seconds in zip(*parts, strict=True)]
-    return target, draft, other
+    target, draft, other, masks = [sorted(seconds)[middle] for seconds in zip(*parts, strict=True)]
+    return target, draft, other, masks
 
 
 def nothing(reasons: list[str | None]) -> Draft:

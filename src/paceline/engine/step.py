@@ -36,7 +36,8 @@ def step(state: EngineState) -> list[Delta]:
     deltas = state.take_failures() + emit(state, work, draft, judged)
     paused = state.rest is not None and state.rest.paused
     odd = paused or any(delta.finish_reason is not None for delta in deltas)
-    ran = Ran(work, judged.records, rows.count, begin, drafted, looked, time.perf_counter(), odd)
+    end = time.perf_counter()
+    ran = Ran(work, judged.records, rows.count, begin, drafted, looked, end, odd, judged.masking)
     if state.rest is None or not (paused or draft is state.rest.empty):
         state.controller.observe(told([ran]))
     else:
