@@ -194,29 +194,29 @@ nb::tuple tuple_of(const Numbers& values) {
   return nb::cast<nb::tuple>(out);
 }
 
-// (hits, tries, accept, survive, trust, hope) after these outcomes, each (drafted, accepted).
+// (hits, tries, accept, survive, hope) after these outcomes, each (drafted, accepted).
 nb::tuple learn(Numbers hits, Numbers tries, const Numbers& prior, double weight, double hope, double window,
                 const std::vector<std::pair<int64_t, int64_t>>& outcomes) {
   if (prior.empty() || hits.size() != prior.size() || tries.size() != prior.size())
     throw nb::value_error("hits, tries and prior must have a value for each position");
-  Shown arm{std::move(hits), std::move(tries), {}, {}, {}};
+  Shown arm{std::move(hits), std::move(tries), {}, {}};
   count(arm, window, outcomes);
   estimate(arm, prior, weight, hope);
-  return nb::make_tuple(tuple_of(arm.hits), tuple_of(arm.tries), tuple_of(arm.accept), tuple_of(arm.survive),
-                        tuple_of(arm.trust), arm.hope);
+  return nb::make_tuple(tuple_of(arm.hits), tuple_of(arm.tries), tuple_of(arm.accept), tuple_of(arm.survive), arm.hope);
 }
 
 using OfferTuple = std::tuple<int64_t, double, double>;
 
 // Of each proposal, by the confidence in its tokens.
 std::vector<OfferTuple> offers(const std::vector<Numbers>& proposals, const Worth& worth,
-                               const std::tuple<double, double, double>& first, const Numbers& trust,
-                               const Numbers& accept, const Numbers& prices, double paid) {
+                               const std::tuple<double, double, double>& first,
+                               const std::tuple<Numbers, Numbers, double>& shown, const Numbers& prices, double paid) {
   if (worth.empty()) throw nb::value_error("it has to be said what a confidence is worth");
-  const auto [weight, kept, tried] = first;
+  const auto& [weight, kept, tried] = first;
+  const auto& [hits, tries, own_weight] = shown;
   std::vector<OfferTuple> out;
   for (const Numbers& confidence : proposals) {
-    const Offer own = offer(confidence, worth, {weight, kept, tried}, trust, accept, prices, paid);
+    const Offer own = offer(confidence, worth, {weight, kept, tried}, hits, tries, own_weight, prices, paid);
     out.emplace_back(own.tokens, own.gain, own.kept);
   }
   return out;
@@ -279,7 +279,7 @@ std::tuple<uint32_t, uint32_t> keys(uint64_t seed, int64_t position, uint32_t pu
 }  // namespace
 
 NB_MODULE(_native, m) {
-  m.attr("layout") = 11;  // raised whenever these signatures change; paceline/ops/native.py checks it
+  m.attr("layout") = 12;  // raised whenever these signatures change; paceline/ops/native.py checks it
   m.attr("most_rows") = static_cast<int>(Pool::max_chunks);  // of one run: a row has at least a chunk of its own
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("choose_isa", [](const std::string& name) { return choose_kernels(name.c_str()); });

@@ -23,7 +23,7 @@ void count(Shown& arm, double window, const std::vector<std::pair<int64_t, int64
 
 void estimate(Shown& arm, const Numbers& prior, double weight, double hope) {
   const size_t n = prior.size();
-  arm.accept.resize(n), arm.survive.resize(n), arm.trust.resize(n);
+  arm.accept.resize(n), arm.survive.resize(n);
   double shown = arm.tries[0];
   const double first = (arm.hits[0] + weight * prior[0]) / (shown + weight), unknown = weight / (shown + weight);
   const double more = std::min(hope * unknown * std::sqrt(first * (1 - first) / (shown + weight + 1)), 1.0 - first);
@@ -37,19 +37,19 @@ void estimate(Shown& arm, const Numbers& prior, double weight, double hope) {
       shown = tried > 0.9 * shown ? tried : 0.9 * shown;
       alive *= before;
     }
-    arm.accept[j] = before, arm.survive[j] = alive, arm.trust[j] = tried / (tried + weight);
+    arm.accept[j] = before, arm.survive[j] = alive;
   }
 }
 
 Offer offer(const Numbers& confidence, const Worth& worth, const First& first,
-            const Numbers& trust, const Numbers& accept, const Numbers& prices, double paid) {
+            const Numbers& hits, const Numbers& tries, double weight, const Numbers& prices, double paid) {
   Offer out;
   double kept = 0, alive = 1;
-  const size_t n = std::min({confidence.size(), trust.size(), accept.size(), prices.size()});
+  const size_t n = std::min({confidence.size(), hits.size(), tries.size(), prices.size()});
   for (size_t j = 0; j < n; ++j) {
     double chance = worth_of(worth, confidence[j]);
     if (j == 0 && first.weight > 0) chance = (first.kept + first.weight * chance) / (first.tried + first.weight);
-    alive *= chance + trust[j] * (accept[j] - chance);
+    alive *= (hits[j] + weight * chance) / (tries[j] + weight);
     kept += alive;
     const double net = kept - paid * prices[j];
     if (net > out.gain) out = {static_cast<int64_t>(j) + 1, net, kept};

@@ -13,9 +13,9 @@ namespace paceline {
 using Numbers = std::vector<double>;
 
 struct Shown {  // by position
-  Numbers hits, tries;             // what was seen of it, fading
-  Numbers accept, survive, trust;  // acceptance, its running products, and how much the text's own tries tell
-  double hope = 0;                 // share of `accept[0]` that is the benefit of the doubt
+  Numbers hits, tries;      // what was seen of it, fading
+  Numbers accept, survive;  // acceptance, and its running products
+  double hope = 0;          // share of `accept[0]` that is the benefit of the doubt
 };
 
 // Counts drafts, as (drafted, accepted): the kept positions, and the first that was not.
@@ -34,9 +34,9 @@ struct First {  // of texts' first copies
   double kept = 0, tried = 0;
 };
 
-// How much of a proposal is worth checking. `worth`: of confidence; `prices`: seconds of 1, 2, ...
-// tokens, of which each costs `paid` tokens.
+// How much of a proposal is worth checking. `worth`: of confidence, which counts for `weight` of the text's own copies,
+// by position; `prices`: seconds of 1, 2, ... tokens, of which each costs `paid` tokens.
 Offer offer(const Numbers& confidence, const Worth& worth, const First& first,
-            const Numbers& trust, const Numbers& accept, const Numbers& prices, double paid);
+            const Numbers& hits, const Numbers& tries, double weight, const Numbers& prices, double paid);
 
 }  // namespace paceline

@@ -47,7 +47,9 @@ def test_what_a_copy_is_worth(seen, proposals, told, firsts, rate):
     prices = [0.1 + 0.02 * n for n in range(MAX_DRAFT_TOKENS)]
     known = firsts or (0.0, 0.0)
     first = (0.0 if firsts is None else acc.FIRST_WEIGHT, *known)
-    found = extension("offers").offers(proposals, lines, first, arm.trust, arm.accept, prices, rate)
+    found = extension("offers").offers(
+        proposals, lines, first, (arm.hits, arm.tries, arm.weight), prices, rate
+    )
     wanted = [copies.judged(confidence, lines, known, arm, prices, rate) for confidence in proposals]
     assert found == [tuple(one) for one in wanted]
 
@@ -78,4 +80,4 @@ def test_wrong_shapes_are_refused(wrong):
     with pytest.raises(ValueError, match="each position"):
         extension("learn").learn(*wrong, 3.0, 1.5, 48.0, [(1, 1)])
     with pytest.raises(ValueError, match="confidence is worth"):
-        extension("offers").offers([[0.5]], (), (0.0, 0.0, 0.0), (0.1,), (0.5,), [0.1], 1.0)
+        extension("offers").offers([[0.5]], (), (0.0, 0.0, 0.0), ((0.1,), (0.5,), 3.0), [0.1], 1.0)

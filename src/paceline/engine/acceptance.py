@@ -82,7 +82,6 @@ class Arm(NamedTuple):
     weight: float = PRIOR_WEIGHT  # observations that `prior` counts for
     accept: tuple[float, ...] = ()  # conditional acceptance by position
     survive: tuple[float, ...] = ()  # running products of `accept`
-    trust: tuple[float, ...] = ()  # by position: how much its own tries tell, 0..1
     copied: bool = False  # its first copy is behind it: `Firsts` tell of that one
     hope: float = 0.0  # share of `accept[0]` that is the benefit of the doubt
     parked: bool = False
@@ -141,9 +140,8 @@ def estimated(arm: Arm) -> Arm:
         alive *= before
         accept.append(before)
         survive.append(alive)
-    trust = tuple([tried / (tried + weight) for tried in tries])
     hope = more / accept[0] if accept[0] else 0.0
-    return arm._replace(accept=tuple(accept), survive=tuple(survive), trust=trust, hope=hope)
+    return arm._replace(accept=tuple(accept), survive=tuple(survive), hope=hope)
 
 
 def sober(arm: Arm, texts: int) -> float:
@@ -156,10 +154,10 @@ def learn(arm: Arm, outcomes: Seq[tuple[int, int]]) -> Arm:
     window = PARKED_WINDOW if arm.parked else WINDOW
     if (native := extension("learn")) is None:
         return counted(arm, window, outcomes)
-    hits, tries, accept, survive, trust, hope = native.learn(
+    hits, tries, accept, survive, hope = native.learn(
         arm.hits, arm.tries, arm.prior, arm.weight, HOPE[arm.sampled], window, outcomes
     )
-    return arm._replace(hits=hits, tries=tries, accept=accept, survive=survive, trust=trust, hope=hope)
+    return arm._replace(hits=hits, tries=tries, accept=accept, survive=survive, hope=hope)
 
 
 def counted(arm: Arm, window: float, outcomes: Seq[tuple[int, int]]) -> Arm:

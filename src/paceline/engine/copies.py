@@ -81,7 +81,8 @@ def _offers(budget: Budget, kind: Kind, arm: Arm, look: Look, proposals: Seq[lis
     prices, paid = look.upto(max(map(len, proposals))), MARGIN * look.rate
     if (native := extension("offers")) is not None:
         first = (0.0 if arm.copied else acc.FIRST_WEIGHT, *firsts)
-        found = native.offers(proposals, lines, first, arm.trust, arm.accept, prices, paid)
+        shown = arm.hits, arm.tries, arm.weight
+        found = native.offers(proposals, lines, first, shown, prices, paid)
         return [Offer(*one) for one in found]
     return [judged(confidence, lines, firsts, arm, prices, paid) for confidence in proposals]
 
@@ -97,7 +98,7 @@ def judged(
         chance = acc.calibrated(lines, value)
         if j == 0 and not arm.copied:
             chance = acc.first_kept(firsts, chance)
-        alive *= chance + arm.trust[j] * (arm.accept[j] - chance)
+        alive *= (arm.hits[j] + arm.weight * chance) / (arm.tries[j] + arm.weight)
         kept += alive
         net = kept - paid * prices[j]
         if net > best.gain:
