@@ -129,7 +129,7 @@ def estimated(arm: Arm) -> Arm:
     first = (arm.hits[0] + weight * prior[0]) / (tries[0] + weight)
     # what is not known yet is worth trying
     unknown = weight / (tries[0] + weight)
-    more = HOPE[arm.sampled] * unknown * (first * (1 - first) / (tries[0] + weight + 1)) ** 0.5
+    more = HOPE[arm.sampled] * unknown * math.sqrt(first * (1 - first) / (tries[0] + weight + 1))
     more = min(more, 1.0 - first)
     before = alive = first + more
     accept, survive, shown = [before], [before], tries[0]
