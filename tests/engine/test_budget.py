@@ -18,6 +18,7 @@ from paceline.engine import copies, learning
 from paceline.engine.acceptance import NGRAM, Kind, fresh_arm, sober
 from paceline.engine.audit import COLD
 from paceline.engine.budget import Budget
+from paceline.engine.care import Care
 from paceline.engine.controller import AutoController
 from paceline.engine.costs import Costs, Profile, Step, staircase
 from paceline.engine.fixed import FixedController
@@ -743,6 +744,24 @@ def test_deciding_is_timed_where_something_is_drafted(monkeypatch: pytest.Monkey
     auto.observe(replace(resting, times=1000))
     auto.limits([sequence(400)], ["auto"], 16)
     assert 0.0 < auto.budget.care < 0.02  # what was dear once may be tried again
+
+
+def test_what_learning_takes_is_shared_by_the_steps_that_it_was_learnt_from() -> None:
+    """To learn from 500 steps at one go took 15 milliseconds, thirty steps; right after that nothing seemed to pay."""
+    care = Care()
+    for _ in range(200):
+        care.over(1, 1, 0.01)
+    assert care.of(1) == pytest.approx(0.01, rel=0.01)
+    for _ in range(20):
+        care.thought += 15.01
+        care.learnt(1, 500, 15.0)
+        assert care.taken() == 15.01
+        care.over(1, 1, 15.01)
+        assert care.of(1) == pytest.approx(0.04, rel=0.01)
+    care.learnt(1, 0, 99.0)  # of steps without drafts: no part of what these cost
+    care.over(1, 700, None)
+    assert care.of(1) == pytest.approx(0.02, rel=0.02)
+    assert care.of(8) == 0.0
 
 
 def test_what_confidence_is_worth_is_told_by_some_of_many_drafts_and_all_of_few() -> None:

@@ -13,9 +13,10 @@ from paceline.engine import budget as b
 from paceline.engine.acceptance import BINS, MTP, NGRAM
 from paceline.engine.budget import Budget
 from paceline.engine.controller import AutoController
+from paceline.engine.copies import FEW_TEXTS
 from paceline.engine.costs import Profile
 from paceline.engine.lookups import Lookups
-from paceline.engine.quiet import FIRST, LOOK, SAMPLED, Quiet
+from paceline.engine.quiet import FIRST, LOOK, SAMPLED, WATCHED, Quiet
 from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.unchecked import MOST, Unchecked
 
@@ -135,18 +136,22 @@ def test_texts_are_looked_at_in_the_same_steps_whatever_looks_take() -> None:
         assert len({quiet.hush(text, 1000) for text in (1, 2, 3)}) == 1
 
 
-def test_a_new_text_is_looked_at_with_the_others_where_looks_do_not_pay() -> None:
+@pytest.mark.parametrize(("rests", "later"), [(False, LOOK), (True, WATCHED[False])])
+def test_a_new_text_is_looked_at_with_the_others_where_looks_do_not_pay(rests: bool, later: int) -> None:
+    """At rest it is watched, and looked at only to learn from what its copies would have brought."""
     found, new = Lookups(Copier([0.5])), replace(text([1, 2]), params=SamplingParams(temperature=0.0))
-    found.among(1, sampled=False)
+    found.among(1, sampled=False, rests=rests)
     assert found.due(new, 5, firsts(new))[0] == 5
     for _ in range(99):
         found.timed(0.2, 1.0, 0)
     second, third = replace(new, id=2), replace(new, id=3)
-    assert found.due(second, 5, firsts(second))[0] == LOOK
+    assert found.due(second, 5, firsts(second))[0] == later
+    assert found.join(replace(new, id=4, reference=(1, 2)), 5, firsts(new)) == WATCHED[False]
     record = StepRecord(5, 1.5, 0.0, 0.0, [RowRecord(1, "ngram", 4, 4, [0.9] * 4, None)])
     for _ in range(4):
         found.over([{}], record, Budget(STEEP.costs(), (NGRAM,)), 5)
     assert found.due(third, 5, firsts(third))[0] == 5
+    assert found.join(replace(new, id=5, reference=(1, 2)), 5, firsts(new)) == 6
 
 
 def test_the_controller_tells_what_looks_took_and_copies_brought() -> None:
@@ -262,35 +267,41 @@ def test_what_is_found_at_rest_and_is_not_worth_checking_is_followed_and_does_no
     assert auto.go_on_resting([sequence], 2 * MOST - 1) == 0
 
 
-def test_a_look_at_rest_that_finds_nothing_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As often as with a controller that is asked whenever a look is due, and where there is something it is asked."""
+@pytest.mark.parametrize("texts", [1, FEW_TEXTS + 1])
+def test_a_look_at_rest_that_finds_nothing_does_not_end_it(
+    texts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few texts, which are watched, are looked at more rarely than many, and where there is something to copy the
+    controller is asked.
+    """
     monkeypatch.setattr(Quiet, "timed", lambda *_: None)  # what it takes must not decide how often
     there: list[float] = []
     auto = AutoController(STEEP, [NGRAM], copier=Copier(there))
-    sequence = replace(text([1, 2]), params=SamplingParams(max_tokens=900, temperature=0.0))
+    params = SamplingParams(max_tokens=900, temperature=0.0)
+    sequences = [replace(text([1, 2]), id=i, params=params) for i in range(texts)]
     asked, looks, left, untold = [], [], 0, 0
     for now in range(200):
         if now == 150:
             there.append(0.99)
         if now and left == 0:
             looks.append(now)
-            left = auto.go_on_resting([sequence], untold)
+            left = auto.go_on_resting(sequences, untold)
         if left:
             left, untold = left - 1, untold + 1
         else:
-            nothing = StepRecord(
-                1, 1.0, 0.0, 0.0, [RowRecord(1, "ngram", 0, 0, [], b.NO_PROPOSAL)], times=untold
-            )
+            rows = [RowRecord(i, "ngram", 0, 0, [], b.NO_PROPOSAL) for i in range(texts)]
+            nothing = StepRecord(texts, 1.0, 0.0, 0.0, rows, times=untold)
             if untold:
                 auto.observe(nothing)
-            ((limit, _),) = auto.limits([sequence], ["auto"], 16)
+            (limit, _), *_ = auto.limits(sequences, ["auto"] * texts, 16)
             asked.append((now, limit))
             if limit:
                 break
             left, untold = auto.rest(), 0
             auto.observe(replace(nothing, times=1))
-        sequence.tokens.append(9)
-    assert looks[:4] == [8, 16, 32, 64]
+        for sequence in sequences:
+            sequence.tokens.append(9)
+    assert looks[:2] == ([64, 128] if texts == 1 else [8, 16])
     assert [now for now, _ in asked] == [
         0,
         128,
@@ -311,7 +322,7 @@ def test_looks_are_as_rare_as_what_they_take_asks_for(step: float, every: int) -
             looks.append(now)
             auto.offers([sequence], "ngram", [([], [])], anyway=False)
         row = RowRecord(1, "ngram", 0, 0, [], b.NO_PROPOSAL)
-        auto.observe(StepRecord(1, step, auto._thought + 1e-4 * bool(limit), 0.0, [row]))
+        auto.observe(StepRecord(1, step, auto._care.thought + 1e-4 * bool(limit), 0.0, [row]))
         sequence.tokens.append(9)
     gaps = [later - earlier for earlier, later in itertools.pairwise(looks)]
     assert max(gaps[-3:]) == every

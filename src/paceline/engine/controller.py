@@ -60,7 +60,7 @@ class AutoController:
         self._others = 0  # rows of this step that belong to prompts being read
         self._lookups = Lookups(copier)
         self._plan_seconds = 0.0  # that a plan takes, lately
-        self._thought, self._care = 0.0, Care()  # seconds that planning took in this step: no draft round's
+        self._care = Care()  # what was thought in a step took no draft round's time
         self._before = Before()
         self._gone: set[int] = set()  # texts that have ended: their last step is still to be learnt from
 
@@ -89,10 +89,10 @@ class AutoController:
                     planning = self._plan_seconds / self.budget.costs.target(len(ids))
                     self._before.keep(kin, choice, self._now, planning)
             self._choices[ids] = choice
-            self._thought += time.perf_counter() - begin
+            self._care.thought += time.perf_counter() - begin
         self._choice, choice.looked = choice, False
         self._used.append(choice)
-        self._lookups.among(len(ids), sampled=choice.sampled)
+        self._lookups.among(len(ids), sampled=choice.sampled, rests=not choice.drafts)
         if not choice.drafts:
             choice.look = max(choice.look, self._lookups.until)
         looks = choice.looks and choice.look <= self._now
@@ -318,7 +318,7 @@ class AutoController:
         if self._unlearnt.news:  # how long the next copy may be depends on the last one
             begin = time.perf_counter()
             self._learn_rows(self._unlearnt.take_news())
-            self._thought += time.perf_counter() - begin
+            self._care.thought += time.perf_counter() - begin
         if any(told.accepted for told in self._unlearnt.untried):  # else it is what is thought already
             self._learn_rows(self._unlearnt.take_untried(), checked=False)
         look, offers = choice.looks[kind], [NOTHING] * len(found)
@@ -351,7 +351,7 @@ class AutoController:
         return choice.limits.get(kind, {}).get(sequence_id, 0)
 
     def observe(self, record: StepRecord) -> None:
-        begin, thought, self._thought = time.perf_counter(), self._thought, 0.0
+        begin, thought = time.perf_counter(), self._care.taken()
         record.draft_seconds = max(record.draft_seconds - thought, 0.0)
         self._unlearnt.add(record)
         self._unlearnt.news += [row for row in record.rows if learning.is_news(self.budget, row)]
@@ -381,7 +381,7 @@ class AutoController:
         begin = time.perf_counter()
         self._learn_rows(self._unlearnt.take_untried(), checked=False)
         self.budget, warnings = learning.alarm(learning.observe(self.budget, self._unlearnt.seen))
-        self._unlearnt.learnt(time.perf_counter() - begin)
+        self._care.learnt(*self._unlearnt.learnt(time.perf_counter() - begin))
         if self._gone:
             self.budget = learning.forget(self.budget, self._gone)
             self._lookups.gone(self._gone)

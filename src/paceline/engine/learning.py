@@ -16,6 +16,7 @@ from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.rounds import Round
 
 TYPICAL = 12  # steps that are enough to tell the pace of many
+ROUNDS = 48  # of a drafter, of all that are learnt from at once, that tell what rounds take
 SURE = 3.0  # copies that were kept, after which one may be as long as any
 WARM = 12  # steps with drafts in a row until they show what such steps take (without: `COLD`)
 FADE_EVERY = 64  # steps after which a drafter that was not used counts as idle for as long
@@ -65,7 +66,7 @@ def observe(budget: Budget, seen: Seq[StepRecord]) -> Budget:
             took = Round(calls, sum(each), record.draft_seconds, len(record.rows), warm)
             rounds.setdefault(kind.name, []).append(took)
     for name, own in rounds.items():
-        costs = costs.observe_rounds(name, own)
+        costs = costs.observe_rounds(name, own[:: len(own) // ROUNDS + 1])
     costs = costs.observe_targets(targets, max(steps // max(len(targets), 1), 1), spent)
     costs = costs.observe_masks(masks)
     end = budget.step + steps

@@ -65,7 +65,8 @@ class Lookups:
         self.copier = copier
         self._quiet = Quiet()
         self._unchecked = Unchecked()
-        self._few = False  # so few texts are at hand that all are watched while they rest
+        self._few = False  # so few texts are at hand that all are watched while they rest,
+        self._rests = False  # and they do
         self._followed: set[int] = set()  # texts that are watched among however many, at last
         self._offered: set[int] = set()  # texts for which something was found in this step
 
@@ -80,11 +81,16 @@ class Lookups:
             if told.accepted == told.drafted:
                 self._quiet.wake(sequence.id)
             elif awaited:
-                self._quiet.hush(sequence.id, now)
+                self._quiet.hush(sequence.id, now, watched=self._watches(sequence.id))
         due = self._quiet.due(sequence.id, now)
         if due is None:
             later, soon = _later(sequence, first), self._quiet.pays or _follows(sequence, first)
-            due = self._quiet.hush(sequence.id, now, sampled=later) if later or not soon else now
+            watched = self._watches(sequence.id)
+            due = (
+                now
+                if soon and not later
+                else self._quiet.hush(sequence.id, now, sampled=later, watched=watched)
+            )
         return due, told if isinstance(told, RowRecord) else None
 
     def join(self, sequence: Sequence, now: int, first: Firsts) -> int:
@@ -92,7 +98,7 @@ class Lookups:
         prompt is read, if it was given something to copy from.
         """
         later = _later(sequence, first)
-        given = self._few and sequence.reference and not (later or first.lost())
+        given = self._few and self._quiet.pays and sequence.reference and not (later or first.lost())
         if given or _follows(sequence, first):
             return max(now + 1, self.until)
         return self._quiet.hush(sequence.id, now, sampled=later, watched=self._few)
@@ -131,7 +137,8 @@ class Lookups:
         """`now` if there may be something to copy, else the step of the next look."""
         if self.peek(sequence):
             return now
-        return self._quiet.hush(sequence.id, now, sampled=not is_greedy(sequence))
+        watched = self._watches(sequence.id)
+        return self._quiet.hush(sequence.id, now, sampled=not is_greedy(sequence), watched=watched)
 
     def found(
         self, sequence: Sequence, kind: str, tokens: list[int], confidence: list[float], *, checked: bool
@@ -164,7 +171,7 @@ class Lookups:
         """The step, after this one, in which one of these texts has to be looked at again."""
         steps = []
         for i in texts:
-            awaited = self._unchecked.awaited(i) if self._quiet.pays or not self._watches(i) else 0
+            awaited = self._unchecked.awaited(i)
             steps.append(
                 self._quiet.common(now + awaited) if awaited else self._quiet.due(i, now + 1) or now + 1
             )
@@ -175,13 +182,13 @@ class Lookups:
         """The step before which nobody is looked at, since looks at so many texts were in vain."""
         return 0 if self._few else self._quiet.until
 
-    def among(self, texts: int, *, sampled: bool) -> None:
-        """So many texts are at hand."""
+    def among(self, texts: int, *, sampled: bool, rests: bool) -> None:
+        """So many texts are at hand. `rests`: no network drafts for any of them."""
         self._quiet.among(texts, sampled=sampled)
-        self._few = self.copier is not None and texts <= copies.FEW_TEXTS
+        self._few, self._rests = self.copier is not None and texts <= copies.FEW_TEXTS, rests
 
     def _watches(self, sequence_id: int) -> bool:
-        return self._few or sequence_id in self._followed
+        return self._rests and (self._few or sequence_id in self._followed)
 
     def timed(self, look: float, step: float, now: int) -> None:
         """A look has taken so many seconds in vain, and a step takes so many without one."""

@@ -67,7 +67,7 @@ class Unlearnt:
     def __init__(self) -> None:
         self.seen: list[StepRecord] = []
         self.steps = 0
-        self.drafted = False  # something was, in one of them
+        self.drafted = 0  # steps of them in which something was
         self.news: list[RowRecord] = []  # drafts that change what is worth drafting next
         self.untried: list[RowRecord] = []  # what would have become of copies that were not checked
         self._seconds = 0.0  # that they took,
@@ -92,7 +92,7 @@ class Unlearnt:
         self.seen.append(record)
         self._seconds += record.seconds + record.more_seconds
         self.steps += record.times
-        self.drafted = self.drafted or drafted
+        self.drafted += drafted
 
     def take_news(self) -> list[RowRecord]:
         """To be learnt from now."""
@@ -111,14 +111,16 @@ class Unlearnt:
         """Whether there are so many that it is worth learning what they took."""
         return self.steps >= MANY and self._seconds * LEARNING >= self._learning
 
-    def learnt(self, taken: float) -> None:
-        """From all of them, in so many seconds."""
+    def learnt(self, taken: float) -> tuple[int, int, float]:
+        """From all of them, in so many seconds: (texts of the last one, steps with drafts, those seconds)."""
+        what = len(self.seen[-1].rows) if self.seen else 0, self.drafted, taken
         self._learning += 0.2 * (taken - self._learning) if self._learning else taken
         self._seconds = 0.0
         self.seen.clear()
         self.news.clear()
         self.untried.clear()
-        self.steps, self.drafted = 0, False
+        self.steps = self.drafted = 0
+        return what
 
 
 def _taken(rows: list[RowRecord]) -> list[RowRecord]:
