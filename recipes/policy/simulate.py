@@ -37,7 +37,7 @@ from paceline.engine.rounds import RoundCost
 # copy that is found, a plan and each of its texts.
 ROWS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 48, 64)
 STEPS = (1.0, 1.25, 1.4, 1.45, 1.58, 2.0, 2.2, 3.6, 3.8, 7.0, 10.5, 14.0)
-TEXT = 0.25
+TEXT = 0.12
 ROUND: RoundCost = (0.5, 0.045, 0.08)
 COLD, COPIED, WARMING, FIRST = 0.4, 0.1, 0.82, 0.3
 ASK, LOOK, COPY, PLAN, PLAN_TEXT = 0.15, 0.03, 0.15, 0.6, 0.05

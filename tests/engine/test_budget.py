@@ -19,6 +19,7 @@ from paceline.engine.acceptance import NGRAM, Kind, fresh_arm, sober
 from paceline.engine.audit import COLD
 from paceline.engine.budget import Budget
 from paceline.engine.care import Care
+from paceline.engine.choice import Before
 from paceline.engine.controller import AutoController
 from paceline.engine.costs import Costs, Profile, Step, staircase
 from paceline.engine.fixed import FixedController
@@ -736,7 +737,8 @@ def test_deciding_is_timed_where_something_is_drafted(monkeypatch: pytest.Monkey
     auto.limits([sequence(2)], ["auto"], 16)
     assert auto.budget.care == 0.0
     for sid in range(2, 200):
-        auto.limits([sequence(sid)], ["auto"], 16)  # a plan for each
+        auto._before = Before()  # a plan for each
+        auto.limits([sequence(sid)], ["auto"], 16)
         auto.observe(StepRecord(3, 1.2, 0.3, 0.0, [RowRecord(sid, "mtp", 2, 1, [0.8, 0.8], None)]))
     assert auto.budget.care == pytest.approx(0.03, rel=0.1)  # a plan takes two looks, hearing of a step one
     auto.limits([sequence(300 + i) for i in range(8)], ["auto"] * 8, 16)

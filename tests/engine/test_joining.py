@@ -80,6 +80,45 @@ def test_nor_does_any_where_something_is_drafted_or_no_plan_for_such_texts_holds
     assert AutoController(STEEP, [MTP]).join([sequence(1)], ["auto"], 16, 0) is None
 
 
+def test_the_plan_of_a_single_new_text_serves_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is known of either: a plan of its own took each short text of a small model a step and a half."""
+    auto = controller([sequence(1)], FLAT)
+    ((limit, _),) = auto.limits([sequence(1)], ["auto"], 16)
+    hold, room = auto._choices[1,].hold, limit - 2
+    assert min(limit, hold) > 2
+    monkeypatch.setattr(auto, "_think", None)  # nothing more is planned
+    short = replace(sequence(3), params=SamplingParams(max_tokens=room + 1, temperature=0))
+    for text, most in ((sequence(2), limit), (short, room)):
+        auto.forget(text.id - 1)
+        assert auto.limits([text], ["auto"], 16) == [(most, None)]
+        choice = auto._choices[text.id,]
+        assert (choice.hold, choice.until) == (hold, auto._now + hold)
+        assert auto.kind_limit(text.id, "mtp") == most
+        assert len(auto.stop(text.id).least) > 0
+        assert (text.id, "mtp") in auto.budget.arms
+        auto.observe(StepRecord(1 + most, 1e-3, 1e-5, 0.0, [RowRecord(text.id, "mtp", 1, 1, [0.9], None)]))
+    auto.forget(3)
+    assert auto.join([sequence(4)], ["auto"], 16, 0) is None  # it does not rest
+    monkeypatch.undo()
+    asked: list[int] = []
+    think = auto._think
+    monkeypatch.setattr(auto, "_think", lambda *a: (asked.append(a[0][0].id), think(*a))[1])
+    masked = replace(sequence(5), constraint=object())  # type: ignore[arg-type]
+    sampled = replace(sequence(6), params=SamplingParams(temperature=0.8, max_tokens=99))
+    for text in (masked, sampled, sequence(7)):
+        auto.forget(text.id - 1)
+        auto.limits([text], ["auto"], 16)
+    assert asked == [5, 6]  # masks take time, sampled text is kept more rarely
+    auto.observe(replace(StepRecord(1, 1e-3, 0.0, 0.0, [row_of(7)]), times=REST))
+    auto.forget(7)
+    auto.limits([sequence(8)], ["auto"], 16)
+    assert asked == [5, 6, 8]  # it was made too long ago
+
+
+def row_of(sequence_id: int) -> RowRecord:
+    return RowRecord(sequence_id, "none", 0, 0, [], b.NO_CONFIDENCE)
+
+
 @pytest.mark.parametrize(("temperature", "first"), [(0.0, FIRST), (0.8, 64)])
 def test_a_new_text_is_looked_at_when_the_others_are(temperature: float, first: int) -> None:
     texts = [replace(s, params=replace(s.params, temperature=temperature)) for s in map(sequence, (1, 2))]

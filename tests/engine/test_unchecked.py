@@ -154,6 +154,15 @@ def test_a_new_text_is_looked_at_with_the_others_where_looks_do_not_pay(rests: b
     assert found.join(replace(new, id=5, reference=(1, 2)), 5, firsts(new)) == 6
 
 
+def test_where_looks_do_not_pay_it_is_left_to_the_watch_to_say_when_there_is_something() -> None:
+    found, new = Lookups(Copier([])), replace(text([1, 2]), params=SamplingParams(temperature=0.0))
+    for rests, vain, first in ((True, 0, FIRST), (True, 99, WATCHED[False]), (False, 99, LOOK)):
+        found.among(1, sampled=False, rests=rests)
+        for _ in range(vain):
+            found.timed(0.2, 1.0, 0)
+        assert found.look(replace(new, id=vain + rests), 0) == first
+
+
 def test_the_controller_tells_what_looks_took_and_copies_brought() -> None:
     auto = AutoController(STEEP, [MTP, NGRAM])
     sequence = replace(text([1, 2]), params=SamplingParams(max_tokens=900, temperature=0.0))
@@ -271,9 +280,7 @@ def test_what_is_found_at_rest_and_is_not_worth_checking_is_followed_and_does_no
 def test_a_look_at_rest_that_finds_nothing_does_not_end_it(
     texts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Few texts, which are watched, are looked at more rarely than many, and where there is something to copy the
-    controller is asked.
-    """
+    """As often as with a controller that is asked whenever a look is due, and where there is something it is asked."""
     monkeypatch.setattr(Quiet, "timed", lambda *_: None)  # what it takes must not decide how often
     there: list[float] = []
     auto = AutoController(STEEP, [NGRAM], copier=Copier(there))
@@ -301,7 +308,7 @@ def test_a_look_at_rest_that_finds_nothing_does_not_end_it(
             auto.observe(replace(nothing, times=1))
         for sequence in sequences:
             sequence.tokens.append(9)
-    assert looks[:2] == ([64, 128] if texts == 1 else [8, 16])
+    assert looks[:4] == [8, 16, 32, 64]
     assert [now for now, _ in asked] == [
         0,
         128,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Set
+from collections.abc import Collection, Mapping, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -20,8 +20,8 @@ LONGEST_IDLE = 512, 2048  # and for others like its own, greedy and sampled ones
 PLANNING = 0.03  # of the time that planning may take at first
 HOLD, LONGEST_HOLD = 2, 32  # steps that a plan which drafts holds: longer each time that it stays one
 IDLING = 0.001  # of the time that planning may take where texts come and go and nothing is drafted
-# how many texts, their drafter, whether all are greedy, whether all are new
-Kin = tuple[int, str | None, bool, bool]
+# how many texts, their drafter, whether all are greedy, whether all are new, how many are under a constraint
+Kin = tuple[int, str | None, bool, bool, int]
 
 
 def kin_of(sequences: Seq[Sequence], wants: Seq[Want], new: int) -> Kin | None:
@@ -29,7 +29,8 @@ def kin_of(sequences: Seq[Sequence], wants: Seq[Want], new: int) -> Kin | None:
     kin = {(s.params.drafter, is_greedy(s)) for s in sequences}
     if not new or len(kin) > 1 or set(wants) != {"auto"}:
         return None
-    return (len(sequences), *kin.pop(), new == len(sequences))
+    masked = sum([s.constraint is not None for s in sequences])
+    return (len(sequences), *kin.pop(), new == len(sequences), masked)
 
 
 def caps_of(sequences: Seq[Sequence], drafter_max: int) -> dict[int, int]:
@@ -76,13 +77,27 @@ class Choice:
             (reason for i, (_, reason) in zip(self.ids, self.out, strict=True) if i in self.caps), None
         )
 
-    def for_others(self, caps: dict[int, int], until: int) -> Choice:
+    def for_others(self, caps: dict[int, int], now: int) -> Choice:
         """The same for other texts, where nothing is drafted."""
         ids, none = list(caps), dict.fromkeys(caps, 0)
         plans = {name: replace(plan, limits=none) for name, plan in self.plans.items()}
         limits = {name: dict(none) for name in self.limits}
         out = [(0, self.reason)] * len(ids)
+        until = now + REST
         return Choice(ids, plans, limits, out, caps, len(ids), self.looks, until=until, sampled=self.sampled)
+
+    def for_another(self, new: int, cap: int, now: int) -> Choice:
+        """The same for another single text."""
+
+        def own(limits: Mapping[int, int]) -> dict[int, int]:
+            return dict.fromkeys([new] * len(limits), min(max(limits.values(), default=0), cap))
+
+        plans = {name: replace(plan, limits=own(plan.limits)) for name, plan in self.plans.items()}
+        limits = {name: own(of) for name, of in self.limits.items() if name not in self.looks}
+        out = [(min(limit, cap), reason) for limit, reason in self.out]
+        same = Choice([new], plans, limits, out, {new: cap}, 1, self.looks, own(self.asked), hold=self.hold)
+        same.until, same.sampled, same.teaches = now + self.hold, self.sampled, self.teaches
+        return same
 
     @property
     def drafted_rows(self) -> int:
@@ -159,26 +174,33 @@ class Before:
     """What was decided a moment ago, for steps in which only the texts have changed: a plan takes time."""
 
     def __init__(self) -> None:
-        self._idle: dict[Kin, tuple[int, Choice]] = {}  # until when, and what
+        self._known: dict[Kin, tuple[int, Choice]] = {}  # until when, and what
 
     def keep(self, kin: Kin, choice: Choice, now: int, planning: float) -> None:
-        """A plan for texts of that kin, if nothing is drafted by it. `planning`: what one takes, in plain steps."""
+        """A plan for texts of that kin, if nothing is drafted by it, or for a single one, of which nothing is known yet.
+        `planning`: what one takes, in plain steps.
+        """
+        texts, *_, new, _ = kin
         if choice.rests:
             hold = min(planning / IDLING, LONGEST_IDLE[choice.sampled], choice.trial_due - now)
-            self._idle[kin] = now + int(hold), choice
+            self._known[kin] = now + int(hold), choice
+        elif texts == 1 and new and choice.plans and choice.drafts and not (choice.trial or choice.probes):
+            self._known[kin] = now + REST, replace(choice)
 
     def others(
         self, kin: Kin, last: Choice | None, caps: dict[int, int], new: Set[int], now: int
     ) -> Choice | None:
-        """A plan without drafts for others of that kin, if those of them that are not new rest by the `last` one."""
-        until, choice = self._idle.get(kin, (0, None))
+        """A plan for others of that kin; one without drafts, if those of them that are not new rest by the `last` one."""
+        until, choice = self._known.get(kin, (0, None))
         if choice is None or now >= until or not all(caps[i] for i in new):
             return None
+        if choice.drafts:
+            return choice.for_another(*next(iter(caps.items())), now)
         if new != caps.keys() and not (
             last is not None and last.rests and last.caps.keys() >= caps.keys() - new
         ):
             return None
-        return choice.for_others(caps, now + REST)
+        return choice.for_others(caps, now)
 
 
 def going_on(last: Choice | None, ids: list[int], now: int) -> Choice | None:

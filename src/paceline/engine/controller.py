@@ -128,7 +128,7 @@ class AutoController:
         last, now = self._choice, self._now + untold
         new = {s.id for s in sequences}.difference(last.caps if last else ())
         choice = self._as_before(sequences, most, kin_of(sequences, wants, len(new)), new, now)
-        if choice is None or last is None:
+        if choice is None or last is None or choice.drafts:
             return None
         self._choice, self._choices, choice.look = choice, {tuple(choice.ids): choice}, last.look
         for s in [s for s in sequences if s.id in new] if choice.looks else ():
@@ -203,7 +203,7 @@ class AutoController:
         if self._others:
             return going_on(self._choice, [sequence.id for sequence in sequences], now)
         choice = self._before.others(kin, self._choice, caps_of(sequences, most), new, now) if kin else None
-        for name in choice.looks if choice else ():
+        for name in {*choice.looks, *choice.plans} if choice else ():
             self.budget = b.meet(self.budget, self._kinds[name], sequences)
         return choice
 

@@ -117,10 +117,8 @@ class Costs:
         """
         texts, base, row, mask = here or self.here
         seconds = self._rung(rows) + base + row * rows
-        reading = self._reading(seconds)
-        return (
-            self.tempo.times(texts.bit_length(), spread(rows, texts), kind, reading) * seconds + mask * rows
-        )
+        times = self.tempo.times(texts.bit_length(), spread(rows, texts), kind, self._reading(seconds))
+        return times * seconds + mask * rows
 
     def _reading(self, seconds: float) -> float:
         """The share of a usual step of one row in one that takes so long: at short contexts it may be shorter still."""

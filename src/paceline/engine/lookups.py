@@ -81,11 +81,11 @@ class Lookups:
             if told.accepted == told.drafted:
                 self._quiet.wake(sequence.id)
             elif awaited:
-                self._quiet.hush(sequence.id, now, watched=self._watches(sequence.id))
+                self._quiet.hush(sequence.id, now, watched=self._leaves(sequence.id))
         due = self._quiet.due(sequence.id, now)
         if due is None:
             later, soon = _later(sequence, first), self._quiet.pays or _follows(sequence, first)
-            watched = self._watches(sequence.id)
+            watched = self._leaves(sequence.id)
             due = (
                 now
                 if soon and not later
@@ -137,7 +137,7 @@ class Lookups:
         """`now` if there may be something to copy, else the step of the next look."""
         if self.peek(sequence):
             return now
-        watched = self._watches(sequence.id)
+        watched = self._leaves(sequence.id)
         return self._quiet.hush(sequence.id, now, sampled=not is_greedy(sequence), watched=watched)
 
     def found(
@@ -189,6 +189,10 @@ class Lookups:
 
     def _watches(self, sequence_id: int) -> bool:
         return self._rests and (self._few or sequence_id in self._followed)
+
+    def _leaves(self, sequence_id: int) -> bool:
+        """Whether it is left to the watch to say when there is something to copy: where looks have brought little."""
+        return self._watches(sequence_id) and not self._quiet.pays
 
     def timed(self, look: float, step: float, now: int) -> None:
         """A look has taken so many seconds in vain, and a step takes so many without one."""

@@ -89,14 +89,20 @@ class Tempo:
 
     means: Mapping[Key, float] = field(default_factory=lambda: {READING: 0.0, PACE: 0.0})
     covariance: np.ndarray = field(default_factory=_fresh)  # [parts, parts], in the order of `means`
+    # by what is told of, `READING` apart: a plan asks for dozens of steps
+    _products: dict[tuple[Key, ...], float] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
 
     def times(self, size: int, spread: int, kind: str, reading: float) -> float:
         """A step takes so many times its price, of which a usual step of one row is this share, at most 1: `reading`."""
         return self._product(parts(size, spread, kind), reading)
 
     def _product(self, told: tuple[Key, ...], reading: float) -> float:
-        means = self.means
-        return (1.0 + means[READING] * reading) * exp(sum([means.get(key, 0.0) for key in told[1:]]))
+        means, known = self.means, self._products.get(told)
+        if known is None:
+            known = self._products[told] = exp(sum([means.get(key, 0.0) for key in told[1:]]))
+        return (1.0 + means[READING] * reading) * known
 
     @property
     def pace(self) -> float:
