@@ -21,6 +21,7 @@ from paceline.bench import runner, workloads
 from paceline.config import EngineConfig
 from paceline.core import Delta
 from paceline.engine.engine import Engine
+from paceline.memory import freeze_objects
 
 TOKENS, LONGEST = 128, 1024
 LATELY = 24  # plain steps after drafts: what the drafter left in the caches is felt in them
@@ -137,6 +138,7 @@ def measure(args: argparse.Namespace) -> tuple[list[float], dict[str, list[float
         auto, twin, lambda name, count: workloads.prompts(name, engine.tokenizer, bounds, count),
         (cell,), (setting,), TOKENS, args.rounds, least=args.seconds,
     )  # fmt: skip
+    freeze_objects()  # as `paceline bench` does
     ratios, totals = [], defaultdict[str, list[float]](lambda: [0.0] * 4)
     for number in range(args.rounds):
         log.clear()

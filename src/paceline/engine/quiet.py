@@ -16,7 +16,7 @@ LOOKING = 0.003  # and at last: sooner beside slow steps
 VAIN, SILENT = (0.005, 0.05), (4 * LOOK, LOOK)
 LATELY = 0.98  # of what looks took and copies brought before, for each look in vain
 CREDIT = 1.0  # plain steps that looks may take before copies have brought something,
-MOST = 8.0  # and that these may have brought beyond what looks took
+MOST = 4.0  # and that these may have brought beyond what looks took
 
 
 @dataclass(slots=True)
