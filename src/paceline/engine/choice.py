@@ -90,7 +90,7 @@ class Choice:
         """The same for another single text."""
 
         def own(limits: Mapping[int, int]) -> dict[int, int]:
-            return dict.fromkeys([new] * len(limits), min(max(limits.values(), default=0), cap))
+            return {i: min(limit, cap) for i, limit in zip([new], limits.values(), strict=False)}
 
         plans = {name: replace(plan, limits=own(plan.limits)) for name, plan in self.plans.items()}
         limits = {name: own(of) for name, of in self.limits.items() if name not in self.looks}

@@ -85,12 +85,10 @@ class Lookups:
         due = self._quiet.due(sequence.id, now)
         if due is None:
             later, soon = _later(sequence, first), self._quiet.pays or _follows(sequence, first)
-            watched = self._leaves(sequence.id)
-            due = (
-                now
-                if soon and not later
-                else self._quiet.hush(sequence.id, now, sampled=later, watched=watched)
-            )
+            due = now
+            if later or not soon:
+                watched = self._leaves(sequence.id)
+                due = self._quiet.hush(sequence.id, now, sampled=later, watched=watched)
         return due, told if isinstance(told, RowRecord) else None
 
     def join(self, sequence: Sequence, now: int, first: Firsts) -> int:
