@@ -42,9 +42,7 @@ def judge(
     for i, w in enumerate(work):
         if w.last:
             first = starts[i] + w.count - 1
-            begin = time.perf_counter() if w.sequence.constraint is not None else None
-            rows = _shaping(state, state.lives[w.sequence.id], i, draft)
-            out.masking += time.perf_counter() - begin if begin is not None else 0.0
+            rows = _timed_shaping(state, w, i, draft, out)
             if not rows:
                 out.keep[i] = 0
                 continue
@@ -90,6 +88,14 @@ _NAN = (
 )
 _SHUT = "the constraint failed: it allows no token here"
 _UNJUDGED = "the constraint failed on the draft"
+
+
+def _timed_shaping(state: EngineState, w: Work, i: int, draft: Draft, out: Judged) -> list[LogitRow]:
+    begin, live = time.perf_counter(), state.lives[w.sequence.id]
+    rows = _shaping(state, live, i, draft)
+    if w.sequence.constraint is not None:
+        out.masking += time.perf_counter() - begin
+    return rows
 
 
 def _shaping(state: EngineState, live: Live, i: int, draft: Draft) -> list[LogitRow]:
