@@ -78,26 +78,26 @@ class Choice:
         )
 
     def for_others(self, caps: dict[int, int], now: int) -> Choice:
-        """The same for other texts, where nothing is drafted."""
-        ids, none = list(caps), dict.fromkeys(caps, 0)
-        plans = {name: replace(plan, limits=none) for name, plan in self.plans.items()}
-        limits = {name: dict(none) for name in self.limits}
-        out = [(0, self.reason)] * len(ids)
-        until = now + REST
-        return Choice(ids, plans, limits, out, caps, len(ids), self.looks, until=until, sampled=self.sampled)
-
-    def for_another(self, new: int, cap: int, now: int) -> Choice:
-        """The same for another single text."""
+        """The same for as many other texts, of which each takes the place of one."""
+        new = dict(zip(self.ids, caps, strict=True))
 
         def own(limits: Mapping[int, int]) -> dict[int, int]:
-            return {i: min(limit, cap) for i, limit in zip([new], limits.values(), strict=False)}
+            return {new[i]: min(limit, caps[new[i]]) for i, limit in limits.items()}
 
-        plans = {name: replace(plan, limits=own(plan.limits)) for name, plan in self.plans.items()}
-        limits = {name: own(of) for name, of in self.limits.items() if name not in self.looks}
-        out = [(min(limit, cap), reason) for limit, reason in self.out]
-        same = Choice([new], plans, limits, out, {new: cap}, 1, self.looks, own(self.asked), hold=self.hold)
-        same.until, same.sampled, same.teaches = now + self.hold, self.sampled, self.teaches
-        return same
+        out = [(min(limit, cap), why) for (limit, why), cap in zip(self.out, caps.values(), strict=True)]
+        return replace(
+            self,
+            ids=list(caps),
+            plans={name: replace(plan, limits=own(plan.limits)) for name, plan in self.plans.items()},
+            limits={name: {} if name in self.looks else own(of) for name, of in self.limits.items()},
+            out=out,
+            caps=caps,
+            asked=own(self.asked),
+            stops={},
+            look=0,
+            looked=False,
+            until=now + (self.hold or REST),
+        )
 
     @property
     def drafted_rows(self) -> int:
@@ -194,8 +194,6 @@ class Before:
         until, choice = self._known.get(kin, (0, None))
         if choice is None or now >= until or not all(caps[i] for i in new):
             return None
-        if choice.drafts:
-            return choice.for_another(*next(iter(caps.items())), now)
         if new != caps.keys() and not (
             last is not None and last.rests and last.caps.keys() >= caps.keys() - new
         ):
