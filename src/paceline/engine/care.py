@@ -35,6 +35,7 @@ class Care:
     def over(self, texts: int, steps: int, seconds: float | None) -> None:
         """A step with drafts for so many texts is, in which it took that long, or so many without any: None."""
         if seconds is not None:
+            # at least 0: what is learnt as a text ends is no part of what was timed
             _drift(self._deciding, texts, max(seconds - self._learnt, 0.0), 1)
         else:
             for known in (self._deciding, self._learning):
