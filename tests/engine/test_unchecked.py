@@ -161,6 +161,16 @@ def test_where_looks_do_not_pay_it_is_left_to_the_watch_to_say_when_there_is_som
         for _ in range(vain):
             found.timed(0.2, 1.0, 0)
         assert found.look(replace(new, id=vain + rests), 0) == first
+    found.among(1, sampled=False, rests=True)
+    following = replace(new, id=7, tokens=[1, 2])
+    found._followed = {following.id}  # it most likely goes on as something that it was given
+    assert found.look(following, 0) == LOOK
+    for text_now, shown in ((following, 12), (replace(new, id=8, tokens=[1, 2]), LOOK)):
+        found.found(text_now, "ngram", [9] * MOST, [0.9] * MOST, checked=False)
+        assert (
+            found.next([text_now.id], 8) == shown
+        )  # what becomes of a copy is looked at as soon as it is shown
+        assert found.due(text_now, 8, firsts(text_now))[0] == shown
 
 
 def test_the_controller_tells_what_looks_took_and_copies_brought() -> None:

@@ -76,7 +76,7 @@ class Lookups:
         """
         awaited, told = self._unchecked.awaited(sequence.id), self._unchecked.told(sequence)
         if awaited and isinstance(told, int):
-            return self._quiet.common(now + told), None
+            return self._shown(sequence.id, now + told), None
         if isinstance(told, RowRecord):
             if told.accepted == told.drafted:
                 self._quiet.wake(sequence.id)
@@ -170,9 +170,7 @@ class Lookups:
         steps = []
         for i in texts:
             awaited = self._unchecked.awaited(i)
-            steps.append(
-                self._quiet.common(now + awaited) if awaited else self._quiet.due(i, now + 1) or now + 1
-            )
+            steps.append(self._shown(i, now + awaited) if awaited else self._quiet.due(i, now + 1) or now + 1)
         return max(min(steps, default=now + 1), self.until)
 
     @property
@@ -190,7 +188,13 @@ class Lookups:
 
     def _leaves(self, sequence_id: int) -> bool:
         """Whether it is left to the watch to say when there is something to copy: where looks have brought little."""
-        return self._watches(sequence_id) and not self._quiet.pays
+        return self._watches(sequence_id) and not (self._quiet.pays or sequence_id in self._followed)
+
+    def _shown(self, sequence_id: int, step: int) -> int:
+        """The step in which it is looked at what became of a copy that this one has shown: with others where looks have
+        brought little, but for a text that most likely goes on as something that it was given.
+        """
+        return step if sequence_id in self._followed else self._quiet.common(step)
 
     def timed(self, look: float, step: float, now: int) -> None:
         """A look has taken so many seconds in vain, and a step takes so many without one."""
