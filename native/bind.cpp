@@ -235,8 +235,9 @@ Search& grown(Search& search, const nb::list& tokens) {
 class Watch {
  public:
   // `need`: what copies of one step must be worth together. After a find nothing is said for `wait` steps, then twice as
-  // many, up to `longest`.
-  Watch(double need, int64_t wait, int64_t longest) : need_(need), wait_(wait), longest_(longest) {}
+  // many, up to `longest`, nor in other steps than each `every`th.
+  Watch(double need, int64_t wait, int64_t longest, int64_t every)
+      : need_(need), wait_(wait), longest_(longest), every_(every), quiet_(every - 1) {}
 
   // `worth`: of a copy, by the rungs of `lengths` that its match reaches, rising.
   void add(nb::object search, nb::list tokens, std::vector<double> worth) {
@@ -251,8 +252,9 @@ class Watch {
     double total = 0;
     for (Text& text : texts_)
       if (const int64_t rungs = grown(*text.search, text.tokens).reaches(text.above)) total += text.worth[rungs - 1];
+    quiet_ = every_ - 1;
     if (total <= need_) return false;
-    quiet_ = wait_;
+    quiet_ = std::max(wait_, quiet_);
     wait_ = std::min(2 * wait_, longest_);
     return true;
   }
@@ -267,7 +269,7 @@ class Watch {
   };
   std::vector<Text> texts_;
   double need_;
-  int64_t wait_, longest_, quiet_ = 0;
+  int64_t wait_, longest_, every_, quiet_;
 };
 
 std::tuple<uint32_t, uint32_t> keys(uint64_t seed, int64_t position, uint32_t purpose) {
@@ -279,7 +281,7 @@ std::tuple<uint32_t, uint32_t> keys(uint64_t seed, int64_t position, uint32_t pu
 }  // namespace
 
 NB_MODULE(_native, m) {
-  m.attr("layout") = 12;  // raised whenever these signatures change; paceline/ops/native.py checks it
+  m.attr("layout") = 13;  // raised whenever these signatures change; paceline/ops/native.py checks it
   m.attr("most_rows") = static_cast<int>(Pool::max_chunks);  // of one run: a row has at least a chunk of its own
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("choose_isa", [](const std::string& name) { return choose_kernels(name.c_str()); });
@@ -311,7 +313,7 @@ NB_MODULE(_native, m) {
       .def("in_reference", [](Search& s, const nb::list& tokens) { return grown(s, tokens).in_reference(); })
       .def("finds", [](Search& s, const nb::list& tokens, bool reference) { return grown(s, tokens).finds(reference); });
   nb::class_<Watch>(m, "Watch")
-      .def(nb::init<double, int64_t, int64_t>())
+      .def(nb::init<double, int64_t, int64_t, int64_t>())
       .def("add", &Watch::add)
       .def("finds", &Watch::finds);
   nb::class_<Program>(m, "Program")

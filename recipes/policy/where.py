@@ -18,6 +18,7 @@ from typing import Any
 
 from paceline.assembly import build_engine
 from paceline.bench import runner, workloads
+from paceline.cli import bench as bench_command
 from paceline.config import EngineConfig
 from paceline.core import Delta
 from paceline.engine.engine import Engine
@@ -138,7 +139,8 @@ def measure(args: argparse.Namespace) -> tuple[list[float], dict[str, list[float
         auto, twin, lambda name, count: workloads.prompts(name, engine.tokenizer, bounds, count),
         (cell,), (setting,), TOKENS, args.rounds, least=args.seconds,
     )  # fmt: skip
-    freeze_objects()  # as `paceline bench` does
+    engine.state.cache.touch(bench_command.TOUCHED)  # as `paceline bench` does, both
+    freeze_objects()
     ratios, totals = [], defaultdict[str, list[float]](lambda: [0.0] * 4)
     for number in range(args.rounds):
         log.clear()

@@ -18,7 +18,7 @@ from paceline.engine.controller import LITTLE, AutoController
 from paceline.engine.costs import TABLE_ROWS, Costs, Profile, Step, spread
 from paceline.engine.fixed import FixedController, Limit
 from paceline.engine.records import LEARNING, MANY, RowRecord, StepRecord, Unlearnt
-from paceline.engine.rest import ALIKE, TYPICAL, Ran, Rest
+from paceline.engine.rest import ALIKE, TYPICAL, Ran, Rest, Took
 from paceline.engine.rounds import Round
 from paceline.engine.scheduler import Work
 
@@ -258,7 +258,7 @@ def test_of_steps_at_rest_the_median_of_the_last_ones_speaks_for_all() -> None:
     work = [Work(sequence(1), 1, True)]
     clock = 0.0
     for i in range(ALIKE):
-        rest.untold.append(Ran(work, [row()], 1, clock, clock + 0.25, clock + 0.25 + i, clock + 0.5 + i))
+        rest.untold.add(Ran(work, [row()], 1, Took(i, 0.25, 0.25, 0.0)))
         clock += 0.5 + i
     record = rest.tell()
     assert record is not None

@@ -21,7 +21,7 @@ from paceline.engine.lookups import Firsts, Lookups
 from paceline.engine.quiet import LOOK, WATCHED
 from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.rest import Rest, nothing
-from paceline.ops.search import LENGTHS
+from paceline.ops.search import LENGTHS, Watch
 
 CHEAP = Profile((1, 33), (1e-3, 3e-3))
 DEAR = Profile((1, 33), (1e-3, 60e-3))
@@ -109,30 +109,39 @@ def test_where_no_copy_could_pay_nobody_watches_or_wakes() -> None:
     assert auto.limits([ours], ["auto"], 16)[0][0] == 0
 
 
-def test_more_than_a_few_texts_are_not_watched() -> None:
-    for count in (copies.FEW_TEXTS, copies.FEW_TEXTS + 1):
-        texts = [text(sid, [*RUN, 7, sid]) for sid in range(count)]
-        auto, _ = resting(CHEAP, *texts)
-        assert (auto.watch(texts) is not None) is (count == copies.FEW_TEXTS)
+def says(watch: Watch | None, steps: int) -> list[bool]:
+    assert watch is not None
+    return [watch.finds() for _ in range(steps)]
 
 
-def test_of_many_texts_those_are_watched_that_go_on_as_what_they_were_given() -> None:
+@pytest.mark.parametrize(
+    ("count", "spent", "every"), [(copies.FEW_TEXTS, 0.0, 1), (copies.FEW_TEXTS + 1, 0.0, 4), (8, 9.0, 16)]
+)
+def test_more_than_a_few_texts_are_watched_in_some_steps_only(count: int, spent: float, every: int) -> None:
+    """Rarer where looks at so many have brought less than they took."""
+    texts = [text(sid, [*RUN, 7, sid]) for sid in range(count)]
+    auto, _ = resting(CHEAP, *texts)
+    auto._lookups._quiet._here.spent = spent
+    watch = auto.watch(texts)
+    assert says(watch, 2 * every) == [False] * 2 * every
+    texts[0].tokens += RUN[:24]
+    assert says(watch, every) == [False] * (every - 1) + [True]
+
+
+def test_many_texts_that_go_on_as_what_they_were_given_are_watched_more_often() -> None:
     texts = [text(1, [*RUN, 7, 1], reference=(8, 9)), *[text(sid, [*RUN, 7, sid]) for sid in range(2, 6)]]
     auto, drafter = resting(CHEAP, *texts)
-    assert auto.watch(texts) is None
+    auto._lookups._quiet._here.spent = 9.0
+    texts[0].tokens += RUN[:24]
+    assert says(auto.watch(texts), 16) == [False] * 15 + [True]
+    assert not auto._lookups._followed
     law = b.arm_of(auto.budget, 1, NGRAM).law
     auto.budget = replace(auto.budget, firsts={law: (30.0, 30.0)})
-    watch = auto.watch(texts)
-    assert watch is not None
-    for other in texts[1:]:
-        other.tokens += RUN[:24]
-    assert not watch.finds()
-    texts[0].tokens += RUN[:24]
-    assert watch.finds()
+    assert says(auto.watch(texts), 4) == [False, False, False, True]
     assert drafter.look(texts[0], 4)[0] == RUN[24:28]
     assert auto._lookups._followed == {1}
     auto.budget = replace(auto.budget, firsts={law: (10.0, 30.0)})  # they are kept no more
-    assert auto.watch(texts) is None
+    auto.watch(texts)
     assert not auto._lookups._followed
 
 

@@ -13,7 +13,7 @@ from paceline.engine.acceptance import Kind
 from paceline.engine.audit import COLD, TRIAL
 from paceline.engine.fixed import FixedController
 from paceline.engine.records import FEW, StepRecord, Unlearnt
-from paceline.engine.rest import Ran, Rest
+from paceline.engine.rest import Ran, Rest, Took
 from paceline.engine.scheduler import Work
 
 DRAFTED, PLAIN = row(4, 4), row()
@@ -76,15 +76,15 @@ def test_of_steps_at_rest_odd_ones_count_as_the_others() -> None:
     rest = Rest([1], 8, Draft.empty(1, b.NO_CONFIDENCE))
     work, reading = [Work(sequence(1), 1, True)], [Work(sequence(1), 1, True), Work(sequence(2), 8, False)]
     for seconds, odd in ((1.0, False), (1.0, False), (5.0, True)):
-        rest.untold.append(Ran(work, [row()], 1, 0.0, 0.0, seconds, seconds, odd))
-    rest.untold.append(Ran(reading, [row()], 9, 0.0, 0.0, 7.0, 7.0, odd=True))
+        rest.untold.add(Ran(work, [row()], 1, Took(seconds, 0.0, 0.0, 0.0), odd))
+    rest.untold.add(Ran(reading, [row()], 9, Took(7.0, 0.0, 0.0, 0.0), odd=True))
     record = rest.tell()
     assert record is not None
     assert (record.target_rows, record.target_seconds, record.more_seconds, record.times) == (1, 1.0, 3.0, 4)
     assert len(record.rows) == 1
     assert record.tells
     assert not record.odd
-    rest.untold.append(Ran(work, [row()], 1, 0.0, 0.0, 5.0, 5.0, odd=True))
+    rest.untold.add(Ran(work, [row()], 1, Took(5.0, 0.0, 0.0, 0.0), odd=True))
     alone = rest.tell()
     assert alone is not None
     assert not alone.tells

@@ -177,6 +177,39 @@ def test_out_of_pages_says_what_to_change_and_changes_nothing() -> None:
     assert pool.free == 1
 
 
+def test_whether_a_text_fits_counts_pages_that_only_the_index_holds() -> None:
+    cache = make(pages=8)
+    for text in range(3):  # two whole pages of each stay with the index
+        cache.open(text, [])
+        write(cache, [(text, [text] * (2 * PAGE_SIZE + 1))], [2 * PAGE_SIZE + 1])
+        cache.close(text)
+    pool = cache.pools["full_attention"]
+    assert (pool.free, cache.prefix.held("full_attention")) == (2, 6)
+    assert cache.fits(8 * PAGE_SIZE)
+    assert not cache.fits(8 * PAGE_SIZE + 1)
+    assert cache.prefix.evictable("full_attention", 4) == 4
+    assert cache.prefix.evictable("full_attention", 99) == 6
+    assert cache.open(7, [0] * (2 * PAGE_SIZE + 1)) == 2 * PAGE_SIZE  # those two are in use now
+    assert cache.fits(6 * PAGE_SIZE)
+    assert not cache.fits(6 * PAGE_SIZE + 1)
+
+
+def test_a_text_is_admitted_without_counting_all_that_the_index_holds() -> None:
+    cache = make(pages=64, sequences=2)
+    for text in range(16):
+        cache.open(text, [])
+        write(cache, [(text, [text] * (3 * PAGE_SIZE))], [3 * PAGE_SIZE])
+        cache.close(text)
+    asked: list[int] = []
+    pool = cache.pools["full_attention"]
+    refs = pool.refs
+    pool.refs = lambda page: (asked.append(page), refs(page))[1]  # type: ignore[method-assign]
+    assert cache.fits(4 * PAGE_SIZE)
+    assert not asked
+    assert cache.fits(18 * PAGE_SIZE)
+    assert len(asked) == 2
+
+
 def test_tail_beyond_the_context_is_refused() -> None:
     cache = make(tokens=32)
     cache.open(0, [1])

@@ -47,7 +47,8 @@ WORTH = [0.0, 0.0, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0]
 def test_both_watches_say_the_same(
     texts: list[tuple[list[int], list[int]]], need: float, data: st.DataObject
 ) -> None:
-    native, python = s.watch(need, 2, 8), s.PythonWatch(need, 2, 8)
+    every = data.draw(st.integers(1, 5))
+    native, python = s.watch(need, 2, 8, every), s.PythonWatch(need, 2, 8, every)
     assert not isinstance(native, s.PythonWatch)
     growing: list[list[int]] = [[] for _ in texts]
     for i, (_, reference) in enumerate(texts):

@@ -96,9 +96,9 @@ class NgramDrafter:
         """By the steps of matches' lengths that are told apart, rising: the confidence of each token of a copy."""
         return [_CONFIDENCE[length : length + self.max_tokens] for length in LENGTHS]
 
-    def watch(self, texts: Seq[tuple[Sequence, Seq[float]]], need: float) -> Watch:
+    def watch(self, texts: Seq[tuple[Sequence, Seq[float]]], need: float, every: int = 1) -> Watch:
         """Of texts with what a copy is worth by `rungs`, until all copies that there are are worth more than `need`."""
-        watching = watch(need, QUIET, LONGEST_QUIET)
+        watching = watch(need, QUIET, LONGEST_QUIET, every)
         for sequence, worth in texts:
             watching.add(self._text(sequence).search, sequence.tokens, worth)
         return watching

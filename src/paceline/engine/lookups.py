@@ -19,6 +19,11 @@ from paceline.engine.unchecked import Unchecked
 from paceline.ops.search import Watch
 from paceline.sampling.shape import is_greedy
 
+EVERY = (
+    16,
+    4,
+)  # steps in which many texts are watched: where looks at so many have brought less than they took, and else
+
 
 class Copier(Protocol):
     """A drafter whose proposals are looked up: they cost next to nothing, and follow from the text alone."""
@@ -38,7 +43,7 @@ class Copier(Protocol):
         """What it can be sure of: the confidence of each token, by how much of the text was found, rising."""
         ...
 
-    def watch(self, texts: Seq[tuple[Sequence, Seq[float]]], need: float) -> Watch:
+    def watch(self, texts: Seq[tuple[Sequence, Seq[float]]], need: float, every: int) -> Watch:
         """Of texts with what a copy is worth by `rungs`, until all copies that there are are worth more than `need`."""
         ...
 
@@ -99,7 +104,7 @@ class Lookups:
         given = self._few and self._quiet.pays and sequence.reference and not (later or first.lost())
         if given or _follows(sequence, first):
             return max(now + 1, self.until)
-        return self._quiet.hush(sequence.id, now, sampled=later, watched=self._few)
+        return self._quiet.hush(sequence.id, now, sampled=later, watched=self.copier is not None)
 
     def peek(self, sequence: Sequence) -> bool:
         """Whether there may be something to copy."""
@@ -118,12 +123,13 @@ class Lookups:
         kind = next(kind for kind in budget.kinds if kind.name == copier.name)
         firsts = [(s, Firsts(budget, s.id, looks)) for s in sequences]
         self._followed = {s.id for s, first in firsts if _follows(s, first)}
-        watched = [s for s, first in firsts if s.id in self._followed or (self._few and not _later(s, first))]
+        watched = [s for s, first in firsts if s.id in self._followed or not _later(s, first)]
         rungs = copier.rungs
         worth = [(s, copies.worth(budget, kind, b.arm_of(budget, s.id, kind), look, rungs)) for s in watched]
-        return (
-            copier.watch(worth, copies.needed(budget, look)) if any(own[-1] > 0 for _, own in worth) else None
-        )
+        if all(own[-1] <= 0 for _, own in worth):
+            return None
+        every = 1 if self._few else EVERY[self._quiet.pays or bool(self._followed)]
+        return copier.watch(worth, copies.needed(budget, look), every)
 
     def wake(self, texts: Iterable[int]) -> None:
         """There is something to copy in them that is worth it: look at once, whatever is waited for."""
@@ -184,7 +190,7 @@ class Lookups:
         self._few, self._rests = self.copier is not None and texts <= copies.FEW_TEXTS, rests
 
     def _watches(self, sequence_id: int) -> bool:
-        return self._rests and (self._few or sequence_id in self._followed)
+        return self._rests and self.copier is not None
 
     def _leaves(self, sequence_id: int) -> bool:
         """Whether it is left to the watch to say when there is something to copy: where looks have brought little."""

@@ -64,7 +64,7 @@ def _join(state: EngineState, rest: Rest, work: list[Work]) -> bool:
     if any(live.parked or live.drafter != rest.drafter for live in lives):
         return False
     wants, drafter = [_want(state, live) for live in lives], state.drafters[lives[0].drafter]
-    joined = state.controller.join([w.sequence for w in work], wants, drafter.max_tokens, len(rest.untold))
+    joined = state.controller.join([w.sequence for w in work], wants, drafter.max_tokens, rest.untold.steps)
     if joined is not None:
         rest.go_on(work, *joined, state.controller.watch([w.sequence for w in work]))
     return joined is not None

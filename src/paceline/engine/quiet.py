@@ -61,7 +61,10 @@ class Quiet:
 
     def among(self, texts: int, *, sampled: bool) -> None:
         """So many texts are at hand."""
-        self._here = self._balances.setdefault((texts.bit_length(), sampled), _Balance())
+        key = texts.bit_length(), sampled
+        if (known := self._balances.get(key)) is None:
+            known = self._balances[key] = _Balance()
+        self._here = known
 
     @property
     def pays(self) -> bool:
@@ -89,7 +92,7 @@ class Quiet:
         if sampled:
             self._sampled.add(sequence_id)
         sparing = SPARING if sequence_id in self._sampled else 1
-        first = SAMPLED if sparing > 1 else self._here.first
+        first = (SAMPLED if self.pays else SPARING * SAMPLED) if sparing > 1 else self._here.first
         wait = min(2 * known[0] if known else first, sparing * most, sparing * self._here.longest)
         wait = max(wait, WATCHED[self.pays]) if watched and sparing == 1 else wait
         due = (now // wait + 1) * wait

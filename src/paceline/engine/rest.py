@@ -4,6 +4,7 @@ takes time, too, and hears of several of them at once.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -19,56 +20,89 @@ TYPICAL = 8  # at most, a quarter of them, the last ones, of which the medians s
 ALWAYS = 1 << 40  # steps: nobody may draft for these texts
 
 
+class Took(NamedTuple):
+    """Seconds of a step."""
+
+    target: float
+    draft: float
+    other: float
+    masks: float  # what constraints took to say what they allow
+
+    @classmethod
+    def between(cls, begin: float, drafted: float, looked: float, end: float, masking: float) -> Took:
+        """Of the moments when it began, had its drafts, knew its tokens (`masking` seconds of that were masks) and had
+        given them out.
+        """
+        return cls(looked - drafted - masking, drafted - begin, end - looked, masking)
+
+
 class Ran(NamedTuple):
-    """A step that is over, with the moments when it began, had its drafts, knew its tokens and had given them out."""
+    """A step that is over."""
 
     work: list[Work]
     records: list[RowRecord]
     rows: int  # of the target
-    begin: float
-    drafted: float
-    looked: float
-    end: float
+    took: Took
     odd: bool = False  # a text ended in it, or a prompt was read beside texts that rest
-    masking: float = 0.0  # seconds that constraints took to say what they allow, before its tokens were known
 
 
-def told(steps: Seq[Ran]) -> StepRecord:
-    """Steps that are alike as one: medians of the last ones speak for all, the first may be cold. Odd steps speak only
-    where there are no others, or else count as if they had been as the others were.
+class Untold:
+    """Steps that are alike, as one: medians of the last ones speak for all, the first may be cold. Odd steps speak only
+    where there are no others, or else count as if they had been as the others were. Of each next to nothing is kept:
+    what lies about for many steps has left the caches when it is let go.
     """
-    usual = [step for step in steps if not step.odd]
-    speak = usual or steps
-    work, records, rows = speak[-1][:3]
-    target, draft, other, masks = _typical(speak[-min(TYPICAL, (len(speak) + 3) // 4) :])
-    record = StepRecord(
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._last: Ran | None = None  # of those that speak
+        self._speak = 0
+        self._seconds = 0.0  # of all that speak
+        self._typical: deque[Took] = deque(maxlen=TYPICAL)
+
+    def add(self, ran: Ran) -> None:
+        self.steps += 1
+        if self._last is not None and self._last.odd != ran.odd:
+            if ran.odd:
+                return
+            self._speak, self._seconds = 0, 0.0
+            self._typical.clear()
+        self._last = ran
+        self._speak += 1
+        self._seconds += sum(ran.took)
+        self._typical.append(ran.took)
+
+    def record(self) -> StepRecord:
+        """Of one step at least."""
+        assert self._last is not None
+        took = _median(list(self._typical)[-min(TYPICAL, (self._speak + 3) // 4) :])
+        record = told(self._last._replace(took=took), self.steps)
+        record.more_seconds = self._seconds / self._speak * self.steps - record.seconds
+        return record
+
+
+def _median(steps: Seq[Took]) -> Took:
+    """By part, the lower of two."""
+    if len(steps) == 1:
+        return steps[0]
+    middle = (len(steps) - 1) // 2
+    return Took(*[sorted(seconds)[middle] for seconds in zip(*steps, strict=True)])
+
+
+def told(ran: Ran, times: int = 1) -> StepRecord:
+    """A step as the controller hears of it, which stands for so many."""
+    work, records, rows, took, odd = ran
+    return StepRecord(
         rows,
-        target,
-        draft,
-        other,
+        took.target,
+        took.draft,
+        took.other,
         records if all(w.last for w in work) else [],
         sum([w.sequence.committed for w in work]),
         sum([w.sequence.constraint is not None for w in work]),
-        masks,
-        len(steps),
-        odd=not usual,
+        took.masks,
+        times,
+        odd=odd,
     )
-    each = sum([step.end - step.begin for step in speak]) / len(speak)
-    record.more_seconds = each * len(steps) - record.seconds
-    return record
-
-
-def _typical(steps: Seq[Ran]) -> tuple[float, float, float, float]:
-    """Seconds of the target, of the drafts, of all else and of masks: medians, the lower of two."""
-    parts = [
-        (ran.looked - ran.drafted - ran.masking, ran.drafted - ran.begin, ran.end - ran.looked, ran.masking)
-        for ran in steps
-    ]
-    if len(parts) == 1:
-        return parts[0]
-    middle = (len(parts) - 1) // 2
-    target, draft, other, masks = [sorted(seconds)[middle] for seconds in zip(*parts, strict=True)]
-    return target, draft, other, masks
 
 
 def nothing(reasons: list[str | None]) -> Draft:
@@ -86,7 +120,7 @@ class Rest:
     empty: Draft  # what is drafted in each of them
     drafter: str | None = None  # that all of them are written with; None: nobody may draft
     watch: Watch | None = None  # may end it before it is over
-    untold: list[Ran] = field(default_factory=list)
+    untold: Untold = field(default_factory=Untold)
     paused: bool = False  # a prompt was read in the last step: it holds if the same texts go on
 
     def holds(self, work: list[Work], controller: Controller) -> bool:
@@ -95,9 +129,9 @@ class Rest:
         if self.ids != [w.sequence.id if w.count == 1 and w.last else None for w in work]:
             return False
         if self.steps == 0:
-            self.steps = controller.go_on_resting([w.sequence for w in work], len(self.untold))
+            self.steps = controller.go_on_resting([w.sequence for w in work], self.untold.steps)
         if self.steps and self.watch is not None and self.watch.finds():
-            return not controller.pays([w.sequence for w in work], len(self.untold))
+            return not controller.pays([w.sequence for w in work], self.untold.steps)
         return self.steps > 0
 
     def newcomers(self, work: list[Work]) -> bool:
@@ -134,6 +168,5 @@ class Rest:
 
     def tell(self) -> StepRecord | None:
         """What the controller has not heard of yet."""
-        record = told(self.untold) if self.untold else None
-        self.untold.clear()
-        return record
+        untold, self.untold = self.untold, Untold()
+        return untold.record() if untold.steps else None

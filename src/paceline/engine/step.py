@@ -13,7 +13,7 @@ from paceline.engine.emit import emit
 from paceline.engine.judge import judge
 from paceline.engine.propose import propose
 from paceline.engine.reserve import reserve
-from paceline.engine.rest import ALIKE, Ran, told
+from paceline.engine.rest import ALIKE, Ran, Took, told
 from paceline.engine.state import EngineState
 
 
@@ -37,11 +37,12 @@ def step(state: EngineState) -> list[Delta]:
     paused = state.rest is not None and state.rest.paused
     odd = paused or any(delta.finish_reason is not None for delta in deltas)
     end = time.perf_counter()
-    ran = Ran(work, judged.records, rows.count, begin, drafted, looked, end, odd, judged.masking)
+    took = Took.between(begin, drafted, looked, end, judged.masking)
+    ran = Ran(work, judged.records, rows.count, took, odd)
     if state.rest is None or not (paused or draft is state.rest.empty):
-        state.controller.observe(told([ran]))
+        state.controller.observe(told(ran))
     else:
-        state.rest.untold.append(ran)
-        if len(state.rest.untold) == ALIKE:
+        state.rest.untold.add(ran)
+        if state.rest.untold.steps == ALIKE:
             state.tell()
     return deltas

@@ -195,7 +195,8 @@ class KVCache:
         for kind, pool in self.pools.items():
             window = self.layout.windows[kind]
             reach = count if window is None else min(count, window + 2 * PAGE_SIZE)
-            if not self._free_slots or -(-reach // PAGE_SIZE) > pool.free + self.prefix.evictable(kind):
+            missing = -(-reach // PAGE_SIZE) - pool.free
+            if not self._free_slots or missing > self.prefix.evictable(kind, missing):
                 return False
         return True
 

@@ -8,6 +8,7 @@ Scopes (salts) are separate roots: nothing is shared, and no timing leaks, acros
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -31,9 +32,14 @@ class PrefixIndex:
         """Pages of `kind` that the index holds a reference to."""
         return len(self._lru[kind])
 
-    def evictable(self, kind: str) -> int:
-        """Pages of `kind` that only the index holds."""
-        return sum(self._pools[kind].refs(page) == 1 for page in self._lru[kind])
+    def evictable(self, kind: str, wanted: int) -> int:
+        """Pages of `kind` that only the index holds, as far as `wanted`."""
+        return sum(1 for _ in islice(self._alone(kind), max(wanted, 0)))
+
+    def _alone(self, kind: str) -> Iterator[int]:
+        """Pages that only the index holds, least recently used first: very many in a large cache."""
+        refs = self._pools[kind].refs
+        return (page for page in self._lru[kind] if refs(page) == 1)
 
     def match(self, tokens: list[int], salt: str) -> list[Node]:
         """Nodes of the longest known run of whole pages that leaves at least one token of `tokens` over."""
@@ -65,12 +71,10 @@ class PrefixIndex:
 
     def evict(self, kind: str, wanted: int) -> int:
         """Drop pages of `kind` that nobody else holds until `wanted` are free; returns how many were freed."""
-        freed = 0
-        alone = (page for page in self._lru[kind] if self._pools[kind].refs(page) == 1)
-        for page in list(islice(alone, wanted)):
+        pages = list(islice(self._alone(kind), wanted))
+        for page in pages:
             self._drop(kind, page)
-            freed += 1
-        return freed
+        return len(pages)
 
     def clear(self) -> None:
         for kind, pages in self._lru.items():

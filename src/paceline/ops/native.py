@@ -26,7 +26,7 @@ from paceline.ops.base import Drawn, Graph, RoundStart, Rule, Stop, Weight
 from paceline.ops.panels import KINDS, panels, usable
 from paceline.ops.recording import Code, Node, RecordingOps, Symbol, place, schedule
 
-_LAYOUT = 12  # of the extension's signatures
+_LAYOUT = 13  # of the extension's signatures
 _OF_ROWS = (Code.EMBED, Code.ROTARY, Code.STORE, Code.ATTENTION)  # ops that read tokens, positions or slots
 _STATUS = {
     1: "a token id is outside the vocabulary",

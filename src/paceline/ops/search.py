@@ -45,8 +45,8 @@ class Watch(Protocol):
         ...
 
     def finds(self) -> bool:
-        """Whether what can be copied now is worth more than is needed, all texts together. It is asked once in a step and
-        says nothing for a while after a find, longer each time.
+        """Whether what can be copied now is worth more than is needed, all texts together. It is asked once in a step,
+        looks in some steps only, and says nothing for a while after a find, longer each time.
         """
         ...
 
@@ -59,19 +59,20 @@ def search(reference: Seq[int] = ()) -> Search:
     return native.Search(list(reference), list(LENGTHS))  # type: ignore[no-any-return]
 
 
-def watch(need: float, wait: int, longest: int) -> Watch:
+def watch(need: float, wait: int, longest: int, every: int = 1) -> Watch:
     """The fastest there is. `need`: what all copies must be worth. Nothing is said for `wait` steps after the first find,
-    then for twice as many, up to `longest`.
+    then for twice as many, up to `longest`, nor in other steps than each `every`th.
     """
     native = extension("Watch")
     if native is None:
-        return PythonWatch(need, wait, longest)
-    return native.Watch(need, wait, longest)  # type: ignore[no-any-return]
+        return PythonWatch(need, wait, longest, every)
+    return native.Watch(need, wait, longest, every)  # type: ignore[no-any-return]
 
 
 class PythonWatch:
-    def __init__(self, need: float, wait: int, longest: int) -> None:
-        self._need, self._wait, self._longest, self._quiet = need, wait, longest, 0
+    def __init__(self, need: float, wait: int, longest: int, every: int = 1) -> None:
+        self._need, self._wait, self._longest, self._every = need, wait, longest, every
+        self._quiet = every - 1
         self._texts: list[tuple[Search, list[int], Seq[float]]] = []
 
     def add(self, search: Search, tokens: list[int], worth: Seq[float]) -> None:
@@ -86,8 +87,9 @@ class PythonWatch:
             length = max(search.in_text(tokens)[1], search.in_reference(tokens)[1])
             total += worth[LENGTHS.index(length)] if length else 0.0
         if total <= self._need:
+            self._quiet = self._every - 1
             return False
-        self._quiet, self._wait = self._wait, min(2 * self._wait, self._longest)
+        self._quiet, self._wait = max(self._wait, self._every - 1), min(2 * self._wait, self._longest)
         return True
 
 
