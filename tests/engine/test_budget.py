@@ -49,6 +49,20 @@ def make(profile: Profile, draft: float = 0.05, kind: Kind = MTP) -> Budget:
     return Budget(costs, (kind,))
 
 
+@pytest.mark.parametrize(("rows", "texts", "masked"), [(1, 1, 0), (4, 4, 2), (16, 16, 0), (3, 2, 2)])
+def test_prices_of_more_and_more_rows_are_those_of_each(rows: int, texts: int, masked: int) -> None:
+    means = {
+        READING: 0.4,
+        PACE: 0.2,
+        ("level", texts.bit_length(), 0): -0.1,
+        ("spread of mtp", texts.bit_length(), 2): 0.3,
+    }
+    costs = replace(FLAT.costs(), tempo=Tempo(means), mask=0.25, text=0.1, reach=(1e-3, 1e-4, 200.0))
+    here = costs.within(texts, 900, masked)
+    beyond = list(itertools.islice(here.beyond(rows, "mtp"), 100))
+    assert beyond == [here.target(rows + more, "mtp") for more in range(1, 101)]
+
+
 def goes_on(auto: AutoController, sid: int, confidence: list[float]) -> bool:
     """Whether a draft of such tokens is worth a further one."""
     _, least, worth = auto.stop(sid)

@@ -18,7 +18,7 @@ from paceline.engine.controller import AutoController
 from paceline.engine.costs import Profile
 from paceline.engine.fixed import FixedController
 from paceline.engine.lookups import Firsts, Lookups
-from paceline.engine.quiet import LOOK, WATCHED
+from paceline.engine.quiet import LOOK, SPARING, WATCHED
 from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.rest import Rest, nothing
 from paceline.ops.search import LENGTHS, Watch
@@ -204,9 +204,9 @@ def test_among_many_texts_looks_in_vain_take_little_of_the_time_whatever_becomes
     assert lookups.next([1, 2, 3], 101) == 104
     for _ in range(40):
         lookups.timed(0.2, 1.0, 100)
-    assert lookups.until == 120  # looks have brought nothing: a hundredth of twenty
+    assert lookups.until == 150  # looks have brought nothing: a 250th of fifty
     lookups.timed(99.0, 1.0, 100)
-    assert lookups.until == 100 + LOOK
+    assert lookups.until == 100 + SPARING * LOOK
     lookups.among(3, sampled=False, rests=True)  # few texts cost little, and are watched
     assert lookups.until == 0
     assert lookups.next([1, 2, 3], 105) == 106
@@ -219,9 +219,9 @@ def test_what_a_watch_finds_has_to_wait_after_a_look_in_vain(monkeypatch: pytest
     asked: list[int] = []
     monkeypatch.setattr(auto, "_pay", lambda ours, choice: asked.append(len(ours)) or True)
     auto._lookups.timed(9.0, 1.0, auto._now)
-    assert not auto.pays(texts, LOOK - 1)
+    assert not auto.pays(texts, SPARING * LOOK - 1)
     assert asked == []
-    assert auto.pays(texts, LOOK)
+    assert auto.pays(texts, SPARING * LOOK)
     assert asked == [16]
 
 

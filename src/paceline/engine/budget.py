@@ -163,14 +163,14 @@ def choose(
     # prompts that are read beside the texts are work of their own: only what drafting adds to them counts
     without = plain(costs, rows, texts)
     read = without - costs.target(rows)
-    best_rate = tokens / without
+    best_rate, checked = tokens / without, costs.beyond(rows, kind.name)
     for count, (survival, j, _) in enumerate(entries, 1):
         tokens -= survival
         if depth == 0:
             drafting = base + budget.care + (0.0 if kind.sequential else step)
         drafting += slope + (step if j >= depth and kind.sequential else 0.0)
         depth = max(depth, j + 1)
-        now = costs.target(rows + count, kind.name) + read + drafting
+        now = next(checked) + read + drafting
         if tokens / now > best_rate:
             best_rate, best = tokens / now, count
         elif (tokens - survival * (len(entries) - count)) / now < best_rate:
@@ -188,12 +188,12 @@ def break_even(budget: Budget, kind: Kind, rows: int, texts: int, auto_rows: int
     """The least chance of a token to be kept at which drafts would pay, if all had it. Beyond 1 probing is pointless."""
     costs = budget.costs
     base, step, slope = costs.drafting(kind.name, auto_rows)
-    base, without = base + budget.care, plain(costs, rows, texts)
+    base, without, bare = base + budget.care, plain(costs, rows, texts), costs.target(rows)
     least = float("inf")
     # of one row alone, and of all; a copy is short or long, and costs no call for each token
     alone, lengths = (1, (1, 2, 4)) if kind.sequential else (4, (1, 2, 4, MAX_DRAFT_TOKENS))
     for more, calls in ((alone, 1), *((n * auto_rows, n) for n in lengths)):
-        checked = costs.adding(rows, more, kind.name)
+        checked = costs.target(rows + more, kind.name) - bare
         seconds = checked + base + step * (calls if kind.sequential else 1) + slope * more
         least = min(least, texts * seconds / (without * more))
     return least

@@ -16,7 +16,7 @@ from paceline.ops.base import Stop
 from paceline.sampling.shape import is_greedy
 
 REST = 128  # steps that a plan without drafts holds,
-LONGEST_IDLE = 512, 2048  # and for others like its own, greedy and sampled ones
+LONGEST_IDLE = 1024, 2048  # and for others like its own, greedy and sampled ones
 PLANNING = 0.03  # of the time that planning may take at first
 HOLD, LONGEST_HOLD = 2, 32  # steps that a plan which drafts holds: longer each time that it stays one
 IDLING = 0.001  # of the time that planning may take where texts come and go and nothing is drafted

@@ -392,8 +392,9 @@ class AutoController:
     def forget(self, sequence_id: int) -> None:
         """A text ends within a step, before that step is observed: what is kept of it goes when that is learnt."""
         self._choices = {ids: choice for ids, choice in self._choices.items() if sequence_id not in ids}
-        left = set(self._choice.ids if self._choice else ()) - self._gone - {sequence_id}
-        if self._unlearnt.drafted and self._unlearnt.enough and not left:
-            self._learn()  # nothing may follow for long, and there may be something to say
+        if self._unlearnt.drafted and self._unlearnt.enough:
+            left = set(self._choice.ids if self._choice else ()) - self._gone - {sequence_id}
+            if not left:
+                self._learn()  # nothing may follow for long, and there may be something to say
         self._gone.add(sequence_id)
         self._lookups.forget(sequence_id)

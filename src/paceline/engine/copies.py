@@ -40,8 +40,9 @@ class Look:
 
     def upto(self, tokens: int) -> list[float]:
         """Seconds of 1, 2, ... up to so many for a text, at the price of all texts doing the same."""
+        without = self.costs.target(self.rows) if tokens > len(self.prices) else 0.0
         for more in range(len(self.prices) + 1, tokens + 1):
-            rows = self.costs.adding(self.rows, more * self.texts, self.kind) / self.texts
+            rows = (self.costs.target(self.rows + more * self.texts, self.kind) - without) / self.texts
             self.prices.append(rows + self.slope * more)
         return self.prices
 

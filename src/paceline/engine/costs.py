@@ -6,7 +6,7 @@ through `tempo`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -14,7 +14,7 @@ from statistics import median
 from typing import NamedTuple
 
 from paceline.engine.rounds import DraftCost, Round, RoundCost
-from paceline.engine.tempo import Tempo, parts
+from paceline.engine.tempo import READING, Tempo, parts
 
 TABLE_ROWS = 64  # beyond it the last slope goes on
 DEFAULT_STEP = 5e-3  # only the ratios matter before the first real step
@@ -119,6 +119,18 @@ class Costs:
         seconds = self._rung(rows) + base + row * rows
         times = self.tempo.times(texts.bit_length(), spread(rows, texts), kind, self._reading(seconds))
         return times * seconds + mask * rows
+
+    def beyond(self, rows: int, kind: str) -> Iterator[float]:
+        """`target` of one row more than `rows`, of two more, ...: a plan goes through dozens of them."""
+        (texts, base, row, mask), table, last = self.here, self.table, len(self.table)
+        one, reading = table[0], self.tempo.means[READING]
+        wide, known = -1, 1.0
+        while True:
+            rows += 1
+            if (now := spread(rows, texts)) != wide:
+                wide, known = now, self.tempo.times(texts.bit_length(), now, kind, 0.0)
+            seconds = (table[rows - 1] if 1 <= rows <= last else self._rung(rows)) + base + row * rows
+            yield (1.0 + reading * min(one / seconds, 1.0)) * known * seconds + mask * rows
 
     def _reading(self, seconds: float) -> float:
         """The share of a usual step of one row in one that takes so long: at short contexts it may be shorter still."""

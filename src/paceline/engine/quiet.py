@@ -12,7 +12,7 @@ SPARING = 4  # times as many steps then between two looks, at most, too
 SEEKING = 0.01  # of the time that looks may take at first,
 LOOKING = 0.003  # and at last: sooner beside slow steps
 # Share of the time for looks in vain among many texts, whatever becomes due: where looks do not pay, and where they do
-VAIN = 0.01, 0.05
+VAIN = 0.004, 0.05
 LATELY = 0.98  # of what looks took and copies brought before, for each look in vain
 CREDIT = 1.0  # plain steps that looks may take before copies have brought something,
 MOST = 4.0  # and that these may have brought beyond what looks took
@@ -37,7 +37,7 @@ class _Balance:
         self.seconds += 0.2 * (look - self.seconds) if self.seconds else look
         self.spent = LATELY * self.spent + look / step
         self.brought = LATELY * min(self.brought, self.spent + MOST)
-        self.until = now + min(int(look / (VAIN[self.pays] * step)), LOOK)
+        self.until = now + min(int(look / (VAIN[self.pays] * step)), SPARING * LOOK)
         most = max(1, min(int(self.seconds / (LOOKING * step)), LOOK))
         self.longest = 1 << (most.bit_length() - 1)  # so that all texts are looked at in the same steps
         dear = max(self.seconds / (SEEKING * step), FIRST * self.spent / (self.brought + CREDIT))
