@@ -121,10 +121,10 @@ def test_audits_become_rarer_while_they_confirm_what_is_known() -> None:
     assert not own.due(at_drag(stale=2 * SOONEST - 1), audit.CLEAR)  # an error will hardly turn that around
     assert Audit().due(at_drag(stale=2 * SOONEST), audit.CLEAR)
     assert not own.due(at_drag(stale=SOONEST - 1), 1.1)
-    for every in (SOONEST, 2 * SOONEST, 4 * SOONEST, 8 * SOONEST, 16 * SOONEST):
+    for every in (SOONEST, 2 * SOONEST, 4 * SOONEST, 8 * SOONEST):
         assert not own.due(at_drag(stale=every - 1), 1.1)
         assert own.due(at_drag(stale=every), 1.1)
-    assert RAREST == 16 * SOONEST
+    assert RAREST == 8 * SOONEST
     assert own.due(at_drag(1.2, RAREST), 1.1)  # it has changed
     assert not own.due(at_drag(1.2, RAREST // 2 - 1), 1.1)
     assert own.due(at_drag(1.2, RAREST // 2), 1.1)

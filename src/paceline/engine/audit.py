@@ -18,7 +18,7 @@ COLD = 8  # plain steps after drafts until the caches hold the target's weights 
 AUDIT = (COLD + 4, 48)
 CLEAR = 1.4  # what a plan promises over none from which on an error will hardly turn it around
 SAME = 0.1  # change of the drag, as a logarithm, that confirms what was known
-SOONEST, RAREST = 64, 1024  # steps with drafts between two audits: the more, the longer they agree
+SOONEST, RAREST = 128, 1024  # steps with drafts between two audits: the more, the longer they agree
 # steps of a trial, of greedy and of sampled texts: the first `WARM` of them tell nothing yet
 TRIAL = 32, 20
 HOPEFUL = 0.85  # what steps with drafts might take, over what is thought

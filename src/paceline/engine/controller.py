@@ -364,7 +364,7 @@ class AutoController:
                 if choice.end_probes(kept, self.budget.probing, networks):
                     choice.until = self._now
         self._used.clear()
-        if len(self._unlearnt.seen) >= 2 * REST:  # mostly a plan is made before, which learns, too
+        if len(self._unlearnt.seen) >= REST:  # mostly a plan is made before, which learns, too
             self._learn()
         taken = thought + time.perf_counter() - begin if self._unlearnt.drafting else None
         self._care.over(len(record.rows), record.times, taken)
