@@ -12,7 +12,18 @@ from paceline.core import Draft, SamplingParams, Sequence
 from paceline.engine import audit, learning
 from paceline.engine import budget as b
 from paceline.engine.acceptance import NGRAM, Kind
-from paceline.engine.audit import AUDIT, COLD, HOPEFUL, LAST_TRIAL, RAREST, SOONEST, TRIAL, Audit, hopeful
+from paceline.engine.audit import (
+    AUDIT,
+    COLD,
+    FIRST_AUDIT,
+    HOPEFUL,
+    LAST_TRIAL,
+    RAREST,
+    SOONEST,
+    TRIAL,
+    Audit,
+    hopeful,
+)
 from paceline.engine.choice import HOLD, LONGEST_HOLD, LONGEST_IDLE
 from paceline.engine.controller import LITTLE, AutoController
 from paceline.engine.costs import TABLE_ROWS, Costs, Profile, Step, spread
@@ -118,13 +129,20 @@ def test_audits_become_rarer_while_they_confirm_what_is_known() -> None:
     stale = at_drag(stale=10_000)
     own = Audit()
     assert not own.due(stale, 1.0)  # nothing is drafted
-    assert not own.due(at_drag(stale=2 * SOONEST - 1), audit.CLEAR)  # an error will hardly turn that around
-    assert Audit().due(at_drag(stale=2 * SOONEST), audit.CLEAR)
-    assert not own.due(at_drag(stale=SOONEST - 1), 1.1)
-    for every in (SOONEST, 2 * SOONEST, 4 * SOONEST, 8 * SOONEST):
+    assert not own.due(
+        at_drag(stale=2 * FIRST_AUDIT - 1), audit.CLEAR
+    )  # an error will hardly turn that around
+    assert Audit().due(at_drag(stale=2 * FIRST_AUDIT), audit.CLEAR)
+    for every in (FIRST_AUDIT, SOONEST, 2 * SOONEST, 4 * SOONEST, RAREST):
         assert not own.due(at_drag(stale=every - 1), 1.1)
         assert own.due(at_drag(stale=every), 1.1)
-    assert RAREST == 8 * SOONEST
+    for drag in (1.2, 1.4, 1.7, 2.0, 2.4):  # each time it has changed
+        own.due(at_drag(drag, RAREST), 1.1)
+    assert not own.due(at_drag(2.4, SOONEST - 1), 1.1)
+    assert own.due(at_drag(2.4, SOONEST), 1.1)
+    own = Audit()
+    for every in (FIRST_AUDIT, SOONEST, 2 * SOONEST, 4 * SOONEST, RAREST):
+        own.due(at_drag(stale=every), 1.1)
     assert own.due(at_drag(1.2, RAREST), 1.1)  # it has changed
     assert not own.due(at_drag(1.2, RAREST // 2 - 1), 1.1)
     assert own.due(at_drag(1.2, RAREST // 2), 1.1)

@@ -18,7 +18,8 @@ COLD = 8  # plain steps after drafts until the caches hold the target's weights 
 AUDIT = (COLD + 4, 48)
 CLEAR = 1.4  # what a plan promises over none from which on an error will hardly turn it around
 SAME = 0.1  # change of the drag, as a logarithm, that confirms what was known
-SOONEST, RAREST = 128, 1024  # steps with drafts between two audits: the more, the longer they agree
+FIRST_AUDIT = 64  # steps with drafts until the first audit,
+SOONEST, RAREST = 128, 1024  # and between two: the more, the longer they agree
 # steps of a trial, of greedy and of sampled texts: the first `WARM` of them tell nothing yet
 TRIAL = 32, 20
 HOPEFUL = 0.85  # what steps with drafts might take, over what is thought
@@ -32,7 +33,7 @@ class Audit:
 
     def __init__(self, sampled: bool = False) -> None:
         """`sampled`: all of them are, where there is less to be found by a trial."""
-        self._every, self._drag = SOONEST, 1.0
+        self._every, self._drag = FIRST_AUDIT, 1.0
         self._first = self._wait = FIRST_TRIAL[sampled]
         self._longest = LAST_TRIAL[sampled]
         self.next = self._wait  # the step from which a trial may be made
