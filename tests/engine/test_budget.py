@@ -59,8 +59,8 @@ def test_prices_of_more_and_more_rows_are_those_of_each(rows: int, texts: int, m
     }
     costs = replace(FLAT.costs(), tempo=Tempo(means), mask=0.25, text=0.1, reach=(1e-3, 1e-4, 200.0))
     here = costs.within(texts, 900, masked)
-    beyond = list(itertools.islice(here.beyond(rows, "mtp"), 100))
-    assert beyond == [here.target(rows + more, "mtp") for more in range(1, 101)]
+    prices = list(itertools.islice(here.targets(rows, "mtp"), 100))
+    assert prices == [here.target(rows + more, "mtp") for more in range(100)]
 
 
 def goes_on(auto: AutoController, sid: int, confidence: list[float]) -> bool:

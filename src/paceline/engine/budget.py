@@ -163,7 +163,7 @@ def choose(
     # prompts that are read beside the texts are work of their own: only what drafting adds to them counts
     without = plain(costs, rows, texts)
     read = without - costs.target(rows)
-    best_rate, checked = tokens / without, costs.beyond(rows, kind.name)
+    best_rate, checked = tokens / without, costs.targets(rows + 1, kind.name)
     for count, (survival, j, _) in enumerate(entries, 1):
         tokens -= survival
         if depth == 0:

@@ -16,10 +16,10 @@ from paceline.engine.budget import MARGIN, Budget, arm_of
 from paceline.engine.costs import Costs
 from paceline.ops.extension import extension
 
-# Texts that are watched while they rest: of more, copies of some brought less than they took, whatever was thought.
+# Texts that are watched in every step while they rest: more, in which copies often bring less than they take, in some.
 FEW_TEXTS = 3
 LOST = 0.3  # chance of a first copy below which sampled text is not searched at once,
-KEPT = 0.8  # and from which on any text that was given something is, and watched among however many
+KEPT = 0.8  # and from which on any text that was given something is, however many there are
 HOPELESS = 0.03  # survival below which nothing more is worth a look
 
 

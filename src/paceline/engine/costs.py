@@ -115,22 +115,18 @@ class Costs:
         """Seconds of a step with so many target rows, its draft apart, which is of such a drafter; of the texts at hand,
         or others.
         """
-        texts, base, row, mask = here or self.here
-        seconds = self._rung(rows) + base + row * rows
-        times = self.tempo.times(texts.bit_length(), spread(rows, texts), kind, self._reading(seconds))
-        return times * seconds + mask * rows
+        return next(self.targets(rows, kind, here))
 
-    def beyond(self, rows: int, kind: str) -> Iterator[float]:
-        """`target` of one row more than `rows`, of two more, ...: a plan goes through dozens of them."""
-        (texts, base, row, mask), table, last = self.here, self.table, len(self.table)
-        one, reading = table[0], self.tempo.means[READING]
-        wide, known = -1, 1.0
+    def targets(self, rows: int, kind: str = "", here: Here | None = None) -> Iterator[float]:
+        """`target` of so many rows, of one more, ...: a plan goes through dozens of them."""
+        texts, base, row, mask = here or self.here
+        one, reading, wide, times = self.table[0], self.tempo.means[READING], -1, 1.0
         while True:
-            rows += 1
             if (now := spread(rows, texts)) != wide:
-                wide, known = now, self.tempo.times(texts.bit_length(), now, kind, 0.0)
-            seconds = (table[rows - 1] if 1 <= rows <= last else self._rung(rows)) + base + row * rows
-            yield (1.0 + reading * min(one / seconds, 1.0)) * known * seconds + mask * rows
+                wide, times = now, self.tempo.times(texts.bit_length(), now, kind, 0.0)
+            seconds = self._rung(rows) + base + row * rows
+            yield (1.0 + reading * min(one / seconds, 1.0)) * times * seconds + mask * rows
+            rows += 1
 
     def _reading(self, seconds: float) -> float:
         """The share of a usual step of one row in one that takes so long: at short contexts it may be shorter still."""

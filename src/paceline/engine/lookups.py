@@ -70,9 +70,11 @@ class Lookups:
         self.copier = copier
         self._quiet = Quiet()
         self._unchecked = Unchecked()
-        self._few = False  # so few texts are at hand that all are watched while they rest,
+        self._few = False  # so few texts are at hand that they are watched in every step while they rest,
         self._rests = False  # and they do
-        self._followed: set[int] = set()  # texts that are watched among however many, at last
+        self._followed: set[int] = (
+            set()
+        )  # texts that most likely go on as something that they were given, at last
         self._offered: set[int] = set()  # texts for which something was found in this step
 
     def due(self, sequence: Sequence, now: int, first: Firsts) -> tuple[int, RowRecord | None]:
@@ -113,8 +115,8 @@ class Lookups:
     def watch(self, sequences: Iterable[Sequence], budget: Budget, looks: Mapping[str, Look]) -> Watch | None:
         """What tells when there is something worth copying in these texts; None if there cannot be.
 
-        Of many only those are watched that most likely go on as something that they were given. Nor are texts that are
-        searched later: of sampled text next to nothing is kept, whatever a match promises.
+        Many are watched in some steps only, more often if some of them most likely go on as something that they were
+        given. Texts that are searched later are not: of sampled text next to nothing is kept, whatever a match promises.
         """
         copier = self.copier
         look = looks.get(copier.name) if copier is not None else None
@@ -123,7 +125,7 @@ class Lookups:
         kind = next(kind for kind in budget.kinds if kind.name == copier.name)
         firsts = [(s, Firsts(budget, s.id, looks)) for s in sequences]
         self._followed = {s.id for s, first in firsts if _follows(s, first)}
-        watched = [s for s, first in firsts if s.id in self._followed or not _later(s, first)]
+        watched = [s for s, first in firsts if not _later(s, first)]
         rungs = copier.rungs
         worth = [(s, copies.worth(budget, kind, b.arm_of(budget, s.id, kind), look, rungs)) for s in watched]
         if all(own[-1] <= 0 for _, own in worth):

@@ -11,7 +11,8 @@ WATCHED = 256, 64  # and where they do
 SPARING = 4  # times as many steps then between two looks, at most, too
 SEEKING = 0.01  # of the time that looks may take at first,
 LOOKING = 0.003  # and at last: sooner beside slow steps
-# Share of the time for looks in vain among many texts, whatever becomes due: where looks do not pay, and where they do
+# Share of the time for looks in vain among many texts, whatever becomes due: where looks do not pay, and where they do,
+# but for no longer than `SPARING` times `LOOK`
 VAIN = 0.004, 0.05
 LATELY = 0.98  # of what looks took and copies brought before, for each look in vain
 CREDIT = 1.0  # plain steps that looks may take before copies have brought something,
