@@ -697,12 +697,11 @@ def test_draft_cost_finds_base_steps_and_tokens() -> None:
 
     cost = DraftCost.like(1.0)
     for steps, rows in ((1, 1), (2, 1), (4, 1), (8, 1), (2, 4), (4, 4), (1, 16)) * 8:
-        cost = cost.add(steps, steps * rows, 0.4 + 0.18 * steps + 0.03 * steps * rows)
+        cost = cost.add([(steps, steps * rows, 0.4 + 0.18 * steps + 0.03 * steps * rows)])
     assert at(cost, 4, 4) == pytest.approx(1.24, rel=0.1)
     assert at(cost, 2, 8) == pytest.approx(1.0, rel=0.1)
     alone = DraftCost.like(1.0)
-    for _ in range(40):  # one length only: it cannot know the slopes, but must know the sum
-        alone = alone.add(4, 4, 1.1)
+    alone = alone.add([(4, 4, 1.1)] * 40)  # one length only: it cannot know the slopes, but must know the sum
     assert at(alone, 4, 4) == pytest.approx(1.1, rel=0.05)
     assert min(alone.fit()) >= 0
 

@@ -54,6 +54,17 @@ def test_a_step_in_which_a_text_ends_says_nothing_of_what_steps_take(drafted: bo
     assert bool(learnt(ended=True).totals) == drafted  # what was kept counts
 
 
+@pytest.mark.parametrize("before", [40, 100])
+@pytest.mark.parametrize("after", [0, 40])
+def test_plain_steps_that_are_told_as_one_are_heard_whatever_they_come_between(before: int, after: int) -> None:
+    budget = b.Budget(PROFILE.costs(), (MTP,))
+    drafts = StepRecord(5, 1.0, 0.0, 0.0, [DRAFTED], alike=20)
+    audit = StepRecord(1, 1.0, 0.0, 0.0, [PLAIN], times=40, more_seconds=39.0, alike=41)
+    assert learning.observe(budget, [drafts] * before).costs.unseen >= before * 3 // 4
+    seen = learning.observe(budget, [drafts] * before + [audit] + [drafts] * after)
+    assert seen.costs.unseen <= 1.5 * after
+
+
 def test_nor_does_it_say_what_copies_cost_the_steps_after_them() -> None:
     copy = row(4, 4)
     copy.drafter = "ngram"

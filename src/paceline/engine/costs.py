@@ -13,7 +13,7 @@ from itertools import groupby
 from statistics import median
 from typing import NamedTuple
 
-from paceline.engine.rounds import DraftCost, Round, RoundCost
+from paceline.engine.rounds import KEPT, DraftCost, Round, RoundCost
 from paceline.engine.tempo import READING, Tempo, parts
 
 TABLE_ROWS = 64  # beyond it the last slope goes on
@@ -21,6 +21,7 @@ DEFAULT_STEP = 5e-3  # only the ratios matter before the first real step
 MEASURED = 1.0  # trust in a price that was measured: rounds of one text cannot tell a step from a token
 ROUNDS = 0.9  # of what rounds for some number of texts take, for each round
 MOST_CROWD = 2.5  # and the inverse of its least
+KNOWN = 2.0  # rounds from which on a draft round is known
 MASKS = 0.95  # of what masks take, for each step with some
 RECOVER = 0.9995  # of its logarithm, for each plain step: what was dear once may be tried again
 
@@ -228,20 +229,20 @@ class Costs:
         """
         known = self.draft.get(kind) or DraftCost.like(self.target(1) / self.pace)
         base, step, token = self.rounds.get(kind) or known.guess
-        crowds = dict(self.crowds)
+        crowds, pace, measured, took = dict(self.crowds), self.pace, self.is_measured(kind), []
+        weight = known.sums[0]
         for steps, tokens, seconds, texts, warm in seen:
             where, expected = (kind, texts.bit_length()), base + step * steps + token * tokens
             crowd, rounds = crowds.get(where, Crowd())
-            if warm and self.is_measured(kind) and expected > 0:
-                over = seconds / (self.pace * crowd * expected)
+            if warm and measured and expected > 0:
+                over = seconds / (pace * crowd * expected)
                 crowd *= min(over, 4.0) ** max(1 - ROUNDS, 1 / (rounds + 2))
                 crowd = min(max(crowd, 1 / MOST_CROWD), MOST_CROWD)
                 crowds[where] = Crowd(crowd, rounds + 1)
-            taken = seconds / (self.pace * crowd)
-            if known.sums[0] > 2.0:
-                taken = min(taken, 4.0 * expected)
-            known = known.add(steps, tokens, taken)
-        return replace(self._with(kind, known), crowds=crowds)
+            taken = seconds / (pace * crowd)
+            took.append((steps, tokens, min(taken, 4.0 * expected) if weight > KNOWN else taken))
+            weight = KEPT * weight + 1.0
+        return replace(self._with(kind, known.add(took)), crowds=crowds)
 
     def idle(self, kind: str, steps: int) -> Costs:
         """A kind was not asked for so many steps: what was seen of it counts less."""

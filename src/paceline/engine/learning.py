@@ -44,7 +44,7 @@ def observe(budget: Budget, seen: Seq[StepRecord]) -> Budget:
         # a lone probe comes after many steps without one and is no measure of drafts that follow each other
         lone = bool(rows) and all(row.sequence_id in budget.probing for row in rows)
         warm = record.alike >= (WARM if rows else COLD)
-        if at >= due and warm and record.tells and not lone:
+        if at + record.times > due and warm and record.tells and not lone:
             name, texts = kind.name if kind is not None else None, len(record.rows)
             taken = record.target_seconds + record.other_seconds
             targets.append(Step(record.target_rows, taken, name, len(rows), texts, record.context))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-FADE = 0.998  # of what was seen of a drafter, for each step without it
+FADE = 0.998  # of what was seen of a drafter, for each step without it,
+KEPT = 0.96  # and for each further round
 
 RoundCost = tuple[float, float, float]  # seconds of a draft round: (base, per step, per token)
 
@@ -40,13 +42,14 @@ class DraftCost:
         """Nothing was drafted for so many steps: the guess gains weight, or one bad moment would last for ever."""
         return replace(self, sums=tuple(v * FADE**steps for v in self.sums))
 
-    def add(self, steps: float, tokens: float, seconds: float, decay: float = 0.96) -> DraftCost:
-        """One more round."""
-        s, t, y = steps, tokens, seconds
-        new = (1.0, s, t, s * s, s * t, t * t, y, s * y, t * y)
-        return replace(
-            self, sums=tuple([decay * old + more for old, more in zip(self.sums, new, strict=True)])
-        )
+    def add(self, rounds: Seq[tuple[float, float, float]], kept: float = KEPT) -> DraftCost:
+        """More rounds, as (steps, tokens, seconds). `kept`: of what was seen before, for each of them."""
+        n, s, t, ss, st, tt, y, sy, ty = self.sums
+        for steps, tokens, seconds in rounds:
+            n, s, t, y = kept * n + 1.0, kept * s + steps, kept * t + tokens, kept * y + seconds
+            ss, st, tt = kept * ss + steps * steps, kept * st + steps * tokens, kept * tt + tokens * tokens
+            sy, ty = kept * sy + steps * seconds, kept * ty + tokens * seconds
+        return replace(self, sums=(n, s, t, ss, st, tt, y, sy, ty))
 
     def fit(self) -> RoundCost:
         """(base, step, token), none negative. The guess stands for a little evidence in every direction."""

@@ -342,8 +342,7 @@ def measure_steps(parts: EngineParts, kind: Kind | None, limit: float) -> Profil
         longer.setdefault(shape.texts, []).extend(
             [(net.step - free.step) * plain for net, free in zip(turns[shape], same, strict=False)]
         )
-        for _ in range(WEIGHT):
-            price = price.add(shape.k, shape.texts * shape.k, timing.draft * plain, decay=1.0)
+        price = price.add([(shape.k, shape.texts * shape.k, timing.draft * plain)] * WEIGHT, kept=1.0)
     return replace(profile, rounds={kind.name: price.fit()}, chill={kind.name: _chill(longer)})
 
 
