@@ -127,12 +127,10 @@ class Priced(AutoController):
                 self.tokens += record.times * len(record.rows) + sum(row.accepted for row in record.rows)
                 self.running += record.times * step + drafting + cold
                 self.deciding += self._deciding
-            record.target_seconds, record.draft_seconds = (
-                (step + last) * UNIT,
-                (drafting + self._deciding) * UNIT,
-            )
+            typical = self._deciding if record.times == 1 else 0.0
+            record.target_seconds, record.draft_seconds = (step + last) * UNIT, (drafting + typical) * UNIT
             record.mask_seconds = record.other_seconds = 0.0
-            record.more_seconds = (record.times - 1) * step * UNIT
+            record.more_seconds = ((record.times - 1) * step + self._deciding - typical) * UNIT
         self._deciding = 0.0
         super().observe(record)
 

@@ -362,6 +362,8 @@ def test_what_plain_steps_are_off_by_from_what_is_typical_is_no_price_of_waking(
     warm = StepRecord(1, 1.0, 0.0, 0.0, plain, times=64, more_seconds=76.0 - 1.0, alike=200)
     uneven = learning.observe(budget, [warm] * 60).uneven
     assert uneven == pytest.approx(76 / 64, rel=0.01)
+    many = learning.observe(replace(budget, uneven=uneven), [replace(warm, draft_seconds=0.1)] * 60)
+    assert many.costs.target(1) == pytest.approx(1.1 * 76 / 64, rel=0.05)  # on average, all of it
     copy = StepRecord(5, costs.target(5), 0.0, 0.0, [copied(1, 0)], alike=1)
     rest = StepRecord(1, 1.0, 0.0, 0.0, plain, times=7, more_seconds=7 * 76 / 64 - 1.0, alike=7)
     known = replace(budget, uneven=uneven)

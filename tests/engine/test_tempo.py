@@ -72,6 +72,17 @@ def test_another_machine_is_found_out_and_an_accident_is_forgotten() -> None:
     assert shock.times(1, 0, "", 1.0) == pytest.approx(40.0, rel=0.1)
 
 
+def test_steps_take_what_they_do_on_average_but_for_accidents() -> None:
+    def learnt(ratios: list[float]) -> float:
+        known = Tempo()
+        for _ in range(50):
+            known = known.after(8.0).seen(PLAIN, 1.0, ratios)
+        return known.times(1, 0, "", 1.0)
+
+    assert learnt([1.0] * 6 + [1.4] * 4) == pytest.approx(1.16, rel=0.03)
+    assert learnt([1.0] * 9 + [40.0]) == pytest.approx(1.05, rel=0.03)
+
+
 def test_texts_shorter_than_usual_never_have_steps_that_take_no_time() -> None:
     costs = Profile((1, 9), (1.0, 2.0), reach=(1e-3, 0.0, 1000.0)).costs()
     for _ in range(50):

@@ -56,7 +56,9 @@ def test_a_step_in_which_a_text_ends_says_nothing_of_what_steps_take(drafted: bo
 
 @pytest.mark.parametrize("before", [40, 100])
 @pytest.mark.parametrize("after", [0, 40])
-def test_plain_steps_that_are_told_as_one_are_heard_whatever_they_come_between(before: int, after: int) -> None:
+def test_plain_steps_that_are_told_as_one_are_heard_whatever_they_come_between(
+    before: int, after: int
+) -> None:
     budget = b.Budget(PROFILE.costs(), (MTP,))
     drafts = StepRecord(5, 1.0, 0.0, 0.0, [DRAFTED], alike=20)
     audit = StepRecord(1, 1.0, 0.0, 0.0, [PLAIN], times=40, more_seconds=39.0, alike=41)

@@ -47,6 +47,8 @@ def observe(budget: Budget, seen: Seq[StepRecord]) -> Budget:
         if at + record.times > due and warm and record.tells and not lone:
             name, texts = kind.name if kind is not None else None, len(record.rows)
             taken = record.target_seconds + record.other_seconds
+            if record.times > 1:  # what is typical of them was told, and what they take on average counts
+                taken = budget.uneven * (taken + record.draft_seconds)
             targets.append(Step(record.target_rows, taken, name, len(rows), texts, record.context))
             due = at + every
         at += record.times
@@ -144,7 +146,7 @@ def _over(budget: Budget, record: StepRecord, seconds: float, kind: str = "") ->
         over = seconds + record.more_seconds - record.times * usual
     else:
         here = budget.costs.of(len(record.rows), record.context, record.masked)
-        usual = budget.uneven * budget.costs.target(record.target_rows, kind, here)
+        usual = budget.costs.target(record.target_rows, kind, here)
         over = seconds - usual
     return min(max(over, -2 * usual), 2 * usual)
 

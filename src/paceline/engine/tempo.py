@@ -45,6 +45,7 @@ PACE: Key = ("pace", 0, 0)
 FASTEST = -0.6  # reading the weights saves at most so much of a step of one row
 ROUNDS = 0.5  # how much of what a draft round takes is for reading
 STEP, STEPS = 0.1, 0.06  # what one step is off by, as a standard deviation, and what many in a row are
+ACCIDENT = 1.5  # times the median of some steps: one that took longer counts as that
 LONG = 10_000.0  # steps: more may have passed while the machine slept
 # Standard deviations by which what is seen may surprise: the rest is an accident, or the machine is another one, whose
 # pace is less sure by so much of its square, at most 1.
@@ -141,7 +142,9 @@ class Tempo:
         here[0] = reading / (1.0 + means[READING] * reading)
         shares = tempo.covariance @ here
         doubt = float(shares @ here) + STEP**2 / len(ratios) + STEPS**2
-        news = log(sorted(ratios)[(len(ratios) - 1) // 2] / tempo._product(told, reading))
+        most = ACCIDENT * sorted(ratios)[(len(ratios) - 1) // 2]
+        mean = sum([min(ratio, most) for ratio in ratios]) / len(ratios)
+        news = log(mean / tempo._product(told, reading))
         surprise = CLEAR * doubt**0.5
         strange = min(max(abs(news) - surprise, 0.0), 1.0)
         news = min(max(news, -surprise), surprise) / doubt
