@@ -284,11 +284,6 @@ def test_request_settings_and_room() -> None:
     assert FixedController(3).limits(rows[:1], ["auto"], 8) == [(3, None)]
 
 
-def learnt(budget: Budget, rows: list[RowRecord]) -> Budget:
-    """All that there is to learn from them."""
-    return learning.observe_laws(learning.observe_rows(budget, rows), rows)
-
-
 def copied(sid: int, kept: int) -> RowRecord:
     return RowRecord(sid, "ngram", 4, kept, [0.9] * 4, None)
 
@@ -312,8 +307,8 @@ def test_whether_a_first_copy_is_kept_is_learnt_from_those_of_texts_of_its_kind(
 
     assert tokens() == 4
     for text in texts:
-        budget = learnt(budget, [copied(text.id, kept)])
-        budget = learnt(budget, [copied(text.id, 4)])
+        budget = learning.observe_rows(budget, [copied(text.id, kept)])
+        budget = learning.observe_rows(budget, [copied(text.id, 4)])
     assert tokens() == 4 * kept  # as many as there are where nearly all are kept
     assert tokens(own=1) == 4  # what its next copies are worth is another question
     assert tokens(own=3) > 4  # two of its own were kept: they may be longer
@@ -446,7 +441,7 @@ def test_calibration_learns_what_confidence_means() -> None:
     rng = random.Random(1)
     for _ in range(3000):  # a drafter that is twice as sure as it should be
         c = rng.random()
-        budget = learnt(budget, [row(1, 1, int(rng.random() < c / 2), c)])
+        budget = learning.observe_rows(budget, [row(1, 1, int(rng.random() < c / 2), c)])
     seen = budget.bins["mtp"]
     for c in (0.2, 0.5, 0.8):
         worth = acc.calibrated(acc.calibration(seen), c)
@@ -790,7 +785,7 @@ def test_what_confidence_is_worth_is_told_by_some_of_many_drafts_and_all_of_few(
     few, many = learning.ENOUGH // 2, 8 * learning.ENOUGH
     for drafts, told in ((few, few), (many, -(-many // 9))):
         rows = [row(sid, 1, sid % 2, 0.5) for sid in range(drafts)]
-        budget = learnt(Budget(FLAT.costs(), (MTP,)), rows)
+        budget = learning.observe_rows(Budget(FLAT.costs(), (MTP,)), rows)
         hits, tries = budget.bins[b.arm_of(budget, 0, MTP).law][acc.BINS // 2]
         assert tries == told
         assert hits == pytest.approx(told / 2, abs=1)

@@ -140,7 +140,7 @@ def test_texts_are_looked_at_in_the_same_steps_whatever_looks_take() -> None:
 def test_a_new_text_is_looked_at_with_the_others_where_looks_do_not_pay(rests: bool, later: int) -> None:
     """At rest it is watched, and looked at only to learn from what its copies would have brought."""
     found, new = Lookups(Copier([0.5])), replace(text([1, 2]), params=SamplingParams(temperature=0.0))
-    found.among(1, sampled=False, rests=rests, plain=1.0)
+    found.among(1, sampled=False, rests=rests)
     assert found.due(new, 5, firsts(new))[0] == 5
     for _ in range(99):
         found.timed(0.2, 1.0, 0)
@@ -157,11 +157,11 @@ def test_a_new_text_is_looked_at_with_the_others_where_looks_do_not_pay(rests: b
 def test_where_looks_do_not_pay_it_is_left_to_the_watch_to_say_when_there_is_something() -> None:
     found, new = Lookups(Copier([])), replace(text([1, 2]), params=SamplingParams(temperature=0.0))
     for rests, vain, first in ((True, 0, FIRST), (True, 99, WATCHED[False]), (False, 99, LOOK)):
-        found.among(1, sampled=False, rests=rests, plain=1.0)
+        found.among(1, sampled=False, rests=rests)
         for _ in range(vain):
             found.timed(0.2, 1.0, 0)
         assert found.look(replace(new, id=vain + rests), 0) == first
-    found.among(1, sampled=False, rests=True, plain=1.0)
+    found.among(1, sampled=False, rests=True)
     following = replace(new, id=7, tokens=[1, 2])
     found._followed = {following.id}  # it most likely goes on as something that it was given
     assert found.look(following, 0) == LOOK

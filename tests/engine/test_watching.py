@@ -157,7 +157,7 @@ def test_a_text_that_is_woken_is_looked_at_though_a_copy_is_followed_in_it() -> 
     """Copies of several texts are judged together: one that was left out made them seem not to pay, again and again."""
     drafter = NgramDrafter()
     lookups, ours = Lookups(drafter), text(1, [*RUN, 7])
-    lookups.among(1, sampled=False, rests=True, plain=1.0)
+    lookups.among(1, sampled=False, rests=True)
     lookups.found(ours, "ngram", RUN[:4], [0.9] * 4, checked=False)
     assert lookups.due(ours, 8, firsts(ours))[0] == 12  # when it is known what would have become of it
     lookups.wake([1])
@@ -166,7 +166,7 @@ def test_a_text_that_is_woken_is_looked_at_though_a_copy_is_followed_in_it() -> 
 
 def test_a_new_text_with_something_to_copy_from_is_looked_at_at_once_where_such_copies_are_kept() -> None:
     lookups = Lookups(NgramDrafter())
-    lookups.among(1, sampled=False, rests=True, plain=1.0)
+    lookups.among(1, sampled=False, rests=True)
     given, bare = text(1, [1, 2], reference=tuple(RUN)), text(2, [1, 2])
     assert lookups.join(given, 70, firsts(given)) == 71  # its prompt is being read
     other = replace(given, id=3)
@@ -181,7 +181,7 @@ def test_a_text_that_goes_on_as_what_it_was_given_is_looked_at_at_once_among_how
     params = SamplingParams(max_tokens=900, temperature=temperature)
     for call in ("join", "due"):
         lookups = Lookups(NgramDrafter())
-        lookups.among(16, sampled=temperature > 0, rests=True, plain=1.0)
+        lookups.among(16, sampled=temperature > 0, rests=True)
         for _ in range(99):
             lookups.timed(0.2, 1.0, 0)  # looks are dear, and have brought nothing
         for sid, kept, at_once in ((1, 1.0, True), (2, 0.6, False), (3, None, False)):
@@ -196,7 +196,7 @@ def test_a_text_that_goes_on_as_what_it_was_given_is_looked_at_at_once_among_how
 
 def test_among_many_texts_looks_in_vain_take_little_of_the_time_whatever_becomes_due() -> None:
     lookups, given = Lookups(NgramDrafter()), text(1, [1, 2], reference=tuple(RUN))
-    lookups.among(16, sampled=False, rests=True, plain=1.0)
+    lookups.among(16, sampled=False, rests=True)
     assert lookups.join(given, 70, firsts(given, 1.0)) == 71
     lookups.timed(0.2, 1.0, 100)
     assert lookups.until == 104  # it has taken a fifth of a step: a twentieth of four
@@ -207,7 +207,7 @@ def test_among_many_texts_looks_in_vain_take_little_of_the_time_whatever_becomes
     assert lookups.until == 150  # looks have brought nothing: a 250th of fifty
     lookups.timed(99.0, 1.0, 100)
     assert lookups.until == 100 + SPARING * LOOK
-    lookups.among(3, sampled=False, rests=True, plain=1.0)  # few texts cost little, and are watched
+    lookups.among(3, sampled=False, rests=True)  # few texts cost little, and are watched
     assert lookups.until == 0
     assert lookups.next([1, 2, 3], 105) == 106
 

@@ -59,7 +59,6 @@ class Choice:
     trial: bool = False  # it drafts to see what that costs
     trial_due: float = inf  # the step from which to try that, if it would pay were it cheaper than is thought
     sampled: bool = False  # all texts are
-    plain: float = 0.0  # seconds that a plain step of them takes, as it was thought then
     teaches: bool = True  # its steps tell what steps take
 
     @property

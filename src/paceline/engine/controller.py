@@ -92,7 +92,7 @@ class AutoController:
             self._care.thought += time.perf_counter() - begin
         self._choice, choice.looked = choice, False
         self._used.append(choice)
-        self._lookups.among(len(ids), sampled=choice.sampled, rests=not choice.drafts, plain=choice.plain)
+        self._lookups.among(len(ids), sampled=choice.sampled, rests=not choice.drafts)
         if not choice.drafts:
             choice.look = max(choice.look, self._lookups.until)
         looks = choice.looks and choice.look <= self._now
@@ -233,14 +233,14 @@ class AutoController:
         drafts = before is not None and before.hold and not before.trial
         margin = b.MARGIN if drafts else b.START[choice.sampled]
         texts, rows = len(sequences), choice.rows + self._others
-        choice.plain = b.plain(here, choice.rows, texts)
+        plain = texts / b.plain(here, choice.rows, texts)
         free = [kind.name for kind in kinds if self._plan(kind, choice, margin, best) and not kind.sequential]
-        rate = max([plan.rate for plan in choice.plans.values()], default=texts / choice.plain)
+        rate = max([plan.rate for plan in choice.plans.values()], default=plain)
         looks = {name: copies.look(self.budget, name, rows, texts, rate) for name in free}
         self.budget, audit = replace(self.budget, costs=costs), self._audit(choice)
-        if choice.rows == texts and choice.teaches and audit.due(here, rate * choice.plain / texts):
+        if choice.rows == texts and choice.teaches and audit.due(here, rate / plain):
             self.budget = replace(self.budget, probing=frozenset())
-            return choice.measuring(self._now + audit.steps(rate * choice.plain / texts), before)
+            return choice.measuring(self._now + audit.steps(rate / plain), before)
         choice.looks = looks
         choice.out = [best.get(s.id, limit) for s, limit in zip(sequences, choice.out, strict=True)]
         planning = self._plan_seconds / here.target(choice.drafted_rows)

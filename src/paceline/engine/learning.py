@@ -57,7 +57,7 @@ def observe(budget: Budget, seen: Seq[StepRecord]) -> Budget:
         if not rows:
             continue
         used |= record.drafters
-        drafted += rows
+        drafted += [row for row in rows if not row.learnt]
         if kind is None:
             continue
         if budget.probing:
@@ -80,9 +80,7 @@ def observe(budget: Budget, seen: Seq[StepRecord]) -> Budget:
         budget, costs=costs, step=end, wake=_waking(budget, seen), uneven=_uneven(budget, seen),
         credit=max(min(budget.credit + PROBE_SHARE * spent - probed, most), -2 * most),
     )  # fmt: skip
-    if new := [row for row in drafted if not row.learnt]:
-        budget = observe_rows(budget, new)
-    return observe_laws(budget, drafted) if drafted else budget
+    return observe_rows(budget, drafted) if drafted else budget
 
 
 def _wasted(budget: Budget, kind: Kind, record: StepRecord, rows: list[RowRecord], lone: bool) -> float:
@@ -175,50 +173,39 @@ def _main_kind(budget: Budget, rows: list[RowRecord]) -> Kind | None:
 
 
 def observe_rows(budget: Budget, rows: Seq[RowRecord], *, checked: bool = True) -> Budget:
-    """Learn what became of drafts of each text, as soon as something depends on it; or would have become of those that
-    were not `checked`, and with it what their confidence was worth.
-    """
-    arms, firsts, kinds = dict(budget.arms), budget.firsts, {kind.name: kind for kind in budget.kinds}
+    """Learn from what became of drafts, or would have become of them."""
+    arms, bins, totals = dict(budget.arms), dict(budget.bins), dict(budget.totals)
+    firsts = dict(budget.firsts)
+    kinds = {kind.name: kind for kind in budget.kinds}
     by_arm: dict[tuple[int, str], list[RowRecord]] = {}
     for row in rows:
         if row.drafter in kinds:
             by_arm.setdefault((row.sequence_id, row.drafter), []).append(row)
+    sure: dict[str, list[tuple[Seq[float], int]]] = {}  # by law: how sure drafts were, and how many were kept
+    outcomes: dict[str, list[tuple[int, int]]] = {}  # by kind
     for (sequence_id, name), own in by_arm.items():
         kind = kinds[name]
         arm = b.arm_of(budget, sequence_id, kind)
         seen = [(row.drafted, row.accepted) for row in own]
+        told = [(row.confidence, row.accepted) for row in own]
+        outcomes.setdefault(name, []).extend(seen)
         if not kind.sequential and not arm.copied:  # whether it was kept at all is counted for itself
-            firsts = {**firsts, arm.law: acc.count_first(firsts.get(arm.law), own[0].accepted)}
+            firsts[arm.law] = acc.count_first(firsts.get(arm.law), own[0].accepted)
             arm = arm._replace(copied=True)
-            seen, own[0].first = seen[1:], True
+            seen = seen[1:]
+            confidence, accepted = told[0]
+            told[:1] = [(confidence[1:], accepted - 1)] if accepted else []
         arm = acc.learn(arm, seen)
         if checked and sequence_id in budget.probing:
             arm = acc.probed(arm, budget.step, kept=own[-1].accepted > 0)
         arms[sequence_id, name] = arm
-    budget = replace(budget, arms=arms, firsts=firsts)
-    return budget if checked else observe_laws(budget, rows, checked=False)
-
-
-def observe_laws(budget: Budget, rows: Seq[RowRecord], *, checked: bool = True) -> Budget:
-    """Learn what confidence is worth from what became of many drafts, and count them: after `observe_rows`."""
-    bins, totals, kinds = dict(budget.bins), dict(budget.totals), {kind.name: kind for kind in budget.kinds}
-    sure: dict[str, list[tuple[Seq[float], int]]] = {}  # by law: how sure drafts were, and how many were kept
-    outcomes: dict[str, list[tuple[int, int]]] = {}  # by kind
-    for row in rows:
-        if (kind := kinds.get(row.drafter)) is None:
-            continue
-        outcomes.setdefault(kind.name, []).append((row.drafted, row.accepted))
-        if row.first and not row.accepted:
-            continue
-        told = (row.confidence[1:], row.accepted - 1) if row.first else (row.confidence, row.accepted)
-        arm = b.arm_of(budget, row.sequence_id, kind)
         for law in {arm.law, kind.law(arm.sampled)}:
-            sure.setdefault(law, []).append(told)
+            sure.setdefault(law, []).extend(told)
     for law, all_told in sure.items():
         bins[law] = acc.calibrate(bins.get(law), all_told[:: len(all_told) // ENOUGH + 1])
     for name, all_seen in outcomes.items() if checked else ():
         totals[name] = totals.get(name, Totals()).add(all_seen)
-    return replace(budget, bins=bins, totals=totals)
+    return replace(budget, arms=arms, bins=bins, firsts=firsts, totals=totals)
 
 
 def forget(budget: Budget, gone: Set[int]) -> Budget:

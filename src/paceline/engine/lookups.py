@@ -12,6 +12,7 @@ from paceline.engine import copies
 from paceline.engine.acceptance import Kind
 from paceline.engine.budget import Budget
 from paceline.engine.copies import Look
+from paceline.engine.costs import Costs
 from paceline.engine.quiet import LOOK, Quiet
 from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.unchecked import Unchecked
@@ -71,7 +72,6 @@ class Lookups:
         self._unchecked = Unchecked()
         self._few = False  # so few texts are at hand that they are watched in every step while they rest,
         self._rests = False  # and they do
-        self._plain = 0.0  # seconds of a step of them
         self._followed: set[int] = (
             set()
         )  # texts that most likely go on as something that they were given, at last
@@ -156,7 +156,7 @@ class Lookups:
     def over(self, looked: Seq[Mapping[int, int]], record: StepRecord, budget: Budget, now: int) -> None:
         """A step is, in which these texts were looked at, by kind and decision."""
         if looked:
-            self._told(record, budget.kinds, now)
+            self._told(record, budget.kinds, budget.costs, now)
         copying = {kind.name for kind in budget.kinds if not kind.sequential}
         for texts in looked:
             for row in record.rows:
@@ -186,10 +186,9 @@ class Lookups:
         """The step before which nobody is looked at, since looks at so many texts were in vain."""
         return 0 if self._few else self._quiet.until
 
-    def among(self, texts: int, *, sampled: bool, rests: bool, plain: float) -> None:
-        """So many texts are at hand. `rests`: no network drafts for any of them. `plain`: seconds of a step of them."""
+    def among(self, texts: int, *, sampled: bool, rests: bool) -> None:
+        """So many texts are at hand. `rests`: no network drafts for any of them."""
         self._quiet.among(texts, sampled=sampled)
-        self._plain = plain
         self._few, self._rests = self.copier is not None and texts <= copies.FEW_TEXTS, rests
 
     def _watches(self, sequence_id: int) -> bool:
@@ -209,14 +208,15 @@ class Lookups:
         """A look has taken so many seconds in vain, and a step takes so many without one."""
         self._quiet.timed(look, step, now)
 
-    def _told(self, record: StepRecord, kinds: Seq[Kind], now: int) -> None:
+    def _told(self, record: StepRecord, kinds: Seq[Kind], costs: Costs, now: int) -> None:
         """A step with looks is over: what it took if they were in vain, or what copies have brought."""
         texts, copying = len(record.rows), {kind.name for kind in kinds if not kind.sequential}
         if not record.drafters and record.draft_seconds > 0:
             self.timed(record.draft_seconds, record.checking, now)
         elif record.drafters and record.drafters <= copying and not (record.reading or record.odd):
             kept = sum([row.accepted for row in record.rows])
-            self._quiet.brought(1 + kept / texts - record.seconds / self._plain)
+            plain = costs.target(texts, here=costs.of(texts, record.context, record.masked))
+            self._quiet.brought(1 + kept / texts - record.seconds / plain)
 
     def forget(self, sequence_id: int) -> None:
         """A text ends, and may still be part of a step that is not over."""

@@ -17,8 +17,7 @@ class RowRecord:
     accepted: int
     confidence: list[float]
     reason: str | None
-    learnt: bool = False  # what became of it is known of its text already
-    first: bool = False  # of its text's copies
+    learnt: bool = False  # what became of it is known to the controller already
 
 
 @dataclass(slots=True)
