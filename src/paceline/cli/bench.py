@@ -21,11 +21,11 @@ WORKLOADS = ("code", "prose", "edit", "dictated", "json", "random", "long")
 TOUCHED = 1 << 30  # bytes of the K/V cache that are backed with memory before anything is measured
 QUICK: dict[str, Any] = {
     "workloads": ("code", "json", "random"), "batches": (1, 4), "temperatures": (0.0,), "lengths": (4, "auto"),
-    "rounds": 3, "tokens": 64, "seconds": 40.0, "min_seconds": 0.25, "within": float("inf"),
+    "rounds": 4, "tokens": 64, "seconds": 40.0, "min_seconds": 0.25, "within": float("inf"),
 }  # fmt: skip
 FULL: dict[str, Any] = {
     "workloads": WORKLOADS, "batches": (1, 4, 16), "temperatures": (0.0, 0.8), "lengths": (1, 2, 4, 7, "auto"),
-    "rounds": 5, "tokens": 96, "seconds": float("inf"), "min_seconds": 0.5,
+    "rounds": 6, "tokens": 96, "seconds": float("inf"), "min_seconds": 0.5,
     "within": float("inf"),
 }  # fmt: skip
 
@@ -52,7 +52,7 @@ FULL: dict[str, Any] = {
 @click.option(
     "-k", "--draft-tokens", "lengths", multiple=True, type=DraftTokens(), help="Default: 1, 2, 4, 7 and auto."
 )
-@click.option("--rounds", type=click.IntRange(min=1), help="Repeats of every cell, interleaved (default 5).")
+@click.option("--rounds", type=click.IntRange(min=1), help="Repeats of every cell, interleaved (default 6).")
 @click.option(
     "--tokens", type=click.IntRange(min=2), help="Tokens of a text: half as many to all of them (default 96)."
 )
