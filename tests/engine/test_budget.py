@@ -61,6 +61,13 @@ def test_prices_of_more_and_more_rows_are_those_of_each(rows: int, texts: int, m
     here = costs.within(texts, 900, masked)
     prices = list(itertools.islice(here.targets(rows, "mtp"), 100))
     assert prices == [here.target(rows + more, "mtp") for more in range(100)]
+    assert prices[::5] == list(itertools.islice(here.targets(rows, "mtp", more=5), 20))
+    look = copies.Look("mtp", here, rows, texts, 1.0, slope=0.01)
+    each = [
+        (here.target(rows + n * texts, "mtp") - here.target(rows)) / texts + 0.01 * n for n in range(1, 17)
+    ]
+    assert [*look.upto(4)] == each[:4]
+    assert look.upto(16) == each
 
 
 def goes_on(auto: AutoController, sid: int, confidence: list[float]) -> bool:
@@ -316,6 +323,21 @@ def test_whether_a_first_copy_is_kept_is_learnt_from_those_of_texts_of_its_kind(
     assert budget.firsts == {"ngram of a reference": (20.0 if kept else 0.0, 20.0)}
 
 
+def test_what_a_proposal_is_worth_is_worked_out_once() -> None:
+    costs = Profile((1, 5, 17), (1.0, 2.6, 6.8)).costs()
+    budget, look = Budget(costs, (NGRAM,)), copies.Look("ngram", costs, 1, 1, 1.0)
+    budget = b.meet(budget, NGRAM, [sequence(sid) for sid in range(9)])
+    arms = [b.arm_of(learning.observe_rows(budget, [copied(sid, sid % 4)]), sid, NGRAM) for sid in range(9)]
+    for confidence in ([0.9] * 16, [0.9] * 4, [0.2] * 4):
+        for arm in arms * 2:
+            proposal = confidence[:]
+            fresh = copies.offer(budget, NGRAM, arm, copies.Look("ngram", costs, 1, 1, 1.0), confidence)
+            assert copies.offer(budget, NGRAM, arm, look, proposal) == fresh
+            del proposal[1:]  # cut to what is worth it
+            assert copies.offer(budget, NGRAM, arm, look, confidence) == fresh
+    assert len(look.offers) <= 2
+
+
 def test_copies_are_judged_together() -> None:
     """Each of them gains a little; a step with copies takes something whoever has one, and its first rows most."""
     costs = Profile((1, 2, 5, 17, 33), (1.0, 1.8, 2.0, 2.6, 6.8)).costs()
@@ -361,7 +383,7 @@ def test_what_plain_steps_are_off_by_from_what_is_typical_is_no_price_of_waking(
     plain = [replace(copied(1, 0), drafted=0)]
     warm = StepRecord(1, 1.0, 0.0, 0.0, plain, times=64, more_seconds=76.0 - 1.0, alike=200)
     uneven = learning.observe(budget, [warm] * 60).uneven
-    assert uneven == pytest.approx(76 / 64, rel=0.01)
+    assert uneven == {1: pytest.approx(76 / 64, rel=0.01)}
     many = learning.observe(replace(budget, uneven=uneven), [replace(warm, draft_seconds=0.1)] * 60)
     assert many.costs.target(1) == pytest.approx(1.1 * 76 / 64, rel=0.05)  # on average, all of it
     copy = StepRecord(5, costs.target(5), 0.0, 0.0, [copied(1, 0)], alike=1)
@@ -371,7 +393,7 @@ def test_what_plain_steps_are_off_by_from_what_is_typical_is_no_price_of_waking(
     assert naive[1] > 1.0
     assert right[1] == pytest.approx(0.0, abs=0.01)
     slow = replace(warm, more_seconds=1e6)  # the machine slept
-    assert learning.observe(budget, [slow] * 99).uneven <= learning.MOST_UNEVEN
+    assert learning.observe(budget, [slow] * 99).uneven[1] <= learning.MOST_UNEVEN
 
 
 def test_what_a_copy_is_worth_rises_with_what_it_can_be_sure_of() -> None:

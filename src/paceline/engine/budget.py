@@ -109,7 +109,8 @@ class Budget:
     credit: float = 0.0  # seconds that probes may spend
     # seconds that each step with copies amid plain ones costs beside all that, by number of texts: 1, 2 to 3, 4 to 7, ...
     wake: Mapping[int, float] = field(default_factory=dict)
-    uneven: float = 1.0  # what plain steps take on average, over what is typical of them
+    # what plain steps take on average, over what is typical of them, by number of texts
+    uneven: Mapping[int, float] = field(default_factory=dict)
     probing: frozenset[int] = frozenset()  # rows of this step that are probes
     care: float = 0.0  # seconds that deciding and learning take in a step with drafts, lately
 

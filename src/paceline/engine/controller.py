@@ -18,7 +18,7 @@ from paceline.engine.audit import Audit, hopeful
 from paceline.engine.budget import Budget, Joined, Want
 from paceline.engine.care import Care
 from paceline.engine.choice import REST, Before, Choice, Kin, begun, caps_of, going_on, kin_of
-from paceline.engine.copies import Offer
+from paceline.engine.copies import NOTHING, Offer
 from paceline.engine.costs import TABLE_ROWS, Profile
 from paceline.engine.fixed import WHOLE, Limit, wanted, whole
 from paceline.engine.lookups import Copier, Firsts, Lookups
@@ -30,7 +30,6 @@ from paceline.sampling.shape import is_greedy
 LITTLE = 8  # steps from which nothing is learnt yet where a plan is made only because texts came or went
 PROBE_RUN = 3  # steps that a probe lasts while its tokens are kept
 Found = tuple[list[int], list[float]]  # tokens to copy, and the confidence of each
-NOTHING = Offer()
 
 
 class AutoController:

@@ -5,13 +5,13 @@ Only for proposals that are a function of the text so far (n-gram), or the choic
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from paceline.engine import acceptance as acc
-from paceline.engine.acceptance import Arm, Firsts, Kind
+from paceline.engine.acceptance import Arm, Bins, Firsts, Kind
 from paceline.engine.budget import MARGIN, Budget, arm_of
 from paceline.engine.costs import Costs
 from paceline.ops.extension import extension
@@ -37,13 +37,16 @@ class Look:
     prices: list[float] = field(default_factory=list)  # of 1, 2, ... tokens, as far as anybody asked
     # what proposals are worth, see `worth`, by identity of the arm
     worths: dict[int, tuple[Arm, list[float]]] = field(default_factory=dict)
+    # and what the last one was, as far as was known then of all texts: it is asked for twice where it ends a rest
+    offers: dict[int, tuple[Arm, Mapping[str, Bins], list[float], Offer]] = field(default_factory=dict)
 
     def upto(self, tokens: int) -> list[float]:
         """Seconds of 1, 2, ... up to so many for a text, at the price of all texts doing the same."""
-        without = self.costs.target(self.rows) if tokens > len(self.prices) else 0.0
-        for more in range(len(self.prices) + 1, tokens + 1):
-            rows = (self.costs.target(self.rows + more * self.texts, self.kind) - without) / self.texts
-            self.prices.append(rows + self.slope * more)
+        if (first := len(self.prices) + 1) <= tokens:
+            without = self.costs.target(self.rows)
+            steps = self.costs.targets(self.rows + first * self.texts, self.kind, more=self.texts)
+            for more, seconds in zip(range(first, tokens + 1), steps, strict=False):
+                self.prices.append((seconds - without) / self.texts + self.slope * more)
         return self.prices
 
 
@@ -61,6 +64,9 @@ class Offer(NamedTuple):
     kept: float = 0.0  # tokens
 
 
+NOTHING = Offer()
+
+
 def offer(budget: Budget, kind: Kind, arm: Arm, look: Look, confidence: list[float]) -> Offer:
     """What a proposal is worth beside the rows of others, see `together`.
 
@@ -69,7 +75,13 @@ def offer(budget: Budget, kind: Kind, arm: Arm, look: Look, confidence: list[flo
     not, and copies look the same. It starts with four tokens, or as many as there are where the first ones of nearly all
     texts like it are kept, and each later copy that is kept lets the next be four longer.
     """
-    return _offers(budget, kind, arm, look, [confidence])[0]
+    last = look.offers.get(id(arm))
+    if last is None or last[0] is not arm or last[1] is not budget.bins or last[2] != confidence:
+        if len(look.offers) > look.texts:
+            look.offers.clear()
+        new = _offers(budget, kind, arm, look, [confidence])[0]
+        last = look.offers[id(arm)] = arm, budget.bins, confidence[:], new
+    return last[3]
 
 
 def _offers(budget: Budget, kind: Kind, arm: Arm, look: Look, proposals: Seq[list[float]]) -> list[Offer]:

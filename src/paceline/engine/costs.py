@@ -118,8 +118,8 @@ class Costs:
         """
         return next(self.targets(rows, kind, here))
 
-    def targets(self, rows: int, kind: str = "", here: Here | None = None) -> Iterator[float]:
-        """`target` of so many rows, of one more, ...: a plan goes through dozens of them."""
+    def targets(self, rows: int, kind: str = "", here: Here | None = None, more: int = 1) -> Iterator[float]:
+        """`target` of so many rows, of `more` than that, ...: a plan goes through dozens of them."""
         texts, base, row, mask = here or self.here
         one, reading, wide, times = self.table[0], self.tempo.means[READING], -1, 1.0
         while True:
@@ -127,7 +127,7 @@ class Costs:
                 wide, times = now, self.tempo.times(texts.bit_length(), now, kind, 0.0)
             seconds = self._rung(rows) + base + row * rows
             yield (1.0 + reading * min(one / seconds, 1.0)) * times * seconds + mask * rows
-            rows += 1
+            rows += more
 
     def _reading(self, seconds: float) -> float:
         """The share of a usual step of one row in one that takes so long: at short contexts it may be shorter still."""

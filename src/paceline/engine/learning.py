@@ -46,9 +46,7 @@ def observe(budget: Budget, seen: Seq[StepRecord]) -> Budget:
         warm = record.alike >= (WARM if rows else COLD)
         if at + record.times > due and warm and record.tells and not lone:
             name, texts = kind.name if kind is not None else None, len(record.rows)
-            taken = record.target_seconds + record.other_seconds
-            if record.times > 1:  # what is typical of them was told, and what they take on average counts
-                taken = budget.uneven * (taken + record.draft_seconds)
+            taken = _taken(budget, record)
             targets.append(Step(record.target_rows, taken, name, len(rows), texts, record.context))
             due = at + every
         at += record.times
@@ -93,14 +91,26 @@ def _wasted(budget: Budget, kind: Kind, record: StepRecord, rows: list[RowRecord
     return min(record.seconds, 8 * without) - without * (1 + kept / texts)
 
 
-def _uneven(budget: Budget, seen: Seq[StepRecord]) -> float:
+def _taken(budget: Budget, record: StepRecord) -> float:
+    """Seconds of a step, its draft and masks apart; of many at rest on average: what is typical of them was told."""
+    taken = record.target_seconds + record.other_seconds
+    return taken if record.times == 1 else _unevenness(budget, record) * (taken + record.draft_seconds)
+
+
+def _unevenness(budget: Budget, record: StepRecord) -> float:
+    return budget.uneven.get(len(record.rows).bit_length(), 1.0)
+
+
+def _uneven(budget: Budget, seen: Seq[StepRecord]) -> dict[int, float]:
     """What warm plain steps take on average over what is typical of them: accidents only make steps longer."""
-    uneven = budget.uneven
+    uneven = dict(budget.uneven)
     for record in seen:
         warm = record.times > 1 and record.alike - record.times >= RESTED
         if warm and record.tells and not record.drafters and record.seconds > 0:
             mean = (record.seconds + record.more_seconds) / record.times
-            uneven += UNEVEN * (min(mean / record.seconds, MOST_UNEVEN) - uneven)
+            size = len(record.rows).bit_length()
+            known = uneven.get(size, 1.0)
+            uneven[size] = known + UNEVEN * (min(mean / record.seconds, MOST_UNEVEN) - known)
     return uneven
 
 
@@ -142,7 +152,7 @@ def _over(budget: Budget, record: StepRecord, seconds: float, kind: str = "") ->
     faster: what is off by chance must even out.
     """
     if record.times > 1:
-        usual = budget.uneven * seconds
+        usual = _unevenness(budget, record) * seconds
         over = seconds + record.more_seconds - record.times * usual
     else:
         here = budget.costs.of(len(record.rows), record.context, record.masked)
