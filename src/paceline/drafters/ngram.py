@@ -38,7 +38,8 @@ class NgramDrafter:
     def __init__(self, max_tokens: int = MAX_DRAFT_TOKENS, words: Words | None = None) -> None:
         """`words`: the target's, without which a replaced word of several tokens is learnt more slowly."""
         self.max_tokens, self._words = max_tokens, words
-        self._rungs = [_CONFIDENCE[length : length + max_tokens] for length in LENGTHS]
+        # by the steps of matches' lengths that are told apart, rising: the confidence of each token of a copy
+        self.rungs = [_CONFIDENCE[length : length + max_tokens] for length in LENGTHS]
         self._texts: dict[int, _Text] = {}
 
     def peek(self, sequence: Sequence) -> bool:
@@ -91,11 +92,6 @@ class NgramDrafter:
             text.looked, text.found = at, self.match(sequence, limit)
         tokens, length = text.found
         return list(tokens), _CONFIDENCE[length : length + len(tokens)]
-
-    @property
-    def rungs(self) -> list[list[float]]:
-        """By the steps of matches' lengths that are told apart, rising: the confidence of each token of a copy."""
-        return self._rungs
 
     def watch(self, texts: Seq[tuple[Sequence, Seq[float]]], need: float, every: int = 1) -> Watch:
         """Of texts with what a copy is worth by `rungs`, until all copies that there are are worth more than `need`."""

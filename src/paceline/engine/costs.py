@@ -121,12 +121,12 @@ class Costs:
     def targets(self, rows: int, kind: str = "", here: Here | None = None, more: int = 1) -> Iterator[float]:
         """`target` of so many rows, of `more` than that, ...: a plan goes through dozens of them."""
         texts, base, row, mask = here or self.here
-        one, reading, wide, times = self.table[0], self.tempo.means[READING], -1, 1.0
+        reading, wide, times = self.tempo.means[READING], -1, 1.0
         while True:
             if (now := spread(rows, texts)) != wide:
                 wide, times = now, self.tempo.times(texts.bit_length(), now, kind, 0.0)
             seconds = self._rung(rows) + base + row * rows
-            yield (1.0 + reading * min(one / seconds, 1.0)) * times * seconds + mask * rows
+            yield (1.0 + reading * self._reading(seconds)) * times * seconds + mask * rows
             rows += more
 
     def _reading(self, seconds: float) -> float:

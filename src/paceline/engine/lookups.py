@@ -19,10 +19,8 @@ from paceline.engine.unchecked import Unchecked
 from paceline.ops.search import Watch
 from paceline.sampling.shape import is_greedy
 
-EVERY = (
-    16,
-    4,
-)  # steps in which many texts are watched: where looks at so many have brought less than they took, and else
+# Of so many steps many texts are watched in one: where looks at so many have brought less than they took, and else.
+EVERY = 16, 4
 
 
 class Copier(Protocol):
@@ -72,9 +70,8 @@ class Lookups:
         self._unchecked = Unchecked()
         self._few = False  # so few texts are at hand that they are watched in every step while they rest,
         self._rests = False  # and they do
-        self._followed: set[int] = (
-            set()
-        )  # texts that most likely go on as something that they were given, at last
+        # texts that most likely go on as something that they were given, at last
+        self._followed: set[int] = set()
         self._offered: set[int] = set()  # texts for which something was found in this step
 
     def due(self, sequence: Sequence, now: int, first: Firsts) -> tuple[int, RowRecord | None]:
