@@ -107,9 +107,9 @@ class Priced(AutoController):
         self.takes(RESTING)
         return super().go_on_resting(*args)
 
-    def pays(self, *args: Any) -> bool:
+    def copies(self, *args: Any) -> Any:
         self.takes(RESTING)
-        return super().pays(*args)
+        return super().copies(*args)
 
     def join(self, *args: Any) -> Any:
         self.takes(RESTING)

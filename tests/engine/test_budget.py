@@ -323,21 +323,6 @@ def test_whether_a_first_copy_is_kept_is_learnt_from_those_of_texts_of_its_kind(
     assert budget.firsts == {"ngram of a reference": (20.0 if kept else 0.0, 20.0)}
 
 
-def test_what_a_proposal_is_worth_is_worked_out_once() -> None:
-    costs = Profile((1, 5, 17), (1.0, 2.6, 6.8)).costs()
-    budget, look = Budget(costs, (NGRAM,)), copies.Look("ngram", costs, 1, 1, 1.0)
-    budget = b.meet(budget, NGRAM, [sequence(sid) for sid in range(9)])
-    arms = [b.arm_of(learning.observe_rows(budget, [copied(sid, sid % 4)]), sid, NGRAM) for sid in range(9)]
-    for confidence in ([0.9] * 16, [0.9] * 4, [0.2] * 4):
-        for arm in arms * 2:
-            proposal = confidence[:]
-            fresh = copies.offer(budget, NGRAM, arm, copies.Look("ngram", costs, 1, 1, 1.0), confidence)
-            assert copies.offer(budget, NGRAM, arm, look, proposal) == fresh
-            del proposal[1:]  # cut to what is worth it
-            assert copies.offer(budget, NGRAM, arm, look, confidence) == fresh
-    assert len(look.offers) <= 2
-
-
 def test_copies_are_judged_together() -> None:
     """Each of them gains a little; a step with copies takes something whoever has one, and its first rows most."""
     costs = Profile((1, 2, 5, 17, 33), (1.0, 1.8, 2.0, 2.6, 6.8)).costs()

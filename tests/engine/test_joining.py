@@ -12,6 +12,8 @@ from tests.engine.test_rest import work
 from tests.testing import Setup, make_engine, prompts, run
 
 from paceline.core import SamplingParams, Sequence
+from paceline.drafters.ngram import NgramDrafter
+from paceline.drafters.portfolio import Portfolio
 from paceline.engine import budget as b
 from paceline.engine.acceptance import NGRAM
 from paceline.engine.choice import LONGEST_IDLE, REST
@@ -175,3 +177,20 @@ def test_texts_come_and_go_at_rest_and_nobody_is_asked(batch: int) -> None:
         assert completion.stats.steps == len(completion.token_ids)
         assert set(completion.stats.reasons) <= {b.PARKED_BY_COST, b.PREFILL, b.NO_ROOM, b.NO_CONFIDENCE}
     assert heard.budget.arms.keys() <= {(i, "mtp") for i in range(99)}
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_texts_at_rest_take_their_copies_and_hardly_anybody_is_asked(batch: int) -> None:
+    texts, params = prompts(batch, longest=12), SamplingParams(max_tokens=160, temperature=0)
+    plain = run(make_engine(Setup(max_batch=batch)), texts, params)
+    copier = NgramDrafter()
+    heard = Asked(FLAT, [NGRAM], copier=copier)
+    engine = make_engine(Setup(max_batch=batch), drafter=Portfolio(copier, None, heard), controller=heard)
+    given = [replace(params, draft_tokens="auto", reference=tuple(one.token_ids[60:])) for one in plain]
+    completions = run(engine, texts, given)
+    assert [one.token_ids for one in completions] == [one.token_ids for one in plain]
+    for one in completions:
+        assert one.stats.accepted == one.stats.emitted - one.stats.steps
+        assert one.stats.drafters["ngram"] > 4
+        assert one.stats.accepted > 60
+    assert heard.asked_for < completions[0].stats.steps / 2

@@ -166,7 +166,7 @@ def test_where_looks_do_not_pay_it_is_left_to_the_watch_to_say_when_there_is_som
     found._followed = {following.id}  # it most likely goes on as something that it was given
     assert found.look(following, 0) == LOOK
     for text_now, shown in ((following, 12), (replace(new, id=8, tokens=[1, 2]), LOOK)):
-        found.found(text_now, "ngram", [9] * MOST, [0.9] * MOST, checked=False)
+        found.judged(text_now, "ngram", [9] * MOST, [0.9] * MOST, checked=False)
         assert (
             found.next([text_now.id], 8) == shown
         )  # what becomes of a copy is looked at as soon as it is shown
@@ -256,7 +256,7 @@ def test_of_sampled_text_only_a_copy_that_seemed_sure_is_waited_for(
 ) -> None:
     sequence = replace(text([1, 2]), params=SamplingParams(temperature=temperature))
     found = Lookups(None)
-    found.found(sequence, "ngram", [5] * 6, [confidence] * 6, checked=False)
+    found.judged(sequence, "ngram", [5] * 6, [confidence] * 6, checked=False)
     found.in_vain([1], 0)
     assert found.next([1], 0) == (awaited or FIRST)
     sequence.tokens += [5] * MOST

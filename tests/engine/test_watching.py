@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from tests.engine.test_rest import work
 
-from paceline.core import SamplingParams, Sequence
+from paceline.core import Draft, SamplingParams, Sequence
 from paceline.drafters.ngram import NgramDrafter
 from paceline.engine import budget as b
 from paceline.engine import copies
@@ -67,24 +67,23 @@ class Finding:
         return self.says.pop(0)
 
 
-class Paying(FixedController):
-    def __init__(self, *, pays: bool) -> None:
-        super().__init__(0)
-        self._pays = pays
+def test_a_rest_goes_on_over_copies_and_what_follows_one_is_asked_for_at_once() -> None:
+    empty, copied = nothing([b.NO_PROPOSAL]), Draft([[7]], [[0.9]], None, [None], ["ngram"])
+    rest = Rest([1], 5, empty, "ngram", Finding(False, True, True))  # type: ignore[arg-type]
+    assert not rest.stirs()
+    assert rest.draft() is empty
+    assert rest.stirs()
+    assert rest.draft(copied) is copied
+    assert rest.stirs()  # the watch is not asked
+    assert rest.draft() is empty
+    assert rest.stirs()
+    assert rest.draft() is empty
+    assert (rest.steps, rest.holds([work(1)], FixedController(0))) == (1, True)
+    rest.go_on([work(2)], 5, None, None)
+    assert not rest.stirs()
 
-    def pays(self, sequences: list[Sequence], untold: int) -> bool:
-        return self._pays
 
-
-def test_a_rest_ends_where_what_was_found_pays_and_else_goes_on() -> None:
-    rest = Rest([1], 5, nothing([b.NO_PROPOSAL]), "ngram", Finding(False, True, True))  # type: ignore[arg-type]
-    assert rest.holds([work(1)], Paying(pays=True))
-    assert rest.holds([work(1)], Paying(pays=False))
-    assert not rest.holds([work(1)], Paying(pays=True))
-    assert rest.steps == 5
-
-
-def test_a_text_that_comes_to_a_long_copy_ends_its_rest_by_itself() -> None:
+def test_what_a_text_at_rest_can_copy_is_found_judged_and_learnt_from() -> None:
     ours = text(1, [*RUN, 7, 8, 9])
     auto, _ = resting(CHEAP, ours)
     auto.rest()
@@ -95,9 +94,26 @@ def test_a_text_that_comes_to_a_long_copy_ends_its_rest_by_itself() -> None:
         assert not watch.finds()
     ours.tokens += RUN[:24]
     assert watch.finds()
-    assert auto.pays([ours], 0)
-    ((limit, reason),) = auto.limits([ours], ["auto"], 16)
-    assert (limit > 0, reason) == (True, None)
+    assert auto.copies([ours], [0]) is None  # no room
+    short = auto.copies([ours], [3])
+    assert short is not None
+    assert short.tokens == [RUN[24:27]]
+    draft = auto.copies([ours], [16])
+    assert draft is not None
+    ((tokens,), (confidence,)) = draft.tokens, draft.confidence
+    assert tokens == RUN[24 : 24 + len(tokens)]
+    assert (len(tokens) > 3, draft.reasons, draft.drafter, draft.q) == (True, [None], ["ngram"], None)
+
+    def refuse() -> None:
+        row = RowRecord(1, "ngram", len(tokens), 0, confidence, None)
+        auto.observe(StepRecord(1 + len(tokens), 1e-3, 0.0, 0.0, [row]))
+
+    refuse()
+    assert auto.watch([ours]) is not None  # which learns what became of the last copy
+    assert auto.budget.totals["ngram"].first_tries == 1
+    for _ in range(15):  # until the text has shown that its copies are not kept
+        refuse()
+    assert auto.copies([ours], [16]) is None
 
 
 def test_where_no_copy_could_pay_nobody_watches_or_wakes() -> None:
@@ -153,14 +169,12 @@ def test_sampled_text_is_watched_only_where_it_was_given_something_to_copy_from(
         assert (auto.watch([ours]) is not None) is watched
 
 
-def test_a_text_that_is_woken_is_looked_at_though_a_copy_is_followed_in_it() -> None:
-    """Copies of several texts are judged together: one that was left out made them seem not to pay, again and again."""
-    drafter = NgramDrafter()
-    lookups, ours = Lookups(drafter), text(1, [*RUN, 7])
+def test_a_copy_that_is_followed_is_let_go_where_one_is_checked() -> None:
+    lookups, ours = Lookups(NgramDrafter()), text(1, [*RUN, 7])
     lookups.among(1, sampled=False, rests=True)
-    lookups.found(ours, "ngram", RUN[:4], [0.9] * 4, checked=False)
+    lookups.judged(ours, "ngram", RUN[:4], [0.9] * 4, checked=False)
     assert lookups.due(ours, 8, firsts(ours))[0] == 12  # when it is known what would have become of it
-    lookups.wake([1])
+    lookups.judged(ours, "ngram", RUN[:4], [0.9] * 4, checked=True)
     assert lookups.due(ours, 8, firsts(ours))[0] == 8
 
 
@@ -212,17 +226,18 @@ def test_among_many_texts_looks_in_vain_take_little_of_the_time_whatever_becomes
     assert lookups.next([1, 2, 3], 105) == 106
 
 
-def test_what_a_watch_finds_has_to_wait_after_a_look_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
-    auto = AutoController(Profile((1, 17), (1.0, 1.2)), [NGRAM], copier=NgramDrafter())
-    texts = [text(sid, [*RUN, 7, *RUN[:8]]) for sid in range(16)]
-    auto.limits(texts, ["auto"] * 16, 16)
-    asked: list[int] = []
-    monkeypatch.setattr(auto, "_pay", lambda ours, choice: asked.append(len(ours)) or True)
-    auto._lookups.timed(9.0, 1.0, auto._now)
-    assert not auto.pays(texts, SPARING * LOOK - 1)
-    assert asked == []
-    assert auto.pays(texts, SPARING * LOOK)
-    assert asked == [16]
+def test_what_a_watch_finds_has_to_wait_after_a_look_in_vain() -> None:
+    texts = [text(sid, [*RUN, 7]) for sid in range(16)]
+    auto, _ = resting(CHEAP, *texts)
+    for ours in texts:
+        ours.tokens += RUN[:24]
+    begun = auto._now
+    auto._lookups.timed(9.0, 1.0, begun)
+    rows = [RowRecord(s.id, "none", 0, 0, [], b.NO_PROPOSAL) for s in texts]
+    for steps, copied in ((SPARING * LOOK - 1, False), (1, True)):
+        auto.observe(StepRecord(16, 1e-3, 0.0, 0.0, rows, times=steps))
+        assert (auto.copies(texts, [16] * 16) is not None) is copied
+    assert auto._now == begun + SPARING * LOOK
 
 
 def test_what_is_looked_up_twice_for_the_same_tokens_is_searched_once(

@@ -17,7 +17,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from paceline.core import MAX_DRAFT_TOKENS, Sequence
+from paceline.core import MAX_DRAFT_TOKENS, Draft, Sequence
 from paceline.engine import acceptance as acc
 from paceline.engine.acceptance import Arm, Bins, Firsts, Kind, Totals
 from paceline.engine.costs import Costs
@@ -72,8 +72,10 @@ class Controller(Protocol):
         """What may end their rest before it is over: something worth copying. None: nothing."""
         ...
 
-    def pays(self, sequences: list[Sequence], untold: int) -> bool:
-        """Asked when it has found something: whether that is worth a step with drafts. Then `limits` has to be asked."""
+    def copies(self, sequences: list[Sequence], rooms: list[int]) -> Draft | None:
+        """Asked when it has found something, and after a step with copies: what to copy in this one, where each row has
+        room for so many tokens. None: nothing that is worth it.
+        """
         ...
 
     def stop(self, sequence_id: int) -> Stop:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
-from paceline.core import MAX_DRAFT_TOKENS, Sequence
+from paceline.core import MAX_DRAFT_TOKENS, Draft, Sequence
 from paceline.engine import budget as b
 from paceline.engine import copies, learning
 from paceline.engine.acceptance import KINDS, Kind
@@ -21,7 +21,7 @@ from paceline.engine.choice import REST, Before, Choice, Kin, begun, caps_of, go
 from paceline.engine.copies import NOTHING, Offer
 from paceline.engine.costs import TABLE_ROWS, Profile
 from paceline.engine.fixed import WHOLE, Limit, wanted, whole
-from paceline.engine.lookups import Copier, Firsts, Lookups
+from paceline.engine.lookups import Copier, Firsts, Found, Lookups
 from paceline.engine.records import RowRecord, StepRecord, Unlearnt
 from paceline.ops.base import Stop
 from paceline.ops.search import Watch
@@ -29,7 +29,6 @@ from paceline.sampling.shape import is_greedy
 
 LITTLE = 8  # steps from which nothing is learnt yet where a plan is made only because texts came or went
 PROBE_RUN = 3  # steps that a probe lasts while its tokens are kept
-Found = tuple[list[int], list[float]]  # tokens to copy, and the confidence of each
 
 
 class AutoController:
@@ -141,24 +140,26 @@ class AutoController:
         ours = [s for s in sequences if choice and choice.caps.get(s.id)]
         return self._lookups.watch(ours, self.budget, choice.looks) if choice else None
 
-    def pays(self, sequences: list[Sequence], untold: int) -> bool:
-        choice, now, begin = self._choice, self._now + untold, time.perf_counter()
-        if choice is None or now < self._lookups.until:
-            return False
-        ours = [s for s in sequences if choice.caps.get(s.id) and self._lookups.peek(s)]
-        if self._pay(ours, choice):
-            self._lookups.wake(s.id for s in ours)
-            choice.look = now
-            return True
-        self._lookups.timed(time.perf_counter() - begin, self.budget.costs.target(len(sequences)), now)
-        return False
+    def copies(self, sequences: list[Sequence], rooms: list[int]) -> Draft | None:
+        choice, copier, begin = self._choice, self._lookups.copier, time.perf_counter()
+        if choice is None or copier is None or self._now < self._lookups.until:
+            return None
+        caps = {s.id: min(choice.caps.get(s.id, 0), room) for s, room in zip(sequences, rooms, strict=True)}
+        found, name = self._lookups.found(sequences, caps), copier.name
+        offers = self._offers(sequences, choice, name, found, wakes=not self._unlearnt.drafting)
+        if not any(one.tokens for one in offers):
+            self._lookups.timed(time.perf_counter() - begin, self.budget.costs.target(len(caps)), self._now)
+            return None
+        choice.looked, choice.limits[name] = True, caps
+        self._used.append(choice)
+        return copies.draft(name, found, offers)
 
     def _pay(self, sequences: Seq[Sequence], choice: Choice) -> bool:
         """Whether what there is to copy is worth a step with drafts amid plain ones."""
         copier = self._lookups.copier
         if copier is None or copier.name not in choice.looks:
             return True
-        found = [copier.look(sequence, choice.caps[sequence.id]) for sequence in sequences]
+        found = self._lookups.found(sequences, choice.caps)
         return any(one.tokens for one in self._offers(sequences, choice, copier.name, found, wakes=True))
 
     def _with_looks(self, choice: Choice, sequences: list[Sequence]) -> list[Limit]:
@@ -329,7 +330,7 @@ class AutoController:
             offers = [NOTHING] * len(found)
         for sequence, (tokens, confidence), one in zip(sequences, found, offers, strict=True):
             if tokens:
-                self._lookups.found(sequence, kind, tokens, confidence, checked=one.tokens > 0)
+                self._lookups.judged(sequence, kind, tokens, confidence, checked=one.tokens > 0)
         return offers
 
     def asked(self, ids: Seq[int], kind: str, limits: list[int], gains: Seq[float]) -> list[int]:

@@ -5,14 +5,15 @@ Only for proposals that are a function of the text so far (n-gram), or the choic
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from paceline.core import Draft
 from paceline.engine import acceptance as acc
-from paceline.engine.acceptance import Arm, Bins, Firsts, Kind
-from paceline.engine.budget import MARGIN, Budget, arm_of
+from paceline.engine.acceptance import Arm, Firsts, Kind
+from paceline.engine.budget import MARGIN, NO_CONFIDENCE, NO_PROPOSAL, Budget, arm_of
 from paceline.engine.costs import Costs
 from paceline.ops.extension import extension
 
@@ -37,8 +38,6 @@ class Look:
     prices: list[float] = field(default_factory=list)  # of 1, 2, ... tokens, as far as anybody asked
     # what proposals are worth, see `worth`, by identity of the arm
     worths: dict[int, tuple[Arm, list[float]]] = field(default_factory=dict)
-    # and what the last one was, as far as was known then of all texts: it is asked for twice where it ends a rest
-    offers: dict[int, tuple[Arm, Mapping[str, Bins], list[float], Offer]] = field(default_factory=dict)
 
     def upto(self, tokens: int) -> list[float]:
         """Seconds of 1, 2, ... up to so many for a text, at the price of all texts doing the same."""
@@ -75,13 +74,7 @@ def offer(budget: Budget, kind: Kind, arm: Arm, look: Look, confidence: list[flo
     not, and copies look the same. It starts with four tokens, or as many as there are where the first ones of nearly all
     texts like it are kept, and each later copy that is kept lets the next be four longer.
     """
-    last = look.offers.get(id(arm))
-    if last is None or last[0] is not arm or last[1] is not budget.bins or last[2] != confidence:
-        if len(look.offers) > look.texts:
-            look.offers.clear()
-        new = _offers(budget, kind, arm, look, [confidence])[0]
-        last = look.offers[id(arm)] = arm, budget.bins, confidence[:], new
-    return last[3]
+    return _offers(budget, kind, arm, look, [confidence])[0]
 
 
 def _offers(budget: Budget, kind: Kind, arm: Arm, look: Look, proposals: Seq[list[float]]) -> list[Offer]:
@@ -148,6 +141,19 @@ def together(budget: Budget, look: Look, offers: Seq[Offer], *, wakes: bool) -> 
     takes = look.costs.adding(look.rows, tokens, look.kind) + look.slope * tokens + look.base
     wake = budget.wake.get(look.texts.bit_length(), 0.0) if wakes else 0.0
     return kept > look.rate * (MARGIN * takes + wake)
+
+
+def draft(kind: str, found: Seq[tuple[list[int], list[float]]], offers: Seq[Offer]) -> Draft:
+    """As much of each proposal as is worth checking."""
+    cut = [
+        (tokens[: one.tokens], sure[: one.tokens]) for (tokens, sure), one in zip(found, offers, strict=True)
+    ]
+    reasons = [
+        None if tokens else NO_CONFIDENCE if all_ else NO_PROPOSAL
+        for (tokens, _), (all_, _) in zip(cut, found, strict=True)
+    ]
+    names = [kind if tokens else "none" for tokens, _ in cut]
+    return Draft([tokens for tokens, _ in cut], [sure for _, sure in cut], None, reasons, names)
 
 
 def is_lost(budget: Budget, arm: Arm) -> bool:

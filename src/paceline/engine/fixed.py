@@ -40,8 +40,8 @@ class FixedController:
     def watch(self, sequences: list[Sequence]) -> None:
         return None
 
-    def pays(self, sequences: list[Sequence], untold: int) -> bool:
-        return False
+    def copies(self, sequences: list[Sequence], rooms: list[int]) -> None:
+        return None
 
     def stop(self, sequence_id: int) -> Stop:
         return WHOLE

@@ -23,6 +23,9 @@ from paceline.sampling.shape import is_greedy
 EVERY = 16, 4
 
 
+Found = tuple[list[int], list[float]]  # tokens to copy, and the confidence of each
+
+
 class Copier(Protocol):
     """A drafter whose proposals are looked up: they cost next to nothing, and follow from the text alone."""
 
@@ -32,8 +35,8 @@ class Copier(Protocol):
         """Whether `look` may find something, for less than it takes."""
         ...
 
-    def look(self, sequence: Sequence, limit: int) -> tuple[list[int], list[float]]:
-        """(up to `limit` tokens, the confidence of each)."""
+    def look(self, sequence: Sequence, limit: int) -> Found:
+        """Up to `limit` tokens."""
         ...
 
     @property
@@ -130,12 +133,6 @@ class Lookups:
         every = 1 if self._few else EVERY[self._quiet.pays or bool(self._followed)]
         return copier.watch(worth, copies.needed(budget, look), every)
 
-    def wake(self, texts: Iterable[int]) -> None:
-        """There is something to copy in them that is worth it: look at once, whatever is waited for."""
-        for sequence_id in texts:
-            self._unchecked.forget(sequence_id)
-            self._quiet.wake(sequence_id)
-
     def look(self, sequence: Sequence, now: int) -> int:
         """`now` if there may be something to copy, else the step of the next look."""
         if self.peek(sequence):
@@ -143,11 +140,24 @@ class Lookups:
         watched = self._leaves(sequence.id)
         return self._quiet.hush(sequence.id, now, sampled=not is_greedy(sequence), watched=watched)
 
-    def found(
+    def found(self, sequences: Iterable[Sequence], caps: Mapping[int, int]) -> list[Found]:
+        """By text, what may be copied, so many tokens at most."""
+        copier = self.copier
+        return [
+            copier.look(s, caps[s.id])
+            if copier is not None and caps[s.id] > 0 and copier.peek(s)
+            else ([], [])
+            for s in sequences
+        ]
+
+    def judged(
         self, sequence: Sequence, kind: str, tokens: list[int], confidence: list[float], *, checked: bool
     ) -> None:
+        """What is proposed for a text is `checked` in this step, or it is seen later what would have become of it."""
         self._offered.add(sequence.id)
-        if not checked:
+        if checked:
+            self._unchecked.forget(sequence.id)
+        else:
             self._unchecked.add(sequence, kind, tokens, confidence)
 
     def over(self, looked: Seq[Mapping[int, int]], record: StepRecord, budget: Budget, now: int) -> None:

@@ -20,7 +20,7 @@ def propose(state: EngineState, work: list[Work]) -> Draft:
         if rest.holds(work, state.controller) or (
             _join(state, rest, work) and rest.holds(work, state.controller)
         ):
-            return rest.draft()
+            return rest.draft(_copies(state, rest, work) if rest.stirs() else None)
         if (draft := rest.pause(work)) is not None:
             return draft
     state.tell()
@@ -54,6 +54,17 @@ def propose(state: EngineState, work: list[Work]) -> Draft:
             state.controller.watch([w.sequence for w in work]) if groups else None,
         )
     return out
+
+
+def _copies(state: EngineState, rest: Rest, work: list[Work]) -> Draft | None:
+    """What is worth copying in texts that rest, and go on resting."""
+    state.tell()
+    sequences = [w.sequence for w in work]
+    rooms = [max(state.lives[s.id].room(state.max_len) - 1, 0) for s in sequences]
+    copies = state.controller.copies(sequences, rooms)
+    if copies is None and rest.copied:  # something was learnt from those before
+        rest.watch = state.controller.watch(sequences)
+    return copies
 
 
 def _join(state: EngineState, rest: Rest, work: list[Work]) -> bool:

@@ -113,13 +113,14 @@ def nothing(reasons: list[str | None]) -> Draft:
 
 @dataclass(slots=True)
 class Rest:
-    """Of some texts, for so many steps."""
+    """Of some texts, for so many steps. What a watch finds is copied without an end to it."""
 
     ids: list[int]
     steps: int
     empty: Draft  # what is drafted in each of them
     drafter: str | None = None  # that all of them are written with; None: nobody may draft
-    watch: Watch | None = None  # may end it before it is over
+    watch: Watch | None = None  # tells where there may be something to copy
+    copied: bool = False  # in the last step: what follows may be copied, too
     untold: Untold = field(default_factory=Untold)
     paused: bool = False  # a prompt was read in the last step: it holds if the same texts go on
 
@@ -130,9 +131,11 @@ class Rest:
             return False
         if self.steps == 0:
             self.steps = controller.go_on_resting([w.sequence for w in work], self.untold.steps)
-        if self.steps and self.watch is not None and self.watch.finds():
-            return not controller.pays([w.sequence for w in work], self.untold.steps)
         return self.steps > 0
+
+    def stirs(self) -> bool:
+        """Whether there may be something worth copying. Asked once in a step."""
+        return self.watch is not None and (self.copied or self.watch.finds())
 
     def newcomers(self, work: list[Work]) -> bool:
         """Whether some of `work` have taken the place of as many that have ended. They may still read prompts."""
@@ -144,14 +147,16 @@ class Rest:
 
     def go_on(self, work: list[Work], steps: int, reason: str | None, watch: Watch | None) -> None:
         """For so many steps, with those that are new, for the same `reason`."""
-        self.watch = watch
+        self.watch, self.copied = watch, False
         known = dict(zip(self.ids, self.empty.reasons, strict=True))
         self.ids = [w.sequence.id for w in work]
         self.steps, self.empty = steps, nothing([known.get(i, reason) for i in self.ids])
 
-    def draft(self) -> Draft:
+    def draft(self, copies: Draft | None = None) -> Draft:
+        """Of the next step: mostly nothing."""
         self.steps -= 1
-        return self.empty
+        self.copied = copies is not None
+        return self.empty if copies is None else copies
 
     def pause(self, work: list[Work]) -> Draft | None:
         """Nothing to draft for `work`, if it reads prompts beside texts that rest."""
