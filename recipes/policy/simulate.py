@@ -103,9 +103,9 @@ class Priced(AutoController):
         self.takes(ASK)
         return super().limits(*args, **kwargs)
 
-    def go_on_resting(self, *args: Any) -> int:
+    def rest(self, *args: Any) -> Any:
         self.takes(RESTING)
-        return super().go_on_resting(*args)
+        return super().rest(*args)
 
     def copies(self, *args: Any) -> Any:
         self.takes(RESTING)

@@ -57,7 +57,7 @@ class Watched:
 
     def __post_init__(self) -> None:
         controller = self.engine.state.controller
-        for name in ("limits", "go_on_resting", "copies"):
+        for name in ("limits", "rest", "copies"):
             setattr(controller, name, self._noting(getattr(controller, name)))
 
     def _noting(self, method: Any) -> Any:

@@ -211,13 +211,15 @@ def test_a_row_without_anything_to_copy_is_not_looked_up() -> None:
 
     auto = AutoController(replace(FLAT, rounds=prices), [MTP, NGRAM], copier=Copier())
     rows = context([16, 16]).sequences
-    assert auto.limits(rows, ["auto", "auto"], 16) == [(0, b.PARKED_BY_COST), (16, None)]
-    assert seen == [0, 1]
+    assert auto.limits(rows, ["auto", "auto"], 16) == [(0, b.PARKED_BY_COST)] * 2
+    assert seen == []
+    auto.rest(rows, [16, 16])
+    assert (seen[:2], set(seen[2:])) == ([0, 1], {1})
     only = AutoController(replace(FLAT, rounds=prices), [MTP, NGRAM], copier=NgramDrafter())
     looks = 0
     for _ in range(64):
         ((limit, _),) = only.limits(rows[:1], ["auto"], 16)
         assert limit == 0
-        looks += only.rest() == 0
+        looks += only.rest(rows[:1], [16])[0] == 1
         only.observe(StepRecord(1, 1.0, 0.0, 0.0, [RowRecord(0, "", 0, 0, [], b.NO_PROPOSAL)]))
     assert looks < 16  # in between it rests

@@ -261,7 +261,7 @@ def test_an_audit_is_a_rest_of_a_few_steps_with_its_reason() -> None:
     auto = AutoController(PROFILE, [replace(MTP, prior=(0.5, 0.5, 0.5))])
     auto._audits[1, False] = Always()
     assert auto.limits([sequence(1)], ["auto"], 16) == [(0, b.MEASURING)]
-    assert auto.rest() in {steps - 1 for steps in AUDIT}
+    assert auto.rest([sequence(1)], [16]) in {(steps, None) for steps in AUDIT}
     assert auto.kind_limit(1, "mtp") == 0
     told = AutoController(PROFILE, [MTP])
     told._audits[2, False] = Always()
@@ -396,7 +396,7 @@ def test_of_copies_that_are_kept_as_ever_nothing_is_learnt_before_the_next_one()
 class Resting(FixedController):
     """Drafts in one step of five and rests in between."""
 
-    asked = 0
+    asked = rested = 0
 
     def limits(
         self, sequences: list[Sequence], wants: list[Any], drafter_max: int, others: int = 0
@@ -405,8 +405,9 @@ class Resting(FixedController):
         k = self.k if self.asked % 2 else 0
         return [(k, None if k else b.NO_CONFIDENCE) for _ in sequences]
 
-    def rest(self) -> int:
-        return 0 if self.asked % 2 else 4
+    def rest(self, sequences: list[Sequence], rooms: list[int]) -> tuple[int, None]:
+        rested, self.rested = self.rested, self.asked
+        return 0 if self.asked % 2 or rested == self.asked else 5, None
 
 
 def test_after_a_rest_the_drafter_has_its_hidden_states_again() -> None:

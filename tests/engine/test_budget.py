@@ -494,7 +494,7 @@ def test_a_rest_says_for_how_long_limits_would_say_the_same() -> None:
             limits = [(0, "same")] * 2
             if left == 0:
                 limits = auto.limits([sequence(i) for i in law], ["auto"] * 2, 16)
-                left = auto.rest() if rests else 0
+                left = max(auto.rest([sequence(i) for i in law], [16] * 2)[0] - 1, 0) if rests else 0
             else:
                 left -= 1
             lengths = tuple(limit for limit, _ in limits)
@@ -507,8 +507,8 @@ def test_a_rest_says_for_how_long_limits_would_say_the_same() -> None:
         return out
 
     assert drafts(rests=True) == drafts(rests=False)
-    assert AutoController(FLAT, [MTP]).rest() == 0
-    assert FixedController(0).rest() == FixedController(0).go_on_resting([], 0) == 0
+    assert AutoController(FLAT, [MTP]).rest([], []) == (0, None)
+    assert FixedController(0).rest([], []) == (0, None)
 
 
 @pytest.mark.parametrize(("kept", "every"), [(4, True), (0, False)])

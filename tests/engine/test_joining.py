@@ -50,9 +50,9 @@ def test_a_text_that_comes_where_another_rested_goes_on_resting_without_a_plan(
     assert joined == (REST, b.PARKED_BY_COST)
     assert auto.join([new, sequence(4)], ["auto"] * 2, 16, 9) == joined  # and so on
     assert auto.limits([new, sequence(4)], ["auto"] * 2, 16) == [(0, b.PARKED_BY_COST)] * 2
-    assert (
-        auto.go_on_resting([new, sequence(4)], 20) == 0
-    )  # without looks a rest lasts until the plan is made anew
+    auto.observe(StepRecord(2, 1e-3, 0.0, 0.0, [row_of(3), row_of(4)], times=9 + REST))
+    # without looks a rest lasts until the plan is made anew
+    assert auto.rest([new, sequence(4)], [16] * 2) == (0, None)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_new_text_is_looked_at_when_the_others_are(temperature: float, first: 
     auto = AutoController(nearly, [MTP, NGRAM])
     auto._plan_seconds = 1.0
     auto.limits([texts[0]], ["auto"], 16)
-    assert auto.rest() > 0 or temperature == 0.0
+    assert auto.rest([texts[0]], [16])[0] > 0 or temperature == 0.0
     auto.observe(StepRecord(1, 1e-3, 0.0, 0.0, [RowRecord(1, "none", 0, 0, [], b.NO_PROPOSAL)]))
     auto.forget(1)
     joined = auto.join([texts[1]], ["auto"], 16, 2)  # in the step of number 3

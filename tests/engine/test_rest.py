@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from paceline.core import Draft, SamplingParams, Sequence
 from paceline.engine.budget import NO_CONFIDENCE, PARKED_BY_COST, PREFILL
-from paceline.engine.fixed import FixedController
 from paceline.engine.rest import ALWAYS, Rest, nothing
 from paceline.engine.scheduler import Work
 
@@ -24,16 +23,16 @@ def reasons(draft: Draft | None) -> list[str | None]:
 
 
 def test_a_prompt_that_is_read_pauses_a_rest_and_does_not_end_it() -> None:
-    rest, controller = resting(), FixedController(0)
+    rest = resting()
     reading = [work(1), work(2), work(3, 8)]
-    assert not rest.holds(reading, controller)
+    assert not rest.holds(reading)
     assert reasons(rest.pause(reading)) == [PARKED_BY_COST, NO_CONFIDENCE, PREFILL]
     assert rest.paused
     assert reasons(rest.pause([work(2), work(3, 8, last=False)])) == [
         NO_CONFIDENCE,
         PREFILL,
     ]  # the other has ended
-    assert rest.holds([work(1), work(2)], controller)  # the new one was taken back
+    assert rest.holds([work(1), work(2)])  # the new one was taken back
     assert not rest.paused
     assert rest.steps == 5
 

@@ -15,7 +15,7 @@ from paceline.engine.budget import Budget
 from paceline.engine.controller import AutoController
 from paceline.engine.copies import FEW_TEXTS
 from paceline.engine.costs import Profile
-from paceline.engine.lookups import Lookups
+from paceline.engine.lookups import NEVER, Lookups
 from paceline.engine.quiet import FIRST, LOOK, SAMPLED, WATCHED, Quiet
 from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.unchecked import MOST, Unchecked
@@ -141,16 +141,16 @@ def test_a_new_text_is_looked_at_with_the_others_where_looks_do_not_pay(rests: b
     """At rest it is watched, and looked at only to learn from what its copies would have brought."""
     found, new = Lookups(Copier([0.5])), replace(text([1, 2]), params=SamplingParams(temperature=0.0))
     found.among(1, sampled=False, rests=rests)
-    assert found.due(new, 5, firsts(new))[0] == 5
+    assert found.due(new, 5, firsts(new)) == 5
     for _ in range(99):
         found.timed(0.2, 1.0, 0)
     second, third = replace(new, id=2), replace(new, id=3)
-    assert found.due(second, 5, firsts(second))[0] == later
-    assert found.join(replace(new, id=4, reference=(1, 2)), 5, firsts(new)) == WATCHED[False]
+    assert found.due(second, 5, firsts(second)) == later
+    assert found.join(replace(new, id=4, reference=(1, 2)), 5, firsts(new)) == NEVER
     record = StepRecord(5, 1.5, 0.0, 0.0, [RowRecord(1, "ngram", 4, 4, [0.9] * 4, None)])
     for _ in range(4):
         found.over([{}], record, Budget(STEEP.costs(), (NGRAM,)), 5)
-    assert found.due(third, 5, firsts(third))[0] == 5
+    assert found.due(third, 5, firsts(third)) == 5
     assert found.join(replace(new, id=5, reference=(1, 2)), 5, firsts(new)) == 6
 
 
@@ -167,10 +167,9 @@ def test_where_looks_do_not_pay_it_is_left_to_the_watch_to_say_when_there_is_som
     assert found.look(following, 0) == LOOK
     for text_now, shown in ((following, 12), (replace(new, id=8, tokens=[1, 2]), LOOK)):
         found.judged(text_now, "ngram", [9] * MOST, [0.9] * MOST, checked=False)
-        assert (
-            found.next([text_now.id], 8) == shown
-        )  # what becomes of a copy is looked at as soon as it is shown
-        assert found.due(text_now, 8, firsts(text_now))[0] == shown
+        # what becomes of a copy is looked at as soon as it is shown
+        assert found.due(text_now, 8, firsts(text_now)) == shown
+        assert found.next([text_now.id], 8) == NEVER  # it is watched in every step
 
 
 def test_the_controller_tells_what_looks_took_and_copies_brought() -> None:
@@ -203,15 +202,16 @@ def test_sampled_text_is_looked_at_more_rarely_at_first() -> None:
     assert quiet.due(2, 10) == 10  # there was something to copy
     quiet.forget(2)
     assert quiet.due(2, 10) is None
-    found = Lookups(Copier([]))
+    found = Lookups(None)
     bare, given = text([1, 2], sid=4), replace(text([1, 2], sid=5), reference=(1, 2))
-    assert found.due(bare, 5, firsts(bare)) == (SAMPLED, None)
-    assert found.due(given, 5, firsts(given)) == (5, None)
+    assert found.due(bare, 5, firsts(bare)) == SAMPLED
+    assert found.due(given, 5, firsts(given)) == 5
     given = replace(given, id=6)
-    assert found.due(given, 5, firsts(given, 0.0)) == (SAMPLED, None)
+    assert found.due(given, 5, firsts(given, 0.0)) == SAMPLED
     found.gone([4])
     greedy = replace(bare, params=SamplingParams(temperature=0.0))
-    assert found.due(greedy, 5, firsts(greedy)) == (5, None)
+    assert found.due(greedy, 5, firsts(greedy)) == 5
+    found = Lookups(Copier([]))
     assert found.look(text([1, 2]), 5) == SAMPLED
     assert found.look(replace(text([1, 2], sid=2), params=SamplingParams(temperature=0.0)), 5) == FIRST
 
@@ -260,72 +260,66 @@ def test_of_sampled_text_only_a_copy_that_seemed_sure_is_waited_for(
     found.in_vain([1], 0)
     assert found.next([1], 0) == (awaited or FIRST)
     sequence.tokens += [5] * MOST
-    due, told = found.due(
-        sequence, FIRST, firsts(sequence)
-    )  # by then it is known, whether it was waited for or not
-    assert told is not None
+    assert found.due(sequence, FIRST, firsts(sequence)) == FIRST
+    (told,) = found.take_shown()  # by then it is known, whether it was waited for or not
     assert told.accepted == MOST
-    assert due == FIRST
 
 
 def test_what_is_found_at_rest_and_is_not_worth_checking_is_followed_and_does_not_end_it() -> None:
     there = [0.01]
     auto = AutoController(STEEP, [NGRAM], copier=Copier(there))
-    sequence = replace(text([1, 2]), params=SamplingParams(max_tokens=900, temperature=0.0))
-    assert auto.limits([sequence], ["auto"], 16)[0][0] > 0
-    assert auto.offers([sequence], "ngram", [Copier(there).look(sequence, 16)], anyway=False)[0][0] == 0
-    assert auto.rest() == MOST - 1  # until it is known what would have become of the copy
-    auto.observe(StepRecord(1, 1.0, 0.0, 0.0, [RowRecord(1, "", 0, 0, [], b.NO_PROPOSAL)]))
-    sequence.tokens += [7] * MOST
-    before = auto.budget
-    assert auto.go_on_resting([sequence], MOST - 1) == MOST  # it is followed again: its first copy was kept
-    assert not b.arm_of(before, 1, NGRAM).copied
-    assert b.arm_of(auto.budget, 1, NGRAM).copied
-    sequence.tokens += [7] * MOST
-    there[0] = 0.99
-    assert auto.go_on_resting([sequence], 2 * MOST - 1) == 0
+    params, texts = SamplingParams(max_tokens=900, temperature=0.0), FEW_TEXTS + 1
+    sequences = [replace(text([1, 2]), id=i, params=params) for i in range(texts)]
+    rows = [RowRecord(i, "", 0, 0, [], b.NO_PROPOSAL) for i in range(texts)]
+    rooms = [16] * texts
+    assert auto.limits(sequences, ["auto"] * texts, 16) == [(0, b.NO_PROPOSAL)] * texts
+    assert auto.rest(sequences, rooms) == (MOST, None)  # until it is known what would have become of the copy
+    for there[0], found in ((0.01, False), (0.99, True)):
+        auto.observe(StepRecord(texts, 1.0, 0.0, 0.0, rows, times=4 * LOOK))  # so rarely are many looked at
+        for sequence in sequences:
+            sequence.tokens += [7] * MOST
+        auto._choice.until = auto._now + 9  # type: ignore[union-attr]
+        before = auto.budget
+        steps, draft = auto.rest(sequences, rooms)
+        assert (steps > 0, draft is not None) == (True, found)
+    assert not b.arm_of(before, 1, NGRAM).copied or b.arm_of(auto.budget, 1, NGRAM).copied
+    assert draft is not None
+    assert all(tokens == [7] * len(tokens) for tokens in draft.tokens)
 
 
-@pytest.mark.parametrize("texts", [1, FEW_TEXTS + 1])
+@pytest.mark.parametrize(("texts", "first"), [(1, []), (FEW_TEXTS + 1, [8, 16, 32, 64])])
 def test_a_look_at_rest_that_finds_nothing_does_not_end_it(
-    texts: int, monkeypatch: pytest.MonkeyPatch
+    texts: int, first: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As often as with a controller that is asked whenever a look is due, and where there is something it is asked."""
+    """Many texts are looked at ever more rarely; few are watched, and nobody is asked before a plan is made anew."""
     monkeypatch.setattr(Quiet, "timed", lambda *_: None)  # what it takes must not decide how often
     there: list[float] = []
     auto = AutoController(STEEP, [NGRAM], copier=Copier(there))
     params = SamplingParams(max_tokens=900, temperature=0.0)
     sequences = [replace(text([1, 2]), id=i, params=params) for i in range(texts)]
-    asked, looks, left, untold = [], [], 0, 0
+    rows = [RowRecord(i, "ngram", 0, 0, [], b.NO_PROPOSAL) for i in range(texts)]
+    planned, looks, left, copied = [], [], 0, None
     for now in range(200):
         if now == 150:
             there.append(0.99)
-        if now and left == 0:
+        if left == 0:
+            left, copied = auto.rest(sequences, [16] * texts)
             looks.append(now)
-            left = auto.go_on_resting(sequences, untold)
-        if left:
-            left, untold = left - 1, untold + 1
-        else:
-            rows = [RowRecord(i, "ngram", 0, 0, [], b.NO_PROPOSAL) for i in range(texts)]
-            nothing = StepRecord(texts, 1.0, 0.0, 0.0, rows, times=untold)
-            if untold:
-                auto.observe(nothing)
-            (limit, _), *_ = auto.limits(sequences, ["auto"] * texts, 16)
-            asked.append((now, limit))
-            if limit:
-                break
-            left, untold = auto.rest(), 0
-            auto.observe(replace(nothing, times=1))
+        if left == 0:
+            planned.append(looks.pop())
+            assert not any(limit for limit, _ in auto.limits(sequences, ["auto"] * texts, 16))
+            left, copied = auto.rest(sequences, [16] * texts)
+        if copied is not None:
+            break
+        left -= 1
+        auto.observe(StepRecord(texts, 1.0, 0.0, 0.0, rows))
         for sequence in sequences:
             sequence.tokens.append(9)
-    assert looks[:4] == [8, 16, 32, 64]
-    assert [now for now, _ in asked] == [
-        0,
-        128,
-        looks[-1],
-    ]  # at first, when the plan is old, and when there is something
-    assert 150 <= looks[-1] <= 150 + LOOK
-    assert asked[-1][1] > 0
+    assert planned == [0, 128]
+    assert looks[: len(first)] == first
+    if texts > 1:
+        assert 150 <= looks[-1] <= 150 + LOOK
+    assert (copied is not None) is (texts > 1)
 
 
 @pytest.mark.parametrize(("step", "every"), [(4e-4, LOOK), (5e-3, 4), (0.1, 2)])

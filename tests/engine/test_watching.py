@@ -16,8 +16,7 @@ from paceline.engine.acceptance import NGRAM, Kind
 from paceline.engine.budget import Budget
 from paceline.engine.controller import AutoController
 from paceline.engine.costs import Profile
-from paceline.engine.fixed import FixedController
-from paceline.engine.lookups import Firsts, Lookups
+from paceline.engine.lookups import NEVER, Firsts, Lookups
 from paceline.engine.quiet import LOOK, SPARING, WATCHED
 from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.rest import Rest, nothing
@@ -78,7 +77,7 @@ def test_a_rest_goes_on_over_copies_and_what_follows_one_is_asked_for_at_once() 
     assert rest.draft() is empty
     assert rest.stirs()
     assert rest.draft() is empty
-    assert (rest.steps, rest.holds([work(1)], FixedController(0))) == (1, True)
+    assert (rest.steps, rest.holds([work(1)])) == (1, True)
     rest.go_on([work(2)], 5, None, None)
     assert not rest.stirs()
 
@@ -86,7 +85,6 @@ def test_a_rest_goes_on_over_copies_and_what_follows_one_is_asked_for_at_once() 
 def test_what_a_text_at_rest_can_copy_is_found_judged_and_learnt_from() -> None:
     ours = text(1, [*RUN, 7, 8, 9])
     auto, _ = resting(CHEAP, ours)
-    auto.rest()
     watch = auto.watch([ours])
     assert watch is not None
     for token in (11, 12, 13):
@@ -121,7 +119,7 @@ def test_where_no_copy_could_pay_nobody_watches_or_wakes() -> None:
     auto, _ = resting(DEAR, ours)
     assert auto.watch([ours]) is None
     ours.tokens += RUN[:24]
-    auto.rest()
+    assert auto.copies([ours], [16]) is None
     assert auto.limits([ours], ["auto"], 16)[0][0] == 0
 
 
@@ -173,9 +171,9 @@ def test_a_copy_that_is_followed_is_let_go_where_one_is_checked() -> None:
     lookups, ours = Lookups(NgramDrafter()), text(1, [*RUN, 7])
     lookups.among(1, sampled=False, rests=True)
     lookups.judged(ours, "ngram", RUN[:4], [0.9] * 4, checked=False)
-    assert lookups.due(ours, 8, firsts(ours))[0] == 12  # when it is known what would have become of it
+    assert 8 + lookups.told(ours, 8) == 12  # when it is known what would have become of it
     lookups.judged(ours, "ngram", RUN[:4], [0.9] * 4, checked=True)
-    assert lookups.due(ours, 8, firsts(ours))[0] == 8
+    assert (lookups.told(ours, 8), lookups._next(ours, 8, firsts(ours))) == (0, 8)
 
 
 def test_a_new_text_with_something_to_copy_from_is_looked_at_at_once_where_such_copies_are_kept() -> None:
@@ -185,7 +183,7 @@ def test_a_new_text_with_something_to_copy_from_is_looked_at_at_once_where_such_
     assert lookups.join(given, 70, firsts(given)) == 71  # its prompt is being read
     other = replace(given, id=3)
     assert lookups.join(other, 70, firsts(other, 0.0)) >= 70 + WATCHED[1] // 2
-    assert lookups.join(bare, 70, firsts(bare)) == 2 * WATCHED[1]  # it is watched
+    assert lookups.join(bare, 70, firsts(bare)) == NEVER  # it is watched
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -201,11 +199,10 @@ def test_a_text_that_goes_on_as_what_it_was_given_is_looked_at_at_once_among_how
         for sid, kept, at_once in ((1, 1.0, True), (2, 0.6, False), (3, None, False)):
             given = text(sid, [1, 2], reference=tuple(RUN), params=params)
             found = getattr(lookups, call)(given, 70, firsts(given, kept))
-            step = found[0] if call == "due" else found
-            assert (step <= 71) is at_once
+            assert (found <= 71) is at_once
         bare = text(4, [1, 2], params=params)
         found = getattr(lookups, call)(bare, 70, firsts(bare, 1.0))
-        assert (found[0] if call == "due" else found) > 71
+        assert found > 71
 
 
 def test_among_many_texts_looks_in_vain_take_little_of_the_time_whatever_becomes_due() -> None:
@@ -223,7 +220,7 @@ def test_among_many_texts_looks_in_vain_take_little_of_the_time_whatever_becomes
     assert lookups.until == 100 + SPARING * LOOK
     lookups.among(3, sampled=False, rests=True)  # few texts cost little, and are watched
     assert lookups.until == 0
-    assert lookups.next([1, 2, 3], 105) == 106
+    assert lookups.next([1, 2, 3], 105) == NEVER
 
 
 def test_what_a_watch_finds_has_to_wait_after_a_look_in_vain() -> None:

@@ -56,12 +56,10 @@ class Controller(Protocol):
         to prompts being read."""
         ...
 
-    def rest(self) -> int:
-        """Steps after this one in which `limits` would draft nothing for the same rows, as far as is known now."""
-        ...
-
-    def go_on_resting(self, sequences: list[Sequence], untold: int) -> int:
-        """Asked when they are over: how many more, with `untold` steps that were not observed yet. 0: ask `limits`."""
+    def rest(self, sequences: list[Sequence], rooms: list[int]) -> tuple[int, Draft | None]:
+        """Asked where `limits` leads to no draft, and when a rest is over: steps from this one on in which `limits` need
+        not be asked for these texts (0: it has to), and what to copy in this one, where each has room for so many tokens.
+        """
         ...
 
     def join(self, sequences: list[Sequence], wants: list[Want], most: int, untold: int) -> Joined | None:
@@ -69,13 +67,11 @@ class Controller(Protocol):
         ...
 
     def watch(self, sequences: list[Sequence]) -> Watch | None:
-        """What may end their rest before it is over: something worth copying. None: nothing."""
+        """What tells when there may be something worth copying while they rest. None: there cannot be."""
         ...
 
     def copies(self, sequences: list[Sequence], rooms: list[int]) -> Draft | None:
-        """Asked when it has found something, and after a step with copies: what to copy in this one, where each row has
-        room for so many tokens. None: nothing that is worth it.
-        """
+        """Asked when it has found something, and after a step with copies: what is worth copying in this one."""
         ...
 
     def stop(self, sequence_id: int) -> Stop:

@@ -6,7 +6,7 @@ All thinking is in budget.py and learning.py; here is only what must persist bet
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
@@ -88,38 +88,38 @@ class AutoController:
                     self._before.keep(kin, choice, self._now, planning)
             self._choices[ids] = choice
             self._care.thought += time.perf_counter() - begin
-        self._choice, choice.looked = choice, False
+        self._choice = choice
         self._used.append(choice)
         self._lookups.among(len(ids), sampled=choice.sampled, rests=not choice.drafts)
         if not choice.drafts:
             choice.look = max(choice.look, self._lookups.until)
-        looks = choice.looks and choice.look <= self._now
+        here = choice.drafts or self._lookups.copier is None  # else `rest` looks
+        looks = here and choice.looks and choice.look <= self._now
         return self._with_looks(choice, sequences) if looks else choice.out
 
-    def rest(self) -> int:
-        if (choice := self._choice) is None or choice.drafts:
-            return 0
-        if choice.looked:
+    def rest(self, sequences: list[Sequence], rooms: list[int]) -> tuple[int, Draft | None]:
+        choice, now, found = self._choice, self._now, None
+        if choice is None or choice.drafts or now >= choice.until:
+            return 0, None
+        if choice.looked:  # in this step, in vain
             for name in choice.looks:
-                self._lookups.in_vain(choice.limits[name], self._now)
+                self._lookups.in_vain(choice.limits[name], now)
                 choice.limits[name] = {}
-            choice.look = self._lookups.next(choice.caps, self._now)
-        return max(choice.left(self._now) - 1, 0)
-
-    def go_on_resting(self, sequences: list[Sequence], untold: int) -> int:
-        """Further steps at rest, this one included, if a look was all that was due and there is nothing to copy."""
-        choice, now = self._choice, self._now + untold
-        if choice is None or not choice.looks or now >= choice.until:
-            return 0
-        begin = time.perf_counter()
-        due = [s for s in sequences if choice.caps.get(s.id) and self._next_look(s, choice, now) == now]
-        if due and self._pay(due, choice):
-            choice.look = now
-            return 0
-        self._lookups.in_vain([sequence.id for sequence in due], now)
-        self._lookups.timed(time.perf_counter() - begin, self.budget.costs.target(len(sequences)), now)
-        choice.look = self._lookups.next(choice.caps, now)
-        return choice.left(now)
+        elif choice.looks and now >= self._lookups.until:
+            begin = time.perf_counter()
+            rows = [(s, room) for s, room in zip(sequences, rooms, strict=True) if choice.caps.get(s.id)]
+            firsts = {s.id: Firsts(self.budget, s.id, choice.looks) for s, _ in rows}
+            due = {s.id: room for s, room in rows if self._lookups.due(s, now, firsts[s.id]) == now}
+            if due and self._lookups.copier is None:
+                choice.look = now
+                return 0, None
+            found = self._copies(sequences, due) if due else None
+            if due and found is None:
+                self._lookups.in_vain(due, now)
+                self._lookups.timed(time.perf_counter() - begin, self.budget.costs.target(len(rooms)), now)
+        if choice.looks:
+            choice.look = self._lookups.next(choice.caps, now)
+        return choice.left(now), found
 
     def join(self, sequences: list[Sequence], wants: list[Want], most: int, untold: int) -> Joined | None:
         """By what was decided a moment ago for such texts. They are looked at when the others are."""
@@ -141,26 +141,30 @@ class AutoController:
         return self._lookups.watch(ours, self.budget, choice.looks) if choice else None
 
     def copies(self, sequences: list[Sequence], rooms: list[int]) -> Draft | None:
-        choice, copier, begin = self._choice, self._lookups.copier, time.perf_counter()
-        if choice is None or copier is None or self._now < self._lookups.until:
+        if self._now < self._lookups.until:
             return None
-        caps = {s.id: min(choice.caps.get(s.id, 0), room) for s, room in zip(sequences, rooms, strict=True)}
-        found, name = self._lookups.found(sequences, caps), copier.name
+        begin = time.perf_counter()
+        found = self._copies(sequences, {s.id: room for s, room in zip(sequences, rooms, strict=True)})
+        if found is None:
+            plain = self.budget.costs.target(len(rooms))
+            self._lookups.timed(time.perf_counter() - begin, plain, self._now)
+        return found
+
+    def _copies(self, sequences: Seq[Sequence], rooms: Mapping[int, int]) -> Draft | None:
+        """What is worth copying in this step, in those texts that there is room in. None: nothing."""
+        choice, copier = self._choice, self._lookups.copier
+        if choice is None or copier is None or copier.name not in choice.looks:
+            return None
+        caps, name = {s.id: min(choice.caps.get(s.id, 0), rooms.get(s.id, 0)) for s in sequences}, copier.name
+        for sequence in sequences:
+            self._lookups.told(sequence, self._now)
+        found = self._lookups.found(sequences, caps)
         offers = self._offers(sequences, choice, name, found, wakes=not self._unlearnt.drafting)
         if not any(one.tokens for one in offers):
-            self._lookups.timed(time.perf_counter() - begin, self.budget.costs.target(len(caps)), self._now)
             return None
         choice.looked, choice.limits[name] = True, caps
         self._used.append(choice)
         return copies.draft(name, found, offers)
-
-    def _pay(self, sequences: Seq[Sequence], choice: Choice) -> bool:
-        """Whether what there is to copy is worth a step with drafts amid plain ones."""
-        copier = self._lookups.copier
-        if copier is None or copier.name not in choice.looks:
-            return True
-        found = self._lookups.found(sequences, choice.caps)
-        return any(one.tokens for one in self._offers(sequences, choice, copier.name, found, wakes=True))
 
     def _with_looks(self, choice: Choice, sequences: list[Sequence]) -> list[Limit]:
         """All that a row has room for where something is looked up in this step: `offer` decides what is used.
@@ -175,7 +179,8 @@ class AutoController:
             if not choice.caps.get(i):
                 continue
             always = choice.asked.get(i, 0) > 0
-            due = self._next_look(sequence, choice, now, always=always)
+            first = Firsts(self.budget, i, choice.looks)
+            due = self._lookups.due(sequence, now, first, always=always)
             if due == now:
                 looked[i] = choice.caps[i]
             choice.look = min(choice.look, now + 1 if always else max(due, now + 1))
@@ -188,13 +193,6 @@ class AutoController:
             (looked[i], None) if looked.get(i, 0) > limit else (limit, reason)
             for i, (limit, reason) in zip(choice.ids, choice.out, strict=True)
         ]
-
-    def _next_look(self, sequence: Sequence, choice: Choice, now: int, *, always: bool = False) -> int:
-        """`now` if there may be something to copy and a look is due, or due at every step; else the step of the next."""
-        due, told = self._lookups.due(sequence, now, Firsts(self.budget, sequence.id, choice.looks))
-        if told is not None:
-            self._unlearnt.untried.append(told)
-        return self._lookups.look(sequence, now) if always or due <= now else due
 
     def _as_before(
         self, sequences: list[Sequence], most: int, kin: Kin | None, new: set[int], now: int
@@ -319,8 +317,8 @@ class AutoController:
             begin = time.perf_counter()
             self._learn_rows(self._unlearnt.take_news())
             self._care.thought += time.perf_counter() - begin
-        if any(told.accepted for told in self._unlearnt.untried):  # else it is what is thought already
-            self._learn_rows(self._unlearnt.take_untried(), checked=False)
+        if any(learning.teaches(self.budget, told) for told in self._lookups.shown):
+            self._learn_rows(self._lookups.take_shown(), checked=False)
         look, offers = choice.looks[kind], [NOTHING] * len(found)
         for row, (sequence, (tokens, confidence)) in enumerate(zip(sequences, found, strict=True)):
             if tokens:
@@ -363,6 +361,7 @@ class AutoController:
                 networks = [name for name in choice.limits if self._kinds[name].sequential]
                 if choice.end_probes(kept, self.budget.probing, networks):
                     choice.until = self._now
+            choice.looked = False
         self._used.clear()
         if len(self._unlearnt.seen) >= REST:  # mostly a plan is made before, which learns, too
             self._learn()
@@ -379,7 +378,7 @@ class AutoController:
         if not self._unlearnt.steps:
             return
         begin = time.perf_counter()
-        self._learn_rows(self._unlearnt.take_untried(), checked=False)
+        self._learn_rows(self._lookups.take_shown(), checked=False)
         self.budget, warnings = learning.alarm(learning.observe(self.budget, self._unlearnt.seen))
         self._care.learnt(*self._unlearnt.learnt(time.perf_counter() - begin))
         if self._gone:

@@ -28,11 +28,8 @@ class FixedController:
             for sequence, want in zip(sequences, wants, strict=True)
         ]
 
-    def rest(self) -> int:
-        return 0
-
-    def go_on_resting(self, sequences: list[Sequence], untold: int) -> int:
-        return 0
+    def rest(self, sequences: list[Sequence], rooms: list[int]) -> tuple[int, None]:
+        return 0, None
 
     def join(self, sequences: list[Sequence], wants: list[Want], most: int, untold: int) -> None:
         return None

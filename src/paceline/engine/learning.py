@@ -173,6 +173,14 @@ def is_news(budget: Budget, row: RowRecord) -> bool:
     return False
 
 
+def teaches(budget: Budget, told: RowRecord) -> bool:
+    """Whether what would have become of a copy that was not checked is more than what is thought already: some of it was
+    kept, or it was the first of its text.
+    """
+    kinds = [kind for kind in budget.kinds if kind.name == told.drafter]
+    return told.accepted > 0 or any(not b.arm_of(budget, told.sequence_id, kind).copied for kind in kinds)
+
+
 def _main_kind(budget: Budget, rows: list[RowRecord]) -> Kind | None:
     """The kind that a step's drafting time is put down to: the one that needs a call per token, if it took
     part.

@@ -21,6 +21,7 @@ from paceline.sampling.shape import is_greedy
 
 # Of so many steps many texts are watched in one: where looks at so many have brought less than they took, and else.
 EVERY = 16, 4
+NEVER = 1 << 40  # a step
 
 
 Found = tuple[list[int], list[float]]  # tokens to copy, and the confidence of each
@@ -75,20 +76,33 @@ class Lookups:
         self._rests = False  # and they do
         # texts that most likely go on as something that they were given, at last
         self._followed: set[int] = set()
+        self.shown: list[RowRecord] = []  # what would have become of copies that were not checked
         self._offered: set[int] = set()  # texts for which something was found in this step
 
-    def due(self, sequence: Sequence, now: int, first: Firsts) -> tuple[int, RowRecord | None]:
-        """(the step of the next look, what would have become of a copy that was not checked, once the text has shown
-        it).
-        """
+    def told(self, sequence: Sequence, now: int) -> int:
+        """Note what would have become of a copy that was not checked. If that is waited for, tokens until it is seen."""
         awaited, told = self._unchecked.awaited(sequence.id), self._unchecked.told(sequence)
-        if awaited and isinstance(told, int):
-            return self._shown(sequence.id, now + told), None
-        if isinstance(told, RowRecord):
-            if told.accepted == told.drafted:
-                self._quiet.wake(sequence.id)
-            elif awaited:
-                self._quiet.hush(sequence.id, now, watched=self._leaves(sequence.id))
+        if isinstance(told, int):
+            return told if awaited else 0
+        self.shown.append(told)
+        if told.accepted == told.drafted:
+            self._quiet.wake(sequence.id)
+        elif awaited:
+            self._quiet.hush(sequence.id, now, watched=self._leaves(sequence.id))
+        return 0
+
+    def take_shown(self) -> list[RowRecord]:
+        shown, self.shown = self.shown, []
+        return shown
+
+    def due(self, sequence: Sequence, now: int, first: Firsts, *, always: bool = False) -> int:
+        """`now` if there may be something to copy and a look is due, or due at every step; else the step of the next."""
+        wait = self.told(sequence, now)
+        due = self._awaited(sequence.id, now + wait) if wait else self._next(sequence, now, first)
+        return self.look(sequence, now) if always or due <= now else due
+
+    def _next(self, sequence: Sequence, now: int, first: Firsts) -> int:
+        """The step of the next look, where nothing is waited for."""
         due = self._quiet.due(sequence.id, now)
         if due is None:
             later, soon = _later(sequence, first), self._quiet.pays or _follows(sequence, first)
@@ -96,7 +110,7 @@ class Lookups:
             if later or not soon:
                 watched = self._leaves(sequence.id)
                 due = self._quiet.hush(sequence.id, now, sampled=later, watched=watched)
-        return due, told if isinstance(told, RowRecord) else None
+        return due
 
     def join(self, sequence: Sequence, now: int, first: Firsts) -> int:
         """The step of the first look at a new text beside others that rest: when they are looked at, or as soon as its
@@ -106,7 +120,8 @@ class Lookups:
         given = self._few and self._quiet.pays and sequence.reference and not (later or first.lost())
         if given or _follows(sequence, first):
             return max(now + 1, self.until)
-        return self._quiet.hush(sequence.id, now, sampled=later, watched=self.copier is not None)
+        due = self._quiet.hush(sequence.id, now, sampled=later, watched=self.copier is not None)
+        return NEVER if self._few and not later else due
 
     def peek(self, sequence: Sequence) -> bool:
         """Whether there may be something to copy."""
@@ -125,9 +140,10 @@ class Lookups:
         kind = next(kind for kind in budget.kinds if kind.name == copier.name)
         firsts = [(s, Firsts(budget, s.id, looks)) for s in sequences]
         self._followed = {s.id for s, first in firsts if _follows(s, first)}
-        watched = [s for s, first in firsts if not _later(s, first)]
-        rungs = copier.rungs
-        worth = [(s, copies.worth(budget, kind, b.arm_of(budget, s.id, kind), look, rungs)) for s in watched]
+        arms = [(s, b.arm_of(budget, s.id, kind)) for s, first in firsts if not _later(s, first)]
+        if self._few:  # a first copy that will not be kept is not checked, but the next ones may be worth it
+            arms = [(s, arm._replace(copied=True) if copies.is_lost(budget, arm) else arm) for s, arm in arms]
+        worth = [(s, copies.worth(budget, kind, arm, look, copier.rungs)) for s, arm in arms]
         if all(own[-1] <= 0 for _, own in worth):
             return None
         every = 1 if self._few else EVERY[self._quiet.pays or bool(self._followed)]
@@ -184,9 +200,13 @@ class Lookups:
         """The step, after this one, in which one of these texts has to be looked at again."""
         steps = []
         for i in texts:
+            if self._few and not self._quiet.sparing(i):
+                continue  # it is watched in every step
             awaited = self._unchecked.awaited(i)
-            steps.append(self._shown(i, now + awaited) if awaited else self._quiet.due(i, now + 1) or now + 1)
-        return max(min(steps, default=now + 1), self.until)
+            steps.append(
+                self._awaited(i, now + awaited) if awaited else self._quiet.due(i, now + 1) or now + 1
+            )
+        return max(min(steps, default=NEVER), self.until)
 
     @property
     def until(self) -> int:
@@ -205,7 +225,7 @@ class Lookups:
         """Whether it is left to the watch to say when there is something to copy: where looks have brought little."""
         return self._watches(sequence_id) and not (self._quiet.pays or sequence_id in self._followed)
 
-    def _shown(self, sequence_id: int, step: int) -> int:
+    def _awaited(self, sequence_id: int, step: int) -> int:
         """The step in which it is looked at what became of a copy that this one has shown: with others where looks have
         brought little, but for a text that most likely goes on as something that it was given.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from paceline.core import Draft, VerifyRule
+from paceline.core import Draft, Sequence, VerifyRule
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.engine import budget
 from paceline.engine.live import Live
@@ -17,10 +17,10 @@ from paceline.engine.state import EngineState
 def propose(state: EngineState, work: list[Work]) -> Draft:
     """Drafts for all rows of `work`; rows that do not decode, or may not draft, are empty with their reason."""
     if (rest := state.rest) is not None:
-        if rest.holds(work, state.controller) or (
-            _join(state, rest, work) and rest.holds(work, state.controller)
-        ):
-            return rest.draft(_copies(state, rest, work) if rest.stirs() else None)
+        if (rest.holds(work) or _join(state, rest, work)) and (
+            draft := _go_on(state, rest, work)
+        ) is not None:
+            return draft
         if (draft := rest.pause(work)) is not None:
             return draft
     state.tell()
@@ -41,30 +41,46 @@ def propose(state: EngineState, work: list[Work]) -> Draft:
             others += w.count
     for name, rows in groups.items():
         _ask(state, state.drafters[name], [state.lives[work[i].sequence.id] for i in rows], rows, others, out)
-    steps = 0
-    if not others and not any(out.tokens) and len(groups) < 2:
-        steps = state.controller.rest() if groups else ALWAYS
     state.rest = None
-    if steps > 0:
-        state.rest = Rest(
-            [w.sequence.id for w in work],
-            steps,
-            nothing(out.reasons),
-            next(iter(groups), None),
-            state.controller.watch([w.sequence for w in work]) if groups else None,
-        )
+    if not others and not any(out.tokens) and len(groups) < 2:
+        return _rest(state, work, out, next(iter(groups), None))
     return out
 
 
-def _copies(state: EngineState, rest: Rest, work: list[Work]) -> Draft | None:
-    """What is worth copying in texts that rest, and go on resting."""
-    state.tell()
+def _rest(state: EngineState, work: list[Work], out: Draft, drafter: str | None) -> Draft:
+    """Nobody has drafted anything: so it is for a while, if the controller says so, but for what may be copied."""
+    steps, copies = ALWAYS, None
     sequences = [w.sequence for w in work]
-    rooms = [max(state.lives[s.id].room(state.max_len) - 1, 0) for s in sequences]
-    copies = state.controller.copies(sequences, rooms)
+    if drafter is not None:
+        steps, copies = state.controller.rest(sequences, _rooms(state, sequences))
+    if steps == 0:
+        return out
+    rest = state.rest = Rest([s.id for s in sequences], steps, nothing(out.reasons), drafter)
+    rest.draft(copies)
+    if drafter is not None and copies is None:
+        rest.watch = state.controller.watch(sequences)
+    return copies or out
+
+
+def _go_on(state: EngineState, rest: Rest, work: list[Work]) -> Draft | None:
+    """What is drafted in a further step of a rest; None if it is over."""
+    sequences, copies = [w.sequence for w in work], None
+    if rest.steps == 0:
+        state.tell()
+        rest.steps, copies = state.controller.rest(sequences, _rooms(state, sequences))
+        if rest.steps == 0:
+            return None
+    elif rest.stirs():
+        state.tell()
+        copies = state.controller.copies(sequences, _rooms(state, sequences))
     if copies is None and rest.copied:  # something was learnt from those before
         rest.watch = state.controller.watch(sequences)
-    return copies
+    return rest.draft(copies)
+
+
+def _rooms(state: EngineState, sequences: list[Sequence]) -> list[int]:
+    """Tokens that may be drafted: the last one is always the target's own."""
+    return [max(state.lives[s.id].room(state.max_len) - 1, 0) for s in sequences]
 
 
 def _join(state: EngineState, rest: Rest, work: list[Work]) -> bool:
@@ -92,9 +108,7 @@ def _ask(
         for row, (_, reason) in zip(rows, allowed, strict=True):
             out.reasons[row] = reason
         return
-    limits = [
-        max(0, min(k, live.room(state.max_len) - 1)) for (k, _), live in zip(allowed, lives, strict=True)
-    ]
+    limits = [min(k, room) for (k, _), room in zip(allowed, _rooms(state, sequences), strict=True)]
     for row, (k, reason), limit in zip(rows, allowed, limits, strict=True):
         out.reasons[row] = reason if k == 0 else budget.NO_ROOM if limit == 0 else budget.NO_PROPOSAL
     if not any(limits):

@@ -92,7 +92,7 @@ class Quiet:
         known = self._texts.get(sequence_id)
         if sampled:
             self._sampled.add(sequence_id)
-        sparing = SPARING if sequence_id in self._sampled else 1
+        sparing = SPARING if self.sparing(sequence_id) else 1
         first = (SAMPLED if self.pays else SPARING * SAMPLED) if sparing > 1 else self._here.first
         wait = min(2 * known[0] if known else first, sparing * most, sparing * self._here.longest)
         wait = max(wait, WATCHED[self.pays]) if watched and sparing == 1 else wait
@@ -112,6 +112,10 @@ class Quiet:
     def brought(self, steps: float) -> None:
         """Copies have saved so many plain steps, net of what they took."""
         self._here.brought = max(self._here.brought + steps, 0.0)
+
+    def sparing(self, sequence_id: int) -> bool:
+        """Whether it is looked at sparingly."""
+        return sequence_id in self._sampled
 
     def wake(self, sequence_id: int) -> None:
         """There was something: look at once."""

@@ -69,7 +69,6 @@ class Unlearnt:
         self.steps = 0
         self.drafted = 0  # steps of them in which something was
         self.news: list[RowRecord] = []  # drafts that change what is worth drafting next
-        self.untried: list[RowRecord] = []  # what would have become of copies that were not checked
         self._seconds = 0.0  # that they took,
         self._learning = 0.0  # and that to learn takes, lately
         self._last: tuple[bool, int] = (False, 0)  # whether the last step had drafts, and how many in a row
@@ -99,10 +98,6 @@ class Unlearnt:
         news, self.news = self.news, []
         return _taken(news)
 
-    def take_untried(self) -> list[RowRecord]:
-        untried, self.untried = self.untried, []
-        return untried
-
     def take_drafts(self) -> list[RowRecord]:
         return _taken([row for record in self.seen for row in record.rows if row.drafted])
 
@@ -118,7 +113,6 @@ class Unlearnt:
         self._seconds = 0.0
         self.seen.clear()
         self.news.clear()
-        self.untried.clear()
         self.steps = self.drafted = 0
         return what
 

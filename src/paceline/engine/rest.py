@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from paceline.core import Draft
-from paceline.engine.budget import PREFILL, Controller
+from paceline.engine.budget import PREFILL
 from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.scheduler import Work
 from paceline.ops.search import Watch
@@ -113,7 +113,7 @@ def nothing(reasons: list[str | None]) -> Draft:
 
 @dataclass(slots=True)
 class Rest:
-    """Of some texts, for so many steps. What a watch finds is copied without an end to it."""
+    """Of some texts, for so many steps, before the controller is asked again. What a watch finds is copied meanwhile."""
 
     ids: list[int]
     steps: int
@@ -124,18 +124,14 @@ class Rest:
     untold: Untold = field(default_factory=Untold)
     paused: bool = False  # a prompt was read in the last step: it holds if the same texts go on
 
-    def holds(self, work: list[Work], controller: Controller) -> bool:
-        """Whether `work` is of these texts and nothing has to be drafted; a look alone does not end it."""
+    def holds(self, work: list[Work]) -> bool:
+        """Whether `work` is of these texts."""
         self.paused = False
-        if self.ids != [w.sequence.id if w.count == 1 and w.last else None for w in work]:
-            return False
-        if self.steps == 0:
-            self.steps = controller.go_on_resting([w.sequence for w in work], self.untold.steps)
-        return self.steps > 0
+        return self.ids == [w.sequence.id if w.count == 1 and w.last else None for w in work]
 
     def stirs(self) -> bool:
         """Whether there may be something worth copying. Asked once in a step."""
-        return self.watch is not None and (self.copied or self.watch.finds())
+        return self.copied or (self.watch is not None and self.watch.finds())
 
     def newcomers(self, work: list[Work]) -> bool:
         """Whether some of `work` have taken the place of as many that have ended. They may still read prompts."""
