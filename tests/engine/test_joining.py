@@ -147,7 +147,7 @@ def test_who_has_come_in_the_place_of_others() -> None:
     assert not rest.newcomers([work(2)])  # nobody has come
     assert rest.newcomers([work(2), work(3, 8)])  # it reads its prompt
     assert not Rest([1], 5, nothing([None])).newcomers([work(3)])  # nobody drafts
-    rest.go_on([work(2), work(3)], 7, b.PARKED_BY_COST, None)
+    rest.go_on([work(2), work(3)], 7, b.PARKED_BY_COST)
     assert (rest.ids, rest.steps) == ([2, 3], 7)
     assert rest.empty.reasons == [b.NO_CONFIDENCE, b.PARKED_BY_COST]
 

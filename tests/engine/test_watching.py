@@ -78,7 +78,7 @@ def test_a_rest_goes_on_over_copies_and_what_follows_one_is_asked_for_at_once() 
     assert rest.stirs()
     assert rest.draft() is empty
     assert (rest.steps, rest.holds([work(1)])) == (1, True)
-    rest.go_on([work(2)], 5, None, None)
+    rest.go_on([work(2)], 5, None)
     assert not rest.stirs()
 
 

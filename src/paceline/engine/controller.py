@@ -77,25 +77,22 @@ class AutoController:
             begin = time.perf_counter()
             new = set(ids).difference(i for i, _ in self.budget.arms)
             kin = kin_of(sequences, wants, len(new)) if choice is None and not others else None
-            now = self._now
-            again = self._as_before(sequences, drafter_max, kin, new, now) if choice is None else None
+            again = self._as_before(sequences, drafter_max, kin, new, self._now) if choice is None else None
             choice = again or self._think(sequences, wants, drafter_max)
             if again is None:
                 taken = time.perf_counter() - begin
                 self._plan_seconds += 0.2 * (taken - self._plan_seconds) if self._plan_seconds else taken
                 if kin:
-                    planning = self._plan_seconds / self.budget.costs.target(len(ids))
-                    self._before.keep(kin, choice, self._now, planning)
+                    plain = self.budget.costs.target(len(ids))
+                    self._before.keep(kin, choice, self._now, self._plan_seconds / plain)
             self._choices[ids] = choice
             self._care.thought += time.perf_counter() - begin
         self._choice = choice
         self._used.append(choice)
         self._lookups.among(len(ids), sampled=choice.sampled, rests=not choice.drafts)
-        if not choice.drafts:
-            choice.look = max(choice.look, self._lookups.until)
-        here = choice.drafts or self._lookups.copier is None  # else `rest` looks
-        looks = here and choice.looks and choice.look <= self._now
-        return self._with_looks(choice, sequences) if looks else choice.out
+        here = choice.drafts or others or self._lookups.copier is None  # else `rest` looks
+        looks = choice.looks and max(choice.look, 0 if choice.drafts else self._lookups.until) <= self._now
+        return self._with_looks(choice, sequences) if here and looks else choice.out
 
     def rest(self, sequences: list[Sequence], rooms: list[int]) -> tuple[int, Draft | None]:
         choice, now, found = self._choice, self._now, None
@@ -119,7 +116,10 @@ class AutoController:
                 self._lookups.timed(time.perf_counter() - begin, self.budget.costs.target(len(rooms)), now)
         if choice.looks:
             choice.look = self._lookups.next(choice.caps, now)
-        return choice.left(now), found
+        steps = choice.left(now)
+        if found is not None:
+            choice.look = now  # whoever is asked next looks at once
+        return steps, found
 
     def join(self, sequences: list[Sequence], wants: list[Want], most: int, untold: int) -> Joined | None:
         """By what was decided a moment ago for such texts. They are looked at when the others are."""
@@ -141,17 +141,17 @@ class AutoController:
         return self._lookups.watch(ours, self.budget, choice.looks) if choice else None
 
     def copies(self, sequences: list[Sequence], rooms: list[int]) -> Draft | None:
-        if self._now < self._lookups.until:
+        choice, now, begin = self._choice, self._now, time.perf_counter()
+        if choice is None or now < self._lookups.until:
             return None
-        begin = time.perf_counter()
         found = self._copies(sequences, {s.id: room for s, room in zip(sequences, rooms, strict=True)})
         if found is None:
-            plain = self.budget.costs.target(len(rooms))
-            self._lookups.timed(time.perf_counter() - begin, plain, self._now)
+            self._lookups.timed(time.perf_counter() - begin, self.budget.costs.target(len(rooms)), now)
+        choice.look = now if found else self._lookups.next(choice.caps, now)
         return found
 
     def _copies(self, sequences: Seq[Sequence], rooms: Mapping[int, int]) -> Draft | None:
-        """What is worth copying in this step, in those texts that there is room in. None: nothing."""
+        """What is worth copying in this step, in those texts that there is room in."""
         choice, copier = self._choice, self._lookups.copier
         if choice is None or copier is None or copier.name not in choice.looks:
             return None
@@ -162,7 +162,8 @@ class AutoController:
         offers = self._offers(sequences, choice, name, found, wakes=not self._unlearnt.drafting)
         if not any(one.tokens for one in offers):
             return None
-        choice.looked, choice.limits[name] = True, caps
+        choice.looked = True
+        choice.limits[name] = {s.id: len(t) for s, (t, _) in zip(sequences, found, strict=True) if t}
         self._used.append(choice)
         return copies.draft(name, found, offers)
 

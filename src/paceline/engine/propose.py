@@ -73,7 +73,7 @@ def _go_on(state: EngineState, rest: Rest, work: list[Work]) -> Draft | None:
     elif rest.stirs():
         state.tell()
         copies = state.controller.copies(sequences, _rooms(state, sequences))
-    if copies is None and rest.copied:  # something was learnt from those before
+    if copies is None and rest.copied:  # what was learnt meanwhile counts
         rest.watch = state.controller.watch(sequences)
     return rest.draft(copies)
 
@@ -93,7 +93,9 @@ def _join(state: EngineState, rest: Rest, work: list[Work]) -> bool:
     wants, drafter = [_want(state, live) for live in lives], state.drafters[lives[0].drafter]
     joined = state.controller.join([w.sequence for w in work], wants, drafter.max_tokens, rest.untold.steps)
     if joined is not None:
-        rest.go_on(work, *joined, state.controller.watch([w.sequence for w in work]))
+        rest.go_on(work, *joined)
+        if rest.steps:
+            rest.watch = state.controller.watch([w.sequence for w in work])
     return joined is not None
 
 

@@ -120,7 +120,7 @@ class Rest:
     empty: Draft  # what is drafted in each of them
     drafter: str | None = None  # that all of them are written with; None: nobody may draft
     watch: Watch | None = None  # tells where there may be something to copy
-    copied: bool = False  # in the last step: what follows may be copied, too
+    copied: bool = False  # in the last step: what follows may be copied, too, and nobody watches yet
     untold: Untold = field(default_factory=Untold)
     paused: bool = False  # a prompt was read in the last step: it holds if the same texts go on
 
@@ -141,9 +141,9 @@ class Rest:
             and not {w.sequence.id for w in work} <= set(self.ids)
         )
 
-    def go_on(self, work: list[Work], steps: int, reason: str | None, watch: Watch | None) -> None:
-        """For so many steps, with those that are new, for the same `reason`."""
-        self.watch, self.copied = watch, False
+    def go_on(self, work: list[Work], steps: int, reason: str | None) -> None:
+        """For so many steps, with those that are new, for the same `reason`. 0: they have to be looked at in this one."""
+        self.watch, self.copied = None, steps == 0
         known = dict(zip(self.ids, self.empty.reasons, strict=True))
         self.ids = [w.sequence.id for w in work]
         self.steps, self.empty = steps, nothing([known.get(i, reason) for i in self.ids])
@@ -155,7 +155,9 @@ class Rest:
         return self.empty if copies is None else copies
 
     def pause(self, work: list[Work]) -> Draft | None:
-        """Nothing to draft for `work`, if it reads prompts beside texts that rest."""
+        """Nothing to draft for `work`, if it reads prompts beside texts that rest, and copy nothing just now."""
+        if self.copied:
+            return None
         known = dict(zip(self.ids, self.empty.reasons, strict=True))
         decoding = [w.count == 1 and w.last for w in work]
         if self.steps == 0 or all(decoding):
