@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.engine.test_audit import MTP, sequence
 from tests.engine.test_rest import work
-from tests.testing import Setup, make_engine, prompts, run
+from tests.testing import VOCAB, Setup, make_engine, prompts, run
 
 from paceline.core import SamplingParams, Sequence
 from paceline.drafters.ngram import NgramDrafter
@@ -194,3 +194,35 @@ def test_texts_at_rest_take_their_copies_and_hardly_anybody_is_asked(batch: int)
         assert one.stats.drafters["ngram"] > 4
         assert one.stats.accepted > 60
     assert heard.asked_for < completions[0].stats.steps / 2
+
+
+class Failing(NgramDrafter):
+    """Says something wrong, or raises, once texts have come to what they were given."""
+
+    def __init__(self, answer: int | None) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def look(self, sequence: Sequence, limit: int) -> tuple[list[int], list[float]]:
+        tokens, confidence = super().look(sequence, limit)
+        if len(sequence.tokens) < 90 or not tokens:
+            return tokens, confidence
+        if self.answer is None:
+            raise RuntimeError("boom")
+        return [self.answer] * len(tokens), confidence
+
+
+@pytest.mark.parametrize(("answer", "why"), [(None, "boom"), (VOCAB, "not an id"), (-1, "not an id")])
+def test_a_text_at_rest_whose_copies_are_none_is_parked_and_the_text_is_right(
+    answer: int | None, why: str
+) -> None:
+    texts, params = prompts(2, longest=12), SamplingParams(max_tokens=160, temperature=0)
+    plain = run(make_engine(Setup()), texts, params)
+    copier = Failing(answer)
+    heard = Asked(FLAT, [NGRAM], copier=copier)
+    engine = make_engine(Setup(), drafter=Portfolio(copier, None, heard), controller=heard)
+    given = [replace(params, draft_tokens="auto", reference=tuple(one.token_ids[60:])) for one in plain]
+    completions = run(engine, texts, given)
+    assert [one.token_ids for one in completions] == [one.token_ids for one in plain]
+    for one in completions:
+        assert any(b.DRAFTER_FAILED in reason and why in reason for reason in one.stats.reasons)

@@ -256,9 +256,15 @@ def test_plain_rows_are_recognised():
 
 
 def test_ids_beyond_the_vocabulary():
-    for values in ({"logit_bias": {V: 1.0}}, {"bad_token_ids": (-1,)}, {"stop_token_ids": (V,)}):
+    for values in (
+        {"logit_bias": {V: 1.0}},
+        {"bad_token_ids": (-1,)},
+        {"stop_token_ids": (V,)},
+        {"reference": [1, V]},
+    ):
         with pytest.raises(UsageError, match=f"give ids from 0 to {V - 1}"):
             check_token_ids(SamplingParams(**values), V)
-    check_token_ids(SamplingParams(allowed_token_ids=(0, V - 1)), V)
+    check_token_ids(SamplingParams(allowed_token_ids=(0, V - 1), reference=(0, V - 1)), V)
+    check_token_ids(SamplingParams(reference="a text"), V)
     smaller = shape(torch.zeros(1, 100), [make_row(bad_token_ids=(250, 3), repetition_penalty=2.0)])
     assert (smaller == -torch.inf).sum() == 1  # a drafter's smaller vocabulary ignores what it has not

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from paceline.core import Draft, Sequence, VerifyRule
@@ -12,6 +13,8 @@ from paceline.engine.picker import StepPicker
 from paceline.engine.rest import ALWAYS, Rest, nothing
 from paceline.engine.scheduler import Work
 from paceline.engine.state import EngineState
+
+Resting = tuple[int, Draft | None]  # steps that texts rest, and what they copy in the first of them
 
 
 def propose(state: EngineState, work: list[Work]) -> Draft:
@@ -49,10 +52,9 @@ def propose(state: EngineState, work: list[Work]) -> Draft:
 
 def _rest(state: EngineState, work: list[Work], out: Draft, drafter: str | None) -> Draft:
     """Nobody has drafted anything: so it is for a while, if the controller says so, but for what may be copied."""
-    steps, copies = ALWAYS, None
-    sequences = [w.sequence for w in work]
+    steps, copies, sequences = ALWAYS, None, [w.sequence for w in work]
     if drafter is not None:
-        steps, copies = state.controller.rest(sequences, _rooms(state, sequences))
+        steps, copies = _copying(state, sequences, state.controller.rest)
     if steps == 0:
         return out
     rest = state.rest = Rest([s.id for s in sequences], steps, nothing(out.reasons), drafter)
@@ -67,15 +69,38 @@ def _go_on(state: EngineState, rest: Rest, work: list[Work]) -> Draft | None:
     sequences, copies = [w.sequence for w in work], None
     if rest.steps == 0:
         state.tell()
-        rest.steps, copies = state.controller.rest(sequences, _rooms(state, sequences))
-        if rest.steps == 0:
-            return None
+        rest.steps, copies = _copying(state, sequences, state.controller.rest)
     elif rest.stirs():
         state.tell()
-        copies = state.controller.copies(sequences, _rooms(state, sequences))
+        left, ask = rest.steps, state.controller.copies
+        rest.steps, copies = _copying(state, sequences, lambda *texts: (left, ask(*texts)))
+    if rest.steps == 0:
+        return None
     if copies is None and rest.copied:  # what was learnt meanwhile counts
         rest.watch = state.controller.watch(sequences)
     return rest.draft(copies)
+
+
+def _copying(
+    state: EngineState, sequences: list[Sequence], ask: Callable[[list[Sequence], list[int]], Resting]
+) -> Resting:
+    """What the controller says of texts at rest. What is copied comes from a stranger, too, see `_ask`."""
+    rooms = _rooms(state, sequences)
+    try:
+        steps, copies = ask(sequences, rooms)
+        if copies is not None:
+            check_draft(copies, rooms, state.target.vocab_size)
+    except Exception as error:  # noqa: BLE001  as in `_ask`
+        for sequence in sequences:
+            _park(state.lives[sequence.id], error)
+        return 0, None
+    return steps, copies
+
+
+def _park(live: Live, error: Exception) -> str:
+    """Nothing more is drafted for a text; why."""
+    live.parked = f"{budget.DRAFTER_FAILED}: {type(error).__name__}: {error}"[:200]
+    return live.parked
 
 
 def _rooms(state: EngineState, sequences: list[Sequence]) -> list[int]:
@@ -128,8 +153,7 @@ def _ask(
         _check_laws(draft, [live.rule for live in lives])
     except Exception as error:  # noqa: BLE001  a drafter is a stranger: whatever it raises costs speed, never text
         for live, row in zip(lives, rows, strict=True):
-            live.parked = f"{budget.DRAFTER_FAILED}: {type(error).__name__}: {error}"[:200]
-            out.reasons[row] = live.parked
+            out.reasons[row] = _park(live, error)
         return
     for j, row in enumerate(rows):
         out.tokens[row], out.confidence[row] = draft.tokens[j], draft.confidence[j]

@@ -78,6 +78,7 @@ def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
     named: list[tuple[str, Iterable[int]]] = [
         ("logit_bias", params.logit_bias), ("bad_token_ids", params.bad_token_ids),
         ("allowed_token_ids", params.allowed_token_ids or ()), ("stop_token_ids", params.stop_token_ids),
+        ("reference", () if isinstance(params.reference, str) else params.reference or ()),
     ]  # fmt: skip
     for name, ids in named:
         for token in ids:
