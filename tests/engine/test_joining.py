@@ -11,7 +11,7 @@ from tests.engine.test_audit import MTP, sequence
 from tests.engine.test_rest import work
 from tests.testing import VOCAB, Setup, make_engine, prompts, run
 
-from paceline.core import SamplingParams, Sequence
+from paceline.core import Draft, SamplingParams, Sequence
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.portfolio import Portfolio
 from paceline.engine import budget as b
@@ -226,3 +226,41 @@ def test_a_text_at_rest_whose_copies_are_none_is_parked_and_the_text_is_right(
     assert [one.token_ids for one in completions] == [one.token_ids for one in plain]
     for one in completions:
         assert any(b.DRAFTER_FAILED in reason and why in reason for reason in one.stats.reasons)
+
+
+@pytest.mark.parametrize("verify", ["match", "block"])
+def test_texts_that_join_copy_nothing_before_their_prompt_is_read(
+    verify: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their prompts are read in pieces, beside texts that copy."""
+    texts = prompts(12, longest=30)
+    each = [SamplingParams(max_tokens=40 + 9 * (i % 4), temperature=0) for i in range(12)]
+    plain = run(make_engine(Setup(max_batch=3, verify=verify)), texts, each)
+    copier = NgramDrafter()
+    nearly = replace(FLAT, rounds={"mtp": (1.0, 1.0, 0.0)})  # copies pay, a network does not
+    heard = Asked(nearly, [MTP, NGRAM], copier=copier)
+    heard._plan_seconds = 1.0  # a plan is dear, and holds for others
+    setup = Setup(max_batch=3, verify=verify)
+    engine = make_engine(setup, drafter=Portfolio(copier, None, heard), controller=heard)
+    given = [
+        replace(own, draft_tokens="auto", reference=tuple(text + one.token_ids))
+        for own, text, one in zip(each, texts, plain, strict=True)
+    ]
+    reading: list[list[int]] = []
+
+    def copies(sequences: list[Sequence], rooms: list[int]) -> Draft | None:
+        reading.extend(s.tokens for s in sequences if s.committed < len(s.tokens) - 1)
+        return AutoController.copies(heard, sequences, rooms)
+
+    def rest(sequences: list[Sequence], rooms: list[int]) -> tuple[int, Draft | None]:
+        reading.extend(s.tokens for s in sequences if s.committed < len(s.tokens) - 1)
+        return AutoController.rest(heard, sequences, rooms)
+
+    monkeypatch.setattr(heard, "copies", copies)
+    monkeypatch.setattr(heard, "rest", rest)
+    completions = run(engine, texts, given)
+    assert reading == []
+    assert [one.token_ids for one in completions] == [one.token_ids for one in plain]
+    for one in completions:
+        assert one.stats.accepted == one.stats.emitted - one.stats.steps
+    assert sum(one.stats.accepted for one in completions) > 100

@@ -20,9 +20,8 @@ Resting = tuple[int, Draft | None]  # steps that texts rest, and what they copy 
 def propose(state: EngineState, work: list[Work]) -> Draft:
     """Drafts for all rows of `work`; rows that do not decode, or may not draft, are empty with their reason."""
     if (rest := state.rest) is not None:
-        if (rest.holds(work) or _join(state, rest, work)) and (
-            draft := _go_on(state, rest, work)
-        ) is not None:
+        holds = rest.holds(work) or (_join(state, rest, work) and rest.holds(work))  # not if it reads prompts
+        if holds and (draft := _go_on(state, rest, work)) is not None:
             return draft
         if (draft := rest.pause(work)) is not None:
             return draft
