@@ -18,10 +18,10 @@ from paceline.engine.audit import Audit, hopeful
 from paceline.engine.budget import Budget, Joined, Want
 from paceline.engine.care import Care
 from paceline.engine.choice import REST, Before, Choice, Kin, begun, caps_of, going_on, kin_of
-from paceline.engine.copies import NOTHING, Offer
+from paceline.engine.copies import NOTHING, Found, Offer
 from paceline.engine.costs import TABLE_ROWS, Profile
 from paceline.engine.fixed import WHOLE, Limit, wanted, whole
-from paceline.engine.lookups import Copier, Firsts, Found, Lookups
+from paceline.engine.lookups import Copier, Firsts, Lookups
 from paceline.engine.records import RowRecord, StepRecord, Unlearnt
 from paceline.ops.base import Stop
 from paceline.ops.search import Watch

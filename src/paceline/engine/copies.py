@@ -22,6 +22,7 @@ FEW_TEXTS = 3
 LOST = 0.3  # chance of a first copy below which sampled text is not searched at once,
 KEPT = 0.8  # and from which on any text that was given something is, however many there are
 HOPELESS = 0.03  # survival below which nothing more is worth a look
+Found = tuple[list[int], list[float]]  # tokens to copy, and the confidence of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +144,14 @@ def together(budget: Budget, look: Look, offers: Seq[Offer], *, wakes: bool) -> 
     return kept > look.rate * (MARGIN * takes + wake)
 
 
-def draft(kind: str, found: Seq[tuple[list[int], list[float]]], offers: Seq[Offer]) -> Draft:
+def draft(kind: str, found: Seq[Found], offers: Seq[Offer]) -> Draft:
     """As much of each proposal as is worth checking."""
     cut = [
         (tokens[: one.tokens], sure[: one.tokens]) for (tokens, sure), one in zip(found, offers, strict=True)
     ]
     reasons = [
-        None if tokens else NO_CONFIDENCE if all_ else NO_PROPOSAL
-        for (tokens, _), (all_, _) in zip(cut, found, strict=True)
+        None if worth_it else NO_CONFIDENCE if proposed else NO_PROPOSAL
+        for (worth_it, _), (proposed, _) in zip(cut, found, strict=True)
     ]
     names = [kind if tokens else "none" for tokens, _ in cut]
     return Draft([tokens for tokens, _ in cut], [sure for _, sure in cut], None, reasons, names)

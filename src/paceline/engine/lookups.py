@@ -11,7 +11,7 @@ from paceline.engine import budget as b
 from paceline.engine import copies
 from paceline.engine.acceptance import Kind
 from paceline.engine.budget import Budget
-from paceline.engine.copies import Look
+from paceline.engine.copies import Found, Look
 from paceline.engine.costs import Costs
 from paceline.engine.quiet import LOOK, Quiet
 from paceline.engine.records import RowRecord, StepRecord
@@ -22,9 +22,6 @@ from paceline.sampling.shape import is_greedy
 # Of so many steps many texts are watched in one: where looks at so many have brought less than they took, and else.
 EVERY = 16, 4
 NEVER = 1 << 40  # a step
-
-
-Found = tuple[list[int], list[float]]  # tokens to copy, and the confidence of each
 
 
 class Copier(Protocol):
