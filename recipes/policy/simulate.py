@@ -23,6 +23,7 @@ from paceline.core import SamplingParams, Sequence
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.portfolio import Portfolio
 from paceline.engine import controller as controlling
+from paceline.engine import planner as planning
 from paceline.engine.controller import AutoController
 from paceline.engine.costs import Costs, Profile, default_profile, staircase
 from paceline.engine.engine import Engine
@@ -168,7 +169,7 @@ def prepared(batch: int, steep: float, belief: float, learns: bool) -> tuple[Eng
         step_tokens=READ,
     )
     engine = build_engine(config)
-    controlling.time = Clock  # type: ignore[assignment]
+    controlling.time = planning.time = Clock  # type: ignore[assignment]
     both = engine.state.drafters["mtp+ngram"]
     known = engine.state.controller
     assert isinstance(both, Portfolio)

@@ -42,6 +42,10 @@ def row(sid: int, drafted: int, accepted: int, confidence: float = 0.8, drafter:
     )
 
 
+def seen_rows(budget: Budget, rows: list[RowRecord]) -> Budget:
+    return learning.of_all(learning.of_texts(budget, rows), rows)
+
+
 def make(profile: Profile, draft: float = 0.05, kind: Kind = MTP) -> Budget:
     costs = profile.costs()
     for steps, tokens in ((1, 1), (4, 4), (1, 8), (4, 32), (8, 8)) * 8:
@@ -138,7 +142,7 @@ def test_choice_is_as_good_as_brute_force(profile: Profile, draft: float) -> Non
     for sid, chance in enumerate((0.95, 0.6, 0.2)):
         for _ in range(12):
             kept = 4 if chance > 0.9 else 1 if chance > 0.5 else 0
-            budget = learning.observe_rows(budget, [row(sid, 4, kept)])
+            budget = seen_rows(budget, [row(sid, 4, kept)])
     caps = dict.fromkeys(range(3), 6)
     plan = b.choose(budget, MTP, caps, 3, 3)
     best = max(rate_of(budget, dict(enumerate(k)), 3) for k in itertools.product(range(7), repeat=3))
@@ -277,7 +281,7 @@ def test_auto_reaches_the_best_fixed_length(chance: float, rows: int) -> None:
 def test_requests_do_not_learn_from_each_other() -> None:
     budget = make(FLAT)
     for _ in range(20):
-        budget = learning.observe_rows(budget, [row(1, 4, 0)])
+        budget = seen_rows(budget, [row(1, 4, 0)])
     assert b.arm_of(budget, 2, MTP) == acc.fresh_arm(MTP)
     assert not learning.forget(budget, {1}).arms
 
@@ -309,13 +313,13 @@ def test_whether_a_first_copy_is_kept_is_learnt_from_those_of_texts_of_its_kind(
         stranger.constraint = law.get("constraint")
         met = b.meet(budget, NGRAM, [stranger])
         if own:
-            met = learning.observe_rows(met, [copied(99, 0), *[copied(99, 4)] * (own - 1)])
+            met = seen_rows(met, [copied(99, 0), *[copied(99, 4)] * (own - 1)])
         return copies.offer(met, NGRAM, b.arm_of(met, 99, NGRAM), look, [0.9] * 16)[0]
 
     assert tokens() == 4
     for text in texts:
-        budget = learning.observe_rows(budget, [copied(text.id, kept)])
-        budget = learning.observe_rows(budget, [copied(text.id, 4)])
+        budget = seen_rows(budget, [copied(text.id, kept)])
+        budget = seen_rows(budget, [copied(text.id, 4)])
     assert tokens() == 4 * kept  # as many as there are where nearly all are kept
     assert tokens(own=1) == 4  # what its next copies are worth is another question
     assert tokens(own=3) > 4  # two of its own were kept: they may be longer
@@ -448,7 +452,7 @@ def test_calibration_learns_what_confidence_means() -> None:
     rng = random.Random(1)
     for _ in range(3000):  # a drafter that is twice as sure as it should be
         c = rng.random()
-        budget = learning.observe_rows(budget, [row(1, 1, int(rng.random() < c / 2), c)])
+        budget = seen_rows(budget, [row(1, 1, int(rng.random() < c / 2), c)])
     seen = budget.bins["mtp"]
     for c in (0.2, 0.5, 0.8):
         worth = acc.calibrated(acc.calibration(seen), c)
@@ -792,7 +796,7 @@ def test_what_confidence_is_worth_is_told_by_some_of_many_drafts_and_all_of_few(
     few, many = learning.ENOUGH // 2, 8 * learning.ENOUGH
     for drafts, told in ((few, few), (many, -(-many // 9))):
         rows = [row(sid, 1, sid % 2, 0.5) for sid in range(drafts)]
-        budget = learning.observe_rows(Budget(FLAT.costs(), (MTP,)), rows)
+        budget = seen_rows(Budget(FLAT.costs(), (MTP,)), rows)
         hits, tries = budget.bins[b.arm_of(budget, 0, MTP).law][acc.BINS // 2]
         assert tries == told
         assert hits == pytest.approx(told / 2, abs=1)

@@ -11,7 +11,6 @@ from tests.engine.test_watching import firsts
 from paceline.core import SamplingParams, Sequence
 from paceline.engine import budget as b
 from paceline.engine.acceptance import BINS, MTP, NGRAM
-from paceline.engine.budget import Budget
 from paceline.engine.controller import AutoController
 from paceline.engine.copies import FEW_TEXTS
 from paceline.engine.costs import Profile
@@ -149,7 +148,7 @@ def test_a_new_text_is_looked_at_with_the_others_where_looks_do_not_pay(rests: b
     assert found.join(replace(new, id=4, reference=(1, 2)), 5, firsts(new)) == NEVER
     record = StepRecord(5, 1.5, 0.0, 0.0, [RowRecord(1, "ngram", 4, 4, [0.9] * 4, None)])
     for _ in range(4):
-        found.over([{}], record, Budget(STEEP.costs(), (NGRAM,)), 5)
+        found.over([{}], record, {"ngram"}, 1.0, 5)
     assert found.due(third, 5, firsts(third)) == 5
     assert found.join(replace(new, id=5, reference=(1, 2)), 5, firsts(new)) == 6
 

@@ -108,8 +108,8 @@ def test_what_a_text_at_rest_can_copy_is_found_judged_and_learnt_from() -> None:
 
     refuse()
     assert auto.watch([ours]) is not None  # which learns what became of the last copy
-    assert auto.budget.totals["ngram"].first_tries == 1
-    for _ in range(15):  # until the text has shown that its copies are not kept
+    assert auto.budget.arms[1, "ngram"].copied
+    for _ in range(40):  # until the text has shown that its copies are not kept
         refuse()
     assert auto.copies([ours], [16]) is None
 

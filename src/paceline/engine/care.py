@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.engine.choice import LONGEST_HOLD
 from paceline.engine.learning import FORGET
 
-RECENT = 1 - 1 / LONGEST_HOLD  # of what was seen before, for each step with drafts
+RECENT = 1 - 1 / 32  # of what was seen before, for each step with drafts
 
 
 class Care:

@@ -17,8 +17,8 @@ from paceline.sampling.shape import is_greedy
 
 REST = 128  # steps that a plan without drafts holds,
 LONGEST_IDLE = 1024, 2048  # and for others like its own, greedy and sampled ones
-PLANNING = 0.03  # of the time that planning may take at first
-HOLD, LONGEST_HOLD = 2, 32  # steps that a plan which drafts holds: longer each time that it stays one
+PLANNING = 0.015  # of the time that planning may take at first
+HOLD, LONGEST_HOLD = 2, 64  # steps that a plan which drafts holds: longer each time that it stays one
 IDLING = 0.001  # of the time that planning may take where texts come and go and nothing is drafted
 # how many texts, their drafter, whether all are greedy, whether all are new, how many are under a constraint
 Kin = tuple[int, str | None, bool, bool, int]
@@ -58,6 +58,7 @@ class Choice:
     probes: int = 0  # steps that its probes may still last
     trial: bool = False  # it drafts to see what that costs
     trial_due: float = inf  # the step from which to try that, if it would pay were it cheaper than is thought
+    plain: float = 0.0  # seconds of a step without any draft, as far as that was asked
     sampled: bool = False  # all texts are
     teaches: bool = True  # its steps tell what steps take
 

@@ -5,7 +5,7 @@ Only for proposals that are a function of the text so far (n-gram), or the choic
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -21,8 +21,24 @@ from paceline.ops.extension import extension
 FEW_TEXTS = 3
 LOST = 0.3  # chance of a first copy below which sampled text is not searched at once,
 KEPT = 0.8  # and from which on any text that was given something is, however many there are
+NONE: Firsts = (0.0, 0.0)
 HOPELESS = 0.03  # survival below which nothing more is worth a look
 Found = tuple[list[int], list[float]]  # tokens to copy, and the confidence of each
+
+
+class Law(NamedTuple):
+    """What a copy's confidence is worth to texts like one, see `Kind.law`."""
+
+    lines: tuple[acc.Line, ...]
+    special: bool  # more is known of such texts than that they copy, or that they are sampled
+    bins: Mapping[str, acc.Bins]  # that this follows from
+
+    @classmethod
+    def of(cls, budget: Budget, kind: Kind, arm: Arm) -> Law:
+        usual, bins = kind.law(arm.sampled), budget.bins
+        special = arm.law != usual
+        lines = acc.calibration(bins.get(arm.law), bins.get(usual) if special else None)
+        return cls(lines, special, bins)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +53,7 @@ class Look:
     slope: float = 0.0  # seconds that each takes beside its row,
     base: float = 0.0  # and that a step with some of them takes, whoever has one
     prices: list[float] = field(default_factory=list)  # of 1, 2, ... tokens, as far as anybody asked
+    laws: dict[str, Law] = field(default_factory=dict)  # as they were last asked for
     # what proposals are worth, see `worth`, by identity of the arm
     worths: dict[int, tuple[Arm, list[float]]] = field(default_factory=dict)
 
@@ -79,19 +96,20 @@ def offer(budget: Budget, kind: Kind, arm: Arm, look: Look, confidence: list[flo
 
 
 def _offers(budget: Budget, kind: Kind, arm: Arm, look: Look, proposals: Seq[list[float]]) -> list[Offer]:
-    usual, firsts = kind.law(arm.sampled), budget.firsts.get(arm.law) or (0.0, 0.0)
-    if arm.copied or arm.law == usual or acc.first_kept(firsts, 0.5) < KEPT:
+    law = look.laws.get(arm.law)
+    if law is None or law.bins is not budget.bins:
+        law = look.laws[arm.law] = Law.of(budget, kind, arm)
+    firsts = NONE if arm.copied else budget.firsts.get(arm.law, NONE)
+    if arm.copied or not law.special or acc.first_kept(firsts, 0.5) < KEPT:
         most = 4 + 4 * int(arm.hits[0])
         proposals = [confidence[:most] for confidence in proposals]
-    bins, common = budget.bins.get(arm.law), budget.bins.get(usual)
-    lines = acc.calibration(bins, None if bins is common else common)
-    prices, paid = look.upto(max(map(len, proposals))), MARGIN * look.rate
+    longest = len(proposals[0]) if len(proposals) == 1 else max(map(len, proposals))
+    prices, paid = look.upto(longest), MARGIN * look.rate
     if (native := extension("offers")) is not None:
         first = (0.0 if arm.copied else acc.FIRST_WEIGHT, *firsts)
-        shown = arm.hits, arm.tries, arm.weight
-        found = native.offers(proposals, lines, first, shown, prices, paid)
+        found = native.offers(proposals, law.lines, first, (arm.hits, arm.tries, arm.weight), prices, paid)
         return [Offer(*one) for one in found]
-    return [judged(confidence, lines, firsts, arm, prices, paid) for confidence in proposals]
+    return [judged(confidence, law.lines, firsts, arm, prices, paid) for confidence in proposals]
 
 
 def judged(

@@ -31,18 +31,19 @@ PROBE_SHARE = 0.005  # of the running time that probes may cost
 
 def observe(budget: Budget, seen: Seq[StepRecord]) -> Budget:
     """Learn from finished steps: costs, acceptance by position and request, calibration, probe credit."""
-    costs, spent, probed, drafted, used = budget.costs, 0.0, 0.0, [], set()
-    targets: list[Step] = []
+    costs, spent, probed, used = budget.costs, 0.0, 0.0, set[str]()
+    drafted, targets = list[RowRecord](), list[Step]()
     masks: list[float] = []  # seconds for each row
     rounds: dict[str, list[Round]] = {}
     steps = sum([record.times for record in seen])
     at, due, every = 0, 0, steps // TYPICAL + 1
     for record in seen:
         spent += record.seconds + record.more_seconds
-        rows = [row for row in record.rows if row.drafted]
-        kind = _main_kind(budget, rows) if rows else None
+        names = record.drafters
+        rows = [row for row in record.rows if row.drafted] if names else []
+        kind = _main_kind(budget, names) if rows else None
         # a lone probe comes after many steps without one and is no measure of drafts that follow each other
-        lone = bool(rows) and all(row.sequence_id in budget.probing for row in rows)
+        lone = bool(rows and budget.probing) and all(row.sequence_id in budget.probing for row in rows)
         warm = record.alike >= (WARM if rows else COLD)
         if at + record.times > due and warm and record.tells and not lone:
             name, texts = kind.name if kind is not None else None, len(record.rows)
@@ -54,17 +55,14 @@ def observe(budget: Budget, seen: Seq[StepRecord]) -> Budget:
             masks.append(record.mask_seconds * len(record.rows) / (record.masked * record.target_rows))
         if not rows:
             continue
-        used |= record.drafters
-        drafted += [row for row in rows if not row.learnt]
+        used |= names
+        drafted += rows
         if kind is None:
             continue
         if budget.probing:
             probed += _wasted(budget, kind, record, rows, lone)
         if not (costs.is_measured(kind.name) and (lone or not warm)):
-            each = [row.drafted for row in rows if row.drafter == kind.name]
-            calls = max(each) if kind.sequential else 1
-            took = Round(calls, sum(each), record.draft_seconds, len(record.rows), warm)
-            rounds.setdefault(kind.name, []).append(took)
+            rounds.setdefault(kind.name, []).append(_round(kind, record, rows, warm))
     for name, own in rounds.items():
         costs = costs.observe_rounds(name, own[:: len(own) // ROUNDS + 1])
     costs = costs.observe_targets(targets, max(steps // max(len(targets), 1), 1), spent)
@@ -78,7 +76,15 @@ def observe(budget: Budget, seen: Seq[StepRecord]) -> Budget:
         budget, costs=costs, step=end, wake=_waking(budget, seen), uneven=_uneven(budget, seen),
         credit=max(min(budget.credit + PROBE_SHARE * spent - probed, most), -2 * most),
     )  # fmt: skip
-    return observe_rows(budget, drafted) if drafted else budget
+    return (
+        of_all(of_texts(budget, [row for row in drafted if not row.learnt]), drafted) if drafted else budget
+    )
+
+
+def _round(kind: Kind, record: StepRecord, rows: list[RowRecord], warm: bool) -> Round:
+    each = [row.drafted for row in rows if row.drafter == kind.name]
+    calls = max(each) if kind.sequential else 1
+    return Round(calls, sum(each), record.draft_seconds, len(record.rows), warm)
 
 
 def _wasted(budget: Budget, kind: Kind, record: StepRecord, rows: list[RowRecord], lone: bool) -> float:
@@ -181,49 +187,59 @@ def teaches(budget: Budget, told: RowRecord) -> bool:
     return told.accepted > 0 or any(not b.arm_of(budget, told.sequence_id, kind).copied for kind in kinds)
 
 
-def _main_kind(budget: Budget, rows: list[RowRecord]) -> Kind | None:
+def _main_kind(budget: Budget, names: Set[str]) -> Kind | None:
     """The kind that a step's drafting time is put down to: the one that needs a call per token, if it took
     part.
     """
-    names = {row.drafter for row in rows}
     found = [kind for kind in budget.kinds if kind.name in names]
-    return max(found, key=lambda kind: kind.sequential, default=None)
+    return next((kind for kind in found if kind.sequential), found[0] if found else None)
 
 
-def observe_rows(budget: Budget, rows: Seq[RowRecord], *, checked: bool = True) -> Budget:
-    """Learn from what became of drafts, or would have become of them."""
-    arms, bins, totals = dict(budget.arms), dict(budget.bins), dict(budget.totals)
-    firsts = dict(budget.firsts)
-    kinds = {kind.name: kind for kind in budget.kinds}
+def of_texts(budget: Budget, rows: Seq[RowRecord], *, checked: bool = True) -> Budget:
+    """Learn what became of drafts, or would have become of them if they had been `checked`, for their texts."""
+    arms, firsts = dict(budget.arms), budget.firsts
     by_arm: dict[tuple[int, str], list[RowRecord]] = {}
     for row in rows:
-        if row.drafter in kinds:
-            by_arm.setdefault((row.sequence_id, row.drafter), []).append(row)
+        by_arm.setdefault((row.sequence_id, row.drafter), []).append(row)
+    for kind in budget.kinds:
+        for key in [key for key in by_arm if key[1] == kind.name]:
+            arm, own = b.arm_of(budget, key[0], kind), by_arm[key]
+            seen = [(row.drafted, row.accepted) for row in own]
+            if not kind.sequential and not arm.copied:  # whether it was kept at all is counted for itself
+                firsts = {**firsts, arm.law: acc.count_first(firsts.get(arm.law), own[0].accepted)}
+                arm, own[0].first = arm._replace(copied=True), True
+                del seen[0]
+            arm = acc.learn(arm, seen)
+            if checked and key[0] in budget.probing:
+                arm = acc.probed(arm, budget.step, kept=own[-1].accepted > 0)
+            arms[key] = arm
+    return replace(budget, arms=arms, firsts=firsts)
+
+
+def of_all(budget: Budget, rows: Seq[RowRecord], *, checked: bool = True) -> Budget:
+    """Learn from the same what confidence is worth and what drafters reach, after `of_texts`."""
+    bins, totals = dict(budget.bins), dict(budget.totals)
+    kinds = {kind.name: kind for kind in budget.kinds}
     sure: dict[str, list[tuple[Seq[float], int]]] = {}  # by law: how sure drafts were, and how many were kept
     outcomes: dict[str, list[tuple[int, int]]] = {}  # by kind
-    for (sequence_id, name), own in by_arm.items():
-        kind = kinds[name]
-        arm = b.arm_of(budget, sequence_id, kind)
-        seen = [(row.drafted, row.accepted) for row in own]
-        told = [(row.confidence, row.accepted) for row in own]
-        outcomes.setdefault(name, []).extend(seen)
-        if not kind.sequential and not arm.copied:  # whether it was kept at all is counted for itself
-            firsts[arm.law] = acc.count_first(firsts.get(arm.law), own[0].accepted)
-            arm = arm._replace(copied=True)
-            seen = seen[1:]
-            confidence, accepted = told[0]
-            told[:1] = [(confidence[1:], accepted - 1)] if accepted else []
-        arm = acc.learn(arm, seen)
-        if checked and sequence_id in budget.probing:
-            arm = acc.probed(arm, budget.step, kept=own[-1].accepted > 0)
-        arms[sequence_id, name] = arm
-        for law in {arm.law, kind.law(arm.sampled)}:
-            sure.setdefault(law, []).extend(told)
+    laws: dict[tuple[int, str], set[str]] = {}  # by text and kind
+    for row in rows:
+        name, key = row.drafter, (row.sequence_id, row.drafter)
+        if name not in kinds:
+            continue
+        outcomes.setdefault(name, []).append((row.drafted, row.accepted))
+        if key not in laws:
+            arm = b.arm_of(budget, row.sequence_id, kinds[name])
+            laws[key] = {arm.law, kinds[name].law(arm.sampled)}
+        told = (row.confidence[1:], row.accepted - 1) if row.first else (row.confidence, row.accepted)
+        if told[1] >= 0:
+            for law in laws[key]:
+                sure.setdefault(law, []).append(told)
     for law, all_told in sure.items():
         bins[law] = acc.calibrate(bins.get(law), all_told[:: len(all_told) // ENOUGH + 1])
-    for name, all_seen in outcomes.items() if checked else ():
-        totals[name] = totals.get(name, Totals()).add(all_seen)
-    return replace(budget, arms=arms, bins=bins, firsts=firsts, totals=totals)
+    for name, seen in outcomes.items() if checked else ():
+        totals[name] = totals.get(name, Totals()).add(seen)
+    return replace(budget, bins=bins, totals=totals)
 
 
 def forget(budget: Budget, gone: Set[int]) -> Budget:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from collections.abc import Sequence as Seq
 from typing import NamedTuple, Protocol
 
 from paceline.core import Sequence
 from paceline.engine import budget as b
 from paceline.engine import copies
-from paceline.engine.acceptance import Kind
 from paceline.engine.budget import Budget
 from paceline.engine.copies import Found, Look
-from paceline.engine.costs import Costs
 from paceline.engine.quiet import LOOK, Quiet
 from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.unchecked import Unchecked
@@ -92,11 +90,17 @@ class Lookups:
         shown, self.shown = self.shown, []
         return shown
 
-    def due(self, sequence: Sequence, now: int, first: Firsts, *, always: bool = False) -> int:
-        """`now` if there may be something to copy and a look is due, or due at every step; else the step of the next."""
+    def finds(self, sequence: Sequence, now: int) -> bool:
+        """Whether there may be something to copy, where that is asked in every step."""
+        if sequence.id in self._unchecked:
+            self.told(sequence, now)
+        return self.peek(sequence)
+
+    def due(self, sequence: Sequence, now: int, first: Firsts) -> int:
+        """`now` if there may be something to copy and a look is due, else the step of the next."""
         wait = self.told(sequence, now)
         due = self._awaited(sequence.id, now + wait) if wait else self._next(sequence, now, first)
-        return self.look(sequence, now) if always or due <= now else due
+        return self.look(sequence, now) if due <= now else due
 
     def _next(self, sequence: Sequence, now: int, first: Firsts) -> int:
         """The step of the next look, where nothing is waited for."""
@@ -173,14 +177,17 @@ class Lookups:
         else:
             self._unchecked.add(sequence, kind, tokens, confidence)
 
-    def over(self, looked: Seq[Mapping[int, int]], record: StepRecord, budget: Budget, now: int) -> None:
-        """A step is, in which these texts were looked at, by kind and decision."""
+    def over(
+        self, looked: Seq[Mapping[int, int]], record: StepRecord, copying: Set[str], plain: float, now: int
+    ) -> None:
+        """A step is, in which these texts were looked at, by kind and decision, for drafters that are `copying`; a plain
+        one takes so many seconds.
+        """
         if looked:
-            self._told(record, budget.kinds, budget.costs, now)
-        copying = {kind.name for kind in budget.kinds if not kind.sequential}
+            self._told(record, copying, plain, now)
         for texts in looked:
             for row in record.rows:
-                if row.drafter in copying and row.accepted:
+                if row.accepted and row.drafter in copying:
                     self._quiet.wake(row.sequence_id)
                 elif row.sequence_id in texts and not self._unchecked.awaited(row.sequence_id):
                     lost = row.drafter not in copying and row.sequence_id in self._offered
@@ -232,15 +239,14 @@ class Lookups:
         """A look has taken so many seconds in vain, and a step takes so many without one."""
         self._quiet.timed(look, step, now)
 
-    def _told(self, record: StepRecord, kinds: Seq[Kind], costs: Costs, now: int) -> None:
+    def _told(self, record: StepRecord, copying: Set[str], plain: float, now: int) -> None:
         """A step with looks is over: what it took if they were in vain, or what copies have brought."""
-        texts, copying = len(record.rows), {kind.name for kind in kinds if not kind.sequential}
-        if not record.drafters and record.draft_seconds > 0:
+        drafters = record.drafters
+        if not drafters and record.draft_seconds > 0:
             self.timed(record.draft_seconds, record.checking, now)
-        elif record.drafters and record.drafters <= copying and not (record.reading or record.odd):
+        elif drafters and drafters <= copying and record.tells:
             kept = sum([row.accepted for row in record.rows])
-            plain = costs.target(texts, here=costs.of(texts, record.context, record.masked))
-            self._quiet.brought(1 + kept / texts - record.seconds / plain)
+            self._quiet.brought(1 + kept / len(record.rows) - record.seconds / plain)
 
     def forget(self, sequence_id: int) -> None:
         """A text ends, and may still be part of a step that is not over."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MANY = 48  # steps from which it is learnt what they took: one hardly tells, and to learn takes as long as for many
 LEARNING = 0.005  # of the time that this may take, at most
@@ -17,7 +17,10 @@ class RowRecord:
     accepted: int
     confidence: list[float]
     reason: str | None
-    learnt: bool = False  # what became of it is known to the controller already
+    learnt: bool = (
+        False  # what became of it is known to the controller already, as far as it is about its text
+    )
+    first: bool = False  # it was its text's first copy: whether anything of it was kept is counted for itself
 
 
 @dataclass(slots=True)
@@ -35,6 +38,14 @@ class StepRecord:
     # steps in a row, up to this one, in which something was drafted, but for a `FEW`, or in which nothing was
     alike: int = 1
     odd: bool = False  # all of them were: a text ended, to let go of it takes as long as two steps of `demo`
+    drafters: frozenset[str] = field(init=False)  # those that something was drafted by
+    # whether prompts were read beside the texts: of their rows, of which one is judged at most, nothing is known
+    reading: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        drafted = [row for row in self.rows if row.drafted]
+        self.drafters = frozenset([row.drafter for row in drafted])
+        self.reading = self.target_rows > len(self.rows) + sum([row.drafted for row in drafted])
 
     @property
     def seconds(self) -> float:
@@ -47,18 +58,8 @@ class StepRecord:
 
     @property
     def tells(self) -> bool:
-        """Whether it shows what such steps take. A prompt's rows, of which one is judged at most, do not."""
+        """Whether it shows what such steps take."""
         return not (self.reading or self.odd)
-
-    @property
-    def drafters(self) -> set[str]:
-        """Those that something was drafted by."""
-        return {row.drafter for row in self.rows if row.drafted}
-
-    @property
-    def reading(self) -> bool:
-        """Whether prompts were read beside the texts: of their rows, of which one is judged at most, nothing is known."""
-        return self.target_rows > len(self.rows) + sum([row.drafted for row in self.rows])
 
 
 class Unlearnt:
@@ -80,7 +81,7 @@ class Unlearnt:
         return self._last[0]
 
     def add(self, record: StepRecord) -> None:
-        drafted = any(row.drafted for row in record.rows)
+        drafted = bool(record.drafters)
         before, many = self._last
         if drafted != before:
             many = self._run if drafted and many <= FEW else 0

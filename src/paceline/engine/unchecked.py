@@ -38,6 +38,10 @@ class Unchecked:
             awaited = is_greedy(sequence) or confidence[0] >= SURE
             self._copies[sequence.id] = _Copy(len(sequence.tokens), tokens[:MOST], told, awaited)
 
+    def __contains__(self, sequence_id: int) -> bool:
+        """Whether one is followed."""
+        return sequence_id in self._copies
+
     def awaited(self, sequence_id: int) -> int:
         """The tokens of a copy of which is waited to see what becomes of it; 0 if there is none."""
         copy = self._copies.get(sequence_id)
