@@ -210,11 +210,11 @@ def test_a_row_without_anything_to_copy_is_not_looked_up() -> None:
             return sequence.id == 1
 
     auto = AutoController(replace(FLAT, rounds=prices), [MTP, NGRAM], copier=Copier())
-    rows = context([16, 16]).sequences
-    assert auto.limits(rows, ["auto", "auto"], 16) == [(0, b.PARKED_BY_COST)] * 2
+    rows = context([16] * 4).sequences  # fewer are watched
+    assert auto.limits(rows, ["auto"] * 4, 16) == [(0, b.PARKED_BY_COST)] * 4
     assert seen == []
-    auto.rest(rows, [16, 16])
-    assert (seen[:2], set(seen[2:])) == ([0, 1], {1})
+    auto.rest(rows, [16] * 4)
+    assert (seen[:4], set(seen[4:])) == ([0, 1, 2, 3], {1})
     only = AutoController(replace(FLAT, rounds=prices), [MTP, NGRAM], copier=NgramDrafter())
     looks = 0
     for _ in range(64):

@@ -334,7 +334,7 @@ def test_probes_of_one_step_share_the_credit() -> None:
     assert limits == [1, 1, 0, 0]
 
 
-@pytest.mark.parametrize(("planning", "hold"), [(0.0, HOLD), (0.9, 32), (9.0, LONGEST_HOLD)])
+@pytest.mark.parametrize(("planning", "hold"), [(0.0, HOLD), (0.9, 32), (9.0, LONGEST_HOLD[True])])
 def test_a_plan_holds_for_as_long_as_it_takes_to_pay_for_itself(planning: float, hold: int) -> None:
     auto = AutoController(
         replace(PROFILE, rounds={"mtp": (0.01, 0.01, 0.0)}), [replace(MTP, prior=(0.99,), known=True)]

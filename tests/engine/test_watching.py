@@ -17,7 +17,7 @@ from paceline.engine.budget import Budget
 from paceline.engine.controller import AutoController
 from paceline.engine.costs import Profile
 from paceline.engine.lookups import NEVER, Firsts, Lookups
-from paceline.engine.quiet import LOOK, SPARING, WATCHED
+from paceline.engine.quiet import LOOK, SPARING
 from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.rest import Rest, nothing
 from paceline.ops.search import LENGTHS, Watch
@@ -68,15 +68,19 @@ class Finding:
 
 def test_a_rest_goes_on_over_copies_and_what_follows_one_is_asked_for_at_once() -> None:
     empty, copied = nothing([b.NO_PROPOSAL]), Draft([[7]], [[0.9]], None, [None], ["ngram"])
-    rest = Rest([1], 5, empty, "ngram", Finding(False, True, True))  # type: ignore[arg-type]
+    rest, ours = Rest([1], 5, empty, "ngram", Finding(False, True, True)), text(1, [5])  # type: ignore[arg-type]
     assert not rest.stirs()
-    assert rest.draft() is empty
+    assert rest.draft([ours]) is empty
     assert rest.stirs()
-    assert rest.draft(copied) is copied
+    assert rest.draft([ours], copied) is copied
+    assert rest.lost([ours])  # nothing of it was kept so far
+    ours.tokens += [7, 8]
+    assert not rest.lost([ours])
     assert rest.stirs()  # the watch is not asked
-    assert rest.draft() is empty
+    assert rest.draft([ours]) is empty
+    assert not rest.lost([ours])
     assert rest.stirs()
-    assert rest.draft() is empty
+    assert rest.draft([ours]) is empty
     assert (rest.steps, rest.holds([work(1)])) == (1, True)
     rest.go_on([work(2)], 5, None)
     assert not rest.stirs()
@@ -173,17 +177,20 @@ def test_a_copy_that_is_followed_is_let_go_where_one_is_checked() -> None:
     lookups.judged(ours, "ngram", RUN[:4], [0.9] * 4, checked=False)
     assert 8 + lookups.told(ours, 8) == 12  # when it is known what would have become of it
     lookups.judged(ours, "ngram", RUN[:4], [0.9] * 4, checked=True)
-    assert (lookups.told(ours, 8), lookups._next(ours, 8, firsts(ours))) == (0, 8)
+    assert (lookups.told(ours, 8), lookups._next(ours, 8, firsts(ours)) > 12) == (0, True)
 
 
-def test_a_new_text_with_something_to_copy_from_is_looked_at_at_once_where_such_copies_are_kept() -> None:
+def test_few_texts_at_rest_are_watched_and_looked_at_at_once_only_where_such_copies_are_kept() -> None:
     lookups = Lookups(NgramDrafter())
     lookups.among(1, sampled=False, rests=True)
     given, bare = text(1, [1, 2], reference=tuple(RUN)), text(2, [1, 2])
-    assert lookups.join(given, 70, firsts(given)) == 71  # its prompt is being read
+    assert lookups.join(given, 70, firsts(given, 1.0)) == 71  # its prompt is being read
     other = replace(given, id=3)
-    assert lookups.join(other, 70, firsts(other, 0.0)) >= 70 + WATCHED[1] // 2
-    assert lookups.join(bare, 70, firsts(bare)) == NEVER  # it is watched
+    assert lookups.join(other, 70, firsts(other)) == lookups.join(bare, 70, firsts(bare)) == NEVER
+    assert lookups.due(replace(given, id=4), 70, firsts(given, 1.0)) == 70
+    assert lookups.due(replace(given, id=5), 70, firsts(given)) > 70
+    lookups.among(1, sampled=False, rests=False)  # a network drafts: nobody watches
+    assert lookups.due(replace(given, id=6), 70, firsts(given)) == 70
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

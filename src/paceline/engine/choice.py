@@ -17,8 +17,9 @@ from paceline.sampling.shape import is_greedy
 
 REST = 128  # steps that a plan without drafts holds,
 LONGEST_IDLE = 1024, 2048  # and for others like its own, greedy and sampled ones
-PLANNING = 0.015  # of the time that planning may take at first
-HOLD, LONGEST_HOLD = 2, 64  # steps that a plan which drafts holds: longer each time that it stays one
+MUCH = 1.1  # what a plan promises over none from which on it is held for longer, since it is hardly wrong
+PLANNING = 0.03, 0.015  # of the time that planning may take at first, where little and where much is promised
+HOLD, LONGEST_HOLD = 2, (32, 64)  # steps that a plan which drafts holds: longer each time that it stays one
 IDLING = 0.001  # of the time that planning may take where texts come and go and nothing is drafted
 # how many texts, their drafter, whether all are greedy, whether all are new, how many are under a constraint
 Kin = tuple[int, str | None, bool, bool, int]
@@ -105,15 +106,18 @@ class Choice:
         """Of the target, if all that may be drafted is."""
         return self.rows + sum([limit for limit, _ in self.out])
 
-    def hold_for(self, before: Choice | None, planning: float, probing: Set[int]) -> None:
+    def hold_for(self, before: Choice | None, planning: float, probing: Set[int], gain: float) -> None:
         """Settle for how many steps it holds if it drafts: the more the longer a plan takes, `planning` in its steps, and
-        twice as many each time that it stays one that drafts. 0: it drafts nothing, or `probing` rows do.
+        the more it promises, `gain` over none, and twice as many each time that it stays one that drafts. 0: it drafts
+        nothing, or `probing` rows do.
         """
         limits = [row for own in self.limits.values() for row in own.items()]
         if not any(limit and i not in probing for i, limit in limits):
             return
-        hold = 2 * before.hold if before is not None and before.hold else max(int(planning / PLANNING), HOLD)
-        self.hold = TRIAL[self.sampled] if self.trial else min(hold, LONGEST_HOLD)
+        much = gain >= MUCH
+        first = max(int(planning / PLANNING[much]), HOLD)
+        hold = 2 * before.hold if before is not None and before.hold else first
+        self.hold = TRIAL[self.sampled] if self.trial else min(hold, LONGEST_HOLD[much])
 
     def left(self, now: int) -> int:
         """Steps from this one on in which neither a plan nor a look is due."""

@@ -106,7 +106,9 @@ class Lookups:
         """The step of the next look, where nothing is waited for."""
         due = self._quiet.due(sequence.id, now)
         if due is None:
-            later, soon = _later(sequence, first), self._quiet.pays or _follows(sequence, first)
+            later = _later(sequence, first)
+            # few that rest are watched in every step
+            soon = (self._quiet.pays and not (self._few and self._rests)) or _follows(sequence, first)
             due = now
             if later or not soon:
                 watched = self._leaves(sequence.id)
@@ -118,8 +120,7 @@ class Lookups:
         prompt is read, if it was given something to copy from.
         """
         later = _later(sequence, first)
-        given = self._few and self._quiet.pays and sequence.reference and not (later or first.lost())
-        if given or _follows(sequence, first):
+        if _follows(sequence, first):
             return max(now + 1, self.until)
         due = self._quiet.hush(sequence.id, now, sampled=later, watched=self.copier is not None)
         return NEVER if self._few and not later else due

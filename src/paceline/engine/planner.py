@@ -135,7 +135,7 @@ class Planner:
         choice.looks = looks
         choice.out = [best.get(s.id, limit) for s, limit in zip(sequences, choice.out, strict=True)]
         planning = self._plan_seconds / here.target(choice.drafted_rows)
-        choice.hold_for(before, planning, self.budget.probing)
+        choice.hold_for(before, planning, self.budget.probing, rate / plain)
         choice.until = self._now + (1 if self._others else choice.hold or REST)
         choice.probes = PROBE_RUN if self.budget.probing else 0
         return choice

@@ -57,7 +57,7 @@ def _rest(state: EngineState, work: list[Work], out: Draft, drafter: str | None)
     if steps == 0:
         return out
     rest = state.rest = Rest([s.id for s in sequences], steps, nothing(out.reasons), drafter)
-    rest.draft(copies)
+    rest.draft(sequences, copies)
     if drafter is not None and copies is None:
         rest.watch = state.controller.watch(sequences)
     return copies or out
@@ -66,6 +66,8 @@ def _rest(state: EngineState, work: list[Work], out: Draft, drafter: str | None)
 def _go_on(state: EngineState, rest: Rest, work: list[Work]) -> Draft | None:
     """What is drafted in a further step of a rest; None if it is over."""
     sequences, copies = [w.sequence for w in work], None
+    if rest.steps and rest.lost(sequences):  # most likely there is nothing more: a watch says so for less
+        rest.watch, rest.copied = state.controller.watch(sequences), False
     if rest.steps == 0:
         state.tell()
         rest.steps, copies = _copying(state, sequences, state.controller.rest)
@@ -77,7 +79,7 @@ def _go_on(state: EngineState, rest: Rest, work: list[Work]) -> Draft | None:
         return None
     if copies is None and rest.copied:  # what was learnt meanwhile counts
         rest.watch = state.controller.watch(sequences)
-    return rest.draft(copies)
+    return rest.draft(sequences, copies)
 
 
 def _copying(

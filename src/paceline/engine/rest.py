@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from paceline.core import Draft
+from paceline.core import Draft, Sequence
 from paceline.engine.budget import PREFILL
 from paceline.engine.records import RowRecord, StepRecord
 from paceline.engine.scheduler import Work
@@ -121,6 +121,9 @@ class Rest:
     drafter: str | None = None  # that all of them are written with; None: nobody may draft
     watch: Watch | None = None  # tells where there may be something to copy
     copied: bool = False  # in the last step: what follows may be copied, too, and nobody watches yet
+    ends: list[int] = field(
+        default_factory=list
+    )  # tokens that texts have if all of it was kept, where some was
     untold: Untold = field(default_factory=Untold)
     paused: bool = False  # a prompt was read in the last step: it holds if the same texts go on
 
@@ -133,6 +136,12 @@ class Rest:
         """Whether there may be something worth copying. Asked once in a step."""
         return self.copied or (self.watch is not None and self.watch.finds())
 
+    def lost(self, sequences: Seq[Sequence]) -> bool:
+        """Whether something was copied in the last step, and of none of these texts all of it was kept."""
+        return bool(self.ends) and all(
+            len(s.tokens) < end for s, end in zip(sequences, self.ends, strict=True) if end
+        )
+
     def newcomers(self, work: list[Work]) -> bool:
         """Whether some of `work` have taken the place of as many that have ended. They may still read prompts."""
         return (
@@ -143,16 +152,22 @@ class Rest:
 
     def go_on(self, work: list[Work], steps: int, reason: str | None) -> None:
         """For so many steps, with those that are new, for the same `reason`. 0: they have to be looked at in this one."""
-        self.watch, self.copied = None, steps == 0
+        self.watch, self.copied, self.ends = None, steps == 0, []
         known = dict(zip(self.ids, self.empty.reasons, strict=True))
         self.ids = [w.sequence.id for w in work]
         self.steps, self.empty = steps, nothing([known.get(i, reason) for i in self.ids])
 
-    def draft(self, copies: Draft | None = None) -> Draft:
+    def draft(self, sequences: Seq[Sequence], copies: Draft | None = None) -> Draft:
         """Of the next step: mostly nothing."""
         self.steps -= 1
         self.copied = copies is not None
-        return self.empty if copies is None else copies
+        if copies is None:
+            self.ends = []
+            return self.empty
+        self.ends = [
+            len(t) and len(s.tokens) + len(t) + 1 for s, t in zip(sequences, copies.tokens, strict=True)
+        ]
+        return copies
 
     def pause(self, work: list[Work]) -> Draft | None:
         """Nothing to draft for `work`, if it reads prompts beside texts that rest, and copy nothing just now."""
