@@ -334,10 +334,20 @@ def test_probes_of_one_step_share_the_credit() -> None:
     assert limits == [1, 1, 0, 0]
 
 
-@pytest.mark.parametrize(("planning", "hold"), [(0.0, HOLD), (0.9, 32), (9.0, LONGEST_HOLD[True])])
-def test_a_plan_holds_for_as_long_as_it_takes_to_pay_for_itself(planning: float, hold: int) -> None:
+@pytest.mark.parametrize(
+    ("planning", "price", "hold"),
+    [
+        (0.0, 0.01, HOLD),
+        (0.9, 0.01, 32),
+        (9.0, 0.01, LONGEST_HOLD[True]),
+        (9.0, 0.7, LONGEST_HOLD[False]),  # it promises little
+    ],
+)
+def test_a_plan_holds_for_as_long_as_it_takes_to_pay_for_itself(
+    planning: float, price: float, hold: int
+) -> None:
     auto = AutoController(
-        replace(PROFILE, rounds={"mtp": (0.01, 0.01, 0.0)}), [replace(MTP, prior=(0.99,), known=True)]
+        replace(PROFILE, rounds={"mtp": (0.01, price, 0.0)}), [replace(MTP, prior=(0.99,), known=True)]
     )
     auto._plan_seconds = planning
     limit = auto.limits([sequence(1)], ["auto"], 4)[0][0]

@@ -232,7 +232,7 @@ class AutoController(Planner):
                 networks = [name for name in choice.limits if self._kinds[name].sequential]
                 if choice.end_probes(kept, self.budget.probing, networks):
                     choice.until = self._now
-                self._choice = None  # nothing may be drafted any more
+                self._choice = None  # it may draft nothing any more: another one, then
         self._lookups.over(looked, record, self._copying, plain, self._now)
         self._used.clear()
         if len(self._unlearnt.seen) >= REST:  # mostly a plan is made before, which learns, too

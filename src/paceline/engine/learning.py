@@ -76,12 +76,13 @@ def observe(budget: Budget, seen: Seq[StepRecord]) -> Budget:
         budget, costs=costs, step=end, wake=_waking(budget, seen), uneven=_uneven(budget, seen),
         credit=max(min(budget.credit + PROBE_SHARE * spent - probed, most), -2 * most),
     )  # fmt: skip
-    return (
-        of_all(of_texts(budget, [row for row in drafted if not row.learnt]), drafted) if drafted else budget
-    )
+    if not drafted:
+        return budget
+    return of_all(of_texts(budget, [row for row in drafted if not row.learnt]), drafted)
 
 
 def _round(kind: Kind, record: StepRecord, rows: list[RowRecord], warm: bool) -> Round:
+    """What the draft of a step took, put down to one kind."""
     each = [row.drafted for row in rows if row.drafter == kind.name]
     calls = max(each) if kind.sequential else 1
     return Round(calls, sum(each), record.draft_seconds, len(record.rows), warm)

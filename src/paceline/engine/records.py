@@ -17,9 +17,7 @@ class RowRecord:
     accepted: int
     confidence: list[float]
     reason: str | None
-    learnt: bool = (
-        False  # what became of it is known to the controller already, as far as it is about its text
-    )
+    learnt: bool = False  # what became of it is known to the controller already, as far as its text goes
     first: bool = False  # it was its text's first copy: whether anything of it was kept is counted for itself
 
 

@@ -121,9 +121,8 @@ class Rest:
     drafter: str | None = None  # that all of them are written with; None: nobody may draft
     watch: Watch | None = None  # tells where there may be something to copy
     copied: bool = False  # in the last step: what follows may be copied, too, and nobody watches yet
-    ends: list[int] = field(
-        default_factory=list
-    )  # tokens that texts have if all of it was kept, where some was
+    # by text, the tokens that it has if all that was copied is kept; 0 where nothing was
+    ends: list[int] = field(default_factory=list)
     untold: Untold = field(default_factory=Untold)
     paused: bool = False  # a prompt was read in the last step: it holds if the same texts go on
 
