@@ -103,8 +103,7 @@ def _offers(budget: Budget, kind: Kind, arm: Arm, look: Look, proposals: Seq[lis
     if arm.copied or not law.special or acc.first_kept(firsts, 0.5) < KEPT:
         most = 4 + 4 * int(arm.hits[0])
         proposals = [confidence[:most] for confidence in proposals]
-    longest = len(proposals[0]) if len(proposals) == 1 else max(map(len, proposals))
-    prices, paid = look.upto(longest), MARGIN * look.rate
+    prices, paid = look.upto(max(map(len, proposals))), MARGIN * look.rate
     if (native := extension("offers")) is not None:
         first = (0.0 if arm.copied else acc.FIRST_WEIGHT, *firsts)
         found = native.offers(proposals, law.lines, first, (arm.hits, arm.tries, arm.weight), prices, paid)

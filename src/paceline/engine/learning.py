@@ -202,18 +202,19 @@ def of_texts(budget: Budget, rows: Seq[RowRecord], *, checked: bool = True) -> B
     by_arm: dict[tuple[int, str], list[RowRecord]] = {}
     for row in rows:
         by_arm.setdefault((row.sequence_id, row.drafter), []).append(row)
-    for kind in budget.kinds:
-        for key in [key for key in by_arm if key[1] == kind.name]:
-            arm, own = b.arm_of(budget, key[0], kind), by_arm[key]
-            seen = [(row.drafted, row.accepted) for row in own]
-            if not kind.sequential and not arm.copied:  # whether it was kept at all is counted for itself
-                firsts = {**firsts, arm.law: acc.count_first(firsts.get(arm.law), own[0].accepted)}
-                arm, own[0].first = arm._replace(copied=True), True
-                del seen[0]
-            arm = acc.learn(arm, seen)
-            if checked and key[0] in budget.probing:
-                arm = acc.probed(arm, budget.step, kept=own[-1].accepted > 0)
-            arms[key] = arm
+    kinds = {kind.name: kind for kind in budget.kinds}
+    for (sequence_id, name), own in by_arm.items():
+        if (kind := kinds.get(name)) is None:
+            continue
+        arm, seen = b.arm_of(budget, sequence_id, kind), [(row.drafted, row.accepted) for row in own]
+        if not kind.sequential and not arm.copied:  # whether it was kept at all is counted for itself
+            firsts = {**firsts, arm.law: acc.count_first(firsts.get(arm.law), own[0].accepted)}
+            arm, own[0].first = arm._replace(copied=True), True
+            del seen[0]
+        arm = acc.learn(arm, seen)
+        if checked and sequence_id in budget.probing:
+            arm = acc.probed(arm, budget.step, kept=own[-1].accepted > 0)
+        arms[sequence_id, name] = arm
     return replace(budget, arms=arms, firsts=firsts)
 
 

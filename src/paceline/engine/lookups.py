@@ -117,7 +117,7 @@ class Lookups:
 
     def join(self, sequence: Sequence, now: int, first: Firsts) -> int:
         """The step of the first look at a new text beside others that rest: when they are looked at, or as soon as its
-        prompt is read, if it was given something to copy from.
+        prompt is read, if it most likely goes on as something that it was given.
         """
         later = _later(sequence, first)
         if _follows(sequence, first):
