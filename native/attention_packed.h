@@ -11,12 +11,12 @@
 namespace paceline {
 namespace PACELINE_ISA {
 
-#if defined(PL_PAIRS)
-
 constexpr int GROUPS = BLOCK / L, WIDEST = 512;  // pages of a block; most columns of a head
 
+template <class By>
 struct Packed {
-  static constexpr int step = 2;
+  using X = typename By::X;
+  static constexpr int step = 2, most = sizeof(X) == 2 ? 4 : 2;  // vectors of keys or columns of a tile: two registers each by floats
   struct Groups {
     const int16_t *keys[GROUPS], *values[GROUPS];  // of one kv head
   };
@@ -24,14 +24,14 @@ struct Packed {
   const AttentionArgs& a;
   Queries& s;
   Groups now, next;
-  alignas(64) int16_t queries[MOST_QUERIES * WIDEST];  // [query][column]
-  alignas(64) int16_t weights[MOST_QUERIES * BLOCK];   // [query][place]
+  alignas(64) X queries[MOST_QUERIES * WIDEST];  // [query][column]
+  alignas(64) X weights[MOST_QUERIES * BLOCK];   // [query][place]
 
   Packed(const AttentionArgs& args, Queries& all) : a(args), s(all) {}
 
   void begin() {
     for (int m = 0; m < s.count; ++m)
-      for (int64_t i = 0; i < s.d; i += 2 * L) round(s.q[m] + i, queries + m * s.d + i);
+      for (int64_t i = 0; i < s.d; i += L) round(s.q[m] + i, queries + m * s.d + i);
   }
 
   bool find(int64_t start) {
@@ -55,29 +55,33 @@ struct Packed {
   void score() {
     for (int g = s.next.begin / L; g * L < s.next.end; ++g)
       for (int64_t i = 0; i < L * s.d; i += 32) prefetch(next.keys[g] + i), prefetch(next.values[g] + i);
+    const Flushed mode;
     const int last = (s.now.end + L - 1) / L;
     int g = s.now.begin / L;
-    for (; g + 4 <= last; g += 4) scores_of<4>(g);
+    if constexpr (most == 4)
+      for (; g + 4 <= last; g += 4) scores_of<4>(g);
     for (; g + 2 <= last; g += 2) scores_of<2>(g);
     if (g < last) scores_of<1>(g);
   }
 
   // Of places that the query does not see `mix` reads no weight but that of a pair's other half, which is 0.
   void weigh(int m) {
-    for (int j = 0; j < BLOCK; j += 2 * L) round(s.p + m * PITCH + j, weights + m * BLOCK + j);
+    for (int j = 0; j < BLOCK; j += L) round(s.p + m * PITCH + j, weights + m * BLOCK + j);
   }
 
   // Where only one of a pair is seen, the other's value is left out, too: it may be no number.
   void mix(int m, int count, int lo, int hi) {
     if (lo >= hi) return;
+    const Flushed mode;
     if (lo % 2) mix_pairs(m, count, lo / 2, lo / 2 + 1, 0xffff0000u), ++lo;
     if (lo < hi / 2 * 2) mix_pairs(m, count, lo / 2, hi / 2, 0xffffffffu);
     if (hi % 2 && lo < hi) mix_pairs(m, count, hi / 2, hi / 2 + 1, 0x0000ffffu);
   }
 
  private:
-  static void round(const float* from, int16_t* to) {
-    *reinterpret_cast<H*>(to) = to_bfloat16(load(from), load(from + L));
+  static void round(const float* from, X* to) {
+    const auto rounded = By::round(load(from));
+    std::memcpy(to, &rounded, sizeof(rounded));
   }
 
   template <int G>
@@ -93,19 +97,20 @@ struct Packed {
   template <int Q, int G>
   void tile(int m, int g) {
     V acc[Q][G] = {};
-    const int16_t *key[G], *query = queries + m * s.d;
+    const int16_t* key[G];
+    const X* query = queries + m * s.d;
     PL_UNROLL
     for (int c = 0; c < G; ++c) key[c] = now.keys[g + c];
     const int64_t d = s.d;
     for (int64_t i = 0; i < d; i += 2) {
-      H k[G];
+      typename By::W k[G];
       PL_UNROLL
-      for (int c = 0; c < G; ++c) k[c] = pin(load_pairs(key[c] + i * L));
+      for (int c = 0; c < G; ++c) k[c] = pin(By::pairs(load_words(key[c] + i * L)));
       PL_UNROLL
       for (int q = 0; q < Q; ++q) {
-        const H x = pin(broadcast_pair(query + q * d + i));
+        const auto x = pin(By::input(query + q * d + i));
         PL_UNROLL
-        for (int c = 0; c < G; ++c) accumulate_bfloat16(acc[q][c], x, k[c]);
+        for (int c = 0; c < G; ++c) By::add(acc[q][c], x, k[c]);
       }
     }
     PL_UNROLL
@@ -116,7 +121,8 @@ struct Packed {
 
   void mix_pairs(int m, int count, int first, int last, uint32_t seen) {
     int64_t i = 0;
-    for (; i + 4 * L <= s.d; i += 4 * L) mix_columns<4>(m, count, first, last, i, seen);
+    if constexpr (most == 4)
+      for (; i + 4 * L <= s.d; i += 4 * L) mix_columns<4>(m, count, first, last, i, seen);
     for (; i < s.d; i += 2 * L) mix_columns<2>(m, count, first, last, i, seen);
   }
 
@@ -139,14 +145,14 @@ struct Packed {
     const VW mask = seen - VW{};
     for (int j = first; j < last; ++j) {
       const int16_t* value = now.values[j / (L / 2)] + (j % (L / 2) * s.d + i) * 2;
-      H v[C];
+      typename By::W v[C];
       PL_UNROLL
-      for (int c = 0; c < C; ++c) v[c] = pin((H)((VW)load_pairs(value + c * 2 * L) & mask));
+      for (int c = 0; c < C; ++c) v[c] = pin(By::pairs(load_words(value + c * 2 * L) & mask));
       PL_UNROLL
       for (int q = 0; q < Q; ++q) {
-        const H weight = pin(broadcast_pair(weights + (m + q) * BLOCK + 2 * j));
+        const auto weight = pin(By::input(weights + (m + q) * BLOCK + 2 * j));
         PL_UNROLL
-        for (int c = 0; c < C; ++c) accumulate_bfloat16(acc[q][c], weight, v[c]);
+        for (int c = 0; c < C; ++c) By::add(acc[q][c], weight, v[c]);
       }
     }
     PL_UNROLL
@@ -155,6 +161,8 @@ struct Packed {
       for (int c = 0; c < C; ++c) store(s.out[m + q] + i + c * L, acc[q][c]);
   }
 };
+
+#if defined(PL_PAIRS)
 
 // Rows of one page may be stored by several threads at once: nothing but the own places is written.
 static void store_packed(const Pages& pages, bool keys, int64_t index, const float* x) {
@@ -171,27 +179,23 @@ static void store_packed(const Pages& pages, bool keys, int64_t index, const flo
     }
 }
 
-static bool attention(const AttentionArgs& a) {
-  Queries s;
-  if (a.k.packed) {
-    Packed held(a, s);
-    return attend_all(a, held);
-  }
-  Floats held{a, s};
-  return attend_all(a, held);
-}
-
 #else
 
 static void store_packed(const Pages&, bool, int64_t, const float*) {}
 
+#endif
+
+template <class By>
 static bool attention(const AttentionArgs& a) {
   Queries s;
+  if constexpr (By::usable)
+    if (a.k.packed) {
+      Packed<By> held(a, s);
+      return attend_all(a, held);
+    }
   Floats held{a, s};
   return attend_all(a, held);
 }
-
-#endif
 
 }  // namespace PACELINE_ISA
 }  // namespace paceline

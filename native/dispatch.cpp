@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <chrono>
 #include <cstring>
 
 #include "program.h"
@@ -6,13 +8,34 @@ namespace paceline {
 
 namespace {
 
+#if defined(PACELINE_X86)
+double seconds(float (*work)(int64_t)) {
+  constexpr int64_t turns = 50;  // microseconds
+  volatile float keep = work(turns);
+  double least = 1;
+  for (int i = 0; i < 9; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    keep = work(turns);
+    least = std::min(least, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  (void)keep;
+  return least;
+}
+
+// A multiply-add of floats is half of a product of pairs, and what it multiplies has to be widened.
+const Kernels* faster_at_pairs() {
+  const Kernels& k = kernels_avx512;
+  return k.pairs() && seconds(k.burn_pairs) > 2.5 * seconds(k.burn) ? &kernels_avx512_floats : &k;
+}
+#endif
+
 const Kernels* best() {
 #if defined(PACELINE_X86)
   __builtin_cpu_init();
   bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"))
-    return &kernels_avx512;
+    return faster_at_pairs();
   if (avx2) return &kernels_avx2;
 #elif defined(PACELINE_ARM)
   return &kernels_neon;
@@ -20,8 +43,13 @@ const Kernels* best() {
   return &kernels_generic;
 }
 
+const Kernels* top() {
+  static const Kernels* const kernels = best();
+  return kernels;
+}
+
 const Kernels*& current() {
-  static const Kernels* chosen = best();
+  static const Kernels* chosen = top();
   return chosen;
 }
 
@@ -29,17 +57,18 @@ const Kernels*& current() {
 
 const Kernels& kernels() { return *current(); }
 
-// For tests: a set that this CPU can run, by name.
+// For tests: a set that this CPU can run, by name. "pairs" and "floats": avx512 with bfloat16 multiplied in that way.
 bool choose_kernels(const char* name) {
-  const Kernels* top = best();
-  if (std::strcmp(name, "best") == 0) current() = top;
-  else if (std::strcmp(name, "generic") == 0) current() = &kernels_generic;
+  const Kernels* chosen = nullptr;
+  if (std::strcmp(name, "best") == 0 || std::strcmp(name, top()->name) == 0) chosen = top();
+  else if (std::strcmp(name, "generic") == 0) chosen = &kernels_generic;
 #if defined(PACELINE_X86)
-  else if (std::strcmp(name, "avx2") == 0 && top != &kernels_generic) current() = &kernels_avx2;
+  else if (std::strcmp(name, "avx2") == 0 && top() != &kernels_generic) chosen = &kernels_avx2;
+  else if (std::strcmp(name, "pairs") == 0 && top()->pairs()) chosen = &kernels_avx512;
+  else if (std::strcmp(name, "floats") == 0 && top()->pairs()) chosen = &kernels_avx512_floats;
 #endif
-  else if (std::strcmp(name, top->name) == 0) current() = top;
-  else return false;
-  return true;
+  if (chosen) current() = chosen;
+  return chosen != nullptr;
 }
 
 }  // namespace paceline

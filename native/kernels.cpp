@@ -13,9 +13,18 @@ namespace paceline {
 
 using namespace PACELINE_ISA;
 
-extern const Kernels PL_JOIN(kernels_, PACELINE_ISA) = {
-    PL_TEXT(PACELINE_ISA), L, PANEL, has_pairs, panel_bytes, pack, prepared_bytes, prepare, linear, attention,
-    store_packed, norm, rotary, embed, add, mul, scale, gelu, gated_gelu, softcap, softmax, read_all, burn, burn_flops,
-};
+template <class By>
+static constexpr Kernels table() {
+  return {PL_TEXT(PACELINE_ISA), L, PANEL, has_pairs, panel_bytes, pack, prepared_bytes<By>, prepare<By>, linear<By>,
+          attention<By>, store_packed, norm, rotary, embed, add, mul, scale, gelu, gated_gelu, softcap, softmax, read_all,
+          burn, burn_flops, burn_pairs};
+}
+
+#if defined(PL_PAIRS)
+extern const Kernels PL_JOIN(kernels_, PACELINE_ISA) = table<ByPairs>();
+extern const Kernels PL_JOIN(PL_JOIN(kernels_, PACELINE_ISA), _floats) = table<ByFloats>();
+#else
+extern const Kernels PL_JOIN(kernels_, PACELINE_ISA) = table<NoPairs>();
+#endif
 
 }  // namespace paceline

@@ -56,18 +56,18 @@ struct Int8 {
 };
 
 // Integer inputs, and these, come in pairs: a vector of L outputs has the two weights of each beside each other.
-#if defined(PL_PAIRS)
+template <class By>
 struct Pairs {
-  using X = int16_t;  // bits of bfloat16
+  using X = typename By::X;
   using A = V;
   static constexpr int kind = PAIRS, depth = 2, segment = 1024;
   static constexpr int64_t unit = 4 * PANEL, scales = 0;
   template <bool>
-  PL_INLINE H weight(const char* p, int i) { return load_pairs(p + i * 4 * L); }
-  PL_INLINE H input(const X* x) { return broadcast_pair(x); }
-  PL_INLINE void add(A& a, H x, H w) { accumulate_bfloat16(a, x, w); }
+  PL_INLINE auto weight(const char* p, int i) { return By::pairs(load_words(p + i * 4 * L)); }
+  PL_INLINE auto input(const X* x) { return By::input(x); }
+  template <class T>
+  PL_INLINE void add(A& a, const T& x, const T& w) { By::add(a, x, w); }
 };
-#endif
 
 struct Int4 {  // low nibbles are L outputs, high nibbles the next L; values are 8 too large, see group_start
   using X = int16_t;
@@ -277,6 +277,7 @@ static void linear_of(const Panels& m, const Prepared& x, int64_t rows, int64_t 
 }
 
 // y[r, o] for o in [begin, end); `begin` is a multiple of PANEL.
+template <class By>
 static void linear(const Panels& m, const Prepared& x, int64_t rows, int64_t begin, int64_t end, float* y,
                    int64_t y_stride) {
   switch (m.kind) {
@@ -284,9 +285,11 @@ static void linear(const Panels& m, const Prepared& x, int64_t rows, int64_t beg
     case BFLOAT16: return linear_of<Bfloat16>(m, x, rows, begin, end, y, y_stride);
     case INT8: return linear_of<Int8>(m, x, rows, begin, end, y, y_stride);
     case INT4: return linear_of<Int4>(m, x, rows, begin, end, y, y_stride);
-#if defined(PL_PAIRS)
-    case PAIRS: return linear_of<Pairs>(m, x, rows, begin, end, y, y_stride);
-#endif
+    case PAIRS:
+      if constexpr (By::usable) {
+        const Flushed mode;
+        linear_of<Pairs<By>>(m, x, rows, begin, end, y, y_stride);
+      }
   }
 }
 
@@ -334,8 +337,10 @@ static void pack(const Matrix& m, int64_t panel, char* out) {
 // --- the form that each kind wants its input in -------------------------------------------------------------------
 
 // Of one row: none where inputs are used as they are.
+template <class By>
 static int64_t prepared_bytes(int kind, int64_t in) {
-  return kind <= BFLOAT16 ? 0 : (padded(kind, in) * 2 + (kind == INT4 ? in / 32 * 4 : 0) + 63) / 64 * 64;
+  const int64_t size = kind == PAIRS ? sizeof(typename By::X) : 2;
+  return kind <= BFLOAT16 ? 0 : (padded(kind, in) * size + (kind == INT4 ? in / 32 * 4 : 0) + 63) / 64 * 64;
 }
 
 static float prepare_int16(int kind, const float* x, int64_t in, int16_t* y) {
@@ -367,25 +372,25 @@ static float prepare_int16(int kind, const float* x, int64_t in, int16_t* y) {
   return factor > 0 ? 1.0f / factor : 0.0f;
 }
 
-static void prepare_pairs([[maybe_unused]] const float* x, [[maybe_unused]] int64_t in, [[maybe_unused]] int16_t* y) {
-#if defined(PL_PAIRS)
+template <class By>
+static void prepare_pairs(const float* x, int64_t in, typename By::X* y) {
   const int64_t wide = padded(PAIRS, in);
   for (int64_t i = 0; i < wide; i += L) {
-    HL narrow = to_bfloat16(i + L <= in ? load(x + i) : load_part(x + i, static_cast<int>(in - i)));
-    std::memcpy(y + i, &narrow, 2 * (i + L <= wide ? L : wide - i));
+    const auto rounded = By::round(i + L <= in ? load(x + i) : load_part(x + i, static_cast<int>(in - i)));
+    std::memcpy(y + i, &rounded, sizeof(*y) * (i + L <= wide ? L : wide - i));
   }
-#endif
 }
 
+template <class By>
 static Prepared prepare(int kind, const float* x, int64_t stride, int64_t rows, int64_t in, void* data, float* scales) {
   if (kind <= BFLOAT16) return {x, stride, nullptr};
-  const int64_t step = prepared_bytes(kind, in) / 2;
-  for (int64_t r = 0; r < rows; ++r) {
-    int16_t* y = static_cast<int16_t*>(data) + r * step;
-    if (kind == PAIRS) prepare_pairs(x + r * stride, in, y);
-    else scales[r] = prepare_int16(kind, x + r * stride, in, y);
+  const int64_t bytes = prepared_bytes<By>(kind, in);
+  char* row = static_cast<char*>(data);
+  for (int64_t r = 0; r < rows; ++r, row += bytes) {
+    if (kind != PAIRS) scales[r] = prepare_int16(kind, x + r * stride, in, reinterpret_cast<int16_t*>(row));
+    else if constexpr (By::usable) prepare_pairs<By>(x + r * stride, in, reinterpret_cast<typename By::X*>(row));
   }
-  return {data, step, scales};
+  return {data, bytes / static_cast<int64_t>(kind == PAIRS ? sizeof(typename By::X) : 2), scales};
 }
 
 }  // namespace PACELINE_ISA

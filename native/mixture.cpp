@@ -98,7 +98,8 @@ void Program::gather(const Op& op, int step_index, int index, int thread) {
   const Panels& m = op.weights[0];
   int64_t size = op.integers[0], top_k = op.integers[1], row = index / top_k, rank = index % top_k;
   Prepared x = prepared(op.values[0], m, step_index, scratch_[thread]);
-  x.data = static_cast<const char*>(x.data) + row * x.stride * (m.kind >= INT8 ? 2 : 4);
+  const int64_t bytes = k.prepared_bytes(m.kind, m.in);  // of a row; 0: floats, used in place
+  x.data = static_cast<const char*>(x.data) + row * (bytes ? bytes : 4 * x.stride);
   if (x.row_scale) x.row_scale += row;
   const int64_t panel = k.panel, begin = static_cast<int64_t>(at(op.values[1], row)[rank]) * ((size + panel - 1) / panel * panel);
   k.linear(m, x, 1, begin, begin + size, at(op.values[2], row) + rank * size - begin, 0);

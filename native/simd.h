@@ -67,6 +67,13 @@ PL_INLINE VW high_halves(const char* p) {
 #endif
 }
 
+PL_INLINE VW load_words(const void* p) { return *static_cast<const VWMem*>(p); }
+PL_INLINE H broadcast_pair(const int16_t* p) {  // two values, in every lane
+  int32_t pair;
+  std::memcpy(&pair, p, 4);
+  return (H)(pair - VI{});
+}
+
 PL_INLINE V load_part(const float* p, int n) {  // n < L lanes, the others 0
   float buffer[L] = {};
   std::memcpy(buffer, p, sizeof(float) * n);
@@ -125,19 +132,66 @@ PL_INLINE void accumulate(VI& a, H x, H w) {
 #endif
 }
 
-// Pairs of bfloat16, summed in float32. Written for the assembler: the compiler may not use the instruction elsewhere.
+// Products of pairs of bfloat16, summed in float32: that of the second values is added first, then that of the first ones,
+// and what is subnormal counts as 0. Two ways to the same bits, each with what it wants to be given: X, an input; H or Both,
+// a pair in each lane. Written for the assembler: the compiler may not use these instructions elsewhere.
+class Flushed {  // while it lives, this thread takes subnormal numbers for 0 and makes none
+#if defined(__AVX512F__)
+ public:
+  Flushed() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040u); }
+  ~Flushed() { _mm_setcsr(before_); }
+  Flushed(const Flushed&) = delete;
+
+ private:
+  unsigned before_;
+#endif
+};
+struct NoPairs {
+  using X = int16_t;
+  static constexpr bool usable = false;
+};
 #if defined(__AVX512F__)
 #define PL_PAIRS
 PL_INLINE bool multiplies_pairs() {  // by the bit: older compilers do not know its name
   unsigned a, b, c, d;
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 5);
 }
-PL_INLINE void accumulate_bfloat16(V& a, H x, H w) { __asm__("vdpbf16ps %2, %1, %0" : "+v"(a) : "v"(x), "v"(w)); }
 PL_INLINE HL to_bfloat16(V v) {
   HL out;
   __asm__("vcvtneps2bf16 %1, %0" : "=v"(out) : "v"(v));
   return out;
 }
+
+struct ByPairs {  // one instruction: AMD's take as long for it as for a multiply-add
+  using X = int16_t;
+  using W = H;
+  static constexpr bool usable = true;
+  PL_INLINE HL round(V v) { return to_bfloat16(v); }
+  PL_INLINE H pairs(VW w) { return (H)w; }
+  PL_INLINE H input(const X* x) { return broadcast_pair(x); }
+  PL_INLINE void add(V& a, H x, H w) { __asm__("vdpbf16ps %2, %1, %0" : "+v"(a) : "v"(x), "v"(w)); }
+};
+
+struct Both {
+  V second, first;
+};
+PL_INLINE Both pin(const Both& b) { return {pin(b.second), pin(b.first)}; }
+
+struct ByFloats {  // two multiply-adds of float32, each exact before it is rounded: Intel's take four times as long for vdpbf16ps as for one
+  using X = float;  // rounded to bfloat16
+  using W = Both;
+  static constexpr bool usable = true;
+  PL_INLINE V round(V v) {
+    typedef uint16_t Words __attribute__((vector_size(2 * L)));
+    return (V)(__builtin_convertvector((Words)to_bfloat16(v), VW) << 16);
+  }
+  PL_INLINE Both pairs(VW w) { return {(V)(w & 0xffff0000u), (V)(w << 16)}; }
+  PL_INLINE Both input(const X* x) { return {broadcast(x[1]), broadcast(x[0])}; }
+  PL_INLINE void add(V& a, const Both& x, const Both& w) {
+    accumulate(a, x.second, w.second);
+    accumulate(a, x.first, w.first);
+  }
+};
 // The L values of `low`, then those of `high`.
 PL_INLINE H to_bfloat16(V low, V high) {
   H out;
@@ -172,12 +226,6 @@ PL_INLINE H load_uint8(const void* p) { return (H)_mm512_cvtepu8_epi16(_mm256_lo
 PL_INLINE H load_int8(const void* p) { return __builtin_convertvector(*static_cast<const SMem*>(p), H); }
 PL_INLINE H load_uint8(const void* p) { return __builtin_convertvector(*static_cast<const UMem*>(p), H); }
 #endif
-PL_INLINE H load_pairs(const void* p) { return (H)*static_cast<const VWMem*>(p); }
-PL_INLINE H broadcast_pair(const int16_t* p) {  // two values, in every lane
-  int32_t pair;
-  std::memcpy(&pair, p, 4);
-  return (H)(pair - VI{});
-}
 
 // `v` where the lane's byte at `p` is not 0, else `other`.
 PL_INLINE V where(const uint8_t* p, V v, V other) {

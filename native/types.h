@@ -90,12 +90,13 @@ struct Kernels {
   float (*read_all)(const float*, int64_t n);
   float (*burn)(int64_t turns);
   int64_t (*burn_flops)();
+  float (*burn_pairs)(int64_t turns);  // as many instructions as `burn`, of the pairs' one; only if pairs
 };
 
 extern const Kernels kernels_generic;
 #if defined(PACELINE_X86)
 extern const Kernels kernels_avx2;
-extern const Kernels kernels_avx512;
+extern const Kernels kernels_avx512, kernels_avx512_floats;  // the same bits; pairs multiplied in one instruction, or by floats
 #endif
 #if defined(PACELINE_ARM)
 extern const Kernels kernels_neon;
