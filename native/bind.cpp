@@ -281,7 +281,7 @@ std::tuple<uint32_t, uint32_t> keys(uint64_t seed, int64_t position, uint32_t pu
 }  // namespace
 
 NB_MODULE(_native, m) {
-  m.attr("layout") = 13;  // raised whenever these signatures change; paceline/ops/native.py checks it
+  m.attr("layout") = 14;  // raised whenever these signatures change; paceline/ops/native.py checks it
   m.attr("most_rows") = static_cast<int>(Pool::max_chunks);  // of one run: a row has at least a chunk of its own
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("choose_isa", [](const std::string& name) { return choose_kernels(name.c_str()); });
@@ -302,6 +302,8 @@ NB_MODULE(_native, m) {
   });
   m.def("pack", &pack);
   m.def("set_weights_in_cache", [](bool yes) { weights_in_cache = yes; });
+  m.def("set_fetches_far", [](bool yes) { fetches_far = yes; });
+  m.def("get_fetches_far", [] { return fetches_far.load(); });
   m.def("get_weights_in_cache", [] { return weights_in_cache.load(); });
   m.def("draw", &draw_rows);
   m.def("noise_keys", &keys);

@@ -97,7 +97,7 @@ struct Call {
   const float* row_scale;
   float* y;
   int64_t y_stride, end;  // outputs
-  bool cached;  // weights
+  bool cached, far;  // weights: the last-level cache could hold them; they are fetched from there ahead of use
 };
 
 static int64_t padded(int kind, int64_t in) {
@@ -105,7 +105,7 @@ static int64_t padded(int kind, int64_t in) {
 }
 
 // Rows from which on arithmetic takes about as long as memory: neither may wait for the other, so weights are fetched to
-// the second-level cache, too. Where the last-level cache holds them all they always are: others use it, too.
+// the second-level cache, too. Where the last-level cache holds them all, `fetches_far` says it.
 template <class P>
 constexpr int busy_rows() {
   return P::kind == BFLOAT16 || P::kind == INT8 ? 5 : P::kind == PAIRS ? 8 : 1 << 30;
@@ -159,7 +159,7 @@ static void tile(const Call<P>& c, int64_t r0, int64_t panel) {
   constexpr int N = VECTORS * C;
   constexpr int64_t step = P::unit < 64 ? 64 / P::unit : 1;  // units of a cache line
   constexpr int64_t near_by = AHEAD / (C < 2 ? 2 : C);
-  const bool far = r0 == 0 && (c.cached || R >= busy_rows<P>());
+  const bool far = r0 == 0 && (c.far || R >= busy_rows<P>());
   const int64_t far_by = C > 1 ? C * c.panel_bytes : FAR_AHEAD;  // to the same place of the next tile
   const char* start = c.data + panel * c.panel_bytes;
   const typename P::X* x = c.x + r0 * c.x_stride;
@@ -264,7 +264,8 @@ template <class P>
 static void linear_of(const Panels& m, const Prepared& x, int64_t rows, int64_t begin, int64_t end, float* y,
                       int64_t y_stride) {
   Call<P> c{static_cast<const char*>(m.data), m.in, bytes_of_panel<P>(m.in), static_cast<const typename P::X*>(x.data),
-            x.stride, x.row_scale, y, y_stride, end, weights_in_cache.load(std::memory_order_relaxed)};
+            x.stride, x.row_scale, y, y_stride, end, weights_in_cache.load(std::memory_order_relaxed), false};
+  c.far = c.cached && fetches_far.load(std::memory_order_relaxed);
   const int64_t first = begin / PANEL, last = (end + PANEL - 1) / PANEL;
   const int64_t group = rows <= MOST_ROWS ? last - first : 2 * c.panel_bytes <= ROOM ? 2 : 1;
   for (int64_t p = first; p < last; p += group) {

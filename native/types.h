@@ -6,7 +6,9 @@
 
 namespace paceline {
 
-inline std::atomic<bool> weights_in_cache{false};  // of all models of this process: how a linear reads them best depends on it
+// Of all models of this process: how a linear reads their weights best depends on it. `fetches_far`: whether those that the
+// last-level cache could hold are fetched to the second-level cache ahead of use.
+inline std::atomic<bool> weights_in_cache{false}, fetches_far{true};
 
 // PAIRS: bfloat16 for CPUs that multiply pairs of it, whose inputs are rounded to bfloat16 too; only if Kernels::pairs.
 enum Kind : int { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, PAIRS = 4 };

@@ -24,9 +24,10 @@ from paceline.kv.layout import Layout
 from paceline.memory import Arena
 from paceline.ops.base import Drawn, Graph, RoundStart, Rule, Stop, Weight
 from paceline.ops.panels import KINDS, panels, usable
+from paceline.ops.prefetch import Matrix, settle
 from paceline.ops.recording import Code, Node, RecordingOps, Symbol, place, schedule
 
-_LAYOUT = 13  # of the extension's signatures
+_LAYOUT = 14  # of the extension's signatures
 _OF_ROWS = (Code.EMBED, Code.ROTARY, Code.STORE, Code.ATTENTION)  # ops that read tokens, positions or slots
 _STATUS = {
     1: "a token id is outside the vocabulary",
@@ -119,6 +120,7 @@ class NativeRunner:
         for graph in graphs:
             if graph not in self._plans:
                 self._plans[graph] = Plan(graph, self._arena, self._exact, tables)
+        settle(_extension(), [matrix for plan in self._plans.values() for matrix in plan.matrices])
 
     def packs(self, layout: Layout) -> bool:
         """Where bfloat16 is multiplied in pairs, for heads of up to 512 columns, a multiple of 32."""
@@ -160,6 +162,7 @@ class Plan:
         self._alive: list[torch.Tensor] = []  # everything whose address the program holds
         self._arena, self._exact, self._tables = arena, exact, tables
         self._packed: dict[int, tuple[Weight, torch.Tensor, int]] = {}  # panels and kind by the weight's id
+        self.matrices: list[Matrix] = []  # of linears, in the order in which a forward reads them
         self.program = _extension().Program()
         for step in self.steps:
             self.program.begin_step()
@@ -175,15 +178,18 @@ class Plan:
 
     def _add(self, node: Node) -> None:
         values = [(self._buffers[s.root], s.column, s.width) for s in (*node.inputs, *node.outputs)]
+        matrices = [self._matrix(node, weight) for weight in node.weights]
+        if node.code is Code.LINEAR:
+            self.matrices += matrices
         self.program.add(
             int(node.code),
             values,
-            [self._matrix(node, weight) for weight in node.weights],
+            matrices,
             [i if isinstance(i, int) else self._vector(i) for i in node.integers],
             node.number,
         )
 
-    def _matrix(self, node: Node, loaded: Weight) -> tuple[int, int, int, int, int]:
+    def _matrix(self, node: Node, loaded: Weight) -> Matrix:
         shape = loaded.out_features, loaded.in_features
         if node.code is Code.EMBED:  # a table is read by rows, all others in panels: see native/linear.h
             weight = usable(loaded)
