@@ -18,7 +18,9 @@ from paceline.core import MAX_DRAFT_TOKENS
 from paceline.ops.extension import extension
 
 PRIOR_WEIGHT = 3.0  # observations that the usual acceptance of such a drafter counts for
-KNOWN_WEIGHT = 24.0  # that of a pair which was measured: a few refused drafts in a row are no reason to stop
+# That of a pair which was measured, for greedy and for sampled text: a few refused drafts in a row are no reason to stop,
+# and at a temperature, where drafts are kept more rarely, a few that were kept no reason to begin.
+KNOWN_WEIGHT = (24.0, 48.0)
 WINDOW = 48.0  # observations that a request remembers by position
 PARKED_WINDOW = 6.0  # fewer while parked, so that a few kept probes bring it back
 FIRST_PROBE = 64  # steps until a parked row may probe; doubles with each probe that is refused
@@ -116,7 +118,8 @@ def fresh_arm(kind: Kind, sampled: bool = False, *, given: bool = False, masked:
     zeros = (0.0,) * MAX_DRAFT_TOKENS
     prior = tuple(kind.accept(j, sampled) for j in range(MAX_DRAFT_TOKENS))
     law = kind.law(sampled, given=given, masked=masked)
-    return estimated(Arm(zeros, zeros, prior, law, sampled, KNOWN_WEIGHT if kind.known else PRIOR_WEIGHT))
+    weight = KNOWN_WEIGHT[sampled] if kind.known else PRIOR_WEIGHT
+    return estimated(Arm(zeros, zeros, prior, law, sampled, weight))
 
 
 def estimated(arm: Arm) -> Arm:

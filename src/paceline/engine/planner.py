@@ -163,7 +163,7 @@ class Planner:
                 self._audit(choice).paid(self._now)
             elif choice.teaches:
                 hoping = replace(self.budget, costs=hopeful(self.budget.costs))
-                trial = b.choose(hoping, kind, choice.caps, rows, texts, b.START[choice.sampled])
+                trial = b.choose(hoping, kind, choice.caps, rows, texts, b.TRIED[choice.sampled])
                 choice.trial_due = self._audit(choice).next if any(trial.limits.values()) else float("inf")
                 if self._now >= choice.trial_due:
                     self._audit(choice).tried(self._now)
