@@ -16,7 +16,8 @@ constexpr int GROUPS = BLOCK / L, WIDEST = 512;  // pages of a block; most colum
 template <class By>
 struct Packed {
   using X = typename By::X;
-  static constexpr int step = 2, most = sizeof(X) == 2 ? 4 : 2;  // vectors of keys or columns of a tile: two registers each by floats
+  static constexpr int step = 2;
+  static constexpr int most = sizeof(X) == 2 ? 4 : 2;  // vectors of keys or columns of a tile: by floats each takes two registers
   struct Groups {
     const int16_t *keys[GROUPS], *values[GROUPS];  // of one kv head
   };

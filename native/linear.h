@@ -226,8 +226,7 @@ static void tile(const Call<P>& c, int64_t r0, int64_t panel) {
 template <class P, int R, int C>
 static void rows_tile(const Call<P>& c, int64_t r0, int64_t begin, int64_t end) {
   for (; begin + C <= end; begin += C) tile<P, R, C>(c, r0, begin);
-  if constexpr (C > 1)
-    for (; begin < end; ++begin) tile<P, R, 1>(c, r0, begin);
+  if constexpr (C > 1) rows_tile<P, R, C / 2>(c, r0, begin, end);
 }
 
 // Rows of a tile at most: they accumulate in 12 of AVX2's 16 registers, 24 of AVX-512's 32.

@@ -65,7 +65,9 @@ void Program::bind(int buffer, void* data, int64_t stride) {
 }
 
 int64_t Program::outputs_per_chunk(const Panels& m) const {
-  const int64_t group = rows_.count < 4 ? 4 : rows_.count > 6 ? 2 : 1;  // panels that are taken together
+  const int64_t panels = (m.out + kernels().panel - 1) / kernels().panel;
+  int64_t group = rows_.count < 4 ? 4 : rows_.count > 6 ? 2 : 1;  // panels that are taken together
+  while (group > 1 && group * threads_ > panels) group /= 2;  // each thread has some
   const int64_t outputs = group * kernels().panel, bytes = group * std::max<int64_t>(1, kernels().panel_bytes(m.kind, m.in));
   int64_t groups = std::max<int64_t>(1, kChunkBytes / bytes);
   int64_t share = std::max<int64_t>(1, m.out / (outputs * 4 * threads_));  // leave something to share

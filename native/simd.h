@@ -162,7 +162,7 @@ PL_INLINE HL to_bfloat16(V v) {
   return out;
 }
 
-struct ByPairs {  // one instruction: AMD's take as long for it as for a multiply-add
+struct ByPairs {  // one instruction: AMD's Zen 4 takes as long for it as for a multiply-add
   using X = int16_t;
   using W = H;
   static constexpr bool usable = true;
@@ -177,7 +177,9 @@ struct Both {
 };
 PL_INLINE Both pin(const Both& b) { return {pin(b.second), pin(b.first)}; }
 
-struct ByFloats {  // two multiply-adds of float32, each exact before it is rounded: Intel's take four times as long for vdpbf16ps as for one
+// Two multiply-adds of float32, each exact before it is rounded. Intel's (Emerald Rapids) take four times as long for
+// vdpbf16ps as for a multiply-add.
+struct ByFloats {
   using X = float;  // rounded to bfloat16
   using W = Both;
   static constexpr bool usable = true;

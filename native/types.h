@@ -98,7 +98,7 @@ struct Kernels {
 extern const Kernels kernels_generic;
 #if defined(PACELINE_X86)
 extern const Kernels kernels_avx2;
-extern const Kernels kernels_avx512, kernels_avx512_floats;  // the same bits; pairs multiplied in one instruction, or by floats
+extern const Kernels kernels_avx512, kernels_avx512_floats;  // pairs in one instruction, or by floats: the same bits
 #endif
 #if defined(PACELINE_ARM)
 extern const Kernels kernels_neon;

@@ -20,6 +20,7 @@ from paceline.engine.audit import (
     LAST_TRIAL,
     RAREST,
     SOONEST,
+    SPENT,
     TRIAL,
     Audit,
     hopeful,
@@ -135,18 +136,27 @@ def test_audits_become_rarer_while_they_confirm_what_is_known() -> None:
     )  # an error will hardly turn that around
     assert Audit().due(at_drag(stale=2 * FIRST_AUDIT), audit.CLEAR)
     for every in (FIRST_AUDIT, SOONEST, 2 * SOONEST, 4 * SOONEST, RAREST):
-        assert not own.due(at_drag(stale=every - 1), 1.1)
-        assert own.due(at_drag(stale=every), 1.1)
+        assert not own.due(at_drag(stale=every - 1), 1.02)
+        assert own.due(at_drag(stale=every), 1.02)
     for drag in (1.2, 1.4, 1.7, 2.0, 2.4):  # each time it has changed
-        own.due(at_drag(drag, RAREST), 1.1)
-    assert not own.due(at_drag(2.4, SOONEST - 1), 1.1)
-    assert own.due(at_drag(2.4, SOONEST), 1.1)
+        own.due(at_drag(drag, RAREST), 1.02)
+    assert not own.due(at_drag(2.4, SOONEST - 1), 1.02)
+    assert own.due(at_drag(2.4, SOONEST), 1.02)
     own = Audit()
     for every in (FIRST_AUDIT, SOONEST, 2 * SOONEST, 4 * SOONEST, RAREST):
-        own.due(at_drag(stale=every), 1.1)
-    assert own.due(at_drag(1.2, RAREST), 1.1)  # it has changed
-    assert not own.due(at_drag(1.2, RAREST // 2 - 1), 1.1)
-    assert own.due(at_drag(1.2, RAREST // 2), 1.1)
+        own.due(at_drag(stale=every), 1.02)
+    assert own.due(at_drag(1.2, RAREST), 1.02)  # it has changed
+    assert not own.due(at_drag(1.2, RAREST // 2 - 1), 1.02)
+    assert own.due(at_drag(1.2, RAREST // 2), 1.02)
+
+
+def test_what_audits_take_of_what_drafts_bring_is_bounded() -> None:
+    own = Audit()
+    assert own.due(at_drag(stale=FIRST_AUDIT), 1.3)  # but for the first one
+    least = round(AUDIT[1] * 0.3 / SPENT)
+    assert SOONEST < least < RAREST
+    assert not own.due(at_drag(stale=least - 1), 1.3)
+    assert own.due(at_drag(stale=least + 1), 1.3)
 
 
 def test_what_long_copies_take_says_little_about_short_drafts_that_were_seen() -> None:

@@ -19,7 +19,8 @@ AUDIT = (COLD + 4, 48)
 CLEAR = 1.4  # what a plan promises over none from which on an error will hardly turn it around
 SAME = 0.1  # change of the drag, as a logarithm, that confirms what was known
 FIRST_AUDIT = 64  # steps with drafts until the first audit,
-SOONEST, RAREST = 128, 1024  # and between two: the more, the longer they agree
+SOONEST, RAREST = 128, 1024  # and between two: the more, the longer they agree,
+SPENT = 0.015  # and the more a plan promises: of what drafts bring no more than such a share of the time may be lost
 # steps of a trial, of greedy and of sampled texts: the first `WARM` of them tell nothing yet
 TRIAL = 32, 20
 HOPEFUL = 0.85  # what steps with drafts might take, over what is thought
@@ -41,7 +42,10 @@ class Audit:
     def due(self, costs: Costs, gain: float) -> bool:
         """Whether to begin an audit, where drafts promise `gain` times the speed of none."""
         drag, stale = costs.drag, costs.unseen
-        if gain <= 1.0 or stale < (self._every if gain < CLEAR else 2 * self._every):
+        least = float(self._every if gain < CLEAR else 2 * self._every)
+        if self._every > FIRST_AUDIT:
+            least = max(least, self.steps(gain) * (gain - 1.0) / SPENT)
+        if gain <= 1.0 or stale < least:
             return False
         same = abs(log(drag / self._drag)) < SAME
         self._every = min(2 * self._every, RAREST) if same else max(self._every // 2, SOONEST)
