@@ -382,7 +382,8 @@ def test_where_only_the_texts_have_changed_little_is_learnt_from_a_few_steps(
     auto.limits(texts, ["auto"] * 2, 4)
     for _ in range(steps):
         auto.observe(StepRecord(10, 1.8, 0.2, 0.0, [row(4, 4), row(4, 4, sid=2)]))
-    auto.limits([sequence(1), sequence(3)], ["auto"] * 2, 4)
+    other = replace(sequence(3), params=SamplingParams(max_tokens=10_000, temperature=0.8))
+    auto.limits([sequence(1), other], ["auto"] * 2, 4)  # what was planned is not for such texts
     assert auto.budget.step == told
     assert auto._now == steps  # and nothing is lost
     assert b.arm_of(auto.budget, 1, MTP).hits[0] == pytest.approx(kept)
@@ -390,6 +391,30 @@ def test_where_only_the_texts_have_changed_little_is_learnt_from_a_few_steps(
     assert auto.budget.step == steps
     assert b.arm_of(auto.budget, 1, MTP).hits[0] == pytest.approx(steps)
     assert auto.budget.totals["mtp"].first_tries == 2 * steps
+
+
+def test_what_was_planned_for_several_texts_goes_on_for_those_that_take_their_places() -> None:
+    auto = AutoController(
+        replace(PROFILE, rounds={"mtp": (0.01, 0.01, 0.0)}), [replace(MTP, prior=(0.99,), known=True)]
+    )
+    plans, think = [], auto._think
+
+    def counted(*args: Any) -> Any:
+        plans.append(auto._now)
+        return think(*args)
+
+    auto._think = counted  # type: ignore[method-assign]
+    auto._plan_seconds = 9.0  # a plan holds as long as it may
+    hold = LONGEST_HOLD[True]
+    for step in range(hold + 1):
+        ids = (1, 2) if step < 5 else (1, 3) if step < 9 else (4, 3)
+        limits = auto.limits([sequence(i) for i in ids], ["auto"] * 2, 4)
+        assert [limit for limit, _ in limits] == [4, 4]
+        assert all(auto.kind_limit(i, "mtp") == 4 for i in ids)
+        auto.observe(StepRecord(10, 1.8, 0.2, 0.0, [row(4, 4, sid=i) for i in ids]))
+    assert plans == [0, hold]
+    auto.limits([sequence(i) for i in (4, 3, 5)], ["auto"] * 3, 4)
+    assert len(plans) == 3  # more texts are another matter
 
 
 def test_of_copies_that_are_kept_as_ever_nothing_is_learnt_before_the_next_one() -> None:

@@ -79,14 +79,16 @@ class Choice:
             (reason for i, (_, reason) in zip(self.ids, self.out, strict=True) if i in self.caps), None
         )
 
-    def for_others(self, caps: dict[int, int], now: int) -> Choice:
-        """The same for as many other texts, of which each takes the place of one."""
-        new = dict(zip(self.ids, caps, strict=True))
+    def for_others(self, caps: dict[int, int], until: int) -> Choice:
+        """The same for as many other texts, of which each that is new takes the place of one that is gone."""
+        free = iter([i for i in caps if i not in self.ids])
+        new = {i: i if i in caps else next(free) for i in self.ids}
+        at = {new[i]: limit for i, limit in zip(self.ids, self.out, strict=True)}
 
         def own(limits: Mapping[int, int]) -> dict[int, int]:
             return {new[i]: min(limit, caps[new[i]]) for i, limit in limits.items()}
 
-        out = [(min(limit, cap), why) for (limit, why), cap in zip(self.out, caps.values(), strict=True)]
+        out = [(min(at[i][0], cap), at[i][1]) for i, cap in caps.items()]
         return replace(
             self,
             ids=list(caps),
@@ -98,7 +100,7 @@ class Choice:
             stops={},
             look=0,
             looked=False,
-            until=now + (self.hold or REST),
+            until=until,
         )
 
     @property
@@ -180,6 +182,7 @@ class Before:
 
     def __init__(self) -> None:
         self._known: dict[Kin, tuple[int, Choice]] = {}  # until when, and what
+        self._drafting: tuple[Kin, Choice] | None = None  # the last plan for several texts, if it drafts
 
     def keep(self, kin: Kin, choice: Choice, now: int, planning: float) -> None:
         """A plan for texts of that kin, if nothing is drafted by it, or for a single one, of which nothing is known yet.
@@ -192,18 +195,34 @@ class Before:
         elif texts == 1 and new and choice.plans and choice.drafts and not (choice.trial or choice.probes):
             self._known[kin] = now + REST, replace(choice)
 
+    def drafts(self, kin: Kin | None, choice: Choice) -> None:
+        """What was planned for several texts, if it drafts, serves those that come for as long as it would have held."""
+        own = choice.plans and choice.drafts and choice.hold and not (choice.trial or choice.probes)
+        self._drafting = (kin, choice) if kin is not None and kin[0] > 1 and own else None
+
     def others(
         self, kin: Kin, last: Choice | None, caps: dict[int, int], new: Set[int], now: int
     ) -> Choice | None:
         """A plan for others of that kin; one without drafts, if those of them that are not new rest by the `last` one."""
+        if not all(caps[i] for i in new):
+            return None
+        drafting = self._drafting
+        if drafting is not None and _alike(drafting[0], kin) and now < drafting[1].until:
+            return drafting[1].for_others(caps, drafting[1].until)
         until, choice = self._known.get(kin, (0, None))
-        if choice is None or now >= until or not all(caps[i] for i in new):
+        if choice is None or now >= until:
             return None
         if new != caps.keys() and not (
             last is not None and last.rests and last.caps.keys() >= caps.keys() - new
         ):
             return None
-        return choice.for_others(caps, now)
+        return choice.for_others(caps, now + (choice.hold or REST))
+
+
+def _alike(one: Kin, other: Kin) -> bool:
+    """As many texts of the same sort, some of which may be new."""
+    (texts, drafter, greedy, _, masked), (texts2, drafter2, greedy2, _, masked2) = one, other
+    return (texts, drafter, greedy, masked) == (texts2, drafter2, greedy2, masked2)
 
 
 def going_on(last: Choice | None, ids: list[int], now: int) -> Choice | None:

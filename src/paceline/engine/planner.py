@@ -83,6 +83,8 @@ class Planner:
         if kin:
             plain = self.budget.costs.target(len(ids))
             self._before.keep(kin, choice, self._now, self._plan_seconds / plain)
+        if not self._others:
+            self._before.drafts(kin_of(sequences, wants, len(ids)), choice)
         self._care.thought += time.perf_counter() - begin
         return choice
 
