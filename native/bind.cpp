@@ -296,6 +296,7 @@ NB_MODULE(_native, m) {
     return burn_multiply_adds(turns);
   });
   m.def("pairs", [] { return kernels().pairs(); });
+  m.def("pairs_by_floats", [] { return pairs_by_floats(); });
   m.def("panel", [] { return kernels().panel; });
   m.def("packed_bytes", [](int kind, int64_t out, int64_t in) {
     return (out + kernels().panel - 1) / kernels().panel * kernels().panel_bytes(kind, in);

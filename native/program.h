@@ -12,6 +12,7 @@ namespace paceline {
 
 const Kernels& kernels();  // the best that this CPU can run
 bool choose_kernels(const char* name);
+bool pairs_by_floats();  // whether pairs of bfloat16 are multiplied as floats, not in one instruction
 
 enum Code : int {
   EMBED, NORM, ROTARY, STORE, ADD, MUL, SCALE, GELU, GATED_GELU, SOFTCAP, COPY, ROUTE, MIX, TOP_CLUSTERS,  // of one row

@@ -257,6 +257,34 @@ def test_trials_become_rarer_while_they_are_in_vain(sampled: bool, first: list[i
     assert fresh.next == 5000 + first[0]
 
 
+@pytest.mark.parametrize("sampled", [False, True])
+def test_many_texts_are_tried_more_rarely_and_only_their_own_steps_count(sampled: bool) -> None:
+    first = 5 * Audit(sampled).next
+    many = Audit(sampled, 5)
+    assert many.next == first
+    many.back(1000)  # others were written before
+    assert many.next == 1000 + first
+    many.away(1100)
+    many.back(9000)
+    many.back(9500)  # still there
+    assert many.next == 9000 + first - 100
+    many.paid(9500)
+    assert many.next == 9500 + first
+
+
+def test_steps_of_other_texts_bring_no_trial_nearer() -> None:
+    auto = AutoController(
+        replace(PROFILE, seconds=(1.0, 2.5, 5.5, 9.0, 17.0, 33.0)), [replace(MTP, known=True)]
+    )
+    auto.limits([sequence(1)], ["auto"], 4)
+    due = auto._audits[1, False].next
+    auto.budget = replace(auto.budget, step=10)
+    auto.limits([sequence(i) for i in (2, 3)], ["auto"] * 2, 4)
+    auto.budget = replace(auto.budget, step=5000)
+    auto.limits([sequence(4)], ["auto"], 4)
+    assert auto._audits[1, False].next == due + 4990
+
+
 def test_drafts_that_stay_dear_are_tried_a_few_times() -> None:
     assert hopeful(at_drag(1.5)).drag == pytest.approx(1.5 * HOPEFUL)
     assert hopeful(at_drag(0.9)).drag == pytest.approx(0.9 * HOPEFUL)

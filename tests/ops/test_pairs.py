@@ -28,6 +28,7 @@ def both_ways(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, torch.
     results = []
     for way in ("pairs", "floats"):
         assert native._extension().choose_isa(way)
+        assert native._extension().pairs_by_floats() is (way == "floats")
         assert native.isa() == "avx512-bf16"
         results.append(compute())
     return results[0], results[1]

@@ -24,7 +24,9 @@ SPENT = 0.015  # and the more a plan promises: of what drafts bring no more than
 # steps of a trial, of greedy and of sampled texts: the first `WARM` of them tell nothing yet
 TRIAL = 32, 20
 HOPEFUL = 0.85  # what steps with drafts might take, over what is thought
-FIRST_TRIAL = 64, 128  # steps without drafts until a trial, of greedy and of sampled texts,
+# Steps of such texts without drafts until a trial, of greedy and of sampled ones, times the bits of their number: the
+# more they are the more is lost by one that is in vain,
+FIRST_TRIAL = 64, 128
 LAST_TRIAL = 2048, 8192  # and between two trials at most
 RARER = 4  # times as many after each
 
@@ -32,12 +34,21 @@ RARER = 4  # times as many after each
 class Audit:
     """For some number of texts: audits become rarer while they find what was known, trials while they are in vain."""
 
-    def __init__(self, sampled: bool = False) -> None:
-        """`sampled`: all of them are, where there is less to be found by a trial."""
+    def __init__(self, sampled: bool = False, size: int = 1) -> None:
+        """`sampled`: all of them are, where there is less to be found by a trial. `size`: bits of their number."""
         self._every, self._drag = FIRST_AUDIT, 1.0
-        self._first = self._wait = FIRST_TRIAL[sampled]
+        self._first = self._wait = FIRST_TRIAL[sampled] * size
         self._longest = LAST_TRIAL[sampled]
         self.next = self._wait  # the step from which a trial may be made
+        self._away: int | None = 0  # the step since which others were written
+
+    def away(self, now: int) -> None:
+        """Others are written from now on: what passes meanwhile does not count."""
+        self._away = now
+
+    def back(self, now: int) -> None:
+        if self._away is not None:
+            self.next, self._away = self.next + now - self._away, None
 
     def due(self, costs: Costs, gain: float) -> bool:
         """Whether to begin an audit, where drafts promise `gain` times the speed of none."""

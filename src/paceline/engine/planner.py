@@ -49,6 +49,7 @@ class Planner:
         self._used: list[Choice] = []  # in this step
         self._unlearnt = Unlearnt()
         self._audits: dict[tuple[int, bool], Audit] = {}  # by number of texts, and whether all are sampled
+        self._audited: Audit | None = None  # of the texts that were last planned for
         self._others = 0  # rows of this step that belong to prompts being read
         self._lookups = Lookups(copier)
         self._plan_seconds = 0.0  # that a plan takes, lately
@@ -143,7 +144,14 @@ class Planner:
         return choice
 
     def _audit(self, choice: Choice) -> Audit:
-        return self._audits.setdefault((len(choice.ids).bit_length(), choice.sampled), Audit(choice.sampled))
+        size = len(choice.ids).bit_length()
+        audit = self._audits.setdefault((size, choice.sampled), Audit(choice.sampled, size))
+        if audit is not self._audited:
+            if self._audited is not None:
+                self._audited.away(self._now)
+            audit.back(self._now)
+            self._audited = audit
+        return audit
 
     def _kind(self, name: str) -> Kind:
         """A kind by name; a stranger's starts at what drafters usually reach."""
