@@ -144,6 +144,7 @@ class Planner:
         return choice
 
     def _audit(self, choice: Choice) -> Audit:
+        """Of such texts, which are planned for now: until others are, their steps count."""
         size = len(choice.ids).bit_length()
         audit = self._audits.setdefault((size, choice.sampled), Audit(choice.sampled, size))
         if audit is not self._audited:
