@@ -185,7 +185,7 @@ def test_a_round_that_is_there_to_see_what_comes_of_it_is_not_put_off_by_a_copy(
     assert choice is not None
     choice.plans["mtp"] = replace(choice.plans["mtp"], round=(50.0, 0.1, 0.0))
     if seeing:
-        setattr(choice, seeing, 1)
+        setattr(choice, seeing, True if seeing == "trial" else 1)
     assert auto.asked([0, 1], "mtp", [0, 1], [0.5, 0.0]) == ([0, 1] if seeing else [0, 0])
 
 

@@ -176,9 +176,11 @@ def test_what_long_copies_take_says_little_about_short_drafts_that_were_seen() -
     assert (spread(1, 1), spread(2, 1), spread(4, 1), spread(12, 8), spread(24, 8)) == (0, 1, 2, 1, 2)
 
 
-class Never(Audit):
-    def due(self, costs: Costs, gain: float) -> bool:
-        return False
+def never() -> Audit:
+    """That is never due."""
+    audit = Audit()
+    audit._every = 1 << 60
+    return audit
 
 
 class Free:
@@ -191,9 +193,11 @@ class Free:
         pass
 
 
-class Always(Audit):
-    def due(self, costs: Costs, gain: float) -> bool:
-        return True
+def always() -> Audit:
+    """That is due wherever drafts pay."""
+    audit = Audit()
+    audit._every = 0
+    return audit
 
 
 def play(auto: AutoController, true: Costs, chance: float, steps: int) -> tuple[int, int]:
@@ -225,9 +229,9 @@ def test_drafts_that_were_thought_cheap_are_given_up_after_an_audit() -> None:
     assert measured
     assert auto.budget.costs.drag > 1.1
     assert drafting < 400
-    never = AutoController(cheap, [replace(MTP, prior=(0.45, 0.45), known=True)])
-    never._audits[1, False] = Never()
-    assert play(never, Profile((1, 2, 33), (1.0, 1.5, 10.0)).costs(), 0.45, 1000)[0] > 2 * drafting
+    without = AutoController(cheap, [replace(MTP, prior=(0.45, 0.45), known=True)])
+    without._audits[1, False] = never()
+    assert play(without, Profile((1, 2, 33), (1.0, 1.5, 10.0)).costs(), 0.45, 1000)[0] > 2 * drafting
 
 
 def test_drafts_that_were_thought_too_dear_are_tried_and_found_to_pay() -> None:
@@ -298,12 +302,12 @@ def test_drafts_that_stay_dear_are_tried_a_few_times() -> None:
 
 def test_an_audit_is_a_rest_of_a_few_steps_with_its_reason() -> None:
     auto = AutoController(PROFILE, [replace(MTP, prior=(0.5, 0.5, 0.5))])
-    auto._audits[1, False] = Always()
+    auto._audits[1, False] = always()
     assert auto.limits([sequence(1)], ["auto"], 16) == [(0, b.MEASURING)]
     assert auto.rest([sequence(1)], [16]) in {(steps, None) for steps in AUDIT}
     assert auto.kind_limit(1, "mtp") == 0
     told = AutoController(PROFILE, [MTP])
-    told._audits[2, False] = Always()
+    told._audits[2, False] = always()
     assert told.limits([sequence(1), sequence(2)], ["auto", 3], 16)[1][0] == 3
     assert (
         told.limits([sequence(1), sequence(2)], ["auto", 3], 16)[0][1] != b.MEASURING
@@ -425,24 +429,20 @@ def test_what_was_planned_for_several_texts_goes_on_for_those_that_take_their_pl
     auto = AutoController(
         replace(PROFILE, rounds={"mtp": (0.01, 0.01, 0.0)}), [replace(MTP, prior=(0.99,), known=True)]
     )
-    plans, think = [], auto._think
-
-    def counted(*args: Any) -> Any:
-        plans.append(auto._now)
-        return think(*args)
-
-    auto._think = counted  # type: ignore[method-assign]
+    plans: list[int] = []
     auto._plan_seconds = 9.0  # a plan holds as long as it may
     hold = LONGEST_HOLD[True]
     for step in range(hold + 1):
         ids = (1, 2) if step < 5 else (1, 3) if step < 9 else (4, 3)
+        planned = auto.planned
         limits = auto.limits([sequence(i) for i in ids], ["auto"] * 2, 4)
+        plans += [step] * (auto.planned - planned)
         assert [limit for limit, _ in limits] == [4, 4]
         assert all(auto.kind_limit(i, "mtp") == 4 for i in ids)
         auto.observe(StepRecord(10, 1.8, 0.2, 0.0, [row(4, 4, sid=i) for i in ids]))
     assert plans == [0, hold]
     auto.limits([sequence(i) for i in (4, 3, 5)], ["auto"] * 3, 4)
-    assert len(plans) == 3  # more texts are another matter
+    assert auto.planned == 3  # more texts are another matter
 
 
 def test_of_copies_that_are_kept_as_ever_nothing_is_learnt_before_the_next_one() -> None:
@@ -574,21 +574,15 @@ STEEP = Profile((1, 2, 33), (1e-5, 3e-5, 7e-4), rounds={"mtp": (1e-5, 1e-5, 0.0)
 def plans_of(texts: list[Sequence], steps: int, auto: AutoController, seconds: float = 1e-5) -> list[int]:
     """Plans that were thought out while the texts are written one after the other, by text."""
     made: list[int] = []
-    think = auto._think
-
-    def counted(*args: Any) -> Any:
-        made[-1] += 1
-        return think(*args)
-
-    auto._think = counted  # type: ignore[method-assign]
     for text in texts:
-        made.append(0)
+        made.append(-auto.planned)
         for _ in range(steps):
             ((limit, reason),) = auto.limits([text], ["auto"], 16)
             assert (limit, reason) == (0, b.PARKED_BY_COST)
             record = RowRecord(text.id, "none", 0, 0, [], reason)
             auto.observe(StepRecord(1, seconds, 0.0, 0.0, [record]))
         auto.forget(text.id)
+        made[-1] += auto.planned
     return made
 
 
@@ -656,13 +650,7 @@ def arrivals(
 ) -> tuple[int, list[list[int]]]:
     """(plans, limits of each step) where a text is done and another one comes `every` so many steps, its prompt read in a
     step of its own."""
-    made, limits, think = [0], [], auto._think
-
-    def counted(*args: Any) -> Any:
-        made[0] += 1
-        return think(*args)
-
-    auto._think = counted  # type: ignore[method-assign]
+    planned, limits = auto.planned, []
     ids, fresh = list(range(texts)), texts
     for now in range(steps):
         reading = now % every == every - 1
@@ -676,8 +664,7 @@ def arrivals(
         if reading:
             auto.forget(ids[0])
             ids, fresh = [*ids[1:], fresh], fresh + 1
-    auto._think = think  # type: ignore[method-assign]
-    return made[0], limits
+    return auto.planned - planned, limits
 
 
 def test_where_nothing_is_drafted_texts_that_come_and_go_need_no_plans() -> None:

@@ -721,17 +721,11 @@ def test_draft_cost_finds_base_steps_and_tokens() -> None:
 
 def test_a_plan_beside_a_prompt_holds_for_its_step_and_the_next_one_lasts() -> None:
     auto, plans = AutoController(FLAT, [MTP]), []
-    think = auto._think
-
-    def counted(*args: Any) -> Any:
-        plans.append(auto._others)
-        return think(*args)
-
-    auto._think = counted  # type: ignore[method-assign]
     for others in (512, 64, 0, 0):  # a prompt is read, then no more
         auto.limits([sequence(1)], ["auto"], 16, others)
         auto.observe(StepRecord(1 + others, 1.0, 0.0, 0.0, [row(1, 0, 0)]))
-    assert plans == [512, 64, 0]
+        plans.append(auto.planned)
+    assert plans == [1, 2, 3, 3]
 
 
 def test_what_deciding_takes_is_a_part_of_what_drafts_cost() -> None:

@@ -38,13 +38,11 @@ def controller(texts: Seq[Sequence], profile: Profile = STEEP, **options: Any) -
     return auto
 
 
-def test_a_text_that_comes_where_another_rested_goes_on_resting_without_a_plan(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_text_that_comes_where_another_rested_goes_on_resting_without_a_plan() -> None:
     first, second, new = map(sequence, (1, 2, 3))
     auto = controller([first, second])
     auto.limits([first, sequence(9)], ["auto"] * 2, 16)  # a plan for two texts of which one is new
-    monkeypatch.setattr(auto, "_think", None)  # nothing more is planned
+    planned = auto.planned
     auto.forget(9)
     joined = auto.join([first, new], ["auto"] * 2, 16, 5)
     assert joined == (REST, b.PARKED_BY_COST)
@@ -53,6 +51,7 @@ def test_a_text_that_comes_where_another_rested_goes_on_resting_without_a_plan(
     auto.observe(StepRecord(2, 1e-3, 0.0, 0.0, [row_of(3), row_of(4)], times=9 + REST))
     # without looks a rest lasts until the plan is made anew
     assert auto.rest([new, sequence(4)], [16] * 2) == (0, None)
+    assert auto.planned == planned
 
 
 @pytest.mark.parametrize(
@@ -82,13 +81,13 @@ def test_nor_does_any_where_something_is_drafted_or_no_plan_for_such_texts_holds
     assert AutoController(STEEP, [MTP]).join([sequence(1)], ["auto"], 16, 0) is None
 
 
-def test_the_plan_of_a_single_new_text_serves_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_of_a_single_new_text_serves_the_next_one() -> None:
     """Nothing is known of either: a plan of its own took each short text of a small model a step and a half."""
     auto = controller([sequence(1)], FLAT)
     ((limit, _),) = auto.limits([sequence(1)], ["auto"], 16)
     hold, room = auto._choices[1,].hold, limit - 2
     assert min(limit, hold) > 2
-    monkeypatch.setattr(auto, "_think", None)  # nothing more is planned
+    assert auto.planned == 1
     short = replace(sequence(3), params=SamplingParams(max_tokens=room + 1, temperature=0))
     for text, most in ((sequence(2), limit), (short, room)):
         auto.forget(text.id - 1)
@@ -101,20 +100,17 @@ def test_the_plan_of_a_single_new_text_serves_the_next_one(monkeypatch: pytest.M
         auto.observe(StepRecord(1 + most, 1e-3, 1e-5, 0.0, [RowRecord(text.id, "mtp", 1, 1, [0.9], None)]))
     auto.forget(3)
     assert auto.join([sequence(4)], ["auto"], 16, 0) is None  # it does not rest
-    monkeypatch.undo()
-    asked: list[int] = []
-    think = auto._think
-    monkeypatch.setattr(auto, "_think", lambda *a: (asked.append(a[0][0].id), think(*a))[1])
+    assert auto.planned == 1
     masked = replace(sequence(5), constraint=object())  # type: ignore[arg-type]
     sampled = replace(sequence(6), params=SamplingParams(temperature=0.8, max_tokens=99))
-    for text in (masked, sampled, sequence(7)):
+    for text, plans in ((masked, 2), (sampled, 3), (sequence(7), 3)):
         auto.forget(text.id - 1)
         auto.limits([text], ["auto"], 16)
-    assert asked == [5, 6]  # masks take time, sampled text is kept more rarely
+        assert auto.planned == plans  # masks take time, sampled text is kept more rarely
     auto.observe(replace(StepRecord(1, 1e-3, 0.0, 0.0, [row_of(7)]), times=REST))
     auto.forget(7)
     auto.limits([sequence(8)], ["auto"], 16)
-    assert asked == [5, 6, 8]  # it was made too long ago
+    assert auto.planned == 4  # it was made too long ago
 
 
 def row_of(sequence_id: int) -> RowRecord:
@@ -152,14 +148,18 @@ def test_who_has_come_in_the_place_of_others() -> None:
     assert rest.empty.reasons == [b.NO_CONFIDENCE, b.PARKED_BY_COST]
 
 
-class Asked(AutoController):
-    """Counts how often it is asked for drafts."""
+class Asked:
+    """A controller that counts how often it is asked for drafts."""
 
-    asked_for = 0
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.inner, self.asked_for = AutoController(*args, **kwargs), 0
 
     def limits(self, *args: Any, **kwargs: Any) -> list[Limit]:
         self.asked_for += 1
-        return super().limits(*args, **kwargs)
+        return self.inner.limits(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -167,7 +167,7 @@ def test_texts_come_and_go_at_rest_and_nobody_is_asked(batch: int) -> None:
     texts = prompts(16, longest=12)
     params = [SamplingParams(max_tokens=9 + i % 5, temperature=0, draft_tokens="auto") for i in range(16)]
     heard = Asked(STEEP, [MTP])
-    heard._plan_seconds = 1.0
+    heard.inner._plan_seconds = 1.0
     setup = Setup(drafter="mtp", max_batch=batch)
     completions = run(make_engine(setup, controller=heard), texts, params)
     plain = run(make_engine(Setup(max_batch=batch)), texts, params)
@@ -239,7 +239,7 @@ def test_texts_that_join_copy_nothing_before_their_prompt_is_read(
     copier = NgramDrafter()
     nearly = replace(FLAT, rounds={"mtp": (1.0, 1.0, 0.0)})  # copies pay, a network does not
     heard = Asked(nearly, [MTP, NGRAM], copier=copier)
-    heard._plan_seconds = 1.0  # a plan is dear, and holds for others
+    heard.inner._plan_seconds = 1.0  # a plan is dear, and holds for others
     setup = Setup(max_batch=3, verify=verify)
     engine = make_engine(setup, drafter=Portfolio(copier, None, heard), controller=heard)
     given = [
@@ -250,11 +250,11 @@ def test_texts_that_join_copy_nothing_before_their_prompt_is_read(
 
     def copies(sequences: list[Sequence], rooms: list[int]) -> Draft | None:
         reading.extend(s.tokens for s in sequences if s.committed < len(s.tokens) - 1)
-        return AutoController.copies(heard, sequences, rooms)
+        return heard.inner.copies(sequences, rooms)
 
     def rest(sequences: list[Sequence], rooms: list[int]) -> tuple[int, Draft | None]:
         reading.extend(s.tokens for s in sequences if s.committed < len(s.tokens) - 1)
-        return AutoController.rest(heard, sequences, rooms)
+        return heard.inner.rest(sequences, rooms)
 
     monkeypatch.setattr(heard, "copies", copies)
     monkeypatch.setattr(heard, "rest", rest)

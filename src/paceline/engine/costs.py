@@ -189,7 +189,7 @@ class Costs:
             scale = steps[0].seconds / self.table[steps[0].rows - 1]
             return replace(self, table=tuple(v * scale for v in self.table), measured=True)
         if elapsed is None:
-            elapsed = each * sum([step.seconds for step in steps])
+            elapsed = each * sum([step.seconds for step in steps], 0.0)
         if not elapsed:
             return self
         tempo, stale = self.tempo.after(elapsed / self.table[0]), dict(self.stale)
@@ -271,8 +271,8 @@ def staircase(rows: Seq[int], seconds: Seq[float], length: int = TABLE_ROWS) -> 
     for value in seconds:
         pools.append([value, 1.0])
         while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            (a, m), (b, n) = pools[-2:]
-            pools[-2:] = [[(a * m + b * n) / (m + n), m + n]]
+            (a, m), (b, w) = pools[-2:]
+            pools[-2:] = [[(a * m + b * w) / (m + w), m + w]]
     flat = [mean for mean, count in pools for _ in range(int(count))]
     table: list[float] = []
     for n in range(1, length + 1):

@@ -125,7 +125,8 @@ def _waking(budget: Budget, seen: Seq[StepRecord]) -> dict[int, float]:
     """What copies amid plain steps cost beside their rows and proposals, each step of them: what the first step with
     copies took longer than one among others would have, and then what plain ones did until all was warm again.
     """
-    wake, spent, steps, size = dict(budget.wake), None, 1, 1  # of the copies that were last seen
+    spent: float | None = None
+    wake, steps, size = dict(budget.wake), 1, 1  # of the copies that were last seen
 
     def over() -> None:
         if spent is not None:

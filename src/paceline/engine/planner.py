@@ -52,7 +52,8 @@ class Planner:
         self._audited: Audit | None = None  # of the texts that were last planned for
         self._others = 0  # rows of this step that belong to prompts being read
         self._lookups = Lookups(copier)
-        self._plan_seconds = 0.0  # that a plan takes, lately
+        self.planned = 0  # plans that were thought out
+        self._plan_seconds = 0.0  # that one takes, lately
         self._care = Care()  # what was thought in a step took no draft round's time
         self._before = Before()
         self._gone: set[int] = set()  # texts that have ended: their last step is still to be learnt from
@@ -79,6 +80,7 @@ class Planner:
                 self._care.thought += time.perf_counter() - begin
                 return again
         choice = self._think(sequences, wants, most)
+        self.planned += 1
         taken = time.perf_counter() - begin
         self._plan_seconds += 0.2 * (taken - self._plan_seconds) if self._plan_seconds else taken
         if kin:
