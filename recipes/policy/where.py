@@ -56,16 +56,7 @@ class Watched:
     begun: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        controller = self.engine.state.controller
-        for name in ("limits", "rest", "copies"):
-            setattr(controller, name, self._noting(getattr(controller, name)))
-
-    def _noting(self, method: Any) -> Any:
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            self.asked = True
-            return method(*args, **kwargs)
-
-        return noted
+        self.engine.state.controller = Noted(self, self.engine.state.controller)
 
     @property
     def has_work(self) -> bool:
@@ -95,6 +86,28 @@ class Watched:
         self.begun |= names
         self.log.append(Step(self, seconds, sum(len(delta.token_ids) for delta in deltas), did, full))
         return deltas
+
+
+class Noted:
+    """A controller, for which it is noted when it has to decide."""
+
+    def __init__(self, watched: Watched, controller: Any) -> None:
+        self.watched, self.controller = watched, controller
+
+    def limits(self, *args: Any, **kwargs: Any) -> Any:
+        self.watched.asked = True
+        return self.controller.limits(*args, **kwargs)
+
+    def rest(self, *args: Any) -> Any:
+        self.watched.asked = True
+        return self.controller.rest(*args)
+
+    def copies(self, *args: Any) -> Any:
+        self.watched.asked = True
+        return self.controller.copies(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.controller, name)
 
 
 def turns(log: list[Step], batch: int) -> Iterator[tuple[Watched, list[Step]]]:
