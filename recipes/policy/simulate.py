@@ -1,6 +1,7 @@
 """How well `draft_tokens="auto"` decides, without the noise of a clock: every step has a fixed price.
 
-    python recipes/policy/simulate.py [--texts 16] [--batch 1] [--tokens 128] [--steep 1.0] [--belief 1.0] [--learn]
+    python recipes/policy/simulate.py [--workload code] [--texts 16] [--batch 1] [--tokens 128] [--steep 1.0] [--belief 1.0]
+        [--learn]
 
 Texts are real, written by the bundled pair, `--batch` side by side, but a step costs what a table says, in plain steps of
 one text, and the controller knows the table (`--belief 1.15`: it thinks what drafting adds 15% dearer than it is;
@@ -224,6 +225,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--texts", type=int, default=16, help="of each workload")
     parser.add_argument("--batch", type=int, default=1, help="texts side by side")
+    parser.add_argument("--workload", choices=WORKLOADS, action="append", help="default: all of them")
     parser.add_argument("--tokens", type=int, default=128, help="of a text")
     parser.add_argument(
         "--steep", type=float, default=1.0, help="what further rows cost, over demo on two cores"
@@ -247,7 +249,7 @@ def main() -> None:
     for temperature in (0.0, 0.8):
         controller.budget = replace(start, step=controller.budget.step)
         ratios = []
-        for name in WORKLOADS:
+        for name in args.workload or WORKLOADS:
             prompts = workloads.prompts(name, engine.tokenizer, bounds, args.texts)[: args.texts]
             params = SamplingParams(max_tokens=args.tokens, temperature=temperature, ignore_eos=True)
             auto, *fixed = (

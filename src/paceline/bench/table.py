@@ -10,6 +10,8 @@ from typing import Any
 from paceline.bench.runner import NONE, Cell, Run, Setting
 from paceline.bench.stats import Spread, quantile, spread
 
+GAPS = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -186,11 +188,18 @@ def verdict(table: Seq[Line]) -> Verdict:
 
 
 def to_json(runs: Seq[Run], extra: dict[str, Any]) -> dict[str, Any]:
-    """Everything that was measured, raw, with its summary and `extra` (provenance, roofline, staircase)."""
+    """Everything that was measured, with its summary and `extra` (provenance, roofline, staircase)."""
     table = lines(runs)
     return {
         **extra,
         "verdict": verdict(table).say(),
         "lines": [asdict(line) for line in table],
-        "runs": [asdict(run) for run in runs],
+        "runs": [_told(run) for run in runs],
     }
+
+
+def _told(run: Run) -> dict[str, Any]:
+    """All of a run, but of its thousands of waits between tokens how they are distributed: by share of them, seconds."""
+    told, gaps = asdict(run), sorted(run.gaps)
+    told["gaps"] = {str(share): quantile(gaps, share) for share in GAPS if gaps}
+    return told

@@ -43,9 +43,9 @@ MEASURING = "measuring"  # plain steps amid drafts, to see what they take
 
 # What a plan must promise over none to begin drafting, for greedy and for sampled texts: its first rounds are cold, and
 # of what is promised for sampled text, which is kept less often, most is an error of the moment (docs/controller.md).
-START = (1.05, 1.12)
+START = (1.02, 1.05)
 TRIED = (1.05, 1.2)  # and to be tried, if steps with drafts took as little as they might
-MARGIN = 1.03  # and to go on: what it does not know costs something too
+MARGIN = 1.0  # and to go on
 MOST_CREDIT = 2.0  # target steps that are saved for them
 
 
