@@ -1,7 +1,7 @@
 """How well `draft_tokens="auto"` decides, without the noise of a clock: every step has a fixed price.
 
-    python recipes/policy/simulate.py [--workload code] [--texts 16] [--batch 1] [--tokens 128] [--steep 1.0] [--belief 1.0]
-        [--learn]
+    python recipes/policy/simulate.py [--workload code] [--texts 16] [--batch 1] [--tokens 128] [--steep 1.0]
+        [--belief 1.0] [--learn]
 
 Texts are real, written by the bundled pair, `--batch` side by side, but a step costs what a table says, in plain steps of
 one text, and the controller knows the table (`--belief 1.15`: it thinks what drafting adds 15% dearer than it is;
