@@ -1,8 +1,8 @@
 """Translate modules of the package to C, for CMake: `python translate.py SRC OUT MODULE...`, paths below SRC.
 
 mypyc makes one extension of all their code and, for each module, one that only names it, and that Python finds before
-the .py file beside it. All is written below OUT; OUT/extensions.txt has a line for each: its folder, its name, its
-sources and the folders to include, separated by `|`.
+the .py file beside it. All is written below OUT; OUT/extensions.cmake calls `add_translated` for each, with its folder,
+its name, its sources and the folders to include.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def main(source: str, out: str, *modules: str) -> None:
     settings.write_text(SETTINGS)
     os.chdir(source)
     options = [f"--config-file={settings}", f"--cache-dir={target / 'cache'}"]
-    lines = []
+    calls = []
     for extension in mypycify([*options, *modules], group_name="paceline", target_dir=str(target)):
         *packages, name = extension.name.split(".")
-        sources, includes = ([str(Path(p).resolve()) for p in own] for own in (extension.sources, extension.include_dirs))
-        lines.append("|".join(["/".join([".", *packages]), name, " ".join(sources), " ".join(includes)]))
-    (target / "extensions.txt").write_text("\n".join(lines) + "\n")
+        paths = [";".join(Path(p).resolve().as_posix() for p in own) for own in (extension.sources, extension.include_dirs)]
+        calls.append(f'add_translated("{"/".join([".", *packages])}" {name} "{paths[0]}" "{paths[1]}")\n')
+    (target / "extensions.cmake").write_text("".join(calls))
 
 
 main(*sys.argv[1:])
