@@ -94,19 +94,9 @@ class Noted:
     def __init__(self, watched: Watched, controller: Any) -> None:
         self.watched, self.controller = watched, controller
 
-    def limits(self, *args: Any, **kwargs: Any) -> Any:
-        self.watched.asked = True
-        return self.controller.limits(*args, **kwargs)
-
-    def rest(self, *args: Any) -> Any:
-        self.watched.asked = True
-        return self.controller.rest(*args)
-
-    def copies(self, *args: Any) -> Any:
-        self.watched.asked = True
-        return self.controller.copies(*args)
-
     def __getattr__(self, name: str) -> Any:
+        if name in ("limits", "rest", "copies"):
+            self.watched.asked = True
         return getattr(self.controller, name)
 
 

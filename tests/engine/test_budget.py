@@ -234,7 +234,7 @@ def test_to_begin_takes_more_of_a_promise_than_to_go_on() -> None:
         return b.choose(budget, kind, {1: 16}, 1, 1, 0.0).rate * budget.costs.target(1)
 
     nearly = next(draft for draft in (x / 400 for x in range(1, 800)) if promise(draft) < b.START[0])
-    assert promise(nearly) > b.MARGIN
+    assert promise(nearly) > 1.0
     costs = make(FLAT, nearly, kind).costs
     new = AutoController(FLAT, [kind])
     new.budget = replace(new.budget, costs=costs)
@@ -399,7 +399,7 @@ def test_what_a_copy_is_worth_rises_with_what_it_can_be_sure_of() -> None:
     assert copies.worth(budget, NGRAM, arm, look, []) is gains  # it is worked out once for a plan
     dear = replace(look, base=0.5, worths={})
     assert copies.needed(budget, look) == 0.0
-    assert copies.needed(replace(budget, wake={1: 0.25}), dear) == pytest.approx(b.MARGIN * 0.5 + 0.25)
+    assert copies.needed(replace(budget, wake={1: 0.25}), dear) == pytest.approx(0.5 + 0.25)
 
 
 def test_a_copy_pays_for_waking_unless_others_follow() -> None:

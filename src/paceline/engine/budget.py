@@ -42,10 +42,10 @@ NO_DRAFTER = "no drafter"
 MEASURING = "measuring"  # plain steps amid drafts, to see what they take
 
 # What a plan must promise over none to begin drafting, for greedy and for sampled texts: its first rounds are cold, and
-# of what is promised for sampled text, which is kept less often, most is an error of the moment (docs/controller.md).
+# of what is promised for sampled text, which is kept less often, most is an error of the moment (docs/controller.md). To
+# go on it need only promise more than none.
 START = (1.02, 1.05)
 TRIED = (1.05, 1.2)  # and to be tried, if steps with drafts took as little as they might
-MARGIN = 1.0  # and to go on
 MOST_CREDIT = 2.0  # target steps that are saved for them
 
 
@@ -141,7 +141,7 @@ def plain(costs: Costs, rows: int, texts: int) -> float:
 
 
 def choose(
-    budget: Budget, kind: Kind, caps: Mapping[int, int], rows: int, texts: int, margin: float = MARGIN
+    budget: Budget, kind: Kind, caps: Mapping[int, int], rows: int, texts: int, margin: float = 1.0
 ) -> Plan:
     """Draft lengths of at most caps[id], beside `rows` target rows that run anyway for `texts` texts.
 

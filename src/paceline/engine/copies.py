@@ -13,7 +13,7 @@ from typing import NamedTuple
 from paceline.core import Draft
 from paceline.engine import acceptance as acc
 from paceline.engine.acceptance import Arm, Firsts, Kind
-from paceline.engine.budget import MARGIN, NO_CONFIDENCE, NO_PROPOSAL, Budget, arm_of
+from paceline.engine.budget import NO_CONFIDENCE, NO_PROPOSAL, Budget, arm_of
 from paceline.engine.costs import Costs
 from paceline.ops.extension import extension
 
@@ -103,7 +103,7 @@ def _offers(budget: Budget, kind: Kind, arm: Arm, look: Look, proposals: Seq[lis
     if arm.copied or not law.special or acc.first_kept(firsts, 0.5) < KEPT:
         most = 4 + 4 * int(arm.hits[0])
         proposals = [confidence[:most] for confidence in proposals]
-    prices, paid = look.upto(max(map(len, proposals))), MARGIN * look.rate
+    prices, paid = look.upto(max(map(len, proposals))), look.rate
     if (native := extension("offers")) is not None:
         first = (0.0 if arm.copied else acc.FIRST_WEIGHT, *firsts)
         found = native.offers(proposals, law.lines, first, (arm.hits, arm.tries, arm.weight), prices, paid)
@@ -144,7 +144,7 @@ def worth(budget: Budget, kind: Kind, arm: Arm, look: Look, rungs: Seq[list[floa
 
 def needed(budget: Budget, look: Look) -> float:
     """Tokens that all copies of a step amid plain ones must gain, net of what their rows take."""
-    return look.rate * (MARGIN * look.base + budget.wake.get(look.texts.bit_length(), 0.0))
+    return look.rate * (look.base + budget.wake.get(look.texts.bit_length(), 0.0))
 
 
 def together(budget: Budget, look: Look, offers: Seq[Offer], *, wakes: bool) -> bool:
@@ -158,7 +158,7 @@ def together(budget: Budget, look: Look, offers: Seq[Offer], *, wakes: bool) -> 
         return False
     takes = look.costs.adding(look.rows, tokens, look.kind) + look.slope * tokens + look.base
     wake = budget.wake.get(look.texts.bit_length(), 0.0) if wakes else 0.0
-    return kept > look.rate * (MARGIN * takes + wake)
+    return kept > look.rate * (takes + wake)
 
 
 def draft(kind: str, found: Seq[Found], offers: Seq[Offer]) -> Draft:

@@ -126,7 +126,7 @@ class Planner:
             return choice
         best: dict[int, Limit] = {}
         drafts = before is not None and before.hold and not before.trial
-        margin = b.MARGIN if drafts else b.START[choice.sampled]
+        margin = 1.0 if drafts else b.START[choice.sampled]
         texts, rows = len(sequences), choice.rows + self._others
         choice.plain = b.plain(here, choice.rows, texts)
         plain = texts / choice.plain

@@ -19,7 +19,7 @@ def extension(having: str) -> ModuleType | None:
 
 
 def why_interpreted() -> str | None:
-    """Why the controller decides as Python, which takes several times as long; None: it was translated to C."""
+    """Why the controller decides as Python, which takes nearly twice as long; None: it was translated to C."""
     spec = importlib.util.find_spec("paceline.engine.controller")
     if spec is not None and not str(spec.origin).endswith(".py"):
         return None
