@@ -41,11 +41,10 @@ DRAFTER_FAILED = "drafter failed"
 NO_DRAFTER = "no drafter"
 MEASURING = "measuring"  # plain steps amid drafts, to see what they take
 
-# What a plan must promise over none to begin drafting, for greedy and for sampled texts: its first rounds are cold, and
-# of what is promised for sampled text, which is kept less often, most is an error of the moment (docs/controller.md). To
-# go on it need only promise more than none.
-START = (1.02, 1.05)
-TRIED = (1.05, 1.2)  # and to be tried, if steps with drafts took as little as they might
+# What a plan must promise over none to begin drafting: its first rounds are cold. To go on it need only promise more than
+# none.
+START = 1.02
+TRIED = 1.05  # and to be tried, if steps with drafts took as little as they might
 MOST_CREDIT = 2.0  # target steps that are saved for them
 
 

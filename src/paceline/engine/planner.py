@@ -126,7 +126,7 @@ class Planner:
             return choice
         best: dict[int, Limit] = {}
         drafts = before is not None and before.hold and not before.trial
-        margin = 1.0 if drafts else b.START[choice.sampled]
+        margin = 1.0 if drafts else b.START
         texts, rows = len(sequences), choice.rows + self._others
         choice.plain = b.plain(here, choice.rows, texts)
         plain = texts / choice.plain
@@ -174,9 +174,9 @@ class Planner:
             plan = b.choose(self.budget, kind, caps, rows, texts, margin)
             if any(plan.limits.values()):
                 self._audit(choice).paid(self._now)
-            elif choice.teaches:
+            elif choice.teaches and not (choice.sampled and texts > 1):  # these hardly ever pay together
                 hoping = replace(self.budget, costs=hopeful(self.budget.costs))
-                trial = b.choose(hoping, kind, choice.caps, rows, texts, b.TRIED[choice.sampled])
+                trial = b.choose(hoping, kind, choice.caps, rows, texts, b.TRIED)
                 choice.trial_due = self._audit(choice).next if any(trial.limits.values()) else float("inf")
                 if self._now >= choice.trial_due:
                     self._audit(choice).tried(self._now)
