@@ -37,15 +37,15 @@ from paceline.engine.rounds import RoundCost
 # In plain steps of `demo` on two cores with AVX-512: a step by its rows, what each further text takes beside them, a
 # draft round (base, each step, each token); what the first plain step after a round and after copies takes longer, and
 # what of that the next one does (the target's weights have left the caches); what the first round takes longer. And what
-# deciding takes, its code cold: a step in which somebody is asked, each text that is searched for something to copy, each
-# copy that is found, a plan and each of its texts.
+# deciding takes, translated to C, its code cold: a step in which somebody is asked, each text that is searched for something
+# to copy, each copy that is found, a plan and each of its texts.
 ROWS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 48, 64)
 STEPS = (1.0, 1.25, 1.4, 1.45, 1.58, 2.0, 2.2, 3.6, 3.8, 7.0, 10.5, 14.0)
 TEXT = 0.12
 ROUND: RoundCost = (0.5, 0.045, 0.08)
 COLD, COPIED, WARMING, FIRST = 0.4, 0.1, 0.82, 0.3
-ASK, LOOK, COPY, PLAN, PLAN_TEXT = 0.15, 0.03, 0.15, 0.6, 0.05
-RESTING = 0.12  # a look at rest, of one text or many
+ASK, LOOK, COPY, PLAN, PLAN_TEXT = 0.06, 0.02, 0.15, 0.4, 0.05
+RESTING = 0.06  # a look at rest, of one text or many
 UNIT = 1e-3  # seconds that a plain step is said to take
 READ = 8192  # tokens of prompts in a step, so that all texts begin close to each other
 FIXED = (2, 4)
