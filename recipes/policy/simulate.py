@@ -37,8 +37,8 @@ from paceline.engine.rounds import RoundCost
 # In plain steps of `demo` on two cores with AVX-512: a step by its rows, what each further text takes beside them, a
 # draft round (base, each step, each token); what the first plain step after a round and after copies takes longer, and
 # what of that the next one does (the target's weights have left the caches); what the first round takes longer. And what
-# deciding takes, translated to C, its code cold: a step in which somebody is asked, each text that is searched for something
-# to copy, each copy that is found, a plan and each of its texts.
+# deciding takes, translated to C, its code cold: a step in which somebody is asked, each text that is searched for
+# something to copy, each copy that is found, a plan and each of its texts.
 ROWS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 48, 64)
 STEPS = (1.0, 1.25, 1.4, 1.45, 1.58, 2.0, 2.2, 3.6, 3.8, 7.0, 10.5, 14.0)
 TEXT = 0.12

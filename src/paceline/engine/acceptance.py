@@ -30,8 +30,8 @@ BIN_WEIGHT = 8.0  # observations that the drafter's own word counts for
 FIRST_WEIGHT = 4.0  # that it counts for where a text copies for the first time,
 FIRSTS = 32.0  # and texts whose first copies are remembered
 ALARM_TRIES, ALARM_SHARE = 96, 0.4
-# Standard deviations by which the first acceptance of a greedy and of a sampled text is thought higher than it seems: what
-# greedy texts keep differs from one to the next, what sampled ones do hardly does, and there is nothing to hope for.
+# Standard deviations by which the first acceptance of a greedy and of a sampled text is thought higher than it seems:
+# what greedy texts keep differs, what sampled ones do hardly does, and there is nothing to hope for (docs/controller.md).
 HOPE = (1.5, 0.0)
 SAMPLED_SHARE = 0.8  # of the acceptance of greedy text, where nothing is known of sampled text
 
