@@ -130,12 +130,13 @@ class AutoController(Planner):
             i = sequence.id
             if not choice.caps.get(i):
                 continue
-            if choice.asked.get(i, 0) > 0:
+            first = Firsts(self.budget, i, choice.looks)
+            if choice.asked.get(i, 0) > 0 and not self._lookups.later(sequence, first):
                 if self._lookups.finds(sequence, now):
                     looked[i] = choice.caps[i]
                 choice.look = now + 1
                 continue
-            due = self._lookups.due(sequence, now, Firsts(self.budget, i, choice.looks))
+            due = self._lookups.due(sequence, now, first)
             if due == now:
                 looked[i] = choice.caps[i]
             choice.look = min(choice.look, max(due, now + 1))

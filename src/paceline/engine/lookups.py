@@ -90,6 +90,10 @@ class Lookups:
         shown, self.shown = self.shown, []
         return shown
 
+    def later(self, sequence: Sequence, first: Firsts) -> bool:
+        """Whether it is looked at sparingly."""
+        return self._quiet.sparing(sequence.id) or _later(sequence, first)
+
     def finds(self, sequence: Sequence, now: int) -> bool:
         """Whether there may be something to copy, where that is asked in every step."""
         if sequence.id in self._unchecked:
@@ -192,6 +196,7 @@ class Lookups:
                     self._quiet.wake(row.sequence_id)
                 elif row.sequence_id in texts and not self._unchecked.awaited(row.sequence_id):
                     lost = row.drafter not in copying and row.sequence_id in self._offered
+                    lost = lost and not self._quiet.sparing(row.sequence_id)
                     self._quiet.hush(row.sequence_id, now, 2 if lost else LOOK)
         self._offered.clear()
 
