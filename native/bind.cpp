@@ -140,7 +140,7 @@ std::tuple<std::vector<int64_t>, std::vector<double>> draw_rows(
 using RowsTuple = std::tuple<std::vector<int64_t>, std::vector<int32_t>, std::vector<int32_t>>;
 using HiddenTuple = std::tuple<int, int64_t, int64_t, int64_t>;  // buffer, width, states by slot and their number
 using OutputTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
-using StopTuple = std::tuple<int, std::vector<double>, Worth>;
+using StopTuple = std::tuple<int, std::vector<double>, Worth, double, double>;
 
 std::tuple<int, std::vector<int64_t>, std::vector<double>> run_round(Program& program, const RowsTuple& rows,
                                                                      const HiddenTuple& hidden, const OutputTuple& output,
@@ -150,8 +150,8 @@ std::tuple<int, std::vector<int64_t>, std::vector<double>> run_round(Program& pr
   const size_t count = tokens.size();
   if (positions.size() != count || slots.size() != count || rules.size() != count || stops.size() != count)
     throw nb::value_error("a draft round needs a position, a slot, a rule and a stop for each token");
-  for (const auto& [most, least, worth] : stops)
-    if (!least.empty() && worth.empty()) throw nb::value_error("a stop has to say what a confidence is worth");
+  for (const auto& [most, chance, worth, price, step] : stops)
+    if (!chance.empty() && worth.empty()) throw nb::value_error("a stop has to say what a confidence is worth");
   const float* states = reinterpret_cast<const float*>(std::get<2>(hidden));
   for (int32_t slot : slots)
     if (slot < 0 || slot >= std::get<3>(hidden)) throw nb::value_error("a slot has no hidden state");
@@ -167,8 +167,10 @@ std::tuple<int, std::vector<int64_t>, std::vector<double>> run_round(Program& pr
   plan.ids_stride = std::get<6>(output);
   std::vector<RoundRow> how;
   for (const RuleTuple& rule : rules) how.push_back({draw_row(rule), std::get<1>(rule), std::get<2>(rule), {}});
-  for (size_t r = 0; r < count; ++r)
-    how[r].stop = {std::get<0>(stops[r]), std::get<1>(stops[r]), std::get<2>(stops[r])};
+  for (size_t r = 0; r < count; ++r) {
+    const auto& [most, chance, worth, price, step] = stops[r];
+    how[r].stop = {most, chance, worth, price, step};
+  }
   std::vector<Drawn> out;
   int status;
   {

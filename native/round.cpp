@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 namespace paceline {
 
@@ -11,11 +12,12 @@ double worth_of(const Worth& worth, double confidence) {
   return worth[bin].first + worth[bin].second * sure;
 }
 
-bool RoundRow::goes_on(int step, double confidence) {
-  if (step + 1 >= stop.most) return false;
-  if (stop.least.empty()) return true;
+double RoundRow::gain(int step, double confidence) {
+  const double most = std::numeric_limits<double>::infinity();
+  if (step + 1 >= stop.most) return -most;
+  if (stop.chance.empty()) return most;
   alive *= worth_of(stop.worth, confidence);
-  return static_cast<size_t>(step) < stop.least.size() && alive >= stop.least[step];
+  return static_cast<size_t>(step) < stop.chance.size() ? alive * stop.chance[step] - stop.price : -most;
 }
 
 int draft_round(Program& program, const RoundPlan& plan, RoundStart start, std::vector<RoundRow> how,
@@ -24,6 +26,7 @@ int draft_round(Program& program, const RoundPlan& plan, RoundStart start, std::
   std::vector<int64_t> active(all);  // rows that still take part, in order; what is in `start` is theirs
   std::vector<DrawRow> draws(all);
   std::vector<Drawn> drawn(all);
+  std::vector<double> gains(all);
   for (int64_t r = 0; r < all; ++r) active[r] = r;
   out->clear();
   program.bind(plan.hidden_buffer, start.hidden.data(), width);
@@ -41,11 +44,19 @@ int draft_round(Program& program, const RoundPlan& plan, RoundStart start, std::
     draw(draws.data(), count, plan.width, true, drawn.data());
     out->resize(out->size() + all);
     Drawn* found = out->data() + out->size() - all;
-    int64_t left = 0;
+    double gained = 0, takes = 0;
     for (int64_t r = 0; r < count; ++r) {
       const int64_t row = active[r];
       found[row] = drawn[r];
-      if (drawn[r].token < 0 || !how[row].goes_on(step, drawn[r].confidence)) continue;
+      gains[r] = drawn[r].token < 0 ? -1 : how[row].gain(step, drawn[r].confidence);
+      if (gains[r] <= 0) continue;
+      gained += gains[r];
+      takes = std::max(takes, how[row].stop.step);
+    }
+    int64_t left = 0;
+    for (int64_t r = 0; r < count && gained >= takes; ++r) {
+      const int64_t row = active[r];
+      if (gains[r] <= 0) continue;
       active[left] = row;
       start.tokens[left] = drawn[r].token;
       start.positions[left] = start.positions[r];

@@ -1,5 +1,6 @@
 // A whole draft round: the drafter's step, the draw of its token and the hand-over to the next step, one call for all.
-// A row takes part until its draft is long enough, or what was drawn is too unlikely to be kept to draw on.
+// A row takes part until its draft is long enough, or what was drawn is too unlikely to be kept to draw on; and all end
+// together where what they would gain does not pay for another step.
 #pragma once
 
 #include <cstdint>
@@ -28,9 +29,10 @@ using Worth = std::vector<std::pair<double, double>>;  // chance to be kept, by 
 double worth_of(const Worth& worth, double confidence);
 
 struct Stop {  // when a row's draft ends
-  int most = 0;               // tokens
-  std::vector<double> least;  // survival of token 0, 1, ... from which on the next is drawn; empty: any
+  int most = 0;                // tokens
+  std::vector<double> chance;  // that token 1, 2, ... is kept if those before it are; empty: it goes on until `most`
   Worth worth;
+  double price = 0, step = 0;  // tokens that a further one of this row must gain, and those of all rows beyond that
 };
 
 struct RoundRow {  // how a row's tokens are drawn; `position` is that of its first drafted token
@@ -40,7 +42,8 @@ struct RoundRow {  // how a row's tokens are drawn; `position` is that of its fi
   Stop stop;
   double alive = 1;  // chance that all tokens so far are kept
 
-  bool goes_on(int step, double confidence);
+  // Tokens that another one gains after this one, net of its price; -inf where none may follow, inf where one has to.
+  double gain(int step, double confidence);
 };
 
 struct RoundStart {  // by row: the last token, its position, the sequence's slot, and the state to draft from

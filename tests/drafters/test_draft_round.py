@@ -59,7 +59,7 @@ def test_one_call_equals_its_steps(params: dict[str, Any], monkeypatch: pytest.M
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_row_ends_where_its_confidence_does(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one call as step by step, side by side with rows that go on."""
-    stop = Stop(16, (0.4, 0.2, 0.1, 0.05), ((0.2, 0.8),) * 12)
+    stop = Stop(16, (0.125, 0.25, 0.5, 1.0), ((0.2, 0.8),) * 12, price=0.05)
     monkeypatch.setattr(AutoController, "stop", lambda self, sequence_id: stop)
     params = [SamplingParams(max_tokens=24, temperature=temperature, seed=i) for i in range(3)]
 
@@ -102,3 +102,23 @@ def test_batches_with_different_lengths() -> None:
     alone = LLM("demo", drafter="none", max_model_len=256).generate(texts, each)
     assert [c.token_ids for c in together] == [c.token_ids for c in alone]
     assert [len(c.stats.drafted_by_position) for c in together] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["one call", "step by step"])
+def test_rows_that_are_worth_a_step_together_take_it(apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each gains 0.3 tokens net of its own price by each further one, and a call of the network takes 0.4 or 0.7."""
+    if apart:
+        monkeypatch.setattr(native.Plan, "draft_round", lambda self, *args: None)
+
+    def longest(texts: int, step: float) -> int:
+        stop = Stop(16, (0.5, 0.5), ((1.0, 0.0),) * 12, price=0.2, step=step)
+        monkeypatch.setattr(AutoController, "stop", lambda self, sequence_id: stop)
+        llm = LLM("demo", drafter="mtp", draft_tokens=6, max_model_len=256)
+        done = llm.generate(PROMPTS[:texts], SamplingParams(max_tokens=16, ignore_eos=True, temperature=0))
+        return max(len(text.stats.drafted_by_position) for text in done)
+
+    assert longest(1, 0.4) == 1
+    assert longest(1, 0.2) == 3  # nothing is known of the chances of a fourth
+    assert longest(2, 0.4) == 3
+    assert longest(2, 0.7) == 1
+    assert longest(3, 0.7) == 3

@@ -74,11 +74,30 @@ def test_prices_of_more_and_more_rows_are_those_of_each(rows: int, texts: int, m
     assert look.upto(16) == each
 
 
+def gain(auto: AutoController, sid: int, confidence: list[float]) -> float:
+    """Tokens that a further one gains after a draft of such tokens, net of its price."""
+    _, chance, worth, price, _ = auto.stop(sid)
+    alive = math.prod(acc.calibrated(worth, c) for c in confidence)
+    return alive * chance[len(confidence) - 1] - price if len(confidence) <= len(chance) else -1.0
+
+
 def goes_on(auto: AutoController, sid: int, confidence: list[float]) -> bool:
-    """Whether a draft of such tokens is worth a further one."""
-    _, least, worth = auto.stop(sid)
-    alive = math.prod(acc.calibrated(worth, c) for c in confidence) if least else 1.0
-    return not least or alive >= least[len(confidence) - 1]
+    """Whether a draft of such tokens is worth a further one if nobody else drafts on."""
+    return gain(auto, sid, confidence) >= auto.stop(sid).step
+
+
+def round_of(auto: AutoController, limits: dict[int, int], law: dict[int, float]) -> dict[int, int]:
+    """What is drafted of so many tokens at most, with a confidence that says what is kept."""
+    drafted = {sid: min(limit, 1) for sid, limit in limits.items()}
+    on = [sid for sid, limit in limits.items() if limit > 1]
+    while on:
+        gains = {sid: gain(auto, sid, [law[sid]] * drafted[sid]) for sid in on}
+        on = [sid for sid in on if gains[sid] > 0]
+        if not on or sum(gains[sid] for sid in on) < auto.stop(on[0]).step:
+            break
+        drafted |= {sid: drafted[sid] + 1 for sid in on}
+        on = [sid for sid in on if drafted[sid] < limits[sid]]
+    return drafted
 
 
 def simulate(
@@ -90,11 +109,10 @@ def simulate(
     for _ in range(steps):
         limits = auto.limits([sequence(i) for i in law], ["auto"] * len(law), 16)
         rows = []
+        lengths = round_of(auto, {sid: k for sid, (k, _) in zip(law, limits, strict=True)}, law)
         for (sid, chance), (limit, reason) in zip(law.items(), limits, strict=True):
             assert (limit == 0) == (reason is not None)
-            drafted = min(limit, 1)
-            while 0 < drafted < limit and goes_on(auto, sid, [chance] * drafted):
-                drafted += 1
+            drafted = lengths[sid]
             kept = next((j for j in range(drafted) if rng.random() >= chance), drafted)
             rows.append(RowRecord(sid, "mtp", drafted, kept, [chance] * drafted, reason))
         total, calls = sum(r.drafted for r in rows), max(r.drafted for r in rows)
@@ -146,10 +164,10 @@ def test_choice_is_as_good_as_brute_force(profile: Profile, draft: float) -> Non
     caps = dict.fromkeys(range(3), 6)
     plan = b.choose(budget, MTP, caps, 3, 3)
     best = max(rate_of(budget, dict(enumerate(k)), 3) for k in itertools.product(range(7), repeat=3))
-    assert rate_of(budget, dict(plan.limits), 3) == pytest.approx(plan.rate)
-    assert plan.rate >= 0.97 * best
+    assert rate_of(budget, dict(plan.limits), 3) == pytest.approx(plan.promise)
+    assert plan.promise >= 0.97 * best
     one = b.choose(budget, MTP, {0: 6}, 1, 1)  # a single row is solved exactly
-    assert one.rate == pytest.approx(max(rate_of(budget, {0: k}, 1) for k in range(7)))
+    assert one.promise == pytest.approx(max(rate_of(budget, {0: k}, 1) for k in range(7)))
 
 
 def test_linear_cost_means_zero_and_says_so() -> None:
@@ -231,7 +249,7 @@ def test_to_begin_takes_more_of_a_promise_than_to_go_on() -> None:
 
     def promise(draft: float) -> float:
         budget = make(FLAT, draft, kind)
-        return b.choose(budget, kind, {1: 16}, 1, 1, 0.0).rate * budget.costs.target(1)
+        return b.choose(budget, kind, {1: 16}, 1, 1, 0.0).promise * budget.costs.target(1)
 
     nearly = next(draft for draft in (x / 400 for x in range(1, 800)) if promise(draft) < b.START)
     assert promise(nearly) > 1.0
@@ -275,7 +293,7 @@ def test_what_nearly_pays_is_to_be_tried_but_not_of_several_sampled_texts(
         assert auto._choice is not None
         hoping = replace(auto.budget, costs=hopeful(auto.budget.costs.within(texts, 3 * texts)))
         plan = b.choose(hoping, kind, dict.fromkeys(range(texts), 16), texts, texts)
-        promised = plan.rate * hoping.costs.target(texts) / texts
+        promised = plan.promise * hoping.costs.target(texts) / texts
         (tried if auto._choice.trial_due < float("inf") else left).append(promised)
     if (texts, temperature) == (2, 0.8):
         assert not tried

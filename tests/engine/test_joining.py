@@ -95,7 +95,7 @@ def test_the_plan_of_a_single_new_text_serves_the_next_one() -> None:
         choice = auto._choices[text.id,]
         assert (choice.hold, choice.until) == (hold, auto._now + hold)
         assert auto.kind_limit(text.id, "mtp") == most
-        assert len(auto.stop(text.id).least) > 0
+        assert len(auto.stop(text.id).chance) > 0
         assert (text.id, "mtp") in auto.budget.arms
         auto.observe(StepRecord(1 + most, 1e-3, 1e-5, 0.0, [RowRecord(text.id, "mtp", 1, 1, [0.9], None)]))
     auto.forget(3)

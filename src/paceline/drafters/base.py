@@ -40,8 +40,10 @@ class Picker(Protocol):
         """Tokens that were drawn by the row's rule, as far as its stop let."""
         ...
 
-    def go_on(self, row: int, step: int) -> bool:
-        """Whether the token after `step` is still worth its cost for this row (the controller decides)."""
+    def go_on(self, rows: Seq[int], step: int) -> list[int]:
+        """Those of `rows`, which may draft on, for which the token after `step` is still worth its cost (the controller
+        decides).
+        """
         ...
 
     def draft(self, drafter: str) -> Draft:

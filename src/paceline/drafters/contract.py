@@ -51,8 +51,8 @@ class GreedyPicker:
     def take(self, row: int, tokens: list[int], confidence: list[float]) -> None:
         raise AssertionError("no rules were given, so nothing can have been drawn by them")
 
-    def go_on(self, row: int, step: int) -> bool:
-        return True
+    def go_on(self, rows: Seq[int], step: int) -> list[int]:
+        return list(rows)
 
     def draft(self, drafter: str) -> Draft:
         return Draft(

@@ -40,9 +40,7 @@ class ModelDrafter:
             logits = self._forward([context.sequences[row] for row in active], [news[row] for row in active])
             picked = context.picker.pick(active, step, logits)
             news = {row: [token] for row, token in zip(active, picked, strict=True)}
-            active = [
-                row for row in active if step + 1 < context.limits[row] and context.picker.go_on(row, step)
-            ]
+            active = context.picker.go_on([row for row in active if step + 1 < context.limits[row]], step)
         return context.picker.draft(self.name)
 
     def _with_room(self, context: DraftContext) -> list[int]:

@@ -42,11 +42,8 @@ class MTPDrafter:
                 Rows(ids, positions, slots, list(range(len(active) + 1))), hidden, context.cache
             )
             tokens = context.picker.pick(active, step, out.logits, out.ids)
-            on = [
-                i
-                for i, b in enumerate(active)
-                if step + 1 < context.limits[b] and context.picker.go_on(b, step)
-            ]
+            left = set(context.picker.go_on([b for b in active if step + 1 < context.limits[b]], step))
+            on = [i for i, b in enumerate(active) if b in left]
             if not on:
                 break
             hidden = out.hidden

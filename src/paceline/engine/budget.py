@@ -88,8 +88,11 @@ class Plan:
     """The choice of one step for one kind of drafter."""
 
     limits: Mapping[int, int]  # sequence id -> tokens
-    rate: float  # tokens per second that it promises
-    token_seconds: float  # that one more token takes: its row of the target's step, and of one of the network
+    promise: float  # tokens per second, with the benefit of the doubt,
+    rate: float  # and without
+    token_seconds: (
+        float  # that the last ones take each: a row of the target's step, and of one of the network
+    )
     round: RoundCost  # of a draft round
 
 
@@ -151,14 +154,16 @@ def choose(
     costs = budget.costs
     base, step, slope = costs.drafting(kind.name, len(caps))
     entries: list[tuple[float, int, int]] = []  # (-survival, depth, id)
+    sure: dict[int, float] = {}  # share of that without the benefit of the doubt
     known = kind.known  # or of some row it was seen what its drafts are worth
     for sequence_id, cap in caps.items():
         arm = arm_of(budget, sequence_id, kind)
         share, known = acc.sober(arm, len(caps)), known or arm.tries[0] >= acc.PARKED_WINDOW - 1
+        sure[sequence_id] = (1.0 - arm.hope) / share
         hoped = [value for value in arm.survive[:cap] if value > 0.03]
         entries += [(-share * value, j, sequence_id) for j, value in enumerate(hoped)]
     entries.sort()
-    tokens, depth, drafting, best = float(texts), 0, 0.0, 0
+    tokens, depth, drafting, best, takes = float(texts), 0, 0.0, 0, 0.0
     # prompts that are read beside the texts are work of their own: only what drafting adds to them counts
     without = plain(costs, rows, texts)
     read = without - costs.target(rows)
@@ -171,16 +176,25 @@ def choose(
         depth = max(depth, j + 1)
         now = next(checked) + read + drafting
         if tokens / now > best_rate:
-            best_rate, best = tokens / now, count
+            best_rate, best, takes = tokens / now, count, now
         elif (tokens - survival * (len(entries) - count)) / now < best_rate:
             break  # even if all others survived like this one and were free
     if known and best_rate < margin * texts / without:
         best, best_rate = 0, texts / without
-    limits = dict.fromkeys(caps, 0)
-    for _, j, sequence_id in entries[:best]:
+    limits, tokens, rate = dict.fromkeys(caps, 0), float(texts), texts / without
+    for survival, j, sequence_id in entries[:best]:
         limits[sequence_id] = j + 1
-    count = best or 4
-    return Plan(limits, best_rate, costs.adding(rows, count, kind.name) / count + slope, (base, step, slope))
+        tokens -= survival * sure[sequence_id]
+    if best:
+        rate = max(tokens / takes, rate)
+    token = _last_row(costs, kind, rows, best or 4) + slope
+    return Plan(limits, best_rate, rate, token, (base, step, slope))
+
+
+def _last_row(costs: Costs, kind: Kind, rows: int, more: int) -> float:
+    """Seconds of each of the last rows of a step: of half of those drafted, since one may be a whole stair, or none."""
+    last = more - more // 2
+    return (costs.target(rows + more, kind.name) - costs.target(rows + more - last, kind.name)) / last
 
 
 def break_even(budget: Budget, kind: Kind, rows: int, texts: int, auto_rows: int) -> float:
@@ -236,14 +250,11 @@ def settle(budget: Budget, kind: Kind, sequence_id: int, limit: int, rows: int) 
 
 def stop(plan: Plan, arm: Arm, worth: Seq[acc.Line]) -> Stop:
     """A draft goes on while the next token is worth drawing and checking, if all so far survive with the chance that
-    their confidence says; nothing about the next one itself enters, its own chance is the text's average there.
+    their confidence says; nothing about the next one itself enters, its own chance is the text's average there. Rows
+    share a step of the network.
     """
-    rows = sum([n > 0 for n in plan.limits.values()])
-    price = plan.rate * (
-        plan.token_seconds + plan.round[1] / max(rows, 1)
-    )  # rows share a step of the network
-    least = tuple([price / max(chance, 1e-9) for chance in arm.accept[1:]])
-    return Stop(MAX_DRAFT_TOKENS, least, worth)
+    price, step = plan.rate * plan.token_seconds, plan.rate * plan.round[1]
+    return Stop(MAX_DRAFT_TOKENS, arm.accept[1:], worth, price, step)
 
 
 def stop_of(budget: Budget, plans: Mapping[str, Plan], sequence_id: int) -> Stop | None:

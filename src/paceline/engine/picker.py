@@ -7,6 +7,7 @@ it was drawn from goes with it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -142,14 +143,20 @@ class StepPicker:
             self._stops[row] = self._controller.stop(self._lives[row].sequence.id)
         return self._stops[row]
 
-    def go_on(self, row: int, step: int) -> bool:
-        most, least, worth = self.stop(row)
+    def go_on(self, rows: Seq[int], step: int) -> list[int]:
+        gains = [(row, gain) for row in rows if (gain := self._gain(row, step)) > 0]
+        takes = max([self.stop(row).step for row, _ in gains], default=0.0)
+        return [row for row, _ in gains] if sum([gain for _, gain in gains]) >= takes else []
+
+    def _gain(self, row: int, step: int) -> float:
+        """Tokens that another one gains after that of `step`, net of its price."""
+        most, chance, worth, price, _ = self.stop(row)
         if row in self._ended or step + 1 >= most:
-            return False
-        if not least:
-            return True
+            return -math.inf
+        if not chance:
+            return math.inf
         self._alive[row] *= calibrated(worth, self._confidence[row][step])
-        return step < len(least) and self._alive[row] >= least[step]
+        return self._alive[row] * chance[step] - price if step < len(chance) else -math.inf
 
     def draft(self, drafter: str) -> Draft:
         reasons = [None if tokens else "no proposal" for tokens in self._tokens]

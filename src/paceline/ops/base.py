@@ -145,13 +145,18 @@ Rule = tuple[float, int, int, int, float, float]
 
 
 class Stop(NamedTuple):
-    """When a row's draft ends. Its survival is the product of what the confidence of each token so far is worth."""
+    """When a row's draft ends. Its survival is the product of what the confidence of each token so far is worth, and the
+    next one gains survival times `chance`, less `price`. Rows that gain something go on, if together they gain `step`.
+    """
 
     most: int  # tokens
-    least: tuple[float, ...] = ()  # survival of token 0, 1, ... from which on the next is drawn; empty: any
+    # that token 1, 2, ... is kept if those before it are; empty: it goes on until `most`
+    chance: tuple[float, ...] = ()
     worth: Seq[
         tuple[float, float]
     ] = ()  # chance to be kept, by bin of the confidence: at 0, and its rise until 1
+    price: float = 0.0  # tokens
+    step: float = 0.0  # tokens that a further call of the network takes, however many rows take part
 
 
 @dataclass(slots=True)
