@@ -342,3 +342,28 @@ def test_looks_are_as_rare_as_what_they_take_asks_for(step: float, every: int) -
     assert gaps[0] == min(
         FIRST if step > 4e-4 else 4 * FIRST, every
     )  # beside a short step not as often at first
+
+
+@pytest.mark.parametrize(
+    ("temperature", "reference", "sparingly"), [(0.0, (), False), (0.8, (), True), (0.8, (7,), False)]
+)
+def test_sampled_text_with_nothing_to_copy_from_is_looked_up_sparingly_beside_a_network(
+    temperature: float, reference: tuple[int, ...], sparingly: bool
+) -> None:
+    """What is found has to be judged and followed, and is hardly worth more than the network's tokens there."""
+    cheap = Profile((1, 256), (1.0, 1.1), rounds={"mtp": (0.01, 0.01, 0.0)})
+    auto = AutoController(cheap, [MTP, NGRAM])
+    params = SamplingParams(max_tokens=4000, temperature=temperature)
+    sequence, looks, drafted = replace(text([1, 2]), params=params, reference=reference), 0, 0
+    for _ in range(4 * SAMPLED):
+        auto.limits([sequence], ["auto"], 16)
+        if auto.kind_limit(1, "ngram"):
+            looks += 1
+            auto.offers([sequence], "ngram", [([], [])], anyway=True)
+        length = min(auto.kind_limit(1, "mtp"), 4)
+        drafted += length > 0
+        row = RowRecord(1, "mtp", length, length, [0.9] * length, None)
+        auto.observe(StepRecord(1 + length, 1.0, 0.05, 0.0, [row]))
+        sequence.tokens += [9] * (length + 1)
+    assert drafted > 2 * SAMPLED
+    assert 1 <= looks <= 4 if sparingly else looks >= drafted
