@@ -171,7 +171,7 @@ def test_copies_and_a_round_are_weighed_together(
     base: float, copies: list[float], anyway: bool, asked: list[int]
 ) -> None:
     arm = fresh_arm(Kind("mtp", (0.8,), known=True))
-    plan = b.Plan({0: 2, 1: 2}, promise=1.1, rate=1.0, token_seconds=0.15, round=(base, 0.05, 0.05))
+    plan = b.Plan({0: 2, 1: 2}, rate=1.0, token_seconds=0.15, round=(base, 0.05, 0.05))
     assert 1.0 < sum(arm.survive[:2]) - 2 * 0.15 < 1.5
     assert b.shared(plan, [arm, arm], [2, 2], copies, anyway=anyway) == asked
 

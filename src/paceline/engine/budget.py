@@ -88,11 +88,8 @@ class Plan:
     """The choice of one step for one kind of drafter."""
 
     limits: Mapping[int, int]  # sequence id -> tokens
-    promise: float  # tokens per second, with the benefit of the doubt,
-    rate: float  # and without
-    token_seconds: (
-        float  # that the last ones take each: a row of the target's step, and of one of the network
-    )
+    rate: float  # tokens per second that it promises, without the benefit of the doubt
+    token_seconds: float  # of one more token: a row of the target's step, and of one of the network
     round: RoundCost  # of a draft round
 
 
@@ -149,7 +146,7 @@ def choose(
 
     Tokens are taken in order of survival (which never rises along a row) and the prefix of that order with
     the best rate wins; all prefixes are looked at, since a staircase has more than one summit. Where something is known
-    of the drafts, it must promise `margin` times the rate of none.
+    of the drafts, it must promise `margin` times the rate of none, with the benefit of the doubt.
     """
     costs = budget.costs
     base, step, slope = costs.drafting(kind.name, len(caps))
@@ -180,7 +177,7 @@ def choose(
         elif (tokens - survival * (len(entries) - count)) / now < best_rate:
             break  # even if all others survived like this one and were free
     if known and best_rate < margin * texts / without:
-        best, best_rate = 0, texts / without
+        best = 0
     limits, tokens, rate = dict.fromkeys(caps, 0), float(texts), texts / without
     for survival, j, sequence_id in entries[:best]:
         limits[sequence_id] = j + 1
@@ -188,7 +185,7 @@ def choose(
     if best:
         rate = max(tokens / takes, rate)
     token = _last_row(costs, kind, rows, best or 4) + slope
-    return Plan(limits, best_rate, rate, token, (base, step, slope))
+    return Plan(limits, rate, token, (base, step, slope))
 
 
 def _last_row(costs: Costs, kind: Kind, rows: int, more: int) -> float:

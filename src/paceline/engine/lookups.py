@@ -195,9 +195,9 @@ class Lookups:
                 if row.accepted and row.drafter in copying:
                     self._quiet.wake(row.sequence_id)
                 elif row.sequence_id in texts and not self._unchecked.awaited(row.sequence_id):
-                    lost = row.drafter not in copying and row.sequence_id in self._offered
-                    lost = lost and not self._quiet.sparing(row.sequence_id)
-                    self._quiet.hush(row.sequence_id, now, 2 if lost else LOOK)
+                    i = row.sequence_id
+                    lost = row.drafter not in copying and i in self._offered and not self._quiet.sparing(i)
+                    self._quiet.hush(i, now, 2 if lost else LOOK)
         self._offered.clear()
 
     def in_vain(self, looked: Iterable[int], now: int) -> None:
