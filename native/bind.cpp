@@ -212,13 +212,15 @@ using OfferTuple = std::tuple<int64_t, double, double>;
 // Of each proposal, by the confidence in its tokens.
 std::vector<OfferTuple> offers(const std::vector<Numbers>& proposals, const Worth& worth,
                                const std::tuple<double, double, double>& first,
-                               const std::tuple<Numbers, Numbers, double>& shown, const Numbers& prices, double paid) {
+                               const std::tuple<Numbers, Numbers, Numbers, double>& shown, const Numbers& prices,
+                               double paid) {
   if (worth.empty()) throw nb::value_error("it has to be said what a confidence is worth");
   const auto& [weight, kept, tried] = first;
-  const auto& [hits, tries, own_weight] = shown;
+  const auto& [hits, tries, promised, own_weight] = shown;
+  const Copied copied{hits, tries, promised, own_weight};
   std::vector<OfferTuple> out;
   for (const Numbers& confidence : proposals) {
-    const Offer own = offer(confidence, worth, {weight, kept, tried}, hits, tries, own_weight, prices, paid);
+    const Offer own = offer(confidence, worth, {weight, kept, tried}, copied, prices, paid);
     out.emplace_back(own.tokens, own.gain, own.kept);
   }
   return out;

@@ -41,15 +41,19 @@ void estimate(Shown& arm, const Numbers& prior, double weight, double hope) {
   }
 }
 
-Offer offer(const Numbers& confidence, const Worth& worth, const First& first,
-            const Numbers& hits, const Numbers& tries, double weight, const Numbers& prices, double paid) {
+Offer offer(const Numbers& confidence, const Worth& worth, const First& first, const Copied& own, const Numbers& prices,
+            double paid) {
   Offer out;
   double kept = 0, alive = 1;
-  const size_t n = std::min({confidence.size(), hits.size(), tries.size(), prices.size()});
+  const double weight = own.weight;
+  const size_t n =
+      std::min({confidence.size(), own.hits.size(), own.tries.size(), own.promised.size(), prices.size()});
   for (size_t j = 0; j < n; ++j) {
     double chance = worth_of(worth, confidence[j]);
     if (j == 0 && first.weight > 0) chance = (first.kept + first.weight * chance) / (first.tried + first.weight);
-    alive *= (hits[j] + weight * chance) / (tries[j] + weight);
+    const double kept_odds = chance * (own.hits[j] + weight) * (own.tries[j] - own.promised[j] + weight);
+    const double lost_odds = (1.0 - chance) * (own.tries[j] - own.hits[j] + weight) * (own.promised[j] + weight);
+    alive *= kept_odds / (kept_odds + lost_odds);
     kept += alive;
     const double net = kept - paid * prices[j];
     if (net > out.gain) out = {static_cast<int64_t>(j) + 1, net, kept};

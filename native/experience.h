@@ -34,9 +34,14 @@ struct First {  // of texts' first copies
   double kept = 0, tried = 0;
 };
 
-// How much of a proposal is worth checking. `worth`: of confidence, which counts for `weight` of the text's own copies,
-// by position; `prices`: seconds of 1, 2, ... tokens, of which each costs `paid` tokens.
-Offer offer(const Numbers& confidence, const Worth& worth, const First& first,
-            const Numbers& hits, const Numbers& tries, double weight, const Numbers& prices, double paid);
+struct Copied {  // what became of a text's own copies, by position
+  Numbers hits, tries, promised;  // `promised`: hits, as their confidence said
+  double weight = 0;              // that the promise counts for besides
+};
+
+// How much of a proposal is worth checking. `worth`: of confidence, which the text's own copies speak for or against;
+// `prices`: seconds of 1, 2, ... tokens, of which each costs `paid` tokens.
+Offer offer(const Numbers& confidence, const Worth& worth, const First& first, const Copied& own, const Numbers& prices,
+            double paid);
 
 }  // namespace paceline

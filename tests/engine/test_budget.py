@@ -431,6 +431,32 @@ def test_what_plain_steps_are_off_by_from_what_is_typical_is_no_price_of_waking(
     assert learning.observe(budget, [slow] * 99).uneven[1] <= learning.MOST_UNEVEN
 
 
+def test_of_the_odds_of_a_copy_its_texts_own_ones_speak() -> None:
+    """As far as they were other than promised: long matches that were kept say nothing of short ones."""
+    lines = acc.calibration(None)  # a confidence means what it says
+
+    def chances(confidence: float, kept: int) -> list[float]:
+        """Of an unsure copy, and a sure one, after eight of one token."""
+        arm = acc.followed(acc.fresh_arm(NGRAM), [([confidence], int(i < kept)) for i in range(8)], lines)
+        assert (arm.hits[0], arm.tries[0]) == (kept, 8)
+        assert arm.promised[0] == pytest.approx(8 * confidence)
+        assert acc.in_text(arm, 1, 0.5) == pytest.approx(0.5)  # of its second token nothing was seen
+        return [acc.in_text(arm, 0, chance) for chance in (0.0, 0.5, 0.9, 1.0)]
+
+    assert chances(0.75, 6) == pytest.approx([0.0, 0.5, 0.9, 1.0])  # as promised
+    never, unsure, sure, always = chances(0.98, 8)
+    assert 0.5 < unsure < 0.53
+    assert (never, always) == (0.0, 1.0)
+    assert chances(0.5, 8)[1] > 0.75
+    assert chances(0.5, 0)[1] < 0.25
+    assert sure < chances(0.5, 8)[2] < 1.0
+    long = acc.followed(acc.fresh_arm(NGRAM), [([0.5], 1)] * 400, lines)
+    assert acc.in_text(long, 0, 0.5) < 0.97  # it remembers so many only
+    assert long.tries[0] == pytest.approx(acc.WINDOW)
+    rested = acc.parked(long, 7)
+    assert rested.promised[0] == pytest.approx(rested.tries[0] / 2) == acc.PARKED_WINDOW / 2
+
+
 def test_what_a_copy_is_worth_rises_with_what_it_can_be_sure_of() -> None:
     costs = Profile((1, 5, 17), (1.0, 2.6, 6.8)).costs()
     budget, look = (

@@ -42,13 +42,14 @@ def test_what_is_learnt_from_outcomes(kind, sampled, parked, rounds):
     st.floats(0.01, 3.0),
 )
 def test_what_a_copy_is_worth(seen, proposals, told, firsts, rate):
-    arm = acc.learn(acc.fresh_arm(KIND)._replace(copied=firsts is None), seen)
     lines = acc.calibration(acc.calibrate(None, told))
+    own = [([0.9] * drafted, accepted) for drafted, accepted in seen]
+    arm = acc.followed(acc.fresh_arm(KIND)._replace(copied=firsts is None), own, lines)
     prices = [0.1 + 0.02 * n for n in range(MAX_DRAFT_TOKENS)]
     known = firsts or (0.0, 0.0)
     first = (0.0 if firsts is None else acc.FIRST_WEIGHT, *known)
     found = extension("offers").offers(
-        proposals, lines, first, (arm.hits, arm.tries, arm.weight), prices, rate
+        proposals, lines, first, (arm.hits, arm.tries, arm.promised, arm.weight), prices, rate
     )
     wanted = [copies.judged(confidence, lines, known, arm, prices, rate) for confidence in proposals]
     assert found == [tuple(one) for one in wanted]
@@ -56,7 +57,8 @@ def test_what_a_copy_is_worth(seen, proposals, told, firsts, rate):
 
 def test_without_the_extension_the_same_is_decided(monkeypatch):
     costs = Profile((1, 5, 17), (1.0, 1.6, 3.8)).costs()
-    arm = acc.learn(acc.fresh_arm(KIND), [(4, 4), (8, 8), (12, 3)])
+    lines = acc.calibration(None)
+    arm = acc.followed(acc.fresh_arm(KIND), [([0.7] * 4, 4), ([0.8] * 8, 8), ([0.9] * 12, 3)], lines)
 
     def decided():
         look = copies.Look(KIND.name, costs, 1, 1, 1.0)
@@ -80,4 +82,4 @@ def test_wrong_shapes_are_refused(wrong):
     with pytest.raises(ValueError, match="each position"):
         extension("learn").learn(*wrong, 3.0, 1.5, 48.0, [(1, 1)])
     with pytest.raises(ValueError, match="confidence is worth"):
-        extension("offers").offers([[0.5]], (), (0.0, 0.0, 0.0), ((0.1,), (0.5,), 3.0), [0.1], 1.0)
+        extension("offers").offers([[0.5]], (), (0.0, 0.0, 0.0), ((0.1,), (0.5,), (0.2,), 3.0), [0.1], 1.0)

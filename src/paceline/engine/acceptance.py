@@ -89,6 +89,7 @@ class Arm(NamedTuple):
     parked: bool = False
     wait: int = FIRST_PROBE  # steps between probes
     due: int = 0  # the step from which a probe may run
+    promised: tuple[float, ...] = ()  # of copies: hits, as their confidence said
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,8 @@ def fresh_arm(kind: Kind, sampled: bool = False, *, given: bool = False, masked:
     prior = tuple(kind.accept(j, sampled) for j in range(MAX_DRAFT_TOKENS))
     law = kind.law(sampled, given=given, masked=masked)
     weight = KNOWN_WEIGHT[sampled] if kind.known else PRIOR_WEIGHT
-    return estimated(Arm(zeros, zeros, prior, law, sampled, weight))
+    promised = () if kind.sequential else zeros
+    return estimated(Arm(zeros, zeros, prior, law, sampled, weight, promised=promised))
 
 
 def estimated(arm: Arm) -> Arm:
@@ -174,12 +176,41 @@ def counted(arm: Arm, window: float, outcomes: Seq[tuple[int, int]]) -> Arm:
     return estimated(arm._replace(hits=tuple(hits), tries=tuple(tries)))
 
 
+def followed(arm: Arm, copies: Iterable[tuple[Seq[float], int]], lines: Seq[Line]) -> Arm:
+    """Count what became of copies, as (confidence, accepted), beside what their confidence promised: that long matches
+    were kept says little of short ones.
+    """
+    hits, tries, promised = list(arm.hits), list(arm.tries), list(arm.promised)
+    for confidence, accepted in copies:
+        for j, value in enumerate(confidence[: min(accepted + 1, MAX_DRAFT_TOKENS)]):
+            keep = min(1.0, (WINDOW - 1) / tries[j]) if tries[j] else 1.0
+            hits[j] = hits[j] * keep + (j < accepted)
+            tries[j] = tries[j] * keep + 1
+            promised[j] = promised[j] * keep + calibrated(lines, value)
+    return arm._replace(hits=tuple(hits), tries=tuple(tries), promised=tuple(promised))
+
+
+def in_text(arm: Arm, position: int, chance: float) -> float:
+    """That chance of a copy's token, by the odds that its text's own copies had over what was promised of them."""
+    hits, tries, promised, weight = (
+        arm.hits[position],
+        arm.tries[position],
+        arm.promised[position],
+        arm.weight,
+    )
+    kept = chance * (hits + weight) * (tries - promised + weight)
+    lost = (1.0 - chance) * (tries - hits + weight) * (promised + weight)
+    return kept / (kept + lost)
+
+
 def parked(arm: Arm, step: int) -> Arm:
     """Not drafting any more: it forgets most of what it has seen, and is probed after a while."""
     keep = [min(1.0, PARKED_WINDOW / t) if t else 1.0 for t in arm.tries]
     hits = tuple(h * k for h, k in zip(arm.hits, keep, strict=True))
     tries = tuple(t * k for t, k in zip(arm.tries, keep, strict=True))
-    return arm._replace(parked=True, wait=FIRST_PROBE, due=step + FIRST_PROBE, hits=hits, tries=tries)
+    promised = tuple(p * k for p, k in zip(arm.promised, keep, strict=False))
+    due = step + FIRST_PROBE
+    return arm._replace(parked=True, wait=FIRST_PROBE, due=due, hits=hits, tries=tries, promised=promised)
 
 
 def probed(arm: Arm, step: int, *, kept: bool) -> Arm:

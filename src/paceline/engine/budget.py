@@ -117,6 +117,12 @@ def arm_of(budget: Budget, sequence_id: int, kind: Kind) -> Arm:
     return budget.arms.get((sequence_id, kind.name)) or acc.fresh_arm(kind)
 
 
+def lines_of(budget: Budget, kind: Kind, arm: Arm) -> tuple[acc.Line, ...]:
+    """What confidence is worth to texts like one, see `Kind.law`."""
+    usual = kind.law(arm.sampled)
+    return acc.calibration(budget.bins.get(arm.law), budget.bins.get(usual) if arm.law != usual else None)
+
+
 def meet(budget: Budget, kind: Kind, sequences: Seq[Sequence]) -> Budget:
     """Give texts that are new to a kind of drafter what is known of it."""
     new = [s for s in sequences if (s.id, kind.name) not in budget.arms]

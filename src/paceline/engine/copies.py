@@ -13,7 +13,7 @@ from typing import NamedTuple
 from paceline.core import Draft
 from paceline.engine import acceptance as acc
 from paceline.engine.acceptance import Arm, Firsts, Kind
-from paceline.engine.budget import NO_CONFIDENCE, NO_PROPOSAL, Budget, arm_of
+from paceline.engine.budget import NO_CONFIDENCE, NO_PROPOSAL, Budget, arm_of, lines_of
 from paceline.engine.costs import Costs
 from paceline.ops.extension import extension
 
@@ -35,10 +35,7 @@ class Law(NamedTuple):
 
     @classmethod
     def of(cls, budget: Budget, kind: Kind, arm: Arm) -> Law:
-        usual, bins = kind.law(arm.sampled), budget.bins
-        special = arm.law != usual
-        lines = acc.calibration(bins.get(arm.law), bins.get(usual) if special else None)
-        return cls(lines, special, bins)
+        return cls(lines_of(budget, kind, arm), arm.law != kind.law(arm.sampled), budget.bins)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +84,7 @@ NOTHING = Offer()
 def offer(budget: Budget, kind: Kind, arm: Arm, look: Look, confidence: list[float]) -> Offer:
     """What a proposal is worth beside the rows of others, see `together`.
 
-    What its confidence is worth, to texts like this one, counts until the text has shown what its own copies are worth.
+    What its confidence is worth to texts like this one, by the odds that its own copies had over what theirs promised.
     Whether its first one is kept at all was told by the first ones of others: a text may go on as what it was given, or
     not, and copies look the same. It starts with four tokens, or as many as there are where the first ones of nearly all
     texts like it are kept, and each later copy that is kept lets the next be four longer.
@@ -106,7 +103,9 @@ def _offers(budget: Budget, kind: Kind, arm: Arm, look: Look, proposals: Seq[lis
     prices, paid = look.upto(max(map(len, proposals))), look.rate
     if (native := extension("offers")) is not None:
         first = (0.0 if arm.copied else acc.FIRST_WEIGHT, *firsts)
-        found = native.offers(proposals, law.lines, first, (arm.hits, arm.tries, arm.weight), prices, paid)
+        found = native.offers(
+            proposals, law.lines, first, (arm.hits, arm.tries, arm.promised, arm.weight), prices, paid
+        )
         return [Offer(*one) for one in found]
     return [judged(confidence, law.lines, firsts, arm, prices, paid) for confidence in proposals]
 
@@ -122,7 +121,7 @@ def judged(
         chance = acc.calibrated(lines, value)
         if j == 0 and not arm.copied:
             chance = acc.first_kept(firsts, chance)
-        alive *= (arm.hits[j] + arm.weight * chance) / (arm.tries[j] + arm.weight)
+        alive *= acc.in_text(arm, j, chance)
         kept += alive
         net = kept - paid * prices[j]
         if net > best.gain:

@@ -207,12 +207,15 @@ def of_texts(budget: Budget, rows: Seq[RowRecord], *, checked: bool = True) -> B
     for (sequence_id, name), own in by_arm.items():
         if (kind := kinds.get(name)) is None:
             continue
-        arm, seen = b.arm_of(budget, sequence_id, kind), [(row.drafted, row.accepted) for row in own]
-        if not kind.sequential and not arm.copied:  # whether it was kept at all is counted for itself
-            firsts = {**firsts, arm.law: acc.count_first(firsts.get(arm.law), own[0].accepted)}
-            arm, own[0].first = arm._replace(copied=True), True
-            del seen[0]
-        arm = acc.learn(arm, seen)
+        arm = b.arm_of(budget, sequence_id, kind)
+        if kind.sequential:
+            arm = acc.learn(arm, [(row.drafted, row.accepted) for row in own])
+        else:
+            if not arm.copied:  # whether it was kept at all is counted for itself
+                firsts = {**firsts, arm.law: acc.count_first(firsts.get(arm.law), own[0].accepted)}
+                arm, own[0].first = arm._replace(copied=True), True
+            seen = [(row.confidence, row.accepted) for row in own if not row.first]
+            arm = acc.followed(arm, seen, b.lines_of(budget, kind, arm))
         if checked and sequence_id in budget.probing:
             arm = acc.probed(arm, budget.step, kept=own[-1].accepted > 0)
         arms[sequence_id, name] = arm
