@@ -154,6 +154,11 @@ def sober(arm: Arm, texts: int) -> float:
     return 1.0 - arm.hope * (1.0 - 1.0 / math.sqrt(texts))
 
 
+def _fading(seen: float, most: float) -> float:
+    """What is left of observations as one more comes, so that they are that many at most."""
+    return min(1.0, (most - 1) / seen) if seen else 1.0
+
+
 def learn(arm: Arm, outcomes: Seq[tuple[int, int]]) -> Arm:
     """Count what became of drafts, as (drafted, accepted): the kept positions, and the first that was not."""
     window = PARKED_WINDOW if arm.parked else WINDOW
@@ -170,7 +175,7 @@ def counted(arm: Arm, window: float, outcomes: Seq[tuple[int, int]]) -> Arm:
     hits, tries = list(arm.hits), list(arm.tries)
     for drafted, accepted in outcomes:
         for j in range(min(accepted + 1, drafted, MAX_DRAFT_TOKENS)):
-            keep = min(1.0, (window - 1) / tries[j]) if tries[j] else 1.0
+            keep = _fading(tries[j], window)
             hits[j] = hits[j] * keep + (j < accepted)
             tries[j] = tries[j] * keep + 1
     return estimated(arm._replace(hits=tuple(hits), tries=tuple(tries)))
@@ -183,7 +188,7 @@ def followed(arm: Arm, copies: Iterable[tuple[Seq[float], int]], lines: Seq[Line
     hits, tries, promised = list(arm.hits), list(arm.tries), list(arm.promised)
     for confidence, accepted in copies:
         for j, value in enumerate(confidence[: min(accepted + 1, MAX_DRAFT_TOKENS)]):
-            keep = min(1.0, (WINDOW - 1) / tries[j]) if tries[j] else 1.0
+            keep = _fading(tries[j], WINDOW)
             hits[j] = hits[j] * keep + (j < accepted)
             tries[j] = tries[j] * keep + 1
             promised[j] = promised[j] * keep + calibrated(lines, value)
@@ -192,12 +197,8 @@ def followed(arm: Arm, copies: Iterable[tuple[Seq[float], int]], lines: Seq[Line
 
 def in_text(arm: Arm, position: int, chance: float) -> float:
     """That chance of a copy's token, by the odds that its text's own copies had over what was promised of them."""
-    hits, tries, promised, weight = (
-        arm.hits[position],
-        arm.tries[position],
-        arm.promised[position],
-        arm.weight,
-    )
+    hits, tries = arm.hits[position], arm.tries[position]
+    promised, weight = arm.promised[position], arm.weight
     kept = chance * (hits + weight) * (tries - promised + weight)
     lost = (1.0 - chance) * (tries - hits + weight) * (promised + weight)
     return kept / (kept + lost)
@@ -237,7 +238,7 @@ def calibrate(bins: Bins | None, seen: Iterable[tuple[Seq[float], int]]) -> Bins
 def count_first(firsts: Firsts | None, accepted: int) -> Firsts:
     """Count what became of a text's first copy, see `first_kept`."""
     hits, tries = firsts or (0.0, 0.0)
-    keep = min(1.0, (FIRSTS - 1) / tries) if tries else 1.0
+    keep = _fading(tries, FIRSTS)
     return hits * keep + (accepted > 0), tries * keep + 1
 
 

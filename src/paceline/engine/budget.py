@@ -265,7 +265,7 @@ def stop_of(budget: Budget, plans: Mapping[str, Plan], sequence_id: int) -> Stop
     for kind in budget.kinds:
         if kind.sequential and kind.name in plans and sequence_id in plans[kind.name].limits:
             arm = arm_of(budget, sequence_id, kind)
-            return stop(plans[kind.name], arm, acc.calibration(budget.bins.get(arm.law)))
+            return stop(plans[kind.name], arm, lines_of(budget, kind, arm))
     return None
 
 
