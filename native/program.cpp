@@ -46,7 +46,7 @@ void pack_panels(const Matrix& m, char* out) {
 
 void Program::add(Op op) {
   Step& step = steps_.back();
-  counted_[0] = 0;
+  counted_[0] = most_heads_ = 0;
   reads_cache_ = reads_cache_ || op.code == STORE || op.code == ATTENTION;
   if (op.code == ATTENTION) heads_ = std::min(heads_, op.integers[1]);
   if (op.code == EMBED) token_limit_ = std::min(token_limit_, op.table.out);
@@ -81,12 +81,24 @@ int Program::heads_per_chunk(const Op& op) const {
   return per;
 }
 
+// Heads of the widest attention call.
+int64_t Program::most_heads() {
+  if (most_heads_) return most_heads_;
+  for (const Step& step : steps_)
+    for (const Op& op : step.ops) {
+      if (op.code != ATTENTION) continue;
+      const int64_t group = op.integers[1] / layers_[op.integers[0]].k.kv_heads;
+      most_heads_ = std::max(most_heads_, std::min<int64_t>(kHeads, group));
+    }
+  return most_heads_;
+}
+
 // Cuts the rows into runs at consecutive positions of one sequence, as long as an attention call takes them and the
 // threads have something to share: rows of a run share each load of a key or value.
 void Program::cut_runs() {
   runs_.assign(1, 0);
   if (heads_ == INT64_MAX) return;  // nobody asks, and there may be no positions
-  int64_t most = MOST_QUERIES / kHeads;
+  int64_t most = MOST_QUERIES / most_heads();
   while (most > 1 && rows_.count > 1 && (rows_.count + most - 1) / most * heads_ < threads_) most /= 2;
   runs_.clear();
   for (int64_t r = 0, end; r < rows_.count; r = end) {
@@ -97,6 +109,12 @@ void Program::cut_runs() {
     for (int64_t p = 0; p < parts; ++p) runs_.push_back(r + p * (end - r) / parts);
   }
   runs_.push_back(rows_.count);
+  int64_t shortest = runs_[1], longest = shortest;
+  for (size_t r = 2; r < runs_.size(); ++r) {
+    shortest = std::min(shortest, runs_[r] - runs_[r - 1]);
+    longest = std::max(longest, runs_[r] - runs_[r - 1]);
+  }
+  uneven_ = longest > shortest + 1;
 }
 
 // Parts that a row of the step is cut into.
@@ -307,9 +325,13 @@ void Program::attention(const Step& step, int index) {
       index -= static_cast<int>(count);
       continue;
     }
-    int64_t run = index / (kv_heads * parts), kv_head = index / parts % kv_heads, part = index % parts;
-    int64_t row = runs_[run], position = rows_.positions[row], own = op.integers[3] ? 1 : 0;
-    int64_t head = kv_head * group + part * per;
+    int64_t run = index / (kv_heads * parts), share = index % (kv_heads * parts);
+    if (uneven_) {  // a thread takes some heads of all runs, no two of them at once the same run, which is slower
+      share = index / runs();
+      run = (index + share) % runs();
+    }
+    const int64_t kv_head = share / parts, part = share % parts, head = kv_head * group + part * per;
+    const int64_t row = runs_[run], position = rows_.positions[row], own = op.integers[3] ? 1 : 0;
     AttentionArgs args;
     args.q = at(op.values[0], row) + head * layer.k.head_dim;
     args.out = at(op.values[1], row) + head * layer.k.head_dim;

@@ -48,7 +48,7 @@ class Program : public Job {
   void bind(int buffer, void* data, int64_t stride);
   void bind_cache(std::vector<Layer> layers) {
     layers_ = std::move(layers);
-    counted_[0] = 0;
+    counted_[0] = most_heads_ = 0;
   }
   int run(const Rows& rows);
   void chunk(int step, int index, int thread) override;
@@ -86,6 +86,7 @@ class Program : public Job {
   int64_t chunks_of(const Step& step) const;
   int64_t outputs_per_chunk(const Panels& m) const;
   int heads_per_chunk(const Op& op) const;
+  int64_t most_heads();
   void cut_runs();
   bool count_chunks();
   int64_t runs() const { return static_cast<int64_t>(runs_.size()) - 1; }
@@ -107,6 +108,8 @@ class Program : public Job {
   std::vector<Scratch> scratch_;
   std::vector<int> chunks_;
   std::vector<int64_t> runs_;  // first rows, then the number of rows
+  bool uneven_ = false;        // runs are of lengths that differ by more than one
+  int64_t most_heads_ = 0;     // 0: not known
   Rows rows_;
   int64_t token_limit_ = INT64_MAX, heads_ = INT64_MAX;  // least of any op
   bool reads_cache_ = false, bound_ = false;  // an op reads the cache; all buffers were there at the last look

@@ -73,6 +73,32 @@ def test_attention(window: int | None, own: bool, kv_heads: int, width: int, pac
     native.set_threads(2)
 
 
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("counts", [(1, 7), (7, 1), (3, 4), (1, 1), (17, 2)])
+def test_texts_of_uneven_rows_share_the_threads(kv_heads: int, counts: tuple[int, int]) -> None:
+    """Which thread takes what depends on how many rows each text has; what comes out does not."""
+    width, kind = 24, "full_attention"
+    cache, rows = filled(Layout((LayerKV(kind, kv_heads, width),), {kind: None}), packed=False)
+    second = LENGTHS[0] // 2  # the first row of the second text
+    some = [*range(counts[0]), *range(second, second + counts[1])]
+    q = torch.randn(len(some), HEADS * width)
+    runner = native.NativeRunner(3)
+
+    def run(at: list[int]) -> torch.Tensor:
+        own = [some[i] for i in at]
+        kept = Rows(rows.tokens[own], rows.positions[own], rows.slots[own], [0, len(own)])
+        return runner.run(
+            lambda ops: (ops.attention(ops.given("q", HEADS * width), 0, HEADS, None, True),),
+            kept, cache, {"q": q[at].contiguous()},
+        )[0].clone()  # fmt: skip
+
+    alone = torch.cat([run([i]) for i in range(len(some))])
+    for threads in (1, 2, 3):
+        native.set_threads(threads)
+        assert torch.equal(run(list(range(len(some)))), alone), threads
+    native.set_threads(2)
+
+
 @packs
 def test_what_is_stored_packed_is_read_as_rounded_and_nothing_beside_it_changes() -> None:
     kind, heads, width = "full_attention", 2, 64
