@@ -84,6 +84,7 @@ int Program::heads_per_chunk(const Op& op) const {
 // Heads of the widest attention call.
 int64_t Program::most_heads() {
   if (most_heads_) return most_heads_;
+  most_heads_ = 1;
   for (const Step& step : steps_)
     for (const Op& op : step.ops) {
       if (op.code != ATTENTION) continue;
