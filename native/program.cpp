@@ -74,11 +74,12 @@ int64_t Program::outputs_per_chunk(const Panels& m) const {
   return std::max<int64_t>(std::min(groups, share), (m.out / outputs + 32767) / 32768) * outputs;
 }
 
-int Program::heads_per_chunk(const Op& op) const {
-  int64_t kv_heads = layers_[op.integers[0]].k.kv_heads, group = op.integers[1] / kv_heads;
-  int per = kHeads;
-  while (per > 1 && runs() * kv_heads * ((group + per - 1) / per) < threads_) per /= 2;
-  return per;
+int64_t Program::group_of(const Op& op) const { return op.integers[1] / layers_[op.integers[0]].k.kv_heads; }
+
+Program::Shares Program::shares_of(const Op& op) const {
+  Shares s{layers_[op.integers[0]].k.kv_heads, group_of(op), kHeads};
+  while (s.per > 1 && runs() * s.count() < threads_) s.per /= 2;
+  return s;
 }
 
 // Heads of the widest attention call.
@@ -86,11 +87,8 @@ int64_t Program::most_heads() {
   if (most_heads_) return most_heads_;
   most_heads_ = 1;
   for (const Step& step : steps_)
-    for (const Op& op : step.ops) {
-      if (op.code != ATTENTION) continue;
-      const int64_t group = op.integers[1] / layers_[op.integers[0]].k.kv_heads;
-      most_heads_ = std::max(most_heads_, std::min<int64_t>(kHeads, group));
-    }
+    for (const Op& op : step.ops)
+      if (op.code == ATTENTION) most_heads_ = std::max(most_heads_, std::min<int64_t>(kHeads, group_of(op)));
   return most_heads_;
 }
 
@@ -130,10 +128,7 @@ int64_t Program::chunks_of(const Step& step) const {
   if (step.row_ops) {
     total = rows_.count * columns_of(step);
   } else if (op.code == ATTENTION) {
-    for (const Op& o : step.ops) {
-      int64_t kv_heads = layers_[o.integers[0]].k.kv_heads, group = o.integers[1] / kv_heads, per = heads_per_chunk(o);
-      total += runs() * kv_heads * ((group + per - 1) / per);
-    }
+    for (const Op& o : step.ops) total += runs() * shares_of(o).count();
   } else if (op.code == LINEAR) {
     for (const Op& o : step.ops) {
       int64_t per = outputs_per_chunk(o.weights[0]);
@@ -320,18 +315,19 @@ void Program::linear(const Step& step, int step_index, int index, int thread) {
 void Program::attention(const Step& step, int index) {
   for (const Op& op : step.ops) {
     const Layer& layer = layers_[op.integers[0]];
-    int64_t kv_heads = layer.k.kv_heads, group = op.integers[1] / kv_heads, window = op.integers[2];
-    int64_t per = heads_per_chunk(op), parts = (group + per - 1) / per, count = runs() * kv_heads * parts;
-    if (index >= count) {
-      index -= static_cast<int>(count);
+    const Shares shares = shares_of(op);
+    const int64_t count = shares.count(), window = op.integers[2];
+    if (index >= runs() * count) {
+      index -= static_cast<int>(runs() * count);
       continue;
     }
-    int64_t run = index / (kv_heads * parts), share = index % (kv_heads * parts);
-    if (uneven_) {  // a thread takes some heads of all runs, no two of them at once the same run, which is slower
+    int64_t run = index / count, share = index % count;
+    if (uneven_) {  // a thread takes some heads of all runs, and begins at one of its own: two at the same run are slower
       share = index / runs();
-      run = (index + share) % runs();
+      run = (index + share * threads_ / count) % runs();
     }
-    const int64_t kv_head = share / parts, part = share % parts, head = kv_head * group + part * per;
+    const int64_t kv_head = share / shares.parts(), part = share % shares.parts();
+    const int64_t head = kv_head * shares.group + part * shares.per;
     const int64_t row = runs_[run], position = rows_.positions[row], own = op.integers[3] ? 1 : 0;
     AttentionArgs args;
     args.q = at(op.values[0], row) + head * layer.k.head_dim;
@@ -339,7 +335,7 @@ void Program::attention(const Step& step, int index) {
     args.q_stride = stride(op.values[0]);
     args.out_stride = stride(op.values[1]);
     args.rows = static_cast<int>(runs_[run + 1] - row);
-    args.heads = static_cast<int>(std::min(per, group - part * per));
+    args.heads = static_cast<int>(std::min(shares.per, shares.group - part * shares.per));
     args.kv_head = kv_head;
     args.slot = rows_.slots[row];
     args.last = position + own;

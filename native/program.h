@@ -68,6 +68,11 @@ class Program : public Job {
     void* data = nullptr;
     int64_t stride = 0;
   };
+  struct Shares {  // how the heads of an attention op are shared out: `per` of a `group` that reads the same K/V head
+    int64_t kv_heads, group, per;
+    int64_t parts() const { return (group + per - 1) / per; }
+    int64_t count() const { return kv_heads * parts(); }
+  };
   struct Scratch {  // of one thread
     std::vector<char> data;
     std::vector<float> scales, values, more;
@@ -85,7 +90,8 @@ class Program : public Job {
   int64_t columns_of(const Step& step) const;
   int64_t chunks_of(const Step& step) const;
   int64_t outputs_per_chunk(const Panels& m) const;
-  int heads_per_chunk(const Op& op) const;
+  int64_t group_of(const Op& op) const;
+  Shares shares_of(const Op& op) const;
   int64_t most_heads();
   void cut_runs();
   bool count_chunks();
