@@ -17,7 +17,6 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
-import as_python  # noqa: F401  before what it changes
 
 from paceline.assembly import build_engine
 from paceline.bench import workloads

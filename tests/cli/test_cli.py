@@ -11,7 +11,6 @@ import pytest
 
 from paceline import LLM
 from paceline.cli import COMMANDS, main
-from paceline.ops.extension import why_interpreted
 
 Capture = pytest.CaptureFixture[str]
 
@@ -83,11 +82,9 @@ def test_info_tells_sizes_without_loading(monkeypatch: pytest.MonkeyPatch, capsy
     assert "per token" in out
     assert "mtp+ngram" in out
     assert "huge pages" in out
-    assert "\ndecisions    " in out
     assert call(monkeypatch, "info", "demo", "--drafter", "none", "--json") == 0
     facts = json.loads(capsys.readouterr().out)
     assert "huge pages" in facts["pages"]
-    assert facts["decisions"] == (why_interpreted() or "compiled")
     assert facts["drafter"] == "none"
     assert facts["models"][0]["parameters"] > 8_000_000
     cache = LLM("demo", drafter="none").engine.state.cache

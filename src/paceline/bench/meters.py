@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from paceline.ops.extension import why_interpreted
 
 RAPL = Path("/sys/class/powercap")
 
@@ -108,7 +107,6 @@ def provenance(command: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "decisions": why_interpreted() or "compiled",
         "processor": _processor(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,

@@ -27,7 +27,6 @@ def command(target: str, drafter: str, as_json: bool) -> None:
     from paceline.memory import why_not
     from paceline.models.hub import resolve
     from paceline.models.inspection import inspect
-    from paceline.ops.extension import why_interpreted
 
     check_kind(drafter)
     config = EngineConfig(target=target, drafter=drafter)
@@ -36,7 +35,6 @@ def command(target: str, drafter: str, as_json: bool) -> None:
     device = pick_device("auto")
     runner, arithmetic = pick_runner(config, device)
     pages = why_not() or "huge pages are granted" if device.type == "cpu" else None
-    decisions = why_interpreted() or "compiled"
     found = [inspect(folder, itemsize=4 if device.type == "cpu" else 2, runner=runner)]
     if source is not None:
         found.append(inspect(source, target=folder if kind.startswith("mtp") else None))
@@ -46,7 +44,6 @@ def command(target: str, drafter: str, as_json: bool) -> None:
             "reason": why,
             "device": str(device),
             "arithmetic": arithmetic,
-            "decisions": decisions,
             "pages": pages,
         }
         facts["models"] = [asdict(one) | {"path": str(one.path)} for one in found]
@@ -56,7 +53,6 @@ def command(target: str, drafter: str, as_json: bool) -> None:
             click.echo(_describe(one))
         click.echo(f"drafter      {kind}: {why}")
         click.echo(f"device       {device}, {arithmetic}")
-        click.echo(f"decisions    {decisions}")
         if pages is not None:
             click.echo(f"pages        {pages}")
     troubles = [trouble for one in found for trouble in one.unsupported]
