@@ -34,7 +34,7 @@ from paceline.models.hub import bundled, find_assistant, resolve
 from paceline.models.registry import load_assistant, load_target
 from paceline.ops.base import Runner
 from paceline.ops.reference import EagerRunner
-from paceline.text.tokenizer import Tokenizer
+from paceline.survey import check_models, why_not_together
 from paceline.text.words import Words
 
 Say = Callable[[str], None]
@@ -45,18 +45,18 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
     """Load everything and return an idle engine. `say` gets one line per choice. Raises PacelineError."""
-    check_kind(config.drafter)
+    config = replace(config, drafter=check_kind(config.drafter))
     device = pick_device(config.device)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     path = resolve(config.target, "target")
+    kind, source, why = choose_drafter(config, path)
+    tokenizer = check_models(path, source)
     runner, arithmetic = pick_runner(config, device)
     options = {"dtype": _DTYPES.get(config.dtype), "transform": _transform(config.quantize)}
     target = load_target(path, device=device, runner=runner, **options)
     runner.prepare([target.hidden_graph, target.logits_graph])  # before the cache takes of what is free
-    tokenizer = Tokenizer.load(path)
     cache = make_cache(target, config, share=1.0)
-    kind, source, why = choose_drafter(config, path)
     said = "the bundled one" if config.target == "demo" and source is not None else why
     say(f"target {config.target} · drafter {kind} ({said}) · {arithmetic}")
     ngram = NgramDrafter(words=Words(tokenizer))
@@ -225,13 +225,16 @@ def choose_drafter(config: EngineConfig, target: Path) -> tuple[str, Path | None
         return name, None, "as asked"
     if name == "auto":
         found, why = find_assistant(target, read_config(target))
+        broken = None if found is None else why_not_together(target, found)
+        if broken is not None:
+            return "ngram", None, f"the assistant beside the target cannot be used: {broken}"
         return ("mtp+ngram", found, why) if found is not None else ("ngram", None, why)
-    if name.startswith("mtp"):
+    if name in ("mtp", "mtp+ngram"):
         found, why = find_assistant(target, read_config(target))
         if found is None:
             raise UsageError(f"drafter={name!r}, but {why}: name its folder or hub id as the drafter")
         return name, found, why
-    if name.startswith("model"):
+    if name in ("model", "model+ngram"):
         if config.target != "demo":
             raise UsageError(
                 f"drafter={name!r} needs a draft model: name its folder or hub id as the drafter"

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-
 RAPL = Path("/sys/class/powercap")
 
 

@@ -27,10 +27,11 @@ def command(target: str, drafter: str, as_json: bool) -> None:
     from paceline.memory import why_not
     from paceline.models.hub import resolve
     from paceline.models.inspection import inspect
+    from paceline.models.names import check_folder
+    from paceline.survey import describe_text
 
-    check_kind(drafter)
-    config = EngineConfig(target=target, drafter=drafter)
-    folder = resolve(target, "target")
+    config = EngineConfig(target=target, drafter=check_kind(drafter))
+    folder = check_folder(resolve(target, "target"))
     kind, source, why = choose_drafter(config, folder)
     device = pick_device("auto")
     runner, arithmetic = pick_runner(config, device)
@@ -38,6 +39,7 @@ def command(target: str, drafter: str, as_json: bool) -> None:
     found = [inspect(folder, itemsize=4 if device.type == "cpu" else 2, runner=runner)]
     if source is not None:
         found.append(inspect(source, target=folder if kind.startswith("mtp") else None))
+    text, troubles = describe_text(folder)
     if as_json:
         facts: dict[str, Any] = {
             "drafter": kind,
@@ -45,17 +47,20 @@ def command(target: str, drafter: str, as_json: bool) -> None:
             "device": str(device),
             "arithmetic": arithmetic,
             "pages": pages,
+            **text,
         }
         facts["models"] = [asdict(one) | {"path": str(one.path)} for one in found]
         click.echo(json.dumps(facts, indent=2))
     else:
         for one in found:
             click.echo(_describe(one))
+        for part, what in text.items():
+            click.echo(f"{part:12} {what}")
         click.echo(f"drafter      {kind}: {why}")
         click.echo(f"device       {device}, {arithmetic}")
         if pages is not None:
             click.echo(f"pages        {pages}")
-    troubles = [trouble for one in found for trouble in one.unsupported]
+    troubles = [trouble for one in found for trouble in one.unsupported] + troubles
     if troubles:
         from paceline.errors import LoadError
 

@@ -6,6 +6,7 @@ An entry point names a factory `make(target, cache) -> Drafter`; its contract te
 from __future__ import annotations
 
 import difflib
+import os
 from importlib.metadata import EntryPoint, entry_points
 
 from paceline.drafters.base import Drafter
@@ -33,11 +34,19 @@ def load_third_party(name: str, target: Target, cache: KVCache) -> Drafter:
     return drafter
 
 
-def check_kind(name: str) -> None:
-    """Raise UsageError, with the closest known kind, for a name that is neither a kind nor a path or hub id."""
+def check_kind(name: str) -> str:
+    """The drafter's name, a combination as it is listed in BUILT_IN: `ngram+mtp` is `mtp+ngram`.
+
+    Raises UsageError, with the closest known kind, for a name that is neither a kind nor a path or hub id.
+    """
     known = [*BUILT_IN, *third_party()]
-    if name in known or "/" in name or "." in name:
-        return
+    if name in known or "/" in name or "." in name or "\\" in name:
+        return name
+    turned = "+".join(reversed(name.split("+")))
+    if turned in BUILT_IN:
+        return turned
+    if name and os.path.exists(os.path.expanduser(name)):
+        return name
     near = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
     raise UsageError(f"unknown drafter {name!r}: {hint} (a folder needs a slash, e.g. ./{name})")

@@ -8,13 +8,16 @@ missing has transformers' default only where a checkpoint cannot contradict it u
 from __future__ import annotations
 
 import difflib
-import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, LoadError
+from paceline.files import read_json
+from paceline.models.fields import Fields, shown
+from paceline.models.foreign import explain_folder, foreign_config
 
 TEXT_TYPES = ("gemma4_text", "gemma4_unified_text")
 MULTIMODAL_TYPES = ("gemma4", "gemma4_unified")
@@ -85,25 +88,16 @@ class AssistantConfig:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a model folder; eos ids of generation_config.json win, as in transformers."""
-    raw = _read_json(folder / "config.json")
+    """config.json of a model folder; eos ids of generation_config.json win, as in transformers. Raises ConfigError."""
+    try:
+        raw = read_json(folder / "config.json")
+        generation = read_json(folder / "generation_config.json") or {}
+    except LoadError as error:
+        raise ConfigError(str(error)) from error
     if raw is None:
-        raise ConfigError(f"{folder} has no config.json: give a model folder in Hugging Face layout")
-    generation = _read_json(folder / "generation_config.json") or {}
+        raise ConfigError(explain_folder(folder))
     if generation.get("eos_token_id") is not None:
         raw["eos_token_id"] = generation["eos_token_id"]
-    return raw
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not readable JSON ({error}): download it again") from error
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path} does not hold a JSON object: download it again")
     return raw
 
 
@@ -111,11 +105,11 @@ def parse_target(raw: Mapping[str, Any]) -> GemmaConfig:
     """The target described by a config.json. Raises ConfigError."""
     kind = _model_type(raw, TARGET_TYPES, "target")
     if kind in TEXT_TYPES:
-        return _parse_text(_Fields(raw, kind), raw, kind)
+        return _parse_text(Fields(raw, kind), raw, kind)
     text = raw.get("text_config")
     if not isinstance(text, Mapping):
         raise ConfigError(f"config.json of type {kind} has no text_config: download it again")
-    return _parse_text(_Fields(text, f"{kind}.text_config"), raw, kind)
+    return _parse_text(Fields(text, f"{kind}.text_config"), raw, kind)
 
 
 def parse_assistant(raw: Mapping[str, Any]) -> AssistantConfig:
@@ -124,7 +118,7 @@ def parse_assistant(raw: Mapping[str, Any]) -> AssistantConfig:
     text = raw.get("text_config")
     if not isinstance(text, Mapping):
         raise ConfigError(f"config.json of type {kind} has no text_config: download it again")
-    fields = _Fields(text, f"{kind}.text_config")
+    fields = Fields(text, f"{kind}.text_config")
     layers = fields.size("num_hidden_layers")
     shared = text.get("num_kv_shared_layers") or layers
     if shared != layers:
@@ -134,12 +128,12 @@ def parse_assistant(raw: Mapping[str, Any]) -> AssistantConfig:
         )
     plain = dict(text, num_kv_shared_layers=layers)
     plain.setdefault("hidden_size_per_layer_input", 0)
-    config = _parse_text(_Fields(plain, fields.where), raw, kind)
+    config = _parse_text(Fields(plain, fields.where), raw, kind)
     if config.ple_size or config.moe:
         raise ConfigError(
             f"{fields.where}: per-layer inputs and experts are not part of any known Gemma 4 drafter"
         )
-    top = _Fields(raw, kind)
+    top = Fields(raw, kind)
     clusters = top.size("num_centroids", 2048) if raw.get("use_ordered_embeddings") else 0
     chosen = top.size("centroid_intermediate_top_k", 32) if clusters else 0
     if clusters and (config.vocab_size % clusters or chosen > clusters):
@@ -148,35 +142,6 @@ def parse_assistant(raw: Mapping[str, Any]) -> AssistantConfig:
             f"{config.vocab_size}: download config.json again"
         )
     return AssistantConfig(kind, config, top.size("backbone_hidden_size"), clusters, chosen)
-
-
-class _Fields:
-    """Typed access to a JSON object; every failure names the object and the field."""
-
-    def __init__(self, raw: Mapping[str, Any], where: str) -> None:
-        self.raw, self.where = raw, where
-
-    def size(self, name: str, default: int | None = None, *, least: int = 1) -> int:
-        value = self.raw.get(name)
-        if value is None:
-            if default is None:
-                raise ConfigError(f"{self.where} lacks {name}: download config.json again, or add it")
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ConfigError(f"{self.where}: {name} is {value!r}, not a whole number from {least} on")
-        return value
-
-    def number(self, name: str, default: float) -> float:
-        value = self.raw.get(name)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-            raise ConfigError(f"{self.where}: {name} is {value!r}, not a number above 0")
-        return float(value)
-
-    def refuse(self, name: str, supported: tuple[Any, ...], why: str) -> None:
-        if self.raw.get(name) not in supported:
-            raise ConfigError(f"{self.where}: {name}={self.raw[name]!r} is not supported: {why}")
 
 
 def _model_type(raw: Mapping[str, Any], known: tuple[str, ...], role: str) -> str:
@@ -189,14 +154,22 @@ def _model_type(raw: Mapping[str, Any], known: tuple[str, ...], role: str) -> st
         raise ConfigError(
             f"model_type {kind!r} is a target, not an MTP drafter: give a *_assistant checkpoint"
         )
+    named = foreign_config(raw)
+    if named is not None:
+        raise ConfigError(named)
     if not isinstance(kind, str):
         raise ConfigError(f"config.json has no model_type, so the {role} cannot be told: download it again")
-    close = difflib.get_close_matches(kind, known, n=1, cutoff=0.6)
+    close = [c for c in difflib.get_close_matches(kind[:80], known, n=1) if _digits(c) == _digits(kind)]
     hint = f"did you mean {close[0]!r}?" if close else f"paceline runs {', '.join(known)}"
-    raise ConfigError(f"model_type {kind!r} is unknown as a {role}: {hint}")
+    raise ConfigError(f"model_type {shown(kind)} is unknown as a {role}: {hint}")
 
 
-def _parse_text(fields: _Fields, top: Mapping[str, Any], model_type: str) -> GemmaConfig:
+def _digits(kind: str) -> str:
+    """Another number is another model, not a misspelling."""
+    return re.sub(r"\D", "", kind)
+
+
+def _parse_text(fields: Fields, top: Mapping[str, Any], model_type: str) -> GemmaConfig:
     raw, unified = fields.raw, "unified" in model_type
     _refuse_unsupported(fields, top)
     heads = fields.size("num_attention_heads")
@@ -242,7 +215,7 @@ def _parse_text(fields: _Fields, top: Mapping[str, Any], model_type: str) -> Gem
     )
 
 
-def _refuse_unsupported(fields: _Fields, top: Mapping[str, Any]) -> None:
+def _refuse_unsupported(fields: Fields, top: Mapping[str, Any]) -> None:
     fields.refuse("attention_bias", (None, False), "no published Gemma 4 has biases")
     fields.refuse("hidden_activation", (None, "gelu_pytorch_tanh"), "Gemma 4 uses gelu_pytorch_tanh")
     fields.refuse(
@@ -259,7 +232,7 @@ def _refuse_unsupported(fields: _Fields, top: Mapping[str, Any]) -> None:
         )
 
 
-def _layers(fields: _Fields, heads: int) -> tuple[LayerConfig, ...]:
+def _layers(fields: Fields, heads: int) -> tuple[LayerConfig, ...]:
     raw, count = fields.raw, fields.size("num_hidden_layers")
     kinds = raw.get("layer_types") or [FULL if (i + 1) % 6 == 0 else SLIDING for i in range(count - 1)] + [
         FULL
@@ -302,7 +275,7 @@ def _layers(fields: _Fields, heads: int) -> tuple[LayerConfig, ...]:
     )
 
 
-def _per_layer(fields: _Fields, kinds: list[str]) -> tuple[list[int], list[int]]:
+def _per_layer(fields: Fields, kinds: list[str]) -> tuple[list[int], list[int]]:
     """Head size and K/V heads of each layer, from either way of writing them."""
     raw = fields.raw
     overrides = _overrides(fields, len(kinds))
@@ -314,7 +287,7 @@ def _per_layer(fields: _Fields, kinds: list[str]) -> tuple[list[int], list[int]]
         few = fields.size("num_global_key_value_heads", kv_heads) if raw.get("attention_k_eq_v") else kv_heads
     dims, heads = [], []
     for i, kind in enumerate(kinds):
-        layer = _Fields((overrides or {}).get(i, {}), f"{fields.where}.per_layer_config[{i}]")
+        layer = Fields((overrides or {}).get(i, {}), f"{fields.where}.per_layer_config[{i}]")
         dims.append(layer.size("head_dim", wide if kind == FULL else head_dim))
         heads.append(layer.size("num_key_value_heads", few if kind == FULL else kv_heads))
         said = raw.get("global_head_dim")
@@ -326,12 +299,12 @@ def _per_layer(fields: _Fields, kinds: list[str]) -> tuple[list[int], list[int]]
     return dims, heads
 
 
-def _overrides(fields: _Fields, count: int) -> dict[int, Mapping[str, Any]] | None:
+def _overrides(fields: Fields, count: int) -> dict[int, Mapping[str, Any]] | None:
     raw = fields.raw.get("per_layer_config")
     if raw is None:
         return None
     items = dict(enumerate(raw)) if isinstance(raw, list) else raw
-    if not isinstance(items, Mapping) or not all(str(i).isdecimal() and int(i) < count for i in items):
+    if not isinstance(items, Mapping) or not all(_is_layer(i, count) for i in items):
         raise ConfigError(f"{fields.where}: per_layer_config must map layer numbers below {count} to fields")
     overrides: dict[int, Mapping[str, Any]] = {}
     for i, layer in items.items():
@@ -347,7 +320,11 @@ def _overrides(fields: _Fields, count: int) -> dict[int, Mapping[str, Any]] | No
     return overrides
 
 
-def _rope(fields: _Fields, kind: str) -> Rope:
+def _is_layer(key: object, count: int) -> bool:
+    return len(str(key)) < 9 and str(key).isdecimal() and int(str(key)) < count
+
+
+def _rope(fields: Fields, kind: str) -> Rope:
     defaults = {
         SLIDING: {"rope_type": "default", "rope_theta": 1e4},
         FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
@@ -356,7 +333,7 @@ def _rope(fields: _Fields, kind: str) -> Rope:
     raw = defaults if raw is None else raw
     if not isinstance(raw, Mapping) or not isinstance(raw.get(kind), Mapping):
         raise ConfigError(f"{fields.where}: rope_parameters has no entry for {kind}")
-    rope = _Fields(raw[kind], f"{fields.where}.rope_parameters.{kind}")
+    rope = Fields(raw[kind], f"{fields.where}.rope_parameters.{kind}")
     if "rope_theta" not in rope.raw:
         raise ConfigError(f"{rope.where} lacks rope_theta: download config.json again")
     theta = rope.number("rope_theta", 1.0)
@@ -369,12 +346,12 @@ def _rope(fields: _Fields, kind: str) -> Rope:
             raise ConfigError(f"{rope.where}: partial_rotary_factor={partial} is more than 1")
         return Rope(theta, partial, rope.number("factor", 1.0))
     raise ConfigError(
-        f"{rope.where}: rope_type {rope_type!r} is not supported: Gemma 4 uses default and proportional"
+        f"{rope.where}: rope_type {shown(rope_type)} is not supported: Gemma 4 uses default and proportional"
     )
 
 
 def _token_ids(value: object, vocab: int, where: str) -> tuple[int, ...]:
     ids = value if isinstance(value, list) else [value]
     if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < vocab for i in ids):
-        raise ConfigError(f"{where}: eos_token_id={value!r} is not a token of a vocabulary of {vocab}")
+        raise ConfigError(f"{where}: eos_token_id={shown(value)} is not a token of a vocabulary of {vocab}")
     return tuple(ids)

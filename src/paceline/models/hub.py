@@ -6,39 +6,45 @@ A repository is downloaded only when it is named, only its safetensors, JSON and
 
 from __future__ import annotations
 
-import re
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from paceline.errors import LoadError, UsageError
+from paceline.models.names import HUB_ID, explain_file, local_path, open_folder, parse_hub
 
 Role = Literal["target", "assistant", "draft"]
-HUB_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
 WANTED = ["*.safetensors", "*.json", "*.jinja"]
 ASSISTANT_KEY = "assistant_model"  # in a target's config.json: folder beside it, or hub id
 
 
 def resolve(name: str | Path, role: Role) -> Path:
-    """The folder of a model. `demo`, a local folder, or a hub id `org/name[@revision]`, which is downloaded.
+    """The folder of a model, as an absolute path. `demo`, a local folder (also one of a hub cache), a hub id
+    `org/name[@revision]` or the address of its page; what is on the hub is downloaded.
 
-    Raises UsageError for what is none of the three and LoadError if a download fails.
+    Raises UsageError for what is none of these and LoadError if a download fails.
     """
     text = str(name)
     if text == "demo":
         return bundled(role)
-    folder = Path(text).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.exists():
-        raise UsageError(f"{text} is a file: give the model folder that holds it")
-    hub = HUB_ID.fullmatch(text)
+    path = local_path(text)
+    if path is not None:
+        if not path.is_dir():
+            raise UsageError(explain_file(path))
+        return open_folder(path)
+    hub = parse_hub(text)
     if hub is None:
         raise UsageError(
             f"{text!r} is no {role}: give demo, an existing folder in Hugging Face layout, or a hub id like "
             "org/name"
         )
-    return download(hub["id"], hub["revision"])
+    if hub.tag is not None:
+        raise LoadError(
+            f"{text}: the tag {hub.tag} picks a GGUF file, which this version does not read: give {hub.id} "
+            "without it, or the repository of the safetensors checkpoint"
+        )
+    return download(hub.id, hub.revision)
 
 
 def bundled(role: Role) -> Path:
@@ -86,11 +92,12 @@ def find_assistant(target: Path, config: Mapping[str, Any]) -> tuple[Path | None
             if snapshot is not None:
                 return snapshot, f"{named}, named in {target / 'config.json'}"
             return None, f"config.json names {named}, which is not downloaded: give --drafter {named}"
-    beside = target.with_name(target.name + "-assistant")
-    if target.name == "target":
-        beside = target.with_name("assistant")
+    target = Path(os.path.abspath(target))  # a name of its own, for `.` too
+    beside = target.parent / ("assistant" if target.name == "target" else f"{target.name}-assistant")
     if (beside / "config.json").is_file():
         return beside, f"{beside} lies beside the target"
+    if target.is_symlink() and target.resolve().parent.name == "snapshots":
+        target = target.resolve()  # a link into the hub cache
     if target.parent.name == "snapshots":
         hub_id = target.parents[1].name.removeprefix("models--").replace("--", "/")
         snapshot = _snapshot(_hub_cache(target), f"{hub_id}-assistant")

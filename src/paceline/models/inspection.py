@@ -81,6 +81,15 @@ def inspect(
     return Inspection(folder, str(raw.get("model_type")), unsupported=troubles, **facts)
 
 
+def check(path: Path, target: Path | None = None) -> None:
+    """Raise what loading would raise, seen from config and headers alone. `target`: what an MTP drafter must fit."""
+    raw = read_config(path)
+    if raw.get("model_type") in ASSISTANT_TYPES:
+        _describe_drafter(path, raw, target)
+    else:
+        _describe_target(path, raw, 4, None)
+
+
 def _describe_target(
     folder: Path, raw: dict[str, Any], itemsize: int, runner: Runner | None
 ) -> dict[str, Any]:

@@ -7,7 +7,6 @@ another's) is skipped by name and listed in `Tensors.skipped`; anything else tha
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -16,7 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.errors import WeightsError
+from paceline.errors import LoadError, WeightsError
+from paceline.files import read_json
+from paceline.models.foreign import PICKLES, incomplete
 from paceline.models.safetensors_file import Entry, broken, read_header
 from paceline.ops.base import Weight, WeightKind
 
@@ -34,7 +35,6 @@ QUANTIZED = (
     "U8",
 )  # int8, and int4 two values a byte; stored beside `<name>_scale`, see models/quantized.py
 SCALE = "_scale"
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 KINDS: Mapping[torch.dtype, WeightKind] = {
     torch.float32: "float32",
     torch.bfloat16: "bfloat16",
@@ -49,7 +49,7 @@ def find_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         return [folder / name for name in sorted(set(_read_index(index).values()))]
-    files = sorted(folder.glob("*.safetensors"))
+    files = [p for p in sorted(folder.glob("*.safetensors")) if not p.name.startswith("adapter_")]
     if len(files) == 1 or (folder / "model.safetensors") in files:
         return [folder / "model.safetensors"] if len(files) > 1 else files
     if files:
@@ -62,14 +62,21 @@ def find_files(folder: Path) -> list[Path]:
             f"{folder} has only pickled weights ({pickles[0]}), which can run code when opened: where you "
             "trust them, convert them with AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
         )
-    raise WeightsError(f"{folder} has no .safetensors file: give a model folder in Hugging Face layout")
+    raise WeightsError(f"{folder} has no .safetensors file: {_why_no_weights(folder)}")
+
+
+def _why_no_weights(folder: Path) -> str:
+    """What may have happened to a folder that has a config but no weights, and what to do."""
+    if incomplete(folder):
+        return "the download is not complete, run `hf download` again, it goes on where it stopped"
+    return "download the weights too, for instance with `hf download`"
 
 
 def _read_index(path: Path) -> dict[str, str]:
     try:
-        names = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
-        raise broken(path, "no weight_map in it") from error
+        names: Any = (read_json(path) or {}).get("weight_map")
+    except LoadError as error:
+        raise WeightsError(str(error)) from error
     ok = isinstance(names, dict) and all(
         isinstance(f, str) and f.endswith(".safetensors") for f in names.values()
     )
@@ -83,8 +90,10 @@ def read_entries(folder: Path) -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
     stored: dict[str, Path] = {}
     for path in find_files(folder):
-        if not path.is_file():
-            raise WeightsError(f"{path} is named in the index but missing: download it again")
+        if not path.exists():
+            raise WeightsError(
+                f"{path} is named in the index but missing: the download is not complete, run `hf download` again"
+            )
         for entry in read_header(path):
             name = canonical(entry.name)
             if name in entries:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from paceline.errors import WeightsError
+from paceline.errors import LoadError, WeightsError
+from paceline.files import check_file
 
 ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
@@ -35,6 +36,10 @@ class Entry:
 
 def read_header(path: Path) -> list[Entry]:
     """The tensors of one file. WeightsError unless they fill the data section exactly, without overlap."""
+    try:
+        check_file(path)
+    except LoadError as error:
+        raise WeightsError(str(error)) from error
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

@@ -18,7 +18,10 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from paceline.errors import ConfigError, LoadError, PromptError
+from paceline.files import check_file, read_json, read_text
 
+MOST_IDS = 2**24
+_LARGE_NUMBER = re.compile(rb":\s*\d{8}")
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -48,13 +51,15 @@ class Tokenizer:
         """Read tokenizer.json and, where they exist, the configs beside it. Raises LoadError."""
         folder = Path(folder)
         path = folder / "tokenizer.json"
-        if not path.is_file():
+        check_file(path)
+        if not path.exists():
             raise LoadError(f"{folder} has no tokenizer.json: copy it there from the model's repository")
+        _check_ids(path)
         try:
             backend = Backend.from_file(str(path))
         except Exception as error:  # the library raises nothing narrower
             raise LoadError(f"{path} cannot be read as a tokenizer ({error}): download it again") from error
-        config = _read_json(folder / "tokenizer_config.json")
+        config = read_json(folder / "tokenizer_config.json") or {}
         return cls(backend, config, _eos_ids(folder), _template(folder, config))
 
     def encode(self, text: str, add_bos: bool | None = None) -> list[int]:
@@ -128,16 +133,24 @@ def _decoder_kind(decoder: dict[str, Any] | None) -> str:
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
+def _check_ids(path: Path) -> None:
+    """Raise LoadError for an id past any vocabulary: the library makes room for all below it, or ends the process."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise LoadError(f"{path} is not valid JSON ({error}): download it again") from error
-    if not isinstance(value, dict):
-        raise LoadError(f"{path} holds no JSON object: download it again")
-    return value
+        data = path.read_bytes()
+    except OSError as error:
+        raise LoadError(f"cannot read {path} ({error.strerror}): change its permissions") from error
+    if _LARGE_NUMBER.search(data) is None:
+        return  # spares reading 30 MB as JSON for nothing
+    raw = read_json(path) or {}
+    model, added = raw.get("model"), raw.get("added_tokens")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    ids = [*(vocab.values() if isinstance(vocab, dict) else ())]
+    ids += [
+        token.get("id") for token in (added if isinstance(added, list) else ()) if isinstance(token, dict)
+    ]
+    largest = max((i for i in ids if isinstance(i, int)), default=0)
+    if largest >= MOST_IDS:
+        raise LoadError(f"{path} has a token with the id {largest}, past {MOST_IDS - 1}: download it again")
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
@@ -155,22 +168,40 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
 
 def _eos_ids(folder: Path) -> list[int]:
     """End ids by generation_config.json, else config.json (whose text part may hold them)."""
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json") or {}
     text = config.get("text_config")
-    generation = _read_json(folder / "generation_config.json")
+    generation = read_json(folder / "generation_config.json") or {}
     for source in (generation, config, text if isinstance(text, dict) else {}):
         value = source.get("eos_token_id")
         if value is not None:
-            return [int(i) for i in (value if isinstance(value, list) else [value])]
+            ids = value if isinstance(value, list) else [value]
+            return [i for i in ids if isinstance(i, int) and not isinstance(i, bool)]
     return []
 
 
 def _template(folder: Path, config: dict[str, Any]) -> str | None:
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    template = config.get("chat_template")
-    if isinstance(template, list):  # named templates
-        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+    """The chat template: a file of its own, else as older files hold it. Raises LoadError for one that is no text."""
+    text = read_text(folder / "chat_template.jinja")
+    if text is not None:
+        return text
+    places = (
+        config,
+        *(read_json(folder / name) or {} for name in ("chat_template.json", "processor_config.json")),
+    )
+    return next(
+        (t for t in (_default_of(place.get("chat_template")) for place in places) if t is not None), None
+    )
+
+
+def _default_of(template: object) -> str | None:
+    """A template, or the one named `default` among several."""
+    if isinstance(template, list):
+        named = {
+            t["name"]: t.get("template")
+            for t in template
+            if isinstance(t, dict) and isinstance(t.get("name"), str)
+        }
         template = named.get("default")
+    elif isinstance(template, dict):
+        template = template.get("default")
     return template if isinstance(template, str) else None

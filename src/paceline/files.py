@@ -1,0 +1,90 @@
+"""Reading the small text files of a model folder, which anyone may have written: bounded, and told what they are.
+
+A file that is not what its name says (a Git LFS pointer, a web page, a pipe) is named as what it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import LoadError
+
+MOST_BYTES = 64 * 2**20  # of a config or template; a config has kilobytes
+LFS = b"version https://git-lfs.github.com/spec/"
+_PAGES = (b"<!doctype html", b"<html", b"<head")
+
+
+def check_regular(path: Path) -> int | None:
+    """Size in bytes of a file, None where there is none. LoadError for a pipe, a device, a folder or a link loop."""
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if os.path.islink(path):
+            raise LoadError(f"{path} is a link to a file that is gone: download it again") from error
+        return None
+    except (OSError, ValueError) as error:
+        raise LoadError(f"cannot read {path} ({getattr(error, 'strerror', error)}): replace it") from error
+    if not stat.S_ISREG(found.st_mode):
+        what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, socket or device"
+        raise LoadError(f"{path} is {what}, not a file: put the model's own file there")
+    return found.st_size
+
+
+def check_content(path: Path, head: bytes) -> None:
+    """Raise LoadError if a file that begins with `head` is a Git LFS pointer or a web page."""
+    if head.startswith(LFS):
+        raise LoadError(
+            f"{path} is a Git LFS pointer, not the file itself: run `git lfs pull` there, or get the model with "
+            "`hf download`"
+        )
+    if head.removeprefix(b"\xef\xbb\xbf").lstrip().lower().startswith(_PAGES):
+        raise LoadError(
+            f"{path} is a web page (a login or error page saved under this name): run `hf auth login`, then "
+            "`hf download`"
+        )
+
+
+def check_file(path: Path) -> None:
+    """Raise LoadError if there is something at `path` that is not the file it is named as."""
+    if check_regular(path) is not None:
+        try:
+            with path.open("rb") as file:
+                check_content(path, file.read(256))
+        except OSError as error:
+            raise LoadError(f"cannot read {path} ({error.strerror}): change its permissions") from error
+
+
+def read_text(path: Path) -> str | None:
+    """The text of a file, None where there is none; a byte order mark is no part of it. Raises LoadError."""
+    size = check_regular(path)
+    if size is None:
+        return None
+    if size > MOST_BYTES:
+        raise LoadError(f"{path} has {size} bytes, too many for what it should be: download it again")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise LoadError(f"cannot read {path} ({error.strerror}): change its permissions") from error
+    check_content(path, data[:256])
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise LoadError(f"{path} is not UTF-8 text ({error.reason}): download it again") from error
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object of a JSON file, None where there is no file. Raises LoadError."""
+    text = read_text(path)
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError: also a number with too many digits
+        raise LoadError(f"{path} is not readable JSON ({error}): download it again") from error
+    if not isinstance(value, dict):
+        raise LoadError(f"{path} does not hold a JSON object: download it again")
+    return value

@@ -1,0 +1,233 @@
+"""What people have on disk: each folder, whole or damaged, is held to one line. The list grows with each report."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from layouts import PAGE, POINTER, edit, fifo, model, write
+from paceline.cli import main
+from paceline.errors import LoadError, PacelineError
+from paceline.models.hub import resolve
+from paceline.models.loading import read_entries
+
+Change = Callable[[Path], object]
+SHARD = "model-00001-of-00002.safetensors"
+ADAPTER = {"peft_type": "LORA", "base_model_name_or_path": "google/gemma-4-E2B-it", "r": 8}
+
+
+def info(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["paceline", "info", *args])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    return int(stop.value.code or 0)
+
+
+def only(folder: Path, *names: str) -> None:
+    """Leave nothing but `names` in the folder."""
+    for path in folder.iterdir():
+        if path.name not in names:
+            path.unlink()
+
+
+def loop(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path)
+
+
+def vocabulary(folder: Path, number: int) -> None:
+    text = (folder / "tokenizer.json").read_text(encoding="utf-8")
+    write(folder / "tokenizer.json", text.replace('"id": 0,', f'"id": {number},', 1))
+
+
+def keep_adapter(folder: Path) -> None:
+    only(folder, "tokenizer.json", "tokenizer_config.json")
+    write(folder / "adapter_config.json", ADAPTER)
+    write(folder / "adapter_model.safetensors", b"")
+
+
+def no_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+    edit(folder / "tokenizer_config.json", chat_template=...)
+
+
+def config(**changes: object) -> Change:
+    return lambda folder: edit(folder / "config.json", **changes)
+
+
+def put(name: str, content: object) -> Change:
+    return lambda folder: write(folder / name, content)
+
+
+REFUSED: list[tuple[str, Change, str]] = [
+    # row 4: what is not the file it is named as
+    ("lfs weights", put(SHARD, POINTER), f"{SHARD} is a Git LFS pointer, not the file itself: run `git lfs pull`"),
+    ("lfs tokenizer", put("tokenizer.json", POINTER), "tokenizer.json is a Git LFS pointer"),
+    ("lfs index", put("model.safetensors.index.json", POINTER), "index.json is a Git LFS pointer"),
+    ("page as weights", put(SHARD, PAGE), f"{SHARD} is a web page (a login or error page"),
+    ("page as config", put("config.json", PAGE), "config.json is a web page"),
+    ("page as tokenizer", put("tokenizer.json", PAGE), "tokenizer.json is a web page"),
+    # row 5: an adapter's folder
+    ("adapter", keep_adapter, "is an adapter for google/gemma-4-E2B-it, not a whole model"),
+    # row 10: text side
+    ("no tokenizer", lambda f: (f / "tokenizer.json").unlink(), "has no tokenizer.json: copy it there"),
+    ("broken tokenizer", put("tokenizer.json", "{"), "tokenizer.json cannot be read as a tokenizer"),
+    ("broken template", put("chat_template.jinja", "{% for %}"), "the model's chat template cannot be read"),
+    ("template in latin-1", put("chat_template.jinja", b"\xe9"), "chat_template.jinja is not UTF-8 text"),
+    # row 12: other models, and misspellings
+    ("gemma 3", config(model_type="gemma3"), "model_type 'gemma3' is Gemma 3, which paceline does not run"),
+    ("gemma 3 text", config(model_type="gemma3_text"), "is Gemma 3, which paceline does not run"),
+    ("gemma 3n", config(model_type="gemma3n"), "is Gemma 3n, which paceline does not run"),
+    ("gemma 5", config(model_type="gemma5_text"), "model_type 'gemma5_text' is unknown as a target: paceline runs"),
+    ("misspelt", config(model_type="gemma4_txt"), "did you mean 'gemma4_text'?"),
+    ("long type", config(model_type="x" * 10**6), "xxx... is unknown as a target"),
+    # row 18: downloads that were interrupted
+    ("no weights yet", lambda f: [p.unlink() for p in f.glob("*.safetensors")] and [
+        (f / "model.safetensors.index.json").unlink(), write(f / ".cache/huggingface/download/x.incomplete", b"")],
+     "has no .safetensors file: the download is not complete"),
+    ("one shard", lambda f: (f / SHARD).unlink(), "is named in the index but missing: the download is not complete"),
+    ("nothing yet", lambda f: (only(f), write(f / ".cache/huggingface/download/config.json.incomplete", b"")),
+     "the download is not complete: run `hf download` again"),
+    # other folders
+    ("gguf", lambda f: (only(f), write(f / "gemma-Q4_K_M.gguf", b"GGUF")), "holds GGUF files (gemma-Q4_K_M.gguf)"),
+    ("pickles", lambda f: (only(f), write(f / "pytorch_model.bin", b"")), "has pickled weights (pytorch_model.bin)"),
+    ("weights alone", lambda f: (f / "config.json").unlink(), "but has no config.json: copy it there"),
+    ("a level too high", lambda f: (only(f), model(f / "gemma")), "but its folder gemma has: give"),
+    ("empty", lambda f: only(f), "has no config.json: give a model folder in Hugging Face layout"),
+    # row 26: drafters of other engines
+    ("eagle-3", config(model_type="llama", architectures=["LlamaForCausalLMEagle3"], draft_vocab_size=32000),
+     "this is an EAGLE-3 head, which paceline does not load"),
+    ("eagle-3 of speculators", config(model_type=..., speculators_model_type="eagle3"), "is an EAGLE-3 head"),
+    ("dflash", config(model_type="qwen3", architectures=["DFlashDraftModel"], dflash_config={}), "is a DFlash drafter"),
+    ("dspark", config(model_type="dspark", architectures=["DSparkForCausalLM"]), "is a DSpark drafter"),
+    ("qwen mtp", config(model_type="qwen3_next_mtp", architectures=["Qwen3NextMTP"]), "(MTP) head, which paceline"),
+    # M2 and L1: hostile
+    ("1e12 layers", config(num_hidden_layers=10**12), "num_hidden_layers is 1000000000000, not a whole number"),
+    ("1e30 window", config(sliding_window=1e30), "sliding_window is 1e+30, not a whole number"),
+    ("10**30 window", config(sliding_window=10**30), "sliding_window is 1000000000000000000000000000000, not"),
+    ("10**400 softcap", config(final_logit_softcapping=10**400), "final_logit_softcapping is 1000"),
+    ("NaN softcap", config(final_logit_softcapping=float("nan")), "final_logit_softcapping is nan, not a number"),
+    ("NaN epsilon", config(rms_norm_eps=float("nan")), "rms_norm_eps is nan, not a number"),
+    ("huge vocabulary", config(vocab_size=2**40), "vocab_size is 1099511627776, not a whole number"),
+    ("huge heads", config(num_attention_heads=2**40, num_key_value_heads=1), "num_attention_heads is 1099511627776"),
+    ("deep config", put("config.json", "[" * 10**6), "config.json is not readable JSON"),
+    ("deep index", put("model.safetensors.index.json", "[" * 10**6), "index.json is not readable JSON"),
+    ("list as config", put("config.json", "[]"), "config.json does not hold a JSON object"),
+    ("latin-1 config", put("config.json", b'{"model_type": "\xe9"}'), "config.json is not UTF-8 text"),
+    ("fifo as config", lambda f: fifo(f / "config.json"), "config.json is a pipe, socket or device, not a file"),
+    ("fifo as weights", lambda f: fifo(f / SHARD), "is a pipe, socket or device"),
+    ("fifo as template", lambda f: fifo(f / "chat_template.jinja"), "is a pipe, socket or device"),
+    ("fifo as tokenizer", lambda f: fifo(f / "tokenizer.json"), "is a pipe, socket or device"),
+    ("folder as config", lambda f: ((f / "config.json").unlink(), (f / "config.json").mkdir()), "is a folder, not a"),
+    ("link loop", lambda f: loop(f / "config.json"), "cannot read"),
+    ("dangling link", lambda f: ((f / "config.json").unlink(), (f / "config.json").symlink_to("gone")),
+     "config.json is a link to a file that is gone"),
+    ("id of 2^31-1", lambda f: vocabulary(f, 2**31 - 1), "has a token with the id 2147483647"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "line"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
+def test_refused_in_one_line(change, line, tmp_path, monkeypatch, capsys):
+    folder = model(tmp_path / "gemma")
+    change(folder)
+    assert info(monkeypatch, str(folder)) == 3
+    err = capsys.readouterr().err
+    assert line in err
+    assert err.count("\n") == 1
+    assert len(err) < 600
+
+
+ACCEPTED: list[tuple[str, Change, str]] = [
+    # row 7: an adapter is no shard
+    ("adapter beside one file", lambda f: write(f / "adapter_model.safetensors", b"junk"), "8,192 tokens"),
+    # row 17: byte order marks
+    ("BOM in config", lambda f: write(f / "config.json", b"\xef\xbb\xbf" + (f / "config.json").read_bytes()), "gemma4"),
+    ("BOM in template", lambda f: write(f / "chat_template.jinja", b"\xef\xbb\xbfhello"), "template     5 characters"),
+    # row 23: where older files keep the template
+    ("chat_template.json", lambda f: (no_template(f), write(
+        f / "chat_template.json", {"chat_template": "1234567"})), "template     7 characters"),
+    ("processor_config.json", lambda f: (no_template(f), write(
+        f / "processor_config.json", {"chat_template": {"default": "123456789"}})), "template     9 characters"),
+    ("no template", lambda f: no_template(f), "template     none: this model takes prompts"),
+    # P3: under auto an assistant that cannot be used is left out, and said
+    ("half an assistant", lambda f: write(f.parent / "gemma-assistant/config.json", {"model_type": "gemma4_assistant"}),
+     "ngram: the assistant beside the target cannot be used"),
+    ("assistant without weights", lambda f: [p.unlink() for p in model(
+        f.parent / "gemma-assistant", "assistant").glob("*.safetensors")], "has no .safetensors file"),
+    ("foreign assistant", lambda f: edit(model(f.parent / "gemma-assistant", "assistant") / "config.json",
+                                         backbone_hidden_size=8), "cannot be used"),
+    ("its own assistant", lambda f: model(f.parent / "gemma-assistant", "assistant"), "lies beside the target"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "line"), [row[1:] for row in ACCEPTED], ids=[row[0] for row in ACCEPTED])
+def test_accepted_and_said(change, line, tmp_path, monkeypatch, capsys):
+    folder = model(tmp_path / "gemma")
+    change(folder)
+    assert info(monkeypatch, str(folder)) == 0
+    assert line in capsys.readouterr().out
+
+
+def test_one_shard_and_an_adapter_without_an_index(tmp_path):
+    folder = model(tmp_path / "gemma")
+    (folder / "model.safetensors.index.json").unlink()
+    (folder / SHARD).unlink()
+    write(folder / "adapter_model.safetensors", b"junk")
+    assert read_entries(folder)  # of the one shard that is left
+
+
+def test_a_folder_is_named_in_many_ways(tmp_path, monkeypatch, capsys):
+    """Row 3: `.`, `..`, a link, `~` and a trailing slash are the same folder."""
+    folder = model(tmp_path / "gemma")
+    model(tmp_path / "gemma-assistant", "assistant")
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(folder)
+    for name in (".", "./", "../gemma", str(folder) + "/", "~/gemma"):
+        assert resolve(name, "target") == folder
+        assert info(monkeypatch, name) == 0
+        assert "gemma-assistant lies beside the target" in capsys.readouterr().out
+    assert info(monkeypatch, "../link") == 0
+    assert info(monkeypatch, "/") == 3
+    assert "/ has no config.json" in capsys.readouterr().err
+
+
+def test_a_cache_folder_is_its_snapshot(tmp_path):
+    """Row 18: `models--org--name` itself is opened; an unfinished one is told as that."""
+    repository = tmp_path / "models--google--gemma-4-E2B-it"
+    model(repository / "snapshots" / "abc")
+    newer = model(repository / "snapshots" / "def")
+    os.utime(newer / "config.json", (2**31, 2**31))
+    assert resolve(repository, "target") == newer
+    write(repository / "refs" / "main", "abc\n")
+    assert resolve(repository, "target").name == "abc"
+    assert resolve(repository / "snapshots", "target").name == "abc"
+    unfinished = tmp_path / "models--org--name"
+    write(unfinished / "blobs" / "x.incomplete", b"")
+    with pytest.raises(LoadError, match="the download is not complete, run `hf download org/name`"):
+        resolve(unfinished, "target")
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("x.gguf", "is a GGUF file"),
+        ("x.bin", "is a pickle, which can run code"),
+        ("x.safetensors", "is a Git LFS pointer"),
+        ("x.txt", "is a file: give the model folder"),
+    ],
+)
+def test_a_file_in_the_place_of_a_folder(name, line, tmp_path):
+    path = write(tmp_path / name, POINTER if name == "x.safetensors" else "x")
+    with pytest.raises(PacelineError, match=line):
+        resolve(path, "target")
+
+
+def test_a_link_that_leads_nowhere(tmp_path):
+    (tmp_path / "gemma").symlink_to("gone")
+    with pytest.raises(PacelineError, match="is a link that leads nowhere"):
+        resolve(tmp_path / "gemma", "target")
