@@ -24,7 +24,7 @@ class EngineConfig:
         "auto"  # on CPU: what bfloat16 weights are multiplied with; auto = bfloat16 where that is twice as fast
     )
     verify: VerifyRule = "match"
-    draft_tokens: int | Literal["auto"] = 4
+    draft_tokens: int | Literal["auto"] = "auto"
     max_model_len: int | None = (
         None  # tokens per text; None = what the model was made for, as far as memory allows
     )
