@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,16 +26,18 @@ from paceline.engine.controller import AutoController
 from paceline.engine.engine import Engine, EngineParts
 from paceline.engine.fixed import FixedController
 from paceline.engine.startup import Pair, start_up
-from paceline.errors import CapacityError, UsageError
+from paceline.errors import CapacityError, LoadError, UsageError
 from paceline.kv.cache import KVCache, plan_pages, stored_as
 from paceline.models.base import Target
 from paceline.models.config import ASSISTANT_TYPES, read_config
 from paceline.models.gemma4 import GemmaTarget
-from paceline.models.hub import bundled, find_assistant, resolve
+from paceline.models.hub import Role, bundled, find_assistant, look_at, resolve
+from paceline.models.outline import as_named
 from paceline.models.registry import load_assistant, load_target
 from paceline.ops.base import Runner
 from paceline.ops.reference import EagerRunner
 from paceline.survey import check_models, why_not_together
+from paceline.text.tokenizer import Tokenizer
 from paceline.text.words import Words
 
 Say = Callable[[str], None]
@@ -49,9 +52,8 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
     device = pick_device(config.device)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    path = resolve(config.target, "target")
-    kind, source, why = choose_drafter(config, path)
-    tokenizer = check_models(path, source)
+    path, (kind, source, why) = find_models(config)
+    tokenizer = Tokenizer.load(path)
     runner, arithmetic = pick_runner(config, device)
     options = {"dtype": _DTYPES.get(config.dtype), "transform": _transform(config.quantize)}
     target = load_target(path, device=device, runner=runner, **options)
@@ -93,6 +95,27 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
         "skipped": sorted(target.skipped),
     } | known.info
     return Engine(replace(parts, drafters=drafters, default_drafter=kind, controller=controller, info=info))
+
+
+def find_models(config: EngineConfig) -> tuple[Path, tuple[str, Path | None, str]]:
+    """The target's folder and the drafter (as `choose_drafter`), both checked before the weights of either.
+
+    What is on the hub is checked by its configs and headers before it is downloaded. Raises UsageError and LoadError.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+
+        def look(name: str | Path, role: Role) -> Path:
+            return look_at(name, role, Path(scratch))
+
+        try:
+            target = look(config.target, "target")
+            check_models(target, choose_drafter(config, target, look)[1])
+        except LoadError as error:
+            raise type(error)(as_named(str(error), Path(scratch))) from error
+    target = resolve(config.target, "target")
+    choice = choose_drafter(config, target)
+    check_models(target, choice[1])
+    return target, choice
 
 
 def _settings(config: EngineConfig, target: Target, arithmetic: str) -> dict[str, str]:
@@ -218,8 +241,10 @@ def _free_memory(device: torch.device) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-def choose_drafter(config: EngineConfig, target: Path) -> tuple[str, Path | None, str]:
-    """(kind, folder, why). Raises UsageError when what was asked for is not there."""
+def choose_drafter(
+    config: EngineConfig, target: Path, find: Callable[[str | Path, Role], Path] = resolve
+) -> tuple[str, Path | None, str]:
+    """(kind, folder, why). `find` makes a folder of a name. Raises UsageError when what was asked for is not there."""
     name = config.drafter
     if name in ("none", "ngram") or name in third_party():
         return name, None, "as asked"
@@ -240,7 +265,7 @@ def choose_drafter(config: EngineConfig, target: Path) -> tuple[str, Path | None
                 f"drafter={name!r} needs a draft model: name its folder or hub id as the drafter"
             )
         return name, bundled("draft"), "the bundled draft model"
-    folder = resolve(name, "assistant")
+    folder = find(name, "assistant")
     assistant = read_config(folder).get("model_type") in ASSISTANT_TYPES
     return ("mtp+ngram" if assistant else "model+ngram"), folder, "as asked"
 

@@ -11,13 +11,12 @@ from paceline.text.chat import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 
 
-def check_models(target: Path, drafter: Path | None) -> Tokenizer:
-    """The target's tokenizer. Raises LoadError if target, drafter or the two together would be refused later."""
+def check_models(target: Path, drafter: Path | None) -> None:
+    """Raise LoadError if target, drafter or the two together would be refused once their weights are loaded."""
     check(target)
     if drafter is not None:
         assistant = read_config(drafter).get("model_type") in ASSISTANT_TYPES
         check(drafter, target=target if assistant else None)
-    return Tokenizer.load(target)
 
 
 def why_not_together(target: Path, assistant: Path) -> str | None:

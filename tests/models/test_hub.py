@@ -45,7 +45,7 @@ def test_download_takes_no_code_and_no_pickles(tmp_path, monkeypatch):
     assert asked["name"] == "org/name"
     assert asked["revision"] == "v1"
     allowed = asked["allow_patterns"]
-    assert allowed == ["*.safetensors", "*.json", "*.jinja"]
+    assert allowed == ["*.safetensors", "*.json", "*.jinja", "README.md"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,20 +20,34 @@ if TYPE_CHECKING:
 def command(target: str, drafter: str, as_json: bool) -> None:
     """Say what TARGET and its drafter are, their memory by part, and what is unsupported and why.
 
-    Reads configs and file headers only.
+    Reads configs and file headers only; of a model on the hub no weights are downloaded.
     """
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as scratch:
+        from paceline.errors import LoadError
+        from paceline.models.outline import as_named
+
+        try:
+            _inform(target, drafter, as_json, Path(scratch))
+        except LoadError as error:
+            raise type(error)(as_named(str(error), Path(scratch))) from error
+
+
+def _inform(target: str, drafter: str, as_json: bool, scratch: Path) -> None:
     from paceline.assembly import choose_drafter, pick_device, pick_runner
     from paceline.config import EngineConfig
     from paceline.drafters.registry import check_kind
     from paceline.memory import why_not
-    from paceline.models.hub import resolve
+    from paceline.models.hub import look_at
     from paceline.models.inspection import inspect
     from paceline.models.names import check_folder
+    from paceline.models.outline import as_named
     from paceline.survey import describe_text
 
     config = EngineConfig(target=target, drafter=check_kind(drafter))
-    folder = check_folder(resolve(target, "target"))
-    kind, source, why = choose_drafter(config, folder)
+    folder = check_folder(look_at(target, "target", scratch, True))
+    kind, source, why = choose_drafter(config, folder, lambda name, role: look_at(name, role, scratch))
     device = pick_device("auto")
     runner, arithmetic = pick_runner(config, device)
     pages = why_not() or "huge pages are granted" if device.type == "cpu" else None
@@ -50,13 +65,13 @@ def command(target: str, drafter: str, as_json: bool) -> None:
             **text,
         }
         facts["models"] = [asdict(one) | {"path": str(one.path)} for one in found]
-        click.echo(json.dumps(facts, indent=2))
+        click.echo(as_named(json.dumps(facts, indent=2), scratch))
     else:
         for one in found:
-            click.echo(_describe(one))
+            click.echo(as_named(_describe(one), scratch))
         for part, what in text.items():
             click.echo(f"{part:12} {what}")
-        click.echo(f"drafter      {kind}: {why}")
+        click.echo(as_named(f"drafter      {kind}: {why}", scratch))
         click.echo(f"device       {device}, {arithmetic}")
         if pages is not None:
             click.echo(f"pages        {pages}")

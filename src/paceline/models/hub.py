@@ -12,18 +12,32 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.errors import LoadError, UsageError
-from paceline.models.names import HUB_ID, explain_file, local_path, open_folder, parse_hub
+from paceline.models.names import HUB_ID, HubName, explain_file, local_path, open_folder, parse_hub
+from paceline.models.outline import outline, told
 
 Role = Literal["target", "assistant", "draft"]
-WANTED = ["*.safetensors", "*.json", "*.jinja"]
+WANTED = ["*.safetensors", "*.json", "*.jinja", "README.md"]
 ASSISTANT_KEY = "assistant_model"  # in a target's config.json: folder beside it, or hub id
 
 
 def resolve(name: str | Path, role: Role) -> Path:
-    """The folder of a model, as an absolute path. `demo`, a local folder (also one of a hub cache), a hub id
-    `org/name[@revision]` or the address of its page; what is on the hub is downloaded.
+    """The folder of a model, as an absolute path; what is on the hub is downloaded. `name` as for `locate`.
 
     Raises UsageError for what is none of these and LoadError if a download fails.
+    """
+    found = locate(name, role)
+    return found if isinstance(found, Path) else download(found.id, found.revision)
+
+
+def look_at(name: str | Path, role: Role, scratch: Path, with_text: bool = False) -> Path:
+    """A folder with the model's config and headers: its own where it is here, else an outline under `scratch`."""
+    found = locate(name, role)
+    return found if isinstance(found, Path) else outline(found, scratch, with_text)
+
+
+def locate(name: str | Path, role: Role) -> Path | HubName:
+    """The folder or the repository that `name` stands for: `demo`, a local folder (also one of a hub cache), a hub id
+    `org/name[@revision]` or the address of its page. Nothing is downloaded. Raises UsageError and LoadError.
     """
     text = str(name)
     if text == "demo":
@@ -44,7 +58,7 @@ def resolve(name: str | Path, role: Role) -> Path:
             f"{text}: the tag {hub.tag} picks a GGUF file, which this version does not read: give {hub.id} "
             "without it, or the repository of the safetensors checkpoint"
         )
-    return download(hub.id, hub.revision)
+    return hub
 
 
 def bundled(role: Role) -> Path:
@@ -56,24 +70,12 @@ def bundled(role: Role) -> Path:
 
 def download(hub_id: str, revision: str | None = None) -> Path:
     """The local snapshot of a hub repository; what is not cached is fetched with a progress bar."""
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import snapshot_download
 
-    try:
+    with told(hub_id):
         return Path(
             snapshot_download(hub_id, revision=revision, allow_patterns=WANTED, ignore_patterns=["*/*"])
         )
-    except errors.GatedRepoError as error:
-        raise LoadError(f"{hub_id} is gated: accept its licence on its page, then `hf auth login`") from error
-    except (errors.RepositoryNotFoundError, errors.HFValidationError, errors.RevisionNotFoundError) as error:
-        raise LoadError(
-            f"{hub_id} is neither a local folder nor a repository you may read: check the spelling, or "
-            "log in with `hf auth login`"
-        ) from error
-    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError) as error:
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise LoadError(
-            f"cannot download {hub_id} ({why}): check the network, or give a local model folder"
-        ) from error
 
 
 def find_assistant(target: Path, config: Mapping[str, Any]) -> tuple[Path | None, str]:
@@ -113,8 +115,14 @@ def _hub_cache(target: Path) -> Path | None:
 
 
 def _snapshot(cache: Path | None, hub_id: str) -> Path | None:
-    """The newest downloaded snapshot of a repository that has a config.json."""
+    """The newest downloaded snapshot of a repository that has a config.json, in `cache` or the user's own."""
     if cache is None:
         return None
-    found = (cache / f"models--{hub_id.replace('/', '--')}" / "snapshots").glob("*/config.json")
-    return max((path.parent for path in found), key=lambda folder: folder.stat().st_mtime, default=None)
+    from huggingface_hub import constants
+
+    for place in (cache, Path(constants.HF_HUB_CACHE)):
+        found = (place / f"models--{hub_id.replace('/', '--')}" / "snapshots").glob("*/config.json")
+        newest = max((path.parent for path in found), key=lambda folder: folder.stat().st_mtime, default=None)
+        if newest is not None:
+            return newest
+    return None

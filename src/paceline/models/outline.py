@@ -1,0 +1,163 @@
+"""What a hub repository holds, without its weights: configs, and the headers of its safetensors by ranged requests.
+
+An outline is a folder like the repository's snapshot, in which each weight file has its header and its size, but nothing
+is stored behind the header. So whatever reads configs and headers reads an outline as it reads a model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import LoadError
+from paceline.models.config import ASSISTANT_TYPES, parse_assistant, parse_target, read_config
+from paceline.models.loading import read_entries
+from paceline.models.names import CACHE_PREFIX, HubName
+
+CONFIGS = (
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "hf_quant_config.json",
+    "README.md",
+)
+TEXT = (
+    "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json", "processor_config.json",
+)  # fmt: skip
+
+
+@contextmanager
+def told(hub_id: str) -> Iterator[None]:
+    """Turn what the hub's library raises into a LoadError of one line."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise LoadError(f"{hub_id} is gated: accept its licence on its page, then `hf auth login`") from error
+    except (errors.RepositoryNotFoundError, errors.HFValidationError, errors.RevisionNotFoundError) as error:
+        raise LoadError(
+            f"{hub_id} is neither a local folder nor a repository you may read: check the spelling, or "
+            "log in with `hf auth login`"
+        ) from error
+    except errors.SafetensorsParsingError as error:
+        raise LoadError(
+            f"{hub_id}: its weights have no readable header ({_line(error)}): report it there"
+        ) from error
+    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError) as error:
+        raise LoadError(
+            f"cannot download {hub_id} ({_line(error)}): check the network, or give a local model folder"
+        ) from error
+    except Exception as error:  # the HTTP client's own errors, whichever client the library uses
+        if type(error).__module__.partition(".")[0] not in ("httpx", "httpcore", "requests", "urllib3"):
+            raise
+        raise LoadError(
+            f"cannot download {hub_id} ({_line(error)}): check the network, or give a local model folder"
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def outline(hub: HubName, scratch: Path, with_text: bool = False) -> Path:
+    """The folder of a repository's outline under `scratch`, or its snapshot where that is downloaded whole.
+
+    The config is looked at before the headers are asked for. `with_text`: tokenizer and template, too, which come last.
+    Raises LoadError for a repository that cannot be read, and ConfigError for a config that cannot be run.
+    """
+    with told(hub.id):
+        ready = _downloaded(hub)
+        if ready is not None:
+            return ready
+        from huggingface_hub import HfApi
+
+        about = HfApi().model_info(hub.id, revision=hub.revision)
+        names = [one.rfilename for one in about.siblings or []]
+        place = scratch / f"{CACHE_PREFIX}{hub.id.replace('/', '--')}" / "snapshots" / (about.sha or "main")
+        place.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            if "/" not in name and not name.endswith((".json", ".jinja", ".md", ".safetensors")):
+                (place / name).touch()  # says what kind of repository it is
+        _fetch(hub, [n for n in CONFIGS if n in names], place)
+        _check_config(place)
+        _write_headers(hub, place)
+        if with_text:
+            _fetch(hub, [n for n in TEXT if n in names], place)
+    return place
+
+
+def as_named(text: str, scratch: Path) -> str:
+    """`text` with the hub's name in the place of an outline's folder."""
+    pattern = re.escape(str(scratch)) + rf"/{CACHE_PREFIX}([\w.-]+)/snapshots/[\w.-]+"
+    return re.sub(pattern, lambda found: found[1].replace("--", "/"), text)
+
+
+def _downloaded(hub: HubName) -> Path | None:
+    """The snapshot in the hub cache, if config and all weights are there."""
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        folder = Path(snapshot_download(hub.id, revision=hub.revision, local_files_only=True))
+        read_entries(folder)
+    except (errors.LocalEntryNotFoundError, LoadError):
+        return None
+    return folder if (folder / "config.json").is_file() else None
+
+
+def _fetch(hub: HubName, names: list[str], place: Path) -> None:
+    """Put small files of the repository into `place`, through the hub cache."""
+    from huggingface_hub import hf_hub_download
+
+    for name in names:
+        stored = Path(hf_hub_download(hub.id, name, revision=hub.revision))
+        (place / name).unlink(missing_ok=True)
+        (place / name).symlink_to(stored.resolve())
+
+
+def _check_config(place: Path) -> None:
+    raw = read_config(place)
+    if raw.get("model_type") in ASSISTANT_TYPES:
+        parse_assistant(raw)
+    else:
+        parse_target(raw)
+
+
+def _write_headers(hub: HubName, place: Path) -> None:
+    """One file for each of the repository's safetensors: its header, and a hole as large as its data."""
+    from huggingface_hub import HfApi, errors
+    from huggingface_hub.utils.tqdm import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    quiet = are_progress_bars_disabled()
+    disable_progress_bars()  # a bar for a few headers is noise
+    try:
+        found = HfApi().get_safetensors_metadata(hub.id, revision=hub.revision)
+    except errors.NotASafetensorsRepoError:
+        return
+    finally:
+        if not quiet:
+            enable_progress_bars()
+    if found.sharded:
+        index = {"weight_map": dict(found.weight_map)}
+        (place / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    for name, file in found.files_metadata.items():
+        _write_header(place / Path(name).name, file.tensors)
+
+
+def _write_header(path: Path, tensors: Mapping[str, Any]) -> None:
+    header = {
+        name: {"dtype": str(one.dtype), "shape": list(one.shape), "data_offsets": list(one.data_offsets)}
+        for name, one in tensors.items()
+    }
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + max((one.data_offsets[1] for one in tensors.values()), default=0))
