@@ -1,0 +1,1 @@
+"""Weights in other formats than safetensors; each format one room."""
