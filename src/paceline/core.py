@@ -6,7 +6,7 @@ speculation keeps n. So there is one kind of row, and plain decoding is a row wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -74,6 +74,7 @@ class SamplingParams:
     )  # whether single logits change, constraint and min_tokens apart
 
     def __post_init__(self) -> None:
+        _check_kinds(self)
         for name in ("stop", "stop_token_ids", "bad_token_ids"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, (str, int)) else tuple(value))
@@ -91,6 +92,45 @@ class SamplingParams:
     @classmethod
     def names(cls) -> list[str]:
         return [f.name for f in fields(cls) if f.init]
+
+
+def _check_kinds(p: SamplingParams) -> None:
+    """Raise UsageError for the first value of a kind that its field cannot have."""
+    ids = "a list of token ids"
+    kinds: dict[str, tuple[str, bool]] = {
+        "stop": ("a text or a list of texts", isinstance(p.stop, str) or _all(p.stop, str)),
+        "stop_token_ids": (ids, _is_int(p.stop_token_ids) or _all(p.stop_token_ids, int)),
+        "bad_token_ids": (ids, _is_int(p.bad_token_ids) or _all(p.bad_token_ids, int)),
+        "allowed_token_ids": (ids, p.allowed_token_ids is None or _all(p.allowed_token_ids, int)),
+        "logit_bias": ("a mapping of token ids to numbers", isinstance(p.logit_bias, Mapping)),
+        "ignore_eos": ("True or False", isinstance(p.ignore_eos, bool)),
+        "drafter": ("a name", isinstance(p.drafter, str | None)),
+        "reference": (f"a text or {ids}", isinstance(p.reference, str | None) or _all(p.reference, int)),
+        "verify": ("match, reject or block", isinstance(p.verify, str | None)),
+        "draft_tokens": ("a number or 'auto'", _is_int(p.draft_tokens) or isinstance(p.draft_tokens, str | None)),
+    }  # fmt: skip
+    for name, (what, right) in kinds.items():
+        if not right:
+            raise UsageError(f"{name}={repr(getattr(p, name))[:80]} is not possible: give {what}")
+    texts = [p.stop] if isinstance(p.stop, str) else list(p.stop)
+    for text in [*texts, *([p.reference] if isinstance(p.reference, str) else [])]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                "stop or reference has a lone surrogate, which is no character: remove it"
+            ) from error
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _all(values: object, kind: type) -> bool:
+    """Whether `values` is a collection of nothing but `kind`."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable) or isinstance(values, Iterator):
+        return False
+    return all(isinstance(value, kind) and not isinstance(value, bool) for value in values)
 
 
 def _check_params(p: SamplingParams) -> None:

@@ -121,38 +121,6 @@ def test_generate_continues_after_an_interruption(
     assert {r["id"]: r["text"] for r in again} == texts
 
 
-BAD_LINES = {
-    "{": "line 1 is not valid JSON",
-    '{"text": "x"}': "line 1: give an object",
-    '{"prompt": "x", "temprature": 1}': "unknown field 'temprature'",
-    '{"prompt": "x", "temperature": -1}': "line 1: temperature",
-    '{"prompt": "x", "id": 1}\n{"prompt": "y", "id": 1}': "line 2: the id 1 was used before",
-    "": "has no prompts",
-}
-
-
-@pytest.mark.parametrize(("text", "message"), BAD_LINES.items(), ids=list(BAD_LINES.values()))
-def test_generate_names_the_line_that_is_wrong(
-    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    (tmp_path / "in.jsonl").write_text(text, encoding="utf-8")
-    out = tmp_path / "out.jsonl"
-    assert call(monkeypatch, "generate", str(tmp_path / "in.jsonl"), "-o", str(out)) == 2
-    assert message in capsys.readouterr().err
-    assert not out.exists()
-
-
-def test_generate_refuses_to_append_to_something_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    (tmp_path / "in.jsonl").write_text('{"prompt": "x"}', encoding="utf-8")
-    out = tmp_path / "out.jsonl"
-    out.write_text("my diary\n", encoding="utf-8")
-    assert call(monkeypatch, "generate", str(tmp_path / "in.jsonl"), "-o", str(out)) == 2
-    assert "--overwrite" in capsys.readouterr().err
-    assert out.read_text(encoding="utf-8") == "my diary\n"
-
-
 BAD_CALLS = {
     ("rnu",): "did you mean run?",
     ("run", "x", "--drafter", "ngramm"): "did you mean ngram?",

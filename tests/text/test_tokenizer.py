@@ -132,3 +132,20 @@ def test_startup_is_light():
     heavy = "torch', 'transformers', 'scipy', 'huggingface_hub"
     code = f"import sys, paceline.text.tokenizer, paceline.text.stream; assert not {{'{heavy}'}} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("make", [gemma_style, byte_level])
+def test_truncation_and_padding_of_the_file_are_switched_off(make, tmp_path):
+    """Files that were saved after training hold both; transformers switches them off, too."""
+    text = "def parse(text):\n    return text.split()"
+    expected = Tokenizer(make(), CONFIG).encode(text)
+    for length, long in ((4, text), (64, "def")):
+        backend = make()
+        backend.enable_truncation(4)
+        backend.enable_padding(length=length, pad_id=0)
+        backend.save(str(tmp_path / "tokenizer.json"))
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+        tokenizer = Tokenizer.load(tmp_path)
+        assert tokenizer.encode(text) == expected
+        assert tokenizer.pad_id is None
+        assert 0 not in tokenizer.encode(long)

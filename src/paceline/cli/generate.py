@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from paceline.cli.lines import Answers, Line, Record, read_answers, read_lines
 from paceline.cli.options import ENGINE, SAMPLING, apply, split
-from paceline.core import SamplingParams
-from paceline.errors import UsageError
+from paceline.errors import RequestFailed, UsageError
 
 if TYPE_CHECKING:
     from paceline.core import Completion
     from paceline.llm import LLM
-
-Record = dict[str, Any]
 
 
 @click.command()
@@ -28,138 +26,133 @@ Record = dict[str, Any]
 @click.option(
     "--target", default="demo", show_default=True, help="demo, a folder in Hugging Face layout, or a hub id."
 )
-@click.option("--overwrite", is_flag=True, help="Begin anew instead of continuing an interrupted OUT.jsonl.")
+@click.option(
+    "--overwrite", is_flag=True, help="Replace OUT.jsonl, whatever it holds, instead of continuing it."
+)
 @apply(ENGINE)
 @apply(SAMPLING)
 def command(source: str, out: str, target: str, overwrite: bool, **values: Any) -> None:
     """Write the answers to many prompts.
 
     Each line of IN.jsonl is an object with `prompt` (text or token ids), optionally `id`, and any sampling parameter for
-    that line. Lines already in OUT.jsonl are not done again, so an interrupted run is continued by the same command.
+    that line. Every line is checked before the first token is written: one that cannot be used gives a record with its
+    `id`, `error` and `line`, and the others are written. Lines that OUT.jsonl has answers to are not done again, so an
+    interrupted run is continued by the same command, and so is one whose bad lines were corrected. A file that holds
+    anything else is left alone.
     """
     options, params = split(values)
-    records = read_prompts(Path(source), params)
-    done = set() if overwrite else read_done(Path(out))
-    todo = [(record, one) for record, one in records if record["id"] not in done]
-    if done:
-        click.echo(f"{len(records) - len(todo)} of {len(records)} are done already", err=True)
-    if not todo:
-        return
-    from paceline.llm import LLM
-    from paceline.memory import freeze_objects
-
-    llm = LLM(target, say=lambda line: click.echo(line, err=True), **options)
-    freeze_objects()
+    lines = read_lines(Path(source), params)
+    answers = read_answers(Path(out), Path(source), overwrite)
+    todo = [line for line in lines if not answers.has(line)]
+    if len(todo) < len(lines):
+        click.echo(f"{len(lines) - len(todo)} of {len(lines)} are done already", err=True)
     try:
-        with Path(out).open("w" if overwrite else "a", encoding="utf-8") as sink:
-            _generate(llm, todo, sink)
+        with Path(out).open(
+            "ab"
+        ) as sink:  # a place that cannot be written to shows before the model is loaded
+            failed = _answer(target, options, todo, _Sink(sink, answers))
     except OSError as error:
         raise UsageError(
             f"cannot write {out} ({error.strerror}): what was written is kept; run again to continue"
         ) from error
+    refused = [line for line in lines if line.error is not None] + failed.refused
+    if refused:
+        raise UsageError(
+            f"{len(refused)} of {len(lines)} lines of {source} cannot be used, correct them and run again: "
+            f"{min(refused, key=lambda line: line.number).error}"
+        )
+    if failed.texts:
+        raise RequestFailed(f"{failed.texts} of {len(lines)} texts ended in an error: see `error` in {out}")
 
 
-def read_prompts(path: Path, params: SamplingParams) -> list[tuple[Record, SamplingParams]]:
-    """Records with an id each, and their own parameters. Raises UsageError naming the line."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UsageError(f"cannot read {path} ({error.strerror}): give an existing JSONL file") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text: convert it first") from error
-    names = set(SamplingParams.names()) - {"constraint"}
-    base = {name: getattr(params, name) for name in names}
-    records: list[tuple[Record, SamplingParams]] = []
-    ids: set[str] = set()
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        where = f"{path} line {number}"
-        record = _parse(line, where)
-        record.setdefault("id", number)
-        if str(record["id"]) in ids:
-            raise UsageError(f"{where}: the id {record['id']!r} was used before: ids must be unique")
-        ids.add(str(record["id"]))
-        unknown = set(record) - names - {"id", "prompt"}
-        if unknown:
-            raise UsageError(
-                f"{where}: unknown field {sorted(unknown)[0]!r}: use id, prompt and sampling parameters"
-            )
-        try:
-            one = SamplingParams(**(base | {k: v for k, v in record.items() if k in names}))
-        except (UsageError, TypeError) as error:
-            raise UsageError(f"{where}: {error}") from error
-        records.append((record, one))
-    if not records:
-        raise UsageError(f'{path} has no prompts: write lines like {{"prompt": "def parse("}}')
-    return records
+class _Sink:
+    """The output, cut to its whole lines when the first record is written."""
+
+    def __init__(self, file: BinaryIO, answers: Answers) -> None:
+        self._file, self._answers, self._begun = file, answers, False
+
+    def refuse(self, line: Line) -> None:
+        if not self._answers.has(line):
+            self.write(line.record())
+
+    def write(self, record: Record) -> None:
+        if not self._begun:
+            self._file.truncate(self._answers.size)
+            self._begun = True
+            if self._answers.unfinished:
+                self._file.write(b"\n")
+        self._file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
 
-def _parse(line: str, where: str) -> Record:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{where} is not valid JSON: {error}") from error
-    prompt = record.get("prompt") if isinstance(record, dict) else None
-    ids = isinstance(prompt, list) and all(isinstance(t, int) for t in prompt)
-    if not isinstance(prompt, str) and not ids:
-        raise UsageError(f'{where}: give an object with "prompt", a text or a list of token ids')
-    bias = record.get("logit_bias")
-    if isinstance(bias, dict):
-        record["logit_bias"] = {int(k): v for k, v in bias.items() if str(k).lstrip("-").isdigit()}
-    return dict(record)
+class _Failed:
+    """What did not go well."""
+
+    def __init__(self) -> None:
+        self.refused: list[Line] = []  # found by the model's own checks
+        self.texts = 0
 
 
-def read_done(path: Path) -> set[Any]:
-    """Ids of finished lines. A line cut short by an interruption is removed from the file."""
-    if not path.exists():
-        return set()
-    done: set[Any] = set()
-    good = 0
-    with path.open("rb+") as file:
-        for line in file:
+def _answer(target: str, options: dict[str, Any], todo: list[Line], sink: _Sink) -> _Failed:
+    failed = _Failed()
+    llm = None
+    if any(line.error is None for line in todo):
+        from paceline.llm import LLM
+        from paceline.memory import freeze_objects
+
+        llm = LLM(target, say=lambda line: click.echo(line, err=True), **options)
+        freeze_objects()
+    good: list[tuple[Line, list[int]]] = []
+    for line in todo:
+        if line.error is None and llm is not None:
             try:
-                done.add(json.loads(line)["id"])
-            except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-                if line.endswith(b"\n"):
-                    raise UsageError(
-                        f"{path} is not an output of this command: name another, or add --overwrite"
-                    ) from error
-                break
-            good += len(line)
-        file.truncate(good)
-        if good:
-            file.seek(good - 1)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
-    return done
+                good.append((line, _checked(llm, line)))
+                continue
+            except UsageError as error:
+                failed.refused.append(line.refused(f"line {line.number}: {error}"))
+                sink.refuse(failed.refused[-1])
+                continue
+        sink.refuse(line)
+    if llm is not None and good:
+        failed.texts = _generate(llm, good, sink)
+    return failed
 
 
-def _generate(llm: LLM, todo: list[tuple[Record, SamplingParams]], sink: TextIO) -> None:
+def _checked(llm: LLM, line: Line) -> list[int]:
+    """The prompt's token ids. Raises UsageError if the model cannot run the line."""
+    assert line.params is not None
+    ids = llm.tokenizer.encode(line.prompt) if isinstance(line.prompt, str) else line.prompt
+    llm.engine.check(ids, line.params)
+    return ids
+
+
+def _generate(llm: LLM, todo: list[tuple[Line, list[int]]], sink: _Sink) -> int:
+    """Write the answers; how many texts ended in an error."""
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    tokens = 0
+    tokens = failed = 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    from rich.console import Console
-
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("prompts", total=len(todo))
 
         def write(i: int, completion: Completion) -> None:
-            nonlocal tokens
-            sink.write(json.dumps(_line(todo[i][0], completion), ensure_ascii=False) + "\n")
-            sink.flush()
-            os.fsync(sink.fileno())
+            nonlocal tokens, failed
+            sink.write(_record(todo[i][0].id, completion))
             tokens += len(completion.token_ids)
+            failed += completion.error is not None
             progress.update(task, advance=1, description=f"{tokens} tokens")
 
-        llm.generate([record["prompt"] for record, _ in todo], [params for _, params in todo], on_done=write)
+        params = [line.params for line, _ in todo if line.params is not None]
+        llm.generate([ids for _, ids in todo], params, on_done=write)
+    return failed
 
 
-def _line(record: Record, completion: Completion) -> Record:
+def _record(name: str | int, completion: Completion) -> Record:
     texts = [completion, *completion.siblings]
     line: Record = {
-        "id": record["id"],
+        "id": name,
         "text": completion.text,
         "finish_reason": completion.finish_reason,
         "tokens": len(completion.token_ids),

@@ -31,6 +31,8 @@ class Tokenizer:
     def __init__(
         self, backend: Backend, config: dict[str, Any], eos: Iterable[int] = (), template: str | None = None
     ) -> None:
+        backend.no_truncation()  # files saved after training may hold both, which would change prompts in silence
+        backend.no_padding()
         self._backend = backend
         self._decoder = _decoder_kind(json.loads(backend.to_str())["decoder"])
         added = backend.get_added_tokens_decoder()

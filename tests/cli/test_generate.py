@@ -1,0 +1,225 @@
+"""`paceline generate`: nobody's file is harmed, and a line that is wrong harms no other."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli.test_cli import call
+from paceline.cli.lines import LONGEST_ERROR, _begun, check_lines
+from paceline.core import SamplingParams
+
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+GOOD = '{"prompt": "def f(", "max_tokens": 3}\n'
+ANSWER = {"id": 7, "text": "x", "finish_reason": "length", "tokens": 3, "seed": 1, "tokens_per_step": 1.0}
+
+
+def generate(monkeypatch: Patch, source: Path, out: Path, *more: str) -> int:
+    return call(monkeypatch, "generate", str(source), "-o", str(out), "--drafter", "none", "-n", "3", *more)
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
+
+
+FOREIGN = {
+    "one line without an end": b"my diary",
+    "one line": b"my diary\n",
+    "JSON of another kind": b'{"id": 1, "prompt": "x"}\n',
+    "the same without an end": b'{"id": 1, "prompt": "x"}',
+    "cut short": b'{"id": 1, "prompt": "x',
+    "an id and no more": b'{"id": 1',
+    "ours, then another's": json.dumps(ANSWER).encode() + b"\nmy diary",
+    "a line separator within": json.dumps(ANSWER).encode() + b"\n\n\n",
+    "a list": b"[1]\n",
+    "bytes": bytes(range(256)),
+    "nested": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("data", FOREIGN.values(), ids=FOREIGN)
+def test_a_file_of_another_kind_is_left_alone(
+    data: bytes, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(GOOD, encoding="utf-8")
+    out.write_bytes(data)
+    assert generate(monkeypatch, source, out) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert out.read_bytes() == data
+
+
+def test_a_file_of_another_kind_is_replaced_when_told_so(tmp_path: Path, monkeypatch: Patch) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(GOOD, encoding="utf-8")
+    out.write_text("my diary", encoding="utf-8")
+    assert generate(monkeypatch, source, out, "--overwrite") == 0
+    assert [r["id"] for r in records(out)] == [1]
+
+
+@pytest.mark.parametrize("more", [(), ("--overwrite",)], ids=["", "overwrite"])
+@pytest.mark.parametrize("kind", ["same", "symlink", "hard link", "relative"])
+def test_the_input_is_never_the_output(
+    kind: str, more: tuple[str, ...], tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    source = out = tmp_path / "in.jsonl"
+    source.write_text(GOOD, encoding="utf-8")
+    if kind == "relative":
+        monkeypatch.chdir(tmp_path)
+        out = Path("../" + tmp_path.name + "/in.jsonl")
+    elif kind != "same":
+        out = tmp_path / "other.jsonl"
+        out.symlink_to(source) if kind == "symlink" else out.hardlink_to(source)
+    assert generate(monkeypatch, source, out, *more) == 2
+    assert "the input itself" in capsys.readouterr().err
+    assert source.read_text(encoding="utf-8") == GOOD
+
+
+def test_an_output_cut_short_anywhere_is_continued() -> None:
+    line = json.dumps(ANSWER | {"id": 'a "b"'}).encode()
+    assert all(_begun(line[:i], True) for i in range(len(line)))
+    sure = line.index(b'"text": "') + len(b'"text": "')
+    assert all(_begun(line[:i], False) for i in range(sure, len(line)))
+    assert not any(_begun(b'{"id": 1, "prompt": "x'[:i], False) for i in range(1, 22))
+
+
+BAD_OUT = {
+    "a folder": "ordinary file",
+    "a pipe": "ordinary file",
+    "in no folder": "cannot",
+    "too long": "cannot",
+}
+
+
+@pytest.mark.parametrize(("kind", "message"), BAD_OUT.items(), ids=BAD_OUT)
+def test_an_output_that_is_no_file_is_one_line(
+    kind: str, message: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out"
+    source.write_text(GOOD, encoding="utf-8")
+    if kind == "a folder":
+        out.mkdir()
+    elif kind == "a pipe":
+        os.mkfifo(out)
+    else:
+        out = out / "out" if kind == "in no folder" else tmp_path / ("x" * 300)
+    assert generate(monkeypatch, source, out) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert "Traceback" not in err
+
+
+BAD_LINES = {
+    "{": "line 2: it is not valid JSON",
+    '{"text": "x"}': "line 2: give an object",
+    "[1]": "line 2: give an object",
+    '{"prompt": "x", "temprature": 1}': "unknown field 'temprature'",
+    '{"prompt": "x", "temperature": -1}': "line 2: temperature",
+    '{"prompt": "x", "temperature": NaN}': "line 2: temperature",
+    '{"prompt": "x", "top_k": ' + "9" * 5000 + "}": "line 2: it is not valid JSON",
+    '{"prompt": "x", "top_k": 1e400}': "line 2: top_k",
+    '{"prompt": "x", "logit_bias": {"' + "9" * 5000 + '": 1}}': "logit_bias has the key",
+    '{"prompt": "x", "logit_bias": {"five": 1}}': "logit_bias has the key 'five'",
+    '{"prompt": "x", "logit_bias": {"5": "1"}}': "logit_bias[5]",
+    '{"prompt": "x", "logit_bias": [5]}': "logit_bias has to be",
+    '{"prompt": "x", "logit_bias": {"99999999": 1}}': "logit_bias has token id",
+    '{"prompt": "x", "ignore_eos": "no"}': "ignore_eos='no'",
+    '{"prompt": "x", "stop": 5}': "stop=5",
+    '{"prompt": "x", "stop": [5]}': "stop=[5]",
+    '{"prompt": "x", "stop": "\\ud800"}': "lone surrogate",
+    '{"prompt": "x", "reference": "\\ud800"}': "lone surrogate",
+    '{"prompt": "x", "reference": [[1]]}': "reference=",
+    '{"prompt": "x", "allowed_token_ids": [[1]]}': "allowed_token_ids=",
+    '{"prompt": "x", "stop_token_ids": "ab"}': "stop_token_ids=",
+    '{"prompt": "x", "seed": "1"}': "seed='1'",
+    '{"prompt": "x", "drafter": ["ngram"]}': "drafter=",
+    '{"prompt": "x", "drafter": "theirs"}': "is not loaded",
+    '{"prompt": "\\ud800"}': "prompt has a lone surrogate",
+    '{"prompt": [true]}': "give an object",
+    '{"prompt": [99999999]}': "token id 99999999",
+    '{"prompt": []}': "the prompt is empty",
+    '{"prompt": "x", "id": "\\ud800"}': "id has a lone surrogate",
+    '{"prompt": "x", "id": [1]}': "id has to be",
+    '{"prompt": "x", "id": null}': "id has to be",
+    '{"prompt": "x", "id": "first"}': "'first' was used before",
+    '{"prompt": ' + "[" * 100_000 + "]" * 100_000 + "}": "nested too deep",
+    '{"prompt": "' + "def " * 600 + '"}': "context holds 256",
+}  # fmt: skip
+
+
+def test_bad_lines_give_records_and_their_neighbours_are_written(
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    """All of them at once, so that the model is loaded once."""
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    first = '{"id": "first", "prompt": "def f("}'
+    lines = [first, *BAD_LINES, '{"prompt": "last\u2028line", "id": "l\u2028st"}']
+    source.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode() + b"\n\xff\n")
+    assert generate(monkeypatch, source, out, "--max-model-len", "256") == 2
+    err = capsys.readouterr().err
+    assert f"{len(BAD_LINES) + 1} of {len(lines) + 1} lines" in err
+    assert "Traceback" not in err
+    done = records(out)
+    assert sorted(r["id"] for r in done if "text" in r) == ["first", "l\u2028st"]
+    errors = {r["line"]: r["error"] for r in done if "text" not in r}
+    for number, message in enumerate(BAD_LINES.values(), 2):
+        assert message.replace("line 2", f"line {number}") in errors.pop(number)
+    assert "not UTF-8" in errors.pop(len(lines) + 1)
+    assert not errors
+
+    before = out.read_bytes()
+    assert generate(monkeypatch, source, out, "--max-model-len", "256") == 2
+    capsys.readouterr()
+    kept = out.read_bytes()
+    assert kept == before, "nothing is said or written twice"
+
+    lines[1] = '{"prompt": "mended"}'
+    source.write_text("\n".join(lines), encoding="utf-8")
+    assert generate(monkeypatch, source, out, "--max-model-len", "256") == 2
+    assert out.read_bytes().startswith(before)
+    assert [r["id"] for r in records(out)[len(done) :]] == [2], "the line that was corrected, and no other"
+
+
+def test_a_file_of_bad_lines_needs_no_model(tmp_path: Path, monkeypatch: Patch) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("{\n", encoding="utf-8")
+    assert generate(monkeypatch, source, out, "--target", "no/such/model") == 2
+    assert [r["line"] for r in records(out)] == [1]
+
+
+@pytest.mark.parametrize("data", [b"", b"\xef\xbb\xbf", b" \n\r\n\t"])
+def test_a_file_without_lines_is_refused(
+    data: bytes, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    (tmp_path / "in.jsonl").write_bytes(data)
+    assert generate(monkeypatch, tmp_path / "in.jsonl", tmp_path / "out.jsonl") == 2
+    assert "has no prompts" in capsys.readouterr().err
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec=None)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = st.sampled_from([*SamplingParams.names(), "id", "prompt", "else"])
+
+
+@settings(max_examples=400, deadline=5000)
+@given(st.lists(st.binary(max_size=40) | st.dictionaries(FIELDS, VALUES, max_size=6) | VALUES, max_size=4))
+def test_whatever_a_line_holds_is_a_line_or_an_error(values: list[Any]) -> None:
+    data = b"\n".join(v if isinstance(v, bytes) else json.dumps(v).encode() for v in values)
+    lines = check_lines(data, SamplingParams())
+    assert len(lines) == sum(bool(raw.strip()) for raw in data.removeprefix(b"\xef\xbb\xbf").split(b"\n"))
+    for line in lines:
+        assert (line.params is None) == (line.error is not None)
+        assert len(line.error or "") <= LONGEST_ERROR
+        json.dumps(line.record(), ensure_ascii=False).encode()
+        assert f"line {line.number}: " in (line.error or f"line {line.number}: ")
