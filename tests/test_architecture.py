@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "server": {"engine", "text", "llm", "assembly", "memory"},
     "bench": {"llm", "engine", "assembly", "text", "models", "kv", "ops", "drafters", "memory"},
     "check": {"llm", "engine", "assembly", "text", "models", "kv", "ops", "sampling", "drafters"},
+    "audit": {"check"},
     "train": {"kv", "ops", "models", "drafters", "sampling", "text", "llm", "engine", "assembly"},
     "cli": {"*"},
     "__init__": {"llm"},

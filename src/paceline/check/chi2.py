@@ -57,6 +57,33 @@ def compare(counts: Seq[int], law: Seq[float], alpha: float = 1e-4, power: float
     return Fit(statistic, freedom, tail(statistic, freedom), samples, alpha, power, detectable)
 
 
+def compare_samples(one: Seq[int], other: Seq[int], alpha: float = 1e-4, power: float = 0.9) -> Fit:
+    """Whether two samples, counted over the same cells, come from one law (test of homogeneity).
+
+    `detectable`: two laws at least this far apart (total variation) are told apart with chance `power`.
+    """
+    n, m = sum(one), sum(other)
+    if not n or not m:
+        return Fit(0.0, 1, 1.0, min(n, m), alpha, power, 1.0)
+    cells: list[tuple[float, float]] = []
+    rest = (0.0, 0.0)
+    for a, b in sorted(zip(one, other, strict=True), key=lambda pair: -(pair[0] + pair[1])):
+        if (a + b) * min(n, m) / (n + m) >= LEAST_EXPECTED:
+            cells.append((a, b))
+        else:
+            rest = (rest[0] + a, rest[1] + b)
+    if sum(rest) * min(n, m) / (n + m) >= LEAST_EXPECTED or not cells:
+        cells.append(rest)
+    elif sum(rest):
+        cells[-1] = (cells[-1][0] + rest[0], cells[-1][1] + rest[1])
+    statistic = sum((a * m - b * n) ** 2 / (n * m * (a + b)) for a, b in cells if a + b)
+    freedom = max(len(cells) - 1, 1)
+    need = noncentrality(freedom, alpha, power)
+    # one cell holds everything: nothing could have been found
+    detectable = min(math.sqrt(need * (n + m) / (n * m)) / 2, 1.0) if len(cells) > 1 else 1.0
+    return Fit(statistic, freedom, tail(statistic, freedom), min(n, m), alpha, power, detectable)
+
+
 def tail(x: float, freedom: float) -> float:
     """P(chi-squared >= x)."""
     a, b = torch.tensor(freedom / 2, dtype=torch.float64), torch.tensor(max(x, 0.0) / 2, dtype=torch.float64)

@@ -20,6 +20,7 @@ COMMANDS = {
     "serve": "Serve an OpenAI-compatible endpoint and a page to play with.",
     "bench": "Measure what speculation brings on this machine.",
     "check": "Prove on this machine that speculation changes no token.",
+    "audit": "Ask any server whether its speculation changes the text.",
     "info": "Say what a model is, what it needs and what would be used.",
     "quantize": "Store a model with int8 or int4 weights.",
     "train": "Train or adapt an MTP drafter for a target.",

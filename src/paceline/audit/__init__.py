@@ -1,0 +1,4 @@
+"""Is a server's speculation lossless? Two OpenAI-compatible endpoints are asked the same things and compared.
+
+Any engine will do: one endpoint speculates, the other does not. Knows HTTP and nothing of our own engine.
+"""

@@ -1,0 +1,226 @@
+"""The audit itself: greedy texts, short sampled texts, sampling parameters and logprobs of two endpoints."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from paceline.audit.client import TOP, Answer, Endpoint
+from paceline.audit.compare import Divergence, all_certain, divergence, logprob_gap
+from paceline.audit.prompts import PROMPTS
+from paceline.check.chi2 import Fit, compare_samples
+
+Verdict = Literal["lossless", "lossless up to near-ties", "not lossless", "features differ", "cannot tell"]
+EXIT = {
+    "lossless": 0,
+    "lossless up to near-ties": 0,
+    "not lossless": 1,
+    "features differ": 1,
+    "cannot tell": 3,
+}
+LOGPROB_TOLERANCE = 0.25  # nats; half-precision servers differ by less in what they say of one token
+# What is asked once more with speculation on: engines have dropped these in silence, or refused them.
+FEATURES: dict[str, dict[str, Any]] = {
+    "logprobs": {"logprobs": TOP},
+    "presence_penalty": {"presence_penalty": 1.5},
+    "frequency_penalty": {"frequency_penalty": 1.5},
+    "logit_bias": {"logit_bias": {"13": -50, "198": -50}},
+    "min_p": {"min_p": 0.2, "temperature": 0.7, "seed": 3},
+    "stop": {"stop": ["."]},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is asked. Requests in all: 4 * prompts + 2 * samples + 4 * features (each side is asked twice)."""
+
+    prompts: int = len(PROMPTS)
+    tokens: int = 64
+    samples: int = 200  # sampled texts of each side
+    sample_tokens: int = 1
+    temperature: float = 1.0
+    near_tie: float = 0.3  # nats; logits of 16 to 32 in bfloat16 lie 0.125 apart
+
+    @property
+    def requests(self) -> int:
+        return 4 * self.prompts + 2 * self.samples + 4 * len(FEATURES)
+
+
+@dataclass(slots=True)
+class Report:
+    verdict: Verdict = "cannot tell"
+    reason: str = ""
+    compared: int = 0
+    divergences: list[Divergence] = field(default_factory=list)  # url against the other
+    own: list[Divergence] = field(default_factory=list)  # each side against itself
+    fit: Fit | None = None
+    features: dict[str, str] = field(default_factory=dict)  # what differs, by parameter
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"exit_code": EXIT[self.verdict]}
+
+
+Tell = Callable[[str, float], None]
+
+
+@dataclass(slots=True)
+class Audit:
+    """Ask `url` and `against` what `plan` says. `tell` hears what is asked and the share that is done."""
+
+    url: Endpoint
+    against: Endpoint
+    plan: Plan = field(default_factory=Plan)
+    tell: Tell = lambda what, share: None
+    report: Report = field(default_factory=Report)
+
+    def run(self) -> Report:
+        """The report with its verdict. Raises UsageError for an endpoint that cannot be asked."""
+        self.url.find_model()
+        self.against.find_model()
+        self._greedy()
+        self._sampled()
+        self._features()
+        self.report.verdict, self.report.reason = judge(self.report)
+        return self.report
+
+    def _ask(self, side: Endpoint, what: str, prompt: str, params: dict[str, Any]) -> Answer:
+        done = self.url.asked + self.against.asked
+        self.tell(what, done / self.plan.requests)
+        return side.complete(prompt, params)
+
+    def _greedy(self) -> None:
+        params = {"temperature": 0, "max_tokens": self.plan.tokens, "logprobs": TOP, "seed": 1}
+        for i, prompt in enumerate(PROMPTS[: self.plan.prompts]):
+            mine, theirs = (
+                [self._ask(side, "greedy texts", prompt, params) for _ in range(2)]
+                for side in (self.url, self.against)
+            )
+            if not all(answer.ok for answer in (*mine, *theirs)):
+                bad = next(answer for answer in (*mine, *theirs) if not answer.ok)
+                self.report.features["greedy completion"] = f"refused with {bad.status}: {bad.error}"
+                continue
+            self.report.compared += 1
+            for pair in (mine, theirs):
+                own = divergence(i, pair[0], pair[1], self.plan.near_tie)
+                if own is not None:
+                    self.report.own.append(own)
+            found = divergence(i, mine[0], theirs[0], self.plan.near_tie)
+            if found is not None:
+                self.report.divergences.append(found)
+
+    def _sampled(self) -> None:
+        counts: list[Counter[str]] = []
+        for number, side in enumerate((self.url, self.against)):
+            seen: Counter[str] = Counter()
+            for i in range(self.plan.samples):
+                seed = (
+                    1 + number * self.plan.samples + i
+                )  # equal seeds may give equal texts: they would prove nothing
+                params = {
+                    "temperature": self.plan.temperature, "max_tokens": self.plan.sample_tokens, "seed": seed,
+                }  # fmt: skip
+                answer = self._ask(side, "sampled texts", PROMPTS[0], params)
+                if answer.ok:
+                    seen[answer.text] += 1
+            counts.append(seen)
+        if all(sum(seen.values()) >= 20 for seen in counts):
+            texts = sorted(set(counts[0]) | set(counts[1]))
+            self.report.fit = compare_samples([counts[0][t] for t in texts], [counts[1][t] for t in texts])
+
+    def _features(self) -> None:
+        for name, extra in FEATURES.items():
+            params = {"temperature": 0, "max_tokens": self.plan.tokens, "seed": 1, **extra}
+            mine, again, theirs, theirs_again = (
+                self._ask(side, f"parameter {name}", PROMPTS[1], params)
+                for side in (self.url, self.url, self.against, self.against)
+            )
+            stable = mine.text == again.text and theirs.text == theirs_again.text
+            difference = _feature(name, mine, theirs, (stable, self.plan.near_tie))
+            if difference:
+                self.report.features[name] = difference
+
+
+def _feature(name: str, mine: Answer, theirs: Answer, how: tuple[bool, float]) -> str:
+    """What differs under one parameter; empty if nothing does, or nothing that the sides' own noise does not explain."""
+    stable, near_tie = how
+    if mine.ok != theirs.ok:
+        who, bad = ("the audited side", mine) if theirs.ok else ("the reference", theirs)
+        return f"refused by {who} only ({bad.status}: {bad.error})"
+    if not mine.ok:
+        return ""
+    if name == "logprobs":
+        if bool(mine.tokens) != bool(theirs.tokens):
+            return "given by one side only"
+        if all_certain(mine) and not all_certain(theirs):
+            return "every token is said to be certain"
+        gap = logprob_gap(mine, theirs)
+        return f"differ by up to {gap:.2f} nats" if gap is not None and gap > LOGPROB_TOLERANCE else ""
+    found = divergence(0, mine, theirs, near_tie)
+    if found is not None and stable and name != "min_p":  # sampled texts need not agree between engines
+        return f"other text from {found.at} on ({found.first!r}, {found.second!r})"
+    return ""
+
+
+def judge(report: Report) -> tuple[Verdict, str]:
+    """One verdict in plain words."""
+    if not report.compared:
+        return "cannot tell", "no prompt was answered by both sides"
+    noisy = {one.prompt for one in report.own}
+    clear = [d for d in report.divergences if d.prompt not in noisy]
+    faults = [d for d in clear if d.kind == "fault"]
+    if report.fit is not None and report.fit.refuted:
+        return "not lossless", f"sampled texts follow another distribution (p = {report.fit.p_value:.1e})"
+    if faults:
+        worst = max(faults, key=lambda d: d.gap or 0.0)
+        return "not lossless", (
+            f"{len(faults)} of {report.compared} greedy texts part where the choice is clear "
+            f"(prompt {worst.prompt}, token {worst.at}: {worst.first!r} or {worst.second!r}, {worst.gap:.2f} nats apart)"
+        )
+    if report.features:
+        return "features differ", "; ".join(f"{name}: {what}" for name, what in report.features.items())
+    unknown = [d for d in clear if d.kind == "unknown"]
+    if unknown:
+        return "cannot tell", (
+            f"{len(unknown)} of {report.compared} greedy texts part, and the servers give no logprobs to say whether "
+            "it was a near-tie: switch them on"
+        )
+    if noisy:
+        return "cannot tell", (
+            f"a side differs from itself in {len(noisy)} of {report.compared} greedy texts: its own noise hides what "
+            "speculation does; ask an idle server, one request at a time"
+        )
+    if report.divergences:
+        gap = max(d.gap or 0.0 for d in report.divergences)
+        count = f"{len(report.divergences)} of {report.compared}"
+        words = f"{count} greedy texts part, all at near-ties (at most {gap:.3f} nats)"
+        return "lossless up to near-ties", words
+    return "lossless", f"all {report.compared} greedy texts are equal, and nothing else differs"
+
+
+def to_text(report: Report) -> str:
+    """The report as people read it."""
+    lines = [f"verdict: {report.verdict.upper()}", f"  {report.reason}", ""]
+    lines.append(
+        f"greedy texts compared  {report.compared}, {len(report.divergences)} part, "
+        f"{len(report.own)} part from their own repeat"
+    )
+    lines += [
+        f"  prompt {d.prompt}, token {d.at}: {d.first!r} or {d.second!r}, {d.kind}"
+        + ("" if d.gap is None or math.isnan(d.gap) else f" ({d.gap:.3f} nats)")
+        for d in report.divergences[:8]
+    ]
+    if report.fit is not None:
+        fit = report.fit
+        lines.append(
+            f"sampled texts          {fit.samples} of each side, chi-squared {fit.statistic:.1f} at {fit.freedom} "
+            f"degrees, p = {fit.p_value:.3g}; a distribution {fit.detectable:.2f} away would be found with chance "
+            f"{fit.power:.0%}"
+        )
+    lines.append(
+        "parameters             " + ("all alike" if not report.features else f"{len(report.features)} differ")
+    )
+    lines += [f"  {name}: {what}" for name, what in report.features.items()]
+    return "\n".join(lines)
