@@ -28,10 +28,12 @@ from paceline.engine.fixed import FixedController
 from paceline.engine.startup import Pair, start_up
 from paceline.errors import CapacityError, LoadError, UsageError
 from paceline.kv.cache import KVCache, plan_pages, stored_as
+from paceline.models.adapter import Adapter, load_adapter, unmerged
 from paceline.models.base import Target
 from paceline.models.config import ASSISTANT_TYPES, read_config
 from paceline.models.gemma4 import GemmaTarget
 from paceline.models.hub import Role, bundled, find_assistant, look_at, resolve
+from paceline.models.loading import Transform
 from paceline.models.outline import as_named
 from paceline.models.registry import load_assistant, load_target
 from paceline.ops.base import Runner
@@ -49,14 +51,13 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
     """Load everything and return an idle engine. `say` gets one line per choice. Raises PacelineError."""
     config = replace(config, drafter=check_kind(config.drafter))
-    device = pick_device(config.device)
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    device = _device_and_threads(config)
     path, (kind, source, why) = find_models(config)
+    adapter = find_adapter(config, path, say)
     tokenizer = Tokenizer.load(path)
     runner, arithmetic = pick_runner(config, device)
-    options = {"dtype": _DTYPES.get(config.dtype), "transform": _transform(config.quantize)}
-    target = load_target(path, device=device, runner=runner, **options)
+    transform, dtype = _transform(config.quantize, adapter), _DTYPES.get(config.dtype)
+    target = load_target(path, device=device, runner=runner, dtype=dtype, transform=transform)
     runner.prepare([target.hidden_graph, target.logits_graph])  # before the cache takes of what is free
     cache = make_cache(target, config, share=1.0)
     said = "the bundled one" if config.target == "demo" and source is not None else why
@@ -83,6 +84,7 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
     _combine(drafters, kind, controller)
     info: dict[str, Any] = {
         "target": str(path),
+        "adapter": None if adapter is None else str(adapter.folder),
         "drafter": kind,
         "drafter_path": str(source) if source else None,
         "drafter_reason": why,
@@ -95,6 +97,24 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
         "skipped": sorted(target.skipped),
     } | known.info
     return Engine(replace(parts, drafters=drafters, default_drafter=kind, controller=controller, info=info))
+
+
+def _device_and_threads(config: EngineConfig) -> torch.device:
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    return pick_device(config.device)
+
+
+def find_adapter(config: EngineConfig, target: Path, say: Say) -> Adapter | None:
+    """The adapter that was asked for, checked against the target's config; says so if one lies there unasked."""
+    if config.adapter is None:
+        beside = unmerged(target)
+        if beside is not None:
+            say(beside)
+        return None
+    adapter = load_adapter(resolve(config.adapter, "adapter"), target)
+    say(f"adapter {config.adapter} is merged into {len(adapter.parts) + len(adapter.whole)} weights")
+    return adapter
 
 
 def find_models(config: EngineConfig) -> tuple[Path, tuple[str, Path | None, str]]:
@@ -123,7 +143,8 @@ def _settings(config: EngineConfig, target: Target, arithmetic: str) -> dict[str
     return {
         "device": str(target.device),
         "arithmetic": arithmetic,
-        "precision": f"{target.dtype}, {target.kv_dtype}, {config.dtype}, {config.quantize}, {config.quantize_drafter}",
+        "precision": f"{target.dtype}, {target.kv_dtype}, {config.dtype}, {config.quantize}, {config.quantize_drafter}"
+        + ("" if config.adapter is None else f", {config.adapter}"),
         "threads": str(config.threads or torch.get_num_threads()),
     }
 
@@ -287,9 +308,13 @@ def _draft_model(source: Path, config: EngineConfig, target: GemmaTarget) -> Mod
     return ModelDrafter(model, cache, target.vocab_size)
 
 
-def _transform(kind: Literal["int8", "int4"] | None) -> Any:
+def _transform(kind: Literal["int8", "int4"] | None, adapter: Adapter | None = None) -> Transform | None:
+    """What is done to each weight while it is loaded: the adapter is merged first, then it is quantized."""
     if kind is None:
-        return None
+        return adapter
     from paceline.ops.quantize import quantizer
 
-    return quantizer(kind)
+    quantized = quantizer(kind)
+    if adapter is None:
+        return quantized
+    return lambda name, weight: quantized(name, adapter(name, weight))

@@ -18,6 +18,9 @@ class EngineConfig:
     drafter: str = (
         "auto"  # auto | none | ngram | mtp | mtp+ngram | an assistant or draft model (folder or hub id)
     )
+    adapter: str | None = (
+        None  # a LoRA adapter in PEFT's layout (folder or hub id), merged into the target at load
+    )
     device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
     dtype: str = "auto"  # of weights; auto = as stored on CPU, bfloat16 on a GPU
     activations: Literal["auto", "float32"] = (
@@ -45,6 +48,12 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
+        if isinstance(self.adapter, list | tuple):  # as options that may be repeated are given
+            if len(self.adapter) > 1:
+                raise UsageError(
+                    "several adapters cannot be merged together: merge them with PEFT, or give one"
+                )
+            object.__setattr__(self, "adapter", self.adapter[0] if self.adapter else None)
         if self.dtype not in DTYPES:
             raise UsageError(f"dtype={self.dtype!r} is unknown: use one of {', '.join(DTYPES)}")
         if self.activations not in ("auto", "float32"):

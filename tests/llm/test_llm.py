@@ -189,5 +189,7 @@ def test_bad_prompts_are_refused_before_anything_runs(llm: LLM) -> None:
 
 def test_config_knows_its_defaults() -> None:
     assert EngineConfig().verify == "match"
-    assert EngineConfig().draft_tokens == "auto"  # what is measured to pay, for the library and the server, too
+    assert (
+        EngineConfig().draft_tokens == "auto"
+    )  # what is measured to pay, for the library and the server, too
     assert EngineConfig.of({"draft_tokens": "auto"}).draft_tokens == "auto"

@@ -10,34 +10,41 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from paceline.config import EngineConfig
     from paceline.models.inspection import Inspection
 
 
 @click.command()
 @click.argument("target", default="demo")
 @click.option("--drafter", default="auto", show_default=True, help="As for `paceline run`.")
+@click.option("--adapter", multiple=True, metavar="DIR", help="As for `paceline run`.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(target: str, drafter: str, as_json: bool) -> None:
+def command(target: str, drafter: str, adapter: Any, as_json: bool) -> None:
     """Say what TARGET and its drafter are, their memory by part, and what is unsupported and why.
 
     Reads configs and file headers only; of a model on the hub no weights are downloaded.
     """
     import tempfile
 
+    from paceline.config import EngineConfig
+    from paceline.drafters.registry import check_kind
+
     with tempfile.TemporaryDirectory() as scratch:
         from paceline.errors import LoadError
         from paceline.models.outline import as_named
 
         try:
-            _inform(target, drafter, as_json, Path(scratch))
+            _inform(
+                EngineConfig(target=target, drafter=check_kind(drafter), adapter=adapter),
+                as_json,
+                Path(scratch),
+            )
         except LoadError as error:
             raise type(error)(as_named(str(error), Path(scratch))) from error
 
 
-def _inform(target: str, drafter: str, as_json: bool, scratch: Path) -> None:
-    from paceline.assembly import choose_drafter, pick_device, pick_runner
-    from paceline.config import EngineConfig
-    from paceline.drafters.registry import check_kind
+def _inform(config: EngineConfig, as_json: bool, scratch: Path) -> None:
+    from paceline.assembly import choose_drafter, find_adapter, pick_device, pick_runner
     from paceline.memory import why_not
     from paceline.models.hub import look_at
     from paceline.models.inspection import inspect
@@ -45,8 +52,7 @@ def _inform(target: str, drafter: str, as_json: bool, scratch: Path) -> None:
     from paceline.models.outline import as_named
     from paceline.survey import describe_text
 
-    config = EngineConfig(target=target, drafter=check_kind(drafter))
-    folder = check_folder(look_at(target, "target", scratch, True))
+    folder = check_folder(look_at(config.target, "target", scratch, True))
     kind, source, why = choose_drafter(config, folder, lambda name, role: look_at(name, role, scratch))
     device = pick_device("auto")
     runner, arithmetic = pick_runner(config, device)
@@ -55,6 +61,7 @@ def _inform(target: str, drafter: str, as_json: bool, scratch: Path) -> None:
     if source is not None:
         found.append(inspect(source, target=folder if kind.startswith("mtp") else None))
     text, troubles = describe_text(folder)
+    find_adapter(config, folder, lambda line: text.update(adapter=line.removeprefix("adapter ")))
     if as_json:
         facts: dict[str, Any] = {
             "drafter": kind,

@@ -60,6 +60,8 @@ def profile_dir() -> str:
 ENGINE = [
     click.option("--drafter", default="auto", show_default=True, metavar="NAME",
                  help="auto, none, ngram, mtp, mtp+ngram, model, or an assistant or draft model (folder or hub id)."),
+    click.option("--adapter", multiple=True, metavar="DIR", help="A LoRA adapter (PEFT's layout; folder or hub id) to "
+                 "merge into the target's weights at load; one."),
     click.option("--draft-tokens", type=DraftTokens(), default="auto", show_default=True,
                  help="Tokens to draft per step; auto measures what pays on this machine."),
     click.option("--verify", type=click.Choice(["match", "reject", "block"]), default="match", show_default=True,

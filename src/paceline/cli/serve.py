@@ -8,6 +8,7 @@ import click
 
 _ENGINE_FLAGS = (
     "drafter",
+    "adapter",
     "device",
     "dtype",
     "draft_tokens",
@@ -25,6 +26,9 @@ _ENGINE_FLAGS = (
 @click.command(name="serve", short_help="Serve a model to OpenAI clients and to the browser.")
 @click.argument("target", required=False)
 @click.option("--drafter", help="auto, none, ngram, mtp, mtp+ngram, or an assistant or draft model.")
+@click.option(
+    "--adapter", multiple=True, help="A LoRA adapter to merge into the target (folder or hub id); one."
+)
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on, 0 for any.  [default: 8000]")
 @click.option("--api-key-file", type=click.Path(), help="Keys, one per line, plain or as sha256:<hex>.")
@@ -72,6 +76,7 @@ def command(target: str | None, config_file: str | None, **flags: Any) -> None:
     from paceline.cli.options import profile_dir
 
     engine = {name: flags.pop(name) for name in _ENGINE_FLAGS} | {"target": target}
+    engine["adapter"] = engine["adapter"] or None
     if isinstance(engine["draft_tokens"], str) and engine["draft_tokens"].isdecimal():
         engine["draft_tokens"] = int(engine["draft_tokens"])
     flags["allowed_hosts"] = flags["allowed_hosts"] or None

@@ -15,7 +15,7 @@ from paceline.errors import LoadError, UsageError
 from paceline.models.names import HUB_ID, HubName, explain_file, local_path, open_folder, parse_hub
 from paceline.models.outline import outline, told
 
-Role = Literal["target", "assistant", "draft"]
+Role = Literal["target", "assistant", "draft", "adapter"]
 WANTED = ["*.safetensors", "*.json", "*.jinja", "README.md"]
 ASSISTANT_KEY = "assistant_model"  # in a target's config.json: folder beside it, or hub id
 
@@ -40,7 +40,7 @@ def locate(name: str | Path, role: Role) -> Path | HubName:
     `org/name[@revision]` or the address of its page. Nothing is downloaded. Raises UsageError and LoadError.
     """
     text = str(name)
-    if text == "demo":
+    if text == "demo" and role != "adapter":
         return bundled(role)
     path = local_path(text)
     if path is not None:

@@ -1,0 +1,200 @@
+"""A LoRA adapter in PEFT's layout, merged into the weights of its base while they are loaded: W + scale * B @ A.
+
+Names, scale and patterns as PEFT's `LoraConfig` and `get_peft_model_state_dict` write them
+(https://huggingface.co/docs/peft/package_reference/lora). It is merged before quantization, in float32.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from paceline.errors import ConfigError, LoadError, PairError, WeightsError
+from paceline.files import read_json
+from paceline.models.config import parse_target, read_config
+from paceline.models.gemma4 import target_shapes
+from paceline.models.loading import Shapes, canonical, may_skip
+from paceline.models.safetensors_file import read_header
+from paceline.ops.base import Weight
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_MERGE = "merge it with PEFT's merge_and_unload() and give the merged folder as the target"
+_PART = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<part>[AB])(\.\w+)?(\.weight)?")
+_ROOT = "base_model.model."
+# fields of LoraConfig that change what the numbers mean, and values under which they do not
+_PLAIN: Mapping[str, tuple[Any, ...]] = {
+    "use_dora": (None, False), "fan_in_fan_out": (None, False), "lora_bias": (None, False), "bias": (None, "none"),
+    "alora_invocation_tokens": (None,), "use_qalora": (None, False), "target_parameters": (None, [], ()),
+    "trainable_token_indices": (None,), "megatron_config": (None,), "layer_replication": (None,),
+}  # fmt: skip
+_BASE_CHANGED = ("pissa", "olora", "loftq", "corda")  # initialisations after which the base is another one
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is added to one matrix [out, in]: scale * b @ a, with a [r, in] and b [out, r]; transposed for a table."""
+
+    a: Tensor
+    b: Tensor
+    scale: float
+    table: bool = False
+
+    def delta(self) -> Tensor:
+        product = self.scale * (self.b.float() @ self.a.float())
+        return product.T if self.table else product
+
+
+class Adapter:
+    """Parts by the name of the module, and whole matrices (`modules_to_save`) that replace the base's."""
+
+    def __init__(
+        self, folder: Path, parts: dict[str, Part], whole: dict[str, Tensor], skipped: list[str]
+    ) -> None:
+        self.folder, self.parts, self.whole, self.skipped = folder, parts, whole, skipped
+
+    def __call__(self, name: str, weight: Weight) -> Weight:
+        """A `Transform`: the weight with this adapter's part merged into it."""
+        part, whole = self.parts.get(name), self.whole.get(name)
+        if part is None and whole is None:
+            return weight
+        if weight.kind in ("int8", "int4"):
+            raise WeightsError(
+                f"{name} is stored as {weight.kind}, into which {self.folder} cannot be merged: give the base that is "
+                "not quantized, and --quantize"
+            )
+        data = weight.data if whole is None else whole.to(weight.data.device)
+        if part is not None:
+            data = data.float() + part.delta().to(data.device)
+        return Weight(data.to(weight.data.dtype).contiguous(), weight.kind)
+
+
+def load_adapter(folder: Path, target: Path) -> Adapter:
+    """The adapter of `folder`, checked against the target's config before weights are read. Raises LoadError."""
+    raw = read_json(folder / CONFIG)
+    if raw is None:
+        raise ConfigError(f"{folder} has no {CONFIG}: give the folder of a LoRA adapter in PEFT's layout")
+    _check_kind(raw, folder)
+    config = parse_target(read_config(target))
+    shapes, shared = target_shapes(config), {i for i, layer in enumerate(config.layers) if layer.shared}
+    found: dict[str, dict[str, Tensor]] = {}
+    whole: dict[str, Tensor] = {}
+    skipped: list[str] = []
+    for stored, data in _read(folder).items():
+        name = canonical(stored.removeprefix(_ROOT))
+        match = _PART.fullmatch(name)
+        if may_skip(f"{match['module']}.weight" if match else name, shared):
+            skipped.append(name)  # of a tower, or of K/V that are read from another layer
+            continue
+        if match is None:
+            whole[_whole_name(name, data, shapes, folder)] = data
+            continue
+        kind = f"{match['part']}{'t' if match['embedding'] else ''}"
+        found.setdefault(match["module"], {})[kind] = data
+    parts = {module: _part(raw, module, one, shapes, folder) for module, one in found.items()}
+    if not parts and not whole:
+        raise WeightsError(f"{folder} has no tensors for the language model: give another adapter")
+    return Adapter(folder, parts, whole, skipped)
+
+
+def _check_kind(raw: Mapping[str, Any], folder: Path) -> None:
+    kind = raw.get("peft_type")
+    if kind != "LORA":
+        raise ConfigError(f"{folder} is an adapter of type {str(kind)[:40]}, not LORA: {_MERGE}")
+    for name, plain in _PLAIN.items():
+        if raw.get(name) not in plain:
+            raise ConfigError(f"{folder}: {name}={str(raw[name])[:40]} is not supported: {_MERGE}")
+    start = str(raw.get("init_lora_weights")).lower()
+    if start.startswith(_BASE_CHANGED):
+        raise ConfigError(
+            f"{folder} was begun with {start[:40]}, which changes the base's weights, too: {_MERGE}"
+        )
+
+
+def _read(folder: Path) -> dict[str, Tensor]:
+    """All tensors of the adapter, checked. WeightsError for a file that is damaged, pickled or not finite."""
+    path = folder / WEIGHTS
+    if not path.exists():
+        pickled = (folder / "adapter_model.bin").exists()
+        why = "only adapter_model.bin, a pickle, which can run code" if pickled else f"no {WEIGHTS}"
+        raise WeightsError(f"{folder} has {why}: save the adapter as safetensors")
+    read_header(path)
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"{path} cannot be read ({error}): download it again") from error
+    bad = next(
+        (n for n, t in tensors.items() if not t.is_floating_point() or not bool(t.isfinite().all())), None
+    )
+    if bad is not None:
+        raise WeightsError(
+            f"{path}: {bad} holds values that are not finite numbers: train or download it again"
+        )
+    return tensors
+
+
+def _whole_name(name: str, data: Tensor, shapes: Shapes, folder: Path) -> str:
+    module = name.replace(".modules_to_save.default", "").removesuffix(".weight")
+    if shapes.get(f"{module}.weight") != tuple(data.shape) or data.dim() != 2:
+        raise PairError(
+            f"{folder} holds {name} {list(data.shape)}, which this target has no place for: {_MERGE}"
+        )
+    return module
+
+
+def _part(
+    raw: Mapping[str, Any], module: str, found: dict[str, Tensor], shapes: Shapes, folder: Path
+) -> Part:
+    table = "At" in found
+    a, b = found.get("At" if table else "A"), found.get("Bt" if table else "B")
+    if a is None or b is None:
+        raise WeightsError(f"{folder}: {module} has only one of lora_A and lora_B: download it again")
+    shape = shapes.get(f"{module}.weight")
+    if shape is None or len(shape) != 2:
+        raise PairError(
+            f"{folder} changes {module}, which this target does not have: give the base it was trained on"
+        )
+    rank = _matched(raw.get("rank_pattern"), module, raw.get("r"))
+    alpha = _matched(raw.get("alpha_pattern"), module, raw.get("lora_alpha"))
+    if not _positive(rank, int) or not _positive(alpha, (int, float)):
+        raise ConfigError(
+            f"{folder}: r={str(rank)[:40]}, lora_alpha={str(alpha)[:40]} are no numbers above 0"
+        )
+    wanted = [(rank, shape[0]), (shape[1], rank)] if table else [(rank, shape[1]), (shape[0], rank)]
+    if [tuple(a.shape), tuple(b.shape)] != wanted:
+        raise PairError(
+            f"{folder}: {module} has lora_A {list(a.shape)} and lora_B {list(b.shape)} where this target needs "
+            f"{list(wanted[0])} and {list(wanted[1])}: give the base it was trained on"
+        )
+    return Part(a, b, alpha / rank**0.5 if raw.get("use_rslora") else alpha / rank, table)
+
+
+def _positive(value: object, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and 0 < value < 1e9
+
+
+def _matched(pattern: object, module: str, default: Any) -> Any:
+    """The value of the first pattern that fits the module's name, as PEFT's `get_pattern_key` looks for it."""
+    for key, value in (pattern if isinstance(pattern, dict) else {}).items():
+        try:
+            if re.match(rf"(.*\.)?({key})$", module):
+                return value
+        except re.error as error:
+            raise LoadError(f"{CONFIG}: {str(key)[:40]!r} is no pattern: correct it") from error
+    return default
+
+
+def unmerged(folder: Path) -> str | None:
+    """One line if an adapter lies in a model's own folder, which is not merged unless it is asked for."""
+    if not (folder / CONFIG).is_file():
+        return None
+    return (
+        f"{folder / CONFIG} is an adapter beside the model, not merged: give --adapter {folder} to merge it"
+    )
