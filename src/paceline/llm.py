@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
@@ -11,6 +10,7 @@ from paceline.assembly import build_engine
 from paceline.config import EngineConfig
 from paceline.core import Completion, Delta, SamplingParams
 from paceline.engine.engine import Engine
+from paceline.engine.shared import Call, SharedEngine
 from paceline.errors import UsageError
 from paceline.text.tokenizer import Tokenizer
 
@@ -22,7 +22,7 @@ class LLM:
 
     `target` and `drafter`: `demo` (the bundled pair), a folder in Hugging Face layout, or a hub id. `drafter` also takes
     `auto`, `none`, `ngram`, `mtp`, `mtp+ngram`, `model`. Further options are those of `EngineConfig`.
-    Safe to use from several threads; calls run one after the other.
+    Safe to use from several threads and with several open streams: all share the engine's steps.
     """
 
     def __init__(
@@ -30,8 +30,7 @@ class LLM:
     ) -> None:
         config = EngineConfig.of({"target": str(target), **options})
         self._engine = build_engine(config, say or (lambda line: None))
-        self._lock = threading.Lock()
-        self._count = 0
+        self._shared = SharedEngine(self._engine)
 
     @property
     def engine(self) -> Engine:
@@ -65,28 +64,36 @@ class LLM:
         ids = [self._ids(prompt) for prompt in listed]  # type: ignore[arg-type]
         for prompt, one in zip(ids, each, strict=True):
             self._engine.check(prompt, one)
-        with self._lock:
-            names = [self._name() for _ in listed]
+        call = Call()
+        try:
+            names = [self._shared.add(call, prompt, one) for prompt, one in zip(ids, each, strict=True)]
             order = {name: i for i, name in enumerate(names)}
-            requests = dict(zip(names, zip(ids, each, strict=True), strict=True))
-            done = self._engine.run(
-                requests, (lambda name, c: on_done(order[name], _family(c))) if on_done is not None else None
-            )
+            done: dict[str, dict[int, Completion]] = {name: {} for name in names}
+            while call.open:
+                delta = self._shared.receive(call)
+                if delta.finish_reason is None:
+                    continue
+                live = call.lives[delta.request][delta.index]
+                done[delta.request][delta.index] = live.completion(delta.finish_reason, delta.error)
+                if on_done is not None and delta.request not in call.open:
+                    on_done(order[delta.request], _family(done[delta.request]))
+        finally:
+            self._shared.close(call)
         return [_family(done[name]) for name in names]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
         """Write one prompt, yielding each step's delta; the last has `finish_reason` and `stats`.
 
-        Leaving the loop early cancels the request.
+        Streams may be read in turn, and `generate` called while some are open: they share the engine's steps. Leaving the
+        loop early, an exception in it, closing the stream or losing it cancels the request.
         """
-        name = self._name()
-        with self._lock:
-            self._engine.add(name, self._ids(prompt), params or SamplingParams())
-            try:
-                while self._engine.has_work:
-                    yield from self._engine.step()
-            finally:
-                self._engine.cancel(name)
+        call = Call()
+        try:
+            self._shared.add(call, self._ids(prompt), params or SamplingParams())
+            while call.open:
+                yield self._shared.receive(call)
+        finally:
+            self._shared.close(call)
 
     def _each(self, params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
@@ -102,16 +109,12 @@ class LLM:
             return self.tokenizer.encode(prompt)
         return list(prompt)
 
-    def _name(self) -> str:
-        self._count += 1
-        return f"llm-{self._count}"
-
 
 def _is_ids(prompts: object) -> bool:
     return isinstance(prompts, list) and bool(prompts) and all(isinstance(t, int) for t in prompts)
 
 
-def _family(texts: list[Completion]) -> Completion:
-    first, *rest = texts
+def _family(texts: Mapping[int, Completion]) -> Completion:
+    first, *rest = (texts[i] for i in sorted(texts))
     first.siblings = rest
     return first

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import os
 import threading
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
-from paceline import LLM, PacelineError, PromptError, SamplingParams, UsageError
+from paceline import LLM, PacelineError, PromptError, RequestFailed, SamplingParams, UsageError
 from paceline.assembly import pick_runner
 from paceline.config import EngineConfig
 from paceline.models.quantized import measure_loss
@@ -90,6 +94,141 @@ def test_threads_may_share_one_llm(llm: LLM) -> None:
     for thread in threads:
         thread.join()
     assert [got[i] for i in range(4)] == expected * 2
+
+
+def idle(llm: LLM) -> bool:
+    return not llm.engine.has_work and llm.engine.state.cache.open_sequences == 0
+
+
+def sampled(seed: int) -> SamplingParams:
+    return SamplingParams(max_tokens=24, temperature=0.8, seed=seed)
+
+
+def test_streams_may_be_read_in_turn_and_generate_called_between(llm: LLM) -> None:
+    expected = [llm.generate(p, sampled(i))[0].token_ids for i, p in enumerate(PROMPTS)]
+    streams = [llm.stream(p, sampled(i)) for i, p in enumerate(PROMPTS)]
+    got: list[list[int]] = [list(next(stream).token_ids) for stream in streams]
+    assert llm.generate(PROMPTS[1], sampled(1))[0].token_ids == expected[1]
+    for pair in itertools.zip_longest(*streams):
+        for tokens, delta in zip(got, pair, strict=True):
+            tokens += delta.token_ids if delta is not None else []
+    assert got == expected
+    assert idle(llm)
+
+
+def test_a_callback_may_ask_for_more(llm: LLM) -> None:
+    expected = llm.generate(PROMPTS, sampled(3))
+    inner: list[list[int]] = []
+    done = llm.generate(
+        PROMPTS[0],
+        sampled(3),
+        on_done=lambda i, c: inner.append(llm.generate(PROMPTS[1], sampled(3))[0].token_ids),
+    )
+    assert (done[0].token_ids, inner) == (expected[0].token_ids, [expected[1].token_ids])
+
+
+@pytest.mark.parametrize(
+    "how", ["closed", "lost", "lost in a cycle", "exception", "Ctrl-C within", "half read"]
+)
+def test_an_abandoned_stream_is_cancelled_and_hinders_nobody(
+    how: str, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = llm.generate(PROMPTS[0], sampled(4))[0].token_ids
+    stream: Any = llm.stream(PROMPTS[1], SamplingParams(max_tokens=400, ignore_eos=True))
+    next(stream)
+    if how == "closed":
+        stream.close()
+    elif how == "lost":
+        del stream
+    elif how == "lost in a cycle":
+        cycle = [stream]
+        cycle.append(cycle)
+        del cycle, stream
+        gc.collect()
+    elif how == "exception":
+        with pytest.raises(ValueError, match="mine"):
+            stream.throw(ValueError("mine"))
+    elif how == "Ctrl-C within":
+        with monkeypatch.context() as patch:
+            patch.setattr(llm.engine, "step", mock.Mock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                list(stream)
+    assert idle(llm) == (how != "half read")
+    assert llm.generate(PROMPTS[0], sampled(4))[0].token_ids == expected
+    if how == "half read":
+        stream.close()
+    assert idle(llm)
+
+
+def test_a_stream_that_is_collected_in_the_middle_of_a_step_is_cancelled_after_it(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = llm.generate(PROMPTS[0], sampled(4))[0].token_ids
+    held: list[Any] = [llm.stream(PROMPTS[1], SamplingParams(max_tokens=400, ignore_eos=True))]
+    next(held[0])
+    step = llm.engine.step
+
+    def collecting() -> Any:
+        deltas = step()
+        held.clear()
+        return deltas
+
+    monkeypatch.setattr(llm.engine, "step", collecting)
+    assert llm.generate(PROMPTS[0], sampled(4))[0].token_ids == expected
+    assert idle(llm)
+
+
+def test_tokens_that_another_s_interrupted_step_has_lost_are_an_error(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, other = llm.stream(PROMPTS[0], sampled(1)), llm.stream(PROMPTS[1], sampled(2))
+    next(ours)
+    next(other)
+    step = llm.engine.step
+
+    def interrupted() -> Any:
+        step()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            list(other)
+    with pytest.raises(RequestFailed, match="ask again"):
+        list(ours)
+    assert idle(llm)
+
+
+def test_a_request_that_cannot_run_is_refused_where_it_was_made(llm: LLM) -> None:
+    with pytest.raises(PromptError, match="context holds 512"):
+        next(llm.stream([5] * 600))
+    good = llm.stream(PROMPTS[0], sampled(1))
+    next(good)
+    with pytest.raises(PromptError, match="empty"):
+        next(llm.stream([]))
+    assert list(good)[-1].finish_reason == "length"
+    assert idle(llm)
+
+
+def test_threads_may_stream_and_generate_at_once(llm: LLM) -> None:
+    expected = [llm.generate(PROMPTS[i % 2], sampled(i))[0].token_ids for i in range(6)]
+    got: dict[int, list[int]] = {}
+
+    def work(i: int) -> None:
+        for _ in range(3):
+            if i % 3:
+                got[i] = [t for delta in llm.stream(PROMPTS[i % 2], sampled(i)) for t in delta.token_ids]
+            else:
+                got[i] = llm.generate(PROMPTS[i % 2], sampled(i))[0].token_ids
+
+    threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert not any(thread.is_alive() for thread in threads)
+    assert [got[i] for i in range(6)] == expected
+    assert idle(llm)
 
 
 def test_a_reference_is_copied_from() -> None:

@@ -167,6 +167,14 @@ class Engine:
             raise UsageError("a reference text needs a tokenizer: give it as token ids")
         return tuple(self._parts.tokenizer.encode(params.reference, add_bos=False))
 
+    def has(self, request_id: str) -> bool:
+        """Whether a request is queued or running."""
+        return request_id in self._requests
+
+    def texts(self, request_id: str) -> list[Live]:
+        """The living texts of a request, in order."""
+        return [self.state.lives[i] for i in sorted(self._requests[request_id])]
+
     def cancel(self, request_id: str) -> None:
         """Forget a request at any moment; all it held is free at once. Unknown ids are ignored."""
         for sequence_id in self._requests.pop(request_id, set()):
@@ -202,7 +210,7 @@ class Engine:
         try:
             for name, (prompt, params) in requests.items():
                 self.add(name, prompt, params)
-                lives[name] = [self.state.lives[i] for i in sorted(self._requests[name])]
+                lives[name] = self.texts(name)
             while self.has_work:
                 for delta in self.step():
                     if delta.finish_reason is None:
