@@ -1,4 +1,4 @@
-"""Text to token ids and back, over the `tokenizers` library. Needs a folder in Hugging Face layout.
+"""Text to token ids and back, over the `tokenizers` library. From a folder in Hugging Face layout or a GGUF file.
 
 A token stands for bytes, not for text: `piece` gives them, so that a stream can be decoded token by token.
 Known decoders are Gemma's (`▁` for the space, `<0xE2>` for a lone byte) and byte-level BPE; others are
@@ -19,6 +19,8 @@ from tokenizers import Tokenizer as Backend
 
 from paceline.errors import ConfigError, LoadError, PromptError
 from paceline.files import check_file, read_json, read_text
+from paceline.weights.gguf.reader import Gguf
+from paceline.weights.gguf.tokenizer import build_tokenizer
 
 MOST_IDS = 2**24
 _LARGE_NUMBER = re.compile(rb":\s*\d{8}")
@@ -63,6 +65,12 @@ class Tokenizer:
             raise LoadError(f"{path} cannot be read as a tokenizer ({error}): download it again") from error
         config = read_json(folder / "tokenizer_config.json") or {}
         return cls(backend, config, _eos_ids(folder), _template(folder, config))
+
+    @classmethod
+    def from_gguf(cls, model: Gguf) -> Tokenizer:
+        """The tokenizer that a GGUF file's metadata describes. Raises ConfigError."""
+        parts = build_tokenizer(model)
+        return cls(parts.backend, parts.config, parts.eos_ids, parts.template)
 
     def encode(self, text: str, add_bos: bool | None = None) -> list[int]:
         """Token ids; special tokens written in `text` count as such. add_bos None = as the tokenizer says."""

@@ -62,6 +62,7 @@ class Gguf(Mapping[str, Any]):
         self.path = path
         self.files = [_File(part) for part in _parts(path)]
         self._entries = self.files[0].entries
+        self._values: dict[str, Any] = {}  # those that were asked for
         self.tensors: dict[str, GgufTensor] = {}
         for file in self.files:
             for tensor in file.tensors:
@@ -85,8 +86,10 @@ class Gguf(Mapping[str, Any]):
             )
 
     def __getitem__(self, key: str) -> Any:
-        kind, start = self._entries[key]
-        return self.files[0].value(kind, start)
+        if key not in self._values:
+            kind, start = self._entries[key]
+            self._values[key] = self.files[0].value(kind, start)
+        return self._values[key]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)

@@ -1,0 +1,55 @@
+"""A GGUF model as a checkpoint: config, and tensors under the names and in the shapes of a Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.weights.gguf.blocks import dequantize
+from paceline.weights.gguf.metadata import read_config
+from paceline.weights.gguf.names import Piece, half_split_rows, pieces
+from paceline.weights.gguf.reader import Gguf
+
+
+class GgufCheckpoint:
+    """`config` as config.json has it, `pieces` by checkpoint name. Opening reads no weights. Raises LoadError."""
+
+    def __init__(self, path: Path) -> None:
+        self.model = Gguf(path)
+        self.config: dict[str, Any] = read_config(self.model)
+
+    @cached_property
+    def pieces(self) -> dict[str, Piece]:
+        text = self.config.get("text_config", self.config)
+        return pieces(self.model, text["num_attention_heads"], text["num_key_value_heads"])
+
+    def kind(self, name: str) -> str:
+        """The block type of a tensor, "Q4_1"; of the widest part where it is made of several ("F32" if they differ)."""
+        kinds = {self.model.tensors[source].kind for source in self.pieces[name].sources}
+        return kinds.pop() if len(kinds) == 1 else "F32"
+
+    def blocks(self, name: str) -> NDArray[np.uint8]:
+        """The bytes of a tensor of one kind, [..., rows, bytes of a row], its rows in the order of the checkpoint.
+
+        A view of the mapped file where nothing moves.
+        """
+        piece = self.pieces[name]
+        parts = [self.model.raw(source) for source in piece.sources]
+        data = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-2)
+        if not piece.heads:
+            return data
+        if data.ndim == 1:  # a bias: its values are its rows, and none of them is quantized
+            data = data.reshape(piece.shape[0], -1)
+            return data[half_split_rows(piece.shape[0], piece.heads)].reshape(-1)
+        return data[half_split_rows(data.shape[0], piece.heads)]
+
+    def floats(self, name: str) -> NDArray[np.float32]:
+        """The values of a tensor in its shape."""
+        sources = self.pieces[name].sources
+        if len({self.model.tensors[source].kind for source in sources}) > 1:
+            return np.concatenate([self.model.floats(source) for source in sources], axis=-2)
+        return dequantize(self.kind(name), self.blocks(name)).reshape(self.pieces[name].shape)
