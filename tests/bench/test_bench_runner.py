@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from paceline.bench import report, runner, workloads
 from paceline.bench.meters import EnergyMeter
@@ -279,7 +281,7 @@ def test_an_interrupt_keeps_what_is_measured_and_leaves_the_engine_empty() -> No
     assert 0 < len(runs) < 24
     assert not engine.open
     assert not beside.plain.has_work
-    assert measure(bench(FakeEngine(), seconds=0.0))[1].startswith("stopped after")
+    assert measure(bench(FakeEngine(), seconds=0.0))[1].startswith("the time of 0 s was up")
 
 
 def made(setting: Setting, speed: float, plain: float = 100.0, same: bool = True) -> Run:
@@ -295,9 +297,13 @@ def test_verdict_compares_auto_with_none_and_with_the_best_fixed_length() -> Non
     assert found.worst_auto == (1.9, CODE)
     assert found.worst_against_fixed == (pytest.approx(0.95), CODE, "mtp 4")
     assert found.noise is None
-    assert "helps" in found.say()[0]
+    assert found.say()[0] == (
+        "Typically mtp auto is 1.90 times as fast as plain decoding here (1.90 to 1.90), and every text is the same."
+    )
     other = verdict(lines([made(auto, 90, same=False)]))
-    assert "does not help" in other.say()[0]
+    assert other.say()[0] == "Typically mtp auto is 0.90 times as fast as plain decoding here (0.90 to 0.90)."
+    assert "as fast as plain decoding" in verdict(lines([made(auto, 101)])).say()[0]
+    assert "speculation" in verdict(lines([made(one, 150), made(four, 250)])).say()[0]  # no auto among them
     assert "paceline check" in other.say()[-1]
 
 
@@ -342,7 +348,10 @@ def test_report_is_complete_and_self_contained() -> None:
     runs, _ = measure(bench(FakeEngine()))
     table = lines(runs)
     html = report.page(table, verdict(table).say(), {"torch": "x"}, {1: 1e-3, 2: 2e-3})
-    assert html.count("<svg") == 4
+    drawn = [chart for chart in report.charts(table, {1: 1e-3, 2: 2e-3}) if not chart.single]
+    assert html.count("<svg") == len(drawn) > 0
+    assert "What the words mean" in html
+    assert "J/token</th>" not in html  # nobody measured it
     assert "http" not in html
     assert "<script" not in html
     data = json.loads(json.dumps(to_json(runs, {"provenance": {}})))
@@ -353,7 +362,21 @@ def test_report_is_complete_and_self_contained() -> None:
         assert (told["gaps"]["0.0"], told["gaps"]["1.0"]) == (min(run.gaps), max(run.gaps))
         assert list(told["gaps"].values()) == sorted(told["gaps"].values())
     assert report.terminal_table(table).row_count == 4
+    narrow = Console(width=80, record=True, file=io.StringIO())
+    narrow.print(report.terminal_table(table, 80))
+    text = narrow.export_text()
+    assert max(map(len, text.rstrip().splitlines())) <= 80
+    assert "…" not in text
+    assert all(f"{line.speed:.1f}" in text for line in table)
     assert "not measured" in svg(Chart("t", "x", "y", {}))
+
+
+def test_axes_end_at_round_numbers_and_one_x_is_no_line() -> None:
+    drawn = svg(Chart("t", "x", "y", {"a": [(1, 0.39), (2, 1.56)]}))
+    assert all(f">{tick}<" in drawn for tick in ("0", "0.4", "0.8", "1.2", "1.6"))
+    assert ">1</text>" in svg(Chart("kept", "x", "y", {"a": [(1, 0.5), (2, 0.3)]}, top=1.0))
+    assert Chart("t", "x", "y", {"a": [(4, 1.0)], "b": [(4, 2.0)]}).single
+    assert not Chart("t", "x", "y", {"a": [(4, 1.0), (7, 2.0)]}).single
 
 
 def test_a_report_that_cannot_be_written_says_so_and_leaves_nothing_behind(tmp_path: Path) -> None:

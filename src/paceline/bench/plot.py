@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -18,6 +19,12 @@ class Chart:
     y: str
     series: Mapping[str, Seq[tuple[float, float]]]
     base: float | None = None  # a dashed line at this height, e.g. 1 = as fast as without
+    top: float | None = None  # where the y axis ends, if that is known
+
+    @property
+    def single(self) -> bool:
+        """All points lie at one x: there is no line to draw, the table says it better."""
+        return len({x for line in self.series.values() for x, _ in line}) < 2
 
 
 def svg(chart: Chart) -> str:
@@ -30,7 +37,7 @@ def svg(chart: Chart) -> str:
     if not points:
         return f'{head}<text x="{LEFT}" y="60">not measured</text></svg>'
     x0, x1 = min(x for x, _ in points), max(x for x, _ in points)
-    y1 = max([y for _, y in points] + ([chart.base] if chart.base else [])) * 1.08 or 1.0
+    y1 = chart.top or _round_up(max([y for _, y in points] + ([chart.base] if chart.base else [])))
     across = (WIDTH - LEFT - RIGHT) / ((x1 - x0) or 1)
     up = (HEIGHT - TOP - BOTTOM) / y1
 
@@ -47,6 +54,16 @@ def svg(chart: Chart) -> str:
         key = TOP + 14 + 16 * i
         parts.append(f'<text x="{WIDTH - RIGHT + 12}" y="{key}" fill="{colour}">{escape(name)}</text>')
     return "".join(parts) + "</svg>"
+
+
+def _round_up(value: float) -> float:
+    """The next number of the form 4, 8, 12, 20, 40 times a power of ten: its quarters are short."""
+    if value <= 0:
+        return 1.0
+    power = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return next(
+        n * power for n in (10, 12, 16, 20, 24, 28, 32, 40, 60, 80, 100) if n * power >= value * 0.9999
+    )
 
 
 def _grid(chart: Chart, y1: float, xs: list[float], place) -> list[str]:  # type: ignore[no-untyped-def]

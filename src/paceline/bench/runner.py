@@ -301,7 +301,10 @@ def measure(bench: Bench, report: Callable[[Run], None] = lambda run: None) -> t
             run_beside(replace(bench, tokens=min(bench.tokens, 16)), bench.cells[0], setting, 0)
         for number, cell, setting in _to_run(bench, runs):
             if runs and time.perf_counter() - begin > bench.seconds:
-                return runs, f"stopped after {bench.seconds:.0f} s as asked"
+                return (
+                    runs,
+                    f"the time of {bench.seconds:.0f} s was up, so some cells have fewer rounds (--seconds gives more)",
+                )
             runs += run_beside(bench, cell, setting, number)
             report(runs[-2])
     except KeyboardInterrupt:

@@ -113,15 +113,18 @@ class Verdict:
     noise: tuple[float, Cell] | None = None  # none against itself
     auto: Held | None = None
     itself: Held | None = None  # none
+    typical: tuple[float, float, float, str] | None = None  # least, median, most of a setting over its cells
 
     def say(self) -> list[str]:
         out = []
+        if self.typical:
+            low, middle, high, label = self.typical
+            fast = f"{middle:.2f} times as fast as" if abs(middle - 1) > 0.02 else "as fast as"
+            texts = ", and every text is the same" if self.all_same_text else ""
+            out.append(f"Typically {label} is {fast} plain decoding here ({low:.2f} to {high:.2f}){texts}.")
         if self.best:
             ratio, cell, label = self.best
-            helps = "helps" if ratio > 1.02 else "does not help"
-            out.append(
-                f"Speculation {helps} here: at best {label} is {ratio:.2f} times none ({_name(cell)})."
-            )
+            out.append(f"At best {label} is {ratio:.2f} times none ({_name(cell)}).")
         if self.worst_auto:
             ratio, cell = self.worst_auto
             out.append(f"auto against none, worst cell: {ratio:.2f} ({_name(cell)}).")
@@ -184,7 +187,16 @@ def verdict(table: Seq[Line]) -> Verdict:
         ),
         _held(autos),
         _held([line for line in table if line.setting == NONE]),
+        _typical(autos or drafting),
     )
+
+
+def _typical(table: Seq[Line]) -> tuple[float, float, float, str] | None:
+    """What to expect of auto, or of whatever was measured instead, over all cells alike."""
+    ratios = [line.ratio.median for line in table if line.ratio]
+    labels = {line.setting.label for line in table}
+    label = next(iter(labels)) if len(labels) == 1 else "speculation"
+    return (min(ratios), median(ratios), max(ratios), label) if ratios else None
 
 
 def to_json(runs: Seq[Run], extra: dict[str, Any]) -> dict[str, Any]:

@@ -192,7 +192,8 @@ def _print(table: list[Line]) -> None:
 
     from paceline.bench.report import terminal_table
 
-    Console(width=None if sys.stdout.isatty() else 170).print(terminal_table(table))
+    console = Console() if sys.stdout.isatty() else Console(width=170)
+    console.print(terminal_table(table, console.width))
 
 
 def _facts(llm: LLM, runs: list[Run]) -> dict[str, Any]:
