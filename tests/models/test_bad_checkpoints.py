@@ -77,7 +77,6 @@ def assert_refused(folder: Path, kind: type[Exception], words: str) -> None:
         ({"use_bidirectional_attention": "all"}, "read causally"),
         ({"attention_bias": True}, "attention_bias=True is not supported"),
         ({"hidden_activation": "silu"}, "gelu_pytorch_tanh"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "'fp8' are not supported: use the bfloat16"),
         ({"global_head_dim": 64}, "remove the wrong one"),
         ({"per_layer_config": {"9": {}}}, "layer numbers below 6"),
         ({"per_layer_config": {"2": {"skip": ["mlp"]}}}, "overrides skip in layer 2"),

@@ -171,7 +171,7 @@ def _digits(kind: str) -> str:
 
 def _parse_text(fields: Fields, top: Mapping[str, Any], model_type: str) -> GemmaConfig:
     raw, unified = fields.raw, "unified" in model_type
-    _refuse_unsupported(fields, top)
+    _refuse_unsupported(fields)
     heads = fields.size("num_attention_heads")
     layers = _layers(fields, heads)
     moe = None
@@ -215,7 +215,7 @@ def _parse_text(fields: Fields, top: Mapping[str, Any], model_type: str) -> Gemm
     )
 
 
-def _refuse_unsupported(fields: Fields, top: Mapping[str, Any]) -> None:
+def _refuse_unsupported(fields: Fields) -> None:
     fields.refuse("attention_bias", (None, False), "no published Gemma 4 has biases")
     fields.refuse("hidden_activation", (None, "gelu_pytorch_tanh"), "Gemma 4 uses gelu_pytorch_tanh")
     fields.refuse(
@@ -223,13 +223,6 @@ def _refuse_unsupported(fields: Fields, top: Mapping[str, Any]) -> None:
         (None, False, "vision"),
         "text must be read causally, use a generative checkpoint",
     )
-    quantized = top.get("quantization_config") or fields.raw.get("quantization_config")
-    if quantized:
-        method = quantized.get("quant_method", "?") if isinstance(quantized, Mapping) else "?"
-        raise ConfigError(
-            f"{fields.where}: weights quantized with {method!r} are not supported: use the bfloat16 "
-            "checkpoint, paceline quantizes while loading"
-        )
 
 
 def _layers(fields: Fields, heads: int) -> tuple[LayerConfig, ...]:
@@ -330,6 +323,7 @@ def _rope(fields: Fields, kind: str) -> Rope:
         FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
     }
     raw = fields.raw.get("rope_parameters")
+    _check_legacy_rope(fields, None if raw is not None else defaults)
     raw = defaults if raw is None else raw
     if not isinstance(raw, Mapping) or not isinstance(raw.get(kind), Mapping):
         raise ConfigError(f"{fields.where}: rope_parameters has no entry for {kind}")
@@ -348,6 +342,24 @@ def _rope(fields: Fields, kind: str) -> Rope:
     raise ConfigError(
         f"{rope.where}: rope_type {shown(rope_type)} is not supported: Gemma 4 uses default and proportional"
     )
+
+
+def _check_legacy_rope(fields: Fields, used: Mapping[str, Mapping[str, Any]] | None) -> None:
+    """Refuse fields of older configs that say something else than is `used` (None: rope_parameters says it)."""
+    scaling = fields.raw.get("rope_scaling")
+    kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, Mapping) else scaling
+    if kind not in (None, "default"):
+        raise ConfigError(
+            f"{fields.where}: rope_scaling of type {shown(kind)} is not supported: Gemma 4 was made without it, "
+            "remove it, or write rope_parameters"
+        )
+    for name, layers in (("rope_theta", FULL), ("rope_local_base_freq", SLIDING)) if used is not None else ():
+        said = fields.raw.get(name)
+        if said is not None and said != used[layers]["rope_theta"]:
+            raise ConfigError(
+                f"{fields.where}: {name}={shown(said)} is written in the old way: write it as rope_theta of "
+                f"rope_parameters.{layers}"
+            )
 
 
 def _token_ids(value: object, vocab: int, where: str) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.errors import LoadError, UsageError
+from paceline.models.card import fitting_assistant
 from paceline.models.names import HUB_ID, HubName, explain_file, local_path, open_folder, parse_hub
 from paceline.models.outline import outline, told
 
@@ -100,12 +101,22 @@ def find_assistant(target: Path, config: Mapping[str, Any]) -> tuple[Path | None
         return beside, f"{beside} lies beside the target"
     if target.is_symlink() and target.resolve().parent.name == "snapshots":
         target = target.resolve()  # a link into the hub cache
+    made = fitting_assistant(target, config)
     if target.parent.name == "snapshots":
         hub_id = target.parents[1].name.removeprefix("models--").replace("--", "/")
         snapshot = _snapshot(_hub_cache(target), f"{hub_id}-assistant")
         if snapshot is not None:
             return snapshot, f"{hub_id}-assistant is downloaded"
-        return None, f"{hub_id}-assistant is not downloaded: give --drafter {hub_id}-assistant if it exists"
+        if made is None:
+            return (
+                None,
+                f"{hub_id}-assistant is not downloaded: give --drafter {hub_id}-assistant if it exists",
+            )
+        snapshot = _snapshot(_hub_cache(target), made)
+        if snapshot is not None:
+            return snapshot, f"{made}, made for its base, is downloaded"
+    if made is not None:
+        return None, f"no assistant is here, {made} fits: give --drafter {made}"
     return None, f"no {beside.name} beside the target and none named in its config.json"
 
 

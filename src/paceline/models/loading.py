@@ -17,7 +17,9 @@ from torch import Tensor
 
 from paceline.errors import LoadError, WeightsError
 from paceline.files import read_json
+from paceline.models.card import unquantized
 from paceline.models.foreign import PICKLES, incomplete
+from paceline.models.prequantized import kind_of
 from paceline.models.safetensors_file import Entry, broken, read_header
 from paceline.ops.base import Weight, WeightKind
 
@@ -144,6 +146,12 @@ class Tensors:
     def _check(self, expected: Shapes) -> None:
         missing = [n for n in expected if n not in self.entries]
         extra = [n for n in self.entries if n not in expected]
+        quantized = kind_of(self.entries)
+        if quantized is not None:
+            raise WeightsError(
+                f"{self.folder}: weights quantized by {quantized} are not supported: use {unquantized(self.folder)}, "
+                "paceline quantizes while loading (--quantize int4)"
+            )
         if missing or extra:
             parts = [f"{len(names)} {what} ({_some(names)})" for what, names in
                      (("missing", missing), ("that it does not describe", extra)) if names]  # fmt: skip

@@ -20,6 +20,7 @@ from torch import Tensor
 from paceline.errors import CapacityError, LoadError, UsageError
 from paceline.kv.cache import KVCache
 from paceline.models.gemma4 import GemmaTarget
+from paceline.models.hub import ASSISTANT_KEY, find_assistant
 from paceline.models.loading import SCALE, canonical, find_files, may_skip
 from paceline.ops.base import Weight
 from paceline.ops.quantize import QuantKind, kind_for, quantize
@@ -56,6 +57,9 @@ def save_quantized(source: Path, out: Path, kind: QuantKind) -> dict[str, int]:
                 and "index" not in path.name
             ):
                 shutil.copyfile(path, out / path.name)
+        assistant, _ = find_assistant(source, config)
+        if assistant is not None:  # the new folder does not lie beside it
+            config[ASSISTANT_KEY] = str(assistant.resolve())
         config[ENTRY] = {"kind": kind, "version": 1}
         (out / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     except OSError as error:
