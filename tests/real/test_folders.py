@@ -231,3 +231,28 @@ def test_a_link_that_leads_nowhere(tmp_path):
     (tmp_path / "gemma").symlink_to("gone")
     with pytest.raises(PacelineError, match="is a link that leads nowhere"):
         resolve(tmp_path / "gemma", "target")
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["paceline", *args])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    return int(stop.value.code or 0)
+
+
+def test_the_target_as_argument_or_option(tmp_path, monkeypatch, capsys):
+    """Row 20: `run X "prompt"`, `run --target X`, `info X`, `info --target X`."""
+    folder = str(model(tmp_path / "gemma"))
+    texts = []
+    for args in ((folder, "def parse("), ("--target", folder, "def parse("), ("def parse(",)):
+        assert call(monkeypatch, "run", *args, "-n", "4", "--no-native", "--drafter", "none") == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] == texts[2]
+    assert call(monkeypatch, "run", folder, "def", "parse(") == 2
+    assert "a prompt of several words in quotes" in capsys.readouterr().err
+    assert info(monkeypatch, "--target", folder) == 0
+    assert folder in capsys.readouterr().out
+    assert info(monkeypatch, folder, "--target", folder) == 2
+    assert "the target is given twice" in capsys.readouterr().err
+    assert call(monkeypatch, "serve", folder, "--target", folder) == 2
+    assert "the target is given twice" in capsys.readouterr().err

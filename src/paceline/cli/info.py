@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from paceline.cli.options import one_target
+
 if TYPE_CHECKING:
     from paceline.config import EngineConfig
     from paceline.models.inspection import Inspection
 
 
 @click.command()
-@click.argument("target", default="demo")
+@click.argument("target", required=False)
+@click.option("--target", "named", help="The same as the argument TARGET.")
 @click.option("--drafter", default="auto", show_default=True, help="As for `paceline run`.")
 @click.option("--adapter", multiple=True, metavar="DIR", help="As for `paceline run`.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(target: str, drafter: str, adapter: Any, as_json: bool) -> None:
+def command(target: str | None, named: str | None, drafter: str, adapter: Any, as_json: bool) -> None:
     """Say what TARGET and its drafter are, their memory by part, and what is unsupported and why.
 
     Reads configs and file headers only; of a model on the hub no weights are downloaded.
@@ -35,7 +38,7 @@ def command(target: str, drafter: str, adapter: Any, as_json: bool) -> None:
 
         try:
             _inform(
-                EngineConfig(target=target, drafter=check_kind(drafter), adapter=adapter),
+                EngineConfig(target=one_target(target, named), drafter=check_kind(drafter), adapter=adapter),
                 as_json,
                 Path(scratch),
             )

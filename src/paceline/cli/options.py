@@ -124,6 +124,13 @@ def split(values: dict[str, Any]) -> tuple[dict[str, Any], SamplingParams]:
     return {k: v for k, v in values.items() if k not in SAMPLING_NAMES}, params
 
 
+def one_target(argument: str | None, option: str | None) -> str:
+    """The target, given as an argument or with --target; `demo` without either. Raises UsageError for both."""
+    if argument is not None and option is not None:
+        raise UsageError(f"the target is given twice, as {argument} and as --target {option}: give it once")
+    return argument or option or "demo"
+
+
 def read_text(path: str) -> str:
     """A prompt from a file, or from standard input for `-`."""
     try:

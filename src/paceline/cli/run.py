@@ -15,10 +15,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("prompt", required=False)
-@click.option(
-    "--target", default="demo", show_default=True, help="demo, a folder in Hugging Face layout, or a hub id."
-)
+@click.argument("words", nargs=-1, metavar="[TARGET] [PROMPT]")
+@click.option("--target", help="demo, a folder in Hugging Face layout, or a hub id.  [default: demo]")
 @click.option("--file", "-f", "file", help="Read the prompt from a file (- for standard input).")
 @click.option("--chat/--no-chat", default=False, help="Put the prompt into the model's chat template.")
 @click.option("--stats", is_flag=True, help="Afterwards: tokens/s, tokens per step, acceptance by position.")
@@ -30,8 +28,8 @@ if TYPE_CHECKING:
 @apply(ENGINE)
 @apply(SAMPLING)
 def command(
-    prompt: str | None,
-    target: str,
+    words: tuple[str, ...],
+    target: str | None,
     file: str | None,
     chat: bool,
     stats: bool,
@@ -42,10 +40,11 @@ def command(
 
     \b
     paceline run "def parse(" --stats --show-drafts
-    paceline run --target ./gemma-4-E2B-it --chat "Why is the sky blue?" -t 0.8
+    paceline run ./gemma-4-E2B-it --chat "Why is the sky blue?" -t 0.8
     git diff | paceline run -f - --drafter ngram
     """
     options, params = split(values)
+    target, prompt = _target_and_prompt(words, target)
     if prompt is not None and file is not None:
         raise click.UsageError("give either PROMPT or --file, not both")
     if file is not None:
@@ -65,6 +64,15 @@ def command(
         if not line.strip():
             return
         _write(llm, _wrap(llm, line, chat), params, (stats, show_drafts, False))
+
+
+def _target_and_prompt(words: tuple[str, ...], target: str | None) -> tuple[str, str | None]:
+    """One word is the prompt, two are the target and the prompt. Raises UsageError for more."""
+    if len(words) > 2 or (len(words) == 2 and target is not None):
+        raise click.UsageError("give TARGET and PROMPT once each, and a prompt of several words in quotes")
+    if len(words) == 2:
+        return words[0], words[1]
+    return target or "demo", words[0] if words else None
 
 
 def _wrap(llm: LLM, prompt: str, chat: bool) -> str | list[int]:

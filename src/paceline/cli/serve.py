@@ -25,6 +25,7 @@ _ENGINE_FLAGS = (
 
 @click.command(name="serve", short_help="Serve a model to OpenAI clients and to the browser.")
 @click.argument("target", required=False)
+@click.option("--target", "named", help="The same as the argument TARGET.")
 @click.option("--drafter", help="auto, none, ngram, mtp, mtp+ngram, or an assistant or draft model.")
 @click.option(
     "--adapter", multiple=True, help="A LoRA adapter to merge into the target (folder or hub id); one."
@@ -60,7 +61,7 @@ _ENGINE_FLAGS = (
     "--stream-interval", type=float, help="Seconds: faster tokens are sent together.  [default: 0.02]"
 )
 @click.option("--request-timeout", type=float, help="Seconds from a request's arrival to its last token.")
-def command(target: str | None, config_file: str | None, **flags: Any) -> None:
+def command(target: str | None, named: str | None, config_file: str | None, **flags: Any) -> None:
     """Serve TARGET (default: the bundled demo pair) to OpenAI clients, with a page at /.
 
     Binds to loopback unless told otherwise. Flags win over the file given with --config.
@@ -73,9 +74,11 @@ def command(target: str | None, config_file: str | None, **flags: Any) -> None:
         raise UsageError(
             f"{error.name} is missing: install the server with `pip install paceline[serve]`"
         ) from error
-    from paceline.cli.options import profile_dir
+    from paceline.cli.options import one_target, profile_dir
 
-    engine = {name: flags.pop(name) for name in _ENGINE_FLAGS} | {"target": target}
+    engine = {name: flags.pop(name) for name in _ENGINE_FLAGS} | {
+        "target": one_target(target, named) if target or named else None
+    }
     engine["adapter"] = engine["adapter"] or None
     if isinstance(engine["draft_tokens"], str) and engine["draft_tokens"].isdecimal():
         engine["draft_tokens"] = int(engine["draft_tokens"])

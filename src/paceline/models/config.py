@@ -353,7 +353,9 @@ def _check_legacy_rope(fields: Fields, used: Mapping[str, Mapping[str, Any]] | N
             f"{fields.where}: rope_scaling of type {shown(kind)} is not supported: Gemma 4 was made without it, "
             "remove it, or write rope_parameters"
         )
-    for name, layers in (("rope_theta", FULL), ("rope_local_base_freq", SLIDING)) if used is not None else ():
+    if used is None:
+        return
+    for name, layers in (("rope_theta", FULL), ("rope_local_base_freq", SLIDING)):
         said = fields.raw.get(name)
         if said is not None and said != used[layers]["rope_theta"]:
             raise ConfigError(
