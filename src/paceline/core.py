@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from paceline.errors import UsageError
 
@@ -195,6 +195,7 @@ class Sequence:
     reference: tuple[int, ...] = ()  # tokens of params.reference
     salt: str = ""  # prefix-cache scope: only sequences with the same salt share pages
     constraint: Constraint | None = None
+    shown: Any = None  # what strangers are shown of it, see drafters/guard.py
 
     @property
     def pending(self) -> list[int]:

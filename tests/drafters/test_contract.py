@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core import SamplingParams, Sequence
+from paceline.core import Draft, SamplingParams, Sequence
 from paceline.drafters.contract import check_drafter
+from paceline.drafters.guard import ReadOnlyError, read_only
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.registry import check_kind, load_third_party
 from paceline.errors import LoadError, UsageError
-from testing import VOCAB, Setup, TinyTarget, make_cache, make_drafter
+from testing import VOCAB, Setup, TinyTarget, make_cache, make_drafter, make_engine, prompts, run
 
 
 @pytest.mark.parametrize("kind", ["ngram", "mtp", "model"])
@@ -46,6 +49,111 @@ class Meddler(NgramDrafter):
 def test_the_contract_notices(kind: Any, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_drafter(lambda t, c: kind(), TinyTarget(), make_cache(200))
+
+
+def swallow(act: Any) -> None:
+    with contextlib.suppress(Exception):
+        act()
+
+
+def grab(tensor: Any) -> None:
+    """All ways to write into a tensor that torch announces."""
+    for act in (
+        lambda: tensor.zero_(),
+        lambda: tensor.__setitem__(..., 0),
+        lambda: tensor.__iadd__(1),
+        lambda: tensor.data.fill_(3),
+        lambda: tensor.detach().copy_(tensor + 1),
+        lambda: torch.add(tensor, 1, out=tensor),
+        lambda: tensor.view(-1).zero_(),
+        lambda: tensor[0].mul_(7),
+        lambda: tensor.numpy().fill(5),
+        lambda: torch.relu_(tensor),
+        lambda: tensor.unbind(0)[0].zero_(),
+        lambda: torch.nn.functional.relu(tensor, inplace=True),
+        lambda: torch._foreach_zero_([tensor]),
+        lambda: tensor.T.fill_(2),
+    ):
+        swallow(act)
+
+
+HOSTILE: dict[str, Any] = {
+    "appends": lambda c: c.sequences[0].tokens.append(1),
+    "appends by force": lambda c: list.append(c.sequences[0].tokens, 1),
+    "changes a token": lambda c: c.sequences[0].tokens.__setitem__(-1, 1),
+    "changes a token by force": lambda c: list.__setitem__(c.sequences[0].tokens, -1, 1),
+    "clears": lambda c: c.sequences[0].tokens.clear(),
+    "pending": lambda c: c.sequences[0].pending.clear(),
+    "committed": lambda c: setattr(c.sequences[0], "committed", 0),
+    "committed by force": lambda c: object.__setattr__(c.sequences[0], "committed", 0),
+    "params": lambda c: setattr(c.sequences[0].params, "temperature", 9.0),
+    "params by force": lambda c: object.__setattr__(c.sequences[0].params, "temperature", 9.0),
+    "other params": lambda c: object.__setattr__(c.sequences[0], "params", SamplingParams(max_tokens=1)),
+    "bias": lambda c: c.sequences[0].params.logit_bias.__setitem__(3, 99.0),
+    "seed": lambda c: object.__setattr__(c.sequences[0], "seed", 1),
+    "sequences": lambda c: c.sequences.clear(),
+    "limits": lambda c: c.limits.__setitem__(slice(None), [99] * len(c.limits)),
+    "slots": lambda c: c.slots.reverse(),
+    "K": lambda c: [grab(t) for t in c.cache.k],
+    "V": lambda c: [grab(t) for t in c.cache.v],
+    "tables": lambda c: [grab(t) for t in c.cache.tables.values()],
+    "states": lambda c: grab(c.states),
+    "closes": lambda c: c.cache.close(c.sequences[0].id),
+    "commits": lambda c: c.cache._commit(c.sequences[0].id, [1]),
+}  # fmt: skip
+
+
+def hostile(kind: str, quiet: bool) -> Any:
+    class Hostile(NgramDrafter):
+        needs_hidden = True
+
+        def draft(self, context: Any) -> Any:
+            if quiet:
+                swallow(lambda: HOSTILE[kind](context))
+            else:
+                HOSTILE[kind](context)
+            return Draft([[1] * k for k in context.limits], [[0.5] * k for k in context.limits])
+
+    return Hostile()
+
+
+@pytest.mark.parametrize("quiet", [False, True], ids=["", "quiet"])
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_drafter_that_changes_its_context_changes_no_text(kind: str, quiet: bool) -> None:
+    params = SamplingParams(max_tokens=16, temperature=0.8, seed=3, logit_bias={2: -1.0})
+    texts = prompts(2, seed=4)
+    plain = run(make_engine(Setup()), texts, params)
+    done = run(make_engine(Setup(), hostile(kind, quiet)), texts, params)
+    assert [c.token_ids for c in done] == [c.token_ids for c in plain]
+    assert [c.finish_reason for c in done] == [c.finish_reason for c in plain]
+
+
+@pytest.mark.parametrize(
+    "kind", [k for k in HOSTILE if k in ("appends", "clears", "committed", "params", "K", "V")]
+)
+def test_the_contract_notices_who_changes_the_context(kind: str) -> None:
+    class Loud(NgramDrafter):
+        def draft(self, context: Any) -> Any:
+            if kind in "KV":
+                (context.cache.k if kind == "K" else context.cache.v)[0].zero_()
+            else:
+                HOSTILE[kind](context)
+            return super().draft(context)
+
+    with pytest.raises(AssertionError, match="changes neither"):
+        check_drafter(lambda t, c: Loud(), TinyTarget(), make_cache(200))
+
+
+def test_what_a_stranger_computes_from_the_cache_is_its_own() -> None:
+    tensor = torch.arange(6.0)
+    shown = read_only(tensor)
+    mine = shown * 2
+    mine += shown
+    assert mine.tolist() == [0, 3, 6, 9, 12, 15]
+    assert torch.cat([shown[1:2], torch.ones(1)]).add_(1).tolist() == [2, 2]
+    with pytest.raises(ReadOnlyError):
+        shown[1:2].add_(1)
+    assert tensor.tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def sequence(tokens: list[int], reference: tuple[int, ...] = ()) -> Sequence:

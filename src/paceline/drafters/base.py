@@ -1,4 +1,4 @@
-"""What a drafter is: a stranger that sees a read-only context and returns tokens.
+"""What a drafter is: a stranger that sees a read-only context (see guard.py) and returns tokens.
 
 Under the rule `match` nothing that a drafter does can change the text, only the speed.
 """

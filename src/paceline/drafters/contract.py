@@ -8,14 +8,17 @@ They raise AssertionError with what was broken. A drafter that breaks them is pa
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import FrozenInstanceError
 
 import torch
 
 from paceline.core import MAX_DRAFT_TOKENS, Draft, SamplingParams, Sequence
 from paceline.drafters.base import DraftContext, Drafter
+from paceline.drafters.guard import ReadOnlyError, ask
 from paceline.kv.cache import KVCache
 from paceline.models.base import Target
 from paceline.ops.base import Rule, Stop
@@ -75,9 +78,13 @@ def check_drafter(make: Make, target: Target, cache: KVCache, rounds: int = 6) -
         hidden = [_advance(target, cache, text) for text in texts.values()]
         context = _context(list(texts.values()), hidden, cache, rng)
         before = _snapshot(texts, cache)
-        draft = drafter.draft(context)
+        changes = "a drafter changes neither the texts nor the target's cache"
+        try:
+            draft = ask(drafter, context)
+        except (ReadOnlyError, FrozenInstanceError) as error:
+            raise AssertionError(f"{changes}: {error}") from error
         _check_draft(draft, context, target.vocab_size)
-        assert _snapshot(texts, cache) == before, "a drafter changes neither the texts nor the target's cache"
+        assert _snapshot(texts, cache) == before, changes
         for row, text in enumerate(texts.values()):
             kept = draft.tokens[row][: rng.randrange(len(draft.tokens[row]) + 1)]
             text.tokens += [*kept, rng.randrange(target.vocab_size)]
@@ -122,7 +129,13 @@ def _context(
 
 
 def _snapshot(texts: dict[int, Sequence], cache: KVCache) -> list[object]:
-    return [(list(t.tokens), t.committed, cache.committed(t.id)) for t in texts.values()]
+    stored = hashlib.sha256()
+    for tensor in (*cache.k, *cache.v, *cache.tables.values()):
+        stored.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return [
+        stored.hexdigest(),
+        *((list(t.tokens), t.committed, t.params, cache.committed(t.id)) for t in texts.values()),
+    ]
 
 
 def _check_draft(draft: Draft, context: DraftContext, vocab_size: int) -> None:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from paceline.core import Draft, Sequence
 from paceline.drafters.base import DraftContext, Drafter
+from paceline.drafters.guard import ask
 
 
 class Judge(Protocol):
@@ -52,8 +53,8 @@ class Portfolio:
         ]
         paid_limits = [self._paid_limit(row, context) for row in range(len(context.limits))]
         if self.paid is not None and not any(free_limits):
-            return self.paid.draft(context.within(paid_limits))
-        proposed = self.free.draft(context.within(free_limits))
+            return ask(self.paid, context.within(paid_limits))
+        proposed = ask(self.free, context.within(free_limits))
         found = list(zip(proposed.tokens, proposed.confidence, strict=True))
         offers = self.judge.offers(context.sequences, self.free.name, found, anyway=any(paid_limits))
         if self.paid is not None and any(paid_limits):
@@ -68,7 +69,7 @@ class Portfolio:
             _cut(proposed, row, length)
         if self.paid is None or not any(paid_limits):
             return proposed
-        return _merged(proposed, self.paid.draft(context.within(paid_limits)), self.paid.name)
+        return _merged(proposed, ask(self.paid, context.within(paid_limits)), self.paid.name)
 
     def _paid_limit(self, row: int, context: DraftContext) -> int:
         if self.paid is None or not (context.has_hidden[row] or not self.paid.needs_hidden):

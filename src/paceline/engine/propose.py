@@ -7,6 +7,7 @@ from typing import Literal
 
 from paceline.core import Draft, Sequence, VerifyRule
 from paceline.drafters.base import DraftContext, Drafter
+from paceline.drafters.guard import ask
 from paceline.engine import budget
 from paceline.engine.live import Live
 from paceline.engine.picker import StepPicker
@@ -149,7 +150,7 @@ def _ask(
     picker = StepPicker(lives, state.controller, state.target.vocab_size)
     context = DraftContext(sequences, limits, slots, states, has_hidden, state.cache, picker)
     try:
-        draft = drafter.draft(context)
+        draft = ask(drafter, context)
         check_draft(draft, limits, state.target.vocab_size)
         _check_laws(draft, [live.rule for live in lives])
     except Exception as error:  # noqa: BLE001  a drafter is a stranger: whatever it raises costs speed, never text

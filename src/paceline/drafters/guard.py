@@ -1,0 +1,170 @@
+"""What a stranger's drafter is given instead of the engine's own objects, so that nothing it does can change a text.
+
+Texts are copies that grow with the original; they and their parameters refuse to be changed, and a change by force stays
+in the copy. Tensors of the cache share its memory, since copies would cost more than a draft brings: they refuse every
+operation that torch announces as a write. Who goes on to raw pointers, or into private attributes, is beyond Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, NoReturn, cast
+
+import numpy as np
+import torch
+
+from paceline.core import Draft, SamplingParams, Sequence
+from paceline.drafters.base import DraftContext, Drafter
+from paceline.kv.cache import KVCache
+
+_WRITES = {
+    "__setitem__", "__delitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__",
+    "__ipow__", "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__", "__imatmul__", "__set__",
+}  # fmt: skip
+
+_SHOWN = (
+    "k", "v", "tables", "layout", "page_size", "packed", "max_tokens", "max_sequences", "max_pages", "slot", "committed",
+)  # fmt: skip
+
+
+class ReadOnlyError(TypeError):
+    """A drafter tried to change what it is only shown."""
+
+
+def ask(drafter: Drafter, context: DraftContext) -> Draft:
+    """What a drafter proposes. A stranger, also one that derives from a drafter of ours, gets a guarded context."""
+    own = type(drafter).__module__.partition(".")[0] == __name__.partition(".")[0]
+    return drafter.draft(context if own else guarded(context))
+
+
+def guarded(context: DraftContext) -> DraftContext:
+    """The same context out of copies and read-only views."""
+    return DraftContext(
+        cast(list[Sequence], [_view(sequence) for sequence in context.sequences]),
+        list(context.limits),
+        list(context.slots),
+        None if context.states is None else read_only(context.states),
+        list(context.has_hidden),
+        cast(KVCache, ReadOnlyCache(context.cache)),
+        context.picker,
+    )
+
+
+def _refuse(*_: Any, **__: Any) -> NoReturn:
+    raise ReadOnlyError("a drafter may not change its context: copy what it wants to change")
+
+
+class ReadOnlyTokens(list[int]):
+    """A copy of a text's tokens that refuses to be changed. A real list, for what reads lists natively."""
+
+    append = extend = insert = pop = remove = clear = sort = reverse = _refuse
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+
+    def follow(self, tokens: list[int]) -> None:
+        """Take over what the text has gained."""
+        if len(self) > len(tokens):
+            list.clear(self)
+        list.extend(self, tokens[len(self) :])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SequenceView:
+    """A `Sequence` to look at."""
+
+    id: int
+    tokens: ReadOnlyTokens
+    prompt_len: int
+    params: SamplingParams
+    seed: int
+    committed: int
+    reference: tuple[int, ...]
+    salt: str
+    constraint: None = None  # its state is the engine's
+
+    @property
+    def pending(self) -> list[int]:
+        return self.tokens[self.committed :]
+
+    @property
+    def output_len(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+
+def _view(s: Sequence) -> SequenceView:
+    if s.shown is None:
+        params = replace(s.params, logit_bias=MappingProxyType(dict(s.params.logit_bias)))
+        s.shown = (ReadOnlyTokens(), params)
+    tokens, params = s.shown
+    tokens.follow(s.tokens)
+    return SequenceView(s.id, tokens, s.prompt_len, params, s.seed, s.committed, s.reference, s.salt)
+
+
+class ReadOnlyTensor(torch.Tensor):
+    """A view of a tensor that refuses what writes to it. What is computed from it is an ordinary tensor."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Seq[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        writes = name in _WRITES or (name.endswith("_") and not name.endswith("__")) or kwargs.get("inplace")
+        if (writes and _any(cls, args[:1])) or _any(cls, [kwargs.get("out")]):
+            _refuse()
+        out = super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        with torch._C.DisableTorchFunctionSubclass():
+            if isinstance(out, np.ndarray):
+                out.flags.writeable = False
+                return out
+            homes = {_home(t) for t in args if isinstance(t, cls)}
+            return _sorted_out(out, homes)
+
+
+def _any(cls: type, values: Iterable[Any]) -> bool:
+    return any(isinstance(v, cls) or (isinstance(v, list | tuple) and _any(cls, v)) for v in values)
+
+
+def _home(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _sorted_out(out: Any, homes: set[int]) -> Any:
+    """Results that share memory with what is guarded stay guarded."""
+    if isinstance(out, torch.Tensor):
+        return out.as_subclass(ReadOnlyTensor if _home(out) in homes else torch.Tensor)
+    if type(out) in (list, tuple):
+        return type(out)(_sorted_out(one, homes) for one in out)
+    return out
+
+
+def read_only(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.as_subclass(ReadOnlyTensor)
+
+
+class ReadOnlyCache:
+    """What of a `KVCache` may be read."""
+
+    def __init__(self, cache: KVCache) -> None:
+        def read(name: str) -> Any:
+            value = getattr(cache, name)
+            if name in ("k", "v"):
+                return [read_only(t) for t in value]
+            if name == "tables":
+                return {kind: read_only(t) for kind, t in value.items()}
+            return (lambda sequence_id: value(sequence_id)) if callable(value) else value  # noqa: PLW0108  no way to the cache
+
+        self._read: Callable[[str], Any] = read
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _SHOWN:
+            return self._read(name)
+        raise ReadOnlyError(
+            f"a drafter may not use {name!r} of the target's cache: it may read {', '.join(_SHOWN)}"
+        )
+
+    def at(self, layer: int, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `KVCache.at`."""
+        return KVCache.at(cast(KVCache, self), layer, index)
