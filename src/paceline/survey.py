@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 from paceline.errors import PacelineError
 from paceline.models.config import ASSISTANT_TYPES, read_config
+from paceline.models.defaults import read_defaults
 from paceline.models.inspection import check
 from paceline.text.chat import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
@@ -26,6 +28,16 @@ def why_not_together(target: Path, assistant: Path) -> str | None:
     except PacelineError as error:
         return str(error)
     return None
+
+
+def describe_sampling(folder: Path) -> tuple[dict[str, str], list[str]]:
+    """({"suggested": the sampling its makers suggest} if they do, what is wrong with it). Raises nothing of ours."""
+    try:
+        found = asdict(read_defaults(folder))
+    except PacelineError as error:
+        return {}, [str(error)]
+    said = ", ".join(f"{name} {value:g}" for name, value in found.items() if value is not None)
+    return ({"suggested": f"{said}, to be given with each request"} if said else {}), []
 
 
 def describe_text(folder: Path) -> tuple[dict[str, str], list[str]]:

@@ -105,6 +105,7 @@ REFUSED: list[tuple[str, Change, str]] = [
     ("dflash", config(model_type="qwen3", architectures=["DFlashDraftModel"], dflash_config={}), "is a DFlash drafter"),
     ("dspark", config(model_type="dspark", architectures=["DSparkForCausalLM"]), "is a DSpark drafter"),
     ("qwen mtp", config(model_type="qwen3_next_mtp", architectures=["Qwen3NextMTP"]), "(MTP) head, which paceline"),
+    ("broken sampling", put("generation_config.json", {"top_p": 7}), "generation_config.json: top_p is 7, not a number"),
     # M2 and L1: hostile
     ("1e12 layers", config(num_hidden_layers=10**12), "num_hidden_layers is 1000000000000, not a whole number"),
     ("1e30 window", config(sliding_window=1e30), "sliding_window is 1e+30, not a whole number"),
@@ -153,6 +154,9 @@ ACCEPTED: list[tuple[str, Change, str]] = [
     ("processor_config.json", lambda f: (no_template(f), write(
         f / "processor_config.json", {"chat_template": {"default": "123456789"}})), "template     9 characters"),
     ("no template", lambda f: no_template(f), "template     none: this model takes prompts"),
+    # row 22: what the makers suggest is shown
+    ("generation_config", put("generation_config.json", {"temperature": 1.0, "top_k": 64, "top_p": 0.95}),
+     "suggested    temperature 1, top_k 64, top_p 0.95, to be given with each request"),
     # P3: under auto an assistant that cannot be used is left out, and said
     ("half an assistant", lambda f: write(f.parent / "gemma-assistant/config.json", {"model_type": "gemma4_assistant"}),
      "ngram: the assistant beside the target cannot be used"),

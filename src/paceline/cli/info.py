@@ -53,7 +53,7 @@ def _inform(config: EngineConfig, as_json: bool, scratch: Path) -> None:
     from paceline.models.inspection import inspect
     from paceline.models.names import check_folder
     from paceline.models.outline import as_named
-    from paceline.survey import describe_text
+    from paceline.survey import describe_sampling, describe_text
 
     folder = check_folder(look_at(config.target, "target", scratch, True))
     kind, source, why = choose_drafter(config, folder, lambda name, role: look_at(name, role, scratch))
@@ -64,6 +64,8 @@ def _inform(config: EngineConfig, as_json: bool, scratch: Path) -> None:
     if source is not None:
         found.append(inspect(source, target=folder if kind.startswith("mtp") else None))
     text, troubles = describe_text(folder)
+    sampling, wrong = describe_sampling(folder)
+    text, troubles = text | sampling, troubles + wrong
     find_adapter(config, folder, lambda line: text.update(adapter=line.removeprefix("adapter ")))
     if as_json:
         facts: dict[str, Any] = {
