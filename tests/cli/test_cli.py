@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -69,10 +71,26 @@ def test_run_reads_files_and_shows_drafts(
 
 
 def test_an_interactive_session_ends_with_its_input(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr(sys, "stdin", mock.Mock(isatty=lambda: True))
     lines = iter(["x = 1", ""])
     monkeypatch.setattr("builtins.input", lambda _prompt: next(lines))
     assert call(monkeypatch, "run", "-n", "4", "--chat") == 0
     assert capsys.readouterr().out.strip()
+
+
+def test_what_is_piped_is_one_prompt(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """With its empty lines, after which everything was dropped once."""
+    text = "def f():\n    pass\n\n\ndef g("
+    outputs = []
+    for args in ((), ("-f", "-"), (text,)):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        assert call(monkeypatch, "run", "-n", "4", "--drafter", "none", *args) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0].startswith(text)
+    assert len(set(outputs)) == 1
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    assert call(monkeypatch, "run") == 2
+    assert "standard input is empty" in capsys.readouterr().err
 
 
 def test_info_tells_sizes_without_loading(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

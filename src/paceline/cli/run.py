@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.cli.options import ENGINE, SAMPLING, apply, read_text, split
+from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from paceline.core import Delta, SamplingParams, Stats
@@ -38,10 +39,12 @@ def command(
 ) -> None:
     """Continue PROMPT with the target, speculated by its drafter. Without one: an interactive session.
 
+    What is piped into it is one prompt, all of it, unless PROMPT or -f FILE is given.
+
     \b
     paceline run "def parse(" --stats --show-drafts
     paceline run ./gemma-4-E2B-it --chat "Why is the sky blue?" -t 0.8
-    git diff | paceline run -f - --drafter ngram
+    git diff | paceline run --drafter ngram
     """
     options, params = split(values)
     target, prompt = _target_and_prompt(words, target)
@@ -49,6 +52,10 @@ def command(
         raise click.UsageError("give either PROMPT or --file, not both")
     if file is not None:
         prompt = read_text(file)
+    elif prompt is None and not sys.stdin.isatty():
+        prompt = read_text("-")
+        if not prompt:
+            raise UsageError("standard input is empty: give PROMPT or -f FILE, or start it in a terminal")
     from paceline.llm import LLM
 
     llm = LLM(target, say=lambda line: click.echo(line, err=True), **options)
@@ -58,7 +65,7 @@ def command(
     click.echo("Type a prompt and press Enter; an empty line or Ctrl-D ends the session.", err=True)
     while True:
         try:
-            line = input("\n> " if sys.stdin.isatty() else "")
+            line = input("\n> ")
         except EOFError:
             return
         if not line.strip():
