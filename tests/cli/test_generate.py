@@ -194,6 +194,16 @@ def test_a_file_of_bad_lines_needs_no_model(tmp_path: Path, monkeypatch: Patch) 
     assert [r["line"] for r in records(out)] == [1]
 
 
+def test_the_target_may_stand_first(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(GOOD, encoding="utf-8")
+    more = ("-o", str(out), "--drafter", "none")
+    assert call(monkeypatch, "generate", "demo", str(source), *more) == 0
+    assert [r["id"] for r in records(out)] == [1]
+    assert call(monkeypatch, "generate", "demo", str(source), "--target", "demo", *more) == 2
+    assert "once each" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("data", [b"", b"\xef\xbb\xbf", b" \n\r\n\t"])
 def test_a_file_without_lines_is_refused(
     data: bytes, tmp_path: Path, monkeypatch: Patch, capsys: Capture

@@ -19,19 +19,17 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("source", metavar="IN.jsonl")
+@click.argument("places", nargs=-1, required=True, metavar="[TARGET] IN.jsonl")
 @click.option(
     "-o", "--out", required=True, metavar="OUT.jsonl", help="Answers, one line for each prompt as it is done."
 )
-@click.option(
-    "--target", default="demo", show_default=True, help="demo, a folder in Hugging Face layout, or a hub id."
-)
+@click.option("--target", help="demo, a folder in Hugging Face layout, or a hub id.  [default: demo]")
 @click.option(
     "--overwrite", is_flag=True, help="Replace OUT.jsonl, whatever it holds, instead of continuing it."
 )
 @apply(ENGINE)
 @apply(SAMPLING)
-def command(source: str, out: str, target: str, overwrite: bool, **values: Any) -> None:
+def command(places: tuple[str, ...], out: str, target: str | None, overwrite: bool, **values: Any) -> None:
     """Write the answers to many prompts.
 
     Each line of IN.jsonl is an object with `prompt` (text or token ids), optionally `id`, and any sampling parameter for
@@ -40,6 +38,9 @@ def command(source: str, out: str, target: str, overwrite: bool, **values: Any) 
     interrupted run is continued by the same command, and so is one whose bad lines were corrected. A file that holds
     anything else is left alone.
     """
+    if len(places) > 2 or (len(places) == 2 and target is not None):
+        raise click.UsageError("give TARGET and IN.jsonl once each")
+    source, target = places[-1], target or (places[0] if len(places) == 2 else "demo")
     options, params = split(values)
     lines = read_lines(Path(source), params)
     answers = read_answers(Path(out), Path(source), overwrite)
