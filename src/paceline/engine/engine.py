@@ -13,6 +13,7 @@ from paceline.core import Completion, Delta, SamplingParams, Sequence, VerifyRul
 from paceline.drafters.base import Drafter
 from paceline.engine.budget import Controller
 from paceline.engine.fixed import FixedController
+from paceline.engine.forced import ForcedAcceptance
 from paceline.engine.live import Live
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.state import EngineState
@@ -42,6 +43,7 @@ class EngineParts:
     prefill_chunk: int = 64
     step_tokens: int = 512
     prefix_cache: bool = True
+    forced: ForcedAcceptance | None = None  # benchmarks only: verdicts by given chances
     info: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -63,6 +65,7 @@ class Engine:
             self.max_len,
             parts.draft_tokens,
             parts.prefix_cache,
+            forced=parts.forced,
         )
         if any(drafter.needs_hidden for drafter in parts.drafters.values()):
             shape = (parts.cache.max_sequences, target.hidden_size)

@@ -56,9 +56,8 @@ def judge(
     for i, first in spans:
         live = state.lives[work[i].sequence.id]
         end = first + len(draft.tokens[i]) + 1
-        verdict = _sound(
-            _verdict(live, i, draft, (choice, shaping, first, end)), choice.ok[first:end], draft.tokens[i]
-        )
+        found = _verdict(state, live, i, draft, (choice, shaping, first, end))
+        verdict = _sound(found, choice.ok[first:end], draft.tokens[i])
         if verdict is None:
             out.keep[i] = 0
             mask = shaping[first].mask
@@ -121,9 +120,13 @@ def _sound(verdict: Verdict, ok: Seq[bool], tokens: list[int]) -> Verdict | None
     return Verdict(end - 1, tokens[end - 1]) if end else None
 
 
-def _verdict(live: Live, i: int, draft: Draft, span: tuple[Choice, list[LogitRow], int, int]) -> Verdict:
+def _verdict(
+    state: EngineState, live: Live, i: int, draft: Draft, span: tuple[Choice, list[LogitRow], int, int]
+) -> Verdict:
     choice, shaping, first, end = span
     tokens = draft.tokens[i]
+    if state.forced is not None:
+        return state.forced.verdict(choice.tokens[first:end], live.sequence.seed, shaping[first].position)
     if live.rule == "match" or not tokens or is_greedy(shaping[first]) or choice.shaped is None:
         return verify_match(choice.tokens[first:end], tokens)
     p = law(choice.shaped[first:end], shaping[first:end])  # [k + 1, V]

@@ -11,6 +11,7 @@ import torch
 from paceline.core import Delta, Sequence
 from paceline.drafters.base import Drafter
 from paceline.engine.budget import Controller
+from paceline.engine.forced import ForcedAcceptance
 from paceline.engine.live import Live
 from paceline.engine.rest import Rest
 from paceline.engine.scheduler import Scheduler
@@ -34,6 +35,7 @@ class EngineState:
     hidden_at: dict[int, int] = field(default_factory=dict)  # slot -> the text position it belongs to
     failures: list[Delta] = field(default_factory=list)
     rest: Rest | None = None
+    forced: ForcedAcceptance | None = None  # benchmarks only: see engine/forced.py
     preemptions: int = 0
     steps: int = 0
 
