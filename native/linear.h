@@ -352,6 +352,7 @@ static float prepare_int16(int kind, const float* x, int64_t in, int16_t* y) {
     total += v;
   }
   float largest = reduce_max(top), size = reduce(total), factor = largest > 0 ? 32767.0f / largest : 0.0f;
+  const bool broken = !(size - size == 0);  // a NaN or an infinity among the inputs: no integer says that
   // INT8 sums a whole row in int32: the inputs' sizes together, times 128, must stay below 2^31.
   const float room = 16.7e6f - 0.5f * static_cast<float>(in);
   if (kind == INT8 && size * factor > room) factor = room / size;
@@ -369,7 +370,7 @@ static float prepare_int16(int kind, const float* x, int64_t in, int16_t* y) {
     sum *= -8;
     std::memcpy(y + in + i / 16, &sum, 4);
   }
-  return factor > 0 ? 1.0f / factor : 0.0f;
+  return broken ? __builtin_nanf("") : factor > 0 ? 1.0f / factor : 0.0f;
 }
 
 template <class By>

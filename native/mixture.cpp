@@ -9,11 +9,16 @@ namespace paceline {
 
 namespace {
 
-// Indices of the k largest of x[n], largest first, lowest index on ties.
+// Indices of the k largest of x[n], largest first, lowest index on ties. NaN comes before all: it must be seen, and an
+// order in which it equals everything is none.
 void top_indices(const float* x, int64_t n, int64_t k, std::vector<int64_t>& out) {
   out.resize(n);
   std::iota(out.begin(), out.end(), 0);
-  auto before = [x](int64_t a, int64_t b) { return x[a] > x[b] || (x[a] == x[b] && a < b); };
+  auto before = [x](int64_t a, int64_t b) {
+    const bool nan_a = x[a] != x[a], nan_b = x[b] != x[b];
+    if (nan_a || nan_b) return nan_a && (!nan_b || a < b);
+    return x[a] > x[b] || (x[a] == x[b] && a < b);
+  };
   std::nth_element(out.begin(), out.begin() + (k - 1), out.end(), before);
   out.resize(k);
   std::sort(out.begin(), out.end(), before);

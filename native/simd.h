@@ -302,10 +302,11 @@ PL_INLINE float reduce_max(V a) {
   return b[0] > b[1] ? b[0] : b[1];
 }
 
-// e^x, relative error below 2e-7 on [-87, 88]; arguments beyond are clamped.
+// e^x, relative error below 2e-7 on [-87, 88]; arguments beyond are clamped. Of two numbers that do not compare vmin and
+// vmax take the second, so NaN stays NaN: what is broken must reach the check of the logits.
 PL_INLINE V vexp(V x) {
   const V magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  x = vmin(vmax(x, broadcast(-87.3f)), broadcast(88.3f));
+  x = vmin(broadcast(88.3f), vmax(broadcast(-87.3f), x));
   V t = fma(x, broadcast(1.44269504088896341f), magic);
   V n = t - magic;
   V r = fma(n, broadcast(-0.693359375f), x);
