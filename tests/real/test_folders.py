@@ -93,7 +93,7 @@ REFUSED: list[tuple[str, Change, str]] = [
     ("nothing yet", lambda f: (only(f), write(f / ".cache/huggingface/download/config.json.incomplete", b"")),
      "the download is not complete: run `hf download` again"),
     # other folders
-    ("gguf", lambda f: (only(f), write(f / "gemma-Q4_K_M.gguf", b"GGUF")), "holds GGUF files (gemma-Q4_K_M.gguf)"),
+    ("gguf", lambda f: (only(f), write(f / "gemma-Q4_K_M.gguf", b"GGUF")), "it has only 4 bytes"),
     ("pickles", lambda f: (only(f), write(f / "pytorch_model.bin", b"")), "has pickled weights (pytorch_model.bin)"),
     ("weights alone", lambda f: (f / "config.json").unlink(), "but has no config.json: copy it there"),
     ("a level too high", lambda f: (only(f), model(f / "gemma")), "but its folder gemma has: give"),
@@ -219,7 +219,6 @@ def test_a_cache_folder_is_its_snapshot(tmp_path):
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("x.gguf", "is a GGUF file"),
         ("x.bin", "is a pickle, which can run code"),
         ("x.safetensors", "is a Git LFS pointer"),
         ("x.txt", "is a file: give the model folder"),

@@ -49,7 +49,9 @@ def machine(device: torch.device) -> str:
 def fingerprint(folder: Path) -> str:
     """Tells two sets of weights apart without reading them whole: names, sizes, config and samples of the bytes."""
     seen = hashlib.sha256()
-    for path in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
+    # a GGUF model is its file
+    files = [folder] if folder.is_file() else sorted([folder / "config.json", *folder.glob("*.safetensors")])
+    for path in files:
         size = path.stat().st_size
         seen.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:

@@ -18,6 +18,9 @@ from paceline.errors import ConfigError, LoadError
 from paceline.files import read_json
 from paceline.models.fields import Fields, shown
 from paceline.models.foreign import explain_folder, foreign_config
+from paceline.weights.gguf.metadata import read_config as read_gguf_config
+from paceline.weights.gguf.reader import Gguf
+from paceline.weights.gguf.source import is_gguf
 
 TEXT_TYPES = ("gemma4_text", "gemma4_unified_text")
 MULTIMODAL_TYPES = ("gemma4", "gemma4_unified")
@@ -88,7 +91,12 @@ class AssistantConfig:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a model folder; eos ids of generation_config.json win, as in transformers. Raises ConfigError."""
+    """config.json of a model folder, or what a GGUF file has instead. Raises LoadError.
+
+    The eos ids of generation_config.json win, as in transformers.
+    """
+    if is_gguf(folder):
+        return read_gguf_config(Gguf(folder))
     try:
         raw = read_json(folder / "config.json")
         generation = read_json(folder / "generation_config.json") or {}

@@ -15,6 +15,7 @@ from paceline.errors import LoadError, UsageError
 from paceline.models.card import fitting_assistant
 from paceline.models.names import HUB_ID, HubName, explain_file, local_path, open_folder, parse_hub
 from paceline.models.outline import outline, told
+from paceline.weights.gguf.source import is_gguf
 
 Role = Literal["target", "assistant", "draft", "adapter"]
 WANTED = ["*.safetensors", "*.json", "*.jinja", "README.md"]
@@ -37,7 +38,8 @@ def look_at(name: str | Path, role: Role, scratch: Path, with_text: bool = False
 
 
 def locate(name: str | Path, role: Role) -> Path | HubName:
-    """The folder or the repository that `name` stands for: `demo`, a local folder (also one of a hub cache), a hub id
+    """The folder or the repository that `name` stands for: `demo`, a GGUF file, a local folder (also one of a
+    hub cache, or one that holds a GGUF model: then the path is that of its file), a hub id
     `org/name[@revision]` or the address of its page. Nothing is downloaded. Raises UsageError and LoadError.
     """
     text = str(name)
@@ -46,6 +48,8 @@ def locate(name: str | Path, role: Role) -> Path | HubName:
     path = local_path(text)
     if path is not None:
         if not path.is_dir():
+            if is_gguf(path) and role != "adapter":
+                return path
             raise UsageError(explain_file(path))
         return open_folder(path)
     hub = parse_hub(text)

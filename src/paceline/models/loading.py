@@ -1,8 +1,9 @@
 """A model folder -> named tensors, each used exactly once, and `Weight`s made of them.
 
-Only safetensors are read, memory-mapped; pickles are refused, and code named by `auto_map` is never looked
-at. What a checkpoint holds beyond the language model (vision and audio towers, K/V of layers that share
-another's) is skipped by name and listed in `Tensors.skipped`; anything else that is not expected is an error.
+Only safetensors and GGUF files are read, memory-mapped; of a GGUF model the "folder" is its file. Pickles are
+refused, and code named by `auto_map` is never looked at. What a checkpoint holds beyond the language model (vision and
+audio towers, K/V of layers that share another's) is skipped by name and listed in `Tensors.skipped`; anything else that
+is not expected is an error.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from paceline.models.foreign import PICKLES, incomplete
 from paceline.models.prequantized import kind_of
 from paceline.models.safetensors_file import Entry, broken, read_header
 from paceline.ops.base import Weight, WeightKind
+from paceline.weights.gguf.blocks import DEQUANTIZERS
+from paceline.weights.gguf.source import GgufCheckpoint, is_gguf
 
 Shapes = dict[str, tuple[int, ...]]
 Transform = Callable[[str, Weight], Weight]
@@ -32,6 +35,7 @@ TOWERS = re.compile(
 )
 SHARED_KV = re.compile(r"layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.weight$")
 FLOATS = ("F32", "BF16", "F16")
+BLOCKS = (*(kind for kind in DEQUANTIZERS if kind not in FLOATS), "mixed")  # of GGUF files
 QUANTIZED = (
     "I8",
     "U8",
@@ -89,6 +93,12 @@ def _read_index(path: Path) -> dict[str, str]:
 
 def read_entries(folder: Path) -> dict[str, Entry]:
     """Canonical name -> tensor, over all files. WeightsError for damage, duplicates and a wrong index."""
+    if is_gguf(folder):
+        held = GgufCheckpoint(folder)
+        return {
+            name: Entry(name, folder, held.kind(name), piece.shape, held.nbytes(name))
+            for name, piece in held.pieces.items()
+        }
     entries: dict[str, Entry] = {}
     stored: dict[str, Path] = {}
     for path in find_files(folder):
@@ -169,7 +179,7 @@ class Tensors:
                     f"{self.folder}: {name} has shape {list(entry.shape)} where config.json needs "
                     f"{list(shape)}: download both again, from one revision"
                 )
-            wanted = ("I64", "I32") if name.endswith("token_ordering") else FLOATS
+            wanted = ("I64", "I32") if name.endswith("token_ordering") else (*FLOATS, *BLOCKS)
             if entry.dtype not in wanted:
                 raise WeightsError(
                     f"{self.folder}: {name} has dtype {entry.dtype}, not one of {', '.join(wanted)}"
@@ -205,6 +215,10 @@ class Tensors:
     def _read(self, entry: Entry) -> Tensor:
         from safetensors import SafetensorError, safe_open
 
+        if is_gguf(entry.file):
+            if entry.file not in self._files:
+                self._files[entry.file] = GgufCheckpoint(entry.file)
+            return self._files[entry.file].tensor(entry.name)  # type: ignore[no-any-return]
         try:
             if entry.file not in self._files:
                 self._files[entry.file] = safe_open(entry.file, framework="pt", device="cpu")

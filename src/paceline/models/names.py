@@ -83,7 +83,22 @@ def open_folder(folder: Path) -> Path:
         snapshots, repository,
     ):  # fmt: skip
         return _snapshot_of(repository)
-    return folder
+    return _gguf_in(folder) or folder
+
+
+def _gguf_in(folder: Path) -> Path | None:
+    """The one GGUF model of a folder that has no config.json; None where there is none. UsageError for several."""
+    if (folder / "config.json").exists():
+        return None
+    split = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")  # later parts of a model in several files
+    found = sorted(
+        p for p in folder.glob("*.gguf") if not split.search(p.name) and not p.name.startswith("mmproj")
+    )
+    if len(found) > 1:
+        raise UsageError(
+            f"{folder} holds {len(found)} GGUF models ({found[0].name}, {found[1].name}, ...): give the path of one"
+        )
+    return found[0] if found else None
 
 
 def _snapshot_of(repository: Path) -> Path:
@@ -106,14 +121,16 @@ def explain_file(path: Path) -> str:
     except LoadError as error:
         return str(error)
     if path.suffix == ".gguf":
-        return f"{path} is a GGUF file, which this version does not read: use the safetensors checkpoint of this model"
+        return f"{path} is a GGUF file, which cannot be used here: give a folder with safetensors"
     if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
         return f"{path} is a pickle, which can run code when opened: give a folder with safetensors"
     return f"{path} is a file: give the model folder that holds it"
 
 
 def check_folder(folder: Path) -> Path:
-    """`folder`, if it has a config.json that is a file. LoadError with what it is instead."""
+    """`folder`, if it has a config.json that is a file or is a GGUF file. LoadError with what it is instead."""
+    if folder.suffix == ".gguf" and folder.is_file():
+        return folder
     if not (folder / "config.json").exists() and not (folder / "config.json").is_symlink():
         raise LoadError(explain_folder(folder))
     check_file(folder / "config.json")

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer as Backend
 from paceline.errors import ConfigError, LoadError, PromptError
 from paceline.files import check_file, read_json, read_text
 from paceline.weights.gguf.reader import Gguf
+from paceline.weights.gguf.source import is_gguf
 from paceline.weights.gguf.tokenizer import build_tokenizer
 
 MOST_IDS = 2**24
@@ -54,6 +55,8 @@ class Tokenizer:
     def load(cls, folder: str | Path) -> Tokenizer:
         """Read tokenizer.json and, where they exist, the configs beside it. Raises LoadError."""
         folder = Path(folder)
+        if is_gguf(folder):
+            return cls.from_gguf(Gguf(folder))
         path = folder / "tokenizer.json"
         check_file(path)
         if not path.exists():
