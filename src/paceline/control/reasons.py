@@ -1,0 +1,16 @@
+"""Why a row drafts nothing. The values are public: labels of the server metrics and keys of `Stats.reasons`."""
+
+from enum import StrEnum
+
+
+class NoDraftReason(StrEnum):
+    PARKED_BY_COST = "parked by cost"  # no acceptance would pay at this load
+    NO_CONFIDENCE = "no confidence"  # this request's drafts are kept too rarely to pay
+    NO_PROPOSAL = "no proposal"  # the drafter had nothing to say
+    DISABLED = "disabled by request"
+    NO_ROOM = "budget"  # the request ends before a draft could be kept
+    MEMORY = "memory"
+    PREFILL = "prefill"
+    DRAFTER_FAILED = "drafter failed"
+    NO_DRAFTER = "no drafter"
+    MEASURING = "measuring"  # a plain reference step amid drafted ones
