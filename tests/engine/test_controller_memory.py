@@ -7,7 +7,7 @@ from paceline.engine.controller import AutoController
 
 
 def test_nothing_is_kept_of_texts_that_have_ended() -> None:
-    llm = LLM("demo", threads=1, max_model_len=256, profile_dir=None)
+    llm = LLM("demo", draft_tokens=4, threads=1, max_model_len=256, profile_dir=None)
     controller = llm.engine.state.controller
     assert isinstance(controller, AutoController)
     for seed in range(6):
