@@ -15,7 +15,7 @@ from paceline.errors import LoadError, UsageError
 from paceline.models.card import fitting_assistant
 from paceline.models.names import HUB_ID, HubName, explain_file, local_path, open_folder, parse_hub
 from paceline.models.outline import outline, told
-from paceline.weights.gguf.source import is_gguf
+from paceline.weights.gguf.reader import is_gguf
 
 Role = Literal["target", "assistant", "draft", "adapter"]
 WANTED = ["*.safetensors", "*.json", "*.jinja", "README.md"]

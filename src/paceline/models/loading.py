@@ -24,7 +24,8 @@ from paceline.models.prequantized import kind_of
 from paceline.models.safetensors_file import Entry, broken, read_header
 from paceline.ops.base import Weight, WeightKind
 from paceline.weights.gguf.blocks import DEQUANTIZERS
-from paceline.weights.gguf.source import GgufCheckpoint, is_gguf
+from paceline.weights.gguf.reader import is_gguf
+from paceline.weights.gguf.source import GgufCheckpoint
 
 Shapes = dict[str, tuple[int, ...]]
 Transform = Callable[[str, Weight], Weight]

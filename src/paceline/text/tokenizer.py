@@ -19,8 +19,7 @@ from tokenizers import Tokenizer as Backend
 
 from paceline.errors import ConfigError, LoadError, PromptError
 from paceline.files import check_file, read_json, read_text
-from paceline.weights.gguf.reader import Gguf
-from paceline.weights.gguf.source import is_gguf
+from paceline.weights.gguf.reader import Gguf, is_gguf
 from paceline.weights.gguf.tokenizer import build_tokenizer
 
 MOST_IDS = 2**24

@@ -36,6 +36,11 @@ LEAST_ENTRY, LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8  # bytes that one takes
 DAMAGED = "the file is damaged or not complete, download it again"
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether a model's path is a GGUF file by its name; everything else is a folder."""
+    return path.suffix == ".gguf"
+
+
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
     """Where a tensor lies. `shape` as in Hugging Face checkpoints, the longest stride first: a matrix is [out, in]."""

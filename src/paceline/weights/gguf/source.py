@@ -23,11 +23,6 @@ PLAIN: Mapping[str, tuple[str, torch.dtype]] = {
 }  # fmt: skip
 
 
-def is_gguf(path: Path) -> bool:
-    """Whether a model's path is a GGUF file by its name; everything else is a folder."""
-    return path.suffix == ".gguf"
-
-
 class GgufCheckpoint:
     """`config` as config.json has it, `pieces` by checkpoint name. Opening reads no weights. Raises LoadError."""
 
