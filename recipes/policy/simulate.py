@@ -17,7 +17,6 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
-
 from paceline.assembly import build_engine
 from paceline.bench import workloads
 from paceline.config import EngineConfig

@@ -19,8 +19,7 @@ from paceline.files import read_json
 from paceline.models.fields import Fields, shown
 from paceline.models.foreign import explain_folder, foreign_config
 from paceline.weights.gguf.metadata import read_config as read_gguf_config
-from paceline.weights.gguf.reader import Gguf
-from paceline.weights.gguf.reader import is_gguf
+from paceline.weights.gguf.reader import Gguf, is_gguf
 
 TEXT_TYPES = ("gemma4_text", "gemma4_unified_text")
 MULTIMODAL_TYPES = ("gemma4", "gemma4_unified")
