@@ -16,8 +16,8 @@ using namespace PACELINE_ISA;
 template <class By>
 static constexpr Kernels table() {
   return {PL_TEXT(PACELINE_ISA), L, PANEL, has_pairs, panel_bytes, pack, prepared_bytes<By>, prepare<By>, linear<By>,
-          attention<By>, store_packed, norm, rotary, embed, add, mul, scale, gelu, gated_gelu, softcap, softmax, read_all,
-          burn, burn_flops, burn_pairs};
+          attention<By>, store_packed, norm, rotary, embed, add, mul, scale, gelu, gated_gelu, gated_silu, softcap, softmax,
+          read_all, burn, burn_flops, burn_pairs};
 }
 
 #if defined(PL_PAIRS)

@@ -26,7 +26,8 @@ void top_indices(const float* x, int64_t n, int64_t k, std::vector<int64_t>& out
 
 }  // namespace
 
-// values: input, route [2 * top_k]: expert ids ascending, then their shares. integers: top_k, router_scale, expert_scale.
+// values: input, route [2 * top_k]: expert ids ascending, then their shares. integers: top_k, router_scale
+// and expert_scale (0: none), whether shares add up to 1. number: eps of the norm before it, below 0 without one.
 void Program::route(const Op& op, int64_t row, int thread) {
   const Kernels& k = kernels();
   const Panels& router = op.weights[0];
@@ -35,8 +36,10 @@ void Program::route(const Op& op, int64_t row, int thread) {
   s.values.resize(width + experts);
   float* normed = s.values.data();
   float* law = normed + width;
-  k.norm(at(op.values[0], row), nullptr, normed, width, 1, op.number);
-  k.mul(normed, reinterpret_cast<const float*>(op.integers[1]), normed, width);
+  const float* router_scale = reinterpret_cast<const float*>(op.integers[1]);
+  if (op.number >= 0) k.norm(at(op.values[0], row), nullptr, normed, width, 1, op.number);
+  else std::memcpy(normed, at(op.values[0], row), width * 4);
+  if (router_scale) k.mul(normed, router_scale, normed, width);
   std::vector<char> room(k.prepared_bytes(router.kind, width) + 64);
   float scale = 0;
   Prepared x = k.prepare(router.kind, normed, width, 1, width, room.data(), &scale);
@@ -46,16 +49,18 @@ void Program::route(const Op& op, int64_t row, int thread) {
   top_indices(law, experts, top_k, chosen);
   float total = 0;
   for (int64_t e : chosen) total += law[e];
+  if (!op.integers[3]) total = 1;
   std::sort(chosen.begin(), chosen.end());
   float* out = at(op.values[1], row);
   const float* expert_scale = reinterpret_cast<const float*>(op.integers[2]);
   for (int64_t i = 0; i < top_k; ++i) {
     out[i] = static_cast<float>(chosen[i]);
-    out[top_k + i] = law[chosen[i]] / total * expert_scale[chosen[i]];
+    out[top_k + i] = law[chosen[i]] / total * (expert_scale ? expert_scale[chosen[i]] : 1.0f);
   }
 }
 
-// values: route, input, output [top_k * out]. weights: one per expert. integers: top_k, input columns per rank (0: shared).
+// values: route, input, output [top_k * out]. weights: one per expert. integers: top_k, input columns per rank
+// (0: shared), op code of what gate and up go through.
 void Program::experts(const Op& op, int index, int thread) {
   const Kernels& k = kernels();
   const Panels& m = op.weights[index];
@@ -67,6 +72,7 @@ void Program::experts(const Op& op, int index, int thread) {
       if (at(op.values[0], r)[i] == static_cast<float>(index)) places.emplace_back(r, i);
   if (places.empty()) return;
   int64_t n = static_cast<int64_t>(places.size());
+  const auto gated = op.integers[2] == GATED_SILU ? k.gated_silu : k.gated_gelu;
   s.values.resize(n * m.in);
   s.more.resize(n * m.out);
   for (int64_t i = 0; i < n; ++i)
@@ -79,7 +85,7 @@ void Program::experts(const Op& op, int index, int thread) {
     float* y = at(op.values[2], places[i].first);
     const float* from = s.more.data() + i * m.out;
     int64_t half = m.out / 2;
-    if (per_rank == 0) k.gated_gelu(from, from + half, y + places[i].second * half, half);  // gate and up
+    if (per_rank == 0) gated(from, from + half, y + places[i].second * half, half);  // gate and up
     else std::memcpy(y + places[i].second * m.out, from, m.out * 4);
   }
 }

@@ -249,6 +249,8 @@ void Program::row_op(const Op& op, int64_t row, int64_t begin, int64_t end) {
     case SCALE: return k.scale(x + begin, op.number, y + begin, n);
     case GELU: return k.gelu(x + begin, y + begin, n);
     case GATED_GELU: return k.gated_gelu(x + begin, at(v[1], row) + begin, y + begin, n);
+    case GATED_SILU: return k.gated_silu(x + begin, at(v[1], row) + begin, y + begin, n);
+    case BIAS: return k.add(x + begin, pointer(0) + begin, y + begin, n);
     case SOFTCAP: return k.softcap(x + begin, op.number, y + begin, n);
     case COPY: std::memcpy(y + begin, x + begin, n * sizeof(float)); return;
     case TOP_CLUSTERS: return top_clusters(op, row);

@@ -15,7 +15,7 @@ bool choose_kernels(const char* name);
 bool pairs_by_floats();  // whether pairs of bfloat16 are multiplied as floats, not in one instruction
 
 enum Code : int {
-  EMBED, NORM, ROTARY, STORE, ADD, MUL, SCALE, GELU, GATED_GELU, SOFTCAP, COPY, ROUTE, MIX, TOP_CLUSTERS,  // of one row
+  EMBED, NORM, ROTARY, STORE, ADD, MUL, SCALE, GELU, GATED_GELU, GATED_SILU, BIAS, SOFTCAP, COPY, ROUTE, MIX, TOP_CLUSTERS,  // of one row
   LINEAR, ATTENTION, EXPERTS, GATHER
 };
 

@@ -39,6 +39,9 @@ static void gelu(const float* x, float* y, int64_t n) {
 static void gated_gelu(const float* x, const float* z, float* y, int64_t n) {
   each2(x, z, y, n, [](V a, V b) { return vgelu(a) * b; });
 }
+static void gated_silu(const float* x, const float* z, float* y, int64_t n) {
+  each2(x, z, y, n, [](V a, V b) { return vsilu(a) * b; });
+}
 static void softcap(const float* x, float cap, float* y, int64_t n) {
   each(x, y, n, [cap](V a) { return vtanh(a / broadcast(cap)) * cap; });
 }

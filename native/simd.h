@@ -355,5 +355,8 @@ PL_INLINE V vgelu(V x) {
   return x / (broadcast(1.0f) + vexp(-u2));
 }
 
+// x * sigmoid(x)
+PL_INLINE V vsilu(V x) { return x / (broadcast(1.0f) + vexp(-x)); }
+
 }  // namespace PACELINE_ISA
 }  // namespace paceline

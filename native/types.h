@@ -87,6 +87,7 @@ struct Kernels {
   void (*scale)(const float*, float, float* y, int64_t n);
   void (*gelu)(const float*, float* y, int64_t n);
   void (*gated_gelu)(const float*, const float*, float* y, int64_t n);
+  void (*gated_silu)(const float*, const float*, float* y, int64_t n);
   void (*softcap)(const float*, float cap, float* y, int64_t n);
   void (*softmax)(const float*, float* y, int64_t n);
   float (*read_all)(const float*, int64_t n);

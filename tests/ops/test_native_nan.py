@@ -45,15 +45,20 @@ def weight(kind: str, out: int = 40, width: int = WIDTH) -> Weight:
 
 
 EXPERTS = Experts(
-    weight("float32", 6), torch.ones(WIDTH), torch.ones(6),
-    tuple(weight("float32", 32) for _ in range(6)), tuple(weight("float32", WIDTH, 16) for _ in range(6)), 2, 1e-6,
+    weight("float32", 6), tuple(weight("float32", 32) for _ in range(6)),
+    tuple(weight("float32", WIDTH, 16) for _ in range(6)), 2, "gelu", eps=1e-6, router_scale=torch.ones(WIDTH),
+    expert_scale=torch.ones(6),
 )  # fmt: skip
+BARE = Experts(EXPERTS.router, EXPERTS.gate_up, EXPERTS.down, 2, "silu", renormalize=False)
 OPS: dict[str, Callable[[Ops, Value], Value]] = {
     "gelu": lambda ops, x: ops.gelu(x),
-    "gated_gelu": lambda ops, x: ops.gated_gelu(x, x),
+    "gated_gelu": lambda ops, x: ops.gated(x, x, "gelu"),
+    "gated_silu": lambda ops, x: ops.gated(x, x, "silu"),
+    "bias": lambda ops, x: ops.linear(x, EXPERTS.router, torch.ones(6)),
     "softcap": lambda ops, x: ops.softcap(x, 30.0),
     "norm": lambda ops, x: ops.rms_norm(x, None, 1e-6),
     "experts": lambda ops, x: ops.moe(x, x, EXPERTS),
+    "bare experts": lambda ops, x: ops.moe(x, x, BARE),
     **{
         f"linear {kind}": (lambda w: lambda ops, x: ops.linear(x, w))(weight(kind))
         for kind in ("float32", "bfloat16", "float16", "int8", "int4")
@@ -80,7 +85,7 @@ def test_nan_of_a_row_stays_and_its_neighbours_keep_their_bits(name: str, column
     broken = x.clone()
     broken[2, column] = NAN
     got = runner.run(graph, rows_of(6), None, {"x": broken})[0]
-    if name in ("gelu", "gated_gelu", "softcap"):
+    if name in ("gelu", "gated_gelu", "gated_silu", "softcap"):
         assert got[2, column].isnan()
     else:
         assert got[2].isnan().all()

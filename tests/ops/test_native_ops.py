@@ -10,7 +10,7 @@ import torch
 from paceline.core import Rows
 from paceline.errors import UsageError
 from paceline.ops import native
-from paceline.ops.base import Ops, Value, Weight
+from paceline.ops.base import Experts, Ops, Value, Weight
 from paceline.ops.quantize import quantize
 from paceline.ops.reference import EagerRunner, dequantize
 
@@ -102,7 +102,10 @@ OPS: dict[str, Callable[[Ops, Value, Value], Value]] = {
     "mul": lambda ops, x, y: ops.mul(x, y),
     "scale": lambda ops, x, y: ops.scale(x, 0.3),
     "gelu": lambda ops, x, y: ops.gelu(x),
-    "gated_gelu": lambda ops, x, y: ops.gated_gelu(x, y),
+    "gated_gelu": lambda ops, x, y: ops.gated(x, y, "gelu"),
+    "gated_silu": lambda ops, x, y: ops.gated(x, y, "silu"),
+    "bias": lambda ops, x, y: ops.linear(x, IDENTITY, BIAS),
+    "experts": lambda ops, x, y: ops.moe(x, y, EXPERTS),
     "softcap": lambda ops, x, y: ops.softcap(x, 30.0),
     "norm": lambda ops, x, y: ops.rms_norm(x, None, 1e-6),
     "head norm": lambda ops, x, y: ops.rms_norm(x, HEAD_NORM, 1e-6, 4),
@@ -111,6 +114,11 @@ OPS: dict[str, Callable[[Ops, Value, Value], Value]] = {
     "concat": lambda ops, x, y: ops.concat(x, ops.columns(y, 1, 12)),
     "embed": lambda ops, x, y: ops.embed(ops.tokens(), TABLE, 1.7),
 }  # fmt: skip
+IDENTITY, BIAS = Weight(torch.eye(64), "float32"), torch.linspace(-3, 3, 64)
+EXPERTS = Experts(
+    make_weight("float32", 5, 64), tuple(make_weight("float32", 48, 64) for _ in range(5)),
+    tuple(make_weight("float32", 64, 24) for _ in range(5)), 2, "silu", renormalize=False,
+)  # fmt: skip
 HEAD_NORM = torch.linspace(0.5, 1.5, 16)
 FREQUENCIES = torch.cat((torch.logspace(0, -4, 7), torch.zeros(1)))
 TABLE = quantize(torch.randn(70000, 32), "int4")
@@ -134,7 +142,10 @@ def test_row_op(name: str, scale: float) -> None:
     want = wide.run(graph, rows, None, given)[0]
     if name == "rotary":  # the angle is rounded to float32 first, as transformers does
         want = EagerRunner().run(graph, rows, None, given)[0].double()
-    error = (got.double() - want).abs() / want.abs().clamp(min=scale)
+    least = (
+        want.abs().max().item() if name == "experts" else scale
+    )  # sums of products, for which a row's size counts
+    error = (got.double() - want).abs() / want.abs().clamp(min=least)
     assert error.max() < 1e-6
     few = Rows(rows.tokens[9:14].contiguous(), rows.positions[9:14].contiguous(), rows.slots[:5], [0, 5])
     part = runner.run(graph, few, None, {n: v[9:14].contiguous() for n, v in given.items()})[0]

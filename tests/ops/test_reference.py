@@ -8,7 +8,7 @@ import torch
 from paceline.core import Rows
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import LayerKV, Layout
-from paceline.ops import reference
+from paceline.ops import native, reference
 from paceline.ops.base import Experts, Weight
 from paceline.ops.reference import EagerRunner, ReferenceOps, dequantize
 
@@ -70,33 +70,41 @@ def test_attention_over_ragged_rows(window, own, pieces, monkeypatch):
         assert torch.allclose(got[n], expected, atol=1e-12), (n, p)
 
 
-def test_experts_one_by_one():
+@pytest.mark.parametrize("activation", ["gelu", "silu"])
+@pytest.mark.parametrize("normed", [False, True], ids=["bare", "normed"])
+@pytest.mark.parametrize("renormalize", [False, True], ids=["raw", "renormalized"])
+@pytest.mark.parametrize("runner", ["eager", "native"])
+def test_experts_one_by_one(activation, normed, renormalize, runner):
     torch.manual_seed(1)
     hidden, wide, count, top = 8, 6, 4, 2
     gate_up, down = torch.randn(count, 2 * wide, hidden), torch.randn(count, hidden, wide)
     router, scale, each = torch.randn(count, hidden), torch.rand(hidden), torch.rand(count)
+    kind = {"eps": 1e-6, "router_scale": scale, "expert_scale": each} if normed else {}
     experts = Experts(
-        Weight(router, "float32"), scale, each,
-        tuple(Weight(w, "float32") for w in gate_up), tuple(Weight(w, "float32") for w in down), top, 1e-6,
+        Weight(router, "float32"), tuple(Weight(w, "float32") for w in gate_up),
+        tuple(Weight(w, "float32") for w in down), top, activation, renormalize=renormalize, **kind,
     )  # fmt: skip
+    if runner == "native" and not native.available():
+        pytest.skip(str(native.why_not()))
     x, y = torch.randn(5, hidden), torch.randn(5, hidden)
     rows = Rows(torch.zeros(5, dtype=torch.int64), torch.zeros(5), torch.zeros(5), [0, 5])
-    (got,) = EagerRunner().run(
+    (got,) = (EagerRunner() if runner == "eager" else native.NativeRunner(2)).run(
         lambda ops: (ops.moe(ops.given("x", hidden), ops.given("y", hidden), experts),),
         rows,
         None,
         {"x": x, "y": y},
     )
     for n in range(5):
-        normed = x[n] * (x[n].pow(2).mean() + 1e-6) ** -0.5 * scale
-        law = torch.softmax(router @ normed, 0)
+        seen = x[n] * (x[n].pow(2).mean() + 1e-6) ** -0.5 * scale if normed else x[n]
+        law = torch.softmax(router @ seen, 0)
         chosen = law.topk(top).indices
-        total = law[chosen].sum()
+        total = law[chosen].sum() if renormalize else 1.0
         want = torch.zeros(hidden)
         for e in chosen.tolist():
             gate, up = (gate_up[e] @ y[n]).chunk(2)
-            h = torch.nn.functional.gelu(gate, approximate="tanh") * up
-            want += down[e] @ h * law[e] / total * each[e]
+            gelu = torch.nn.functional.gelu(gate, approximate="tanh")
+            h = (gelu if activation == "gelu" else gate * torch.sigmoid(gate)) * up
+            want += down[e] @ h * law[e] / total * (each[e] if normed else 1.0)
         assert torch.allclose(got[n], want, atol=1e-5)
 
 

@@ -89,7 +89,7 @@ def decoder_layer(
     h = _attend(ops, h, layer.attention, eps, own)
     x = ops.add(x, ops.rms_norm(h, layer.norm_attention, eps))
     h = ops.rms_norm(x, layer.norm_pre, eps)
-    h = ops.linear(ops.gated_gelu(ops.linear(h, layer.gate), ops.linear(h, layer.up)), layer.down)
+    h = ops.linear(ops.gated(ops.linear(h, layer.gate), ops.linear(h, layer.up), "gelu"), layer.down)
     if layer.moe is not None:
         dense = ops.rms_norm(h, layer.moe.post_dense, eps)
         sparse = ops.moe(x, ops.rms_norm(x, layer.moe.pre, eps), layer.moe.experts)
@@ -176,6 +176,7 @@ def _read_moe(weights: Weights, config: GemmaConfig, at: str) -> Moe:
         gate_up=weights.stack(f"{at}.experts.gate_up_proj"),
         down=weights.stack(f"{at}.experts.down_proj"),
         top_k=config.moe.top_k,
+        activation="gelu",
         eps=config.eps,
     )
     return Moe(

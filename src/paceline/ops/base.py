@@ -20,6 +20,7 @@ from paceline.kv.cache import KVCache
 from paceline.kv.layout import Layout
 
 WeightKind = Literal["float32", "bfloat16", "float16", "int8", "int4"]
+Activation = Literal["gelu", "silu"]  # gelu: the tanh approximation
 Value = Any  # torch.Tensor when executing, a symbol when recording
 
 
@@ -55,15 +56,17 @@ class Weight:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Experts:
-    """A mixture of experts: router [E, H] with its scales, gate_up [E][2*I, H], down [E][H, I]."""
+    """A mixture of experts: router [E, H], gate_up [E][2*I, H], down [E][H, I], and how the router works."""
 
     router: Weight
-    router_scale: torch.Tensor  # [H], already multiplied by H**-0.5
-    expert_scale: torch.Tensor  # [E]
     gate_up: tuple[Weight, ...]
     down: tuple[Weight, ...]
     top_k: int
-    eps: float
+    activation: Activation
+    renormalize: bool = True  # the chosen experts' shares add up to 1
+    eps: float | None = None  # of an rms norm of the router's input; None: it is read as it is
+    router_scale: torch.Tensor | None = None  # [H], what the router's input is multiplied with
+    expert_scale: torch.Tensor | None = None  # [E], what the shares are multiplied with
 
 
 class Ops(Protocol):
@@ -79,7 +82,9 @@ class Ops(Protocol):
         """table[token] * scale, the scale rounded to the activation dtype first, as transformers does."""
         ...
 
-    def linear(self, x: Value, weight: Weight) -> Value: ...
+    def linear(self, x: Value, weight: Weight, bias: torch.Tensor | None = None) -> Value:
+        """x @ weight.T, plus bias [out]"""
+        ...
 
     def rms_norm(self, x: Value, weight: torch.Tensor | None, eps: float, groups: int = 1) -> Value:
         """x * (mean(x^2) + eps)^-1/2 * weight in float32, over each of `groups` equal slices of a row."""
@@ -111,8 +116,8 @@ class Ops(Protocol):
         """The tanh approximation, as Gemma uses it."""
         ...
 
-    def gated_gelu(self, gate: Value, up: Value) -> Value:
-        """gelu(gate) * up"""
+    def gated(self, gate: Value, up: Value, activation: Activation) -> Value:
+        """activation(gate) * up"""
         ...
 
     def softcap(self, x: Value, cap: float) -> Value:
@@ -124,7 +129,8 @@ class Ops(Protocol):
     def concat(self, x: Value, y: Value) -> Value: ...
 
     def moe(self, router_input: Value, expert_input: Value, experts: Experts) -> Value:
-        """Softmax router over rms-normed, scaled input; top-k, renormalised, times expert_scale; sum of the experts."""
+        """Softmax router over its input, which may be rms-normed and scaled; top-k, renormalised if `experts` says so,
+        times expert_scale; sum of the experts."""
         ...
 
     def ordered_logits(

@@ -7,22 +7,24 @@ meets few barriers; buffers are reused once their last reader is done.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 import torch
 
 from paceline.errors import UsageError
-from paceline.ops.base import Experts, Value, Weight
+from paceline.ops.base import Activation, Experts, Value, Weight
 
 
 class Code(IntEnum):
     """Op codes, as in native/program.h. All before LINEAR work on one row."""
 
-    EMBED, NORM, ROTARY, STORE, ADD, MUL, SCALE, GELU, GATED_GELU, SOFTCAP, COPY, ROUTE, MIX, TOP_CLUSTERS = (
-        range(14)
-    )
-    LINEAR, ATTENTION, EXPERTS, GATHER = range(14, 18)
+    EMBED, NORM, ROTARY, STORE, ADD, MUL, SCALE, GELU, GATED_GELU, GATED_SILU, BIAS, SOFTCAP, COPY = range(13)
+    ROUTE, MIX, TOP_CLUSTERS, LINEAR, ATTENTION, EXPERTS, GATHER = range(13, 20)
+
+
+GATED: Mapping[Activation, Code] = {"gelu": Code.GATED_GELU, "silu": Code.GATED_SILU}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,9 +79,13 @@ class RecordingOps:
         assert tokens is self._tokens, "only the rows' own tokens can be embedded"
         return self._note(Code.EMBED, [], [table.in_features], weights=[table], number=scale)[0]
 
-    def linear(self, x: Value, weight: Weight) -> Value:
+    def linear(self, x: Value, weight: Weight, bias: torch.Tensor | None = None) -> Value:
         assert x.width == weight.in_features, f"{x.width} columns for a weight of {weight.in_features}"
-        return self._note(Code.LINEAR, [x], [weight.out_features], weights=[weight])[0]
+        (y,) = self._note(Code.LINEAR, [x], [weight.out_features], weights=[weight])
+        if bias is None:
+            return y
+        assert bias.numel() == y.width, f"{y.width} columns for a bias of {bias.numel()}"
+        return self._note(Code.BIAS, [y], [y.width], integers=[bias])[0]
 
     def rms_norm(self, x: Value, weight: torch.Tensor | None, eps: float, groups: int = 1) -> Value:
         return self._note(Code.NORM, [x], [x.width], integers=[groups, weight], number=eps)[0]
@@ -108,8 +114,8 @@ class RecordingOps:
     def gelu(self, x: Value) -> Value:
         return self._note(Code.GELU, [x], [x.width])[0]
 
-    def gated_gelu(self, gate: Value, up: Value) -> Value:
-        return self._note(Code.GATED_GELU, [gate, up], [gate.width])[0]
+    def gated(self, gate: Value, up: Value, activation: Activation) -> Value:
+        return self._note(GATED[activation], [gate, up], [gate.width])[0]
 
     def softcap(self, x: Value, cap: float) -> Value:
         return self._note(Code.SOFTCAP, [x], [x.width], number=cap)[0]
@@ -128,18 +134,23 @@ class RecordingOps:
         top_k, hidden = experts.top_k, expert_input.width
         inner = experts.down[0].in_features
         (route,) = self._note(
-            Code.ROUTE, [router_input], [2 * top_k], weights=[experts.router], number=experts.eps,
-            integers=[top_k, experts.router_scale, experts.expert_scale],
+            Code.ROUTE, [router_input], [2 * top_k], weights=[experts.router],
+            number=-1.0 if experts.eps is None else experts.eps,
+            integers=[top_k, experts.router_scale, experts.expert_scale, int(experts.renormalize)],
         )  # fmt: skip
         up = self._note(
             Code.EXPERTS,
             [route, expert_input],
             [top_k * inner],
             weights=list(experts.gate_up),
-            integers=[top_k, 0],
+            integers=[top_k, 0, int(GATED[experts.activation])],
         )[0]
         down = self._note(
-            Code.EXPERTS, [route, up], [top_k * hidden], weights=list(experts.down), integers=[top_k, inner]
+            Code.EXPERTS,
+            [route, up],
+            [top_k * hidden],
+            weights=list(experts.down),
+            integers=[top_k, inner, 0],
         )[0]
         return self._note(Code.MIX, [route, down], [hidden], integers=[top_k])[0]
 

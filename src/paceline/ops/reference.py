@@ -21,7 +21,7 @@ from paceline.core import Rows
 from paceline.errors import UsageError
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import Layout
-from paceline.ops.base import Experts, Graph, RoundStart, Rule, Stop, Weight
+from paceline.ops.base import Activation, Experts, Graph, RoundStart, Rule, Stop, Weight
 
 INT4_GROUP = 32
 MAX_SCORES = 1 << 27  # attention scores held at once, in elements
@@ -101,8 +101,8 @@ class ReferenceOps:
 
     # -- arithmetic ------------------------------------------------------------------------------------------
 
-    def linear(self, x: Tensor, weight: Weight) -> Tensor:
-        return F.linear(x, dequantize(weight, None, x.dtype))
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+        return F.linear(x, dequantize(weight, None, x.dtype), None if bias is None else bias.to(x.dtype))
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float, groups: int = 1) -> Tensor:
         wide = x.to(self._exact).view(x.shape[0], groups, -1)  # [N, groups, width / groups]
@@ -132,8 +132,8 @@ class ReferenceOps:
     def gelu(self, x: Tensor) -> Tensor:
         return F.gelu(x, approximate="tanh")
 
-    def gated_gelu(self, gate: Tensor, up: Tensor) -> Tensor:
-        return F.gelu(gate, approximate="tanh") * up
+    def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+        return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         return torch.tanh(x / cap) * cap
@@ -225,15 +225,20 @@ class ReferenceOps:
     # -- mixtures and heads ----------------------------------------------------------------------------------
 
     def moe(self, router_input: Tensor, expert_input: Tensor, experts: Experts) -> Tensor:
-        normed = self.rms_norm(router_input, None, experts.eps) * experts.router_scale.to(router_input.dtype)
-        law = torch.softmax(self.linear(normed, experts.router), dim=-1, dtype=self._exact)  # [N, E]
+        seen = router_input if experts.eps is None else self.rms_norm(router_input, None, experts.eps)
+        if experts.router_scale is not None:
+            seen = seen * experts.router_scale.to(router_input.dtype)
+        law = torch.softmax(self.linear(seen, experts.router), dim=-1, dtype=self._exact)  # [N, E]
         share, chosen = torch.topk(law, experts.top_k, dim=-1)  # [N, top_k]
-        share = share / share.sum(dim=-1, keepdim=True) * experts.expert_scale[chosen].to(self._exact)
+        if experts.renormalize:
+            share = share / share.sum(dim=-1, keepdim=True)
+        if experts.expert_scale is not None:
+            share = share * experts.expert_scale[chosen].to(self._exact)
         out = torch.zeros_like(expert_input)
         for e in sorted(set(chosen.flatten().tolist())):
             row, rank = torch.where(chosen == e)
             gate, up = self.linear(expert_input[row], experts.gate_up[e]).chunk(2, dim=-1)
-            value = self.linear(self.gated_gelu(gate, up), experts.down[e])
+            value = self.linear(self.gated(gate, up, experts.activation), experts.down[e])
             out.index_add_(0, row, (value * share[row, rank, None]).to(out.dtype))
         return out
 
