@@ -224,7 +224,7 @@ def pick_runner(config: EngineConfig, device: torch.device) -> tuple[Runner, str
 
 def make_cache(target: Target, config: EngineConfig, share: float) -> KVCache:
     """A K/V cache within `share` of the budget. Without max_model_len, texts are shortened until one fits."""
-    free = config.cache_memory or int(_free_memory(target.device) * CACHE_SHARE.get(target.device.type, 0.3))
+    free = config.cache_memory or int(free_memory(target.device) * CACHE_SHARE.get(target.device.type, 0.3))
     longest = min(config.max_model_len or target.max_len, target.max_len)
     while True:
         try:
@@ -251,7 +251,7 @@ def make_cache(target: Target, config: EngineConfig, share: float) -> KVCache:
         )
 
 
-def _free_memory(device: torch.device) -> int:
+def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:

@@ -24,7 +24,8 @@ import torch.nn.functional as F
 
 from paceline.bench.meters import provenance
 from paceline.bench.plot import Chart, svg
-from paceline.bench.random_target import RandomWeights, e2b_config, random_target, random_weight
+from paceline.bench.random_target import RandomWeights, random_target, random_weight
+from paceline.bench.shapes import target_config
 from paceline.core import Rows
 from paceline.kv.cache import KVCache
 from paceline.memory import Arena
@@ -191,7 +192,7 @@ def forward_report(demo: Path | None, quick: bool) -> list[dict[str, Any]]:
             out.append(_stairs("demo", kind, staircase(target, 16, repeats)))
     kinds: tuple[WeightKind, ...] = ("bfloat16",) if quick else ("bfloat16", "int8", "int4")
     for stored in kinds:
-        target = random_target(e2b_config(), stored, NativeRunner())
+        target = random_target(target_config("gemma-4-e2b", 16384), stored, NativeRunner())
         out.append(_stairs("E2B-shaped", stored, staircase(target, 5 if quick else 16, 1 if quick else 7)))
         del target
     return out

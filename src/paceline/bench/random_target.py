@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.models.config import FULL, SLIDING, GemmaConfig, parse_target
+from paceline.bench.shapes import stored_as
+from paceline.models.config import AssistantConfig, GemmaConfig
 from paceline.models.gemma4 import GemmaTarget, target_shapes
+from paceline.models.gemma4_assistant import GemmaAssistant, assistant_shapes, check_pair
 from paceline.models.loading import Shapes
 from paceline.ops.base import Runner, Weight, WeightKind
-from paceline.ops.quantize import GROUP, kind_for
+from paceline.ops.quantize import GROUP
 
 _POOL = 1 << 24  # random values that all matrices are cut from
-
-
-def e2b_config(vocab_size: int = 16384) -> GemmaConfig:
-    """Gemma 4 E2B: all 35 layers at their widths; only the embedding tables are shortened to `vocab_size`."""
-    fields: dict[str, Any] = {
-        "model_type": "gemma4_text", "vocab_size": vocab_size, "vocab_size_per_layer_input": vocab_size,
-        "hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 35, "num_attention_heads": 8,
-        "num_key_value_heads": 1, "head_dim": 256, "global_head_dim": 512, "sliding_window": 512,
-        "layer_types": [FULL if i % 5 == 4 else SLIDING for i in range(35)], "num_kv_shared_layers": 20,
-        "use_double_wide_mlp": True, "hidden_size_per_layer_input": 256, "final_logit_softcapping": 30.0,
-        "max_position_embeddings": 131072, "eos_token_id": 1, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
-        "rope_parameters": {
-            SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
-            FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
-        },
-    }  # fmt: skip
-    return parse_target(fields)
 
 
 class RandomWeights:
@@ -48,11 +32,16 @@ class RandomWeights:
 
     def matrix(self, name: str) -> Weight:
         out, width = self._shapes[f"{name}.weight"]
-        return random_weight(self, (out, width), self._kind_of(name, width))
+        if (
+            name == "embed_tokens_per_layer"
+        ):  # gigabytes of which a step reads a few rows: memory that is never touched
+            return Weight(torch.zeros(out, width, dtype=torch.bfloat16), "bfloat16")
+        return random_weight(self, (out, width), stored_as(name, width, self._kind))
 
     def stack(self, name: str) -> tuple[Weight, ...]:
         count, out, width = self._shapes[name]
-        return tuple(random_weight(self, (out, width), self._kind_of(name, width)) for _ in range(count))
+        kind = stored_as(name, width, self._kind)
+        return tuple(random_weight(self, (out, width), kind) for _ in range(count))
 
     def vector(self, name: str) -> Tensor:
         return torch.ones(self._shapes[name])
@@ -62,11 +51,6 @@ class RandomWeights:
 
     def ids(self, name: str) -> Tensor:
         return torch.arange(self._shapes[name][0])
-
-    def _kind_of(self, name: str, width: int) -> WeightKind:
-        if self._kind in ("int8", "int4"):
-            return kind_for(name, width, self._kind) or "bfloat16"
-        return self._kind
 
     def cut(self, source: Tensor, count: int) -> Tensor:
         """`count` values of `source`, from a place that moves on, copied."""
@@ -99,3 +83,10 @@ def random_target(config: GemmaConfig, kind: WeightKind, runner: Runner) -> Gemm
     """A `GemmaTarget` of `config` with random weights stored as `kind`."""
     weights = RandomWeights(target_shapes(config), kind)
     return GemmaTarget(config, weights, runner, torch.float32)  # type: ignore[arg-type]
+
+
+def random_assistant(config: AssistantConfig, target: GemmaTarget) -> GemmaAssistant:
+    """The assistant of `config` for `target` with random weights in bfloat16."""
+    check_pair(config, target.config, ("the random assistant", "the random target"))
+    weights = RandomWeights(assistant_shapes(config), "bfloat16")
+    return GemmaAssistant(config, weights, target, target.runner)  # type: ignore[arg-type]

@@ -55,7 +55,7 @@ def cells(line: Line) -> list[str]:
         line.cell.workload,
         str(line.cell.batch),
         f"{line.cell.temperature:g}",
-        line.setting.label + ("" if line.same_text else " (other text!)"),
+        line.setting.label + (" (other text!)" if line.same_text is False else ""),
         f"{line.speed:.1f}",
         ratio,
         f"{line.tokens_per_step:.2f}",

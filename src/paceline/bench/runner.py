@@ -98,7 +98,7 @@ class Run:
     drafters: dict[str, int] = field(default_factory=dict)
     joules: float | None = None
     digest: str = ""  # of all texts: equal digests are equal tokens
-    same_text: bool = True  # as the baseline's
+    same_text: bool | None = True  # as the baseline's; None: not compared, since verdicts are forced
 
     @property
     def speed(self) -> float:
@@ -138,6 +138,7 @@ class Bench:
     least: float = 0.0  # seconds of a run: it goes on with further texts until then
     within: float = float("inf")  # further rounds of what is not known that well, see `unsure`
     energy: EnergyMeter | None = None
+    forced: bool = False  # drafts are kept by chance, so texts differ
 
 
 class _Side:
@@ -243,7 +244,8 @@ def run_beside(bench: Bench, cell: Cell, setting: Setting, number: int) -> tuple
     for side in sides:
         side.run.decode_tokens, side.run.decode_seconds = side.window(tokens)
         side.run.digest = _digest(list(side.ids.values()))
-    run.plain_speed, run.same_text = plain.speed, run.digest == plain.digest
+    run.plain_speed = plain.speed
+    run.same_text = None if bench.forced else run.digest == plain.digest
     return run, plain
 
 

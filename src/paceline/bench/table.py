@@ -29,7 +29,7 @@ class Line:
     gap: float  # seconds per token between deltas, median
     gap_p95: float
     joules_per_token: float | None
-    same_text: bool  # as `none` beside it, in every round
+    same_text: bool | None  # as `none` beside it, in every round; None: not compared
     reasons: dict[str, int]
     drafters: dict[str, int]
 
@@ -60,7 +60,7 @@ def _line(cell: Cell, setting: Setting, group: list[Run]) -> Line:
         median(gaps),
         quantile(gaps, 0.95),
         median(joules) if joules else None,
-        all(run.same_text for run in group),
+        None if any(run.same_text is None for run in group) else all(run.same_text for run in group),
         _merge([run.reasons for run in group]),
         _merge([run.drafters for run in group]),
     )
@@ -109,7 +109,7 @@ class Verdict:
     worst_auto: tuple[float, Cell] | None  # auto against none
     worst_against_fixed: tuple[float, Cell, str] | None  # auto against the best fixed length of its cell
     best: tuple[float, Cell, str] | None
-    all_same_text: bool
+    all_same_text: bool | None  # None: not compared
     noise: tuple[float, Cell] | None = None  # none against itself
     auto: Held | None = None
     itself: Held | None = None  # none
@@ -139,7 +139,7 @@ class Verdict:
         if self.auto:
             out += self.auto.say("auto")
             out += self.itself.say("none against itself") if self.itself else []
-        if not self.all_same_text:
+        if self.all_same_text is False:
             out.append(
                 "Some texts differ from those without a drafter: `paceline check` says whether it is a bug."
             )
@@ -179,7 +179,7 @@ def verdict(table: Seq[Line]) -> Verdict:
             key=lambda p: p[0],
             default=None,
         ),
-        all(line.same_text for line in table),
+        None if any(line.same_text is None for line in table) else all(line.same_text for line in table),
         min(
             [(line.ratio.median, line.cell) for line in table if line.ratio and line.setting == NONE],
             key=lambda p: p[0],

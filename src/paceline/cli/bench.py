@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,9 @@ from paceline.errors import UsageError
 if TYPE_CHECKING:
     from paceline.bench.runner import Bench, Run
     from paceline.bench.table import Line
-    from paceline.llm import LLM
+    from paceline.bench.workloads import Prompt
+    from paceline.engine.engine import Engine
+    from paceline.engine.forced import ForcedAcceptance
 
 WORKLOADS = ("code", "prose", "edit", "dictated", "json", "random", "long")
 TOUCHED = 1 << 30  # bytes of the K/V cache that are backed with memory before anything is measured
@@ -72,12 +76,24 @@ FULL: dict[str, Any] = {
 @click.option(
     "--quick", is_flag=True, help="Under a minute on demo: three workloads, two batch sizes, greedy."
 )
+@click.option(
+    "--shape",
+    metavar="NAME",
+    help="Instead of TARGET: random weights of gemma-4-e2b, -e4b, -12b, -26b-a4b or -31b and of its assistant. "
+    "Needs --synthetic-acceptance.",
+)
+@click.option(
+    "--synthetic-acceptance",
+    metavar="P,P,...",
+    help="With --shape: the chance that the first, second, ... drafted token is kept if those before it are.",
+)
 @click.option("--json", "json_path", metavar="FILE", help="Write all measurements with their provenance.")
 @click.option("--html", "html_path", metavar="FILE", help="Write a report with plots.")
 @apply(ENGINE[3:])  # not the drafter, its length and the rule
 def command(
-    target: str, drafter: str, quick: bool, json_path: str | None, html_path: str | None, **values: Any
-) -> None:
+    target: str, drafter: str, quick: bool, json_path: str | None, html_path: str | None,
+    shape: str | None, synthetic_acceptance: str | None, **values: Any,
+) -> None:  # fmt: skip
     """Measure what speculation brings on this machine for TARGET.
 
     Everything is written beside plain decoding (drafter none), in turns of a few tokens, and held against it; none
@@ -87,6 +103,7 @@ def command(
     \b
     paceline bench --quick
     paceline bench -w code -b 1 -k 4 -k auto --rounds 9 --html report.html
+    paceline bench --shape gemma-4-e2b --quantize int4 --synthetic-acceptance 0.85,0.60,0.40,0.27
     """
     for path in (json_path, html_path):
         if path is not None and not Path(path).resolve().parent.is_dir():
@@ -97,53 +114,112 @@ def command(
     from paceline.bench.runner import measure, unsure
     from paceline.bench.table import lines, to_json, verdict
 
-    llm = _load(target, drafter, plan, values)
-    energy = EnergyMeter.find(llm.engine.state.target.device)
-    bench = _bench(llm, plan, energy)
+    chances = _chances(click.get_current_context(), shape, synthetic_acceptance, plan)
+    if shape is not None and chances is not None:
+        subject = _synthetic(shape, chances, _options(plan, values | {"drafter": drafter}))
+    else:
+        subject = _load(target, drafter, plan, values)
+    energy = EnergyMeter.find(subject.engine.state.target.device)
+    bench = _bench(subject, plan, energy)
     total = len(bench.cells) * len(bench.settings) * bench.rounds
     runs, ended = _with_progress(lambda report: measure(bench, report), total)
     table = lines(runs)
     _print(table)
-    facts = _facts(llm, runs)
-    said = [*verdict(table).say(), facts.pop("roofline_says")]
+    facts = _facts(subject.engine, runs)
+    said = [*subject.says, *verdict(table).say(), facts.pop("roofline_says")]
     if vague := unsure(runs, plan["within"]):
         said.append(f"{len(vague)} of {len(table)} ratios are not known to within {plan['within']:.2%}.")
     said += [f"Ended early: {ended}."] if ended else []
     click.echo("\n" + "\n".join(said))
     extra = facts | {"provenance": provenance("paceline " + " ".join(sys.argv[1:])), "ended": ended}
-    _write(json_path, lambda: json.dumps(to_json(runs, extra), indent=1, default=str) + "\n")
+    told = to_json(runs, extra)
+    told["verdict"] = [*subject.says, *told["verdict"]]
+    _write(json_path, lambda: json.dumps(told, indent=1, default=str) + "\n")
     _write(html_path, lambda: _page(table, said, extra))
 
 
-def _load(target: str, drafter: str, plan: dict[str, Any], values: dict[str, Any]) -> LLM:
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is measured: an engine, its prompts by (workload, how many), and what has to be said first."""
+
+    engine: Engine
+    prompts: Callable[[int], Callable[[str, int], list[Prompt]]]  # for texts of so many tokens
+    says: tuple[str, ...] = ()
+
+
+def _chances(
+    ctx: click.Context, shape: str | None, acceptance: str | None, plan: dict[str, Any]
+) -> ForcedAcceptance | None:
+    """The forced chances of a shape; settles its workload in `plan`. Raises UsageError for what does not go together."""
+    if shape is None and acceptance is None:
+        return None
+    if shape is None or acceptance is None:
+        raise UsageError("--shape and --synthetic-acceptance belong together: give both, or neither")
+    from click.core import ParameterSource
+
+    from paceline.bench.synthetic import WORKLOAD
+    from paceline.engine.forced import ForcedAcceptance
+
+    for name, option in (("target", "a TARGET"), ("workloads", "--workload")):
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise UsageError(f"--shape has random weights and prompts: leave {option} out")
+    plan["workloads"] = (WORKLOAD,)
+    if ctx.get_parameter_source("temperatures") is not ParameterSource.COMMANDLINE:
+        plan["temperatures"] = (0.0,)  # what is kept does not depend on it
+    return ForcedAcceptance.parse(acceptance)
+
+
+def _options(plan: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Options of the engine: room for all texts, and as many of the baseline."""
+    options = {k: v for k, v in values.items() if v is not None}
+    options["max_batch"] = 2 * max(options.get("max_batch", 1), *plan["batches"])
+    options.setdefault("max_model_len", 1024)
+    return options
+
+
+def _synthetic(shape: str, chances: ForcedAcceptance, options: dict[str, Any]) -> Subject:
+    from paceline.bench.synthetic import random_prompts, said, synthetic_engine
+
+    options["draft_tokens"] = "auto"
+    engine = synthetic_engine(shape, chances, options, lambda line: click.echo(line, err=True))
+    vocab = engine.state.target.vocab_size
+    note = (
+        f"SYNTHETIC: random weights of the shape {shape}; drafts are kept with the chances {said(chances)}, whatever the "
+        "models say. Times are those of real computation."
+    )
+    return Subject(engine, lambda tokens: lambda name, count: random_prompts(vocab, count), (note,))
+
+
+def _load(target: str, drafter: str, plan: dict[str, Any], values: dict[str, Any]) -> Subject:
+    from paceline.bench.workloads import Bounds, prompts
     from paceline.llm import LLM
     from paceline.memory import freeze_objects
 
-    options = {k: v for k, v in values.items() if v is not None}
-    options["max_batch"] = 2 * max(
-        options.get("max_batch", 1), *plan["batches"]
-    )  # and as many of the baseline
-    options.setdefault("max_model_len", 1024)
+    options = _options(plan, values)
     llm = LLM(
         target, drafter=drafter, draft_tokens="auto", say=lambda line: click.echo(line, err=True), **options
     )
     llm.engine.state.cache.touch(TOUCHED)
     freeze_objects()
-    return llm
+    vocab, special, tokenizer = llm.engine.state.target.vocab_size, llm.tokenizer.special_ids, llm.tokenizer
+
+    def sources(longest: int) -> Callable[[str, int], list[Prompt]]:
+        bounds = Bounds(vocab, longest, special)
+        return lambda name, count: prompts(name, tokenizer, bounds, count)
+
+    return Subject(llm.engine, sources)
 
 
-def _bench(llm: LLM, plan: dict[str, Any], energy: Any) -> Bench:
+def _bench(subject: Subject, plan: dict[str, Any], energy: Any) -> Bench:
     from paceline.bench.runner import NONE, Bench, Cell, Setting
-    from paceline.bench.workloads import Bounds, prompts
 
-    target = llm.engine.state.target
-    longest = llm.engine.max_len - plan["tokens"] - 1
+    engine = subject.engine
+    longest = engine.max_len - plan["tokens"] - 1
     if longest < 16:
         raise UsageError(
             f"--tokens {plan['tokens']} leaves no room for prompts: lower it or raise --max-model-len"
         )
-    bounds = Bounds(target.vocab_size, longest, llm.tokenizer.special_ids)
-    kind = llm.info["drafter"]
+    kind = engine.info["drafter"]
     cells = tuple(
         Cell(workload, batch, temperature)
         for workload in plan["workloads"]
@@ -152,9 +228,9 @@ def _bench(llm: LLM, plan: dict[str, Any], energy: Any) -> Bench:
     )
     settings = (NONE, *(Setting(kind, k) for k in plan["lengths"])) if kind != "none" else (NONE,)
     return Bench(
-        llm.engine,
-        llm.engine.twin(),
-        lambda name, count: prompts(name, llm.tokenizer, bounds, count),
+        engine,
+        engine.twin(),
+        subject.prompts(longest),
         cells,
         settings,
         plan["tokens"],
@@ -163,6 +239,7 @@ def _bench(llm: LLM, plan: dict[str, Any], energy: Any) -> Bench:
         plan["min_seconds"],
         plan["within"],
         energy,
+        engine.state.forced is not None,
     )
 
 
@@ -196,7 +273,7 @@ def _print(table: list[Line]) -> None:
     console.print(terminal_table(table, console.width))
 
 
-def _facts(llm: LLM, runs: list[Run]) -> dict[str, Any]:
+def _facts(engine: Engine, runs: list[Run]) -> dict[str, Any]:
     """What else was measured: the machine's limit for this target, memory, and the cost staircase."""
     from statistics import median
 
@@ -204,28 +281,28 @@ def _facts(llm: LLM, runs: list[Run]) -> dict[str, Any]:
     from paceline.bench.roofline import Roofline, weight_bytes
     from paceline.models.gemma4 import GemmaTarget
 
-    state = llm.engine.state
+    state = engine.state
     assert isinstance(state.target, GemmaTarget), "what an assembled engine loads"
     roof = Roofline(read_bandwidth(), weight_bytes(state.target))
     plain = [r.speed for r in runs if r.setting.drafter == "none" and r.cell.batch == 1]
     facts: dict[str, Any] = {
-        "info": dict(llm.info),
+        "info": dict(engine.info),
         "peak_memory_bytes": peak_memory(state.target.device),
         "roofline_says": roof.say(median(plain) if plain else None),
         "roofline": roof.as_json(),
-        "staircase_seconds": _staircase(llm),
+        "staircase_seconds": _staircase(engine),
     }
     return facts
 
 
-def _staircase(llm: LLM) -> dict[int, float]:
+def _staircase(engine: Engine) -> dict[int, float]:
     """What steps of so many rows cost as measured at start-up: how long the last texts were is no matter of rows."""
     from dataclasses import replace
 
     from paceline.engine.controller import AutoController
     from paceline.engine.tempo import Tempo
 
-    controller = llm.engine.state.controller
+    controller = engine.state.controller
     if not isinstance(controller, AutoController):
         return {}
     costs = replace(controller.budget.costs, tempo=Tempo())

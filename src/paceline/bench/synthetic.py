@@ -1,0 +1,89 @@
+"""An engine of a published shape with random weights, whose drafts are kept by given chances.
+
+Compute and cache traffic are those of the real model; the text means nothing. Everything made from it says so.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from paceline.assembly import free_memory, make_cache, pick_device, pick_runner
+from paceline.bench.random_target import random_assistant, random_target
+from paceline.bench.shapes import assistant_config, check_memory, target_config
+from paceline.bench.workloads import Prompt
+from paceline.config import EngineConfig
+from paceline.drafters.base import Drafter
+from paceline.drafters.mtp import MTPDrafter
+from paceline.engine.acceptance import KINDS
+from paceline.engine.controller import AutoController
+from paceline.engine.costs import default_profile
+from paceline.engine.engine import Engine, EngineParts
+from paceline.engine.fixed import FixedController
+from paceline.engine.forced import ForcedAcceptance
+from paceline.engine.stopwatch import measure_steps
+from paceline.errors import UsageError
+from paceline.ops.base import WeightKind
+
+Say = Callable[[str], None]
+WORKLOAD = "synthetic"
+PROMPT = 64  # tokens of a prompt
+CACHE = 1 << 30  # bytes for K/V
+PROFILING = 2.0  # seconds
+
+
+def synthetic_engine(shape: str, chances: ForcedAcceptance, options: dict[str, Any], say: Say) -> Engine:
+    """An idle engine of `shape`. `options`: of EngineConfig. Raises UsageError, and CapacityError before it allocates."""
+    drafter = options.get("drafter", "auto")
+    if drafter not in ("auto", "mtp", "none"):
+        raise UsageError(f"--drafter {drafter} has nothing to do with random weights: use auto, mtp or none")
+    config = EngineConfig.of(
+        {"max_model_len": 1024, "cache_memory": CACHE, **options, "target": shape, "drafter": "auto"}
+    )
+    if config.adapter is not None or config.quantize_drafter is not None:
+        raise UsageError("--shape makes its own weights: leave --adapter and --quantize-drafter out")
+    device = pick_device(config.device)
+    if device.type != "cpu":
+        raise UsageError("--shape is for the CPU so far: use --device cpu")
+    kind: WeightKind = config.quantize or ("float32" if config.dtype == "float32" else "bfloat16")
+    check_memory(shape, kind, (config.cache_memory or CACHE, free_memory(device)), drafter=drafter != "none")
+    runner, arithmetic = pick_runner(config, device)
+    say(f"SYNTHETIC {shape}: random weights ({kind}), acceptance {said(chances)} · {arithmetic}")
+    target = random_target(target_config(shape), kind, runner)
+    runner.prepare([target.hidden_graph, target.logits_graph])
+    cache = make_cache(target, config, share=1.0)
+    drafters: dict[str, Drafter] = {}
+    if drafter != "none":
+        net = random_assistant(assistant_config(shape), target)
+        net.runner.prepare([net.step_graph])
+        drafters["mtp"] = MTPDrafter(net)
+    parts = EngineParts(
+        target=target, cache=cache, drafters=drafters, default_drafter="mtp" if drafters else "none",
+        controller=FixedController(0), draft_tokens=config.draft_tokens, max_batch=config.max_batch,
+        prefill_chunk=config.prefill_chunk, step_tokens=config.step_tokens, prefix_cache=config.prefix_cache,
+        forced=chances,
+        info={"target": shape, "drafter": "mtp" if drafters else "none", "arithmetic": arithmetic,
+              "synthetic": {"weights": f"random, {kind}", "acceptance": list(chances.chances)}},
+    )  # fmt: skip
+    return _measured(parts, say)
+
+
+def _measured(parts: EngineParts, say: Say) -> Engine:
+    """The engine with the costs of its steps measured, as at the start of a real one."""
+    network = next((kind for kind in KINDS if kind.name == parts.default_drafter), None)
+    profile = measure_steps(parts, network, PROFILING) or default_profile()
+    return Engine(
+        replace(parts, controller=AutoController(profile, KINDS, say, [parts.default_drafter], None))
+    )
+
+
+def said(chances: ForcedAcceptance) -> str:
+    return ", ".join(f"{chance:g}" for chance in chances.chances)
+
+
+def random_prompts(vocab_size: int, count: int) -> list[Prompt]:
+    """`count` prompts of random token ids, the same at every call."""
+    rng = random.Random(0)
+    return [Prompt([rng.randrange(5, vocab_size) for _ in range(PROMPT)]) for _ in range(count)]
