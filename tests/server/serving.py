@@ -52,11 +52,11 @@ class Served:
         return check()
 
 
-def render(messages: list[dict[str, Any]], tools: Any, thinking: bool | None) -> str:
+def render(messages: list[dict[str, Any]], tools: Any, options: dict[str, Any]) -> str:
     if any("explode" in m["content"] for m in messages):
         raise UsageError("the chat template failed: explode")
     text = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
-    return text + ("<|channel>thought\n" if thinking else "")
+    return text + ("<|channel>thought\n" if options.get("enable_thinking") else "")
 
 
 @contextmanager

@@ -116,7 +116,7 @@ def test_forced_tool_call_streams(client: openai.OpenAI) -> None:  # type: ignor
 
 def test_errors_are_the_clients_own(client: openai.OpenAI, s: Served) -> None:  # type: ignore[name-defined]
     with pytest.raises(openai.NotFoundError):
-        client.chat.completions.create(model="nope", messages=TALK)
+        client.models.retrieve("nope")
     with pytest.raises(openai.BadRequestError, match="n: at most"):
         client.chat.completions.create(model="fake", messages=TALK, n=99)
     with pytest.raises(openai.BadRequestError, match="cannot be compiled"):

@@ -26,7 +26,7 @@ USER = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture(scope="module")
 def s() -> Iterator[Served]:
-    with served(max_body=200_000, header_timeout=1.0, body_timeout=1.0, max_texts=64) as server:
+    with served(max_body=200_000, header_timeout=1.0, body_timeout=1.0, max_texts=64, strict=True) as server:
         yield server
 
 
@@ -154,7 +154,7 @@ BAD: list[tuple[str, dict[str, Any], str | None]] = [
     ("completions", {"prompt": "x" * 600}, "prompt"),
     ("completions", {"prompt": "x", "suffix": "y"}, "suffix"),
     ("completions", {"prompt": "x", "best_of": 3}, "best_of"),
-    ("completions", {"prompt": "x", "max_tokens": -1}, "max_tokens"),
+    ("completions", {"prompt": "x", "max_tokens": -2}, "max_tokens"),
     ("completions", {"prompt": "x", "max_tokens": 1.5}, "max_tokens"),
     ("completions", {"prompt": "x", "max_tokens": "5"}, "max_tokens"),
     ("completions", {"prompt": "x", "max_tokens": True}, "max_tokens"),

@@ -39,6 +39,15 @@ _ENGINE_FLAGS = (
 )
 @click.option("--model-name", help="What clients call the model.")
 @click.option(
+    "--served-model-name",
+    "served_model_names",
+    multiple=True,
+    help="A further name for the model; repeatable.",
+)
+@click.option(
+    "--strict", is_flag=True, default=None, help="Refuse unknown fields and models instead of warning."
+)
+@click.option(
     "--config", "config_file", type=click.Path(), help="TOML file with tables [server] and [engine]."
 )
 @click.option("--device", help="auto, cpu, cuda, cuda:N or mps.")
@@ -82,5 +91,6 @@ def command(target: str | None, named: str | None, config_file: str | None, **fl
     engine["adapter"] = engine["adapter"] or None
     if isinstance(engine["draft_tokens"], str) and engine["draft_tokens"].isdecimal():
         engine["draft_tokens"] = int(engine["draft_tokens"])
-    flags["allowed_hosts"] = flags["allowed_hosts"] or None
+    for name in ("allowed_hosts", "served_model_names"):
+        flags[name] = flags[name] or None
     start(config_file, flags, engine, click.echo, profile_dir())

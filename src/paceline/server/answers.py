@@ -48,6 +48,7 @@ class Answer(BaseModel):
     choices: list[dict[str, Any]]
     usage: Usage
     speculation: SpeculationReport
+    warnings: list[str] = []  # what of the request was ignored; left out if nothing was
 
 
 class ChatAnswer(Answer):

@@ -60,15 +60,15 @@ def _add_state_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models", response_model=answers.ModelList)
     async def models() -> JSONResponse:
-        return JSONResponse({"object": "list", "data": [_card(service)]})
+        return JSONResponse({"object": "list", "data": [_card(service, name) for name in service.names]})
 
     @app.get("/v1/models/{model:path}", response_model=answers.ModelCard)
     async def model(model: str) -> JSONResponse:
-        if model != service.model:
+        if model not in service.names:
             raise ApiError(
                 404, f"model {model[:80]!r} is not served here", param="model", code="model_not_found"
             )
-        return JSONResponse(_card(service))
+        return JSONResponse(_card(service, model))
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
@@ -76,9 +76,9 @@ def _add_state_routes(app: FastAPI, service: Service) -> None:
         return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _card(service: Service) -> dict[str, Any]:
+def _card(service: Service, name: str) -> dict[str, Any]:
     card: dict[str, Any] = {
-        "id": service.model,
+        "id": name,
         "object": "model",
         "created": service.created,
         "owned_by": "paceline",
@@ -176,7 +176,8 @@ def _add_limits(schemas: dict[str, Any], service: Service) -> None:
     word = {"minLength": 1, "maxLength": c.max_stop_length}
     for name in ("ChatRequest", "CompletionRequest"):
         fields = schemas[name]["properties"]
-        fields["model"]["enum"] = [service.model]
+        if c.strict:
+            fields["model"]["anyOf"][0]["enum"] = list(service.names)
         for field, limit in limits.items():
             if field in fields and fields[field]["anyOf"][0]["type"] != "boolean":
                 fields[field]["anyOf"][0] |= limit

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -13,15 +12,17 @@ from typing import Any
 from paceline.core import Constraint, Delta, SamplingParams, TokenLogprob
 from paceline.errors import PacelineError, PromptError
 from paceline.server.errors import ApiError
+from paceline.server.foreign import settle
 from paceline.server.generation import Ask, Generation, joined
+from paceline.server.history import history
 from paceline.server.logprobs import chat_logprobs
-from paceline.server.params import refuse, sampling_params, text_of
-from paceline.server.schema import ChatRequest, Message, NamedTool
+from paceline.server.params import refuse, sampling_params
+from paceline.server.schema import ChatRequest, Function, NamedTool, Tool
 from paceline.server.service import Room, Service, grammar_source, salt_of, schema_text
 from paceline.server.settings import ServerConfig
 from paceline.server.sse import DONE, event
 from paceline.server.trace import Trace
-from paceline.server.usage import speculation, usage, uses_prediction
+from paceline.server.usage import report, usage, uses_prediction
 from paceline.server.visible import ChatText, MarkedText
 from paceline.text import arguments, reasoning
 from paceline.text.phases import AfterThinking
@@ -39,6 +40,7 @@ class Chat:
     ask: Ask
     params: SamplingParams
     thinking: bool  # the prompt has opened a thinking part
+    warnings: list[str]  # what of the request was ignored
     id: str = field(default_factory=lambda: "chatcmpl-" + uuid.uuid4().hex[:24])
     created: int = field(default_factory=lambda: int(time.time()))
     completion_tokens: int = 0
@@ -50,7 +52,13 @@ class Chat:
             marked = MarkedText(self.room.tokenizer, self.params, self.thinking)
             parser = ToolParser() if tools else None
             self.choices.append(
-                ChatText(marked, ReasoningParser(self.thinking), parser, f"{self.id[-16:]}_{index}")
+                ChatText(
+                    marked,
+                    ReasoningParser(self.thinking),
+                    parser,
+                    f"{self.id[-16:]}_{index}",
+                    bool(self.body.functions),
+                )
             )
 
     async def answer(self) -> dict[str, Any]:
@@ -75,7 +83,7 @@ class Chat:
                 for i, choice in enumerate(self.choices)
             ],
             "usage": self._usage(generation),
-            "speculation": speculation(generation.stats.values(), self.params.seed),
+            **report(generation.stats.values(), self.params.seed, self.warnings),
         }
 
     async def stream(self) -> AsyncIterator[bytes]:
@@ -101,15 +109,15 @@ class Chat:
                         chunk["usage"] = self._usage(generation)
                     left -= delta.finish_reason is not None
                     if not left:
-                        chunk["speculation"] = speculation(generation.stats.values(), self.params.seed)
+                        chunk |= report(generation.stats.values(), self.params.seed, self.warnings)
                     if delta.finish_reason or continuous or wants_trace or _says_something(chunk):
                         out.append(event(chunk))
                 if out:
                     yield b"".join(out)
         if include:
-            report = speculation(generation.stats.values(), self.params.seed)
+            told = report(generation.stats.values(), self.params.seed, self.warnings)
             head = self._head("chat.completion.chunk")
-            yield event({**head, "choices": [], "usage": self._usage(generation), "speculation": report})
+            yield event({**head, "choices": [], "usage": self._usage(generation), **told})
         yield DONE
 
     def _delta_chunk(self, delta: Delta) -> dict[str, Any]:
@@ -151,6 +159,8 @@ def _says_something(chunk: dict[str, Any]) -> bool:
 async def prepare_chat(service: Service, body: ChatRequest, key: str) -> Chat:
     """Render, tokenise and check, all before anything is queued. Raises ApiError."""
     arrived = time.monotonic()
+    warnings = service.warnings(body)
+    settle(body)
     room = service.check(body)
     tools = _tools(body, service.config)
     text, prompt = await asyncio.to_thread(_render, room, body, tools)
@@ -170,7 +180,7 @@ async def prepare_chat(service: Service, body: ChatRequest, key: str) -> Chat:
         extra["drafter"] = "ngram"
     params = sampling_params(body, space, extra)
     ask = service.ask([(prompt, params)], salt_of(key, body), arrived)
-    return Chat(service, room, body, ask, params, opened_by(text))
+    return Chat(service, room, body, ask, params, opened_by(text), warnings)
 
 
 async def _constraint(service: Service, room: Room, body: ChatRequest) -> Callable[[], Constraint] | None:
@@ -193,7 +203,7 @@ async def _constraint(service: Service, room: Room, body: ChatRequest) -> Callab
 
 def _render(room: Room, body: ChatRequest, tools: list[dict[str, Any]] | None) -> tuple[str, list[int]]:
     try:
-        text = room.render([_plain(m, i) for i, m in enumerate(body.messages)], tools, _thinking(body))
+        text = room.render(history(body.messages), tools, _options(body))
         return text, room.tokenizer.encode(text, add_bos=None)
     except PromptError as error:
         raise refuse("messages", str(error), code="bad_prompt") from error
@@ -203,29 +213,18 @@ def _render(room: Room, body: ChatRequest, tools: list[dict[str, Any]] | None) -
         raise refuse("messages", str(error), code="bad_template") from error
 
 
-def _plain(message: Message, index: int) -> dict[str, Any]:
-    """A message as templates expect it: text joined, arguments of earlier calls as objects."""
-    out: dict[str, Any] = {"role": message.role, "content": text_of(message.content)}
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        value = getattr(message, name)
-        if value is not None:
-            out[name] = value
-    if message.tool_calls:
-        out["tool_calls"] = []
-        for call in message.tool_calls:
-            try:
-                given = json.loads(call.function.arguments or "{}")
-            except (json.JSONDecodeError, RecursionError) as error:
-                raise refuse(f"messages.{index}.tool_calls", "the arguments are not valid JSON") from error
-            function = {"name": call.function.name, "arguments": given}
-            out["tool_calls"].append({"id": call.id, "type": "function", "function": function})
-    return out
-
-
 def _thinking(body: ChatRequest) -> bool | None:
     if body.chat_template_kwargs is not None and body.chat_template_kwargs.enable_thinking is not None:
         return body.chat_template_kwargs.enable_thinking
     return None if body.reasoning_effort is None else body.reasoning_effort != "none"
+
+
+def _options(body: ChatRequest) -> dict[str, Any]:
+    """Variables of the template that the client has set."""
+    given = body.chat_template_kwargs
+    options = dict(given.model_extra or {}) if given is not None else {}
+    thinking = _thinking(body)
+    return options if thinking is None else options | {"enable_thinking": thinking}
 
 
 def _tools(body: ChatRequest, config: ServerConfig) -> list[dict[str, Any]] | None:
@@ -236,7 +235,13 @@ def _tools(body: ChatRequest, config: ServerConfig) -> list[dict[str, Any]] | No
         return None
     for i, tool in enumerate(body.tools):
         schema_text(tool.function.parameters or {}, f"tools.{i}.function.parameters", config)
-    return [tool.model_dump(exclude_none=True) for tool in body.tools]
+    return [_declared(tool) for tool in body.tools]
+
+
+def _declared(tool: Tool) -> dict[str, Any]:
+    """A tool as templates print it, without what clients have put beside the known fields."""
+    known = tool.function.model_dump(exclude_none=True, include=set(Function.model_fields))
+    return {"type": tool.type, "function": known}
 
 
 def _most_calls(body: ChatRequest) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.core import Delta, SamplingParams, TokenLogprob
 from paceline.errors import PacelineError
+from paceline.server.foreign import settle
 from paceline.server.generation import Ask, Generation, joined
 from paceline.server.logprobs import completion_logprobs
 from paceline.server.params import refuse, sampling_params
@@ -20,7 +21,7 @@ from paceline.server.scoring import scoring_jobs
 from paceline.server.service import Room, Service, salt_of
 from paceline.server.sse import DONE, event
 from paceline.server.trace import Trace
-from paceline.server.usage import speculation, usage, uses_prediction
+from paceline.server.usage import report, usage, uses_prediction
 
 Entry = TokenLogprob | int
 _SHORT = 2048  # characters
@@ -43,6 +44,7 @@ class Completion:
     ask: Ask
     params: SamplingParams
     texts: list[str]  # of the prompts
+    warnings: list[str]  # what of the request was ignored
     id: str = field(default_factory=lambda: "cmpl-" + uuid.uuid4().hex[:24])
     created: int = field(default_factory=lambda: int(time.time()))
     completion_tokens: int = 0
@@ -78,7 +80,7 @@ class Completion:
                 for i, choice in enumerate(choices)
             ],
             "usage": self._usage(stats),
-            "speculation": speculation(stats, self.params.seed),
+            **report(stats, self.params.seed, self.warnings),
         }
 
     async def stream(self) -> AsyncIterator[bytes]:
@@ -97,8 +99,8 @@ class Completion:
                     yield chunks
             stats = generation.stats.values()
         if include:
-            report = speculation(stats, self.params.seed)
-            yield event({**self._head(), "choices": [], "usage": self._usage(stats), "speculation": report})
+            told = report(stats, self.params.seed, self.warnings)
+            yield event({**self._head(), "choices": [], "usage": self._usage(stats), **told})
         yield DONE
 
     async def _chunks(self, generation: Generation) -> AsyncIterator[bytes]:
@@ -121,7 +123,7 @@ class Completion:
                     chunk["usage"] = self._usage(generation.stats.values())
                 left -= delta.finish_reason is not None
                 if not left:
-                    chunk["speculation"] = speculation(generation.stats.values(), self.params.seed)
+                    chunk |= report(generation.stats.values(), self.params.seed, self.warnings)
                 if delta.text or delta.finish_reason or delta.logprobs or continuous or wants_trace:
                     out.append(event(chunk))
             if out:
@@ -178,6 +180,8 @@ class Completion:
 async def prepare_completion(service: Service, body: CompletionRequest, key: str) -> Completion:
     """Tokenise and check, all before anything is queued. Raises ApiError."""
     arrived = time.monotonic()
+    warnings = service.warnings(body)
+    settle(body)
     room = service.check(body)
     work = partial(_prompts, room, body, service)
     texts, prompts = work() if _is_short(body) else await asyncio.to_thread(work)
@@ -196,7 +200,7 @@ async def prepare_completion(service: Service, body: CompletionRequest, key: str
         extra["drafter"] = "ngram"
     params = sampling_params(body, space, extra)
     ask = service.ask([(prompt, params) for prompt in prompts], salt_of(key, body), arrived)
-    return Completion(service, room, body, ask, params, texts)
+    return Completion(service, room, body, ask, params, texts, warnings)
 
 
 def _is_short(body: CompletionRequest) -> bool:

@@ -68,15 +68,14 @@ def make_render(tokenizer: Tokenizer) -> Render:
     except UsageError as error:
         reason = str(error)
 
-        def refusing(messages: Any, tools: Any, thinking: bool | None) -> str:
+        def refusing(messages: Any, tools: Any, options: Any) -> str:
             raise UsageError(reason)
 
         return refusing
 
     def render(
-        messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, thinking: bool | None
+        messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: dict[str, Any]
     ) -> str:
-        options = {} if thinking is None else {"enable_thinking": thinking}
         return template.render(messages, tools=tools, options=options)
 
     return render

@@ -57,14 +57,19 @@ def stop_strings(body: Sampling) -> list[str]:
     return [body.stop] if isinstance(body.stop, str) else list(body.stop or [])
 
 
+def token_id(key: str) -> int:
+    """The token that a key of logit_bias names. Raises ApiError 400."""
+    if not key.isascii() or not key.isdecimal() or len(key) > 9:
+        raise refuse("logit_bias", f"{key[:40]!r} is no token id")
+    return int(key)
+
+
 def _logit_bias(body: Sampling) -> dict[int, float]:
     out = {}
     for key, bias in (body.logit_bias or {}).items():
-        if not key.isascii() or not key.isdecimal() or len(key) > 9:
-            raise refuse("logit_bias", f"{key[:40]!r} is no token id")
         if abs(bias) > 100:
-            raise refuse("logit_bias", f"the bias of {key} has to be from -100 to 100")
-        out[int(key)] = float(bias)
+            raise refuse("logit_bias", f"the bias of {key[:40]} has to be from -100 to 100")
+        out[token_id(key)] = float(bias)
     return out
 
 
@@ -80,7 +85,9 @@ def sampling_params(body: Sampling, room: int, extra: dict[str, Any]) -> Samplin
     wanted = body.max_tokens
     if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
         wanted = body.max_completion_tokens
-    max_tokens = max(1, min(default if wanted is None else wanted, room))
+    if wanted is None:
+        wanted = default
+    max_tokens = max(1, room if wanted == -1 else min(wanted, room))
     given: dict[str, Any] = {
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "top_p": body.top_p, "top_k": None if body.top_k is None else max(0, body.top_k), "min_p": body.min_p,

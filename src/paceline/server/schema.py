@@ -1,13 +1,14 @@
-"""What clients may send. Unknown fields are refused, but for some that real clients send.
+"""What clients may send, fields of other servers' dialects among them (server/foreign.py says what those mean).
 
-Those say "accepted and ignored" here, and docs/server.md lists them.
+A field that is not here is kept as an extra one, and unknown.py tells the client that it was ignored. Fields that
+change nothing and come with every request of some client say "accepted and ignored"; docs/server.md lists them all.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 _NOT_EMPTY = Field(json_schema_extra={"minItems": 1})  # said here; refused in better words where it is read
@@ -24,7 +25,7 @@ def _whole(value: Any, depth: int = 2) -> Any:
 
 
 class Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod
@@ -33,8 +34,12 @@ class Part(BaseModel):
 
 
 class Speculation(Part):
-    """How this request is drafted. Under `match` (the default rule) nothing here changes the text."""
+    """How this request is drafted. Under `match` (the default rule) nothing here changes the text.
 
+    No other server has this field, so an unknown name in it is a slip and refused.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     drafter: str | None = Field(None, max_length=64, description="none, or one of the loaded kinds")
     draft_tokens: Annotated[int, Field(ge=0, le=16)] | Literal["auto"] | None = None
     verify: Literal["match", "reject", "block"] | None = None
@@ -77,6 +82,28 @@ class ResponseFormat(Part):
     json_schema: JsonSchema | None = None
     grammar: str | None = None
     regex: str | None = None
+    _said: str | None = PrivateAttr(None)
+
+    @property
+    def said(self) -> str | None:
+        """The field that the client said this in, if it was another one."""
+        return self._said
+
+    @classmethod
+    def of_field(cls, said: str, kind: str, **fields: Any) -> ResponseFormat:
+        made = cls.model_validate({"type": kind, **fields})
+        made._said = said
+        return made
+
+
+class StructuredOutputs(Part):
+    """vLLM's way to ask for a format: one of these."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = Field(None, min_length=1, max_length=1024)
+    grammar: str | None = None
+    json_object: bool | None = None
 
 
 class TextPart(Part):
@@ -102,7 +129,7 @@ class Prediction(Part):
 
 class FunctionCall(Part):
     name: str = Field(max_length=128)
-    arguments: str
+    arguments: str | dict[str, Any]  # OpenAI writes them as text, Ollama as they are
 
 
 class ToolCall(Part):
@@ -113,16 +140,20 @@ class ToolCall(Part):
 
 
 class Message(Part):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
     name: str | None = Field(None, max_length=256)
     tool_calls: list[ToolCall] | None = Field(None, max_length=128)
     tool_call_id: str | None = Field(None, max_length=256)
     reasoning_content: str | None = None
+    reasoning: str | None = Field(None, description="the same as reasoning_content")
+    reasoning_details: Any = Field(None, description="accepted and ignored")
+    cache_control: Any = Field(None, description="accepted and ignored")
+    provider_specific_fields: Any = Field(None, description="accepted and ignored")
     refusal: Any = Field(None, description="accepted and ignored")
     audio: Any = Field(None, description="accepted and ignored")
     annotations: Any = Field(None, description="accepted and ignored")
-    function_call: None = None
+    function_call: FunctionCall | None = Field(None, description="the older form of tool_calls")
 
 
 class Function(Part):
@@ -135,6 +166,7 @@ class Function(Part):
 class Tool(Part):
     type: Literal["function"]
     function: Function
+    cache_control: Any = Field(None, description="accepted and ignored")
 
 
 class FunctionName(Part):
@@ -147,16 +179,27 @@ class NamedTool(Part):
 
 
 class TemplateOptions(Part):
-    """The only template variables that a client may set."""
+    """Variables of the chat template: this one, which all know, and others that the template itself has to know."""
 
     enable_thinking: bool | None = None
+
+
+class Reasoning(Part):
+    """OpenRouter's way to say `reasoning_effort`."""
+
+    effort: str | None = Field(None, max_length=32)
+    enabled: bool | None = None
+
+
+_AS_MANY_AS_FIT = "-1: as many as fit"
 
 
 class Sampling(Part):
     """What both endpoints take."""
 
-    model: str = Field(max_length=256)
-    max_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
+    model: str | None = Field(None, max_length=256, description="left out: the one that is served")
+    max_tokens: int | None = Field(None, ge=-1, le=2**31 - 1, description=_AS_MANY_AS_FIT)
+    n_predict: int | None = Field(None, ge=-1, le=2**31 - 1, description="the same as max_tokens")
     min_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -168,15 +211,26 @@ class Sampling(Part):
     logit_bias: dict[str, float] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Token] | None = Field(None, max_length=128)
-    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
+    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1, description="-1: one is drawn and told")
     n: int | None = Field(None, ge=1)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     prediction: Prediction | None = None
     response_format: ResponseFormat | None = None
+    guided_json: dict[str, Any] | str | None = Field(None, description="a response_format of vLLM's")
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = Field(None, min_length=1, max_length=1024)
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+    json_schema: dict[str, Any] | None = Field(None, description="a response_format of llama.cpp's")
+    grammar: str | None = Field(None, description="a response_format of llama.cpp's, but in Lark")
     speculation: Speculation | None = None
     cache_salt: str | None = Field(None, max_length=256, description="shares prefixes only with equal salts")
+    cache_prompt: bool | None = Field(None, description="false: shares no prefix with another request")
+    skip_special_tokens: bool | None = Field(None, description="false has no effect")
+    keep_alive: Any = Field(None, description="has no effect")
+    id_slot: Any = Field(None, description="has no effect")
     user: Any = Field(None, description="accepted and ignored")
     metadata: Any = Field(None, description="accepted and ignored")
     store: Any = Field(None, description="accepted and ignored")
@@ -197,6 +251,7 @@ _SOME_TOOLS: dict[str, Any] = {
     "properties": {"tools": {"type": "array", "minItems": 1}},
     "required": ["tools"],
 }
+_LENGTHS: tuple[str, ...] = ("max_tokens", "max_completion_tokens", "n_predict")
 _ONE_TEXT: dict[str, Any] = {"properties": {"best_of": {"const": 1}, "n": {"enum": [None, 1]}}}
 
 
@@ -207,18 +262,27 @@ class ChatRequest(Sampling):
                 _needs("top_logprobs", "logprobs"),
                 _needs("stream_options", "stream"),
                 {"anyOf": [_FREE_CHOICE, _SOME_TOOLS]},
+                {"properties": {name: {"not": {"const": 0}} for name in _LENGTHS}},
             ]
         }
     )
     messages: list[Message] = Field(min_length=1, max_length=4096)
-    max_completion_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
+    max_completion_tokens: int | None = Field(None, ge=-1, le=2**31 - 1, description=_AS_MANY_AS_FIT)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    functions: list[Function] | None = Field(None, description="the older form of tools")
+    function_call: Literal["none", "auto"] | FunctionName | None = Field(
+        None, description="the older form of tool_choice"
+    )
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = Field(None, max_length=32, description="none: no thinking, else thinking")
+    reasoning: Reasoning | None = None
+    think: bool | str | None = Field(None, description="Ollama's: whether to think")
+    enable_thinking: bool | None = None
     chat_template_kwargs: TemplateOptions | None = None
+    audio: Any = Field(None, description="not supported: must be null")
     modalities: list[Literal["text"]] | None = None
     verbosity: Any = Field(None, description="accepted and ignored")
 
@@ -233,8 +297,12 @@ class CompletionRequest(Sampling):
         }
     )
     prompt: str | Annotated[list[str], _NOT_EMPTY] | Ids | Annotated[list[Ids], _NOT_EMPTY]
-    max_tokens: int | None = Field(None, ge=0, le=2**31 - 1, description="0 writes nothing: useful with echo")
+    max_tokens: int | None = Field(
+        None, ge=-1, le=2**31 - 1, description="0 writes nothing: useful with echo; -1: as many as fit"
+    )
     logprobs: int | None = Field(None, ge=0)
     echo: bool | None = None
     best_of: int | None = Field(None, ge=1, description="only as many as n")
-    suffix: Literal[""] | None = Field(None, description="not supported: must be empty")
+    suffix: str | None = Field(
+        None, description="not supported: must be empty", json_schema_extra={"maxLength": 0}
+    )

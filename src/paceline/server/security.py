@@ -192,7 +192,7 @@ class Gate:
     async def _read(self, headers: Headers, receive: Receive) -> bytes:
         limit = self._config.max_body
         length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > _READ_ON * limit:
+        if not length.isdecimal() or len(length) > 18 or int(length) > _READ_ON * limit:
             raise self._too_large()
         body, size = bytearray(), 0
         try:

@@ -15,9 +15,10 @@ from paceline.errors import UsageError
 from paceline.server.errors import ApiError
 from paceline.server.generation import Ask, Generation
 from paceline.server.metrics import Metrics
-from paceline.server.params import check_limits, refuse
+from paceline.server.params import check_limits, refuse, token_id
 from paceline.server.schema import Sampling
 from paceline.server.settings import ServerConfig
+from paceline.server.unknown import Unknown
 from paceline.text.grammar import check_depth
 from paceline.text.tokenizer import Tokenizer
 
@@ -38,12 +39,12 @@ class Grammars(Protocol):
     def close(self) -> None: ...
 
 
-Render = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None, bool | None], str]
+Render = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None, dict[str, Any]], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The text side of a loaded model. `render`: (messages, tools, enable_thinking) -> prompt."""
+    """The text side of a loaded model. `render`: (messages, tools, the template's variables) -> prompt."""
 
     tokenizer: Tokenizer
     render: Render
@@ -61,6 +62,15 @@ class Service:
     metrics: Metrics
     created: int = field(default_factory=lambda: int(time.time()))
     loaded: Room | None = None
+    unknown: Unknown = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.unknown = Unknown(self.config.strict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What clients may call the model, its own name first."""
+        return tuple(dict.fromkeys([self.model, *self.config.served_model_names]))
 
     @property
     def room(self) -> Room:
@@ -68,23 +78,21 @@ class Service:
             raise NotReady(f"the server is {self.worker.state}: try again later")
         return self.loaded
 
+    def warnings(self, body: Sampling) -> list[str]:
+        """What of the request is ignored: readiness first, then the model's name and unknown fields. ApiError."""
+        _ = self.room
+        return self.unknown.model(body.model, self.names) + self.unknown.warnings(body)
+
     def check(self, body: Sampling) -> Room:
-        """The room, if the request may come in: readiness first, then the model's name and the limits."""
+        """The room, if the request is within the limits."""
         room = self.room
-        if body.model != self.model:
-            raise ApiError(
-                404,
-                f"model {body.model[:80]!r} is not served here: use {self.model!r}",
-                param="model",
-                code="model_not_found",
-            )
         check_limits(body, self.config)
         wanted = body.speculation.drafter if body.speculation else None
         if wanted is not None and wanted not in room.drafters:
             raise refuse(
                 "speculation.drafter", f"{wanted[:40]!r} is not loaded: use one of {', '.join(room.drafters)}"
             )
-        biased = [int(token) for token in body.logit_bias or {} if token.isdecimal()]
+        biased = [token_id(key) for key in body.logit_bias or {}]
         for name, tokens in (("logit_bias", biased), ("stop_token_ids", body.stop_token_ids or [])):
             if max(tokens, default=0) >= room.vocab_size:
                 raise refuse(name, f"token {max(tokens)} is not in the vocabulary of {room.vocab_size}")
@@ -135,14 +143,14 @@ def grammar_source(body: Sampling, config: ServerConfig) -> tuple[str, str, str]
     wanted = body.response_format
     assert wanted is not None
     if wanted.type == "json_object":
-        return "json", '{"type":"object"}', "response_format"
+        return "json", '{"type":"object"}', wanted.said or "response_format"
     if wanted.type == "json_schema":
         if wanted.json_schema is None:
             raise refuse("response_format.json_schema", "is missing")
-        param = "response_format.json_schema.schema"
+        param = wanted.said or "response_format.json_schema.schema"
         return "json", schema_text(wanted.json_schema.schema_ or {}, param, config), param
     source = wanted.grammar if wanted.type == "grammar" else wanted.regex
-    param = f"response_format.{wanted.type}"
+    param = wanted.said or f"response_format.{wanted.type}"
     if not source:
         raise refuse(param, "is missing")
     if len(source) > config.max_schema:

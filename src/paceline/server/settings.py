@@ -29,6 +29,8 @@ class ServerConfig:
     without_key: bool = False  # listen on another address than loopback although there is no key
     allowed_hosts: tuple[str, ...] = ()  # names beside localhost and plain IP addresses in the Host header
     model_name: str | None = None  # what clients call the model; None = the last part of the target's name
+    served_model_names: tuple[str, ...] = ()  # further names; without model_name the first is the model's own
+    strict: bool = False  # refuse unknown fields and models instead of ignoring them with a warning
     max_texts: int = 128  # texts waiting or running; more get 429
     max_connections: int = 512
     request_timeout: float = 600.0  # seconds from arrival to the last token

@@ -31,7 +31,7 @@ def start(
     wanted = EngineConfig.of({"profile_dir": profile_dir} | from_file[1] | _given(engine))
     keys = Keys.read(config.api_key_file)
     listening = bind(config)
-    name = config.model_name or model_name(wanted.target)
+    name = config.model_name or next(iter(config.served_model_names), None) or model_name(wanted.target)
 
     def load() -> StepEngine:
         # torch comes with them: only on the worker's thread

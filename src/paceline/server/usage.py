@@ -68,6 +68,12 @@ def speculation(stats: Iterable[Stats], seed: int | None) -> dict[str, Any]:
     }
 
 
+def report(stats: Iterable[Stats], seed: int | None, warnings: list[str]) -> dict[str, Any]:
+    """What an answer carries besides the standard fields; `warnings` only if there are any."""
+    told: dict[str, Any] = {"speculation": speculation(stats, seed)}
+    return told | {"warnings": warnings} if warnings else told
+
+
 def _added(parts: Iterable[dict[str, int]]) -> dict[str, int]:
     out: dict[str, int] = {}
     for part in parts:

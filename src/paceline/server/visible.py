@@ -59,6 +59,7 @@ class ChatText:
     reasoning: ReasoningParser
     tools: ToolParser | None
     id: str
+    older: bool = False  # calls are told as function_call
     content: str = ""
     thoughts: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -98,7 +99,9 @@ class ChatText:
         out: dict[str, Any] = {"reasoning_content": thoughts} if thoughts else {}
         if content:
             out["content"] = content
-        if calls:
+        if self.older and 0 in calls:
+            out["function_call"] = calls[0]["function"]
+        elif calls and not self.older:
             out["tool_calls"] = list(calls.values())
         return out
 
@@ -108,8 +111,12 @@ class ChatText:
             out["reasoning_content"] = self.thoughts
         if self.calls:
             out["content"] = self.content or None
+        if self.calls and self.older:
+            out["function_call"] = self.calls[0]["function"]
+        elif self.calls:
             out["tool_calls"] = [{k: v for k, v in call.items() if k != "index"} for call in self.calls]
         return out
 
     def finish_reason(self, reason: str) -> str:
-        return "tool_calls" if self.calls and reason == "stop" else reason
+        called = "function_call" if self.older else "tool_calls"
+        return called if self.calls and reason == "stop" else reason

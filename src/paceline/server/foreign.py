@@ -1,0 +1,145 @@
+"""Fields of other servers' dialects, put into the words of our own before anything else looks at a request.
+
+vLLM's guided_* and structured_outputs, llama.cpp's n_predict, json_schema and grammar, OpenAI's older functions,
+OpenRouter's reasoning, Ollama's think. schema.py has refused wrong values of them already.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+from paceline.server.params import refuse
+from paceline.server.schema import (
+    ChatRequest,
+    CompletionRequest,
+    FunctionName,
+    NamedTool,
+    ResponseFormat,
+    Sampling,
+    Tool,
+)
+
+RESERVED = frozenset(
+    {"chat_template", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
+)  # template variables that are not for chat_template_kwargs
+
+
+def settle(body: Sampling) -> None:
+    """Change `body` so that it has the same meaning without foreign fields. Raises ApiError 400."""
+    _settle_format(body)
+    if body.seed == -1:
+        body.seed = None
+    if body.cache_prompt is False:
+        body.cache_salt = f"alone/{uuid.uuid4().hex}"
+    if body.max_tokens is None:
+        body.max_tokens = body.n_predict
+    if isinstance(body, CompletionRequest) and body.suffix:
+        raise refuse(
+            "suffix", "text to insert before is not supported: leave it out, or put it into the prompt"
+        )
+    if isinstance(body, ChatRequest):
+        if body.audio is not None:
+            raise refuse("audio", "this server writes text only: leave it out")
+        for name in ("max_tokens", "max_completion_tokens"):
+            if getattr(body, name) == 0:
+                raise refuse(
+                    name, "a chat answer has at least one token: give 1 or more, or -1 for all that fit"
+                )
+        _settle_functions(body)
+        _settle_thinking(body)
+
+
+def _settle_format(body: Sampling) -> None:
+    """One response_format out of all the ways to ask for one."""
+    made = [f for f in (body.response_format,) if f is not None and f.type != "text"]
+    made += _formats(body)
+    if len(made) > 1:
+        names = [f.said or "response_format" for f in made]
+        raise refuse(names[1], f"{names[0]} already says what the answer looks like: give one of them")
+    if made:
+        body.response_format = made[0]
+
+
+def _formats(body: Sampling) -> list[ResponseFormat]:
+    inner = body.structured_outputs
+    given: list[tuple[str, str, Any]] = [
+        ("guided_json", "json", body.guided_json), ("guided_regex", "regex", body.guided_regex),
+        ("guided_choice", "choice", body.guided_choice), ("guided_grammar", "grammar", body.guided_grammar),
+        ("json_schema", "json", body.json_schema), ("grammar", "grammar", body.grammar or None),
+    ]  # fmt: skip
+    if inner is not None:
+        where = "structured_outputs."
+        given += [
+            (where + "json", "json", inner.json_), (where + "regex", "regex", inner.regex),
+            (where + "choice", "choice", inner.choice), (where + "grammar", "grammar", inner.grammar),
+            (where + "json_object", "object", inner.json_object or None),
+        ]  # fmt: skip
+    return [_format(said, kind, value) for said, kind, value in given if value is not None]
+
+
+def _format(said: str, kind: str, value: Any) -> ResponseFormat:
+    if kind == "object":
+        return ResponseFormat.of_field(said, "json_object")
+    if kind == "json":
+        schema = _schema(said, value) if isinstance(value, str) else value
+        return ResponseFormat.of_field(said, "json_schema", json_schema={"schema": schema})
+    if kind == "regex":
+        return ResponseFormat.of_field(said, "regex", regex=value)
+    if kind == "choice":
+        words = " | ".join(json.dumps(word, ensure_ascii=False) for word in value)
+        return ResponseFormat.of_field(said, "grammar", grammar=f"start: {words}")
+    if "::=" in value:
+        raise refuse(said, "this is GBNF: write the grammar in Lark, as llguidance reads it", "bad_grammar")
+    return ResponseFormat.of_field(said, "grammar", grammar=value)
+
+
+def _schema(said: str, text: str) -> dict[str, Any]:
+    try:
+        schema = json.loads(text)
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # a number of thousands of digits is a ValueError of its own
+        raise refuse(said, "is not valid JSON", "bad_grammar") from error
+    if not isinstance(schema, dict):
+        raise refuse(said, "has to be a JSON schema, which is an object", "bad_grammar")
+    return schema
+
+
+def _settle_functions(body: ChatRequest) -> None:
+    wanted = body.function_call
+    if not body.functions:
+        if isinstance(wanted, FunctionName):
+            raise refuse("function_call", "needs functions")
+        return
+    if body.tools:
+        raise refuse("functions", "tools are given, too: give one of them")
+    body.tools = [
+        Tool.model_validate({"type": "function", "function": function}) for function in body.functions
+    ]
+    body.parallel_tool_calls = False  # an answer holds one function_call
+    if isinstance(wanted, FunctionName):
+        if all(function.name != wanted.name for function in body.functions):
+            raise refuse("function_call", f"no function is called {wanted.name[:80]!r}")
+        body.tool_choice = NamedTool(type="function", function=wanted)
+    elif wanted is not None:
+        body.tool_choice = wanted
+
+
+def _settle_thinking(body: ChatRequest) -> None:
+    """Everything that says whether to think, as reasoning_effort; what is said in our own words wins."""
+    options = body.chat_template_kwargs
+    for name in (options.model_extra or {}) if options is not None else ():
+        if name in RESERVED:
+            raise refuse(f"chat_template_kwargs.{name}", "is not for clients to set: leave it out")
+    if body.reasoning_effort is not None:
+        return
+    thinks: bool | str | None = body.enable_thinking
+    if thinks is None:
+        thinks = body.think
+    if thinks is None and body.reasoning is not None:
+        thinks = body.reasoning.effort if body.reasoning.effort is not None else body.reasoning.enabled
+    if thinks is not None:
+        body.reasoning_effort = thinks if isinstance(thinks, str) else "medium" if thinks else "none"

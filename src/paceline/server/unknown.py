@@ -1,0 +1,84 @@
+"""What a request says that this server does not know, or does not do: said once in the log, and in the answer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+
+from paceline.server.errors import ApiError
+from paceline.server.params import refuse
+from paceline.server.schema import Sampling, TemplateOptions
+
+log = logging.getLogger(__name__)
+_TOLD, _LOGGED, _SHOWN = 64, 1000, 80  # warnings of an answer; names in the log; characters of a name
+_NO_EFFECT = ("keep_alive", "id_slot")
+
+Place = tuple[str | int, ...]
+
+
+class Unknown:
+    """`strict`: what would be warned of is an error. Used on the event loop only."""
+
+    def __init__(self, strict: bool) -> None:
+        self._strict = strict
+        self._logged: set[str] = set()
+
+    def warnings(self, body: Sampling) -> list[str]:
+        """A sentence for each name in `body` that is ignored. Raises ApiError 400 if the server is strict."""
+        found: dict[str, str] = {}
+        for place, why in _ignored(body):
+            if self._strict:
+                where = ".".join(str(part)[:_SHOWN] for part in place)
+                raise refuse(where, f"{why}, and this server was started with --strict: leave it out")
+            name = ".".join(str(part)[:_SHOWN] for part in place if isinstance(part, str))
+            found.setdefault(name, why)
+            if len(found) == _TOLD:
+                break
+        for name, why in found.items():
+            self._log(name, f"request field {name!r} {why} and ignored")
+        return [f"{name}: {why} and ignored" for name, why in found.items()]
+
+    def model(self, asked: str | None, served: tuple[str, ...]) -> list[str]:
+        """What to say of the model that a request names. Raises ApiError 404 if the server is strict."""
+        if asked in served:
+            return []
+        if self._strict:
+            what = f"model {asked[:_SHOWN]!r} is not served here" if asked else "no model is named"
+            message = f"{what}: use {' or '.join(map(repr, served))}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        if not asked:
+            return []
+        said = f"model: {asked[:_SHOWN]!r} is not served here, {served[0]!r} answers"
+        self._log(f"model {asked[:_SHOWN]}", said)
+        return [said]
+
+    def _log(self, name: str, message: str) -> None:
+        if name not in self._logged and len(self._logged) < _LOGGED:
+            self._logged.add(name)
+            log.warning("%s (said once)", message)
+
+
+def _ignored(body: Sampling) -> Iterator[tuple[Place, str]]:
+    for place in _extra(body, ()):
+        yield place, "is unknown here"
+    for name in _NO_EFFECT:
+        if getattr(body, name) is not None:
+            yield (name,), "has no effect here"
+    if body.skip_special_tokens is False:
+        yield ("skip_special_tokens",), "has no effect here when false"
+
+
+def _extra(value: Any, place: Place) -> Iterator[Place]:
+    if isinstance(value, BaseModel):
+        if not isinstance(value, TemplateOptions):  # those are the template's to know
+            yield from ((*place, name) for name in value.model_extra or ())
+        for name in type(value).model_fields:
+            yield from _extra(getattr(value, name), (*place, name))
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            if not isinstance(item, BaseModel):
+                return  # a list of numbers or texts
+            yield from _extra(item, (*place, i))
