@@ -102,8 +102,8 @@ def test_kept_tokens_follow_the_chances_and_every_output_says_synthetic(tiny: st
     assert "other text" not in result.output  # texts are not compared: they differ by design
     assert "every text is the same" not in result.output
     runs = [run for run in facts["runs"] if run["setting"]["draft_tokens"] == 3]
-    drafted = [sum(run["drafted_by_position"][j] for run in runs) for j in range(3)]
-    accepted = [sum(run["accepted_by_position"][j] for run in runs) for j in range(3)]
+    drafted = [sum([*run["drafted_by_position"], 0, 0, 0][j] for run in runs) for j in range(3)]
+    accepted = [sum([*run["accepted_by_position"], 0, 0, 0][j] for run in runs) for j in range(3)]
     assert drafted[0] > 200
     assert accepted[0] / drafted[0] == pytest.approx(0.9, abs=0.08)
     assert accepted[1] / drafted[1] == pytest.approx(0.45, abs=0.12)  # and the first one before it
