@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from paceline.control.reasons import NoDraftReason
+
+NGRAM = "ngram"
+Line = tuple[float, float]  # chance that a token is kept at confidence 0, and what it rises by until 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +21,8 @@ class PlanRow:
     want: int | Literal["auto"]  # tokens that the request asks for; 0 disables drafting
     room: int  # tokens that may be drafted: the last one is always the target's own
     drafter: str | None = None  # the network drafter, if there is one
-    drafter_max: int = 0  # tokens it drafts at most
+    drafter_max: int = 0  # tokens it can draft in this step at most
+    sampled: bool = False  # drawn at a temperature: drafts are kept more rarely
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,32 +37,59 @@ class PlannedRow:
     drafter: str | None  # whose tokens the row takes; None: it drafts nothing
     limit: int  # tokens at most
     reason: NoDraftReason | None = None  # why limit is 0
+    # that token 1, 2, ... is kept if those before it are; empty: the draft goes on until its limit
+    chance: tuple[float, ...] = ()
+    worth: tuple[Line, ...] = ()  # what the drafter's confidence is worth, by bin
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """Within a round a row goes on while its next token gains more than `price`, if all rows together gain `call`."""
+
+    price: float = 0.0  # tokens that the step could have written in the time of one more drafted token
+    call: float = 0.0  # the same, for one more call of the drafter, however many rows take part
 
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
     rows: tuple[PlannedRow, ...]  # in the order of the rows that were given
+    stop: StopRule = StopRule()
 
 
 @dataclass(frozen=True, slots=True)
 class RowOutcome:
     id: int
-    drafter: str | None
-    accepted: int
+    drafter: str | None = None  # whose tokens were verified; None: nobody's
+    drafted: int = 0
+    accepted: int = 0
     confidence: tuple[float, ...] = ()  # of the drafted tokens
+    # An n-gram proposal that the row did not take, beside what the target wrote: the confidences of the tokens that can
+    # be compared, and how many of them agree
+    unused: tuple[float, ...] = ()
+    agreed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
     rows: tuple[RowOutcome, ...]
-    target_seconds: float
-    draft_seconds: dict[str, float] = field(default_factory=dict)  # by drafter
+    target_seconds: float  # the step without drafting
+    draft_seconds: Mapping[str, float] = field(default_factory=dict)  # by network drafter
     prefill_rows: int = 0
+    timed: bool = True  # False: something else ran in the step, its times say nothing
+
+    @property
+    def drafted(self) -> int:
+        return sum([row.drafted for row in self.rows])
 
 
 class DraftPolicy(Protocol):
-    def plan(self, rows: Seq[PlanRow], free_proposals: Seq[Proposal | None]) -> DraftPlan:
-        """Whose tokens each row takes, and how many; `free_proposals` has one entry for each row."""
+    def plan(
+        self, rows: Seq[PlanRow], free_proposals: Seq[Proposal | None], prefill_rows: int = 0
+    ) -> DraftPlan:
+        """Whose tokens each row takes, and how many; `free_proposals` has one entry for each row (None: nobody looked).
+
+        `prefill_rows`: tokens of prompts in the same step.
+        """
         ...
 
     def observe(self, outcome: StepOutcome) -> None:

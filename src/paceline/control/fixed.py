@@ -6,10 +6,9 @@ from collections.abc import Sequence as Seq
 from itertools import accumulate
 from operator import mul
 
-from paceline.control.base import DraftPlan, PlannedRow, PlanRow, Proposal, StepOutcome
+from paceline.control.base import NGRAM, DraftPlan, PlannedRow, PlanRow, Proposal, StepOutcome
 from paceline.control.reasons import NoDraftReason
 
-NGRAM = "ngram"
 USUAL = 0.7  # chance that a network's token is kept if all before it were
 
 
@@ -21,27 +20,46 @@ class FixedPolicy:
             raise ValueError(f"a draft length of {k} is below 0: give 0 or more")
         self.k = k
 
-    def plan(self, rows: Seq[PlanRow], free_proposals: Seq[Proposal | None]) -> DraftPlan:
+    def plan(
+        self, rows: Seq[PlanRow], free_proposals: Seq[Proposal | None], prefill_rows: int = 0
+    ) -> DraftPlan:
         pairs = zip(rows, free_proposals, strict=True)
-        return DraftPlan(tuple(self._row(row, proposal) for row, proposal in pairs))
-
-    def _row(self, row: PlanRow, proposal: Proposal | None) -> PlannedRow:
-        want = self.k if row.want == "auto" else row.want
-        if want == 0:
-            return PlannedRow(None, 0, NoDraftReason.DISABLED)
-        if row.room <= 0:
-            return PlannedRow(None, 0, NoDraftReason.NO_ROOM)
-        network = min(want, row.drafter_max, row.room) if row.drafter is not None else 0
-        found = proposal.confidence[: min(want, row.room)] if proposal is not None else ()
-        usual = sum(USUAL ** (j + 1) for j in range(network))
-        if found and sum(accumulate(found, mul)) >= usual:
-            return PlannedRow(NGRAM, len(found))
-        if network:
-            return PlannedRow(row.drafter, network)
-        return PlannedRow(None, 0, NoDraftReason.NO_PROPOSAL if row.drafter else NoDraftReason.NO_DRAFTER)
+        return DraftPlan(
+            tuple(
+                [
+                    fixed_row(row, proposal, self.k if row.want == "auto" else row.want)
+                    for row, proposal in pairs
+                ]
+            )
+        )
 
     def observe(self, outcome: StepOutcome) -> None:
         """A fixed length learns nothing."""
 
     def forget(self, id: int) -> None:
         """Nothing is kept for a request."""
+
+
+def fixed_row(row: PlanRow, proposal: Proposal | None, want: int) -> PlannedRow:
+    """`want` tokens of the proposal or of the network, whichever promises more."""
+    reason = no_draft(row, proposal, want)
+    if reason is not None:
+        return PlannedRow(None, 0, reason)
+    network = min(want, row.drafter_max, row.room) if row.drafter is not None else 0
+    found = proposal.confidence[: min(want, row.room)] if proposal is not None else ()
+    usual = sum([USUAL ** (j + 1) for j in range(network)])
+    if found and sum(accumulate(found, mul)) >= usual:
+        return PlannedRow(NGRAM, len(found))
+    return PlannedRow(row.drafter, network)
+
+
+def no_draft(row: PlanRow, proposal: Proposal | None, want: int) -> NoDraftReason | None:
+    """Why nothing can be drafted for a row, whatever a policy thinks; None if something can."""
+    if want == 0:
+        return NoDraftReason.DISABLED
+    if row.room <= 0:
+        return NoDraftReason.NO_ROOM
+    if (row.drafter is not None and row.drafter_max > 0) or (proposal is not None and proposal.confidence):
+        return None
+    nobody = row.drafter is None and proposal is None
+    return NoDraftReason.NO_DRAFTER if nobody else NoDraftReason.NO_PROPOSAL

@@ -1,0 +1,143 @@
+"""How likely a drafted token is kept: by request and position, around what all requests of the pair show.
+
+`PairPrior` is shared by the requests of one drafter with one target. It starts at what the pair is known for, and
+remembers so much that a drafter which does not fit is found out once, not by every request again. An
+`AcceptanceEstimator` is one request's own; both forget at a fixed rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from itertools import accumulate
+from operator import mul
+
+from paceline.control.base import Line
+from paceline.control.confidence import worth_of
+from paceline.core import MAX_DRAFT_TOKENS
+
+PAIR_MEMORY = 256.0  # observations of a position that all requests of a pair remember together,
+REQUEST_MEMORY = 48.0  # and each request for itself
+KNOWN_WEIGHT = 8.0  # observations that a pair's known acceptance counts for at first
+PRIOR_WEIGHT = 8.0  # observations that the pair's prior counts for in a request
+ALARM_DRAFTS, ALARM_SHARE = (
+    96,
+    0.4,
+)  # drafts until an alarm, and the share of the known acceptance below which it comes
+# Acceptance by position of a drafter of which nothing is known, and the share of it that text drawn at a temperature has
+USUAL, SAMPLED_SHARE = (0.7, 0.7, 0.7, 0.68, 0.66), 0.8
+
+
+class Counts:
+    """Kept and tried tokens by draft position, of the last `memory` or so."""
+
+    def __init__(self, memory: float) -> None:
+        self._keep = 1.0 - 1.0 / memory
+        self.kept = [0.0] * MAX_DRAFT_TOKENS
+        self.tried = [0.0] * MAX_DRAFT_TOKENS
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """A draft: position j was tried if all before it were kept."""
+        for j in range(min(accepted + 1, drafted, MAX_DRAFT_TOKENS)):
+            self.kept[j] = self.kept[j] * self._keep + (j < accepted)
+            self.tried[j] = self.tried[j] * self._keep + 1.0
+
+
+class PairPrior:
+    """What requests of one drafter and one target keep on average."""
+
+    def __init__(self, drafter: str, known: Seq[float] = (), *, sampled: bool = False) -> None:
+        """`known`: acceptance by position, given that all before were kept, where it was measured for this pair."""
+        share = 1.0 if known or not sampled else SAMPLED_SHARE
+        usual = known or USUAL
+        self._drafter, self._known = drafter, known[0] if known else None
+        self._start = [share * usual[min(j, len(usual) - 1)] for j in range(MAX_DRAFT_TOKENS)]
+        self._counts = Counts(PAIR_MEMORY)
+        self._drafts = self._kept = 0
+        self._alarmed = False
+        self._accept: list[float] | None = list(self._start)
+
+    def add(self, drafted: int, accepted: int) -> None:
+        self._counts.add(drafted, accepted)
+        self._drafts += 1
+        self._kept += accepted > 0
+        self._accept = None
+
+    @property
+    def accept(self) -> list[float]:
+        """[MAX_DRAFT_TOKENS] that a token is kept, given that those before it are."""
+        if self._accept is None:
+            self._accept = shrunk(self._counts, self._start, KNOWN_WEIGHT, 0.0)
+        return self._accept
+
+    def alarm(self) -> str | None:
+        """A warning, once, when first tokens are kept far more rarely than this pair is known for."""
+        if self._known is None or self._alarmed or self._drafts < ALARM_DRAFTS:
+            return None
+        seen = self._kept / self._drafts
+        if seen >= ALARM_SHARE * self._known:
+            return None
+        self._alarmed = True
+        return (
+            f"drafter {self._drafter}: only {seen:.0%} of first draft tokens were kept over {self._drafts} drafts, "
+            f"this pair should reach about {self._known:.0%}. Likely causes: the target was fine-tuned or quantised "
+            "after the drafter was made, a drafter of another target, text unlike what the drafter was trained on, or "
+            "a high temperature. The text is still right; `paceline check` tells which"
+        )
+
+
+class AcceptanceEstimator:
+    """What one request keeps of one network drafter: its own counts, drawn to the pair's prior."""
+
+    def __init__(self, prior: PairPrior) -> None:
+        self._prior = prior
+        self._counts = Counts(REQUEST_MEMORY)
+
+    def add(self, drafted: int, accepted: int) -> None:
+        self._counts.add(drafted, accepted)
+        self._prior.add(drafted, accepted)
+
+    def chances(self, floor: float = 0.0) -> list[float]:
+        """That token 1, 2, ... is kept, given that those before it are, until all are kept more rarely than `floor`."""
+        return shrunk(self._counts, self._prior.accept, PRIOR_WEIGHT, floor)
+
+
+class ProposalEstimator:
+    """How much better, or worse, one request's n-gram proposals are kept than their confidence promises, as odds."""
+
+    def __init__(self) -> None:
+        self._kept = self._tried = self._promised = 0.0
+
+    def add(self, promised: Seq[float], accepted: int) -> None:
+        """A proposal of which `accepted` tokens were kept; `promised`: the chances that were expected of its tokens."""
+        keep = 1.0 - 1.0 / REQUEST_MEMORY
+        for j, chance in enumerate(promised[: accepted + 1]):
+            self._kept = self._kept * keep + (j < accepted)
+            self._tried = self._tried * keep + 1.0
+            self._promised = self._promised * keep + chance
+
+    def survival(self, confidence: Seq[float], lines: Seq[Line]) -> list[float]:
+        """That the first 1, 2, ... tokens of a proposal are all kept."""
+        good = (self._kept + PRIOR_WEIGHT) * (self._tried - self._promised + PRIOR_WEIGHT)
+        bad = (self._tried - self._kept + PRIOR_WEIGHT) * (self._promised + PRIOR_WEIGHT)
+        chances = [worth_of(lines, c) for c in confidence]
+        return list(accumulate([c * good / (c * good + (1.0 - c) * bad) for c in chances], mul))
+
+
+def shrunk(counts: Counts, prior: Seq[float], weight: float, floor: float) -> list[float]:
+    """Chances by position: counts, drawn to a prior that moves with what was seen at the positions before.
+
+    A position that was hardly ever reached is expected to go on as those before it, so far as they are known.
+    """
+    out: list[float] = []
+    shift, seen, alive = 0.0, 0.0, 1.0
+    for kept, tried, usual in zip(counts.kept, counts.tried, prior, strict=True):
+        expected = usual + shift
+        expected = 0.0 if expected < 0.0 else 1.0 if expected > 1.0 else expected
+        chance = (kept + weight * expected) / (tried + weight)
+        alive *= chance
+        if alive < floor:
+            break
+        out.append(chance)
+        seen = tried if tried > 0.9 * seen else 0.9 * seen
+        shift = seen / (seen + weight) * (chance - usual)
+    return out

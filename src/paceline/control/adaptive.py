@@ -1,0 +1,347 @@
+"""The policy of `auto`: in each step, the draft lengths that promise the most tokens per second of the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
+
+from paceline.control.acceptance import AcceptanceEstimator, PairPrior, ProposalEstimator
+from paceline.control.allocation import (
+    HURDLE,
+    Allocation,
+    Batch,
+    Option,
+    allocate,
+    break_even,
+    least_survival,
+    proposal_gain,
+)
+from paceline.control.base import (
+    NGRAM,
+    DraftPlan,
+    PlannedRow,
+    PlanRow,
+    Proposal,
+    RowOutcome,
+    StepOutcome,
+    StopRule,
+)
+from paceline.control.confidence import ConfidenceCalibrator, worth_of
+from paceline.control.cost_model import CostModel, CostTable
+from paceline.control.fixed import fixed_row, no_draft
+from paceline.control.reasons import NoDraftReason
+from paceline.core import MAX_DRAFT_TOKENS
+
+REFERENCE = 128  # drafted steps for each plain one that shows what plain steps take
+PROBING = 0.005  # of the time, for single tokens of rows that draft nothing otherwise
+FIRST_WAIT, LAST_WAIT = 16, 1024  # steps until a row's next probe: doubled by each that is refused
+SAVED = 2.0  # probes that the budget holds at most
+LEAST_SURVIVAL = 0.02  # a token that is kept more rarely is never drafted
+HELD = 3  # further steps that a plan is good for
+DEEPER = 2  # tokens beyond its planned length that a row may draft while its confidence pays for them
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPair:
+    """What is known of a drafter with this target before it runs here."""
+
+    acceptance: tuple[float, ...] = ()  # by position, given that all before were kept
+    bins: tuple[tuple[float, float], ...] = ()  # (kept, tried) by confidence
+
+
+@dataclass(slots=True)
+class _Request:
+    estimators: dict[tuple[str, bool], AcceptanceEstimator] = field(default_factory=dict)
+    proposals: ProposalEstimator = field(default_factory=ProposalEstimator)
+    sampled: bool = False
+    wait: int = FIRST_WAIT // 2  # steps from the last probe to the next
+    due: int = 0  # the step from which it may be probed
+    probing: bool = False  # its draft in this step is a probe
+
+
+@dataclass(slots=True)
+class _Hold:
+    """A plan that goes on for a few steps."""
+
+    rows: tuple[PlanRow, ...]
+    prefill_rows: int
+    plan: DraftPlan
+    left: int = HELD
+
+
+class AdaptivePolicy:
+    def __init__(
+        self,
+        table: CostTable,
+        known: Mapping[tuple[str, bool], KnownPair] | None = None,
+        warn: Callable[[str], None] | None = None,
+    ) -> None:
+        """`known`: by (drafter, whether text is sampled). `warn` gets an alarm of the acceptance, once."""
+        self._costs = CostModel(table)
+        self._known = dict(known or {})
+        self._warn = warn
+        self._priors: dict[tuple[str, bool], PairPrior] = {}
+        self._confidence: dict[tuple[str, bool], ConfidenceCalibrator] = {}
+        self._requests: dict[int, _Request] = {}
+        self._step = 0
+        self._drafted = 0  # steps with drafts since a plain one
+        self._plain = True  # the last step was,
+        self._measuring = False  # and it was plain to see what plain ones take
+        self._hold: _Hold | None = None
+        self._budget = 0.0  # seconds that probes may take,
+        self._most = float("inf")  # and that are saved for them
+
+    def plan(
+        self, rows: Seq[PlanRow], free_proposals: Seq[Proposal | None], prefill_rows: int = 0
+    ) -> DraftPlan:
+        self._step += 1
+        if len(rows) != len(free_proposals):
+            raise ValueError(
+                f"{len(free_proposals)} proposals for {len(rows)} rows: give one for each, or None"
+            )
+        kept = self._held(rows, free_proposals, prefill_rows)
+        if kept is not None:
+            return kept
+        out: list[PlannedRow | None] = []
+        for row, proposal in zip(rows, free_proposals, strict=True):
+            self._request(row)
+            want = 1 if row.want == "auto" else row.want
+            reason = no_draft(row, proposal, want)
+            if reason is not None:
+                out.append(PlannedRow(None, 0, reason))
+            else:
+                out.append(None if row.want == "auto" else fixed_row(row, proposal, want))
+        fixed = sum([planned.limit for planned in out if planned is not None])
+        batch = Batch(len(rows) + prefill_rows + fixed, len(rows))
+        plan = self._decide(rows, free_proposals, batch, out)
+        once = self._measuring or any(p is not None and p.confidence for p in free_proposals)
+        if not (once or any(self._requests[row.id].probing for row in rows)):
+            self._hold = _Hold(tuple(rows), prefill_rows, plan)
+        return plan
+
+    def _held(
+        self, rows: Seq[PlanRow], proposals: Seq[Proposal | None], prefill_rows: int
+    ) -> DraftPlan | None:
+        """The last plan, for a few steps of the same requests: what is learnt from one step changes little."""
+        hold, self._hold = self._hold, None
+        if hold is None or hold.left == 0 or hold.prefill_rows != prefill_rows or len(hold.rows) != len(rows):
+            return None
+        if self._drafted >= REFERENCE or any(p is not None and p.confidence for p in proposals):
+            return None
+        drafting = False
+        for row, before, planned in zip(rows, hold.rows, hold.plan.rows, strict=True):
+            same = row.id == before.id and row.want == before.want and row.drafter == before.drafter
+            if not same or row.drafter_max != before.drafter_max or row.room < max(planned.limit, 1):
+                return None
+            drafting = drafting or planned.limit > 0
+        hold.left -= 1
+        self._hold = hold
+        self._drafted += drafting
+        return hold.plan
+
+    def _decide(
+        self, rows: Seq[PlanRow], proposals: Seq[Proposal | None], batch: Batch, out: list[PlannedRow | None]
+    ) -> DraftPlan:
+        """The rows of `out` that are None."""
+        networks: dict[int, Option] = {}
+        found: dict[int, Option] = {}
+        floor = max(least_survival(batch, MAX_DRAFT_TOKENS * len(rows), self._costs), LEAST_SURVIVAL)
+        for i, planned in enumerate(out):
+            if planned is None:
+                self._found(i, rows[i], proposals[i], found)
+                self._network(i, rows[i], floor, networks)
+        best = self._best(networks, found, batch)
+        plain = batch.texts / self._costs.step_seconds(batch.rows, False)
+        if best.taken and best.rate < (HURDLE if self._plain else 1.0) * plain:
+            best = Allocation({}, best.tokens, best.seconds)
+        measuring = bool(best.taken) and self._drafted >= REFERENCE and batch.rows == len(rows)
+        self._plain, self._measuring = not best.taken, measuring
+        if best.taken and not measuring:
+            return self._drafting(rows, out, best, batch)
+        if measuring:
+            self._drafted = 0
+            idle = PlannedRow(None, 0, NoDraftReason.MEASURING)
+            return DraftPlan(tuple([planned or idle for planned in out]))
+        return self._parked(rows, networks, found, batch, out)
+
+    def _parked(
+        self,
+        rows: Seq[PlanRow],
+        networks: dict[int, Option],
+        found: dict[int, Option],
+        batch: Batch,
+        out: Seq[PlannedRow | None],
+    ) -> DraftPlan:
+        """Nothing is worth drafting: why, and one token of a row whose acceptance has not been seen for long."""
+        drafters = sorted({option.drafter for option in networks.values() if option.drafter is not None})
+        dear = {name for name in drafters if break_even(name, batch, len(rows), self._costs) > 1.0}
+        chosen = self._probe(rows, [i for i, o in networks.items() if o.drafter not in dear], batch)
+        planned: list[PlannedRow] = []
+        for i, row in enumerate(out):
+            if row is not None:
+                planned.append(row)
+            elif i == chosen:
+                planned.append(PlannedRow(rows[i].drafter, 1))
+            else:
+                cost = i in networks and networks[i].drafter in dear
+                reason = NoDraftReason.PARKED_BY_COST if cost else NoDraftReason.NO_CONFIDENCE
+                planned.append(PlannedRow(None, 0, reason))
+        return DraftPlan(tuple(planned))
+
+    def _probe(self, rows: Seq[PlanRow], candidates: Seq[int], batch: Batch) -> int | None:
+        """The row that drafts one token to see whether it is kept, if one is due and the budget pays for it."""
+        due = [i for i in candidates if self._requests[rows[i].id].due <= self._step]
+        if not due:
+            return None
+        chosen = min(due, key=lambda i: (self._requests[rows[i].id].due, i))
+        drafter = rows[chosen].drafter
+        assert drafter is not None
+        more = self._costs.step_seconds(batch.rows + 1, True) - self._costs.step_seconds(batch.rows, False)
+        price = max(more, 0.0) + self._costs.draft_seconds(drafter, 1, 1)
+        self._most = SAVED * price
+        if self._budget < price:
+            return None
+        self._budget -= price
+        self._requests[rows[chosen].id].probing = True
+        return chosen
+
+    def _found(self, i: int, row: PlanRow, proposal: Proposal | None, found: dict[int, Option]) -> None:
+        if proposal is not None and proposal.confidence:
+            lines = self._calibrator(NGRAM, row.sampled).lines()
+            survival = self._request(row).proposals.survival(proposal.confidence[: row.room], lines)
+            found[i] = Option(i, None, survival)
+
+    def _network(self, i: int, row: PlanRow, floor: float, networks: dict[int, Option]) -> None:
+        most = min(row.drafter_max, row.room)
+        if row.drafter is not None and most > 0:
+            chances = self._estimator(self._request(row), row.drafter).chances(floor)[:most]
+            networks[i] = Option(i, row.drafter, list(accumulate(chances, mul)), chances)
+
+    def _best(self, networks: dict[int, Option], found: dict[int, Option], batch: Batch) -> Allocation:
+        """The best of: proposals alone, the network alone, and each row what gains it more."""
+        if not found or not networks:
+            return allocate([*(found or networks).values()], batch, self._costs)
+        ways = [
+            allocate([*found.values()], batch, self._costs),
+            allocate([*networks.values()], batch, self._costs),
+        ]
+        rate = max([way.rate for way in ways])
+        row_seconds = self._row_seconds(batch, len(networks))
+        mixed = dict(networks)
+        for i, option in found.items():
+            other = networks.get(i)
+            if other is not None and other.drafter is not None:
+                price = rate * (row_seconds + self._costs.draft_cost(other.drafter).token)
+                call = rate * self._costs.draft_cost(other.drafter).call / len(networks)
+                if proposal_gain(other.survival, price, call) > proposal_gain(
+                    option.survival, rate * row_seconds
+                ):
+                    continue
+            mixed[i] = option
+        ways.append(allocate([*mixed.values()], batch, self._costs))
+        return max(ways, key=lambda way: way.rate)
+
+    def _row_seconds(self, batch: Batch, more: int) -> float:
+        """What a target row costs beside so many others that verify."""
+        few, many = (self._costs.step_seconds(batch.rows + n, True) for n in (more, 3 * more))
+        return (many - few) / (2 * more)
+
+    def _drafting(
+        self, rows: Seq[PlanRow], out: Seq[PlannedRow | None], best: Allocation, batch: Batch
+    ) -> DraftPlan:
+        """The plan that takes what was found best."""
+        self._drafted += 1
+        planned = [row or self._planned(rows[i], *best.taken.get(i, (None, 0))) for i, row in enumerate(out)]
+        return DraftPlan(tuple(planned), self._stop(planned, batch, best.rate))
+
+    def _planned(self, row: PlanRow, option: Option | None, length: int) -> PlannedRow:
+        if option is None:
+            return PlannedRow(None, 0, NoDraftReason.NO_CONFIDENCE)
+        if option.drafter is None:
+            return PlannedRow(NGRAM, length)
+        lines = self._calibrator(option.drafter, row.sampled).lines()
+        chances = tuple(option.chances[: length + DEEPER])
+        return PlannedRow(option.drafter, len(chances), None, chances, lines)
+
+    def _stop(self, planned: Seq[PlannedRow], batch: Batch, rate: float) -> StopRule:
+        """What one more token, and one more call, cost in tokens at the plan's own speed."""
+        drafters = {row.drafter for row in planned if row.chance and row.drafter is not None}
+        if not drafters:
+            return StopRule()
+        costs = [self._costs.draft_cost(drafter) for drafter in drafters]
+        row_seconds = self._row_seconds(batch, sum([row.limit > 0 for row in planned]))
+        return StopRule(
+            rate * (row_seconds + max([cost.token for cost in costs])),
+            rate * max([cost.call for cost in costs]),
+        )
+
+    def observe(self, outcome: StepOutcome) -> None:
+        for row in outcome.rows:
+            self._learn(row)
+        if outcome.prefill_rows or not outcome.timed:
+            return
+        verifying = outcome.drafted > 0
+        rows = len(outcome.rows) + outcome.drafted
+        self._costs.observe(rows, verifying, outcome.target_seconds, rare=self._measuring and not verifying)
+        for drafter, seconds in outcome.draft_seconds.items():
+            drafted = [row.drafted for row in outcome.rows if row.drafter == drafter and row.drafted]
+            if drafted:
+                self._costs.observe_draft(drafter, max(drafted), sum(drafted), seconds)
+        spent = outcome.target_seconds + sum(outcome.draft_seconds.values())
+        self._budget = min(self._budget + PROBING * spent, self._most)
+
+    def _learn(self, row: RowOutcome) -> None:
+        request = self._requests.get(row.id)
+        if request is None:
+            return
+        if row.unused:
+            self._learn_proposal(request, row.unused, row.agreed)
+        if row.drafter is None or not row.drafted:
+            request.probing = False
+            return
+        if row.drafter == NGRAM:
+            self._learn_proposal(request, row.confidence, row.accepted)
+            return
+        key = row.drafter, request.sampled
+        self._estimator(request, row.drafter).add(row.drafted, row.accepted)
+        self._calibrator(*key).add(row.confidence, row.accepted)
+        if request.probing:
+            request.wait = 1 if row.accepted else min(max(2 * request.wait, FIRST_WAIT), LAST_WAIT)
+        request.due, request.probing = self._step + request.wait, False
+        alarm = self._priors[key].alarm()
+        if alarm is not None and self._warn is not None:
+            self._warn(alarm)
+
+    def _learn_proposal(self, request: _Request, confidence: Seq[float], accepted: int) -> None:
+        calibrator = self._calibrator(NGRAM, request.sampled)
+        lines = calibrator.lines()
+        request.proposals.add([worth_of(lines, c) for c in confidence], accepted)
+        calibrator.add(confidence, accepted)
+
+    def forget(self, id: int) -> None:
+        self._requests.pop(id, None)
+
+    def _request(self, row: PlanRow) -> _Request:
+        request = self._requests.get(row.id)
+        if request is None:
+            request = self._requests[row.id] = _Request(sampled=row.sampled)
+        return request
+
+    def _estimator(self, request: _Request, drafter: str) -> AcceptanceEstimator:
+        key = drafter, request.sampled
+        estimator = request.estimators.get(key)
+        if estimator is None:
+            if key not in self._priors:
+                known = self._known.get(key, KnownPair())
+                self._priors[key] = PairPrior(drafter, known.acceptance, sampled=request.sampled)
+            estimator = request.estimators[key] = AcceptanceEstimator(self._priors[key])
+        return estimator
+
+    def _calibrator(self, drafter: str, sampled: bool) -> ConfidenceCalibrator:
+        key = drafter, sampled
+        if key not in self._confidence:
+            self._confidence[key] = ConfidenceCalibrator(self._known.get(key, KnownPair()).bins)
+        return self._confidence[key]

@@ -1,0 +1,118 @@
+"""How many tokens each row drafts: the lengths that maximise the expected tokens per second of the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.control.cost_model import CostModel
+
+HURDLE = 1.02  # a plan must promise this over none to begin drafting
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What one row may draft."""
+
+    row: int
+    drafter: str | None  # the network; None: a proposal, which costs nothing to make
+    survival: Sequence[float]  # [tokens] that the first 1, 2, ... are all kept, falling
+    chances: Sequence[float] = ()  # [tokens] of a network: that each is kept if those before it are
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    taken: Mapping[int, tuple[Option, int]]  # by row: what it drafts, and how many tokens of it, above 0
+    tokens: float  # that the step is expected to write
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The step without the rows that are to be decided."""
+
+    rows: int  # target rows
+    texts: int  # tokens that it writes at least: one for each decoding request
+
+
+def allocate(options: Sequence[Option], batch: Batch, costs: CostModel) -> Allocation:
+    """The prefix of all (row, position), sorted by survival, with the best rate. Nothing taken: plain is best."""
+    found = [
+        (-survival, position, option.row, option.drafter)
+        for option in options
+        for position, survival in enumerate(option.survival)
+    ]
+    found.sort(key=_order)
+    steps = costs.steps(batch.rows, len(found), True)
+    prices = {
+        option.drafter: costs.draft_cost(option.drafter) for option in options if option.drafter is not None
+    }
+    depth = dict.fromkeys(prices, 0)
+    best_tokens, best_seconds = float(batch.texts), costs.step_seconds(batch.rows, False)
+    best_rate, best_count = best_tokens / best_seconds, 0
+    tokens, drafting = float(batch.texts), 0.0
+    for count, (negative, position, _, drafter) in enumerate(found, 1):
+        tokens -= negative
+        if drafter is not None:
+            base, call, token = prices[drafter]
+            drafting += token
+            if position >= depth[drafter]:
+                drafting += call + (base if not depth[drafter] else 0.0)
+                depth[drafter] = position + 1
+        seconds = steps[count] + drafting
+        if tokens > best_rate * seconds:
+            best_rate, best_count, best_tokens, best_seconds = tokens / seconds, count, tokens, seconds
+    by_row = {option.row: option for option in options}
+    taken: dict[int, tuple[Option, int]] = {}
+    for _, position, row, _ in found[:best_count]:
+        taken[row] = by_row[row], position + 1  # of a row, the positions rise
+    return Allocation(taken, best_tokens, best_seconds)
+
+
+def _order(entry: tuple[float, int, int, str | None]) -> tuple[float, int, int]:
+    return entry[:3]
+
+
+def least_survival(batch: Batch, more: int, costs: CostModel) -> float:
+    """A token that is kept more rarely pays for no row of this step, however many of up to `more` share its price."""
+    steps = costs.steps(batch.rows, more, False)
+    counts = [1 << n for n in range(more.bit_length())]
+    return 0.7 * batch.texts / steps[0] * min([(steps[n] - steps[0]) / n for n in counts], default=0.0)
+
+
+def proposal_gain(survival: Sequence[float], price: float, call: float = 0.0) -> float:
+    """Tokens that a row's best draft gains, net of `price` for each token and `call` for each call of a network."""
+    best = gain = 0.0
+    for value in survival:
+        gain += value - price - call
+        best = max(best, gain)
+    return best
+
+
+def break_even(drafter: str | None, batch: Batch, rows: int, costs: CostModel) -> float:
+    """The least share of drafted tokens that must be kept for drafts of some length to pay; above 1 none can.
+
+    Tried for one row and for all `rows` together, since they share the calls of the network.
+    """
+    plain = batch.texts / costs.step_seconds(batch.rows, False)
+    shares = []
+    for drafting in {1, rows}:
+        for length in (1, 2, 4, 8):
+            seconds = costs.step_seconds(batch.rows + drafting * length, True)
+            if drafter is not None:
+                seconds += costs.draft_seconds(drafter, length, drafting * length)
+            shares.append((HURDLE * plain * seconds - batch.texts) / (drafting * length))
+    return min(shares)
+
+
+def should_continue(gains: Sequence[float], call: float) -> list[bool]:
+    """Which rows draft one more token, by what it gains each of them net of its price (see `StopRule`).
+
+    Those that gain something, if together they pay for the call of the network.
+    """
+    total = sum([gain for gain in gains if gain > 0.0])
+    return [gain > 0.0 and total >= call for gain in gains]

@@ -1,0 +1,216 @@
+"""The policy of `auto`, through what it plans and what it is told."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from paceline.control.adaptive import AdaptivePolicy, KnownPair
+from paceline.control.base import DraftPlan, PlanRow, Proposal, RowOutcome, StepOutcome
+from paceline.control.cost_model import CostTable, DraftCost
+from paceline.control.reasons import NoDraftReason
+
+ROWS = (1, 2, 3, 5, 9, 17, 33)
+CHEAP = CostTable(
+    ROWS, tuple(0.01 * (1 + 0.03 * (n - 1)) for n in ROWS), {"mtp": DraftCost(2e-4, 5e-4, 5e-5)}
+)
+DEAR = CostTable(ROWS, tuple(0.01 * n for n in ROWS), {"mtp": DraftCost(5e-3, 5e-3, 1e-3)})
+GOOD = {("mtp", False): KnownPair((0.8, 0.8))}
+
+
+def rows(count: int = 1, first: int = 0, room: int = 100) -> list[PlanRow]:
+    return [PlanRow(first + i, "auto", room, "mtp", 8) for i in range(count)]
+
+
+def run(
+    policy: AdaptivePolicy,
+    table: CostTable,
+    steps: int,
+    chance: float,
+    *,
+    batch: int = 1,
+    slower: float = 1.0,
+    first: int = 0,
+) -> list[DraftPlan]:
+    """The plans of so many steps in which each drafted token is kept with that chance."""
+    rng, plans, dense = random.Random(3), [], table.dense(200)
+    cost = table.drafts["mtp"]
+    for _ in range(steps):
+        plan = policy.plan(rows(batch, first), [None] * batch)
+        outcomes = []
+        for i, row in enumerate(plan.rows):
+            kept = 0
+            while kept < row.limit and rng.random() < chance:
+                kept += 1
+            outcomes.append(RowOutcome(first + i, row.drafter, row.limit, kept, (chance,) * row.limit))
+        limits = [row.limit for row in plan.rows]
+        draft = cost.base + cost.call * max(limits) + cost.token * sum(limits) if any(limits) else 0.0
+        target = dense[batch + sum(limits) - 1] * (slower if any(limits) else 1.0)
+        policy.observe(StepOutcome(tuple(outcomes), target, {"mtp": draft} if draft else {}))
+        plans.append(plan)
+    return plans
+
+
+def drafted(plans: list[DraftPlan]) -> int:
+    return sum(row.limit > 0 for plan in plans for row in plan.rows)
+
+
+def test_a_known_pair_drafts_from_the_first_step() -> None:
+    (plan,) = run(AdaptivePolicy(CHEAP, GOOD), CHEAP, 1, 0.8)
+    assert plan.rows[0].drafter == "mtp"
+    assert plan.rows[0].limit >= 3
+    assert plan.stop.price > 0
+    assert plan.stop.call > 0
+    assert len(plan.rows[0].chance) == plan.rows[0].limit
+
+
+def test_a_drafter_that_does_not_fit_is_found_out_once_for_all_requests() -> None:
+    table = CostTable(ROWS, tuple(0.01 * (1 + 0.1 * (n - 1)) for n in ROWS), CHEAP.drafts)
+    policy = AdaptivePolicy(table, GOOD)
+    first = run(policy, table, 150, 0.02)
+    assert drafted(first[:5]) == 5
+    assert drafted(first[-50:]) <= 5
+    later = run(policy, table, 30, 0.02, first=1)
+    assert drafted(later) <= 8  # a new request does not start again at what the pair was known for
+    assert later[-2].rows[0].reason == NoDraftReason.NO_CONFIDENCE
+
+
+def test_a_parked_request_is_probed_and_drafts_again_when_its_tokens_are_kept() -> None:
+    policy = AdaptivePolicy(CHEAP, GOOD)
+    run(policy, CHEAP, 300, 0.05)
+    assert drafted(run(policy, CHEAP, 2000, 0.95)[-100:]) >= 90
+
+
+def test_probes_take_little_of_the_time() -> None:
+    policy = AdaptivePolicy(CHEAP, GOOD)
+    run(policy, CHEAP, 500, 0.0)
+    assert 1 <= drafted(run(policy, CHEAP, 2000, 0.0)) <= 20
+
+
+def test_no_probes_where_no_acceptance_would_pay() -> None:
+    policy = AdaptivePolicy(DEAR, GOOD)
+    plans = run(policy, DEAR, 1000, 1.0, batch=4)
+    assert drafted(plans) == 0
+    assert {row.reason for plan in plans for row in plan.rows} == {NoDraftReason.PARKED_BY_COST}
+
+
+def test_one_plain_step_in_128_drafted_ones() -> None:
+    plans = run(AdaptivePolicy(CHEAP, GOOD), CHEAP, 129 * 3, 0.9)
+    measuring = [i for i, plan in enumerate(plans) if plan.rows[0].reason == NoDraftReason.MEASURING]
+    assert measuring == [128, 257, 386]
+
+
+def test_steps_that_verify_dearer_than_measured_end_drafting() -> None:
+    policy = AdaptivePolicy(CHEAP, GOOD)
+    assert drafted(run(policy, CHEAP, 20, 0.5)) == 20
+    assert drafted(run(policy, CHEAP, 600, 0.5, slower=4.0)[-100:]) <= 5
+
+
+def test_larger_batches_draft_less() -> None:
+    steep = CostTable(ROWS, tuple(0.01 * (1 + 0.1 * (n - 1)) for n in ROWS), CHEAP.drafts)
+    (alone,), (many,) = (run(AdaptivePolicy(steep, GOOD), steep, 1, 0.8, batch=n) for n in (1, 16))
+    assert alone.rows[0].limit > max(row.limit for row in many.rows)
+
+
+def test_a_request_that_asks_for_a_number_gets_it() -> None:
+    policy = AdaptivePolicy(DEAR, GOOD)
+    plan = policy.plan([PlanRow(0, 3, 9, "mtp", 8), PlanRow(1, 0, 9, "mtp", 8)], [None, None])
+    assert [(row.limit, row.reason) for row in plan.rows] == [(3, None), (0, NoDraftReason.DISABLED)]
+    policy.observe(StepOutcome((RowOutcome(0, "mtp", 3, 1, (0.5,) * 3), RowOutcome(1)), 0.02, {"mtp": 0.01}))
+
+
+@pytest.mark.parametrize(
+    ("row", "proposal", "reason"),
+    [
+        (PlanRow(0, "auto", 0, "mtp", 8), None, NoDraftReason.NO_ROOM),
+        (PlanRow(0, "auto", 9), None, NoDraftReason.NO_DRAFTER),
+        (PlanRow(0, "auto", 9), Proposal(()), NoDraftReason.NO_PROPOSAL),
+        (PlanRow(0, "auto", 9, "mtp", 0), None, NoDraftReason.NO_PROPOSAL),
+        (PlanRow(0, 0, 9, "mtp", 8), Proposal((0.9,)), NoDraftReason.DISABLED),
+    ],
+)
+def test_reasons(row: PlanRow, proposal: Proposal | None, reason: NoDraftReason) -> None:
+    (planned,) = AdaptivePolicy(CHEAP, GOOD).plan([row], [proposal]).rows
+    assert (planned.limit, planned.reason) == (0, reason)
+
+
+def test_a_confident_proposal_is_taken_instead_of_the_network() -> None:
+    policy = AdaptivePolicy(CHEAP, GOOD)
+    plan = policy.plan(rows(2), [Proposal((0.95,) * 8), None])
+    assert [row.drafter for row in plan.rows] == ["ngram", "mtp"]
+    plan = policy.plan(rows(1), [Proposal((0.3,) * 8)])
+    assert plan.rows[0].drafter == "mtp"
+
+
+def test_proposals_are_learnt_from_though_nobody_took_them() -> None:
+    """A row that could have copied right for long does so, at a confidence that says no."""
+    policy = AdaptivePolicy(DEAR)
+    dear_row, weak = PlanRow(0, "auto", 50), Proposal((0.5, 0.6, 0.6))
+    assert policy.plan([dear_row], [weak]).rows[0].limit == 0
+    policy = AdaptivePolicy(CostTable(ROWS, tuple(0.01 * (1 + 0.7 * (n - 1)) for n in ROWS)))
+    assert policy.plan([dear_row], [weak]).rows[0].limit == 0
+    for _ in range(60):
+        policy.observe(StepOutcome((RowOutcome(0, unused=(0.5,), agreed=1),), 0.01))
+    assert policy.plan([dear_row], [weak]).rows[0].drafter == "ngram"
+
+
+def test_rejected_matches_keep_their_request_from_copying() -> None:
+    policy = AdaptivePolicy(CHEAP)
+    row, match = PlanRow(0, "auto", 50), Proposal((0.5, 0.6, 0.7))
+    assert policy.plan([row], [match]).rows[0].drafter == "ngram"
+    for _ in range(200):
+        policy.observe(StepOutcome((RowOutcome(0, "ngram", 3, 0, match.confidence),), 0.011))
+    assert policy.plan([row], [match]).rows[0].reason == NoDraftReason.NO_CONFIDENCE
+
+
+def test_prompts_that_are_read_beside_leave_no_room_for_dear_rows() -> None:
+    steep = CostTable(ROWS, tuple(0.01 * (1 + 0.1 * (n - 1)) for n in ROWS), CHEAP.drafts)
+    policy = AdaptivePolicy(steep, GOOD)
+    alone = policy.plan(rows(), [None]).rows[0].limit
+    beside = policy.plan(rows(), [None], prefill_rows=64).rows[0].limit
+    assert beside >= alone > 0  # the prompt is paid for anyway: a row more hardly matters
+
+
+def test_the_alarm_comes_once() -> None:
+    said: list[str] = []
+    policy = AdaptivePolicy(CHEAP, GOOD, said.append)
+    run(policy, CHEAP, 4000, 0.1, batch=4)
+    assert len(said) == 1
+    assert "should reach about 80%" in said[0]
+
+
+def test_no_alarm_for_a_pair_that_is_as_known() -> None:
+    said: list[str] = []
+    run(AdaptivePolicy(CHEAP, GOOD, said.append), CHEAP, 400, 0.8)
+    assert said == []
+
+
+def test_a_forgotten_request_starts_as_a_new_one() -> None:
+    policy = AdaptivePolicy(CHEAP, GOOD)
+    run(policy, CHEAP, 100, 0.8, batch=2)
+    before = policy.plan(rows(1, first=9), [None]).rows[0]
+    policy.forget(0)
+    assert policy.plan(rows(1, first=0), [None]).rows[0].chance == before.chance
+
+
+def test_nothing_is_measured_of_a_step_with_other_work_in_it() -> None:
+    policy = AdaptivePolicy(CHEAP, GOOD)
+    for prefill, timed in ((64, True), (0, False)):
+        for _ in range(60):
+            policy.plan(rows(), [None])
+            outcome = (RowOutcome(0, "mtp", 4, 4, (0.8,) * 4),)
+            policy.observe(StepOutcome(outcome, 9.0, {"mtp": 9.0}, prefill, timed))
+    assert policy.plan(rows(), [None]).rows[0].limit >= 4
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 0.0, -1.0])
+def test_times_that_are_none_are_ignored(bad: float) -> None:
+    policy = AdaptivePolicy(CHEAP, GOOD)
+    for _ in range(50):
+        plan = policy.plan(rows(), [None])
+        row = RowOutcome(
+            0, "mtp", plan.rows[0].limit, plan.rows[0].limit, (float("nan"),) * plan.rows[0].limit
+        )
+        policy.observe(StepOutcome((row,), bad, {"mtp": bad}))
+    assert policy.plan(rows(), [None]).rows[0].limit > 0

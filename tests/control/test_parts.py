@@ -1,0 +1,187 @@
+"""The policy's parts, each by its formula."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+
+from paceline.control.acceptance import AcceptanceEstimator, PairPrior, ProposalEstimator
+from paceline.control.allocation import Batch, Option, allocate, break_even, proposal_gain, should_continue
+from paceline.control.confidence import ConfidenceCalibrator, worth_of
+from paceline.control.cost_model import CostModel, CostTable, DraftCost, table_of
+
+ROWS = (1, 2, 3, 5, 9, 17, 33)
+
+
+def model(row: float = 0.05) -> CostModel:
+    draft = DraftCost(0.03, 0.05, 0.01)
+    return CostModel(CostTable(ROWS, tuple(1.0 + row * (n - 1) for n in ROWS), {"mtp": draft}))
+
+
+def test_allocation_is_the_best_of_all_lengths() -> None:
+    """Against every combination of lengths, where a row costs the same wherever it stands."""
+    costs, rng = model(), random.Random(5)
+    for _ in range(20):
+        options = []
+        for row in range(3):
+            chance = rng.uniform(0.2, 0.95)
+            options.append(Option(row, "mtp", [chance ** (j + 1) for j in range(4)]))
+        best = 0.0
+        for lengths in itertools.product(range(5), repeat=3):
+            tokens = 3 + sum(sum(o.survival[:k]) for o, k in zip(options, lengths, strict=True))
+            seconds = costs.step_seconds(3 + sum(lengths), True)
+            seconds += costs.draft_seconds("mtp", max(lengths), sum(lengths))
+            best = max(best, tokens / seconds)
+        found = allocate(options, Batch(3, 3), costs)
+        lengths = [found.taken.get(row, (options[row], 0))[1] for row in range(3)]
+        assert found.rate >= 0.98 * best  # a prefix by survival: rows that share a call may be unequal
+        assert found.tokens == pytest.approx(
+            3 + sum(sum(o.survival[:k]) for o, k in zip(options, lengths, strict=True))
+        )
+
+
+def test_proposals_cost_no_round() -> None:
+    costs = model()
+    free = allocate([Option(0, None, [0.5])], Batch(1, 1), costs)
+    paid = allocate([Option(0, "mtp", [0.5])], Batch(1, 1), costs)
+    assert free.seconds == pytest.approx(1.05)
+    assert paid.seconds == pytest.approx(1.05 + 0.09)
+
+
+def test_proposal_gain_takes_the_best_length() -> None:
+    assert proposal_gain([0.5, 0.4, 0.1], 0.2) == pytest.approx(0.5)
+    assert proposal_gain([0.1], 0.2) == 0.0
+
+
+def test_break_even_is_where_a_draft_just_pays() -> None:
+    costs = model(row=0.5)
+    share = break_even("mtp", Batch(1, 1), 1, costs)
+    assert 0 < share <= 1
+    assert not allocate([Option(0, "mtp", [share * 0.9])], Batch(1, 1), costs).taken
+    assert break_even("mtp", Batch(1, 1), 1, model(row=2.0)) > 1
+
+
+def test_should_continue() -> None:
+    assert should_continue([0.3, -0.1, 0.3], 0.5) == [True, False, True]
+    assert should_continue([0.3, -0.1], 0.5) == [False, False]
+    assert should_continue([math.inf, -math.inf], 0.5) == [True, False]
+
+
+def test_a_request_leaves_the_prior_as_its_evidence_grows() -> None:
+    prior = PairPrior("mtp", (0.5, 0.5))
+    request, other = AcceptanceEstimator(prior), AcceptanceEstimator(prior)
+    before = request.chances()[0]
+    for _ in range(40):
+        request.add(1, 1)
+    assert before == pytest.approx(0.5)
+    assert request.chances()[0] > 0.9
+    assert 0.6 < other.chances()[0] < request.chances()[0]  # by the prior that both share
+
+
+def test_a_position_that_was_never_reached_goes_on_as_those_before() -> None:
+    request = AcceptanceEstimator(PairPrior("mtp", (0.5, 0.5, 0.5)))
+    for _ in range(40):
+        request.add(1, 1)
+    assert request.chances()[1] > 0.8
+
+
+def test_a_position_counts_only_if_verification_reached_it() -> None:
+    request = AcceptanceEstimator(PairPrior("mtp", (0.5,) * 4))
+    for _ in range(300):
+        request.add(4, 1)
+    first, second, *_ = request.chances()
+    assert first > 0.9
+    assert second < 0.1
+
+
+def test_sampled_text_of_an_unknown_pair_is_kept_more_rarely() -> None:
+    assert PairPrior("mtp", sampled=True).accept[0] < PairPrior("mtp").accept[0]
+    assert PairPrior("mtp", (0.6,), sampled=True).accept[0] == pytest.approx(0.6)
+
+
+def test_proposals_of_a_request_that_copies_well_are_worth_more() -> None:
+    lines = ConfidenceCalibrator().lines()
+    good, bad = ProposalEstimator(), ProposalEstimator()
+    usual = good.survival([0.5], lines)[0]
+    for _ in range(30):
+        good.add([0.5], 1)
+        bad.add([0.5], 0)
+    assert usual == pytest.approx(0.5)
+    assert good.survival([0.5], lines)[0] > 0.75
+    assert bad.survival([0.5], lines)[0] < 0.25
+
+
+def test_confidence_is_worth_what_was_kept_at_it() -> None:
+    calibrator = ConfidenceCalibrator()
+    assert worth_of(calibrator.lines(), 0.9) == pytest.approx(0.9)
+    for _ in range(400):
+        calibrator.add([0.9], 0)
+    assert worth_of(calibrator.lines(), 0.9) < 0.05
+    assert worth_of(calibrator.lines(), 0.3) == pytest.approx(0.3)
+    assert worth_of(calibrator.lines(), float("nan")) == worth_of(calibrator.lines(), 0.0)
+
+
+def test_bins_of_another_layout_are_refused() -> None:
+    with pytest.raises(ValueError, match="give 12"):
+        ConfidenceCalibrator([(1.0, 2.0)])
+
+
+def test_costs_follow_the_machine() -> None:
+    costs = model()
+    for _ in range(200):
+        costs.observe(1, False, 3.0)
+    assert costs.step_seconds(1, False) == pytest.approx(3.0, rel=0.01)
+    for _ in range(400):
+        costs.observe(5, True, 7.0)
+    assert costs.step_seconds(5, True) == pytest.approx(7.0, rel=0.01)
+
+
+def test_a_plain_step_tells_the_factors_apart() -> None:
+    """Steps that verify take twice their price: half of it is put down to the machine, until plain ones are seen."""
+    costs = model()
+    for _ in range(10):
+        for _ in range(100):
+            costs.observe(5, True, 2.4)
+        costs.observe(1, False, 1.0, rare=True)
+    assert costs.step_seconds(1, False) == pytest.approx(1.0, rel=0.1)
+    assert costs.step_seconds(5, True) == pytest.approx(2.4, rel=0.1)
+
+
+def test_rounds_scale_as_they_are_timed() -> None:
+    costs = model()
+    for _ in range(200):
+        costs.observe_draft("mtp", 2, 2, 0.30)
+    assert costs.draft_seconds("mtp", 2, 2) == pytest.approx(0.30, rel=0.01)
+    costs.observe_draft("model", 4, 4, 2.0)  # never timed before: its first round sets the scale
+    assert costs.draft_seconds("model", 4, 4) == pytest.approx(2.0)
+    assert costs.draft_seconds("model", 0, 0) == 0.0
+
+
+def test_tables_go_on_beyond_what_was_measured() -> None:
+    costs = model()
+    assert costs.step_seconds(200, False) == pytest.approx(1 + 0.05 * 199)
+    assert costs.steps(190, 20, True)[10] == pytest.approx(costs.step_seconds(200, True))
+
+
+def test_a_falling_table_is_made_level() -> None:
+    dense = table_of((1, 2, 4), (1.0, 0.8, 1.2)).dense(4)
+    assert dense == pytest.approx([0.9, 0.9, 1.05, 1.2])
+
+
+@pytest.mark.parametrize(
+    ("rows", "seconds"),
+    [
+        ((), ()),
+        ((1, 2), (1.0,)),
+        ((2, 1), (1.0, 1.0)),
+        ((0, 1), (1.0, 1.0)),
+        ((1, 2), (1.0, float("nan"))),
+        ((1,), (0.0,)),
+    ],
+)
+def test_what_is_no_table_is_refused(rows: tuple[int, ...], seconds: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="have to"):
+        table_of(rows, seconds)
