@@ -56,6 +56,8 @@ def render(messages: list[dict[str, Any]], tools: Any, options: dict[str, Any]) 
     if any("explode" in m["content"] for m in messages):
         raise UsageError("the chat template failed: explode")
     text = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
+    if options.get("add_generation_prompt", True):
+        text += "assistant: "
     return text + ("<|channel>thought\n" if options.get("enable_thinking") else "")
 
 

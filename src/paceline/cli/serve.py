@@ -37,6 +37,12 @@ _ENGINE_FLAGS = (
 @click.option(
     "--allowed-host", "allowed_hosts", multiple=True, help="A name that may stand in the Host header."
 )
+@click.option(
+    "--cors-origin",
+    "cors_origins",
+    multiple=True,
+    help="An origin whose pages may ask here, or *; repeatable.",
+)
 @click.option("--model-name", help="What clients call the model.")
 @click.option(
     "--served-model-name",
@@ -91,6 +97,6 @@ def command(target: str | None, named: str | None, config_file: str | None, **fl
     engine["adapter"] = engine["adapter"] or None
     if isinstance(engine["draft_tokens"], str) and engine["draft_tokens"].isdecimal():
         engine["draft_tokens"] = int(engine["draft_tokens"])
-    for name in ("allowed_hosts", "served_model_names"):
+    for name in ("allowed_hosts", "cors_origins", "served_model_names"):
         flags[name] = flags[name] or None
     start(config_file, flags, engine, click.echo, profile_dir())

@@ -23,7 +23,7 @@ from paceline.kv.cache import KVCache
 from paceline.models.base import Target
 from paceline.sampling import noise
 from paceline.sampling.shape import Counts, check_token_ids
-from paceline.text.stream import TextStream
+from paceline.text.stream import TextStream, stop_ids_of
 from paceline.text.tokenizer import Tokenizer
 
 
@@ -150,6 +150,8 @@ class Engine:
     def _live(self, request_id: str, index: int, sequence: Sequence) -> Live:
         parts, params = self._parts, sequence.params
         ends = set(params.stop_token_ids)
+        if params.stop and parts.tokenizer is not None:
+            ends |= stop_ids_of(parts.tokenizer, params.stop)
         if not params.ignore_eos:
             ends |= set(parts.target.eos_token_ids) | set(parts.tokenizer.eos_ids if parts.tokenizer else ())
         return Live(

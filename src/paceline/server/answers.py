@@ -72,5 +72,21 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
+class Version(BaseModel):
+    version: str
+
+
+class Tokens(BaseModel):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] = []  # if they were asked for
+
+
+class Detokenized(BaseModel):
+    prompt: str
+    content: str
+
+
 class Health(BaseModel):
     status: str

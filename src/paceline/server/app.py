@@ -14,15 +14,18 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from paceline import __version__
 from paceline.errors import PacelineError
 from paceline.server import answers
 from paceline.server.chat import prepare_chat
 from paceline.server.completions import prepare_completion
 from paceline.server.errors import ApiError, as_api_error
+from paceline.server.paths import no_such_path
 from paceline.server.schema import ChatRequest, CompletionRequest
 from paceline.server.security import Gate, Keys
 from paceline.server.service import Service
 from paceline.server.sse import EventStream, until_disconnect
+from paceline.server.tokens import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
 
 log = logging.getLogger(__name__)
 PAGES = {"index.html": "/", "docs.html": "/docs"}  # every other file of the page is served under its name
@@ -45,6 +48,7 @@ def build_app(service: Service, keys: Keys) -> FastAPI:
     _add_handlers(app)
     _add_state_routes(app, service)
     _add_generation_routes(app, service)
+    _add_token_routes(app, service)
     for file in (files("paceline.server") / "page").iterdir():
         _add_page(app, PAGES.get(file.name, f"/{file.name}"), file)
     app.add_middleware(Gate, config=service.config, keys=keys, count=service.metrics.answered)
@@ -58,6 +62,11 @@ def _add_state_routes(app: FastAPI, service: Service) -> None:
         state = service.worker.state
         return JSONResponse({"status": state}, 200 if state == "ready" else 503)
 
+    @app.get("/version", response_model=answers.Version)
+    async def version() -> JSONResponse:
+        return JSONResponse({"version": __version__})
+
+    @app.get("/models", response_model=answers.ModelList, include_in_schema=False)
     @app.get("/v1/models", response_model=answers.ModelList)
     async def models() -> JSONResponse:
         return JSONResponse({"object": "list", "data": [_card(service, name) for name in service.names]})
@@ -106,6 +115,18 @@ def _add_generation_routes(app: FastAPI, service: Service) -> None:
         return JSONResponse(await until_disconnect(request.receive, ready.answer()))
 
 
+def _add_token_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/tokenize", response_model=answers.Tokens)
+    async def to_tokens(body: TokenizeRequest) -> JSONResponse:
+        """Token ids of a text, or of a conversation in the model's template."""
+        return JSONResponse(await tokenize(service, body))
+
+    @app.post("/detokenize", response_model=answers.Detokenized)
+    async def to_text(body: DetokenizeRequest) -> JSONResponse:
+        """The text of token ids."""
+        return JSONResponse(detokenize(service, body))
+
+
 def _add_page(app: FastAPI, path: str, file: Traversable) -> None:
     content, kind = file.read_bytes(), KINDS[file.name.rpartition(".")[2]]
 
@@ -129,9 +150,10 @@ def _add_handlers(app: FastAPI) -> None:
     async def plain(request: Request, error: HTTPException) -> Response:
         known = {
             400: ("the body is not valid JSON, or is nested too deep", "bad_json"),
-            404: ("there is no such path", None),
             405: ("this path does not take this method", None),
         }
+        if error.status_code == 404:
+            return no_such_path(request.url.path).response()
         message, code = known.get(error.status_code, (str(error.detail), None))
         return ApiError(error.status_code, message, code=code, headers=dict(error.headers or {})).response()
 

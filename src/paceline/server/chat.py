@@ -6,7 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.core import Constraint, Delta, SamplingParams, TokenLogprob
@@ -14,7 +14,7 @@ from paceline.errors import PacelineError, PromptError
 from paceline.server.errors import ApiError
 from paceline.server.foreign import settle
 from paceline.server.generation import Ask, Generation, joined
-from paceline.server.history import history
+from paceline.server.history import continues, history, unfinished
 from paceline.server.logprobs import chat_logprobs
 from paceline.server.params import refuse, sampling_params
 from paceline.server.schema import ChatRequest, Function, NamedTool, Tool
@@ -22,7 +22,7 @@ from paceline.server.service import Room, Service, grammar_source, salt_of, sche
 from paceline.server.settings import ServerConfig
 from paceline.server.sse import DONE, event
 from paceline.server.trace import Trace
-from paceline.server.usage import report, usage, uses_prediction
+from paceline.server.usage import report, usage
 from paceline.server.visible import ChatText, MarkedText
 from paceline.text import arguments, reasoning
 from paceline.text.phases import AfterThinking
@@ -144,7 +144,7 @@ class Chat:
             len(self.ask.jobs[0][0]),
             self.completion_tokens,
             generation.stats.values(),
-            prediction=uses_prediction(self.body.prediction, self.params.drafter),
+            predicted=self.ask.predicted,
         )
         thoughts = sum(choice.marked.reasoning_tokens for choice in self.choices)
         out["completion_tokens_details"]["reasoning_tokens"] = thoughts
@@ -162,13 +162,12 @@ async def prepare_chat(service: Service, body: ChatRequest, key: str) -> Chat:
     warnings = service.warnings(body)
     settle(body)
     room = service.check(body)
-    tools = _tools(body, service.config)
-    text, prompt = await asyncio.to_thread(_render, room, body, tools)
+    text, prompt = await asyncio.to_thread(render_chat, service, room, body)
     space = service.room_after(prompt, "messages")
     constraint = await _constraint(service, room, body)
     extra: dict[str, Any] = {"constraint": _behind_thoughts(constraint, room, body, opened_by(text))}
     stops = list(body.stop_token_ids or [])
-    if tools and body.parallel_tool_calls is False:
+    if body.tools and body.tool_choice != "none" and body.parallel_tool_calls is False:
         end = room.tokenizer.token_id(arguments.CLOSE)
         stops += [] if end is None else [end]
     extra["stop_token_ids"] = tuple(stops)
@@ -179,7 +178,9 @@ async def prepare_chat(service: Service, body: ChatRequest, key: str) -> Chat:
     ):
         extra["drafter"] = "ngram"
     params = sampling_params(body, space, extra)
-    ask = service.ask([(prompt, params)], salt_of(key, body), arrived)
+    ask = replace(
+        service.ask([(prompt, params)], salt_of(key, body), arrived), predicted=service.predicted(params)
+    )
     return Chat(service, room, body, ask, params, opened_by(text), warnings)
 
 
@@ -201,9 +202,20 @@ async def _constraint(service: Service, room: Room, body: ChatRequest) -> Callab
     return answer
 
 
-def _render(room: Room, body: ChatRequest, tools: list[dict[str, Any]] | None) -> tuple[str, list[int]]:
+def render_chat(service: Service, room: Room, body: ChatRequest) -> tuple[str, list[int]]:
+    """The prompt of a conversation, as text and as ids. Raises ApiError 400."""
+    tools = _tools(body, service.config)
+    goes_on, options = continues(body), _options(body)
+    if goes_on or body.add_generation_prompt is False:
+        options["add_generation_prompt"] = False
+
+    def render(messages: list[dict[str, Any]]) -> str:
+        return room.render(messages, tools, options)
+
     try:
-        text = room.render(history(body.messages), tools, _options(body))
+        messages = history(body.messages)
+        where = f"messages.{len(messages) - 1}"
+        text = unfinished(render, messages, where) if goes_on else render(messages)
         return text, room.tokenizer.encode(text, add_bos=None)
     except PromptError as error:
         raise refuse("messages", str(error), code="bad_prompt") from error

@@ -21,7 +21,7 @@ from paceline.server.scoring import scoring_jobs
 from paceline.server.service import Room, Service, salt_of
 from paceline.server.sse import DONE, event
 from paceline.server.trace import Trace
-from paceline.server.usage import report, usage, uses_prediction
+from paceline.server.usage import report, usage
 
 Entry = TokenLogprob | int
 _SHORT = 2048  # characters
@@ -157,7 +157,7 @@ class Completion:
             prompt,
             self.completion_tokens,
             stats,
-            prediction=uses_prediction(self.body.prediction, self.params.drafter),
+            predicted=self.ask.predicted,
         )
 
     def _echo(self, prompt: int) -> tuple[str, list[Entry]]:
@@ -171,7 +171,7 @@ class Completion:
             return
         self.scores = [[prompt[0]] for prompt in self._prompts]
         jobs, owners = scoring_jobs(self._prompts, self.body.logprobs, self.room)
-        ask = replace(self.ask, jobs=jobs)
+        ask = replace(self.ask, jobs=jobs, predicted=None)
         async with self.service.generate(ask) as generation:
             async for job, delta in generation.deltas():
                 self.scores[owners[job]] += delta.logprobs
@@ -200,6 +200,7 @@ async def prepare_completion(service: Service, body: CompletionRequest, key: str
         extra["drafter"] = "ngram"
     params = sampling_params(body, space, extra)
     ask = service.ask([(prompt, params) for prompt in prompts], salt_of(key, body), arrived)
+    ask = replace(ask, predicted=service.predicted(params))
     return Completion(service, room, body, ask, params, texts, warnings)
 
 

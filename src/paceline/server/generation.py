@@ -14,6 +14,7 @@ from paceline.core import Delta, SamplingParams, Stats
 from paceline.engine.worker import Job, Sink, Worker
 from paceline.errors import RequestFailed
 from paceline.server.metrics import Metrics
+from paceline.server.predicted import Predicted
 from paceline.server.usage import failure_of_drafter
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ class Ask:
     deadline: float  # time.monotonic() seconds
     buffer: int  # deltas that may wait for a slow reader
     interval: float  # seconds from one batch to the next; an end does not wait for it
+    predicted: Predicted | None = None  # counts what the prediction has brought
 
 
 @dataclass(slots=True)
@@ -150,6 +152,8 @@ class Generation:
                     break
                 assert isinstance(item, Delta)
                 batch.append((prompt, item))
+                if self.ask.predicted is not None:
+                    self.ask.predicted.push((prompt, item.index), item)
             self._observe(batch, begin, last)
             if batch:
                 yield batch

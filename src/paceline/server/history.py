@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import uuid
+from collections.abc import Callable
 from typing import Any
 
 from paceline.server.params import refuse, text_of
-from paceline.server.schema import FunctionCall, Message
+from paceline.server.schema import ChatRequest, FunctionCall, Message
 
 
 def history(messages: list[Message]) -> list[dict[str, Any]]:
@@ -34,6 +36,32 @@ def history(messages: list[Message]) -> list[dict[str, Any]]:
             plain["tool_calls"] = [_call(id_, call, f"messages.{index}.{field}") for id_, call in calls]
         out.append(plain)
     return out
+
+
+def continues(body: ChatRequest) -> bool:
+    """Whether the answer goes on with the last message, not with a turn of its own. Raises ApiError 400."""
+    last, field = body.messages[-1], "continue_final_message"
+    if body.continue_final_message and body.add_generation_prompt:
+        raise refuse(field, "and add_generation_prompt exclude each other: give one of them")
+    if body.continue_final_message is False or body.add_generation_prompt:
+        return False
+    possible = last.role == "assistant" and not last.tool_calls and last.function_call is None
+    if body.continue_final_message and not possible:
+        raise refuse(field, "the last message has to be the assistant's, without tool calls")
+    return possible
+
+
+def unfinished(
+    render: Callable[[list[dict[str, Any]]], str], messages: list[dict[str, Any]], where: str
+) -> str:
+    """The prompt up to the end of the last message's content. Raises ApiError 400 if it does not show it."""
+    mark = uuid.uuid4().hex  # whatever the template does to the content's end, the mark shows where that is
+    *earlier, last = messages
+    text = render([*earlier, last | {"content": last["content"] + mark}])
+    before, found, _ = text.rpartition(mark)
+    if not found:
+        raise refuse(where, "the chat template does not show this message's content: it cannot be continued")
+    return before
 
 
 def _call(id_: str | None, call: FunctionCall, where: str) -> dict[str, Any]:

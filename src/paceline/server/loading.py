@@ -76,6 +76,8 @@ def make_render(tokenizer: Tokenizer) -> Render:
     def render(
         messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: dict[str, Any]
     ) -> str:
-        return template.render(messages, tools=tools, options=options)
+        variables = dict(options)
+        opens = bool(variables.pop("add_generation_prompt", True))
+        return template.render(messages, tools=tools, add_generation_prompt=opens, options=variables)
 
     return render

@@ -11,7 +11,16 @@ from paceline.engine.worker import Worker
 from paceline.server.usage import reason_code
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-_PATHS = ("/", "/health", "/metrics", "/v1/models", "/v1/chat/completions", "/v1/completions")
+_PATHS = (
+    "/",
+    "/health",
+    "/metrics",
+    "/v1/models",
+    "/tokenize",
+    "/detokenize",
+    "/v1/chat/completions",
+    "/v1/completions",
+)
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 

@@ -282,6 +282,11 @@ class ChatRequest(Sampling):
     think: bool | str | None = Field(None, description="Ollama's: whether to think")
     enable_thinking: bool | None = None
     chat_template_kwargs: TemplateOptions | None = None
+    continue_final_message: bool | None = Field(
+        None,
+        description="go on with the last message; so it is by itself for one of the assistant without calls",
+    )
+    add_generation_prompt: bool | None = Field(None, description="begin the assistant's turn")
     audio: Any = Field(None, description="not supported: must be null")
     modalities: list[Literal["text"]] | None = None
     verbosity: Any = Field(None, description="accepted and ignored")

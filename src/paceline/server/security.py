@@ -20,6 +20,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.errors import UsageError
+from paceline.server.cors import Cors
 from paceline.server.errors import ApiError
 from paceline.server.settings import ServerConfig
 
@@ -103,6 +104,7 @@ class Gate:
     ) -> None:
         """`count` is told the path and the status of every answer."""
         self._app, self._config, self._keys, self._count = app, config, keys, count
+        self._cors = Cors(config.cors_origins)
         self._hosts = {"localhost", config.host.lower(), *(host.lower() for host in config.allowed_hosts)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,12 +114,17 @@ class Gate:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        send = _with_safe_headers(send, lambda status: self._count(scope["path"], status))
         headers = Headers(scope=scope)
+        more = SAFE | self._cors.headers(headers)
+        send = _with_headers(send, more, lambda status: self._count(scope["path"], status))
         try:
             self._check_seat(scope)
             self._check_size(scope)
             self._check_host(headers)
+            preflight = self._cors.preflight(scope["method"], headers)
+            if preflight is not None:
+                await preflight(scope, receive, send)
+                return
             scope.setdefault("state", {})["salt"] = self._check_key(scope, headers)
             self._check_origin(scope, headers)
             body = await self._read(headers, receive)
@@ -182,8 +189,13 @@ class Gate:
             return
         origin = headers.get("origin")
         foreign = origin is not None and origin.partition("://")[2] != headers.get("host")
-        if foreign or headers.get("sec-fetch-site") in ("cross-site", "same-site"):
-            raise ApiError(403, "requests from pages of other origins are refused", code="foreign_origin")
+        foreign = foreign or headers.get("sec-fetch-site") in ("cross-site", "same-site")
+        if foreign and not self._cors.allows(headers):
+            raise ApiError(
+                403,
+                "requests from pages of other origins are refused: start the server with --cors-origin to allow one",
+                code="foreign_origin",
+            )
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         if has_body and kind != "application/json":
@@ -244,12 +256,12 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return replayed
 
 
-def _with_safe_headers(send: Send, started: Callable[[int], None]) -> Send:
+def _with_headers(send: Send, more: dict[str, str], started: Callable[[int], None]) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
             started(message["status"])
             headers = MutableHeaders(scope=message)
-            for name, value in SAFE.items():
+            for name, value in more.items():
                 headers.setdefault(name, value)
         await send(message)
 

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from paceline.core import Constraint
+from paceline.core import Constraint, SamplingParams
 from paceline.engine.worker import NotReady, Worker
 from paceline.errors import UsageError
 from paceline.server.errors import ApiError
 from paceline.server.generation import Ask, Generation
 from paceline.server.metrics import Metrics
 from paceline.server.params import check_limits, refuse, token_id
+from paceline.server.predicted import Predicted
 from paceline.server.schema import Sampling
 from paceline.server.settings import ServerConfig
 from paceline.server.unknown import Unknown
@@ -44,7 +45,8 @@ Render = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None, dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The text side of a loaded model. `render`: (messages, tools, the template's variables) -> prompt."""
+    """The text side of a loaded model. `render`: (messages, tools, the template's variables, of which
+    `add_generation_prompt` is true if it is not there) -> prompt."""
 
     tokenizer: Tokenizer
     render: Render
@@ -122,6 +124,12 @@ class Service:
         config = self.config
         deadline = arrived + config.request_timeout
         return Ask(jobs, salt, deadline, config.stream_buffer, config.stream_interval)
+
+    def predicted(self, params: SamplingParams) -> Predicted | None:
+        """Counts what a request's prediction brings, if a drafter reads it: only the n-gram drafter does."""
+        if not isinstance(params.reference, str) or "ngram" not in (params.drafter or ""):
+            return None
+        return Predicted(self.room.tokenizer.encode(params.reference, add_bos=False))
 
     def generate(self, ask: Ask) -> Generation:
         return Generation(self.worker, ask, self.metrics)

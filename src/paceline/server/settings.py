@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import math
+import re
 import tomllib
 import types
 import typing
@@ -21,6 +22,11 @@ _MAY_BE_0 = (
 )  # fmt: skip
 
 
+_ORIGIN = re.compile(
+    r"[a-z][a-z0-9+.\-]*://(\[[0-9a-f:.]+\]|[a-z0-9_.\-]+)(:\d{1,5})?"
+)  # as browsers write them
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     host: str = "127.0.0.1"
@@ -28,6 +34,9 @@ class ServerConfig:
     api_key_file: str | None = None  # one key per line, plain or as sha256:<hex>
     without_key: bool = False  # listen on another address than loopback although there is no key
     allowed_hosts: tuple[str, ...] = ()  # names beside localhost and plain IP addresses in the Host header
+    cors_origins: tuple[
+        str, ...
+    ] = ()  # origins whose pages may ask here, e.g. http://localhost:3000; * = all
     model_name: str | None = None  # what clients call the model; None = the last part of the target's name
     served_model_names: tuple[str, ...] = ()  # further names; without model_name the first is the model's own
     strict: bool = False  # refuse unknown fields and models instead of ignoring them with a warning
@@ -64,6 +73,11 @@ class ServerConfig:
                 raise UsageError(f"{f.name}=0 would let nothing through: give a number above 0")
         if not 0 <= self.port <= 65535:
             raise UsageError(f"port={self.port} is not possible: give 0..65535")
+        for origin in self.cors_origins:
+            if origin != "*" and _ORIGIN.fullmatch(origin) is None:
+                raise UsageError(
+                    f"cors_origins: {origin!r} is no origin: write scheme, name and port, as in http://localhost:3000"
+                )
         if not is_loopback(self.host) and self.api_key_file is None and not self.without_key:
             raise UsageError(
                 f"host={self.host} can be reached from other machines: give --api-key-file, "

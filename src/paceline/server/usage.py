@@ -8,15 +8,14 @@ from typing import Any
 
 from paceline.core import Stats
 from paceline.engine.budget import DRAFTER_FAILED, PREFILL
+from paceline.server.predicted import Predicted
 
 
 def usage(
-    prompt: int, completion: int, stats: Iterable[Stats] = (), *, prediction: bool = False
+    prompt: int, completion: int, stats: Iterable[Stats] = (), *, predicted: Predicted | None = None
 ) -> dict[str, Any]:
     """The usage object; cached and prediction tokens are known once texts are finished."""
     done = list(stats)
-    accepted = sum(s.accepted for s in done) if prediction else 0
-    rejected = sum(s.drafted - s.accepted for s in done) if prediction else 0
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -26,17 +25,12 @@ def usage(
             "audio_tokens": 0,
         },
         "completion_tokens_details": {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": rejected,
+            "accepted_prediction_tokens": predicted.accepted if predicted is not None else 0,
+            "rejected_prediction_tokens": predicted.rejected if predicted is not None else 0,
             "reasoning_tokens": 0,
             "audio_tokens": 0,
         },
     }
-
-
-def uses_prediction(given: object, drafter: str | None) -> bool:
-    """Whether drafted tokens came from a request's prediction: only the n-gram drafter reads it."""
-    return given is not None and drafter is not None and "ngram" in drafter
 
 
 def reason_code(reason: str) -> str:

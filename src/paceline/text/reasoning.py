@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from paceline.text.markers import held
 
 OPEN, CLOSE = "<|channel>", "<channel|>"
+_NAME = "thought"
 
 
 @dataclass(slots=True)
@@ -35,8 +36,8 @@ class ReasoningParser:
     def finish(self) -> Parted:
         """The text has ended: what was kept back is what it looks like."""
         rest, self._rest = self._rest, ""
-        if self._state == "name":
-            return Parted()
+        if self._state == "name":  # a name that was cut off says nothing; anything else is text
+            return Parted() if _NAME.startswith(rest.strip()) else Parted(content=OPEN + rest)
         return Parted(reasoning=rest) if self._state == "think" else Parted(content=rest)
 
     def _advance(self, out: Parted) -> bool:

@@ -66,6 +66,12 @@ class StopStrings:
         return 0
 
 
+def stop_ids_of(tokenizer: Tokenizer, stops: Seq[str]) -> frozenset[int]:
+    """Special tokens that stop strings spell. Their text is never shown, so only the ids can be looked for."""
+    ids = [tokenizer.token_id(stop) for stop in stops]
+    return frozenset(i for i in ids if i is not None and i in tokenizer.special_ids)
+
+
 @dataclass(slots=True)
 class Pushed:
     """What some tokens added. On a stop, the token that completed the stop string is the last one kept."""

@@ -61,8 +61,7 @@ class ToolParser:
         if self._state == "text":
             self._say(self._rest)
         elif self._state == "head":
-            if not "call:".startswith(self._rest.strip()[:5]):  # else a call cut off before its name
-                self._say(OPEN + self._rest)
+            self._say(OPEN + self._rest)  # it never came to arguments: nobody else would see it
         elif self._state == "body":
             self._argue(self._arguments.finish())
         self._rest = ""

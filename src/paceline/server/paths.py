@@ -1,0 +1,40 @@
+"""Paths that are not there: which there are, and what the ones of other servers are called here."""
+
+from __future__ import annotations
+
+from paceline.server.errors import ApiError
+
+PATHS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize", "/health", "/version",
+    "/metrics", "/docs", "/openapi.json",
+)  # fmt: skip
+_CHAT = "use POST /v1/chat/completions"
+_OLLAMA = "this is Ollama's API and this server speaks OpenAI's: give its client the base URL of this server with /v1"
+_WRITES = "this server only writes text"
+_ELSEWHERE = {
+    "/v1/embeddings": f"embeddings are not what this server does: {_WRITES}",
+    "/embeddings": f"embeddings are not what this server does: {_WRITES}",
+    "/embedding": f"embeddings are not what this server does: {_WRITES}",
+    "/v1/rerank": f"ranking is not what this server does: {_WRITES}",
+    "/v1/score": f"ranking is not what this server does: {_WRITES}",
+    "/v1/moderations": f"moderation is not what this server does: {_WRITES}",
+    "/v1/audio": f"audio is not what this server does: {_WRITES}",
+    "/v1/images": f"images are not what this server does: {_WRITES}",
+    "/v1/responses": f"the Responses API is not supported: {_CHAT}",
+    "/v1/messages": f"Anthropic's Messages API is not supported: {_CHAT}",
+    "/v1/assistants": f"the Assistants API is not supported: {_CHAT}",
+    "/v1/threads": f"the Assistants API is not supported: {_CHAT}",
+    "/chat/completions": f"{_CHAT}: the base URL ends in /v1",
+    "/completions": "use POST /v1/completions: the base URL ends in /v1",
+    "/completion": "this is llama.cpp's API: use POST /v1/completions",
+    "/infill": "text to insert before is not supported: use POST /v1/completions",
+    "/api": _OLLAMA,
+}
+
+
+def no_such_path(path: str) -> ApiError:
+    """404 that says what to use instead. A path below a known one counts as that one."""
+    clean = "/" + "/".join(part for part in path.split("/") if part)
+    said = next((t for p, t in _ELSEWHERE.items() if clean == p or clean.startswith(p + "/")), None)
+    message = said or "there is no such path"
+    return ApiError(404, f"{message}. The paths here: {', '.join(PATHS)}", code="no_such_path")

@@ -1,0 +1,81 @@
+"""POST /tokenize and /detokenize, as vLLM and llama.cpp have them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from pydantic import Field
+
+from paceline.errors import PacelineError
+from paceline.server.chat import render_chat
+from paceline.server.foreign import settle
+from paceline.server.params import refuse
+from paceline.server.schema import ChatRequest, Ids, Message, Part, TemplateOptions, Tool
+from paceline.server.service import Service
+
+
+class TokenizeRequest(Part):
+    """A text or a conversation."""
+
+    model: str | None = Field(None, max_length=256)
+    prompt: str | None = None
+    content: str | None = Field(
+        None, description="llama.cpp's name of prompt, without begin-of-text if left open"
+    )
+    messages: list[Message] | None = Field(None, min_length=1, max_length=4096)
+    tools: list[Tool] | None = None
+    add_special_tokens: bool | None = Field(None, description="begin-of-text, if the model has one")
+    add_special: bool | None = Field(None, description="the same as add_special_tokens")
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Part):
+    model: str | None = Field(None, max_length=256)
+    tokens: Ids
+
+
+async def tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
+    """The ids that a completion or a chat would begin with. Raises ApiError."""
+    room = service.room
+    service.unknown.model(body.model, service.names)
+    given = [name for name in ("prompt", "content", "messages") if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise refuse(given[1] if given else "prompt", "give one of prompt, content and messages")
+    if body.messages is not None:
+        names = (
+            "messages",
+            "tools",
+            "add_generation_prompt",
+            "continue_final_message",
+            "chat_template_kwargs",
+        )
+        chat = ChatRequest.model_construct(**{name: getattr(body, name) for name in names})
+        settle(chat)
+        _, ids = await asyncio.to_thread(render_chat, service, room, chat)
+    else:
+        text = body.prompt if body.prompt is not None else body.content or ""
+        special = body.add_special if body.add_special_tokens is None else body.add_special_tokens
+        if special is None:
+            special = body.content is None
+        try:
+            ids = await asyncio.to_thread(room.tokenizer.encode, text, None if special else False)
+        except PacelineError as error:
+            raise refuse(given[0], str(error), code="bad_prompt") from error
+    out = {"count": len(ids), "max_model_len": room.max_len, "tokens": ids}
+    if body.return_token_strs:
+        out["token_strs"] = [room.tokenizer.token_text(token) for token in ids]
+    return out
+
+
+def detokenize(service: Service, body: DetokenizeRequest) -> dict[str, Any]:
+    """The text of ids, special tokens as they are spelled, under vLLM's name and llama.cpp's. Raises ApiError."""
+    room = service.room
+    service.unknown.model(body.model, service.names)
+    if max(body.tokens, default=0) >= room.vocab_size:
+        raise refuse("tokens", f"token {max(body.tokens)} is not in the vocabulary of {room.vocab_size}")
+    text = room.tokenizer.decode(body.tokens, skip_special=False)
+    return {"prompt": text, "content": text}
