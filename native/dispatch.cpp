@@ -4,6 +4,10 @@
 
 #include "program.h"
 
+#if defined(PACELINE_X86)
+#include <cpuid.h>
+#endif
+
 namespace paceline {
 
 namespace {
@@ -29,10 +33,17 @@ const Kernels* faster_at_pairs() {
 }
 #endif
 
+#if defined(PACELINE_X86)
+bool converts_halves() {  // by the bit: older compilers do not know its name
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & 1u << 29);
+}
+#endif
+
 const Kernels* best() {
 #if defined(PACELINE_X86)
   __builtin_cpu_init();
-  bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && converts_halves();
   if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"))
     return faster_at_pairs();

@@ -1,7 +1,7 @@
 // Compiled once per instruction set with PACELINE_ISA naming it. No C++ library header may enter here: an inline function
 // compiled for a newer instruction set could be the copy that the linker keeps for everyone.
 #include "attention_packed.h"
-#include "linear.h"
+#include "blocks.h"
 #include "measure.h"
 
 #define PL_TEXT_(x) #x
@@ -15,8 +15,8 @@ using namespace PACELINE_ISA;
 
 template <class By>
 static constexpr Kernels table() {
-  return {PL_TEXT(PACELINE_ISA), L, PANEL, has_pairs, panel_bytes, pack, prepared_bytes<By>, prepare<By>, linear<By>,
-          attention<By>, store_packed, norm, rotary, embed, add, mul, scale, gelu, gated_gelu, gated_silu, softcap, softmax,
+  return {PL_TEXT(PACELINE_ISA), L, PANEL, has_pairs, panel_bytes_any, pack_any, prepared_bytes_any<By>, prepare_any<By>, linear_any<By>,
+          attention<By>, store_packed, norm, rotary, embed_any, add, mul, scale, gelu, gated_gelu, gated_silu, softcap, softmax,
           read_all, burn, burn_flops, burn_pairs};
 }
 

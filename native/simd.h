@@ -1,4 +1,4 @@
-// The only file that knows an instruction set. Kernels are written once over GCC/Clang vector types and compiled once
+// This file and dots.h are all that knows an instruction set. Kernels are written once over GCC/Clang vector types and compiled once
 // per instruction set into its own namespace; a lane's operations have one fixed order, so a result depends on the
 // instruction set alone. Multiply-add is explicit everywhere (the build forbids contraction).
 #pragma once

@@ -11,7 +11,10 @@ import torch
 from click.testing import CliRunner
 
 from paceline.bench import kernels
+from paceline.bench.random_target import RandomWeights, random_weight
 from paceline.ops import native
+from paceline.ops.base import WeightKind
+from paceline.ops.reference import dequantize
 
 pytestmark = pytest.mark.skipif(native.why_not() is not None, reason="no native kernels here")
 
@@ -32,14 +35,22 @@ def test_a_floor_is_the_larger_of_reading_and_arithmetic_as_measured_last(
 
 def test_linears_are_held_against_floors_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "MEMORY", 1 << 16)
-    monkeypatch.setattr(kernels, "SHAPES", ((64, 32),))
+    monkeypatch.setattr(kernels, "SHAPES", ((64, 256),))
     floors = kernels.Floors()
     lines = kernels.linear_report(floors, 1)
     assert [line["weights"] for line in lines if not line["weights"].startswith("torch")] == list(
         kernels.KINDS
     )
     assert all(set(line["ms"]) == set(line["over_floor"]) >= {1, 5} for line in lines)
-    assert len(floors.reads) == 2 * 2 * (4 * 8 + 4)
+    assert len(floors.reads) == 2 * 2 * (len(kernels.KINDS) * 8 + 4)
+
+
+@pytest.mark.parametrize("kind", kernels.BLOCK_KINDS)
+def test_random_blocks_are_of_about_unit_gain(kind: WeightKind) -> None:
+    weight = random_weight(RandomWeights({}, "bfloat16"), (64, 512), kind)
+    values = dequantize(weight, None, torch.float32)
+    assert values.isfinite().all()
+    assert 0.5 < values.square().sum(-1).mean().sqrt() < 2.5
 
 
 @pytest.fixture

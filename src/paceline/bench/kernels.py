@@ -32,10 +32,12 @@ from paceline.memory import Arena
 from paceline.models.gemma4 import GemmaTarget
 from paceline.ops import native
 from paceline.ops.base import Graph, Weight, WeightKind
+from paceline.ops.blocks import BLOCKS
 from paceline.ops.native import NativeRunner, measure_peak, measure_read
 
 SHAPES = ((6144, 1536), (1536, 6144))  # [out, in]: the MLP of E2B, "1536x6144" and "6144x1536" as in -> out
-KINDS: tuple[WeightKind, ...] = ("float32", "bfloat16", "int8", "int4")
+BLOCK_KINDS: tuple[WeightKind, ...] = ("q4_0", "q4_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_xs")
+KINDS: tuple[WeightKind, ...] = ("float32", "bfloat16", "int8", "int4", *BLOCK_KINDS)
 ROWS = tuple(range(1, 9))
 CONTEXT = 64  # tokens in the cache before a forward is timed
 MEMORY = 192 << 20  # bytes that the copies of one weight fill, so that no cache holds them
@@ -96,7 +98,10 @@ def _torch_all(weights: list[Weight], x: torch.Tensor) -> None:
         F.linear(x, weight.data)
 
 
-PER_VALUE = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / 32}  # bytes of a weight
+# bytes of a weight; of blocks as in the file, though 5 and 6 bits take 8 in memory
+PER_VALUE = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / 32} | {
+    kind: BLOCKS[kind].size / BLOCKS[kind].elements for kind in BLOCK_KINDS
+}
 
 Call = tuple[int, Callable[[], object]]  # how many linears it runs, one after the other
 
@@ -190,7 +195,8 @@ def forward_report(demo: Path | None, quick: bool) -> list[dict[str, Any]]:
         for kind, options in changes.items():
             target = load_target(demo, runner=NativeRunner(), **options)
             out.append(_stairs("demo", kind, staircase(target, 16, repeats)))
-    kinds: tuple[WeightKind, ...] = ("bfloat16",) if quick else ("bfloat16", "int8", "int4")
+    kinds: tuple[WeightKind, ...] = ("bfloat16", "int8", "int4", "q4_0", "q8_0", "q4_k", "q6_k")
+    kinds = kinds[:1] if quick else kinds
     for stored in kinds:
         target = random_target(target_config("gemma-4-e2b", 16384), stored, NativeRunner())
         out.append(_stairs("E2B-shaped", stored, staircase(target, 5 if quick else 16, 1 if quick else 7)))

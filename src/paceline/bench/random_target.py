@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -13,9 +15,17 @@ from paceline.models.gemma4 import GemmaTarget, target_shapes
 from paceline.models.gemma4_assistant import GemmaAssistant, assistant_shapes, check_pair
 from paceline.models.loading import Shapes
 from paceline.ops.base import Runner, Weight, WeightKind
+from paceline.ops.blocks import BLOCKS
 from paceline.ops.quantize import GROUP
 
 _POOL = 1 << 24  # random values that all matrices are cut from
+# Where the float16 scales of a block stand, and what they are for random bits to stand for values of about unit size.
+_SCALES: Mapping[str, tuple[tuple[int, float], ...]] = {
+    "q4_0": ((0, 1 / 4.6),), "q4_1": ((0, 1 / 4.6), (2, -7.5 / 4.6)), "q5_0": ((0, 1 / 9.2),),
+    "q5_1": ((0, 1 / 9.2), (2, -15.5 / 9.2)), "q8_0": ((0, 1 / 74),), "q4_k": ((0, 1 / 290), (2, 7.5 / 290)),
+    "q5_k": ((0, 1 / 580), (2, 15.5 / 580)), "q6_k": ((208, 1 / 1370),), "iq4_nl": ((0, 1 / 66),),
+    "iq4_xs": ((0, 1 / 1220),),
+}  # fmt: skip
 
 
 class RandomWeights:
@@ -74,9 +84,23 @@ def random_weight(source: RandomWeights, shape: tuple[int, int], kind: WeightKin
     if kind == "int4":
         data = source.raw(out * width // 2).view(out, width // 2)
         return Weight(data, kind, torch.full((out, width // GROUP), width**-0.5 / 4.6))
+    if kind in BLOCKS:
+        return Weight(_random_blocks(source, shape, kind), kind)
     values = source.floats(out * width).view(out, width)
     values *= width**-0.5
     return Weight(values.to(getattr(torch, kind)), kind)
+
+
+def _random_blocks(source: RandomWeights, shape: tuple[int, int], kind: WeightKind) -> Tensor:
+    """uint8 [out, bytes of a row]: random integers under scales that are alike."""
+    layout, (out, width) = BLOCKS[kind], shape
+    data = source.raw(out * width // layout.elements * layout.size).view(-1, layout.size)
+    for at, size in _SCALES.get(kind, ()):
+        half = torch.tensor([size * width**-0.5], dtype=torch.float16)
+        data[:, at : at + 2] = half.view(torch.uint8)
+    if kind == "mxfp4":  # a power of two
+        data[:, 0] = 126 - round(math.log2(width) / 2)
+    return data.view(out, -1)
 
 
 def random_target(config: GemmaConfig, kind: WeightKind, runner: Runner) -> GemmaTarget:

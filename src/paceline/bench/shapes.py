@@ -21,6 +21,7 @@ from paceline.models.gemma4 import target_shapes
 from paceline.models.gemma4_assistant import assistant_shapes
 from paceline.models.loading import Shapes
 from paceline.ops.base import WeightKind
+from paceline.ops.blocks import BLOCKS
 from paceline.ops.quantize import GROUP, kind_for
 
 VOCABULARY = 262_144
@@ -99,6 +100,11 @@ def assistant_config(name: str) -> AssistantConfig:
 
 def stored_as(name: str, width: int, kind: WeightKind) -> WeightKind:
     """How a matrix is kept where the model is kept as `kind`."""
+    layout = BLOCKS.get(kind)
+    if layout is not None and kind_for(name, width, "int4") is None:
+        return "bfloat16"
+    if layout is not None:
+        return kind if width % layout.elements == 0 else "q8_0"
     return (kind_for(name, width, kind) or "bfloat16") if kind in ("int8", "int4") else kind
 
 

@@ -18,15 +18,22 @@ import torch
 from paceline.core import Rows
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import Layout
+from paceline.ops.blocks import BLOCKS, BlockType
 
-WeightKind = Literal["float32", "bfloat16", "float16", "int8", "int4"]
+WeightKind = Literal[
+    "float32", "bfloat16", "float16", "int8", "int4",
+    "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4",
+]  # fmt: skip
 Activation = Literal["gelu", "silu"]  # gelu: the tanh approximation
 Value = Any  # torch.Tensor when executing, a symbol when recording
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weight:
-    """A matrix [out, in]. int8: scale [out]. int4: two a byte [out, in/2], low nibble first, scale [out, in/32]."""
+    """A matrix [out, in]. int8: scale [out]. int4: two a byte [out, in/2], low nibble first, scale [out, in/32].
+
+    Kinds of `ops/blocks.py` in lower case: uint8 [out, bytes of a row], blocks as GGUF files hold them, no scale.
+    """
 
     data: torch.Tensor
     kind: WeightKind
@@ -38,7 +45,15 @@ class Weight:
 
     @property
     def in_features(self) -> int:
+        layout = self.blocks
+        if layout is not None:
+            return int(self.data.shape[1]) // layout.size * layout.elements
         return int(self.data.shape[1]) * (2 if self.kind == "int4" else 1)
+
+    @property
+    def blocks(self) -> BlockType | None:
+        """How it is stored, if in blocks."""
+        return BLOCKS.get(self.kind)
 
     @property
     def nbytes(self) -> int:

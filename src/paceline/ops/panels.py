@@ -10,8 +10,11 @@ from paceline.errors import UsageError
 from paceline.memory import Arena, Loaded, last_level_cache
 from paceline.ops.base import Weight
 
-KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
+# In the order of `Kind` in native/types.h.
+BLOCK_KINDS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4")
+KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3} | {k: 8 + i for i, k in enumerate(BLOCK_KINDS)}
 PAIRS = 4  # bfloat16 whose inputs are rounded to bfloat16 too
+EXACT = 32  # is added to a kind in blocks whose inputs are not rounded
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
 
 
@@ -20,7 +23,8 @@ def panels(
 ) -> tuple[torch.Tensor, int]:
     """(`weight` in panels of outputs, kind). With each `cluster` outputs filled up (by the last) to whole panels.
 
-    `exact`: bfloat16 stays a kind that is multiplied with float32, even where the CPU multiplies pairs of bfloat16.
+    `exact`: bfloat16 and blocks stay kinds that are multiplied with float32; else inputs are rounded to bfloat16 where
+    the CPU multiplies pairs of it, and those of blocks to 8 bits, each 32 with a scale of their own.
     Raises UsageError for a weight that native code cannot read.
     """
     weight, padding = usable(weight), -cluster % int(extension.panel())
@@ -31,6 +35,8 @@ def panels(
     shape, kind = (weight.out_features, weight.in_features), KINDS[weight.kind]
     if kind == KINDS["bfloat16"] and not exact and extension.pairs():
         kind = PAIRS
+    if exact and weight.blocks is not None:
+        kind += EXACT
     out = arena.zeros(extension.packed_bytes(kind, *shape))
     rows = weight.data.data_ptr(), 0 if scale is None else scale.data_ptr(), *shape, kind
     extension.pack(rows, out.data_ptr())
@@ -43,15 +49,15 @@ def usable(weight: Weight) -> Weight:
     """`weight` in a form that the kernels read in place; float16 becomes float32 once. Raises UsageError."""
     if weight.kind == "float16":
         weight = Weight(weight.data.float(), "float32")
-    data, scale = weight.data, weight.scale
-    if (
-        data.dim() != 2
-        or data.dtype != _DTYPES[weight.kind]
-        or data.device.type != "cpu"
-        or not data.is_contiguous()
-    ):
+    data, scale, layout = weight.data, weight.scale, weight.blocks
+    if layout is not None and data.dim() == 2 and data.shape[1] % layout.size:
         raise UsageError(
-            f"a {weight.kind} weight must be a contiguous {_DTYPES[weight.kind]} matrix on the CPU, not {data.dtype} "
+            f"rows of {data.shape[1]} bytes are no whole {weight.kind} blocks of {layout.size}: cut the matrix at blocks"
+        )
+    dtype = torch.uint8 if layout is not None else _DTYPES[weight.kind]
+    if data.dim() != 2 or data.dtype != dtype or data.device.type != "cpu" or not data.is_contiguous():
+        raise UsageError(
+            f"a {weight.kind} weight must be a contiguous {dtype} matrix on the CPU, not {data.dtype} "
             f"{tuple(data.shape)} strides {data.stride()} on {data.device}"
         )
     if weight.kind in ("int8", "int4"):

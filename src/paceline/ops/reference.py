@@ -21,6 +21,7 @@ from paceline.core import Rows
 from paceline.errors import UsageError
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import Layout
+from paceline.ops import blocks
 from paceline.ops.base import Activation, Experts, Graph, RoundStart, Rule, Stop, Weight
 
 INT4_GROUP = 32
@@ -255,6 +256,10 @@ class ReferenceOps:
 def dequantize(weight: Weight, rows: Tensor | None, dtype: torch.dtype) -> Tensor:
     """The matrix (rows None), or some of its rows, in `dtype`: [R, in]."""
     data = weight.data if rows is None else weight.data[rows]
+    layout = weight.blocks
+    if layout is not None:
+        values = blocks.dequantize(layout.name, data.cpu().numpy())
+        return torch.from_numpy(values).to(data.device, dtype)
     if weight.scale is None:
         return data.to(dtype)
     scale = (weight.scale if rows is None else weight.scale[rows]).to(dtype)

@@ -1,0 +1,391 @@
+// y = x W^T for weights in blocks, as GGUF files have them, and the doors through which all kinds pass. A panel holds the
+// values of its blocks by groups of 32 inputs: the scales of PANEL outputs, then their integers, four inputs of an output
+// beside each other. No value is changed: 5 and 6 bits, and values of a table, are widened to 8.
+//
+// Two ways to multiply. Inputs rounded to 8 bits, each 32 with a scale of their own: the products of a group are summed as
+// integers. Or EXACT: weights become the float32 that they stand for, and are summed in the order of the FLOAT32 kind. Both
+// take the groups one after the other, so the bits of y[r, o] depend on x[r] and W[o] only.
+#pragma once
+
+#include "block_formats.h"
+#include "dots.h"
+#include "linear.h"
+#include "rowops.h"
+
+namespace paceline {
+namespace PACELINE_ISA {
+
+constexpr int GROUP = 32;      // inputs
+constexpr int MOST_TILE = 32;  // rows whose sums are kept together
+
+struct Group {  // of a row's inputs
+  int8_t x[GROUP];  // -127..127
+  float scale, sum;  // sum: of the rounded inputs, times scale
+  int32_t start[2];  // what the sum of integers starts with, since weights are kept larger than they are
+};
+
+// --- how groups are scaled: `load` gives scales and minima of vector i, `put` writes those of output j ----------------
+
+struct Half {  // a float16 by 32
+  static constexpr int64_t head = 0, size = 2 * PANEL;
+  static constexpr int parts = 1;  // scales of a group
+  static constexpr bool mins = false;
+  PL_INLINE void load(const char*, const char* p, int i, V (&s)[parts], V&) { s[0] = load_halves(p + 2 * L * i); }
+  static void put(char*, char* p, int64_t j, const Block& b, int) { std::memcpy(p + 2 * j, &b.d, 2); }
+};
+
+struct HalfMin {  // two float16 by 32
+  static constexpr int64_t head = 0, size = 4 * PANEL;
+  static constexpr int parts = 1;
+  static constexpr bool mins = true;
+  PL_INLINE void load(const char*, const char* p, int i, V (&s)[parts], V& m) {
+    s[0] = load_halves(p + 2 * L * i);
+    m = load_halves(p + 2 * PANEL + 2 * L * i);
+  }
+  static void put(char*, char* p, int64_t j, const Block& b, int) {
+    std::memcpy(p + 2 * j, &b.d, 2);
+    std::memcpy(p + 2 * PANEL + 2 * j, &b.m, 2);
+  }
+};
+
+struct Single {  // a float32 by 32
+  static constexpr int64_t head = 0, size = 4 * PANEL;
+  static constexpr int parts = 1;
+  static constexpr bool mins = false;
+  PL_INLINE void load(const char*, const char* p, int i, V (&s)[parts], V&) {
+    s[0] = PACELINE_ISA::load(reinterpret_cast<const float*>(p) + L * i);
+  }
+  static void put(char*, char* p, int64_t j, const Block& b, int) { std::memcpy(p + 4 * j, b.scale, 4); }
+};
+
+struct SuperMin {  // two float16 by 256, two bytes by 32
+  static constexpr int64_t head = 4 * PANEL, size = 2 * PANEL;
+  static constexpr int parts = 1;
+  static constexpr bool mins = true;
+  PL_INLINE void load(const char* h, const char* p, int i, V (&s)[parts], V& m) {
+    s[0] = load_halves(h + 2 * L * i) * load_bytes(p + L * i);
+    m = -(load_halves(h + 2 * PANEL + 2 * L * i) * load_bytes(p + PANEL + L * i));
+  }
+  static void put(char* h, char* p, int64_t j, const Block& b, int g) {
+    std::memcpy(h + 2 * j, &b.d, 2);
+    std::memcpy(h + 2 * PANEL + 2 * j, &b.m, 2);
+    p[j] = static_cast<char>(b.s[2 * g]), p[PANEL + j] = static_cast<char>(b.l[2 * g]);
+  }
+};
+
+struct Super16 {  // a float16 by 256, a byte with a sign by 16
+  static constexpr int64_t head = 2 * PANEL, size = 2 * PANEL;
+  static constexpr int parts = 2;
+  static constexpr bool mins = false;
+  PL_INLINE void load(const char* h, const char* p, int i, V (&s)[parts], V&) {
+    const V d = load_halves(h + 2 * L * i);
+    s[0] = d * load_signed_bytes(p + L * i);
+    s[1] = d * load_signed_bytes(p + PANEL + L * i);
+  }
+  static void put(char* h, char* p, int64_t j, const Block& b, int g) {
+    std::memcpy(h + 2 * j, &b.d, 2);
+    p[j] = static_cast<char>(b.s[2 * g]), p[PANEL + j] = static_cast<char>(b.s[2 * g + 1]);
+  }
+};
+
+// --- forms: `BITS` of an integer that is kept `ZERO` larger than it is, at most `TOP` ---------------------------------
+
+template <int BITS, int TOP, int ZERO, class SCALES>
+struct Form {
+  using Scales = SCALES;
+  static constexpr int bits = BITS, top = TOP, zero = ZERO;
+  static constexpr int64_t unit = BITS * PANEL / 2;  // bytes of four inputs
+  static constexpr int64_t size = Scales::size + GROUP / 4 * unit;
+
+  // The integers of unit u, vector i; those of 4 bits share bytes: the low halves are the first vector.
+  PL_INLINE VW integers(const char* group, int u, int i) {
+    const char* p = group + Scales::size + u * unit;
+    if constexpr (BITS == 8) return load_words(p + 4 * L * i);
+    else return (i == 0 ? load_words(p) : load_words(p) >> 4) & 0x0f0f0f0fu;
+  }
+  static void put(char* group, int64_t j, int k, int q) {
+    char* p = group + Scales::size + k / 4 * unit;
+    if constexpr (BITS == 8) {
+      p[4 * j + k % 4] = static_cast<char>(q + ZERO);
+    } else {
+      char& byte = p[j % L * 4 + k % 4];
+      byte = static_cast<char>(byte | (q + ZERO) << j / L * 4);
+    }
+  }
+};
+
+// Calls f with the form of a kind.
+template <class F>
+static auto with_form(int kind, F f) {
+  switch (kind & ~EXACT) {
+    case Q4_0: return f(Form<4, 15, 8, Half>());
+    case Q4_1: return f(Form<4, 15, 0, HalfMin>());
+    case Q5_0: return f(Form<8, 31, 16, Half>());
+    case Q5_1: return f(Form<8, 31, 0, HalfMin>());
+    case Q4_K: return f(Form<4, 15, 0, SuperMin>());
+    case Q5_K: return f(Form<8, 31, 0, SuperMin>());
+    case Q6_K: return f(Form<8, 63, 32, Super16>());
+    case IQ4_XS: return f(Form<8, SIGNED, WIDE_ZERO, Super16>());
+    case MXFP4: return f(Form<8, 31, 12, Single>());
+    default: return f(Form<8, SIGNED, WIDE_ZERO, Half>());  // Q8_0, IQ4_NL
+  }
+}
+
+template <class P>
+static int64_t bytes_of_blocks(int64_t in) {
+  return in / GROUP * P::size + in / 256 * P::Scales::head;
+}
+
+// --- linear --------------------------------------------------------------------------------------------------------
+
+struct BlockCall {
+  const char* data;
+  int64_t in, panel_bytes;
+  const char* x;
+  int64_t x_stride;  // bytes
+  float* y;
+  int64_t y_stride, end;  // outputs
+  bool far;  // weights are fetched from the last-level cache ahead of use
+};
+
+PL_INLINE void store_totals(const BlockCall& c, int64_t r0, int64_t rows, int64_t panel, const V (*total)[VECTORS]) {
+  for (int64_t r = 0; r < rows; ++r)
+    for (int i = 0; i < VECTORS; ++i) {
+      const int64_t o = panel * PANEL + i * L;
+      float* y = c.y + (r0 + r) * c.y_stride + o;
+      if (o + L <= c.end) store(y, total[r][i]);
+      else if (o < c.end) std::memcpy(y, &total[r][i], 4 * (c.end - o));
+    }
+}
+
+PL_INLINE void fetch_group(const char* p, int64_t size, bool far) {
+  for (int64_t line = 0; line < size; line += 64) {
+    prefetch(p + line + AHEAD / 2);
+    if (far) prefetch_far(p + line + FAR_AHEAD);
+  }
+}
+
+// One group of one vector of outputs for a row.
+template <class P>
+PL_INLINE V add_group(V total, const Group& x, const VW* w, const V* scale, V least) {
+  constexpr int parts = P::Scales::parts, units = GROUP / 4 / parts;
+  PL_UNROLL
+  for (int part = 0; part < parts; ++part) {
+    VI start{};
+    if constexpr (P::zero != 0) start = broadcast_word(&x.start[part]);
+    const VI sum = dot<P::top, units>(w + part * units, x.x + part * 4 * units, start);
+    total = fma(__builtin_convertvector(sum, V), scale[part] * x.scale, total);
+  }
+  return P::Scales::mins ? fma(least, broadcast(x.sum), total) : total;
+}
+
+// Rows r0... of one panel: R of them, or `rows` if R is 0. Integers of a group stay in registers for all rows.
+template <class P, int R>
+static void block_tile(const BlockCall& c, int64_t r0, int64_t rows, int64_t panel) {
+  constexpr int units = GROUP / 4;
+  const int64_t n = R ? R : rows;
+  V total[R ? R : MOST_TILE][VECTORS];
+  for (int64_t r = 0; r < n; ++r) total[r][0] = total[r][1] = V{};
+  const char *p = c.data + panel * c.panel_bytes, *head = p;
+  const char* x = c.x + r0 * c.x_stride;
+  for (int64_t k = 0; k < c.in; k += GROUP, p += P::size, x += sizeof(Group)) {
+    if constexpr (P::Scales::head > 0)
+      if (k % 256 == 0) head = p, p += P::Scales::head;
+    if (r0 == 0) fetch_group(p, P::size, c.far);
+    PL_UNROLL
+    for (int i = 0; i < VECTORS; ++i) {
+      V scale[P::Scales::parts], least{};
+      P::Scales::load(head, p, i, scale, least);
+      VW w[units];
+      PL_UNROLL
+      for (int u = 0; u < units; ++u) w[u] = P::integers(p, u, i);
+      if constexpr (R > 0) {
+        PL_UNROLL
+        for (int r = 0; r < R; ++r)
+          total[r][i] = add_group<P>(total[r][i], *reinterpret_cast<const Group*>(x + r * c.x_stride), w, scale, least);
+      } else {
+        const char* row = x;
+        for (int64_t r = 0; r < n; ++r, row += c.x_stride)
+          total[r][i] = add_group<P>(total[r][i], *reinterpret_cast<const Group*>(row), w, scale, least);
+      }
+    }
+  }
+  store_totals(c, r0, n, panel, total);
+}
+
+template <class P>
+static void block_rows(const BlockCall& c, int64_t r0, int64_t rows, int64_t panel) {
+  if constexpr (DOTS) {  // few rows keep their sums in registers
+    if (rows == 1) return block_tile<P, 1>(c, r0, rows, panel);
+    if (rows == 2) return block_tile<P, 2>(c, r0, rows, panel);
+    if (rows == 3) return block_tile<P, 3>(c, r0, rows, panel);
+    if (rows == 4) return block_tile<P, 4>(c, r0, rows, panel);
+  }
+  block_tile<P, 0>(c, r0, rows, panel);
+}
+
+// Inputs from..to of a panel as float32 in the layout of the FLOAT32 kind.
+template <class P>
+static void widen(const BlockCall& c, int64_t panel, int64_t from, int64_t to, char* out) {
+  const char* start = c.data + panel * c.panel_bytes;
+  for (int64_t k = from; k < to; k += GROUP) {
+    const char* head = start + k / 256 * (P::Scales::head + 256 / GROUP * P::size);
+    const char* p = P::Scales::head > 0 ? head + P::Scales::head + k % 256 / GROUP * P::size : start + k / GROUP * P::size;
+    fetch_group(p, P::size, c.far);
+    for (int i = 0; i < VECTORS; ++i) {
+      V scale[P::Scales::parts], least{};
+      P::Scales::load(head, p, i, scale, least);
+      for (int j = 0; j < GROUP; ++j) {
+        const VW word = P::integers(p, j / 4, i);
+        const int shift = j % 4 * 8;
+        V w;
+        if constexpr (P::top == SIGNED && P::zero == 0) w = __builtin_convertvector((VI)(word << (24 - shift)) >> 24, V);
+        else w = __builtin_convertvector((VI)(word >> shift & 255u) - P::zero, V);
+        w *= scale[j / (GROUP / P::Scales::parts)];
+        if constexpr (P::Scales::mins) w += least;
+        store(reinterpret_cast<float*>(out) + (k - from + j) * PANEL + i * L, w);
+      }
+    }
+  }
+}
+
+// Adds `inputs` inputs of R rows; `total` is what came of those before.
+template <int R>
+PL_INLINE void float_rows(const char* w, const float* x, int64_t x_stride, int64_t inputs, bool first, V (*total)[VECTORS]) {
+  V acc[R][VECTORS] = {};
+  for (int64_t k = 0; k < inputs; ++k) unit<Float32, R, 1>(w + k * Float32::unit, 0, x + k, x_stride, acc);
+  PL_UNROLL
+  for (int r = 0; r < R; ++r)
+    PL_UNROLL
+    for (int i = 0; i < VECTORS; ++i) total[r][i] = first ? acc[r][i] : total[r][i] + acc[r][i];
+}
+
+template <class P>
+static void exact_rows(const BlockCall& c, int64_t r0, int64_t rows, int64_t panel) {
+  constexpr int64_t segment = Float32::segment;
+  alignas(64) char w[segment * Float32::unit];
+  V total[MOST_TILE][VECTORS];
+  for (int64_t k = 0; k < c.in; k += segment) {
+    const int64_t stop = k + segment < c.in ? k + segment : c.in, stride = c.x_stride / 4;
+    widen<P>(c, panel, k, stop, w);
+    const float* x = reinterpret_cast<const float*>(c.x + r0 * c.x_stride) + k;
+    for (int64_t r = 0; r < rows;) {
+      const bool four = r + 4 <= rows;
+      if (four) float_rows<4>(w, x + r * stride, stride, stop - k, k == 0, total + r);
+      else float_rows<1>(w, x + r * stride, stride, stop - k, k == 0, total + r);
+      r += four ? 4 : 1;
+    }
+  }
+  store_totals(c, r0, rows, panel, total);
+}
+
+template <class P>
+static void linear_of_blocks(const Panels& m, const BlockCall& c, int64_t rows, int64_t begin) {
+  const bool exact = m.kind & EXACT;
+  for (int64_t panel = begin / PANEL; panel * PANEL < c.end; ++panel)
+    for (int64_t r = 0, n; r < rows; r += n) {
+      n = rows - r < MOST_TILE ? rows - r : MOST_TILE;
+      if (exact) exact_rows<P>(c, r, n, panel);
+      else block_rows<P>(c, r, n, panel);
+    }
+}
+
+template <class By>
+static void linear_any(const Panels& m, const Prepared& x, int64_t rows, int64_t begin, int64_t end, float* y,
+                       int64_t y_stride) {
+  if (!in_blocks(m.kind)) return linear<By>(m, x, rows, begin, end, y, y_stride);
+  with_form(m.kind, [&](auto form) {
+    using P = decltype(form);
+    const bool far = weights_in_cache.load(std::memory_order_relaxed) && fetches_far.load(std::memory_order_relaxed);
+    const int64_t element = m.kind & EXACT ? 4 : 1;
+    const BlockCall c{static_cast<const char*>(m.data), m.in, bytes_of_blocks<P>(m.in), static_cast<const char*>(x.data),
+                      x.stride * element, y, y_stride, end, far};
+    linear_of_blocks<P>(m, c, rows, begin);
+  });
+}
+
+// --- packing, tables, inputs ---------------------------------------------------------------------------------------
+
+static int64_t panel_bytes_any(int kind, int64_t in) {
+  if (!in_blocks(kind)) return panel_bytes(kind, in);
+  return with_form(kind, [in](auto form) { return bytes_of_blocks<decltype(form)>(in); });
+}
+
+template <class P>
+static void pack_blocks(const Matrix& m, int64_t panel, char* out) {
+  const BlockSize size = block_size(m.kind);
+  Block b;
+  for (int64_t j = 0; j < PANEL && panel * PANEL + j < m.out; ++j) {
+    const uint8_t* from = static_cast<const uint8_t*>(m.data) + (panel * PANEL + j) * m.row_bytes();
+    char* to = out;
+    for (int64_t i = 0; i < m.in; i += size.elements, from += size.bytes) {
+      decode(m.kind & ~EXACT, from, b);
+      char* head = to;
+      to += P::Scales::head;
+      for (int g = 0; g < size.elements / GROUP; ++g, to += P::size) {
+        P::Scales::put(head, to, j, b, g);
+        for (int k = 0; k < GROUP; ++k) P::put(to, j, k, b.q[g * GROUP + k]);
+      }
+    }
+  }
+}
+
+static void pack_any(const Matrix& m, int64_t panel, char* out) {
+  if (!in_blocks(m.kind)) return pack(m, panel, out);
+  with_form(m.kind, [&](auto form) { pack_blocks<decltype(form)>(m, panel, out); });
+}
+
+static void embed_any(const Matrix& m, int64_t token, float factor, float* y) {
+  if (in_blocks(m.kind)) embed_blocks(m, token, factor, y);
+  else embed(m, token, factor, y);
+}
+
+// 32 inputs to integers. Of inputs that are no numbers, or infinite, no integer says it: the scale is no number then.
+static void round_group(const float* x, int zero, int parts, Group& out) {
+  constexpr int N = GROUP / L;
+  V top{}, size{};
+  PL_UNROLL
+  for (int i = 0; i < N; ++i) {
+    const V v = (V)((VW)load(x + i * L) & 0x7fffffffu);
+    top = vmax(top, v), size += v - v;
+  }
+  const float largest = reduce_max(top), broken = reduce(size);  // 0, or no number
+  float factor = 127.0f / largest;
+  if (!(factor <= 3.4e38f)) factor = 0.0f;  // nothing but zeros, or inputs below 4e-37
+  const V factors = broadcast(factor), magic = broadcast(12582912.0f);
+  int32_t sums[2] = {};
+  for (int i = 0; i < N; ++i) {
+    const VI n = (VI)fma(load(x + i * L), factors, magic) - (VI)magic;
+    for (int j = 0; j < L; ++j) {
+      const int8_t q = static_cast<int8_t>(broken == 0 ? n[j] : 0);
+      out.x[i * L + j] = q;
+      sums[(i * L + j) / 16] += q;
+    }
+  }
+  out.scale = (factor > 0 ? largest * (1.0f / 127.0f) : 0.0f) + broken;
+  out.sum = static_cast<float>(sums[0] + sums[1]) * out.scale;
+  if (parts == 1) out.start[0] = -zero * (sums[0] + sums[1]), out.start[1] = 0;
+  else out.start[0] = -zero * sums[0], out.start[1] = -zero * sums[1];
+}
+
+template <class By>
+static int64_t prepared_bytes_any(int kind, int64_t in) {
+  if (!in_blocks(kind)) return prepared_bytes<By>(kind, in);
+  return kind & EXACT ? 0 : in / GROUP * static_cast<int64_t>(sizeof(Group));
+}
+
+template <class By>
+static Prepared prepare_any(int kind, const float* x, int64_t stride, int64_t rows, int64_t in, void* data, float* scales) {
+  if (!in_blocks(kind)) return prepare<By>(kind, x, stride, rows, in, data, scales);
+  if (kind & EXACT) return {x, stride, nullptr};
+  Group* groups = static_cast<Group*>(data);
+  with_form(kind, [&](auto form) {
+    using P = decltype(form);
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t k = 0; k < in; k += GROUP) round_group(x + r * stride + k, P::zero, P::Scales::parts, *groups++);
+  });
+  return {data, in / GROUP * static_cast<int64_t>(sizeof(Group)), nullptr};
+}
+
+}  // namespace PACELINE_ISA
+}  // namespace paceline

@@ -1,0 +1,107 @@
+// What the kernels of block kinds need beyond simd.h: float16, bytes, and dot products of bytes in 32-bit lanes. A lane
+// holds four inputs of one output. Integers are exact: neither the order nor the instruction set changes a sum.
+#pragma once
+
+#include "simd.h"
+
+namespace paceline {
+namespace PACELINE_ISA {
+
+// Weights of `SIGNED` values take a whole byte; otherwise `top` is the largest value, which is never negative.
+constexpr int SIGNED = 255;
+#if defined(__AVX2__)
+constexpr bool DOTS = true;
+#else
+constexpr bool DOTS = false;  // no instruction for it
+#endif
+#if defined(__AVX512VNNI__) && PL_LANES == 16
+constexpr int WIDE_ZERO = 128;  // a SIGNED weight is kept this much too large: the instruction wants it without a sign
+#else
+constexpr int WIDE_ZERO = 0;
+#endif
+
+typedef uint16_t HalfMem __attribute__((vector_size(2 * L), aligned(1), may_alias));
+typedef uint8_t ByteMem __attribute__((vector_size(L), aligned(1), may_alias));
+typedef int8_t SignedByteMem __attribute__((vector_size(L), aligned(1), may_alias));
+
+PL_INLINE VI broadcast_word(const void* p) {
+  int32_t word;
+  std::memcpy(&word, p, 4);
+  return word - VI{};
+}
+
+PL_INLINE V load_halves(const char* p) {  // L float16
+#if defined(__AVX512F__)
+  return (V)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__F16C__) && PL_LANES == 8
+  return (V)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+  const VW half = __builtin_convertvector(*reinterpret_cast<const HalfMem*>(p), VW);
+  const V scaled = (V)((half & 0x7fffu) << 13) * 0x1p112f;  // exponents of float16 are 112 less
+  const VW broken = (VW)((half & 0x7c00u) == 0x7c00u) & 0x7f800000u;  // infinity, or no number
+  return (V)((VW)scaled | broken | (half & 0x8000u) << 16);
+#endif
+}
+
+PL_INLINE V load_bytes(const char* p) {  // L values 0..255
+#if defined(__AVX512F__)
+  return (V)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__) && PL_LANES == 8
+  return (V)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+  return __builtin_convertvector(*reinterpret_cast<const ByteMem*>(p), V);
+#endif
+}
+
+PL_INLINE V load_signed_bytes(const char* p) {  // L values -128..127
+#if defined(__AVX512F__)
+  return (V)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__) && PL_LANES == 8
+  return (V)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+  return __builtin_convertvector(*reinterpret_cast<const SignedByteMem*>(p), V);
+#endif
+}
+
+// start + the sum of 4 N products in each lane: weights `w`, and 4 N inputs at `x`, each -127..127.
+template <int top, int N>
+PL_INLINE VI dot(const VW* w, const int8_t* x, VI start) {
+#if defined(__AVX512VNNI__) && PL_LANES == 16
+  VI odd{};  // a second sum: each waits for the one before it
+  PL_UNROLL
+  for (int u = 0; u < N; u += 2) {
+    start = (VI)_mm512_dpbusd_epi32((__m512i)start, (__m512i)w[u], (__m512i)broadcast_word(x + 4 * u));
+    odd = (VI)_mm512_dpbusd_epi32((__m512i)odd, (__m512i)w[u + 1], (__m512i)broadcast_word(x + 4 * u + 4));
+  }
+  return start + odd;
+#elif defined(__AVX2__) && PL_LANES == 8
+  const __m256i ones = _mm256_set1_epi16(1);
+  constexpr int fit = top == SIGNED ? 1 : 32767 / (2 * top * 127) < N ? 32767 / (2 * top * 127) : N;  // sums of int16
+  static_assert(fit > 0 && N % fit == 0, "what is summed in 16 bits must fit in them");
+  PL_UNROLL
+  for (int u = 0; u < N; u += fit) {
+    __m256i sum{};
+    PL_UNROLL
+    for (int i = u; i < u + fit; ++i) {
+      const __m256i input = (__m256i)broadcast_word(x + 4 * i), weight = (__m256i)w[i];
+      __m256i two;
+      // The instruction wants one side without a sign: the weight's goes to the input, -128 becomes 128 without one.
+      if constexpr (top == SIGNED) two = _mm256_maddubs_epi16(_mm256_abs_epi8(weight), _mm256_sign_epi8(input, weight));
+      else two = _mm256_maddubs_epi16(weight, input);
+      sum = i == u ? two : _mm256_add_epi16(sum, two);
+    }
+    start += (VI)_mm256_madd_epi16(sum, ones);
+  }
+  return start;
+#else
+  for (int u = 0; u < N; ++u)
+    for (int b = 0; b < 4; ++b) {
+      const VI weight = top == SIGNED ? (VI)(w[u] << (24 - 8 * b)) >> 24 : (VI)(w[u] >> 8 * b & 255u);
+      start += weight * static_cast<int32_t>(x[4 * u + b]);
+    }
+  return start;
+#endif
+}
+
+}  // namespace PACELINE_ISA
+}  // namespace paceline
