@@ -31,6 +31,7 @@ from paceline.kv.cache import KVCache, plan_pages, stored_as
 from paceline.models.adapter import Adapter, load_adapter, unmerged
 from paceline.models.base import Target
 from paceline.models.config import ASSISTANT_TYPES, read_config
+from paceline.models.defaults import read_defaults
 from paceline.models.gemma4 import GemmaTarget
 from paceline.models.hub import Role, bundled, find_assistant, look_at, resolve
 from paceline.models.loading import Transform
@@ -95,6 +96,7 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
         "cache_bytes": cache.nbytes,
         "cache_dtype": cache.holds,
         "skipped": sorted(target.skipped),
+        "sampling": read_defaults(path).given(),
     } | known.info
     return Engine(replace(parts, drafters=drafters, default_drafter=kind, controller=controller, info=info))
 

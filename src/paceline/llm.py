@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
@@ -47,6 +48,18 @@ class LLM:
         """What was loaded and chosen, and why."""
         return self._engine.info
 
+    def params(self, **said: Any) -> SamplingParams:
+        """Sampling parameters with the model's own suggestions (generation_config.json) for what is not said.
+
+        A model that suggests nothing is greedy. Raises UsageError for unknown names and for values that cannot be.
+        """
+        unknown = sorted(set(said) - set(SamplingParams.names()))
+        if unknown:
+            near = difflib.get_close_matches(unknown[0], SamplingParams.names(), 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(SamplingParams.names())}"
+            raise UsageError(f"unknown sampling parameter {unknown[0]!r}: {hint}")
+        return SamplingParams(**(dict(self.info.get("sampling", {})) | said))
+
     def generate(
         self,
         prompts: Prompt | Seq[Prompt],
@@ -56,8 +69,9 @@ class LLM:
     ) -> list[Completion]:
         """Write all prompts to their ends, side by side; results in the order of the prompts.
 
-        With `params.n` > 1 the further texts are in `.siblings`. `on_done(i, completion)` is called as each prompt
-        is finished. A text that failed has finish_reason "error"; the others are untouched.
+        Without `params` the model's own suggestions hold, see `params`. With `params.n` > 1 the further texts are in
+        `.siblings`. `on_done(i, completion)` is called as each prompt is finished. A text that failed has
+        finish_reason "error"; the others are untouched.
         """
         listed = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(prompts)
         each = self._each(params, len(listed))
@@ -89,7 +103,7 @@ class LLM:
         """
         call = Call()
         try:
-            self._shared.add(call, self._ids(prompt), params or SamplingParams())
+            self._shared.add(call, self._ids(prompt), params or self.params())
             while call.open:
                 yield self._shared.receive(call)
         finally:
@@ -97,7 +111,7 @@ class LLM:
 
     def _each(self, params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
-            return [params or SamplingParams()] * count
+            return [params or self.params()] * count
         if len(params) != count:
             raise UsageError(
                 f"{count} prompts but {len(params)} sampling params: give one for all, or one for each"

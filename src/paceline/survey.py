@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 from paceline.errors import PacelineError
@@ -31,13 +30,13 @@ def why_not_together(target: Path, assistant: Path) -> str | None:
 
 
 def describe_sampling(folder: Path) -> tuple[dict[str, str], list[str]]:
-    """({"suggested": the sampling its makers suggest} if they do, what is wrong with it). Raises nothing of ours."""
+    """({"sampling": what its makers suggest} if they do, what is wrong with it). Raises nothing of ours."""
     try:
-        found = asdict(read_defaults(folder))
+        found = read_defaults(folder).given()
     except PacelineError as error:
         return {}, [str(error)]
-    said = ", ".join(f"{name} {value:g}" for name, value in found.items() if value is not None)
-    return ({"suggested": f"{said}, to be given with each request"} if said else {}), []
+    said = ", ".join(f"{name} {value:g}" for name, value in found.items())
+    return ({"sampling": f"{said}, where a request says nothing else"} if said else {}), []
 
 
 def describe_text(folder: Path) -> tuple[dict[str, str], list[str]]:

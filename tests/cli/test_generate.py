@@ -226,10 +226,10 @@ FIELDS = st.sampled_from([*SamplingParams.names(), "id", "prompt", "else"])
 @given(st.lists(st.binary(max_size=40) | st.dictionaries(FIELDS, VALUES, max_size=6) | VALUES, max_size=4))
 def test_whatever_a_line_holds_is_a_line_or_an_error(values: list[Any]) -> None:
     data = b"\n".join(v if isinstance(v, bytes) else json.dumps(v).encode() for v in values)
-    lines = check_lines(data, SamplingParams())
+    lines = check_lines(data, {})
     assert len(lines) == sum(bool(raw.strip()) for raw in data.removeprefix(b"\xef\xbb\xbf").split(b"\n"))
     for line in lines:
-        assert (line.params is None) == (line.error is not None)
+        assert (line.said is None) == (line.error is not None)
         assert len(line.error or "") <= LONGEST_ERROR
         json.dumps(line.record(), ensure_ascii=False).encode()
         assert f"line {line.number}: " in (line.error or f"line {line.number}: ")

@@ -156,7 +156,7 @@ ACCEPTED: list[tuple[str, Change, str]] = [
     ("no template", lambda f: no_template(f), "template     none: this model takes prompts"),
     # row 22: what the makers suggest is shown
     ("generation_config", put("generation_config.json", {"temperature": 1.0, "top_k": 64, "top_p": 0.95}),
-     "suggested    temperature 1, top_k 64, top_p 0.95, to be given with each request"),
+     "sampling     temperature 1, top_k 64, top_p 0.95, where a request says nothing else"),
     # P3: under auto an assistant that cannot be used is left out, and said
     ("half an assistant", lambda f: write(f.parent / "gemma-assistant/config.json", {"model_type": "gemma4_assistant"}),
      "ngram: the assistant beside the target cannot be used"),

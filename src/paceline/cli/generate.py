@@ -41,8 +41,8 @@ def command(places: tuple[str, ...], out: str, target: str | None, overwrite: bo
     if len(places) > 2 or (len(places) == 2 and target is not None):
         raise click.UsageError("give TARGET and IN.jsonl once each")
     source, target = places[-1], target or (places[0] if len(places) == 2 else "demo")
-    options, params = split(values)
-    lines = read_lines(Path(source), params)
+    options, said = split(values)
+    lines = read_lines(Path(source), said)
     answers = read_answers(Path(out), Path(source), overwrite)
     todo = [line for line in lines if not answers.has(line)]
     if len(todo) < len(lines):
@@ -122,9 +122,9 @@ def _answer(target: str, options: dict[str, Any], todo: list[Line], sink: _Sink)
 
 def _checked(llm: LLM, line: Line) -> list[int]:
     """The prompt's token ids. Raises UsageError if the model cannot run the line."""
-    assert line.params is not None
+    assert line.said is not None
     ids = llm.tokenizer.encode(line.prompt) if isinstance(line.prompt, str) else line.prompt
-    llm.engine.check(ids, line.params)
+    llm.engine.check(ids, llm.params(**line.said))
     return ids
 
 
@@ -145,7 +145,7 @@ def _generate(llm: LLM, todo: list[tuple[Line, list[int]]], sink: _Sink) -> int:
             failed += completion.error is not None
             progress.update(task, advance=1, description=f"{tokens} tokens")
 
-        params = [line.params for line, _ in todo if line.params is not None]
+        params = [llm.params(**line.said) for line, _ in todo if line.said is not None]
         llm.generate([ids for _, ids in todo], params, on_done=write)
     return failed
 

@@ -28,12 +28,14 @@ LONGEST_ERROR = 500  # characters: an error quotes what it is about
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of the input. Without `params` it cannot be used: `error` says why."""
+    """One line of the input. Without `said` it cannot be used: `error` says why."""
 
     number: int  # from 1
     id: str | int
     prompt: str | list[int] = ""
-    params: SamplingParams | None = None
+    said: Record | None = (
+        None  # sampling parameters of the line and of the command; the rest is the model's own
+    )
     error: str | None = None
 
     def refused(self, error: object) -> Line:
@@ -44,26 +46,26 @@ class Line:
         return {"id": self.id, "error": self.error, "line": self.number}
 
 
-def read_lines(path: Path, params: SamplingParams) -> list[Line]:
-    """All lines that are not blank, each with its own parameters over `params`. Raises UsageError without any."""
+def read_lines(path: Path, said: Record) -> list[Line]:
+    """All lines that are not blank, each with its own parameters over `said`. Raises UsageError without any."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read {path} ({error.strerror}): give an existing JSONL file") from error
-    lines = check_lines(data, params)
+    lines = check_lines(data, said)
     if not lines:
         raise UsageError(f'{path} has no prompts: write lines like {{"prompt": "def parse("}}')
     return lines
 
 
-def check_lines(data: bytes, params: SamplingParams) -> list[Line]:
+def check_lines(data: bytes, said: Record) -> list[Line]:
     """The lines of a JSONL text in UTF-8. Whatever is wrong with a line is in its `error`; nothing is raised."""
     lines: list[Line] = []
     seen: set[str] = set()
     for number, raw in enumerate(data.removeprefix(BOM).split(b"\n"), 1):
         if not raw.strip():
             continue
-        line = _line(number, raw, params)
+        line = _line(number, raw, said)
         if str(line.id) in seen:
             line = line.refused(f"line {number}: the id {line.id!r} was used before: ids must be unique")
         seen.add(str(line.id))
@@ -71,7 +73,7 @@ def check_lines(data: bytes, params: SamplingParams) -> list[Line]:
     return lines
 
 
-def _line(number: int, raw: bytes, base: SamplingParams) -> Line:
+def _line(number: int, raw: bytes, base: Record) -> Line:
     line = Line(number, number)
     try:
         record = _parse(raw)
@@ -121,7 +123,8 @@ def _prompt(record: Record) -> str | list[int]:
     raise UsageError('give an object with "prompt", a text or a list of token ids')
 
 
-def _params(record: Record, base: SamplingParams) -> SamplingParams:
+def _params(record: Record, base: Record) -> Record:
+    """What the line and the command say of sampling, checked. Raises UsageError."""
     names = set(SamplingParams.names()) - {"constraint"}
     unknown = sorted(set(record) - names - {"id", "prompt"})
     if unknown:
@@ -129,7 +132,8 @@ def _params(record: Record, base: SamplingParams) -> SamplingParams:
     own = {name: value for name, value in record.items() if name in names}
     if "logit_bias" in own:
         own["logit_bias"] = _bias(own["logit_bias"])
-    return SamplingParams(**({name: getattr(base, name) for name in names} | own))
+    SamplingParams(**(base | own))
+    return base | own
 
 
 def _bias(value: object) -> Mapping[int, Any]:

@@ -88,17 +88,17 @@ ENGINE = [
 ]  # fmt: skip
 
 SAMPLING = [
-    click.option("-n", "--max-tokens", type=int, default=128, show_default=True, help="Tokens to write at most."),
-    click.option("-t", "--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
-    click.option("--top-k", type=int, default=0, help="Sample from the K most likely tokens."),
-    click.option("--top-p", type=float, default=1.0, help="Sample from the most likely tokens of mass P."),
-    click.option("--min-p", type=float, default=0.0, help="Drop tokens below P times the most likely one."),
-    click.option("--repetition-penalty", type=float, default=1.0, help="Above 1: avoid what prompt and answer hold."),
-    click.option("--presence-penalty", type=float, default=0.0, help="Avoid what the answer holds."),
-    click.option("--frequency-penalty", type=float, default=0.0, help="Avoid what the answer holds often."),
+    click.option("-n", "--max-tokens", type=int, help="Tokens to write at most.  [default: 128; a chat: what fits]"),
+    click.option("-t", "--temperature", type=float, help="0 is greedy.  [default: the model's own, else 0]"),
+    click.option("--top-k", type=int, help="Sample from the K most likely tokens; 0: off.  [default: the model's own]"),
+    click.option("--top-p", type=float, help="Sample from the most likely tokens of mass P.  [default: the model's own]"),
+    click.option("--min-p", type=float, help="Drop tokens below P times the most likely one."),
+    click.option("--repetition-penalty", type=float, help="Above 1: avoid what prompt and answer hold."),
+    click.option("--presence-penalty", type=float, help="Avoid what the answer holds."),
+    click.option("--frequency-penalty", type=float, help="Avoid what the answer holds often."),
     click.option("--seed", type=int, help="Same seed, same text. Default: a fresh one, shown with --stats."),
     click.option("--stop", multiple=True, help="End the text before this string; may be given several times."),
-    click.option("--ignore-eos", is_flag=True, help="Write on after the model's end token."),
+    click.option("--ignore-eos", is_flag=True, default=None, help="Write on after the model's end token."),
 ]  # fmt: skip
 
 SAMPLING_NAMES = {
@@ -118,10 +118,14 @@ def apply(options: list[Callable[[F], F]]) -> Callable[[F], F]:
     return decorate
 
 
-def split(values: dict[str, Any]) -> tuple[dict[str, Any], SamplingParams]:
-    """(engine options, sampling parameters) of a command's keyword arguments."""
-    params = SamplingParams(**{k: v for k, v in values.items() if k in SAMPLING_NAMES})
-    return {k: v for k, v in values.items() if k not in SAMPLING_NAMES}, params
+def split(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(engine options, what is said of sampling) of a command's keyword arguments. Raises UsageError for bad values.
+
+    What is not said is the model's own: see `LLM.params`.
+    """
+    said = {k: v for k, v in values.items() if k in SAMPLING_NAMES and v is not None and v != ()}
+    SamplingParams(**said)  # bad values are refused before a model is loaded
+    return {k: v for k, v in values.items() if k not in SAMPLING_NAMES}, said
 
 
 def one_target(argument: str | None, option: str | None) -> str:

@@ -11,7 +11,7 @@ from paceline.cli.options import ENGINE, SAMPLING, apply, read_text, split
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
-    from paceline.core import Delta, SamplingParams, Stats
+    from paceline.core import Delta, Stats
     from paceline.llm import LLM
 
 
@@ -46,7 +46,7 @@ def command(
     paceline run ./gemma-4-E2B-it --chat "Why is the sky blue?" -t 0.8
     git diff | paceline run --drafter ngram
     """
-    options, params = split(values)
+    options, said = split(values)
     target, prompt = _target_and_prompt(words, target)
     if prompt is not None and file is not None:
         raise click.UsageError("give either PROMPT or --file, not both")
@@ -60,7 +60,7 @@ def command(
 
     llm = LLM(target, say=lambda line: click.echo(line, err=True), **options)
     if prompt is not None:
-        _write(llm, _wrap(llm, prompt, chat), params, (stats, show_drafts, True))
+        _write(llm, _wrap(llm, prompt, chat), said, (stats, show_drafts, True))
         return
     click.echo("Type a prompt and press Enter; an empty line or Ctrl-D ends the session.", err=True)
     while True:
@@ -70,7 +70,7 @@ def command(
             return
         if not line.strip():
             return
-        _write(llm, _wrap(llm, line, chat), params, (stats, show_drafts, False))
+        _write(llm, _wrap(llm, line, chat), said, (stats, show_drafts, False))
 
 
 def _target_and_prompt(words: tuple[str, ...], target: str | None) -> tuple[str, str | None]:
@@ -91,13 +91,16 @@ def _wrap(llm: LLM, prompt: str, chat: bool) -> str | list[int]:
     return llm.tokenizer.encode(template.render([{"role": "user", "content": prompt}]), add_bos=False)
 
 
-def _write(llm: LLM, prompt: str | list[int], params: SamplingParams, show: tuple[bool, bool, bool]) -> None:
-    """Stream one text to standard output; Ctrl-C ends it cleanly."""
+def _write(llm: LLM, prompt: str | list[int], said: dict[str, Any], show: tuple[bool, bool, bool]) -> None:
+    """Stream one text to standard output; Ctrl-C ends it cleanly. A chat (token ids) may be as long as the context."""
     stats, drafts, echo = show
+    ids = llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    room = max(llm.engine.max_len - len(ids), 1)
+    params = llm.params(**(({} if isinstance(prompt, str) else {"max_tokens": room}) | said))
     if echo and isinstance(prompt, str):
         click.echo(click.style(prompt, dim=True) if drafts else prompt, nl=False)
     last: Delta | None = None
-    stream = llm.stream(prompt, params)
+    stream = llm.stream(ids, params)
     try:
         for delta in stream:
             last = delta
@@ -110,8 +113,17 @@ def _write(llm: LLM, prompt: str | list[int], params: SamplingParams, show: tupl
         from paceline.errors import RequestFailed
 
         raise RequestFailed(last.error)
+    if last is not None and last.finish_reason == "length":
+        click.echo(_why(llm, params.max_tokens, room), err=True)
     if stats and last is not None and last.stats is not None:
         _report(last.stats)
+
+
+def _why(llm: LLM, asked: int, room: int) -> str:
+    """A text that breaks off looks like a fault unless the reason is said."""
+    if asked >= room:
+        return f"stopped: the context of {llm.engine.max_len} tokens is full (--max-model-len)"
+    return f"stopped at max_tokens={asked} (-n gives more)"
 
 
 def _coloured(llm: LLM, delta: Delta) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,15 @@ class ModelDefaults:
     top_k: int | None = None
     top_p: float | None = None
 
+    def given(self) -> dict[str, float | int]:
+        """What is suggested, by the name of its sampling parameter."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
 
 def read_defaults(folder: Path) -> ModelDefaults:
     """What the folder suggests. Raises ConfigError for values that cannot be used, LoadError for a damaged file."""
+    if folder.is_file():  # GGUF: it says nothing of sampling
+        return ModelDefaults()
     raw = read_json(folder / "generation_config.json") or {}
     temperature = _number(raw, "temperature", 0, 100)
     if raw.get("do_sample") is False:
