@@ -67,6 +67,7 @@ def served(
     keys: tuple[str, ...] = (),
     grammars: Any = None,
     load: Callable[[Service], StepEngine] | None = None,
+    write: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Iterator[Served]:
     engine = engine or FakeEngine(make_tokenizer())
@@ -79,7 +80,7 @@ def served(
     )
     listening = bind(config)
     port = listening.getsockname()[1]
-    how = settings(build_app(service, Keys(keys)), config)
+    how = settings(build_app(service, Keys(keys), write), config)
     how.timeout_graceful_shutdown = 2
     server = PatientServer(how, worker, config.drain_timeout)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)

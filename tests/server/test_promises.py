@@ -178,12 +178,13 @@ def test_more_texts_than_can_ever_run_are_a_bad_request() -> None:
 
 def test_only_the_drafter_that_reads_a_prediction_counts_it() -> None:
     with served() as s:
+        ask: dict[str, Any] = {"prompt": "x", "max_tokens": 40, "seed": 4}
+        text = s.post("/v1/completions", **ask).json()["choices"][0]["text"]
         for drafter, counted in ((None, True), ("ngram", True), ("mtp", False)):
             body: dict[str, Any] = {"speculation": {"drafter": drafter}} if drafter else {}
             answer = s.post(
-                "/v1/completions", prompt="x", max_tokens=40, seed=4,
-                prediction={"type": "content", "content": "self x"}, **body,
-            ).json()  # fmt: skip
+                "/v1/completions", **ask, prediction={"type": "content", "content": text}, **body
+            ).json()
             details, report = answer["usage"]["completion_tokens_details"], answer["speculation"]
             assert details["accepted_prediction_tokens"] == (report["accepted"] if counted else 0)
             rejected = report["drafted"] - report["accepted"] if counted else 0

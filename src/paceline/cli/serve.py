@@ -71,6 +71,9 @@ _ENGINE_FLAGS = (
     help="Keeps what start-up measured; none: nothing.  [default: the user's cache]",
 )
 @click.option("--remeasure", is_flag=True, default=None, help="Measure again at start-up.")
+@click.option(
+    "--request-log/--no-request-log", default=None, help="One line to stderr for each request.  [default: on]"
+)
 @click.option("--max-texts", type=int, help="Texts waiting or running; more get status 429.")
 @click.option(
     "--stream-interval", type=float, help="Seconds: faster tokens are sent together.  [default: 0.02]"

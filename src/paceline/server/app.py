@@ -21,6 +21,7 @@ from paceline.server.chat import prepare_chat
 from paceline.server.completions import prepare_completion
 from paceline.server.errors import ApiError, as_api_error
 from paceline.server.paths import no_such_path
+from paceline.server.request_log import Write
 from paceline.server.schema import ChatRequest, CompletionRequest
 from paceline.server.security import Gate, Keys
 from paceline.server.service import Service
@@ -41,7 +42,8 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def build_app(service: Service, keys: Keys) -> FastAPI:
+def build_app(service: Service, keys: Keys, write: Write | None = None) -> FastAPI:
+    """`write` takes the lines of the request log, if one is kept."""
     app = FastAPI(title="paceline", version="1", docs_url=None, redoc_url=None, responses=_ERRORS)
     app.state.service = service
     app.openapi = lambda: _schema(app, service, keys.wanted)  # type: ignore[method-assign]
@@ -51,7 +53,7 @@ def build_app(service: Service, keys: Keys) -> FastAPI:
     _add_token_routes(app, service)
     for file in (files("paceline.server") / "page").iterdir():
         _add_page(app, PAGES.get(file.name, f"/{file.name}"), file)
-    app.add_middleware(Gate, config=service.config, keys=keys, count=service.metrics.answered)
+    app.add_middleware(Gate, config=service.config, keys=keys, count=service.metrics.answered, write=write)
     return app
 
 
@@ -102,6 +104,7 @@ def _add_generation_routes(app: FastAPI, service: Service) -> None:
     async def chat(body: ChatRequest, request: Request) -> Response:
         """An answer to a conversation, streamed as server-sent events with `stream: true`."""
         ready = await prepare_chat(service, body, request.state.salt)
+        service.tell(ready, request.state.told)
         if body.stream:
             return EventStream(ready.stream())
         return JSONResponse(await until_disconnect(request.receive, ready.answer()))
@@ -110,6 +113,7 @@ def _add_generation_routes(app: FastAPI, service: Service) -> None:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """What follows a prompt, streamed as server-sent events with `stream: true`."""
         ready = await prepare_completion(service, body, request.state.salt)
+        service.tell(ready, request.state.told)
         if body.stream:
             return EventStream(ready.stream())
         return JSONResponse(await until_disconnect(request.receive, ready.answer()))

@@ -171,7 +171,7 @@ class Completion:
             return
         self.scores = [[prompt[0]] for prompt in self._prompts]
         jobs, owners = scoring_jobs(self._prompts, self.body.logprobs, self.room)
-        ask = replace(self.ask, jobs=jobs, predicted=None)
+        ask = replace(self.ask, jobs=jobs, predicted=None, told=None)
         async with self.service.generate(ask) as generation:
             async for job, delta in generation.deltas():
                 self.scores[owners[job]] += delta.logprobs

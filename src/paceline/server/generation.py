@@ -15,6 +15,7 @@ from paceline.engine.worker import Job, Sink, Worker
 from paceline.errors import RequestFailed
 from paceline.server.metrics import Metrics
 from paceline.server.predicted import Predicted
+from paceline.server.request_log import Told
 from paceline.server.usage import failure_of_drafter
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ class Ask:
     buffer: int  # deltas that may wait for a slow reader
     interval: float  # seconds from one batch to the next; an end does not wait for it
     predicted: Predicted | None = None  # counts what the prediction has brought
+    told: Told | None = None  # for the request log
 
 
 @dataclass(slots=True)
@@ -118,6 +120,8 @@ class Generation:
 
     def _close(self) -> None:
         if self._left:
+            if self.ask.told is not None:
+                self.ask.told.finish[self._outcome] = None
             for request_id in self._ids:
                 self._worker.cancel(request_id)
         self._metrics.request_ended(self._outcome)
@@ -152,6 +156,8 @@ class Generation:
                     break
                 assert isinstance(item, Delta)
                 batch.append((prompt, item))
+                if self.ask.told is not None:
+                    self.ask.told.delta(item)
                 if self.ask.predicted is not None:
                     self.ask.predicted.push((prompt, item.index), item)
             self._observe(batch, begin, last)

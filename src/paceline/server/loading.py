@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from paceline.assembly import build_engine
@@ -52,10 +51,11 @@ def load(config: EngineConfig, service: Service, say: Say) -> ServedEngine:
     assert tokenizer is not None, "an assembled engine has a tokenizer"
     vocab_size = engine.state.target.vocab_size
     end_ids = tuple(dict.fromkeys([*tokenizer.eos_ids, *engine.state.target.eos_token_ids]))
-    source = (Path(str(engine.info["target"])) / "tokenizer.json").read_text(encoding="utf-8")
     ids = {mark: tokenizer.token_id(mark) for mark in MARKS}
     marks = {mark: i for mark, i in ids.items() if i is not None}
-    grammars = Grammars(Vocabulary(source, vocab_size, end_ids), marks, service.config.grammar_timeout)
+    grammars = Grammars(
+        Vocabulary(tokenizer.to_json(), vocab_size, end_ids), marks, service.config.grammar_timeout
+    )
     names = tuple(engine.drafter_names)
     service.loaded = Room(tokenizer, make_render(tokenizer), grammars, engine.max_len, vocab_size, names)
     return ServedEngine(engine)

@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import ipaddress
 import re
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -22,9 +23,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from paceline.errors import UsageError
 from paceline.server.cors import Cors
 from paceline.server.errors import ApiError
+from paceline.server.request_log import QUIET, Told, Write, line
 from paceline.server.settings import ServerConfig
 
 OPEN_PATHS = ("/health",)
+GONE = 499  # status of a client that left before it had an answer
 NO_SEAT = "no seat"  # key of scope["state"]: this connection is one too many
 _READ_ON = 4  # times the limit: a client that is still sending would not see why it is refused
 _CLOSE = {"Connection": "close"}
@@ -100,10 +103,15 @@ class Gate:
     """ASGI middleware. A passed request has its whole body in memory and scope["state"]["salt"] set."""
 
     def __init__(
-        self, app: ASGIApp, config: ServerConfig, keys: Keys, count: Callable[[str, int], None]
+        self,
+        app: ASGIApp,
+        config: ServerConfig,
+        keys: Keys,
+        count: Callable[[str, int], None],
+        write: Write | None = None,
     ) -> None:
-        """`count` is told the path and the status of every answer."""
-        self._app, self._config, self._keys, self._count = app, config, keys, count
+        """`count` is told the path and the status of every answer, `write` a line for each request."""
+        self._app, self._config, self._keys, self._count, self._write = app, config, keys, count, write
         self._cors = Cors(config.cors_origins)
         self._hosts = {"localhost", config.host.lower(), *(host.lower() for host in config.allowed_hosts)}
 
@@ -114,9 +122,24 @@ class Gate:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
+        told, begin, last = Told(), time.monotonic(), [0]
+        scope.setdefault("state", {})["told"] = told
+
+        def started(status: int) -> None:
+            last[0] = status
+            self._count(scope["path"], status)
+
+        try:
+            await self._pass(scope, receive, send, started)
+        finally:
+            if self._write is not None and scope["method"] not in QUIET:
+                status = last[0] or GONE
+                self._write(line(scope["method"], scope["path"], status, time.monotonic() - begin, told))
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send, started: Callable[[int], None]) -> None:
         headers = Headers(scope=scope)
         more = SAFE | self._cors.headers(headers)
-        send = _with_headers(send, more, lambda status: self._count(scope["path"], status))
+        send = _with_headers(send, more, started)
         try:
             self._check_seat(scope)
             self._check_size(scope)

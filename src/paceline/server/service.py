@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from paceline.core import Constraint, SamplingParams
@@ -17,6 +17,7 @@ from paceline.server.generation import Ask, Generation
 from paceline.server.metrics import Metrics
 from paceline.server.params import check_limits, refuse, token_id
 from paceline.server.predicted import Predicted
+from paceline.server.request_log import Told
 from paceline.server.schema import Sampling
 from paceline.server.settings import ServerConfig
 from paceline.server.unknown import Unknown
@@ -38,6 +39,13 @@ class Grammars(Protocol):
     def compile_strict(self, tools: dict[str, dict[str, Any]]) -> Callable[[], Constraint]: ...
 
     def close(self) -> None: ...
+
+
+class Asked(Protocol):
+    """A request of one of the endpoints, ready to run."""
+
+    id: str
+    ask: Ask
 
 
 Render = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None, dict[str, Any]], str]
@@ -124,6 +132,12 @@ class Service:
         config = self.config
         deadline = arrived + config.request_timeout
         return Ask(jobs, salt, deadline, config.stream_buffer, config.stream_interval)
+
+    def tell(self, ready: Asked, told: Told) -> None:
+        """Let the request log know of a request that is ready to run."""
+        told.id, told.model = ready.id, self.model
+        told.prompt = sum(len(prompt) for prompt, _ in ready.ask.jobs)
+        ready.ask = replace(ready.ask, told=told)
 
     def predicted(self, params: SamplingParams) -> Predicted | None:
         """Counts what a request's prediction brings, if a drafter reads it: only the n-gram drafter does."""

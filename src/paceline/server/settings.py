@@ -40,6 +40,7 @@ class ServerConfig:
     model_name: str | None = None  # what clients call the model; None = the last part of the target's name
     served_model_names: tuple[str, ...] = ()  # further names; without model_name the first is the model's own
     strict: bool = False  # refuse unknown fields and models instead of ignoring them with a warning
+    request_log: bool = True  # one line to standard error for each request that asks for something
     max_texts: int = 128  # texts waiting or running; more get 429
     max_connections: int = 512
     request_timeout: float = 600.0  # seconds from arrival to the last token

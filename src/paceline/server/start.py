@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -46,11 +47,15 @@ def start(
     worker = Worker(load, max_texts=config.max_texts)
     service = Service(name, config, worker, Metrics(worker))
     try:
-        run(build_app(service, keys), worker, config, listening)
+        run(build_app(service, keys, _to_stderr if config.request_log else None), worker, config, listening)
     finally:
         listening.close()
         if service.loaded is not None:
             service.loaded.grammars.close()
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

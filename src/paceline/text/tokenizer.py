@@ -98,18 +98,32 @@ class Tokenizer:
         return found
 
     def _piece(self, token: int, skip_special: bool) -> bytes:
-        if token in self._added:
-            return b"" if skip_special and token in self.special_ids else self._added[token].encode()
-        text = self._backend.id_to_token(token) if token >= 0 else None
+        if skip_special and token in self.special_ids:
+            return b""
+        text = self._added.get(token) or (self._backend.id_to_token(token) if token >= 0 else None)
         if text is None:
             return b""
         if self._decoder == "byte_level":
             alphabet = self._alphabet
+            if token in self._added and not alphabet.keys() >= set(text):
+                return text.encode()
             return b"".join(alphabet.get(c) or c.encode() for c in text)
         lone = _BYTE.fullmatch(text)
         if lone:
             return bytes([int(lone[1], 16)])
         return text.replace("▁", " ").encode()
+
+    def to_json(self) -> str:
+        """tokenizer.json for readers that take added tokens as text: lone bytes among them are the model's own here."""
+        text: str = self._backend.to_str()
+        lone = {i: content for i, content in self._added.items() if _BYTE.fullmatch(content)}
+        if not lone or self._decoder == "byte_level":
+            return text
+        raw = json.loads(text)
+        raw["added_tokens"] = [token for token in raw["added_tokens"] if token["id"] not in lone]
+        if isinstance(raw["model"]["vocab"], dict):
+            raw["model"]["vocab"] |= {content: i for i, content in lone.items()}
+        return json.dumps(raw, ensure_ascii=False)
 
     def token_id(self, token: str) -> int | None:
         """The id of a token by its entry, e.g. "<|turn>"; None if there is none."""
