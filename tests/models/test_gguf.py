@@ -20,6 +20,9 @@ from paceline.models.config import GemmaConfig, parse_target, read_config
 from paceline.models.gemma4 import target_shapes
 from paceline.models.hub import bundled, resolve
 from paceline.models.loading import TOWERS, Tensors, Weights, canonical
+from paceline.ops import native
+from paceline.ops.base import Weight
+from paceline.ops.quantize import quantizer
 from paceline.weights.gguf.source import GgufCheckpoint
 
 FULL = "full_attention"
@@ -87,6 +90,61 @@ def test_the_text_is_that_of_the_folder(tmp_path: Path) -> None:
     from_file = paceline.LLM(str(file), **options).generate(ids, params)[0]
     assert len(from_file.token_ids) > 4
     assert from_file.token_ids == from_folder.token_ids
+
+
+Q = gguf.GGMLQuantizationType
+
+
+def in_blocks(name: str, data: np.ndarray) -> gguf.GGMLQuantizationType:
+    """The mix of a Q4_1 file: its table is Q8_0."""
+    if data.ndim != 2 or data.shape[-1] % 32:
+        return Q.F32
+    return Q.Q8_0 if "embd" in name else Q.Q5_0 if "attn_v" in name else Q.Q4_1
+
+
+def test_a_file_in_blocks_writes_the_text_of_the_values_they_stand_for(tmp_path: Path) -> None:
+    file = written(bundled("target"), tmp_path / "demo.gguf", in_blocks)
+    options: dict[str, Any] = {"drafter": "ngram", "max_model_len": 256}
+    ids = [2, 700, 701, 702, 1200]
+    params = paceline.SamplingParams(max_tokens=24, temperature=0, logprobs=2)
+    found = {}
+    for activations in ("auto", "float32"):
+        for dtype in ("auto", "float32"):  # float32: the weights are widened when they are loaded
+            llm = paceline.LLM(str(file), activations=activations, dtype=dtype, **options)
+            (found[activations, dtype],) = llm.generate(ids, params)
+            table = llm.engine.state.target.embedding
+            assert table.kind == ("q8_0" if dtype == "auto" and native.available() else "float32")
+    exact = found["float32", "auto"]
+    for widened in (found["auto", "float32"], found["float32", "float32"]):
+        assert exact.token_ids == widened.token_ids
+        assert [p.raw for p in exact.logprobs or ()] == [p.raw for p in widened.logprobs or ()]
+    rounded = found["auto", "auto"]
+    assert len(rounded.token_ids) > 4
+    (first, wanted) = (c.logprobs[0].raw for c in (rounded, exact) if c.logprobs)
+    assert abs(first - wanted) < 0.1
+    if native.available():
+        assert first != wanted
+
+
+def test_blocks_stay_unless_something_is_done_to_them(tmp_path: Path) -> None:
+    file = written(bundled("target"), tmp_path / "m.gguf", in_blocks)
+    config = parse_target(read_config(file))
+    shared = [i for i, layer in enumerate(config.layers) if layer.shared]
+    name, raw = "layers.0.mlp.up_proj", GgufCheckpoint(file).model.raw("blk.0.ffn_up.weight")
+    cpu = torch.device("cpu")
+
+    def load(**options: Any) -> Weight:
+        tensors = Tensors(file, target_shapes(config), shared, config.tied)
+        weight: Weight = Weights(tensors, cpu, **options).matrix(name)
+        assert f"{name}.weight" not in tensors.entries
+        return weight
+
+    kept = load(blocks=True)
+    assert kept.kind == "q4_1"
+    assert np.array_equal(kept.data.numpy(), raw)
+    assert load(blocks=True, dtype=torch.bfloat16).kind == "bfloat16"
+    assert load(blocks=True, transform=quantizer("int8")).kind == "int8"
+    assert load().kind == "float32"
 
 
 def test_blocks_are_loaded_as_the_values_they_stand_for(tmp_path: Path) -> None:

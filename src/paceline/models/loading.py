@@ -23,6 +23,7 @@ from paceline.models.foreign import PICKLES, incomplete
 from paceline.models.prequantized import kind_of
 from paceline.models.safetensors_file import Entry, broken, read_header
 from paceline.ops.base import Weight, WeightKind
+from paceline.ops.blocks import BLOCKS as BLOCK_KINDS
 from paceline.weights.gguf.blocks import DEQUANTIZERS
 from paceline.weights.gguf.reader import is_gguf
 from paceline.weights.gguf.source import GgufCheckpoint
@@ -217,15 +218,26 @@ class Tensors:
         from safetensors import SafetensorError, safe_open
 
         if is_gguf(entry.file):
-            if entry.file not in self._files:
-                self._files[entry.file] = GgufCheckpoint(entry.file)
-            return self._files[entry.file].tensor(entry.name)  # type: ignore[no-any-return]
+            return self._gguf(entry.file).tensor(entry.name)
         try:
             if entry.file not in self._files:
                 self._files[entry.file] = safe_open(entry.file, framework="pt", device="cpu")
             return self._files[entry.file].get_tensor(entry.name)  # type: ignore[no-any-return]
         except (OSError, SafetensorError) as error:
             raise broken(entry.file, str(error)) from error
+
+    def take_blocks(self, name: str) -> tuple[Tensor, WeightKind] | None:
+        """(blocks as the file holds them, uint8 [..., out, bytes of a row], their kind); None if it has other values."""
+        entry = self.entries[name]
+        kind: Any = entry.dtype.lower()
+        if not is_gguf(entry.file) or kind not in BLOCK_KINDS:
+            return None
+        return torch.from_numpy(self._gguf(entry.file).blocks(self.entries.pop(name).name)), kind
+
+    def _gguf(self, path: Path) -> GgufCheckpoint:
+        if path not in self._files:
+            self._files[path] = GgufCheckpoint(path)
+        return self._files[path]  # type: ignore[no-any-return]
 
     def finish(self) -> None:
         assert not self.entries, f"never used: {_some(list(self.entries))}"
@@ -249,17 +261,26 @@ class Weights:
         device: torch.device,
         dtype: torch.dtype | None = None,
         transform: Transform | None = None,
+        blocks: bool = False,
     ) -> None:
-        """`dtype` None keeps matrices as stored. `transform(name, weight)` may quantize or repack each."""
+        """`dtype` None keeps matrices as stored. `transform(name, weight)` may quantize or repack each.
+
+        `blocks`: those of a GGUF file stay as they are if nothing is done to them, else they are float32.
+        """
         self.device, self.folder, self.skipped = device, tensors.folder, tensors.skipped
         self._tensors, self._dtype, self._transform = tensors, dtype, transform
+        self._blocks = blocks and dtype is None and transform is None and device.type == "cpu"
 
     def matrix(self, name: str) -> Weight:
+        if self._blocks and (kept := self._tensors.take_blocks(f"{name}.weight")):
+            return Weight(*kept)
         scale = self._tensors.take_scale(f"{name}.weight")
         return self._weight(name, self._tensors.take(f"{name}.weight"), scale)
 
     def stack(self, name: str) -> tuple[Weight, ...]:
         """[E, out, in] as E matrices, named `name.0` and so on."""
+        if self._blocks and (kept := self._tensors.take_blocks(name)):
+            return tuple(Weight(part, kept[1]) for part in kept[0])
         scale, parts = self._tensors.take_scale(name), self._tensors.take(name)
         scales = [None] * len(parts) if scale is None else list(scale)
         return tuple(

@@ -35,8 +35,9 @@ def load_target(
     shared = [i for i, layer in enumerate(config.layers) if layer.shared]
     tensors = Tensors(folder, target_shapes(config), shared, config.tied)
     active, stored = choose_dtypes(dtype, device)
-    weights = Weights(tensors, device, stored, transform)
-    target = GemmaTarget(config, weights, runner or EagerRunner(active), active)
+    runner = runner or EagerRunner(active)
+    weights = Weights(tensors, device, stored, transform, runner.reads_blocks)
+    target = GemmaTarget(config, weights, runner, active)
     tensors.finish()
     return target
 
@@ -59,8 +60,9 @@ def load_assistant(
     tensors = Tensors(folder, assistant_shapes(config), range(len(config.text.layers)), config.text.tied)
     on_cpu = target.device.type == "cpu"
     _, stored = choose_dtypes(dtype if on_cpu else dtype or target.dtype, target.device)
-    weights = Weights(tensors, target.device, stored, transform)
-    assistant = GemmaAssistant(config, weights, target, runner or target.runner)
+    runner = runner or target.runner
+    weights = Weights(tensors, target.device, stored, transform, runner.reads_blocks)
+    assistant = GemmaAssistant(config, weights, target, runner)
     tensors.finish()
     return assistant
 

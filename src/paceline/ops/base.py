@@ -200,6 +200,12 @@ class RoundStart:
 class Runner(Protocol):
     """Runs a graph over rows. `graph` must be one stable object per model, so that a recording can be kept for it."""
 
+    @property
+    def reads_blocks(self) -> bool:
+        """Whether weights in blocks are best handed over as they are, not as float32: it does not widen them anew each
+        time."""
+        ...
+
     def prepare(self, graphs: Seq[Graph]) -> None:
         """Do now what first runs would do, and let go of weights in the form they were loaded in.
 

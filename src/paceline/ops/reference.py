@@ -40,6 +40,8 @@ class _Reach:
 class EagerRunner:
     """Runs a graph by calling it. `dtype` is that of activations."""
 
+    reads_blocks = False  # it can, but would widen them at each call
+
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         self.dtype = dtype
 
