@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import httpx2 as httpx
@@ -151,6 +152,21 @@ def test_defaults_are_those_of_the_api(s: Served) -> None:
     assert s.engine.last_params.seed is not None
     s.post("/v1/chat/completions", messages=USER, stop=["\n", " ", "e", "i", "(", "1"])
     assert s.engine.last_params.max_tokens > 400
+
+
+def test_the_model_s_own_sampling_holds_where_a_request_says_nothing() -> None:
+    with served() as s:
+        assert s.service.loaded is not None
+        s.service.loaded = replace(
+            s.service.loaded, sampling={"temperature": 0.7, "top_k": 64, "top_p": 0.95}
+        )
+        for path, asked in (("completions", {"prompt": "x"}), ("chat/completions", {"messages": USER})):
+            s.post(f"/v1/{path}", max_tokens=2, **asked)
+            params = s.engine.last_params
+            assert (params.temperature, params.top_k, params.top_p) == (0.7, 64, 0.95)
+            s.post(f"/v1/{path}", max_tokens=2, temperature=0, top_k=-1, **asked)
+            params = s.engine.last_params
+            assert (params.temperature, params.top_k, params.top_p) == (0, 0, 0.95)
 
 
 def test_no_tokens_at_all_and_a_cap_on_output(s: Served) -> None:

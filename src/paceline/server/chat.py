@@ -177,7 +177,7 @@ async def prepare_chat(service: Service, body: ChatRequest, key: str) -> Chat:
         and "ngram" in room.drafters
     ):
         extra["drafter"] = "ngram"
-    params = sampling_params(body, space, extra)
+    params = sampling_params(body, space, extra, room.sampling)
     ask = replace(
         service.ask([(prompt, params)], salt_of(key, body), arrived), predicted=service.predicted(params)
     )

@@ -198,7 +198,7 @@ async def prepare_completion(service: Service, body: CompletionRequest, key: str
         and "ngram" in room.drafters
     ):
         extra["drafter"] = "ngram"
-    params = sampling_params(body, space, extra)
+    params = sampling_params(body, space, extra, room.sampling)
     ask = service.ask([(prompt, params) for prompt in prompts], salt_of(key, body), arrived)
     ask = replace(ask, predicted=service.predicted(params))
     return Completion(service, room, body, ask, params, texts, warnings)

@@ -57,7 +57,15 @@ def load(config: EngineConfig, service: Service, say: Say) -> ServedEngine:
         Vocabulary(tokenizer.to_json(), vocab_size, end_ids), marks, service.config.grammar_timeout
     )
     names = tuple(engine.drafter_names)
-    service.loaded = Room(tokenizer, make_render(tokenizer), grammars, engine.max_len, vocab_size, names)
+    service.loaded = Room(
+        tokenizer,
+        make_render(tokenizer),
+        grammars,
+        engine.max_len,
+        vocab_size,
+        names,
+        engine.info["sampling"],
+    )
     return ServedEngine(engine)
 
 

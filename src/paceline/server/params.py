@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from paceline.core import SamplingParams
@@ -79,8 +80,12 @@ def _logprobs(body: Sampling) -> int | None:
     return body.logprobs if isinstance(body, CompletionRequest) else None
 
 
-def sampling_params(body: Sampling, room: int, extra: dict[str, Any]) -> SamplingParams:
-    """`room`: tokens that may follow the prompt; `extra`: fields that the caller has worked out itself."""
+def sampling_params(
+    body: Sampling, room: int, extra: dict[str, Any], defaults: Mapping[str, Any]
+) -> SamplingParams:
+    """`room`: tokens that may follow the prompt; `extra`: fields that the caller has worked out itself; `defaults`: what
+    the model's makers suggest. A temperature that nobody names is 1, as OpenAI documents it.
+    """
     default = room if isinstance(body, ChatRequest) else 16
     wanted = body.max_tokens
     if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
@@ -89,13 +94,14 @@ def sampling_params(body: Sampling, room: int, extra: dict[str, Any]) -> Samplin
         wanted = default
     max_tokens = max(1, room if wanted == -1 else min(wanted, room))
     given: dict[str, Any] = {
-        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "temperature": body.temperature,
         "top_p": body.top_p, "top_k": None if body.top_k is None else max(0, body.top_k), "min_p": body.min_p,
         "repetition_penalty": body.repetition_penalty, "presence_penalty": body.presence_penalty,
         "frequency_penalty": body.frequency_penalty, "n": body.n, "ignore_eos": body.ignore_eos,
         "min_tokens": None if body.min_tokens is None else min(body.min_tokens, max_tokens),
     }  # fmt: skip
     given |= _speculation(body)
+    standard = {"temperature": 1.0, **defaults}
     try:
         return SamplingParams(
             max_tokens=max_tokens,
@@ -103,7 +109,7 @@ def sampling_params(body: Sampling, room: int, extra: dict[str, Any]) -> Samplin
             stop=tuple(stop_strings(body)),
             seed=secrets.randbits(63) if body.seed is None else body.seed,
             logprobs=_logprobs(body),
-            **{key: value for key, value in (given | extra).items() if value is not None},
+            **(standard | {key: value for key, value in (given | extra).items() if value is not None}),
         )
     except UsageError as error:
         raise as_field_error(error) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -62,6 +62,7 @@ class Room:
     max_len: int
     vocab_size: int
     drafters: tuple[str, ...]
+    sampling: Mapping[str, float] = field(default_factory=dict)  # what the model's makers suggest
 
 
 @dataclass(slots=True)
