@@ -32,11 +32,11 @@ from paceline.models.adapter import Adapter, load_adapter, unmerged
 from paceline.models.base import Target
 from paceline.models.config import ASSISTANT_TYPES, read_config
 from paceline.models.defaults import read_defaults
-from paceline.models.gemma4 import GemmaTarget
 from paceline.models.hub import Role, bundled, find_assistant, look_at, resolve
 from paceline.models.loading import Transform
 from paceline.models.outline import as_named
 from paceline.models.registry import load_assistant, load_target
+from paceline.models.target import GraphTarget
 from paceline.ops.base import Runner
 from paceline.ops.reference import EagerRunner
 from paceline.survey import check_models, why_not_together
@@ -155,7 +155,7 @@ def _load_drafters(
     ngram: Drafter,
     config: EngineConfig,
     choice: tuple[str, Path | None],
-    target: GemmaTarget,
+    target: GraphTarget,
     cache: KVCache,
 ) -> dict[str, Drafter]:
     """The chosen kind's network, if it has one, and the n-gram drafter, which costs nothing to have."""
@@ -293,7 +293,7 @@ def choose_drafter(
     return ("mtp+ngram" if assistant else "model+ngram"), folder, "as asked"
 
 
-def _draft_model(source: Path, config: EngineConfig, target: GemmaTarget) -> ModelDrafter:
+def _draft_model(source: Path, config: EngineConfig, target: GraphTarget) -> ModelDrafter:
     model = load_target(
         source,
         dtype=_DTYPES.get(config.dtype),

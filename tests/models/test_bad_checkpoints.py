@@ -61,7 +61,7 @@ def assert_refused(folder: Path, kind: type[Exception], words: str) -> None:
     ("changes", "words"),
     [
         ({"model_type": "gemma4_txt"}, "did you mean 'gemma4_text'"),
-        ({"model_type": "llama"}, "unknown as a target: paceline runs gemma4_text"),
+        ({"model_type": "falcon"}, "unknown as a target: paceline runs gemma4_text"),
         ({"model_type": ...}, "no model_type"),
         ({"model_type": "gemma4"}, "no text_config"),
         ({"hidden_size": ...}, "lacks hidden_size"),

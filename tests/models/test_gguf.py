@@ -19,7 +19,7 @@ from paceline.errors import UsageError, WeightsError
 from paceline.models.config import GemmaConfig, parse_target, read_config
 from paceline.models.gemma4 import target_shapes
 from paceline.models.hub import bundled, resolve
-from paceline.models.loading import TOWERS, Tensors, Weights, canonical
+from paceline.models.loading import SKIPPED, Tensors, Weights, canonical
 from paceline.ops import native
 from paceline.ops.base import Weight
 from paceline.ops.quantize import quantizer
@@ -33,7 +33,7 @@ def tensors_of(folder: Path, config: GemmaConfig) -> dict[str, np.ndarray]:
     out = {}
     for file in sorted(folder.glob("*.safetensors")):
         for name, value in load_file(file).items():
-            if not TOWERS.match(canonical(name)) and not (config.tied and name.startswith("lm_head")):
+            if not SKIPPED.match(canonical(name)) and not (config.tied and name.startswith("lm_head")):
                 out[gguf_name(canonical(name), gemma=True)] = value.float().numpy()
     full = next(layer for layer in config.layers if layer.kind == FULL)
     factors = np.full(full.head_dim // 2, 1e30, np.float32)

@@ -29,7 +29,7 @@ from paceline.bench.shapes import target_config
 from paceline.core import Rows
 from paceline.kv.cache import KVCache
 from paceline.memory import Arena
-from paceline.models.gemma4 import GemmaTarget
+from paceline.models.target import GraphTarget
 from paceline.ops import native
 from paceline.ops.base import Graph, Weight, WeightKind
 from paceline.ops.blocks import BLOCKS
@@ -153,7 +153,7 @@ def linear_report(floors: Floors, repeats: int) -> list[dict[str, Any]]:
     return lines
 
 
-def staircase(target: GemmaTarget, most: int, repeats: int) -> dict[int, float]:
+def staircase(target: GraphTarget, most: int, repeats: int) -> dict[int, float]:
     """Median seconds of forward and logits for 1..most rows of one text, measured alternately."""
     pages = dict.fromkeys(target.layout.kinds, (CONTEXT + most) // 16 + 2)
     cache = KVCache(
@@ -217,7 +217,7 @@ def share_report(tokens: int) -> dict[str, Any]:
 
     llm = LLM("demo", drafter="none")
     target = llm.engine.state.target
-    assert isinstance(target, GemmaTarget)
+    assert isinstance(target, GraphTarget)
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     begin = tokens // 2  # steps and kernels are measured in the second half of the same text: attention grows
     runner = target.runner

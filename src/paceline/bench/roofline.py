@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paceline.models.gemma4 import GemmaTarget
+from paceline.models.target import GraphTarget
+from paceline.ops.recording import Code, RecordingOps
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +34,18 @@ class Roofline:
         return asdict(self) | {"tokens_per_second": self.tokens_per_second}
 
 
-def weight_bytes(target: GemmaTarget) -> int:
+def weight_bytes(target: GraphTarget) -> int:
     """Of its weights, as they are held here, what is read for every token: of experts those that a token is given to, of
     tables in which it is looked up nothing.
     """
-    read = [target.head, *([target.ple.projection] if target.ple else [])]
-    experts = 0.0
-    for layer in target.layers:
-        a = layer.attention
-        read += [w for w in (a.q, a.k, a.v, a.o, layer.gate, layer.up, layer.down) if w is not None]
-        if layer.ple is not None:
-            read += [layer.ple.gate, layer.ple.projection]
-        if layer.moe is not None:
-            own = layer.moe.experts
-            read.append(own.router)
-            experts += sum([w.nbytes for w in (*own.gate_up, *own.down)]) * own.top_k / len(own.down)
-    return sum([weight.nbytes for weight in read]) + round(experts)
+    total = 0.0
+    for graph in (target.hidden_graph, target.logits_graph):
+        graph(ops := RecordingOps())
+        for node in ops.nodes:
+            if node.code is Code.EMBED:
+                continue
+            of_each = sum([weight.nbytes for weight in node.weights])
+            active = node.integers[0] if node.code is Code.EXPERTS else 1
+            assert isinstance(active, int)
+            total += of_each * active / (len(node.weights) if node.code is Code.EXPERTS else 1)
+    return round(total)

@@ -15,7 +15,7 @@ from paceline.models.config import (
     AssistantConfig,
     GemmaConfig,
     parse_assistant,
-    parse_target,
+    parse_gemma,
 )
 from paceline.models.gemma4 import target_shapes
 from paceline.models.gemma4_assistant import assistant_shapes
@@ -78,7 +78,7 @@ def target_config(name: str, vocab_size: int | None = None) -> GemmaConfig:
     shorter = (
         {} if vocab_size is None else {"vocab_size": vocab_size, "vocab_size_per_layer_input": vocab_size}
     )
-    return parse_target(_fields(name) | shorter)
+    return parse_gemma(_fields(name) | shorter)
 
 
 def assistant_config(name: str) -> AssistantConfig:

@@ -279,10 +279,10 @@ def _facts(engine: Engine, runs: list[Run]) -> dict[str, Any]:
 
     from paceline.bench.meters import peak_memory, read_bandwidth
     from paceline.bench.roofline import Roofline, weight_bytes
-    from paceline.models.gemma4 import GemmaTarget
+    from paceline.models.target import GraphTarget
 
     state = engine.state
-    assert isinstance(state.target, GemmaTarget), "what an assembled engine loads"
+    assert isinstance(state.target, GraphTarget), "what an assembled engine loads"
     roof = Roofline(read_bandwidth(), weight_bytes(state.target))
     plain = [r.speed for r in runs if r.setting.drafter == "none" and r.cell.batch == 1]
     facts: dict[str, Any] = {

@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.errors import ConfigError, LoadError, PairError, WeightsError
 from paceline.files import read_json
 from paceline.models.config import parse_target, read_config
-from paceline.models.gemma4 import target_shapes
+from paceline.models.families import spec_of
 from paceline.models.loading import Shapes, canonical, may_skip
 from paceline.models.safetensors_file import read_header
 from paceline.ops.base import Weight
@@ -80,7 +80,7 @@ def load_adapter(folder: Path, target: Path) -> Adapter:
         raise ConfigError(f"{folder} has no {CONFIG}: give the folder of a LoRA adapter in PEFT's layout")
     _check_kind(raw, folder)
     config = parse_target(read_config(target))
-    shapes, shared = target_shapes(config), {i for i, layer in enumerate(config.layers) if layer.shared}
+    shapes, shared = spec_of(config.model_type).shapes(config), set(config.shared_layers)
     found: dict[str, dict[str, Tensor]] = {}
     whole: dict[str, Tensor] = {}
     skipped: list[str] = []

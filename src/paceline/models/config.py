@@ -16,14 +16,14 @@ from typing import Any
 
 from paceline.errors import ConfigError, LoadError
 from paceline.files import read_json
+from paceline.models.families import FAMILIES, ModelConfig, layers_line, spec_of
 from paceline.models.fields import Fields, shown
-from paceline.models.foreign import explain_folder, foreign_config
+from paceline.models.foreign import explain_folder, foreign_config, foreign_drafter
 from paceline.weights.gguf.metadata import read_config as read_gguf_config
 from paceline.weights.gguf.reader import Gguf, is_gguf
 
 TEXT_TYPES = ("gemma4_text", "gemma4_unified_text")
 MULTIMODAL_TYPES = ("gemma4", "gemma4_unified")
-TARGET_TYPES = TEXT_TYPES + MULTIMODAL_TYPES
 ASSISTANT_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -77,6 +77,17 @@ class GemmaConfig:
     def window_of(self, kind: str) -> int | None:
         return self.window if kind == SLIDING else None
 
+    @property
+    def shared_layers(self) -> frozenset[int]:
+        return frozenset(i for i, layer in enumerate(self.layers) if layer.shared)
+
+    def describe(self) -> str:
+        shared = len(self.shared_layers)
+        extras = [f"{shared} share K/V"] if 0 < shared < len(self.layers) else []
+        extras += [f"{self.moe.experts} experts, {self.moe.top_k} active"] if self.moe else []
+        extras += [f"per-layer inputs of {self.ple_size}"] if self.ple_size else []
+        return layers_line([layer.kind for layer in self.layers], extras)
+
 
 @dataclass(frozen=True, slots=True)
 class AssistantConfig:
@@ -108,9 +119,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     return raw
 
 
-def parse_target(raw: Mapping[str, Any]) -> GemmaConfig:
-    """The target described by a config.json. Raises ConfigError."""
-    kind = _model_type(raw, TARGET_TYPES, "target")
+def parse_target(raw: Mapping[str, Any]) -> ModelConfig:
+    """The target described by a config.json, of whichever family. Raises ConfigError."""
+    return spec_of(_model_type(raw, tuple(FAMILIES), "target")).parse(raw)
+
+
+def parse_gemma(raw: Mapping[str, Any]) -> GemmaConfig:
+    """A target of the Gemma 4 family. Raises ConfigError."""
+    kind = _model_type(raw, TEXT_TYPES + MULTIMODAL_TYPES, "target")
     if kind in TEXT_TYPES:
         return _parse_text(Fields(raw, kind), raw, kind)
     text = raw.get("text_config")
@@ -153,11 +169,13 @@ def parse_assistant(raw: Mapping[str, Any]) -> AssistantConfig:
 
 def _model_type(raw: Mapping[str, Any], known: tuple[str, ...], role: str) -> str:
     kind = raw.get("model_type")
-    if kind in known:
+    if (
+        kind in known and foreign_drafter(raw) is None
+    ):  # drafters of other engines bear the type of their layers
         return str(kind)
     if kind in ASSISTANT_TYPES:
         raise ConfigError(f"model_type {kind!r} is an MTP drafter, not a target: give it as the drafter")
-    if kind in TARGET_TYPES:
+    if kind in FAMILIES and known == ASSISTANT_TYPES and foreign_drafter(raw) is None:
         raise ConfigError(
             f"model_type {kind!r} is a target, not an MTP drafter: give a *_assistant checkpoint"
         )
@@ -213,7 +231,7 @@ def _parse_text(fields: Fields, top: Mapping[str, Any], model_type: str) -> Gemm
         eps=fields.number("rms_norm_eps", 1e-6),
         softcap=None if softcap is None else fields.number("final_logit_softcapping", 0.0),
         max_len=fields.size("max_position_embeddings", 262_144 if unified else 131_072),
-        eos_token_ids=_token_ids(eos, vocab, fields.where),
+        eos_token_ids=token_ids(eos, vocab, fields.where),
         tied=bool(tied),
         ple_size=ple,
         ple_vocab=ple_vocab,
@@ -371,7 +389,7 @@ def _check_legacy_rope(fields: Fields, used: Mapping[str, Mapping[str, Any]] | N
             )
 
 
-def _token_ids(value: object, vocab: int, where: str) -> tuple[int, ...]:
+def token_ids(value: object, vocab: int, where: str) -> tuple[int, ...]:
     ids = value if isinstance(value, list) else [value]
     if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < vocab for i in ids):
         raise ConfigError(f"{where}: eos_token_id={shown(value)} is not a token of a vocabulary of {vocab}")

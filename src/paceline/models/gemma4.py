@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.core import Rows
-from paceline.kv.cache import KVCache, StoreType
 from paceline.models.blocks import Layer, decoder_layer, layer_shapes, layout_of, read_layers
-from paceline.models.config import GemmaConfig
+from paceline.models.config import GemmaConfig, parse_gemma
+from paceline.models.families import ModelSpec
 from paceline.models.loading import Shapes, Weights
+from paceline.models.target import GraphTarget
 from paceline.ops.base import Ops, Runner, Value, Weight
 
 
@@ -44,24 +44,16 @@ def target_shapes(config: GemmaConfig) -> Shapes:
     return shapes
 
 
-class GemmaTarget:
-    """A loaded target; implements `Target`. `dtype` is that of activations, `kv_dtype` of its cache."""
+class GemmaTarget(GraphTarget):
+    """A loaded Gemma 4."""
 
     def __init__(self, config: GemmaConfig, weights: Weights, runner: Runner, dtype: torch.dtype) -> None:
-        self.config, self.runner, self.dtype, self.device = config, runner, dtype, weights.device
-        self.path, self.skipped = weights.folder, weights.skipped
-        self.layout = layout_of(config)
-        self.vocab_size, self.hidden_size = config.vocab_size, config.hidden_size
-        self.max_len, self.eos_token_ids = config.max_len, config.eos_token_ids
-        self.embedding = weights.matrix("embed_tokens")
+        super().__init__(config, weights, runner, dtype)
+        self.config = config
         self.embedding_scale = config.hidden_size**0.5
-        self.head = self.embedding if config.tied else weights.matrix("lm_head")
-        self.norm = weights.norm("norm")
-        self.layers: tuple[Layer, ...] = read_layers(weights, config, self.layout)
-        rounded = all(
-            layer.attention.o.kind == "bfloat16" for layer in self.layers
-        )  # what attention gives is
-        self.kv_dtype: StoreType = "packed" if rounded and runner.packs(self.layout) else dtype
+        layout = layout_of(config)
+        self.layers: tuple[Layer, ...] = read_layers(weights, config, layout)
+        self._set_layout(layout, [layer.attention.o for layer in self.layers])
         self.ple: PleInputs | None = None
         if config.ple_size:
             self.ple = PleInputs(
@@ -69,23 +61,6 @@ class GemmaTarget:
                 weights.matrix("per_layer_model_projection"),
                 weights.norm("per_layer_projection_norm"),
             )
-        # Bound methods are made anew at each access; a runner keeps its recording under one object.
-        self.hidden_graph = self._hidden
-        self.logits_graph = self._logits
-        self._bare: dict[int, Rows] = {}  # rows for `logits`, by their number
-
-    def forward(self, rows: Rows, cache: KVCache) -> Tensor:
-        """Write the rows' K/V into `cache`; hidden states after the final norm, [N, hidden_size]."""
-        (hidden,) = self.runner.run(self.hidden_graph, rows, cache, {})
-        return hidden
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[M, hidden_size] -> [M, vocab_size], float32, soft-capped."""
-        count = hidden.shape[0]
-        if count not in self._bare:
-            self._bare[count] = bare_rows(hidden)
-        (logits,) = self.runner.run(self.logits_graph, self._bare[count], None, {"hidden": hidden})
-        return logits.float() if logits.dtype != torch.float64 else logits
 
     def _hidden(self, ops: Ops) -> tuple[Value]:
         tokens = ops.tokens()
@@ -111,9 +86,4 @@ class GemmaTarget:
         return (logits if self.config.softcap is None else ops.softcap(logits, self.config.softcap),)
 
 
-def bare_rows(values: Tensor) -> Rows:
-    """Rows for a graph that reads neither tokens nor cache: one per row of `values`."""
-    count = values.shape[0]
-    ids = torch.zeros(count, dtype=torch.int64, device=values.device)
-    small = ids.to(torch.int32)
-    return Rows(ids, small, small, [0, count])
+SPEC = ModelSpec(parse_gemma, target_shapes, layout_of, GemmaTarget)

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import LoadError
+from paceline.errors import LoadError, PairError
 from paceline.kv.layout import Layout
-from paceline.models.blocks import layout_of
 from paceline.models.config import ASSISTANT_TYPES, GemmaConfig, parse_assistant, parse_target, read_config
-from paceline.models.gemma4 import target_shapes
+from paceline.models.families import ModelConfig, spec_of
 from paceline.models.gemma4_assistant import assistant_shapes, check_pair
 from paceline.models.loading import Tensors, read_entries
 from paceline.models.safetensors_file import Entry
@@ -25,6 +24,7 @@ PARTS = (
     ("masked_embedding", "output head"),
     (".experts.", "experts"),
     (".self_attn.", "attention"),
+    (".mlp.gate.", "experts"),
     (".mlp.", "dense MLP"),
 )
 
@@ -94,11 +94,11 @@ def _describe_target(
     folder: Path, raw: dict[str, Any], itemsize: int, runner: Runner | None
 ) -> dict[str, Any]:
     config = parse_target(raw)
-    shared = [i for i, layer in enumerate(config.layers) if layer.shared]
-    tensors = Tensors(folder, target_shapes(config), shared, config.tied)
-    layout = layout_of(config)
+    spec = spec_of(config.model_type)
+    tensors = Tensors(folder, spec.shapes(config), config.shared_layers, config.tied)
+    layout = spec.layout(config)
     outputs = {entry.dtype for name, entry in tensors.entries.items() if ".self_attn.o_proj." in name}
-    if runner is not None and runner.packs(layout) and outputs == {"BF16"}:  # as GemmaTarget.kv_dtype
+    if runner is not None and runner.packs(layout) and outputs == {"BF16"}:  # as GraphTarget.kv_dtype
         itemsize = 2
     return _config_facts(config) | _sizes(tensors.entries, tensors.skipped) | _cache_facts(layout, itemsize)
 
@@ -106,10 +106,21 @@ def _describe_target(
 def _describe_drafter(folder: Path, raw: dict[str, Any], target: Path | str | None) -> dict[str, Any]:
     config = parse_assistant(raw)
     if target is not None:
-        check_pair(config, parse_target(read_config(Path(target))), (str(folder), str(target)))
+        check_pair(config, _gemma(Path(target), folder), (str(folder), str(target)))
     shared = range(len(config.text.layers))
     tensors = Tensors(folder, assistant_shapes(config), shared, config.text.tied)
     return _config_facts(config.text) | _sizes(tensors.entries, tensors.skipped)
+
+
+def _gemma(target: Path, drafter: Path) -> GemmaConfig:
+    """The config of a drafter's target. PairError where it is of another family."""
+    config = parse_target(read_config(target))
+    if not isinstance(config, GemmaConfig):
+        raise PairError(
+            f"{drafter} is an MTP drafter for Gemma 4, but {target} is a {config.model_type}: use the drafter ngram, "
+            "or a smaller model with the same tokenizer"
+        )
+    return config
 
 
 def _cache_facts(layout: Layout, itemsize: int) -> dict[str, Any]:
@@ -119,15 +130,8 @@ def _cache_facts(layout: Layout, itemsize: int) -> dict[str, Any]:
     }
 
 
-def _config_facts(config: GemmaConfig) -> dict[str, Any]:
-    kinds = Counter(layer.kind.removesuffix("_attention") for layer in config.layers)
-    shared = sum(layer.shared for layer in config.layers)
-    extras = [f"{shared} share K/V"] if 0 < shared < len(config.layers) else []
-    extras += [f"{config.moe.experts} experts, {config.moe.top_k} active"] if config.moe else []
-    extras += [f"per-layer inputs of {config.ple_size}"] if config.ple_size else []
-    counts = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items(), reverse=True))
-    layers = f"{len(config.layers)} ({'; '.join([counts, *extras])})"
-    return {"layers": layers, "vocab_size": config.vocab_size, "max_len": config.max_len}
+def _config_facts(config: ModelConfig) -> dict[str, Any]:
+    return {"layers": config.describe(), "vocab_size": config.vocab_size, "max_len": config.max_len}
 
 
 def _sizes(entries: dict[str, Entry], skipped: dict[str, Entry]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from torch import Tensor
 from paceline.errors import LoadError, WeightsError
 from paceline.files import read_json
 from paceline.models.card import unquantized
+from paceline.models.experts import fuse
 from paceline.models.foreign import PICKLES, incomplete
 from paceline.models.prequantized import kind_of
 from paceline.models.safetensors_file import Entry, broken, read_header
@@ -32,8 +33,10 @@ Shapes = dict[str, tuple[int, ...]]
 Transform = Callable[[str, Weight], Weight]
 
 PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
-TOWERS = re.compile(
+# towers of other modalities, and the rotary frequencies that old versions of transformers stored
+SKIPPED = re.compile(
     r"(vision_tower|audio_tower|embed_vision|embed_audio|vision_embedder|multi_modal_projector)\."
+    r"|layers\.\d+\.self_attn\.rotary_emb\.inv_freq$"
 )
 SHARED_KV = re.compile(r"layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.weight$")
 FLOATS = ("F32", "BF16", "F16")
@@ -145,6 +148,8 @@ class Tensors:
             for name, entry in list(entries.items())
             if entry.dtype in QUANTIZED and name + SCALE in entries
         }
+        for some in (entries, self.scales):
+            fuse(some, expected)
         self.skipped = {n: e for n, e in entries.items() if n not in expected and may_skip(n, shared)}
         self.entries = {n: e for n, e in entries.items() if n not in self.skipped}
         self._files: dict[Path, Any] = {}
@@ -217,6 +222,8 @@ class Tensors:
     def _read(self, entry: Entry) -> Tensor:
         from safetensors import SafetensorError, safe_open
 
+        if entry.parts:
+            return torch.cat([self._read(part) for part in entry.parts]).view(entry.shape)
         if is_gguf(entry.file):
             return self._gguf(entry.file).tensor(entry.name)
         try:
@@ -245,7 +252,7 @@ class Tensors:
 
 def may_skip(name: str, shared_layers: set[int]) -> bool:
     shared = SHARED_KV.fullmatch(name)
-    return TOWERS.match(name) is not None or (shared is not None and int(shared[1]) in shared_layers)
+    return SKIPPED.match(name) is not None or (shared is not None and int(shared[1]) in shared_layers)
 
 
 def _some(names: list[str]) -> str:

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from paceline.errors import CapacityError, LoadError, UsageError
 from paceline.kv.cache import KVCache
-from paceline.models.gemma4 import GemmaTarget
 from paceline.models.hub import ASSISTANT_KEY, find_assistant
 from paceline.models.loading import SCALE, canonical, find_files, may_skip
+from paceline.models.target import GraphTarget
 from paceline.ops.base import Weight
 from paceline.ops.quantize import QuantKind, kind_for, quantize
 
@@ -121,7 +121,7 @@ class Loss:
     quantized_bits_per_byte: float
 
 
-def measure_loss(target: GemmaTarget, quantized: GemmaTarget, tokens: list[int], text_bytes: int) -> Loss:
+def measure_loss(target: GraphTarget, quantized: GraphTarget, tokens: list[int], text_bytes: int) -> Loss:
     """Score `tokens` (the text of `text_bytes` bytes) with both. Raises UsageError for fewer than two tokens."""
     if len(tokens) < 2:
         raise UsageError("the text to measure on has fewer than two tokens: give a longer one")
@@ -147,7 +147,7 @@ def measure_loss(target: GemmaTarget, quantized: GemmaTarget, tokens: list[int],
 class _Scorer:
     """Runs one text through one target."""
 
-    def __init__(self, target: GemmaTarget, length: int) -> None:
+    def __init__(self, target: GraphTarget, length: int) -> None:
         pages = dict.fromkeys(target.layout.kinds, length // 16 + 2)
         self.target = target
         self.cache = KVCache(target.layout, pages, max_sequences=1, max_tokens=length, dtype=target.kv_dtype)

@@ -1,4 +1,4 @@
-"""Paths -> loaded models. The one place that knows which class runs which `model_type`."""
+"""Paths -> loaded models."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from pathlib import Path
 
 import torch
 
+from paceline.errors import PairError
 from paceline.models.config import parse_assistant, parse_target, read_config
-from paceline.models.gemma4 import GemmaTarget, target_shapes
+from paceline.models.families import spec_of
+from paceline.models.gemma4 import GemmaTarget
 from paceline.models.gemma4_assistant import GemmaAssistant, assistant_shapes, check_pair
 from paceline.models.inspection import Inspection, inspect
 from paceline.models.loading import Tensors, Transform, Weights
+from paceline.models.target import GraphTarget
 from paceline.ops.base import Runner
 from paceline.ops.reference import EagerRunner
 
@@ -24,7 +27,7 @@ def load_target(
     device: torch.device | str = "cpu",
     runner: Runner | None = None,
     transform: Transform | None = None,
-) -> GemmaTarget:
+) -> GraphTarget:
     """Load a target from a folder. Raises ConfigError and WeightsError.
 
     dtype None: on CPU weights stay as stored, elsewhere bfloat16. Activations are float32 on CPU (float64 if
@@ -32,19 +35,19 @@ def load_target(
     """
     folder, device = Path(path), torch.device(device)
     config = parse_target(read_config(folder))
-    shared = [i for i, layer in enumerate(config.layers) if layer.shared]
-    tensors = Tensors(folder, target_shapes(config), shared, config.tied)
+    spec = spec_of(config.model_type)
+    tensors = Tensors(folder, spec.shapes(config), config.shared_layers, config.tied)
     active, stored = choose_dtypes(dtype, device)
     runner = runner or EagerRunner(active)
     weights = Weights(tensors, device, stored, transform, runner.reads_blocks)
-    target = GemmaTarget(config, weights, runner, active)
+    target = spec.build(config, weights, runner, active)
     tensors.finish()
     return target
 
 
 def load_assistant(
     path: Path | str,
-    target: GemmaTarget,
+    target: GraphTarget,
     *,
     dtype: torch.dtype | None = None,
     runner: Runner | None = None,
@@ -56,6 +59,11 @@ def load_assistant(
     """
     folder = Path(path)
     config = parse_assistant(read_config(folder))
+    if not isinstance(target, GemmaTarget):
+        raise PairError(
+            f"{folder} is an MTP drafter for Gemma 4, which {target.path} is not: use the drafter ngram, or a smaller "
+            "model with the same tokenizer"
+        )
     check_pair(config, target.config, (str(folder), str(target.path)))
     tensors = Tensors(folder, assistant_shapes(config), range(len(config.text.layers)), config.text.tied)
     on_cpu = target.device.type == "cpu"

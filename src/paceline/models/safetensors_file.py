@@ -25,13 +25,14 @@ MAX_HEADER_BYTES = 100_000_000  # as the format's own reader
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor of a file. `name` as stored."""
+    """One tensor of a file. `name` as stored; with `parts`, those stacked along a new first axis."""
 
     name: str
     file: Path
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
+    parts: tuple[Entry, ...] = ()
 
 
 def read_header(path: Path) -> list[Entry]:

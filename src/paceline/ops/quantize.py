@@ -20,12 +20,13 @@ GROUP = 32
 _SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)  # scales tried, as shares of the one that clips nothing
 _PIECE = 1 << 22  # values quantized at a time
 _KEEP = ("router", "centroids")
+_ROUTER = ".mlp.gate"  # of experts; the gate of an MLP is .gate_proj
 _INT8_AT_MOST = ("embed_tokens", "lm_head")
 
 
 def kind_for(name: str, in_features: int, wanted: QuantKind) -> QuantKind | None:
     """What the matrix `name` becomes when the model is quantized to `wanted`; None: it stays as it is."""
-    if any(part in name for part in _KEEP):
+    if any(part in name for part in _KEEP) or name.removesuffix(".weight").endswith(_ROUTER):
         return None
     if any(part in name for part in _INT8_AT_MOST) or in_features % GROUP:
         return "int8"

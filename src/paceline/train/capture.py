@@ -18,9 +18,9 @@ import torch
 from paceline.core import Rows
 from paceline.errors import PairError
 from paceline.kv.cache import PAGE_SIZE, KVCache
-from paceline.models.config import parse_target, read_config
-from paceline.models.gemma4 import GemmaTarget
+from paceline.models.config import GemmaConfig, parse_target, read_config
 from paceline.models.registry import load_target
+from paceline.models.target import GraphTarget
 from paceline.ops.base import Ops, Value
 from paceline.train.parallel import Captured
 from paceline.train.windows import Windows
@@ -29,7 +29,7 @@ from paceline.train.windows import Windows
 class TargetTeacher:
     """Runs a loaded target over windows, never with a gradient."""
 
-    def __init__(self, target: GemmaTarget) -> None:
+    def __init__(self, target: GraphTarget) -> None:
         self.target = target
         self._embed_graph = self._embed
 
@@ -118,6 +118,10 @@ def load_teacher(folder: Path, device: str = "cpu") -> TargetTeacher:
     K/V.
     """
     config = parse_target(read_config(folder))
+    if not isinstance(config, GemmaConfig):
+        raise PairError(
+            f"{folder} is a {config.model_type}, and MTP drafters are trained for Gemma 4 only: use the n-gram drafter"
+        )
     owners = {layer.kind for layer in config.layers if not layer.shared}
     if owners != {"sliding_attention", "full_attention"}:
         raise PairError(

@@ -1,0 +1,203 @@
+"""Llama and its relatives: two norms a layer, grouped attention, a gated MLP or experts, as graphs over `Ops`.
+
+What differs from family to family is data of `DecoderConfig`: biases, norms of q and k, windows, experts. Source of truth
+for the arithmetic: transformers' models/llama, mistral, qwen2, qwen3 and qwen3_moe.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.kv.layout import LayerKV, Layout
+from paceline.models.config import SLIDING
+from paceline.models.decoder_config import DecoderConfig, Rotary
+from paceline.models.loading import Shapes, Weights
+from paceline.models.target import GraphTarget
+from paceline.ops.base import Experts, Ops, Runner, Value, Weight
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Linear:
+    weight: Weight
+    bias: Tensor | None
+
+    def __call__(self, ops: Ops, x: Value) -> Value:
+        return ops.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attention:
+    q: Linear
+    k: Linear
+    v: Linear
+    o: Linear
+    q_norm: Tensor | None  # [head_dim]
+    k_norm: Tensor | None
+    inv_freq: Tensor  # [head_dim / 2], one tensor for all layers
+    storage: int
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mlp:
+    gate: Linear
+    up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    attention: Attention
+    mlp: Mlp | Experts
+    norm_in: Tensor  # [H]
+    norm_post: Tensor  # [H]
+
+
+def decoder_shapes(config: DecoderConfig) -> Shapes:
+    """Name and shape of every tensor."""
+    hidden, vocab = config.hidden_size, config.vocab_size
+    shapes: Shapes = {"embed_tokens.weight": (vocab, hidden), "norm.weight": (hidden,)}
+    if not config.tied:
+        shapes["lm_head.weight"] = (vocab, hidden)
+    wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    attention = {
+        "q_proj": (wide, hidden),
+        "k_proj": (narrow, hidden),
+        "v_proj": (narrow, hidden),
+        "o_proj": (hidden, wide),
+    }
+    inner = config.intermediate_size
+    mlp = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    for i in range(len(config.kinds)):
+        at = f"layers.{i}"
+        shapes[f"{at}.input_layernorm.weight"] = shapes[f"{at}.post_attention_layernorm.weight"] = (hidden,)
+        matrices = {f"{at}.self_attn.{name}": shape for name, shape in attention.items()}
+        if config.head_norms:
+            shapes |= {f"{at}.self_attn.{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
+        if i in config.sparse:
+            shapes |= _expert_shapes(config, f"{at}.mlp")
+        else:
+            matrices |= {f"{at}.mlp.{name}": shape for name, shape in mlp.items()}
+        for name, shape in matrices.items():
+            shapes[f"{name}.weight"] = shape
+            if name.rpartition(".")[2] in config.biases:
+                shapes[f"{name}.bias"] = shape[:1]
+    return shapes
+
+
+def _expert_shapes(config: DecoderConfig, at: str) -> Shapes:
+    assert config.moe is not None
+    count, inner, hidden = config.moe.experts, config.moe.intermediate_size, config.hidden_size
+    return {
+        f"{at}.gate.weight": (count, hidden),
+        f"{at}.experts.gate_up_proj": (count, 2 * inner, hidden),
+        f"{at}.experts.down_proj": (count, hidden, inner),
+    }
+
+
+def decoder_layout(config: DecoderConfig) -> Layout:
+    """A storage layer for each layer."""
+    layers = tuple(LayerKV(kind, config.kv_heads, config.head_dim) for kind in config.kinds)
+    kinds = dict.fromkeys(config.kinds)
+    return Layout(layers, {kind: config.window if kind == SLIDING else None for kind in kinds})
+
+
+def inverse_frequencies(rotary: Rotary, head_dim: int) -> Tensor:
+    """Radians per position of each pair of a head, float32 [head_dim / 2]; source: transformers' modeling_rope_utils."""
+    turn = 1.0 / rotary.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    if rotary.kind == "linear":
+        return turn / rotary.factor
+    if rotary.kind != "llama3":
+        return turn
+    length = 2 * math.pi / turn  # of a wave, in positions
+    smooth = (rotary.original / length - rotary.low) / (rotary.high - rotary.low)
+    between = (1 - smooth) * turn / rotary.factor + smooth * turn
+    scaled = torch.where(length > rotary.original / rotary.low, turn / rotary.factor, between)
+    return torch.where(length < rotary.original / rotary.high, turn, scaled)
+
+
+class DecoderTarget(GraphTarget):
+    """A loaded model of one of these families."""
+
+    def __init__(self, config: DecoderConfig, weights: Weights, runner: Runner, dtype: torch.dtype) -> None:
+        super().__init__(config, weights, runner, dtype)
+        self.config = config
+        inv_freq = inverse_frequencies(config.rotary, config.head_dim).to(weights.device)
+        self.layers = tuple(_read_layer(weights, config, i, inv_freq) for i in range(len(config.kinds)))
+        self._set_layout(decoder_layout(config), [layer.attention.o.weight for layer in self.layers])
+
+    def _hidden(self, ops: Ops) -> tuple[Value]:
+        x = ops.embed(ops.tokens(), self.embedding, self.embedding_scale)
+        for layer in self.layers:
+            h = ops.rms_norm(x, layer.norm_in, self.config.eps)
+            x = ops.add(x, self._attend(ops, h, layer.attention))
+            h = ops.rms_norm(x, layer.norm_post, self.config.eps)
+            x = ops.add(x, _feed(ops, h, layer.mlp))
+        return (ops.rms_norm(x, self.norm, self.config.eps),)
+
+    def _logits(self, ops: Ops) -> tuple[Value]:
+        return (ops.linear(ops.given("hidden", self.hidden_size), self.head),)
+
+    def _attend(self, ops: Ops, h: Value, a: Attention) -> Value:
+        config = self.config
+        q, k, v = a.q(ops, h), a.k(ops, h), a.v(ops, h)
+        if a.q_norm is not None:
+            q = ops.rms_norm(q, a.q_norm, config.eps, config.heads)
+            k = ops.rms_norm(k, a.k_norm, config.eps, config.kv_heads)
+        q = ops.scale(ops.rotary(q, a.inv_freq, config.heads), config.head_dim**-0.5)
+        ops.store_kv(a.storage, ops.rotary(k, a.inv_freq, config.kv_heads), v)
+        return a.o(ops, ops.attention(q, a.storage, config.heads, a.window, own=True))
+
+
+def _feed(ops: Ops, h: Value, mlp: Mlp | Experts) -> Value:
+    if isinstance(mlp, Experts):
+        return ops.moe(h, h, mlp)
+    return mlp.down(ops, ops.gated(mlp.gate(ops, h), mlp.up(ops, h), "silu"))
+
+
+def _read_layer(weights: Weights, config: DecoderConfig, index: int, inv_freq: Tensor) -> Layer:
+    at = f"layers.{index}"
+
+    def linear(name: str) -> Linear:
+        biased = name.rpartition(".")[2] in config.biases
+        bias = weights.vector(f"{at}.{name}.bias") if biased else None
+        return Linear(weights.matrix(f"{at}.{name}"), bias)
+
+    def norm(name: str) -> Tensor | None:
+        return weights.norm(f"{at}.self_attn.{name}") if config.head_norms else None
+
+    attention = Attention(
+        q=linear("self_attn.q_proj"),
+        k=linear("self_attn.k_proj"),
+        v=linear("self_attn.v_proj"),
+        o=linear("self_attn.o_proj"),
+        q_norm=norm("q_norm"),
+        k_norm=norm("k_norm"),
+        inv_freq=inv_freq,
+        storage=index,
+        window=config.window if config.kinds[index] == SLIDING else None,
+    )
+    mlp: Mlp | Experts
+    if index in config.sparse:
+        mlp = _read_experts(weights, config, f"{at}.mlp")
+    else:
+        mlp = Mlp(linear("mlp.gate_proj"), linear("mlp.up_proj"), linear("mlp.down_proj"))
+    return Layer(
+        attention, mlp, weights.norm(f"{at}.input_layernorm"), weights.norm(f"{at}.post_attention_layernorm")
+    )
+
+
+def _read_experts(weights: Weights, config: DecoderConfig, at: str) -> Experts:
+    assert config.moe is not None
+    return Experts(
+        router=weights.matrix(f"{at}.gate"),
+        gate_up=weights.stack(f"{at}.experts.gate_up_proj"),
+        down=weights.stack(f"{at}.experts.down_proj"),
+        top_k=config.moe.top_k,
+        activation="silu",
+        renormalize=config.renormalize,
+    )

@@ -1,0 +1,152 @@
+"""config.json of Llama and its relatives -> one frozen `DecoderConfig`, whoever wrote it.
+
+transformers 5 writes `rope_parameters` and `dtype`, older ones `rope_theta`, `rope_scaling` and `torch_dtype`. A field
+that is missing has transformers' default only where a checkpoint cannot contradict it unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import ConfigError
+from paceline.models.config import FULL, SLIDING, MoeConfig, token_ids
+from paceline.models.families import layers_line
+from paceline.models.fields import Fields, shown
+
+ROPE_TYPES = ("default", "linear", "llama3")
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """Rotary embeddings: base and scaling. `low`, `high` and `original` are of llama3 only."""
+
+    theta: float
+    kind: str = "default"
+    factor: float = 1.0
+    low: float = 1.0
+    high: float = 4.0
+    original: float = 8192.0  # positions
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """A decoder of two norms a layer. Sizes in elements, windows in tokens."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    kinds: tuple[str, ...]  # of each layer, "sliding_attention" | "full_attention"
+    window: int | None  # of sliding layers
+    rotary: Rotary
+    eps: float
+    max_len: int
+    eos_token_ids: tuple[int, ...]
+    tied: bool  # lm_head is the embedding table
+    biases: frozenset[str] = frozenset()  # projections that have one
+    head_norms: bool = False  # q and k are normed, head by head
+    moe: MoeConfig | None = None
+    sparse: frozenset[int] = frozenset()  # layers that have experts instead of an MLP
+    renormalize: bool = True  # the chosen experts' shares add up to 1
+
+    @property
+    def shared_layers(self) -> frozenset[int]:
+        return frozenset()
+
+    def describe(self) -> str:
+        experts = [f"{self.moe.experts} experts, {self.moe.top_k} active"] if self.moe else []
+        if self.moe and len(self.sparse) < len(self.kinds):
+            experts[0] += f" in {len(self.sparse)} layers"
+        window = [f"window {self.window}"] if SLIDING in self.kinds else []
+        return layers_line(list(self.kinds), window + experts)
+
+
+def parse_decoder(raw: Mapping[str, Any], kinds: tuple[str, ...] | None = None) -> DecoderConfig:
+    """What all families of this shape write alike; `kinds` None: every layer sees everything. Raises ConfigError."""
+    kind = str(raw.get("model_type"))
+    fields = Fields(raw, kind)
+    fields.refuse("hidden_act", (None, "silu"), f"{kind} models use silu")
+    fields.refuse("partial_rotary_factor", (None, 1, 1.0), f"{kind} models rotate whole heads")
+    heads, hidden = fields.size("num_attention_heads"), fields.size("hidden_size")
+    kv_heads = fields.size("num_key_value_heads", heads)
+    head_dim = fields.size("head_dim", hidden // heads)
+    if heads % kv_heads or head_dim % 2 or (raw.get("head_dim") is None and hidden % heads):
+        raise ConfigError(
+            f"{kind}: {heads} heads of size {head_dim} over {kv_heads} K/V heads do not divide a width of {hidden}: "
+            "download config.json again"
+        )
+    vocab, eos = fields.size("vocab_size"), raw.get("eos_token_id")
+    kinds = kinds or (FULL,) * fields.size("num_hidden_layers")
+    return DecoderConfig(
+        model_type=kind,
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=fields.size("intermediate_size"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        kinds=kinds,
+        window=fields.size("sliding_window", least=2) if SLIDING in kinds else None,
+        rotary=_rotary(fields),
+        eps=fields.number("rms_norm_eps", 1e-6),
+        max_len=fields.size("max_position_embeddings"),
+        eos_token_ids=() if eos is None else token_ids(eos, vocab, kind),
+        tied=bool(raw.get("tie_word_embeddings", False)),
+    )
+
+
+def sliding_kinds(raw: Mapping[str, Any]) -> tuple[str, ...]:
+    """Layer kinds as Qwen writes them: `layer_types`, else `use_sliding_window` from layer `max_window_layers` on."""
+    fields = Fields(raw, str(raw.get("model_type")))
+    count, given = fields.size("num_hidden_layers"), raw.get("layer_types")
+    slides = bool(raw.get("use_sliding_window")) and raw.get("sliding_window") is not None
+    if given is None:
+        first = fields.size("max_window_layers", 28, least=0) if slides else count
+        return tuple(SLIDING if i >= first else FULL for i in range(count))
+    if not isinstance(given, list) or len(given) != count or not set(given) <= {SLIDING, FULL}:
+        raise ConfigError(f"{fields.where}: layer_types must name {count} layers, each {SLIDING} or {FULL}")
+    if SLIDING in given and not slides:
+        raise ConfigError(
+            f"{fields.where}: layer_types has {SLIDING}, but there is no sliding_window in use: set use_sliding_window "
+            "and sliding_window, or write full_attention"
+        )
+    return tuple(given)
+
+
+def _rotary(fields: Fields) -> Rotary:
+    raw = fields.raw
+    name = "rope_parameters" if raw.get("rope_parameters") is not None else "rope_scaling"
+    said = raw.get(name) or {}
+    if not isinstance(said, Mapping):
+        raise ConfigError(
+            f"{fields.where}: {name} is {shown(said)}, not an object: download config.json again"
+        )
+    rope = Fields(said, f"{fields.where}.{name}")
+    theta = rope.number("rope_theta", fields.number("rope_theta", 10_000.0))
+    kind = said.get("rope_type", said.get("type", "default"))
+    if kind not in ROPE_TYPES:
+        raise ConfigError(
+            f"{rope.where}: rope type {shown(kind)} is not supported, only {', '.join(ROPE_TYPES)}: use a checkpoint "
+            f"with one of these, or remove {name} where texts stay within the original context"
+        )
+    rope.refuse("partial_rotary_factor", (None, 1, 1.0), "whole heads are rotated")
+    if kind == "default":
+        return Rotary(theta)
+    needed = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    missing = [key for key in needed[: 1 if kind == "linear" else 4] if said.get(key) is None]
+    if missing:
+        raise ConfigError(f"{rope.where} lacks {', '.join(missing)}: download config.json again")
+    factor = rope.number("factor", 1.0)
+    if kind == "linear":
+        return Rotary(theta, kind, factor)
+    low, high, original = (rope.number(key, 1.0) for key in needed[1:])
+    if high <= low:
+        raise ConfigError(
+            f"{rope.where}: high_freq_factor={high:g} is not above low_freq_factor={low:g}: download config.json again"
+        )
+    return Rotary(theta, kind, factor, low, high, original)

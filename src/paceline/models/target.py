@@ -1,0 +1,73 @@
+"""What all targets have in common: two graphs, tokens -> hidden states and hidden states -> logits, run by a `Runner`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from paceline.core import Rows
+from paceline.kv.cache import KVCache, StoreType
+from paceline.kv.layout import Layout
+from paceline.models.families import ModelConfig
+from paceline.models.loading import Weights
+from paceline.ops.base import Ops, Runner, Value, Weight
+
+
+class GraphTarget(ABC):
+    """A loaded target; implements `Target`. `dtype` is that of activations, `kv_dtype` of its cache.
+
+    A family gives the two graphs; this reads the tables, which all families name alike.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Weights, runner: Runner, dtype: torch.dtype) -> None:
+        self.runner, self.dtype, self.device = runner, dtype, weights.device
+        self.path, self.skipped = weights.folder, weights.skipped
+        self.vocab_size, self.hidden_size = config.vocab_size, config.hidden_size
+        self.max_len, self.eos_token_ids = config.max_len, config.eos_token_ids
+        self.embedding = weights.matrix("embed_tokens")
+        self.embedding_scale = 1.0
+        self.head = self.embedding if config.tied else weights.matrix("lm_head")
+        self.norm = weights.norm("norm")
+        self.kv_dtype: StoreType = dtype
+        # Bound methods are made anew at each access; a runner keeps its recording under one object.
+        self.hidden_graph = self._hidden
+        self.logits_graph = self._logits
+        self._bare: dict[int, Rows] = {}  # rows for `logits`, by their number
+
+    def _set_layout(self, layout: Layout, outputs: Iterable[Weight]) -> None:
+        """`outputs`: what the results of attention are multiplied with; where that rounds to bfloat16, K/V may, too."""
+        self.layout = layout
+        rounded = all(weight.kind == "bfloat16" for weight in outputs)
+        self.kv_dtype = "packed" if rounded and self.runner.packs(layout) else self.dtype
+
+    @abstractmethod
+    def _hidden(self, ops: Ops) -> tuple[Value]:
+        """Writes K/V; hidden states after the final norm."""
+
+    @abstractmethod
+    def _logits(self, ops: Ops) -> tuple[Value]:
+        """Logits of the input `hidden`."""
+
+    def forward(self, rows: Rows, cache: KVCache) -> Tensor:
+        """Write the rows' K/V into `cache`; hidden states after the final norm, [N, hidden_size]."""
+        (hidden,) = self.runner.run(self.hidden_graph, rows, cache, {})
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[M, hidden_size] -> [M, vocab_size], float32, soft-capped."""
+        count = hidden.shape[0]
+        if count not in self._bare:
+            self._bare[count] = bare_rows(hidden)
+        (logits,) = self.runner.run(self.logits_graph, self._bare[count], None, {"hidden": hidden})
+        return logits.float() if logits.dtype != torch.float64 else logits
+
+
+def bare_rows(values: Tensor) -> Rows:
+    """Rows for a graph that reads neither tokens nor cache: one per row of `values`."""
+    count = values.shape[0]
+    ids = torch.zeros(count, dtype=torch.int64, device=values.device)
+    small = ids.to(torch.int32)
+    return Rows(ids, small, small, [0, count])

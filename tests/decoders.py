@@ -1,0 +1,55 @@
+"""Small random checkpoints of each family of plain decoders, saved by transformers in HF layout.
+
+One row of DECODERS is one variant of a family: (transformers' class, fields of its config).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import WordLevel
+from transformers import PreTrainedModel
+
+from checkpoints import VOCAB, WINDOW, finish
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "bos_token_id": 2, "eos_token_id": 1,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+EXPERTS = {
+    "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True,
+}  # fmt: skip
+DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-tied-biases": ("Llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
+    "llama3": ("Llama", {"rope_parameters": LLAMA3, "head_dim": 16, "eos_token_id": [1, 5]}),
+    "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral-window": ("Mistral", {"sliding_window": WINDOW, "head_dim": 16}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}),
+    "qwen3": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3-biases": ("Qwen3", {"head_dim": 32, "attention_bias": True}),
+    "qwen3-moe": ("Qwen3Moe", EXPERTS),
+    "qwen3-moe-mixed": ("Qwen3Moe", EXPERTS | {"mlp_only_layers": [1], "norm_topk_prob": False}),
+}  # fmt: skip
+
+
+def build_decoder(name: str, folder: Path, *, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """Make, save and return the transformers model of one row (eager attention, float32)."""
+    torch.manual_seed(seed)
+    kind, fields = DECODERS[name]
+    config = getattr(transformers, f"{kind}Config")(**SIZES | fields | changes)
+    model = finish(getattr(transformers, f"{kind}ForCausalLM")(config), folder)
+    letters = {chr(ord("0") + i): i for i in range(VOCAB)}  # a tokenizer of one character for each token
+    Backend(WordLevel(letters, unk_token="0")).save(str(folder / "tokenizer.json"))
+    return model

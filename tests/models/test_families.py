@@ -1,0 +1,292 @@
+"""Llama and its relatives against transformers, on random checkpoints: logits, greedy texts, configs old and new."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from checkpoints import VOCAB, WINDOW, build_target
+from decoders import DECODERS, LLAMA3, SIZES, build_decoder
+from layouts import edit
+from paceline import LLM, SamplingParams
+from paceline.cli import main
+from paceline.core import Draft
+from paceline.drafters.base import DraftContext, Drafter
+from paceline.drafters.draft_model import ModelDrafter
+from paceline.drafters.ngram import NgramDrafter
+from paceline.errors import ConfigError, PairError, WeightsError
+from paceline.kv.cache import KVCache
+from paceline.models.config import parse_target
+from paceline.models.inspection import inspect
+from paceline.models.quantized import save_quantized
+from paceline.models.registry import load_assistant, load_target
+from paceline.models.target import GraphTarget
+from paceline.ops import native
+from paceline.ops.base import Runner
+from paceline.ops.reference import EagerRunner
+from testing import Setup, make_engine, run
+
+TOLERANCE = 1e-4
+LENGTHS = (3 * WINDOW + 3, 5, 2 * WINDOW)  # unequal, the longest three windows long
+
+
+def runner_of(name: str) -> Runner:
+    if name == "native" and not native.available():
+        pytest.skip(str(native.why_not()))
+    return EagerRunner() if name == "eager" else native.NativeRunner(2)
+
+
+@pytest.fixture(scope="module", params=list(DECODERS))
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    folder = tmp_path_factory.mktemp(request.param)
+    return build_decoder(request.param, folder), folder
+
+
+def prompts(seed: int = 5) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, VOCAB, (n,), generator=generator).tolist() for n in LENGTHS]
+
+
+def logits_of(target: GraphTarget, texts: list[list[int]], chunk: int) -> list[torch.Tensor]:
+    """Logits of all texts, computed side by side `chunk` tokens at a time."""
+    pages = dict.fromkeys(target.layout.kinds, 20)
+    cache = KVCache(target.layout, pages, max_sequences=4, max_tokens=64, dtype=target.kv_dtype)
+    for i, text in enumerate(texts):
+        cache.open(i, text, share=False)
+    parts: list[list[torch.Tensor]] = [[] for _ in texts]
+    for start in range(0, max(map(len, texts)), chunk):
+        live = [(i, t[start : start + chunk]) for i, t in enumerate(texts) if start < len(t)]
+        with cache.tail(live) as tail:
+            rows = tail.rows()
+            logits = target.logits(target.forward(rows, cache))
+            for (i, _), a, b in zip(live, rows.starts, rows.starts[1:]):
+                parts[i].append(logits[a:b].clone())
+            tail.commit([len(tokens) for _, tokens in live])
+    return [torch.cat(p) for p in parts]
+
+
+@torch.no_grad()
+def worst_of(theirs: Any, target: GraphTarget, chunk: int = 7) -> float:
+    worst = 0.0
+    for text, got in zip(prompts(), logits_of(target, prompts(), chunk)):
+        expected = theirs(torch.tensor([text])).logits[0]
+        assert expected.std() > 0.5, "a flat law would hide errors"
+        worst = max(worst, (got - expected).abs().max().item())
+    return worst
+
+
+@pytest.mark.parametrize(("runner", "chunk"), [("eager", 7), ("native", 1), ("native", 7), ("native", 64)])
+def test_logits_equal_transformers(model: tuple[Any, Path], runner: str, chunk: int) -> None:
+    theirs, folder = model
+    assert worst_of(theirs, load_target(folder, runner=runner_of(runner)), chunk) < TOLERANCE
+
+
+@pytest.mark.skipif(not native.available(), reason="not built")
+def test_bits_do_not_depend_on_chunks_or_neighbours(model: tuple[Any, Path]) -> None:
+    target = load_target(model[1], runner=native.NativeRunner(2))
+    together = logits_of(target, prompts(), 64)
+    for text, whole in zip(prompts(), together):
+        (alone,) = logits_of(target, [text], 3)
+        assert torch.equal(alone, whole)
+
+
+def texts_of(target: GraphTarget, params: SamplingParams, drafter: Drafter | None = None) -> list[list[int]]:
+    pages = dict.fromkeys(target.layout.kinds, 40)
+    cache = KVCache(target.layout, pages, max_sequences=4, max_tokens=96, dtype=target.kv_dtype)
+    done = run(make_engine(Setup(), drafter, target=target, cache=cache), prompts(), params)
+    assert all(one.finish_reason in ("stop", "length") for one in done), [one.error for one in done]
+    return [one.token_ids for one in done]
+
+
+def test_greedy_is_transformers_greedy(model: tuple[Any, Path]) -> None:
+    theirs, folder = model
+    want = []
+    for text in prompts():
+        ids = torch.tensor([text])
+        out = theirs.generate(ids, max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=0)
+        want.append(out[0, len(text) :].tolist())
+    target = load_target(folder, runner=runner_of("native" if native.available() else "eager"))
+    assert texts_of(target, SamplingParams(max_tokens=24, ignore_eos=True), NgramDrafter()) == want
+
+
+@pytest.mark.parametrize("name", ["llama3", "mistral-window", "qwen2-window", "qwen3"])
+def test_configs_of_older_transformers_say_the_same(name: str, tmp_path: Path) -> None:
+    build_decoder(name, tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    assert "rope_parameters" in raw
+    new = parse_target(raw)
+    rope = dict(raw.pop("rope_parameters"))
+    old = raw | {"rope_theta": rope.pop("rope_theta"), "torch_dtype": raw.pop("dtype")}
+    old["rope_scaling"] = None if rope["rope_type"] == "default" else {"type": rope.pop("rope_type"), **rope}
+    old.pop("layer_types", None)
+    assert parse_target(old) == new
+
+
+BAD: dict[str, tuple[str, dict[str, Any], str]] = {
+    "rope": ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "'yarn' is not supported"),
+    "rope lacks": ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 4.0}}, "lacks low_freq_factor"),
+    "rope order": ("llama", {"rope_parameters": LLAMA3 | {"high_freq_factor": 1.0}}, "is not above"),
+    "rope list": ("llama", {"rope_parameters": None, "rope_scaling": [1]}, "not an object"),
+    "act": ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
+    "heads": ("llama", {"num_key_value_heads": 3}, "do not divide"),
+    "partial": ("llama", {"partial_rotary_factor": 0.5}, "rotate whole heads"),
+    "missing": ("llama", {"intermediate_size": None}, "lacks intermediate_size"),
+    "kinds": ("mistral", {"layer_types": ["full_attention"] * 4}, "Ministral"),
+    "qwen kinds": ("qwen2", {"layer_types": ["full_attention"]}, "layer_types must name 4"),
+    "no window": ("qwen2", {"layer_types": ["sliding_attention"] * 4}, "no sliding_window in use"),
+    "top": ("qwen3-moe", {"num_experts_per_tok": 7}, "of only 6 experts"),
+    "dense": ("qwen3-moe", {"mlp_only_layers": 3}, "no list of layers"),
+    "eagle": ("llama", {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 9}, "an EAGLE-3 head"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", sorted(BAD))
+def test_what_cannot_be_run_is_one_line(case: str, tmp_path: Path) -> None:
+    name, changes, said = BAD[case]
+    build_decoder(name, tmp_path)
+    edit(tmp_path / "config.json", **changes)
+    with pytest.raises(ConfigError, match=said) as caught:
+        load_target(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert inspect(tmp_path).unsupported == [str(caught.value)]
+
+
+@pytest.mark.parametrize("stored", ["one by one", "stacked"])
+def test_experts_are_read_as_they_are_stored(stored: str, tmp_path: Path) -> None:
+    theirs = build_decoder("qwen3-moe", tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    for i in range(SIZES["num_hidden_layers"]):
+        at = f"model.layers.{i}.mlp.experts"
+        module = theirs.model.layers[i].mlp.experts
+        for name in [n for n in tensors if n.startswith(at)]:
+            del tensors[name]
+        if stored == "stacked":
+            tensors |= {f"{at}.{n}": getattr(module, n).data.clone() for n in ("gate_up_proj", "down_proj")}
+            continue
+        for e, (both, down) in enumerate(zip(module.gate_up_proj.data, module.down_proj.data)):
+            gate, up = both.chunk(2)
+            parts = {"gate_proj": gate, "up_proj": up, "down_proj": down}
+            tensors |= {f"{at}.{e}.{n}.weight": part.clone() for n, part in parts.items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    assert worst_of(theirs, load_target(tmp_path)) < TOLERANCE
+    if stored == "one by one":
+        del tensors["model.layers.2.mlp.experts.3.up_proj.weight"]
+        save_file(tensors, file, metadata={"format": "pt"})
+        with pytest.raises(WeightsError, match=r"1 missing \(layers.2.mlp.experts.gate_up_proj"):
+            load_target(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["llama-tied-biases", "qwen3-moe"])
+def test_quantized_folders_are_what_is_quantized_while_loading(name: str, kind: Any, tmp_path: Path) -> None:
+    from paceline.ops.quantize import quantizer
+
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 32} if name == "qwen3-moe" else {"hidden_size": 64}
+    build_decoder(name, tmp_path / "whole", **sizes)
+    save_quantized(tmp_path / "whole", tmp_path / kind, kind)
+    want = logits_of(load_target(tmp_path / "whole", transform=quantizer(kind)), prompts(), 64)
+    got = logits_of(load_target(tmp_path / kind), prompts(), 64)
+    for a, b in zip(got, want):
+        assert torch.equal(a, b)
+
+
+def test_stored_rotary_frequencies_are_skipped(tmp_path: Path) -> None:
+    theirs = build_decoder("llama", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(6)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert worst_of(theirs, load_target(tmp_path)) < TOLERANCE
+
+
+@pytest.mark.skipif(not native.available(), reason="not built")
+@pytest.mark.parametrize("name", ["llama", "qwen3-moe"])
+def test_bfloat16_weights(name: str, tmp_path: Path) -> None:
+    build_decoder(name, tmp_path, head_dim=32).to(torch.bfloat16).save_pretrained(tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
+    assert worst_of(theirs, load_target(tmp_path, runner=native.NativeRunner(2, exact=True))) < TOLERANCE
+    fast = load_target(tmp_path, runner=native.NativeRunner(2))
+    assert fast.kv_dtype == ("packed" if native.pairs() else torch.float32)
+    assert worst_of(theirs, fast) < 0.2
+
+
+def test_what_info_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_decoder("qwen3-moe-mixed", tmp_path / "moe")
+    build_decoder("mistral-window", tmp_path / "window")
+    found = inspect(tmp_path / "moe")
+    assert found.layers == "4 (4 full; 6 experts, 2 active in 3 layers)"
+    assert found.unsupported == []
+    assert found.parameters == sum(
+        t.numel() for t in load_file(tmp_path / "moe" / "model.safetensors").values()
+    )
+    assert inspect(tmp_path / "window").layers == f"4 (4 sliding; window {WINDOW})"
+    assert inspect(tmp_path / "window").windows == {"sliding_attention": WINDOW}
+    monkeypatch.setattr("sys.argv", ["paceline", "info", str(tmp_path / "window")])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code in (0, None)
+    assert "mistral" in capsys.readouterr().out
+
+
+def test_an_assistant_of_gemma_is_refused(tmp_path: Path) -> None:
+    from checkpoints import build_assistant
+
+    build_decoder("llama", tmp_path / "llama")
+    build_assistant("dense", tmp_path / "assistant")
+    with pytest.raises(PairError, match="MTP drafter for Gemma 4"):
+        load_assistant(tmp_path / "assistant", load_target(tmp_path / "llama"))
+    found = inspect(tmp_path / "assistant", target=tmp_path / "llama")
+    assert "MTP drafter for Gemma 4" in found.unsupported[0]
+
+
+PAIRS = [("llama", "qwen2"), ("qwen3-moe", "mistral-window"), ("gemma", "llama3"), ("qwen3", "gemma")]
+
+
+@pytest.mark.parametrize(("target", "draft"), PAIRS)
+@pytest.mark.parametrize("padded", [-1, 0, 32])
+def test_any_family_drafts_for_any_other(target: str, draft: str, padded: int, tmp_path: Path) -> None:
+    """With one vocabulary; the draft model's table may be padded, or end before the last token of the target."""
+
+    def build(name: str, folder: Path, vocab: int) -> GraphTarget:
+        if name == "gemma":
+            build_target("dense", folder, vocab_size=vocab, vocab_size_per_layer_input=vocab)
+        else:
+            build_decoder(name, folder, vocab_size=vocab)
+        return load_target(folder, runner=runner_of("native" if native.available() else "eager"))
+
+    one, other = build(target, tmp_path / "t", VOCAB), build(draft, tmp_path / "d", VOCAB + padded)
+    pages = dict.fromkeys(other.layout.kinds, 60)
+    cache = KVCache(other.layout, pages, max_sequences=4, max_tokens=128, dtype=other.kv_dtype)
+    drafter = CountingDrafter(other, cache, one.vocab_size)
+    params = SamplingParams(max_tokens=20, temperature=0.8, seed=3, ignore_eos=True)
+    assert max(max(text) for text in prompts()) < VOCAB - 1
+    assert texts_of(one, params, drafter) == texts_of(one, params)
+    assert drafter.drafted > 20
+
+
+class CountingDrafter(ModelDrafter):
+    drafted = 0
+
+    def draft(self, context: DraftContext) -> Draft:
+        draft = super().draft(context)
+        self.drafted += sum(map(len, draft.tokens))
+        return draft
+
+
+def test_a_pair_of_two_families_by_name(tmp_path: Path) -> None:
+    build_decoder("qwen3", tmp_path / "t")
+    build_decoder("llama", tmp_path / "d")
+    plain = LLM(str(tmp_path / "t"), drafter="none", threads=2, cache_memory=2**24)
+    paired = LLM(str(tmp_path / "t"), drafter=str(tmp_path / "d"), threads=2, cache_memory=2**24)
+    assert paired.info["drafter"] == "model+ngram"
+    params = SamplingParams(max_tokens=16, temperature=0.7, seed=1)
+    for text in prompts():
+        assert paired.generate([text], params)[0].token_ids == plain.generate([text], params)[0].token_ids
