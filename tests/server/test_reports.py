@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -324,3 +325,20 @@ def test_the_docs_have_a_line_for_containers(s: Served) -> None:
     root = Path(__file__).parents[2]
     for name in ("README.md", "docs/server.md"):
         assert "--allowed-host host.docker.internal" in (root / name).read_text(encoding="utf-8")
+
+
+def test_a_template_whose_process_dies_costs_one_request(demo: Served) -> None:
+    assert demo.service.loaded is not None
+    helper = demo.service.loaded.tokenizer.chat._helper
+    ask: dict[str, Any] = {"messages": USER, "max_tokens": 1}
+    assert demo.post(CHAT, **ask).status_code == 200
+    helper._timeout, helper_timeout = 0.5, helper._timeout
+    try:
+        helper._process.send_signal(signal.SIGSTOP)
+        answer = demo.post(CHAT, **ask)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["code"] == "bad_template"
+        assert "too long or too much memory" in answer.json()["error"]["message"]
+    finally:
+        helper._timeout = helper_timeout
+    assert demo.post(CHAT, **ask).status_code == 200

@@ -213,7 +213,7 @@ def render_chat(service: Service, room: Room, body: ChatRequest) -> tuple[str, l
         return room.render(messages, tools, options)
 
     try:
-        messages = history(body.messages)
+        messages = history(body.messages, room.takes_parts)
         where = f"messages.{len(messages) - 1}"
         text = unfinished(render, messages, where) if goes_on else render(messages)
         return text, room.tokenizer.encode(text, add_bos=None)

@@ -8,16 +8,19 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.server.params import refuse, text_of
-from paceline.server.schema import ChatRequest, FunctionCall, Message
+from paceline.server.schema import ChatRequest, Content, FunctionCall, Message
 
 
-def history(messages: list[Message]) -> list[dict[str, Any]]:
-    """Plain dicts. An id is invented for a call that has none, and for the answer of a `function`. ApiError 400."""
+def history(messages: list[Message], parts: bool = False) -> list[dict[str, Any]]:
+    """Plain dicts; content in parts stays so if the template takes `parts`, else they are joined.
+
+    An id is invented for a call that has none, and for the answer of a `function`. Raises ApiError 400.
+    """
     out: list[dict[str, Any]] = []
     last_call = ""
     for index, message in enumerate(messages):
         role = "tool" if message.role == "function" else message.role
-        plain: dict[str, Any] = {"role": role, "content": text_of(message.content)}
+        plain: dict[str, Any] = {"role": role, "content": _content(message.content, parts)}
         for name in ("name", "tool_call_id"):
             value = getattr(message, name)
             if value is not None:
@@ -36,6 +39,12 @@ def history(messages: list[Message]) -> list[dict[str, Any]]:
             plain["tool_calls"] = [_call(id_, call, f"messages.{index}.{field}") for id_, call in calls]
         out.append(plain)
     return out
+
+
+def _content(content: Content | None, parts: bool) -> str | list[dict[str, str]]:
+    if not parts or not isinstance(content, list) or not content:
+        return text_of(content)
+    return [{"type": "text", "text": part.text or ""} for part in content]
 
 
 def continues(body: ChatRequest) -> bool:
@@ -57,7 +66,12 @@ def unfinished(
     """The prompt up to the end of the last message's content. Raises ApiError 400 if it does not show it."""
     mark = uuid.uuid4().hex  # whatever the template does to the content's end, the mark shows where that is
     *earlier, last = messages
-    text = render([*earlier, last | {"content": last["content"] + mark}])
+    content = last["content"]
+    if isinstance(content, list):
+        marked: Any = [*content[:-1], content[-1] | {"text": content[-1]["text"] + mark}]
+    else:
+        marked = content + mark
+    text = render([*earlier, last | {"content": marked}])
     before, found, _ = text.rpartition(mark)
     if not found:
         raise refuse(where, "the chat template does not show this message's content: it cannot be continued")

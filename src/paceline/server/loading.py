@@ -57,20 +57,22 @@ def load(config: EngineConfig, service: Service, say: Say) -> ServedEngine:
         Vocabulary(tokenizer.to_json(), vocab_size, end_ids), marks, service.config.grammar_timeout
     )
     names = tuple(engine.drafter_names)
+    render, takes_parts = make_render(tokenizer)
     service.loaded = Room(
         tokenizer,
-        make_render(tokenizer),
+        render,
         grammars,
         engine.max_len,
         vocab_size,
         names,
         engine.info["sampling"],
+        takes_parts,
     )
     return ServedEngine(engine)
 
 
-def make_render(tokenizer: Tokenizer) -> Render:
-    """How messages become a prompt; a model without a template refuses them with the reason."""
+def make_render(tokenizer: Tokenizer) -> tuple[Render, bool]:
+    """How messages become a prompt, and whether content may stay in parts; without a template they are refused."""
     try:
         template = ChatTemplate.of(tokenizer)
     except UsageError as error:
@@ -79,7 +81,7 @@ def make_render(tokenizer: Tokenizer) -> Render:
         def refusing(messages: Any, tools: Any, options: Any) -> str:
             raise UsageError(reason)
 
-        return refusing
+        return refusing, False
 
     def render(
         messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: dict[str, Any]
@@ -88,4 +90,4 @@ def make_render(tokenizer: Tokenizer) -> Render:
         opens = bool(variables.pop("add_generation_prompt", True))
         return template.render(messages, tools=tools, add_generation_prompt=opens, options=variables)
 
-    return render
+    return render, template.takes_parts

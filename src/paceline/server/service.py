@@ -63,6 +63,7 @@ class Room:
     vocab_size: int
     drafters: tuple[str, ...]
     sampling: Mapping[str, float] = field(default_factory=dict)  # what the model's makers suggest
+    takes_parts: bool = False  # the template goes through content in parts
 
 
 @dataclass(slots=True)

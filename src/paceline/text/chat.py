@@ -1,43 +1,69 @@
 """Chat messages to a prompt, by the template that came with the tokenizer.
 
-A template is a program written by whoever made the checkpoint; `sandbox` bounds what it can do.
+A template is a program written by whoever made the checkpoint; `sandbox` bounds what it can do, and it runs in a
+process of its own, which is killed when it takes too long or too much memory (template_process.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from functools import cached_property
 from typing import Any
 
-from jinja2 import TemplateError
-
 from paceline.errors import UsageError
-from paceline.text.sandbox import MessagesRefused, Sandbox
+from paceline.text.helper import Helper
+from paceline.text.template_process import TIMEOUT, limits
 from paceline.text.tokenizer import Tokenizer
+
+_SHOWN = 500  # characters of what a template says is wrong
+_PROBE = ("first-part-0x7f", "second-part-0x7f")
 
 
 class ChatTemplate:
-    """A compiled template. Rendering changes nothing and may run in any thread."""
+    """A compiled template, with its process. Rendering changes nothing and may be asked for in any thread."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str], timeout: float = TIMEOUT) -> None:
         """`special_tokens` are the names that a template may print, e.g. bos_token. Raises UsageError."""
-        self._special_tokens = dict(special_tokens)
-        try:
-            self._code = Sandbox().compile(source)
-        except (TemplateError, RecursionError) as error:
+        self.source, self._special_tokens = source, dict(special_tokens)
+        self._helper = Helper(
+            "paceline.text.template_process", lambda: {"source": source, **limits()}, timeout
+        )
+        answer = self._helper.greet()
+        error = "it takes too long or too much memory" if answer is None else answer["error"]
+        if error is not None:
+            self._helper.close()
             raise UsageError(
-                f"the model's chat template cannot be read ({error}): give a prompt instead of messages"
-            ) from error
+                f"the model's chat template cannot be read ({error[:_SHOWN]}): give a prompt instead of messages"
+            )
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> ChatTemplate:
-        """The template of a tokenizer. Raises UsageError if it has none."""
+        """The template of a tokenizer, which keeps it. Raises UsageError if it has none."""
         if tokenizer.template is None:
             raise UsageError(
                 "this model has no chat template: give a prompt instead of messages, "
                 "or put chat_template.jinja beside its tokenizer.json"
             )
-        return cls(tokenizer.template, tokenizer.special_tokens)
+        kept = tokenizer.chat
+        if not isinstance(kept, cls) or kept.source != tokenizer.template:
+            kept = tokenizer.chat = cls(tokenizer.template, tokenizer.special_tokens)
+        return kept
+
+    def close(self) -> None:
+        """End the process; the next rendering would start another."""
+        self._helper.close()
+
+    @cached_property
+    def takes_parts(self) -> bool:
+        """Whether the template goes through a content that is a list of parts; others print it as it is, or fail."""
+        content = [{"type": "text", "text": text} for text in _PROBE]
+        try:
+            shown = self.render([{"role": "user", "content": content}])
+        except UsageError:
+            return False
+        printed = "'type'" in shown or '"type"' in shown  # the list itself
+        return all(text in shown for text in _PROBE) and not printed
 
     def render(
         self,
@@ -63,20 +89,24 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return Sandbox().run(self._code, values)
-        except MessagesRefused as error:
-            raise UsageError(f"the model's chat template refuses these messages: {error}") from error
-        except _FAILURES as error:
-            what = str(error) or type(error).__name__
+            answer = self._helper.ask(values)
+        except (TypeError, ValueError, RecursionError) as error:
             raise UsageError(
-                f"the model's chat template fails on these messages ({what}): check their roles and fields"
+                f"messages or tools hold what is no JSON ({error}): give texts, numbers, lists and dicts"
             ) from error
-
-
-_FAILURES = (
-    TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError,
-    MemoryError,
-)  # fmt: skip
+        if answer is None:
+            answer = {"failed": "it takes too long or too much memory"}
+        if "refused" in answer:
+            raise UsageError(
+                f"the model's chat template refuses these messages: {answer['refused'][:_SHOWN]}"
+            )
+        if "failed" in answer:
+            raise UsageError(
+                f"the model's chat template fails on these messages ({answer['failed'][:_SHOWN]}): "
+                "check their roles and fields"
+            )
+        text: str = answer["text"]
+        return text
 
 
 def encode_chat(

@@ -1,27 +1,22 @@
 """A process that compiles grammars, so that one that takes too long, or too much memory, can be killed.
 
-Run as a module it is that process: one JSON object per line in, one per line out.
+Run as a module it is that process: one JSON object per line in, one per line out (helper.py).
 """
 
 from __future__ import annotations
 
 import json
-import os
 import resource
-import select
-import subprocess
 import sys
-import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import UsageError
+from paceline.text.helper import Helper
 
 if TYPE_CHECKING:
     from paceline.text.grammar import Vocabulary
 
 MEMORY = 4 * 2**30  # bytes of address space
-START_TIMEOUT = 60.0  # seconds to load a vocabulary
 
 
 class CompilerProcess:
@@ -29,14 +24,13 @@ class CompilerProcess:
 
     def __init__(self, vocabulary: Vocabulary, timeout: float) -> None:
         self._vocabulary, self._timeout = vocabulary, timeout
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
+        self._helper = Helper("paceline.text.compiler_process", self._greeting, timeout)
 
     def check(self, grammar: str) -> None:
         """Raise UsageError unless `grammar` compiles within the time limit."""
-        with self._lock:
-            process = self._running()
-            answer = self._talk(process, {"grammar": grammar}, self._timeout)
+        if self._helper.greet() is None:
+            raise UsageError("grammars cannot be used: the process that compiles them does not start")
+        answer = self._helper.ask({"grammar": grammar})
         if answer is None:
             raise UsageError(
                 f"the grammar takes longer than {self._timeout:g} s or too much memory: make it simpler"
@@ -45,53 +39,11 @@ class CompilerProcess:
             raise UsageError(f"the grammar cannot be compiled: {answer['error'][:300]}")
 
     def close(self) -> None:
-        with self._lock:
-            self._kill()
+        self._helper.close()
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is not None and self._process.poll() is None:
-            return self._process
-        command = [sys.executable, "-m", "paceline.text.compiler_process"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    def _greeting(self) -> dict[str, Any]:
         v = self._vocabulary
-        hello = {"tokenizer": v.tokenizer_json, "size": v.size, "end_ids": v.end_ids}
-        if self._talk(self._process, hello, START_TIMEOUT) is None:
-            raise UsageError("grammars cannot be used: the process that compiles them does not start")
-        return self._process
-
-    def _talk(self, process: subprocess.Popen[bytes], message: dict[str, Any], timeout: float) -> Any:
-        """The answer, or None if none came in time: then the process is gone."""
-        assert process.stdin is not None
-        assert process.stdout is not None
-        end = time.monotonic() + timeout
-        line = b""
-        try:
-            process.stdin.write(json.dumps(message).encode() + b"\n")
-            process.stdin.flush()
-            while not line.endswith(b"\n"):
-                ready = select.select([process.stdout], [], [], max(0.0, end - time.monotonic()))[0]
-                piece = os.read(process.stdout.fileno(), 65536) if ready else b""
-                if not piece:
-                    self._kill()
-                    return None
-                line += piece
-        except BrokenPipeError:
-            self._kill()
-            return None
-        return json.loads(line)
-
-    def _kill(self) -> None:
-        if self._process is None:
-            return
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except BrokenPipeError:
-                    continue  # what was still to be written is of no use any more
-        self._process = None
+        return {"tokenizer": v.tokenizer_json, "size": v.size, "end_ids": v.end_ids}
 
 
 def main() -> None:

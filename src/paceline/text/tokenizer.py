@@ -49,6 +49,7 @@ class Tokenizer:
         named = self._named("eos_token")
         self.eos_ids = tuple(dict.fromkeys([*eos, *([] if named is None else [named])]))
         self.template = template
+        self.chat: Any = None  # the template at work, once it was used (chat.py)
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
