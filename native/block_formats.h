@@ -10,9 +10,10 @@
 namespace paceline {
 namespace PACELINE_ISA {
 
-struct Block {  // value k is scale[k / 16] * q[k], plus least[k / 16] if `mins`
+struct Block {  // value k is scale[k / 16] * q[k], plus least[k / 16] if `mins`; with a table it has table[q[k]] for q[k]
   int elements;
   bool mins;
+  const int8_t* table;
   int16_t q[256];
   float scale[16], least[16];
   uint16_t d, m;        // float16 of the block
@@ -54,6 +55,7 @@ constexpr int8_t E2M1_VALUES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, 
 
 static void decode_small(int kind, const uint8_t* p, Block& b) {  // 32 values
   b.elements = 32;
+  b.table = kind == MXFP4 ? E2M1_VALUES : kind == IQ4_NL ? IQ4_VALUES : nullptr;
   b.d = half_at(p);
   b.mins = kind == Q4_1 || kind == Q5_1;
   b.m = b.mins ? half_at(p + 2) : 0;
@@ -64,7 +66,6 @@ static void decode_small(int kind, const uint8_t* p, Block& b) {  // 32 values
     const uint32_t e = p[0], word = e < 2 ? 0x00200000u << e : (e - 1) << 23;
     std::memcpy(&scale, &word, 4);
     unpack_halves(p + 1, 32, 16, b.q);
-    for (int k = 0; k < 32; ++k) b.q[k] = E2M1_VALUES[b.q[k]];
   } else {
     const bool fifth = kind == Q5_0 || kind == Q5_1;
     const uint8_t* rest = p + (b.mins ? 4 : 2);
@@ -73,7 +74,6 @@ static void decode_small(int kind, const uint8_t* p, Block& b) {  // 32 values
       if (fifth) b.q[k] = static_cast<int16_t>(b.q[k] | (rest[k / 8] >> k % 8 & 1) << 4);
       if (kind == Q4_0) b.q[k] = static_cast<int16_t>(b.q[k] - 8);
       if (kind == Q5_0) b.q[k] = static_cast<int16_t>(b.q[k] - 16);
-      if (kind == IQ4_NL) b.q[k] = IQ4_VALUES[b.q[k]];
     }
   }
   for (int g = 0; g < 2; ++g) b.scale[g] = scale, b.least[g] = half_value(b.m);
@@ -81,6 +81,7 @@ static void decode_small(int kind, const uint8_t* p, Block& b) {  // 32 values
 
 static void decode_large(int kind, const uint8_t* p, Block& b) {  // 256 values
   b.elements = 256;
+  b.table = kind == IQ4_XS ? IQ4_VALUES : nullptr;
   b.mins = kind == Q4_K || kind == Q5_K;
   if (b.mins) {
     b.d = half_at(p), b.m = half_at(p + 2);
@@ -103,7 +104,6 @@ static void decode_large(int kind, const uint8_t* p, Block& b) {  // 256 values
       b.s[k] = static_cast<uint8_t>((low | high << 4) - 32);
     }
     unpack_halves(p + 8, 256, 16, b.q);
-    for (int k = 0; k < 256; ++k) b.q[k] = IQ4_VALUES[b.q[k]];
   }
   const float d = half_value(b.d), m = b.mins ? half_value(b.m) : 0.0f;
   for (int g = 0; g < 16; ++g) {
@@ -124,7 +124,7 @@ static void embed_blocks(const Matrix& m, int64_t token, float factor, float* y)
   for (int64_t i = 0; i < m.in; i += size.elements, p += size.bytes) {
     decode(m.kind, p, b);
     for (int k = 0; k < b.elements; ++k) {
-      float w = b.scale[k / 16] * static_cast<float>(b.q[k]);
+      float w = b.scale[k / 16] * static_cast<float>(b.table ? b.table[b.q[k]] : b.q[k]);
       if (b.mins) w += b.least[k / 16];
       y[i + k] = w * factor;
     }

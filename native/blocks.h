@@ -1,21 +1,16 @@
-// y = x W^T for weights in blocks, as GGUF files have them, and the doors through which all kinds pass. A panel holds the
-// values of its blocks by groups of 32 inputs: the scales of PANEL outputs, then their integers, four inputs of an output
-// beside each other. No value is changed: 5 and 6 bits, and values of a table, are widened to 8.
+// y = x W^T for weights in blocks, as GGUF files have them, and the doors through which all kinds pass.
 //
 // Two ways to multiply. Inputs rounded to 8 bits, each 32 with a scale of their own: the products of a group are summed as
 // integers. Or EXACT: weights become the float32 that they stand for, and are summed in the order of the FLOAT32 kind. Both
 // take the groups one after the other, so the bits of y[r, o] depend on x[r] and W[o] only.
 #pragma once
 
-#include "block_formats.h"
-#include "dots.h"
-#include "linear.h"
+#include "block_forms.h"
 #include "rowops.h"
 
 namespace paceline {
 namespace PACELINE_ISA {
 
-constexpr int GROUP = 32;      // inputs
 constexpr int MOST_TILE = 32;  // rows whose sums are kept together
 
 struct Group {  // of a row's inputs
@@ -23,118 +18,6 @@ struct Group {  // of a row's inputs
   float scale, sum;  // sum: of the rounded inputs, times scale
   int32_t start[2];  // what the sum of integers starts with, since weights are kept larger than they are
 };
-
-// --- how groups are scaled: `load` gives scales and minima of vector i, `put` writes those of output j ----------------
-
-struct Half {  // a float16 by 32
-  static constexpr int64_t head = 0, size = 2 * PANEL;
-  static constexpr int parts = 1;  // scales of a group
-  static constexpr bool mins = false;
-  PL_INLINE void load(const char*, const char* p, int i, V (&s)[parts], V&) { s[0] = load_halves(p + 2 * L * i); }
-  static void put(char*, char* p, int64_t j, const Block& b, int) { std::memcpy(p + 2 * j, &b.d, 2); }
-};
-
-struct HalfMin {  // two float16 by 32
-  static constexpr int64_t head = 0, size = 4 * PANEL;
-  static constexpr int parts = 1;
-  static constexpr bool mins = true;
-  PL_INLINE void load(const char*, const char* p, int i, V (&s)[parts], V& m) {
-    s[0] = load_halves(p + 2 * L * i);
-    m = load_halves(p + 2 * PANEL + 2 * L * i);
-  }
-  static void put(char*, char* p, int64_t j, const Block& b, int) {
-    std::memcpy(p + 2 * j, &b.d, 2);
-    std::memcpy(p + 2 * PANEL + 2 * j, &b.m, 2);
-  }
-};
-
-struct Single {  // a float32 by 32
-  static constexpr int64_t head = 0, size = 4 * PANEL;
-  static constexpr int parts = 1;
-  static constexpr bool mins = false;
-  PL_INLINE void load(const char*, const char* p, int i, V (&s)[parts], V&) {
-    s[0] = PACELINE_ISA::load(reinterpret_cast<const float*>(p) + L * i);
-  }
-  static void put(char*, char* p, int64_t j, const Block& b, int) { std::memcpy(p + 4 * j, b.scale, 4); }
-};
-
-struct SuperMin {  // two float16 by 256, two bytes by 32
-  static constexpr int64_t head = 4 * PANEL, size = 2 * PANEL;
-  static constexpr int parts = 1;
-  static constexpr bool mins = true;
-  PL_INLINE void load(const char* h, const char* p, int i, V (&s)[parts], V& m) {
-    s[0] = load_halves(h + 2 * L * i) * load_bytes(p + L * i);
-    m = -(load_halves(h + 2 * PANEL + 2 * L * i) * load_bytes(p + PANEL + L * i));
-  }
-  static void put(char* h, char* p, int64_t j, const Block& b, int g) {
-    std::memcpy(h + 2 * j, &b.d, 2);
-    std::memcpy(h + 2 * PANEL + 2 * j, &b.m, 2);
-    p[j] = static_cast<char>(b.s[2 * g]), p[PANEL + j] = static_cast<char>(b.l[2 * g]);
-  }
-};
-
-struct Super16 {  // a float16 by 256, a byte with a sign by 16
-  static constexpr int64_t head = 2 * PANEL, size = 2 * PANEL;
-  static constexpr int parts = 2;
-  static constexpr bool mins = false;
-  PL_INLINE void load(const char* h, const char* p, int i, V (&s)[parts], V&) {
-    const V d = load_halves(h + 2 * L * i);
-    s[0] = d * load_signed_bytes(p + L * i);
-    s[1] = d * load_signed_bytes(p + PANEL + L * i);
-  }
-  static void put(char* h, char* p, int64_t j, const Block& b, int g) {
-    std::memcpy(h + 2 * j, &b.d, 2);
-    p[j] = static_cast<char>(b.s[2 * g]), p[PANEL + j] = static_cast<char>(b.s[2 * g + 1]);
-  }
-};
-
-// --- forms: `BITS` of an integer that is kept `ZERO` larger than it is, at most `TOP` ---------------------------------
-
-template <int BITS, int TOP, int ZERO, class SCALES>
-struct Form {
-  using Scales = SCALES;
-  static constexpr int bits = BITS, top = TOP, zero = ZERO;
-  static constexpr int64_t unit = BITS * PANEL / 2;  // bytes of four inputs
-  static constexpr int64_t size = Scales::size + GROUP / 4 * unit;
-
-  // The integers of unit u, vector i; those of 4 bits share bytes: the low halves are the first vector.
-  PL_INLINE VW integers(const char* group, int u, int i) {
-    const char* p = group + Scales::size + u * unit;
-    if constexpr (BITS == 8) return load_words(p + 4 * L * i);
-    else return (i == 0 ? load_words(p) : load_words(p) >> 4) & 0x0f0f0f0fu;
-  }
-  static void put(char* group, int64_t j, int k, int q) {
-    char* p = group + Scales::size + k / 4 * unit;
-    if constexpr (BITS == 8) {
-      p[4 * j + k % 4] = static_cast<char>(q + ZERO);
-    } else {
-      char& byte = p[j % L * 4 + k % 4];
-      byte = static_cast<char>(byte | (q + ZERO) << j / L * 4);
-    }
-  }
-};
-
-// Calls f with the form of a kind.
-template <class F>
-static auto with_form(int kind, F f) {
-  switch (kind & ~EXACT) {
-    case Q4_0: return f(Form<4, 15, 8, Half>());
-    case Q4_1: return f(Form<4, 15, 0, HalfMin>());
-    case Q5_0: return f(Form<8, 31, 16, Half>());
-    case Q5_1: return f(Form<8, 31, 0, HalfMin>());
-    case Q4_K: return f(Form<4, 15, 0, SuperMin>());
-    case Q5_K: return f(Form<8, 31, 0, SuperMin>());
-    case Q6_K: return f(Form<8, 63, 32, Super16>());
-    case IQ4_XS: return f(Form<8, SIGNED, WIDE_ZERO, Super16>());
-    case MXFP4: return f(Form<8, 31, 12, Single>());
-    default: return f(Form<8, SIGNED, WIDE_ZERO, Half>());  // Q8_0, IQ4_NL
-  }
-}
-
-template <class P>
-static int64_t bytes_of_blocks(int64_t in) {
-  return in / GROUP * P::size + in / 256 * P::Scales::head;
-}
 
 // --- linear --------------------------------------------------------------------------------------------------------
 
@@ -304,30 +187,11 @@ static void linear_any(const Panels& m, const Prepared& x, int64_t rows, int64_t
   });
 }
 
-// --- packing, tables, inputs ---------------------------------------------------------------------------------------
+// --- doors, inputs ---------------------------------------------------------------------------------------
 
 static int64_t panel_bytes_any(int kind, int64_t in) {
   if (!in_blocks(kind)) return panel_bytes(kind, in);
   return with_form(kind, [in](auto form) { return bytes_of_blocks<decltype(form)>(in); });
-}
-
-template <class P>
-static void pack_blocks(const Matrix& m, int64_t panel, char* out) {
-  const BlockSize size = block_size(m.kind);
-  Block b;
-  for (int64_t j = 0; j < PANEL && panel * PANEL + j < m.out; ++j) {
-    const uint8_t* from = static_cast<const uint8_t*>(m.data) + (panel * PANEL + j) * m.row_bytes();
-    char* to = out;
-    for (int64_t i = 0; i < m.in; i += size.elements, from += size.bytes) {
-      decode(m.kind & ~EXACT, from, b);
-      char* head = to;
-      to += P::Scales::head;
-      for (int g = 0; g < size.elements / GROUP; ++g, to += P::size) {
-        P::Scales::put(head, to, j, b, g);
-        for (int k = 0; k < GROUP; ++k) P::put(to, j, k, b.q[g * GROUP + k]);
-      }
-    }
-  }
 }
 
 static void pack_any(const Matrix& m, int64_t panel, char* out) {
@@ -354,14 +218,10 @@ static void round_group(const float* x, int zero, int parts, Group& out) {
   if (!(factor <= 3.4e38f)) factor = 0.0f;  // nothing but zeros, or inputs below 4e-37
   const V factors = broadcast(factor), magic = broadcast(12582912.0f);
   int32_t sums[2] = {};
-  for (int i = 0; i < N; ++i) {
-    const VI n = (VI)fma(load(x + i * L), factors, magic) - (VI)magic;
-    for (int j = 0; j < L; ++j) {
-      const int8_t q = static_cast<int8_t>(broken == 0 ? n[j] : 0);
-      out.x[i * L + j] = q;
-      sums[(i * L + j) / 16] += q;
-    }
-  }
+  VI n[N] = {};
+  if (broken == 0)
+    for (int i = 0; i < N; ++i) n[i] = (VI)fma(load(x + i * L), factors, magic) - (VI)magic;
+  narrow(n, out.x, sums);
   out.scale = (factor > 0 ? largest * (1.0f / 127.0f) : 0.0f) + broken;
   out.sum = static_cast<float>(sums[0] + sums[1]) * out.scale;
   if (parts == 1) out.start[0] = -zero * (sums[0] + sums[1]), out.start[1] = 0;

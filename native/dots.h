@@ -14,7 +14,7 @@ constexpr bool DOTS = true;
 #else
 constexpr bool DOTS = false;  // no instruction for it
 #endif
-#if defined(__AVX512VNNI__) && PL_LANES == 16
+#if (defined(__AVX512VNNI__) && PL_LANES == 16) || defined(PACELINE_WIDE)
 constexpr int WIDE_ZERO = 128;  // a SIGNED weight is kept this much too large: the instruction wants it without a sign
 #else
 constexpr int WIDE_ZERO = 0;
@@ -63,6 +63,44 @@ PL_INLINE V load_signed_bytes(const char* p) {  // L values -128..127
 #endif
 }
 
+// Of each byte 0..15 what stands in `table` at its place.
+PL_INLINE VW look_up(const int8_t (&table)[16], VW at) {
+#if defined(__AVX512F__)
+  const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return (VW)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), (__m512i)at);
+#elif defined(__AVX2__) && PL_LANES == 8
+  const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return (VW)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), (__m256i)at);
+#else
+  uint8_t bytes[sizeof(VW)];
+  std::memcpy(bytes, &at, sizeof(bytes));
+  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(table[byte]);
+  std::memcpy(&at, bytes, sizeof(bytes));
+  return at;
+#endif
+}
+
+// 32 integers -127..127 as bytes; the sums of the first and last 16.
+PL_INLINE void narrow(const VI (&n)[32 / L], int8_t* out, int32_t (&sums)[2]) {
+#if defined(__AVX512F__)
+  for (int i = 0; i < 2; ++i)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 16 * i), _mm512_cvtepi32_epi8((__m512i)n[i]));
+#elif defined(__AVX2__) && PL_LANES == 8
+  const __m256i low = _mm256_packs_epi32((__m256i)n[0], (__m256i)n[1]), high = _mm256_packs_epi32((__m256i)n[2], (__m256i)n[3]);
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // packs work within halves of a vector
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order));
+#else
+  for (int i = 0; i < 32; ++i) out[i] = static_cast<int8_t>(n[i / L][i % L]);
+#endif
+  PL_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    VI sum{};
+    PL_UNROLL
+    for (int i = half * 16 / L; i < (half + 1) * 16 / L; ++i) sum += n[i];
+    sums[half] = static_cast<int32_t>(reduce(__builtin_convertvector(sum, V)));  // small integers: exact in any order
+  }
+}
+
 // start + the sum of 4 N products in each lane: weights `w`, and 4 N inputs at `x`, each -127..127.
 template <int top, int N>
 PL_INLINE VI dot(const VW* w, const int8_t* x, VI start) {
@@ -96,7 +134,7 @@ PL_INLINE VI dot(const VW* w, const int8_t* x, VI start) {
 #else
   for (int u = 0; u < N; ++u)
     for (int b = 0; b < 4; ++b) {
-      const VI weight = top == SIGNED ? (VI)(w[u] << (24 - 8 * b)) >> 24 : (VI)(w[u] >> 8 * b & 255u);
+      const VI weight = top == SIGNED && WIDE_ZERO == 0 ? (VI)(w[u] << (24 - 8 * b)) >> 24 : (VI)(w[u] >> 8 * b & 255u);
       start += weight * static_cast<int32_t>(x[4 * u + b]);
     }
   return start;

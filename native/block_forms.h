@@ -1,0 +1,181 @@
+// How panels hold weights in blocks: the scales of a group of 32 inputs for PANEL outputs, then their integers, four inputs
+// of an output beside each other; what 256 inputs share stands before their groups. A panel takes about the bytes that the
+// file does, and no value is changed.
+#pragma once
+
+#include "block_formats.h"
+#include "dots.h"
+#include "linear.h"
+
+namespace paceline {
+namespace PACELINE_ISA {
+
+constexpr int GROUP = 32;  // inputs
+
+// --- how groups are scaled: `load` gives scales and minima of vector i, `put` writes those of output j ----------------
+
+struct Half {  // a float16 by 32
+  static constexpr int64_t head = 0, size = 2 * PANEL;
+  static constexpr int parts = 1;  // scales of a group
+  static constexpr bool mins = false;
+  PL_INLINE void load(const char*, const char* p, int i, V (&s)[parts], V&) { s[0] = load_halves(p + 2 * L * i); }
+  static void put(char*, char* p, int64_t j, const Block& b, int) { std::memcpy(p + 2 * j, &b.d, 2); }
+};
+
+struct HalfMin {  // two float16 by 32
+  static constexpr int64_t head = 0, size = 4 * PANEL;
+  static constexpr int parts = 1;
+  static constexpr bool mins = true;
+  PL_INLINE void load(const char*, const char* p, int i, V (&s)[parts], V& m) {
+    s[0] = load_halves(p + 2 * L * i);
+    m = load_halves(p + 2 * PANEL + 2 * L * i);
+  }
+  static void put(char*, char* p, int64_t j, const Block& b, int) {
+    std::memcpy(p + 2 * j, &b.d, 2);
+    std::memcpy(p + 2 * PANEL + 2 * j, &b.m, 2);
+  }
+};
+
+struct Single {  // a float32 by 32
+  static constexpr int64_t head = 0, size = 4 * PANEL;
+  static constexpr int parts = 1;
+  static constexpr bool mins = false;
+  PL_INLINE void load(const char*, const char* p, int i, V (&s)[parts], V&) {
+    s[0] = PACELINE_ISA::load(reinterpret_cast<const float*>(p) + L * i);
+  }
+  static void put(char*, char* p, int64_t j, const Block& b, int) { std::memcpy(p + 4 * j, b.scale, 4); }
+};
+
+struct SuperMin {  // two float16 by 256, two bytes by 32
+  static constexpr int64_t head = 4 * PANEL, size = 2 * PANEL;
+  static constexpr int parts = 1;
+  static constexpr bool mins = true;
+  PL_INLINE void load(const char* h, const char* p, int i, V (&s)[parts], V& m) {
+    s[0] = load_halves(h + 2 * L * i) * load_bytes(p + L * i);
+    m = -(load_halves(h + 2 * PANEL + 2 * L * i) * load_bytes(p + PANEL + L * i));
+  }
+  static void put(char* h, char* p, int64_t j, const Block& b, int g) {
+    std::memcpy(h + 2 * j, &b.d, 2);
+    std::memcpy(h + 2 * PANEL + 2 * j, &b.m, 2);
+    p[j] = static_cast<char>(b.s[2 * g]), p[PANEL + j] = static_cast<char>(b.l[2 * g]);
+  }
+};
+
+struct Super16 {  // a float16 by 256, a byte with a sign by 16
+  static constexpr int64_t head = 2 * PANEL, size = 2 * PANEL;
+  static constexpr int parts = 2;
+  static constexpr bool mins = false;
+  PL_INLINE void load(const char* h, const char* p, int i, V (&s)[parts], V&) {
+    const V d = load_halves(h + 2 * L * i);
+    s[0] = d * load_signed_bytes(p + L * i);
+    s[1] = d * load_signed_bytes(p + PANEL + L * i);
+  }
+  static void put(char* h, char* p, int64_t j, const Block& b, int g) {
+    std::memcpy(h + 2 * j, &b.d, 2);
+    p[j] = static_cast<char>(b.s[2 * g]), p[PANEL + j] = static_cast<char>(b.s[2 * g + 1]);
+  }
+};
+
+// --- forms: `BITS` of an integer that is kept `ZERO` larger than it is, at most `TOP` ---------------------------------
+
+struct NoTable {
+  static constexpr bool usable = false;
+};
+struct Iq4Table {
+  static constexpr bool usable = true;
+  static constexpr int8_t values[16] = {
+      static_cast<int8_t>(WIDE_ZERO - 127), static_cast<int8_t>(WIDE_ZERO - 104), static_cast<int8_t>(WIDE_ZERO - 83),
+      static_cast<int8_t>(WIDE_ZERO - 65), static_cast<int8_t>(WIDE_ZERO - 49), static_cast<int8_t>(WIDE_ZERO - 35),
+      static_cast<int8_t>(WIDE_ZERO - 22), static_cast<int8_t>(WIDE_ZERO - 10), static_cast<int8_t>(WIDE_ZERO + 1),
+      static_cast<int8_t>(WIDE_ZERO + 13), static_cast<int8_t>(WIDE_ZERO + 25), static_cast<int8_t>(WIDE_ZERO + 38),
+      static_cast<int8_t>(WIDE_ZERO + 53), static_cast<int8_t>(WIDE_ZERO + 69), static_cast<int8_t>(WIDE_ZERO + 89),
+      static_cast<int8_t>(WIDE_ZERO + 113)};
+};
+struct E2m1Table {
+  static constexpr bool usable = true;
+  static constexpr int8_t values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};  // 12 larger
+};
+
+// Integers of 5 and 6 bits: the low 4 as those of 4 bits, behind them the others of all units, vector by vector.
+template <int BITS, int TOP, int ZERO, class SCALES, class TABLE = NoTable>
+struct Form {
+  using Scales = SCALES;
+  static constexpr int top = TOP, zero = ZERO;
+  static constexpr int64_t unit = (BITS == 8 ? 4 : 2) * PANEL;  // bytes of four inputs, without the high bits
+  static constexpr int64_t high = Scales::size + GROUP / 4 * unit;
+  static constexpr int64_t size = high + (BITS == 6 ? 8 : BITS == 5 ? 4 : 0) * PANEL;
+
+  // The integers of unit u, vector i; those of 4 bits share bytes: the low halves are the first vector.
+  PL_INLINE VW integers(const char* group, int u, int i) {
+    const char* p = group + Scales::size + u * unit;
+    if constexpr (BITS == 8) return load_words(p + 4 * L * i);
+    const VW low = (i == 0 ? load_words(p) : load_words(p) >> 4) & 0x0f0f0f0fu;
+    if constexpr (BITS == 5) {
+      const VW more = load_words(group + high + 4 * L * i);
+      return low | ((u < 4 ? more << (4 - u) : more >> (u - 4)) & 0x10101010u);
+    } else if constexpr (BITS == 6) {
+      const VW more = load_words(group + high + 4 * L * (2 * i + u / 4));
+      return low | ((u % 4 < 2 ? more << (4 - u % 4 * 2) : more >> (u % 4 * 2 - 4)) & 0x30303030u);
+    } else if constexpr (TABLE::usable) {
+      return look_up(TABLE::values, low);
+    } else {
+      return low;
+    }
+  }
+  static void set(char& byte, int bits) { byte = static_cast<char>(byte | bits); }
+  // Integer k of output j; of a table its place there.
+  static void put(char* group, int64_t j, int k, int q) {
+    char* p = group + Scales::size + k / 4 * unit;
+    const int value = TABLE::usable ? q : q + ZERO, u = k / 4;
+    const int64_t i = j / L, at = j % L * 4 + k % 4;
+    if constexpr (BITS == 8) p[4 * j + k % 4] = static_cast<char>(value);
+    else set(p[at], (value & 15) << 4 * i);
+    if constexpr (BITS == 5) set(group[high + 4 * L * i + at], value >> 4 << u);
+    if constexpr (BITS == 6) set(group[high + 4 * L * (2 * i + u / 4) + at], value >> 4 << u % 4 * 2);
+  }
+};
+
+// Calls f with the form of a kind.
+template <class F>
+static auto with_form(int kind, F f) {
+  switch (kind & ~EXACT) {
+    case Q4_0: return f(Form<4, 15, 8, Half>());
+    case Q4_1: return f(Form<4, 15, 0, HalfMin>());
+    case Q5_0: return f(Form<5, 31, 16, Half>());
+    case Q5_1: return f(Form<5, 31, 0, HalfMin>());
+    case Q4_K: return f(Form<4, 15, 0, SuperMin>());
+    case Q5_K: return f(Form<5, 31, 0, SuperMin>());
+    case Q6_K: return f(Form<6, 63, 32, Super16>());
+    case IQ4_XS: return f(Form<4, SIGNED, WIDE_ZERO, Super16, Iq4Table>());
+    case MXFP4: return f(Form<4, 31, 12, Single, E2m1Table>());
+    case IQ4_NL: return f(Form<4, SIGNED, WIDE_ZERO, Half, Iq4Table>());
+    default: return f(Form<8, SIGNED, WIDE_ZERO, Half>());  // Q8_0
+  }
+}
+
+template <class P>
+static int64_t bytes_of_blocks(int64_t in) {
+  return in / GROUP * P::size + in / 256 * P::Scales::head;
+}
+
+template <class P>
+static void pack_blocks(const Matrix& m, int64_t panel, char* out) {
+  const BlockSize size = block_size(m.kind);
+  Block b;
+  for (int64_t j = 0; j < PANEL && panel * PANEL + j < m.out; ++j) {
+    const uint8_t* from = static_cast<const uint8_t*>(m.data) + (panel * PANEL + j) * m.row_bytes();
+    char* to = out;
+    for (int64_t i = 0; i < m.in; i += size.elements, from += size.bytes) {
+      decode(m.kind & ~EXACT, from, b);
+      char* head = to;
+      to += P::Scales::head;
+      for (int g = 0; g < size.elements / GROUP; ++g, to += P::size) {
+        P::Scales::put(head, to, j, b, g);
+        for (int k = 0; k < GROUP; ++k) P::put(to, j, k, b.q[g * GROUP + k]);
+      }
+    }
+  }
+}
+
+}  // namespace PACELINE_ISA
+}  // namespace paceline
