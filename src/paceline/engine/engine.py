@@ -78,6 +78,11 @@ class Engine:
         return Engine(parts, self._ids)
 
     @property
+    def parts(self) -> EngineParts:
+        """What it is made of, for one that is made of nearly the same."""
+        return self._parts
+
+    @property
     def info(self) -> Mapping[str, Any]:
         """What was loaded and chosen, and why."""
         return self._parts.info

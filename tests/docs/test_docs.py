@@ -1,0 +1,53 @@
+"""The manual is plain English: short sentences, links that lead somewhere, figures whose commands exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MANUAL = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+LONGEST, MEDIAN = 40, 20  # words
+
+
+def sentences(text: str) -> list[list[str]]:
+    """The words of each sentence of prose: code, tables, headings and pictures are left out."""
+    text = re.sub(r"```.*?```", "\n\n", text, flags=re.S)
+    kept = [line for line in text.split("\n") if not line.lstrip().startswith(("|", "#", "!", ">", ":::"))]
+    parts = re.split(r"(?<=[.!?:])\s+|\n\s*(?:[-*]|\d+\.) |\n\n", "\n".join(kept))
+    return [words for part in parts if len(words := part.split()) > 2]
+
+
+@pytest.mark.parametrize("path", MANUAL, ids=lambda p: str(p.relative_to(ROOT)))
+def test_sentences_are_short(path: Path) -> None:
+    found = sentences(path.read_text(encoding="utf-8"))
+    long = [" ".join(words[:10]) for words in found if len(words) > LONGEST]
+    assert not long, f"over {LONGEST} words: {long}"
+    assert not found or median([len(words) for words in found]) <= MEDIAN  # some are all tables
+
+
+@pytest.mark.parametrize("path", MANUAL, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        if re.match(r"[a-z]+:", link):
+            continue
+        place, _, anchor = link.partition("#")
+        target = (path.parent / place).resolve() if place else path
+        assert target.exists(), f"{path.name} links to {link}"
+        if anchor and target.suffix == ".md":
+            names = {
+                re.sub(r"[^\w\- ]", "", line.lstrip("#").strip().lower()).replace(" ", "-")
+                for line in target.read_text(encoding="utf-8").splitlines() if line.startswith("#")
+            }  # fmt: skip
+            assert anchor in names, f"{path.name} links to {link}"
+
+
+@pytest.mark.parametrize("path", MANUAL, ids=lambda p: str(p.relative_to(ROOT)))
+def test_figures_come_from_scripts_that_are_here(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert "not in the repository" not in text
+    for script in re.findall(r"\b((?:recipes|scripts|examples|tests|docs)/[\w./-]+\.(?:py|sh))", text):
+        assert (ROOT / script).exists(), f"{path.name} names {script}"
