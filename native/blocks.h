@@ -1,7 +1,7 @@
 // y = x W^T for weights in blocks, as GGUF files have them, and the doors through which all kinds pass.
 //
-// Two ways to multiply. Inputs rounded to 8 bits, each 32 with a scale of their own: the products of a group are summed as
-// integers. Or EXACT: weights become the float32 that they stand for, and are summed in the order of the FLOAT32 kind. Both
+// Two ways to multiply. Inputs rounded to 8 bits, or 16 where weights have 6 or 8, each 16 with a scale of their own: their
+// products are summed as integers. Or EXACT: weights become the float32 that they stand for, and are summed in the order of the FLOAT32 kind. Both
 // take the groups one after the other, so the bits of y[r, o] depend on x[r] and W[o] only.
 #pragma once
 
@@ -13,11 +13,28 @@ namespace PACELINE_ISA {
 
 constexpr int MOST_TILE = 32;  // rows whose sums are kept together
 
+constexpr int PART = 16;       // inputs that share a scale
+constexpr int PLACE = 254;     // of 16 bits: PLACE * x + low
+
 struct Group {  // of a row's inputs
   int8_t x[GROUP];  // -127..127
-  float scale, sum;  // sum: of the rounded inputs, times scale
-  int32_t start[2];  // what the sum of integers starts with, since weights are kept larger than they are
+  float scale[2], sum;  // sum: of the rounded inputs
+  int32_t start[2];  // what sums of integers start with, since weights are kept larger than they are
 };
+struct WideGroup : Group {
+  int8_t low[GROUP];
+  int32_t low_start[2];
+};
+template <bool wide>
+struct GroupFor {
+  using type = Group;
+};
+template <>
+struct GroupFor<true> {
+  using type = WideGroup;
+};
+template <class P>
+using GroupOf = typename GroupFor<P::wide>::type;
 
 // --- linear --------------------------------------------------------------------------------------------------------
 
@@ -50,14 +67,20 @@ PL_INLINE void fetch_group(const char* p, int64_t size, bool far) {
 
 // One group of one vector of outputs for a row.
 template <class P>
-PL_INLINE V add_group(V total, const Group& x, const VW* w, const V* scale, V least) {
-  constexpr int parts = P::Scales::parts, units = GROUP / 4 / parts;
+PL_INLINE V add_group(V total, const GroupOf<P>& x, const VW* w, const V* scale, V least) {
+  constexpr int units = PART / 4;
   PL_UNROLL
-  for (int part = 0; part < parts; ++part) {
+  for (int part = 0; part < 2; ++part) {
     VI start{};
     if constexpr (P::zero != 0) start = broadcast_word(&x.start[part]);
-    const VI sum = dot<P::top, units>(w + part * units, x.x + part * 4 * units, start);
-    total = fma(__builtin_convertvector(sum, V), scale[part] * x.scale, total);
+    V sum = __builtin_convertvector((dot<P::top, units>(w + part * units, x.x + part * PART, start)), V);
+    if constexpr (P::wide) {
+      VI low{};
+      if constexpr (P::zero != 0) low = broadcast_word(&x.low_start[part]);
+      low = dot<P::top, units>(w + part * units, x.low + part * PART, low);
+      sum = fma(sum, broadcast(PLACE), __builtin_convertvector(low, V));
+    }
+    total = fma(sum, scale[P::Scales::parts == 2 ? part : 0] * x.scale[part], total);
   }
   return P::Scales::mins ? fma(least, broadcast(x.sum), total) : total;
 }
@@ -71,7 +94,7 @@ static void block_tile(const BlockCall& c, int64_t r0, int64_t rows, int64_t pan
   for (int64_t r = 0; r < n; ++r) total[r][0] = total[r][1] = V{};
   const char *p = c.data + panel * c.panel_bytes, *head = p;
   const char* x = c.x + r0 * c.x_stride;
-  for (int64_t k = 0; k < c.in; k += GROUP, p += P::size, x += sizeof(Group)) {
+  for (int64_t k = 0; k < c.in; k += GROUP, p += P::size, x += sizeof(GroupOf<P>)) {
     if constexpr (P::Scales::head > 0)
       if (k % 256 == 0) head = p, p += P::Scales::head;
     if (r0 == 0) fetch_group(p, P::size, c.far);
@@ -85,11 +108,11 @@ static void block_tile(const BlockCall& c, int64_t r0, int64_t rows, int64_t pan
       if constexpr (R > 0) {
         PL_UNROLL
         for (int r = 0; r < R; ++r)
-          total[r][i] = add_group<P>(total[r][i], *reinterpret_cast<const Group*>(x + r * c.x_stride), w, scale, least);
+          total[r][i] = add_group<P>(total[r][i], *reinterpret_cast<const GroupOf<P>*>(x + r * c.x_stride), w, scale, least);
       } else {
         const char* row = x;
         for (int64_t r = 0; r < n; ++r, row += c.x_stride)
-          total[r][i] = add_group<P>(total[r][i], *reinterpret_cast<const Group*>(row), w, scale, least);
+          total[r][i] = add_group<P>(total[r][i], *reinterpret_cast<const GroupOf<P>*>(row), w, scale, least);
       }
     }
   }
@@ -205,46 +228,65 @@ static void embed_any(const Matrix& m, int64_t token, float factor, float* y) {
 }
 
 // 32 inputs to integers. Of inputs that are no numbers, or infinite, no integer says it: the scale is no number then.
-static void round_group(const float* x, int zero, int parts, Group& out) {
-  constexpr int N = GROUP / L;
-  V top{}, size{};
-  PL_UNROLL
-  for (int i = 0; i < N; ++i) {
-    const V v = (V)((VW)load(x + i * L) & 0x7fffffffu);
-    top = vmax(top, v), size += v - v;
+template <class P>
+static void round_group(const float* x, GroupOf<P>& out) {
+  constexpr int N = GROUP / L, HALF = PART / L;
+  constexpr float most = P::wide ? 127.0f * PLACE : 127.0f;
+  const V magic = broadcast(12582912.0f);
+  float factors[2], scales[2], broken = 0;  // broken: 0, or no number
+  for (int part = 0; part < 2; ++part) {
+    V top{}, size{};
+    for (int i = part * HALF; i < (part + 1) * HALF; ++i) {
+      const V v = (V)((VW)load(x + i * L) & 0x7fffffffu);
+      top = vmax(top, v), size += v - v;
+    }
+    const float largest = reduce_max(top);
+    broken += reduce(size);
+    factors[part] = most / largest;
+    if (!(factors[part] <= 3.4e38f)) factors[part] = 0.0f;  // nothing but zeros, or inputs below 1e-34
+    scales[part] = factors[part] > 0 ? largest * (1.0f / most) : 0.0f;
   }
-  const float largest = reduce_max(top), broken = reduce(size);  // 0, or no number
-  float factor = 127.0f / largest;
-  if (!(factor <= 3.4e38f)) factor = 0.0f;  // nothing but zeros, or inputs below 4e-37
-  const V factors = broadcast(factor), magic = broadcast(12582912.0f);
-  int32_t sums[2] = {};
   VI n[N] = {};
   if (broken == 0)
-    for (int i = 0; i < N; ++i) n[i] = (VI)fma(load(x + i * L), factors, magic) - (VI)magic;
+    for (int i = 0; i < N; ++i) n[i] = (VI)fma(load(x + i * L), broadcast(factors[i / HALF]), magic) - (VI)magic;
+  int32_t sums[2], low_sums[2] = {};
+  if constexpr (P::wide) {
+    VI low[N];
+    for (int i = 0; i < N; ++i) {
+      const VI high = (VI)fma(__builtin_convertvector(n[i], V), broadcast(1.0f / PLACE), magic) - (VI)magic;
+      low[i] = n[i] - high * PLACE, n[i] = high;
+    }
+    narrow(low, out.low, low_sums);
+    for (int part = 0; part < 2; ++part) out.low_start[part] = -P::zero * low_sums[part];
+  }
   narrow(n, out.x, sums);
-  out.scale = (factor > 0 ? largest * (1.0f / 127.0f) : 0.0f) + broken;
-  out.sum = static_cast<float>(sums[0] + sums[1]) * out.scale;
-  if (parts == 1) out.start[0] = -zero * (sums[0] + sums[1]), out.start[1] = 0;
-  else out.start[0] = -zero * sums[0], out.start[1] = -zero * sums[1];
+  out.sum = 0;
+  for (int part = 0; part < 2; ++part) {
+    const int32_t whole = P::wide ? PLACE * sums[part] + low_sums[part] : sums[part];
+    out.scale[part] = scales[part] + broken;
+    out.sum += static_cast<float>(whole) * out.scale[part];
+    out.start[part] = -P::zero * sums[part];
+  }
 }
 
 template <class By>
 static int64_t prepared_bytes_any(int kind, int64_t in) {
   if (!in_blocks(kind)) return prepared_bytes<By>(kind, in);
-  return kind & EXACT ? 0 : in / GROUP * static_cast<int64_t>(sizeof(Group));
+  if (kind & EXACT) return 0;
+  return with_form(kind, [in](auto form) { return in / GROUP * static_cast<int64_t>(sizeof(GroupOf<decltype(form)>)); });
 }
 
 template <class By>
 static Prepared prepare_any(int kind, const float* x, int64_t stride, int64_t rows, int64_t in, void* data, float* scales) {
   if (!in_blocks(kind)) return prepare<By>(kind, x, stride, rows, in, data, scales);
   if (kind & EXACT) return {x, stride, nullptr};
-  Group* groups = static_cast<Group*>(data);
   with_form(kind, [&](auto form) {
     using P = decltype(form);
+    auto* groups = static_cast<GroupOf<P>*>(data);
     for (int64_t r = 0; r < rows; ++r)
-      for (int64_t k = 0; k < in; k += GROUP) round_group(x + r * stride + k, P::zero, P::Scales::parts, *groups++);
+      for (int64_t k = 0; k < in; k += GROUP) round_group<P>(x + r * stride + k, *groups++);
   });
-  return {data, in / GROUP * static_cast<int64_t>(sizeof(Group)), nullptr};
+  return {data, prepared_bytes_any<By>(kind, in), nullptr};
 }
 
 }  // namespace PACELINE_ISA

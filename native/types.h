@@ -11,7 +11,7 @@ namespace paceline {
 inline std::atomic<bool> weights_in_cache{false}, fetches_far{true};
 
 // PAIRS: bfloat16 for CPUs that multiply pairs of it, whose inputs are rounded to bfloat16 too; only if Kernels::pairs.
-// From Q4_0 on: the blocks of GGUF files, whose inputs are rounded to 8 bits by 32 unless EXACT is added.
+// From Q4_0 on: the blocks of GGUF files, whose inputs are rounded to 8 or 16 bits unless EXACT is added.
 enum Kind : int {
   FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, PAIRS = 4,
   Q4_0 = 8, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, EXACT = 32

@@ -24,7 +24,8 @@ def panels(
     """(`weight` in panels of outputs, kind). With each `cluster` outputs filled up (by the last) to whole panels.
 
     `exact`: bfloat16 and blocks stay kinds that are multiplied with float32; else inputs are rounded to bfloat16 where
-    the CPU multiplies pairs of it, and those of blocks to 8 bits, each 32 with a scale of their own.
+    the CPU multiplies pairs of it, and those of blocks to 8 bits (16 for
+    q6_k and q8_0), each 16 with a scale of their own.
     Raises UsageError for a weight that native code cannot read.
     """
     weight, padding = usable(weight), -cluster % int(extension.panel())
