@@ -7,7 +7,6 @@
 
 #include <algorithm>
 
-#include "experience.h"
 #include "measure_jobs.h"
 #include "program.h"
 #include "round.h"
@@ -189,43 +188,6 @@ std::tuple<int, std::vector<int64_t>, std::vector<double>> run_round(Program& pr
   return result;
 }
 
-nb::tuple tuple_of(const Numbers& values) {
-  nb::object out = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(values.size())));
-  for (size_t i = 0; i < values.size(); ++i)
-    PyTuple_SET_ITEM(out.ptr(), static_cast<Py_ssize_t>(i), PyFloat_FromDouble(values[i]));
-  return nb::cast<nb::tuple>(out);
-}
-
-// (hits, tries, accept, survive, hope) after these outcomes, each (drafted, accepted).
-nb::tuple learn(Numbers hits, Numbers tries, const Numbers& prior, double weight, double hope, double window,
-                const std::vector<std::pair<int64_t, int64_t>>& outcomes) {
-  if (prior.empty() || hits.size() != prior.size() || tries.size() != prior.size())
-    throw nb::value_error("hits, tries and prior must have a value for each position");
-  Shown arm{std::move(hits), std::move(tries), {}, {}};
-  count(arm, window, outcomes);
-  estimate(arm, prior, weight, hope);
-  return nb::make_tuple(tuple_of(arm.hits), tuple_of(arm.tries), tuple_of(arm.accept), tuple_of(arm.survive), arm.hope);
-}
-
-using OfferTuple = std::tuple<int64_t, double, double>;
-
-// Of each proposal, by the confidence in its tokens.
-std::vector<OfferTuple> offers(const std::vector<Numbers>& proposals, const Worth& worth,
-                               const std::tuple<double, double, double>& first,
-                               const std::tuple<Numbers, Numbers, Numbers, double>& shown, const Numbers& prices,
-                               double paid) {
-  if (worth.empty()) throw nb::value_error("it has to be said what a confidence is worth");
-  const auto& [weight, kept, tried] = first;
-  const auto& [hits, tries, promised, own_weight] = shown;
-  const Copied copied{hits, tries, promised, own_weight};
-  std::vector<OfferTuple> out;
-  for (const Numbers& confidence : proposals) {
-    const Offer own = offer(confidence, worth, {weight, kept, tried}, copied, prices, paid);
-    out.emplace_back(own.tokens, own.gain, own.kept);
-  }
-  return out;
-}
-
 // The search, with what `tokens` has come to have since it was asked last.
 Search& grown(Search& search, const nb::list& tokens) {
   Source& text = search.text();
@@ -234,47 +196,6 @@ Search& grown(Search& search, const nb::list& tokens) {
   for (size_t i = text.size(); i < count; ++i) text.push(nb::cast<int32_t>(tokens[i]));
   return search;
 }
-
-// Several texts that nothing is drafted for, until one or more of them come to something worth copying.
-class Watch {
- public:
-  // `need`: what copies of one step must be worth together. After a find nothing is said for `wait` steps, then twice as
-  // many, up to `longest`, nor in other steps than each `every`th.
-  Watch(double need, int64_t wait, int64_t longest, int64_t every)
-      : need_(need), wait_(wait), longest_(longest), every_(every), quiet_(every - 1) {}
-
-  // `worth`: of a copy, by the rungs of `lengths` that its match reaches, rising.
-  void add(nb::object search, nb::list tokens, std::vector<double> worth) {
-    const auto least = std::find_if(worth.begin(), worth.end(), [](double w) { return w > 0; });
-    if (least == worth.end()) return;
-    const int64_t above = least - worth.begin();
-    texts_.push_back({search, tokens, nb::cast<Search*>(search), std::move(worth), above});
-  }
-
-  bool finds() {
-    if (quiet_ > 0) return --quiet_, false;
-    double total = 0;
-    for (Text& text : texts_)
-      if (const int64_t rungs = grown(*text.search, text.tokens).reaches(text.above)) total += text.worth[rungs - 1];
-    quiet_ = every_ - 1;
-    if (total <= need_) return false;
-    quiet_ = std::max(wait_, quiet_);
-    wait_ = std::min(2 * wait_, longest_);
-    return true;
-  }
-
- private:
-  struct Text {
-    nb::object kept;
-    nb::list tokens;
-    Search* search;
-    std::vector<double> worth;
-    int64_t above;
-  };
-  std::vector<Text> texts_;
-  double need_;
-  int64_t wait_, longest_, every_, quiet_;
-};
 
 std::tuple<uint32_t, uint32_t> keys(uint64_t seed, int64_t position, uint32_t purpose) {
   std::tuple<uint32_t, uint32_t> out;
@@ -285,7 +206,7 @@ std::tuple<uint32_t, uint32_t> keys(uint64_t seed, int64_t position, uint32_t pu
 }  // namespace
 
 NB_MODULE(_native, m) {
-  m.attr("layout") = 16;  // raised whenever these signatures change; paceline/ops/native.py checks it
+  m.attr("layout") = 17;  // raised whenever these signatures change; paceline/ops/native.py checks it
   m.attr("most_rows") = static_cast<int>(Pool::max_chunks);  // of one run: a row has at least a chunk of its own
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("choose_isa", [](const std::string& name) { return choose_kernels(name.c_str()); });
@@ -312,17 +233,10 @@ NB_MODULE(_native, m) {
   m.def("get_weights_in_cache", [] { return weights_in_cache.load(); });
   m.def("draw", &draw_rows);
   m.def("noise_keys", &keys);
-  m.def("learn", &learn);
-  m.def("offers", &offers);
   nb::class_<Search>(m, "Search")
       .def(nb::init<std::vector<int32_t>, std::vector<int64_t>>())
       .def("in_text", [](Search& s, const nb::list& tokens) { return grown(s, tokens).in_text(); })
-      .def("in_reference", [](Search& s, const nb::list& tokens) { return grown(s, tokens).in_reference(); })
-      .def("finds", [](Search& s, const nb::list& tokens, bool reference) { return grown(s, tokens).finds(reference); });
-  nb::class_<Watch>(m, "Watch")
-      .def(nb::init<double, int64_t, int64_t, int64_t>())
-      .def("add", &Watch::add)
-      .def("finds", &Watch::finds);
+      .def("in_reference", [](Search& s, const nb::list& tokens) { return grown(s, tokens).in_reference(); });
   nb::class_<Program>(m, "Program")
       .def(nb::init<>())
       .def("begin_step", &Program::begin_step)

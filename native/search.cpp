@@ -47,13 +47,12 @@ int64_t Search::stop(const Source& source) const {
   return static_cast<int64_t>(source.size()) - (&source == &text_);
 }
 
-// Of matches that are longer than the first `above` of `lengths`.
-Found Search::longest(const Source& source, size_t above) const {
+Found Search::longest(const Source& source) const {
   Found best{0, 0};
   const int64_t count = static_cast<int64_t>(text_.size());
   if (count < 2) return best;
   const int32_t* ours = text_.tokens() + count;
-  size_t reached = above;  // of `lengths_`
+  size_t reached = 0;  // of `lengths_`
   for (int64_t end = source.latest(ours[-2], ours[-1], stop(source)); end > 0 && reached < lengths_.size();
        end = source.before(end)) {
     const int32_t* theirs = source.tokens() + end;
@@ -65,21 +64,6 @@ Found Search::longest(const Source& source, size_t above) const {
     best = {end, lengths_[reached - 1]};
   }
   return best;
-}
-
-int64_t Search::reaches(int64_t above) const {
-  const int64_t found = std::max(longest(text_, above).second, longest(reference_, above).second);
-  return std::upper_bound(lengths_.begin(), lengths_.end(), found) - lengths_.begin();
-}
-
-bool Search::finds(bool reference) const {
-  const Source& source = reference ? reference_ : text_;
-  const int64_t count = static_cast<int64_t>(text_.size());
-  if (count < 2) return false;
-  const int32_t* ours = text_.tokens() + count;
-  for (int64_t end = source.latest(ours[-2], ours[-1], stop(source)); end > 0; end = source.before(end))
-    if (source.tokens()[end - 1] == ours[-1] && source.tokens()[end - 2] == ours[-2]) return true;
-  return false;
 }
 
 }  // namespace paceline

@@ -38,15 +38,11 @@ class Search {
 
   Source& text() { return text_; }
   // The longest match that ends before the text's last token, or anywhere in the reference; the latest among equals.
-  Found in_text() const { return longest(text_, 0); }
-  Found in_reference() const { return longest(reference_, 0); }
-  // Whether there is a match at all.
-  bool finds(bool reference) const;
-  // How many of `lengths` the longest match of both reaches; 0 if it is not longer than the first `above` of them.
-  int64_t reaches(int64_t above) const;
+  Found in_text() const { return longest(text_); }
+  Found in_reference() const { return longest(reference_); }
 
  private:
-  Found longest(const Source& source, size_t above) const;
+  Found longest(const Source& source) const;
   int64_t stop(const Source& source) const;
 
   Source text_, reference_;

@@ -102,13 +102,14 @@ def draft_what_was_drafted_before_preemption(patch: Patch) -> None:
     stale: dict[int, list[int]] = {}
 
     def wrong(state: EngineState, work: Any) -> Any:
-        draft = propose(state, work)
+        proposed = propose(state, work)
+        draft = proposed.draft
         for i, w in enumerate(work):
             if draft.tokens[i]:
                 old = stale.pop(w.sequence.id, draft.tokens[i])
                 last[w.sequence.id] = draft.tokens[i]
                 draft.tokens[i] = (old + draft.tokens[i])[: len(draft.tokens[i])]
-        return draft
+        return proposed
 
     def remember(self: EngineState, sequence: Sequence) -> None:
         stale[sequence.id] = last.get(sequence.id, [])

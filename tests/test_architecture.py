@@ -30,15 +30,16 @@ MAY_IMPORT = {
     "models": {"kv", "ops", "weights"},
     "drafters": {"kv", "models", "ops"},
     "control": set(),
+    "control/startup": {"control", "drafters", "engine", "text"},
     "engine": {"control", "sampling", "kv", "ops", "text", "models", "drafters"},
     "survey": {"text", "models"},
-    "assembly": {"survey", "kv", "ops", "text", "models", "drafters", "engine"},
+    "assembly": {"control", "survey", "kv", "ops", "text", "models", "drafters", "engine"},
     "llm": {"assembly", "engine", "text"},
-    "server": {"engine", "text", "llm", "assembly", "memory"},
-    "bench": {"llm", "engine", "assembly", "text", "models", "kv", "ops", "drafters", "memory"},
+    "server": {"control", "engine", "text", "llm", "assembly", "memory"},
+    "bench": {"control", "llm", "engine", "assembly", "text", "models", "kv", "ops", "drafters", "memory"},
     "check": {"llm", "engine", "assembly", "text", "models", "kv", "ops", "sampling", "drafters"},
     "audit": {"check"},
-    "train": {"kv", "ops", "models", "drafters", "sampling", "text", "llm", "engine", "assembly"},
+    "train": {"control", "kv", "ops", "models", "drafters", "sampling", "text", "llm", "engine", "assembly"},
     "cli": {"*"},
     "__init__": {"llm"},
 }
@@ -48,6 +49,8 @@ LINES, FUNCTION_LINES, PARAMETERS = 400, 50, 6
 
 def room(path: Path) -> str:
     parts = path.relative_to(SOURCE).parts
+    if parts[:2] == ("control", "startup"):  # it runs an engine, which the policy knows nothing of
+        return "control/startup"
     return parts[0] if len(parts) > 1 else path.stem
 
 
@@ -115,9 +118,9 @@ def test_no_hidden_state(path: Path) -> None:
             assert constant, f"module-level state {name!r}: pass it as an argument"
 
 
-def test_scheduler_and_budget_know_no_torch() -> None:
-    for name in ("scheduler", "budget", "acceptance", "costs"):
-        tree = parse(SOURCE / "engine" / f"{name}.py")
+def test_scheduler_and_policy_know_no_torch() -> None:
+    for path in (SOURCE / "engine" / "scheduler.py", *(SOURCE / "control").glob("*.py")):
+        tree = parse(path)
         names = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
         names |= {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module}
         assert not {n for n in names if n.split(".")[0] in ("torch", "numpy")}
@@ -135,3 +138,19 @@ def test_public_names_are_pinned() -> None:
 def test_the_step_fits_on_one_screen() -> None:
     (step,) = [f for f in functions(parse(SOURCE / "engine" / "step.py")) if f.name == "step"]
     assert (step.end_lineno or 0) - step.lineno < 80
+
+
+def numbers(tree: ast.Module) -> int:
+    """Names of a module that stand for numbers: each is something to tune."""
+    found = 0
+    for node in tree.body:
+        value = node.value if isinstance(node, ast.Assign) else None
+        parts = value.elts if isinstance(value, ast.Tuple) else [value]
+        found += sum(isinstance(part, ast.Constant) and isinstance(part.value, int | float) for part in parts)
+    return found
+
+
+def test_the_policy_stays_small() -> None:
+    files = [*(SOURCE / "engine").rglob("*.py"), *(SOURCE / "control").rglob("*.py")]
+    assert sum(path.read_text(encoding="utf-8").count("\n") for path in files) <= 3400
+    assert sum(numbers(parse(path)) for path in files) <= 40

@@ -16,13 +16,13 @@ import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 
+from paceline.control.fixed import FixedPolicy
 from paceline.core import Completion, Draft, Rows, SamplingParams
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.drafters.draft_model import ModelDrafter
 from paceline.drafters.mtp import MTPDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.engine.engine import Engine, EngineParts
-from paceline.engine.fixed import FixedController
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import LayerKV, Layout
 from paceline.models.base import HeadOutput
@@ -239,7 +239,7 @@ def make_engine(setup: Setup, drafter: Drafter | None = None, **changes: Any) ->
         "cache": make_cache(setup.pages, setup.max_batch, setup.max_tokens),
         "drafters": {drafter.name: drafter} if drafter else {},
         "default_drafter": drafter.name if drafter else "none",
-        "controller": FixedController(setup.k),
+        "policy": FixedPolicy(setup.k),
         "verify": setup.verify,
         "draft_tokens": setup.k,
         "max_batch": setup.max_batch,

@@ -16,10 +16,9 @@ from typing import Any
 
 from common import RecipeError, run_main, say, write_json
 
+from paceline.control.startup.calibration_file import FILE_NAME, VERSION
+from paceline.control.startup.selftest import Watcher, summarise
 from paceline.core import SamplingParams
-from paceline.engine.acceptance import MTP
-from paceline.engine.calibration import FILE_NAME, VERSION
-from paceline.engine.selftest import Watcher, summarise
 from paceline.llm import LLM
 
 DRAFT, TEMPERATURE = 4, 0.8
@@ -28,10 +27,10 @@ DRAFT, TEMPERATURE = 4, 0.8
 def measure(llm: LLM, prompts: list[list[int]], new: int, temperature: float) -> dict[str, Any]:
     """What became of all drafts of one temperature."""
     watcher = Watcher(DRAFT)
-    llm.engine.state.controller = watcher
+    llm.engine.state.policy = watcher
     for i, prompt in enumerate(prompts):
         llm.generate(prompt, SamplingParams(max_tokens=new, temperature=temperature, seed=i, drafter="mtp"))
-    tested = summarise(watcher.rows, MTP)
+    tested = summarise(watcher.rows)
     if tested is None:
         raise RecipeError(
             f"only {len(watcher.rows)} drafts at temperature {temperature:g}: give more prompts"

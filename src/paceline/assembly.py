@@ -15,17 +15,16 @@ from typing import Any, Literal
 import torch
 
 from paceline.config import EngineConfig
+from paceline.control.adaptive import AdaptivePolicy
+from paceline.control.fixed import FixedPolicy
+from paceline.control.startup import Pair, start_up
 from paceline.core import MAX_DRAFT_TOKENS
 from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import ModelDrafter
 from paceline.drafters.mtp import MTPDrafter
 from paceline.drafters.ngram import NgramDrafter
-from paceline.drafters.portfolio import Portfolio
 from paceline.drafters.registry import check_kind, load_third_party, third_party
-from paceline.engine.controller import AutoController
 from paceline.engine.engine import Engine, EngineParts
-from paceline.engine.fixed import FixedController
-from paceline.engine.startup import Pair, start_up
 from paceline.errors import CapacityError, LoadError, UsageError
 from paceline.kv.cache import KVCache, plan_pages, stored_as
 from paceline.models.adapter import Adapter, load_adapter, unmerged
@@ -70,7 +69,7 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
         cache=cache,
         drafters=drafters,
         default_drafter=kind.partition("+")[0],
-        controller=FixedController(0),
+        policy=FixedPolicy(0),
         tokenizer=tokenizer,
         verify=config.verify,
         draft_tokens=config.draft_tokens,
@@ -80,9 +79,7 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
         prefix_cache=config.prefix_cache,
     )
     known = start_up(config, Pair(parts, path, source, _settings(config, target, arithmetic)), say)
-    controller = AutoController(known.profile, known.kinds, say, kind.split("+"), ngram)
-    controller.budget = replace(controller.budget, bins=known.bins)
-    _combine(drafters, kind, controller)
+    policy = AdaptivePolicy(known.table, known.known, say)
     info: dict[str, Any] = {
         "target": str(path),
         "adapter": None if adapter is None else str(adapter.folder),
@@ -98,7 +95,7 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
         "skipped": sorted(target.skipped),
         "sampling": read_defaults(path).given(),
     } | known.info
-    return Engine(replace(parts, drafters=drafters, default_drafter=kind, controller=controller, info=info))
+    return Engine(replace(parts, default_drafter=kind, policy=policy, info=info))
 
 
 def _device_and_threads(config: EngineConfig) -> torch.device:
@@ -171,14 +168,6 @@ def _load_drafters(
     elif kind in third_party():
         drafters[kind] = load_third_party(kind, target, cache)
     return drafters
-
-
-def _combine(drafters: dict[str, Drafter], kind: str, controller: AutoController) -> None:
-    """Let the controller decide what is worth checking of what is copied, alone or beside a network."""
-    ngram = drafters["ngram"]
-    drafters["ngram"] = Portfolio(ngram, None, controller)
-    if "+" in kind:
-        drafters[kind] = Portfolio(ngram, drafters[kind.partition("+")[0]], controller)
 
 
 def pick_device(name: str) -> torch.device:

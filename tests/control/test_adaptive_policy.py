@@ -124,6 +124,7 @@ def test_a_request_that_asks_for_a_number_gets_it() -> None:
     ("row", "proposal", "reason"),
     [
         (PlanRow(0, "auto", 0, "mtp", 8), None, NoDraftReason.NO_ROOM),
+        (PlanRow(0, "auto", 0), None, NoDraftReason.NO_DRAFTER),
         (PlanRow(0, "auto", 9), None, NoDraftReason.NO_DRAFTER),
         (PlanRow(0, "auto", 9), Proposal(()), NoDraftReason.NO_PROPOSAL),
         (PlanRow(0, "auto", 9, "mtp", 0), None, NoDraftReason.NO_PROPOSAL),

@@ -166,19 +166,3 @@ def test_any_text_can_be_followed_in_any_portions(
     exact = Alignment(text, 0)
     exact.follow(text)
     assert not exact.lost
-
-
-@given(st.lists(st.integers(0, 3), max_size=60), st.lists(st.integers(0, 3), max_size=60), st.data())
-def test_a_peek_never_misses_what_a_look_would_find(
-    text: list[int], reference: list[int], data: st.DataObject
-) -> None:
-    drafter, at = NgramDrafter(), 0
-    sequence = Sequence(0, [], 0, SamplingParams(), 0, reference=tuple(reference))
-    while at < len(text):
-        more = data.draw(st.integers(1, 9))
-        sequence.tokens += text[at : at + more]
-        at += more
-        peeked = drafter.peek(sequence)
-        if data.draw(st.booleans()):
-            tokens, _ = drafter.match(sequence, 3)
-            assert peeked or not tokens

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from paceline import LLM, SamplingParams
-from paceline.engine.controller import AutoController
+from paceline.engine.picker import StepPicker
 from paceline.ops import native
 from paceline.ops.base import RoundStart, Stop
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="needs the compiled kernels")
+MAKE = StepPicker.__init__
 PROMPTS = ["class Stack:", "def parse(self, text):\n    return", "import os\n"]
 
 
@@ -56,11 +57,20 @@ def test_one_call_equals_its_steps(params: dict[str, Any], monkeypatch: pytest.M
     assert any(proposal for text in together for proposal in text)
 
 
+def planned(monkeypatch: pytest.MonkeyPatch, stop: Stop) -> None:
+    """Let all rows of all rounds end as this stop says."""
+    monkeypatch.setattr(
+        StepPicker,
+        "__init__",
+        lambda self, lives, stops, vocab: MAKE(self, lives, [stop] * len(lives), vocab),
+    )
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_row_ends_where_its_confidence_does(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one call as step by step, side by side with rows that go on."""
     stop = Stop(16, (0.125, 0.25, 0.5, 1.0), ((0.2, 0.8),) * 12, price=0.05)
-    monkeypatch.setattr(AutoController, "stop", lambda self, sequence_id: stop)
+    planned(monkeypatch, stop)
     params = [SamplingParams(max_tokens=24, temperature=temperature, seed=i) for i in range(3)]
 
     def lengths(draft_tokens: int) -> tuple[list[list[int]], list[list[int]]]:
@@ -112,7 +122,7 @@ def test_rows_that_are_worth_a_step_together_take_it(apart: bool, monkeypatch: p
 
     def longest(texts: int, step: float) -> int:
         stop = Stop(16, (0.5, 0.5), ((1.0, 0.0),) * 12, price=0.2, step=step)
-        monkeypatch.setattr(AutoController, "stop", lambda self, sequence_id: stop)
+        planned(monkeypatch, stop)
         llm = LLM("demo", drafter="mtp", draft_tokens=6, max_model_len=256)
         done = llm.generate(PROMPTS[:texts], SamplingParams(max_tokens=16, ignore_eos=True, temperature=0))
         return max(len(text.stats.drafted_by_position) for text in done)

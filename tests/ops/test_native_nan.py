@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from checkpoints import build_target
+from paceline.control.fixed import FixedPolicy
 from paceline.core import Completion, Rows, SamplingParams
 from paceline.engine.engine import Engine, EngineParts
-from paceline.engine.fixed import FixedController
 from paceline.kv.cache import KVCache, plan_pages
 from paceline.models.registry import load_target
 from paceline.ops import native
@@ -116,7 +116,7 @@ def engine(folder: Path, kind: str | None, *, eager: bool = False) -> Engine:
     )
     return Engine(
         EngineParts(
-            target=target, cache=cache, drafters={}, default_drafter="none", controller=FixedController(0),
+            target=target, cache=cache, drafters={}, default_drafter="none", policy=FixedPolicy(0),
             max_batch=4, prefix_cache=False,
         )
     )  # fmt: skip

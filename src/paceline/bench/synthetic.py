@@ -15,15 +15,14 @@ from paceline.bench.random_target import random_assistant, random_target
 from paceline.bench.shapes import assistant_config, check_memory, target_config
 from paceline.bench.workloads import Prompt
 from paceline.config import EngineConfig
+from paceline.control.adaptive import AdaptivePolicy
+from paceline.control.cost_model import unmeasured
+from paceline.control.fixed import FixedPolicy
+from paceline.control.startup.profiling import measure_steps
 from paceline.drafters.base import Drafter
 from paceline.drafters.mtp import MTPDrafter
-from paceline.engine.acceptance import KINDS
-from paceline.engine.controller import AutoController
-from paceline.engine.costs import default_profile
 from paceline.engine.engine import Engine, EngineParts
-from paceline.engine.fixed import FixedController
 from paceline.engine.forced import ForcedAcceptance
-from paceline.engine.stopwatch import measure_steps
 from paceline.errors import UsageError
 from paceline.ops.base import WeightKind
 
@@ -61,7 +60,7 @@ def synthetic_engine(shape: str, chances: ForcedAcceptance, options: dict[str, A
         drafters["mtp"] = MTPDrafter(net)
     parts = EngineParts(
         target=target, cache=cache, drafters=drafters, default_drafter="mtp" if drafters else "none",
-        controller=FixedController(0), draft_tokens=config.draft_tokens, max_batch=config.max_batch,
+        policy=FixedPolicy(0), draft_tokens=config.draft_tokens, max_batch=config.max_batch,
         prefill_chunk=config.prefill_chunk, step_tokens=config.step_tokens, prefix_cache=config.prefix_cache,
         forced=chances,
         info={"target": shape, "drafter": "mtp" if drafters else "none", "arithmetic": arithmetic,
@@ -72,10 +71,8 @@ def synthetic_engine(shape: str, chances: ForcedAcceptance, options: dict[str, A
 
 def _measured(parts: EngineParts, say: Say) -> Engine:
     """The engine with the costs of its steps measured, as at the start of a real one."""
-    network = next((kind for kind in KINDS if kind.name == parts.default_drafter), None)
-    profile = measure_steps(parts, network, PROFILING) or default_profile()
     return Engine(
-        replace(parts, controller=AutoController(profile, KINDS, say, [parts.default_drafter], None))
+        replace(parts, policy=AdaptivePolicy(measure_steps(parts, PROFILING) or unmeasured(), warn=say))
     )
 
 

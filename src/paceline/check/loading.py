@@ -7,8 +7,6 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from paceline.check.subject import Subject
-from paceline.drafters.portfolio import Portfolio
-from paceline.engine.controller import AutoController
 from paceline.errors import UsageError
 from paceline.llm import LLM
 
@@ -36,15 +34,9 @@ def load(
 
 def _adopt(llm: LLM, other: LLM) -> None:
     """Take over the drafters of an engine that is given up; one that has a cache brings it along."""
-    mine, controller = llm.engine.state.drafters, llm.engine.state.controller
-    assert isinstance(controller, AutoController), "an assembled engine chooses by itself"
     for name, drafter in other.engine.state.drafters.items():
-        if name not in mine:
-            mine[name] = (
-                Portfolio(drafter.free, drafter.paid, controller)
-                if isinstance(drafter, Portfolio)
-                else drafter
-            )
+        llm.engine.state.drafters.setdefault(name, drafter)
+    llm.engine.combined += other.engine.combined
 
 
 def _prompts(llm: LLM, texts: Texts) -> tuple[tuple[int, ...], ...]:

@@ -297,16 +297,13 @@ def _facts(engine: Engine, runs: list[Run]) -> dict[str, Any]:
 
 def _staircase(engine: Engine) -> dict[int, float]:
     """What steps of so many rows cost as measured at start-up: how long the last texts were is no matter of rows."""
-    from dataclasses import replace
+    from paceline.control.adaptive import AdaptivePolicy
 
-    from paceline.engine.controller import AutoController
-    from paceline.engine.tempo import Tempo
-
-    controller = engine.state.controller
-    if not isinstance(controller, AutoController):
+    policy = engine.state.policy
+    if not isinstance(policy, AdaptivePolicy):
         return {}
-    costs = replace(controller.budget.costs, tempo=Tempo())
-    return {n: costs.target(n) for n in (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 24, 32)}
+    table = policy.table.dense()
+    return {n: table[n - 1] for n in (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 24, 32)}
 
 
 def _page(table: list[Line], said: list[str], extra: dict[str, Any]) -> str:

@@ -79,7 +79,8 @@ class AdaptivePolicy:
         known: Mapping[tuple[str, bool], KnownPair] | None = None,
         warn: Callable[[str], None] | None = None,
     ) -> None:
-        """`known`: by (drafter, whether text is sampled). `warn` gets an alarm of the acceptance, once."""
+        """`table`: as measured at load. `known`: by (drafter, whether text is sampled). `warn`: gets alarms."""
+        self.table = table
         self._costs = CostModel(table)
         self._known = dict(known or {})
         self._warn = warn

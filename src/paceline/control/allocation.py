@@ -79,9 +79,10 @@ def _order(entry: tuple[float, int, int, str | None]) -> tuple[float, int, int]:
 
 def least_survival(batch: Batch, more: int, costs: CostModel) -> float:
     """A token that is kept more rarely pays for no row of this step, however many of up to `more` share its price."""
-    steps = costs.steps(batch.rows, more, False)
+    plain = costs.step_seconds(batch.rows, False)
     counts = [1 << n for n in range(more.bit_length())]
-    return 0.7 * batch.texts / steps[0] * min([(steps[n] - steps[0]) / n for n in counts], default=0.0)
+    least = [(costs.step_seconds(batch.rows + n, False) - plain) / n for n in counts]
+    return 0.7 * batch.texts / plain * min(least, default=0.0)
 
 
 def proposal_gain(survival: Sequence[float], price: float, call: float = 0.0) -> float:

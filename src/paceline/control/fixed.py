@@ -57,9 +57,9 @@ def no_draft(row: PlanRow, proposal: Proposal | None, want: int) -> NoDraftReaso
     """Why nothing can be drafted for a row, whatever a policy thinks; None if something can."""
     if want == 0:
         return NoDraftReason.DISABLED
+    if row.drafter is None and proposal is None:
+        return NoDraftReason.NO_DRAFTER
     if row.room <= 0:
         return NoDraftReason.NO_ROOM
-    if (row.drafter is not None and row.drafter_max > 0) or (proposal is not None and proposal.confidence):
-        return None
-    nobody = row.drafter is None and proposal is None
-    return NoDraftReason.NO_DRAFTER if nobody else NoDraftReason.NO_PROPOSAL
+    found = proposal is not None and proposal.confidence
+    return None if found or (row.drafter is not None and row.drafter_max > 0) else NoDraftReason.NO_PROPOSAL

@@ -41,8 +41,8 @@ class Picker(Protocol):
         ...
 
     def go_on(self, rows: Seq[int], step: int) -> list[int]:
-        """Those of `rows`, which may draft on, for which the token after `step` is still worth its cost (the controller
-        decides).
+        """Those of `rows`, which may draft on, for which the token after `step` is still worth its cost, as the plan's
+        stop rule says.
         """
         ...
 

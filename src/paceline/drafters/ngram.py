@@ -10,16 +10,14 @@ per thousand tokens (ops/search.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from paceline.core import MAX_DRAFT_TOKENS, Draft, Sequence
 from paceline.drafters.alignment import Alignment, Words
 from paceline.drafters.base import DraftContext
-from paceline.ops.search import LENGTHS, Search, Watch, search, watch
+from paceline.ops.search import LENGTHS, Search, search
 
 LONGEST = LENGTHS[-1]  # tokens of a match: a longer one says nothing more
-QUIET, LONGEST_QUIET = 4, 64  # steps for which a watch says nothing after it has found something
 
 
 @dataclass(slots=True)
@@ -38,18 +36,7 @@ class NgramDrafter:
     def __init__(self, max_tokens: int = MAX_DRAFT_TOKENS, words: Words | None = None) -> None:
         """`words`: the target's, without which a replaced word of several tokens is learnt more slowly."""
         self.max_tokens, self._words = max_tokens, words
-        # by the steps of matches' lengths that are told apart, rising: the confidence of each token of a copy
-        self.rungs = [_CONFIDENCE[length : length + max_tokens] for length in LENGTHS]
         self._texts: dict[int, _Text] = {}
-
-    def peek(self, sequence: Sequence) -> bool:
-        """Whether `match` may find something, at the price of one search."""
-        text = self._text(sequence)
-        if text.alignment is not None and (
-            not (text.begun and text.alignment.lost) or text.search.finds(sequence.tokens, True)
-        ):
-            return True
-        return text.search.finds(sequence.tokens, False)
 
     def match(self, sequence: Sequence, limit: int) -> tuple[list[int], int]:
         """(up to `limit` tokens that followed the best match, its length in tokens); ([], 0) without one."""
@@ -92,13 +79,6 @@ class NgramDrafter:
             text.looked, text.found = at, self.match(sequence, limit)
         tokens, length = text.found
         return list(tokens), _CONFIDENCE[length : length + len(tokens)]
-
-    def watch(self, texts: Seq[tuple[Sequence, Seq[float]]], need: float, every: int = 1) -> Watch:
-        """Of texts with what a copy is worth by `rungs`, until all copies that there are are worth more than `need`."""
-        watching = watch(need, QUIET, LONGEST_QUIET, every)
-        for sequence, worth in texts:
-            watching.add(self._text(sequence).search, sequence.tokens, worth)
-        return watching
 
     def draft(self, context: DraftContext) -> Draft:
         out = Draft.empty(len(context.sequences), "no proposal")

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import torch
 
+from paceline.control.base import DraftPolicy
+from paceline.control.fixed import FixedPolicy
 from paceline.core import Completion, Delta, SamplingParams, Sequence, VerifyRule
 from paceline.drafters.base import Drafter
-from paceline.engine.budget import Controller
-from paceline.engine.fixed import FixedController
 from paceline.engine.forced import ForcedAcceptance
 from paceline.engine.live import Live
 from paceline.engine.scheduler import Scheduler
@@ -29,13 +29,16 @@ from paceline.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
-    """Everything an engine is made of. `drafters`: by kind; requests use `default_drafter` unless they say otherwise."""
+    """Everything an engine is made of. Requests use `default_drafter` of `drafters` unless they say otherwise.
+
+    `mtp+ngram` are two drafters: each row takes what promises more.
+    """
 
     target: Target
     cache: KVCache
     drafters: Mapping[str, Drafter]
     default_drafter: str
-    controller: Controller
+    policy: DraftPolicy
     tokenizer: Tokenizer | None = None
     verify: VerifyRule = "match"
     draft_tokens: int | Literal["auto"] = 4
@@ -58,7 +61,7 @@ class Engine:
             target,
             parts.cache,
             dict(parts.drafters),
-            parts.controller,
+            parts.policy,
             Scheduler(
                 max_batch=parts.max_batch, step_tokens=parts.step_tokens, prefill_chunk=parts.prefill_chunk
             ),
@@ -70,11 +73,13 @@ class Engine:
         if any(drafter.needs_hidden for drafter in parts.drafters.values()):
             shape = (parts.cache.max_sequences, target.hidden_size)
             self.state.hidden = torch.zeros(shape, dtype=target.dtype, device=target.device)
+        # names of two drafters at once that a request may give, beside each of them alone
+        self.combined = [parts.default_drafter] if "+" in parts.default_drafter else []
         self._requests: dict[str, set[int]] = {}  # request -> its living sequence ids
 
     def twin(self) -> Engine:
         """An engine over the same weights and the same cache that never drafts. Take turns: no two steps at once."""
-        parts = replace(self._parts, drafters={}, default_drafter="none", controller=FixedController(0))
+        parts = replace(self._parts, drafters={}, default_drafter="none", policy=FixedPolicy(0))
         return Engine(parts, self._ids)
 
     @property
@@ -98,7 +103,7 @@ class Engine:
     @property
     def drafter_names(self) -> list[str]:
         """What a request may name as its drafter."""
-        return ["none", *self.state.drafters]
+        return list(dict.fromkeys(["none", *self.state.drafters, *self.combined]))
 
     def check(self, prompt_ids: list[int], params: SamplingParams) -> None:
         """Raise PromptError or UsageError for a request that cannot run."""

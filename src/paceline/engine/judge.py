@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -11,7 +10,6 @@ import torch
 from paceline.core import Draft, TokenLogprob, Verdict
 from paceline.engine.live import Live
 from paceline.engine.picker import ConstraintFailed, logit_rows
-from paceline.engine.records import RowRecord
 from paceline.engine.scheduler import Work
 from paceline.engine.state import EngineState
 from paceline.models.base import rows_of
@@ -25,10 +23,8 @@ class Judged:
     keep: list[int]  # [B] tokens of each row's tail that become committed
     verdicts: list[Verdict | None]  # [B] None: nothing was sampled (prefill) or the text failed
     logprobs: list[list[TokenLogprob]]  # [B][accepted + 1], empty if not asked for
-    records: list[RowRecord] = field(default_factory=list)
     hidden_slots: list[tuple[int, int]] = field(default_factory=list)  # (cache slot, text position)
     hidden_rows: list[int] = field(default_factory=list)  # row of the hidden state that belongs there
-    masking: float = 0.0  # seconds that constraints took to say what they allow
 
 
 def judge(
@@ -42,7 +38,7 @@ def judge(
     for i, w in enumerate(work):
         if w.last:
             first = starts[i] + w.count - 1
-            rows = _timed_shaping(state, w, i, draft, out)
+            rows = _shaping(state, state.lives[w.sequence.id], i, draft)
             if not rows:
                 out.keep[i] = 0
                 continue
@@ -64,16 +60,6 @@ def judge(
             state.fail(live, _NAN if mask is None or mask.any() else _SHUT, scrub=True)
             continue
         _keep(state, live, work[i], verdict, out, (i, starts[i], wanted[first]))
-        reason = draft.reasons[i]
-        record = RowRecord(
-            live.sequence.id,
-            draft.drafter[i],
-            len(draft.tokens[i]),
-            verdict.accepted,
-            draft.confidence[i],
-            reason,
-        )
-        out.records.append(record)
         if live.sequence.params.logprobs is not None:
             out.logprobs[i] = _logprobs(
                 live, logits, choice, first, [*draft.tokens[i][: verdict.accepted], verdict.next_token]
@@ -87,14 +73,6 @@ _NAN = (
 )
 _SHUT = "the constraint failed: it allows no token here"
 _UNJUDGED = "the constraint failed on the draft"
-
-
-def _timed_shaping(state: EngineState, w: Work, i: int, draft: Draft, out: Judged) -> list[LogitRow]:
-    begin, live = time.perf_counter(), state.lives[w.sequence.id]
-    rows = _shaping(state, live, i, draft)
-    if w.sequence.constraint is not None:
-        out.masking += time.perf_counter() - begin
-    return rows
 
 
 def _shaping(state: EngineState, live: Live, i: int, draft: Draft) -> list[LogitRow]:
@@ -144,7 +122,7 @@ def _keep(
     i, _, row = where
     out.verdicts[i] = verdict
     out.keep[i] = w.count + verdict.accepted
-    if state.resting or live.drafter not in state.drafters:
+    if live.network not in state.drafters:
         return
     position = w.sequence.committed + w.count + verdict.accepted - 1
     out.hidden_slots.append((state.cache.slot(w.sequence.id), position))

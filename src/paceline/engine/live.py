@@ -19,17 +19,28 @@ class Live:
     request: str
     index: int  # which of the request's n texts
     rule: VerifyRule
-    drafter: str  # the kind that is asked for this text
+    drafter: str  # what is asked for this text: a network drafter, "ngram", both joined by "+", or "none"
     counts: Counts
     stream: TextStream | None
     stop_ids: frozenset[int]  # tokens that end the text
     stats: Stats = field(default_factory=Stats)
     submitted: float = field(default_factory=time.perf_counter)
     admitted: float = 0.0
-    parked: str | None = None  # why its drafter is not asked any more
+    parked: dict[str, str] = field(default_factory=dict)  # drafters that are not asked any more, and why
     text: str = ""
     origins: list[Origin] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def network(self) -> str | None:
+        """The drafter that drafts token by token, if one is asked for."""
+        first = self.drafter.partition("+")[0]
+        return None if first in ("none", "ngram") else first
+
+    @property
+    def copies(self) -> bool:
+        """Whether n-gram lookup is asked for."""
+        return "ngram" in self.drafter.split("+")
 
     def room(self, max_len: int) -> int:
         """How many tokens may still be emitted."""

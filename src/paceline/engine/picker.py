@@ -13,9 +13,9 @@ from collections.abc import Sequence as Seq
 import numpy as np
 import torch
 
+from paceline.control.allocation import should_continue
+from paceline.control.confidence import worth_of
 from paceline.core import Constraint, Draft
-from paceline.engine.acceptance import calibrated
-from paceline.engine.budget import Controller
 from paceline.engine.live import Live
 from paceline.ops.base import Rule, Stop
 from paceline.sampling import noise
@@ -73,14 +73,13 @@ def _is_mask(mask: np.ndarray) -> bool:
 class StepPicker:
     """Picks for one draft round. Rows count from 0 in the order of `lives`."""
 
-    def __init__(self, lives: list[Live], controller: Controller, vocab_size: int) -> None:
-        self._lives, self._controller, self._vocab_size = lives, controller, vocab_size
+    def __init__(self, lives: list[Live], stops: list[Stop], vocab_size: int) -> None:
+        self._lives, self._stops, self._vocab_size = lives, stops, vocab_size
         self._tokens: list[list[int]] = [[] for _ in lives]
         self._confidence: list[list[float]] = [[] for _ in lives]
         self._q: list[list[torch.Tensor | None] | None] = [
             None if live.rule == "match" else [] for live in lives
         ]
-        self._stops: dict[int, Stop] = {}
         self._alive = [1.0] * len(lives)  # chance that all of a row's draft is kept, as far as its stop asks
         self._ended: set[int] = set()  # rows whose constraint failed: nothing is drafted for them any more
 
@@ -139,23 +138,21 @@ class StepPicker:
         self._confidence[row] += confidence
 
     def stop(self, row: int) -> Stop:
-        if row not in self._stops:
-            self._stops[row] = self._controller.stop(self._lives[row].sequence.id)
         return self._stops[row]
 
     def go_on(self, rows: Seq[int], step: int) -> list[int]:
-        gains = [(row, gain) for row in rows if (gain := self._gain(row, step)) > 0]
-        takes = max([self.stop(row).step for row, _ in gains], default=0.0)
-        return [row for row, _ in gains] if sum([gain for _, gain in gains]) >= takes else []
+        call = max([self._stops[row].step for row in rows], default=0.0)
+        on = should_continue([self._gain(row, step) for row in rows], call)
+        return [row for row, more in zip(rows, on, strict=True) if more]
 
     def _gain(self, row: int, step: int) -> float:
         """Tokens that another one gains after that of `step`, net of its price."""
-        most, chance, worth, price, _ = self.stop(row)
+        most, chance, worth, price, _ = self._stops[row]
         if row in self._ended or step + 1 >= most:
             return -math.inf
         if not chance:
             return math.inf
-        self._alive[row] *= calibrated(worth, self._confidence[row][step])
+        self._alive[row] *= worth_of(worth, self._confidence[row][step])
         return self._alive[row] * chance[step] - price if step < len(chance) else -math.inf
 
     def draft(self, drafter: str) -> Draft:

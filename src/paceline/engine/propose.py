@@ -1,179 +1,163 @@
-"""Ask the drafters for proposals, row by row within what the controller allows. A drafter can fail, the text cannot."""
+"""Ask for proposals, as the policy plans them: n-gram lookup for every row, then each network for its rows.
+
+A drafter that fails is not asked again for the request, and the text goes on without it. A policy that fails is a bug of
+ours: its exception surfaces.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 from typing import Literal
 
-from paceline.core import Draft, Sequence, VerifyRule
+from paceline.control.base import NGRAM, DraftPlan, PlannedRow, PlanRow, Proposal, StopRule
+from paceline.control.reasons import NoDraftReason
+from paceline.core import Draft, VerifyRule
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.drafters.guard import ask
-from paceline.engine import budget
 from paceline.engine.live import Live
 from paceline.engine.picker import StepPicker
-from paceline.engine.rest import ALWAYS, Rest, nothing
 from paceline.engine.scheduler import Work
 from paceline.engine.state import EngineState
+from paceline.ops.base import Stop
+from paceline.sampling.shape import is_greedy
 
-Resting = tuple[int, Draft | None]  # steps that texts rest, and what they copy in the first of them
+Found = tuple[list[int], list[float]]  # tokens of a proposal, and their confidences
 
 
-def propose(state: EngineState, work: list[Work]) -> Draft:
+@dataclass(slots=True)
+class Proposed:
+    draft: Draft
+    prefill_rows: int = 0
+    unused: dict[int, Found] = field(
+        default_factory=dict
+    )  # n-gram proposals that were not taken, by sequence id
+    seconds: dict[str, float] = field(default_factory=dict)  # that drafting took, by network drafter
+
+
+def propose(state: EngineState, work: list[Work]) -> Proposed:
     """Drafts for all rows of `work`; rows that do not decode, or may not draft, are empty with their reason."""
-    if (rest := state.rest) is not None:
-        holds = rest.holds(work) or (_join(state, rest, work) and rest.holds(work))  # not if it reads prompts
-        if holds and (draft := _go_on(state, rest, work)) is not None:
-            return draft
-        if (draft := rest.pause(work)) is not None:
-            return draft
-    state.tell()
-    out = Draft.empty(len(work), budget.PREFILL)
-    out.q = [None] * len(work)
-    groups: dict[str, list[int]] = {}
-    others = 0  # rows of prompts
-    for i, w in enumerate(work):
-        if w.count == 1 and w.last:
-            live = state.lives[w.sequence.id]
-            if live.parked is not None:
-                out.reasons[i] = live.parked
-            elif live.drafter not in state.drafters:
-                out.reasons[i] = budget.DISABLED if w.sequence.params.drafter == "none" else budget.NO_DRAFTER
-            else:
-                groups.setdefault(live.drafter, []).append(i)
-        else:
-            others += w.count
-    for name, rows in groups.items():
-        _ask(state, state.drafters[name], [state.lives[work[i].sequence.id] for i in rows], rows, others, out)
-    state.rest = None
-    if not others and not any(out.tokens) and len(groups) < 2:
-        return _rest(state, work, out, next(iter(groups), None))
+    out = Proposed(Draft.empty(len(work), NoDraftReason.PREFILL.value))
+    out.draft.q = [None] * len(work)
+    at = [i for i, w in enumerate(work) if w.count == 1 and w.last]
+    out.prefill_rows = sum([w.count for w in work]) - len(at)
+    if not at:
+        return out
+    lives = [state.lives[work[i].sequence.id] for i in at]
+    rows = [_plan_row(state, live) for live in lives]
+    found = _look_up(state, lives, rows)
+    proposals = [None if one is None else Proposal(tuple(one[1])) for one in found]
+    plan = state.policy.plan(rows, proposals, out.prefill_rows)
+    for j, (i, live, planned) in enumerate(zip(at, lives, plan.rows, strict=True)):
+        own = found[j]
+        out.draft.reasons[i] = _reason(live, planned)
+        if planned.drafter == NGRAM and planned.limit and own is not None:
+            out.draft.tokens[i], out.draft.confidence[i] = own[0][: planned.limit], own[1][: planned.limit]
+            out.draft.drafter[i], out.draft.reasons[i] = NGRAM, None
+        elif own is not None and own[0]:
+            out.unused[live.sequence.id] = own
+    _ask_networks(state, lives, at, plan, out)
     return out
 
 
-def _rest(state: EngineState, work: list[Work], out: Draft, drafter: str | None) -> Draft:
-    """Nobody has drafted anything: so it is for a while, if the controller says so, but for what may be copied."""
-    steps, copies, sequences = ALWAYS, None, [w.sequence for w in work]
-    if drafter is not None:
-        steps, copies = _copying(state, sequences, state.controller.rest)
-    if steps == 0:
+def _plan_row(state: EngineState, live: Live) -> PlanRow:
+    sequence = live.sequence
+    name = live.network
+    drafter = state.drafters.get(name) if name is not None and name not in live.parked else None
+    most = drafter.max_tokens if drafter is not None else 0
+    if drafter is not None and drafter.needs_hidden and not _has_hidden(state, live):
+        most = 0
+    want: int | Literal["auto"] | None = sequence.params.draft_tokens
+    if sequence.params.drafter == "none":
+        want = 0
+    elif want is None:
+        want = state.draft_tokens
+    return PlanRow(
+        sequence.id, want, max(live.room(state.max_len) - 1, 0), name if drafter is not None else None, most,
+        not is_greedy(sequence),
+    )  # fmt: skip
+
+
+def _has_hidden(state: EngineState, live: Live) -> bool:
+    slot = state.cache.slot(live.sequence.id)
+    return state.hidden_at.get(slot) == live.sequence.committed - 1
+
+
+def _reason(live: Live, planned: PlannedRow) -> str | None:
+    """Why a row drafts nothing. A network that is asked and says nothing has no proposal."""
+    if planned.limit:
+        return NoDraftReason.NO_PROPOSAL.value
+    if live.parked and planned.reason in (NoDraftReason.NO_DRAFTER, NoDraftReason.NO_PROPOSAL):
+        return next(iter(live.parked.values()))
+    return None if planned.reason is None else planned.reason.value
+
+
+def _look_up(state: EngineState, lives: list[Live], rows: list[PlanRow]) -> list[Found | None]:
+    """What n-gram lookup finds, by row; None where it is not asked."""
+    out: list[Found | None] = [None] * len(lives)
+    drafter = state.drafters.get(NGRAM)
+    asked = [i for i, live in enumerate(lives) if live.copies and NGRAM not in live.parked]
+    if drafter is None or not asked:
         return out
-    rest = state.rest = Rest([s.id for s in sequences], steps, nothing(out.reasons), drafter)
-    rest.draft(sequences, copies)
-    if drafter is not None and copies is None:
-        rest.watch = state.controller.watch(sequences)
-    return copies or out
+    limits = [min(rows[i].room, drafter.max_tokens) if rows[i].want != 0 else 0 for i in asked]
+    draft = _ask(state, drafter, [lives[i] for i in asked], [Stop(limit) for limit in limits])
+    if draft is not None:
+        for i, tokens, confidence in zip(asked, draft.tokens, draft.confidence, strict=True):
+            out[i] = tokens, confidence
+    return out
 
 
-def _go_on(state: EngineState, rest: Rest, work: list[Work]) -> Draft | None:
-    """What is drafted in a further step of a rest; None if it is over."""
-    sequences, copies = [w.sequence for w in work], None
-    if rest.steps and rest.lost(sequences):  # most likely there is nothing more: a watch says so for less
-        rest.watch, rest.copied = state.controller.watch(sequences), False
-    if rest.steps == 0:
-        state.tell()
-        rest.steps, copies = _copying(state, sequences, state.controller.rest)
-    elif rest.stirs():
-        state.tell()
-        left, ask = rest.steps, state.controller.copies
-        rest.steps, copies = _copying(state, sequences, lambda *texts: (left, ask(*texts)))
-    if rest.steps == 0:
-        return None
-    if copies is None and rest.copied:  # what was learnt meanwhile counts
-        rest.watch = state.controller.watch(sequences)
-    return rest.draft(sequences, copies)
-
-
-def _copying(
-    state: EngineState, sequences: list[Sequence], ask: Callable[[list[Sequence], list[int]], Resting]
-) -> Resting:
-    """What the controller says of texts at rest. What is copied comes from a stranger, too, see `_ask`."""
-    rooms = _rooms(state, sequences)
-    try:
-        steps, copies = ask(sequences, rooms)
-        if copies is not None:
-            check_draft(copies, rooms, state.target.vocab_size)
-    except Exception as error:  # noqa: BLE001  as in `_ask`
-        for sequence in sequences:
-            _park(state.lives[sequence.id], error)
-        return 0, None
-    return steps, copies
-
-
-def _park(live: Live, error: Exception) -> str:
-    """Nothing more is drafted for a text; why."""
-    live.parked = f"{budget.DRAFTER_FAILED}: {type(error).__name__}: {error}"[:200]
-    return live.parked
-
-
-def _rooms(state: EngineState, sequences: list[Sequence]) -> list[int]:
-    """Tokens that may be drafted: the last one is always the target's own."""
-    return [max(state.lives[s.id].room(state.max_len) - 1, 0) for s in sequences]
-
-
-def _join(state: EngineState, rest: Rest, work: list[Work]) -> bool:
-    """Whether texts that rest go on resting with others in the place of those that have ended."""
-    if not rest.newcomers(work):
-        return False
-    lives = [state.lives[w.sequence.id] for w in work]
-    if any(live.parked or live.drafter != rest.drafter for live in lives):
-        return False
-    wants, drafter = [_want(state, live) for live in lives], state.drafters[lives[0].drafter]
-    joined = state.controller.join([w.sequence for w in work], wants, drafter.max_tokens, rest.untold.steps)
-    if joined is not None:
-        rest.go_on(work, *joined)
-        if rest.steps:
-            rest.watch = state.controller.watch([w.sequence for w in work])
-    return joined is not None
-
-
-def _ask(
-    state: EngineState, drafter: Drafter, lives: list[Live], rows: list[int], others: int, out: Draft
+def _ask_networks(
+    state: EngineState, lives: list[Live], at: list[int], plan: DraftPlan, out: Proposed
 ) -> None:
-    """Let one drafter propose for its rows and copy what it says into `out`."""
-    sequences = [live.sequence for live in lives]
-    wants = [_want(state, live) for live in lives]
-    allowed = state.controller.limits(sequences, wants, drafter.max_tokens, others)
-    if not any(k for k, _ in allowed):
-        for row, (_, reason) in zip(rows, allowed, strict=True):
-            out.reasons[row] = reason
-        return
-    limits = [min(k, room) for (k, _), room in zip(allowed, _rooms(state, sequences), strict=True)]
-    for row, (k, reason), limit in zip(rows, allowed, limits, strict=True):
-        out.reasons[row] = reason if k == 0 else budget.NO_ROOM if limit == 0 else budget.NO_PROPOSAL
-    if not any(limits):
-        return
+    """Let each network draft for the rows that are planned for it, and copy what it says."""
+    groups: dict[str, list[int]] = {}
+    for j, planned in enumerate(plan.rows):
+        if planned.limit and planned.drafter is not None and planned.drafter != NGRAM:
+            groups.setdefault(planned.drafter, []).append(j)
+    for name, rows in groups.items():
+        own = [lives[j] for j in rows]
+        begin = time.perf_counter()
+        draft = _ask(state, state.drafters[name], own, [_stop(plan.rows[j], plan.stop) for j in rows])
+        out.seconds[name] = time.perf_counter() - begin
+        for n, j in enumerate(rows):
+            i = at[j]
+            if draft is None:
+                out.draft.reasons[i] = lives[j].parked[name]
+            elif draft.tokens[n]:
+                out.draft.tokens[i], out.draft.confidence[i] = draft.tokens[n], draft.confidence[n]
+                out.draft.drafter[i], out.draft.reasons[i] = name, None
+                if draft.q is not None and out.draft.q is not None:
+                    out.draft.q[i] = draft.q[n] or None
+
+
+def _stop(planned: PlannedRow, rule: StopRule) -> Stop:
+    """The plan's stop rule for one row. Its first token is drafted whatever it is worth."""
+    return Stop(planned.limit, planned.chance[1:], planned.worth, rule.price, rule.call)
+
+
+def _ask(state: EngineState, drafter: Drafter, lives: list[Live], stops: list[Stop]) -> Draft | None:
+    """What a drafter proposes, checked; None if it failed, and then it is not asked again for these requests."""
+    sequences, limits = [live.sequence for live in lives], [stop.most for stop in stops]
     slots = [state.cache.slot(s.id) for s in sequences]
-    has_hidden = [
-        state.hidden_at.get(slot) == s.committed - 1 for slot, s in zip(slots, sequences, strict=True)
-    ]
+    has_hidden = [_has_hidden(state, live) for live in lives]
     states = state.hidden if drafter.needs_hidden else None
-    picker = StepPicker(lives, state.controller, state.target.vocab_size)
+    picker = StepPicker(lives, stops, state.target.vocab_size)
     context = DraftContext(sequences, limits, slots, states, has_hidden, state.cache, picker)
     try:
         draft = ask(drafter, context)
         check_draft(draft, limits, state.target.vocab_size)
         _check_laws(draft, [live.rule for live in lives])
     except Exception as error:  # noqa: BLE001  a drafter is a stranger: whatever it raises costs speed, never text
-        for live, row in zip(lives, rows, strict=True):
-            out.reasons[row] = _park(live, error)
-        return
-    for j, row in enumerate(rows):
-        out.tokens[row], out.confidence[row] = draft.tokens[j], draft.confidence[j]
-        out.drafter[row] = draft.drafter[j] if draft.drafter else drafter.name
-        if draft.tokens[j]:
-            out.reasons[row] = None
-        if draft.q is not None and out.q is not None:
-            out.q[row] = draft.q[j] or None
+        reason = f"{NoDraftReason.DRAFTER_FAILED.value}: {type(error).__name__}: {error}"[:200]
+        for live in lives:
+            live.parked[drafter.name] = reason
+        return None
+    return draft
 
 
-def _want(state: EngineState, live: Live) -> int | Literal["auto"]:
-    want = live.sequence.params.draft_tokens
-    if want is None:
-        want = state.draft_tokens  # type: ignore[assignment]
-    return want  # type: ignore[return-value]
-
-
-def check_draft(draft: Draft, limits: list[int], vocab_size: int) -> None:
+def check_draft(draft: Draft, limits: Seq[int], vocab_size: int) -> None:
     """Raise ValueError for a proposal that is no proposal."""
     if len(draft.tokens) != len(limits) or len(draft.confidence) != len(limits):
         raise ValueError(f"{len(draft.tokens)} rows proposed, {len(limits)} asked for")

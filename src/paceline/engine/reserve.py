@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from paceline.control.reasons import NoDraftReason
 from paceline.core import Draft
-from paceline.engine import budget
 from paceline.engine.scheduler import Work
 from paceline.engine.state import EngineState
 from paceline.errors import CapacityError
@@ -38,8 +38,10 @@ def reserve(state: EngineState, work: list[Work], draft: Draft) -> tuple[list[Wo
 
 
 def _without_drafts(draft: Draft) -> Draft:
-    reasons = [budget.MEMORY if t else r for t, r in zip(draft.tokens, draft.reasons, strict=True)]
-    empty = Draft.empty(len(draft.tokens), budget.MEMORY)
+    reasons = [
+        NoDraftReason.MEMORY.value if t else r for t, r in zip(draft.tokens, draft.reasons, strict=True)
+    ]
+    empty = Draft.empty(len(draft.tokens), NoDraftReason.MEMORY.value)
     empty.reasons, empty.q = reasons, [None] * len(reasons)
     return empty
 

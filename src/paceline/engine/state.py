@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from ctypes import memmove
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
+from paceline.control.base import DraftPolicy
 from paceline.core import Delta, Sequence
 from paceline.drafters.base import Drafter
-from paceline.engine.budget import Controller
 from paceline.engine.forced import ForcedAcceptance
 from paceline.engine.live import Live
-from paceline.engine.rest import Rest
 from paceline.engine.scheduler import Scheduler
 from paceline.kv.cache import KVCache
 from paceline.kv.pages import OutOfPages
@@ -25,16 +25,15 @@ class EngineState:
     target: Target
     cache: KVCache
     drafters: dict[str, Drafter]
-    controller: Controller
+    policy: DraftPolicy
     scheduler: Scheduler
     max_len: int
-    draft_tokens: int | str
+    draft_tokens: int | Literal["auto"]
     share_prefixes: bool = True
     lives: dict[int, Live] = field(default_factory=dict)  # by sequence id
     hidden: torch.Tensor | None = None  # [max_sequences, H] the target's last hidden state, by cache slot
     hidden_at: dict[int, int] = field(default_factory=dict)  # slot -> the text position it belongs to
     failures: list[Delta] = field(default_factory=list)
-    rest: Rest | None = None
     forced: ForcedAcceptance | None = None  # benchmarks only: see engine/forced.py
     preemptions: int = 0
     steps: int = 0
@@ -55,8 +54,8 @@ class EngineState:
         return True
 
     def keep_hidden(self, slots: list[tuple[int, int]], hidden: torch.Tensor, rows: list[int]) -> None:
-        """Remember hidden[rows] for cache slots, given as (slot, text position of the row), unless drafting rests."""
-        if self.hidden is None or not rows or self.resting:
+        """Remember hidden[rows] for cache slots, given as (slot, text position of the row)."""
+        if self.hidden is None or not rows:
             return
         self.hidden_at.update(slots)
         device, kept = hidden.device, self.hidden
@@ -71,17 +70,6 @@ class EngineState:
             return
         where = torch.tensor([slot for slot, _ in slots], device=device)
         self.hidden[where] = hidden[torch.tensor(rows, device=device)]
-
-    @property
-    def resting(self) -> bool:
-        """Whether the next step will not draft either, if the same texts take part."""
-        return self.rest is not None and self.rest.steps > 0 and not self.rest.paused
-
-    def tell(self) -> None:
-        """Let the controller hear of the steps at rest that it has not heard of."""
-        record = self.rest.tell() if self.rest is not None else None
-        if record is not None:
-            self.controller.observe(record)
 
     def preempt(self, sequence: Sequence) -> None:
         """Take a running sequence's pages; it is computed again when there is room."""
@@ -102,7 +90,7 @@ class EngineState:
         if sequence in self.scheduler.running:
             self.release(sequence, scrub=scrub)
         self.scheduler.remove(sequence)
-        self.controller.forget(sequence.id)
+        self.policy.forget(sequence.id)
         del self.lives[sequence.id]
 
     def fail(self, live: Live, error: str, *, scrub: bool = False) -> None:

@@ -11,9 +11,9 @@ import time
 from paceline.core import Delta
 from paceline.engine.emit import emit
 from paceline.engine.judge import judge
+from paceline.engine.observe import outcome_of
 from paceline.engine.propose import propose
 from paceline.engine.reserve import reserve
-from paceline.engine.rest import ALIKE, Ran, Took, told
 from paceline.engine.state import EngineState
 
 
@@ -21,28 +21,18 @@ def step(state: EngineState) -> list[Delta]:
     """Advance every sequence that takes part by one step; the deltas of those that emitted."""
     begin = time.perf_counter()
     work = state.scheduler.plan(state.admit)
-    draft = propose(state, work)
-    drafted = time.perf_counter()
-    work, draft, tail = reserve(state, work, draft)
+    proposed = propose(state, work)
+    work, draft, tail = reserve(state, work, proposed.draft)
     if tail is None:
         return state.take_failures()
     with tail:
         rows = tail.rows(state.target.device)
         hidden = state.target.forward(rows, state.cache)  # [N, H]
         judged = judge(state, work, draft, hidden, rows.starts)
-        looked = time.perf_counter()
         tail.commit(judged.keep)
     state.keep_hidden(judged.hidden_slots, hidden, judged.hidden_rows)
     deltas = state.take_failures() + emit(state, work, draft, judged)
-    paused = state.rest is not None and state.rest.paused
-    odd = paused or any(delta.finish_reason is not None for delta in deltas)
-    end = time.perf_counter()
-    took = Took.between(begin, drafted, looked, end, judged.masking)
-    ran = Ran(work, judged.records, rows.count, took, odd)
-    if state.rest is None or not (paused or draft is state.rest.empty):
-        state.controller.observe(told(ran))
-    else:
-        state.rest.untold.add(ran)
-        if state.rest.untold.steps == ALIKE:
-            state.tell()
+    ended = any(delta.finish_reason is not None for delta in deltas)
+    seconds = time.perf_counter() - begin
+    state.policy.observe(outcome_of(work, draft, judged, proposed, seconds, timed=not ended))
     return deltas

@@ -28,7 +28,7 @@ from paceline.ops.panels import KINDS, panels, usable
 from paceline.ops.prefetch import Matrix, settle
 from paceline.ops.recording import Code, Node, RecordingOps, Symbol, place, schedule
 
-_LAYOUT = 16  # of the extension's signatures
+_LAYOUT = 17  # of the extension's signatures
 _OF_ROWS = (Code.EMBED, Code.ROTARY, Code.STORE, Code.ATTENTION)  # ops that read tokens, positions or slots
 _STATUS = {
     1: "a token id is outside the vocabulary",

@@ -30,26 +30,6 @@ class Search(Protocol):
         """The same, of the reference."""
         ...
 
-    def finds(self, tokens: list[int], reference: bool) -> bool:
-        """Whether there would be a match, in the reference or in the text."""
-        ...
-
-
-class Watch(Protocol):
-    """Several texts, until some of them come to something that was written before and is worth copying."""
-
-    def add(self, search: Search, tokens: list[int], worth: Seq[float]) -> None:
-        """A text: its search and its tokens, which grow. `worth`: of a copy, by the steps of LENGTHS that its match
-        reaches: 0 first, as far as it is not worth anything.
-        """
-        ...
-
-    def finds(self) -> bool:
-        """Whether what can be copied now is worth more than is needed, all texts together. It is asked once in a step,
-        looks in some steps only, and says nothing for a while after a find, longer each time.
-        """
-        ...
-
 
 def search(reference: Seq[int] = ()) -> Search:
     """The fastest there is."""
@@ -57,40 +37,6 @@ def search(reference: Seq[int] = ()) -> Search:
     if native is None:
         return PythonSearch(reference)
     return native.Search(list(reference), list(LENGTHS))  # type: ignore[no-any-return]
-
-
-def watch(need: float, wait: int, longest: int, every: int = 1) -> Watch:
-    """The fastest there is. `need`: what all copies must be worth. Nothing is said for `wait` steps after the first find,
-    then for twice as many, up to `longest`, nor in other steps than each `every`th.
-    """
-    native = extension("Watch")
-    if native is None:
-        return PythonWatch(need, wait, longest, every)
-    return native.Watch(need, wait, longest, every)  # type: ignore[no-any-return]
-
-
-class PythonWatch:
-    def __init__(self, need: float, wait: int, longest: int, every: int = 1) -> None:
-        self._need, self._wait, self._longest, self._every = need, wait, longest, every
-        self._quiet = every - 1
-        self._texts: list[tuple[Search, list[int], Seq[float]]] = []
-
-    def add(self, search: Search, tokens: list[int], worth: Seq[float]) -> None:
-        self._texts.append((search, tokens, worth))
-
-    def finds(self) -> bool:
-        if self._quiet > 0:
-            self._quiet -= 1
-            return False
-        total = 0.0
-        for search, tokens, worth in self._texts:
-            length = max(search.in_text(tokens)[1], search.in_reference(tokens)[1])
-            total += worth[LENGTHS.index(length)] if length else 0.0
-        if total <= self._need:
-            self._quiet = self._every - 1
-            return False
-        self._quiet, self._wait = max(self._wait, self._every - 1), min(2 * self._wait, self._longest)
-        return True
 
 
 class PythonSearch:
@@ -104,13 +50,6 @@ class PythonSearch:
     def in_reference(self, tokens: list[int]) -> tuple[int, int]:
         self._grow(tokens)
         return self._longest(self._reference, len(self._reference) // BYTES)
-
-    def finds(self, tokens: list[int], reference: bool) -> bool:
-        self._grow(tokens)
-        source = self._reference if reference else self._text
-        stop = len(source) // BYTES - (not reference)
-        ending = bytes(self._text[-LENGTHS[0] * BYTES :])
-        return len(tokens) >= LENGTHS[0] and _latest(source, ending, stop) > 0
 
     def _grow(self, tokens: list[int]) -> None:
         if len(self._text) < BYTES * len(tokens):

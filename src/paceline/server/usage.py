@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from itertools import zip_longest
 from typing import Any
 
+from paceline.control.reasons import NoDraftReason
 from paceline.core import Stats
-from paceline.engine.budget import DRAFTER_FAILED, PREFILL
 from paceline.server.predicted import Predicted
 
 
@@ -40,7 +40,9 @@ def reason_code(reason: str) -> str:
 
 def failure_of_drafter(stats: Stats) -> str | None:
     """What the text's drafter failed with, if it did."""
-    return next((reason for reason in stats.reasons if reason_code(reason) == DRAFTER_FAILED), None)
+    return next(
+        (reason for reason in stats.reasons if reason_code(reason) == NoDraftReason.DRAFTER_FAILED), None
+    )
 
 
 def speculation(stats: Iterable[Stats], seed: int | None) -> dict[str, Any]:
@@ -48,13 +50,15 @@ def speculation(stats: Iterable[Stats], seed: int | None) -> dict[str, Any]:
     done = list(stats)
     steps, emitted = sum(s.steps for s in done), sum(s.emitted for s in done)
     reasons = _added({reason_code(name): count for name, count in s.reasons.items()} for s in done)
-    reasons.pop(PREFILL, None)  # a text's first step never has a draft
+    reasons.pop(NoDraftReason.PREFILL, None)  # a text's first step never has a draft
     return {
         "steps": steps,
         "drafted": sum(s.drafted for s in done),
         "accepted": sum(s.accepted for s in done),
         "tokens_per_step": round(emitted / steps, 4) if steps else 0.0,
-        "reason": max(reasons, key=lambda name: (name == DRAFTER_FAILED, reasons[name]), default=None),
+        "reason": max(
+            reasons, key=lambda name: (name == NoDraftReason.DRAFTER_FAILED, reasons[name]), default=None
+        ),
         "drafted_by_position": _by_position(s.drafted_by_position for s in done),
         "accepted_by_position": _by_position(s.accepted_by_position for s in done),
         "drafters": _added(s.drafters for s in done),

@@ -1,6 +1,6 @@
 """How much a drafter's confidence is worth: the chance that a token drafted with probability c is kept.
 
-Fitted on one half of the held-out rounds and judged on the other. The controller starts from it instead of
+Fitted on one half of the held-out rounds and judged on the other. The policy starts from it instead of
 from a guess: `acceptance` is the chance at each position given that all before were kept, `bins` are (kept,
 tried) counts by confidence in equal bins over [0, 1].
 """

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from paceline.assembly import make_cache, pick_device, pick_runner
 from paceline.config import EngineConfig
+from paceline.control.fixed import FixedPolicy
 from paceline.core import Completion, SamplingParams
 from paceline.drafters.base import Drafter
 from paceline.drafters.mtp import MTPDrafter
 from paceline.engine.engine import Engine, EngineParts
-from paceline.engine.fixed import FixedController
 from paceline.errors import RequestFailed
 from paceline.models.registry import load_assistant, load_target
 from paceline.train.windows import Text
@@ -83,7 +83,7 @@ def open_engine(
     return Engine(
         EngineParts(
             target=loaded, cache=make_cache(loaded, config, share=0.5), drafters=known,
-            default_drafter=next(iter(known), "none"), controller=FixedController(draft_tokens),
+            default_drafter=next(iter(known), "none"), policy=FixedPolicy(draft_tokens),
             draft_tokens=draft_tokens, max_batch=1, prefix_cache=False,
         )
     )  # fmt: skip

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.control.acceptance import SAMPLED_SHARE
+from paceline.control.adaptive import KnownPair
+from paceline.control.confidence import BINS
 from paceline.core import MAX_DRAFT_TOKENS
-from paceline.engine.acceptance import BINS, Bins
 
 FILE_NAME = "paceline_calibration.json"
 VERSION = 1
@@ -21,8 +23,16 @@ BIN_TRIES = 32.0  # what a bin counts for at most, so that a live engine can sti
 @dataclass(frozen=True, slots=True)
 class Known:
     acceptance: tuple[float, ...]  # [1..MAX_DRAFT_TOKENS] chance to be kept, given that all before were
-    bins: Bins = ()  # [BINS] (kept, tried) by confidence, or empty
+    bins: tuple[tuple[float, float], ...] = ()  # [BINS] (kept, tried) by confidence, or empty
     sampled: Known | None = None  # the same of texts drawn at a temperature, where it was measured
+
+    def pairs(self, drafter: str) -> dict[tuple[str, bool], KnownPair]:
+        """As the policy asks for it: by drafter, and whether text is sampled."""
+        sampled = self.sampled or Known(tuple([SAMPLED_SHARE * a for a in self.acceptance]))
+        return {
+            (drafter, False): KnownPair(self.acceptance, self.bins),
+            (drafter, True): KnownPair(sampled.acceptance, sampled.bins),
+        }
 
     def to_json(self) -> dict[str, object]:
         out: dict[str, object] = {

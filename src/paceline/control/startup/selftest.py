@@ -9,13 +9,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from paceline.control.acceptance import ALARM_SHARE, USUAL
+from paceline.control.base import RowOutcome, StepOutcome
+from paceline.control.confidence import BINS
+from paceline.control.cost_model import CostModel, CostTable
+from paceline.control.fixed import FixedPolicy
+from paceline.control.startup.calibration_file import Known
 from paceline.core import SamplingParams
-from paceline.engine.acceptance import ALARM_SHARE, Kind, calibrate
-from paceline.engine.calibration import Known
-from paceline.engine.costs import Profile
 from paceline.engine.engine import Engine, EngineParts
-from paceline.engine.fixed import FixedController
-from paceline.engine.records import RowRecord, StepRecord
 from paceline.errors import UsageError
 from paceline.text.chat import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
@@ -40,31 +41,31 @@ class Tested:
     drafts: int  # how many first tokens were judged
 
 
-class Watcher(FixedController):
+class Watcher(FixedPolicy):
     """Drafts a fixed number and remembers what became of it."""
 
     def __init__(self, k: int) -> None:
         super().__init__(k)
-        self.rows: list[RowRecord] = []
+        self.rows: list[RowOutcome] = []
 
-    def observe(self, record: StepRecord) -> None:
-        self.rows += [row for row in record.rows if row.drafted]
+    def observe(self, outcome: StepOutcome) -> None:
+        self.rows += [row for row in outcome.rows if row.drafted]
 
 
-def estimate(profile: Profile) -> float:
+def estimate(table: CostTable) -> float:
     """Seconds that the fewest steps which tell something would take, at least."""
-    costs, texts = profile.costs(), len(PROMPTS)
-    return ENOUGH / texts * costs.target(texts * (DRAFT + 1)) * 1.3
+    texts = len(PROMPTS)
+    return ENOUGH / texts * CostModel(table).step_seconds(texts * (DRAFT + 1), True) * 1.3
 
 
-def run_selftest(parts: EngineParts, kind: Kind, limit: float = LIMIT) -> Tested | None:
+def run_selftest(parts: EngineParts, limit: float = LIMIT) -> Tested | None:
     """Greedy texts with the drafter `parts.default_drafter` for at most about `limit` seconds.
 
     None if too few drafts were judged to know anything. The cache is empty before and after.
     """
     assert parts.tokenizer is not None, "an assembled engine has a tokenizer"
     watcher = Watcher(DRAFT)
-    engine = Engine(replace(parts, controller=watcher, prefix_cache=False, draft_tokens=DRAFT))
+    engine = Engine(replace(parts, policy=watcher, prefix_cache=False, draft_tokens=DRAFT))
     end = time.perf_counter() + limit
     names: list[str] = []
     try:
@@ -76,7 +77,7 @@ def run_selftest(parts: EngineParts, kind: Kind, limit: float = LIMIT) -> Tested
     finally:
         for name in names:
             engine.cancel(name)
-    return summarise(watcher.rows, kind)
+    return summarise(watcher.rows)
 
 
 def _prompts(tokenizer: Tokenizer, most: int) -> Iterator[list[int]]:
@@ -91,26 +92,31 @@ def _prompts(tokenizer: Tokenizer, most: int) -> Iterator[list[int]]:
             yield ids
 
 
-def summarise(rows: list[RowRecord], kind: Kind) -> Tested | None:
-    """Acceptance by position, drawn to the kind's usual one as far as the evidence is thin, and confidence bins."""
+def summarise(rows: list[RowOutcome]) -> Tested | None:
+    """Acceptance by position, drawn to the usual one as far as the evidence is thin, and confidence bins."""
     if len(rows) < ENOUGH:
         return None
     acceptance = []
     for j in range(DRAFT):
         tried = sum(row.drafted > j and row.accepted >= j for row in rows)
         kept = sum(row.accepted > j for row in rows)
-        acceptance.append((kept + PRIOR * kind.accept(j)) / (tried + PRIOR))
-    bins = calibrate(None, [(row.confidence, row.accepted) for row in rows])
-    return Tested(Known(tuple(acceptance), bins), len(rows))
+        acceptance.append((kept + PRIOR * USUAL[j]) / (tried + PRIOR))
+    bins = [(0.0, 0.0)] * BINS
+    for row in rows:
+        for j, value in enumerate(row.confidence[: row.accepted + 1]):
+            if 0.0 <= value <= 1.0:
+                i = min(int(value * BINS), BINS - 1)
+                bins[i] = bins[i][0] + (j < row.accepted), bins[i][1] + 1.0
+    return Tested(Known(tuple(acceptance), tuple(bins)), len(rows))
 
 
-def complaint(known: Known, kind: Kind) -> str | None:
+def complaint(known: Known, drafter: str) -> str | None:
     """A warning if the pair keeps far less than such drafters usually do, else None."""
-    kept, usual = known.acceptance[0], kind.accept(0)
+    kept, usual = known.acceptance[0], USUAL[0]
     if kept >= ALARM_SHARE * usual:
         return None
     return (
-        f"drafter {kind.name} hardly fits this target: about {kept:.0%} of its first tokens are kept, such drafters "
+        f"drafter {drafter} hardly fits this target: about {kept:.0%} of its first tokens are kept, such drafters "
         f"reach about {usual:.0%}. It may be of another target, or the target was fine-tuned since. The text is still "
         "right; `paceline train` fits the drafter to the target"
     )

@@ -1,0 +1,107 @@
+"""What start-up has measured, kept for the next start: one small JSON file per target, drafter and settings.
+
+A file is used only where it was made: same machine, same weights, same versions, same layout of the file. Otherwise it is
+measured again, in silence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from paceline.control.cost_model import CostTable, DraftCost, table_of
+from paceline.control.startup.calibration_file import Known, known_of
+
+VERSION = 5
+SAMPLE = 64 * 1024  # bytes of a weights file that are looked at, at its beginning, middle and end
+
+Key = Mapping[str, str]  # what a profile is valid for, by aspect
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    table: CostTable
+    known: Known | None = None  # of the network drafter, from its self-test
+
+
+def machine(device: torch.device) -> str:
+    """The processor that computes, in one line."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return f"{platform.machine()}, {next(names, platform.processor())}, {os.cpu_count()} CPUs"
+
+
+def fingerprint(folder: Path) -> str:
+    """Tells two sets of weights apart without reading them whole: names, sizes, config and samples of the bytes."""
+    seen = hashlib.sha256()
+    # a GGUF model is its file
+    files = [folder] if folder.is_file() else sorted([folder / "config.json", *folder.glob("*.safetensors")])
+    for path in files:
+        size = path.stat().st_size
+        seen.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            for start in sorted({0, size // 2, max(size - SAMPLE, 0)}):
+                file.seek(start)
+                seen.update(file.read(SAMPLE))
+    return seen.hexdigest()[:16]
+
+
+def place(folder: Path, target: Path, settings: Seq[str]) -> Path:
+    """The file of a target with `settings` (drafter, device, arithmetic, ...) in the folder of profiles."""
+    mark = hashlib.sha256("\n".join([str(target.resolve()), *settings]).encode()).hexdigest()[:12]
+    return folder / f"{target.resolve().name}-{mark}.json"
+
+
+def save(kept: Kept, key: Key, path: Path) -> str:
+    """Write atomically. "" or why it could not be kept; then it is only measured again."""
+    value = {
+        "version": VERSION, "key": dict(key), "rows": kept.table.rows, "seconds": kept.table.seconds,
+        "drafts": {name: list(cost) for name, cost in kept.table.drafts.items()},
+        "known": kept.known.to_json() if kept.known is not None else None,
+    }  # fmt: skip
+    temporary: str | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8"
+        ) as out:
+            temporary = out.name
+            json.dump(value, out)
+        os.replace(temporary, path)
+    except OSError as problem:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        return f"{path.parent} cannot be written ({problem.strerror or problem})"
+    return ""
+
+
+def load(path: Path, key: Key) -> Kept | None:
+    """What is kept for `key`; None without a file, or if it is none of ours, damaged, or made elsewhere."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(raw, dict) or raw.get("version") != VERSION:
+            return None
+        theirs = {str(aspect): str(value) for aspect, value in dict(raw["key"]).items()}
+        if any(theirs.get(aspect) != value for aspect, value in key.items()):
+            return None
+        rows = [int(n) for n in raw["rows"]]
+        seconds = [float(s) for s in raw["seconds"]]
+        drafts = {str(name): DraftCost(*map(float, cost)) for name, cost in dict(raw["drafts"]).items()}
+        known = known_of(raw["known"]) if raw.get("known") is not None else None
+        return Kept(table_of(rows, seconds, drafts), known)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None

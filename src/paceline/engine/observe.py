@@ -1,0 +1,38 @@
+"""What became of a step, as the policy is told."""
+
+from __future__ import annotations
+
+from paceline.control.base import RowOutcome, StepOutcome
+from paceline.core import Draft
+from paceline.engine.judge import Judged
+from paceline.engine.propose import Proposed
+from paceline.engine.scheduler import Work
+
+
+def outcome_of(
+    work: list[Work], draft: Draft, judged: Judged, proposed: Proposed, seconds: float, *, timed: bool
+) -> StepOutcome:
+    """Of a step that took so many seconds in all."""
+    rows = []
+    for i, w in enumerate(work):
+        verdict = judged.verdicts[i]
+        if verdict is None or not (w.count == 1 and w.last):
+            continue
+        own, agreed = draft.tokens[i], 0
+        unused: tuple[float, ...] = ()
+        found = proposed.unused.get(w.sequence.id)
+        if found is not None:
+            tokens, confidence = found
+            written = [*own[: verdict.accepted], verdict.next_token]
+            compared = min(len(tokens), len(written))
+            while agreed < compared and tokens[agreed] == written[agreed]:
+                agreed += 1
+            unused = tuple(confidence[:compared])
+        drafter = draft.drafter[i] if own else None
+        rows.append(
+            RowOutcome(
+                w.sequence.id, drafter, len(own), verdict.accepted, tuple(draft.confidence[i]), unused, agreed
+            )
+        )
+    drafting = sum(proposed.seconds.values())
+    return StepOutcome(tuple(rows), seconds - drafting, proposed.seconds, proposed.prefill_rows, timed)
