@@ -11,8 +11,14 @@ import pytest
 import torch
 import transformers
 
+from checkpoints import finish
 from gguf_files import gguf_name, interleaved, state_of, write_gguf
 from paceline.errors import ConfigError, WeightsError
+from paceline.kv.cache import KVCache
+from paceline.models.registry import load_target
+from paceline.ops import native
+from paceline.ops.base import Runner
+from paceline.ops.reference import EagerRunner
 from paceline.weights.gguf.metadata import read_config
 from paceline.weights.gguf.names import NAMES
 from paceline.weights.gguf.reader import Gguf
@@ -220,3 +226,38 @@ def test_smollm2_has_the_config_of_its_repository() -> None:
         "attention_bias": False, "eos_token_id": [2],
     }  # fmt: skip
     assert {name: config[name] for name in expected} == expected
+
+
+@torch.no_grad()
+def logits_of(path: Path, tokens: list[int], runner: Runner) -> torch.Tensor:
+    target = load_target(path, runner=runner)
+    cache = KVCache(
+        target.layout,
+        dict.fromkeys(target.layout.kinds, 8),
+        max_sequences=1,
+        max_tokens=64,
+        dtype=target.kv_dtype,
+    )
+    cache.open(0, tokens, share=False)
+    with cache.tail([(0, tokens)]) as tail:
+        logits = target.logits(target.forward(tail.rows(), cache)).clone()
+        tail.commit([len(tokens)])
+    return logits
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_file_computes_what_its_folder_computes(kind: str, tmp_path: Path) -> None:
+    """Written in float32, so the bits are those of the safetensors folder, and transformers' within rounding."""
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_config(MODELS[kind](), attn_implementation="eager")
+    finish(model, tmp_path / "folder")
+    file = written(tmp_path, kind.split()[0], model)
+    tokens = torch.randint(3, 96, (40,)).tolist()
+    runner = native.NativeRunner(2) if native.available() else EagerRunner()
+    got = logits_of(file, tokens, runner)
+    if "rope_freqs.weight" not in {
+        tensor.name for tensor in Gguf(file).tensors.values()
+    }:  # factors are rounded there
+        assert torch.equal(got, logits_of(tmp_path / "folder", tokens, runner))
+    expected = model(torch.tensor([tokens])).logits[0]
+    assert (got - expected).abs().max() < 1e-4
