@@ -223,7 +223,8 @@ class Tensors:
         from safetensors import SafetensorError, safe_open
 
         if entry.parts:
-            return torch.cat([self._read(part) for part in entry.parts]).view(entry.shape)
+            parts = [self._read(part) for part in entry.parts]
+            return (parts[0] if len(parts) == 1 else torch.cat(parts, entry.axis)).view(entry.shape)
         if is_gguf(entry.file):
             return self._gguf(entry.file).tensor(entry.name)
         try:

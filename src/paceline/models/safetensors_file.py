@@ -25,7 +25,7 @@ MAX_HEADER_BYTES = 100_000_000  # as the format's own reader
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor of a file. `name` as stored; with `parts`, those stacked along a new first axis."""
+    """One tensor of a file. `name` as stored; with `parts`, those joined along `axis` and seen in this shape."""
 
     name: str
     file: Path
@@ -33,6 +33,7 @@ class Entry:
     shape: tuple[int, ...]
     nbytes: int
     parts: tuple[Entry, ...] = ()
+    axis: int = 0
 
 
 def read_header(path: Path) -> list[Entry]:
