@@ -41,7 +41,8 @@ MAY_IMPORT = {
     "audit": {"check"},
     "train": {"control", "kv", "ops", "models", "drafters", "sampling", "text", "llm", "engine", "assembly"},
     "cli": {"*"},
-    "__init__": {"llm"},
+    "async_llm": {"llm", "text"},
+    "__init__": {"async_llm", "llm"},
 }
 BASE = {"errors", "core", "config", "files"}
 LINES, FUNCTION_LINES, PARAMETERS = 400, 50, 6
@@ -128,9 +129,9 @@ def test_scheduler_and_policy_know_no_torch() -> None:
 
 def test_public_names_are_pinned() -> None:
     assert paceline.__all__ == [
-        "LLM", "CapacityError", "Completion", "ConfigError", "Delta", "LoadError", "PacelineError", "PairError",
-        "PromptError", "RequestFailed", "SamplingParams", "Stats", "TokenLogprob", "UsageError", "WeightsError",
-        "__version__",
+        "LLM", "AsyncLLM", "CapacityError", "Completion", "ConfigError", "Delta", "LoadError", "PacelineError",
+        "PairError", "PromptError", "RequestFailed", "SamplingParams", "Stats", "TokenLogprob", "UsageError",
+        "WeightsError", "__version__",
     ]  # fmt: skip
     assert all(hasattr(paceline, name) for name in paceline.__all__)
 

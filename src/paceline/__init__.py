@@ -1,8 +1,9 @@
 """paceline: speculative decoding for Gemma 4 that never changes a token.
 
-    from paceline import LLM, SamplingParams
+    from paceline import LLM
     llm = LLM("demo")
-    print(llm.generate("def parse(", SamplingParams(max_tokens=64))[0].text)
+    print(llm.generate("def parse(", max_tokens=64)[0].text)
+    print(LLM("smollm2").chat([{"role": "user", "content": "Why are leaves green?"}])[0].text)
 
 Importing this package is cheap: torch is loaded with the first model.
 """
@@ -25,12 +26,14 @@ from paceline.errors import (
 )
 
 if TYPE_CHECKING:
+    from paceline.async_llm import AsyncLLM
     from paceline.llm import LLM
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CapacityError",
     "Completion",
     "ConfigError",
@@ -54,4 +57,8 @@ def __getattr__(name: str) -> Any:
         from paceline.llm import LLM
 
         return LLM
+    if name == "AsyncLLM":
+        from paceline.async_llm import AsyncLLM
+
+        return AsyncLLM
     raise AttributeError(f"module 'paceline' has no attribute {name!r}")

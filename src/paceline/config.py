@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
-from paceline.core import VerifyRule, check_draft_tokens
+from paceline.core import Constraint, VerifyRule, check_draft_tokens
 from paceline.errors import UsageError
 
+ELSEWHERE = {  # what other engines call it
+    "model": "target", "quantization": "quantize", "enable_prefix_caching": "prefix_cache", "max_num_seqs": "max_batch",
+    "speculative_model": "drafter", "num_speculative_tokens": "draft_tokens", "n_ctx": "max_model_len",
+    "n_threads": "threads", "torch_dtype": "dtype",
+}  # fmt: skip
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -50,12 +57,16 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
+        for name in ("target", "drafter", "adapter", "profile_dir"):
+            if isinstance(getattr(self, name), os.PathLike):
+                object.__setattr__(self, name, os.fspath(getattr(self, name)))
         if isinstance(self.adapter, list | tuple):  # as options that may be repeated are given
             if len(self.adapter) > 1:
                 raise UsageError(
                     "several adapters cannot be merged together: merge them with PEFT, or give one"
                 )
             object.__setattr__(self, "adapter", self.adapter[0] if self.adapter else None)
+        _check_kinds(self)
         if self.dtype not in DTYPES:
             raise UsageError(f"dtype={self.dtype!r} is unknown: use one of {', '.join(DTYPES)}")
         if self.activations not in ("auto", "float32"):
@@ -80,7 +91,78 @@ class EngineConfig:
         known = [f.name for f in fields(cls)]
         for name in options:
             if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
+                near = [ELSEWHERE[name]] if name in ELSEWHERE else difflib.get_close_matches(name, known, 1)
                 hint = f"did you mean {near[0]}?" if near else f"known options: {', '.join(known)}"
                 raise UsageError(f"unknown option {name!r}: {hint}")
         return cls(**options)
+
+
+def _check_kinds(config: EngineConfig) -> None:
+    """Raise UsageError for the first value of a kind that its field cannot have."""
+    name = "give a folder or a hub id"
+    texts = {
+        "target": "give demo, smollm2, a folder, a GGUF file or a hub id",
+        "drafter": "give 'none' to decode without one, 'auto' for the one that fits, or a kind or a model",
+        "adapter": name, "device": "give auto, cpu, cuda, cuda:N or mps", "profile_dir": "give a folder or None",
+    }  # fmt: skip
+    for field, what in texts.items():
+        value = getattr(config, field)
+        if not isinstance(value, str) and not (value is None and field in ("adapter", "profile_dir")):
+            raise UsageError(f"{field}={repr(value)[:80]} is not possible: {what}")
+    for field in ("prefix_cache", "native", "remeasure"):
+        if not isinstance(getattr(config, field), bool):
+            raise UsageError(
+                f"{field}={repr(getattr(config, field))[:80]} is not possible: give True or False"
+            )
+
+
+class EngineOptions(TypedDict, total=False):
+    """The fields of `EngineConfig` without the target, as keyword arguments that an editor completes."""
+
+    drafter: str | os.PathLike[str]
+    adapter: str | os.PathLike[str] | list[str] | tuple[str, ...] | None
+    device: str
+    dtype: str
+    activations: Literal["auto", "float32"]
+    verify: VerifyRule
+    draft_tokens: int | Literal["auto"]
+    max_model_len: int | None
+    max_batch: int
+    cache_memory: int | None
+    prefill_chunk: int
+    step_tokens: int
+    prefix_cache: bool
+    quantize: Literal["int8", "int4"] | None
+    quantize_drafter: Literal["int8", "int4"] | None
+    threads: int | None
+    native: bool
+    profile_dir: str | os.PathLike[str] | None
+    remeasure: bool
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of `SamplingParams`, as keyword arguments that an editor completes."""
+
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    bad_token_ids: int | list[int] | tuple[int, ...]
+    allowed_token_ids: list[int] | tuple[int, ...] | None
+    stop: str | list[str] | tuple[str, ...]
+    stop_token_ids: int | list[int] | tuple[int, ...]
+    ignore_eos: bool
+    seed: int | None
+    n: int
+    logprobs: int | None
+    draft_tokens: int | Literal["auto"] | None
+    drafter: str | None
+    verify: VerifyRule | None
+    reference: str | list[int] | tuple[int, ...] | None
+    constraint: Callable[[], Constraint] | None

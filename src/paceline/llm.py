@@ -1,64 +1,111 @@
-"""The library's front door: `LLM(target).generate(prompts)` and `.stream(prompt)`."""
+"""The library's front door: `LLM(target).generate(prompts)`, `.chat(messages)` and `.stream(prompt)`."""
 
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from typing import Any
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, TypeGuard, Unpack
 
 from paceline.assembly import build_engine
-from paceline.config import EngineConfig
+from paceline.config import EngineConfig, EngineOptions, SamplingOptions
 from paceline.core import Completion, Delta, SamplingParams
 from paceline.engine.engine import Engine
 from paceline.engine.shared import Call, SharedEngine
 from paceline.errors import UsageError
+from paceline.text.chat import ChatTemplate
+from paceline.text.marked import Answer
+from paceline.text.reasoning import opened_by
 from paceline.text.tokenizer import Tokenizer
 
 Prompt = str | list[int]
+Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
+A_MESSAGE = "{'role': 'user', 'content': '...'}"
 
 
 class LLM:
     """A target with its drafter, ready to write.
 
-    `target` and `drafter`: `demo` (the bundled pair), a folder in Hugging Face layout, or a hub id. `drafter` also takes
-    `auto`, `none`, `ngram`, `mtp`, `mtp+ngram`, `model`. Further options are those of `EngineConfig`.
-    Safe to use from several threads and with several open streams: all share the engine's steps.
+    `target` and `drafter`: `demo` (the bundled pair), `smollm2`, a folder in Hugging Face layout, a GGUF file, or a hub
+    id. `drafter` also takes `auto`, `none`, `ngram`, `mtp`, `mtp+ngram`, `model`. Further options are the fields of
+    `EngineConfig`. `say` gets one line per choice that is made.
+    Safe to use from several threads and with several open streams: all share the engine's steps. `close`, or leaving a
+    `with` block, gives its memory back. In asyncio there is `AsyncLLM`.
     """
 
     def __init__(
-        self, target: str = "demo", *, say: Callable[[str], None] | None = None, **options: Any
+        self,
+        target: str | os.PathLike[str] = "demo",
+        *,
+        say: Callable[[str], None] | None = None,
+        **options: Unpack[EngineOptions],
     ) -> None:
-        config = EngineConfig.of({"target": str(target), **options})
-        self._engine = build_engine(config, say or (lambda line: None))
+        config = EngineConfig.of({"target": target, **options})
+        self._name = config.target
+        self._engine: Engine | None = build_engine(config, say or (lambda line: None))
         self._shared = SharedEngine(self._engine)
+
+    def __repr__(self) -> str:
+        if self._engine is None:
+            return f"LLM({self._name!r}, closed)"
+        info = self.info
+        return (
+            f"LLM({self._name!r}, drafter={info['drafter']!r}, {info['dtype']} on {info['device']}, "
+            f"{info['arithmetic']}, context {self._engine.max_len})"
+        )
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back the weights, the cache and the chat template's process; more than once is allowed.
+
+        Open streams raise UsageError when they are read again, and so does every later call.
+        """
+        engine, self._engine = self._engine, None
+        if engine is None:
+            return
+        if engine.tokenizer is not None and isinstance(engine.tokenizer.chat, ChatTemplate):
+            engine.tokenizer.chat.close()
+        del self._shared  # the calls that are running keep it until they are told
 
     @property
     def engine(self) -> Engine:
-        return self._engine
+        engine = self._engine
+        if engine is None:
+            raise UsageError(f"this LLM of {self._name!r} is closed: make a new one")
+        return engine
+
+    def _check_open(self) -> None:
+        """Raise UsageError if another thread, or who reads a stream, has closed it meanwhile."""
+        _ = self.engine
 
     @property
     def tokenizer(self) -> Tokenizer:
-        tokenizer = self._engine.tokenizer
+        tokenizer = self.engine.tokenizer
         assert tokenizer is not None, "an assembled engine has a tokenizer"
         return tokenizer
 
     @property
     def info(self) -> Mapping[str, Any]:
         """What was loaded and chosen, and why."""
-        return self._engine.info
+        return self.engine.info
 
-    def params(self, **said: Any) -> SamplingParams:
+    def params(self, **said: Unpack[SamplingOptions]) -> SamplingParams:
         """Sampling parameters with the model's own suggestions (generation_config.json) for what is not said.
 
         A model that suggests nothing is greedy. Raises UsageError for unknown names and for values that cannot be.
         """
-        unknown = sorted(set(said) - set(SamplingParams.names()))
-        if unknown:
-            near = difflib.get_close_matches(unknown[0], SamplingParams.names(), 1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(SamplingParams.names())}"
-            raise UsageError(f"unknown sampling parameter {unknown[0]!r}: {hint}")
-        return SamplingParams(**(dict(self.info.get("sampling", {})) | said))
+        _check_names(said)
+        return SamplingParams(**(dict(self.info.get("sampling", {})) | dict(said)))
 
     def generate(
         self,
@@ -66,66 +113,243 @@ class LLM:
         params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         on_done: Callable[[int, Completion], None] | None = None,
+        progress: bool = False,
+        **said: Unpack[SamplingOptions],
     ) -> list[Completion]:
         """Write all prompts to their ends, side by side; results in the order of the prompts.
 
-        Without `params` the model's own suggestions hold, see `params`. With `params.n` > 1 the further texts are in
-        `.siblings`. `on_done(i, completion)` is called as each prompt is finished. A text that failed has
-        finish_reason "error"; the others are untouched.
+        A prompt is a text or a list of token ids. Without `params` the model's own suggestions hold, see `params`;
+        keywords say single values of them. With n > 1 the further texts are in `.siblings`. `on_done(i, completion)` is
+        called as each prompt is finished; `progress` shows a bar on standard error. A text that failed has finish_reason
+        "error"; the others are untouched. Raises UsageError for what cannot be run, before anything is.
         """
-        listed = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(prompts)
-        each = self._each(params, len(listed))
-        ids = [self._ids(prompt) for prompt in listed]  # type: ignore[arg-type]
-        for prompt, one in zip(ids, each, strict=True):
-            self._engine.check(prompt, one)
-        call = Call()
-        try:
-            names = [self._shared.add(call, prompt, one) for prompt, one in zip(ids, each, strict=True)]
-            order = {name: i for i, name in enumerate(names)}
-            done: dict[str, dict[int, Completion]] = {name: {} for name in names}
-            while call.open:
-                delta = self._shared.receive(call)
-                if delta.finish_reason is None:
-                    continue
-                live = call.lives[delta.request][delta.index]
-                done[delta.request][delta.index] = live.completion(delta.finish_reason, delta.error)
-                if on_done is not None and delta.request not in call.open:
-                    on_done(order[delta.request], _family(done[delta.request]))
-        finally:
-            self._shared.close(call)
-        return [_family(done[name]) for name in names]
+        requests = self.requests(prompts, params, said)
+        done: dict[int, Completion] = {}
+        with _Bar(len(requests) if progress else 0) as bar:
+            for found in self.completions(requests):
+                if found is not None:
+                    done[found[0]] = found[1]
+                    bar.advance()
+                    if on_done is not None:
+                        on_done(*found)
+        return [done[i] for i in sorted(done)]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
-        """Write one prompt, yielding each step's delta; the last has `finish_reason` and `stats`.
+    def chat(
+        self,
+        messages: Seq[Message] | Seq[Seq[Message]],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        on_done: Callable[[int, Completion], None] | None = None,
+        progress: bool = False,
+        **said: Unpack[SamplingOptions],
+    ) -> list[Completion]:
+        """Answer a conversation, or several side by side, by the model's chat template; a list as of `generate`.
+
+        A message is {"role": "system" | "user" | "assistant", "content": "..."}. Where neither `params` nor max_tokens
+        is given, an answer may be as long as the context. Thinking parts are not in `.text`, only in `.token_ids`.
+        Raises UsageError for a model without a template.
+        """
+        requests, finish = self.conversations(messages, params, said)
+
+        def finished(i: int, completion: Completion) -> None:
+            finish(i, completion)
+            if on_done is not None:
+                on_done(i, completion)
+
+        prompts, each = [ids for ids, _ in requests], [one for _, one in requests]
+        return self.generate(prompts, each, on_done=finished, progress=progress)
+
+    def stream(
+        self,
+        prompt: Prompt | Seq[Message],
+        params: SamplingParams | None = None,
+        **said: Unpack[SamplingOptions],
+    ) -> Iterator[Delta]:
+        """Write one prompt, yielding each step's delta; the last has `finish_reason` and `stats`. Messages: as `chat`.
 
         Streams may be read in turn, and `generate` called while some are open: they share the engine's steps. Leaving the
         loop early, an exception in it, closing the stream or losing it cancels the request.
         """
-        call = Call()
+        if _is_talk(prompt):
+            ids, thinking = self._render(prompt)
+            (one,) = self._each(params, said, [len(ids)], fill=True)
+            return self._stream(ids, one, Answer(self.tokenizer, one, thinking))
+        (request,) = self.requests([prompt], params, said)  # type: ignore[arg-type]  # checked there
+        return self._stream(*request, None)
+
+    def _stream(self, ids: list[int], params: SamplingParams, answer: Answer | None) -> Iterator[Delta]:
+        call, shared = Call(), self._shared
         try:
-            self._shared.add(call, self._ids(prompt), params or self.params())
+            shared.add(call, ids, params)
             while call.open:
-                yield self._shared.receive(call)
+                delta = shared.receive(call)
+                yield delta if answer is None else replace(delta, text=answer.push(delta).content)
+                self._check_open()
         finally:
-            self._shared.close(call)
+            shared.close(call)
 
-    def _each(self, params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:
-        if params is None or isinstance(params, SamplingParams):
-            return [params or self.params()] * count
-        if len(params) != count:
+    def requests(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams] | None,
+        said: Mapping[str, Any],
+    ) -> list[tuple[list[int], SamplingParams]]:
+        """Token ids and parameters of what `generate` is asked for, checked. Raises UsageError."""
+        listed = _listed(prompts)
+        ids = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in listed]
+        each = self._each(params, said, [len(one) for one in ids], fill=False)
+        for prompt, one in zip(ids, each, strict=True):
+            self.engine.check(prompt, one)
+        return list(zip(ids, each, strict=True))
+
+    def conversations(
+        self,
+        messages: Seq[Message] | Seq[Seq[Message]],
+        params: SamplingParams | Seq[SamplingParams] | None,
+        said: Mapping[str, Any],
+    ) -> tuple[list[tuple[list[int], SamplingParams]], Callable[[int, Completion], None]]:
+        """What `chat` is asked for as requests, and what takes the thinking parts out of a completion's text."""
+        rendered = [self._render(talk) for talk in _talks(messages)]
+        each = self._each(params, said, [len(ids) for ids, _ in rendered], fill=True)
+
+        def finish(i: int, completion: Completion) -> None:
+            for one in (completion, *completion.siblings):
+                one.text = self._visible(one, each[i], rendered[i][1])
+
+        return [(ids, one) for (ids, _), one in zip(rendered, each, strict=True)], finish
+
+    def completions(
+        self, requests: Seq[tuple[list[int], SamplingParams]]
+    ) -> Iterator[tuple[int, Completion] | None]:
+        """(which, completion) as each request is finished, None after every other delta: a moment to stop at."""
+        call, shared = Call(), self._shared
+        try:
+            order = {shared.add(call, ids, one): i for i, (ids, one) in enumerate(requests)}
+            done: dict[str, dict[int, Completion]] = {name: {} for name in order}
+            while call.open:
+                self._check_open()
+                delta = shared.receive(call)
+                if delta.finish_reason is not None:
+                    live = call.lives[delta.request][delta.index]
+                    done[delta.request][delta.index] = live.completion(delta.finish_reason, delta.error)
+                if delta.request in call.open:
+                    yield None
+                else:
+                    yield order[delta.request], _family(done.pop(delta.request))
+        finally:
+            shared.close(call)
+
+    def _each(
+        self,
+        params: SamplingParams | Seq[SamplingParams] | None,
+        said: Mapping[str, Any],
+        lengths: Seq[int],
+        *,
+        fill: bool,
+    ) -> list[SamplingParams]:
+        """The parameters of each prompt, `said` changed. `fill`: as many tokens as fit, where nothing is said of it."""
+        _check_names(said)
+        if params is None:
+            room = [{"max_tokens": max(self.engine.max_len - n, 1)} if fill else {} for n in lengths]
+            return [self.params(**(more | dict(said))) for more in room]
+        listed = [params] * len(lengths) if isinstance(params, SamplingParams) else params
+        if isinstance(listed, Mapping):
+            raise UsageError("params is a dict: give SamplingParams(...), or its values as keywords")
+        if not isinstance(listed, Seq) or not all(isinstance(one, SamplingParams) for one in listed):
+            raise UsageError(f"params={repr(params)[:80]} is not possible: give SamplingParams, or a list")
+        if len(listed) != len(lengths):
             raise UsageError(
-                f"{count} prompts but {len(params)} sampling params: give one for all, or one for each"
+                f"{len(lengths)} prompts but {len(listed)} sampling params: give one for all, or one for each"
             )
-        return list(params)
+        return [replace(one, **said) for one in listed] if said else list(listed)
 
-    def _ids(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        return list(prompt)
+    def _render(self, messages: Seq[Message]) -> tuple[list[int], bool]:
+        """(prompt, whether it has opened a thinking part)."""
+        for i, message in enumerate(messages):
+            role = message.get("role") if isinstance(message, Mapping) else None
+            if not isinstance(role, str) or "content" not in message:
+                raise UsageError(f"messages[{i}]={repr(message)[:80]} is no message: give {A_MESSAGE}")
+        text = ChatTemplate.of(self.tokenizer).render(messages)
+        return self.tokenizer.encode(text, add_bos=False), opened_by(text)
+
+    def _visible(self, done: Completion, params: SamplingParams, thinking: bool) -> str:
+        answer = Answer(self.tokenizer, params, thinking)
+        whole = Delta(done.request, done.index, done.text, done.token_ids, done.origins, finish_reason="stop")
+        return answer.push(whole).content
 
 
-def _is_ids(prompts: object) -> bool:
-    return isinstance(prompts, list) and bool(prompts) and all(isinstance(t, int) for t in prompts)
+class _Bar:
+    """A progress bar over `total` prompts on standard error; nothing for 0."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._bar = total, None if not total else _progress()
+
+    def __enter__(self) -> _Bar:
+        if self._bar is not None:
+            self._bar.start()
+            self._bar.add_task("prompts", total=self._total)
+        return self
+
+    def advance(self) -> None:
+        if self._bar is not None:
+            self._bar.advance(self._bar.task_ids[0])
+
+    def __exit__(self, *what: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _progress() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True))
+
+
+def _check_names(said: Mapping[str, Any]) -> None:
+    names = SamplingParams.names()
+    for name in said:
+        if name not in names:
+            other = {"sampling_params": "params", "use_tqdm": "progress"}.get(name)
+            near = [other] if other else difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+            raise UsageError(f"unknown sampling parameter {name!r}: {hint}")
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(t, int) for t in value)
+
+
+def _is_talk(value: object) -> TypeGuard[Seq[Message]]:
+    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping)
+
+
+def _listed(prompts: object) -> list[Any]:
+    """Each of the prompts. Raises UsageError for what is none."""
+    if isinstance(prompts, str) or _is_ids(prompts):
+        return [prompts]
+    wanted = "give a text, a list of token ids, or a list of these"
+    if _is_talk(prompts):
+        raise UsageError("generate was given messages: use chat(messages)")
+    if not isinstance(prompts, list | tuple):
+        raise UsageError(f"prompts={repr(prompts)[:80]} is not possible: {wanted}")
+    for i, prompt in enumerate(prompts):
+        if not isinstance(prompt, str) and not _is_ids(prompt) and prompt != []:
+            raise UsageError(f"prompts[{i}]={repr(prompt)[:80]} is not possible: {wanted}")
+    return list(prompts)
+
+
+def _talks(messages: object) -> list[Seq[Message]]:
+    """Each of the conversations, of one too. Raises UsageError for what is none."""
+    if _is_talk(messages):
+        return [messages]
+    if not isinstance(messages, list | tuple) or not messages:
+        raise UsageError(f"messages={repr(messages)[:80]} is not possible: give [{A_MESSAGE}]")
+    for i, talk in enumerate(messages):
+        if not _is_talk(talk):
+            raise UsageError(f"messages[{i}]={repr(talk)[:80]} is no message: give {A_MESSAGE}")
+    return list(messages)
 
 
 def _family(texts: Mapping[int, Completion]) -> Completion:

@@ -23,8 +23,9 @@ from paceline.server.settings import ServerConfig
 from paceline.server.sse import DONE, event
 from paceline.server.trace import Trace
 from paceline.server.usage import report, usage
-from paceline.server.visible import ChatText, MarkedText
+from paceline.server.visible import ChatText
 from paceline.text import arguments, reasoning
+from paceline.text.marked import MarkedText
 from paceline.text.phases import AfterThinking
 from paceline.text.reasoning import ReasoningParser, opened_by
 from paceline.text.tools import ToolParser

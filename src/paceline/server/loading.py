@@ -11,9 +11,9 @@ from paceline.core import Delta, SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import UsageError
 from paceline.server.service import Render, Room, Service
-from paceline.server.visible import MARKS
 from paceline.text.chat import ChatTemplate
 from paceline.text.grammar import Grammars, Vocabulary
+from paceline.text.marked import MARKS
 from paceline.text.tokenizer import Tokenizer
 
 Say = Callable[[str], None]

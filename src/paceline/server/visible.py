@@ -1,54 +1,14 @@
-"""What a chat answer shows of its tokens: the text with Gemma 4's structural marks, parted by the parsers.
-
-The engine's own text leaves special tokens out, so where the vocabulary has marks the text is decoded anew.
-"""
+"""What a chat answer shows of its tokens: the text with Gemma 4's structural marks, parted by the parsers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.core import Delta, SamplingParams
-from paceline.text import arguments, reasoning, tools
+from paceline.core import Delta
+from paceline.text.marked import MarkedText
 from paceline.text.reasoning import ReasoningParser
-from paceline.text.stream import Detokenizer, StopStrings
-from paceline.text.tokenizer import Tokenizer
 from paceline.text.tools import CallArguments, CallStart, Event, Text, ToolParser
-
-MARKS = (tools.OPEN, arguments.CLOSE, arguments.QUOTE, tools.RESPONSE, reasoning.OPEN, reasoning.CLOSE)
-
-
-class MarkedText:
-    """The text of one answer, its marks included. Also counts the tokens inside thinking parts."""
-
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, thinking: bool) -> None:
-        ids = {tokenizer.token_id(mark): mark for mark in MARKS}
-        self._marks = {i: mark for i, mark in ids.items() if i is not None and i in tokenizer.special_ids}
-        self._characters, self._stops = Detokenizer(tokenizer), StopStrings(params.stop)
-        self._min_tokens, self._count = params.min_tokens, 0
-        self._thinking, self._stopped = thinking, False
-        self.reasoning_tokens = 0
-
-    def push(self, delta: Delta) -> str:
-        if not self._marks:
-            return delta.text
-        out = "".join(self._one(token) for token in delta.token_ids)
-        if delta.finish_reason is not None and not self._stopped:
-            out += self._stops.push(self._characters.finish())[0] + self._stops.finish()
-        return out
-
-    def _one(self, token: int) -> str:
-        self._count += 1
-        mark = self._marks.get(token)
-        self._thinking = (
-            mark == reasoning.OPEN if mark in (reasoning.OPEN, reasoning.CLOSE) else self._thinking
-        )
-        self.reasoning_tokens += self._thinking or mark == reasoning.CLOSE
-        if self._stopped:
-            return ""
-        text = self._characters.push(token) + (mark or "")
-        shown, self._stopped = self._stops.push(text, self._count > self._min_tokens)
-        return shown
 
 
 @dataclass(slots=True)

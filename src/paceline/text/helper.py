@@ -53,7 +53,9 @@ class Helper:
     def _start(self) -> Any:
         self._kill()
         command = [sys.executable, "-m", self._module]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process = subprocess.Popen(  # in a group of its own: Ctrl-C in a terminal is for us, not for it
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
+        )
         self._process, self._end = process, weakref.finalize(self, _end, process)
         return self._talk(json.dumps(self._greeting()).encode() + b"\n", START_TIMEOUT)
 
