@@ -28,7 +28,6 @@ def folder(tmp_path):
 @pytest.mark.parametrize(
     ("ends", "kind"),
     [
-        (("weight_packed", "weight_scale", "weight_shape"), "compressed-tensors (packed integers)"),
         (("qweight", "qzeros", "scales", "g_idx"), "GPTQ"),
         (("qweight", "qzeros", "scales"), "AWQ or GPTQ"),
         (("weight.absmax", "weight.quant_map"), "bitsandbytes (4 bit)"),
@@ -109,6 +108,6 @@ def test_quantize_remembers_the_assistant(tmp_path):
 def test_which_assistant_fits_a_fine_tune(tmp_path, card, config, line):
     """Row 25."""
     write(tmp_path / "mine" / "README.md", card)
-    found, why = find_assistant(tmp_path / "mine", config)
+    found, why = find_assistant(tmp_path / "mine", {"model_type": "gemma4", **config})
     assert found is None
     assert line in why

@@ -13,7 +13,7 @@ from paceline.kv.layout import Layout
 from paceline.models.config import ASSISTANT_TYPES, GemmaConfig, parse_assistant, parse_target, read_config
 from paceline.models.families import ModelConfig, spec_of
 from paceline.models.gemma4_assistant import assistant_shapes, check_pair
-from paceline.models.loading import Tensors, read_entries
+from paceline.models.loading import Shapes, Tensors, read_entries
 from paceline.models.safetensors_file import Entry
 from paceline.ops.base import Runner
 
@@ -95,12 +95,13 @@ def _describe_target(
 ) -> dict[str, Any]:
     config = parse_target(raw)
     spec = spec_of(config.model_type)
-    tensors = Tensors(folder, spec.shapes(config), config.shared_layers, config.tied)
+    shapes = spec.shapes(config)
+    tensors = Tensors(folder, shapes, config.shared_layers, config.tied)
     layout = spec.layout(config)
     outputs = {entry.dtype for name, entry in tensors.entries.items() if ".self_attn.o_proj." in name}
     if runner is not None and runner.packs(layout) and outputs == {"BF16"}:  # as GraphTarget.kv_dtype
         itemsize = 2
-    return _config_facts(config) | _sizes(tensors.entries, tensors.skipped) | _cache_facts(layout, itemsize)
+    return _config_facts(config) | _stored(tensors, shapes) | _cache_facts(layout, itemsize)
 
 
 def _describe_drafter(folder: Path, raw: dict[str, Any], target: Path | str | None) -> dict[str, Any]:
@@ -108,8 +109,9 @@ def _describe_drafter(folder: Path, raw: dict[str, Any], target: Path | str | No
     if target is not None:
         check_pair(config, _gemma(Path(target), folder), (str(folder), str(target)))
     shared = range(len(config.text.layers))
-    tensors = Tensors(folder, assistant_shapes(config), shared, config.text.tied)
-    return _config_facts(config.text) | _sizes(tensors.entries, tensors.skipped)
+    shapes = assistant_shapes(config)
+    tensors = Tensors(folder, shapes, shared, config.text.tied)
+    return _config_facts(config.text) | _stored(tensors, shapes)
 
 
 def _gemma(target: Path, drafter: Path) -> GemmaConfig:
@@ -132,6 +134,15 @@ def _cache_facts(layout: Layout, itemsize: int) -> dict[str, Any]:
 
 def _config_facts(config: ModelConfig) -> dict[str, Any]:
     return {"layers": config.describe(), "vocab_size": config.vocab_size, "max_len": config.max_len}
+
+
+def _stored(tensors: Tensors, shapes: Shapes) -> dict[str, Any]:
+    """Sizes of a checked model: its scales count as bytes, not as parameters."""
+    facts = _sizes(tensors.entries, tensors.skipped)
+    scales = {name: entry for name, entry in tensors.scales.items() if name in tensors.entries}
+    weights = Counter(facts["weights"]) + Counter(_sizes(scales, {})["weights"])
+    parameters = sum(math.prod(shape) for shape in shapes.values())
+    return facts | {"parameters": parameters, "weights": dict(weights.most_common())}
 
 
 def _sizes(entries: dict[str, Entry], skipped: dict[str, Entry]) -> dict[str, Any]:

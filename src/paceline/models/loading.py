@@ -19,6 +19,7 @@ from torch import Tensor
 from paceline.errors import LoadError, WeightsError
 from paceline.files import read_json
 from paceline.models.card import unquantized
+from paceline.models.compressed import unpack
 from paceline.models.experts import fuse
 from paceline.models.foreign import PICKLES, incomplete
 from paceline.models.prequantized import kind_of
@@ -148,6 +149,7 @@ class Tensors:
             for name, entry in list(entries.items())
             if entry.dtype in QUANTIZED and name + SCALE in entries
         }
+        self.scales |= unpack(entries, expected, folder)
         for some in (entries, self.scales):
             fuse(some, expected)
         self.skipped = {n: e for n, e in entries.items() if n not in expected and may_skip(n, shared)}
@@ -196,11 +198,15 @@ class Tensors:
         packed = entry.dtype == "U8"
         stored = (*shape[:-1], shape[-1] // 2) if packed else shape
         scales = (*shape[:-1], shape[-1] // INT4_GROUP) if packed else shape[:-1]
-        if entry.shape != stored or self.scales[name].shape != scales or self.scales[name].dtype != "F32":
+        if (
+            entry.shape != stored
+            or self.scales[name].shape != scales
+            or self.scales[name].dtype not in FLOATS
+        ):
             raise WeightsError(
                 f"{self.folder}: {name} is quantized as {list(entry.shape)} with scales "
                 f"{list(self.scales[name].shape)} where config.json needs {list(stored)} with {list(scales)}: "
-                "the folder is of another model, quantize the original again"
+                "the folder is of another model, or was quantized in another way: quantize the original again"
             )
 
     def _check_tied(self, head: Entry) -> None:
@@ -216,8 +222,8 @@ class Tensors:
         return self._read(self.entries.pop(name))
 
     def take_scale(self, name: str) -> Tensor | None:
-        """The scales of a quantized tensor, None for any other."""
-        return self._read(self.scales[name]) if name in self.scales else None
+        """The scales of a quantized tensor as float32, None for any other."""
+        return self._read(self.scales[name]).float() if name in self.scales else None
 
     def _read(self, entry: Entry) -> Tensor:
         from safetensors import SafetensorError, safe_open
@@ -230,7 +236,8 @@ class Tensors:
         try:
             if entry.file not in self._files:
                 self._files[entry.file] = safe_open(entry.file, framework="pt", device="cpu")
-            return self._files[entry.file].get_tensor(entry.name)  # type: ignore[no-any-return]
+            data: Tensor = self._files[entry.file].get_tensor(entry.name)
+            return data if data.dtype != torch.int32 or entry.dtype != "U8" else data.view(torch.uint8)
         except (OSError, SafetensorError) as error:
             raise broken(entry.file, str(error)) from error
 

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from paceline.errors import CapacityError, LoadError, UsageError
 from paceline.kv.cache import KVCache
+from paceline.models.compressed import PACKED
 from paceline.models.hub import ASSISTANT_KEY, find_assistant
-from paceline.models.loading import SCALE, canonical, find_files, may_skip
+from paceline.models.loading import SCALE, canonical, find_files, may_skip, read_entries
 from paceline.models.target import GraphTarget
 from paceline.ops.base import Weight
 from paceline.ops.quantize import QuantKind, kind_for, quantize
@@ -36,6 +37,8 @@ def save_quantized(source: Path, out: Path, kind: QuantKind) -> dict[str, int]:
         raise UsageError(
             f"{source} is quantized already ({config[ENTRY].get('kind')}): quantize the original"
         )
+    if any(name.endswith(PACKED) for name in read_entries(source)):
+        raise UsageError(f"{source} is quantized already, by compressed-tensors: it can be run as it is")
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"{out} is not empty: name a new folder")
     names: dict[str, str] = {}
