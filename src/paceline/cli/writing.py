@@ -1,0 +1,137 @@
+"""What `run` shows of a text while it comes, in pieces without any terminal: who shows them gives them colour."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from paceline.core import Completion, Delta, SamplingParams, Stats
+    from paceline.llm import LLM
+    from paceline.text.reasoning import Parted
+
+Kind = Literal["said", "draft", "thought", "prompt", "note", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of text. `said`, `draft` (drafted and kept), `thought` are the model's; `note`, `error` lines of ours."""
+
+    text: str
+    kind: Kind = "said"
+
+
+class Painter:
+    """A text in pieces as its deltas come. With `drafts` each token is one, of the kind that it is."""
+
+    def __init__(self, llm: LLM, params: SamplingParams, *, thinking: bool | None, drafts: bool) -> None:
+        """`thinking`: of a chat, whether its prompt has opened a thinking part; None for a plain text."""
+        from paceline.text.marked import Answer
+        from paceline.text.stream import TextStream
+
+        self._drafts = drafts
+        self._answer = None if thinking is None else Answer(llm.tokenizer, params, thinking)
+        self._plain = TextStream(llm.tokenizer, params)
+        self._stopped = False
+        self.said = ""  # the answer without thoughts
+        self.thoughts = ""
+
+    def push(self, delta: Delta) -> Iterator[Piece]:
+        if self._drafts:
+            for token, origin in zip(delta.token_ids, delta.origins, strict=True):
+                yield from self._pieces(self._one(token), "draft" if origin == "draft" else "said")
+            if delta.finish_reason is not None:
+                yield from self._pieces(self._end(), "said")
+        else:
+            parted = self._plainly(delta.text) if self._answer is None else self._answer.push(delta)
+            yield from self._pieces(parted, "said")
+
+    def _one(self, token: int) -> Parted:
+        if self._answer is not None:
+            return self._answer.one(token)
+        pushed = self._plain.push([token])
+        self._stopped = self._stopped or pushed.stopped
+        return self._plainly(pushed.text)
+
+    def _end(self) -> Parted:
+        if self._answer is not None:
+            return self._answer.end()
+        return self._plainly("" if self._stopped else self._plain.finish())
+
+    def _plainly(self, text: str) -> Parted:
+        from paceline.text.reasoning import Parted
+
+        return Parted(content=text)
+
+    def _pieces(self, parted: Parted, kind: Kind) -> Iterator[Piece]:
+        self.said += parted.content
+        self.thoughts += parted.reasoning
+        if parted.reasoning:
+            yield Piece(parted.reasoning, "thought")
+        if parted.content:
+            yield Piece(parted.content, kind)
+
+
+def parted(llm: LLM, params: SamplingParams, done: Completion, thinking: bool) -> tuple[str, str]:
+    """(what a finished chat answer says, what it thought)."""
+    from paceline.text.marked import Answer
+
+    answer = Answer(llm.tokenizer, params, thinking)
+    pieces = [*map(answer.one, done.token_ids), answer.end()]
+    return "".join(one.content for one in pieces), "".join(one.reasoning for one in pieces)
+
+
+def chats(llm: LLM, asked: bool | None) -> bool:
+    """Whether prompts go through the chat template: as asked, else if the model has one.
+
+    The bundled `demo` has one for its servers' sake, but was never taught to chat.
+    """
+    from paceline.models.hub import bundled
+
+    if asked is not None:
+        return asked
+    return llm.tokenizer.template is not None and Path(llm.info["target"]) != bundled("target")
+
+
+def why(reason: str | None, asked: int, room: int, context: int) -> str | None:
+    """Why a text ended, if it was cut: one that breaks off looks like a fault unless the reason is said."""
+    if reason != "length":
+        return None
+    if asked >= room:
+        return f"stopped: the context of {context} tokens is full (--max-model-len)"
+    return f"stopped at max_tokens={asked} (-n gives more)"
+
+
+def told(stats: Stats) -> list[str]:
+    """Lines on how fast a text was and what speculation did for it."""
+    seconds = max(stats.seconds, 1e-9)
+    lines = [
+        f"{stats.emitted} tokens in {stats.seconds:.2f} s: {stats.emitted / seconds:.1f} tokens/s, "
+        f"first after {stats.first_token_seconds * 1000:.0f} ms",
+        f"{stats.tokens_per_step:.2f} tokens per step ({stats.steps} steps; "
+        f"kept {stats.accepted} of {stats.drafted} drafted)",
+    ]
+    if stats.drafted:
+        kept = zip(stats.accepted_by_position + [0] * 16, stats.drafted_by_position, strict=False)
+        lines.append("kept by position: " + " ".join(f"{a / d:.0%}" for a, d in kept))
+    if stats.drafters:
+        lines.append("drafted by: " + ", ".join(f"{name} {n}" for name, n in stats.drafters.items()))
+    if stats.reasons:
+        lines.append(
+            "steps without a draft: " + ", ".join(f"{what} {n}" for what, n in stats.reasons.items())
+        )
+    return lines
+
+
+def clean(text: str) -> str:
+    """What was typed or pasted, without control characters but newline and tab, and without lone surrogates."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n").encode("utf-8", "replace").decode()
+    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
+
+
+def harmless(text: str) -> str:
+    """A model's text for a terminal: control characters but newline and tab, which could change it, as U+FFFD."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text)
