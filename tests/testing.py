@@ -40,7 +40,7 @@ class TinyTarget:
     """Implements `Target`. `poison`: a token whose presence in the text makes hidden states NaN."""
 
     layout = LAYOUT
-    vocab_size = VOCAB
+    vocab_size = readable = VOCAB
     hidden_size = WIDTH
     max_len = 512
     device = torch.device("cpu")

@@ -274,6 +274,16 @@ class Draft:
     reasons: list[str | None] = field(default_factory=list)  # why a row is empty, if it is
     drafter: list[str] = field(default_factory=list)  # which kind proposed each row
 
+    def cut(self, readable: int) -> None:
+        """End each row before the first token from `readable` on: the target cannot take it in, nor write it."""
+        for i, tokens in enumerate(self.tokens):
+            end = next((j for j, token in enumerate(tokens) if token >= readable), len(tokens))
+            if end < len(tokens):
+                self.tokens[i], self.confidence[i] = tokens[:end], self.confidence[i][:end]
+                laws = None if self.q is None else self.q[i]
+                if self.q is not None and laws is not None:
+                    self.q[i] = laws[:end]
+
     @classmethod
     def empty(cls, rows: int, reason: str) -> Draft:
         return cls(

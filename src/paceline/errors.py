@@ -48,3 +48,11 @@ class CapacityError(PacelineError):
 
 class RequestFailed(PacelineError):
     exit_code = 5
+
+
+def unreadable(token: int, readable: int) -> PromptError:
+    """For a token that a model has no row for in one of its tables."""
+    return PromptError(
+        f"token id {token} is past the model's per-layer embedding, which has rows for {readable} tokens: tokens were "
+        "added and that table was not resized; write the prompt without added tokens, or resize it and save the model"
+    )

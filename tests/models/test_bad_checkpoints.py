@@ -86,7 +86,7 @@ def assert_refused(folder: Path, kind: type[Exception], words: str) -> None:
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "no entry for sliding_attention"),
         ({"rope_parameters": {k: {"rope_type": "yarn", "rope_theta": 1e4} for k in
           ("full_attention", "sliding_attention")}}, "'yarn' is not supported"),
-        ({"vocab_size_per_layer_input": 8}, "less than vocab_size"),
+        ({"vocab_size_per_layer_input": 0}, "vocab_size_per_layer_input is 0"),
     ],
 )  # fmt: skip
 def test_config(folder, changes, words):

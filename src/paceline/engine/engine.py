@@ -18,7 +18,7 @@ from paceline.engine.live import Live
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.state import EngineState
 from paceline.engine.step import step
-from paceline.errors import PromptError, UsageError
+from paceline.errors import PromptError, UsageError, unreadable
 from paceline.kv.cache import KVCache
 from paceline.models.base import Target
 from paceline.sampling import noise
@@ -107,7 +107,7 @@ class Engine:
 
     def check(self, prompt_ids: list[int], params: SamplingParams) -> None:
         """Raise PromptError or UsageError for a request that cannot run."""
-        vocab = self._parts.target.vocab_size
+        vocab, readable = self._parts.target.vocab_size, self._parts.target.readable
         if not prompt_ids:
             raise PromptError(
                 "the prompt is empty: give at least one token (for instance the begin-of-text token)"
@@ -115,12 +115,16 @@ class Engine:
         for token in prompt_ids:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
                 raise PromptError(f"the prompt has token id {token!r}: give ids from 0 to {vocab - 1}")
+            if token >= readable:
+                raise unreadable(token, readable)
         if len(prompt_ids) >= self.max_len:
             raise PromptError(
                 f"the prompt has {len(prompt_ids)} tokens and the context holds {self.max_len}, of which one must be "
                 "left to write: shorten the prompt or raise max_model_len"
             )
         check_token_ids(params, vocab)
+        if params.allowed_token_ids is not None and min(params.allowed_token_ids, default=0) >= readable:
+            raise unreadable(min(params.allowed_token_ids), readable)
         if params.drafter is not None and params.drafter not in self.drafter_names:
             raise UsageError(
                 f"drafter {params.drafter!r} is not loaded: use one of {', '.join(self.drafter_names)}"

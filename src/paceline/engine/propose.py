@@ -148,6 +148,7 @@ def _ask(state: EngineState, drafter: Drafter, lives: list[Live], stops: list[St
     try:
         draft = ask(drafter, context)
         check_draft(draft, limits, state.target.vocab_size)
+        draft.cut(state.target.readable)
         _check_laws(draft, [live.rule for live in lives])
     except Exception as error:  # noqa: BLE001  a drafter is a stranger: whatever it raises costs speed, never text
         reason = f"{NoDraftReason.DRAFTER_FAILED.value}: {type(error).__name__}: {error}"[:200]

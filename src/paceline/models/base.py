@@ -18,6 +18,9 @@ class Target(Protocol):
 
     layout: Layout
     vocab_size: int
+    readable: (
+        int  # tokens below are read and written; fewer than vocab_size where a table was not resized with it
+    )
     hidden_size: int
     max_len: int  # positions that the model was made for
     eos_token_ids: tuple[int, ...]

@@ -70,7 +70,9 @@ class GemmaConfig:
     eos_token_ids: tuple[int, ...]
     tied: bool  # lm_head is the embedding table
     ple_size: int  # per-layer input embedding, 0 = none
-    ple_vocab: int
+    ple_vocab: (
+        int  # tokens that have one; fewer than vocab_size where tokens were added and the table not resized
+    )
     moe: MoeConfig | None
     modalities: tuple[str, ...]  # towers that the checkpoint may hold and this engine skips
 
@@ -208,11 +210,7 @@ def _parse_text(fields: Fields, top: Mapping[str, Any], model_type: str) -> Gemm
             raise ConfigError(f"{fields.where}: top_k_experts={moe.top_k} of only {moe.experts} experts")
     vocab = fields.size("vocab_size")
     ple = 0 if unified else fields.size("hidden_size_per_layer_input", 256, least=0)
-    ple_vocab = fields.size("vocab_size_per_layer_input", vocab, least=0) if ple else 0
-    if ple and ple_vocab < vocab:
-        raise ConfigError(
-            f"{fields.where}: vocab_size_per_layer_input={ple_vocab} is less than vocab_size={vocab}"
-        )
+    ple_vocab = fields.size("vocab_size_per_layer_input", vocab) if ple else 0
     softcap = raw.get("final_logit_softcapping")
     eos = next((e for e in (top.get("eos_token_id"), raw.get("eos_token_id")) if e is not None), 1)
     tied = next(

@@ -56,6 +56,7 @@ class GemmaTarget(GraphTarget):
         self._set_layout(layout, [layer.attention.o for layer in self.layers])
         self.ple: PleInputs | None = None
         if config.ple_size:
+            self.readable = min(config.vocab_size, config.ple_vocab)
             self.ple = PleInputs(
                 weights.matrix("embed_tokens_per_layer"),
                 weights.matrix("per_layer_model_projection"),

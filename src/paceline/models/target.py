@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.core import Rows
+from paceline.errors import unreadable
 from paceline.kv.cache import KVCache, StoreType
 from paceline.kv.layout import Layout
 from paceline.models.families import ModelConfig
@@ -26,6 +27,7 @@ class GraphTarget(ABC):
         self.runner, self.dtype, self.device = runner, dtype, weights.device
         self.path, self.skipped = weights.folder, weights.skipped
         self.vocab_size, self.hidden_size = config.vocab_size, config.hidden_size
+        self.readable = config.vocab_size
         self.max_len, self.eos_token_ids = config.max_len, config.eos_token_ids
         self.embedding = weights.matrix("embed_tokens")
         self.embedding_scale = 1.0
@@ -52,17 +54,25 @@ class GraphTarget(ABC):
         """Logits of the input `hidden`."""
 
     def forward(self, rows: Rows, cache: KVCache) -> Tensor:
-        """Write the rows' K/V into `cache`; hidden states after the final norm, [N, hidden_size]."""
+        """Write the rows' K/V into `cache`; hidden states after the final norm, [N, hidden_size].
+
+        Raises PromptError for a token that is not `readable`, of which a native kernel would read foreign memory.
+        """
+        if self.readable < self.vocab_size and int(rows.tokens.max()) >= self.readable:
+            raise unreadable(int(rows.tokens.max()), self.readable)
         (hidden,) = self.runner.run(self.hidden_graph, rows, cache, {})
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[M, hidden_size] -> [M, vocab_size], float32, soft-capped."""
+        """[M, hidden_size] -> [M, vocab_size], float32, soft-capped; -inf for tokens that are not `readable`."""
         count = hidden.shape[0]
         if count not in self._bare:
             self._bare[count] = bare_rows(hidden)
         (logits,) = self.runner.run(self.logits_graph, self._bare[count], None, {"hidden": hidden})
-        return logits.float() if logits.dtype != torch.float64 else logits
+        logits = logits.float() if logits.dtype != torch.float64 else logits
+        if self.readable < self.vocab_size:
+            logits[:, self.readable :] = -torch.inf
+        return logits
 
 
 def bare_rows(values: Tensor) -> Rows:

@@ -67,6 +67,7 @@ def load(config: EngineConfig, service: Service, say: Say) -> ServedEngine:
         names,
         engine.info["sampling"],
         takes_parts,
+        engine.state.target.readable,
     )
     return ServedEngine(engine)
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from paceline.core import Constraint, SamplingParams
 from paceline.engine.worker import NotReady, Worker
-from paceline.errors import UsageError
+from paceline.errors import UsageError, unreadable
 from paceline.server.errors import ApiError
 from paceline.server.generation import Ask, Generation
 from paceline.server.metrics import Metrics
@@ -64,6 +64,7 @@ class Room:
     drafters: tuple[str, ...]
     sampling: Mapping[str, float] = field(default_factory=dict)  # what the model's makers suggest
     takes_parts: bool = False  # the template goes through content in parts
+    readable: int = 2**31  # tokens from here on are in no prompt, see `Target`
 
 
 @dataclass(slots=True)
@@ -119,6 +120,8 @@ class Service:
             raise refuse(
                 param, f"token id {max(prompt)} is not in the vocabulary of {self.loaded.vocab_size}"
             )
+        if max(prompt) >= self.loaded.readable:
+            raise refuse(param, str(unreadable(max(prompt), self.loaded.readable)))
         room = self.loaded.max_len - len(prompt)
         if room < 1:
             raise ApiError(
