@@ -66,6 +66,9 @@ def test_download_fails_in_one_line(error, words, monkeypatch):
     assert "\n" not in str(caught.value)
 
 
+GEMMA = {"model_type": "gemma4_text"}
+
+
 def test_drafter_beside_the_target(tmp_path):
     target, drafter = make(tmp_path / "gemma"), make(tmp_path / "gemma-assistant")
     found, why = hub.find_assistant(target, {})
@@ -89,15 +92,15 @@ def test_drafter_named_in_config(tmp_path):
 
 def test_drafter_among_downloads(tmp_path):
     target = make(tmp_path / "models--google--gemma-4-E2B-it" / "snapshots" / "abc")
-    found, why = hub.find_assistant(target, {})
+    found, why = hub.find_assistant(target, GEMMA)
     assert found is None
     assert "--drafter google/gemma-4-E2B-it-assistant" in why
     drafter = make(tmp_path / "models--google--gemma-4-E2B-it-assistant" / "snapshots" / "def")
-    assert hub.find_assistant(target, {})[0] == drafter
+    assert hub.find_assistant(target, GEMMA)[0] == drafter
     assert hub.find_assistant(target, {"assistant_model": "google/gemma-4-E2B-it-assistant"})[0] == drafter
 
 
 def test_no_drafter(tmp_path):
-    found, why = hub.find_assistant(make(tmp_path / "gemma"), {})
+    found, why = hub.find_assistant(make(tmp_path / "gemma"), GEMMA)
     assert found is None
     assert "no gemma-assistant beside the target" in why

@@ -248,7 +248,9 @@ def test_the_target_as_argument_or_option(tmp_path, monkeypatch, capsys):
     folder = str(model(tmp_path / "gemma"))
     texts = []
     for args in ((folder, "def parse("), ("--target", folder, "def parse("), ("def parse(",)):
-        assert call(monkeypatch, "run", *args, "-n", "4", "--no-native", "--drafter", "none") == 0
+        assert (
+            call(monkeypatch, "run", *args, "--no-chat", "-n", "4", "--no-native", "--drafter", "none") == 0
+        )
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1] == texts[2]
     assert call(monkeypatch, "run", folder, "def", "parse(") == 2

@@ -195,6 +195,7 @@ def test_a_model_of_the_hub_runs(hub, tmp_path):
         "org/name-assistant",
         "-n",
         "4",
+        "--no-chat",
         "--no-native",
     )
     done = paceline(hub, tmp_path, *args)

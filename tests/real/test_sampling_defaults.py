@@ -64,7 +64,7 @@ def test_run_and_generate_use_them_too(
 ) -> None:
     llm = LLM(str(folder), **OPTIONS)
     want = llm.generate("def f(", SamplingParams(**SUGGESTED, seed=5, max_tokens=10))[0].text
-    assert call(monkeypatch, "run", "def f(", "--target", str(folder), "--seed", "5", "-n", "10", *FAST) == 0
+    assert call(monkeypatch, "run", str(folder), "def f(", "--no-chat", "--seed", "5", "-n", "10", *FAST) == 0
     out = capsys.readouterr()
     assert out.out == f"def f({want}\n"
     assert "stopped at max_tokens=10 (-n gives more)" in out.err

@@ -118,13 +118,13 @@ def find_assistant(target: Path, config: Mapping[str, Any]) -> tuple[Path | None
             if snapshot is not None:
                 return snapshot, f"{named}, named in {target / 'config.json'}"
             return None, f"config.json names {named}, which is not downloaded: give --drafter {named}"
-    kind = str(config.get("model_type"))
-    if not kind.startswith("gemma4"):
-        return None, f"no drafter is published for {kind}: any smaller model with its vocabulary can be one"
     target = Path(os.path.abspath(target))  # a name of its own, for `.` too
     beside = target.parent / ("assistant" if target.name == "target" else f"{target.name}-assistant")
     if (beside / "config.json").is_file():
         return beside, f"{beside} lies beside the target"
+    kind = str(config.get("model_type"))
+    if not kind.startswith("gemma4"):
+        return None, f"no drafter is published for {kind}: any smaller model with its vocabulary can be one"
     if target.is_symlink() and target.resolve().parent.name == "snapshots":
         target = target.resolve()  # a link into the hub cache
     made = fitting_assistant(target, config)
