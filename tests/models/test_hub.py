@@ -53,6 +53,10 @@ def test_download_takes_no_code_and_no_pickles(tmp_path, monkeypatch):
     [
         (LocalEntryNotFoundError("offline"), r"cannot download org/name \(offline\): check the network"),
         (ConnectionError(), r"cannot download org/name \(ConnectionError\)"),
+        (
+            type("ConnectError", (Exception,), {"__module__": "httpx2"})("no route"),
+            r"\(no route\): check the network",
+        ),
         (RepositoryNotFoundError.__new__(RepositoryNotFoundError), "neither a local folder nor a repository"),
     ],
 )

@@ -101,21 +101,21 @@ def _describe(one: Inspection) -> str:
     if one.parameters:
         stored = ", ".join(f"{name} x{n}" for name, n in one.dtypes.items())
         lines.append(
-            f"  weights    {_size(one.weight_bytes)}: {one.parameters / 1e6:.2f} M parameters ({stored})"
+            f"  weights    {sized(one.weight_bytes)}: {one.parameters / 1e6:.2f} M parameters ({stored})"
         )
-        lines += [f"    {part:24} {_size(size):>10}" for part, size in one.weights.items()]
+        lines += [f"    {part:24} {sized(size):>10}" for part, size in one.weights.items()]
     for kind, size in one.kv_per_token.items():
         reach = one.windows.get(kind)
         lines.append(
-            f"  K/V        {_size(size)} per token, {kind.replace('_', ' ')}"
+            f"  K/V        {sized(size)} per token, {kind.replace('_', ' ')}"
             + (f", last {reach} kept" if reach else "")
         )
-    lines += [f"  not loaded {part}: {_size(size)}" for part, size in one.skipped.items()]
+    lines += [f"  not loaded {part}: {sized(size)}" for part, size in one.skipped.items()]
     lines += [f"  UNSUPPORTED {why}" for why in one.unsupported]
     return "\n".join(lines)
 
 
-def _size(count: int) -> str:
+def sized(count: int) -> str:
     size = float(count)
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:

@@ -53,7 +53,7 @@ def told(hub_id: str) -> Iterator[None]:
             f"cannot download {hub_id} ({_line(error)}): check the network, or give a local model folder"
         ) from error
     except Exception as error:  # the HTTP client's own errors, whichever client the library uses
-        if type(error).__module__.partition(".")[0] not in ("httpx", "httpcore", "requests", "urllib3"):
+        if not type(error).__module__.startswith(("httpx", "httpcore", "requests", "urllib3")):  # httpx2, too
             raise
         raise LoadError(
             f"cannot download {hub_id} ({_line(error)}): check the network, or give a local model folder"

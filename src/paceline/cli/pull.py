@@ -1,0 +1,55 @@
+"""`paceline pull`: download a model before it is needed."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import click
+
+from paceline.errors import LoadError
+
+
+@click.command()
+@click.argument("name")
+@click.option("--drafter/--no-drafter", default=True, show_default=True,
+              help="Fetch the assistant that was published for the model, too, if there is one.")  # fmt: skip
+def command(name: str, drafter: bool) -> None:
+    """Download NAME (org/name[@revision] of the Hugging Face hub), and the drafter that was published for it.
+
+    Configs and headers are looked at first, so a model that paceline cannot run is refused before any weight is fetched.
+    `hf auth login` is needed for gated models.
+    """
+    from paceline.models.hub import locate, look_at, resolve
+    from paceline.models.inspection import check
+    from paceline.models.outline import as_named
+
+    if isinstance(locate(name, "target"), Path):
+        click.echo(f"{name} is on this machine: paceline run {name}")
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            check(look_at(name, "target", Path(scratch)))
+        except LoadError as error:
+            raise type(error)(as_named(str(error), Path(scratch))) from error
+    folder = resolve(name, "target")
+    click.echo(f"{name} is in {folder}")
+    made = _published(folder) if drafter else None
+    if made is not None:
+        try:
+            click.echo(f"its drafter {made} is in {resolve(made, 'assistant')}")
+        except LoadError as error:
+            raise LoadError(f"{name} is here, its drafter is not: {error}") from error
+    click.echo(f"next: paceline run {name}")
+
+
+def _published(folder: Path) -> str | None:
+    """The hub id of the assistant that was made for a target, None for a model that has or is one."""
+    from paceline.models.card import fitting_assistant
+    from paceline.models.config import ASSISTANT_TYPES, read_config
+
+    raw = read_config(folder)
+    kind = str(raw.get("model_type"))
+    return (
+        fitting_assistant(folder, raw) if kind.startswith("gemma4") and kind not in ASSISTANT_TYPES else None
+    )
