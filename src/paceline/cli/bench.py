@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import ENGINE, DraftTokens, apply
+from paceline.cli.options import ENGINE, TARGET, DraftTokens, apply, one_target
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ FULL: dict[str, Any] = {
 
 
 @click.command()
-@click.argument("target", default="demo")
+@apply(TARGET)
 @click.option(
     "--drafter", default="auto", show_default=True, help="What is held against none, as for `paceline run`."
 )
@@ -91,7 +91,7 @@ FULL: dict[str, Any] = {
 @click.option("--html", "html_path", metavar="FILE", help="Write a report with plots.")
 @apply(ENGINE[3:])  # not the drafter, its length and the rule
 def command(
-    target: str, drafter: str, quick: bool, json_path: str | None, html_path: str | None,
+    target: str | None, named: str | None, drafter: str, quick: bool, json_path: str | None, html_path: str | None,
     shape: str | None, synthetic_acceptance: str | None, **values: Any,
 ) -> None:  # fmt: skip
     """Measure what speculation brings on this machine for TARGET.
@@ -105,6 +105,7 @@ def command(
     paceline bench -w code -b 1 -k 4 -k auto --rounds 9 --html report.html
     paceline bench --shape gemma-4-e2b --quantize int4 --synthetic-acceptance 0.85,0.60,0.40,0.27
     """
+    target = one_target(target, named)
     for path in (json_path, html_path):
         if path is not None and not Path(path).resolve().parent.is_dir():
             raise UsageError(f"cannot write {path}: its folder does not exist")

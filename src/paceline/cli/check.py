@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.cli import INTERRUPTED
-from paceline.cli.options import ENGINE, apply
+from paceline.cli.options import ENGINE, TARGET, apply, one_target
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Seconds(click.FloatRange):
 
 
 @click.command()
-@click.argument("target", default="demo")
+@apply(TARGET)
 @click.option(
     "--drafter",
     "drafters",
@@ -48,8 +48,8 @@ class Seconds(click.FloatRange):
 @click.option("--json", "json_path", metavar="FILE", help="Also write the certificate as JSON.")
 @apply(ENGINE[3:])  # not the drafter, its length and the rule
 def command(
-    target: str, drafters: tuple[str, ...], quick: bool, tokens: int | None, seconds: float | None,
-    json_path: str | None, **values: Any,
+    target: str | None, named: str | None, drafters: tuple[str, ...], quick: bool, tokens: int | None,
+    seconds: float | None, json_path: str | None, **values: Any,
 ) -> None:  # fmt: skip
     """Prove, or refute, on this machine that speculation with TARGET changes no token.
 
@@ -62,6 +62,7 @@ def command(
     Prints a certificate, also of a check that broke or was interrupted (Ctrl-C). The exit code is 0 only if
     everything that was promised was shown, 1 if something was refuted or not shown, 130 after Ctrl-C.
     """
+    target = one_target(target, named)
     _writable(json_path)
     names = drafters or (("auto", "model+ngram") if target == "demo" else ("auto",))
     certificate = _check(target, names, _plan(quick, tokens, seconds), values)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import one_target
+from paceline.cli.options import TARGET, apply, one_target
 
 if TYPE_CHECKING:
     from paceline.config import EngineConfig
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("target", required=False)
-@click.option("--target", "named", help="The same as the argument TARGET.")
+@apply(TARGET)
 @click.option("--drafter", default="auto", show_default=True, help="As for `paceline run`.")
 @click.option("--adapter", multiple=True, metavar="DIR", help="As for `paceline run`.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

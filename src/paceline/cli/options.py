@@ -57,6 +57,11 @@ def profile_dir() -> str:
     return str(Path(os.environ.get("XDG_CACHE_HOME") or home) / "paceline")
 
 
+TARGET = [
+    click.argument("target", required=False),
+    click.option("--target", "named", metavar="TARGET", help="The same as the argument TARGET."),
+]
+
 ENGINE = [
     click.option("--drafter", default="auto", show_default=True, metavar="NAME",
                  help="auto, none, ngram, mtp, mtp+ngram, model, or an assistant or draft model (folder or hub id)."),
@@ -128,11 +133,14 @@ def split(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return {k: v for k, v in values.items() if k not in SAMPLING_NAMES}, said
 
 
-def one_target(argument: str | None, option: str | None) -> str:
-    """The target, given as an argument or with --target; `demo` without either. Raises UsageError for both."""
+def one_target(argument: str | None, option: str | None, default: str | None = "demo") -> str:
+    """The target, an argument or --target. Raises UsageError for both, and for neither without a default."""
     if argument is not None and option is not None:
         raise UsageError(f"the target is given twice, as {argument} and as --target {option}: give it once")
-    return argument or option or "demo"
+    target = argument or option or default
+    if target is None:
+        raise UsageError("no target is given: name a folder, a GGUF file or a hub id, first or with --target")
+    return target
 
 
 def read_text(path: str) -> str:

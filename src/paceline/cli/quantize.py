@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from paceline.cli.options import TARGET, apply, one_target
+
 if TYPE_CHECKING:
     from paceline.models.quantized import Loss
     from paceline.ops.quantize import QuantKind
 
 
 @click.command()
-@click.argument("target")
+@apply(TARGET)
 @click.option(
     "--to", "kind", type=click.Choice(["int8", "int4"]), required=True, help="Kind of the stored weights."
 )
@@ -32,13 +34,14 @@ if TYPE_CHECKING:
 )
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads; default: one per core.")
 def command(
-    target: str, kind: QuantKind, out: Path, text: Path | None, tokens: int, threads: int | None
-) -> None:
+    target: str | None, named: str | None, kind: QuantKind, out: Path, text: Path | None, tokens: int,
+    threads: int | None,
+) -> None:  # fmt: skip
     """Quantize TARGET (a folder, a hub id or `demo`) into the folder --out, and print the loss of quality."""
     from paceline.models.hub import resolve
     from paceline.models.quantized import save_quantized
 
-    source = resolve(target, "target")
+    source = resolve(one_target(target, named, None), "target")
     sizes = save_quantized(source, out, kind)
     before, after = sizes["before"] / 2**20, sizes["after"] / 2**20
     click.echo(f"{out}: {kind}, {after:.1f} MiB of {before:.1f} MiB ({after / before:.0%})")

@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from paceline.cli.options import TARGET, apply, one_target
+
 _ENGINE_FLAGS = (
     "drafter",
     "adapter",
@@ -24,8 +26,7 @@ _ENGINE_FLAGS = (
 
 
 @click.command(name="serve", short_help="Serve a model to OpenAI clients and to the browser.")
-@click.argument("target", required=False)
-@click.option("--target", "named", help="The same as the argument TARGET.")
+@apply(TARGET)
 @click.option("--drafter", help="auto, none, ngram, mtp, mtp+ngram, or an assistant or draft model.")
 @click.option(
     "--adapter", multiple=True, help="A LoRA adapter to merge into the target (folder or hub id); one."
@@ -92,7 +93,7 @@ def command(target: str | None, named: str | None, config_file: str | None, **fl
         raise UsageError(
             f"{error.name} is missing: install the server with `pip install paceline[serve]`"
         ) from error
-    from paceline.cli.options import one_target, profile_dir
+    from paceline.cli.options import profile_dir
 
     engine = {name: flags.pop(name) for name in _ENGINE_FLAGS} | {
         "target": one_target(target, named) if target or named else None

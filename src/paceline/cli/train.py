@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from paceline.cli.options import TARGET, apply, one_target
 from paceline.core import MAX_DRAFT_TOKENS
 from paceline.errors import UsageError
 
@@ -29,7 +30,7 @@ TRAINING = (
 
 
 @click.command()
-@click.argument("target")
+@apply(TARGET)
 @click.option(
     "--data",
     multiple=True,
@@ -143,12 +144,15 @@ TRAINING = (
     help="Print memory, time per update on this machine and the plan; write nothing.",
 )
 @click.pass_context
-def command(ctx: click.Context, /, target: str, dry_run: bool, threads: int | None, **values: Any) -> None:
+def command(
+    ctx: click.Context, /, target: str | None, named: str | None, dry_run: bool, threads: int | None, **values: Any,
+) -> None:  # fmt: skip
     """Train or adapt an MTP drafter for TARGET, a Gemma 4 in Hugging Face layout.
 
     The target is frozen. Ctrl-C saves; the same command goes on where it stopped. If --init is given and the result is
     not better in the engine, the old drafter is kept.
     """
+    target = one_target(target, named, None)
     import torch
 
     if threads is not None:

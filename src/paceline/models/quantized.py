@@ -10,11 +10,15 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.errors import CapacityError, LoadError, UsageError
@@ -43,12 +47,9 @@ def save_quantized(source: Path, out: Path, kind: QuantKind) -> dict[str, int]:
         raise UsageError(f"{out} is not empty: name a new folder")
     names: dict[str, str] = {}
     sizes = {"before": 0, "after": 0}
-    try:
-        out.mkdir(parents=True, exist_ok=True)
+    with _whole_or_nothing(out):
         for path in find_files(source):
             tensors = _quantize_file(path, kind, sizes)
-            from safetensors.torch import save_file
-
             save_file(tensors, out / path.name, metadata={"format": "pt"})
             names.update(dict.fromkeys(tensors, path.name))
         index = {"metadata": {"total_size": sizes["after"]}, "weight_map": names}
@@ -65,13 +66,34 @@ def save_quantized(source: Path, out: Path, kind: QuantKind) -> dict[str, int]:
             config[ASSISTANT_KEY] = str(assistant.resolve())
         config[ENTRY] = {"kind": kind, "version": 1}
         (out / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
-    except OSError as error:
-        reason = error.strerror or error
-        raise CapacityError(f"cannot write {out} ({reason}): free space or name another folder") from error
     return sizes
 
 
+@contextmanager
+def _whole_or_nothing(out: Path) -> Iterator[None]:
+    """The new folder `out`, taken away again if anything goes wrong. CapacityError where it cannot be written."""
+    new = not out.exists()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException as error:
+        for path in out.iterdir() if out.is_dir() else ():
+            path.unlink()
+        if new and out.is_dir():
+            out.rmdir()
+        if isinstance(error, OSError | SafetensorError):
+            reason = getattr(error, "strerror", None) or error
+            raise CapacityError(
+                f"cannot write {out} ({reason}): free space or name another folder; nothing is left there"
+            ) from error
+        raise
+
+
 def _read_config(source: Path) -> dict[str, Any]:
+    if source.suffix == ".gguf":
+        raise UsageError(
+            f"{source} is a GGUF file: it runs as it is; to quantize, name the safetensors checkpoint"
+        )
     try:
         config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -80,8 +102,6 @@ def _read_config(source: Path) -> dict[str, Any]:
 
 
 def _quantize_file(path: Path, kind: QuantKind, sizes: dict[str, int]) -> dict[str, Tensor]:
-    from safetensors import safe_open
-
     out: dict[str, Tensor] = {}
     with safe_open(path, framework="pt", device="cpu") as file:
         for stored in file.keys():  # noqa: SIM118  not a dict
