@@ -45,10 +45,10 @@ void add(Program& p, int code, const std::vector<ValueTuple>& values, const std:
   p.add(std::move(op));
 }
 
-// Rows of `m` as panels to `out`, all zero, of packed_bytes(...).
+// Rows of `m` as tiles to `out`, all zero, of packed_bytes(...).
 void pack(const MatrixTuple& m, int64_t out) {
   nb::gil_scoped_release release;
-  pack_panels(matrix(m), reinterpret_cast<char*>(out));
+  pack_tiles(matrix(m), reinterpret_cast<char*>(out));
 }
 
 void bind_cache(Program& p, const std::vector<LayerTuple>& layers, bool packed) {
@@ -220,11 +220,11 @@ NB_MODULE(_native, m) {
     nb::gil_scoped_release r;
     return burn_multiply_adds(turns);
   });
-  m.def("pairs", [] { return kernels().pairs(); });
-  m.def("pairs_by_floats", [] { return pairs_by_floats(); });
-  m.def("panel", [] { return kernels().panel; });
+  m.def("bf16_dot", [] { return kernels().bf16_dot(); });
+  m.def("bf16_dot_by_floats", [] { return bf16_dot_by_floats(); });
+  m.def("tile", [] { return kernels().tile; });
   m.def("packed_bytes", [](int kind, int64_t out, int64_t in) {
-    return (out + kernels().panel - 1) / kernels().panel * kernels().panel_bytes(kind, in);
+    return (out + kernels().tile - 1) / kernels().tile * kernels().tile_bytes(kind, in);
   });
   m.def("pack", &pack);
   m.def("set_weights_in_cache", [](bool yes) { weights_in_cache = yes; });

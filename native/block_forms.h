@@ -1,5 +1,5 @@
-// How panels hold weights in blocks: the scales of a group of 32 inputs for PANEL outputs, then their integers, four inputs
-// of an output beside each other; what 256 inputs share stands before their groups. A panel takes about the bytes that the
+// How tiles hold weights in blocks: the scales of a group of 32 inputs for TILE outputs, then their integers, four inputs
+// of an output beside each other; what 256 inputs share stands before their groups. A tile takes about the bytes that the
 // file does, and no value is changed.
 #pragma once
 
@@ -15,7 +15,7 @@ constexpr int GROUP = 32;  // inputs
 // --- how groups are scaled: `load` gives scales and minima of vector i, `put` writes those of output j ----------------
 
 struct Half {  // a float16 by 32
-  static constexpr int64_t head = 0, size = 2 * PANEL;
+  static constexpr int64_t head = 0, size = 2 * TILE;
   static constexpr int parts = 1;  // scales of a group
   static constexpr bool mins = false;
   PL_INLINE void load(const char*, const char* p, int i, V (&s)[parts], V&) { s[0] = load_halves(p + 2 * L * i); }
@@ -23,21 +23,21 @@ struct Half {  // a float16 by 32
 };
 
 struct HalfMin {  // two float16 by 32
-  static constexpr int64_t head = 0, size = 4 * PANEL;
+  static constexpr int64_t head = 0, size = 4 * TILE;
   static constexpr int parts = 1;
   static constexpr bool mins = true;
   PL_INLINE void load(const char*, const char* p, int i, V (&s)[parts], V& m) {
     s[0] = load_halves(p + 2 * L * i);
-    m = load_halves(p + 2 * PANEL + 2 * L * i);
+    m = load_halves(p + 2 * TILE + 2 * L * i);
   }
   static void put(char*, char* p, int64_t j, const Block& b, int) {
     std::memcpy(p + 2 * j, &b.d, 2);
-    std::memcpy(p + 2 * PANEL + 2 * j, &b.m, 2);
+    std::memcpy(p + 2 * TILE + 2 * j, &b.m, 2);
   }
 };
 
 struct Single {  // a float32 by 32
-  static constexpr int64_t head = 0, size = 4 * PANEL;
+  static constexpr int64_t head = 0, size = 4 * TILE;
   static constexpr int parts = 1;
   static constexpr bool mins = false;
   PL_INLINE void load(const char*, const char* p, int i, V (&s)[parts], V&) {
@@ -47,32 +47,32 @@ struct Single {  // a float32 by 32
 };
 
 struct SuperMin {  // two float16 by 256, two bytes by 32
-  static constexpr int64_t head = 4 * PANEL, size = 2 * PANEL;
+  static constexpr int64_t head = 4 * TILE, size = 2 * TILE;
   static constexpr int parts = 1;
   static constexpr bool mins = true;
   PL_INLINE void load(const char* h, const char* p, int i, V (&s)[parts], V& m) {
     s[0] = load_halves(h + 2 * L * i) * load_bytes(p + L * i);
-    m = -(load_halves(h + 2 * PANEL + 2 * L * i) * load_bytes(p + PANEL + L * i));
+    m = -(load_halves(h + 2 * TILE + 2 * L * i) * load_bytes(p + TILE + L * i));
   }
   static void put(char* h, char* p, int64_t j, const Block& b, int g) {
     std::memcpy(h + 2 * j, &b.d, 2);
-    std::memcpy(h + 2 * PANEL + 2 * j, &b.m, 2);
-    p[j] = static_cast<char>(b.s[2 * g]), p[PANEL + j] = static_cast<char>(b.l[2 * g]);
+    std::memcpy(h + 2 * TILE + 2 * j, &b.m, 2);
+    p[j] = static_cast<char>(b.s[2 * g]), p[TILE + j] = static_cast<char>(b.l[2 * g]);
   }
 };
 
 struct Super16 {  // a float16 by 256, a byte with a sign by 16
-  static constexpr int64_t head = 2 * PANEL, size = 2 * PANEL;
+  static constexpr int64_t head = 2 * TILE, size = 2 * TILE;
   static constexpr int parts = 2;
   static constexpr bool mins = false;
   PL_INLINE void load(const char* h, const char* p, int i, V (&s)[parts], V&) {
     const V d = load_halves(h + 2 * L * i);
     s[0] = d * load_signed_bytes(p + L * i);
-    s[1] = d * load_signed_bytes(p + PANEL + L * i);
+    s[1] = d * load_signed_bytes(p + TILE + L * i);
   }
   static void put(char* h, char* p, int64_t j, const Block& b, int g) {
     std::memcpy(h + 2 * j, &b.d, 2);
-    p[j] = static_cast<char>(b.s[2 * g]), p[PANEL + j] = static_cast<char>(b.s[2 * g + 1]);
+    p[j] = static_cast<char>(b.s[2 * g]), p[TILE + j] = static_cast<char>(b.s[2 * g + 1]);
   }
 };
 
@@ -102,9 +102,9 @@ struct Form {
   using Scales = SCALES;
   static constexpr int top = TOP, zero = ZERO;
   static constexpr bool wide = BITS >= 6;  // inputs have 16 bits: who spends so many on weights wants them exact
-  static constexpr int64_t unit = (BITS == 8 ? 4 : 2) * PANEL;  // bytes of four inputs, without the high bits
+  static constexpr int64_t unit = (BITS == 8 ? 4 : 2) * TILE;  // bytes of four inputs, without the high bits
   static constexpr int64_t high = Scales::size + GROUP / 4 * unit;
-  static constexpr int64_t size = high + (BITS == 6 ? 8 : BITS == 5 ? 4 : 0) * PANEL;
+  static constexpr int64_t size = high + (BITS == 6 ? 8 : BITS == 5 ? 4 : 0) * TILE;
 
   // The integers of unit u, vector i; those of 4 bits share bytes: the low halves are the first vector.
   PL_INLINE VW integers(const char* group, int u, int i) {
@@ -160,11 +160,11 @@ static int64_t bytes_of_blocks(int64_t in) {
 }
 
 template <class P>
-static void pack_blocks(const Matrix& m, int64_t panel, char* out) {
+static void pack_blocks(const Matrix& m, int64_t tile, char* out) {
   const BlockSize size = block_size(m.kind);
   Block b;
-  for (int64_t j = 0; j < PANEL && panel * PANEL + j < m.out; ++j) {
-    const uint8_t* from = static_cast<const uint8_t*>(m.data) + (panel * PANEL + j) * m.row_bytes();
+  for (int64_t j = 0; j < TILE && tile * TILE + j < m.out; ++j) {
+    const uint8_t* from = static_cast<const uint8_t*>(m.data) + (tile * TILE + j) * m.row_bytes();
     char* to = out;
     for (int64_t i = 0; i < m.in; i += size.elements, from += size.bytes) {
       decode(m.kind & ~EXACT, from, b);

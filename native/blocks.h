@@ -40,7 +40,7 @@ using GroupOf = typename GroupFor<P::wide>::type;
 
 struct BlockCall {
   const char* data;
-  int64_t in, panel_bytes;
+  int64_t in, tile_bytes;
   const char* x;
   int64_t x_stride;  // bytes
   float* y;
@@ -48,10 +48,10 @@ struct BlockCall {
   bool far;  // weights are fetched from the last-level cache ahead of use
 };
 
-PL_INLINE void store_totals(const BlockCall& c, int64_t r0, int64_t rows, int64_t panel, const V (*total)[VECTORS]) {
+PL_INLINE void store_totals(const BlockCall& c, int64_t r0, int64_t rows, int64_t tile, const V (*total)[VECTORS]) {
   for (int64_t r = 0; r < rows; ++r)
     for (int i = 0; i < VECTORS; ++i) {
-      const int64_t o = panel * PANEL + i * L;
+      const int64_t o = tile * TILE + i * L;
       float* y = c.y + (r0 + r) * c.y_stride + o;
       if (o + L <= c.end) store(y, total[r][i]);
       else if (o < c.end) std::memcpy(y, &total[r][i], 4 * (c.end - o));
@@ -85,14 +85,14 @@ PL_INLINE V add_group(V total, const GroupOf<P>& x, const VW* w, const V* scale,
   return P::Scales::mins ? fma(least, broadcast(x.sum), total) : total;
 }
 
-// Rows r0... of one panel: R of them, or `rows` if R is 0. Integers of a group stay in registers for all rows.
+// Rows r0... of one tile: R of them, or `rows` if R is 0. Integers of a group stay in registers for all rows.
 template <class P, int R>
-static void block_tile(const BlockCall& c, int64_t r0, int64_t rows, int64_t panel) {
+static void block_tile(const BlockCall& c, int64_t r0, int64_t rows, int64_t tile) {
   constexpr int units = GROUP / 4;
   const int64_t n = R ? R : rows;
   V total[R ? R : MOST_TILE][VECTORS];
   for (int64_t r = 0; r < n; ++r) total[r][0] = total[r][1] = V{};
-  const char *p = c.data + panel * c.panel_bytes, *head = p;
+  const char *p = c.data + tile * c.tile_bytes, *head = p;
   const char* x = c.x + r0 * c.x_stride;
   for (int64_t k = 0; k < c.in; k += GROUP, p += P::size, x += sizeof(GroupOf<P>)) {
     if constexpr (P::Scales::head > 0)
@@ -116,24 +116,24 @@ static void block_tile(const BlockCall& c, int64_t r0, int64_t rows, int64_t pan
       }
     }
   }
-  store_totals(c, r0, n, panel, total);
+  store_totals(c, r0, n, tile, total);
 }
 
 template <class P>
-static void block_rows(const BlockCall& c, int64_t r0, int64_t rows, int64_t panel) {
+static void block_rows(const BlockCall& c, int64_t r0, int64_t rows, int64_t tile) {
   if constexpr (DOTS) {  // few rows keep their sums in registers
-    if (rows == 1) return block_tile<P, 1>(c, r0, rows, panel);
-    if (rows == 2) return block_tile<P, 2>(c, r0, rows, panel);
-    if (rows == 3) return block_tile<P, 3>(c, r0, rows, panel);
-    if (rows == 4) return block_tile<P, 4>(c, r0, rows, panel);
+    if (rows == 1) return block_tile<P, 1>(c, r0, rows, tile);
+    if (rows == 2) return block_tile<P, 2>(c, r0, rows, tile);
+    if (rows == 3) return block_tile<P, 3>(c, r0, rows, tile);
+    if (rows == 4) return block_tile<P, 4>(c, r0, rows, tile);
   }
-  block_tile<P, 0>(c, r0, rows, panel);
+  block_tile<P, 0>(c, r0, rows, tile);
 }
 
-// Inputs from..to of a panel as float32 in the layout of the FLOAT32 kind.
+// Inputs from..to of a tile as float32 in the layout of the FLOAT32 kind.
 template <class P>
-static void widen(const BlockCall& c, int64_t panel, int64_t from, int64_t to, char* out) {
-  const char* start = c.data + panel * c.panel_bytes;
+static void widen(const BlockCall& c, int64_t tile, int64_t from, int64_t to, char* out) {
+  const char* start = c.data + tile * c.tile_bytes;
   for (int64_t k = from; k < to; k += GROUP) {
     const char* head = start + k / 256 * (P::Scales::head + 256 / GROUP * P::size);
     const char* p = P::Scales::head > 0 ? head + P::Scales::head + k % 256 / GROUP * P::size : start + k / GROUP * P::size;
@@ -149,7 +149,7 @@ static void widen(const BlockCall& c, int64_t panel, int64_t from, int64_t to, c
         else w = __builtin_convertvector((VI)(word >> shift & 255u) - P::zero, V);
         w *= scale[j / (GROUP / P::Scales::parts)];
         if constexpr (P::Scales::mins) w += least;
-        store(reinterpret_cast<float*>(out) + (k - from + j) * PANEL + i * L, w);
+        store(reinterpret_cast<float*>(out) + (k - from + j) * TILE + i * L, w);
       }
     }
   }
@@ -167,13 +167,13 @@ PL_INLINE void float_rows(const char* w, const float* x, int64_t x_stride, int64
 }
 
 template <class P>
-static void exact_rows(const BlockCall& c, int64_t r0, int64_t rows, int64_t panel) {
+static void exact_rows(const BlockCall& c, int64_t r0, int64_t rows, int64_t tile) {
   constexpr int64_t segment = Float32::segment;
   alignas(64) char w[segment * Float32::unit];
   V total[MOST_TILE][VECTORS];
   for (int64_t k = 0; k < c.in; k += segment) {
     const int64_t stop = k + segment < c.in ? k + segment : c.in, stride = c.x_stride / 4;
-    widen<P>(c, panel, k, stop, w);
+    widen<P>(c, tile, k, stop, w);
     const float* x = reinterpret_cast<const float*>(c.x + r0 * c.x_stride) + k;
     for (int64_t r = 0; r < rows;) {
       const bool four = r + 4 <= rows;
@@ -182,22 +182,22 @@ static void exact_rows(const BlockCall& c, int64_t r0, int64_t rows, int64_t pan
       r += four ? 4 : 1;
     }
   }
-  store_totals(c, r0, rows, panel, total);
+  store_totals(c, r0, rows, tile, total);
 }
 
 template <class P>
-static void linear_of_blocks(const Panels& m, const BlockCall& c, int64_t rows, int64_t begin) {
+static void linear_of_blocks(const Tiles& m, const BlockCall& c, int64_t rows, int64_t begin) {
   const bool exact = m.kind & EXACT;
-  for (int64_t panel = begin / PANEL; panel * PANEL < c.end; ++panel)
+  for (int64_t tile = begin / TILE; tile * TILE < c.end; ++tile)
     for (int64_t r = 0, n; r < rows; r += n) {
       n = rows - r < MOST_TILE ? rows - r : MOST_TILE;
-      if (exact) exact_rows<P>(c, r, n, panel);
-      else block_rows<P>(c, r, n, panel);
+      if (exact) exact_rows<P>(c, r, n, tile);
+      else block_rows<P>(c, r, n, tile);
     }
 }
 
 template <class By>
-static void linear_any(const Panels& m, const Prepared& x, int64_t rows, int64_t begin, int64_t end, float* y,
+static void linear_any(const Tiles& m, const Prepared& x, int64_t rows, int64_t begin, int64_t end, float* y,
                        int64_t y_stride) {
   if (!in_blocks(m.kind)) return linear<By>(m, x, rows, begin, end, y, y_stride);
   with_form(m.kind, [&](auto form) {
@@ -212,14 +212,14 @@ static void linear_any(const Panels& m, const Prepared& x, int64_t rows, int64_t
 
 // --- doors, inputs ---------------------------------------------------------------------------------------
 
-static int64_t panel_bytes_any(int kind, int64_t in) {
-  if (!in_blocks(kind)) return panel_bytes(kind, in);
+static int64_t tile_bytes_any(int kind, int64_t in) {
+  if (!in_blocks(kind)) return tile_bytes(kind, in);
   return with_form(kind, [in](auto form) { return bytes_of_blocks<decltype(form)>(in); });
 }
 
-static void pack_any(const Matrix& m, int64_t panel, char* out) {
-  if (!in_blocks(m.kind)) return pack(m, panel, out);
-  with_form(m.kind, [&](auto form) { pack_blocks<decltype(form)>(m, panel, out); });
+static void pack_any(const Matrix& m, int64_t tile, char* out) {
+  if (!in_blocks(m.kind)) return pack(m, tile, out);
+  with_form(m.kind, [&](auto form) { pack_blocks<decltype(form)>(m, tile, out); });
 }
 
 static void embed_any(const Matrix& m, int64_t token, float factor, float* y) {

@@ -29,7 +29,7 @@ double seconds(float (*work)(int64_t)) {
 // A multiply-add of floats is half of a product of pairs, and what it multiplies has to be widened.
 const Kernels* faster_at_pairs() {
   const Kernels& k = kernels_avx512;
-  return k.pairs() && seconds(k.burn_pairs) > 2.5 * seconds(k.burn) ? &kernels_avx512_floats : &k;
+  return k.bf16_dot() && seconds(k.burn_bf16_dot) > 2.5 * seconds(k.burn) ? &kernels_avx512_floats : &k;
 }
 #endif
 
@@ -68,7 +68,7 @@ const Kernels*& current() {
 
 const Kernels& kernels() { return *current(); }
 
-bool pairs_by_floats() {
+bool bf16_dot_by_floats() {
 #if defined(PACELINE_X86)
   return current() == &kernels_avx512_floats;
 #else
@@ -83,8 +83,8 @@ bool choose_kernels(const char* name) {
   else if (std::strcmp(name, "generic") == 0) chosen = &kernels_generic;
 #if defined(PACELINE_X86)
   else if (std::strcmp(name, "avx2") == 0 && top() != &kernels_generic) chosen = &kernels_avx2;
-  else if (std::strcmp(name, "pairs") == 0 && top()->pairs()) chosen = &kernels_avx512;
-  else if (std::strcmp(name, "floats") == 0 && top()->pairs()) chosen = &kernels_avx512_floats;
+  else if (std::strcmp(name, "pairs") == 0 && top()->bf16_dot()) chosen = &kernels_avx512;
+  else if (std::strcmp(name, "floats") == 0 && top()->bf16_dot()) chosen = &kernels_avx512_floats;
 #endif
   if (chosen) current() = chosen;
   return chosen != nullptr;

@@ -15,9 +15,9 @@ using namespace PACELINE_ISA;
 
 template <class By>
 static constexpr Kernels table() {
-  return {PL_TEXT(PACELINE_ISA), L, PANEL, has_pairs, panel_bytes_any, pack_any, prepared_bytes_any<By>, prepare_any<By>, linear_any<By>,
+  return {PL_TEXT(PACELINE_ISA), L, TILE, has_bf16_dot, tile_bytes_any, pack_any, prepared_bytes_any<By>, prepare_any<By>, linear_any<By>,
           attention<By>, store_packed, norm, rotary, embed_any, add, mul, scale, gelu, gated_gelu, gated_silu, softcap, softmax,
-          read_all, burn, burn_flops, burn_pairs};
+          read_all, burn, burn_flops, burn_bf16_dot};
 }
 
 #if defined(PL_PAIRS)

@@ -31,7 +31,7 @@ static float burn(int64_t turns) {
 
 static int64_t burn_flops() { return 2 * 4 * CHAINS * L; }  // of one turn
 
-static float burn_pairs([[maybe_unused]] int64_t turns) {
+static float burn_bf16_dot([[maybe_unused]] int64_t turns) {
 #if defined(PL_PAIRS)
   V acc[CHAINS] = {};
   const H x = pin((H)(VW{} + 0x3f803f80u));

@@ -25,11 +25,11 @@ struct OneStep : Job {
 
 struct Pack : Job {
   Pack(const Matrix& m, char* out) : m_(m), out_(out) {}
-  int64_t panels() const { return (m_.out + kernels().panel - 1) / kernels().panel; }
-  int parts() const { return static_cast<int>(std::min<int64_t>(panels(), 1024)); }
+  int64_t tiles() const { return (m_.out + kernels().tile - 1) / kernels().tile; }
+  int parts() const { return static_cast<int>(std::min<int64_t>(tiles(), 1024)); }
   void chunk(int, int index, int) override {
-    const int64_t size = kernels().panel_bytes(m_.kind, m_.in);
-    for (int64_t p = index; p < panels(); p += parts()) kernels().pack(m_, p, out_ + p * size);
+    const int64_t size = kernels().tile_bytes(m_.kind, m_.in);
+    for (int64_t p = index; p < tiles(); p += parts()) kernels().pack(m_, p, out_ + p * size);
   }
   const Matrix& m_;
   char* out_;
@@ -39,7 +39,7 @@ bool elementwise(int code) { return code >= ADD && code <= COPY; }
 
 }  // namespace
 
-void pack_panels(const Matrix& m, char* out) {
+void pack_tiles(const Matrix& m, char* out) {
   Pack job(m, out);
   Pool::instance().run(job, {job.parts()});
 }
@@ -64,11 +64,11 @@ void Program::bind(int buffer, void* data, int64_t stride) {
   if (buffer < static_cast<int>(buffers_.size())) buffers_[buffer] = {data, stride};
 }
 
-int64_t Program::outputs_per_chunk(const Panels& m) const {
-  const int64_t panels = (m.out + kernels().panel - 1) / kernels().panel;
-  int64_t group = rows_.count < 4 ? 4 : rows_.count > 6 ? 2 : 1;  // panels that are taken together
-  while (group > 1 && group * threads_ > panels) group /= 2;  // each thread has some
-  const int64_t outputs = group * kernels().panel, bytes = group * std::max<int64_t>(1, kernels().panel_bytes(m.kind, m.in));
+int64_t Program::outputs_per_chunk(const Tiles& m) const {
+  const int64_t tiles = (m.out + kernels().tile - 1) / kernels().tile;
+  int64_t group = rows_.count < 4 ? 4 : rows_.count > 6 ? 2 : 1;  // tiles that are taken together
+  while (group > 1 && group * threads_ > tiles) group /= 2;  // each thread has some
+  const int64_t outputs = group * kernels().tile, bytes = group * std::max<int64_t>(1, kernels().tile_bytes(m.kind, m.in));
   int64_t groups = std::max<int64_t>(1, kChunkBytes / bytes);
   int64_t share = std::max<int64_t>(1, m.out / (outputs * 4 * threads_));  // leave something to share
   return std::max<int64_t>(std::min(groups, share), (m.out / outputs + 32767) / 32768) * outputs;
@@ -283,7 +283,7 @@ void Program::store(const Op& op, int64_t row) {
   }
 }
 
-const Prepared& Program::prepared(const Value& x, const Panels& m, int step_index, Scratch& s) {
+const Prepared& Program::prepared(const Value& x, const Tiles& m, int step_index, Scratch& s) {
   const float* source = at(x, 0);
   if (s.run == run_ && s.step == step_index && s.source == source && s.kind == m.kind) return s.prepared;
   size_t bytes = kernels().prepared_bytes(m.kind, m.in) * rows_.count;
@@ -300,7 +300,7 @@ const Prepared& Program::prepared(const Value& x, const Panels& m, int step_inde
 
 void Program::linear(const Step& step, int step_index, int index, int thread) {
   for (const Op& op : step.ops) {
-    const Panels& m = op.weights[0];
+    const Tiles& m = op.weights[0];
     int64_t per = outputs_per_chunk(m), count = (m.out + per - 1) / per;
     if (index >= count) {
       index -= static_cast<int>(count);

@@ -12,7 +12,7 @@ namespace paceline {
 
 const Kernels& kernels();  // the best that this CPU can run
 bool choose_kernels(const char* name);
-bool pairs_by_floats();  // whether pairs of bfloat16 are multiplied as floats, not in one instruction
+bool bf16_dot_by_floats();  // whether pairs of bfloat16 are multiplied as floats, not in one instruction
 
 enum Code : int {
   EMBED, NORM, ROTARY, STORE, ADD, MUL, SCALE, GELU, GATED_GELU, GATED_SILU, BIAS, SOFTCAP, COPY, ROUTE, MIX, TOP_CLUSTERS,  // of one row
@@ -28,7 +28,7 @@ struct Op {
   int code = 0;
   std::vector<Value> values;  // inputs, then outputs
   Matrix table;                 // of EMBED
-  std::vector<Panels> weights;  // of all others
+  std::vector<Tiles> weights;  // of all others
   std::vector<int64_t> integers;  // counts, and addresses of float or int64 arrays
   float number = 0;
 };
@@ -37,7 +37,7 @@ struct Layer {
   Pages k, v;
 };
 
-void pack_panels(const Matrix& m, char* out);  // with all threads; `out` is zero
+void pack_tiles(const Matrix& m, char* out);  // with all threads; `out` is zero
 
 enum Status : int { OK = 0, BAD_TOKEN = 1, BAD_POSITION = 2, NOT_BOUND = 3, TOO_MANY_ROWS = 4 };
 
@@ -89,7 +89,7 @@ class Program : public Job {
   int64_t stride(const Value& v) const { return buffers_[v.buffer].stride; }
   int64_t columns_of(const Step& step) const;
   int64_t chunks_of(const Step& step) const;
-  int64_t outputs_per_chunk(const Panels& m) const;
+  int64_t outputs_per_chunk(const Tiles& m) const;
   int64_t group_of(const Op& op) const;
   Shares shares_of(const Op& op) const;
   int64_t most_heads();
@@ -106,7 +106,7 @@ class Program : public Job {
   void attention(const Step& step, int index);
   void experts(const Op& op, int index, int thread);
   void gather(const Op& op, int step_index, int index, int thread);
-  const Prepared& prepared(const Value& x, const Panels& m, int step_index, Scratch& scratch);
+  const Prepared& prepared(const Value& x, const Tiles& m, int step_index, Scratch& scratch);
 
   std::vector<Step> steps_;
   std::vector<Buffer> buffers_;

@@ -45,7 +45,7 @@ struct Random {  // a matrix, and what its values mean
     scale.assign(kind == INT4 ? out * in / 32 : out, 0.0f);
     for (float& s : scale) s = 0.01f * (1.5f + normal() * 0.1f);
     for (int64_t i = 0; i < out * in; ++i) {
-      if (kind == FLOAT32 || kind == BFLOAT16 || kind == PAIRS) {
+      if (kind == FLOAT32 || kind == BFLOAT16 || kind == BF16_DOT) {
         float v = normal();
         uint32_t word;
         std::memcpy(&word, &v, 4);
@@ -90,10 +90,10 @@ struct Random {  // a matrix, and what its values mean
 };
 
 std::vector<float> linear(const Random& w, const float* x, int64_t rows) {
-  const int64_t size = k.panel_bytes(w.m.kind, w.m.in), panels = (w.m.out + k.panel - 1) / k.panel;
-  std::vector<char> packed(size * panels), room(k.prepared_bytes(w.m.kind, w.m.in) * rows + 64);
-  for (int64_t p = 0; p < panels; ++p) k.pack(w.m, p, packed.data() + p * size);
-  const Panels m{packed.data(), w.m.out, w.m.in, w.m.kind};
+  const int64_t size = k.tile_bytes(w.m.kind, w.m.in), tiles = (w.m.out + k.tile - 1) / k.tile;
+  std::vector<char> packed(size * tiles), room(k.prepared_bytes(w.m.kind, w.m.in) * rows + 64);
+  for (int64_t p = 0; p < tiles; ++p) k.pack(w.m, p, packed.data() + p * size);
+  const Tiles m{packed.data(), w.m.out, w.m.in, w.m.kind};
   std::vector<float> scales(rows), y(rows * w.m.out);
   Prepared p = k.prepare(w.m.kind, x, w.m.in, rows, w.m.in, room.data(), scales.data());
   k.linear(m, p, rows, 0, w.m.out, y.data(), w.m.out);
@@ -114,7 +114,7 @@ void check_linear(int kind, int out, int in) {
       size = std::fmax(size, std::fabs(want));
     }
   const bool exact = kind < INT8 || (kind & EXACT);
-  expect(worst < size * (in_blocks(kind) && !exact ? 2e-2 : kind == PAIRS ? 5e-3 : exact ? 3e-6 : 5e-4), "linear is off", kind, in);
+  expect(worst < size * (in_blocks(kind) && !exact ? 2e-2 : kind == BF16_DOT ? 5e-3 : exact ? 3e-6 : 5e-4), "linear is off", kind, in);
   for (int rows = 1; rows <= 17; ++rows) {
     weights_in_cache = rows % 2;
     std::vector<float> part = linear(w, x.data() + (17 - rows) * in, rows);
@@ -171,21 +171,21 @@ void check_attention(int rows, int heads, int d, int last, int span, bool packed
 }  // namespace
 
 int main() {
-  for (int kind : {FLOAT32, BFLOAT16, INT8, INT4, PAIRS})
+  for (int kind : {FLOAT32, BFLOAT16, INT8, INT4, BF16_DOT})
     for (int in : {32, 96, 256, 2080})
-      if (kind != PAIRS || k.pairs()) check_linear(kind, 53, in);
+      if (kind != BF16_DOT || k.bf16_dot()) check_linear(kind, 53, in);
   for (int kind = Q4_0; kind <= MXFP4; ++kind)
     for (int in : {32, 96, 256, 2304})
       if (in % block_size(kind).elements == 0) check_linear(kind, 53, in), check_linear(kind | EXACT, 53, in);
   for (int in : {5, 40}) check_linear(FLOAT32, 9, in), check_linear(BFLOAT16, 9, in), check_linear(INT8, 9, in);
-  if (k.pairs()) check_linear(PAIRS, 9, 5), check_linear(PAIRS, 9, 40);
+  if (k.bf16_dot()) check_linear(BF16_DOT, 9, 5), check_linear(BF16_DOT, 9, 40);
   for (int heads = 1; heads <= 4; ++heads)
     for (int rows : {1, 3, 5, 8})
       for (int d : {16, 36, 64})
         for (int span : {3, 61, 1000})
           for (int last : {0, 4, 62, 130, 201}) {
             check_attention(rows, heads, d, last, span, false);
-            if (k.pairs() && d % 16 == 0) check_attention(rows, heads, 2 * d, last, span, true);
+            if (k.bf16_dot() && d % 16 == 0) check_attention(rows, heads, 2 * d, last, span, true);
           }
   std::printf("%s: %s\n", k.name, failures ? "FAILED" : "ok");
   return failures != 0;

@@ -10,10 +10,10 @@ namespace paceline {
 // last-level cache could hold are fetched to the second-level cache ahead of use.
 inline std::atomic<bool> weights_in_cache{false}, fetches_far{true};
 
-// PAIRS: bfloat16 for CPUs that multiply pairs of it, whose inputs are rounded to bfloat16 too; only if Kernels::pairs.
+// BF16_DOT: bfloat16 for CPUs that multiply pairs of it, whose inputs are rounded to bfloat16 too; only if Kernels::bf16_dot.
 // From Q4_0 on: the blocks of GGUF files, whose inputs are rounded to 8 or 16 bits unless EXACT is added.
 enum Kind : int {
-  FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, PAIRS = 4,
+  FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, BF16_DOT = 4,
   Q4_0 = 8, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, EXACT = 32
 };
 
@@ -51,7 +51,7 @@ struct Matrix {  // [out, in], rows contiguous; INT8: scale [out]; INT4: scale [
   }
 };
 
-struct Panels {  // the same matrix as the linear kernels want it, see linear.h
+struct Tiles {  // the same matrix as the linear kernels want it, see linear.h
   const void* data = nullptr;
   int64_t out = 0, in = 0;
   int kind = FLOAT32;
@@ -71,7 +71,7 @@ struct Pages {  // one layer's K or V pool with the page table of its kind
   int64_t table_stride = 0, slots = 0;
   int page_size = 16;
   int kv_heads = 0, head_dim = 0;
-  bool packed = false;  // only if Kernels::pairs
+  bool packed = false;  // only if Kernels::bf16_dot
 };
 
 struct Rows {  // what one run computes
@@ -97,15 +97,15 @@ struct AttentionArgs {  // `heads` heads that read the same K/V head, of `rows` 
 struct Kernels {
   const char* name;
   int lanes;
-  int panel;  // outputs
-  bool (*pairs)();
-  int64_t (*panel_bytes)(int kind, int64_t in);
-  void (*pack)(const Matrix&, int64_t panel, char* out);
+  int tile;  // outputs
+  bool (*bf16_dot)();
+  int64_t (*tile_bytes)(int kind, int64_t in);
+  void (*pack)(const Matrix&, int64_t tile, char* out);
   // Bytes of one prepared row, and preparing `rows` rows of x; floats are used in place.
   int64_t (*prepared_bytes)(int kind, int64_t in);
   Prepared (*prepare)(int kind, const float* x, int64_t stride, int64_t rows, int64_t in, void* data, float* scales);
-  void (*linear)(const Panels&, const Prepared&, int64_t rows, int64_t begin, int64_t end, float* y,
-                 int64_t y_stride);  // y[r, o] for o in [begin, end), begin a multiple of `panel`
+  void (*linear)(const Tiles&, const Prepared&, int64_t rows, int64_t begin, int64_t end, float* y,
+                 int64_t y_stride);  // y[r, o] for o in [begin, end), begin a multiple of `tile`
   bool (*attention)(const AttentionArgs&);  // false: a page id is out of range
   void (*store_packed)(const Pages&, bool keys, int64_t index, const float* x);  // place `index` of the pool, all heads
   void (*norm)(const float* x, const float* weight, float* y, int64_t width, int groups, float eps);
@@ -122,7 +122,7 @@ struct Kernels {
   float (*read_all)(const float*, int64_t n);
   float (*burn)(int64_t turns);
   int64_t (*burn_flops)();
-  float (*burn_pairs)(int64_t turns);  // as many instructions as `burn`, of the pairs' one; only if pairs
+  float (*burn_bf16_dot)(int64_t turns);  // as many instructions as `burn`, of the pairs' one; only if pairs
 };
 
 extern const Kernels kernels_generic;

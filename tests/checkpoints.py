@@ -119,4 +119,4 @@ def randomize(model: PreTrainedModel) -> None:
         if name.endswith(("q_norm.weight", "k_norm.weight")):
             tensor.mul_(tensor.shape[0] ** -0.25)  # scores of unit size: attention has scale 1
         if name.endswith(("model.norm.weight", "language_model.norm.weight")):
-            tensor.mul_(3.0)  # a flat law would hide errors
+            tensor.mul_(3.0)  # a flat distribution would hide errors

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from paceline.core import Rows, Sequence, Verdict
+from paceline.core import ForwardBatch, Sequence, Verdict
 from paceline.drafters import mtp
 from paceline.engine import emit as emitting
-from paceline.engine import judge as judging
 from paceline.engine import step as stepping
+from paceline.engine import verify as verifying
 from paceline.engine.state import EngineState
 from paceline.kv.cache import PAGE_SIZE, KVCache
 from paceline.kv.prefix import PrefixIndex
@@ -25,7 +25,7 @@ Plant = Callable[[Patch], None]
 
 
 def keep_a_rejected_token(patch: Patch) -> None:
-    right = judging.verify_match
+    right = verifying.verify_match
 
     def wrong(tokens: list[int], draft: list[int]) -> Verdict:
         verdict = right(tokens, draft)
@@ -33,27 +33,27 @@ def keep_a_rejected_token(patch: Patch) -> None:
             return Verdict(verdict.accepted + 1, tokens[verdict.accepted + 1])
         return verdict
 
-    patch.setattr(judging, "verify_match", wrong)
+    patch.setattr(verifying, "verify_match", wrong)
 
 
 def correct_one_row_late(patch: Patch) -> None:
-    right = judging.verify_match
+    right = verifying.verify_match
 
     def wrong(tokens: list[int], draft: list[int]) -> Verdict:
         verdict = right(tokens, draft)
         return Verdict(verdict.accepted, tokens[min(verdict.accepted + 1, len(draft))])
 
-    patch.setattr(judging, "verify_match", wrong)
+    patch.setattr(verifying, "verify_match", wrong)
 
 
 def advance_the_drafters_position(patch: Patch) -> None:
     def draft(self: mtp.MTPDrafter, context: Any) -> Any:
         steps = iter(range(99))
 
-        def rows(tokens: Any, positions: Any, slots: Any, starts: Any) -> Rows:
-            return Rows(tokens, positions + next(steps), slots, starts)
+        def rows(tokens: Any, positions: Any, slots: Any, starts: Any) -> ForwardBatch:
+            return ForwardBatch(tokens, positions + next(steps), slots, starts)
 
-        patch.setattr(mtp, "Rows", rows)
+        patch.setattr(mtp, "ForwardBatch", rows)
         return right(self, context)
 
     right = mtp.MTPDrafter.draft
@@ -84,7 +84,7 @@ def resume_a_preempted_text_on_stale_pages(patch: Patch) -> None:
     right = EngineState.admit
 
     def wrong(self: EngineState, sequence: Sequence) -> bool:
-        again = self.lives[sequence.id].admitted > 0
+        again = self.requests[sequence.id].admitted > 0
         done = right(self, sequence)
         if done and again:
             rest = sequence.tokens[sequence.committed : -1]
@@ -147,8 +147,8 @@ def miss_stop_strings_inside_a_block(patch: Patch) -> None:
 def miss_end_tokens_inside_a_block(patch: Patch) -> None:
     right = emitting._cut
 
-    def wrong(live: Any, new: list[int], max_len: int) -> Any:
-        tokens, finish = right(live, new[-1:], max_len)
+    def wrong(request: Any, new: list[int], max_len: int) -> Any:
+        tokens, finish = right(request, new[-1:], max_len)
         return [*new[:-1], *tokens], finish
 
     patch.setattr(emitting, "_cut", wrong)
@@ -157,11 +157,11 @@ def miss_end_tokens_inside_a_block(patch: Patch) -> None:
 def tell_log_probabilities_of_another_row(patch: Patch) -> None:
     right = emitting._delta
 
-    def wrong(live: Any, new: Any, origins: Any, logprobs: list[Any], text: str) -> Any:
+    def wrong(request: Any, new: Any, origins: Any, logprobs: list[Any], text: str) -> Any:
         if len(logprobs) > 1:
             own = [(x.raw, x.shaped) for x in logprobs]
             logprobs = [replace(x, raw=own[i - 1][0], shaped=own[i - 1][1]) for i, x in enumerate(logprobs)]
-        return right(live, new, origins, logprobs, text)
+        return right(request, new, origins, logprobs, text)
 
     patch.setattr(emitting, "_delta", wrong)
 
@@ -191,13 +191,13 @@ def _inside_a_block(change: Callable[[list[Any]], list[Any]]) -> Plant:
     """Change how the rows after the first draft token are shaped."""
 
     def plant(patch: Patch) -> None:
-        right = judging.logit_rows
+        right = verifying.logit_rows
 
-        def wrong(live: Any, draft: list[int]) -> list[Any]:
-            rows = right(live, draft)
+        def wrong(request: Any, draft: list[int]) -> list[Any]:
+            rows = right(request, draft)
             return [rows[0], *change(rows)]
 
-        patch.setattr(judging, "logit_rows", wrong)
+        patch.setattr(verifying, "logit_rows", wrong)
 
     return plant
 

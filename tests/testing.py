@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 
 from paceline.control.fixed import FixedPolicy
-from paceline.core import Completion, Draft, Rows, SamplingParams
+from paceline.core import Completion, Draft, ForwardBatch, SamplingParams
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.drafters.draft_model import ModelDrafter
 from paceline.drafters.mtp import MTPDrafter
@@ -58,7 +58,7 @@ class TinyTarget:
         self.head = torch.randn(WIDTH, VOCAB, generator=g, dtype=torch.float64) * 1.5
         self.forwards = 0
 
-    def forward(self, rows: Rows, cache: KVCache) -> torch.Tensor:
+    def forward(self, rows: ForwardBatch, cache: KVCache) -> torch.Tensor:
         self.forwards += 1
         out = []
         for token, position, slot in zip(
@@ -99,7 +99,7 @@ class TinyAssistant:
         self.noise = torch.randn(WIDTH, WIDTH, generator=g, dtype=torch.float64) * error
         self.calls: list[list[int]] = []
 
-    def step(self, rows: Rows, hidden: torch.Tensor, cache: KVCache) -> HeadOutput:
+    def step(self, rows: ForwardBatch, hidden: torch.Tensor, cache: KVCache) -> HeadOutput:
         t = self.target
         out = []
         self.calls.append(rows.positions.tolist())
@@ -121,7 +121,7 @@ class TinyAssistant:
 
 
 class RandomDrafter:
-    """Random tokens, random lengths, and the law they came from: mostly wrong, which is what finds bugs."""
+    """Random tokens, random lengths, and the distribution they came from: mostly wrong, which is what finds bugs."""
 
     name = "random"
     needs_hidden = False
@@ -133,11 +133,11 @@ class RandomDrafter:
         tokens = [
             [self._rng.randrange(VOCAB) for _ in range(self._rng.randrange(k + 1))] for k in context.limits
         ]
-        law = torch.full((VOCAB,), 1 / VOCAB, dtype=torch.float64)
+        distribution = torch.full((VOCAB,), 1 / VOCAB, dtype=torch.float64)
         return Draft(
             tokens,
             [[0.5] * len(t) for t in tokens],
-            [[law] * len(t) for t in tokens],
+            [[distribution] * len(t) for t in tokens],
             ["no proposal"] * len(tokens),
             [self.name] * len(tokens),
         )

@@ -128,7 +128,7 @@ def gap_at(llm: LLM, context: list[int], token: int) -> float | None:
     params = SamplingParams(max_tokens=1, ignore_eos=True, drafter="none", logprobs=8)
     (told,) = llm.generate([context], params)[0].logprobs or [None]
     assert told is not None, "one token was asked for"
-    return next((told.raw - law for other, law in told.top if other == token), None)
+    return next((told.raw - distribution for other, distribution in told.top if other == token), None)
 
 
 def agreement(llm: LLM, prompts: Seq[list[int]], found: dict[str, list[list[Reply]]]) -> dict[str, Any]:

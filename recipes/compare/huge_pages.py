@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 
 from paceline import memory
-from paceline.core import Rows
+from paceline.core import ForwardBatch
 from paceline.kv.cache import PAGE_SIZE, KVCache
 from paceline.models.gemma4 import GemmaTarget
 from paceline.models.registry import load_target
@@ -50,15 +50,15 @@ class Loaded:
                 self.target.forward(tail.rows(), self.cache)
                 tail.commit([context])
 
-    def rows(self, count: int) -> Rows:
+    def rows(self, count: int) -> ForwardBatch:
         new = self.tokens[self.context : self.context + count]
         with self.cache.tail([(text, new) for text in range(self.texts)]) as tail:
             return tail.rows()
 
-    def logits(self, rows: Rows) -> torch.Tensor:
+    def logits(self, rows: ForwardBatch) -> torch.Tensor:
         return self.target.logits(self.target.forward(rows, self.cache))
 
-    def seconds(self, rows: Rows) -> float:
+    def seconds(self, rows: ForwardBatch) -> float:
         taken = []
         for _ in range(WARM + TIMED):
             begin = time.perf_counter()

@@ -210,7 +210,7 @@ Numbers = tuple[list[int], list[int], list[int]]
 Tensors = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor"]
 
 
-class Rows:
+class ForwardBatch:
     """What one target forward computes: for each of B sequences a run of new tokens, flattened without padding.
 
     `numbers` are tokens, positions and slots as lists, for who can do without tensors, which cost more than a few
@@ -228,7 +228,7 @@ class Rows:
         self._make: Callable[[Numbers], Tensors] | None = None
 
     @classmethod
-    def of(cls, numbers: Numbers, starts: list[int], make: Callable[[Numbers], Tensors]) -> Rows:
+    def of(cls, numbers: Numbers, starts: list[int], make: Callable[[Numbers], Tensors]) -> ForwardBatch:
         rows = cls.__new__(cls)
         rows.numbers, rows.starts, rows._tensors, rows._make = numbers, starts, None, make
         return rows
@@ -269,7 +269,7 @@ class Draft:
         list[float]
     ]  # same shape: the drafter's own probability of each token, 1.0 if it has none
     q: list[list[torch.Tensor | None] | None] | None = (
-        None  # the law [V] each token was drawn from; None = one-hot
+        None  # the distribution [V] each token was drawn from; None = one-hot
     )
     reasons: list[str | None] = field(default_factory=list)  # why a row is empty, if it is
     drafter: list[str] = field(default_factory=list)  # which kind proposed each row
@@ -280,9 +280,9 @@ class Draft:
             end = next((j for j, token in enumerate(tokens) if token >= readable), len(tokens))
             if end < len(tokens):
                 self.tokens[i], self.confidence[i] = tokens[:end], self.confidence[i][:end]
-                laws = None if self.q is None else self.q[i]
-                if self.q is not None and laws is not None:
-                    self.q[i] = laws[:end]
+                distributions = None if self.q is None else self.q[i]
+                if self.q is not None and distributions is not None:
+                    self.q[i] = distributions[:end]
 
     @classmethod
     def empty(cls, rows: int, reason: str) -> Draft:
@@ -301,12 +301,12 @@ class Verdict:
 
 @dataclass(slots=True)
 class TokenLogprob:
-    """Natural-log probabilities at one position. `raw` is the model's law, `shaped` the one sampled from."""
+    """Natural-log probabilities at one position. `raw` is the model's distribution, `shaped` the one sampled from."""
 
     token: int
     raw: float
     shaped: float
-    top: list[tuple[int, float]]  # most likely first, of the raw law
+    top: list[tuple[int, float]]  # most likely first, of the raw distribution
 
 
 @dataclass(slots=True)

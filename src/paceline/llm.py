@@ -230,8 +230,8 @@ class LLM:
                 self._check_open()
                 delta = shared.receive(call)
                 if delta.finish_reason is not None:
-                    live = call.lives[delta.request][delta.index]
-                    done[delta.request][delta.index] = live.completion(delta.finish_reason, delta.error)
+                    request = call.states[delta.request][delta.index]
+                    done[delta.request][delta.index] = request.completion(delta.finish_reason, delta.error)
                 if delta.request in call.open:
                     yield None
                 else:

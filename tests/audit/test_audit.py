@@ -24,19 +24,19 @@ WORDS = ("a", "b", "c", "d")
 
 
 class FakeServer:
-    """Answers by a fixed law over four words. `flip(prompt, position)` puts the second choice first."""
+    """Answers by a fixed distribution over four words. `flip(prompt, position)` puts the second choice first."""
 
     def __init__(
         self,
         gap: float = 2.0,
         flip: Callable[[str, int], bool] = lambda prompt, at: False,
-        law: tuple[float, ...] = (0.4, 0.3, 0.2, 0.1),
+        distribution: tuple[float, ...] = (0.4, 0.3, 0.2, 0.1),
         refuses: str | None = None,
         certain: bool = False,
         logprobs: bool = True,
         noisy: bool = False,
     ) -> None:
-        self.gap, self.flip, self.law, self.refuses = gap, flip, law, refuses
+        self.gap, self.flip, self.distribution, self.refuses = gap, flip, distribution, refuses
         self.certain, self.logprobs, self.noisy, self.count = certain, logprobs, noisy, 0
 
     def __call__(self, request: httpx2.Request) -> httpx2.Response:
@@ -48,7 +48,7 @@ class FakeServer:
             return httpx2.Response(400, json={"error": f"{self.refuses} is not supported with speculation"})
         if body["temperature"] == 1.0:
             rng = random.Random(body["seed"])
-            return self._reply(["".join(rng.choices(WORDS, self.law))], [], body)
+            return self._reply(["".join(rng.choices(WORDS, self.distribution))], [], body)
         words, tops = [], []
         for at in range(body["max_tokens"]):
             choice = random.Random(f"{body['prompt']}{at}").choice(WORDS)
@@ -84,7 +84,7 @@ def third(prompt: str, at: int) -> bool:
         (FakeServer(), "lossless"),
         (FakeServer(gap=0.01, flip=third), "lossless up to near-ties"),
         (FakeServer(flip=third), "not lossless"),
-        (FakeServer(law=(0.1, 0.2, 0.3, 0.4)), "not lossless"),
+        (FakeServer(distribution=(0.1, 0.2, 0.3, 0.4)), "not lossless"),
         (FakeServer(refuses="min_p"), "features differ"),
         (FakeServer(certain=True), "features differ"),
         (FakeServer(noisy=True), "cannot tell"),
@@ -94,7 +94,7 @@ def third(prompt: str, at: int) -> bool:
         "same",
         "near-tie",
         "clear fault",
-        "other law",
+        "other distribution",
         "refuses min_p",
         "logprobs 0",
         "noisy",
@@ -140,11 +140,11 @@ def test_logprobs_in_both_layouts() -> None:
     assert math.isnan(tokens_of({"tokens": ["a"], "token_logprobs": [None]})[0].logprob)
 
 
-def test_two_samples_of_one_law_are_not_told_apart_and_of_two_laws_are() -> None:
+def test_two_samples_of_one_distribution_are_not_told_apart_and_of_two_laws_are() -> None:
     rng = random.Random(0)
     counts = [[0] * 4 for _ in range(3)]
-    for row, law in zip(counts, [(4, 3, 2, 1), (4, 3, 2, 1), (1, 2, 3, 4)], strict=True):
-        for choice in rng.choices(range(4), law, k=500):
+    for row, distribution in zip(counts, [(4, 3, 2, 1), (4, 3, 2, 1), (1, 2, 3, 4)], strict=True):
+        for choice in rng.choices(range(4), distribution, k=500):
             row[choice] += 1
     same, other = compare_samples(counts[0], counts[1]), compare_samples(counts[0], counts[2])
     assert not same.refuted

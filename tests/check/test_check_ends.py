@@ -20,9 +20,9 @@ from paceline.cli.check import command
 from paceline.core import Verdict
 from paceline.drafters.mtp import MTPDrafter
 from paceline.drafters.ngram import NgramDrafter
-from paceline.engine import judge as judging
 from paceline.engine import step as stepping
-from paceline.engine.judge import judge
+from paceline.engine import verify as verifying
+from paceline.engine.verify import verify
 from paceline.errors import CapacityError, UsageError
 from testing import Setup, TinyAssistant, TinyTarget, make_engine, prompts
 
@@ -41,7 +41,7 @@ class Fails:
         self.looks += self.when(work)
         if self.looks > self.after and self.when(work):
             raise self.error
-        return judge(state, work, draft, *rest)
+        return verify(state, work, draft, *rest)
 
 
 def drafting(work: Any) -> bool:
@@ -63,7 +63,7 @@ def check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Show
         subject = Subject(engine, tuple(tuple(p) for p in prompts(6, longest=20)))
         monkeypatch.setattr(loading, "load", lambda *_: subject)
         monkeypatch.setattr(proof, "QUICK", PLAN)
-        monkeypatch.setattr(stepping, "judge", Fails(error, after, when))
+        monkeypatch.setattr(stepping, "verify", Fails(error, after, when))
         out = tmp_path / "certificate.json"
         done = CliRunner().invoke(command, ["demo", "--quick", "--json", str(out)])
         assert not engine.has_work
@@ -118,9 +118,9 @@ def test_plain_decoding_that_raises_is_told_as_such(check: Callable[..., Shown])
 
 @pytest.mark.parametrize("rule", ["reject", "block"])
 def test_a_rule_that_raises_keeps_the_findings_before(rule: str, check: Callable[..., Shown]) -> None:
-    shown = check(RuntimeError("no law"), 0, lambda work: work[0].sequence.params.verify == rule)
+    shown = check(RuntimeError("no distribution"), 0, lambda work: work[0].sequence.params.verify == rule)
     found = last(shown)
-    assert (found["name"], found["outcome"]) == (f"law of {rule}", "refuted")
+    assert (found["name"], found["outcome"]) == (f"distribution of {rule}", "refuted")
     assert rule in found["crash"]["where"]["drafter"]
     names = [f["name"] for f in shown[1]["findings"]]
     assert names[:3] == ["bit-exact forward", IDENTITY, "drafts of a clean start"]
@@ -163,9 +163,9 @@ def test_an_interrupt_keeps_what_was_compared(after: int, check: Callable[..., S
     assert "incomplete: only what was compared so far is counted" in shown[2]
 
 
-def test_an_interrupt_in_a_law_keeps_all_that_was_shown(check: Callable[..., Shown]) -> None:
+def test_an_interrupt_in_a_distribution_keeps_all_that_was_shown(check: Callable[..., Shown]) -> None:
     shown = check(KeyboardInterrupt(), 0, lambda work: work[0].sequence.params.verify == "block")
-    assert last(shown)["name"] == "law of block"
+    assert last(shown)["name"] == "distribution of block"
     assert shown[0] == 130
 
 
@@ -173,7 +173,7 @@ def test_an_interrupt_after_a_difference_is_still_a_refutation(
     monkeypatch: pytest.MonkeyPatch, check: Callable[..., Shown]
 ) -> None:
     monkeypatch.setattr(
-        judging, "verify_match", lambda tokens, draft: Verdict(len(draft), tokens[len(draft)])
+        verifying, "verify_match", lambda tokens, draft: Verdict(len(draft), tokens[len(draft)])
     )
     shown = check(KeyboardInterrupt(), 0, lambda work: work[0].sequence.params.verify == "reject")
     assert shown[0] == 1

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.check import forward, identity, law
+from paceline.check import distribution, forward, identity
 from paceline.check.certificate import Certificate, Finding
 from paceline.check.identity import Effort
 from paceline.check.subject import Subject
-from paceline.core import Rows, Verdict
+from paceline.core import ForwardBatch, Verdict
 from paceline.drafters.mtp import MTPDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.kv.cache import KVCache
@@ -30,7 +30,7 @@ class Blurred(TinyTarget):
         super().__init__()
         self.blur = blur
 
-    def forward(self, rows: Rows, cache: KVCache) -> torch.Tensor:
+    def forward(self, rows: ForwardBatch, cache: KVCache) -> torch.Tensor:
         hidden = super().forward(rows, cache)
         return hidden * (1 + self.blur * (rows.count - 1))
 
@@ -90,7 +90,7 @@ def correction_one_row_late(tokens: Any, draft: Any) -> Verdict:
 
 @pytest.mark.parametrize("bug", [keep_a_rejected_token, correction_one_row_late])
 def test_planted_verification_bugs_are_refuted(bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.engine.judge.verify_match", bug)
+    monkeypatch.setattr("paceline.engine.verify.verify_match", bug)
     it = subject()
     score = identity.compare(it, EFFORT, 1e-12)
     found = identity.finding(it, score)
@@ -128,30 +128,38 @@ def test_a_near_tie_is_told_from_a_bug() -> None:
 
 
 @pytest.mark.parametrize("rule", ["reject", "block"])
-def test_sampling_rules_follow_the_exact_law(rule: Any) -> None:
+def test_sampling_rules_follow_the_exact_distribution(rule: Any) -> None:
     it = subject()
-    found = law.finding(rule, {"mtp": law.try_rule(it, (rule, "mtp"), law.prepare(it, "mtp"), 160)})
+    found = distribution.finding(
+        rule, {"mtp": distribution.try_rule(it, (rule, "mtp"), distribution.prepare(it, "mtp"), 160)}
+    )
     assert found.outcome == "holds", found
     assert "total variation" in found.words
 
 
 @pytest.mark.parametrize("name", LAW)
-def test_a_bug_that_bends_the_law_is_refuted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_that_bends_the_distribution_is_refuted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     LAW[name](monkeypatch)
     target = TinyTarget()
     it = subject(target=target, drafters={"mtp": MTPDrafter(TinyAssistant(target, error=20.0))})
-    found = law.finding("reject", {"mtp": law.try_rule(it, ("reject", "mtp"), law.prepare(it, "mtp"), 400)})
+    found = distribution.finding(
+        "reject", {"mtp": distribution.try_rule(it, ("reject", "mtp"), distribution.prepare(it, "mtp"), 400)}
+    )
     assert found.outcome == "refuted", found
 
 
 def test_certificate_holds_only_when_everything_needed_holds() -> None:
-    good = [Finding(n, "holds", "") for n in ("token identity", "law of reject", "law of block")]
+    good = [
+        Finding(n, "holds", "") for n in ("token identity", "distribution of reject", "distribution of block")
+    ]
     exact, loose = Finding("bit-exact forward", "holds", ""), Finding("bit-exact forward", "not shown", "")
     assert Certificate({}, (exact, *good), {}).holds
     assert "bit-exact" in Certificate({}, (exact, *good), {}).contract
     assert Certificate({}, (loose, *good), {}).holds
     assert Certificate({}, (loose, *good), {}).contract.startswith("token-identical")
     assert not Certificate({}, (exact, *good), {}, ended="interrupted").holds
-    assert not Certificate({}, (exact, *good[:2], Finding("law of block", "not shown", "")), {}).holds
+    assert not Certificate(
+        {}, (exact, *good[:2], Finding("distribution of block", "not shown", "")), {}
+    ).holds
     assert not Certificate({}, (), {}).holds
     assert json.loads(json.dumps(Certificate({}, tuple(good), {}).to_json()))["holds"] is True

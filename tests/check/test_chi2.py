@@ -21,13 +21,15 @@ def test_values_of_the_table() -> None:
     assert noncentrality(10, 0.05, 0.9) == pytest.approx(20.53, abs=0.1)
 
 
-def draw(law: list[float], n: int, seed: int) -> list[int]:
+def draw(distribution: list[float], n: int, seed: int) -> list[int]:
     g = torch.Generator().manual_seed(seed)
-    picks = torch.multinomial(torch.tensor(law, dtype=torch.float64), n, replacement=True, generator=g)
-    return torch.bincount(picks, minlength=len(law)).tolist()
+    picks = torch.multinomial(
+        torch.tensor(distribution, dtype=torch.float64), n, replacement=True, generator=g
+    )
+    return torch.bincount(picks, minlength=len(distribution)).tolist()
 
 
-def test_the_right_law_passes_and_a_law_as_far_as_stated_is_found() -> None:
+def test_the_right_law_passes_and_a_distribution_as_far_as_stated_is_found() -> None:
     fits = [compare(draw(LAW, 2000, seed), LAW, alpha=0.01) for seed in range(40)]
     assert sum(f.refuted for f in fits) <= 4
     far = fits[0].detectable

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core import Completion, Draft, Rows, SamplingParams, Sequence
+from paceline.core import Completion, Draft, ForwardBatch, SamplingParams, Sequence
 from paceline.drafters.base import DraftContext
 from paceline.drafters.contract import GreedyPicker
 from paceline.drafters.draft_model import ModelDrafter
@@ -20,7 +20,7 @@ class Counting(TinyTarget):
 
     rows = 0
 
-    def forward(self, rows: Rows, cache: KVCache) -> Any:
+    def forward(self, rows: ForwardBatch, cache: KVCache) -> Any:
         self.rows += rows.count
         return super().forward(rows, cache)
 

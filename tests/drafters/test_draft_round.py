@@ -62,7 +62,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, stop: Stop) -> None:
     monkeypatch.setattr(
         StepPicker,
         "__init__",
-        lambda self, lives, stops, vocab: MAKE(self, lives, [stop] * len(lives), vocab),
+        lambda self, requests, stops, vocab: MAKE(self, requests, [stop] * len(requests), vocab),
     )
 
 

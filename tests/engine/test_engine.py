@@ -29,7 +29,7 @@ def idle(engine: Engine) -> bool:
     cache = engine.state.cache
     cache.prefix.clear()
     free = all(pool.free == pool.count for pool in cache.pools.values())
-    return free and cache.open_sequences == 0 and not engine.state.lives and not engine.has_work
+    return free and cache.open_sequences == 0 and not engine.state.requests and not engine.has_work
 
 
 class Stranger(RandomDrafter):

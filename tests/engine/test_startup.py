@@ -19,7 +19,7 @@ from paceline.control.startup import profile_store
 from paceline.control.startup.calibration_file import FILE_NAME, Known, known_of, read_calibration
 from paceline.control.startup.profiling import measure_steps
 from paceline.control.startup.selftest import ENOUGH, complaint, summarise
-from paceline.core import Draft, Rows, SamplingParams
+from paceline.core import Draft, ForwardBatch, SamplingParams
 from paceline.drafters.base import DraftContext
 from paceline.drafters.mtp import MTPDrafter
 from paceline.engine.engine import EngineParts
@@ -293,7 +293,7 @@ class Clock:
             self.now += 3e-3 * max(context.limits) + 1e-3 * sum(context.limits)
             return draft(own, context)
 
-        def looking(own: GemmaTarget, rows: Rows, cache: KVCache) -> torch.Tensor:
+        def looking(own: GemmaTarget, rows: ForwardBatch, cache: KVCache) -> torch.Tensor:
             self.now += costs[rows.count - 1]
             self.rows.append(rows.count)
             return forward(own, rows, cache)

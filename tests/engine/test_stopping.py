@@ -14,8 +14,8 @@ V, LENGTH = 3, 3
 Stop = Callable[[tuple[int, ...]], bool]  # of the tokens drawn so far: draft no more
 
 
-def laws(seed: int) -> dict[tuple[int, ...], torch.Tensor]:
-    """A law over V tokens for every text of up to LENGTH tokens."""
+def distributions(seed: int) -> dict[tuple[int, ...], torch.Tensor]:
+    """A distribution over V tokens for every text of up to LENGTH tokens."""
     g = torch.Generator().manual_seed(seed)
     texts = [t for n in range(LENGTH + 1) for t in itertools.product(range(V), repeat=n)]
     return {t: torch.softmax(1.5 * torch.randn(V, generator=g, dtype=torch.float64), 0) for t in texts}
@@ -40,7 +40,7 @@ def first_two(
     rule: Callable[..., Odds],
     drawn: dict[tuple[int, ...], float],
 ) -> dict[tuple[int, ...], float]:
-    """Law of the first two tokens that one step and, where it emits one token only, the target alone after it give."""
+    """Distribution of the first two tokens, by one step and, where it emits one only, the target alone after it."""
     out = dict.fromkeys(itertools.product(range(V), repeat=2), 0.0)
     for draft, chance in drawn.items():
         laws_p = torch.stack([p[draft[:i]] for i in range(len(draft) + 1)])
@@ -64,7 +64,7 @@ def first_two(
 def distance(
     rule: Callable[..., Odds], drawn: Callable[..., dict[tuple[int, ...], float]], seed: int
 ) -> float:
-    p, q = laws(seed), laws(seed + 100)
+    p, q = distributions(seed), distributions(seed + 100)
     got = first_two(p, q, rule, drawn(q))
     exact = {t: float(p[()][t[0]] * p[t[:1]][t[1]]) for t in got}
     return sum(abs(got[t] - exact[t]) for t in got) / 2

@@ -1,4 +1,4 @@
-"""`reject` and `block` keep the target's law: counts of texts against enumeration, with a liar that must fail."""
+"""`reject` and `block` keep the target's distribution: counts of texts against enumeration; a liar must fail."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ TEMPERATURE = 2.0
 
 
 class Liar(RandomDrafter):
-    """Always proposes the same token, and says that it was drawn from a uniform law."""
+    """Always proposes the same token, and says that it was drawn from a uniform distribution."""
 
     name = "liar"
 
     def draft(self, context: DraftContext) -> Draft:
-        law = torch.zeros(VOCAB, dtype=torch.float64)
-        law[list(ALLOWED)] = 1 / len(ALLOWED)
+        distribution = torch.zeros(VOCAB, dtype=torch.float64)
+        distribution[list(ALLOWED)] = 1 / len(ALLOWED)
         tokens = [[ALLOWED[1]] * k for k in context.limits]
-        return Draft(tokens, [[0.3] * len(t) for t in tokens], [[law] * len(t) for t in tokens])
+        return Draft(tokens, [[0.3] * len(t) for t in tokens], [[distribution] * len(t) for t in tokens])
 
 
 def exact_law() -> dict[tuple[int, ...], float]:
-    target, law = TinyTarget(), {}
+    target, distribution = TinyTarget(), {}
     for text in itertools.product(ALLOWED, repeat=LENGTH):
         cache = make_cache()
         cache.open(0, PROMPT)
@@ -41,17 +41,19 @@ def exact_law() -> dict[tuple[int, ...], float]:
         for i, token in enumerate(text):
             row = logits[len(PROMPT) - 1 + i][list(ALLOWED)] / TEMPERATURE
             chance *= float(torch.softmax(row, 0)[ALLOWED.index(token)])
-        law[text] = chance
-    assert math.isclose(sum(law.values()), 1.0)
-    return law
+        distribution[text] = chance
+    assert math.isclose(sum(distribution.values()), 1.0)
+    return distribution
 
 
-def p_value(counts: dict[tuple[int, ...], int], law: dict[tuple[int, ...], float]) -> float:
+def p_value(counts: dict[tuple[int, ...], int], distribution: dict[tuple[int, ...], float]) -> float:
     """Chi-squared with cells of less than five expected texts pooled."""
-    rare = [t for t, p in law.items() if p * TEXTS < 5]
-    cells = [(counts.get(t, 0), p * TEXTS) for t, p in law.items() if t not in rare]
+    rare = [t for t, p in distribution.items() if p * TEXTS < 5]
+    cells = [(counts.get(t, 0), p * TEXTS) for t, p in distribution.items() if t not in rare]
     if rare:
-        cells.append((sum(counts.get(t, 0) for t in rare), max(5.0, sum(law[t] for t in rare) * TEXTS)))
+        cells.append(
+            (sum(counts.get(t, 0) for t in rare), max(5.0, sum(distribution[t] for t in rare) * TEXTS))
+        )
     x = sum((seen - want) ** 2 / want for seen, want in cells)
     return float(torch.special.gammaincc(torch.tensor((len(cells) - 1) / 2.0), torch.tensor(x / 2)))
 
@@ -74,7 +76,7 @@ def sample(drafter: str, rule: str) -> tuple[dict[tuple[int, ...], int], int, in
 
 @pytest.mark.parametrize("rule", ["match", "reject", "block"])
 @pytest.mark.parametrize("drafter", ["mtp", "model", "random"])
-def test_texts_follow_the_exact_law(drafter: str, rule: str) -> None:
+def test_texts_follow_the_exact_distribution(drafter: str, rule: str) -> None:
     counts, drafted, accepted = sample(drafter, rule)
     assert sum(counts.values()) == TEXTS
     assert drafted > accepted > 0
@@ -82,7 +84,7 @@ def test_texts_follow_the_exact_law(drafter: str, rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", ["reject", "block"])
-def test_a_draft_that_lies_about_its_law_is_noticed(rule: str) -> None:
+def test_a_draft_that_lies_about_its_distribution_is_noticed(rule: str) -> None:
     counts, _, accepted = sample("liar", rule)
     assert accepted > 0
     assert p_value(counts, exact_law()) < 1e-9

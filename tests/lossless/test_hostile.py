@@ -1,4 +1,4 @@
-"""What strangers do to the engine: drafters with false laws, constraints that end early or break."""
+"""What strangers do to the engine: drafters with false distributions, constraints that end early or break."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.errors import RequestFailed
 from testing import EOS, VOCAB, RandomDrafter, Setup, make_engine, prompts, run
 
 
-def laws(context: DraftContext, make: Any) -> Draft:
+def distributions(context: DraftContext, make: Any) -> Draft:
     tokens = [[2 + i % 3] * k for i, k in enumerate(context.limits)]
     return Draft(
         tokens, [[0.5] * len(t) for t in tokens], [make(t) for t in tokens], [], ["liar"] * len(tokens)
@@ -27,7 +27,7 @@ def laws(context: DraftContext, make: Any) -> Draft:
 NONSENSE = {
     "too few": lambda tokens: [torch.full((VOCAB,), 1 / VOCAB)] * (len(tokens) - 1),
     "not a number": lambda tokens: [torch.full((VOCAB,), torch.nan)] * len(tokens),
-    "no law": lambda tokens: [torch.zeros(VOCAB)] * len(tokens),
+    "no distribution": lambda tokens: [torch.zeros(VOCAB)] * len(tokens),
     "negative": lambda tokens: [torch.linspace(-1, 1, VOCAB)] * len(tokens),
     "two-dimensional": lambda tokens: [torch.full((1, VOCAB), 1 / VOCAB)] * len(tokens),
 }
@@ -35,12 +35,12 @@ NONSENSE = {
 
 @pytest.mark.parametrize("rule", ["reject", "block"])
 @pytest.mark.parametrize("name", NONSENSE)
-def test_a_law_that_is_none_parks_the_drafter_and_nothing_else(name: str, rule: Any) -> None:
+def test_a_distribution_that_is_none_parks_the_drafter_and_nothing_else(name: str, rule: Any) -> None:
     class Liar(RandomDrafter):
         name = "liar"
 
         def draft(self, context: DraftContext) -> Draft:
-            return laws(context, NONSENSE[name])
+            return distributions(context, NONSENSE[name])
 
     params = SamplingParams(max_tokens=12, temperature=1.0, seed=3, verify=rule)
     texts = prompts(2, seed=3)

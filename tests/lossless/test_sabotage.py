@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paceline.core import Rows, SamplingParams, Sequence, Verdict
+from paceline.core import ForwardBatch, SamplingParams, Sequence, Verdict
 from paceline.drafters.mtp import MTPDrafter
 from paceline.engine import emit as emitting
-from paceline.engine import judge as judging
+from paceline.engine import verify as verifying
 from paceline.engine.state import EngineState
 from paceline.kv.cache import PAGE_SIZE, KVCache
 from paceline.sampling.history import Counts
@@ -116,7 +116,7 @@ BATTERY = [
 
 
 def keep_a_rejected_token(patch: Patch) -> None:
-    right = judging.verify_match
+    right = verifying.verify_match
 
     def wrong(tokens: list[int], draft: list[int]) -> Verdict:
         verdict = right(tokens, draft)
@@ -124,17 +124,17 @@ def keep_a_rejected_token(patch: Patch) -> None:
             return Verdict(verdict.accepted + 1, tokens[verdict.accepted + 1])
         return verdict
 
-    patch.setattr(judging, "verify_match", wrong)
+    patch.setattr(verifying, "verify_match", wrong)
 
 
 def correct_one_row_late(patch: Patch) -> None:
-    right = judging.verify_match
+    right = verifying.verify_match
 
     def wrong(tokens: list[int], draft: list[int]) -> Verdict:
         verdict = right(tokens, draft)
         return Verdict(verdict.accepted, tokens[min(verdict.accepted + 1, len(draft))])
 
-    patch.setattr(judging, "verify_match", wrong)
+    patch.setattr(verifying, "verify_match", wrong)
 
 
 def advance_the_drafters_position(patch: Patch) -> None:
@@ -143,7 +143,7 @@ def advance_the_drafters_position(patch: Patch) -> None:
     def wrong(self: TinyAssistant, rows, hidden, cache):  # type: ignore[no-untyped-def]
         self.rounds = getattr(self, "rounds", 0) + 1
         if self.rounds % 3:
-            rows = Rows(rows.tokens, rows.positions + 1, rows.slots, rows.starts)
+            rows = ForwardBatch(rows.tokens, rows.positions + 1, rows.slots, rows.starts)
         return right(self, rows, hidden, cache)
 
     right_draft = MTPDrafter.draft
@@ -159,13 +159,13 @@ def advance_the_drafters_position(patch: Patch) -> None:
 
 
 def feed_the_wrong_hidden_row(patch: Patch) -> None:
-    right = judging._keep
+    right = verifying._keep
 
-    def wrong(state, live, w, verdict, out, where):  # type: ignore[no-untyped-def]
-        right(state, live, w, verdict, out, where)
+    def wrong(state, request, w, verdict, out, where):  # type: ignore[no-untyped-def]
+        right(state, request, w, verdict, out, where)
         out.hidden_rows[-1] = where[2]  # the first row, as if nothing had been accepted
 
-    patch.setattr(judging, "_keep", wrong)
+    patch.setattr(verifying, "_keep", wrong)
 
 
 def free_the_window_one_page_early(patch: Patch) -> None:
@@ -180,7 +180,7 @@ def resume_a_preempted_text_on_stale_pages(patch: Patch) -> None:
     right = EngineState.admit
 
     def wrong(self: EngineState, sequence: Sequence) -> bool:
-        again = self.lives[sequence.id].admitted > 0
+        again = self.requests[sequence.id].admitted > 0
         done = right(self, sequence)
         if done and again:
             with self.cache.tail([(sequence.id, sequence.tokens[:-1])]) as tail:
@@ -220,8 +220,8 @@ def miss_stops_inside_a_block(patch: Patch) -> None:
 def miss_end_tokens_inside_a_block(patch: Patch) -> None:
     right = emitting._cut
 
-    def wrong(live, new, max_len):  # type: ignore[no-untyped-def]
-        tokens, finish = right(live, new[-1:], max_len)
+    def wrong(request, new, max_len):  # type: ignore[no-untyped-def]
+        tokens, finish = right(request, new[-1:], max_len)
         return [*new[:-1], *tokens], finish
 
     patch.setattr(emitting, "_cut", wrong)

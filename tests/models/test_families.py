@@ -76,7 +76,7 @@ def worst_of(theirs: Any, target: GraphTarget, chunk: int = 7) -> float:
     worst = 0.0
     for text, got in zip(prompts(), logits_of(target, prompts(), chunk)):
         expected = theirs(torch.tensor([text])).logits[0]
-        assert expected.std() > 0.5, "a flat law would hide errors"
+        assert expected.std() > 0.5, "a flat distribution would hide errors"
         worst = max(worst, (got - expected).abs().max().item())
     return worst
 

@@ -7,7 +7,7 @@ import torch
 from transformers import Gemma4ForCausalLM
 
 from checkpoints import FAMILIES, VOCAB, WINDOW, build_assistant, build_target
-from paceline.core import Rows
+from paceline.core import ForwardBatch
 from paceline.kv.cache import KVCache
 from paceline.models.gemma4 import GemmaTarget
 from paceline.models.registry import load_assistant, load_target
@@ -57,7 +57,7 @@ def test_logits_equal_transformers(pair, chunk, record_property):
     for text, hidden in zip(texts, run_chunks(target, new_cache(target), texts, chunk)):
         with torch.no_grad():
             expected = theirs(torch.tensor([text])).logits[0]
-        assert expected.std() > 1, "a flat law would hide errors"
+        assert expected.std() > 1, "a flat distribution would hide errors"
         worst = max(worst, (target.logits(hidden) - expected).abs().max().item())
     record_property("worst", worst)
     print(f"chunk {chunk}: worst {worst:.1e}")
@@ -147,7 +147,7 @@ def compare_draft(theirs, target, drafter, net, text, steps: int = 4) -> float:
             shared_kv_states=dict(out.shared_kv_states),
             use_cache=False,
         )
-        rows = Rows(
+        rows = ForwardBatch(
             torch.tensor([token]),
             torch.tensor([length - 1], dtype=torch.int32),
             torch.tensor([cache.slot(0)], dtype=torch.int32),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.core import Rows
+from paceline.core import ForwardBatch
 from paceline.errors import UsageError
 from paceline.kv.cache import KVCache, StoreType
 from paceline.kv.layout import LayerKV, Layout
@@ -15,15 +15,17 @@ from paceline.ops.reference import ReferenceOps
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
 LENGTHS, HEADS = (230, 70), 4
-packs = pytest.mark.skipif(not (native.available() and native.pairs()), reason="needs products of bfloat16")
+packs = pytest.mark.skipif(
+    not (native.available() and native.bf16_dot()), reason="needs products of bfloat16"
+)
 
 
-def part(rows: Rows, start: int, end: int) -> Rows:
+def part(rows: ForwardBatch, start: int, end: int) -> ForwardBatch:
     cut = slice(start, end)
-    return Rows(rows.tokens[cut], rows.positions[cut], rows.slots[cut], [0, end - start])
+    return ForwardBatch(rows.tokens[cut], rows.positions[cut], rows.slots[cut], [0, end - start])
 
 
-def filled(layout: Layout, packed: bool) -> tuple[KVCache, Rows]:
+def filled(layout: Layout, packed: bool) -> tuple[KVCache, ForwardBatch]:
     """Two texts, the second half of each still to be computed, over random keys and values."""
     dtype: StoreType = "packed" if packed else torch.float32
     cache = KVCache(layout, dict.fromkeys(layout.kinds, 24), max_sequences=2, max_tokens=256, dtype=dtype)
@@ -39,27 +41,29 @@ def filled(layout: Layout, packed: bool) -> tuple[KVCache, Rows]:
 
 
 @pytest.mark.parametrize("window", [None, 90])
-@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("sees_itself", [True, False])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize(
     ("width", "packed"),
     [(24, False), pytest.param(32, True, marks=packs), pytest.param(96, True, marks=packs)],
 )
-def test_attention(window: int | None, own: bool, kv_heads: int, width: int, packed: bool) -> None:
+def test_attention(window: int | None, sees_itself: bool, kv_heads: int, width: int, packed: bool) -> None:
     kind = "sliding_attention" if window else "full_attention"
     cache, rows = filled(Layout((LayerKV(kind, kv_heads, width),), {kind: window}), packed)
     q = torch.randn(rows.count, HEADS * width) * (0.3 if packed else 1.0)
     runner = native.NativeRunner(2)
 
-    def run(rows: Rows, q: torch.Tensor) -> torch.Tensor:
+    def run(rows: ForwardBatch, q: torch.Tensor) -> torch.Tensor:
         return runner.run(
-            lambda ops: (ops.attention(ops.given("q", HEADS * width), 0, HEADS, window, own),),
+            lambda ops: (ops.attention(ops.given("q", HEADS * width), 0, HEADS, window, sees_itself),),
             rows, cache, {"q": q},
         )[0].clone()  # fmt: skip
 
     got = run(rows, q)
-    if own:  # the reference takes a drafter's rows one at a time
-        want = ReferenceOps(rows, cache, {}, torch.float64).attention(q.double(), 0, HEADS, window, own)
+    if sees_itself:  # the reference takes a drafter's rows one at a time
+        want = ReferenceOps(rows, cache, {}, torch.float64).attention(
+            q.double(), 0, HEADS, window, sees_itself
+        )
         bounds = {"rtol": 0.0, "atol": 0.02} if packed else {"rtol": 1e-5, "atol": 1e-5}
         torch.testing.assert_close(got.double(), want, **bounds)
         assert not packed or float((got - want).abs().mean()) < 3e-3
@@ -86,7 +90,7 @@ def test_texts_of_uneven_rows_share_the_threads(kv_heads: int, counts: tuple[int
 
     def run(at: list[int]) -> torch.Tensor:
         own = [some[i] for i in at]
-        kept = Rows(rows.tokens[own], rows.positions[own], rows.slots[own], [0, len(own)])
+        kept = ForwardBatch(rows.tokens[own], rows.positions[own], rows.slots[own], [0, len(own)])
         return runner.run(
             lambda ops: (ops.attention(ops.given("q", HEADS * width), 0, HEADS, None, True),),
             kept, cache, {"q": q[at].contiguous()},
@@ -161,6 +165,6 @@ def test_a_packed_cache_is_for_kernels_that_know_it() -> None:
     with pytest.raises(UsageError, match="one of float32"):
         ops.store_kv(0, torch.zeros(rows.count, 32), torch.zeros(rows.count, 32))
     odd = Layout((LayerKV("full_attention", 1, 24),), {"full_attention": None})
-    assert native.NativeRunner(2).packs(layout) == native.pairs()
+    assert native.NativeRunner(2).packs(layout) == native.bf16_dot()
     assert not native.NativeRunner(2).packs(odd)
     assert not native.NativeRunner(2, exact=True).packs(layout)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.core import Rows
+from paceline.core import ForwardBatch
 from paceline.errors import UsageError
 from paceline.ops import native
 from paceline.ops.base import Graph, Weight
 from paceline.ops.blocks import BLOCKS
-from paceline.ops.panels import BLOCK_KINDS
 from paceline.ops.reference import EagerRunner, dequantize
+from paceline.ops.tiles import BLOCK_KINDS
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
 NAN, INF = float("nan"), float("inf")
@@ -52,9 +52,9 @@ def blocked(kind: str, out: int, width: int, scale: float = 0.01, byte: int | No
     return Weight(torch.from_numpy(data.reshape(out, -1)), kind)  # type: ignore[arg-type]
 
 
-def rows_of(count: int) -> Rows:
+def rows_of(count: int) -> ForwardBatch:
     positions = torch.arange(count, dtype=torch.int32)
-    return Rows(positions.long(), positions, torch.zeros(count, dtype=torch.int32), [0, count])
+    return ForwardBatch(positions.long(), positions, torch.zeros(count, dtype=torch.int32), [0, count])
 
 
 def linear(weight: Weight) -> Graph:
@@ -142,7 +142,7 @@ def test_a_table_gives_the_values_of_its_blocks(kind: str) -> None:
     width = 3 * BLOCKS[kind].elements
     weight = blocked(kind, 50, width)
     tokens = torch.tensor([0, 49, 17, 17, 3])
-    rows = Rows(tokens, torch.arange(5, dtype=torch.int32), torch.zeros(5, dtype=torch.int32), [0, 5])
+    rows = ForwardBatch(tokens, torch.arange(5, dtype=torch.int32), torch.zeros(5, dtype=torch.int32), [0, 5])
     got = native.NativeRunner(2).run(lambda ops: (ops.embed(ops.tokens(), weight, 1.7),), rows, None, {})[0]
     want = dequantize(weight, tokens, torch.float32) * torch.tensor(1.7)
     assert torch.equal(got, want)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from checkpoints import FAMILIES, VOCAB, build_assistant, build_target
-from paceline.core import Rows
+from paceline.core import ForwardBatch
 from paceline.kv.cache import KVCache
 from paceline.models.gemma4 import GemmaTarget
 from paceline.models.registry import load_assistant, load_target
@@ -96,7 +96,7 @@ def test_drafter_step_equals_reference(pair: tuple[GemmaTarget, GemmaTarget, Pat
         assistant = load_assistant(folder / "assistant", model)
         hidden, cache = hidden_states(model, tokens, [LENGTH])
         slot = torch.tensor([cache.slot(1)], dtype=torch.int32)
-        rows = Rows(torch.tensor([5]), torch.tensor([LENGTH], dtype=torch.int32), slot, [0, 1])
+        rows = ForwardBatch(torch.tensor([5]), torch.tensor([LENGTH], dtype=torch.int32), slot, [0, 1])
         outs.append(assistant.step(rows, hidden[-1:].clone(), cache))
     want, got = outs
     torch.testing.assert_close(got.hidden, want.hidden, rtol=1e-3, atol=1e-3)
@@ -109,13 +109,13 @@ def test_bad_input_is_refused_in_python(pair: tuple[GemmaTarget, GemmaTarget, Pa
     cache = make_cache(target)
     small = torch.zeros(1, dtype=torch.int32)
     with pytest.raises(native.UsageError, match="outside the vocabulary"):
-        target.forward(Rows(torch.tensor([VOCAB]), small, small, [0, 1]), cache)
+        target.forward(ForwardBatch(torch.tensor([VOCAB]), small, small, [0, 1]), cache)
     with pytest.raises(native.UsageError, match="outside the K/V cache"):
-        target.forward(Rows(torch.tensor([1]), small + 64, small, [0, 1]), cache)
+        target.forward(ForwardBatch(torch.tensor([1]), small + 64, small, [0, 1]), cache)
     many = torch.zeros(native.most_rows() + 1, dtype=torch.int32)
     with pytest.raises(native.UsageError, match="more rows than"):
-        target.forward(Rows(many.long(), many, many, [0, len(many)]), cache)
+        target.forward(ForwardBatch(many.long(), many, many, [0, len(many)]), cache)
     with pytest.raises(native.UsageError, match=r"rows\.positions must be"):
-        target.forward(Rows(torch.tensor([1]), small.long(), small, [0, 1]), cache)
+        target.forward(ForwardBatch(torch.tensor([1]), small.long(), small, [0, 1]), cache)
     with pytest.raises(native.UsageError, match=r"must be \["):
         target.logits(torch.zeros(2, 7))

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from checkpoints import build_target
 from paceline.control.fixed import FixedPolicy
-from paceline.core import Completion, Rows, SamplingParams
+from paceline.core import Completion, ForwardBatch, SamplingParams
 from paceline.engine.engine import Engine, EngineParts
 from paceline.kv.cache import KVCache, plan_pages
 from paceline.models.registry import load_target
@@ -66,9 +66,9 @@ OPS: dict[str, Callable[[Ops, Value], Value]] = {
 }  # fmt: skip
 
 
-def rows_of(count: int) -> Rows:
+def rows_of(count: int) -> ForwardBatch:
     positions = torch.arange(count, dtype=torch.int32)
-    return Rows(positions.long(), positions, torch.zeros(count, dtype=torch.int32), [0, count])
+    return ForwardBatch(positions.long(), positions, torch.zeros(count, dtype=torch.int32), [0, count])
 
 
 @pytest.mark.parametrize("column", [0, 17, WIDTH - 1])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from paceline.core import Rows
+from paceline.core import ForwardBatch
 from paceline.errors import UsageError
 from paceline.ops import native
 from paceline.ops.base import Experts, Ops, Value, Weight
@@ -29,9 +29,9 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
     extension.choose_isa("best")
 
 
-def rows_of(count: int, start: int = 0) -> Rows:
+def rows_of(count: int, start: int = 0) -> ForwardBatch:
     positions = torch.arange(start, start + count, dtype=torch.int32)
-    return Rows(positions.long(), positions, torch.zeros(count, dtype=torch.int32), [0, count])
+    return ForwardBatch(positions.long(), positions, torch.zeros(count, dtype=torch.int32), [0, count])
 
 
 def make_weight(kind: str, out: int, width: int) -> Weight:
@@ -43,7 +43,7 @@ def make_weight(kind: str, out: int, width: int) -> Weight:
 
 def multiplied(x: torch.Tensor, weight: Weight, exact: bool) -> torch.Tensor:
     """What a linear with `weight` multiplies it with, in float64."""
-    return (x.bfloat16() if weight.kind == "bfloat16" and native.pairs() and not exact else x).double()
+    return (x.bfloat16() if weight.kind == "bfloat16" and native.bf16_dot() and not exact else x).double()
 
 
 @pytest.mark.parametrize(("kind", "exact"), [*((kind, False) for kind in KINDS), ("bfloat16", True)])
@@ -136,7 +136,7 @@ def test_row_op(name: str, scale: float) -> None:
         return (op(ops, ops.given("x", width), ops.given("y", width)),)
 
     rows, runner = rows_of(64, 65000), native.NativeRunner(2)
-    rows = Rows(rows.tokens - 65000, rows.positions, rows.slots, rows.starts)
+    rows = ForwardBatch(rows.tokens - 65000, rows.positions, rows.slots, rows.starts)
     got = runner.run(graph, rows, None, given)[0].clone()
     wide = EagerRunner(torch.float64)
     want = wide.run(graph, rows, None, given)[0]
@@ -147,7 +147,9 @@ def test_row_op(name: str, scale: float) -> None:
     )  # sums of products, for which a row's size counts
     error = (got.double() - want).abs() / want.abs().clamp(min=least)
     assert error.max() < 1e-6
-    few = Rows(rows.tokens[9:14].contiguous(), rows.positions[9:14].contiguous(), rows.slots[:5], [0, 5])
+    few = ForwardBatch(
+        rows.tokens[9:14].contiguous(), rows.positions[9:14].contiguous(), rows.slots[:5], [0, 5]
+    )
     part = runner.run(graph, few, None, {n: v[9:14].contiguous() for n, v in given.items()})[0]
     assert torch.equal(part, got[9:14])
 

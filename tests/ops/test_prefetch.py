@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from paceline.core import Rows
+from paceline.core import ForwardBatch
 from paceline.ops import native, prefetch
 from paceline.ops.base import Ops, Value, Weight
 
@@ -92,7 +92,7 @@ def test_no_bit_depends_on_it() -> None:
         native._extension().set_weights_in_cache(True)
         native._extension().set_fetches_far(far)
         for n in (1, 2, 5, 20):
-            rows = Rows(some[:n].long(), some[:n], some[:n], [0, n])
+            rows = ForwardBatch(some[:n].long(), some[:n], some[:n], [0, n])
             seen.append(runner.run(graph, rows, None, {"x": x[:n].contiguous()})[0].clone())
     for one, other in zip(seen[:4], seen[4:], strict=True):
         assert torch.equal(one, other)

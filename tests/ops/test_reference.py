@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.core import Rows
+from paceline.core import ForwardBatch
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import LayerKV, Layout
 from paceline.ops import native, reference
@@ -32,15 +32,15 @@ def naive_attention(q, k, v, heads: int, first: int, last: int):
     out = []
     for h, x in enumerate(q.view(heads, -1)):
         g = h // (heads // kv_heads)
-        law = torch.softmax(k[first : last + 1, g] @ x, dim=0)
-        out.append(law @ v[first : last + 1, g])
+        distribution = torch.softmax(k[first : last + 1, g] @ x, dim=0)
+        out.append(distribution @ v[first : last + 1, g])
     return torch.cat(out)
 
 
 @pytest.mark.parametrize("window", [None, 5])
-@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("sees_itself", [True, False])
 @pytest.mark.parametrize("pieces", [1 << 27, 40])
-def test_attention_over_ragged_rows(window, own, pieces, monkeypatch):
+def test_attention_over_ragged_rows(window, sees_itself, pieces, monkeypatch):
     monkeypatch.setattr(reference, "MAX_SCORES", pieces)
     kind = "sliding_attention" if window else "full_attention"
     layout = Layout((LayerKV(kind, 2, 4),), {kind: window})
@@ -53,19 +53,19 @@ def test_attention_over_ragged_rows(window, own, pieces, monkeypatch):
         with cache.tail([(i, [7] * n)]) as tail:
             run = ReferenceOps(tail.rows(), cache, {}, torch.float64)
             run.store_kv(0, keys[i][0].flatten(1), keys[i][1].flatten(1))
-            tail.commit([n - news[i] if own else n])
+            tail.commit([n - news[i] if sees_itself else n])
     tokens = [(i, [7] * news[i]) for i in range(3)]
     with cache.tail(tokens) as tail:
         rows = tail.rows()
     q = torch.randn(rows.count, 16, dtype=torch.float64)
-    got = ReferenceOps(rows, cache, {}, torch.float64).attention(q, 0, 4, window, own)
+    got = ReferenceOps(rows, cache, {}, torch.float64).attention(q, 0, 4, window, sees_itself)
     for n in range(rows.count):
         i = next(i for i in range(3) if rows.starts[i] <= n < rows.starts[i + 1])
         p = int(rows.positions[n])
-        last = p if own else min(p - 1, lengths[i] - 1)
+        last = p if sees_itself else min(p - 1, lengths[i] - 1)
         if p - 1 > last:
             continue  # beyond what is committed: no drafter asks for it
-        first = 0 if window is None else max(0, p - window + 1 if own else p - 1 - window)
+        first = 0 if window is None else max(0, p - window + 1 if sees_itself else p - 1 - window)
         expected = naive_attention(q[n], *keys[i], 4, first, last)
         assert torch.allclose(got[n], expected, atol=1e-12), (n, p)
 
@@ -87,7 +87,7 @@ def test_experts_one_by_one(activation, normed, renormalize, runner):
     if runner == "native" and not native.available():
         pytest.skip(str(native.why_not()))
     x, y = torch.randn(5, hidden), torch.randn(5, hidden)
-    rows = Rows(torch.zeros(5, dtype=torch.int64), torch.zeros(5), torch.zeros(5), [0, 5])
+    rows = ForwardBatch(torch.zeros(5, dtype=torch.int64), torch.zeros(5), torch.zeros(5), [0, 5])
     (got,) = (EagerRunner() if runner == "eager" else native.NativeRunner(2)).run(
         lambda ops: (ops.moe(ops.given("x", hidden), ops.given("y", hidden), experts),),
         rows,
@@ -96,20 +96,20 @@ def test_experts_one_by_one(activation, normed, renormalize, runner):
     )
     for n in range(5):
         seen = x[n] * (x[n].pow(2).mean() + 1e-6) ** -0.5 * scale if normed else x[n]
-        law = torch.softmax(router @ seen, 0)
-        chosen = law.topk(top).indices
-        total = law[chosen].sum() if renormalize else 1.0
+        distribution = torch.softmax(router @ seen, 0)
+        chosen = distribution.topk(top).indices
+        total = distribution[chosen].sum() if renormalize else 1.0
         want = torch.zeros(hidden)
         for e in chosen.tolist():
             gate, up = (gate_up[e] @ y[n]).chunk(2)
             gelu = torch.nn.functional.gelu(gate, approximate="tanh")
             h = (gelu if activation == "gelu" else gate * torch.sigmoid(gate)) * up
-            want += down[e] @ h * law[e] / total * (each[e] if normed else 1.0)
+            want += down[e] @ h * distribution[e] / total * (each[e] if normed else 1.0)
         assert torch.allclose(got[n], want, atol=1e-5)
 
 
 def test_embedding_scale_is_rounded_to_the_activation_dtype():
     table = Weight(torch.ones(2, 3), "float32")
-    rows = Rows(torch.tensor([1]), torch.zeros(1), torch.zeros(1), [0, 1])
+    rows = ForwardBatch(torch.tensor([1]), torch.zeros(1), torch.zeros(1), [0, 1])
     ops = ReferenceOps(rows, None, {}, torch.bfloat16)
     assert ops.embed(ops.tokens(), table, 3072**0.5).unique().item() == 55.5

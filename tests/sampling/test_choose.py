@@ -7,7 +7,7 @@ import torch
 from paceline.core import SamplingParams
 from paceline.ops import native_sampling
 from paceline.sampling import draw, noise
-from paceline.sampling.choose import choose, choose_candidates, law, logprobs
+from paceline.sampling.choose import choose, choose_candidates, distribution, logprobs
 from paceline.sampling.shape import Counts, LogitRow, shape
 
 V = 500
@@ -132,12 +132,12 @@ def test_nothing_left_to_choose_is_an_error():
     assert choose(torch.zeros(1, V), [both]).ok == [False]
 
 
-def test_the_law_of_the_draw_is_the_shaped_law():
+def test_the_distribution_of_the_draw_is_the_shaped_distribution():
     n = 3_000
     x = torch.tensor([[2.0, 1.0, 0.5, -1.0, -3.0]]).repeat(n, 1)
     rows = [make_row(position=i, temperature=1.5, top_k=4) for i in range(n)]
     counts = torch.bincount(torch.tensor(choose(x, rows).tokens), minlength=5).double()
-    p = law(shape(x[:1], rows[:1]), rows[:1])[0]
+    p = distribution(shape(x[:1], rows[:1]), rows[:1])[0]
     assert counts[4] == 0
     chi2 = float(((counts - n * p)[:4] ** 2 / (n * p[:4])).sum())
     assert chi2 < 28  # 3 degrees of freedom, p = 4e-6; fixed noise, so this cannot flake
@@ -155,7 +155,7 @@ def test_a_drafter_with_equal_logits_draws_the_targets_token():
     assert other != wanted
 
 
-def test_q_is_the_law_that_was_sampled():
+def test_q_is_the_distribution_that_was_sampled():
     """S1: shaped by the request, of the very logits, in float64; greedy rows are one-hot (None)."""
     rows, logits = mixed_rows(9), random_logits(9)
     drafted = choose_candidates(logits, None, rows, noise.DRAFT)
@@ -194,7 +194,7 @@ def test_greedy_confidence_is_a_probability_not_a_certainty():
 
 
 def test_logprobs():
-    """S14: neither 0.0 everywhere nor of another law than documented."""
+    """S14: neither 0.0 everywhere nor of another distribution than documented."""
     x = torch.tensor([1.0, 3.0, 2.0, 2.0])
     raw = torch.log_softmax(x, -1)
     shaped = shape(x[None], [make_row(temperature=0.5, top_k=2)])[0]

@@ -97,7 +97,7 @@ def test_purposes_are_independent():
     assert float(off.abs().max()) < 5 / math.sqrt(40_000)
 
 
-def test_the_draw_follows_the_law():
+def test_the_draw_follows_the_distribution():
     p = torch.tensor([0.5, 0.3, 0.15, 0.04, 0.01], dtype=torch.float64)
     n = 40_000
     g = noise.gumbel(noise.uniform([11] * n, range(n), torch.arange(5), 0))

@@ -123,7 +123,7 @@ def test_the_batched_shaping_of_a_gpu_is_the_hosts():
     assert torch.equal(_shape_device(logits.gather(1, ids), ids, rows), wanted.gather(1, ids))
 
 
-def test_candidates_obey_the_same_law():
+def test_candidates_obey_the_same_distribution():
     """With all ids as candidates, in any order, the result is the whole vocabulary's, bit for bit."""
     rows = every_row()
     logits = random_logits(len(rows))

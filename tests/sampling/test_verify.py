@@ -1,4 +1,4 @@
-"""`reject` and `block` against the target's law by exact enumeration; `match` by its definition."""
+"""`reject` and `block` against the target's distribution by exact enumeration; `match` by its definition."""
 
 import itertools
 import math
@@ -26,18 +26,18 @@ RULES = {"reject": (reject_odds, verify_reject), "block": (block_odds, verify_bl
 
 
 class Tree:
-    """A random law for every prefix, float64, with zeros and equalities among them."""
+    """A random distribution for every prefix, float64, with zeros and equalities among them."""
 
     def __init__(self, seed, zeros=0.0):
-        self.generator, self.laws, self.zeros = torch.Generator().manual_seed(seed), {}, zeros
+        self.generator, self.distributions, self.zeros = torch.Generator().manual_seed(seed), {}, zeros
 
     def __call__(self, prefix):
-        if prefix not in self.laws:
+        if prefix not in self.distributions:
             x = torch.rand(V, generator=self.generator, dtype=torch.float64) ** 2
             x[torch.rand(V, generator=self.generator) < self.zeros] = 0
             x[int(torch.randint(V, (1,), generator=self.generator))] += 0.01
-            self.laws[prefix] = x / x.sum()
-        return self.laws[prefix]
+            self.distributions[prefix] = x / x.sum()
+        return self.distributions[prefix]
 
 
 def never(prefix):
@@ -53,8 +53,10 @@ def drafts(q, length, stop):
             if stop(tokens):
                 yield tokens, chance
             else:
-                law = q(tokens)
-                nxt += [((*tokens, t), chance * float(law[t])) for t in range(V) if law[t] > 0]
+                distribution = q(tokens)
+                nxt += [
+                    ((*tokens, t), chance * float(distribution[t])) for t in range(V) if distribution[t] > 0
+                ]
         open_ = nxt
     yield from open_
 
@@ -88,7 +90,7 @@ def spread(out, p, prefix, chance, length):
 
 
 def error(out, p, length):
-    """Largest difference from the target's own law over all sequences."""
+    """Largest difference from the target's own distribution over all sequences."""
     worst = 0.0
     for sequence in itertools.product(range(V), repeat=length + 1):
         wanted = math.prod(float(p(sequence[:i])[t]) for i, t in enumerate(sequence))
@@ -99,7 +101,7 @@ def error(out, p, length):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("length", range(4))
 @pytest.mark.parametrize(("seed", "zeros"), [(0, 0.0), (1, 0.0), (2, 0.5)])
-def test_the_output_has_the_targets_law(rule, length, seed, zeros):
+def test_the_output_has_the_targets_distribution(rule, length, seed, zeros):
     p, q = Tree(seed, zeros), Tree(seed + 100, zeros)
     out, kept = output_law(RULES[rule][0], p, q, length)
     assert error(out, p, length) < 1e-12
@@ -118,14 +120,14 @@ def test_a_draft_may_stop_by_what_it_holds(rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_drafter_without_a_law(rule):
+def test_a_drafter_without_a_distribution(rule):
     """q None: the draft token was certain."""
     p = Tree(5)
 
     def one_hot(prefix):
-        law = torch.zeros(V, dtype=torch.float64)
-        law[len(prefix) % V] = 1
-        return law
+        distribution = torch.zeros(V, dtype=torch.float64)
+        distribution[len(prefix) % V] = 1
+        return distribution
 
     for claimed in (one_hot, lambda prefix: None):
         out, kept = output_law(RULES[rule][0], p, one_hot, 3, claimed=claimed)
@@ -159,9 +161,9 @@ def test_a_false_q_is_seen():
     p, soft = Tree(7), Tree(8)
 
     def hard(prefix):
-        law = torch.zeros(V, dtype=torch.float64)
-        law[int(soft(prefix).argmax())] = 1
-        return law
+        distribution = torch.zeros(V, dtype=torch.float64)
+        distribution[int(soft(prefix).argmax())] = 1
+        return distribution
 
     for odds, _ in RULES.values():
         out, _ = output_law(odds, p, hard, 2, claimed=soft)
@@ -255,16 +257,16 @@ def test_ids_stay_in_the_vocabulary_for_any_input(verify, last):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_drafter_with_a_larger_or_smaller_vocabulary(rule):
-    """S16: mass on ids that the target has not is refused, and the target's law still comes out."""
+    """S16: mass on ids that the target has not is refused, and the target's distribution still comes out."""
     p = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
     for q in ([0.1, 0.2, 0.3, 0.4], [0.6, 0.4]):
-        law = torch.tensor(q, dtype=torch.float64)
+        distribution = torch.tensor(q, dtype=torch.float64)
         out = torch.zeros(3, dtype=torch.float64)
         for token, chance in enumerate(q):
-            result = RULES[rule][0](torch.stack([p, p]), [law], [token])
+            result = RULES[rule][0](torch.stack([p, p]), [distribution], [token])
             if token < 3:
                 out[token] += chance * result.kept[1]
-            out += chance * result.kept[0] * residual(p, law, token, 1.0)
+            out += chance * result.kept[0] * residual(p, distribution, token, 1.0)
         torch.testing.assert_close(out, p, rtol=0, atol=1e-12)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from paceline.core import Rows
+from paceline.core import ForwardBatch
 from paceline.kv.cache import KVCache
 from paceline.models.registry import load_assistant
 from paceline.train import Text, load_teacher, pack
@@ -36,7 +36,7 @@ def engine_round(pair: tuple[Path, Path], tokens: list[int], t: int) -> tuple[to
     tail.commit([t])
     out = []
     for i in range(STEPS):
-        rows = Rows(
+        rows = ForwardBatch(
             torch.tensor(tokens[t + i : t + i + 1]), torch.tensor([t], dtype=torch.int32),
             torch.tensor([cache.slot(0)], dtype=torch.int32), [0, 1],
         )  # fmt: skip
@@ -66,11 +66,11 @@ def test_packed_training_equals_the_engine_position_by_position(pair: tuple[Path
             index = int(anchors[row, column])
             t, number = int(captured.positions[row, index]), int(captured.segments[row, index])
             text = captured.tokens[row][captured.segments[row] == number].tolist()
-            drafted, law = engine_round(pair, text, t)
+            drafted, distribution = engine_round(pair, text, t)
             for i in range(STEPS):
                 torch.testing.assert_close(states[i][row, column], drafted[i], rtol=0, atol=3e-5)
             ours = teacher.logits(captured.hidden[row, index : index + STEPS])
-            torch.testing.assert_close(ours, law, rtol=0, atol=3e-5)
+            torch.testing.assert_close(ours, distribution, rtol=0, atol=3e-5)
             checked += 1
     assert checked >= 12
 

@@ -65,7 +65,7 @@ def test_a_centroid_head_loads_everywhere_and_covers_the_dense_choice(
 ) -> None:
     module, raw, dtype = load_module(pair[1])
     ordering = torch.randperm(96, generator=torch.Generator().manual_seed(0))
-    head = CentroidHead(torch.randn(8, 16), ordering, 8, 1.0)  # all clusters: the same law as dense
+    head = CentroidHead(torch.randn(8, 16), ordering, 8, 1.0)  # all clusters: the same distribution as dense
     sparse = export_module.set_head(module, head)
     export_module.export(sparse, tmp_path, export_module.Exported(raw, 3, dtype))
     back, _, _ = load_module(tmp_path)

@@ -22,7 +22,7 @@ from paceline.train.objectives import (
 SMOOTH = [name for name in OBJECTIVES if name != "hybrid"]  # its weight is held constant: checked on its own
 
 
-def laws(
+def distributions(
     dtype: torch.dtype = torch.float64, rows: int = 5, vocab: int = 7
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
@@ -33,7 +33,7 @@ def laws(
 
 @pytest.mark.parametrize("name", SMOOTH)
 def test_gradient_equals_finite_differences(name: str) -> None:
-    log_p, q, tokens = laws()
+    log_p, q, tokens = distributions()
 
     def value(logits: torch.Tensor) -> torch.Tensor:
         return OBJECTIVES[name](Laws(log_p, torch.log_softmax(logits, -1), tokens))
@@ -42,17 +42,17 @@ def test_gradient_equals_finite_differences(name: str) -> None:
 
 
 def test_hybrid_gradient_is_its_mixture_with_a_constant_weight() -> None:
-    log_p, q, tokens = laws()
+    log_p, q, tokens = distributions()
     q.requires_grad_()
 
     def gradient(of: torch.Tensor) -> torch.Tensor:
         return torch.autograd.grad(of.sum(), q, retain_graph=True)[0]
 
-    law = Laws(log_p, torch.log_softmax(q, -1), tokens)
-    weight = torch.exp(-3 * acceptance(law)).detach()
-    mixed = gradient(OBJECTIVES["hybrid"](law))
+    distribution = Laws(log_p, torch.log_softmax(q, -1), tokens)
+    weight = torch.exp(-3 * acceptance(distribution)).detach()
+    mixed = gradient(OBJECTIVES["hybrid"](distribution))
     torch.testing.assert_close(
-        mixed, gradient(weight * kl(law)) + gradient((1 - weight) * total_variation(law))
+        mixed, gradient(weight * kl(distribution)) + gradient((1 - weight) * total_variation(distribution))
     )
 
 
@@ -60,7 +60,7 @@ def test_hybrid_gradient_is_its_mixture_with_a_constant_weight() -> None:
 def test_float32_gradient_is_close_to_float64(name: str) -> None:
     grads = []
     for dtype in (torch.float32, torch.float64):
-        log_p, q, tokens = laws(dtype, rows=16, vocab=50)
+        log_p, q, tokens = distributions(dtype, rows=16, vocab=50)
         q.requires_grad_()
         OBJECTIVES[name](Laws(log_p, torch.log_softmax(q, -1), tokens)).sum().backward()
         grads.append(q.grad.double())
@@ -69,7 +69,7 @@ def test_float32_gradient_is_close_to_float64(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n in OBJECTIVES if n not in ("ce", "ce-tv")])
 def test_equal_laws_are_the_minimum_and_cost_nothing(name: str) -> None:
-    log_p, _, tokens = laws()
+    log_p, _, tokens = distributions()
     value = OBJECTIVES[name](Laws(log_p, log_p.clone(), tokens))
     torch.testing.assert_close(value, torch.zeros_like(value), atol=1e-12, rtol=0)
     worse = OBJECTIVES[name](Laws(log_p, log_p.roll(1, -1), tokens))
@@ -77,10 +77,10 @@ def test_equal_laws_are_the_minimum_and_cost_nothing(name: str) -> None:
 
 
 def test_acceptance_is_one_minus_total_variation() -> None:
-    log_p, q, tokens = laws()
-    law = Laws(log_p, torch.log_softmax(q, -1), tokens)
-    torch.testing.assert_close(acceptance(law), 1 - total_variation(law))
-    torch.testing.assert_close(lk(law), -(1 - total_variation(law)).log())
+    log_p, q, tokens = distributions()
+    distribution = Laws(log_p, torch.log_softmax(q, -1), tokens)
+    torch.testing.assert_close(acceptance(distribution), 1 - total_variation(distribution))
+    torch.testing.assert_close(lk(distribution), -(1 - total_variation(distribution)).log())
 
 
 def test_a_token_that_the_target_never_says_gives_finite_values() -> None:
@@ -98,11 +98,11 @@ def test_credit_weighted_lk_has_the_gradient_of_the_expected_length() -> None:
     steps, vocab = 4, 6
     log_p = torch.log_softmax(torch.randn(steps, vocab, generator=generator, dtype=torch.float64), -1)
     q = torch.randn(steps, vocab, generator=generator, dtype=torch.float64, requires_grad=True)
-    law = Laws(log_p, torch.log_softmax(q, -1), torch.zeros(steps, dtype=torch.long))
-    alphas = acceptance(law)
+    distribution = Laws(log_p, torch.log_softmax(q, -1), torch.zeros(steps, dtype=torch.long))
+    alphas = acceptance(distribution)
     (exact,) = torch.autograd.grad(-alphas.cumprod(0).sum(), q, retain_graph=True)
     weights = position_weights("credit", alphas[None])[0]
-    (ours,) = torch.autograd.grad((weights * lk(law)).sum(), q)
+    (ours,) = torch.autograd.grad((weights * lk(distribution)).sum(), q)
     torch.testing.assert_close(ours / ours.norm(), exact / exact.norm())
 
 

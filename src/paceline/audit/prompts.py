@@ -8,7 +8,7 @@ PROMPTS = (
     "List the planets of the solar system:\n1. Mercury\n2.",
     "Translate to French: The cat sleeps on the chair.\nFrench:",
     "import json\n\ndef read_config(path):\n",
-    "The three laws of thermodynamics are",
+    "The three distributions of thermodynamics are",
     "Dear Sir or Madam,\n\nI am writing to",
     '{"name": "Ada", "born": 1815, "known_for": [',
     "Zutaten für einen Apfelkuchen:\n-",

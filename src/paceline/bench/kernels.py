@@ -26,7 +26,7 @@ from paceline.bench.meters import provenance
 from paceline.bench.plot import Chart, svg
 from paceline.bench.random_target import RandomWeights, random_target, random_weight
 from paceline.bench.shapes import target_config
-from paceline.core import Rows
+from paceline.core import ForwardBatch
 from paceline.kv.cache import KVCache
 from paceline.memory import Arena
 from paceline.models.target import GraphTarget
@@ -49,9 +49,9 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def bare(count: int) -> Rows:
+def bare(count: int) -> ForwardBatch:
     zeros = torch.zeros(count, dtype=torch.int64)
-    return Rows(zeros, zeros.int(), zeros.int(), [0, count])
+    return ForwardBatch(zeros, zeros.int(), zeros.int(), [0, count])
 
 
 class Floors:
@@ -88,7 +88,7 @@ def _graph(weight: Weight) -> Graph:
     return lambda ops: (ops.linear(ops.given("x", weight.in_features), weight),)
 
 
-def _run_all(runner: NativeRunner, graphs: list[Graph], rows: Rows, x: torch.Tensor) -> None:
+def _run_all(runner: NativeRunner, graphs: list[Graph], rows: ForwardBatch, x: torch.Tensor) -> None:
     for graph in graphs:
         runner.run(graph, rows, None, {"x": x})
 

@@ -134,7 +134,7 @@ def check_memory(name: str, kind: WeightKind, sizes: tuple[int, int], *, drafter
     """Raise CapacityError with the sum unless it fits. `sizes`: (bytes for K/V, bytes that are free)."""
     cache, free = sizes
     weights = need_of(name, kind, drafter)
-    room = weights // 20 + (1 << 29)  # matrices are turned into panels one by one; activations
+    room = weights // 20 + (1 << 29)  # matrices are turned into tiles one by one; activations
     if weights + cache + room <= free:
         return
     smaller = [

@@ -16,7 +16,7 @@ LEAST_EXPECTED = 5.0  # cells with less are pooled
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """`detectable`: any law at least this far (total variation) is refuted with chance `power` at level
+    """`detectable`: any distribution at least this far (total variation) is refuted with chance `power` at level
     `alpha`.
     """
 
@@ -33,12 +33,12 @@ class Fit:
         return self.p_value < self.alpha
 
 
-def compare(counts: Seq[int], law: Seq[float], alpha: float = 1e-4, power: float = 0.9) -> Fit:
-    """Compare counts with a law over the same cells. A count where the law has no mass refutes at once."""
+def compare(counts: Seq[int], distribution: Seq[float], alpha: float = 1e-4, power: float = 0.9) -> Fit:
+    """Compare counts with a distribution over the same cells. A count where it has no mass refutes at once."""
     samples = sum(counts)
     cells: list[tuple[float, float]] = []  # (count, expected)
     rest = [0.0, 0.0]
-    for count, chance in sorted(zip(counts, law, strict=True), key=lambda pair: -pair[1]):
+    for count, chance in sorted(zip(counts, distribution, strict=True), key=lambda pair: -pair[1]):
         if chance <= 0 and count:
             return Fit(math.inf, 1, 0.0, samples, alpha, power, 0.0)
         if chance * samples >= LEAST_EXPECTED:
@@ -52,15 +52,15 @@ def compare(counts: Seq[int], law: Seq[float], alpha: float = 1e-4, power: float
     statistic = sum((count - expected) ** 2 / expected for count, expected in cells if expected > 0)
     freedom = max(len(cells) - 1, 1)
     need = noncentrality(freedom, alpha, power)
-    # 2 TV <= sqrt(chi distance) by Cauchy-Schwarz, so a law at distance TV has noncentrality >= 4 N TV^2
+    # 2 TV <= sqrt(chi distance) by Cauchy-Schwarz, so a distribution at distance TV has noncentrality >= 4 N TV^2
     detectable = min(math.sqrt(need / samples) / 2, 1.0) if samples else 1.0
     return Fit(statistic, freedom, tail(statistic, freedom), samples, alpha, power, detectable)
 
 
 def compare_samples(one: Seq[int], other: Seq[int], alpha: float = 1e-4, power: float = 0.9) -> Fit:
-    """Whether two samples, counted over the same cells, come from one law (test of homogeneity).
+    """Whether two samples, counted over the same cells, come from one distribution (test of homogeneity).
 
-    `detectable`: two laws at least this far apart (total variation) are told apart with chance `power`.
+    `detectable`: two distributions at least this far apart (total variation) are told apart with chance `power`.
     """
     n, m = sum(one), sum(other)
     if not n or not m:

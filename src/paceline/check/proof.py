@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.check import drafts, forward, identity, law
+from paceline.check import distribution, drafts, forward, identity
 from paceline.check.certificate import INTERRUPTED, Certificate, Finding
 from paceline.check.crash import describe
+from paceline.check.distribution import Rule, Sampled, Trial
 from paceline.check.identity import Effort
-from paceline.check.law import Rule, Sampled, Trial
 from paceline.check.subject import Subject
 from paceline.errors import UsageError
 
@@ -95,11 +95,11 @@ def _stages(subject: Subject, plan: Plan, report: Report) -> list[Stage]:
     ]
     if drafts.of(subject):
         out.append(Stage(drafts.NAME, draft, lambda: drafts.finding(clean, exact=rows.logits == 0)))
-    return out + (_laws(subject, plan, report) if plan.samples else [])
+    return out + (_distributions(subject, plan, report) if plan.samples else [])
 
 
-def _laws(subject: Subject, plan: Plan, report: Report) -> list[Stage]:
-    """The law of each rule. Only drafters that sample are asked: one that copies has nothing to copy in four tokens."""
+def _distributions(subject: Subject, plan: Plan, report: Report) -> list[Stage]:
+    """The distribution of each rule, for drafters that sample: one that copies has nothing to copy in four tokens."""
     asked = [name for name in subject.drafters if name != "ngram" and "+" not in name]
     trials: dict[str, Trial] = {}
 
@@ -108,12 +108,12 @@ def _laws(subject: Subject, plan: Plan, report: Report) -> list[Stage]:
 
         def run() -> None:
             for i, name in enumerate(asked):
-                report(f"law of {rule}", i / len(asked))
-                trials[name] = trials.get(name) or law.prepare(subject, name)
-                results[name] = law.try_rule(
+                report(f"distribution of {rule}", i / len(asked))
+                trials[name] = trials.get(name) or distribution.prepare(subject, name)
+                results[name] = distribution.try_rule(
                     subject, (rule, name), trials[name], plan.samples, plan.law_seconds
                 )
 
-        return Stage(f"law of {rule}", run, lambda: law.finding(rule, results))
+        return Stage(f"distribution of {rule}", run, lambda: distribution.finding(rule, results))
 
     return [stage(rule) for rule in RULES] if asked else []

@@ -57,7 +57,7 @@ def command(
     1. Bits: is a row's result independent of the rows and chunks it is computed with?
     2. Token identity (match): every text with a drafter against the one without, token by token.
     3. Drafts: does every drafter draft as from a clean start?
-    4. Distribution (reject, block): chi-squared of sampled texts against the target's exact law.
+    4. Distribution (reject, block): chi-squared of sampled texts against the target's exact distribution.
 
     Prints a certificate, also of a check that broke or was interrupted (Ctrl-C). The exit code is 0 only if
     everything that was promised was shown, 1 if something was refuted or not shown, 130 after Ctrl-C.

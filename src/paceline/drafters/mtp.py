@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from paceline.core import MAX_DRAFT_TOKENS, Draft, Rows
+from paceline.core import MAX_DRAFT_TOKENS, Draft, ForwardBatch
 from paceline.drafters.base import DraftContext
 from paceline.models.base import AssistantNet
 from paceline.ops.base import RoundStart
@@ -39,7 +39,7 @@ class MTPDrafter:
         for step in range(max(context.limits[b] for b in active)):
             ids = torch.tensor(tokens, dtype=torch.int64, device=device)
             out = self.net.step(
-                Rows(ids, positions, slots, list(range(len(active) + 1))), hidden, context.cache
+                ForwardBatch(ids, positions, slots, list(range(len(active) + 1))), hidden, context.cache
             )
             tokens = context.picker.pick(active, step, out.logits, out.ids)
             left = set(context.picker.go_on([b for b in active if step + 1 < context.limits[b]], step))

@@ -14,7 +14,7 @@ from paceline.control.fixed import FixedPolicy
 from paceline.core import Completion, Delta, SamplingParams, Sequence, VerifyRule
 from paceline.drafters.base import Drafter
 from paceline.engine.forced import ForcedAcceptance
-from paceline.engine.live import Live
+from paceline.engine.request import RequestState
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.state import EngineState
 from paceline.engine.step import step
@@ -157,18 +157,18 @@ class Engine:
                 constraint=constraint,
             )
             self._requests[request_id].add(sequence.id)
-            self.state.lives[sequence.id] = self._live(request_id, index, sequence)
+            self.state.requests[sequence.id] = self._state_of(request_id, index, sequence)
             self.state.scheduler.add(sequence, leader)
             leader = leader or sequence
 
-    def _live(self, request_id: str, index: int, sequence: Sequence) -> Live:
+    def _state_of(self, request_id: str, index: int, sequence: Sequence) -> RequestState:
         parts, params = self._parts, sequence.params
         ends = set(params.stop_token_ids)
         if params.stop and parts.tokenizer is not None:
             ends |= stop_ids_of(parts.tokenizer, params.stop)
         if not params.ignore_eos:
             ends |= set(parts.target.eos_token_ids) | set(parts.tokenizer.eos_ids if parts.tokenizer else ())
-        return Live(
+        return RequestState(
             sequence,
             request_id,
             index,
@@ -190,15 +190,15 @@ class Engine:
         """Whether a request is queued or running."""
         return request_id in self._requests
 
-    def texts(self, request_id: str) -> list[Live]:
+    def texts(self, request_id: str) -> list[RequestState]:
         """The living texts of a request, in order."""
-        return [self.state.lives[i] for i in sorted(self._requests[request_id])]
+        return [self.state.requests[i] for i in sorted(self._requests[request_id])]
 
     def cancel(self, request_id: str) -> None:
         """Forget a request at any moment; all it held is free at once. Unknown ids are ignored."""
         for sequence_id in self._requests.pop(request_id, set()):
-            if sequence_id in self.state.lives:
-                self.state.end(self.state.lives[sequence_id])
+            if sequence_id in self.state.requests:
+                self.state.end(self.state.requests[sequence_id])
 
     def step(self) -> list[Delta]:
         """Advance everything by one step; what was written, a finished text's last delta with its stats."""
@@ -211,7 +211,7 @@ class Engine:
     def _forget(self, delta: Delta) -> None:
         ids = self._requests.get(delta.request)
         if ids is not None:
-            ids.intersection_update(self.state.lives)
+            ids.intersection_update(self.state.requests)
             if not ids:
                 del self._requests[delta.request]
 
@@ -224,20 +224,20 @@ class Engine:
 
         An exception, a Ctrl-C too, cancels what is left and leaves the engine idle.
         """
-        lives: dict[str, list[Live]] = {}
+        states: dict[str, list[RequestState]] = {}
         done: dict[str, dict[int, Completion]] = {name: {} for name in requests}
         try:
             for name, (prompt, params) in requests.items():
                 self.add(name, prompt, params)
-                lives[name] = self.texts(name)
+                states[name] = self.texts(name)
             while self.has_work:
                 for delta in self.step():
                     if delta.finish_reason is None:
                         continue
                     texts = done[delta.request]
-                    live = lives[delta.request][delta.index]
-                    texts[delta.index] = live.completion(delta.finish_reason, delta.error)
-                    if on_done is not None and len(texts) == len(lives[delta.request]):
+                    state = states[delta.request][delta.index]
+                    texts[delta.index] = state.completion(delta.finish_reason, delta.error)
+                    if on_done is not None and len(texts) == len(states[delta.request]):
                         on_done(delta.request, [texts[i] for i in sorted(texts)])
         finally:
             for name in requests:

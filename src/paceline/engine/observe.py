@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from paceline.control.base import RowOutcome, StepOutcome
 from paceline.core import Draft
-from paceline.engine.judge import Judged
 from paceline.engine.propose import Proposed
-from paceline.engine.scheduler import Work
+from paceline.engine.scheduler import ScheduledChunk
+from paceline.engine.verify import Verified
 
 
 def outcome_of(
-    work: list[Work], draft: Draft, judged: Judged, proposed: Proposed, seconds: float, *, timed: bool
+    work: list[ScheduledChunk],
+    draft: Draft,
+    verified: Verified,
+    proposed: Proposed,
+    seconds: float,
+    *,
+    timed: bool,
 ) -> StepOutcome:
     """Of a step that took so many seconds in all."""
     rows = []
     for i, w in enumerate(work):
-        verdict = judged.verdicts[i]
+        verdict = verified.verdicts[i]
         if verdict is None or not (w.count == 1 and w.last):
             continue
         own, agreed = draft.tokens[i], 0

@@ -1,8 +1,8 @@
 """Draws the tokens of a draft for the drafters that score tokens, as each row's request samples.
 
-Under `match` a draft token is drawn with the very noise that the target will use at its position, so that equal laws
-give equal tokens (arXiv 2408.07978). Under `reject` and `block` it must be drawn with noise of its own, and the law
-it was drawn from goes with it.
+Under `match` a draft token is drawn with the very noise that the target will use at its position: equal distributions
+give equal tokens (arXiv 2408.07978). Under `reject` and `block` it must be drawn with noise of its own, and comes with
+the distribution that it was drawn from.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from paceline.control.allocation import should_continue
 from paceline.control.confidence import worth_of
 from paceline.core import Constraint, Draft
-from paceline.engine.live import Live
+from paceline.engine.request import RequestState
 from paceline.ops.base import Rule, Stop
 from paceline.sampling import noise
 from paceline.sampling.choose import choose_candidates, rule_of
@@ -24,20 +24,20 @@ from paceline.sampling.shape import LogitRow, is_edited
 
 
 class ConstraintFailed(Exception):
-    """A request's constraint raised, or its answer is none. It ends its own text only: see judge.py."""
+    """A request's constraint raised, or its answer is none. It ends its own text only: see verify.py."""
 
 
-def logit_rows(live: Live, draft: list[int]) -> list[LogitRow]:
+def logit_rows(request: RequestState, draft: list[int]) -> list[LogitRow]:
     """What shapes the logits after the text, after its first draft token, ..., after all of `draft`.
 
     Raises ConstraintFailed.
     """
-    s = live.sequence
+    s = request.sequence
     if not draft and s.constraint is None and not s.params.min_tokens:
-        return [LogitRow(s.params, s.seed, len(s.tokens), live.counts)]
+        return [LogitRow(s.params, s.seed, len(s.tokens), request.counts)]
     masks = _masks(s.constraint, draft) if s.constraint is not None else [None] * (len(draft) + 1)
-    params, seed, first, counts = s.params, s.seed, len(s.tokens), live.counts
-    stop = tuple(live.stop_ids) if s.output_len < params.min_tokens else ()
+    params, seed, first, counts = s.params, s.seed, len(s.tokens), request.counts
+    stop = tuple(request.stop_ids) if s.output_len < params.min_tokens else ()
     if not (params.edits or stop):  # nobody asks what stands before a token
         return [LogitRow(params, seed, first + j, counts, mask) for j, mask in enumerate(masks)]
     return [
@@ -71,16 +71,18 @@ def _is_mask(mask: np.ndarray) -> bool:
 
 
 class StepPicker:
-    """Picks for one draft round. Rows count from 0 in the order of `lives`."""
+    """Picks for one draft round. Rows count from 0 in the order of `requests`."""
 
-    def __init__(self, lives: list[Live], stops: list[Stop], vocab_size: int) -> None:
-        self._lives, self._stops, self._vocab_size = lives, stops, vocab_size
-        self._tokens: list[list[int]] = [[] for _ in lives]
-        self._confidence: list[list[float]] = [[] for _ in lives]
+    def __init__(self, requests: list[RequestState], stops: list[Stop], vocab_size: int) -> None:
+        self._lives, self._stops, self._vocab_size = requests, stops, vocab_size
+        self._tokens: list[list[int]] = [[] for _ in requests]
+        self._confidence: list[list[float]] = [[] for _ in requests]
         self._q: list[list[torch.Tensor | None] | None] = [
-            None if live.rule == "match" else [] for live in lives
+            None if request.rule == "match" else [] for request in requests
         ]
-        self._alive = [1.0] * len(lives)  # chance that all of a row's draft is kept, as far as its stop asks
+        self._alive = [1.0] * len(
+            requests
+        )  # chance that all of a row's draft is kept, as far as its stop asks
         self._ended: set[int] = set()  # rows whose constraint failed: nothing is drafted for them any more
 
     def pick(
@@ -111,21 +113,21 @@ class StepPicker:
                     continue
                 self._tokens[row].append(drawn.tokens[j])
                 self._confidence[row].append(drawn.confidence[j])
-                law = self._q[row]
-                if law is not None:
-                    law.append(drawn.q[j])
+                distribution = self._q[row]
+                if distribution is not None:
+                    distribution.append(drawn.q[j])
         return picked
 
     def _last_row(self, row: int) -> LogitRow:
         """What shapes the logits of the next draft token. A constraint that fails stops its own row, not the round."""
-        live = self._lives[row]
+        request = self._lives[row]
         if row not in self._ended:
             try:
-                return logit_rows(live, self._tokens[row])[-1]
+                return logit_rows(request, self._tokens[row])[-1]
             except ConstraintFailed:
                 self._ended.add(row)
-        s = live.sequence
-        return LogitRow(s.params, s.seed, len(s.tokens) + len(self._tokens[row]), live.counts)
+        s = request.sequence
+        return LogitRow(s.params, s.seed, len(s.tokens) + len(self._tokens[row]), request.counts)
 
     def rules(self, rows: Seq[int]) -> list[Rule] | None:
         shaping = [self._last_row(r) for r in rows]

@@ -16,9 +16,9 @@ from paceline.control.reasons import NoDraftReason
 from paceline.core import Draft, VerifyRule
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.drafters.guard import ask
-from paceline.engine.live import Live
 from paceline.engine.picker import StepPicker
-from paceline.engine.scheduler import Work
+from paceline.engine.request import RequestState
+from paceline.engine.scheduler import ScheduledChunk
 from paceline.engine.state import EngineState
 from paceline.ops.base import Stop
 from paceline.sampling.shape import is_greedy
@@ -36,7 +36,7 @@ class Proposed:
     seconds: dict[str, float] = field(default_factory=dict)  # that drafting took, by network drafter
 
 
-def propose(state: EngineState, work: list[Work]) -> Proposed:
+def propose(state: EngineState, work: list[ScheduledChunk]) -> Proposed:
     """Drafts for all rows of `work`; rows that do not decode, or may not draft, are empty with their reason."""
     out = Proposed(Draft.empty(len(work), NoDraftReason.PREFILL.value))
     out.draft.q = [None] * len(work)
@@ -44,29 +44,29 @@ def propose(state: EngineState, work: list[Work]) -> Proposed:
     out.prefill_rows = sum([w.count for w in work]) - len(at)
     if not at:
         return out
-    lives = [state.lives[work[i].sequence.id] for i in at]
-    rows = [_plan_row(state, live) for live in lives]
-    found = _look_up(state, lives, rows)
+    requests = [state.requests[work[i].sequence.id] for i in at]
+    rows = [_plan_row(state, request) for request in requests]
+    found = _look_up(state, requests, rows)
     proposals = [None if one is None else Proposal(tuple(one[1])) for one in found]
     plan = state.policy.plan(rows, proposals, out.prefill_rows)
-    for j, (i, live, planned) in enumerate(zip(at, lives, plan.rows, strict=True)):
+    for j, (i, request, planned) in enumerate(zip(at, requests, plan.rows, strict=True)):
         own = found[j]
-        out.draft.reasons[i] = _reason(live, planned)
+        out.draft.reasons[i] = _reason(request, planned)
         if planned.drafter == NGRAM and planned.limit and own is not None:
             out.draft.tokens[i], out.draft.confidence[i] = own[0][: planned.limit], own[1][: planned.limit]
             out.draft.drafter[i], out.draft.reasons[i] = NGRAM, None
         elif own is not None and own[0]:
-            out.unused[live.sequence.id] = own
-    _ask_networks(state, lives, at, plan, out)
+            out.unused[request.sequence.id] = own
+    _ask_networks(state, requests, at, plan, out)
     return out
 
 
-def _plan_row(state: EngineState, live: Live) -> PlanRow:
-    sequence = live.sequence
-    name = live.network
-    drafter = state.drafters.get(name) if name is not None and name not in live.parked else None
+def _plan_row(state: EngineState, request: RequestState) -> PlanRow:
+    sequence = request.sequence
+    name = request.network
+    drafter = state.drafters.get(name) if name is not None and name not in request.parked else None
     most = drafter.max_tokens if drafter is not None else 0
-    if drafter is not None and drafter.needs_hidden and not _has_hidden(state, live):
+    if drafter is not None and drafter.needs_hidden and not _has_hidden(state, request):
         most = 0
     want: int | Literal["auto"] | None = sequence.params.draft_tokens
     if sequence.params.drafter == "none":
@@ -74,34 +74,34 @@ def _plan_row(state: EngineState, live: Live) -> PlanRow:
     elif want is None:
         want = state.draft_tokens
     return PlanRow(
-        sequence.id, want, max(live.room(state.max_len) - 1, 0), name if drafter is not None else None, most,
+        sequence.id, want, max(request.room(state.max_len) - 1, 0), name if drafter is not None else None, most,
         not is_greedy(sequence),
     )  # fmt: skip
 
 
-def _has_hidden(state: EngineState, live: Live) -> bool:
-    slot = state.cache.slot(live.sequence.id)
-    return state.hidden_at.get(slot) == live.sequence.committed - 1
+def _has_hidden(state: EngineState, request: RequestState) -> bool:
+    slot = state.cache.slot(request.sequence.id)
+    return state.hidden_at.get(slot) == request.sequence.committed - 1
 
 
-def _reason(live: Live, planned: PlannedRow) -> str | None:
+def _reason(request: RequestState, planned: PlannedRow) -> str | None:
     """Why a row drafts nothing. A network that is asked and says nothing has no proposal."""
     if planned.limit:
         return NoDraftReason.NO_PROPOSAL.value
-    if live.parked and planned.reason in (NoDraftReason.NO_DRAFTER, NoDraftReason.NO_PROPOSAL):
-        return next(iter(live.parked.values()))
+    if request.parked and planned.reason in (NoDraftReason.NO_DRAFTER, NoDraftReason.NO_PROPOSAL):
+        return next(iter(request.parked.values()))
     return None if planned.reason is None else planned.reason.value
 
 
-def _look_up(state: EngineState, lives: list[Live], rows: list[PlanRow]) -> list[Found | None]:
+def _look_up(state: EngineState, requests: list[RequestState], rows: list[PlanRow]) -> list[Found | None]:
     """What n-gram lookup finds, by row; None where it is not asked."""
-    out: list[Found | None] = [None] * len(lives)
+    out: list[Found | None] = [None] * len(requests)
     drafter = state.drafters.get(NGRAM)
-    asked = [i for i, live in enumerate(lives) if live.copies and NGRAM not in live.parked]
+    asked = [i for i, request in enumerate(requests) if request.copies and NGRAM not in request.parked]
     if drafter is None or not asked:
         return out
     limits = [min(rows[i].room, drafter.max_tokens) if rows[i].want != 0 else 0 for i in asked]
-    draft = _ask(state, drafter, [lives[i] for i in asked], [Stop(limit) for limit in limits])
+    draft = _ask(state, drafter, [requests[i] for i in asked], [Stop(limit) for limit in limits])
     if draft is not None:
         for i, tokens, confidence in zip(asked, draft.tokens, draft.confidence, strict=True):
             out[i] = tokens, confidence
@@ -109,7 +109,7 @@ def _look_up(state: EngineState, lives: list[Live], rows: list[PlanRow]) -> list
 
 
 def _ask_networks(
-    state: EngineState, lives: list[Live], at: list[int], plan: DraftPlan, out: Proposed
+    state: EngineState, requests: list[RequestState], at: list[int], plan: DraftPlan, out: Proposed
 ) -> None:
     """Let each network draft for the rows that are planned for it, and copy what it says."""
     groups: dict[str, list[int]] = {}
@@ -117,14 +117,14 @@ def _ask_networks(
         if planned.limit and planned.drafter is not None and planned.drafter != NGRAM:
             groups.setdefault(planned.drafter, []).append(j)
     for name, rows in groups.items():
-        own = [lives[j] for j in rows]
+        own = [requests[j] for j in rows]
         begin = time.perf_counter()
         draft = _ask(state, state.drafters[name], own, [_stop(plan.rows[j], plan.stop) for j in rows])
         out.seconds[name] = time.perf_counter() - begin
         for n, j in enumerate(rows):
             i = at[j]
             if draft is None:
-                out.draft.reasons[i] = lives[j].parked[name]
+                out.draft.reasons[i] = requests[j].parked[name]
             elif draft.tokens[n]:
                 out.draft.tokens[i], out.draft.confidence[i] = draft.tokens[n], draft.confidence[n]
                 out.draft.drafter[i], out.draft.reasons[i] = name, None
@@ -137,23 +137,25 @@ def _stop(planned: PlannedRow, rule: StopRule) -> Stop:
     return Stop(planned.limit, planned.chance[1:], planned.worth, rule.price, rule.call)
 
 
-def _ask(state: EngineState, drafter: Drafter, lives: list[Live], stops: list[Stop]) -> Draft | None:
+def _ask(
+    state: EngineState, drafter: Drafter, requests: list[RequestState], stops: list[Stop]
+) -> Draft | None:
     """What a drafter proposes, checked; None if it failed, and then it is not asked again for these requests."""
-    sequences, limits = [live.sequence for live in lives], [stop.most for stop in stops]
+    sequences, limits = [request.sequence for request in requests], [stop.most for stop in stops]
     slots = [state.cache.slot(s.id) for s in sequences]
-    has_hidden = [_has_hidden(state, live) for live in lives]
+    has_hidden = [_has_hidden(state, request) for request in requests]
     states = state.hidden if drafter.needs_hidden else None
-    picker = StepPicker(lives, stops, state.target.vocab_size)
+    picker = StepPicker(requests, stops, state.target.vocab_size)
     context = DraftContext(sequences, limits, slots, states, has_hidden, state.cache, picker)
     try:
         draft = ask(drafter, context)
         check_draft(draft, limits, state.target.vocab_size)
         draft.cut(state.target.readable)
-        _check_laws(draft, [live.rule for live in lives])
+        _check_distributions(draft, [request.rule for request in requests])
     except Exception as error:  # noqa: BLE001  a drafter is a stranger: whatever it raises costs speed, never text
         reason = f"{NoDraftReason.DRAFTER_FAILED.value}: {type(error).__name__}: {error}"[:200]
-        for live in lives:
-            live.parked[drafter.name] = reason
+        for request in requests:
+            request.parked[drafter.name] = reason
         return None
     return draft
 
@@ -172,21 +174,25 @@ def check_draft(draft: Draft, limits: Seq[int], vocab_size: int) -> None:
                 raise ValueError(f"token {token!r} is not an id in 0..{vocab_size - 1}")
 
 
-def _check_laws(draft: Draft, rules: list[VerifyRule]) -> None:
-    """Raise ValueError if a token that `reject` or `block` will judge does not come with a law."""
+def _check_distributions(draft: Draft, rules: list[VerifyRule]) -> None:
+    """Raise ValueError if a token that `reject` or `block` will verify does not come with a distribution."""
     if len(draft.drafter) not in (0, len(rules)):
         raise ValueError(f"{len(draft.drafter)} drafter names for {len(rules)} rows")
     if draft.q is None:
         return
     if len(draft.q) != len(rules):
-        raise ValueError(f"{len(draft.q)} rows of laws for {len(rules)} rows")
-    for tokens, laws, rule in zip(draft.tokens, draft.q, rules, strict=True):
-        if rule == "match" or not laws:
+        raise ValueError(f"{len(draft.q)} rows of distributions for {len(rules)} rows")
+    for tokens, distributions, rule in zip(draft.tokens, draft.q, rules, strict=True):
+        if rule == "match" or not distributions:
             continue
-        if len(laws) != len(tokens):
-            raise ValueError(f"{len(tokens)} tokens with {len(laws)} laws")
-        for law in laws:
-            if law is not None and (
-                law.dim() != 1 or not abs(float(law.sum()) - 1) < 1e-3 or float(law.min()) < 0
+        if len(distributions) != len(tokens):
+            raise ValueError(f"{len(tokens)} tokens with {len(distributions)} distributions")
+        for distribution in distributions:
+            if distribution is not None and (
+                distribution.dim() != 1
+                or not abs(float(distribution.sum()) - 1) < 1e-3
+                or float(distribution.min()) < 0
             ):
-                raise ValueError("a token's law must be probabilities of one dimension that sum to 1")
+                raise ValueError(
+                    "a token's distribution must be probabilities of one dimension that sum to 1"
+                )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from paceline.control.reasons import NoDraftReason
 from paceline.core import Draft
-from paceline.engine.scheduler import Work
+from paceline.engine.scheduler import ScheduledChunk
 from paceline.engine.state import EngineState
 from paceline.errors import CapacityError
 from paceline.kv.cache import Tail
 from paceline.kv.pages import OutOfPages
 
 
-def reserve(state: EngineState, work: list[Work], draft: Draft) -> tuple[list[Work], Draft, Tail | None]:
+def reserve(
+    state: EngineState, work: list[ScheduledChunk], draft: Draft
+) -> tuple[list[ScheduledChunk], Draft, Tail | None]:
     """(work, draft, tail) for what fits; the tail is None when nothing is left to do."""
     while work:
         items = [
@@ -28,11 +30,11 @@ def reserve(state: EngineState, work: list[Work], draft: Draft) -> tuple[list[Wo
                 state.preempt(victim)
                 work, draft = _without(work, draft, victim.id)
             else:
-                live = state.lives[work[0].sequence.id]
-                state.fail(live, f"{error}")
+                request = state.requests[work[0].sequence.id]
+                state.fail(request, f"{error}")
                 work, draft = _without(work, draft, work[0].sequence.id)
         except CapacityError as error:
-            state.fail(state.lives[work[0].sequence.id], f"{error}")
+            state.fail(state.requests[work[0].sequence.id], f"{error}")
             work, draft = _without(work, draft, work[0].sequence.id)
     return work, draft, None
 
@@ -46,7 +48,9 @@ def _without_drafts(draft: Draft) -> Draft:
     return empty
 
 
-def _without(work: list[Work], draft: Draft, sequence_id: int) -> tuple[list[Work], Draft]:
+def _without(
+    work: list[ScheduledChunk], draft: Draft, sequence_id: int
+) -> tuple[list[ScheduledChunk], Draft]:
     keep = [i for i, w in enumerate(work) if w.sequence.id != sequence_id]
     q = draft.q
     return [work[i] for i in keep], Draft(

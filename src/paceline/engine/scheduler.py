@@ -14,7 +14,7 @@ from paceline.core import Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ScheduledChunk:
     """Feed the first `count` pending tokens of a sequence. `last`: they are all, so a token is sampled after them."""
 
     sequence: Sequence
@@ -54,16 +54,16 @@ class Scheduler:
         sequence.committed = 0
         self.waiting.appendleft(sequence)
 
-    def plan(self, admit: Callable[[Sequence], bool]) -> list[Work]:
+    def plan(self, admit: Callable[[Sequence], bool]) -> list[ScheduledChunk]:
         """The next step. `admit` opens a sequence in the cache, or returns False when there is no room yet."""
         decoding = [s for s in self.running if len(s.tokens) - s.committed == 1]
-        work = [Work(s, 1, True) for s in decoding]
+        work = [ScheduledChunk(s, 1, True) for s in decoding]
         left = self.prefill_chunk if decoding else self.step_tokens
         for sequence in self.running:
             pending = len(sequence.tokens) - sequence.committed
             if pending > 1 and left > 0:
                 count = min(pending, left)
-                work.append(Work(sequence, count, count == pending))
+                work.append(ScheduledChunk(sequence, count, count == pending))
                 left -= count
         while left > 0 and len(self.running) < self.max_batch:
             newcomer = self._next_waiting()
@@ -74,7 +74,7 @@ class Scheduler:
             self.running.append(newcomer)
             pending = len(newcomer.tokens) - newcomer.committed
             count = min(pending, left)
-            work.append(Work(newcomer, count, count == pending))
+            work.append(ScheduledChunk(newcomer, count, count == pending))
             left -= count
         return work
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from paceline.core import Delta, SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.live import Live
+from paceline.engine.request import RequestState
 from paceline.errors import RequestFailed
 
 WAKE_SECONDS = 1.0  # a waiting call looks after that long by itself; normally it is woken
@@ -27,7 +27,7 @@ class Call:
 
     inbox: queue.SimpleQueue[Delta | Exception | None] = field(default_factory=queue.SimpleQueue)
     open: set[str] = field(default_factory=set)  # requests without a last delta
-    lives: dict[str, list[Live]] = field(default_factory=dict)  # request -> its texts
+    states: dict[str, list[RequestState]] = field(default_factory=dict)  # request -> its texts
     left: dict[str, int] = field(default_factory=dict)  # request -> texts without a last delta
     tokens: dict[tuple[str, int], int] = field(default_factory=dict)  # (request, text) -> tokens received
     waiting: bool = False  # on the inbox: wake it when the engine is free
@@ -127,10 +127,10 @@ class SharedEngine:
         except Exception as error:  # noqa: BLE001  it is raised where the request was made
             call.inbox.put(error)
             return
-        self._calls[name], call.lives[name] = call, self._engine.texts(name)
+        self._calls[name], call.states[name] = call, self._engine.texts(name)
 
     def _cancel(self, call: Call) -> None:
-        for name in call.lives:
+        for name in call.states:
             self._engine.cancel(name)
             self._calls.pop(name, None)
 

@@ -13,7 +13,7 @@ from paceline.control.base import DraftPolicy
 from paceline.core import Delta, Sequence
 from paceline.drafters.base import Drafter
 from paceline.engine.forced import ForcedAcceptance
-from paceline.engine.live import Live
+from paceline.engine.request import RequestState
 from paceline.engine.scheduler import Scheduler
 from paceline.kv.cache import KVCache
 from paceline.kv.pages import OutOfPages
@@ -30,7 +30,7 @@ class EngineState:
     max_len: int
     draft_tokens: int | Literal["auto"]
     share_prefixes: bool = True
-    lives: dict[int, Live] = field(default_factory=dict)  # by sequence id
+    requests: dict[int, RequestState] = field(default_factory=dict)  # by sequence id
     hidden: torch.Tensor | None = None  # [max_sequences, H] the target's last hidden state, by cache slot
     hidden_at: dict[int, int] = field(default_factory=dict)  # slot -> the text position it belongs to
     failures: list[Delta] = field(default_factory=list)
@@ -47,10 +47,10 @@ class EngineState:
         except OutOfPages:
             return False
         sequence.committed = known
-        live = self.lives[sequence.id]
-        if not live.admitted:
-            live.admitted = time.perf_counter()
-            live.stats.cached_prompt_tokens = known
+        request = self.requests[sequence.id]
+        if not request.admitted:
+            request.admitted = time.perf_counter()
+            request.stats.cached_prompt_tokens = known
         return True
 
     def keep_hidden(self, slots: list[tuple[int, int]], hidden: torch.Tensor, rows: list[int]) -> None:
@@ -84,21 +84,30 @@ class EngineState:
         for drafter in self.drafters.values():
             drafter.forget(sequence.id)
 
-    def end(self, live: Live, *, scrub: bool = False) -> None:
+    def end(self, request: RequestState, *, scrub: bool = False) -> None:
         """Forget a text that is finished, cancelled or failed."""
-        sequence = live.sequence
+        sequence = request.sequence
         if sequence in self.scheduler.running:
             self.release(sequence, scrub=scrub)
         self.scheduler.remove(sequence)
         self.policy.forget(sequence.id)
-        del self.lives[sequence.id]
+        del self.requests[sequence.id]
 
-    def fail(self, live: Live, error: str, *, scrub: bool = False) -> None:
+    def fail(self, request: RequestState, error: str, *, scrub: bool = False) -> None:
         """End one text with an error; its neighbours are untouched."""
-        live.stats.seconds = time.perf_counter() - live.submitted
-        self.end(live, scrub=scrub)
+        request.stats.seconds = time.perf_counter() - request.submitted
+        self.end(request, scrub=scrub)
         self.failures.append(
-            Delta(live.request, live.index, "", [], [], finish_reason="error", stats=live.stats, error=error)
+            Delta(
+                request.request_id,
+                request.index,
+                "",
+                [],
+                [],
+                finish_reason="error",
+                stats=request.stats,
+                error=error,
+            )
         )
 
     def take_failures(self) -> list[Delta]:

@@ -1,4 +1,4 @@
-"""The product on one screen: draft, look with the target, keep what it would have said itself, emit.
+"""The product on one screen: draft, verify with the target, keep what it would have said itself, emit.
 
 Plain decoding is this with an empty draft, prefill is this with nothing to say yet. Nothing is emitted from a round
 whose cache is not committed.
@@ -10,11 +10,11 @@ import time
 
 from paceline.core import Delta
 from paceline.engine.emit import emit
-from paceline.engine.judge import judge
 from paceline.engine.observe import outcome_of
 from paceline.engine.propose import propose
 from paceline.engine.reserve import reserve
 from paceline.engine.state import EngineState
+from paceline.engine.verify import verify
 
 
 def step(state: EngineState) -> list[Delta]:
@@ -28,11 +28,11 @@ def step(state: EngineState) -> list[Delta]:
     with tail:
         rows = tail.rows(state.target.device)
         hidden = state.target.forward(rows, state.cache)  # [N, H]
-        judged = judge(state, work, draft, hidden, rows.starts)
-        tail.commit(judged.keep)
-    state.keep_hidden(judged.hidden_slots, hidden, judged.hidden_rows)
-    deltas = state.take_failures() + emit(state, work, draft, judged)
+        verified = verify(state, work, draft, hidden, rows.starts)
+        tail.commit(verified.keep)
+    state.keep_hidden(verified.hidden_slots, hidden, verified.hidden_rows)
+    deltas = state.take_failures() + emit(state, work, draft, verified)
     ended = any(delta.finish_reason is not None for delta in deltas)
     seconds = time.perf_counter() - begin
-    state.policy.observe(outcome_of(work, draft, judged, proposed, seconds, timed=not ended))
+    state.policy.observe(outcome_of(work, draft, verified, proposed, seconds, timed=not ended))
     return deltas

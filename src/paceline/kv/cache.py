@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from paceline.core import Numbers, Rows, Tensors
+from paceline.core import ForwardBatch, Numbers, Tensors
 from paceline.errors import CapacityError
 from paceline.kv.layout import Layout
 from paceline.kv.pages import OutOfPages, PagePool
@@ -275,7 +275,7 @@ class Tail:
         self._items = items
         cache._sync()
 
-    def rows(self, device: torch.device | str = "cpu", skip: Seq[int] | None = None) -> Rows:
+    def rows(self, device: torch.device | str = "cpu", skip: Seq[int] | None = None) -> ForwardBatch:
         """The rows of a forward: all tokens of all sequences, flattened; `skip` [B] leaves out that many first ones,
 
         whose K/V an earlier forward of the same round has already written.
@@ -291,7 +291,7 @@ class Tail:
             positions += range(entry.committed + first, entry.committed + len(new))
             slots += [entry.slot] * (len(new) - first)
             starts.append(len(tokens))
-        return Rows.of((tokens, positions, slots), starts, partial(_tensors, device))
+        return ForwardBatch.of((tokens, positions, slots), starts, partial(_tensors, device))
 
     def commit(self, keep: Seq[int]) -> None:
         """keep [B]: how many of each row's tokens become part of its committed prefix."""

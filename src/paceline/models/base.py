@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from paceline.core import Rows
+from paceline.core import ForwardBatch
 from paceline.kv.cache import KVCache, StoreType
 from paceline.kv.layout import Layout
 from paceline.ops.base import Drawn, RoundStart, Rule, Stop
@@ -28,7 +28,7 @@ class Target(Protocol):
     dtype: torch.dtype  # of activations
     kv_dtype: StoreType  # of the K/V cache
 
-    def forward(self, rows: Rows, cache: KVCache) -> torch.Tensor:
+    def forward(self, rows: ForwardBatch, cache: KVCache) -> torch.Tensor:
         """Write the rows' K/V into `cache` and return hidden states after the final norm, [N, hidden_size]."""
         ...
 
@@ -49,7 +49,7 @@ class HeadOutput:
 class AssistantNet(Protocol):
     """The Gemma 4 assistant: Q-only layers over the target's K/V."""
 
-    def step(self, rows: Rows, hidden: torch.Tensor, cache: KVCache) -> HeadOutput:
+    def step(self, rows: ForwardBatch, hidden: torch.Tensor, cache: KVCache) -> HeadOutput:
         """One draft step for B rows: rows.tokens the last tokens [B], rows.positions constant over a round."""
         ...
 

@@ -41,7 +41,7 @@ class Moe:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ple:
+class PerLayerEmbeddings:
     """How one layer takes in its per-layer embedding of width P."""
 
     gate: Weight  # [P, H]
@@ -61,7 +61,7 @@ class Layer:
     norm_post: Tensor
     scalar: float
     moe: Moe | None
-    ple: Ple | None
+    ple: PerLayerEmbeddings | None
 
 
 def layout_of(config: GemmaConfig) -> Layout:
@@ -82,11 +82,11 @@ def inverse_frequencies(config: GemmaConfig, layer: LayerConfig) -> Tensor:
 
 
 def decoder_layer(
-    ops: Ops, x: Value, layer: Layer, eps: float, ple: Value | None, *, own: bool = True
+    ops: Ops, x: Value, layer: Layer, eps: float, ple: Value | None, *, sees_itself: bool = True
 ) -> Value:
-    """x [N, H], ple [N, P] or None -> [N, H]. `own`: rows see themselves; False: committed keys only."""
+    """x [N, H], ple [N, P] or None -> [N, H]. `sees_itself`: rows see themselves; False: committed keys only."""
     h = ops.rms_norm(x, layer.norm_in, eps)
-    h = _attend(ops, h, layer.attention, eps, own)
+    h = _attend(ops, h, layer.attention, eps, sees_itself)
     x = ops.add(x, ops.rms_norm(h, layer.norm_attention, eps))
     h = ops.rms_norm(x, layer.norm_pre, eps)
     h = ops.linear(ops.gated(ops.linear(h, layer.gate), ops.linear(h, layer.up), "gelu"), layer.down)
@@ -102,14 +102,14 @@ def decoder_layer(
     return x if layer.scalar == 1.0 else ops.scale(x, layer.scalar)
 
 
-def _attend(ops: Ops, h: Value, a: Attention, eps: float, own: bool) -> Value:
+def _attend(ops: Ops, h: Value, a: Attention, eps: float, sees_itself: bool) -> Value:
     q = ops.rotary(ops.rms_norm(ops.linear(h, a.q), a.q_norm, eps, a.heads), a.inv_freq, a.heads)
     if a.k is not None:
         raw = ops.linear(h, a.k)
         k = ops.rotary(ops.rms_norm(raw, a.k_norm, eps, a.kv_heads), a.inv_freq, a.kv_heads)
         v = ops.rms_norm(raw if a.v is None else ops.linear(h, a.v), None, eps, a.kv_heads)
         ops.store_kv(a.storage, k, v)
-    return ops.linear(ops.attention(q, a.storage, a.heads, a.window, own), a.o)
+    return ops.linear(ops.attention(q, a.storage, a.heads, a.window, sees_itself), a.o)
 
 
 def read_layers(weights: Weights, config: GemmaConfig, layout: Layout) -> tuple[Layer, ...]:
@@ -147,7 +147,7 @@ def _read_layer(weights: Weights, config: GemmaConfig, index: int, inv_freq: Ten
     )
     ple = None
     if config.ple_size:
-        ple = Ple(
+        ple = PerLayerEmbeddings(
             matrix(f"{at}.per_layer_input_gate"),
             matrix(f"{at}.per_layer_projection"),
             norm(f"{at}.post_per_layer_input_norm"),

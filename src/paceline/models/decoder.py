@@ -150,7 +150,7 @@ class DecoderTarget(GraphTarget):
             k = ops.rms_norm(k, a.k_norm, config.eps, config.kv_heads)
         q = ops.scale(ops.rotary(q, a.inv_freq, config.heads), config.head_dim**-0.5)
         ops.store_kv(a.storage, ops.rotary(k, a.inv_freq, config.kv_heads), v)
-        return a.o(ops, ops.attention(q, a.storage, config.heads, a.window, own=True))
+        return a.o(ops, ops.attention(q, a.storage, config.heads, a.window, sees_itself=True))
 
 
 def _feed(ops: Ops, h: Value, mlp: Mlp | Experts) -> Value:

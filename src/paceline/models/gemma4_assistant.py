@@ -3,7 +3,8 @@
 One step takes the target's embedding of the last token beside the last hidden state of width
 `backbone_hidden_size` and gives scores and the hidden state for the next step. It writes nothing: its keys
 and values are the target's. Source of truth: transformers' models/gemma4_assistant. Unlike there, tokens
-outside the chosen clusters are not scored at all, so the law over the candidates is the drafter's whole law.
+outside the chosen clusters are not scored at all, so the distribution over the candidates is all of
+the drafter's.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.core import Rows
+from paceline.core import ForwardBatch
 from paceline.errors import PairError, WeightsError
 from paceline.kv.cache import KVCache
 from paceline.models.base import HeadOutput
@@ -25,7 +26,7 @@ from paceline.ops.base import Drawn, Ops, RoundStart, Rule, Runner, Stop, Value,
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Clusters:
+class CentroidHead:
     """The ordered-embedding head: centroids choose clusters of tokens, and only those are scored.
 
     The head's own rows stand in this order too.
@@ -95,7 +96,7 @@ class GemmaAssistant:
         self.norm = weights.norm("norm")
         self.head = weights.matrix("embed_tokens" if text.tied else "lm_head")
         self.layers = read_layers(weights, text, target.layout)
-        self.clusters: Clusters | None = None
+        self.clusters: CentroidHead | None = None
         if config.clusters:
             ordering = weights.ids("masked_embedding.token_ordering")
             if not torch.equal(ordering.sort().values.cpu(), torch.arange(text.vocab_size)):
@@ -103,11 +104,11 @@ class GemmaAssistant:
                     "masked_embedding.token_ordering does not name every token once: download it again"
                 )
             centroids = weights.matrix("masked_embedding.centroids")
-            self.clusters = Clusters(centroids, ordering, config.top_clusters)
+            self.clusters = CentroidHead(centroids, ordering, config.top_clusters)
             self.head = self.head.rows(ordering)  # once, instead of jumping from token to token in each step
         self.step_graph = self._step  # one stable object, see GemmaTarget
 
-    def step(self, rows: Rows, hidden: Tensor, cache: KVCache) -> HeadOutput:
+    def step(self, rows: ForwardBatch, hidden: Tensor, cache: KVCache) -> HeadOutput:
         """One draft step: rows.tokens the last tokens [B], rows.positions constant over a round."""
         out = self.runner.run(self.step_graph, rows, cache, {"hidden": hidden})
         if self.clusters is None:
@@ -126,11 +127,11 @@ class GemmaAssistant:
         token = ops.embed(ops.tokens(), self.embedding, self.embedding_scale)
         x = ops.linear(ops.concat(token, ops.given("hidden", self.config.backbone_hidden_size)), self.pre)
         for layer in self.layers:
-            x = decoder_layer(ops, x, layer, self.config.text.eps, None, own=False)
+            x = decoder_layer(ops, x, layer, self.config.text.eps, None, sees_itself=False)
         x = ops.rms_norm(x, self.norm, self.config.text.eps)
         after = ops.linear(x, self.post)
         if self.clusters is None:
             return ops.linear(x, self.head), after
         c = self.clusters
-        ids, logits = ops.ordered_logits(x, c.centroids, c.ordering, self.head, c.top)
+        ids, logits = ops.centroid_logits(x, c.centroids, c.ordering, self.head, c.top)
         return ids, logits, after

@@ -135,7 +135,7 @@ def _scale_of(weight: Weight) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What quantization did to the law, over `positions` next-token laws of a text of `text_bytes` bytes."""
+    """What quantization did to the next-token distribution, over `positions` of a text of `text_bytes` bytes."""
 
     positions: int
     kl: float  # mean KL(unquantized || quantized), bits per token
@@ -154,7 +154,7 @@ def measure_loss(target: GraphTarget, quantized: GraphTarget, tokens: list[int],
     kl = agree = bits = other_bits = 0.0
     for start in range(0, len(tokens), CHUNK):
         part = tokens[start : start + CHUNK]
-        p, q = first.laws(part), second.laws(part)
+        p, q = first.distributions(part), second.distributions(part)
         nexts = torch.tensor(tokens[start + 1 : start + CHUNK + 1])
         p, q = p[: len(nexts)], q[: len(nexts)]
         kl += float((p.exp() * (p - q)).nan_to_num().sum())
@@ -176,10 +176,10 @@ class _Scorer:
         self.cache = KVCache(target.layout, pages, max_sequences=1, max_tokens=length, dtype=target.kv_dtype)
         self.cache.open(0, [0] * length, share=False)
 
-    def laws(self, tokens: list[int]) -> Tensor:
+    def distributions(self, tokens: list[int]) -> Tensor:
         """Log probabilities after each of the next `tokens`, float64 [N, V]."""
         with self.cache.tail([(0, tokens)]) as tail:
             hidden = self.target.forward(tail.rows(), self.cache)
-            laws = torch.log_softmax(self.target.logits(hidden).double(), -1)
+            distributions = torch.log_softmax(self.target.logits(hidden).double(), -1)
             tail.commit([len(tokens)])
-        return laws
+        return distributions

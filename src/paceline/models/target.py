@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from paceline.core import Rows
+from paceline.core import ForwardBatch
 from paceline.errors import unreadable
 from paceline.kv.cache import KVCache, StoreType
 from paceline.kv.layout import Layout
@@ -37,7 +37,7 @@ class GraphTarget(ABC):
         # Bound methods are made anew at each access; a runner keeps its recording under one object.
         self.hidden_graph = self._hidden
         self.logits_graph = self._logits
-        self._bare: dict[int, Rows] = {}  # rows for `logits`, by their number
+        self._bare: dict[int, ForwardBatch] = {}  # rows for `logits`, by their number
 
     def _set_layout(self, layout: Layout, outputs: Iterable[Weight]) -> None:
         """`outputs`: what the results of attention are multiplied with; where that rounds to bfloat16, K/V may, too."""
@@ -53,7 +53,7 @@ class GraphTarget(ABC):
     def _logits(self, ops: Ops) -> tuple[Value]:
         """Logits of the input `hidden`."""
 
-    def forward(self, rows: Rows, cache: KVCache) -> Tensor:
+    def forward(self, rows: ForwardBatch, cache: KVCache) -> Tensor:
         """Write the rows' K/V into `cache`; hidden states after the final norm, [N, hidden_size].
 
         Raises PromptError for a token that is not `readable`, of which a native kernel would read foreign memory.
@@ -75,9 +75,9 @@ class GraphTarget(ABC):
         return logits
 
 
-def bare_rows(values: Tensor) -> Rows:
+def bare_rows(values: Tensor) -> ForwardBatch:
     """Rows for a graph that reads neither tokens nor cache: one per row of `values`."""
     count = values.shape[0]
     ids = torch.zeros(count, dtype=torch.int64, device=values.device)
     small = ids.to(torch.int32)
-    return Rows(ids, small, small, [0, count])
+    return ForwardBatch(ids, small, small, [0, count])

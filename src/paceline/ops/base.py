@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
-from paceline.core import Rows
+from paceline.core import ForwardBatch
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import Layout
 from paceline.ops.blocks import BLOCKS, BlockType
@@ -113,11 +113,11 @@ class Ops(Protocol):
         """Write the rows' K and V [N, kv_heads * d] at their positions into storage layer `layer`."""
         ...
 
-    def attention(self, q: Value, layer: int, heads: int, window: int | None, own: bool) -> Value:
+    def attention(self, q: Value, layer: int, heads: int, window: int | None, sees_itself: bool) -> Value:
         """Softmax attention with scale 1 over the row's own sequence; query head h reads K/V head h // (heads/kv_heads).
 
-        A row at position p sees keys j with j <= p and j > p - window (own=True, the target), or with
-        j <= p - 1 and j >= p - 1 - window (own=False, the MTP drafter: only committed keys). window None = no bound.
+        A row at position p sees keys j with j <= p and j > p - window (sees_itself=True, the target), or with
+        j <= p - 1 and j >= p - 1 - window (sees_itself=False, the MTP drafter: committed keys only). None = unbounded.
         """
         ...
 
@@ -148,7 +148,7 @@ class Ops(Protocol):
         times expert_scale; sum of the experts."""
         ...
 
-    def ordered_logits(
+    def centroid_logits(
         self, x: Value, centroids: Weight, ordering: torch.Tensor, head: Weight, top_k: int
     ) -> tuple[Value, Value]:
         """The centroid head: (ids [N, C], logits [N, C]) of the top_k clusters' tokens, C = top_k * V / clusters.
@@ -218,7 +218,7 @@ class Runner(Protocol):
         ...
 
     def run(
-        self, graph: Graph, rows: Rows, cache: KVCache | None, given: Mapping[str, torch.Tensor]
+        self, graph: Graph, rows: ForwardBatch, cache: KVCache | None, given: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
         """Execute `graph`. Results are valid until the next run of the same graph."""
         ...

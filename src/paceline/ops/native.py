@@ -18,15 +18,15 @@ from types import ModuleType
 
 import torch
 
-from paceline.core import Rows
+from paceline.core import ForwardBatch
 from paceline.errors import UsageError
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import Layout
 from paceline.memory import Arena
 from paceline.ops.base import Drawn, Graph, RoundStart, Rule, Stop, Weight
-from paceline.ops.panels import KINDS, panels, usable
 from paceline.ops.prefetch import Matrix, settle
 from paceline.ops.recording import Code, Node, RecordingOps, Symbol, place, schedule
+from paceline.ops.tiles import KINDS, tiles, usable
 
 _LAYOUT = 17  # of the extension's signatures
 _OF_ROWS = (Code.EMBED, Code.ROTARY, Code.STORE, Code.ATTENTION)  # ops that read tokens, positions or slots
@@ -52,13 +52,13 @@ def available() -> bool:
 
 
 def isa(exact: bool = False) -> str:
-    """The instruction set in use: avx512-bf16 (if `exact` without its `pairs()`), avx512, avx2, neon or generic."""
-    return str(_extension().isa()) + ("-bf16" if pairs() and not exact else "")
+    """The instruction set in use: avx512-bf16 (if `exact` without its `bf16_dot()`), avx512, avx2, neon or generic."""
+    return str(_extension().isa()) + ("-bf16" if bf16_dot() and not exact else "")
 
 
-def pairs() -> bool:
+def bf16_dot() -> bool:
     """Whether this CPU multiplies pairs of bfloat16: what bfloat16 weights are multiplied with is rounded to it."""
-    return bool(_extension().pairs())
+    return bool(_extension().bf16_dot())
 
 
 def most_rows() -> int:
@@ -97,8 +97,8 @@ class NativeRunner:
     reads_blocks = True
 
     def __init__(self, threads: int | None = None, exact: bool = False) -> None:
-        """`exact`: bfloat16 weights are multiplied with float32 even where the CPU is faster with `pairs()`, and so are
-        weights in blocks, whose inputs are rounded to 8 or 16 bits otherwise."""
+        """`exact`: bfloat16 weights are multiplied with float32 even where the CPU is faster with `bf16_dot()`, and so
+        are weights in blocks, whose inputs are rounded to 8 or 16 bits otherwise."""
         self._exact = exact
         if threads is not None:
             set_threads(threads)
@@ -108,7 +108,7 @@ class NativeRunner:
         self._arena = Arena()
 
     def run(
-        self, graph: Graph, rows: Rows, cache: KVCache | None, given: Mapping[str, torch.Tensor]
+        self, graph: Graph, rows: ForwardBatch, cache: KVCache | None, given: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
         plan = self._plans.get(graph)
         if plan is None:
@@ -128,7 +128,7 @@ class NativeRunner:
 
     def packs(self, layout: Layout) -> bool:
         """Where bfloat16 is multiplied in pairs, for heads of up to 512 columns, a multiple of 32."""
-        return pairs() and not self._exact and all(s.head_dim in range(32, 513, 32) for s in layout.layers)
+        return bf16_dot() and not self._exact and all(s.head_dim in range(32, 513, 32) for s in layout.layers)
 
     def draft_round(
         self,
@@ -165,7 +165,7 @@ class Plan:
         self._reads_rows = any(node.code in _OF_ROWS for step in self.steps for node in step)
         self._alive: list[torch.Tensor] = []  # everything whose address the program holds
         self._arena, self._exact, self._tables = arena, exact, tables
-        self._packed: dict[int, tuple[Weight, torch.Tensor, int]] = {}  # panels and kind by the weight's id
+        self._packed: dict[int, tuple[Weight, torch.Tensor, int]] = {}  # tiles and kind by the weight's id
         self.matrices: list[Matrix] = []  # of linears, in the order in which a forward reads them
         self.program = _extension().Program()
         for step in self.steps:
@@ -195,7 +195,7 @@ class Plan:
 
     def _matrix(self, node: Node, loaded: Weight) -> Matrix:
         shape = loaded.out_features, loaded.in_features
-        if node.code is Code.EMBED:  # a table is read by rows, all others in panels: see native/linear.h
+        if node.code is Code.EMBED:  # a table is read by rows, all others in tiles: see native/linear.h
             weight = usable(loaded)
             self._alive.append(weight.data)
             return weight.data.data_ptr(), self._vector(weight.scale), *shape, KINDS[weight.kind]
@@ -203,7 +203,7 @@ class Plan:
             cluster = int(node.integers[0]) if node.code is Code.GATHER else 0  # type: ignore[arg-type]
             self._packed[id(loaded)] = (
                 loaded,
-                *panels(_extension(), loaded, cluster, self._arena, self._exact),
+                *tiles(_extension(), loaded, cluster, self._arena, self._exact),
             )
             if self._tables is not None and id(loaded) not in self._tables:
                 loaded.release()
@@ -224,7 +224,7 @@ class Plan:
     # -- running -----------------------------------------------------------------------------------------------
 
     def run(
-        self, rows: Rows, cache: KVCache | None, given: Mapping[str, torch.Tensor]
+        self, rows: ForwardBatch, cache: KVCache | None, given: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
         count = rows.count
         if count > self._capacity:
@@ -242,7 +242,7 @@ class Plan:
             )
         return views
 
-    def _run(self, rows: Rows, count: int) -> int:
+    def _run(self, rows: ForwardBatch, count: int) -> int:
         if not self._reads_rows or not count:
             return self.program.run(count, 0, 0, 0) if count else 0
         if rows.numbers is not None:
@@ -325,7 +325,7 @@ class Plan:
 
     def _bind_cache(self, cache: KVCache) -> None:
         layers = []
-        if cache.packed and not pairs():
+        if cache.packed and not bf16_dot():
             raise UsageError("this CPU cannot read a packed K/V cache: make one of float32")
         dtype = torch.bfloat16 if cache.packed else torch.float32
         for spec, k, v in zip(cache.layout.layers, cache.k, cache.v, strict=True):

@@ -97,8 +97,8 @@ class RecordingOps:
         self._note(Code.STORE, [k, v], [], integers=[layer])
         self._stores[layer] = self.nodes[-1]
 
-    def attention(self, q: Value, layer: int, heads: int, window: int | None, own: bool) -> Value:
-        numbers: list[int] = [layer, heads, -1 if window is None else window, int(own)]
+    def attention(self, q: Value, layer: int, heads: int, window: int | None, sees_itself: bool) -> Value:
+        numbers: list[int] = [layer, heads, -1 if window is None else window, int(sees_itself)]
         after = [self._stores[layer]] if layer in self._stores else []
         return self._note(Code.ATTENTION, [q], [q.width], integers=numbers, after=after)[0]
 
@@ -154,7 +154,7 @@ class RecordingOps:
         )[0]
         return self._note(Code.MIX, [route, down], [hidden], integers=[top_k])[0]
 
-    def ordered_logits(
+    def centroid_logits(
         self, x: Value, centroids: Weight, ordering: torch.Tensor, head: Weight, top_k: int
     ) -> tuple[Value, Value]:
         size = head.out_features // centroids.out_features

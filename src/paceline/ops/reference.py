@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from paceline.core import Rows
+from paceline.core import ForwardBatch
 from paceline.errors import UsageError
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import Layout
@@ -54,7 +54,7 @@ class EagerRunner:
 
     @torch.no_grad()
     def run(
-        self, graph: Graph, rows: Rows, cache: KVCache | None, given: Mapping[str, Tensor]
+        self, graph: Graph, rows: ForwardBatch, cache: KVCache | None, given: Mapping[str, Tensor]
     ) -> tuple[Tensor, ...]:
         return graph(ReferenceOps(rows, cache, given, self.dtype))
 
@@ -71,11 +71,11 @@ class EagerRunner:
 
 
 class ReferenceOps:
-    """One forward over `rows`. Rows of a sequence are neighbours with rising positions (`Rows.starts`)."""
+    """One forward over `rows`. Rows of a sequence are neighbours with rising positions (`ForwardBatch.starts`)."""
 
     def __init__(
         self,
-        rows: Rows,
+        rows: ForwardBatch,
         cache: KVCache | None,
         given: Mapping[str, Tensor],
         dtype: torch.dtype = torch.float32,
@@ -164,11 +164,11 @@ class ReferenceOps:
         for store, new in ((self.cache.k[layer], k), (self.cache.v[layer], v)):
             store.index_copy_(0, self._written[spec.kind], new.reshape(shape).to(store.dtype))
 
-    def attention(self, q: Tensor, layer: int, heads: int, window: int | None, own: bool) -> Tensor:
+    def attention(self, q: Tensor, layer: int, heads: int, window: int | None, sees_itself: bool) -> Tensor:
         assert self.cache is not None
         spec = self.cache.layout.layers[layer]
         group = heads // spec.kv_heads
-        reach = self._reach_of(spec.kind, window, own, group)
+        reach = self._reach_of(spec.kind, window, sees_itself, group)
         take, back, longest = self._padding()
         batch = len(self.rows.starts) - 1
         q = q[take].view(batch, longest, spec.kv_heads, group, spec.head_dim)
@@ -201,18 +201,18 @@ class ReferenceOps:
             self._pad = (torch.tensor(take, device=device), torch.tensor(back, device=device), longest)
         return self._pad
 
-    def _reach_of(self, kind: str, window: int | None, own: bool, group: int) -> _Reach:
+    def _reach_of(self, kind: str, window: int | None, sees_itself: bool, group: int) -> _Reach:
         """Keys from the first to the last that any row of a sequence sees; no other sequence's are read."""
-        key = (kind, window, own, group)
+        key = (kind, window, sees_itself, group)
         if key not in self._reach:
             assert self.cache is not None
             take, _, longest = self._padding()
             batch = len(self.rows.starts) - 1
             position = self.rows.positions.long()[take].view(batch, longest)  # [B, T]
-            last = position if own else position - 1  # [B, T] last visible key
+            last = position if sees_itself else position - 1  # [B, T] last visible key
             first = torch.zeros_like(last)
             if window is not None:
-                first = (position - window + 1 if own else last - window).clamp(min=0)
+                first = (position - window + 1 if sees_itself else last - window).clamp(min=0)
             begin, end = first[:, :1], last[:, -1:]  # [B, 1]
             keys = max(1, int((end - begin).max()) + 1)
             j = begin + torch.arange(keys, device=position.device)  # [B, S]
@@ -231,8 +231,8 @@ class ReferenceOps:
         seen = router_input if experts.eps is None else self.rms_norm(router_input, None, experts.eps)
         if experts.router_scale is not None:
             seen = seen * experts.router_scale.to(router_input.dtype)
-        law = torch.softmax(self.linear(seen, experts.router), dim=-1, dtype=self._exact)  # [N, E]
-        share, chosen = torch.topk(law, experts.top_k, dim=-1)  # [N, top_k]
+        distribution = torch.softmax(self.linear(seen, experts.router), dim=-1, dtype=self._exact)  # [N, E]
+        share, chosen = torch.topk(distribution, experts.top_k, dim=-1)  # [N, top_k]
         if experts.renormalize:
             share = share / share.sum(dim=-1, keepdim=True)
         if experts.expert_scale is not None:
@@ -245,7 +245,7 @@ class ReferenceOps:
             out.index_add_(0, row, (value * share[row, rank, None]).to(out.dtype))
         return out
 
-    def ordered_logits(
+    def centroid_logits(
         self, x: Tensor, centroids: Weight, ordering: Tensor, head: Weight, top_k: int
     ) -> tuple[Tensor, Tensor]:
         clusters = torch.topk(self.linear(x, centroids), top_k, dim=-1).indices  # [N, top_k]

@@ -59,7 +59,7 @@ class Choice:
 
 @dataclass(slots=True)
 class Proposal:
-    """Draft tokens, the drafter's own probability of each, and the laws they came from if needed."""
+    """Draft tokens, the drafter's own probability of each, and the distributions they came from if needed."""
 
     tokens: list[int]
     confidence: list[float]
@@ -87,7 +87,7 @@ def choose_candidates(
     """A drafter's token for each row of logits [b, V], or [b, C] of candidates `ids` [b, C].
 
     With purpose TARGET (rule `match`) the noise is the target's own and q stays None. With DRAFT, q is the
-    law that was sampled from, over `vocab_size` tokens (needed with `ids`). A row with NaN proposes token 0
+    distribution that was sampled from, over `vocab_size` tokens (needed with `ids`). A row with NaN proposes token 0
     at confidence 0.
     """
     if purpose == noise.TARGET and native_sampling.suits(logits, ids):
@@ -104,7 +104,7 @@ def choose_candidates(
     return Proposal([max(t, 0) for t in picked], confidence, q)
 
 
-def law(shaped: torch.Tensor, rows: Seq[LogitRow]) -> torch.Tensor:
+def distribution(shaped: torch.Tensor, rows: Seq[LogitRow]) -> torch.Tensor:
     """p of each row, float64 [M, V]: the softmax of shaped logits; all mass on one token for greedy rows."""
     p = torch.softmax(shaped.double(), -1)
     for i, row in enumerate(rows):
@@ -117,7 +117,7 @@ def law(shaped: torch.Tensor, rows: Seq[LogitRow]) -> torch.Tensor:
 def logprobs(logits: torch.Tensor, shaped: torch.Tensor | None, token: int, n: int) -> TokenLogprob:
     """Log probabilities at one position from raw logits [V] and shaped logits [V] (None = the same as raw).
 
-    `shaped` is the law after penalties, temperature and filters; for a greedy row that of temperature 1, not
+    `shaped` is the distribution after penalties, temperature and filters; for a greedy row that of temperature 1, not
     the certainty that greedy choice makes of it.
     """
     x = logits.detach().float().cpu().numpy()
@@ -207,7 +207,7 @@ def _draw(
 
 
 def _mass(shaped: torch.Tensor, ids: torch.Tensor | None, picked: Seq[int]) -> list[float]:
-    """The probability of each row's token under its shaped law [M, C]; 0 where no token was found (-1)."""
+    """The probability of each row's token under its shaped distribution [M, C]; 0 where no token was found (-1)."""
     if shaped.device.type == "cpu":
         out = []
         for i, token in enumerate(picked):
@@ -222,7 +222,7 @@ def _mass(shaped: torch.Tensor, ids: torch.Tensor | None, picked: Seq[int]) -> l
 
 
 def _spread(shaped: torch.Tensor, ids: torch.Tensor | None, vocab_size: int | None) -> torch.Tensor:
-    """The law of one row over the whole vocabulary, float64 [V]."""
+    """The distribution of one row over the whole vocabulary, float64 [V]."""
     q = torch.softmax(shaped.double(), -1)
     if ids is None:
         return q

@@ -1,4 +1,4 @@
-"""From a model's logits to the law that a request asked for.
+"""From a model's logits to the distribution that a request asked for.
 
 Order: constraint, allowed/bad tokens, min_tokens, logit_bias, repetition, presence and frequency penalties,
 temperature, top_k, top_p, min_p; each filter sees what the one before it left, renormalised. A refused token
@@ -62,7 +62,7 @@ def shape(logits: torch.Tensor, rows: Seq[LogitRow]) -> torch.Tensor:
 
 
 def shape_candidates(logits: torch.Tensor, ids: torch.Tensor, rows: Seq[LogitRow]) -> torch.Tensor:
-    """[b, C] logits of token ids [b, C] -> new float32 [b, C]: the same law over these candidates only."""
+    """[b, C] logits of token ids [b, C] -> new float32 [b, C]: the same distribution over these candidates only."""
     return _shape(logits, ids, rows)
 
 

@@ -4,8 +4,8 @@
 `reject`  accepts with min(1, p/q) and resamples from max(p - q, 0) (arXiv 2211.17192, 2302.01318).
 `block`   decides the block jointly and never accepts less (arXiv 2403.10444, algorithm 2).
 
-For the last two, p[i] is the target's law at draft position i (p[k] at the bonus position) and q[i] must be
-the law that draft[i] was really drawn from, given the tokens before it. Where a draft stops may depend on its
+For the last two, p[i] is the target's distribution at draft position i (p[k] at the bonus position) and q[i] must be
+the distribution that draft[i] was really drawn from, given the tokens before it. Where a draft stops may depend on its
 tokens. Over uniform noise each rule is a distribution of how many are kept: `reject_odds`, `block_odds`.
 """
 
@@ -30,9 +30,9 @@ class Uniforms:
 
 @dataclass(frozen=True, slots=True)
 class Odds:
-    """A rule applied to one draft: the chance of keeping exactly i tokens, and the law of the next one.
+    """A rule applied to one draft: the chance of keeping exactly i tokens, and the distribution of the next one.
 
-    That law is max(weight[i] * p[i] - q[i], 0) normalised, or p[k] itself when all k are kept.
+    That distribution is max(weight[i] * p[i] - q[i], 0) normalised, or p[k] itself when all k are kept.
     """
 
     kept: list[float]  # [k + 1]
@@ -58,12 +58,12 @@ def verify_match(target_tokens: Seq[int], draft: Seq[int]) -> Verdict:
 
 
 def verify_reject(p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int], draws: Uniforms) -> Verdict:
-    """Speculative sampling. p [k + 1, V] float64; q [k] laws [V], None = one-hot on the draft token."""
+    """Speculative sampling. p [k + 1, V] float64; q [k] distributions [V], None = one-hot on the draft token."""
     ratio = _ratios(p, q, draft)
     kept = 0
     while kept < len(draft) and draws.accept[kept] < ratio[kept]:
         kept += 1
-    return Verdict(kept, _pick(_next_law(p, q, draft, kept, 1.0), draws.pick[kept]))
+    return Verdict(kept, _pick(_next_distribution(p, q, draft, kept, 1.0), draws.pick[kept]))
 
 
 def verify_block(p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int], draws: Uniforms) -> Verdict:
@@ -71,7 +71,7 @@ def verify_block(p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int], 
     weight, keep = _block(p, q, draft)
     passed = [i + 1 for i in range(len(draft)) if draws.accept[i] < keep[i]]
     kept = max(passed, default=0)
-    return Verdict(kept, _pick(_next_law(p, q, draft, kept, weight[kept]), draws.pick[kept]))
+    return Verdict(kept, _pick(_next_distribution(p, q, draft, kept, weight[kept]), draws.pick[kept]))
 
 
 def reject_odds(p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int]) -> Odds:
@@ -101,7 +101,7 @@ def residual(p: torch.Tensor, q: torch.Tensor | None, token: int, weight: float)
     return torch.where(total > 0, rest / total, p)
 
 
-def _next_law(
+def _next_distribution(
     p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int], kept: int, weight: float
 ) -> torch.Tensor:
     """What the token after `kept` draft tokens is drawn from, [V]."""
@@ -121,9 +121,15 @@ def _ratios(p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int]) -> li
     out = []
     for i, token in enumerate(draft):
         inside = 0 <= token < p.shape[-1]
-        law = q[i]
+        distribution = q[i]
         mine = float(p[i, token]) if inside else 0.0
-        theirs = 1.0 if law is None else float(law[token]) if 0 <= token < len(law) else 0.0
+        theirs = (
+            1.0
+            if distribution is None
+            else float(distribution[token])
+            if 0 <= token < len(distribution)
+            else 0.0
+        )
         out.append(mine / theirs if theirs > 0 else 0.0)
     return out
 

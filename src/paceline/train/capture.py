@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from paceline.core import Rows
+from paceline.core import ForwardBatch
 from paceline.errors import PairError
 from paceline.kv.cache import PAGE_SIZE, KVCache
 from paceline.models.config import GemmaConfig, parse_target, read_config
@@ -73,7 +73,7 @@ class TargetTeacher:
         )
 
     def _kv(
-        self, cache: KVCache, kind: str, rows: Rows, spread: Callable[[torch.Tensor], torch.Tensor]
+        self, cache: KVCache, kind: str, rows: ForwardBatch, spread: Callable[[torch.Tensor], torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V [B, kv_heads, T, head_dim] of the last layer of `kind`."""
         k, v = _read(cache, kind, rows)
@@ -88,7 +88,7 @@ class TargetTeacher:
             dtype=self.target.kv_dtype, device=self.device,
         )  # fmt: skip
 
-    def _rows(self, cache: KVCache, windows: Windows, texts: list[tuple[int, int, int]]) -> Rows:
+    def _rows(self, cache: KVCache, windows: Windows, texts: list[tuple[int, int, int]]) -> ForwardBatch:
         """The rows of all texts."""
         items = [(i, windows.tokens[row, a:b].tolist()) for i, (row, a, b) in enumerate(texts)]
         for i, tokens in items:
@@ -96,7 +96,7 @@ class TargetTeacher:
         return cache.tail(items).rows(self.device)  # left uncommitted: the cache is dropped with the batch
 
 
-def _read(cache: KVCache, kind: str, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+def _read(cache: KVCache, kind: str, rows: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V [N, kv_heads, head_dim] of the last layer of `kind`, at the rows' own positions."""
     layer, position = cache.layout.last_of(kind), rows.positions.long()
     page = cache.tables[kind][rows.slots.long(), position // PAGE_SIZE].long()

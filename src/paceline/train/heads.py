@@ -32,7 +32,7 @@ class CentroidHead:
 
 @dataclass(frozen=True, slots=True)
 class HeadOptions:
-    """keep: the kind and size that the drafter began with. Clusters 0: as many tokens in each as Gemma 4
+    """keep: the kind and size that the drafter began with. CentroidHead 0: as many tokens in each as Gemma 4
     has, 128.
     """
 
@@ -48,7 +48,7 @@ class HeadOptions:
             raise UsageError("recall must be in (0, 1), clusters and batches above 0")
 
     def wanted(self, shape: DrafterShape) -> int:
-        """Clusters of the finished drafter, 0 = dense head. Raises UsageError."""
+        """CentroidHead of the finished drafter, 0 = dense head. Raises UsageError."""
         if self.kind == "dense" or (self.kind == "keep" and not shape.clusters):
             return 0
         clusters = self.clusters or (shape.clusters if self.kind == "keep" else max(2, shape.vocab // 128))

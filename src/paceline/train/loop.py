@@ -26,7 +26,7 @@ from paceline.train.parallel import Captured, DrafterModule
 from paceline.train.rounds import Observed, Plan, batch_loss, observe, summarise
 from paceline.train.windows import Windows, batch_rows, step_generator
 
-LAW_BYTES = 512 << 20  # of the target's laws that an evaluation holds at once
+LAW_BYTES = 512 << 20  # of the target's distributions that an evaluation holds at once
 
 Report = Callable[[dict[str, Any]], None]  # gets each entry of the history as it is made
 
@@ -81,7 +81,7 @@ def observe_held(
 ) -> list[Observed]:
     """Every draft round of the first `eval_windows` held-out windows."""
     rows = range(min(len(held), options.eval_windows))
-    window = 4 * module.shape.vocab * held.length  # bytes of its laws
+    window = 4 * module.shape.vocab * held.length  # bytes of its distributions
     size = max(1, min(options.batch, LAW_BYTES // window))
     seen = []
     for start in range(0, len(rows), size):

@@ -1,6 +1,6 @@
 """What a drafter is trained to make small. Pure functions of log-probabilities; no model, no state.
 
-p is the target's law, q the drafter's, both given as log-probabilities [N, V] in float32: a bfloat16 softmax
+p is the target's distribution, q the drafter's, both given as log-probabilities [N, V] in float32: a bfloat16 softmax
 makes the gradient of KL wrong by 3% at acceptance .88 and by 19% at .98 (measured by the speculators
 project). Every objective returns one value per row, [N]. Acceptance is alpha = sum min(p, q) = 1 - TV(p, q)
 (arXiv 2211.17192).
@@ -36,53 +36,53 @@ class Laws:
 Objective = Callable[[Laws], torch.Tensor]
 
 
-def acceptance(laws: Laws) -> torch.Tensor:
+def acceptance(distributions: Laws) -> torch.Tensor:
     """[N]: the chance that a token drawn from q is kept, sum min(p, q)."""
-    return torch.minimum(laws.log_p.exp(), laws.log_q.exp()).sum(-1)
+    return torch.minimum(distributions.log_p.exp(), distributions.log_q.exp()).sum(-1)
 
 
-def cross_entropy(laws: Laws) -> torch.Tensor:
+def cross_entropy(distributions: Laws) -> torch.Tensor:
     """-log q(token of the text): blind to the target, as joint fine-tuning recipes do it (NeMo gemma4
     joint MTP).
     """
-    return -laws.log_q.gather(-1, laws.tokens[:, None])[:, 0]
+    return -distributions.log_q.gather(-1, distributions.tokens[:, None])[:, 0]
 
 
-def kl(laws: Laws) -> torch.Tensor:
+def kl(distributions: Laws) -> torch.Tensor:
     """KL(p || q), the classic distillation loss (arXiv 2310.08461)."""
-    p = laws.log_p.exp()
-    return (p * (laws.log_p.clamp_min(-1e4) - laws.log_q)).sum(-1)  # 0 log 0 = 0
+    p = distributions.log_p.exp()
+    return (p * (distributions.log_p.clamp_min(-1e4) - distributions.log_q)).sum(-1)  # 0 log 0 = 0
 
 
-def reverse_kl(laws: Laws) -> torch.Tensor:
+def reverse_kl(distributions: Laws) -> torch.Tensor:
     """KL(q || p), mode seeking (arXiv 2310.08461)."""
-    return (laws.log_q.exp() * (laws.log_q - laws.log_p)).sum(-1)
+    return (distributions.log_q.exp() * (distributions.log_q - distributions.log_p)).sum(-1)
 
 
-def total_variation(laws: Laws) -> torch.Tensor:
+def total_variation(distributions: Laws) -> torch.Tensor:
     """TV(p, q) = 1 - alpha: the rejection rate itself (arXiv 2310.08461, 2602.23881)."""
-    return 0.5 * (laws.log_p.exp() - laws.log_q.exp()).abs().sum(-1)
+    return 0.5 * (distributions.log_p.exp() - distributions.log_q.exp()).abs().sum(-1)
 
 
-def lk(laws: Laws) -> torch.Tensor:
+def lk(distributions: Laws) -> torch.Tensor:
     """-log alpha (arXiv 2602.23881): TV's minimum, with a gradient that does not fade while alpha is
     small.
     """
-    return -acceptance(laws).clamp_min(1e-12).log()
+    return -acceptance(distributions).clamp_min(1e-12).log()
 
 
-def hybrid(laws: Laws) -> torch.Tensor:
+def hybrid(distributions: Laws) -> torch.Tensor:
     """w KL + (1 - w) TV with w = exp(-3 alpha), held constant (arXiv 2602.23881): KL while far, TV when
     near.
     """
-    tv = total_variation(laws)
+    tv = total_variation(distributions)
     weight = torch.exp(-HYBRID_DECAY * (1 - tv)).detach()
-    return weight * kl(laws) + (1 - weight) * tv
+    return weight * kl(distributions) + (1 - weight) * tv
 
 
-def ce_tv(laws: Laws) -> torch.Tensor:
+def ce_tv(distributions: Laws) -> torch.Tensor:
     """0.1 CE + 0.9 L1 (arXiv 2607.05147), without its confidence term: calibration is fitted afterwards."""
-    return CE_SHARE * cross_entropy(laws) + TV_SHARE * 2 * total_variation(laws)
+    return CE_SHARE * cross_entropy(distributions) + TV_SHARE * 2 * total_variation(distributions)
 
 
 OBJECTIVES: Mapping[str, Objective] = MappingProxyType(

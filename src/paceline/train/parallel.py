@@ -4,7 +4,7 @@ It must equal the engine's own draft steps position by position, or acceptance i
 token t pending (its K/V not yet written) a round is: query at position t for every step; keys j <= t - 1 of
 the same text (sliding layers: j >= t - 1 - window); the first input is the target's embedding of token t
 beside the target's hidden state at t - 1; step i > 0 takes the embedding of token t + i and the state that
-step i - 1 projected. Step i predicts token t + i + 1, so its law is compared with the target's at t + i.
+step i - 1 projected. Step i predicts token t + i + 1, so its distribution is compared with the target's at t + i.
 Nothing here mixes two anchors, which is why all of them run side by side. Parameters carry the names of the
 Hugging Face layout: export is a plain dump.
 """

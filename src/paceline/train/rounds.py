@@ -69,7 +69,7 @@ class Drafted:
 def draft_all(
     module: DrafterModule, captured: Captured, logits: TargetLogits, anchors: torch.Tensor, steps: int
 ) -> Drafted:
-    """Unroll `steps` draft steps from anchors [B, A] and line them up with the target's laws."""
+    """Unroll `steps` draft steps from anchors [B, A] and line them up with the target's distributions."""
     valid = valid_steps(captured, anchors, steps)
     row, anchor, step = valid.nonzero(as_tuple=True)  # [M] each
     index = anchors[row, anchor] + step
@@ -142,14 +142,14 @@ def observe(
     return Observed(hits, alphas, chances, drafted.valid.flatten(0, 1).cpu())
 
 
-def agreement(laws: Laws) -> torch.Tensor:
+def agreement(distributions: Laws) -> torch.Tensor:
     """[N]: 1 where the most likely tokens agree."""
-    return laws.log_p.argmax(-1) == laws.log_q.argmax(-1)
+    return distributions.log_p.argmax(-1) == distributions.log_q.argmax(-1)
 
 
-def confidence(laws: Laws) -> torch.Tensor:
+def confidence(distributions: Laws) -> torch.Tensor:
     """[N]: the drafter's own probability of its most likely token."""
-    return laws.log_q.max(-1).values.exp()
+    return distributions.log_q.max(-1).values.exp()
 
 
 def summarise(seen: list[Observed]) -> Acceptance:

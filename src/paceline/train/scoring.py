@@ -1,6 +1,6 @@
 """Losses over a large vocabulary in pieces: nothing of size [rows, V] outlives its piece.
 
-The gradient of each piece is taken while its laws are at hand, so the backward pass only scales what is
+The gradient of each piece is taken while its distributions are at hand, so the backward pass only scales what is
 there. On a CPU a piece fits the cache, which is worth more than the arithmetic; on a GPU it bounds the
 memory.
 """
@@ -21,13 +21,13 @@ CPU_PIECE, GPU_PIECE = 2 << 20, 256 << 20  # bytes of one [rows, V] float32
 
 @dataclass(slots=True)
 class Scored:
-    """M drafted positions to be scored against the target's laws."""
+    """M drafted positions to be scored against the target's distributions."""
 
     log_p: torch.Tensor  # [L, V] float32
-    row: torch.Tensor  # [M] which law each one meets
+    row: torch.Tensor  # [M] which distribution each one meets
     tokens: torch.Tensor  # [M] what the text has there
 
-    def laws(self, part: slice, logits: torch.Tensor) -> Laws:
+    def distributions(self, part: slice, logits: torch.Tensor) -> Laws:
         return Laws(self.log_p[self.row[part]], torch.log_softmax(logits.float(), dim=-1), self.tokens[part])
 
 
@@ -59,7 +59,7 @@ class HeadLoss(torch.autograd.Function):
             x = states[part]
             logits = F.linear(x, weight).detach().requires_grad_()
             with torch.enable_grad():
-                loss = (task.objective(task.scored.laws(part, logits)) * task.weights[part]).sum()
+                loss = (task.objective(task.scored.distributions(part, logits)) * task.weights[part]).sum()
             (grad,) = torch.autograd.grad(loss, logits)
             by_states[part] = grad @ weight
             by_head.addmm_(grad.T.float(), x.float())
@@ -86,12 +86,12 @@ def score(
     logits: Callable[[torch.Tensor], torch.Tensor],
     measures: tuple[Objective, ...],
 ) -> torch.Tensor:
-    """[len(measures), M]: functions of the laws, without a gradient; `logits` turns states [n, d] into [n,
+    """[len(measures), M]: functions of the distributions, without a gradient; `logits` turns states [n, d] into [n,
     V].
     """
     out = torch.empty(len(measures), len(states), device=states.device)
     for part in pieces(len(states), scored.log_p.shape[1], states.device):
-        laws = scored.laws(part, logits(states[part]))
+        distributions = scored.distributions(part, logits(states[part]))
         for i, measure in enumerate(measures):
-            out[i, part] = measure(laws).float()
+            out[i, part] = measure(distributions).float()
     return out

@@ -131,8 +131,8 @@ def _seat(engine: Engine, policy: Prescribed, shape: Shape) -> bool:
     room = 2 * (shape.k + 1) + 1
     if PROMPT + room + 2 > engine.max_len:
         return False
-    lives = list(engine.state.lives.values())
-    if len(lives) == shape.texts and all(live.room(engine.max_len) > room for live in lives):
+    requests = list(engine.state.requests.values())
+    if len(requests) == shape.texts and all(request.room(engine.max_len) > room for request in requests):
         return True
     _clear(engine)
     vocab = engine.state.target.vocab_size
@@ -142,15 +142,15 @@ def _seat(engine: Engine, policy: Prescribed, shape: Shape) -> bool:
     policy.shape = STEPS[0]
     for _ in range(4 * shape.texts * PROMPT):
         engine.step()
-        if len(engine.state.lives) != shape.texts:
+        if len(engine.state.requests) != shape.texts:
             return False
-        if all(live.sequence.output_len for live in engine.state.lives.values()):
+        if all(request.sequence.output_len for request in engine.state.requests.values()):
             return True
     return False
 
 
 def _clear(engine: Engine) -> None:
-    for name in {live.request for live in engine.state.lives.values()}:
+    for name in {request.request_id for request in engine.state.requests.values()}:
         engine.cancel(name)
 
 

@@ -1,4 +1,4 @@
-"""Weights in panels: packed once, let go as they were loaded, and clusters of any size."""
+"""Weights in tiles: packed once, let go as they were loaded, and clusters of any size."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from checkpoints import build_target
-from paceline.core import Rows
+from paceline.core import ForwardBatch
 from paceline.errors import UsageError
 from paceline.kv.cache import KVCache
 from paceline.memory import Loaded
 from paceline.models.gemma4 import GemmaTarget
 from paceline.models.registry import load_target
-from paceline.ops import native, panels
+from paceline.ops import native, tiles
 from paceline.ops.base import Ops, Value, Weight
 from paceline.ops.quantize import quantize
 from paceline.ops.reference import EagerRunner
@@ -36,7 +36,7 @@ def test_prepared_weights_are_let_go_and_the_table_stays(tmp_path: Path) -> None
     build_target("e2b", tmp_path)
     want = logits(load_target(tmp_path, runner=native.NativeRunner(2)))
     target = load_target(tmp_path, runner=native.NativeRunner(2))
-    assert target.head is target.embedding  # tied: read by rows and in panels
+    assert target.head is target.embedding  # tied: read by rows and in tiles
     size = target.layers[0].gate.nbytes
     target.runner.prepare([target.hidden_graph, target.logits_graph])
     assert torch.equal(logits(target), want)
@@ -59,7 +59,7 @@ def test_a_weight_that_was_let_go_cannot_be_packed_again() -> None:
 
     x, rows = (
         torch.randn(1, 64),
-        Rows(torch.zeros(1).long(), torch.zeros(1).int(), torch.zeros(1).int(), [0, 1]),
+        ForwardBatch(torch.zeros(1).long(), torch.zeros(1).int(), torch.zeros(1).int(), [0, 1]),
     )
     want = EagerRunner().run(one, rows, None, {"x": x})[0]
     runner.prepare([one])
@@ -81,11 +81,11 @@ def test_clusters_of_any_size(size: int, kind: str) -> None:
     ordering = torch.randperm(clusters * size, generator=generator)
 
     def graph(ops: Ops) -> tuple[Value, ...]:
-        return ops.ordered_logits(ops.given("x", width), centroids, ordering, head, top)
+        return ops.centroid_logits(ops.given("x", width), centroids, ordering, head, top)
 
     x = torch.randn(7, width, generator=generator).bfloat16().float()  # nothing is lost by rounding it
     some = torch.zeros(7, dtype=torch.int32)
-    rows = Rows(some.long(), some, some, [0, 7])
+    rows = ForwardBatch(some.long(), some, some, [0, 7])
     ids, got = native.NativeRunner(2).run(graph, rows, None, {"x": x})
     wanted, want = EagerRunner().run(graph, rows, None, {"x": x})
     assert torch.equal(ids, wanted)
@@ -96,7 +96,7 @@ def test_clusters_of_any_size(size: int, kind: str) -> None:
 def test_bits_do_not_depend_on_where_weights_are_read_from(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From a cache few rows take several panels at once, from memory one: that is decided by what is loaded."""
+    """From a cache few rows take several tiles at once, from memory one: that is decided by what is loaded."""
     matrix = torch.randn(200, 96, generator=torch.Generator().manual_seed(5))
     weight = (
         quantize(matrix, kind) if kind in ("int8", "int4") else Weight(matrix.to(getattr(torch, kind)), kind)
@@ -108,10 +108,10 @@ def test_bits_do_not_depend_on_where_weights_are_read_from(
     x, some = torch.randn(4, 96), torch.zeros(4, dtype=torch.int32)
     out = {}
     for size in (0, 1 << 40):
-        monkeypatch.setattr(panels, "last_level_cache", lambda size=size: size)
+        monkeypatch.setattr(tiles, "last_level_cache", lambda size=size: size)
         runner = native.NativeRunner(2)
         for n in range(1, 5):
-            rows = Rows(some[:n].long(), some[:n], some[:n], [0, n])
+            rows = ForwardBatch(some[:n].long(), some[:n], some[:n], [0, n])
             out[size, n] = runner.run(graph, rows, None, {"x": x[:n].contiguous()})[0].clone()
         assert native._extension().get_weights_in_cache() == (size > 0)
     for n in range(1, 5):
@@ -129,7 +129,7 @@ def test_rows_make_tensors_only_when_asked() -> None:
         tokens, positions, slots = map(torch.tensor, numbers)
         return tokens, positions, slots
 
-    rows = Rows.of(([7, 8], [0, 1], [2, 2]), [0, 2], make)
+    rows = ForwardBatch.of(([7, 8], [0, 1], [2, 2]), [0, 2], make)
     assert rows.count == 2
     assert not made
     assert rows.positions.tolist() == [0, 1]
@@ -138,7 +138,7 @@ def test_rows_make_tensors_only_when_asked() -> None:
     assert rows.numbers is None  # from here on only the tensors count
 
 
-def test_panels_that_are_let_go_count_no_more() -> None:
+def test_tiles_that_are_let_go_count_no_more() -> None:
     gc.collect()
     before = Loaded.total
 
@@ -147,7 +147,7 @@ def test_panels_that_are_let_go_count_no_more() -> None:
 
     weight, some = Weight(torch.randn(64, 64), "float32"), torch.zeros(1, dtype=torch.int32)
     runner = native.NativeRunner(2)
-    runner.run(graph, Rows(some.long(), some, some, [0, 1]), None, {"x": torch.randn(1, 64)})
+    runner.run(graph, ForwardBatch(some.long(), some, some, [0, 1]), None, {"x": torch.randn(1, 64)})
     assert Loaded.total >= before + 64 * 64 * 4
     del runner
     gc.collect()

@@ -14,9 +14,9 @@ Origin = Literal["draft", "target"]
 
 
 @dataclass(slots=True, eq=False)
-class Live:
+class RequestState:
     sequence: Sequence
-    request: str
+    request_id: str
     index: int  # which of the request's n texts
     rule: VerifyRule
     drafter: str  # what is asked for this text: a network drafter, "ngram", both joined by "+", or "none"
@@ -66,7 +66,7 @@ class Live:
     def completion(self, finish_reason: FinishReason, error: str | None = None) -> Completion:
         s = self.sequence
         return Completion(
-            request=self.request,
+            request=self.request_id,
             index=self.index,
             text=self.text,
             token_ids=s.tokens[s.prompt_len :],

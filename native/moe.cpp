@@ -30,7 +30,7 @@ void top_indices(const float* x, int64_t n, int64_t k, std::vector<int64_t>& out
 // and expert_scale (0: none), whether shares add up to 1. number: eps of the norm before it, below 0 without one.
 void Program::route(const Op& op, int64_t row, int thread) {
   const Kernels& k = kernels();
-  const Panels& router = op.weights[0];
+  const Tiles& router = op.weights[0];
   Scratch& s = scratch_[thread];
   int64_t top_k = op.integers[0], width = router.in, experts = router.out;
   s.values.resize(width + experts);
@@ -63,7 +63,7 @@ void Program::route(const Op& op, int64_t row, int thread) {
 // (0: shared), op code of what gate and up go through.
 void Program::experts(const Op& op, int index, int thread) {
   const Kernels& k = kernels();
-  const Panels& m = op.weights[index];
+  const Tiles& m = op.weights[index];
   int64_t top_k = op.integers[0], per_rank = op.integers[1];
   Scratch& s = scratch_[thread];
   std::vector<std::pair<int64_t, int64_t>> places;  // (row, rank)
@@ -103,16 +103,16 @@ void Program::top_clusters(const Op& op, int64_t row) {
   }
 }
 
-// values: input, chosen clusters, logits. integers: size, top_k. A cluster begins with a panel.
+// values: input, chosen clusters, logits. integers: size, top_k. A cluster begins with a tile.
 void Program::gather(const Op& op, int step_index, int index, int thread) {
   const Kernels& k = kernels();
-  const Panels& m = op.weights[0];
+  const Tiles& m = op.weights[0];
   int64_t size = op.integers[0], top_k = op.integers[1], row = index / top_k, rank = index % top_k;
   Prepared x = prepared(op.values[0], m, step_index, scratch_[thread]);
   const int64_t bytes = k.prepared_bytes(m.kind, m.in);  // of a row; 0: floats, used in place
   x.data = static_cast<const char*>(x.data) + row * (bytes ? bytes : 4 * x.stride);
   if (x.row_scale) x.row_scale += row;
-  const int64_t panel = k.panel, begin = static_cast<int64_t>(at(op.values[1], row)[rank]) * ((size + panel - 1) / panel * panel);
+  const int64_t tile = k.tile, begin = static_cast<int64_t>(at(op.values[1], row)[rank]) * ((size + tile - 1) / tile * tile);
   k.linear(m, x, 1, begin, begin + size, at(op.values[2], row) + rank * size - begin, 0);
 }
 

@@ -1,4 +1,4 @@
-"""Weights as the native kernels read them: checked, and packed in panels (`native/linear.h`)."""
+"""Weights as the native kernels read them: checked, and packed in tiles (`native/linear.h`)."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ EXACT = 32  # is added to a kind in blocks whose inputs are not rounded
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
 
 
-def panels(
+def tiles(
     extension: ModuleType, weight: Weight, cluster: int, arena: Arena, exact: bool
 ) -> tuple[torch.Tensor, int]:
-    """(`weight` in panels of outputs, kind). With each `cluster` outputs filled up (by the last) to whole panels.
+    """(`weight` in tiles of outputs, kind). With each `cluster` outputs filled up (by the last) to whole tiles.
 
     `exact`: bfloat16 and blocks stay kinds that are multiplied with float32; else inputs are rounded to bfloat16 where
     the CPU multiplies pairs of it, and those of blocks to 8 bits (16 for
     q6_k and q8_0), each 16 with a scale of their own.
     Raises UsageError for a weight that native code cannot read.
     """
-    weight, padding = usable(weight), -cluster % int(extension.panel())
+    weight, padding = usable(weight), -cluster % int(extension.tile())
     if padding:
         ids = torch.arange(weight.out_features).view(-1, cluster)
         weight = weight.rows(torch.cat((ids, ids[:, -1:].expand(-1, padding)), dim=1).reshape(-1))
     scale = None if weight.scale is None else weight.scale.float().contiguous()
     shape, kind = (weight.out_features, weight.in_features), KINDS[weight.kind]
-    if kind == KINDS["bfloat16"] and not exact and extension.pairs():
+    if kind == KINDS["bfloat16"] and not exact and extension.bf16_dot():
         kind = PAIRS
     if exact and weight.blocks is not None:
         kind += EXACT

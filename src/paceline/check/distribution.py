@@ -1,7 +1,7 @@
-"""Whether `reject` and `block` draw from the target's exact law: chi-squared over whole short texts.
+"""Whether `reject` and `block` draw from the target's exact distribution: chi-squared over whole short texts.
 
 Texts of a few tokens from a few allowed ids are sampled through the engine with a drafter, and counted; the
-law of every such text is computed from the target's logits alone, without the engine's sampling code.
+distribution of every such text is computed from the target's logits alone, without the engine's sampling code.
 """
 
 from __future__ import annotations
@@ -70,19 +70,19 @@ def exact_law(
     """Chance of every text of TOKENS tokens from `ids`."""
     where = torch.tensor(ids)
     together = subject.engine.state.cache.max_sequences
-    law: dict[tuple[int, ...], float] = {(): 1.0}
+    distribution: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(TOKENS):
         longer: dict[tuple[int, ...], float] = {}
-        texts = list(law)
+        texts = list(distribution)
         for first in range(0, len(texts), together):
             part = texts[first : first + together]
             with over(partial(_where, subject, prompt, "none", f"{len(part)} texts of one prompt")):
                 hidden = subject.hidden([[*prompt, *text] for text in part], (len(prompt) + TOKENS,))
             logits = subject.logits(torch.stack([h[-1] for h in hidden])).double().cpu()[:, where]
             for text, row in zip(part, torch.softmax(logits / TEMPERATURE, -1).tolist(), strict=True):
-                longer |= {(*text, token): law[text] * p for token, p in zip(ids, row, strict=True)}
-        law = longer
-    return law
+                longer |= {(*text, token): distribution[text] * p for token, p in zip(ids, row, strict=True)}
+        distribution = longer
+    return distribution
 
 
 def sample(
@@ -107,7 +107,7 @@ class Trial:
 
     prompt: tuple[int, ...]
     ids: tuple[int, ...]
-    law: dict[tuple[int, ...], float]
+    distribution: dict[tuple[int, ...], float]
 
 
 def prepare(subject: Subject, drafter: str) -> Trial:
@@ -120,9 +120,9 @@ def prepare(subject: Subject, drafter: str) -> Trial:
 def try_rule(
     subject: Subject, ask: tuple[Rule, str], trial: Trial, samples: int, seconds: float = float("inf")
 ) -> Sampled:
-    """Draw about `samples` texts by `ask` = (rule, drafter) and hold them against the exact law."""
+    """Draw about `samples` texts by `ask` = (rule, drafter) and hold them against the exact distribution."""
     rule, drafter = ask
-    prompt, ids, law = trial.prompt, trial.ids, trial.law
+    prompt, ids, distribution = trial.prompt, trial.ids, trial.distribution
     texts = list(itertools.product(ids, repeat=TOKENS))
     counts = dict.fromkeys(texts, 0)
     drafted = accepted = done = 0
@@ -134,9 +134,9 @@ def try_rule(
         drafted, accepted, done = drafted + more, accepted + kept, done + size
         for text, n in new.items():
             counts[text] = counts.get(text, 0) + n
-            strange += n if text not in law else 0
+            strange += n if text not in distribution else 0
     cells = [*(counts[t] for t in texts), strange]
-    return Sampled(compare(cells, [*(law[t] for t in texts), 0.0]), drafted, accepted)
+    return Sampled(compare(cells, [*(distribution[t] for t in texts), 0.0]), drafted, accepted)
 
 
 def finding(rule: Rule, results: dict[str, Sampled]) -> Finding:
@@ -150,15 +150,15 @@ def finding(rule: Rule, results: dict[str, Sampled]) -> Finding:
         }  # fmt: skip
     bad = [name for name, r in results.items() if r.fit.refuted]
     if bad:
-        words = f"committed tokens do not follow the target's law with {', '.join(bad)}"
-        return Finding(f"law of {rule}", "refuted", words, counts)
+        words = f"committed tokens do not follow the target's distribution with {', '.join(bad)}"
+        return Finding(f"distribution of {rule}", "refuted", words, counts)
     idle = [name for name, r in results.items() if not 0 < r.accepted < r.drafted]
     if idle or not results:
         words = f"drafts of {', '.join(idle) or 'no drafter'} were never both kept and refused"
-        return Finding(f"law of {rule}", "not shown", words, counts)
+        return Finding(f"distribution of {rule}", "not shown", words, counts)
     fit = max((r.fit for r in results.values()), key=lambda f: f.detectable)
     words = (
-        f"committed tokens follow the target's exact law; a law {fit.detectable:.3f} away in total variation would "
-        f"be refuted with chance {fit.power:.0%} at level {fit.alpha:g}"
+        f"committed tokens follow the target's exact distribution; one {fit.detectable:.3f} away in total variation "
+        f"would be refuted with chance {fit.power:.0%} at level {fit.alpha:g}"
     )
-    return Finding(f"law of {rule}", "holds", words, counts)
+    return Finding(f"distribution of {rule}", "holds", words, counts)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from paceline.core import Rows
+from paceline.core import ForwardBatch
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import LayerKV, Layout
 from paceline.ops import native
 from paceline.ops.base import Ops, Value, Weight
 
 pytestmark = pytest.mark.skipif(
-    not (native.available() and native.pairs()), reason="needs products of bfloat16"
+    not (native.available() and native.bf16_dot()), reason="needs products of bfloat16"
 )
 
 
@@ -28,7 +28,7 @@ def both_ways(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, torch.
     results = []
     for way in ("pairs", "floats"):
         assert native._extension().choose_isa(way)
-        assert native._extension().pairs_by_floats() is (way == "floats")
+        assert native._extension().bf16_dot_by_floats() is (way == "floats")
         assert native.isa() == "avx512-bf16"
         results.append(compute())
     return results[0], results[1]
@@ -61,7 +61,7 @@ def test_linears(width: int, exponents: tuple[int, int]) -> None:
             return (ops.linear(ops.given("x", width), weight),)
 
         for count in (1, 2, 3, 4, 5, 9, 12, 17, 20):
-            rows = Rows(positions.long()[:count], positions[:count], slots[:count], [0, count])
+            rows = ForwardBatch(positions.long()[:count], positions[:count], slots[:count], [0, count])
             out.append(runner.run(graph, rows, None, {"x": x[:count].contiguous()})[0].clone())
         return torch.cat(out)
 
@@ -104,7 +104,7 @@ def test_attention(window: int | None, width: int, kv_heads: int) -> None:
             out = []
             for count in (1, 2, 5, 8, 17, new):
                 cut = slice(length - count, length)
-                rows = Rows(every.tokens[cut], every.positions[cut], every.slots[cut], [0, count])
+                rows = ForwardBatch(every.tokens[cut], every.positions[cut], every.slots[cut], [0, count])
                 out.append(runner.run(attend, rows, cache, {"q": q[new - count :].contiguous()})[0].clone())
         return torch.cat(out)
 
