@@ -64,9 +64,28 @@ with client.chat.completions.stream(
 assert final.choices[0].message.tool_calls[0].function.arguments == call.function.arguments
 print("streamed tool", sorted(kinds))
 
-for wrong, status in (({"model": "nope"}, 404), ({"model": model, "n": 999}, 400)):
+made = client.responses.create(model=model, input=TALK, max_output_tokens=16, extra_body={"seed": 1})
+assert made.output_text == whole.choices[0].message.content
+with client.responses.stream(model=model, input=TALK, max_output_tokens=16, extra_body={"seed": 1}) as stream:
+    ended = list(stream)[-1]
+assert ended.response.output_text == made.output_text
+flat = {"type": "function", **TOOL["function"], "strict": False}
+asked = client.responses.create(
+    model=model, input=TALK, tools=[flat], tool_choice="required", parallel_tool_calls=False, max_output_tokens=200,
+    extra_body={"seed": 1},
+)  # fmt: skip
+(call,) = asked.output
+assert call.arguments == called.choices[0].message.tool_calls[0].function.arguments
+output = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+back = client.responses.create(model=model, input=[*TALK, call, output], tools=[flat], max_output_tokens=8)
+print("responses", ended.type, call.name, back.status, back.usage.output_tokens)
+
+for ask, status in (
+    (lambda: client.models.retrieve("nope"), 404),
+    (lambda: client.chat.completions.create(model=model, messages=TALK, n=999), 400),
+):
     try:
-        client.chat.completions.create(messages=TALK, **wrong)
+        ask()
         raise AssertionError("no error")
     except APIStatusError as error:
         print(status, error.message[:80])

@@ -60,3 +60,20 @@ def test_events_do_not_depend_on_the_cuts(tmp_path: Path) -> None:
           return pieces.flatMap((piece) => splitter.push(piece));
         }})));"""
     assert node(tmp_path, source) == [payloads] * len(cuts)
+
+
+def test_one_clock_for_both_lanes_of_a_race(tmp_path: Path) -> None:
+    """What is shown at the end is the engine's time, so lanes and verdict cannot disagree."""
+    source = """import { Meter } from "./meters.mjs";
+        const made = [0.5, 0.2].map((seconds) => {
+          const meter = new Meter();
+          const before = meter.speed;
+          const step = { tokens: [1, 2], pieces: ["a", "b"], origins: ["draft", "target"], proposed: [1] };
+          for (let i = 0; i < 5; i++) meter.add(step);
+          meter.report = { seconds };
+          return { before, seconds: meter.seconds, speed: meter.speed };
+        });
+        console.log(JSON.stringify(made));"""
+    plain, fast = node(tmp_path, source)  # type: ignore[misc]
+    assert plain == {"before": 0, "seconds": 0.5, "speed": 20}
+    assert fast["speed"] / plain["speed"] == plain["seconds"] / fast["seconds"]

@@ -29,6 +29,8 @@ class SpeculationReport(BaseModel):
     drafted_by_position: list[int]
     accepted_by_position: list[int]
     drafters: dict[str, int]
+    seconds: float  # of the engine, from admission to the last token
+    first_token_seconds: float
     seed: int
 
 
@@ -57,6 +59,19 @@ class ChatAnswer(Answer):
 
 class CompletionAnswer(Answer):
     object: Literal["text_completion"]
+
+
+class ResponsesAnswer(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete", "in_progress"]
+    model: str
+    output: list[dict[str, Any]]
+    usage: dict[str, Any] | None
+    speculation: SpeculationReport
+    warnings: list[str] = []
 
 
 class ModelCard(BaseModel):

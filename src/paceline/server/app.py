@@ -20,8 +20,10 @@ from paceline.server import answers
 from paceline.server.chat import prepare_chat
 from paceline.server.completions import prepare_completion
 from paceline.server.errors import ApiError, as_api_error
+from paceline.server.ollama import add_ollama
 from paceline.server.paths import no_such_path
 from paceline.server.request_log import Write
+from paceline.server.responses import ResponsesRequest, prepare_response
 from paceline.server.schema import ChatRequest, CompletionRequest
 from paceline.server.security import Gate, Keys
 from paceline.server.service import Service
@@ -51,6 +53,7 @@ def build_app(service: Service, keys: Keys, write: Write | None = None) -> FastA
     _add_state_routes(app, service)
     _add_generation_routes(app, service)
     _add_token_routes(app, service)
+    add_ollama(app, service)
     for file in (files("paceline.server") / "page").iterdir():
         _add_page(app, PAGES.get(file.name, f"/{file.name}"), file)
     app.add_middleware(Gate, config=service.config, keys=keys, count=service.metrics.answered, write=write)
@@ -118,6 +121,15 @@ def _add_generation_routes(app: FastAPI, service: Service) -> None:
             return EventStream(ready.stream())
         return JSONResponse(await until_disconnect(request.receive, ready.answer()))
 
+    @app.post("/v1/responses", response_model=answers.ResponsesAnswer)
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        """An answer to a conversation, in the shapes of OpenAI's Responses API."""
+        ready = await prepare_response(service, body, request.state.salt)
+        service.tell(ready.chat, request.state.told)
+        if body.stream:
+            return EventStream(ready.stream())
+        return JSONResponse(await until_disconnect(request.receive, ready.answer()))
+
 
 def _add_token_routes(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize", response_model=answers.Tokens)
@@ -145,10 +157,10 @@ def _add_handlers(app: FastAPI) -> None:
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         deepest = max(error.errors(), key=_closeness)
         if deepest["type"] == "json_invalid":
-            return ApiError(400, "the body is not valid JSON", code="bad_json").response()
+            return _shown(request, ApiError(400, "the body is not valid JSON", code="bad_json"))
         where = ".".join(str(part) for part in deepest["loc"][1:] if _is_name(part))
         message = f"{where or 'the body'}: {deepest['msg'].removeprefix('Value error, ')}"
-        return ApiError(400, message, param=where or None, code="invalid_value").response()
+        return _shown(request, ApiError(400, message, param=where or None, code="invalid_value"))
 
     @app.exception_handler(HTTPException)
     async def plain(request: Request, error: HTTPException) -> Response:
@@ -157,14 +169,15 @@ def _add_handlers(app: FastAPI) -> None:
             405: ("this path does not take this method", None),
         }
         if error.status_code == 404:
-            return no_such_path(request.url.path).response()
+            return _shown(request, no_such_path(request.url.path))
         message, code = known.get(error.status_code, (str(error.detail), None))
-        return ApiError(error.status_code, message, code=code, headers=dict(error.headers or {})).response()
+        said = ApiError(error.status_code, message, code=code, headers=dict(error.headers or {}))
+        return _shown(request, said)
 
     @app.exception_handler(ApiError)
     @app.exception_handler(PacelineError)
     async def known(request: Request, error: Exception) -> Response:
-        return as_api_error(error).response()
+        return _shown(request, as_api_error(error))
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: ClientDisconnect) -> Response:
@@ -172,7 +185,14 @@ def _add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unknown(request: Request, error: Exception) -> Response:
-        return as_api_error(error).response()
+        return _shown(request, as_api_error(error))
+
+
+def _shown(request: Request, error: ApiError) -> Response:
+    """OpenAI's envelope, but the plain text that Ollama's clients read below /api."""
+    if request.url.path.startswith("/api/"):
+        return JSONResponse({"error": error.message}, error.status, error.headers)
+    return error.response()
 
 
 def _closeness(error: dict[str, Any]) -> tuple[int, bool]:
@@ -200,7 +220,7 @@ def _add_limits(schemas: dict[str, Any], service: Service) -> None:
     prompts[2]["minItems"] = 1
     prompts[2]["items"]["exclusiveMaximum"] = prompts[3]["items"]["items"]["exclusiveMaximum"] = width
     word = {"minLength": 1, "maxLength": c.max_stop_length}
-    for name in ("ChatRequest", "CompletionRequest"):
+    for name in ("ChatRequest", "CompletionRequest", "ResponsesRequest"):
         fields = schemas[name]["properties"]
         if c.strict:
             fields["model"]["anyOf"][0]["enum"] = list(service.names)
@@ -236,7 +256,7 @@ def _schema(app: FastAPI, service: Service, needs_key: bool) -> dict[str, Any]:
             method["responses"].pop("422", None)
             if path == "/metrics":
                 method["responses"]["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
-            if path.endswith("completions"):
+            if path.endswith(("completions", "responses")):
                 content = method["responses"]["200"]["content"]
                 content["text/event-stream"] = {}  # OpenAPI 3.1 has no words for a stream of events
     for name in ("HTTPValidationError", "ValidationError"):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from paceline.core import Constraint, Delta, SamplingParams, TokenLogprob
+from paceline.core import Constraint, Delta, SamplingParams, Stats, TokenLogprob
 from paceline.errors import PacelineError, PromptError
 from paceline.server.errors import ApiError
 from paceline.server.foreign import settle
-from paceline.server.generation import Ask, Generation, joined
+from paceline.server.generation import Ask, joined
 from paceline.server.history import continues, history, unfinished
 from paceline.server.logprobs import chat_logprobs
 from paceline.server.params import refuse, sampling_params
@@ -46,6 +46,8 @@ class Chat:
     created: int = field(default_factory=lambda: int(time.time()))
     completion_tokens: int = 0
     choices: list[ChatText] = field(default_factory=list)
+    stats: list[Stats] = field(default_factory=list)  # with `reason`, once `pieces` have ended
+    reason: str = ""
 
     def __post_init__(self) -> None:
         tools = bool(self.body.tools) and self.body.tool_choice != "none"
@@ -83,9 +85,21 @@ class Chat:
                 }
                 for i, choice in enumerate(self.choices)
             ],
-            "usage": self._usage(generation),
+            "usage": self.usage(generation.stats.values()),
             **report(generation.stats.values(), self.params.seed, self.warnings),
         }
+
+    async def pieces(self) -> AsyncIterator[dict[str, Any]]:
+        """For other APIs: what each batch adds to the only text, any of content, reasoning_content and tool_calls."""
+        async with self.service.generate(self.ask) as generation:
+            async for batch in generation.batches():
+                for _, delta in joined(batch):
+                    self.completion_tokens += len(delta.token_ids)
+                    piece = self.choices[0].push(delta)
+                    if delta.finish_reason is not None:
+                        self.reason = self.choices[0].finish_reason(delta.finish_reason)
+                        self.stats = list(generation.stats.values())
+                    yield piece
 
     async def stream(self) -> AsyncIterator[bytes]:
         options = self.body.stream_options
@@ -107,7 +121,7 @@ class Chat:
                     if wants_trace:
                         chunk["paceline"] = traces[delta.index].of(delta)
                     if continuous:
-                        chunk["usage"] = self._usage(generation)
+                        chunk["usage"] = self.usage(generation.stats.values())
                     left -= delta.finish_reason is not None
                     if not left:
                         chunk |= report(generation.stats.values(), self.params.seed, self.warnings)
@@ -118,7 +132,7 @@ class Chat:
         if include:
             told = report(generation.stats.values(), self.params.seed, self.warnings)
             head = self._head("chat.completion.chunk")
-            yield event({**head, "choices": [], "usage": self._usage(generation), **told})
+            yield event({**head, "choices": [], "usage": self.usage(generation.stats.values()), **told})
         yield DONE
 
     def _delta_chunk(self, delta: Delta) -> dict[str, Any]:
@@ -140,13 +154,8 @@ class Chat:
     def _logprobs(self, entries: list[TokenLogprob]) -> dict[str, Any] | None:
         return chat_logprobs(self.room.tokenizer, entries) if self.body.logprobs else None
 
-    def _usage(self, generation: Generation) -> dict[str, Any]:
-        out = usage(
-            len(self.ask.jobs[0][0]),
-            self.completion_tokens,
-            generation.stats.values(),
-            predicted=self.ask.predicted,
-        )
+    def usage(self, stats: Iterable[Stats]) -> dict[str, Any]:
+        out = usage(len(self.ask.jobs[0][0]), self.completion_tokens, stats, predicted=self.ask.predicted)
         thoughts = sum(choice.marked.reasoning_tokens for choice in self.choices)
         out["completion_tokens_details"]["reasoning_tokens"] = thoughts
         return out

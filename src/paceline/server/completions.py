@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from paceline.core import Delta, SamplingParams, TokenLogprob
+from paceline.core import Delta, SamplingParams, Stats, TokenLogprob
 from paceline.errors import PacelineError
 from paceline.server.foreign import settle
 from paceline.server.generation import Ask, Generation, joined
@@ -49,6 +49,8 @@ class Completion:
     created: int = field(default_factory=lambda: int(time.time()))
     completion_tokens: int = 0
     scores: list[list[Entry]] = field(default_factory=list)
+    stats: list[Stats] = field(default_factory=list)  # with `reason`, once `pieces` have ended
+    reason: str = ""
 
     @property
     def _prompts(self) -> list[list[int]]:
@@ -82,6 +84,16 @@ class Completion:
             "usage": self._usage(stats),
             **report(stats, self.params.seed, self.warnings),
         }
+
+    async def pieces(self) -> AsyncIterator[dict[str, Any]]:
+        """For other APIs: what each batch adds to the only text, as `content`."""
+        async with self.service.generate(self.ask) as generation:
+            async for batch in generation.batches():
+                for _, delta in joined(batch):
+                    self.completion_tokens += len(delta.token_ids)
+                    if delta.finish_reason is not None:
+                        self.reason, self.stats = delta.finish_reason, list(generation.stats.values())
+                    yield {"content": delta.text} if delta.text else {}
 
     async def stream(self) -> AsyncIterator[bytes]:
         options = self.body.stream_options

@@ -20,6 +20,10 @@ _PATHS = (
     "/detokenize",
     "/v1/chat/completions",
     "/v1/completions",
+    "/v1/responses",
+    "/api/chat",
+    "/api/generate",
+    "/api/tags",
 )
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 

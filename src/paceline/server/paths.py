@@ -5,11 +5,11 @@ from __future__ import annotations
 from paceline.server.errors import ApiError
 
 PATHS = (
-    "/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize", "/health", "/version",
-    "/metrics", "/docs", "/openapi.json",
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/tokenize", "/detokenize", "/health",
+    "/version", "/metrics", "/docs", "/openapi.json",
 )  # fmt: skip
 _CHAT = "use POST /v1/chat/completions"
-_OLLAMA = "this is Ollama's API and this server speaks OpenAI's: give its client the base URL of this server with /v1"
+_OLLAMA = "of Ollama's API there are POST /api/chat, POST /api/generate, GET /api/tags and GET /api/version"
 _WRITES = "this server only writes text"
 _ELSEWHERE = {
     "/v1/embeddings": f"embeddings are not what this server does: {_WRITES}",
@@ -20,7 +20,7 @@ _ELSEWHERE = {
     "/v1/moderations": f"moderation is not what this server does: {_WRITES}",
     "/v1/audio": f"audio is not what this server does: {_WRITES}",
     "/v1/images": f"images are not what this server does: {_WRITES}",
-    "/v1/responses": f"the Responses API is not supported: {_CHAT}",
+    "/v1/responses": "answers are not stored: use POST /v1/responses, with the whole conversation as input",
     "/v1/messages": f"Anthropic's Messages API is not supported: {_CHAT}",
     "/v1/assistants": f"the Assistants API is not supported: {_CHAT}",
     "/v1/threads": f"the Assistants API is not supported: {_CHAT}",

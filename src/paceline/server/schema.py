@@ -194,10 +194,15 @@ class Reasoning(Part):
 _AS_MANY_AS_FIT = "-1: as many as fit"
 
 
-class Sampling(Part):
-    """What both endpoints take."""
+class Named(Part):
+    """A request to the model of this name."""
 
     model: str | None = Field(None, max_length=256, description="left out: the one that is served")
+
+
+class Sampling(Named):
+    """What both endpoints take."""
+
     max_tokens: int | None = Field(None, ge=-1, le=2**31 - 1, description=_AS_MANY_AS_FIT)
     n_predict: int | None = Field(None, ge=-1, le=2**31 - 1, description="the same as max_tokens")
     min_tokens: int | None = Field(None, ge=0, le=2**31 - 1)

@@ -18,7 +18,7 @@ from paceline.server.metrics import Metrics
 from paceline.server.params import check_limits, refuse, token_id
 from paceline.server.predicted import Predicted
 from paceline.server.request_log import Told
-from paceline.server.schema import Sampling
+from paceline.server.schema import Named, Sampling
 from paceline.server.settings import ServerConfig
 from paceline.server.unknown import Unknown
 from paceline.text.grammar import check_depth
@@ -91,7 +91,7 @@ class Service:
             raise NotReady(f"the server is {self.worker.state}: try again later")
         return self.loaded
 
-    def warnings(self, body: Sampling) -> list[str]:
+    def warnings(self, body: Named) -> list[str]:
         """What of the request is ignored: readiness first, then the model's name and unknown fields. ApiError."""
         _ = self.room
         return self.unknown.model(body.model, self.names) + self.unknown.warnings(body)

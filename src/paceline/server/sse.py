@@ -58,6 +58,10 @@ class EventStream(Response):
         except ClientDisconnect:
             return
 
+    def failure(self, error: Exception) -> bytes:
+        """What is sent of an error after the first chunk."""
+        return event(as_api_error(error).envelope())
+
     async def _send(self, send: Send) -> None:
         async with aclosing(self._chunks) as chunks:  # type: ignore[type-var]
             first = await anext(chunks)
@@ -67,6 +71,5 @@ class EventStream(Response):
                 async for chunk in chunks:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
             except Exception as error:  # noqa: BLE001  the status is sent: the error goes into the stream
-                body = event(as_api_error(error).envelope())
-                await send({"type": "http.response.body", "body": body, "more_body": True})
+                await send({"type": "http.response.body", "body": self.failure(error), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

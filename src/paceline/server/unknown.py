@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from paceline.server.errors import ApiError
 from paceline.server.params import refuse
-from paceline.server.schema import Sampling, TemplateOptions
+from paceline.server.schema import Named, TemplateOptions
 
 log = logging.getLogger(__name__)
 _TOLD, _LOGGED, _SHOWN = 64, 1000, 80  # warnings of an answer; names in the log; characters of a name
@@ -26,7 +26,7 @@ class Unknown:
         self._strict = strict
         self._logged: set[str] = set()
 
-    def warnings(self, body: Sampling) -> list[str]:
+    def warnings(self, body: Named) -> list[str]:
         """A sentence for each name in `body` that is ignored. Raises ApiError 400 if the server is strict."""
         found: dict[str, str] = {}
         for place, why in _ignored(body):
@@ -61,13 +61,13 @@ class Unknown:
             log.warning("%s (said once)", message)
 
 
-def _ignored(body: Sampling) -> Iterator[tuple[Place, str]]:
+def _ignored(body: Named) -> Iterator[tuple[Place, str]]:
     for place in _extra(body, ()):
         yield place, "is unknown here"
     for name in _NO_EFFECT:
-        if getattr(body, name) is not None:
+        if getattr(body, name, None) is not None:
             yield (name,), "has no effect here"
-    if body.skip_special_tokens is False:
+    if getattr(body, "skip_special_tokens", None) is False:
         yield ("skip_special_tokens",), "has no effect here when false"
 
 

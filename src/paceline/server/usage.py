@@ -46,7 +46,10 @@ def failure_of_drafter(stats: Stats) -> str | None:
 
 
 def speculation(stats: Iterable[Stats], seed: int | None) -> dict[str, Any]:
-    """The sums over an answer's texts. `reason`: the most frequent one for steps without a draft, failures first."""
+    """The sums over an answer's texts. `reason`: the most frequent one for steps without a draft, failures first.
+
+    The times are the engine's: from the admission of the slowest text to its last token, and to the first token of any.
+    """
     done = list(stats)
     steps, emitted = sum(s.steps for s in done), sum(s.emitted for s in done)
     reasons = _added({reason_code(name): count for name, count in s.reasons.items()} for s in done)
@@ -62,6 +65,8 @@ def speculation(stats: Iterable[Stats], seed: int | None) -> dict[str, Any]:
         "drafted_by_position": _by_position(s.drafted_by_position for s in done),
         "accepted_by_position": _by_position(s.accepted_by_position for s in done),
         "drafters": _added(s.drafters for s in done),
+        "seconds": round(max((s.seconds for s in done), default=0.0), 6),
+        "first_token_seconds": round(min((s.first_token_seconds for s in done), default=0.0), 6),
         "seed": seed,
     }
 

@@ -68,6 +68,7 @@ async function write(body, signal) {
   $("note").textContent = "";
   try {
     await stream(body, (step) => { meter.add(step); writeView.add(step); draw(false); }, signal, (report) => {
+      meter.report = report;
       const used = Object.entries(report.drafters).map(([kind, steps]) => `${kind} in ${steps} ${steps === 1 ? "step" : "steps"}`).join(", ");
       $("note").textContent = used ? `Drafted by ${used}.` : report.reason ? `Nothing was drafted: ${report.reason}.` : "";
     });
@@ -90,7 +91,7 @@ async function run() {
     if (view === "write") await write(body, signal);
     else {
       const together = document.querySelector("[name=mode]:checked").value === "together";
-      await race.run(body, together, (each, onStep) => stream(each, onStep, signal), body.prompt ?? "");
+      await race.run(body, together, (each, onStep, onReport) => stream(each, onStep, signal, onReport), body.prompt ?? "");
     }
   } catch (error) {
     if (error.name !== "AbortError") {

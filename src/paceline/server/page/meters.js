@@ -21,9 +21,12 @@ export class Meter {
     this.lengths[step.tokens.length] = (this.lengths[step.tokens.length] ?? 0) + 1;
   }
 
-  get seconds() { return Math.max(this.last - this.asked, 1) / 1000; }
-  /** Tokens per second since the first one came (which the clock cannot count). */
-  get speed() { return this.last > this.begin ? ((this.ids.length - 1) * 1000) / (this.last - this.begin) : 0; }
+  /** Of the engine once it has told, until then of this page's clock, which also counts the way to the server. */
+  get seconds() { return this.report?.seconds || Math.max(this.last - this.asked, 1) / 1000; }
+  get speed() {
+    if (this.report?.seconds) return this.ids.length / this.report.seconds;
+    return this.last > this.begin ? ((this.ids.length - 1) * 1000) / (this.last - this.begin) : 0;
+  }
   get perStep() { return this.steps ? this.ids.length / this.steps : 0; }
   get acceptance() {
     const drafted = sum(this.drafted);

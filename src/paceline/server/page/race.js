@@ -16,7 +16,7 @@ export class Race {
     this.#draw();
   }
 
-  /** Run both; `stream(request, onStep)` resolves with the finish reason. */
+  /** Run both; `stream(request, onStep, onReport)` resolves with the finish reason. Neither finds its prompt computed. */
   async run(request, together, stream, prompt) {
     this.#draw();
     this.#proof.hidden = true;
@@ -24,11 +24,11 @@ export class Race {
     const start = async (run) => {
       run.meter = new Meter();
       const speculation = run.kind === "plain" ? { drafter: "none", trace: true } : request.speculation;
-      run.reason = await stream({ ...request, speculation }, (step) => {
+      run.reason = await stream({ ...request, speculation, cache_prompt: false }, (step) => {
         run.meter.add(step);
         this.#views[run.kind].add(step);
         this.#show(run, request.max_tokens);
-      });
+      }, (report) => { run.meter.report = report; });
       this.#show(run, request.max_tokens, true);
     };
     LANES.forEach(([kind]) => this.#views[kind].clear(prompt));
@@ -66,7 +66,7 @@ export class Race {
     verdict.className = same ? "" : "bad";
     const speed = document.createElement("p");
     speed.textContent = `With speculation it took ${fast.meter.seconds.toFixed(2)} s instead of ${plain.meter.seconds.toFixed(2)} s`
-      + `: ${ratio.toFixed(2)} times as fast, ${fast.meter.perStep.toFixed(2)} tokens per step`
+      + ` by the engine's clock: ${ratio.toFixed(2)} times as fast, ${fast.meter.perStep.toFixed(2)} tokens per step`
       + `${together ? " (both shared the machine)" : ""}.`;
     const table = document.createElement("table");
     const rows = [["SHA-256, plain", hashes[0]], ["SHA-256, speculation", hashes[1]], ["Token ids begin", plain.meter.ids.slice(0, 16).join(" ")]];

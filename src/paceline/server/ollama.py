@@ -1,0 +1,277 @@
+"""Ollama's /api/chat, /api/generate, /api/tags and /api/version, in terms of the requests this server has anyway."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from fastapi import FastAPI, Request
+from fastapi import Response as HttpResponse
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from paceline import __version__
+from paceline.server.chat import Chat, prepare_chat
+from paceline.server.completions import Completion, prepare_completion
+from paceline.server.errors import as_api_error
+from paceline.server.params import refuse
+from paceline.server.schema import ChatRequest, CompletionRequest, FunctionCall, Named, Part, Tool
+from paceline.server.service import Service
+from paceline.server.sse import EventStream, until_disconnect
+from paceline.server.usage import report
+
+LATEST = ":latest"
+
+
+class Options(Part):
+    """Where a field has another name here, `NAMES` has it."""
+
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
+    top_p: float | None = Field(None, gt=0, le=1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
+    stop: list[str] | str | None = None
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    num_predict: int | None = Field(None, ge=-2, le=2**31 - 1)
+    repeat_penalty: float | None = Field(None, ge=1e-3, le=1e3)
+
+
+NAMES = {"repeat_penalty": "repetition_penalty"}
+
+
+class Call(Part):
+    function: FunctionCall
+
+
+class Message(Part):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    thinking: str | None = None
+    images: list[Any] | None = Field(None, description="not supported: must be empty")
+    tool_calls: list[Call] | None = Field(None, max_length=128)
+    tool_name: str | None = Field(None, max_length=256)
+
+
+class Asked(Named):
+    """What both have."""
+
+    stream: bool | None = Field(None, description="true if it is left out")
+    format: Literal["", "json"] | dict[str, Any] | None = None
+    options: Options | None = None
+    think: bool | str | None = None
+    keep_alive: Any = Field(None, description="has no effect")
+
+
+class ChatAsked(Asked):
+    messages: list[Message] = Field(default_factory=list, max_length=4096)
+    tools: list[Tool] | None = None
+
+
+class GenerateAsked(Asked):
+    prompt: str = ""
+    system: str | None = None
+    suffix: str | None = Field(None, description="not supported: must be empty")
+    images: list[Any] | None = Field(None, description="not supported: must be empty")
+    raw: bool | None = Field(None, description="continue the prompt as it is, without the chat template")
+
+
+def add_ollama(app: FastAPI, service: Service) -> None:
+    @app.post("/api/chat", include_in_schema=False)
+    async def chat(body: ChatAsked, request: Request) -> HttpResponse:
+        if not body.messages:
+            return _loaded(service, {"message": {"role": "assistant", "content": ""}})
+        warnings = _settled(service, body)
+        ready = await prepare_chat(service, _chat(service, body), request.state.salt)
+        ready.warnings += warnings
+        return await _answer(Turn(service, ready, body, "message"), request)
+
+    @app.post("/api/generate", include_in_schema=False)
+    async def generate(body: GenerateAsked, request: Request) -> HttpResponse:
+        if not body.prompt:
+            return _loaded(service, {"response": ""})
+        warnings = _settled(service, body)
+        ready: Chat | Completion
+        if body.raw:
+            ready = await prepare_completion(service, _completion(service, body), request.state.salt)
+        else:
+            ready = await prepare_chat(service, _as_chat(service, body), request.state.salt)
+        ready.warnings += warnings
+        return await _answer(Turn(service, ready, body, "response"), request)
+
+    @app.get("/api/tags", include_in_schema=False)
+    async def tags() -> JSONResponse:
+        made = datetime.fromtimestamp(service.created, UTC).isoformat()
+        return JSONResponse({"models": [
+            {"name": name, "model": name, "modified_at": made, "details": {}}
+            for name in service.names
+        ]})  # fmt: skip
+
+    @app.get("/api/version", include_in_schema=False)
+    async def version() -> JSONResponse:
+        return JSONResponse({"version": __version__})
+
+
+def _loaded(service: Service, said: dict[str, Any]) -> JSONResponse:
+    """A request without text only asks for the model to be there."""
+    _ = service.room
+    return JSONResponse(
+        {"model": service.model, "created_at": _now(), **said, "done": True, "done_reason": "load"}
+    )
+
+
+async def _answer(turn: Turn, request: Request) -> HttpResponse:
+    turn.service.tell(turn.ready, request.state.told)
+    if turn.body.stream is not False:
+        return Lines(turn.lines())
+    return JSONResponse(await until_disconnect(request.receive, turn.whole()))
+
+
+def _settled(service: Service, body: Asked) -> list[str]:
+    """What of the request is ignored; its model as it is called here, where `:latest` means nothing."""
+    if body.model is not None and body.model not in service.names:
+        body.model = body.model.removesuffix(LATEST)
+    return service.warnings(body)
+
+
+def _common(service: Service, body: Asked) -> dict[str, Any]:
+    """The fields of our own requests."""
+    options = body.options or Options.model_validate({})
+    out = {NAMES.get(name, name): getattr(options, name) for name in Options.model_fields}
+    length = out.pop("num_predict")
+    out |= {"model": service.model, "max_tokens": -1 if length is None or length < 0 else length}
+    if body.format:
+        out["response_format"] = {"type": "json_object"} if body.format == "json" else {
+            "type": "json_schema", "json_schema": {"schema": body.format},
+        }  # fmt: skip
+    return out
+
+
+def _chat(service: Service, body: ChatAsked) -> ChatRequest:
+    said = []
+    for i, message in enumerate(body.messages):
+        if message.images:
+            raise refuse(f"messages.{i}.images", "this server reads text only: leave them out")
+        calls = [
+            {"id": f"call_{i}_{k}", "function": one.function}
+            for k, one in enumerate(message.tool_calls or [])
+        ]
+        said.append(
+            {"role": message.role, "content": message.content, "tool_calls": calls or None,
+             "reasoning_content": message.thinking, "name": message.tool_name}
+        )  # fmt: skip
+    return ChatRequest.model_validate(
+        _common(service, body) | {"messages": said, "tools": body.tools, "think": body.think}
+    )
+
+
+def _as_chat(service: Service, body: GenerateAsked) -> ChatRequest:
+    _only_text(body)
+    system = [{"role": "system", "content": body.system}] if body.system else []
+    said = [*system, {"role": "user", "content": body.prompt}]
+    return ChatRequest.model_validate(_common(service, body) | {"messages": said, "think": body.think})
+
+
+def _completion(service: Service, body: GenerateAsked) -> CompletionRequest:
+    _only_text(body)
+    if body.system:
+        raise refuse("system", "raw: true takes the prompt as it is: put it there")
+    return CompletionRequest.model_validate(_common(service, body) | {"prompt": body.prompt})
+
+
+def _only_text(body: GenerateAsked) -> None:
+    for name in ("images", "suffix"):
+        if getattr(body, name):
+            raise refuse(name, "is not supported: leave it out")
+
+
+@dataclass(slots=True)
+class Turn:
+    """One request, ready to run. `where`: the field that holds what is said, message or response."""
+
+    service: Service
+    ready: Chat | Completion
+    body: Asked
+    where: str
+    begin: float = 0.0
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        async with aclosing(self._pieces()) as pieces:  # type: ignore[type-var]
+            async for content, thoughts in pieces:
+                if content or thoughts:
+                    yield _line(self._head() | self._said(content, thoughts) | {"done": False})
+        yield _line(self._head() | self._said("", "", self._calls()) | self._end())
+
+    async def whole(self) -> dict[str, Any]:
+        said = thought = ""
+        async for content, thoughts in self._pieces():
+            said, thought = said + content, thought + thoughts
+        return self._head() | self._said(said, thought, self._calls()) | self._end()
+
+    async def _pieces(self) -> AsyncIterator[tuple[str, str]]:
+        self.begin = time.monotonic()
+        async with aclosing(self.ready.pieces()) as pieces:  # type: ignore[type-var]
+            async for piece in pieces:
+                yield piece.get("content", ""), piece.get("reasoning_content", "")
+
+    def _head(self) -> dict[str, Any]:
+        return {"model": self.body.model or self.service.model, "created_at": _now()}
+
+    def _said(self, content: str, thoughts: str, calls: Any = ()) -> dict[str, Any]:
+        thinking = {"thinking": thoughts} if thoughts else {}
+        if self.where == "response":
+            return {"response": content, **thinking}
+        more = {"tool_calls": calls} if calls else {}
+        return {"message": {"role": "assistant", "content": content, **thinking, **more}}
+
+    def _calls(self) -> list[dict[str, Any]]:
+        """Whole calls with their arguments as objects. One that was cut has none: `done_reason` says so."""
+        out = []
+        for call in self.ready.choices[0].calls if isinstance(self.ready, Chat) else []:
+            made = call["function"]
+            try:
+                out.append(
+                    {"function": {"name": made["name"], "arguments": json.loads(made["arguments"] or "{}")}}
+                )
+            except ValueError:
+                continue
+        return out
+
+    def _end(self) -> dict[str, Any]:
+        ready = self.ready
+        stats = ready.stats[0]
+        first = min(stats.first_token_seconds, stats.seconds)
+        return {
+            "done": True, "done_reason": "length" if ready.reason == "length" else "stop",
+            "total_duration": _nanoseconds(time.monotonic() - self.begin), "load_duration": 0,
+            "prompt_eval_count": len(ready.ask.jobs[0][0]), "prompt_eval_duration": _nanoseconds(first),
+            "eval_count": ready.completion_tokens, "eval_duration": _nanoseconds(stats.seconds - first),
+            **report(ready.stats, ready.params.seed, ready.warnings),
+        }  # fmt: skip
+
+
+class Lines(EventStream):
+    """JSON, one object a line."""
+
+    media_type = "application/x-ndjson"
+
+    def failure(self, error: Exception) -> bytes:
+        return _line({"error": as_api_error(error).message})
+
+
+def _line(data: dict[str, Any]) -> bytes:
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")

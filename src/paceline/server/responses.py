@@ -1,0 +1,370 @@
+"""POST /v1/responses: OpenAI's Responses API over a chat. Nothing is stored: each request brings its conversation."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from paceline.server.chat import Chat, prepare_chat
+from paceline.server.errors import ApiError
+from paceline.server.params import refuse, text_of
+from paceline.server.schema import ChatRequest, Content, Function, FunctionName, JsonSchema, Part, Sampling
+from paceline.server.service import Service
+from paceline.server.sse import event
+from paceline.server.usage import report
+
+
+class Said(Part):
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    id: Any = Field(None, description="accepted and ignored")
+    status: Any = Field(None, description="accepted and ignored")
+    phase: Any = Field(None, description="accepted and ignored")
+
+
+class Called(Part):
+    type: Literal["function_call"]
+    name: str = Field(max_length=128)
+    arguments: str
+    call_id: str = Field(max_length=256)
+    id: Any = Field(None, description="accepted and ignored")
+    status: Any = Field(None, description="accepted and ignored")
+
+
+class CallOutput(Part):
+    type: Literal["function_call_output"]
+    call_id: str = Field(max_length=256)
+    output: Content
+    id: Any = Field(None, description="accepted and ignored")
+    status: Any = Field(None, description="accepted and ignored")
+
+
+class Thought(Part):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class Thoughts(Part):
+    type: Literal["reasoning"]
+    content: list[Thought] | None = None
+    summary: Any = Field(None, description="accepted and ignored")
+    encrypted_content: Any = Field(None, description="accepted and ignored")
+    id: Any = Field(None, description="accepted and ignored")
+    status: Any = Field(None, description="accepted and ignored")
+
+
+class Typed(Part):
+    type: Literal["function"]
+
+
+class FunctionTool(Function, Typed):
+    """Fields of `Typed` come first, and so do their errors."""
+
+
+class NamedFunction(FunctionName, Typed):
+    pass
+
+
+class Format(JsonSchema):
+    type: Literal["text", "json_object", "json_schema"]
+
+
+class TextOptions(Part):
+    format: Format | None = None
+    verbosity: Any = Field(None, description="accepted and ignored")
+
+
+class Effort(Part):
+    effort: str | None = Field(None, max_length=32)
+    summary: Any = Field(None, description="accepted and ignored")
+    generate_summary: Any = Field(None, description="accepted and ignored")
+
+
+class ResponsesRequest(Sampling):
+    input: str | list[Said | Called | CallOutput | Thoughts]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: Effort | None = None
+    include: Any = Field(None, description="accepted and ignored")
+    truncation: Literal["disabled"] | None = Field(None, description="a prompt that is too long is refused")
+    background: bool | None = Field(None, description="not supported: must be false")
+    previous_response_id: Any = Field(None, description="not supported: must be null")
+    conversation: Any = Field(None, description="not supported: must be null")
+    prompt: Any = Field(None, description="not supported: must be null")
+
+
+_STORED = "nothing is stored here: send the whole conversation as input"
+_REFUSED = {
+    "previous_response_id": _STORED, "conversation": _STORED, "prompt": "no prompts are kept here: send the text itself",
+    "background": "answers come at once, or with stream: true",
+}  # fmt: skip
+_NAMES = {
+    "messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}  # fmt: skip
+
+
+async def prepare_response(service: Service, body: ResponsesRequest, key: str) -> Response:
+    """As prepare_chat, for a Responses request. Raises ApiError, with the names of this API's fields."""
+    for name, why in _REFUSED.items():
+        if getattr(body, name):
+            raise refuse(name, why)
+    if (body.n or 1) > 1:
+        raise refuse("n", "this API has one answer: leave it out, or use POST /v1/chat/completions")
+    warnings = service.warnings(body)
+    given = {name: getattr(body, name) for name in Sampling.model_fields}
+    given |= {
+        "model": service.model,
+        "messages": messages(body),
+        "continue_final_message": False,
+        "max_completion_tokens": body.max_output_tokens,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "reasoning_effort": body.reasoning.effort if body.reasoning else None,
+        "tools": [{"type": "function", "function": _function(tool)} for tool in body.tools or []] or None,
+        "tool_choice": _choice(body.tool_choice),
+    }
+    if body.text is not None and body.text.format is not None:
+        shown = body.text.format.model_dump(by_alias=True, exclude_none=True)
+        if shown["type"] == "json_schema" and "schema" not in shown:
+            raise refuse("text.format.schema", "is missing: give the JSON schema that the answer has to fit")
+        given["response_format"] = {"type": shown.pop("type"), "json_schema": shown or None}
+    try:
+        chat = await prepare_chat(service, ChatRequest.model_validate(given), key)
+    except ValidationError as error:  # of what is checked there only
+        raise ApiError(
+            400, f"input: {error.errors()[0]['msg']}", param="input", code="invalid_value"
+        ) from error
+    except ApiError as error:
+        raise _renamed(error) from error
+    chat.warnings += warnings
+    return Response(chat, body)
+
+
+def messages(body: ResponsesRequest) -> list[dict[str, Any]]:
+    """The conversation as a chat has it: calls and thoughts belong to a turn of the assistant."""
+    out: list[dict[str, Any]] = []
+    if isinstance(body.input, str):
+        out.append({"role": "user", "content": body.input})
+    thoughts = ""
+    for item in body.input if isinstance(body.input, list) else []:
+        if isinstance(item, Thoughts):
+            thoughts += "".join(part.text for part in item.content or [])
+            continue
+        if isinstance(item, CallOutput):
+            out.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
+            continue
+        if isinstance(item, Said):
+            out.append({"role": item.role, "content": item.content})
+        else:
+            if not out or out[-1]["role"] != "assistant":
+                out.append({"role": "assistant", "content": None})
+            call = {"name": item.name, "arguments": item.arguments}
+            out[-1].setdefault("tool_calls", []).append({"id": item.call_id, "function": call})
+        if thoughts and out[-1]["role"] == "assistant":
+            out[-1]["reasoning_content"], thoughts = thoughts, ""
+    if body.instructions:
+        if out and out[0]["role"] in ("system", "developer"):
+            out[0] = {**out[0], "content": f"{body.instructions}\n\n{text_of(out[0]['content'])}"}
+        else:
+            out.insert(0, {"role": "system", "content": body.instructions})
+    return out
+
+
+def _function(tool: FunctionTool) -> dict[str, Any]:
+    return tool.model_dump(include={"name", "description", "parameters", "strict"}, exclude_none=True)
+
+
+def _choice(choice: str | NamedFunction | None) -> Any:
+    if isinstance(choice, NamedFunction):
+        return {"type": "function", "function": {"name": choice.name}}
+    return choice
+
+
+def _renamed(error: ApiError) -> ApiError:
+    """The error with the field that this API has in the place of the chat's."""
+    head, dot, rest = (error.param or "").partition(".")
+    if head not in _NAMES:
+        return error
+    rest = rest.removeprefix("json_schema.")
+    param = _NAMES[head] + dot + rest
+    message = error.message.replace(f"{error.param}:", f"{param}:", 1)
+    return ApiError(error.status, message, param=param, code=error.code, headers=error.headers)
+
+
+@dataclass(slots=True)
+class Output:
+    """The items of an answer as they grow, and the events that tell of it."""
+
+    end: str  # of the ids
+    items: list[dict[str, Any]] = field(default_factory=list)
+
+    def push(self, piece: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """`piece`: what a chat's delta holds."""
+        for kind, name in (("reasoning", "reasoning_content"), ("message", "content")):
+            if piece.get(name):
+                yield from self._text(kind, piece[name])
+        for call in piece.get("tool_calls", ()):
+            made = call["function"]
+            if "name" in made:
+                item = {"call_id": call["id"], "name": made["name"], "arguments": ""}
+                yield from self._begin("function_call", item)
+            self.items[-1]["arguments"] += made["arguments"]
+            if made["arguments"]:
+                yield {**self._at("function_call_arguments.delta"), "delta": made["arguments"]}
+
+    def close(self) -> Iterator[dict[str, Any]]:
+        """End the last item; an answer without any is an empty message."""
+        if not self.items:
+            yield from self._text("message", "")
+        item = self.items[-1]
+        if item["status"] == "completed":
+            return
+        item["status"] = "completed"
+        if item["type"] == "function_call":
+            done = {"arguments": item["arguments"], "name": item["name"]}
+            yield self._at("function_call_arguments.done") | done
+        else:
+            part, name = item["content"][0], _part_name(item)
+            yield {**self._at(f"{name}.done"), "content_index": 0, "text": part["text"], **_no_logprobs(item)}
+            yield {**self._at("content_part.done"), "content_index": 0, "part": dict(part)}
+        yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": _copy(item)}
+
+    def _text(self, kind: str, text: str) -> Iterator[dict[str, Any]]:
+        if not self.items or self.items[-1]["type"] != kind:
+            more: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
+            yield from self._begin(kind, more | {"content": []})
+            part: dict[str, Any] = {"type": "reasoning_text", "text": ""}
+            if kind == "message":
+                part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            self.items[-1]["content"].append(part)
+            yield {**self._at("content_part.added"), "content_index": 0, "part": dict(part)}
+        item = self.items[-1]
+        item["content"][0]["text"] += text
+        if text:
+            name = f"{_part_name(item)}.delta"
+            yield {**self._at(name), "content_index": 0, "delta": text, **_no_logprobs(item)}
+
+    def _begin(self, kind: str, more: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        if self.items:
+            yield from self.close()
+        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind]
+        item = {"id": f"{prefix}_{self.end}{len(self.items)}", "type": kind, "status": "in_progress", **more}
+        self.items.append(item)
+        yield {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": _copy(item)}
+
+    def _at(self, name: str) -> dict[str, Any]:
+        place = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+        return {"type": f"response.{name}", **place}
+
+
+def _part_name(item: dict[str, Any]) -> str:
+    return "output_text" if item["type"] == "message" else "reasoning_text"
+
+
+def _no_logprobs(item: dict[str, Any]) -> dict[str, Any]:
+    return {"logprobs": []} if item["type"] == "message" else {}
+
+
+def _copy(item: dict[str, Any]) -> dict[str, Any]:
+    return item | {"content": [dict(part) for part in item["content"]]} if "content" in item else dict(item)
+
+
+@dataclass(slots=True)
+class Response:
+    """One request of the Responses API, ready to run."""
+
+    chat: Chat
+    body: ResponsesRequest
+    id: str = field(default_factory=lambda: "resp_" + uuid.uuid4().hex[:24])
+    created: int = field(default_factory=lambda: int(time.time()))
+    output: Output = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.output = Output(self.id[-16:])
+        self.chat.id = self.id  # what the request log names
+
+    async def answer(self) -> dict[str, Any]:
+        async for _ in self._events():
+            pass
+        return self._told()
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """Events as they come; those that are ready together are one piece."""
+        number = 0
+        out = b""
+        async with aclosing(self._events()) as events:  # type: ignore[type-var]
+            async for one in events:
+                if one is not None:
+                    named = b"event: " + one["type"].encode() + b"\n"
+                    out += named + event(one | {"sequence_number": number})
+                    number += 1
+                elif out:
+                    yield out
+                    out = b""
+        yield out
+
+    async def _events(self) -> AsyncIterator[dict[str, Any] | None]:
+        """The events, and None where what has come so far is to be sent."""
+        begun = False
+        async with aclosing(self.chat.pieces()) as pieces:  # type: ignore[type-var]
+            async for piece in pieces:
+                if not begun:  # an error before the first token has its own status
+                    yield {"type": "response.created", "response": self._told()}
+                    yield {"type": "response.in_progress", "response": self._told()}
+                    begun = True
+                for one in self.output.push(piece):
+                    yield one
+                yield None
+        for one in self.output.close():
+            yield one
+        yield {"type": f"response.{self._status()}", "response": self._told()}
+
+    def _status(self) -> str:
+        if not self.chat.reason:
+            return "in_progress"
+        return "incomplete" if self.chat.reason == "length" else "completed"
+
+    def _told(self) -> dict[str, Any]:
+        """The response object as it stands."""
+        body, params, status = self.body, self.chat.params, self._status()
+        ended = status != "in_progress"
+        shown = body.text.format if body.text is not None else None
+        made = {"type": "text"} if shown is None else shown.model_dump(by_alias=True, exclude_none=True)
+        choice = body.tool_choice
+        return {
+            "id": self.id, "object": "response", "created_at": self.created, "status": status, "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": body.instructions, "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata if isinstance(body.metadata, dict) else {}, "model": self.chat.service.model,
+            "output": [_copy(item) for item in self.output.items],
+            "parallel_tool_calls": body.parallel_tool_calls is not False, "previous_response_id": None,
+            "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
+            "store": False, "temperature": params.temperature, "text": {"format": made},
+            "tool_choice": choice.model_dump() if isinstance(choice, NamedFunction) else choice or "auto",
+            "tools": [{"type": "function", "description": None, "parameters": {}, "strict": False, **_function(tool)}
+                      for tool in body.tools or []],
+            "top_p": params.top_p, "truncation": "disabled", "usage": self._usage() if ended else None,
+            **(report(self.chat.stats, params.seed, self.chat.warnings) if ended else {}),
+        }  # fmt: skip
+
+    def _usage(self) -> dict[str, Any]:
+        counted = self.chat.usage(self.chat.stats)
+        thoughts = counted["completion_tokens_details"]["reasoning_tokens"]
+        return {
+            "input_tokens": counted["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": counted["prompt_tokens_details"]["cached_tokens"]},
+            "output_tokens": counted["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": thoughts},
+            "total_tokens": counted["total_tokens"],
+        }

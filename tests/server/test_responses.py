@@ -1,0 +1,199 @@
+"""The Responses API over the fake engine: raw, and with the official Python client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from paceline.server.responses import ResponsesRequest, messages
+from paceline.text.grammar import Grammars, Vocabulary
+from server.fake_engine import MARKS, FakeEngine, make_tokenizer
+from server.serving import Served, served
+
+openai = pytest.importorskip("openai")
+pydantic = pytest.importorskip("pydantic")
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+TOOL = {"type": "function", "name": "add", "parameters": PARAMETERS, "strict": False}
+
+
+class Person(pydantic.BaseModel):  # type: ignore[misc, name-defined]
+    name: str = pydantic.Field(max_length=5)
+    adult: bool
+
+
+def scripted(script: str | None = None) -> Any:
+    return served(FakeEngine(make_tokenizer(), script=script))
+
+
+@pytest.fixture(scope="module")
+def s() -> Iterator[Served]:
+    engine = FakeEngine(make_tokenizer())
+    ids = {mark: engine.tokenizer.token_id(mark) for mark in MARKS}
+    vocabulary = Vocabulary(engine.tokenizer._backend.to_str(), engine.tokenizer.vocab_size, (1, 4))
+    grammars = Grammars(vocabulary, {mark: i for mark, i in ids.items() if i is not None}, 20.0)
+    with served(engine, keys=("key",), grammars=grammars) as server:
+        yield server
+    grammars.close()
+
+
+@pytest.fixture
+def client(s: Served) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{s.url}/v1", api_key="key", max_retries=0, timeout=60) as made:
+        yield made
+
+
+def test_text_whole_and_streamed_is_the_chats_text(client: Any) -> None:
+    chat = client.chat.completions.create(
+        model="fake", seed=1, max_tokens=30,
+        messages=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}],
+    )  # fmt: skip
+    asked = {
+        "model": "fake",
+        "instructions": "Be brief.",
+        "input": "hello",
+        "max_output_tokens": 30,
+        "extra_body": {"seed": 1},
+    }
+    whole = client.responses.create(**asked)
+    assert whole.output_text == chat.choices[0].message.content != ""
+    assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert (whole.usage.output_tokens, whole.usage.total_tokens) == (30, 30 + whole.usage.input_tokens)
+    assert whole.speculation["seed"] == 1
+    with client.responses.stream(**asked) as stream:
+        events = list(stream)
+    final = events[-1].response
+    assert final.output_text == whole.output_text
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == whole.output_text
+    assert [e.sequence_number for e in events] == list(range(len(events)))
+    kinds = list(dict.fromkeys(e.type.removeprefix("response.") for e in events))
+    assert kinds == [
+        "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta", "output_text.done",
+        "content_part.done", "output_item.done", "incomplete",
+    ]  # fmt: skip
+
+
+def test_a_format_is_parsed_and_a_forced_call_streams(client: Any) -> None:
+    parsed = client.responses.parse(model="fake", input="hello", text_format=Person, max_output_tokens=400)
+    assert isinstance(parsed.output_parsed, Person)
+    for choice in ("required", {"type": "function", "name": "add"}):
+        asked = {
+            "model": "fake", "input": "hello", "tools": [TOOL], "tool_choice": choice, "parallel_tool_calls": False,
+            "max_output_tokens": 300, "extra_body": {"seed": 2},
+        }  # fmt: skip
+        whole = client.responses.create(**asked)
+        (call,) = whole.output
+        assert (call.type, call.name, call.status) == ("function_call", "add", "completed")
+        assert isinstance(json.loads(call.arguments)["a"], int)
+        with client.responses.stream(**asked) as stream:
+            deltas = [e.delta for e in stream if e.type == "response.function_call_arguments.delta"]
+            final = stream.get_final_response()
+        assert "".join(deltas) == final.output[0].arguments == call.arguments
+        answered = [{"type": "function_call_output", "call_id": call.call_id, "output": "7"}]
+        again = client.responses.create(
+            model="fake", input=[{"role": "user", "content": "hello"}, *whole.output, *answered], tools=[TOOL],
+            max_output_tokens=5,
+        )  # fmt: skip
+        assert again.output[-1].type == "message"
+
+
+def test_thoughts_text_and_calls_are_items_of_their_own() -> None:
+    script = (
+        "<|channel>thought\nhm<channel|>Let me see.<|tool_call>call:add{a:5}<tool_call|>"
+        "<|tool_call>call:add{a:6}<tool_call|>"
+    )
+    with scripted(script) as server:
+        asked = {"input": "hello", "tools": [TOOL], "reasoning": {"effort": "high"}}
+        with_thinking = server.post("/v1/responses", **asked | {"reasoning": None}).json()
+        kinds = [item["type"] for item in with_thinking["output"]]
+        assert kinds == ["reasoning", "message", "function_call", "function_call"]
+        assert with_thinking["output"][0]["content"] == [{"type": "reasoning_text", "text": "hm"}]
+        assert [json.loads(i["arguments"]) for i in with_thinking["output"][2:]] == [{"a": 5}, {"a": 6}]
+        assert with_thinking["status"] == "completed"
+        lines = server.post("/v1/responses", **asked | {"reasoning": None, "stream": True}).text.split("\n\n")
+        events = [json.loads(line.partition("data: ")[2]) for line in lines if line]
+        assert all(line.startswith(f"event: {e['type']}\n") for line, e in zip(lines, events, strict=False))
+        last = events[-1]["response"]
+        for changing in ("id", "created_at"):
+            assert last.pop(changing)
+        ids = ("id", "call_id")
+        plain = [
+            [{k: v for k, v in i.items() if k not in ids} for i in o]
+            for o in (last["output"], with_thinking["output"])
+        ]
+        assert plain[0] == plain[1]
+
+
+def test_the_conversation_reaches_the_template_as_a_chat() -> None:
+    given = [
+        {"role": "developer", "content": "Old."},
+        {"role": "user", "content": [{"type": "input_text", "text": "What is 1+1?"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "message", "role": "assistant",
+         "content": [{"type": "output_text", "text": "Let me see.", "annotations": []}]},
+        {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"},
+        {"type": "function_call", "call_id": "c2", "name": "add", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "2"},
+    ]  # fmt: skip
+    made = messages(ResponsesRequest.model_validate({"input": given, "instructions": "New."}))
+    assert [m["role"] for m in made] == ["developer", "user", "assistant", "tool"]
+    assert made[0]["content"] == "New.\n\nOld."
+    assert made[2]["reasoning_content"] == "hm"
+    assert [call["id"] for call in made[2]["tool_calls"]] == ["c1", "c2"]
+    assert made[3]["tool_call_id"] == "c1"
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"previous_response_id": "resp_1"}, "previous_response_id"), ({"conversation": {"id": "x"}}, "conversation"),
+    ({"background": True}, "background"), ({"prompt": {"id": "x"}}, "prompt"), ({"n": 2}, "n"), ({"input": []}, "input"),
+    ({"input": "x" * 600}, "input"), ({"max_output_tokens": 0}, "max_output_tokens"),
+    ({"truncation": "auto"}, "truncation"),
+    ({"tools": [{"type": "web_search"}]}, "tools.0.type"), ({"tool_choice": "required"}, "tool_choice"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0.content.0.type"),
+    ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+    ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "nonsense"}}}}, "text.format.schema"),
+    ({"temperature": -1}, "temperature"), ({"input": "explode"}, "input"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "param"), BAD, ids=[param for _, param in BAD])
+def test_what_is_refused_names_the_field_of_this_api(s: Served, body: dict[str, Any], param: str) -> None:
+    answer = s.post("/v1/responses", **{"input": "hello", **body})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+def test_what_is_ignored_is_told_and_nothing_is_stored(s: Served) -> None:
+    body = {
+        "input": [{"role": "user", "content": "x", "colour": "red"}],
+        "max_tool_calls": 3,
+        "include": ["x"],
+        "store": True,
+    }
+    told = s.post("/v1/responses", max_output_tokens=3, **body).json()
+    assert sorted(told["warnings"]) == [
+        "input.colour: is unknown here and ignored",
+        "max_tool_calls: is unknown here and ignored",
+    ]
+    assert told["store"] is False
+    gone = s.client.get(f"/v1/responses/{told['id']}")
+    assert (gone.status_code, "not stored" in gone.json()["error"]["message"]) == (404, True)
+
+
+def test_an_error_before_and_after_the_first_token() -> None:
+    with scripted() as server:
+        server.engine.fail = [ValueError("x"), ValueError("x")]
+        assert server.post("/v1/responses", input="hello", stream=True).status_code == 500
+        server.engine.delay = 0.02
+        with server.client.stream(
+            "POST", "/v1/responses", json={"input": "hello", "stream": True, "max_output_tokens": 100}
+        ) as answer:
+            text = ""
+            for piece in answer.iter_text():
+                text += piece
+                if not server.engine.fail and "delta" in text and '"error":{' not in text:
+                    server.engine.fail = [ValueError("x"), ValueError("x")]
+        assert '"error":{' in text
+        assert "response.completed" not in text
+        assert server.settled(lambda: not server.engine.texts)
