@@ -204,7 +204,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         own.way: write_own(llms[own.activations], own, args.tokens)
         for own in OWN
         if own.activations == "float32"
-        or (native.available() and native.pairs())  # elsewhere the two are the same
+        or (native.available() and native.bf16_dot())  # elsewhere the two are the same
     }
     with ExitStack() as stack:
         files = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="against_llama_")))

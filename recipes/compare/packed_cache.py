@@ -72,7 +72,7 @@ def main() -> None:
     args = parser.parse_args()
     if min(args.rounds, *args.batch) < 1 or not 0 <= args.draft_tokens <= 16 or args.seconds < 0:
         parser.error("rounds and batch are 1 or more, draft-tokens 0 to 16, seconds 0 or more")
-    if not (native.available() and native.pairs()):
+    if not (native.available() and native.bf16_dot()):
         parser.error("this CPU does not multiply pairs of bfloat16 (AVX512-BF16)")
     for batch in args.batch:
         print(compare(batch, args), flush=True)

@@ -262,7 +262,7 @@ def test_activations_can_stay_float32() -> None:
     for name in ("auto", "float32"):
         llm = LLM("demo", drafter="none", activations=name, max_model_len=256)
         assert ("bf16" in llm.info["arithmetic"]) == (
-            name == "auto" and native.available() and native.pairs()
+            name == "auto" and native.available() and native.bf16_dot()
         )
         packed = "bf16" in llm.info["arithmetic"]  # then K/V are rounded, too
         assert llm.info["cache_dtype"] == ("packed bfloat16" if packed else "float32")
@@ -271,7 +271,7 @@ def test_activations_can_stay_float32() -> None:
         raw[name] = points[0].raw
     assert raw["auto"] == pytest.approx(raw["float32"], abs=0.02)
     if native.available():
-        assert (raw["auto"] == raw["float32"]) != native.pairs()
+        assert (raw["auto"] == raw["float32"]) != native.bf16_dot()
     with pytest.raises(UsageError, match="set dtype=float32"):
         pick_runner(EngineConfig(activations="float32"), torch.device("cuda"))
 
@@ -285,7 +285,7 @@ def test_what_rounded_activations_lose_is_next_to_nothing(llm: LLM) -> None:
     loss = measure_loss(exact, rounded, ids, len(llm.tokenizer.decode(ids).encode()))
     assert loss.positions == 399
     assert loss.kl < 1e-4  # bits per token; int8 weights lose 2e-4
-    assert (loss.kl > 0) == native.pairs()
+    assert (loss.kl > 0) == native.bf16_dot()
     assert loss.quantized_bits_per_byte == pytest.approx(loss.bits_per_byte, abs=1e-3)
 
 

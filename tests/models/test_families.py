@@ -212,7 +212,7 @@ def test_bfloat16_weights(name: str, tmp_path: Path) -> None:
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
     assert worst_of(theirs, load_target(tmp_path, runner=native.NativeRunner(2, exact=True))) < TOLERANCE
     fast = load_target(tmp_path, runner=native.NativeRunner(2))
-    assert fast.kv_dtype == ("packed" if native.pairs() else torch.float32)
+    assert fast.kv_dtype == ("packed" if native.bf16_dot() else torch.float32)
     assert worst_of(theirs, fast) < 0.2
 
 

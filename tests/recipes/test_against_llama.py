@@ -194,7 +194,7 @@ def test_whole_run(
     assert "llama f32 plain: 0 of 2 texts equal (prompt 0 from token" in said
     result = json.loads(found.read_text())
     assert result["provenance"]["llama_server"] == "version: stand-in"
-    ours = 6 if native.available() and native.pairs() else 3
+    ours = 6 if native.available() and native.bf16_dot() else 3
     assert [len(speed["decode"]) for speed in result["speeds"].values()] == [2] * (ours + 1)
     assert ("paceline bf16 auto" in result["speeds"]) == (ours == 6)
 

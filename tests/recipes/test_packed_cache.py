@@ -11,7 +11,7 @@ import pytest
 from paceline.ops import native
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "compare" / "packed_cache.py"
-CAN = native.available() and native.pairs()
+CAN = native.available() and native.bf16_dot()
 
 
 def compare(*options: str) -> subprocess.CompletedProcess[str]:
