@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "text": {"weights"},
     "weights": {"ops"},
     "models": {"kv", "ops", "weights"},
+    "convert": {"models", "ops", "text", "weights"},
     "drafters": {"kv", "models", "ops"},
     "control": set(),
     "control/startup": {"control", "drafters", "engine", "text"},

@@ -37,12 +37,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from comparison import Speed, best, first_difference, parting, ratios, table
-from gguf_export import export
 from llama_modes import CONTEXT, Mode, chosen, command_flags, file_name, files_needed, find_binary
 from llama_server import LlamaServer, Reply
 
 from paceline import LLM, SamplingParams
 from paceline.bench.meters import provenance
+from paceline.convert.to_gguf import write_gguf
 from paceline.errors import PacelineError, UsageError
 from paceline.ops import native
 
@@ -99,12 +99,12 @@ def write_llama(server: LlamaServer, tokens: int) -> Way:
     return lambda prompt: server.complete(prompt, tokens)
 
 
-def export_all(modes: Seq[Mode], llama_cpp: Path, files: Path) -> None:
+def export_all(modes: Seq[Mode], files: Path) -> None:
     """Every GGUF that `modes` need, into `files`."""
     for folder, weights in files_needed(modes):
         say(f"exporting demo/{folder} as {weights}")
         source = Path(str(resources.files("paceline") / "demo" / folder))
-        export(source, files / file_name(folder, weights), llama_cpp, weights)
+        write_gguf(source, files / file_name(folder, weights), weights)
 
 
 def measure(ways: dict[str, Way], prompts: Seq[list[int]], rounds: int) -> dict[str, list[list[Reply]]]:
@@ -171,7 +171,7 @@ def read_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--llama-cpp", type=Path, required=True, help="llama.cpp source tree, for its converter"
+        "--llama-cpp", type=Path, required=True, help="llama.cpp source tree whose build/bin has llama-server"
     )
     parser.add_argument(
         "--server", type=Path, help="llama-server binary (default: LLAMA_CPP/build/bin, then PATH)"
@@ -208,7 +208,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     }
     with ExitStack() as stack:
         files = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="against_llama_")))
-        export_all(modes, args.llama_cpp, files)
+        export_all(modes, files)
         for i, mode in enumerate(modes):
             flags = command_flags(mode, files, args.threads)
             server = stack.enter_context(LlamaServer(binary, flags, files / f"{i}.log"))

@@ -16,7 +16,7 @@ Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 NEEDED = {
     "info": (), "serve": (), "check": ("--quick",), "bench": ("--quick",), "train": ("--data", "x", "--out", "y"),
-    "quantize": ("--to", "int8", "--out", "z"),
+    "quantize": ("--to", "int8", "--out", "z"), "convert": ("--out", "z"),
 }  # fmt: skip
 
 
@@ -33,7 +33,7 @@ def test_the_target_is_an_argument_or_an_option(command: str, monkeypatch: Patch
     assert "the target is given twice, as a and as --target b: give it once" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["train", "quantize"])
+@pytest.mark.parametrize("command", ["train", "quantize", "convert"])
 def test_a_command_that_needs_a_target_says_so(command: str, monkeypatch: Patch, capsys: Capture) -> None:
     assert call(monkeypatch, command, *NEEDED[command]) == 2
     assert "no target is given: name a folder" in capsys.readouterr().err

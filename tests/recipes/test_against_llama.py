@@ -53,13 +53,6 @@ class Handler(BaseHTTPRequestHandler):
 print("pid", os.getpid(), flush=True)
 HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
-CONVERTER = """
-import sys
-out = sys.argv[sys.argv.index("--outfile") + 1]
-if "q8_0" in sys.argv:
-    sys.exit("ValueError: cannot do that")
-open(out, "w").write(" ".join(sys.argv[1:]))
-"""
 
 
 @pytest.fixture
@@ -67,13 +60,10 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.syspath_prepend(str(RECIPE))
     import against_llama
     import comparison
-    import gguf_export
     import llama_modes
     import llama_server
 
-    return SimpleNamespace(
-        main=against_llama, comparison=comparison, export=gguf_export, modes=llama_modes, server=llama_server
-    )
+    return SimpleNamespace(main=against_llama, comparison=comparison, modes=llama_modes, server=llama_server)
 
 
 @pytest.fixture
@@ -82,14 +72,6 @@ def binary(tmp_path: Path) -> Path:
     path.write_text(f"#!{sys.executable}\n{SERVER}")
     path.chmod(0o755)
     return path
-
-
-@pytest.fixture
-def llama_cpp(tmp_path: Path) -> Path:
-    root = tmp_path / "llama.cpp"
-    root.mkdir()
-    (root / "convert_hf_to_gguf.py").write_text(CONVERTER)
-    return root
 
 
 def alive(log: Path) -> bool:
@@ -139,19 +121,6 @@ def test_no_server_that_is_one(
         recipe.server.LlamaServer(text, [], tmp_path / "log").__enter__()
 
 
-def test_export(recipe: SimpleNamespace, llama_cpp: Path, tmp_path: Path) -> None:
-    out = recipe.export.export(DEMO / "target", tmp_path / "t.gguf", llama_cpp, "bf16")
-    assert out.read_text() == f"{DEMO / 'target'} --outtype bf16 --outfile {out}"
-    with pytest.raises(LoadError, match="could not write target as q8_0: ValueError: cannot do that"):
-        recipe.export.export(DEMO / "target", tmp_path / "q.gguf", llama_cpp, "q8_0")
-    with pytest.raises(UsageError, match="type 'int3' is unknown"):
-        recipe.export.export(DEMO / "target", tmp_path / "t.gguf", llama_cpp, "int3")
-    with pytest.raises(UsageError, match=r"no config\.json"):
-        recipe.export.export(tmp_path, tmp_path / "t.gguf", llama_cpp)
-    with pytest.raises(UsageError, match=r"no convert_hf_to_gguf\.py"):
-        recipe.export.export(DEMO / "target", tmp_path / "t.gguf", tmp_path)
-
-
 def test_every_mode_is_well_formed(recipe: SimpleNamespace, tmp_path: Path) -> None:
     modes = recipe.modes.MODES
     assert len({mode.name for mode in modes}) == len(modes)
@@ -180,10 +149,10 @@ def test_speeds_and_where_texts_part(recipe: SimpleNamespace) -> None:
 
 
 def test_whole_run(
-    recipe: SimpleNamespace, binary: Path, llama_cpp: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    recipe: SimpleNamespace, binary: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    asked = f"x --llama-cpp {llama_cpp} --server {binary} --rounds 2 --prompts 2 --tokens 6 --threads 1"
+    asked = f"x --llama-cpp {tmp_path} --server {binary} --rounds 2 --prompts 2 --tokens 6 --threads 1"
     found = tmp_path / "found.json"
     monkeypatch.setattr(sys, "argv", [*asked.split(), "--only", "f32 plain", "--json", str(found)])
     recipe.main.main()

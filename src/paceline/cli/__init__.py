@@ -26,6 +26,7 @@ COMMANDS = {
     "rm": "Remove models from the cache of downloads.",
     "info": "Say what a model is, what it needs and what would be used.",
     "quantize": "Store a model with int8 or int4 weights.",
+    "convert": "Write a model as GGUF, or a GGUF model as safetensors.",
     "train": "Train or adapt an MTP drafter for a target.",
 }
 INTERRUPTED = 130

@@ -9,7 +9,7 @@ move whole rows only, so they work on blocks as they are stored, too. Source of 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -148,5 +148,15 @@ def half_split_rows(rows: int, heads: int) -> NDArray[np.int64]:
     return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
-def supported() -> Iterable[str]:
-    return NAMES
+def interleaved_rows(rows: int, heads: int) -> NDArray[np.int64]:
+    """The other way round: which row of the checkpoint stands at each stored row."""
+    return np.argsort(half_split_rows(rows, heads))
+
+
+def names_of(architecture: str, name: str) -> list[str]:
+    """The GGUF tensors that a checkpoint tensor is stored as, gate before up; none where there is no place for it."""
+    top, layer = NAMES[architecture]
+    inside = re.fullmatch(r"layers\.(\d+)\.(.+)", name)
+    known, wanted = (layer, inside[2]) if inside else (top, name)
+    found = [stored for stored, checkpoint in known.items() if checkpoint == wanted]
+    return [f"blk.{inside[1]}.{stored}" for stored in found] if inside else found

@@ -34,6 +34,8 @@ def llama3_scaling(factors: NDArray[np.float32], head_dim: int, theta: float) ->
             return None
         high = round(float(1 - 1 / start), 2)
         context = float(round(float(slope) * (1 - 1 / float(start) - low)))
+    elif between.any():  # high is 4, then
+        context = float(np.round((smooth * (high - low) + low) / turns)[between][0])
     expected = np.clip((context * turns - low) / (high - low), 0, 1)
     again = 1 / ((1 - expected) / factor + expected)
     if not np.allclose(again, factors, rtol=EXACT):

@@ -1,0 +1,122 @@
+"""`paceline convert`: a model as GGUF, or a GGUF model as a folder in Hugging Face layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from paceline.cli.options import TARGET, apply, one_target
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.convert.output import Tell
+
+FLOATS = ("f32", "bf16", "f16")
+KINDS = (*FLOATS, "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+
+
+@click.command()
+@apply(TARGET)
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="FILE.gguf to write from a folder, or the folder to write from a GGUF file.",
+)
+@click.option(
+    "--to",
+    "kind",
+    type=click.Choice(KINDS),
+    help="Kind of the stored weights.  [default: as stored; for a folder bf16]",
+)
+@click.option(
+    "--drafter",
+    default="none",
+    show_default=True,
+    metavar="NAME",
+    help="Convert this drafter, too, into a file beside it; auto: the target's own assistant.",
+)
+@click.option("--force", is_flag=True, help="Replace what is there.")
+def command(
+    target: str | None, named: str | None, out: Path, kind: str | None, drafter: str, force: bool
+) -> None:
+    """Convert TARGET (a folder, a hub id, `demo`, `smollm2` or a GGUF file) to the format that --out names.
+
+    A folder becomes one GGUF file, which llama.cpp loads. A GGUF file becomes a folder in Hugging Face layout.
+    """
+    from paceline.models.hub import resolve
+    from paceline.weights.gguf.reader import is_gguf
+
+    asked = one_target(target, named, None)
+    source = resolve(asked, "target")
+    if is_gguf(source):
+        _from_gguf(source, out, kind, drafter, force)
+    elif not is_gguf(out):
+        raise UsageError(
+            f"-o {out}: {asked} is a folder, which is converted to GGUF: give a name that ends in .gguf"
+        )
+    else:
+        _to_gguf(source, asked, out, kind, drafter, force)
+
+
+def _from_gguf(source: Path, out: Path, kind: str | None, drafter: str, force: bool) -> None:
+    from paceline.convert.to_folder import write_folder
+    from paceline.weights.gguf.reader import is_gguf
+
+    if is_gguf(out):
+        raise UsageError(
+            f"{source} is a GGUF file already, which is converted to a folder: give a folder with -o"
+        )
+    if kind not in (None, *FLOATS):
+        raise UsageError(
+            f"--to {kind}: a folder holds {', '.join(FLOATS)}; `paceline quantize` writes int8 and int4"
+        )
+    if drafter != "none":
+        raise UsageError(
+            "--drafter goes with a target in Hugging Face layout: convert the drafter's file by itself"
+        )
+    with progress(out.name) as tell:
+        size = write_folder(source, out, kind or "bf16", force=force, tell=tell)
+    click.echo(f"{out}: {size / 1e6:.1f} MB")
+
+
+def _to_gguf(source: Path, target: str, out: Path, kind: str | None, drafter: str, force: bool) -> None:
+    from paceline.assembly import choose_drafter
+    from paceline.config import EngineConfig
+    from paceline.convert.output import check_free
+    from paceline.convert.to_gguf import write_gguf
+
+    models = [(source, out)]
+    if drafter != "none":
+        found, path, why = choose_drafter(EngineConfig(target=target, drafter=drafter), source)
+        if path is None:
+            raise UsageError(
+                f"--drafter {drafter}: there is no model to convert ({why}): name a folder or a hub id"
+            )
+        suffix = "assistant" if found.startswith("mtp") else "draft"
+        models.append((path, out.with_name(f"{out.stem}-{suffix}.gguf")))
+    for _, to in models:
+        check_free(to, force)
+    for path, to in models:
+        with progress(to.name) as tell:
+            written = write_gguf(path, to, kind, source, force=force, tell=tell)
+        click.echo(f"{to}: {written.nbytes / 1e6:.1f} MB")
+        for note in written.notes:
+            click.echo(f"note: {to.name}: {note}", err=True)
+
+
+@contextmanager
+def progress(name: str) -> Iterator[Tell]:
+    """A bar on standard error while a file is written; nothing is left of it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(name, total=None)
+        yield lambda done, total: shown.update(task, completed=done, total=total)

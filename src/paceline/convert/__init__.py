@@ -1,0 +1,1 @@
+"""Models from one format to another: folders in Hugging Face layout to GGUF (to_gguf) and back (to_folder)."""

@@ -1,0 +1,142 @@
+"""A parsed config -> the metadata of a GGUF file: `weights/gguf/metadata.py` the other way round.
+
+Keys are those that llama.cpp's converter writes (`conversion/base.py`, `conversion/gemma.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paceline.models.config import FULL, SLIDING, AssistantConfig, GemmaConfig
+from paceline.models.decoder import inverse_frequencies
+from paceline.models.decoder_config import DecoderConfig, Rotary
+from paceline.weights.gguf.rotary import EXACT
+
+ARCHITECTURES: Mapping[str, str] = {
+    "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe",
+}  # fmt: skip
+NO_ROTATION = 1e30
+Config = DecoderConfig | GemmaConfig | AssistantConfig
+Values = dict[str, Any]
+
+
+def architecture_of(config: Config) -> str:
+    """GGUF's name for the family."""
+    if isinstance(config, AssistantConfig):
+        return "gemma4-assistant"
+    return "gemma4" if isinstance(config, GemmaConfig) else ARCHITECTURES[config.model_type]
+
+
+def metadata(config: Config) -> Values:
+    """The values under the architecture's prefix."""
+    if isinstance(config, AssistantConfig):
+        return _gemma4(config.text) | {
+            "embedding_length_out": config.backbone_hidden_size,
+            "nextn_predict_layers": len(config.text.layers),
+        }
+    return _gemma4(config) if isinstance(config, GemmaConfig) else _decoder(config)
+
+
+def context_of(config: DecoderConfig) -> int:
+    """The longest text that a model without a window computes alike: these architectures know none."""
+    return min(config.max_len, config.window) if config.window is not None else config.max_len
+
+
+def rotary_factors(config: Config) -> NDArray[np.float32] | None:
+    """`rope_freqs.weight`: by what the frequency of each pair is divided; None where there is nothing to say."""
+    if isinstance(config, DecoderConfig):
+        if config.rotary.kind != "llama3":
+            return None
+        plain, scaled = (
+            inverse_frequencies(r, config.head_dim) for r in (Rotary(config.rotary.theta), config.rotary)
+        )
+        return (plain.double() / scaled.double()).float().numpy()
+    text = config.text if isinstance(config, AssistantConfig) else config
+    pairs = next(layer.head_dim for layer in text.layers if layer.kind == FULL) // 2
+    factors = np.full(pairs, NO_ROTATION, np.float32)
+    factors[: int(pairs * text.rope[FULL].partial)] = 1
+    return factors
+
+
+def not_said(config: Config, found: Config) -> list[str]:
+    """What of `config` is not in `found`, which was read from the GGUF file, although the arithmetic depends on it."""
+    if isinstance(config, AssistantConfig) and isinstance(
+        found, AssistantConfig
+    ):  # its clusters only save time
+        return not_said(config.text, found.text)
+    skipped = {"model_type", "eos_token_ids", "modalities"}
+    if isinstance(config, DecoderConfig) and isinstance(found, DecoderConfig):
+        skipped |= {"max_len", "kinds", "window"}  # see `context_of`
+        turns, again = (inverse_frequencies(c.rotary, config.head_dim) for c in (config, found))
+        if torch.allclose(turns, again, rtol=EXACT, atol=0):
+            skipped.add("rotary")
+    said = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in skipped}
+    return [
+        f"{name}={str(value)[:60]}" for name, value in said.items() if value != getattr(found, name, None)
+    ]
+
+
+def _decoder(config: DecoderConfig) -> Values:
+    out = _common(config) | {
+        "context_length": context_of(config),
+        "block_count": len(config.kinds),
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count_kv": config.kv_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "rope.dimension_count": config.head_dim,
+        "rope.freq_base": config.rotary.theta,
+    }
+    if config.rotary.kind == "linear":
+        out |= {"rope.scaling.type": "linear", "rope.scaling.factor": config.rotary.factor}
+    if config.moe is not None:
+        out |= _experts(config.moe.experts, config.moe.top_k, config.moe.intermediate_size)
+    return out
+
+
+def _common(config: DecoderConfig | GemmaConfig) -> Values:
+    return {
+        "vocab_size": config.vocab_size,
+        "embedding_length": config.hidden_size,
+        "attention.head_count": config.heads,
+        "attention.layer_norm_rms_epsilon": config.eps,
+    }
+
+
+def _experts(count: int, used: int, width: int) -> Values:
+    return {"expert_count": count, "expert_used_count": used, "expert_feed_forward_length": width}
+
+
+def _gemma4(config: GemmaConfig) -> Values:
+    full = next(layer for layer in config.layers if layer.kind == FULL)
+    narrow = next((layer for layer in config.layers if layer.kind == SLIDING), full)
+    out = _common(config) | {
+        "context_length": config.max_len,
+        "block_count": len(config.layers),
+        "feed_forward_length": [layer.intermediate_size for layer in config.layers],
+        "attention.head_count_kv": [layer.kv_heads for layer in config.layers],
+        "attention.key_length": full.head_dim,
+        "attention.value_length": full.head_dim,
+        "attention.key_length_swa": narrow.head_dim,
+        "attention.value_length_swa": narrow.head_dim,
+        "attention.sliding_window": config.window,
+        "attention.sliding_window_pattern": [layer.kind == SLIDING for layer in config.layers],
+        "attention.shared_kv_layers": len(config.shared_layers),
+        "rope.freq_base": config.rope[FULL].theta,
+        "rope.dimension_count": full.head_dim,
+        "rope.dimension_count_swa": narrow.head_dim,
+        "embedding_length_per_layer_input": config.ple_size,
+    }
+    if SLIDING in config.rope:
+        out["rope.freq_base_swa"] = config.rope[SLIDING].theta
+    if config.softcap is not None:
+        out["final_logit_softcapping"] = config.softcap
+    if config.moe is not None:
+        out |= _experts(config.moe.experts, config.moe.top_k, config.moe.intermediate_size)
+    return out

@@ -1,0 +1,159 @@
+"""One GGUF model -> a folder in Hugging Face layout: config.json, tokenizer, chat template and weights as safetensors."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.convert.output import Tell, check_free, check_space, whole
+from paceline.errors import UsageError
+from paceline.models.inspection import check
+from paceline.text.tokenizer import Tokenizer
+from paceline.weights.gguf.source import GgufCheckpoint
+
+FLOATS = {"bf16": torch.bfloat16, "f32": torch.float32, "f16": torch.float16}
+SHARD = 4_000_000_000  # bytes of one file
+OUTSIDE = (
+    "lm_head.",
+    "pre_projection.",
+    "post_projection.",
+    "masked_embedding.",
+)  # what is not below `model.`
+STACKED = re.compile(r"(?P<at>layers\.\d+\.mlp\.experts)\.(?P<part>gate_up_proj|down_proj)")
+
+
+def write_folder(
+    file: Path, out: Path, kind: str = "bf16", *, force: bool = False, tell: Tell = lambda done, total: None
+) -> int:
+    """Write the GGUF model `file` to the folder `out`, weights as `kind`; returns their bytes.
+
+    Raises UsageError, LoadError and CapacityError; then there is no folder.
+    """
+    check_free(out, force)
+    checkpoint, tokenizer = GgufCheckpoint(file), Tokenizer.load(file)
+    dtype = FLOATS[kind]
+    shards, total = _shards(checkpoint, dtype.itemsize)
+    check_space(out, total)
+    with whole(out) as part:
+        part.mkdir()
+        _write_text(part, tokenizer)
+        config = checkpoint.config | _ids(tokenizer) | {"dtype": str(dtype).removeprefix("torch.")}
+        _write_json(part / "config.json", config)
+        _write_json(part / "generation_config.json", _ids(tokenizer))
+        done = 0
+        names: dict[str, str] = {}
+        for number, shard in enumerate(shards, 1):
+            name = (
+                f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+                if len(shards) > 1
+                else "model.safetensors"
+            )
+            tensors: dict[str, Tensor] = {}
+            for stored in shard:
+                for key, value in _named(stored, checkpoint.tensor(stored)):
+                    tensors[key] = _cast(key, value, dtype)
+                    done += tensors[key].nbytes
+                tell(done, total)
+            _save(tensors, part / name)
+            names |= dict.fromkeys(tensors, name)
+        if len(shards) > 1:
+            index = {"metadata": {"total_size": done}, "weight_map": names}
+            _write_json(part / "model.safetensors.index.json", index)
+        check(part)
+    return done
+
+
+def _shards(checkpoint: GgufCheckpoint, itemsize: int) -> tuple[list[list[str]], int]:
+    """(which tensors go into which file, bytes in all)."""
+    shards: list[list[str]] = [[]]
+    total = size = 0
+    for name, piece in checkpoint.pieces.items():
+        nbytes = prod(piece.shape) * itemsize
+        if shards[-1] and size + nbytes > SHARD:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size, total = size + nbytes, total + nbytes
+    return shards, total
+
+
+def _named(name: str, data: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """A tensor under the name that it has in checkpoints; experts of Qwen3-MoE one by one."""
+    stacked = STACKED.fullmatch(name)
+    if stacked is None:
+        yield (name if name.startswith(OUTSIDE) else f"model.{name}"), data
+        return
+    parts = ("gate_proj", "up_proj") if stacked["part"] == "gate_up_proj" else ("down_proj",)
+    for i, expert in enumerate(data):
+        for part, value in zip(parts, expert.chunk(len(parts)), strict=True):
+            yield f"model.{stacked['at']}.{i}.{part}.weight", value
+
+
+def _cast(name: str, data: Tensor, dtype: torch.dtype) -> Tensor:
+    if not data.is_floating_point():
+        return data.long()  # the order of tokens in an ordered head
+    out = data.to(dtype).contiguous()
+    if dtype == torch.float16 and not bool(out.isfinite().all()):
+        raise UsageError(f"{name} has values past float16's largest, 65504: give --to bf16 or --to f32")
+    return out
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write one file; whatever goes wrong is an OSError."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+
+
+def _ids(tokenizer: Tokenizer) -> dict[str, Any]:
+    ends = list(tokenizer.eos_ids)
+    ids = {
+        "bos_token_id": tokenizer.bos_id,
+        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
+        "pad_token_id": tokenizer.pad_id,
+    }
+    return {name: value for name, value in ids.items() if value is not None}
+
+
+def _write_text(folder: Path, tokenizer: Tokenizer) -> None:
+    raw = json.loads(tokenizer.to_json())
+    bos = tokenizer.special_tokens.get("bos_token")
+    if tokenizer.adds_bos and bos is not None:
+        raw["post_processor"] = _begin_with(bos, tokenizer.bos_id)
+    _write_json(folder / "tokenizer.json", raw)
+    said = tokenizer.special_tokens | {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": tokenizer.adds_bos and bos is not None,
+        "clean_up_tokenization_spaces": False,
+    }
+    _write_json(folder / "tokenizer_config.json", said)
+    if tokenizer.template is not None:
+        (folder / "chat_template.jinja").write_text(tokenizer.template, encoding="utf-8")
+
+
+def _begin_with(token: str, token_id: int | None) -> dict[str, Any]:
+    """The post-processor that puts BOS before a text."""
+    bos = {"SpecialToken": {"id": token, "type_id": 0}}
+    one, other = ({"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB"))
+    known = {token: {"id": token, "ids": [token_id], "tokens": [token]}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [bos, one],
+        "pair": [bos, one, other],
+        "special_tokens": known,
+    }
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False), encoding="utf-8")

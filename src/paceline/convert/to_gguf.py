@@ -1,0 +1,295 @@
+"""A model folder -> one GGUF file, tensor by tensor, so that memory holds a part of one at a time.
+
+What is written is read again before any weight is: what the format cannot say of a model is refused, not dropped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.convert.header import Config, architecture_of, context_of, metadata, not_said, rotary_factors
+from paceline.convert.output import Tell, check_free, check_space, whole
+from paceline.convert.vocabulary import SAMPLES, differing, vocabulary
+from paceline.errors import ConfigError, LoadError, UsageError
+from paceline.models.config import (
+    ASSISTANT_TYPES,
+    AssistantConfig,
+    parse_assistant,
+    parse_target,
+    read_config,
+)
+from paceline.models.decoder_config import DecoderConfig
+from paceline.models.families import spec_of
+from paceline.models.gemma4_assistant import assistant_shapes
+from paceline.models.loading import Tensors
+from paceline.models.safetensors_file import Entry
+from paceline.text.tokenizer import Tokenizer
+from paceline.weights.gguf.blocks import BY_NAME
+from paceline.weights.gguf.metadata import read_config as read_gguf_config
+from paceline.weights.gguf.names import ROTATED, interleaved_rows, names_of
+from paceline.weights.gguf.reader import Gguf
+from paceline.weights.gguf.tokenizer import end_ids
+
+FLOATS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+BLOCKS = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+KINDS = (*FLOATS, *BLOCKS)
+FILE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "bf16": 32}
+AT_LEAST_Q8 = ("token_embd.weight", "output.weight")  # they steer, and are a small part of large models
+ELEMENTS = 32  # of a block of any of BLOCKS
+ALIGNMENT = 32
+PIECE = 1 << 22  # values that are converted at a time
+FULL_PRECISION = "ffn_gate_inp"  # routers, which are small and decide
+CLUSTERS = "masked_embedding."
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor of the file: the values of checkpoint tensor `source`, or of one `part` of `parts` along its rows."""
+
+    name: str
+    source: str
+    shape: tuple[int, ...]
+    kind: str
+    part: int = 0
+    parts: int = 1
+    heads: int = 0  # > 0: rows of that many heads go from half and half to pairs side by side
+
+    @property
+    def nbytes(self) -> int:
+        layout = BY_NAME[self.kind.upper()]
+        return prod(self.shape) // layout.elements * layout.size
+
+
+@dataclass(slots=True)
+class Written:
+    """What became of it: bytes, and what a user should know."""
+
+    nbytes: int
+    notes: list[str] = field(default_factory=list)
+
+
+def write_gguf(
+    folder: Path, out: Path, kind: str | None, text_from: Path | None = None, *, force: bool = False,
+    tell: Tell = lambda done, total: None,
+) -> Written:  # fmt: skip
+    """Write the model in `folder` to the file `out`; kind None: as stored. `text_from`: the folder with the tokenizer.
+
+    Raises UsageError, LoadError and CapacityError; then there is no file.
+    """
+    check_free(out, force)
+    config, tensors = _open(folder)
+    if tensors.scales:
+        raise UsageError(f"{folder} is quantized already: convert the original")
+    notes: list[str] = []
+    plan = _plan(config, tensors, kind, notes)
+    factors = rotary_factors(config)
+    tokenizer = Tokenizer.load(text_from or folder)
+    head = _head(config, tokenizer, folder, plan) | {"general.name": out.stem}
+    total = sum(_padded(one.nbytes) for one in plan) + (0 if factors is None else _padded(factors.nbytes))
+    check_space(out, total)
+    with whole(out) as part:
+        end = _write_head(part, architecture_of(config), head, plan, factors)
+        with part.open("r+b") as file:
+            start = _padded(end)
+            file.truncate(start + total)
+            file.seek(start)
+            _put(file, [] if factors is None else [factors])
+            file.flush()
+            notes += _check(part, config, tokenizer, folder)
+            for values in _converted(plan, tensors):
+                _put(file, values)
+                tell(file.tell() - start, total)
+    return Written(out.stat().st_size, notes)
+
+
+def _open(folder: Path) -> tuple[Config, Tensors]:
+    raw = read_config(folder)
+    if raw.get("model_type") in ASSISTANT_TYPES:
+        assistant = parse_assistant(raw)
+        text = assistant.text
+        return assistant, Tensors(folder, assistant_shapes(assistant), range(len(text.layers)), text.tied)
+    config: Any = parse_target(raw)
+    return config, Tensors(
+        folder, spec_of(config.model_type).shapes(config), config.shared_layers, config.tied
+    )
+
+
+def _plan(config: Config, tensors: Tensors, wanted: str | None, notes: list[str]) -> list[Stored]:
+    """Every tensor of the file, in the order of the checkpoint. ConfigError for one that GGUF has no name for."""
+    architecture, out = architecture_of(config), []
+    clusters = [source for source in tensors.entries if source.startswith(CLUSTERS)]
+    if clusters:
+        notes.append(
+            "the clusters of the head are left out, because llama.cpp refuses them: all tokens are scored there"
+        )
+    for source in clusters:
+        tensors.take(source)
+    for source, entry in tensors.entries.items():
+        names = names_of(architecture, source)
+        if not names:
+            raise ConfigError(
+                f"{tensors.folder}: GGUF's architecture {architecture} has no place for {source}: run the folder as it is"
+            )
+        shape = (
+            (*entry.shape[:-2], entry.shape[-2] // len(names), entry.shape[-1])
+            if len(names) > 1
+            else entry.shape
+        )
+        for i, name in enumerate(names):
+            rotated = ROTATED.search(name) if architecture == "llama" else None
+            heads = 0
+            if rotated is not None and isinstance(config, DecoderConfig):
+                heads = config.heads if rotated[1] == "q" else config.kv_heads
+            out.append(Stored(name, source, shape, _kind_of(name, entry, wanted), i, len(names), heads))
+    uneven = [one for one in out if wanted in BLOCKS and len(one.shape) > 1 and one.shape[-1] % ELEMENTS]
+    if uneven:
+        notes.append(f"{len(uneven)} tensors have rows of no multiple of {ELEMENTS} values: kept as f16")
+    return out
+
+
+def _kind_of(name: str, entry: Entry, wanted: str | None) -> str:
+    if len(entry.shape) == 1 or FULL_PRECISION in name:
+        return "f32"
+    if wanted not in BLOCKS:
+        return wanted or entry.dtype.lower()
+    if entry.shape[-1] % ELEMENTS:
+        return "f16"
+    return "q8_0" if name in AT_LEAST_Q8 else wanted
+
+
+def _head(config: Config, tokenizer: Tokenizer, folder: Path, plan: list[Stored]) -> dict[str, Any]:
+    """All metadata by its full key, but the architecture itself."""
+    architecture = architecture_of(config)
+    text = config.text if isinstance(config, AssistantConfig) else config
+    kinds = Counter(one.kind for one in plan if len(one.shape) > 1)
+    out: dict[str, Any] = {
+        "general.type": "model",
+        "general.file_type": FILE_TYPES[kinds.most_common(1)[0][0]],
+        "general.quantization_version": 2,
+    }
+    out |= {f"{architecture}.{key}": value for key, value in metadata(config).items()}
+    words = vocabulary(tokenizer, text.vocab_size, architecture.startswith("gemma4"), folder)
+    return out | {f"tokenizer.{key}": value for key, value in words.items()}
+
+
+def _write_head(
+    part: Path,
+    architecture: str,
+    head: dict[str, Any],
+    plan: list[Stored],
+    factors: NDArray[np.float32] | None,
+) -> int:
+    """Everything before the tensors' values; returns its size."""
+    gguf = _library()
+    writer = gguf.GGUFWriter(None, architecture)
+    for key, value in head.items():
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        else:
+            writer.add_array(key, value)
+    extra = [] if factors is None else [Stored("rope_freqs.weight", "", factors.shape, "f32")]
+    for one in [*extra, *plan]:
+        kind = gguf.GGMLQuantizationType[one.kind.upper()]
+        writer.add_tensor_info(one.name, one.shape, np.dtype(np.float32), one.nbytes, kind)
+    try:
+        writer.write_header_to_file(part)
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+    finally:
+        writer.close()
+    return part.stat().st_size
+
+
+def _library() -> Any:
+    try:
+        import gguf
+    except ImportError as error:
+        raise UsageError("writing GGUF needs the package gguf: pip install 'paceline[convert]'") from error
+    return gguf
+
+
+def _check(part: Path, config: Config, tokenizer: Tokenizer, folder: Path) -> list[str]:
+    """What a user should know of the file, read again. Raises LoadError where the model would compute something else."""
+    model = Gguf(part)
+    raw = read_gguf_config(model)
+    found: Any = parse_assistant(raw) if isinstance(config, AssistantConfig) else parse_target(raw)
+    lost = not_said(config, found)
+    if lost:
+        raise LoadError(
+            f"{folder} cannot be written as GGUF, whose architecture {architecture_of(config)} cannot say "
+            f"{', '.join(lost)}: run the folder as it is"
+        )
+    notes = []
+    if isinstance(config, DecoderConfig) and context_of(config) < config.max_len:
+        notes.append(
+            f"the context is cut from {config.max_len} tokens to the window of {context_of(config)}: GGUF's architecture "
+            f"{architecture_of(config)} knows no window"
+        )
+    other = differing(tokenizer, Tokenizer.from_gguf(model))
+    if other:
+        notes.append(
+            f"GGUF cannot say how this tokenizer cuts text: {other} of {len(SAMPLES)} sample texts get other token ids"
+        )
+    if not set(tokenizer.eos_ids) <= set(found_ends := end_ids(model)):
+        notes.append(f"of the end tokens {list(tokenizer.eos_ids)} GGUF keeps {list(found_ends)}")
+    return notes
+
+
+def _converted(plan: list[Stored], tensors: Tensors) -> Iterator[Iterator[NDArray[Any]]]:
+    """The values of each tensor, in pieces."""
+    data = torch.empty(0)
+    for one in plan:
+        if one.part == 0:
+            data = tensors.take(one.source)
+        yield _values(data, one)
+    tensors.finish()
+
+
+def _values(data: Tensor, one: Stored) -> Iterator[NDArray[Any]]:
+    if one.parts > 1:
+        data = data.chunk(one.parts, -2)[one.part]
+    if one.heads:
+        data = data[torch.from_numpy(interleaved_rows(data.shape[0], one.heads))]
+    rows = data.reshape(-1, data.shape[-1]) if data.dim() > 1 else data.reshape(1, -1)
+    step = max(1, PIECE // rows.shape[-1])
+    for start in range(0, len(rows), step):
+        yield _encoded(rows[start : start + step], one)
+
+
+def _encoded(rows: Tensor, one: Stored) -> NDArray[Any]:
+    if one.kind in BLOCKS:
+        gguf = _library()
+        packed: NDArray[np.uint8] = gguf.quants.quantize(
+            rows.float().contiguous().numpy(), gguf.GGMLQuantizationType[one.kind.upper()]
+        )
+        return packed
+    values = rows.to(FLOATS[one.kind]).contiguous()
+    if one.kind == "f16" and not bool(values.isfinite().all()):
+        raise UsageError(f"{one.source} has values past float16's largest, 65504: give --to bf16 or --to f32")
+    return values.view(torch.int16).numpy() if one.kind == "bf16" else values.numpy()
+
+
+def _put(file: BinaryIO, values: Iterable[NDArray[Any]]) -> None:
+    for piece in values:
+        file.write(np.ascontiguousarray(piece).data.cast("B"))
+    file.write(bytes(_padded(file.tell()) - file.tell()))
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
