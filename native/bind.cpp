@@ -138,7 +138,7 @@ std::tuple<std::vector<int64_t>, std::vector<double>> draw_rows(
 
 using RowsTuple = std::tuple<std::vector<int64_t>, std::vector<int32_t>, std::vector<int32_t>>;
 using HiddenTuple = std::tuple<int, int64_t, int64_t, int64_t>;  // buffer, width, states by slot and their number
-using OutputTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
+using OutputTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool>;
 using StopTuple = std::tuple<int, std::vector<double>, Worth, double, double>;
 
 std::tuple<int, std::vector<int64_t>, std::vector<double>> run_round(Program& program, const RowsTuple& rows,
@@ -164,6 +164,7 @@ std::tuple<int, std::vector<int64_t>, std::vector<double>> run_round(Program& pr
   plan.width = std::get<4>(output);
   plan.ids = reinterpret_cast<const int64_t*>(std::get<5>(output));
   plan.ids_stride = std::get<6>(output);
+  plan.moves = std::get<7>(output);
   std::vector<RoundRow> how;
   for (const RuleTuple& rule : rules) how.push_back({draw_row(rule), std::get<1>(rule), std::get<2>(rule), {}});
   for (size_t r = 0; r < count; ++r) {
@@ -206,7 +207,7 @@ std::tuple<uint32_t, uint32_t> keys(uint64_t seed, int64_t position, uint32_t pu
 }  // namespace
 
 NB_MODULE(_native, m) {
-  m.attr("layout") = 17;  // raised whenever these signatures change; paceline/ops/native.py checks it
+  m.attr("layout") = 18;  // raised whenever these signatures change; paceline/ops/native.py checks it
   m.attr("most_rows") = static_cast<int>(Pool::max_chunks);  // of one run: a row has at least a chunk of its own
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("choose_isa", [](const std::string& name) { return choose_kernels(name.c_str()); });

@@ -59,7 +59,7 @@ int draft_round(Program& program, const RoundPlan& plan, RoundStart start, std::
       if (gains[r] <= 0) continue;
       active[left] = row;
       start.tokens[left] = drawn[r].token;
-      start.positions[left] = start.positions[r];
+      start.positions[left] = start.positions[r] + (plan.moves ? 1 : 0);
       start.slots[left] = start.slots[r];
       std::memcpy(start.hidden.data() + left * width, plan.after + r * plan.after_stride, sizeof(float) * width);
       ++left;

@@ -20,7 +20,8 @@ struct RoundPlan {  // where the recorded step reads and writes
   const float* logits = nullptr;   // [rows][width]
   int64_t logits_stride = 0, width = 0;
   const int64_t* ids = nullptr;    // [rows][width] token ids of the logits; null: the whole vocabulary
-  int64_t ids_stride = 0;
+  int64_t ids_stride = 0;          // 0: all rows have the same
+  bool moves = false;              // each step stands one position further, not all at one
 };
 
 using Worth = std::vector<std::pair<double, double>>;  // chance to be kept, by bin of the confidence: at 0, and its rise until 1

@@ -24,17 +24,20 @@ from paceline.drafters.draft_model import ModelDrafter
 from paceline.drafters.mtp import MTPDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.registry import check_kind, load_third_party, third_party
+from paceline.drafters.states import StateDrafter
 from paceline.engine.engine import Engine, EngineParts
 from paceline.errors import CapacityError, LoadError, UsageError
 from paceline.kv.cache import KVCache, plan_pages, stored_as
 from paceline.models.adapter import Adapter, load_adapter, unmerged
-from paceline.models.base import Target
-from paceline.models.config import ASSISTANT_TYPES, read_config
+from paceline.models.base import Cached, Target
+from paceline.models.config import read_config
 from paceline.models.defaults import read_defaults
+from paceline.models.eagle3 import Eagle3Net
+from paceline.models.foreign import drafter_kind
 from paceline.models.hub import Role, bundled, find_assistant, look_at, resolve
 from paceline.models.loading import Transform
 from paceline.models.outline import as_named
-from paceline.models.registry import load_assistant, load_target
+from paceline.models.registry import load_assistant, load_eagle3, load_target
 from paceline.models.target import GraphTarget
 from paceline.ops.base import Runner
 from paceline.ops.reference import EagerRunner
@@ -58,12 +61,13 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
     runner, arithmetic = pick_runner(config, device)
     transform, dtype = _transform(config.quantize, adapter), _DTYPES.get(config.dtype)
     target = load_target(path, device=device, runner=runner, dtype=dtype, transform=transform)
+    net = _load_tapping(config, (kind, source), target)
     runner.prepare([target.hidden_graph, target.logits_graph])  # before the cache takes of what is free
     cache = make_cache(target, config, share=1.0)
     said = "the bundled one" if config.target == "demo" and source is not None else why
     say(f"target {config.target} · drafter {kind} ({said}) · {arithmetic}")
     ngram = NgramDrafter(words=Words(tokenizer))
-    drafters = _load_drafters(ngram, config, (kind, source), target, cache)
+    drafters = _load_drafters(ngram, config, (kind, source), target, cache, net)
     parts = EngineParts(
         target=target,
         cache=cache,
@@ -154,10 +158,13 @@ def _load_drafters(
     choice: tuple[str, Path | None],
     target: GraphTarget,
     cache: KVCache,
+    tapping: Eagle3Net | None,
 ) -> dict[str, Drafter]:
     """The chosen kind's network, if it has one, and the n-gram drafter, which costs nothing to have."""
     kind, source = choice
     drafters = {"ngram": ngram}
+    if tapping is not None:
+        drafters["eagle3"] = _state_drafter(tapping, config, cache)
     transform = _transform(config.quantize_drafter)
     if source is not None and kind.startswith("mtp"):
         net = load_assistant(source, target, dtype=_DTYPES.get(config.dtype), transform=transform)
@@ -213,7 +220,7 @@ def pick_runner(config: EngineConfig, device: torch.device) -> tuple[Runner, str
     return native.NativeRunner(threads, exact), f"native kernels ({native.isa(exact)}, {threads} threads)"
 
 
-def make_cache(target: Target, config: EngineConfig, share: float) -> KVCache:
+def make_cache(target: Cached, config: EngineConfig, share: float) -> KVCache:
     """A K/V cache within `share` of the budget. Without max_model_len, texts are shortened until one fits."""
     free = config.cache_memory or int(free_memory(target.device) * CACHE_SHARE.get(target.device.type, 0.3))
     longest = min(config.max_model_len or target.max_len, target.max_len)
@@ -262,12 +269,16 @@ def choose_drafter(
         return name, None, "as asked"
     if name == "auto":
         found, why = find_assistant(target, read_config(target))
-        broken = None if found is None else why_not_together(target, found)
+        if found is None:
+            return "ngram", None, why
+        broken = why_not_together(target, found)
         if broken is not None:
-            return "ngram", None, f"the assistant beside the target cannot be used: {broken}"
-        return ("mtp+ngram", found, why) if found is not None else ("ngram", None, why)
-    if name in ("mtp", "mtp+ngram"):
+            return "ngram", None, f"the drafter beside the target cannot be used: {broken}"
+        return f"{drafter_kind(read_config(found)) or 'model'}+ngram", found, why
+    if name.partition("+")[0] in ("mtp", "eagle3"):
         found, why = find_assistant(target, read_config(target))
+        if found is not None and drafter_kind(read_config(found)) != name.partition("+")[0]:
+            found, why = None, f"{found} is a drafter of another kind"
         if found is None:
             raise UsageError(f"drafter={name!r}, but {why}: name its folder or hub id as the drafter")
         return name, found, why
@@ -278,8 +289,7 @@ def choose_drafter(
             )
         return name, bundled("draft"), "the bundled draft model"
     folder = find(name, "assistant")
-    assistant = read_config(folder).get("model_type") in ASSISTANT_TYPES
-    return ("mtp+ngram" if assistant else "model+ngram"), folder, "as asked"
+    return f"{drafter_kind(read_config(folder)) or 'model'}+ngram", folder, "as asked"
 
 
 def _draft_model(source: Path, config: EngineConfig, target: GraphTarget) -> ModelDrafter:
@@ -297,6 +307,24 @@ def _draft_model(source: Path, config: EngineConfig, target: GraphTarget) -> Mod
         )
     cache = make_cache(model, replace(config, max_model_len=None), DRAFT_CACHE_SHARE)
     return ModelDrafter(model, cache, target.vocab_size)
+
+
+def _load_tapping(
+    config: EngineConfig, choice: tuple[str, Path | None], target: GraphTarget
+) -> Eagle3Net | None:
+    """The network that reads hidden states of the target, of which it takes some weights, before they are packed."""
+    kind, source = choice
+    if source is None or not kind.startswith("eagle3"):
+        return None
+    transform = _transform(config.quantize_drafter)
+    return load_eagle3(source, target, dtype=_DTYPES.get(config.dtype), transform=transform)
+
+
+def _state_drafter(net: Eagle3Net, config: EngineConfig, cache: KVCache) -> StateDrafter:
+    net.runner.prepare([net.absorb_graph, net.step_graph, net.logits_graph])
+    net.max_len = min(net.max_len, cache.max_tokens)  # it hears of no longer texts
+    own = make_cache(net, replace(config, max_model_len=None), DRAFT_CACHE_SHARE)
+    return StateDrafter("eagle3", net, own)
 
 
 def _transform(kind: Literal["int8", "int4"] | None, adapter: Adapter | None = None) -> Transform | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.errors import PacelineError
-from paceline.models.config import ASSISTANT_TYPES, read_config
+from paceline.models.config import read_config
 from paceline.models.defaults import read_defaults
+from paceline.models.foreign import drafter_kind
 from paceline.models.inspection import check
 from paceline.text.chat import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
@@ -16,8 +17,7 @@ def check_models(target: Path, drafter: Path | None) -> None:
     """Raise LoadError if target, drafter or the two together would be refused once their weights are loaded."""
     check(target)
     if drafter is not None:
-        assistant = read_config(drafter).get("model_type") in ASSISTANT_TYPES
-        check(drafter, target=target if assistant else None)
+        check(drafter, target=target if drafter_kind(read_config(drafter)) else None)
 
 
 def why_not_together(target: Path, assistant: Path) -> str | None:

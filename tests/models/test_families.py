@@ -142,7 +142,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "no window": ("qwen2", {"layer_types": ["sliding_attention"] * 4}, "no sliding_window in use"),
     "top": ("qwen3-moe", {"num_experts_per_tok": 7}, "of only 6 experts"),
     "dense": ("qwen3-moe", {"mlp_only_layers": 3}, "no list of layers"),
-    "eagle": ("llama", {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 9}, "an EAGLE-3 head"),
+    "dflash": ("llama", {"architectures": ["DFlashDraftModel"], "dflash_config": {}}, "a DFlash drafter"),
 }  # fmt: skip
 
 

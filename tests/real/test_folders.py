@@ -100,8 +100,9 @@ REFUSED: list[tuple[str, Change, str]] = [
     ("empty", lambda f: only(f), "has no config.json: give a model folder in Hugging Face layout"),
     # row 26: drafters of other engines
     ("eagle-3", config(model_type="llama", architectures=["LlamaForCausalLMEagle3"], draft_vocab_size=32000),
-     "this is an EAGLE-3 head, which paceline does not load"),
-    ("eagle-3 of speculators", config(model_type=..., speculators_model_type="eagle3"), "is an EAGLE-3 head"),
+     "eagle3: global_head_dim=128 is not known to this version"),
+    ("eagle-3 of speculators", config(model_type=..., speculators_model_type="eagle3"),
+     "eagle3: config.json has no transformer_layer_config"),
     ("dflash", config(model_type="qwen3", architectures=["DFlashDraftModel"], dflash_config={}), "is a DFlash drafter"),
     ("dspark", config(model_type="dspark", architectures=["DSparkForCausalLM"]), "is a DSpark drafter"),
     ("qwen mtp", config(model_type="qwen3_next_mtp", architectures=["Qwen3NextMTP"]), "(MTP) head, which paceline"),
@@ -159,7 +160,7 @@ ACCEPTED: list[tuple[str, Change, str]] = [
      "sampling     temperature 1, top_k 64, top_p 0.95, where a request says nothing else"),
     # P3: under auto an assistant that cannot be used is left out, and said
     ("half an assistant", lambda f: write(f.parent / "gemma-assistant/config.json", {"model_type": "gemma4_assistant"}),
-     "ngram: the assistant beside the target cannot be used"),
+     "ngram: the drafter beside the target cannot be used"),
     ("assistant without weights", lambda f: [p.unlink() for p in model(
         f.parent / "gemma-assistant", "assistant").glob("*.safetensors")], "has no .safetensors file"),
     ("foreign assistant", lambda f: edit(model(f.parent / "gemma-assistant", "assistant") / "config.json",

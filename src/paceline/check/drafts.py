@@ -22,7 +22,9 @@ from paceline.core import SamplingParams
 from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import ModelDrafter
 from paceline.drafters.mtp import MTPDrafter
+from paceline.drafters.states import StateDrafter
 from paceline.kv.cache import KVCache
+from paceline.models.base import FINAL
 from paceline.sampling.draw import greedy
 
 NAME = "drafts of a clean start"
@@ -43,10 +45,10 @@ class Compared:
 Results = dict[str, Compared]  # by drafter
 
 
-def of(subject: Subject) -> dict[str, MTPDrafter | ModelDrafter]:
+def of(subject: Subject) -> dict[str, Drafter]:
     """The drafters that have a state, by name."""
     all_of_them = subject.engine.state.drafters.items()
-    return {name: drafter for name, drafter in all_of_them if isinstance(drafter, (MTPDrafter, ModelDrafter))}
+    return {name: d for name, d in all_of_them if isinstance(d, (MTPDrafter, ModelDrafter, StateDrafter))}
 
 
 def measure(
@@ -85,6 +87,8 @@ def _compare(subject: Subject, drafter: Drafter, story: Story, out: Compared, no
         if isinstance(drafter, MTPDrafter)
         else _clean_model(drafter, texts)
         if isinstance(drafter, ModelDrafter)
+        else _clean_states(subject, drafter, texts)
+        if isinstance(drafter, StateDrafter)
         else iter(())
     )
     for (at, draft), again in zip(drafts, clean, strict=True):
@@ -149,6 +153,48 @@ def _clean_model(drafter: ModelDrafter, texts: Seq[list[int]]) -> Iterator[Calla
         return out[1:], gap
 
     yield from _each(cache, texts, draft)
+
+
+def _clean_states(
+    subject: Subject, drafter: StateDrafter, texts: Seq[list[int]]
+) -> Iterator[Callable[[int], Clean]]:
+    target, cache, net, own = (
+        subject.engine.state.target,
+        subject.engine.state.cache,
+        drafter.net,
+        drafter.cache,
+    )
+    last: tuple[torch.Tensor, torch.Tensor] | None = None  # what the next step, and what the head takes
+
+    def draft(text: list[int], count: int) -> Clean:
+        nonlocal last
+        done = cache.committed(_ID)
+        if done < len(text) - 1:
+            with cache.tail([(_ID, text[done:-1])]) as tail, own.tail([(_ID, text[done + 1 :])]) as mine:
+                found = target.states(tail.rows(target.device), cache)
+                taps = [found[0 if tap == FINAL else 1 + target.tapped.index(tap)] for tap in net.taps]
+                both = net.absorb(mine.rows(net.device), torch.cat(taps, 1), own)
+                last = both[0][-1:].clone(), both[1][-1:].clone()
+                tail.commit([len(text) - 1 - done])
+                mine.commit([len(text) - 1 - done])
+        assert last is not None, "a text has a beginning"
+        hidden, logits, gap = last[0], net.logits(last[1]), float("inf")
+        out: list[int] = []
+        for step in range(count):
+            if step:
+                with own.tail([(_ID, out)]) as mine:
+                    rows = mine.rows(net.device, [len(out) - 1])
+                    logits, hidden = net.step(rows, hidden.clone(), own)
+            gap = min(gap, _gap(logits))
+            out.append(int(greedy(logits, None if net.ids is None else net.ids[None])[0]))
+        return out, gap
+
+    if texts:
+        own.open(_ID, texts[0], share=False)
+        try:
+            yield from _each(cache, texts, draft)
+        finally:
+            own.close(_ID)
 
 
 def _each(

@@ -61,7 +61,7 @@ def _inform(config: EngineConfig, as_json: bool, scratch: Path) -> None:
     pages = why_not() or "huge pages are granted" if device.type == "cpu" else None
     found = [inspect(folder, itemsize=4 if device.type == "cpu" else 2, runner=runner)]
     if source is not None:
-        found.append(inspect(source, target=folder if kind.startswith("mtp") else None))
+        found.append(inspect(source, target=folder if kind.startswith(("mtp", "eagle3")) else None))
     text, troubles = describe_text(folder)
     sampling, wrong = describe_sampling(folder)
     text, troubles = text | sampling, troubles + wrong

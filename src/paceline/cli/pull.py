@@ -46,7 +46,8 @@ def command(name: str, drafter: bool) -> None:
 def _published(folder: Path) -> str | None:
     """The hub id of the assistant that was made for a target, None for a model that has or is one."""
     from paceline.models.card import fitting_assistant
-    from paceline.models.config import ASSISTANT_TYPES, read_config
+    from paceline.models.config import read_config
+    from paceline.models.foreign import ASSISTANT_TYPES
 
     raw = read_config(folder)
     kind = str(raw.get("model_type"))

@@ -10,6 +10,8 @@ class NoDraftReason(StrEnum):
     DISABLED = "disabled by request"
     NO_ROOM = "budget"  # the request ends before a draft could be kept
     MEMORY = "memory"
+    DRAFTER_MEMORY = "drafter memory"  # the drafter's own cache has no room for this text
+    NO_STATES = "no hidden states"  # the drafter was not told the target's hidden states of all of this text
     PREFILL = "prefill"
     DRAFTER_FAILED = "drafter failed"
     NO_DRAFTER = "no drafter"

@@ -21,15 +21,10 @@ from paceline.convert.header import Config, architecture_of, context_of, metadat
 from paceline.convert.output import Tell, check_free, check_space, whole
 from paceline.convert.vocabulary import SAMPLES, differing, vocabulary
 from paceline.errors import ConfigError, LoadError, UsageError
-from paceline.models.config import (
-    ASSISTANT_TYPES,
-    AssistantConfig,
-    parse_assistant,
-    parse_target,
-    read_config,
-)
+from paceline.models.config import AssistantConfig, parse_assistant, parse_target, read_config
 from paceline.models.decoder_config import DecoderConfig
 from paceline.models.families import spec_of
+from paceline.models.foreign import ASSISTANT_TYPES
 from paceline.models.gemma4_assistant import assistant_shapes
 from paceline.models.loading import Tensors
 from paceline.models.safetensors_file import Entry

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 
@@ -33,7 +33,7 @@ class Picker(Protocol):
         ...
 
     def stop(self, row: int) -> Stop:
-        """Where the row's draft ends for want of confidence, as `go_on` would say."""
+        """Where the row's draft ends for want of confidence, as `go_on` would say, counted from what is picked so far."""
         ...
 
     def take(self, row: int, tokens: list[int], confidence: list[float]) -> None:
@@ -79,6 +79,17 @@ class DraftContext:
         return self.states[torch.tensor(slots, device=self.states.device)]
 
 
+@dataclass(slots=True)
+class Kept:
+    """Rows of one text that have become part of it, with the target's hidden states of them."""
+
+    sequence: Sequence  # with the token after the last of them
+    first: int  # position of the first of them
+    states: Seq[
+        torch.Tensor
+    ]  # [n, hidden size] for each tap; overwritten by the next step: copy what is wanted
+
+
 class Drafter(Protocol):
     name: str
     max_tokens: int
@@ -91,3 +102,31 @@ class Drafter(Protocol):
     def forget(self, sequence_id: int) -> None:
         """The sequence is gone: free what was kept for it."""
         ...
+
+
+class Listener(Drafter, Protocol):
+    """A drafter with a memory: it is told of each row of its texts that is kept, once and in order, prompts included."""
+
+    taps: Seq[
+        int
+    ]  # the hidden states it is told: after that many decoder layers of the target, or FINAL; not empty
+
+    def begin(self, sequence: Sequence) -> int:
+        """A text is to be computed: how many of its first rows need not be told, since they are still remembered.
+
+        The target computes the others even where it remembers them itself. len(sequence.tokens) or more: none is needed.
+        """
+        ...
+
+    def on_commit(self, kept: list[Kept]) -> None:
+        """Rows of some texts were kept. Refused drafts are never told."""
+        ...
+
+    def lacks(self, sequence: Sequence) -> str | None:
+        """Why it cannot draft for a text that it hears of, as a reason of control/reasons.py; None if it can."""
+        ...
+
+
+def listener(drafter: Drafter | None) -> Listener | None:
+    """The drafter, if it is one that wants to be told."""
+    return cast(Listener, drafter) if getattr(drafter, "taps", ()) else None

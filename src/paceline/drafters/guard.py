@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from paceline.core import Draft, SamplingParams, Sequence
-from paceline.drafters.base import DraftContext, Drafter
+from paceline.drafters.base import DraftContext, Drafter, Kept, Listener
 from paceline.kv.cache import KVCache
 
 _WRITES = {
@@ -36,8 +36,50 @@ class ReadOnlyError(TypeError):
 
 def ask(drafter: Drafter, context: DraftContext) -> Draft:
     """What a drafter proposes. A stranger, also one that derives from a drafter of ours, gets a guarded context."""
-    own = type(drafter).__module__.partition(".")[0] == __name__.partition(".")[0]
-    return drafter.draft(context if own else guarded(context))
+    return drafter.draft(context if _is_ours(drafter) else guarded(context))
+
+
+def tell(drafter: Listener, kept: list[Kept], parked: list[dict[str, str]]) -> None:
+    """Tell a drafter what was kept, as guarded as in `ask`. One that fails is `parked`, by row."""
+    try:
+        if not _is_ours(drafter):
+            kept = [Kept(shown(drafter, k.sequence), k.first, [read_only(s) for s in k.states]) for k in kept]
+        drafter.on_commit(kept)
+    except Exception as error:  # noqa: BLE001  a drafter is a stranger: whatever it raises costs speed, never text
+        for one in parked:
+            one[drafter.name] = failure(error)
+
+
+def begin(drafter: Listener, sequence: Sequence, parked: dict[str, str]) -> int:
+    """How many of a text's first rows the target need not compute for the drafter's sake."""
+    try:
+        return int(drafter.begin(shown(drafter, sequence)))
+    except Exception as error:  # noqa: BLE001  as above
+        parked[drafter.name] = failure(error)
+        return len(sequence.tokens)
+
+
+def lacks(drafter: Listener, sequence: Sequence, parked: dict[str, str]) -> str | None:
+    """Why the drafter cannot draft for a text now."""
+    try:
+        return drafter.lacks(shown(drafter, sequence))
+    except Exception as error:  # noqa: BLE001  as above
+        parked[drafter.name] = failure(error)
+        return parked[drafter.name]
+
+
+def failure(error: Exception) -> str:
+    """Why a drafter is not asked any more for a request; as NoDraftReason says it."""
+    return f"drafter failed: {type(error).__name__}: {error}"[:200]
+
+
+def shown(drafter: Drafter, sequence: Sequence) -> Sequence:
+    """A text as the drafter may see it: itself, or a view of it for a stranger."""
+    return sequence if _is_ours(drafter) else cast(Sequence, _view(sequence))
+
+
+def _is_ours(drafter: Drafter) -> bool:
+    return type(drafter).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def guarded(context: DraftContext) -> DraftContext:

@@ -14,7 +14,7 @@ from paceline.errors import LoadError, UsageError
 from paceline.kv.cache import KVCache
 from paceline.models.base import Target
 
-BUILT_IN = ("auto", "none", "ngram", "mtp", "mtp+ngram", "model", "model+ngram")
+BUILT_IN = ("auto", "none", "ngram", "mtp", "mtp+ngram", "eagle3", "eagle3+ngram", "model", "model+ngram")
 GROUP = "paceline.drafters"
 
 

@@ -140,7 +140,12 @@ class StepPicker:
         self._confidence[row] += confidence
 
     def stop(self, row: int) -> Stop:
-        return self._stops[row]
+        stop, picked = self._stops[row], len(self._tokens[row])
+        if not picked:
+            return stop
+        chance = tuple([self._alive[row] * chance for chance in stop.chance[picked:]])
+        most = stop.most - picked if chance or not stop.chance else min(stop.most - picked, 1)
+        return stop._replace(most=most, chance=chance)
 
     def go_on(self, rows: Seq[int], step: int) -> list[int]:
         call = max([self._stops[row].step for row in rows], default=0.0)

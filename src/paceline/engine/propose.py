@@ -15,7 +15,7 @@ from paceline.control.base import NGRAM, DraftPlan, PlannedRow, PlanRow, Proposa
 from paceline.control.reasons import NoDraftReason
 from paceline.core import Draft, VerifyRule
 from paceline.drafters.base import DraftContext, Drafter
-from paceline.drafters.guard import ask
+from paceline.drafters.guard import ask, failure, lacks
 from paceline.engine.picker import StepPicker
 from paceline.engine.request import RequestState
 from paceline.engine.scheduler import ScheduledChunk
@@ -51,7 +51,7 @@ def propose(state: EngineState, work: list[ScheduledChunk]) -> Proposed:
     plan = state.policy.plan(rows, proposals, out.prefill_rows)
     for j, (i, request, planned) in enumerate(zip(at, requests, plan.rows, strict=True)):
         own = found[j]
-        out.draft.reasons[i] = _reason(request, planned)
+        out.draft.reasons[i] = _reason(state, request, planned)
         if planned.drafter == NGRAM and planned.limit and own is not None:
             out.draft.tokens[i], out.draft.confidence[i] = own[0][: planned.limit], own[1][: planned.limit]
             out.draft.drafter[i], out.draft.reasons[i] = NGRAM, None
@@ -67,6 +67,9 @@ def _plan_row(state: EngineState, request: RequestState) -> PlanRow:
     drafter = state.drafters.get(name) if name is not None and name not in request.parked else None
     most = drafter.max_tokens if drafter is not None else 0
     if drafter is not None and drafter.needs_hidden and not _has_hidden(state, request):
+        most = 0
+    told = state.listener(request) if most and state.listens else None
+    if told is not None and lacks(told, sequence, request.parked):
         most = 0
     want: int | Literal["auto"] | None = sequence.params.draft_tokens
     if sequence.params.drafter == "none":
@@ -84,12 +87,16 @@ def _has_hidden(state: EngineState, request: RequestState) -> bool:
     return state.hidden_at.get(slot) == request.sequence.committed - 1
 
 
-def _reason(request: RequestState, planned: PlannedRow) -> str | None:
+def _reason(state: EngineState, request: RequestState, planned: PlannedRow) -> str | None:
     """Why a row drafts nothing. A network that is asked and says nothing has no proposal."""
     if planned.limit:
         return NoDraftReason.NO_PROPOSAL.value
-    if request.parked and planned.reason in (NoDraftReason.NO_DRAFTER, NoDraftReason.NO_PROPOSAL):
-        return next(iter(request.parked.values()))
+    if planned.reason in (NoDraftReason.NO_DRAFTER, NoDraftReason.NO_PROPOSAL):
+        if request.parked:
+            return next(iter(request.parked.values()))
+        told = state.listener(request)
+        if told is not None and (why := lacks(told, request.sequence, request.parked)):
+            return why
     return None if planned.reason is None else planned.reason.value
 
 
@@ -153,9 +160,8 @@ def _ask(
         draft.cut(state.target.readable)
         _check_distributions(draft, [request.rule for request in requests])
     except Exception as error:  # noqa: BLE001  a drafter is a stranger: whatever it raises costs speed, never text
-        reason = f"{NoDraftReason.DRAFTER_FAILED.value}: {type(error).__name__}: {error}"[:200]
         for request in requests:
-            request.parked[drafter.name] = reason
+            request.parked[drafter.name] = failure(error)
         return None
     return draft
 

@@ -10,14 +10,15 @@ from typing import Literal
 import torch
 
 from paceline.control.base import DraftPolicy
-from paceline.core import Delta, Sequence
-from paceline.drafters.base import Drafter
+from paceline.core import Delta, ForwardBatch, Sequence
+from paceline.drafters import guard
+from paceline.drafters.base import Drafter, Kept, Listener, listener
 from paceline.engine.forced import ForcedAcceptance
 from paceline.engine.request import RequestState
-from paceline.engine.scheduler import Scheduler
+from paceline.engine.scheduler import ScheduledChunk, Scheduler
 from paceline.kv.cache import KVCache
 from paceline.kv.pages import OutOfPages
-from paceline.models.base import Target
+from paceline.models.base import FINAL, Target
 
 
 @dataclass(slots=True, eq=False)
@@ -35,23 +36,62 @@ class EngineState:
     hidden_at: dict[int, int] = field(default_factory=dict)  # slot -> the text position it belongs to
     failures: list[Delta] = field(default_factory=list)
     forced: ForcedAcceptance | None = None  # benchmarks only: see engine/forced.py
+    listens: bool = False  # some drafter is told what is kept,
+    taps: bool = False  # and of more than the states after the final norm
     preemptions: int = 0
     steps: int = 0
+
+    def __post_init__(self) -> None:
+        wanted = {tap for drafter in self.drafters.values() for tap in getattr(drafter, "taps", ())}
+        self.listens, self.taps = bool(wanted), bool(wanted - {FINAL})
+
+    def look(self, rows: ForwardBatch) -> tuple[torch.Tensor, ...]:
+        """Hidden states [N, H] of the rows: after the final norm, then after each tapped layer."""
+        return self.target.states(rows, self.cache) if self.taps else (self.target.forward(rows, self.cache),)
 
     def admit(self, sequence: Sequence) -> bool:
         """Open a sequence in the cache, sharing a known prefix; False when there is no room yet."""
         if self.cache.open_sequences and not self.cache.fits(len(sequence.tokens) + 1):
             return False
+        request = self.requests[sequence.id]
+        told = self.listener(request)
+        most = None if told is None else guard.begin(told, sequence, request.parked)
         try:
-            known = self.cache.open(sequence.id, sequence.tokens, sequence.salt, share=self.share_prefixes)
+            known = self.cache.open(
+                sequence.id, sequence.tokens, sequence.salt, share=self.share_prefixes, most=most
+            )
         except OutOfPages:
+            if told is not None:
+                told.forget(sequence.id)
             return False
         sequence.committed = known
-        request = self.requests[sequence.id]
         if not request.admitted:
             request.admitted = time.perf_counter()
             request.stats.cached_prompt_tokens = known
         return True
+
+    def listener(self, request: RequestState) -> Listener | None:
+        """The drafter that is told what is kept of a text, if its request asked for one and it has not failed."""
+        name = request.network
+        return None if name is None or name in request.parked else listener(self.drafters.get(name))
+
+    def tell(
+        self, work: list[ScheduledChunk], keep: list[int], states: tuple[torch.Tensor, ...], starts: list[int]
+    ) -> None:
+        """Tell drafters with a memory what was kept, of `states` as `look` gives them; `starts` [B + 1] row offsets."""
+        news: dict[str, tuple[Listener, list[Kept], list[dict[str, str]]]] = {}
+        for w, count, start in zip(work, keep, starts, strict=False):
+            request = self.requests.get(w.sequence.id)
+            drafter = None if request is None else self.listener(request)
+            if request is None or drafter is None or not count:
+                continue
+            places = [0 if tap == FINAL else 1 + self.target.tapped.index(tap) for tap in drafter.taps]
+            rows = [states[place][start : start + count] for place in places]
+            _, kept, parked = news.setdefault(drafter.name, (drafter, [], []))
+            kept.append(Kept(w.sequence, w.sequence.committed - count, rows))
+            parked.append(request.parked)
+        for told in news.values():
+            guard.tell(*told)
 
     def keep_hidden(self, slots: list[tuple[int, int]], hidden: torch.Tensor, rows: list[int]) -> None:
         """Remember hidden[rows] for cache slots, given as (slot, text position of the row)."""

@@ -97,14 +97,24 @@ class KVCache:
 
     # -- sequences ---------------------------------------------------------------------------------------------
 
-    def open(self, sequence_id: int, tokens: list[int], salt: str = "", *, share: bool = True) -> int:
+    def open(
+        self,
+        sequence_id: int,
+        tokens: list[int],
+        salt: str = "",
+        *,
+        share: bool = True,
+        most: int | None = None,
+    ) -> int:
         """Give the sequence a slot and return how many of its first tokens are already committed (a prefix hit).
 
-        A hit never covers all tokens: the last one must be computed, since its hidden state is needed.
+        A hit never covers all tokens: the last one must be computed, since its hidden state is needed. Nor more than
+        `most`: of the others somebody needs the hidden states.
         """
         if not self._free_slots:
             raise OutOfPages("all sequence slots are in use: raise max_batch")
-        path = self._usable(self.prefix.match(tokens, salt)) if share else []
+        path = self.prefix.match(tokens, salt) if share else []
+        path = self._usable(path if most is None else path[: most // PAGE_SIZE])
         parent = (path[-1] if path else salt) if share else None
         entry = _Entry(self._free_slots.pop(), {}, {}, len(path) * PAGE_SIZE, parent, [])
         for kind in self._kinds:

@@ -12,24 +12,36 @@ from paceline.kv.cache import KVCache, StoreType
 from paceline.kv.layout import Layout
 from paceline.ops.base import Drawn, RoundStart, Rule, Stop
 
+FINAL = -1  # a tap: hidden states after the final norm
 
-class Target(Protocol):
-    """A causal language model over a paged K/V cache. Holds no state of any sequence."""
+
+class Cached(Protocol):
+    """What has keys and values of its own."""
 
     layout: Layout
+    max_len: int  # positions that it was made for
+    device: torch.device
+    kv_dtype: StoreType  # of its K/V cache
+
+
+class Target(Cached, Protocol):
+    """A causal language model over a paged K/V cache. Holds no state of any sequence."""
+
     vocab_size: int
     readable: (
         int  # tokens below are read and written; fewer than vocab_size where a table was not resized with it
     )
     hidden_size: int
-    max_len: int  # positions that the model was made for
     eos_token_ids: tuple[int, ...]
-    device: torch.device
     dtype: torch.dtype  # of activations
-    kv_dtype: StoreType  # of the K/V cache
+    tapped: tuple[int, ...]  # layers after which `states` gives hidden states, too, in order
 
     def forward(self, rows: ForwardBatch, cache: KVCache) -> torch.Tensor:
         """Write the rows' K/V into `cache` and return hidden states after the final norm, [N, hidden_size]."""
+        ...
+
+    def states(self, rows: ForwardBatch, cache: KVCache) -> tuple[torch.Tensor, ...]:
+        """What `forward` gives, then the hidden states after each of `tapped` layers, before any norm."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -57,6 +69,41 @@ class AssistantNet(Protocol):
         self, start: RoundStart, states: torch.Tensor, cache: KVCache, rules: list[Rule], stops: list[Stop]
     ) -> Drawn | None:
         """A whole round with its draws in one go, each row as far as its stop says; None where that is not possible."""
+        ...
+
+
+class StateNet(Protocol):
+    """A small network with K/V of its own that reads hidden states of the target: entry p holds the states of row p and
+    token p + 1.
+    """
+
+    taps: tuple[int, ...]  # the states it reads, side by side: after that many layers of the target, or FINAL
+    ids: torch.Tensor | None  # [C] the tokens that its scores are of; None: all
+    device: torch.device
+
+    def absorb(
+        self, rows: ForwardBatch, states: torch.Tensor, cache: KVCache
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write K/V of rows [N] whose `states` [N, width] the target has computed.
+
+        Returns what `step` and what `logits` take for each of them, both [N, H].
+        """
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[M, H] -> [M, C]"""
+        ...
+
+    def step(
+        self, rows: ForwardBatch, hidden: torch.Tensor, cache: KVCache
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One more token of a draft, from the network's own state [B, H]: (logits [B, C], state of the next step)."""
+        ...
+
+    def draft_round(
+        self, start: RoundStart, states: torch.Tensor, cache: KVCache, rules: list[Rule], stops: list[Stop]
+    ) -> Drawn | None:
+        """All `step`s of a round with their draws in one go; None where that is not possible."""
         ...
 
 

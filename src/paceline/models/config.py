@@ -18,13 +18,12 @@ from paceline.errors import ConfigError, LoadError
 from paceline.files import read_json
 from paceline.models.families import FAMILIES, ModelConfig, layers_line, spec_of
 from paceline.models.fields import Fields, shown
-from paceline.models.foreign import explain_folder, foreign_config, foreign_drafter
+from paceline.models.foreign import ASSISTANT_TYPES, explain_folder, foreign_config, foreign_drafter
 from paceline.weights.gguf.metadata import read_config as read_gguf_config
 from paceline.weights.gguf.reader import Gguf, is_gguf
 
 TEXT_TYPES = ("gemma4_text", "gemma4_unified_text")
 MULTIMODAL_TYPES = ("gemma4", "gemma4_unified")
-ASSISTANT_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -78,6 +77,10 @@ class GemmaConfig:
 
     def window_of(self, kind: str) -> int | None:
         return self.window if kind == SLIDING else None
+
+    @property
+    def layer_count(self) -> int:
+        return len(self.layers)
 
     @property
     def shared_layers(self) -> frozenset[int]:

@@ -127,39 +127,45 @@ class DecoderTarget(GraphTarget):
         super().__init__(config, weights, runner, dtype)
         self.config = config
         inv_freq = inverse_frequencies(config.rotary, config.head_dim).to(weights.device)
-        self.layers = tuple(_read_layer(weights, config, i, inv_freq) for i in range(len(config.kinds)))
+        self.layers = tuple(read_layer(weights, config, i, inv_freq) for i in range(len(config.kinds)))
         self._set_layout(decoder_layout(config), [layer.attention.o.weight for layer in self.layers])
 
-    def _hidden(self, ops: Ops) -> tuple[Value]:
+    def _hidden(self, ops: Ops) -> tuple[Value, ...]:
         x = ops.embed(ops.tokens(), self.embedding, self.embedding_scale)
-        for layer in self.layers:
+        kept = [x] if 0 in self.tapped else []
+        for i, layer in enumerate(self.layers):
             h = ops.rms_norm(x, layer.norm_in, self.config.eps)
-            x = ops.add(x, self._attend(ops, h, layer.attention))
+            x = ops.add(x, attend(ops, h, layer.attention, self.config))
             h = ops.rms_norm(x, layer.norm_post, self.config.eps)
-            x = ops.add(x, _feed(ops, h, layer.mlp))
-        return (ops.rms_norm(x, self.norm, self.config.eps),)
+            x = ops.add(x, feed(ops, h, layer.mlp))
+            if i + 1 in self.tapped:
+                kept.append(x)
+        return (ops.rms_norm(x, self.norm, self.config.eps), *kept)
 
     def _logits(self, ops: Ops) -> tuple[Value]:
         return (ops.linear(ops.given("hidden", self.hidden_size), self.head),)
 
-    def _attend(self, ops: Ops, h: Value, a: Attention) -> Value:
-        config = self.config
-        q, k, v = a.q(ops, h), a.k(ops, h), a.v(ops, h)
-        if a.q_norm is not None:
-            q = ops.rms_norm(q, a.q_norm, config.eps, config.heads)
-            k = ops.rms_norm(k, a.k_norm, config.eps, config.kv_heads)
-        q = ops.scale(ops.rotary(q, a.inv_freq, config.heads), config.head_dim**-0.5)
-        ops.store_kv(a.storage, ops.rotary(k, a.inv_freq, config.kv_heads), v)
-        return a.o(ops, ops.attention(q, a.storage, config.heads, a.window, sees_itself=True))
+
+def attend(ops: Ops, h: Value, a: Attention, config: DecoderConfig) -> Value:
+    """What a layer's attention adds to the row, of its normed input."""
+    q, k, v = a.q(ops, h), a.k(ops, h), a.v(ops, h)
+    if a.q_norm is not None:
+        q = ops.rms_norm(q, a.q_norm, config.eps, config.heads)
+        k = ops.rms_norm(k, a.k_norm, config.eps, config.kv_heads)
+    q = ops.scale(ops.rotary(q, a.inv_freq, config.heads), config.head_dim**-0.5)
+    ops.store_kv(a.storage, ops.rotary(k, a.inv_freq, config.kv_heads), v)
+    return a.o(ops, ops.attention(q, a.storage, config.heads, a.window, sees_itself=True))
 
 
-def _feed(ops: Ops, h: Value, mlp: Mlp | Experts) -> Value:
+def feed(ops: Ops, h: Value, mlp: Mlp | Experts) -> Value:
+    """What a layer's MLP, or its experts, add to the row."""
     if isinstance(mlp, Experts):
         return ops.moe(h, h, mlp)
     return mlp.down(ops, ops.gated(mlp.gate(ops, h), mlp.up(ops, h), "silu"))
 
 
-def _read_layer(weights: Weights, config: DecoderConfig, index: int, inv_freq: Tensor) -> Layer:
+def read_layer(weights: Weights, config: DecoderConfig, index: int, inv_freq: Tensor) -> Layer:
+    """One layer of a loaded model."""
     at = f"layers.{index}"
 
     def linear(name: str) -> Linear:

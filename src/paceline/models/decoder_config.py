@@ -55,6 +55,10 @@ class DecoderConfig:
     renormalize: bool = True  # the chosen experts' shares add up to 1
 
     @property
+    def layer_count(self) -> int:
+        return len(self.kinds)
+
+    @property
     def shared_layers(self) -> frozenset[int]:
         return frozenset()
 

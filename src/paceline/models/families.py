@@ -51,6 +51,9 @@ class ModelConfig(Protocol):
     def tied(self) -> bool: ...
 
     @property
+    def layer_count(self) -> int: ...
+
+    @property
     def shared_layers(self) -> frozenset[int]:
         """Layers that read another layer's K/V: what a checkpoint may hold of their own is skipped."""
         ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from paceline.errors import LoadError
 from paceline.files import read_json
@@ -13,9 +13,11 @@ OLDER = {
     "gemma": "Gemma 1", "gemma2": "Gemma 2", "gemma3": "Gemma 3", "gemma3_text": "Gemma 3", "gemma3n": "Gemma 3n",
     "gemma3n_text": "Gemma 3n", "paligemma": "PaliGemma", "t5gemma": "T5Gemma", "recurrent_gemma": "RecurrentGemma",
 }  # fmt: skip
+ASSISTANT_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
+EAGLE3 = "an EAGLE-3 head"  # which paceline runs, see models/eagle3.py
 # word in what a drafter's config names itself by -> what it is; the first that is found counts
 DRAFTERS = (
-    ("eagle3", "an EAGLE-3 head"), ("eagle", "an EAGLE head"), ("dflash", "a DFlash drafter"),
+    ("peagle", "a P-EAGLE head"), ("eagle3", EAGLE3), ("eagle", "an EAGLE head"), ("dflash", "a DFlash drafter"),
     ("dspark", "a DSpark drafter"), ("medusa", "a set of Medusa heads"), ("mlp_speculator", "an MLP speculator"),
     ("mlpspeculator", "an MLP speculator"), ("mtp", "a multi-token-prediction (MTP) head"),
 )  # fmt: skip
@@ -31,6 +33,8 @@ def foreign_config(raw: Mapping[str, Any]) -> str | None:
     """One line that names a config of another kind, None for one that has to be looked at further."""
     kind = raw.get("model_type")
     drafter = foreign_drafter(raw)
+    if drafter == EAGLE3:
+        return f"this is {drafter}, which drafts for a larger model: give that one as the target, and this with --drafter"
     if drafter is not None:
         return (
             f"this is {drafter}, which paceline does not load: give --drafter auto, ngram, the target's own "
@@ -54,6 +58,13 @@ def foreign_drafter(raw: Mapping[str, Any]) -> str | None:
     if "eagle" in text and "draft_vocab_size" in raw:
         text += " eagle3"
     return next((what for word, what in DRAFTERS if word in text), None)
+
+
+def drafter_kind(raw: Mapping[str, Any]) -> Literal["mtp", "eagle3"] | None:
+    """Which kind of drafter, made for one target, a config.json describes; None for a model of its own."""
+    if raw.get("model_type") in ASSISTANT_TYPES:
+        return "mtp"
+    return "eagle3" if foreign_drafter(raw) == EAGLE3 else None
 
 
 def explain_folder(folder: Path) -> str:

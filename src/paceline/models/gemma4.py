@@ -63,15 +63,18 @@ class GemmaTarget(GraphTarget):
                 weights.norm("per_layer_projection_norm"),
             )
 
-    def _hidden(self, ops: Ops) -> tuple[Value]:
+    def _hidden(self, ops: Ops) -> tuple[Value, ...]:
         tokens = ops.tokens()
         x = ops.embed(tokens, self.embedding, self.embedding_scale)
         ple = self._ple_inputs(ops, tokens, x)
         width = self.config.ple_size
+        kept = [x] if 0 in self.tapped else []
         for i, layer in enumerate(self.layers):
             part = None if ple is None else ops.columns(ple, i * width, (i + 1) * width)
             x = decoder_layer(ops, x, layer, self.config.eps, part)
-        return (ops.rms_norm(x, self.norm, self.config.eps),)
+            if i + 1 in self.tapped:
+                kept.append(x)
+        return (ops.rms_norm(x, self.norm, self.config.eps), *kept)
 
     def _ple_inputs(self, ops: Ops, tokens: Value, x: Value) -> Value | None:
         """[N, L * P]: the token's own row and a projection of its embedding, scaled to keep the variance."""

@@ -103,10 +103,11 @@ def download(hub_id: str, revision: str | None = None) -> Path:
 
 
 def find_assistant(target: Path, config: Mapping[str, Any]) -> tuple[Path | None, str]:
-    """The target's own MTP drafter where it is on this machine, and why it was chosen or that there is none.
+    """The target's own drafter where it is on this machine, and why it was chosen or that there is none.
 
-    Looked at in this order: what config.json names under `assistant_model`; a folder named like the target
-    with `-assistant` at its end, also among downloaded snapshots; `assistant` beside a folder `target`.
+    Looked at in this order: what config.json names under `assistant_model`; a folder `eagle3` inside the target; one
+    named like the target, or its file, with `-eagle3` at its end; one with `-assistant` at its end, also among
+    downloaded snapshots; `assistant` beside a folder `target`.
     """
     named = config.get(ASSISTANT_KEY)
     if isinstance(named, str):
@@ -118,6 +119,9 @@ def find_assistant(target: Path, config: Mapping[str, Any]) -> tuple[Path | None
             if snapshot is not None:
                 return snapshot, f"{named}, named in {target / 'config.json'}"
             return None, f"config.json names {named}, which is not downloaded: give --drafter {named}"
+    for place in _own_places(target):
+        if (place / "config.json").is_file():
+            return place, f"{place} lies {'inside' if place.name == 'eagle3' else 'beside'} the target"
     target = Path(os.path.abspath(target))  # a name of its own, for `.` too
     beside = target.parent / ("assistant" if target.name == "target" else f"{target.name}-assistant")
     if (beside / "config.json").is_file():
@@ -144,6 +148,13 @@ def find_assistant(target: Path, config: Mapping[str, Any]) -> tuple[Path | None
     if made is not None:
         return None, f"no assistant is here, {made} fits: give --drafter {made}"
     return None, f"no {beside.name} beside the target and none named in its config.json"
+
+
+def _own_places(target: Path) -> list[Path]:
+    """Where a drafter that somebody has trained for a target lies: inside it, or beside it or its file."""
+    target = Path(os.path.abspath(target))
+    name = target.stem if target.is_file() else target.name
+    return [target / "eagle3", target.parent / ("eagle3" if name == "target" else f"{name}-eagle3")]
 
 
 def _hub_cache(target: Path) -> Path | None:

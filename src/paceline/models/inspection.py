@@ -10,8 +10,10 @@ from typing import Any
 
 from paceline.errors import LoadError, PairError
 from paceline.kv.layout import Layout
-from paceline.models.config import ASSISTANT_TYPES, GemmaConfig, parse_assistant, parse_target, read_config
+from paceline.models.config import GemmaConfig, parse_assistant, parse_target, read_config
+from paceline.models.eagle3 import check_eagle3, eagle3_shapes, parse_eagle3
 from paceline.models.families import ModelConfig, spec_of
+from paceline.models.foreign import drafter_kind
 from paceline.models.gemma4_assistant import assistant_shapes, check_pair
 from paceline.models.loading import Shapes, Tensors, read_entries
 from paceline.models.safetensors_file import Entry
@@ -66,12 +68,12 @@ def inspect(
         raw = read_config(folder)
     except LoadError as error:
         return Inspection(folder, "unknown", "unknown", unsupported=[str(error)])
-    drafter = raw.get("model_type") in ASSISTANT_TYPES
+    drafter = drafter_kind(raw)
     facts: dict[str, Any] = {"role": "drafter" if drafter else "target"}
     troubles: list[str] = []
     try:
         facts |= (
-            _describe_drafter(folder, raw, target)
+            _DESCRIBE[drafter](folder, raw, target)
             if drafter
             else _describe_target(folder, raw, itemsize, runner)
         )
@@ -82,10 +84,11 @@ def inspect(
 
 
 def check(path: Path, target: Path | None = None) -> None:
-    """Raise what loading would raise, seen from config and headers alone. `target`: what an MTP drafter must fit."""
+    """Raise what loading would raise, seen from config and headers alone. `target`: what its drafter must fit."""
     raw = read_config(path)
-    if raw.get("model_type") in ASSISTANT_TYPES:
-        _describe_drafter(path, raw, target)
+    drafter = drafter_kind(raw)
+    if drafter:
+        _DESCRIBE[drafter](path, raw, target)
     else:
         _describe_target(path, raw, 4, None)
 
@@ -112,6 +115,22 @@ def _describe_drafter(folder: Path, raw: dict[str, Any], target: Path | str | No
     shapes = assistant_shapes(config)
     tensors = Tensors(folder, shapes, shared, config.text.tied)
     return _config_facts(config.text) | _stored(tensors, shapes)
+
+
+def _describe_eagle3(folder: Path, raw: dict[str, Any], target: Path | str | None) -> dict[str, Any]:
+    config, taps = parse_eagle3(raw), 3
+    if target is not None:
+        fits = parse_target(read_config(Path(target)))
+        check_eagle3(config, fits, fits.layer_count, (str(folder), str(target)))
+        taps = len(config.taps_of(fits.layer_count))
+    elif config.taps is not None:
+        taps = len(config.taps)
+    shapes = eagle3_shapes(config, taps, folder)
+    tensors = Tensors(folder, shapes)
+    return _config_facts(config.layer) | _stored(tensors, shapes)
+
+
+_DESCRIBE = {"mtp": _describe_drafter, "eagle3": _describe_eagle3}
 
 
 def _gemma(target: Path, drafter: Path) -> GemmaConfig:

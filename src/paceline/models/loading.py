@@ -34,13 +34,19 @@ Shapes = dict[str, tuple[int, ...]]
 Transform = Callable[[str, Weight], Weight]
 
 PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
+MIDLAYER = "midlayer."  # how EAGLE-3 names its only layer
 # towers of other modalities, and the rotary frequencies that old versions of transformers stored
 SKIPPED = re.compile(
     r"(vision_tower|audio_tower|embed_vision|embed_audio|vision_embedder|multi_modal_projector)\."
-    r"|layers\.\d+\.self_attn\.rotary_emb\.inv_freq$"
+    r"|layers\.\d+\.self_attn\.rotary_emb\.inv_freq$|verifier_(norm|lm_head)\."
 )
 SHARED_KV = re.compile(r"layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.weight$")
 FLOATS = ("F32", "BF16", "F16")
+INTEGERS = {
+    "token_ordering": ("I64", "I32"),
+    "d2t": ("I64", "I32"),
+    "t2d": ("BOOL", "U8", "I64"),
+}  # by a name's end
 BLOCKS = (*(kind for kind in DEQUANTIZERS if kind not in FLOATS), "mixed")  # of GGUF files
 QUANTIZED = (
     "I8",
@@ -132,7 +138,8 @@ def read_entries(folder: Path) -> dict[str, Entry]:
 def canonical(name: str) -> str:
     """Name without the prefix that depends on how the language model is nested."""
     prefix = next((p for p in PREFIXES if name.startswith(p)), "")
-    return name[len(prefix) :]
+    name = name[len(prefix) :]
+    return name if not name.startswith(MIDLAYER) else f"layers.0.{name[len(MIDLAYER) :]}"
 
 
 class Tensors:
@@ -188,7 +195,9 @@ class Tensors:
                     f"{self.folder}: {name} has shape {list(entry.shape)} where config.json needs "
                     f"{list(shape)}: download both again, from one revision"
                 )
-            wanted = ("I64", "I32") if name.endswith("token_ordering") else (*FLOATS, *BLOCKS)
+            wanted = next(
+                (kinds for key, kinds in INTEGERS.items() if name.endswith(key)), (*FLOATS, *BLOCKS)
+            )
             if entry.dtype not in wanted:
                 raise WeightsError(
                     f"{self.folder}: {name} has dtype {entry.dtype}, not one of {', '.join(wanted)}"
@@ -315,6 +324,10 @@ class Weights:
         """A scale as float32, rounded to the weights' dtype first if one is forced."""
         data = self._tensors.take(name)
         return data.to(self._dtype or data.dtype).to(self.device, torch.float32)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of that name that has not been taken."""
+        return name in self._tensors.entries
 
     def norm(self, name: str) -> Tensor:
         return self.vector(f"{name}.weight")

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import LoadError
-from paceline.models.config import ASSISTANT_TYPES, parse_assistant, parse_target, read_config
+from paceline.models.config import parse_assistant, parse_target, read_config
+from paceline.models.eagle3 import parse_eagle3
+from paceline.models.foreign import drafter_kind
 from paceline.models.loading import read_entries
 from paceline.models.names import CACHE_PREFIX, HubName
 
@@ -121,10 +123,8 @@ def _fetch(hub: HubName, names: list[str], place: Path) -> None:
 
 def _check_config(place: Path) -> None:
     raw = read_config(place)
-    if raw.get("model_type") in ASSISTANT_TYPES:
-        parse_assistant(raw)
-    else:
-        parse_target(raw)
+    parse = {"mtp": parse_assistant, "eagle3": parse_eagle3, None: parse_target}
+    parse[drafter_kind(raw)](raw)
 
 
 def _write_headers(hub: HubName, place: Path) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from paceline.errors import PairError
 from paceline.models.config import parse_assistant, parse_target, read_config
+from paceline.models.eagle3 import Eagle3Net, check_eagle3, eagle3_shapes, parse_eagle3
 from paceline.models.families import spec_of
 from paceline.models.gemma4 import GemmaTarget
 from paceline.models.gemma4_assistant import GemmaAssistant, assistant_shapes, check_pair
@@ -17,7 +18,7 @@ from paceline.models.target import GraphTarget
 from paceline.ops.base import Runner
 from paceline.ops.reference import EagerRunner
 
-__all__ = ["Inspection", "choose_dtypes", "inspect", "load_assistant", "load_target"]
+__all__ = ["Inspection", "choose_dtypes", "inspect", "load_assistant", "load_eagle3", "load_target"]
 
 
 def load_target(
@@ -73,6 +74,31 @@ def load_assistant(
     assistant = GemmaAssistant(config, weights, target, runner)
     tensors.finish()
     return assistant
+
+
+def load_eagle3(
+    path: Path | str,
+    target: GraphTarget,
+    *,
+    dtype: torch.dtype | None = None,
+    transform: Transform | None = None,
+) -> Eagle3Net:
+    """Load the EAGLE-3 drafter made for `target`, which has run nothing yet: it is tapped where the drafter reads it.
+
+    Raises PairError, ConfigError and WeightsError. dtype as for `load_target`.
+    """
+    folder = Path(path)
+    config = parse_eagle3(read_config(folder))
+    check_eagle3(config, target, target.layer_count, (str(folder), str(target.path)))
+    taps = config.taps_of(target.layer_count)
+    tensors = Tensors(folder, eagle3_shapes(config, len(taps), folder))
+    on_cpu = target.device.type == "cpu"
+    _, stored = choose_dtypes(dtype if on_cpu else dtype or target.dtype, target.device)
+    weights = Weights(tensors, target.device, stored, transform, target.runner.reads_blocks)
+    net = Eagle3Net(config, weights, target, target.runner)
+    tensors.finish()
+    target.tap(taps)
+    return net
 
 
 def choose_dtypes(dtype: torch.dtype | None, device: torch.device) -> tuple[torch.dtype, torch.dtype | None]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 
 import torch
 from torch import Tensor
 
 from paceline.core import ForwardBatch
-from paceline.errors import unreadable
+from paceline.errors import PairError, unreadable
 from paceline.kv.cache import KVCache, StoreType
 from paceline.kv.layout import Layout
 from paceline.models.families import ModelConfig
@@ -34,6 +35,8 @@ class GraphTarget(ABC):
         self.head = self.embedding if config.tied else weights.matrix("lm_head")
         self.norm = weights.norm("norm")
         self.kv_dtype: StoreType = dtype
+        self.layer_count = config.layer_count
+        self.tapped: tuple[int, ...] = ()
         # Bound methods are made anew at each access; a runner keeps its recording under one object.
         self.hidden_graph = self._hidden
         self.logits_graph = self._logits
@@ -45,9 +48,19 @@ class GraphTarget(ABC):
         rounded = all(weight.kind == "bfloat16" for weight in outputs)
         self.kv_dtype = "packed" if rounded and self.runner.packs(layout) else self.dtype
 
+    def tap(self, layers: Seq[int]) -> None:
+        """Have `states` give the hidden states after that many layers, too. Before the first forward."""
+        count = self.layer_count
+        if wrong := [layer for layer in layers if not 0 <= layer <= count]:
+            raise PairError(
+                f"hidden states after layer {wrong[0]} are asked for, and {self.path} has {count} layers: use the "
+                "drafter that was made for it"
+            )
+        self.tapped = tuple(sorted({*self.tapped, *layers}))
+
     @abstractmethod
-    def _hidden(self, ops: Ops) -> tuple[Value]:
-        """Writes K/V; hidden states after the final norm."""
+    def _hidden(self, ops: Ops) -> tuple[Value, ...]:
+        """Writes K/V; hidden states after the final norm, then those after each of `tapped` layers."""
 
     @abstractmethod
     def _logits(self, ops: Ops) -> tuple[Value]:
@@ -58,10 +71,13 @@ class GraphTarget(ABC):
 
         Raises PromptError for a token that is not `readable`, of which a native kernel would read foreign memory.
         """
+        return self.states(rows, cache)[0]
+
+    def states(self, rows: ForwardBatch, cache: KVCache) -> tuple[Tensor, ...]:
+        """What `forward` gives, then the hidden states after each of `tapped` layers, before any norm."""
         if self.readable < self.vocab_size and int(rows.tokens.max()) >= self.readable:
             raise unreadable(int(rows.tokens.max()), self.readable)
-        (hidden,) = self.runner.run(self.hidden_graph, rows, cache, {})
-        return hidden
+        return self.runner.run(self.hidden_graph, rows, cache, {})
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, hidden_size] -> [M, vocab_size], float32, soft-capped; -inf for tokens that are not `readable`."""

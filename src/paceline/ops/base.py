@@ -195,6 +195,10 @@ class RoundStart:
     tokens: list[int]  # the last one of each text
     positions: list[int]
     slots: list[int]
+    ids: torch.Tensor | None = (
+        None  # [C] the tokens that a drafter's scores are of, the same at each call; None: all
+    )
+    moves: bool = False  # each step stands one position after the last, not all at one
 
 
 class Runner(Protocol):

@@ -14,6 +14,7 @@ import os
 import weakref
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 from types import ModuleType
 
 import torch
@@ -28,7 +29,7 @@ from paceline.ops.prefetch import Matrix, settle
 from paceline.ops.recording import Code, Node, RecordingOps, Symbol, place, schedule
 from paceline.ops.tiles import KINDS, tiles, usable
 
-_LAYOUT = 17  # of the extension's signatures
+_LAYOUT = 18  # of the extension's signatures
 _OF_ROWS = (Code.EMBED, Code.ROTARY, Code.STORE, Code.ATTENTION)  # ops that read tokens, positions or slots
 _STATUS = {
     1: "a token id is outside the vocabulary",
@@ -105,14 +106,14 @@ class NativeRunner:
         elif _extension().threads() == 1:
             set_threads(default_threads())
         self._plans: dict[Graph, Plan] = {}
-        self._arena = Arena()
+        self._shared = Shared(exact)
 
     def run(
         self, graph: Graph, rows: ForwardBatch, cache: KVCache | None, given: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
         plan = self._plans.get(graph)
         if plan is None:
-            plan = self._plans[graph] = Plan(graph, self._arena, self._exact)
+            plan = self._plans[graph] = Plan(graph, self._shared)
         return plan.run(rows, cache, given)
 
     def prepare(self, graphs: Seq[Graph]) -> None:
@@ -123,7 +124,7 @@ class NativeRunner:
             tables |= {id(w) for node in ops.nodes if node.code is Code.EMBED for w in node.weights}
         for graph in graphs:
             if graph not in self._plans:
-                self._plans[graph] = Plan(graph, self._arena, self._exact, tables)
+                self._plans[graph] = Plan(graph, self._shared, tables)
         settle(_extension(), [matrix for plan in self._plans.values() for matrix in plan.matrices])
 
     def packs(self, layout: Layout) -> bool:
@@ -148,10 +149,21 @@ class NativeRunner:
         return self._plans.get(graph)
 
 
+@dataclass(slots=True)
+class Shared:
+    """What the plans of a runner have in common: a weight that several graphs read is packed once."""
+
+    exact: bool
+    arena: Arena = field(default_factory=Arena)
+    packed: dict[tuple[int, int], tuple[Weight, torch.Tensor, int]] = field(
+        default_factory=dict
+    )  # panels and kind, by the weight's id and cluster
+
+
 class Plan:
     """One recorded graph: the native program, and the tensors that it computes in."""
 
-    def __init__(self, graph: Graph, arena: Arena, exact: bool, tables: set[int] | None = None) -> None:
+    def __init__(self, graph: Graph, shared: Shared, tables: set[int] | None = None) -> None:
         """With `tables`, ids of weights that are read by rows too, all others are released once they are packed."""
         ops = RecordingOps()
         self._results: tuple[Symbol, ...] = graph(ops)
@@ -164,8 +176,7 @@ class Plan:
         ] = {}  # given, its rows, what is read
         self._reads_rows = any(node.code in _OF_ROWS for step in self.steps for node in step)
         self._alive: list[torch.Tensor] = []  # everything whose address the program holds
-        self._arena, self._exact, self._tables = arena, exact, tables
-        self._packed: dict[int, tuple[Weight, torch.Tensor, int]] = {}  # tiles and kind by the weight's id
+        self._shared, self._tables = shared, tables
         self.matrices: list[Matrix] = []  # of linears, in the order in which a forward reads them
         self.program = _extension().Program()
         for step in self.steps:
@@ -177,7 +188,7 @@ class Plan:
         self._views: dict[int, tuple[torch.Tensor, ...]] = {}  # results, by number of rows
         self._states: torch.Tensor | None = None  # what draft rounds begin with, and where it lies
         self._states_at = 0
-        self._round: tuple[int, ...] | None = None  # where a draft round finds its results
+        self._round: tuple[int | bool, ...] | None = None  # where a draft round finds its results
         self._cache: weakref.ref[KVCache] | None = None
 
     def _add(self, node: Node) -> None:
@@ -199,15 +210,14 @@ class Plan:
             weight = usable(loaded)
             self._alive.append(weight.data)
             return weight.data.data_ptr(), self._vector(weight.scale), *shape, KINDS[weight.kind]
-        if id(loaded) not in self._packed:
-            cluster = int(node.integers[0]) if node.code is Code.GATHER else 0  # type: ignore[arg-type]
-            self._packed[id(loaded)] = (
-                loaded,
-                *tiles(_extension(), loaded, cluster, self._arena, self._exact),
-            )
+        cluster = int(node.integers[0]) if node.code is Code.GATHER else 0  # type: ignore[arg-type]
+        shared, key = self._shared, (id(loaded), cluster)
+        if key not in shared.packed:
+            found = tiles(_extension(), loaded, cluster, shared.arena, shared.exact)
+            shared.packed[key] = (loaded, *found)
             if self._tables is not None and id(loaded) not in self._tables:
                 loaded.release()
-        _, data, kind = self._packed[id(loaded)]
+        _, data, kind = shared.packed[key]
         return data.data_ptr(), 0, *shape, kind
 
     def _vector(self, tensor: torch.Tensor | None) -> int:
@@ -269,7 +279,9 @@ class Plan:
         if self._round is None:
             after, logits = self._results[-1], self._results[-2]
             ids = (0, 0) if len(self._results) == 2 else self._place(self._results[0])
-            self._round = (*self._place(after), *self._place(logits), logits.width, *ids)
+            if start.ids is not None:
+                ids = address(start.ids, torch.int64, logits.width, "ids"), 0
+            self._round = (*self._place(after), *self._place(logits), logits.width, *ids, start.moves)
         if self._states is not states:  # a table that stays the same from round to round
             if states.dim() != 2 or states.shape[1] != symbol.width:
                 raise UsageError(f"states must be [slots, {symbol.width}], not {tuple(states.shape)}")

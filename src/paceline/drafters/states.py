@@ -1,0 +1,224 @@
+"""Drafters that read the target's hidden states and keep a K/V cache of their own: EAGLE-3, multi-token prediction.
+
+An entry of that cache needs hidden states that only the target's forward of this very row gives. So it is made of the
+rows that the engine has kept, and what a round of drafts writes behind them is written over by the next rows. A text
+whose rows were not all told is not drafted for. Pages are shared by prefix: an entry depends on its text up to the
+token after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from paceline.core import MAX_DRAFT_TOKENS, Draft, ForwardBatch, Sequence
+from paceline.drafters.base import DraftContext, Kept
+from paceline.errors import CapacityError
+from paceline.kv.cache import KVCache
+from paceline.models.base import StateNet, rows_of
+from paceline.ops.base import RoundStart
+
+CHUNK = 512  # rows of a forward when it catches up
+WAITING = MAX_DRAFT_TOKENS + 1  # rows that may wait for the next draft, which computes them along
+MEMORY, UNTOLD = "drafter memory", "no hidden states"  # as NoDraftReason
+
+
+@dataclass(slots=True)
+class _Text:
+    """ForwardBatch that have been told and are not committed in the drafter's cache; the last of them never is."""
+
+    told: int  # rows of the text that are in the cache or wait
+    states: list[torch.Tensor] = field(default_factory=list)  # [n, width] of those that wait, in order
+
+    @property
+    def waiting(self) -> int:
+        return sum(len(part) for part in self.states)
+
+
+class StateDrafter:
+    needs_hidden = False
+
+    def __init__(self, name: str, net: StateNet, cache: KVCache, max_tokens: int = MAX_DRAFT_TOKENS) -> None:
+        self.name, self.net, self.cache, self.max_tokens = name, net, cache, max_tokens
+        self.taps = net.taps
+        self._texts: dict[int, _Text] = {}
+        self._lacking: dict[int, str] = {}  # texts that cannot be drafted for, and why
+        self._ids = None if net.ids is None else net.ids[None]
+        self._states: torch.Tensor | None = None  # [slots, H] what a whole round begins with
+
+    # -- what the engine tells -------------------------------------------------------------------------------------
+
+    def begin(self, sequence: Sequence) -> int:
+        self.forget(sequence.id)
+        tokens, salt = sequence.tokens, f"{sequence.salt}\0{sequence.tokens[0]}"
+        try:
+            if len(tokens) + MAX_DRAFT_TOKENS >= self.cache.max_tokens or not self.cache.fits(1):
+                raise CapacityError("the drafter's cache is full")
+            known = self.cache.open(
+                sequence.id, [*tokens[1:], 0], salt
+            )  # an entry stands for the token after it
+        except CapacityError:
+            self._lacking[sequence.id] = MEMORY
+            return len(tokens)
+        self._texts[sequence.id] = _Text(known)
+        return known
+
+    def on_commit(self, kept: list[Kept]) -> None:
+        for rows in kept:
+            text = self._texts.get(rows.sequence.id)
+            if text is None:
+                continue
+            count = len(rows.states[0])
+            skip = text.told - rows.first
+            if skip < 0:
+                self._drop(rows.sequence.id, UNTOLD)
+            elif skip < count:
+                text.states.append(_side_by_side([part[skip:] for part in rows.states]))
+                text.told += count - skip
+                if text.waiting > WAITING:
+                    self._catch_up(rows.sequence)
+
+    def lacks(self, sequence: Sequence) -> str | None:
+        text = self._texts.get(sequence.id)
+        if text is None:
+            return self._lacking.get(sequence.id, UNTOLD)
+        return None if text.states and text.told == len(sequence.tokens) - 1 else UNTOLD
+
+    def forget(self, sequence_id: int) -> None:
+        self._lacking.pop(sequence_id, None)
+        if self._texts.pop(sequence_id, None) is not None:
+            self.cache.close(sequence_id)
+
+    def _drop(self, sequence_id: int, reason: str) -> None:
+        """Give up a text and its memory until it is computed anew."""
+        self.forget(sequence_id)
+        self._lacking[sequence_id] = reason
+
+    def _catch_up(self, sequence: Sequence) -> None:
+        """Compute all rows that wait but the last."""
+        text = self._texts[sequence.id]
+        states = _joined(text.states)
+        while len(states) > 1:
+            count = min(len(states) - 1, CHUNK)
+            first = self.cache.committed(sequence.id)
+            try:
+                tail = self.cache.tail([(sequence.id, sequence.tokens[first + 1 : first + 1 + count])])
+            except CapacityError:
+                return self._drop(sequence.id, MEMORY)
+            self.net.absorb(tail.rows(self.net.device), states[:count], self.cache)
+            tail.commit([count])
+            states = states[count:]
+        text.states = [states.clone()]  # lets go of the others
+        return None
+
+    # -- drafting --------------------------------------------------------------------------------------------------
+
+    def draft(self, context: DraftContext) -> Draft:
+        picker = context.picker
+        active = self._with_room(context)
+        if not active:
+            return picker.draft(self.name)
+        hidden, logits = self._first(context, active)
+        drafted: dict[int, list[int]] = {}
+        for step in range(max(context.limits[b] for b in active)):
+            if step:
+                logits, hidden = self.net.step(self._rows(context, active, drafted), hidden, self.cache)
+            tokens = picker.pick(active, step, logits, self._candidates(len(active)))
+            drafted = {b: [*drafted.get(b, ()), token] for b, token in zip(active, tokens, strict=True)}
+            left = set(picker.go_on([b for b in active if step + 1 < context.limits[b]], step))
+            on = [i for i, b in enumerate(active) if b in left]
+            if not on:
+                break
+            if len(on) < len(active):
+                hidden, active = rows_of(hidden, on), [active[i] for i in on]
+            if not step and self._rest(context, active, drafted, hidden):
+                break
+        return picker.draft(self.name)
+
+    def _with_room(self, context: DraftContext) -> list[int]:
+        """The rows that draft in this round, with pages for the whole of it. The newest give way."""
+        active = [
+            b
+            for b, limit in enumerate(context.limits)
+            if limit > 0 and self.lacks(context.sequences[b]) is None
+        ]
+        while active:
+            rows = [(context.sequences[b], [0] * (context.limits[b] - 1)) for b in active]
+            try:
+                self.cache.tail([(s.id, self._waiting(s) + drafted) for s, drafted in rows])
+                return active
+            except CapacityError:
+                self._drop(context.sequences[active.pop()].id, MEMORY)
+        return active
+
+    def _waiting(self, sequence: Sequence) -> list[int]:
+        """The tokens of the entries that wait, one at least."""
+        return sequence.tokens[self.cache.committed(sequence.id) + 1 :]
+
+    def _first(self, context: DraftContext, active: Seq[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute what waits, and score the first token of each draft: (state of the next step, logits)."""
+        sequences = [context.sequences[b] for b in active]
+        texts = [self._texts[s.id] for s in sequences]
+        states = _joined([part for text in texts for part in text.states])
+        tail = self.cache.tail([(s.id, self._waiting(s)) for s in sequences])
+        rows = tail.rows(self.net.device)
+        after, normed = self.net.absorb(rows, states, self.cache)
+        last = [end - 1 for end in rows.starts[1:]]
+        tail.commit([end - begin - 1 for begin, end in zip(rows.starts, rows.starts[1:], strict=False)])
+        for text, row in zip(texts, last, strict=True):
+            text.states = [states[row : row + 1].clone()]
+        return rows_of(after, last), self.net.logits(rows_of(normed, last))
+
+    def _rows(self, context: DraftContext, active: Seq[int], drafted: dict[int, list[int]]) -> ForwardBatch:
+        """The rows of a further step: the last token of each draft, one position further."""
+        items = [(context.sequences[b], drafted[b]) for b in active]
+        tail = self.cache.tail([(s.id, self._waiting(s) + tokens) for s, tokens in items])
+        return tail.rows(self.net.device, [len(tokens) for _, tokens in items])
+
+    def _candidates(self, count: int) -> torch.Tensor | None:
+        return None if self._ids is None else self._ids.expand(count, -1)
+
+    def _rest(
+        self, context: DraftContext, active: list[int], drafted: dict[int, list[int]], hidden: torch.Tensor
+    ) -> bool:
+        """Draft all further tokens in one call, where the requests are simple enough and the runner can."""
+        rules = context.picker.rules(active)
+        if rules is None or hidden.dtype != torch.float32 or not hidden.is_cpu:
+            return False
+        if self._states is None:
+            self._states = torch.zeros(self.cache.max_sequences, hidden.shape[1])
+        slots = [self.cache.slot(context.sequences[b].id) for b in active]
+        self._states.numpy()[slots] = hidden.numpy()
+        start = RoundStart(
+            [drafted[b][-1] for b in active], [len(context.sequences[b].tokens) - 1 for b in active], slots,
+            self.net.ids, True,
+        )  # fmt: skip
+        stops = [context.picker.stop(b) for b in active]
+        stops = [
+            s._replace(most=min(s.most, context.limits[b] - 1)) for b, s in zip(active, stops, strict=True)
+        ]
+        drawn = self.net.draft_round(start, self._states, self.cache, rules, stops)
+        if drawn is None:
+            return False
+        for i, b in enumerate(active):
+            tokens = [row[i] for row in drawn.tokens if row[i] >= 0]
+            context.picker.take(b, tokens, [row[i] for row in drawn.confidence[: len(tokens)]])
+        return True
+
+
+def _side_by_side(parts: Seq[torch.Tensor]) -> torch.Tensor:
+    """A copy of several [n, H] as one [n, taps * H]. Torch would copy with threads of its own: see `rows_of`."""
+    if parts[0].is_cpu and parts[0].dtype != torch.bfloat16:
+        return torch.from_numpy(np.concatenate([part.numpy() for part in parts], axis=1))
+    return torch.cat(list(parts), dim=1)
+
+
+def _joined(parts: Seq[torch.Tensor]) -> torch.Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    if parts[0].is_cpu and parts[0].dtype != torch.bfloat16:
+        return torch.from_numpy(np.concatenate([part.numpy() for part in parts]))
+    return torch.cat(list(parts))
