@@ -22,10 +22,11 @@ from paceline.drafters.base import DraftContext, Drafter
 from paceline.drafters.draft_model import ModelDrafter
 from paceline.drafters.mtp import MTPDrafter
 from paceline.drafters.ngram import NgramDrafter
+from paceline.drafters.states import StateDrafter
 from paceline.engine.engine import Engine, EngineParts
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import LayerKV, Layout
-from paceline.models.base import HeadOutput
+from paceline.models.base import FINAL, HeadOutput
 from paceline.text.tokenizer import Tokenizer
 
 VOCAB, WIDTH, WINDOW = 24, 8, 8
@@ -45,6 +46,7 @@ class TinyTarget:
     max_len = 512
     device = torch.device("cpu")
     dtype = torch.float64
+    tapped = (1,)
 
     def __init__(self, seed: int = 0, *, eos: tuple[int, ...] = (), poison: int | None = None) -> None:
         g = torch.Generator().manual_seed(seed)
@@ -59,8 +61,11 @@ class TinyTarget:
         self.forwards = 0
 
     def forward(self, rows: ForwardBatch, cache: KVCache) -> torch.Tensor:
+        return self.states(rows, cache)[0]
+
+    def states(self, rows: ForwardBatch, cache: KVCache) -> tuple[torch.Tensor, ...]:
         self.forwards += 1
-        out = []
+        out, between = [], []
         for token, position, slot in zip(
             rows.tokens.tolist(), rows.positions.tolist(), rows.slots.tolist(), strict=True
         ):
@@ -70,8 +75,10 @@ class TinyTarget:
                 at = keys_of(cache, spec.kind, slot, position + 1)
                 cache.k[layer][at[-1], 0], cache.v[layer][at[-1], 0] = k, v
                 x = torch.tanh(x + attend(q, cache, layer, at))
+                if layer == 0:
+                    between.append(x)
             out.append(x)
-        return torch.stack(out)
+        return torch.stack(out), torch.stack(between)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.stack([row @ self.head for row in hidden])
@@ -115,6 +122,47 @@ class TinyAssistant:
             out.append(x)
         state = torch.stack(out)
         return HeadOutput(t.logits(state).float(), None, state)
+
+    def draft_round(self, *_: Any) -> None:
+        """Step by step only."""
+
+
+class TinyNet:
+    """Implements `StateNet`: the target's layers over a cache of its own, and a little of the states that it is told."""
+
+    taps = (1, FINAL)
+    ids = None
+    device = torch.device("cpu")
+
+    def __init__(self, target: TinyTarget, error: float = 0.3) -> None:
+        self.target = target
+        g = torch.Generator().manual_seed(98)
+        self.mix = torch.randn(2 * WIDTH, WIDTH, generator=g, dtype=torch.float64) * error
+
+    def absorb(
+        self, rows: ForwardBatch, states: torch.Tensor, cache: KVCache
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        out, t = [], self.target
+        for token, position, slot, state in zip(
+            rows.tokens.tolist(), rows.positions.tolist(), rows.slots.tolist(), states, strict=True
+        ):
+            x = t.embedding[token] + t.place[position + 1] + state @ self.mix
+            for layer, spec in enumerate(LAYOUT.layers):
+                q, k, v = (x @ w for w in t.qkv[layer])
+                at = keys_of(cache, spec.kind, slot, position + 1)
+                cache.k[layer][at[-1], 0], cache.v[layer][at[-1], 0] = k, v
+                x = torch.tanh(x + attend(q, cache, layer, at))
+            out.append(x)
+        return torch.stack(out), torch.stack(out)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.target.logits(hidden).float()
+
+    def step(
+        self, rows: ForwardBatch, hidden: torch.Tensor, cache: KVCache
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        out, _ = self.absorb(rows, torch.cat((hidden, hidden), 1), cache)
+        return self.logits(out), out
 
     def draft_round(self, *_: Any) -> None:
         """Step by step only."""
@@ -216,6 +264,8 @@ def make_drafter(setup: Setup, target: TinyTarget) -> Drafter | None:
             return NgramDrafter()
         case "mtp":
             return MTPDrafter(TinyAssistant(target))
+        case "states":
+            return StateDrafter("states", TinyNet(target), make_cache(200))
         case "model":
             other = TinyTarget(setup.seed)
             other.head = other.head + 0.4 * torch.randn(

@@ -23,7 +23,7 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import ModelDrafter
 from paceline.drafters.mtp import MTPDrafter
 from paceline.drafters.ngram import NgramDrafter
-from paceline.drafters.registry import check_kind, load_third_party, third_party
+from paceline.drafters.registry import check_kind, load_third_party, third_party, third_party_taps
 from paceline.drafters.states import StateDrafter
 from paceline.engine.engine import Engine, EngineParts
 from paceline.errors import CapacityError, LoadError, UsageError
@@ -314,6 +314,8 @@ def _load_tapping(
 ) -> Eagle3Net | None:
     """The network that reads hidden states of the target, of which it takes some weights, before they are packed."""
     kind, source = choice
+    if kind in third_party():
+        target.tap(third_party_taps(kind))
     if source is None or not kind.startswith("eagle3"):
         return None
     transform = _transform(config.quantize_drafter)

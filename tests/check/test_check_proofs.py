@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.check import distribution, forward, identity
+from paceline.check import distribution, drafts, forward, identity
 from paceline.check.certificate import Certificate, Finding
 from paceline.check.identity import Effort
 from paceline.check.subject import Subject
 from paceline.core import ForwardBatch, Verdict
 from paceline.drafters.mtp import MTPDrafter
 from paceline.drafters.ngram import NgramDrafter
+from paceline.drafters.states import StateDrafter
+from paceline.engine.state import EngineState
 from paceline.kv.cache import KVCache
 from planted import LAW
-from testing import RandomDrafter, Setup, TinyAssistant, TinyTarget, make_engine, prompts
+from testing import RandomDrafter, Setup, TinyAssistant, TinyNet, TinyTarget, make_cache, make_engine, prompts
 
 EFFORT = Effort(tokens=400, length=14, cases=9)
 
@@ -61,6 +63,27 @@ def test_identity_holds_and_is_not_vacuous() -> None:
     assert set(score.accepted) == {"mtp", "ngram", "random"}
     assert len(score.lengths) >= 5
     assert len(score.temperatures) >= 3
+
+
+def test_drafts_of_a_drafter_with_a_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are those of a clean start, until it is told of each row what belongs to the row before."""
+
+    def outcome() -> str:
+        target = TinyTarget()
+        drafter = StateDrafter("states", TinyNet(target), make_cache(300))
+        it = subject(target=target, drafters={"states": drafter}, default_drafter="states")
+        results = drafts.measure(it, texts=4, length=16)
+        assert results["states"].drafts > 20
+        return drafts.finding(results, exact=True).outcome
+
+    assert outcome() == "holds"
+    tell = EngineState.tell
+
+    def late(self: EngineState, work: Any, keep: Any, states: Any, starts: Any) -> None:
+        tell(self, work, keep, tuple(torch.roll(part, 1, 0) for part in states), starts)
+
+    monkeypatch.setattr(EngineState, "tell", late)
+    assert outcome() == "refuted"
 
 
 def test_a_drafter_that_never_hits_is_reported_as_not_shown() -> None:

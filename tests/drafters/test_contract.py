@@ -14,12 +14,25 @@ from paceline.core import Draft, SamplingParams, Sequence
 from paceline.drafters.contract import check_drafter
 from paceline.drafters.guard import ReadOnlyError, read_only
 from paceline.drafters.ngram import NgramDrafter
-from paceline.drafters.registry import check_kind, load_third_party
+from paceline.drafters.registry import check_kind, load_third_party, third_party_taps
+from paceline.drafters.states import StateDrafter
 from paceline.errors import LoadError, UsageError
-from testing import VOCAB, Setup, TinyTarget, make_cache, make_drafter, make_engine, prompts, run
+from paceline.models.base import FINAL
+from testing import (
+    VOCAB,
+    Setup,
+    TinyNet,
+    TinyTarget,
+    make_cache,
+    make_drafter,
+    make_engine,
+    prompts,
+    run,
+    totals,
+)
 
 
-@pytest.mark.parametrize("kind", ["ngram", "mtp", "model"])
+@pytest.mark.parametrize("kind", ["ngram", "mtp", "states", "model"])
 def test_our_drafters_keep_the_contract(kind: str) -> None:
     target = TinyTarget()
     check_drafter(lambda t, c: make_drafter(Setup(drafter=kind), target), target, make_cache(200))  # type: ignore[arg-type,return-value]
@@ -49,6 +62,73 @@ class Meddler(NgramDrafter):
 def test_the_contract_notices(kind: Any, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_drafter(lambda t, c: kind(), TinyTarget(), make_cache(200))
+
+
+class Stranger(StateDrafter):
+    """A drafter with a memory that is not ours."""
+
+    def __init__(self) -> None:
+        super().__init__("stranger", TinyNet(TinyTarget()), make_cache(200))
+
+
+class Painter(Stranger):
+    """Writes into the states that it is told."""
+
+    def on_commit(self, kept: Any) -> None:
+        kept[0].states[0][0] = 0.0
+
+
+class Deaf(Stranger):
+    """Fails when it is told something, or asked whether it can draft."""
+
+    def __init__(self, fails: str) -> None:
+        super().__init__()
+        setattr(self, fails, self._fail)
+
+    def _fail(self, *_: Any) -> Any:
+        raise RuntimeError("not today")
+
+
+def test_a_stranger_with_a_memory_drafts_as_ours_does() -> None:
+    check_drafter(lambda t, c: Stranger(), TinyTarget(), make_cache(200))
+    with pytest.raises(AssertionError, match=r"makes it fail.*may not change"):
+        check_drafter(lambda t, c: Painter(), TinyTarget(), make_cache(200))
+    params = SamplingParams(max_tokens=20)
+    texts = prompts(3)
+    ours, theirs = make_engine(Setup(drafter="states")), make_engine(Setup(), Stranger())
+    told = [run(engine, texts, params) for engine in (ours, theirs)]
+    assert [c.token_ids for c in told[0]] == [c.token_ids for c in told[1]]
+    assert totals(told[0]) == totals(told[1])
+    assert totals(told[0])[1] > 0
+
+
+@pytest.mark.parametrize("fails", ["begin", "on_commit", "lacks"])
+def test_a_memory_that_fails_is_parked_and_the_text_goes_on(fails: str) -> None:
+    params = SamplingParams(max_tokens=20)
+    texts = prompts(3)
+    done = run(make_engine(Setup(), Deaf(fails)), texts, params)
+    assert [c.token_ids for c in done] == [c.token_ids for c in run(make_engine(Setup()), texts, params)]
+    for c in done:
+        assert any(r.startswith("drafter failed: RuntimeError: not today") for r in c.stats.reasons)
+
+
+def test_taps_that_a_factory_does_not_announce_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Point:
+        name = "theirs"
+
+        def load(self) -> Any:
+            return lambda target, cache: Stranger()
+
+    target = TinyTarget()
+    monkeypatch.setattr("paceline.drafters.registry.entry_points", lambda group: [Point()])
+    assert load_third_party("theirs", target, make_cache()).name == "stranger"
+    target.tapped = ()  # type: ignore[assignment]
+    with pytest.raises(LoadError, match="after layer 1, which its factory did not announce"):
+        load_third_party("theirs", target, make_cache())
+    assert third_party_taps("theirs") == ()
+    monkeypatch.setattr(Point, "load", lambda self: Stranger)
+    monkeypatch.setattr(Stranger, "taps", (FINAL, 1), raising=False)
+    assert third_party_taps("theirs") == (1,)
 
 
 def swallow(act: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 from paceline.core import SamplingParams
 from testing import VOCAB, Setup, make_engine, prompts, run, tiny_tokenizer, totals
 
-DRAFTERS = ["ngram", "mtp", "model", "random", "scripted", "oracle"]
+DRAFTERS = ["ngram", "mtp", "states", "model", "random", "scripted", "oracle"]
 PARAMS = {
     "greedy": {},
     "temperature 0.7": {"temperature": 0.7},
@@ -81,7 +81,7 @@ def test_draft_lengths_and_batches(drafter: str, k: int, batch: int) -> None:
         assert accepted < drafted
 
 
-@pytest.mark.parametrize("drafter", ["mtp", "model", "ngram", "scripted"])
+@pytest.mark.parametrize("drafter", ["mtp", "states", "model", "ngram", "scripted"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_preemption(drafter: str, temperature: float) -> None:
     params = SamplingParams(max_tokens=60, seed=8, temperature=temperature)
@@ -97,7 +97,7 @@ def test_preemption(drafter: str, temperature: float) -> None:
     assert totals(done)[0] > totals(done)[1] > 0
 
 
-@pytest.mark.parametrize("drafter", ["none", "mtp", "model", "ngram"])
+@pytest.mark.parametrize("drafter", ["none", "mtp", "states", "model", "ngram"])
 def test_prefix_hits(drafter: str) -> None:
     params = SamplingParams(max_tokens=40, seed=8, temperature=0.7)
     stem = prompts(1, seed=2, longest=9)[0] * 50
@@ -118,7 +118,7 @@ def test_prefix_hits(drafter: str) -> None:
 @pytest.mark.parametrize("tight", [False, True], ids=["roomy", "preempted"])
 @pytest.mark.parametrize("batch", [1, 2, 5])
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.2])
-@pytest.mark.parametrize("drafter", ["ngram", "mtp", "model", "scripted"])
+@pytest.mark.parametrize("drafter", ["ngram", "mtp", "states", "model", "scripted"])
 def test_batch_by_preemption_by_prefix(
     drafter: str, temperature: float, batch: int, tight: bool, prefix: bool
 ) -> None:
@@ -144,7 +144,7 @@ def test_batch_by_preemption_by_prefix(
 
 
 @pytest.mark.parametrize("k", [2, 5, 8])
-@pytest.mark.parametrize("drafter", ["oracle", "scripted", "mtp", "ngram"])
+@pytest.mark.parametrize("drafter", ["oracle", "scripted", "mtp", "states", "ngram"])
 def test_stop_strings_inside_blocks(drafter: str, k: int) -> None:
     """Strings of one to three tokens, taken from the text itself at every place of a block."""
     (prompt,) = prompts(1, seed=6)

@@ -17,10 +17,10 @@ from dataclasses import FrozenInstanceError
 import torch
 
 from paceline.core import MAX_DRAFT_TOKENS, Draft, SamplingParams, Sequence
-from paceline.drafters.base import DraftContext, Drafter
-from paceline.drafters.guard import ReadOnlyError, ask
+from paceline.drafters.base import DraftContext, Drafter, Kept, Listener, listener
+from paceline.drafters.guard import ReadOnlyError, ask, begin, tell
 from paceline.kv.cache import KVCache
-from paceline.models.base import Target
+from paceline.models.base import FINAL, Target
 from paceline.ops.base import Rule, Stop
 
 Make = Callable[[Target, KVCache], Drafter]
@@ -69,13 +69,16 @@ def check_drafter(make: Make, target: Target, cache: KVCache, rounds: int = 6) -
     drafter = make(target, cache)
     assert drafter.name, "a drafter has a name"
     assert drafter.max_tokens >= 1, "a drafter can draft at least one token"
+    told = listener(drafter)
     texts: dict[int, Sequence] = {}
     for i in range(3):
         prompt = [rng.randrange(target.vocab_size) for _ in range(rng.randrange(1, 30))]
         texts[i] = Sequence(i, prompt, len(prompt), SamplingParams(), seed=i)
         cache.open(i, prompt, share=False)
+        if told is not None:
+            assert begin(told, texts[i], {}) >= 0, "it cannot remember fewer rows than none"
     for turn in range(rounds):
-        hidden = [_advance(target, cache, text) for text in texts.values()]
+        hidden = [_advance(target, cache, text, told) for text in texts.values()]
         context = _context(list(texts.values()), hidden, cache, rng)
         before = _snapshot(texts, cache)
         changes = "a drafter changes neither the texts nor the target's cache"
@@ -98,15 +101,24 @@ def check_drafter(make: Make, target: Target, cache: KVCache, rounds: int = 6) -
         cache.close(text.id)
 
 
-def _advance(target: Target, cache: KVCache, text: Sequence) -> torch.Tensor:
-    """Compute all but the last token; the hidden state before it."""
+def _advance(target: Target, cache: KVCache, text: Sequence, told: Listener | None) -> torch.Tensor:
+    """Compute all but the last token, and tell who wants to hear of it; the hidden state before it."""
     new = text.tokens[text.committed : -1]
     if not new:
         return torch.zeros(1, target.hidden_size, dtype=target.dtype)
     with cache.tail([(text.id, new)]) as tail:
-        hidden = target.forward(tail.rows(target.device), cache)[-1:].clone()
+        rows = tail.rows(target.device)
+        states = (target.forward(rows, cache),) if told is None else target.states(rows, cache)
+        hidden = states[0][-1:].clone()
         tail.commit([len(new)])
     text.committed += len(new)
+    if told is not None:
+        parts = [states[0 if tap == FINAL else 1 + target.tapped.index(tap)] for tap in told.taps]
+        before, failed = [part.clone() for part in parts], dict[str, str]()
+        tell(told, [Kept(text, text.committed - len(new), parts)], [failed])
+        assert not failed, f"what it is told makes it fail: {failed}"
+        kept = all(torch.equal(a, b) for a, b in zip(before, parts, strict=True))
+        assert kept, "a drafter does not change the hidden states that it is told"
     return hidden
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import difflib
 import os
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from paceline.drafters.base import Drafter
 from paceline.errors import LoadError, UsageError
 from paceline.kv.cache import KVCache
-from paceline.models.base import Target
+from paceline.models.base import FINAL, Target
 
 BUILT_IN = ("auto", "none", "ngram", "mtp", "mtp+ngram", "eagle3", "eagle3+ngram", "model", "model+ngram")
 GROUP = "paceline.drafters"
@@ -23,14 +24,36 @@ def third_party() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
+def third_party_taps(name: str) -> tuple[int, ...]:
+    """Layers of the target that an installed drafter wants the hidden states of. Raises LoadError as below."""
+    taps = getattr(_factory(name), "taps", ())
+    return tuple(tap for tap in taps if tap != FINAL)
+
+
+def _factory(name: str) -> Any:
+    try:
+        return third_party()[name].load()
+    except Exception as error:
+        raise LoadError(
+            f"the drafter {name!r} could not be imported ({type(error).__name__}: {error}): update it"
+        ) from error
+
+
 def load_third_party(name: str, target: Target, cache: KVCache) -> Drafter:
     """Make an installed drafter. Raises LoadError if it cannot be imported or made."""
     try:
-        drafter: Drafter = third_party()[name].load()(target, cache)
+        drafter: Drafter = _factory(name)(target, cache)
+    except LoadError:
+        raise
     except Exception as error:
         raise LoadError(
             f"the drafter {name!r} could not be made ({type(error).__name__}: {error}): update it"
         ) from error
+    if missing := {*getattr(drafter, "taps", ())} - {FINAL, *target.tapped}:
+        raise LoadError(
+            f"the drafter {name!r} wants hidden states after layer {min(missing)}, which its factory did not announce: "
+            "give the factory an attribute `taps`"
+        )
     return drafter
 
 
