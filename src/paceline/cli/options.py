@@ -64,7 +64,7 @@ TARGET = [
 
 ENGINE = [
     click.option("--drafter", default="auto", show_default=True, metavar="NAME",
-                 help="auto, none, ngram, mtp, mtp+ngram, model, or an assistant or draft model (folder or hub id)."),
+                 help="auto, none, ngram, mtp, mtp+ngram, eagle3, model, or a drafter's folder or hub id."),
     click.option("--adapter", multiple=True, metavar="DIR", help="A LoRA adapter (PEFT's layout; folder or hub id) to "
                  "merge into the target's weights at load; one."),
     click.option("--draft-tokens", type=DraftTokens(), default="auto", show_default=True,

@@ -27,7 +27,7 @@ _ENGINE_FLAGS = (
 
 @click.command(name="serve", short_help="Serve a model to OpenAI clients and to the browser.")
 @apply(TARGET)
-@click.option("--drafter", help="auto, none, ngram, mtp, mtp+ngram, or an assistant or draft model.")
+@click.option("--drafter", help="auto, none, ngram, mtp, mtp+ngram, eagle3, or a drafter's folder or hub id.")
 @click.option(
     "--adapter", multiple=True, help="A LoRA adapter to merge into the target (folder or hub id); one."
 )

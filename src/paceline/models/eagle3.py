@@ -210,6 +210,7 @@ class Eagle3Net:
         rounded = self.layer.attention.o.weight.kind == "bfloat16" and runner.packs(self.layout)
         self.kv_dtype: StoreType = "packed" if rounded else self.dtype
         self.max_len = target.max_len
+        self._bare: dict[int, ForwardBatch] = {}  # rows for `logits`, by their number
         # one stable object each, see GraphTarget
         self.absorb_graph, self.step_graph, self.logits_graph = self._absorb, self._step, self._logits
 
@@ -220,7 +221,10 @@ class Eagle3Net:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, hidden_size] -> [M, C], scores of the tokens `ids`."""
-        (logits,) = self.runner.run(self.logits_graph, bare_rows(hidden), None, {"hidden": hidden})
+        count = hidden.shape[0]
+        if count not in self._bare:
+            self._bare[count] = bare_rows(hidden)
+        (logits,) = self.runner.run(self.logits_graph, self._bare[count], None, {"hidden": hidden})
         return logits
 
     def step(self, rows: ForwardBatch, hidden: Tensor, cache: KVCache) -> tuple[Tensor, Tensor]:
