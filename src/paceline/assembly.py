@@ -28,6 +28,7 @@ from paceline.drafters.states import StateDrafter
 from paceline.engine.engine import Engine, EngineParts
 from paceline.errors import CapacityError, LoadError, UsageError
 from paceline.kv.cache import KVCache, plan_pages, stored_as
+from paceline.kv.layout import Layout
 from paceline.models.adapter import Adapter, load_adapter, unmerged
 from paceline.models.base import Cached, Target
 from paceline.models.config import read_config
@@ -223,13 +224,29 @@ def pick_runner(config: EngineConfig, device: torch.device) -> tuple[Runner, str
 def make_cache(target: Cached, config: EngineConfig, share: float) -> KVCache:
     """A K/V cache within `share` of the budget. Without max_model_len, texts are shortened until one fits."""
     free = config.cache_memory or int(free_memory(target.device) * CACHE_SHARE.get(target.device.type, 0.3))
-    longest = min(config.max_model_len or target.max_len, target.max_len)
+    itemsize = stored_as(target.kv_dtype).itemsize
+    pages, longest = plan_context(target.layout, int(free * share), itemsize, config, target.max_len)
+    return KVCache(
+        target.layout,
+        pages,
+        max_sequences=config.max_batch,
+        max_tokens=longest,
+        dtype=target.kv_dtype,
+        device=target.device,
+    )
+
+
+def plan_context(
+    layout: Layout, budget: int, itemsize: int, config: EngineConfig, most: int
+) -> tuple[dict[str, int], int]:
+    """(pages by kind, tokens of the longest text) within `budget` bytes; raises CapacityError where nothing fits."""
+    longest = min(config.max_model_len or most, most)
     while True:
         try:
             pages = plan_pages(
-                target.layout,
-                budget=int(free * share),
-                itemsize=stored_as(target.kv_dtype).itemsize,
+                layout,
+                budget=budget,
+                itemsize=itemsize,
                 max_sequences=config.max_batch,
                 max_tokens=longest,
                 chunk=max(config.step_tokens, config.prefill_chunk),
@@ -239,14 +256,7 @@ def make_cache(target: Cached, config: EngineConfig, share: float) -> KVCache:
                 raise
             longest //= 2
             continue
-        return KVCache(
-            target.layout,
-            pages,
-            max_sequences=config.max_batch,
-            max_tokens=longest,
-            dtype=target.kv_dtype,
-            device=target.device,
-        )
+        return pages, longest
 
 
 def free_memory(device: torch.device) -> int:

@@ -200,13 +200,13 @@ def test_what_is_piped_is_one_prompt(monkeypatch: pytest.MonkeyPatch, capsys: Ca
 
 
 def test_info_tells_sizes_without_loading(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    assert call(monkeypatch, "info") == 0
+    assert call(monkeypatch, "info", "--no-measure") == 0
     out = capsys.readouterr().out
     assert "gemma4_text" in out
     assert "per token" in out
     assert "mtp+ngram" in out
     assert "huge pages" in out
-    assert call(monkeypatch, "info", "demo", "--drafter", "none", "--json") == 0
+    assert call(monkeypatch, "info", "demo", "--drafter", "none", "--json", "--no-measure") == 0
     facts = json.loads(capsys.readouterr().out)
     assert "huge pages" in facts["pages"]
     assert facts["drafter"] == "none"

@@ -234,7 +234,7 @@ def test_what_info_says(
     )
     assert inspect(tmp_path / "window").layers == f"4 (4 sliding; window {WINDOW})"
     assert inspect(tmp_path / "window").windows == {"sliding_attention": WINDOW}
-    monkeypatch.setattr("sys.argv", ["paceline", "info", str(tmp_path / "window")])
+    monkeypatch.setattr("sys.argv", ["paceline", "info", "--no-measure", str(tmp_path / "window")])
     with pytest.raises(SystemExit) as left:
         main()
     assert left.value.code in (0, None)

@@ -21,7 +21,7 @@ ADAPTER = {"peft_type": "LORA", "base_model_name_or_path": "google/gemma-4-E2B-i
 
 
 def info(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["paceline", "info", *args])
+    monkeypatch.setattr(sys, "argv", ["paceline", "info", "--no-measure", *args])
     with pytest.raises(SystemExit) as stop:
         main()
     return int(stop.value.code or 0)

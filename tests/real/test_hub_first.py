@@ -157,7 +157,7 @@ def test_info_of_the_real_layout_fetches_no_weights(hub, tmp_path):
     folder = model(hub.root / "google" / "gemma-4-E2B-it")
     big(folder)
     write(folder / "config.json", (Path(__file__).parent / "data" / "e2b_config.json").read_text())
-    done = paceline(hub, tmp_path, "info", "https://huggingface.co/google/gemma-4-E2B-it")
+    done = paceline(hub, tmp_path, "info", "--no-measure", "https://huggingface.co/google/gemma-4-E2B-it")
     assert done.returncode == 0, done.stderr
     assert "35 (28 sliding, 7 full; 20 share K/V; per-layer inputs of 256); vocabulary 262,144" in done.stdout
     assert "target       google/gemma-4-E2B-it\n" in done.stdout

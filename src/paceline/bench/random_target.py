@@ -65,6 +65,8 @@ class RandomWeights:
     def cut(self, source: Tensor, count: int) -> Tensor:
         """`count` values of `source`, from a place that moves on, copied."""
         self._at = (self._at + 4096 + 64) % _POOL
+        if self._at + count <= _POOL:
+            return source[self._at : self._at + count].clone()
         rolled = torch.cat((source[self._at :], source[: self._at]))
         return rolled.repeat(-(-count // _POOL))[:count].clone()
 

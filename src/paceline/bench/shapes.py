@@ -64,7 +64,8 @@ TARGETS: dict[str, dict[str, Any]] = {
 SMALL, LARGE = ("gemma-4-e2b", "gemma-4-e4b"), ("gemma-4-12b", "gemma-4-26b-a4b", "gemma-4-31b")
 
 
-def _fields(name: str) -> dict[str, Any]:
+def fields_of(name: str) -> dict[str, Any]:
+    """The config.json of a published target's text model."""
     if name not in TARGETS:
         raise UsageError(f"shape {name!r} is unknown: use one of {', '.join(TARGETS)}")
     fields = _COMMON | TARGETS[name]
@@ -78,12 +79,12 @@ def target_config(name: str, vocab_size: int | None = None) -> GemmaConfig:
     shorter = (
         {} if vocab_size is None else {"vocab_size": vocab_size, "vocab_size_per_layer_input": vocab_size}
     )
-    return parse_gemma(_fields(name) | shorter)
+    return parse_gemma(fields_of(name) | shorter)
 
 
 def assistant_config(name: str) -> AssistantConfig:
     """The published assistant: four Q-only layers; E2B's and E4B's have the centroid head."""
-    target, small = _fields(name), name in SMALL
+    target, small = fields_of(name), name in SMALL
     keep = ("num_key_value_heads", "num_global_key_value_heads", "attention_k_eq_v", "sliding_window")
     text = _COMMON | {key: target[key] for key in keep if key in target} | {
         "hidden_size": 256 if small else 1024, "intermediate_size": 2048 if small else 8192,
@@ -108,6 +109,15 @@ def stored_as(name: str, width: int, kind: WeightKind) -> WeightKind:
     return (kind_for(name, width, kind) or "bfloat16") if kind in ("int8", "int4") else kind
 
 
+def row_bytes(kind: WeightKind, width: int) -> int:
+    """Bytes of one output of a matrix with `width` inputs."""
+    layout = BLOCKS.get(kind)
+    if layout is not None:
+        return width // layout.elements * layout.size
+    sizes = {"int8": width + 4, "int4": width // 2 + width // GROUP * 4, "float32": 4 * width}
+    return sizes.get(kind, 2 * width)
+
+
 def bytes_of(shapes: Shapes, kind: WeightKind) -> int:
     """Of all matrices as they are kept; tables that are only looked up take no memory here (see random_target)."""
     total = 0
@@ -115,12 +125,7 @@ def bytes_of(shapes: Shapes, kind: WeightKind) -> int:
         if name.startswith("embed_tokens_per_layer") or len(shape) < 2:
             continue
         stored = stored_as(name.removesuffix(".weight"), shape[-1], kind)
-        per_row = {
-            "int8": shape[-1] + 4,
-            "int4": shape[-1] // 2 + shape[-1] // GROUP * 4,
-            "float32": 4 * shape[-1],
-        }
-        total += prod(shape[:-1]) * per_row.get(stored, 2 * shape[-1])
+        total += prod(shape[:-1]) * row_bytes(stored, shape[-1])
     return total
 
 

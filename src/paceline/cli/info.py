@@ -1,9 +1,9 @@
-"""`paceline info`: what a model is and needs, without loading its weights."""
+"""`paceline info`: what a model is and needs, whether it will run here and how fast, without loading its weights."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,85 +12,153 @@ import click
 from paceline.cli.options import TARGET, apply, one_target
 
 if TYPE_CHECKING:
+    import torch
+
+    from paceline.bench.estimate import Fit
+    from paceline.bench.outlook import Outlook
     from paceline.config import EngineConfig
     from paceline.models.inspection import Inspection
+    from paceline.ops.base import Runner
+
+
+@dataclass(slots=True)
+class Seen:
+    """What was found out. `text`: by the name of a line; `model`: how the target is named in a command."""
+
+    models: list[Inspection]
+    drafter: tuple[str, Path | None, str]  # kind, folder, why
+    device: torch.device
+    arithmetic: str
+    pages: str | None
+    text: dict[str, str]
+    troubles: list[str]
+    fits: list[Fit] = field(default_factory=list)
+    free: int = 0  # bytes of memory
+    next: str | None = None
 
 
 @click.command()
 @apply(TARGET)
 @click.option("--drafter", default="auto", show_default=True, help="As for `paceline run`.")
 @click.option("--adapter", multiple=True, metavar="DIR", help="As for `paceline run`.")
+@click.option("--measure/--no-measure", default=True, show_default=True,
+              help="Decode with a slice of the model for some seconds, to estimate its speed here.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(target: str | None, named: str | None, drafter: str, adapter: Any, as_json: bool) -> None:
-    """Say what TARGET and its drafter are, their memory by part, and what is unsupported and why.
+def command(
+    target: str | None, named: str | None, drafter: str, adapter: Any, measure: bool, as_json: bool
+) -> None:
+    """Say what TARGET and its drafter are, whether they will run here, how fast, and what is unsupported and why.
 
-    Reads configs and file headers only; of a model on the hub no weights are downloaded.
+    Reads configs and file headers only; a config.json alone is enough. Of a model on the hub no weights are downloaded.
+    The published Gemma 4, Qwen3, Llama 3 and SmolLM2 models are known without a network, too.
     """
     import tempfile
 
+    from paceline.bench.outlook import Outlook
     from paceline.config import EngineConfig
     from paceline.drafters.registry import check_kind
+    from paceline.errors import LoadError
 
+    config = EngineConfig(target=one_target(target, named), drafter=check_kind(drafter), adapter=adapter)
     with tempfile.TemporaryDirectory() as scratch:
-        from paceline.errors import LoadError
-        from paceline.models.outline import as_named
-
+        outlook = Outlook(Path(scratch), lambda line: click.echo(line, err=True))
         try:
-            _inform(
-                EngineConfig(target=one_target(target, named), drafter=check_kind(drafter), adapter=adapter),
-                as_json,
-                Path(scratch),
-            )
+            seen = _look(config, outlook, measure)
+            click.echo(outlook.named(_as_json(seen) if as_json else _as_text(seen)))
+            if seen.troubles:
+                raise LoadError(seen.troubles[0])
         except LoadError as error:
-            raise type(error)(as_named(str(error), Path(scratch))) from error
+            raise type(error)(outlook.named(str(error))) from error
 
 
-def _inform(config: EngineConfig, as_json: bool, scratch: Path) -> None:
+def _look(config: EngineConfig, outlook: Outlook, measure: bool) -> Seen:
     from paceline.assembly import choose_drafter, find_adapter, pick_device, pick_runner
     from paceline.memory import why_not
-    from paceline.models.hub import look_at
     from paceline.models.inspection import inspect
-    from paceline.models.names import check_folder
-    from paceline.models.outline import as_named
     from paceline.survey import describe_sampling, describe_text
 
-    folder = check_folder(look_at(config.target, "target", scratch, True))
-    kind, source, why = choose_drafter(config, folder, lambda name, role: look_at(name, role, scratch))
+    folder = outlook.find(config.target)
+    drafter = choose_drafter(config, folder, outlook.look)
+    kind, source, _ = drafter
     device = pick_device("auto")
     runner, arithmetic = pick_runner(config, device)
     pages = why_not() or "huge pages are granted" if device.type == "cpu" else None
-    found = [inspect(folder, itemsize=4 if device.type == "cpu" else 2, runner=runner)]
+    weighed = outlook.weighed(folder)
+    found = [inspect(weighed, itemsize=4 if device.type == "cpu" else 2, runner=runner)]
     if source is not None:
         found.append(inspect(source, target=folder if kind.startswith(("mtp", "eagle3")) else None))
-    text, troubles = describe_text(folder)
-    sampling, wrong = describe_sampling(folder)
-    text, troubles = text | sampling, troubles + wrong
-    find_adapter(config, folder, lambda line: text.update(adapter=line.removeprefix("adapter ")))
-    if as_json:
-        facts: dict[str, Any] = {
-            "drafter": kind,
-            "reason": why,
-            "device": str(device),
-            "arithmetic": arithmetic,
-            "pages": pages,
-            **text,
-        }
-        facts["models"] = [asdict(one) | {"path": str(one.path)} for one in found]
-        click.echo(as_named(json.dumps(facts, indent=2), scratch))
+    if outlook.planned:
+        text, troubles = describe_sampling(folder)
+        text["weights"] = "not here: sizes are those of its shape in bfloat16"
     else:
-        for one in found:
-            click.echo(as_named(_describe(one), scratch))
-        for part, what in text.items():
-            click.echo(f"{part:12} {what}")
-        click.echo(as_named(f"drafter      {kind}: {why}", scratch))
-        click.echo(f"device       {device}, {arithmetic}")
-        if pages is not None:
-            click.echo(f"pages        {pages}")
+        text, troubles = describe_text(folder)
+        sampling, wrong = describe_sampling(folder)
+        text, troubles = text | sampling, troubles + wrong
+    find_adapter(config, folder, lambda line: text.update(adapter=line.removeprefix("adapter ")))
     troubles = [trouble for one in found for trouble in one.unsupported] + troubles
-    if troubles:
-        from paceline.errors import LoadError
+    seen = Seen(found, drafter, device, arithmetic, pages, text, troubles)
+    if not found[0].unsupported and device.type == "cpu":
+        _judge(seen, config, outlook, (folder, runner, measure))
+    return seen
 
-        raise LoadError(troubles[0])
+
+def _judge(seen: Seen, config: EngineConfig, outlook: Outlook, how: tuple[Path, Runner, bool]) -> None:
+    """Add whether it fits and how fast it is, and what to type next."""
+    from paceline.assembly import free_memory
+    from paceline.bench.estimate import fits, ways
+    from paceline.models.config import parse_target, read_config
+
+    folder, runner, measure = how
+    parsed = parse_target(read_config(folder))
+    seen.free = free_memory(seen.device)
+    if measure:
+        outlook.say("measuring for some seconds (--no-measure leaves it out)")
+    seen.fits = fits(parsed, ways(seen.models[0], parsed), runner, seen.free, measure=measure)
+    seen.next = outlook.next(config, folder, seen.fits)
+
+
+def _as_json(seen: Seen) -> str:
+    kind, _, why = seen.drafter
+    facts: dict[str, Any] = {
+        "drafter": kind, "reason": why, "device": str(seen.device), "arithmetic": seen.arithmetic, "pages": seen.pages,
+        **seen.text,
+        "models": [asdict(one) | {"path": str(one.path)} for one in seen.models],
+        "free_memory": seen.free, "fits": [asdict(one) for one in seen.fits], "next": seen.next,
+    }  # fmt: skip
+    return json.dumps(facts, indent=2)
+
+
+def _as_text(seen: Seen) -> str:
+    kind, _, why = seen.drafter
+    lines = [_describe(one) for one in seen.models]
+    lines += [f"{part:12} {what}" for part, what in seen.text.items()]
+    lines += [f"drafter      {kind}: {why}", f"device       {seen.device}, {seen.arithmetic}"]
+    if seen.pages is not None:
+        lines.append(f"pages        {seen.pages}")
+    if seen.fits:
+        lines += ["", *_table(seen)]
+    if seen.next is not None:
+        lines += ["", f"next         {seen.next}"]
+    return "\n".join(lines)
+
+
+def _table(seen: Seen) -> list[str]:
+    """Whether it will run here, and how fast, for each way to keep the weights; readable at 80 columns."""
+    lines = [f"{'kept as':26}{'file':>11}{'memory':>12}{'context':>10}{'tokens/s':>10}"]
+    for i, fit in enumerate(seen.fits):
+        name = f"{fit.kind} (as stored)" if i == 0 else f"{fit.kind} (--quantize {fit.kind})"
+        sizes = f"{name:26}{sized(fit.size.file):>11}{sized(fit.size.memory):>12}"
+        context = f"{fit.context:,}" if fit.context is not None else "too large"
+        speed = _rate(fit.speed)
+        lines.append(f"{sizes}{context:>10}{speed:>10}")
+    lines.append(f"{sized(seen.free)} of memory are free here; the context is what fits beside the weights.")
+    if any(fit.speed is not None for fit in seen.fits):
+        lines.append("Tokens/s are an estimate for one text without speculation, measured on a slice of it.")
+    return lines
+
+
+def _rate(speed: float | None) -> str:
+    return "-" if speed is None else f"{speed:,.0f}" if speed >= 10 else f"{speed:.1f}"
 
 
 def _describe(one: Inspection) -> str:

@@ -21,7 +21,7 @@ from paceline.files import read_json
 from paceline.models.card import unquantized
 from paceline.models.compressed import unpack
 from paceline.models.experts import fuse
-from paceline.models.foreign import PICKLES, incomplete
+from paceline.models.foreign import OTHER_FILES, PICKLES, incomplete
 from paceline.models.prequantized import kind_of
 from paceline.models.safetensors_file import Entry, broken, read_header
 from paceline.ops.base import Weight, WeightKind
@@ -81,6 +81,12 @@ def find_files(folder: Path) -> list[Path]:
             "trust them, convert them with AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
         )
     raise WeightsError(f"{folder} has no .safetensors file: {_why_no_weights(folder)}")
+
+
+def has_no_weights(folder: Path) -> bool:
+    """Whether a folder has a config and nothing that could be weights, not even the beginning of a download."""
+    patterns = ("*.safetensors*", *PICKLES, *(pattern for pattern, _ in OTHER_FILES))
+    return folder.is_dir() and not incomplete(folder) and not any(any(folder.glob(p)) for p in patterns)
 
 
 def _why_no_weights(folder: Path) -> str:

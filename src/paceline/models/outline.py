@@ -10,12 +10,14 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import LoadError
 from paceline.models.config import parse_assistant, parse_target, read_config
 from paceline.models.eagle3 import parse_eagle3
+from paceline.models.families import spec_of
 from paceline.models.foreign import drafter_kind
 from paceline.models.loading import read_entries
 from paceline.models.names import CACHE_PREFIX, HubName
@@ -93,6 +95,20 @@ def outline(hub: HubName, scratch: Path, with_text: bool = False) -> Path:
     return place
 
 
+def plan(raw: Mapping[str, Any], place: Path) -> Path:
+    """`place` made a folder of a checkpoint in bfloat16 that has the config `raw`: its headers, no weights."""
+    config = parse_target(raw)
+    tensors, at = {}, 0
+    for name, shape in spec_of(config.model_type).shapes(config).items():
+        size = 2 * prod(shape)
+        tensors[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, at + size]}
+        at += size
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "config.json").write_text(json.dumps(dict(raw)), encoding="utf-8")
+    _write_hollow(place / "model.safetensors", tensors, at)
+    return place
+
+
 def as_named(text: str, scratch: Path) -> str:
     """`text` with the hub's name in the place of an outline's folder."""
     pattern = re.escape(str(scratch)) + rf"/{CACHE_PREFIX}([\w.-]+)/snapshots/[\w.-]+"
@@ -157,7 +173,12 @@ def _write_header(path: Path, tensors: Mapping[str, Any]) -> None:
         name: {"dtype": str(one.dtype), "shape": list(one.shape), "data_offsets": list(one.data_offsets)}
         for name, one in tensors.items()
     }
+    _write_hollow(path, header, max((one.data_offsets[1] for one in tensors.values()), default=0))
+
+
+def _write_hollow(path: Path, header: Mapping[str, Any], size: int) -> None:
+    """A safetensors file of a header and a hole of `size` bytes."""
     text = json.dumps(header).encode()
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + max((one.data_offsets[1] for one in tensors.values()), default=0))
+        file.truncate(8 + len(text) + size)
