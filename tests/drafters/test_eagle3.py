@@ -16,7 +16,10 @@ from checkpoints import VOCAB, build_target
 from decoders import build_decoder
 from eagle3_files import Reference, build_eagle3
 from paceline import LLM
-from paceline.assembly import choose_drafter
+from paceline.assembly import build_engine, choose_drafter
+from paceline.check.identity import Effort
+from paceline.check.proof import Plan, prove
+from paceline.check.subject import Subject
 from paceline.config import EngineConfig
 from paceline.control.fixed import FixedPolicy
 from paceline.core import SamplingParams
@@ -438,3 +441,16 @@ def test_one_call_equals_its_steps(
     lengths = {len(draft) for draft in together}
     assert DEPTH in lengths
     assert stop is None or len(lengths) > 3
+
+
+def test_the_proofs_hold(llama: Path, tmp_path: Path) -> None:
+    """Bits, tokens and drafts, of what `paceline check TARGET --drafter FOLDER` loads."""
+    drafter = build_eagle3(tmp_path, hidden=HIDDEN, vocab=VOCAB, draft_vocab=40)
+    settings: dict[str, Any] = {"max_model_len": 128, "profile_dir": "none", "cache_memory": 2**22}
+    engine = build_engine(EngineConfig(target=str(llama), drafter=str(drafter), **settings))
+    plan = Plan(Effort(tokens=300, length=14, cases=9), samples=0, length=24, texts=2)
+    told = prove(Subject(engine, tuple(map(tuple, texts(6)))), plan, {}, lambda name, share: None)
+    assert told.holds, told.to_text()
+    clean = next(found for found in told.findings if found.name == "drafts of a clean start")
+    assert clean.counts["eagle3: drafts"] > 20
+    assert clean.counts["eagle3: different"] == 0
