@@ -16,7 +16,10 @@ from paceline.errors import CapacityError, PairError
 from paceline.models.registry import load_assistant, load_target
 from paceline.train import Distilled, HeadOptions, Recipe, TrainOptions, Windows, distil
 from paceline.train import export as export_module
+from paceline.train.capture import load_teacher
+from paceline.train.distil import carry_out, prepare
 from paceline.train.heads import CentroidHead
+from paceline.train.loop import Hooks, Run
 from paceline.train.parallel import DrafterModule
 from paceline.train.shape import check_pair, load_module, new_module, shape_of
 
@@ -87,6 +90,21 @@ def test_a_rebuilt_head_reaches_its_recall_and_runs(pair: tuple[Path, Path], tmp
     again = distil(pair[0], windows(6, 0), windows(3, 1), tmp_path / "b", Recipe(OPTIONS, tmp_path / "a"))
     assert again.module.shape.clusters == 12  # kept
     assert assisted_text_is_unchanged(pair[0], tmp_path / "b") > 0
+
+
+def test_what_is_done_beside_the_updates_is_told_as_it_goes(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """U10: minutes of silence after the last update, in which the head was fitted."""
+    said: list[str] = []
+    teacher = load_teacher(pair[0])
+    start = prepare(pair[0], teacher, pair[1], 0)
+    run = Run(start.module, teacher, (windows(6, 0), windows(3, 1)), OPTIONS, tmp_path / "run")
+    head = HeadOptions("centroid", clusters=12, recall=0.9)
+    assert carry_out(run, start, head, Hooks(phase=said.append)) is not None
+    assert "as it is on 3 held-out windows" in said[0]
+    assert "finished drafter on 3 held-out windows" in said[-1]
+    fitting = said[1:-1]
+    assert 1 < len(fitting) <= 10
+    assert fitting[0] == f"fitting the head to the trained drafter: 0 of {head.batches} batches"
 
 
 def test_a_full_disk_leaves_the_exported_drafter_as_it_was(

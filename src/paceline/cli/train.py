@@ -220,7 +220,9 @@ def showing(job: Job) -> Iterator[Hooks]:
     columns = (TextColumn("training"), BarColumn(), done, left, TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=job.options.steps)
-        yield Hooks(_reporter(bar, task), lambda: bool(asked), lambda: _interruptible(asked))
+        yield Hooks(
+            _reporter(bar, task), lambda: bool(asked), lambda: _interruptible(asked), bar.console.print
+        )
 
 
 @contextmanager

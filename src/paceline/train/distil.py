@@ -118,13 +118,15 @@ def carry_out(run: Run, start: Start, head: HeadOptions, hooks: Hooks) -> Distil
     None if it was asked to stop before the end.
     """
     head.wanted(start.module.shape)  # refuses impossible clusters before the work, not after it
+    hooks.phase(f"judging the drafter as it is on {len(run.held)} held-out windows")
     before, _ = judge(run, run.module)
     with hooks.guard():
         result = run.go(hooks)
     write_history(run.folder, result)
     if result.stopped == "interrupted":
         return None
-    module, built = rebuild_head(run, head)
+    module, built = rebuild_head(run, head, hooks.phase)
+    hooks.phase(f"judging the finished drafter on {len(run.held)} held-out windows")
     after, calibration = judge(run, module)
     return Distilled(result, before, after, module, built, calibration)
 

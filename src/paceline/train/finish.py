@@ -4,7 +4,7 @@ judgement.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -32,15 +32,27 @@ def drafter_states(run: Run, windows: Windows, batches: int) -> Iterator[torch.T
         yield states[torch.randperm(len(states), generator=generator)[:STATES_PER_BATCH].to(states.device)]
 
 
-def rebuild_head(run: Run, options: HeadOptions) -> tuple[DrafterModule, CentroidHead | None]:
+def rebuild_head(
+    run: Run, options: HeadOptions, say: Callable[[str], None]
+) -> tuple[DrafterModule, CentroidHead | None]:
     """The trained drafter with the head that was asked for: its centroids fit the states that it has now."""
     clusters = options.wanted(run.module.shape)
     if not clusters:
         return set_head(run.module, None), None
     held = list(drafter_states(run, run.held, max(1, min(8, len(run.held) // run.options.batch))))
-    fit = drafter_states(run, run.train, options.batches)
+    fit = _counted(drafter_states(run, run.train, options.batches), options.batches, say)
     head = build_head(run.module.head, fit, held, clusters, options.recall)
     return set_head(run.module, head), head
+
+
+def _counted(
+    batches: Iterator[torch.Tensor], count: int, say: Callable[[str], None]
+) -> Iterator[torch.Tensor]:
+    """The same batches; says at every tenth of them how far it is."""
+    for index, batch in enumerate(batches):
+        if index * 10 // count != (index - 1) * 10 // count:
+            say(f"fitting the head to the trained drafter: {index} of {count} batches")
+        yield batch
 
 
 def judge(run: Run, module: DrafterModule) -> tuple[Acceptance, Calibration | None]:

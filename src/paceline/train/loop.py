@@ -53,6 +53,9 @@ class Hooks:
     report: Report = lambda entry: None
     should_stop: Callable[[], bool] = lambda: False  # asked after every update; True saves and returns
     guard: Callable[[], AbstractContextManager[object]] = nullcontext  # held while updates run
+    phase: Callable[[str], None] = lambda line: (
+        None
+    )  # what is done before and after them, as it begins and goes on
 
 
 @dataclass(slots=True)
