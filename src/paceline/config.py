@@ -16,6 +16,8 @@ ELSEWHERE = {  # what other engines call it
     "speculative_model": "drafter", "num_speculative_tokens": "draft_tokens", "n_ctx": "max_model_len",
     "n_threads": "threads", "torch_dtype": "dtype",
 }  # fmt: skip
+MOST = {"threads": 256}  # of a whole number
+MOST_NUMBER = 2**62  # of any other: the kernels count in 64 bits
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -79,9 +81,16 @@ class EngineConfig:
                     f"{name}={getattr(self, name)!r} is unknown: use int8 or int4, or leave it out"
                 )
         for name in ("max_model_len", "max_batch", "cache_memory", "prefill_chunk", "step_tokens", "threads"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise UsageError(f"{name}={value!r} is not possible: give a whole number of at least 1")
+            value, most = getattr(self, name), MOST.get(name, MOST_NUMBER)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+                said = (
+                    repr(value)
+                    if not isinstance(value, int) or abs(value) < most**2
+                    else "a number that large"
+                )
+                raise UsageError(f"{name}={said} is not possible: give a whole number from 1 to {most}")
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> EngineConfig:

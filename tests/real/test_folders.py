@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,13 @@ def keep_adapter(folder: Path) -> None:
     write(folder / "adapter_model.safetensors", b"")
 
 
+def gguf(path: Path, architecture: str) -> Path:
+    """A file that says its architecture and nothing else."""
+    key, value = b"general.architecture", architecture.encode()
+    entry = struct.pack("<Q", len(key)) + key + struct.pack("<IQ", 8, len(value)) + value
+    return write(path, b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + entry)
+
+
 def no_template(folder: Path) -> None:
     (folder / "chat_template.jinja").unlink()
     edit(folder / "tokenizer_config.json", chat_template=...)
@@ -94,6 +102,14 @@ REFUSED: list[tuple[str, Change, str]] = [
      "the download is not complete: run `hf download` again"),
     # other folders
     ("gguf", lambda f: (only(f), write(f / "gemma-Q4_K_M.gguf", b"GGUF")), "it has only 4 bytes"),
+    ("vision part alone", lambda f: (only(f), gguf(f / "mmproj-gemma.gguf", "clip")),
+     "mmproj-gemma.gguf is the vision part of a model, which paceline does not run: give the GGUF file of the language"),
+    ("gguf of another kind", lambda f: (only(f), gguf(f / "x-Q4_K_M.gguf", "mamba")),
+     "has the architecture 'mamba', which paceline does not run: give a GGUF file of llama"),
+    ("a later part alone", lambda f: (only(f), write(f / "x-00002-of-00003.gguf", b"GGUF")),
+     "x-00002-of-00003.gguf is a part of 3, and x-00001-of-00003.gguf is missing: download it too"),
+    ("a part missing", lambda f: (only(f), write(f / "x-00001-of-00002.gguf", b"GGUF")),
+     "is a part of 2, and x-00002-of-00002.gguf is missing: download it too"),
     ("pickles", lambda f: (only(f), write(f / "pytorch_model.bin", b"")), "has pickled weights (pytorch_model.bin)"),
     ("weights alone", lambda f: (f / "config.json").unlink(), "but has no config.json: copy it there"),
     ("a level too high", lambda f: (only(f), model(f / "gemma")), "but its folder gemma has: give"),
@@ -229,6 +245,20 @@ def test_a_file_in_the_place_of_a_folder(name, line, tmp_path):
     path = write(tmp_path / name, POINTER if name == "x.safetensors" else "x")
     with pytest.raises(PacelineError, match=line):
         resolve(path, "target")
+
+
+def test_a_folder_of_several_gguf_models(tmp_path, monkeypatch, capsys):
+    for name in ("x-Q4_K_M.gguf", "x-Q8_0.gguf", "mmproj-x.gguf"):
+        gguf(tmp_path / name, "llama")
+    assert info(monkeypatch, str(tmp_path)) == 2
+    line = "holds 2 GGUF models (x-Q4_K_M.gguf, x-Q8_0.gguf, ...): give the path of one\n"
+    assert capsys.readouterr().err.endswith(line)
+
+
+def test_a_tag_of_the_hub_says_how_to_get_the_file(monkeypatch, capsys):
+    assert info(monkeypatch, "org/name:Q4_K_M") == 3
+    line = "run `hf download org/name --include '*Q4_K_M*.gguf' --local-dir gguf` and give the path of the file\n"
+    assert capsys.readouterr().err.endswith(line)
 
 
 def test_a_link_that_leads_nowhere(tmp_path):

@@ -47,7 +47,7 @@ def test_other_addresses(text):
 
 def test_a_tag_is_for_gguf(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(LoadError, match="the tag Q4_K_M picks a GGUF file"):
+    with pytest.raises(LoadError, match="hf download google/gemma-4-E2B-it --include"):
         resolve(f"hf.co/{ID}:Q4_K_M", "target")
 
 

@@ -100,6 +100,11 @@ def main() -> None:
         if show:
             raise
         _exit(error.exit_code, str(error))
+    except OSError as error:
+        if show:
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        _exit(4, f"{place}{error.strerror or error}: check the path, its permissions and the free space")
     except MemoryError:
         if show:
             raise

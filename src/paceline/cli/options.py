@@ -44,9 +44,9 @@ class Bytes(click.ParamType):  # type: ignore[type-arg]
         unit = text[-1:] if text[-1:] in "KMG" else ""
         try:
             size = int(float(text.removesuffix(unit)) * self.units[unit])
-        except ValueError:
+        except (ValueError, OverflowError):
             size = 0
-        if size <= 0:
+        if not 0 < size < 2**62:
             self.fail(f"{value!r} is no size: write for instance 800M or 2G")
         return size
 
@@ -83,7 +83,7 @@ ENGINE = [
     click.option("--max-batch", type=click.IntRange(min=1), default=16, show_default=True,
                  help="Texts that are computed side by side."),
     click.option("--cache-memory", type=Bytes(), help="Memory for the K/V cache, e.g. 2G; default: a share."),
-    click.option("--threads", type=click.IntRange(min=1), help="CPU threads; default: one per core."),
+    click.option("--threads", type=click.IntRange(1, 256), help="CPU threads; default: one per core."),
     click.option("--native/--no-native", default=True, help="Use the compiled kernels where they are installed."),
     click.option("--profile-dir", default=profile_dir, envvar="PACELINE_PROFILE_DIR",
                  show_default="the user's cache",

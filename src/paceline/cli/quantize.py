@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Tokens of the text to score; 0 measures nothing.",
 )
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads; default: one per core.")
+@click.option("--threads", type=click.IntRange(1, 256), help="CPU threads; default: one per core.")
 def command(
     target: str | None, named: str | None, kind: QuantKind, out: Path, text: Path | None, tokens: int,
     threads: int | None,

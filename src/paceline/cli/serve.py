@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from paceline.cli.options import TARGET, apply, one_target
+from paceline.cli.options import TARGET, DraftTokens, apply, one_target
 
 _ENGINE_FLAGS = (
     "drafter",
@@ -59,7 +59,7 @@ _ENGINE_FLAGS = (
 )
 @click.option("--device", help="auto, cpu, cuda, cuda:N or mps.")
 @click.option("--dtype", help="auto, float32, bfloat16 or float16.")
-@click.option("--draft-tokens", help="How many to draft at most, 0..16, or auto.")
+@click.option("--draft-tokens", type=DraftTokens(), help="How many to draft at most, 0..16, or auto.")
 @click.option("--verify", type=click.Choice(["match", "reject", "block"]), help="How drafts are checked.")
 @click.option("--max-model-len", type=int, help="Tokens per text.")
 @click.option("--max-batch", type=int, help="Texts computed side by side.")
@@ -99,8 +99,6 @@ def command(target: str | None, named: str | None, config_file: str | None, **fl
         "target": one_target(target, named) if target or named else None
     }
     engine["adapter"] = engine["adapter"] or None
-    if isinstance(engine["draft_tokens"], str) and engine["draft_tokens"].isdecimal():
-        engine["draft_tokens"] = int(engine["draft_tokens"])
     for name in ("allowed_hosts", "cors_origins", "served_model_names"):
         flags[name] = flags[name] or None
     start(config_file, flags, engine, click.echo, profile_dir())

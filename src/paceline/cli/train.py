@@ -137,7 +137,7 @@ TRAINING = (
     help="new: take the trained drafter even if it is not better.",
 )
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps.")
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads; default: one per core.")
+@click.option("--threads", type=click.IntRange(1, 256), help="CPU threads; default: one per core.")
 @click.option(
     "--dry-run",
     is_flag=True,

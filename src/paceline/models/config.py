@@ -151,7 +151,7 @@ def parse_assistant(raw: Mapping[str, Any]) -> AssistantConfig:
     shared = text.get("num_kv_shared_layers") or layers
     if shared != layers:
         raise ConfigError(
-            f"{fields.where}: num_kv_shared_layers is {shared} of {layers}, but a drafter owns no K/V: "
+            f"{fields.where}: num_kv_shared_layers is {shown(shared)} of {layers}, but a drafter owns no K/V: "
             f"set it to {layers}"
         )
     plain = dict(text, num_kv_shared_layers=layers)
@@ -174,21 +174,22 @@ def parse_assistant(raw: Mapping[str, Any]) -> AssistantConfig:
 
 def _model_type(raw: Mapping[str, Any], known: tuple[str, ...], role: str) -> str:
     kind = raw.get("model_type")
+    named = foreign_config(raw)  # drafters of other engines may have no type, or that of their layers
+    if not isinstance(kind, str):
+        unnamed = f"config.json has no model_type, so the {role} cannot be told: download it again"
+        raise ConfigError(named or unnamed)
     if (
         kind in known and foreign_drafter(raw) is None
     ):  # drafters of other engines bear the type of their layers
-        return str(kind)
+        return kind
     if kind in ASSISTANT_TYPES:
         raise ConfigError(f"model_type {kind!r} is an MTP drafter, not a target: give it as the drafter")
     if kind in FAMILIES and known == ASSISTANT_TYPES and foreign_drafter(raw) is None:
         raise ConfigError(
             f"model_type {kind!r} is a target, not an MTP drafter: give a *_assistant checkpoint"
         )
-    named = foreign_config(raw)
     if named is not None:
         raise ConfigError(named)
-    if not isinstance(kind, str):
-        raise ConfigError(f"config.json has no model_type, so the {role} cannot be told: download it again")
     close = [c for c in difflib.get_close_matches(kind[:80], known, n=1) if _digits(c) == _digits(kind)]
     hint = f"did you mean {close[0]!r}?" if close else f"paceline runs {', '.join(known)}"
     raise ConfigError(f"model_type {shown(kind)} is unknown as a {role}: {hint}")
@@ -312,7 +313,7 @@ def _per_layer(fields: Fields, kinds: list[str]) -> tuple[list[int], list[int]]:
         said = raw.get("global_head_dim")
         if kind == FULL and said is not None and said != dims[-1]:
             raise ConfigError(
-                f"{fields.where}: global_head_dim={said} but per_layer_config gives layer {i} a head_dim of "
+                f"{fields.where}: global_head_dim={shown(said)} but per_layer_config gives layer {i} a head_dim of "
                 f"{dims[-1]}: remove the wrong one"
             )
     return dims, heads
@@ -328,7 +329,7 @@ def _overrides(fields: Fields, count: int) -> dict[int, Mapping[str, Any]] | Non
     overrides: dict[int, Mapping[str, Any]] = {}
     for i, layer in items.items():
         unknown = (
-            set(layer) - {"head_dim", "num_key_value_heads"} if isinstance(layer, Mapping) else {repr(layer)}
+            set(layer) - {"head_dim", "num_key_value_heads"} if isinstance(layer, Mapping) else {shown(layer)}
         )
         if unknown:
             raise ConfigError(

@@ -112,7 +112,7 @@ def sliding_kinds(raw: Mapping[str, Any]) -> tuple[str, ...]:
     if given is None:
         first = fields.size("max_window_layers", 28, least=0) if slides else count
         return tuple(SLIDING if i >= first else FULL for i in range(count))
-    if not isinstance(given, list) or len(given) != count or not set(given) <= {SLIDING, FULL}:
+    if not isinstance(given, list) or len(given) != count or not all(k in (SLIDING, FULL) for k in given):
         raise ConfigError(f"{fields.where}: layer_types must name {count} layers, each {SLIDING} or {FULL}")
     if SLIDING in given and not slides:
         raise ConfigError(

@@ -23,7 +23,7 @@ DRAFTERS = (
 )  # fmt: skip
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 OTHER_FILES = (
-    ("*.gguf", "GGUF files"), ("*.onnx", "ONNX files"), ("*.litertlm", "LiteRT-LM files"), ("*.task", "MediaPipe files"),
+    ("*.onnx", "ONNX files"), ("*.litertlm", "LiteRT-LM files"), ("*.task", "MediaPipe files"),
     ("*.mlmodelc", "Core ML files"), ("*.npz", "NumPy weights (old MLX)"), ("*.h5", "Keras weights"),
 )  # fmt: skip
 NAMED_AT_MOST = 3
@@ -79,6 +79,12 @@ def explain_folder(folder: Path) -> str:
         return f"{folder} is an adapter for {named}, not a whole model: give {named} as the target"
     if incomplete(folder):
         return f"{folder}: the download is not complete: run `hf download` again, it goes on where it stopped"
+    found = _names(folder, "*.gguf")
+    if found:  # of a repository on the hub: a folder's own is found before
+        return (
+            f"{folder} holds GGUF files ({found}), which are not loaded from the hub by name: run `hf download` for one "
+            "of them and give its path"
+        )
     for pattern, what in OTHER_FILES:
         found = _names(folder, pattern)
         if found:

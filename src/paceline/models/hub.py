@@ -63,8 +63,8 @@ def locate(name: str | Path, role: Role) -> Path | HubName:
         )
     if hub.tag is not None:
         raise LoadError(
-            f"{text}: the tag {hub.tag} picks a GGUF file, which this version does not read: give {hub.id} "
-            "without it, or the repository of the safetensors checkpoint"
+            f"{text}: GGUF files are not loaded from the hub by name: run `hf download {hub.id} --include "
+            f"'*{hub.tag.removesuffix('.gguf')}*.gguf' --local-dir gguf` and give the path of the file"
         )
     return hub
 

@@ -87,18 +87,20 @@ def open_folder(folder: Path) -> Path:
 
 
 def _gguf_in(folder: Path) -> Path | None:
-    """The one GGUF model of a folder that has no config.json; None where there is none. UsageError for several."""
+    """The one GGUF model of a folder that has no config.json; None where there is none. UsageError for several.
+
+    Of a folder that holds only a part of a model, that part: whoever opens it says what is missing.
+    """
     if (folder / "config.json").exists():
         return None
     split = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")  # later parts of a model in several files
-    found = sorted(
-        p for p in folder.glob("*.gguf") if not split.search(p.name) and not p.name.startswith("mmproj")
-    )
+    files = sorted(folder.glob("*.gguf"))
+    found = [p for p in files if not split.search(p.name) and not p.name.startswith("mmproj")]
     if len(found) > 1:
         raise UsageError(
             f"{folder} holds {len(found)} GGUF models ({found[0].name}, {found[1].name}, ...): give the path of one"
         )
-    return found[0] if found else None
+    return next(iter(found or files), None)
 
 
 def _snapshot_of(repository: Path) -> Path:

@@ -34,7 +34,7 @@ class ChatTemplate:
         if error is not None:
             self._helper.close()
             raise UsageError(
-                f"the model's chat template cannot be read ({error[:_SHOWN]}): give a prompt instead of messages"
+                f"the model's chat template cannot be read ({_shown(error)}): give a prompt instead of messages"
             )
 
     @classmethod
@@ -97,12 +97,10 @@ class ChatTemplate:
         if answer is None:
             answer = {"failed": "it takes too long or too much memory"}
         if "refused" in answer:
-            raise UsageError(
-                f"the model's chat template refuses these messages: {answer['refused'][:_SHOWN]}"
-            )
+            raise UsageError(f"the model's chat template refuses these messages: {_shown(answer['refused'])}")
         if "failed" in answer:
             raise UsageError(
-                f"the model's chat template fails on these messages ({answer['failed'][:_SHOWN]}): "
+                f"the model's chat template fails on these messages ({_shown(answer['failed'])}): "
                 "check their roles and fields"
             )
         text: str = answer["text"]
@@ -115,3 +113,8 @@ def encode_chat(
     """Token ids of a rendered chat. Raises UsageError as `ChatTemplate` does."""
     text = ChatTemplate.of(tokenizer).render(messages, add_generation_prompt=generation_prompt)
     return tokenizer.encode(text, add_bos=False)
+
+
+def _shown(text: str) -> str:
+    """What a template says is wrong, in one line."""
+    return " ".join(text.split())[:_SHOWN]

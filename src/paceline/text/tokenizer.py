@@ -23,6 +23,8 @@ from paceline.weights.gguf.reader import Gguf, is_gguf
 from paceline.weights.gguf.tokenizer import build_tokenizer
 
 MOST_IDS = 2**24
+_SHOWN = 300  # characters of what the library says is wrong
+_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]')
 _LARGE_NUMBER = re.compile(rb":\s*\d{8}")
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -61,11 +63,18 @@ class Tokenizer:
         check_file(path)
         if not path.exists():
             raise LoadError(f"{folder} has no tokenizer.json: copy it there from the model's repository")
-        _check_ids(path)
+        _check_bounds(path)
         try:
             backend = Backend.from_file(str(path))
-        except Exception as error:  # the library raises nothing narrower
-            raise LoadError(f"{path} cannot be read as a tokenizer ({error}): download it again") from error
+            backend.encode("a")  # some mistakes show only here
+        except KeyboardInterrupt:
+            raise
+        except (
+            BaseException
+        ) as error:  # the library raises nothing narrower, and panics, which are no Exception
+            raise LoadError(
+                f"{path} cannot be read as a tokenizer ({str(error)[:_SHOWN]}): download it again"
+            ) from error
         config = read_json(folder / "tokenizer_config.json") or {}
         return cls(backend, config, _eos_ids(folder), _template(folder, config))
 
@@ -160,12 +169,16 @@ def _decoder_kind(decoder: dict[str, Any] | None) -> str:
     )
 
 
-def _check_ids(path: Path) -> None:
-    """Raise LoadError for an id past any vocabulary: the library makes room for all below it, or ends the process."""
+def _check_bounds(path: Path) -> None:
+    """Raise LoadError for what makes the library end the process or fill the memory: huge ids, a prefix of pieces."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise LoadError(f"cannot read {path} ({error.strerror}): change its permissions") from error
+    if _PREFIX.search(data) is not None:
+        raise LoadError(
+            f"{path} has a continuing_subword_prefix, which no supported model has: download it again"
+        )
     if _LARGE_NUMBER.search(data) is None:
         return  # spares reading 30 MB as JSON for nothing
     raw = read_json(path) or {}

@@ -49,8 +49,14 @@ def check_architecture(model: Gguf) -> str:
             f"{model.path} does not say its architecture (general.architecture): get another GGUF file"
         )
     what = OTHERS.get(str(architecture))
-    is_what = f"is {what}" if what else f"has the architecture {str(architecture)[:40]!r}"
-    raise ConfigError(f"{model.path} {is_what}, which paceline does not run: it runs {', '.join(NAMES)}")
+    if what is not None:
+        raise ConfigError(
+            f"{model.path} is {what}, which paceline does not run: give the GGUF file of the language model beside it"
+        )
+    raise ConfigError(
+        f"{model.path} has the architecture {str(architecture)[:40]!r}, which paceline does not run: give a GGUF file of "
+        f"{', '.join(NAMES)}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
