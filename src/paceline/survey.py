@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import filecmp
 from pathlib import Path
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, PairError
 from paceline.models.config import read_config
 from paceline.models.defaults import read_defaults
 from paceline.models.foreign import drafter_kind
@@ -12,12 +13,37 @@ from paceline.models.inspection import check
 from paceline.text.chat import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 
+SAME_VOCABULARY = 0.99  # of the tokens: fine-tunes rename a few special ones
+
 
 def check_models(target: Path, drafter: Path | None) -> None:
     """Raise LoadError if target, drafter or the two together would be refused once their weights are loaded."""
     check(target)
     if drafter is not None:
-        check(drafter, target=target if drafter_kind(read_config(drafter)) else None)
+        made_for_it = drafter_kind(read_config(drafter)) is not None
+        check(drafter, target=target if made_for_it else None)
+        if not made_for_it:
+            check_vocabulary(drafter, target)
+
+
+def check_vocabulary(draft: Path, target: Path) -> None:
+    """Raise PairError unless a draft model's tokens are the target's. Padding and tokens of only one do not count.
+
+    A model without a tokenizer of its own is taken as it is: wrong drafts cost time and change no text.
+    """
+    mine, theirs = (path / "tokenizer.json" for path in (draft, target))
+    if mine.is_file() and theirs.is_file() and filecmp.cmp(mine, theirs, shallow=False):
+        return
+    one, other = Tokenizer.entries(draft), Tokenizer.entries(target)
+    if one is None or other is None:
+        return
+    common = min(len(one), len(other))
+    equal = sum(other.get(token) == i for token, i in one.items())
+    if equal < SAME_VOCABULARY * common:
+        raise PairError(
+            f"{draft} has another vocabulary than {target} ({equal} of {common} tokens are equal), so it cannot "
+            "draft for it: give a smaller model of the target's own family, or the drafter ngram"
+        )
 
 
 def why_not_together(target: Path, assistant: Path) -> str | None:

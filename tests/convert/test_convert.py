@@ -166,7 +166,7 @@ def test_an_assistant_drafts_for_its_target_from_files(tmp_path: Path) -> None:
     params = paceline.SamplingParams(max_tokens=24, temperature=0)
     found = {}
     for name in (str(drafter), "none"):
-        with paceline.LLM(str(target), drafter=name, max_model_len=128) as llm:
+        with paceline.LLM(str(target), drafter=name, draft_tokens=4, max_model_len=128) as llm:
             (found[name],) = llm.generate([2, 700, 701, 702, 1200], params)
     assert found[str(drafter)].token_ids == found["none"].token_ids
     assert found[str(drafter)].stats.accepted > 4

@@ -14,7 +14,16 @@ from typing import Any, Literal
 
 from paceline.errors import LoadError, UsageError
 from paceline.models.card import fitting_assistant
-from paceline.models.names import HUB_ID, HubName, explain_file, local_path, open_folder, parse_hub
+from paceline.models.config import read_config
+from paceline.models.names import (
+    DRAFTER_FILE,
+    HUB_ID,
+    HubName,
+    explain_file,
+    local_path,
+    open_folder,
+    parse_hub,
+)
 from paceline.models.outline import outline, told
 from paceline.weights.gguf.reader import is_gguf
 
@@ -106,8 +115,9 @@ def find_assistant(target: Path, config: Mapping[str, Any]) -> tuple[Path | None
     """The target's own drafter where it is on this machine, and why it was chosen or that there is none.
 
     Looked at in this order: what config.json names under `assistant_model`; a folder `eagle3` inside the target; one
-    named like the target, or its file, with `-eagle3` at its end; one with `-assistant` at its end, also among
-    downloaded snapshots; `assistant` beside a folder `target`.
+    named like the target, or its file, with `-eagle3` at its end; beside a GGUF file a GGUF file with `assistant` or
+    `mtp` in its name; a folder with `-assistant` at its end, also among downloaded snapshots; `assistant` beside a
+    folder `target`.
     """
     named = config.get(ASSISTANT_KEY)
     if isinstance(named, str):
@@ -123,7 +133,10 @@ def find_assistant(target: Path, config: Mapping[str, Any]) -> tuple[Path | None
         if (place / "config.json").is_file():
             return place, f"{place} lies {'inside' if place.name == 'eagle3' else 'beside'} the target"
     target = Path(os.path.abspath(target))  # a name of its own, for `.` too
-    beside = target.parent / ("assistant" if target.name == "target" else f"{target.name}-assistant")
+    name = target.stem if is_gguf(target) else target.name
+    beside = target.parent / ("assistant" if name == "target" else f"{name}-assistant")
+    if file := _assistant_file(target, config):
+        return file, f"{file} lies beside the target"
     if (beside / "config.json").is_file():
         return beside, f"{beside} lies beside the target"
     kind = str(config.get("model_type"))
@@ -155,6 +168,20 @@ def _own_places(target: Path) -> list[Path]:
     target = Path(os.path.abspath(target))
     name = target.stem if target.is_file() else target.name
     return [target / "eagle3", target.parent / ("eagle3" if name == "target" else f"{name}-eagle3")]
+
+
+def _assistant_file(target: Path, config: Mapping[str, Any]) -> Path | None:
+    """The GGUF file beside a GGUF target that is an assistant for its width; one with the target's name comes first."""
+    here = sorted(target.parent.glob("*.gguf")) if is_gguf(target) else []
+    found = [path for path in here if DRAFTER_FILE.search(path.name)]
+    for path in sorted(found, key=lambda path: target.stem not in path.name):
+        try:
+            width = read_config(path).get("backbone_hidden_size")  # only assistants have one
+        except LoadError:
+            continue
+        if width is not None and width == config.get("hidden_size"):
+            return path
+    return None
 
 
 def _hub_cache(target: Path) -> Path | None:

@@ -20,6 +20,9 @@ _HOSTS = re.compile(
 )
 _SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")
 CACHE_PREFIX = "models--"
+DRAFTER_FILE = re.compile(
+    r"(^|[-_.])(assistant|mtp)[-_.]", re.IGNORECASE
+)  # GGUF files of assistants beside their target
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ def _gguf_in(folder: Path) -> Path | None:
     split = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")  # later parts of a model in several files
     files = sorted(folder.glob("*.gguf"))
     found = [p for p in files if not split.search(p.name) and not p.name.startswith("mmproj")]
+    found = [p for p in found if not DRAFTER_FILE.search(p.name)] or found
     if len(found) > 1:
         raise UsageError(
             f"{folder} holds {len(found)} GGUF models ({found[0].name}, {found[1].name}, ...): give the path of one"
@@ -123,7 +127,7 @@ def explain_file(path: Path) -> str:
     except LoadError as error:
         return str(error)
     if path.suffix == ".gguf":
-        return f"{path} is a GGUF file, which cannot be used here: give a folder with safetensors"
+        return f"{path} is a GGUF file, which cannot be used here: give the folder of a LoRA adapter in PEFT's layout"
     if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
         return f"{path} is a pickle, which can run code when opened: give a folder with safetensors"
     return f"{path} is a file: give the model folder that holds it"

@@ -84,6 +84,17 @@ class Tokenizer:
         parts = build_tokenizer(model)
         return cls(parts.backend, parts.config, parts.eos_ids, parts.template)
 
+    @classmethod
+    def entries(cls, folder: Path) -> dict[str, int] | None:
+        """The id of each token of a model; None where the model has no tokenizer of its own. Raises LoadError."""
+        if is_gguf(folder):
+            tokens = Gguf(folder).get("tokenizer.ggml.tokens")
+            return {token: i for i, token in enumerate(tokens)} if isinstance(tokens, list) else None
+        if not (folder / "tokenizer.json").exists():
+            return None
+        found: dict[str, int] = cls.load(folder)._backend.get_vocab(with_added_tokens=True)
+        return found
+
     def encode(self, text: str, add_bos: bool | None = None) -> list[int]:
         """Token ids; special tokens written in `text` count as such. add_bos None = as the tokenizer says."""
         try:

@@ -79,7 +79,7 @@ def read_calibration(folder: Path) -> tuple[Known | None, str]:
         if isinstance(raw, dict) and raw.get("version") != VERSION:
             raise ValueError(f"its version is {raw.get('version')!r}, this paceline reads {VERSION}")
         return known_of(raw), ""
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # a drafter may be a GGUF file
         return None, ""
     except (OSError, ValueError, RecursionError) as problem:
         return None, f"{path} is ignored ({problem!s:.100}): train the drafter again, or delete the file"
