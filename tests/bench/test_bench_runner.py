@@ -439,3 +439,12 @@ def test_a_dictated_answer_is_the_only_one_allowed() -> None:
     assert one is not None
     assert two is not None
     assert (one.sum(), two.sum()) == (1, 1)
+
+
+def test_a_tokenizer_that_makes_one_token_of_everything_gives_long_prompts() -> None:
+    class One:
+        def encode(self, text: str, add_bos: bool | None = None) -> list[int]:
+            return [7]
+
+    (prompt,) = prompts("long", One(), Bounds(9, 40), 1)
+    assert prompt.tokens == [7] * 40

@@ -167,7 +167,7 @@ def _long(encoder: Encoder, bounds: Bounds, count: int) -> list[Prompt]:
     everything = "\n\n".join([*_held_out(), _data("edit.py.txt"), _data("prose.txt")])
     tokens = encoder.encode(everything)
     while len(tokens) < bounds.longest:
-        tokens = tokens + tokens[1:]
+        tokens = tokens + (tokens[1:] or tokens)  # a tokenizer may make one token of everything
     starts = range(0, max(len(tokens) - bounds.longest, 1), max(bounds.longest // 4, 1))
     return [Prompt([tokens[0], *tokens[s + 1 : s + bounds.longest]]) for s in list(starts)[: max(count, 1)]]
 
