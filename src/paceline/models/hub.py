@@ -47,6 +47,10 @@ def look_at(name: str | Path, role: Role, scratch: Path, with_text: bool = False
     return found if isinstance(found, Path) else outline(found, scratch, with_text)
 
 
+SMOLLM2 = "SmolLM2-135M-Instruct"
+SMOLLM2_DRAFTER = Path(__file__).resolve().parents[1] / "smollm2" / "drafter"
+
+
 def locate(name: str | Path, role: Role) -> Path | HubName:
     """The folder or the repository that `name` stands for: `demo`, `smollm2`, a GGUF file, a local folder (also one of a
     hub cache, or one that holds a GGUF model: then the path is that of its file), a hub id
@@ -115,9 +119,9 @@ def find_assistant(target: Path, config: Mapping[str, Any]) -> tuple[Path | None
     """The target's own drafter where it is on this machine, and why it was chosen or that there is none.
 
     Looked at in this order: what config.json names under `assistant_model`; a folder `eagle3` inside the target; one
-    named like the target, or its file, with `-eagle3` at its end; beside a GGUF file a GGUF file with `assistant` or
-    `mtp` in its name; a folder with `-assistant` at its end, also among downloaded snapshots; `assistant` beside a
-    folder `target`.
+    named like the target, or its file, with `-eagle3` at its end; for SmolLM2-135M-Instruct the bundled one; beside a
+    GGUF file a GGUF file with `assistant` or `mtp` in its name; a folder with `-assistant` at its end, also among
+    downloaded snapshots; `assistant` beside a folder `target`.
     """
     named = config.get(ASSISTANT_KEY)
     if isinstance(named, str):
@@ -129,9 +133,9 @@ def find_assistant(target: Path, config: Mapping[str, Any]) -> tuple[Path | None
             if snapshot is not None:
                 return snapshot, f"{named}, named in {target / 'config.json'}"
             return None, f"config.json names {named}, which is not downloaded: give --drafter {named}"
-    for place in _own_places(target):
+    for place, why in _own_places(target).items():
         if (place / "config.json").is_file():
-            return place, f"{place} lies {'inside' if place.name == 'eagle3' else 'beside'} the target"
+            return place, why
     target = Path(os.path.abspath(target))  # a name of its own, for `.` too
     name = target.stem if is_gguf(target) else target.name
     beside = target.parent / ("assistant" if name == "target" else f"{name}-assistant")
@@ -163,11 +167,15 @@ def find_assistant(target: Path, config: Mapping[str, Any]) -> tuple[Path | None
     return None, f"no {beside.name} beside the target and none named in its config.json"
 
 
-def _own_places(target: Path) -> list[Path]:
-    """Where a drafter that somebody has trained for a target lies: inside it, or beside it or its file."""
+def _own_places(target: Path) -> dict[Path, str]:
+    """Where a drafter that somebody has trained for a target lies: inside it, beside it or its file, in this package."""
     target = Path(os.path.abspath(target))
     name = target.stem if target.is_file() else target.name
-    return [target / "eagle3", target.parent / ("eagle3" if name == "target" else f"{name}-eagle3")]
+    inside, beside = target / "eagle3", target.parent / ("eagle3" if name == "target" else f"{name}-eagle3")
+    places = {inside: f"{inside} lies inside the target", beside: f"{beside} lies beside the target"}
+    if name.partition(".")[0] == SMOLLM2:
+        places[SMOLLM2_DRAFTER] = f"the bundled one for {SMOLLM2}"
+    return places
 
 
 def _assistant_file(target: Path, config: Mapping[str, Any]) -> Path | None:
