@@ -47,7 +47,7 @@ def test_prepared_weights_are_let_go_and_the_table_stays(tmp_path: Path) -> None
     assert torch.equal(logits(target), want)
 
 
-def test_a_weight_that_was_let_go_cannot_be_packed_again() -> None:
+def test_a_weight_that_was_let_go_is_read_by_other_graphs_of_its_runner_only() -> None:
     weight = quantize(torch.randn(40, 64), "int4")
     runner = native.NativeRunner(2)
 
@@ -64,8 +64,9 @@ def test_a_weight_that_was_let_go_cannot_be_packed_again() -> None:
     want = EagerRunner().run(one, rows, None, {"x": x})[0]
     runner.prepare([one])
     torch.testing.assert_close(runner.run(one, rows, None, {"x": x})[0], want, rtol=1e-3, atol=1e-2)
+    torch.testing.assert_close(runner.run(other, rows, None, {"x": x})[0], want, rtol=1e-3, atol=1e-2)
     with pytest.raises(UsageError, match="meta"):
-        runner.run(other, rows, None, {"x": x})
+        native.NativeRunner(2).run(other, rows, None, {"x": x})
 
 
 @pytest.mark.parametrize("size", [1, 5, 16, 37])

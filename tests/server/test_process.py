@@ -50,7 +50,7 @@ def test_refusals_are_one_line_and_exit_code_2(tmp_path: Path) -> None:
             (["--api-key-file", str(tmp_path / "none")], "cannot be read"),
             (["--config", str(bad)], "did you mean port"),
             (["--host", "0.0.0.0"], "--api-key-file"),
-            (["--draft-tokens", "99"], "draft_tokens"),
+            (["--draft-tokens", "99"], "0 to 16"),
         ):
             done = subprocess.run(
                 [*COMMAND, *arguments],

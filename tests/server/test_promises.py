@@ -31,7 +31,7 @@ def test_the_dashboard_uses_metrics_that_exist() -> None:
         s.worker.info = {"cache_use": {"full": 0.5}}
         shown = set(re.findall(r"^(paceline_\w+)", s.client.get("/metrics").text, re.MULTILINE))
     dashboard = json.loads((ROOT / "deploy" / "grafana-dashboard.json").read_text())
-    expressions = [target["expr"] for tile in dashboard["tiles"] for target in tile.get("targets", [])]
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
     wanted = set(re.findall(r"paceline_\w+", " ".join(expressions)))
     assert len(wanted) > 12
     assert wanted <= shown
