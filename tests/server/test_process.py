@@ -50,7 +50,6 @@ def test_refusals_are_one_line_and_exit_code_2(tmp_path: Path) -> None:
             (["--api-key-file", str(tmp_path / "none")], "cannot be read"),
             (["--config", str(bad)], "did you mean port"),
             (["--host", "0.0.0.0"], "--api-key-file"),
-            (["--draft-tokens", "99"], "0 to 16"),
         ):
             done = subprocess.run(
                 [*COMMAND, *arguments],
@@ -119,3 +118,16 @@ def wait_for(url: str) -> list[str]:
             return seen
         time.sleep(0.05)
     raise AssertionError(f"never ready: {seen}")
+
+
+def test_a_draft_length_out_of_range_is_told_as_the_command_line_does() -> None:
+    done = subprocess.run(
+        [*COMMAND, "--draft-tokens", "99"],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.strip().endswith("'99' is neither a number from 0 to 16 nor auto")
