@@ -212,6 +212,7 @@ def test_scales_that_an_order_left_in_place_are_read(tmp_path: Path) -> None:
     said = json.loads(json.dumps(CONFIG))
     said["config_groups"]["group_0"]["weights"]["actorder"] = "weight"
     edit(tmp_path / "config.json", quantization_config=said)
+    assert inspect(tmp_path).unsupported == []
     load_target(tmp_path)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from paceline.server.responses import ResponsesRequest, messages
-from paceline.text.grammar import Grammars, Vocabulary
-from server.fake_engine import MARKS, FakeEngine, make_tokenizer
+from server.fake_engine import FakeEngine, make_tokenizer
+from server.grammars import grammars_of
 from server.serving import Served, served
 
 openai = pytest.importorskip("openai")
@@ -31,9 +31,7 @@ def scripted(script: str | None = None) -> Any:
 @pytest.fixture(scope="module")
 def s() -> Iterator[Served]:
     engine = FakeEngine(make_tokenizer())
-    ids = {mark: engine.tokenizer.token_id(mark) for mark in MARKS}
-    vocabulary = Vocabulary(engine.tokenizer._backend.to_str(), engine.tokenizer.vocab_size, (1, 4))
-    grammars = Grammars(vocabulary, {mark: i for mark, i in ids.items() if i is not None}, 20.0)
+    grammars = grammars_of(engine.tokenizer, 20.0)
     with served(engine, keys=("key",), grammars=grammars) as server:
         yield server
     grammars.close()

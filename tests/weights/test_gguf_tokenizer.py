@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import gguf
@@ -17,23 +16,7 @@ from paceline.text.tokenizer import Tokenizer
 from paceline.weights.gguf.reader import Gguf
 from paceline.weights.gguf.tokenizer import SPLITS, build_tokenizer
 from real_models import smollm2_file
-
-HARD = [
-    "def f(x):\n\treturn {'a': [1, 22, 333, 4444], \"b\": x ** -2}  # don't\n\n\n", "I'm we'LL it's don'T THEY'VE",
-    "  leading and trailing   ", "\n\n\n", "\t\t x \r\n\r\n y", " ", "",
-    "日本語のテキスト、中文文本。한국어", "emoji 👍🏽 👩‍👩‍👧 ❤️",
-    "1234567 3.14159 ½ ² Ⅷ ٣٤", "naïve café Straße ÆØÅ ǅ ﬁ", "<|im_start|>user\nhi<|im_end|>\n", "a\u00a0b\u3000c\u200bd",
-    "http://example.org/?q=1&r=%20#x", "HelloWorld camelCase XMLHttp snake_case __init__", "e\u0301 a\u0308 ก็ हिन्दी",
-]  # fmt: skip
-
-
-def lines(count: int) -> list[str]:
-    """Lines of pieces of the hard ones in any order: code, prose, emoji, CJK, runs of spaces and newlines."""
-    rng = random.Random(5)
-    pieces = [line[i : i + 7] for line in HARD for i in range(0, len(line), 5)]
-    return HARD + [
-        "".join(rng.choices([*pieces, " ", "  ", "\n", "\n\n"], k=rng.randint(1, 12))) for _ in range(count)
-    ]
+from small_tokenizers import lines
 
 
 def test_smollm2_ids_are_those_of_transformers() -> None:

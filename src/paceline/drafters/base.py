@@ -13,7 +13,7 @@ import torch
 
 from paceline.core import Draft, Sequence
 from paceline.kv.cache import KVCache
-from paceline.ops.base import Rule, Stop
+from paceline.ops.base import Drawn, Rule, Stop
 
 
 class Picker(Protocol):
@@ -49,6 +49,13 @@ class Picker(Protocol):
     def draft(self, drafter: str) -> Draft:
         """What has been picked so far."""
         ...
+
+
+def take_round(picker: Picker, rows: Seq[int], drawn: Drawn) -> None:
+    """Hand the picker a whole round that was drawn for `rows` in one call."""
+    for i, row in enumerate(rows):
+        tokens = [step[i] for step in drawn.tokens if step[i] >= 0]
+        picker.take(row, tokens, [step[i] for step in drawn.confidence[: len(tokens)]])
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from paceline.core import MAX_DRAFT_TOKENS, Draft, ForwardBatch
-from paceline.drafters.base import DraftContext
+from paceline.drafters.base import DraftContext, take_round
 from paceline.models.base import AssistantNet
 from paceline.ops.base import RoundStart
 
@@ -62,9 +62,7 @@ class MTPDrafter:
         drawn = self.net.draft_round(start, context.states, context.cache, rules, stops)
         if drawn is None:
             return False
-        for i, b in enumerate(active):
-            tokens = [row[i] for row in drawn.tokens if row[i] >= 0]
-            context.picker.take(b, tokens, [row[i] for row in drawn.confidence[: len(tokens)]])
+        take_round(context.picker, active, drawn)
         return True
 
     def forget(self, sequence_id: int) -> None:

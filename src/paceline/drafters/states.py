@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from paceline.core import MAX_DRAFT_TOKENS, Draft, ForwardBatch, Sequence
-from paceline.drafters.base import DraftContext, Kept
+from paceline.drafters.base import DraftContext, Kept, take_round
 from paceline.errors import CapacityError
 from paceline.kv.cache import KVCache
 from paceline.models.base import StateNet, rows_of
@@ -203,9 +203,7 @@ class StateDrafter:
         drawn = self.net.draft_round(start, self._states, self.cache, rules, stops)
         if drawn is None:
             return False
-        for i, b in enumerate(active):
-            tokens = [row[i] for row in drawn.tokens if row[i] >= 0]
-            context.picker.take(b, tokens, [row[i] for row in drawn.confidence[: len(tokens)]])
+        take_round(context.picker, active, drawn)
         return True
 
 
