@@ -18,14 +18,13 @@ from typing import Any
 import domain
 import torch
 
-from paceline.models.config import read_config
-from paceline.train import Recipe, TargetTeacher, TrainOptions, Windows, load_teacher, pack
+from paceline.train import GemmaAssistant, TargetTeacher, TrainOptions, Windows, pack
 from paceline.train.compare import compare, open_engine, prompts_of
 from paceline.train.data import DataReport, encode_records, read_records
-from paceline.train.distil import prepare
 from paceline.train.encoding import TargetEncoder
-from paceline.train.export import Exported, export, set_head
+from paceline.train.export import Exported, export
 from paceline.train.loop import Run
+from paceline.train.methods.gemma_assistant.files import set_head
 from paceline.train.parallel import Captured
 from paceline.train.plot import line_chart
 
@@ -36,7 +35,7 @@ class RememberingTeacher(TargetTeacher):
     """Keeps what it has captured: every objective sees the same batches."""
 
     def __init__(self, teacher: TargetTeacher) -> None:
-        super().__init__(teacher.target)
+        super().__init__(teacher.target, kv=True)
         self._seen: dict[str, Captured] = {}
 
     def capture(self, windows: Windows) -> Captured:
@@ -68,13 +67,15 @@ def one_run(
     init: Any = json.loads(a.config.read_text()) if a.config else "scratch"
     if isinstance(init, dict):
         init["use_ordered_embeddings"] = False  # a dense head: the objectives differ, not the clusters
-    recipe = Recipe(options, a.assistant or init)
-    start = prepare(a.target, teacher, recipe.init, seed)
+    method = GemmaAssistant()
+    start = method.start(teacher, data[0], a.assistant or init, seed)
     folder = a.work / "runs" / f"{name}-{seed}"
     run = Run(start.module, teacher, data, options, folder)
     history = run.go().state.history
     start.config["use_ordered_embeddings"] = False
-    export(set_head(start.module, None), folder, Exported(start.config, a.draft_tokens, torch.float32))
+    export(
+        method, set_head(start.module, None), folder, Exported(start.config, a.draft_tokens, torch.float32)
+    )
     engine = open_engine(a.target, {name: folder}, a.draft_tokens, "cpu")
     scores = compare(engine, [name], a.held_prompts[: a.prompts], a.tokens)[name]
     (folder / "state.safetensors").unlink(missing_ok=True)
@@ -146,8 +147,7 @@ def main() -> None:
         domain.main(a.work / "data", train=1500)
     train, _ = windows_of(a.target, a.work / "data" / "old.jsonl", a.length)
     held, a.held_prompts = windows_of(a.target, a.work / "data" / "old-held.jsonl", a.length)
-    read_config(a.target)
-    teacher = RememberingTeacher(load_teacher(a.target))
+    teacher = RememberingTeacher(GemmaAssistant().teacher(a.target))
     for seed in range(a.first_seed, a.seeds):
         teacher.forget()
         for name in a.objectives:

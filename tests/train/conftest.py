@@ -1,5 +1,5 @@
 """A tiny random Gemma 4 and its assistant, written by transformers, with a window far shorter than the
-texts.
+texts, and a tiny Llama.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from transformers import (
     Gemma4ForCausalLM,
     Gemma4TextConfig,
 )
+
+from decoders import build_decoder
 
 VOCAB, WINDOW = 96, 8
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>"]
@@ -70,3 +72,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         layer.layer_scalar.fill_(0.8)
     assistant.save_pretrained(folder / "assistant")
     return folder / "target", folder / "assistant"
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target of another family, with a tokenizer and a chat template."""
+    folder = tmp_path_factory.mktemp("llama") / "target"
+    build_decoder("llama3", folder)
+    write_tokenizer(folder)
+    return folder

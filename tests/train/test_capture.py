@@ -10,9 +10,9 @@ import torch
 from paceline.core import ForwardBatch
 from paceline.kv.cache import KVCache
 from paceline.models.registry import load_assistant
-from paceline.train import Text, load_teacher, pack
+from paceline.train import GemmaAssistant, Text, pack
+from paceline.train.methods.gemma_assistant.shape import load_module
 from paceline.train.parallel import choose_anchors, valid_steps
-from paceline.train.shape import load_module
 
 STEPS = 3
 
@@ -21,7 +21,7 @@ def engine_round(pair: tuple[Path, Path], tokens: list[int], t: int) -> tuple[to
     """Teacher-forced draft logits [STEPS, V] of the engine's net with token t pending, and the target's
     there.
     """
-    target = load_teacher(pair[0]).target
+    target = GemmaAssistant().teacher(pair[0]).target
     net = load_assistant(pair[1], target)
     cache = KVCache(
         target.layout,
@@ -53,7 +53,7 @@ def test_packed_training_equals_the_engine_position_by_position(pair: tuple[Path
     texts = [generator.integers(3, 96, size=n).tolist() for n in (29, 17, 21)]
     windows = pack((Text(t, ((0, len(t)),)) for t in texts), 50)
     assert len(windows) == 2
-    teacher = load_teacher(pair[0])
+    teacher = GemmaAssistant().teacher(pair[0])
     captured = teacher.capture(windows)
     module, _, _ = load_module(pair[1])
     anchors = choose_anchors(captured, STEPS, 0, None)
@@ -77,7 +77,7 @@ def test_packed_training_equals_the_engine_position_by_position(pair: tuple[Path
 
 def test_padding_is_never_a_key(pair: tuple[Path, Path]) -> None:
     windows = pack([Text(list(range(3, 15)), ((0, 12),))], 20)
-    captured = load_teacher(pair[0]).capture(windows)
+    captured = GemmaAssistant().teacher(pair[0]).capture(windows)
     assert captured.segments[0].tolist() == [0] * 12 + [-1] * 8
     assert not captured.hidden[0, 12:].any()
     assert captured.positions[0, :12].tolist() == list(range(12))

@@ -14,14 +14,14 @@ from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM, Gemma4Un
 
 from paceline.errors import CapacityError, PairError
 from paceline.models.registry import load_assistant, load_target
-from paceline.train import Distilled, HeadOptions, Recipe, TrainOptions, Windows, distil
+from paceline.train import Distilled, GemmaAssistant, HeadOptions, Recipe, TrainOptions, Windows, distil
 from paceline.train import export as export_module
-from paceline.train.capture import load_teacher
-from paceline.train.distil import carry_out, prepare
-from paceline.train.heads import CentroidHead
+from paceline.train.distil import carry_out
 from paceline.train.loop import Hooks, Run
-from paceline.train.parallel import DrafterModule
-from paceline.train.shape import check_pair, load_module, new_module, shape_of
+from paceline.train.methods.gemma_assistant.files import scratch_config, set_head
+from paceline.train.methods.gemma_assistant.heads import CentroidHead
+from paceline.train.methods.gemma_assistant.module import DrafterModule
+from paceline.train.methods.gemma_assistant.shape import check_pair, load_module, new_module, shape_of
 
 OPTIONS = TrainOptions(steps=4, batch=2, length=24, draft_tokens=3, eval_every=2, save_every=2, lr=1e-3)
 
@@ -69,24 +69,25 @@ def test_a_centroid_head_loads_everywhere_and_covers_the_dense_choice(
     module, raw, dtype = load_module(pair[1])
     ordering = torch.randperm(96, generator=torch.Generator().manual_seed(0))
     head = CentroidHead(torch.randn(8, 16), ordering, 8, 1.0)  # all clusters: the same distribution as dense
-    sparse = export_module.set_head(module, head)
-    export_module.export(sparse, tmp_path, export_module.Exported(raw, 3, dtype))
+    sparse = set_head(module, head)
+    export_module.export(GemmaAssistant(), sparse, tmp_path, export_module.Exported(raw, 3, dtype))
     back, _, _ = load_module(tmp_path)
     assert back.masked_embedding is not None
     assert torch.equal(back.masked_embedding.token_ordering, ordering)
     assert assisted_text_is_unchanged(pair[0], tmp_path) > 0
     load_assistant(tmp_path, load_target(pair[0]))
-    dense = export_module.set_head(back, None)
+    dense = set_head(back, None)
     assert torch.equal(dense.head, module.head)
     assert "masked_embedding.centroids.weight" not in dense.state_dict()
 
 
 def test_a_rebuilt_head_reaches_its_recall_and_runs(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    recipe = Recipe(OPTIONS, pair[1], HeadOptions("centroid", clusters=12, recall=0.9))
+    recipe = Recipe(OPTIONS, pair[1], GemmaAssistant(HeadOptions("centroid", clusters=12, recall=0.9)))
     done = distil(pair[0], windows(6, 0), windows(3, 1), tmp_path / "a", recipe)
-    assert done.head is not None
-    assert done.head.recall >= 0.9
-    assert sorted(done.head.ordering.tolist()) == list(range(96))
+    assert float(done.note.rpartition(" ")[2]) >= 0.9
+    assert isinstance(done.module, DrafterModule)
+    assert done.module.masked_embedding is not None
+    assert sorted(done.module.masked_embedding.token_ordering.tolist()) == list(range(96))
     again = distil(pair[0], windows(6, 0), windows(3, 1), tmp_path / "b", Recipe(OPTIONS, tmp_path / "a"))
     assert again.module.shape.clusters == 12  # kept
     assert assisted_text_is_unchanged(pair[0], tmp_path / "b") > 0
@@ -94,17 +95,26 @@ def test_a_rebuilt_head_reaches_its_recall_and_runs(pair: tuple[Path, Path], tmp
 
 def test_what_is_done_beside_the_updates_is_told_as_it_goes(pair: tuple[Path, Path], tmp_path: Path) -> None:
     """U10: minutes of silence after the last update, in which the head was fitted."""
-    said: list[str] = []
-    teacher = load_teacher(pair[0])
-    start = prepare(pair[0], teacher, pair[1], 0)
+    said: list[tuple[str, int, int]] = []
+    method = GemmaAssistant(HeadOptions("centroid", clusters=12, recall=0.9))
+    teacher = method.teacher(pair[0])
+    start = method.start(teacher, windows(6, 0), pair[1], 0)
     run = Run(start.module, teacher, (windows(6, 0), windows(3, 1)), OPTIONS, tmp_path / "run")
-    head = HeadOptions("centroid", clusters=12, recall=0.9)
-    assert carry_out(run, start, head, Hooks(phase=said.append)) is not None
-    assert "as it is on 3 held-out windows" in said[0]
-    assert "finished drafter on 3 held-out windows" in said[-1]
-    fitting = said[1:-1]
-    assert 1 < len(fitting) <= 10
-    assert fitting[0] == f"fitting the head to the trained drafter: 0 of {head.batches} batches"
+    hooks = Hooks(phase=lambda name, done, of: said.append((name, done, of)))
+    assert carry_out(run, method, hooks) is not None
+    names = list(dict.fromkeys(name for name, _, _ in said))
+    assert names == [
+        "judging the drafter as it is",
+        "evaluating",
+        "fitting the head",
+        "judging the finished drafter",
+    ]
+    for name in names:
+        steps = [(done, of) for other, done, of in said if other == name]
+        assert steps[-1][0] == steps[-1][1] > 0
+    assert [done for name, done, _ in said if name == "fitting the head"] == list(
+        range(method.head.batches + 1)
+    )
 
 
 def test_a_full_disk_leaves_the_exported_drafter_as_it_was(
@@ -120,7 +130,9 @@ def test_a_full_disk_leaves_the_exported_drafter_as_it_was(
 
     monkeypatch.setattr(export_module, "save_file", full)
     with pytest.raises(CapacityError, match="disk is full"):
-        export_module.export(module, tmp_path / "out", export_module.Exported(raw, 3, dtype))
+        export_module.export(
+            GemmaAssistant(), module, tmp_path / "out", export_module.Exported(raw, 3, dtype)
+        )
     assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == before
 
 
@@ -142,9 +154,9 @@ def test_a_scratch_drafter_for_a_unified_target_is_a_unified_one(tmp_path: Path)
         "num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 1,
         "attention_k_eq_v": True, "sliding_window": 8, "rms_norm_eps": 1e-6, "max_position_embeddings": 64,
     }  # fmt: skip
-    config = export_module.scratch_config({"model_type": "gemma4_unified", "text_config": text})
+    config = scratch_config({"model_type": "gemma4_unified", "text_config": text})
     module = new_module(shape_of(config), 0)
-    export_module.export(module, tmp_path, export_module.Exported(config, 3, torch.float32))
+    export_module.export(GemmaAssistant(), module, tmp_path, export_module.Exported(config, 3, torch.float32))
     theirs = Gemma4UnifiedAssistantForCausalLM.from_pretrained(tmp_path)
     assert set(module.state_dict()) <= set(theirs.state_dict())
     assert theirs.model.layers[-1].self_attn.num_key_value_groups == 4

@@ -6,8 +6,13 @@ import pytest
 import torch
 
 from paceline.errors import UsageError
-from paceline.train.heads import HeadOptions, balanced_clusters, build_head, check_clusters
-from paceline.train.parallel import DrafterModule, DrafterShape, LayerShape
+from paceline.train.methods.gemma_assistant.heads import (
+    HeadOptions,
+    balanced_clusters,
+    build_head,
+    check_clusters,
+)
+from paceline.train.methods.gemma_assistant.module import DrafterModule, DrafterShape, LayerShape
 
 
 def clustered_head(clusters: int = 8, each: int = 12, width: int = 16) -> torch.Tensor:

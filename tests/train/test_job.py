@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -10,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from paceline.cli.train import command
-from paceline.errors import CapacityError, PairError, UsageError
+from paceline.errors import CapacityError, PacelineError, PairError, UsageError
+from paceline.train import GemmaAssistant
 from paceline.train import job as job_module
-from paceline.train import load_teacher
 from paceline.train.card import curves
 from paceline.train.compare import Comparison, Score
 from paceline.train.loop import Run
@@ -62,7 +63,7 @@ def test_from_files_to_a_folder_with_a_card(pair: tuple[Path, Path], data: Path,
 def test_a_drafter_that_is_not_better_is_not_taken(
     pair: tuple[Path, Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def worse(*_: object) -> Comparison:
+    def worse(*_: object, **more: object) -> Comparison:
         return {"new": {0.0: Score(10, 8)}, "old": {0.0: Score(10, 5)}}
 
     monkeypatch.setattr(job_module, "compare", worse)
@@ -74,10 +75,11 @@ def test_a_drafter_that_is_not_better_is_not_taken(
 
 def test_the_target_writes_the_answers_once(pair: tuple[Path, Path], data: Path, tmp_path: Path) -> None:
     arguments = ("--regenerate", "--temperature", "1", "--compare-prompts", "0")
-    assert "the target wrote 22 of 22 answers" in train(pair, data, tmp_path / "out", *arguments)
-    assert "the target wrote" not in train(
-        pair, data, tmp_path / "out", *arguments
-    )  # the run goes on with them
+    assert "writing answers: 22 of 22" in train(pair, data, tmp_path / "out", *arguments)
+    kept = tmp_path / "out" / "run" / "answers.jsonl"
+    before = kept.stat().st_mtime_ns
+    train(pair, data, tmp_path / "out", *arguments)  # the run goes on with them
+    assert kept.stat().st_mtime_ns == before
 
 
 def test_a_dry_run_writes_nothing(pair: tuple[Path, Path], data: Path, tmp_path: Path) -> None:
@@ -122,8 +124,8 @@ def test_a_target_without_drafter_support_is_named(pair: tuple[Path, Path], tmp_
         "per_layer_config": {str(i): {"head_dim": 16} for i in range(4)},
     }
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    with pytest.raises(PairError, match="no drafter support"):
-        load_teacher(tmp_path)
+    with pytest.raises(PairError, match="no such drafter"):
+        GemmaAssistant().teacher(tmp_path)
 
 
 def test_a_disk_without_room_is_noticed_before_the_work(
@@ -140,3 +142,69 @@ def test_curves_are_drawn_even_without_points() -> None:
     held = {"greedy": [0.5, 0.4], "sampled": [0.6, 0.5]}
     drawn = curves([{"step": 0, "held_out": held}, {"step": 10, "held_out": held}])
     assert drawn.count("<polyline") == 3
+
+
+def test_another_family_gets_an_eagle3_drafter_from_its_own_texts(llama: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = [str(llama), "--self-prompts", "70", "--out", str(out), *TINY, "--length", "160"]
+    said = CliRunner().invoke(command, arguments, catch_exceptions=False).output
+    for piece in (
+        "writing texts: 70 of 70",
+        "drafter: reads after layers 1, 2, 3, drafts 96 of 96 tokens, head of its own",
+        "comparing new, ngram, none: 2 of 2",
+        "judging the finished drafter",
+        "gained over plain decoding: +",
+        "the drafter is in",
+    ):
+        assert piece in said, piece
+    card = (out / "README.md").read_text()
+    assert "EAGLE-3 drafter for target" in card
+    assert " texts by the target itself" in card
+    config = json.loads((out / "config.json").read_text())
+    assert config["speculators_model_type"] == "eagle3"
+    kept = out / "run" / "texts.jsonl"
+    lines = kept.read_text().splitlines()
+    assert len(lines) == 3
+    kept.write_text("\n".join([*lines[:2], lines[2][:20]]))  # as a killed run leaves it
+    again = CliRunner().invoke(command, arguments, catch_exceptions=False).output
+    assert "the drafter is in" in again
+    assert kept.read_text().splitlines() == lines  # the very same texts once more
+
+
+def test_a_base_model_writes_texts_from_their_openings(llama: Path, tmp_path: Path) -> None:
+    base = shutil.copytree(llama, tmp_path / "base")
+    (base / "chat_template.jinja").unlink()
+    arguments = [str(base), "--self-prompts", "8", "--out", str(tmp_path / "out"), *TINY]
+    assert "the drafter is in" in CliRunner().invoke(command, arguments, catch_exceptions=False).output
+
+
+def test_a_dry_run_of_own_texts_estimates_every_phase(llama: Path, tmp_path: Path) -> None:
+    arguments = [str(llama), "--self-prompts", "9", "--out", str(tmp_path / "out"), *TINY, "--dry-run"]
+    said = CliRunner().invoke(command, arguments, catch_exceptions=False).output
+    for word in ("writing", "s per update", "s per evaluation", "comparing", "in all", "eagle3"):
+        assert word in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "give --data PATH, or --self-prompts N"),
+        (["--self-prompts", "0"], "--self-prompts"),
+        (["--self-prompts", "4", "--regenerate"], "--regenerate is for --data"),
+        (["--self-prompts", "4", "--method", "medusa"], "--method"),
+        (["--self-prompts", "4", "--method", "gemma-assistant"], "use --method eagle3"),
+        (["--self-prompts", "4", "--head", "dense"], "--head is of --method gemma-assistant"),
+        (["--self-prompts", "4", "--taps", "a,b"], "2,15,27"),
+        (["--self-prompts", "4", "--taps", "1,2,7"], "has 4 layers"),
+        (["--self-prompts", "4", "--flags", "norm"], "use some of"),
+        (["--self-prompts", "4", "--length", "20"], "at least 128"),
+    ],
+)
+def test_bad_input_is_one_line(llama: Path, tmp_path: Path, options: list[str], message: str) -> None:
+    arguments = [str(llama), "--out", str(tmp_path / "out"), *TINY, *options]
+    found = CliRunner().invoke(command, arguments)
+    assert found.exit_code
+    said = str(found.exception) if isinstance(found.exception, PacelineError) else found.output
+    assert message in said
+    assert "\n" not in said or "Usage:" in said

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from paceline.errors import CapacityError, LoadError, UsageError
-from paceline.train import TrainOptions, Windows, load_teacher
+from paceline.train import GemmaAssistant, TrainOptions, Windows
 from paceline.train import checkpoint as checkpoint_module
 from paceline.train.checkpoint import STATE_FILE
 from paceline.train.loop import Hooks, Run, learning_rate, out_of_memory
-from paceline.train.shape import load_module
+from paceline.train.methods.gemma_assistant.shape import load_module
 
 TINY = {"steps": 6, "batch": 2, "length": 24, "draft_tokens": 2, "eval_every": 2, "save_every": 1, "lr": 3e-3}
 
@@ -26,7 +26,7 @@ def windows(count: int, seed: int = 0) -> Windows:
 def make(pair: tuple[Path, Path], folder: Path, **changes: object) -> Run:
     module, _, _ = load_module(pair[1])
     options = TrainOptions(**(TINY | changes))  # type: ignore[arg-type]
-    return Run(module, load_teacher(pair[0]), (windows(7), windows(2, 1)), options, folder)
+    return Run(module, GemmaAssistant().teacher(pair[0]), (windows(7), windows(2, 1)), options, folder)
 
 
 def test_training_raises_held_out_acceptance(pair: tuple[Path, Path], tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_gradient_equals_finite_differences(name: str) -> None:
     log_p, q, tokens = distributions()
 
     def value(logits: torch.Tensor) -> torch.Tensor:
-        return OBJECTIVES[name](Laws(log_p, torch.log_softmax(logits, -1), tokens))
+        return OBJECTIVES[name](Laws(log_p, torch.log_softmax(logits, -1), tokens, tokens))
 
     assert torch.autograd.gradcheck(value, (q.requires_grad_(),), eps=1e-6, atol=1e-6)
 
@@ -48,7 +48,7 @@ def test_hybrid_gradient_is_its_mixture_with_a_constant_weight() -> None:
     def gradient(of: torch.Tensor) -> torch.Tensor:
         return torch.autograd.grad(of.sum(), q, retain_graph=True)[0]
 
-    distribution = Laws(log_p, torch.log_softmax(q, -1), tokens)
+    distribution = Laws(log_p, torch.log_softmax(q, -1), tokens, tokens)
     weight = torch.exp(-3 * acceptance(distribution)).detach()
     mixed = gradient(OBJECTIVES["hybrid"](distribution))
     torch.testing.assert_close(
@@ -62,7 +62,7 @@ def test_float32_gradient_is_close_to_float64(name: str) -> None:
     for dtype in (torch.float32, torch.float64):
         log_p, q, tokens = distributions(dtype, rows=16, vocab=50)
         q.requires_grad_()
-        OBJECTIVES[name](Laws(log_p, torch.log_softmax(q, -1), tokens)).sum().backward()
+        OBJECTIVES[name](Laws(log_p, torch.log_softmax(q, -1), tokens, tokens)).sum().backward()
         grads.append(q.grad.double())
     torch.testing.assert_close(grads[0], grads[1], rtol=1e-4, atol=1e-6)
 
@@ -70,15 +70,15 @@ def test_float32_gradient_is_close_to_float64(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in OBJECTIVES if n not in ("ce", "ce-tv")])
 def test_equal_laws_are_the_minimum_and_cost_nothing(name: str) -> None:
     log_p, _, tokens = distributions()
-    value = OBJECTIVES[name](Laws(log_p, log_p.clone(), tokens))
+    value = OBJECTIVES[name](Laws(log_p, log_p.clone(), tokens, tokens))
     torch.testing.assert_close(value, torch.zeros_like(value), atol=1e-12, rtol=0)
-    worse = OBJECTIVES[name](Laws(log_p, log_p.roll(1, -1), tokens))
+    worse = OBJECTIVES[name](Laws(log_p, log_p.roll(1, -1), tokens, tokens))
     assert (worse > value).all()
 
 
 def test_acceptance_is_one_minus_total_variation() -> None:
     log_p, q, tokens = distributions()
-    distribution = Laws(log_p, torch.log_softmax(q, -1), tokens)
+    distribution = Laws(log_p, torch.log_softmax(q, -1), tokens, tokens)
     torch.testing.assert_close(acceptance(distribution), 1 - total_variation(distribution))
     torch.testing.assert_close(lk(distribution), -(1 - total_variation(distribution)).log())
 
@@ -87,7 +87,9 @@ def test_a_token_that_the_target_never_says_gives_finite_values() -> None:
     log_p = torch.tensor([[0.0, float("-inf"), float("-inf")]])
     for name in ("ce", "kl", "tv", "lk", "hybrid", "ce-tv"):
         logits = torch.tensor([[30.0, -80.0, -90.0]], requires_grad=True)
-        value = OBJECTIVES[name](Laws(log_p, torch.log_softmax(logits, -1), torch.tensor([0])))
+        value = OBJECTIVES[name](
+            Laws(log_p, torch.log_softmax(logits, -1), torch.tensor([0]), torch.tensor([0]))
+        )
         value.sum().backward()
         assert value.isfinite().all(), name
         assert logits.grad.isfinite().all(), name
@@ -98,7 +100,7 @@ def test_credit_weighted_lk_has_the_gradient_of_the_expected_length() -> None:
     steps, vocab = 4, 6
     log_p = torch.log_softmax(torch.randn(steps, vocab, generator=generator, dtype=torch.float64), -1)
     q = torch.randn(steps, vocab, generator=generator, dtype=torch.float64, requires_grad=True)
-    distribution = Laws(log_p, torch.log_softmax(q, -1), torch.zeros(steps, dtype=torch.long))
+    distribution = Laws(log_p, torch.log_softmax(q, -1), *2 * (torch.zeros(steps, dtype=torch.long),))
     alphas = acceptance(distribution)
     (exact,) = torch.autograd.grad(-alphas.cumprod(0).sum(), q, retain_graph=True)
     weights = position_weights("credit", alphas[None])[0]
@@ -137,12 +139,14 @@ def test_a_loss_in_pieces_has_the_value_and_gradients_of_the_whole(
     states.requires_grad_()
     head.requires_grad_()
     whole = (
-        OBJECTIVES[name](Laws(log_p[row], torch.log_softmax(states @ head.T, -1), tokens)) * weights
+        OBJECTIVES[name](Laws(log_p[row], torch.log_softmax(states @ head.T, -1), tokens, tokens)) * weights
     ).sum()
     expected = torch.autograd.grad(3 * whole, (states, head))
     monkeypatch.setattr(scoring, "CPU_PIECE", 4 * 20 * 5)
     loss = scoring.head_loss(
-        states, head, scoring.Task(scoring.Scored(log_p, row, tokens), weights, OBJECTIVES[name])
+        states,
+        head,
+        scoring.Task(scoring.Scored(log_p, log_p.argmax(-1), row, tokens), weights, OBJECTIVES[name]),
     )
     torch.testing.assert_close(loss, whole)
     torch.testing.assert_close(torch.autograd.grad(3 * loss, (states, head)), expected)

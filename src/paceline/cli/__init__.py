@@ -27,7 +27,7 @@ COMMANDS = {
     "info": "Say what a model is, what it needs and what would be used.",
     "quantize": "Store a model with int8 or int4 weights.",
     "convert": "Write a model as GGUF, or a GGUF model as safetensors.",
-    "train": "Train or adapt an MTP drafter for a target.",
+    "train": "Train or adapt a drafter for a target.",
 }
 INTERRUPTED = 130
 

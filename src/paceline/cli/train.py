@@ -21,8 +21,13 @@ if TYPE_CHECKING:
 
     from paceline.train.job import Job
     from paceline.train.loop import Hooks
+    from paceline.train.methods import Method
 
 INTERRUPTED = 130
+OF_METHOD = {  # options that are those of one method: None where nothing is said
+    "gemma-assistant": ("head", "clusters", "recall"),
+    "eagle3": ("draft_vocabulary", "taps", "flags", "shared_head"),
+}
 TRAINING = (
     "objective", "weights", "draft_tokens", "steps", "batch", "accumulate", "length", "anchors", "lr", "eval_every",
     "eval_windows", "patience", "save_every", "seed",
@@ -32,11 +37,18 @@ TRAINING = (
 @click.command()
 @apply(TARGET)
 @click.option(
-    "--data",
-    multiple=True,
-    required=True,
-    metavar="PATH",
-    help="JSONL of chats or texts, plain files, or folders of them.",
+    "--method",
+    type=click.Choice([*OF_METHOD]),
+    help="Kind of drafter.  [default: gemma-assistant for Gemma 4, eagle3 for all others]",
+)
+@click.option(
+    "--data", multiple=True, metavar="PATH", help="JSONL of chats or texts, plain files, or folders of them."
+)
+@click.option(
+    "--self-prompts",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Let the target write N texts itself, questions and answers: no --data is needed.",
 )
 @click.option(
     "--out",
@@ -49,7 +61,7 @@ TRAINING = (
     default="scratch",
     show_default=True,
     metavar="ASSISTANT",
-    help="Drafter to start from: a folder, a hub id, demo, or scratch.",
+    help="Drafter of this method to start from: a folder, a hub id, demo, or scratch.",
 )
 @click.option(
     "--regenerate",
@@ -73,9 +85,7 @@ TRAINING = (
 @click.option(
     "--draft-tokens",
     type=click.IntRange(1, MAX_DRAFT_TOKENS),
-    default=4,
-    show_default=True,
-    help="Draft steps that are unrolled.",
+    help="Draft steps that are unrolled.  [default: 4; eagle3: 3]",
 )
 @click.option("--steps", type=int, default=1000, show_default=True, help="Updates.")
 @click.option("--batch", type=int, default=8, show_default=True, help="Windows held in memory at once.")
@@ -105,26 +115,46 @@ TRAINING = (
     "--seed", type=int, default=0, show_default=True, help="Of data order, anchors and fresh weights."
 )
 @click.option(
+    "--draft-vocabulary",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="eagle3: draft only the N tokens that the target writes most often.  [default: 8192, or all]",
+)
+@click.option(
+    "--taps",
+    metavar="N,N,N",
+    help="eagle3: layers after which it reads.  [default: 2, the middle and the last but 3]",
+)
+@click.option(
+    "--flags",
+    metavar="NAME,NAME",
+    help="eagle3: norm_before_residual, norm_before_fc, fc_norm, norm_output.  [default: norm_before_residual,fc_norm]",
+)
+@click.option(
+    "--shared-head",
+    is_flag=True,
+    default=None,
+    help="eagle3: use the target's own head, which stays as it is; the file is smaller, and only paceline reads it.",
+)
+@click.option(
     "--head",
     type=click.Choice(["keep", "dense", "centroid"]),
-    default="keep",
-    show_default=True,
-    help="Of the finished drafter.",
+    help="gemma-assistant: of the finished drafter.  [default: keep]",
 )
-@click.option("--clusters", type=int, default=0, help="Of a centroid head; 0 = vocabulary / 128.")
+@click.option(
+    "--clusters", type=int, help="gemma-assistant: of a centroid head.  [default: vocabulary / 128]"
+)
 @click.option(
     "--recall",
     type=float,
-    default=0.99,
-    show_default=True,
-    help="Of a centroid head: chooses how many clusters are looked at.",
+    help="gemma-assistant: of a centroid head, chooses how many clusters are looked at.  [default: 0.99]",
 )
 @click.option(
     "--compare-prompts",
     type=int,
     default=24,
     show_default=True,
-    help="Held-out prompts for the comparison with --init.",
+    help="Held-out prompts for the comparison with --init, or with doing without.",
 )
 @click.option(
     "--compare-tokens", type=int, default=64, show_default=True, help="Tokens written for each of them."
@@ -141,13 +171,13 @@ TRAINING = (
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Print memory, time per update on this machine and the plan; write nothing.",
+    help="Print memory, the time of each phase on this machine and the plan; write nothing.",
 )
 @click.pass_context
 def command(
     ctx: click.Context, /, target: str | None, named: str | None, dry_run: bool, threads: int | None, **values: Any,
 ) -> None:  # fmt: skip
-    """Train or adapt an MTP drafter for TARGET, a Gemma 4 in Hugging Face layout.
+    """Train or adapt a drafter for TARGET, a model of any family, also a GGUF file.
 
     The target is frozen. Ctrl-C saves; the same command goes on where it stopped. If --init is given and the result is
     not better in the engine, the old drafter is kept.
@@ -166,8 +196,11 @@ def command(
         return
     from paceline.train.job import run_job
 
-    with showing(job) as hooks:
-        outcome = run_job(job, hooks, _say)
+    try:
+        with showing(job) as hooks:
+            outcome = run_job(job, hooks)
+    except KeyboardInterrupt:
+        outcome = None
     if outcome is None:
         click.echo("saved: run the same command again to go on", err=True)
         ctx.exit(INTERRUPTED)
@@ -184,22 +217,30 @@ def make_job(target: str, values: dict[str, Any]) -> Job:
     from paceline.assembly import pick_device
     from paceline.models.hub import resolve
     from paceline.train.distil import Recipe
-    from paceline.train.heads import HeadOptions
     from paceline.train.job import Job
+    from paceline.train.methods import method_for
     from paceline.train.options import TrainOptions
 
-    options = TrainOptions(**{name: values[name] for name in TRAINING})
-    init = values["init"] if values["init"] == "scratch" else resolve(values["init"], "assistant")
+    if not values["data"] and not values["self_prompts"]:
+        raise UsageError("there is nothing to train on: give --data PATH, or --self-prompts N")
+    if values["regenerate"] and not values["data"]:
+        raise UsageError("--regenerate is for --data: --self-prompts are answered by the target anyway")
     for name in ("compare_prompts", "compare_tokens"):
         if values[name] < 0:
             raise UsageError(f"{name}={values[name]} is not possible: give a whole number from 0")
+    folder = resolve(target, "target")
+    method = make_method(values["method"] or method_for(folder), values)
+    said = {name: values[name] for name in TRAINING if values[name] is not None}
+    options = TrainOptions(**{**method.defaults, **said})
+    init = values["init"] if values["init"] == "scratch" else resolve(values["init"], "assistant")
     return Job(
-        target=resolve(target, "target"),
+        target=folder,
         data=tuple(Path(path) for path in values["data"]),
         out=Path(values["out"]),
-        recipe=Recipe(options, init, HeadOptions(values["head"], values["clusters"], values["recall"])),
+        recipe=Recipe(options, init, method),
         device=str(pick_device(values["device"])),
         regenerate=values["temperature"] if values["regenerate"] else None,
+        self_prompts=values["self_prompts"] or 0,
         compare_prompts=values["compare_prompts"],
         compare_tokens=max(2, values["compare_tokens"]),
         keep=values["keep"],
@@ -207,9 +248,38 @@ def make_job(target: str, values: dict[str, Any]) -> Job:
     )
 
 
+def make_method(name: str, values: dict[str, Any]) -> Method:
+    """The method with its options. Raises UsageError for an option of another one."""
+    from paceline.train.methods import Eagle3, GemmaAssistant
+    from paceline.train.methods.gemma_assistant import HeadOptions
+
+    for other, options in OF_METHOD.items():
+        given = [option for option in options if values[option] is not None]
+        if given and other != name:
+            raise UsageError(
+                f"--{given[0].replace('_', '-')} is of --method {other}, and this is {name}: leave it out"
+            )
+    said = {option: values[option] for option in OF_METHOD[name] if values[option] is not None}
+    if name == "gemma-assistant":
+        return GemmaAssistant(
+            HeadOptions(said.get("head", "keep"), said.get("clusters", 0), said.get("recall", 0.99))
+        )
+    more: dict[str, Any] = {}
+    if "flags" in said:
+        more["flags"] = tuple(flag.strip() for flag in said["flags"].split(",") if flag.strip())
+    if "taps" in said:
+        try:
+            more["taps"] = tuple(int(tap) for tap in said["taps"].split(","))
+        except ValueError as error:
+            raise UsageError(
+                f"--taps {said['taps']} is no list of layers: give three like 2,15,27"
+            ) from error
+    return Eagle3(said.get("draft_vocabulary"), shared=said.get("shared_head", False), **more)
+
+
 @contextmanager
 def showing(job: Job) -> Iterator[Hooks]:
-    """A progress bar, and evaluations as lines above it."""
+    """A bar for each phase, and evaluations as lines above them; lines alone where nobody looks at a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -217,12 +287,37 @@ def showing(job: Job) -> Iterator[Hooks]:
 
     asked: list[int] = []
     done, left = MofNCompleteColumn(), TimeRemainingColumn()
-    columns = (TextColumn("training"), BarColumn(), done, left, TextColumn("{task.description}"))
+    columns = (TextColumn("{task.description}"), BarColumn(), done, left, TextColumn("{task.fields[note]}"))
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=job.options.steps)
+        show = _phases(bar)
+
+        def say(line: str) -> None:
+            bar.console.print(line, highlight=False, soft_wrap=True, markup=False)
+
         yield Hooks(
-            _reporter(bar, task), lambda: bool(asked), lambda: _interruptible(asked), bar.console.print
+            _reporter(show, say, job.options.steps),
+            lambda: bool(asked),
+            lambda: _interruptible(asked),
+            say,
+            show,
         )
+
+
+def _phases(bar: Progress) -> Callable[..., None]:
+    """What shows how far a phase is."""
+    tasks: dict[str, TaskID] = {}
+
+    def show(name: str, done: int, of: int, note: str = "") -> None:
+        if bar.console.is_terminal:
+            if name not in tasks:
+                tasks[name] = bar.add_task(name, total=of, note="")
+            bar.update(tasks[name], completed=done, total=of, note=note)
+        elif done == of or done * 10 // of != (done - 1) * 10 // of:
+            bar.console.print(
+                f"{name}: {done} of {of} {note}".rstrip(), highlight=False, soft_wrap=True, markup=False
+            )
+
+    return show
 
 
 @contextmanager
@@ -242,18 +337,18 @@ def _interruptible(asked: list[int]) -> Iterator[None]:
         signal.signal(signal.SIGINT, old)
 
 
-def _reporter(bar: Progress, task: TaskID) -> Callable[[dict[str, Any]], None]:
+def _reporter(
+    show: Callable[..., None], say: Callable[[str], None], steps: int
+) -> Callable[[dict[str, Any]], None]:
     def report(entry: dict[str, Any]) -> None:
         held = entry.get("held_out")
         if held is None:
-            bar.update(task, completed=entry["step"], description=f"loss {entry['loss']:.4f}")
+            show("training", entry["step"], steps, f"loss {entry['loss']:.4f}")
             return
         positions = " ".join(f"{x:.3f}" for x in held["greedy"])
-        bar.console.print(
+        say(
             f"step {entry['step']:>6}  agreement {positions}  tokens per step {held['greedy_tokens']:.3f} (T=0) "
-            f"{held['sampled_tokens']:.3f} (T=1)",
-            highlight=False,
-            soft_wrap=True,
+            f"{held['sampled_tokens']:.3f} (T=1)"
         )
 
     return report

@@ -8,30 +8,38 @@ as long as its gradient does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from paceline.assembly import pick_device, pick_runner
+from paceline.config import EngineConfig
 from paceline.core import ForwardBatch
-from paceline.errors import PairError
-from paceline.kv.cache import PAGE_SIZE, KVCache
-from paceline.models.config import GemmaConfig, parse_target, read_config
+from paceline.errors import WeightsError
+from paceline.kv.cache import PAGE_SIZE, KVCache, Tail
 from paceline.models.registry import load_target
 from paceline.models.target import GraphTarget
 from paceline.ops.base import Ops, Value
+from paceline.ops.reference import dequantize
 from paceline.train.parallel import Captured
 from paceline.train.windows import Windows
 
+ROWS, GPU_ROWS = 512, 8192  # of one forward
+
+Part = tuple[torch.Tensor, ...]  # [n, ...] of the rows of one forward
+
 
 class TargetTeacher:
-    """Runs a loaded target over windows, never with a gradient."""
+    """Runs a loaded target over windows, never with a gradient. `kv`: the drafter reads the target's K/V."""
 
-    def __init__(self, target: GraphTarget) -> None:
-        self.target = target
+    def __init__(self, target: GraphTarget, *, kv: bool = False) -> None:
+        self.target, self.kv = target, kv
         self._embed_graph = self._embed
+        self._narrow = target  # gives the scores of what the drafter can draft
 
     @property
     def device(self) -> torch.device:
@@ -40,47 +48,84 @@ class TargetTeacher:
     def _embed(self, ops: Ops) -> tuple[Value]:
         return (ops.embed(ops.tokens(), self.target.embedding, self.target.embedding_scale),)
 
+    def narrow(self, ids: torch.Tensor | None) -> torch.Tensor:
+        """From now on `narrow_logits` are of the tokens `ids` [C] only (None: all). Its head, float32 [C, H].
+
+        Before the first forward, which may pack the head.
+        """
+        if ids is not None:
+            self._narrow = narrow = copy.copy(self.target)  # the same model with a smaller head
+            narrow.head = self.target.head.rows(ids.to(self.device))
+            narrow.vocab_size = narrow.readable = len(ids)
+            narrow.logits_graph, narrow._bare = narrow._logits, {}
+        return dequantize(self._narrow.head, None, torch.float32)
+
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[M, H] -> [M, V] float32."""
         return self.target.logits(hidden.to(self.target.dtype)).clone()
 
     @torch.no_grad()
+    def narrow_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[M, H] -> [M, C] float32, of the tokens that can be drafted."""
+        return self._narrow.logits(hidden.to(self.target.dtype)).clone()
+
+    @torch.no_grad()
     def capture(self, windows: Windows) -> Captured:
-        """What the drafter reads of B windows of T tokens. Padding holds zeros."""
+        """What the drafter reads of B windows of T tokens. Padding holds zeros. WeightsError for states that are no
+        numbers.
+        """
         texts = _texts(windows)
         cache = self._cache([stop - start for _, start, stop in texts])
-        rows = self._rows(cache, windows, texts)
-        hidden = self.target.forward(rows, cache)
-        (embedded,) = self.target.runner.run(self._embed_graph, rows, None, {})
+        parts = list(self._forwards(cache, windows, texts))
+        joined = [torch.cat(column) for column in zip(*parts, strict=True)]
+        positions, embedded, states, *kv = joined
+        if not bool(states.isfinite().all()):
+            raise WeightsError(
+                f"{self.target.path}: the target's hidden states are not finite, so nothing can be learnt of them: "
+                "download its weights again, or use a precision that holds them"
+            )
         batch, length = windows.tokens.shape
-        device = self.device
-        place = torch.cat([row * length + torch.arange(a, b) for row, a, b in texts]).to(device)
+        place = torch.cat([row * length + torch.arange(a, b) for row, a, b in texts]).to(self.device)
 
         def spread(x: torch.Tensor) -> torch.Tensor:
             """[N, ...] -> [B, T, ...]: each row to its place in its window, zeros in the padding."""
-            out = torch.zeros(batch * length, *x.shape[1:], dtype=x.dtype, device=device)
+            out = torch.zeros(batch * length, *x.shape[1:], dtype=x.dtype, device=self.device)
             return out.index_copy_(0, place, x).view(batch, length, *x.shape[1:])
 
+        width = self.target.hidden_size
         return Captured(
-            tokens=torch.from_numpy(windows.tokens.astype(np.int64)).to(device),
-            segments=torch.from_numpy(windows.segments.astype(np.int64)).to(device),
-            counted=torch.from_numpy(windows.counted).to(device),
-            positions=spread(rows.positions.long()),
+            tokens=torch.from_numpy(windows.tokens.astype(np.int64)).to(self.device),
+            segments=torch.from_numpy(windows.segments.astype(np.int64)).to(self.device),
+            counted=torch.from_numpy(windows.counted).to(self.device),
+            positions=spread(positions),
             embeddings=spread(embedded),
-            hidden=spread(hidden),
-            kv={kind: self._kv(cache, kind, rows, spread) for kind in cache.layout.kinds},
+            hidden=spread(states[:, :width]),
+            kv=_by_kind(cache, kv, spread) if self.kv else {},
+            states=spread(states[:, width:]) if self.target.tapped else None,
         )
 
-    def _kv(
-        self, cache: KVCache, kind: str, rows: ForwardBatch, spread: Callable[[torch.Tensor], torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V [B, kv_heads, T, head_dim] of the last layer of `kind`."""
-        k, v = _read(cache, kind, rows)
-        return spread(k).transpose(1, 2).contiguous(), spread(v).transpose(1, 2).contiguous()
+    def _forwards(
+        self, cache: KVCache, windows: Windows, texts: list[tuple[int, int, int]]
+    ) -> Iterator[Part]:
+        """All rows in order, some at a time: positions, embeddings, hidden states beside those of the taps, K and V."""
+        most = ROWS if self.device.type == "cpu" else GPU_ROWS
+        items = [(i, windows.tokens[row, a:b].tolist()) for i, (row, a, b) in enumerate(texts)]
+        for i, tokens in items:
+            cache.open(i, tokens, share=False)
+        for group in _groups(items, most):
+            tail: Tail = cache.tail(group)
+            rows = tail.rows(self.device)
+            states = torch.cat(self.target.states(rows, cache), dim=-1)
+            embedded = self.target.runner.run(self._embed_graph, rows, None, {})[0].clone()
+            kv = [x for kind in cache.layout.kinds for x in _read(cache, kind, rows)] if self.kv else []
+            yield rows.positions.long(), embedded, states, *kv
+            tail.commit(
+                [len(tokens) for _, tokens in group]
+            )  # pages that no key of a window reaches are given up
 
     def _cache(self, lengths: list[int]) -> KVCache:
-        """A cache with room for every token of every text, so that no page is given up before it is read."""
+        """A cache with room for every token of every text."""
         pages = sum(-(-n // PAGE_SIZE) for n in lengths)
         layout = self.target.layout
         return KVCache(
@@ -88,12 +133,29 @@ class TargetTeacher:
             dtype=self.target.kv_dtype, device=self.device,
         )  # fmt: skip
 
-    def _rows(self, cache: KVCache, windows: Windows, texts: list[tuple[int, int, int]]) -> ForwardBatch:
-        """The rows of all texts."""
-        items = [(i, windows.tokens[row, a:b].tolist()) for i, (row, a, b) in enumerate(texts)]
-        for i, tokens in items:
-            cache.open(i, tokens, share=False)
-        return cache.tail(items).rows(self.device)  # left uncommitted: the cache is dropped with the batch
+
+def _groups(items: list[tuple[int, list[int]]], most: int) -> Iterator[list[tuple[int, list[int]]]]:
+    """The texts in order, cut where `most` tokens are full."""
+    group: list[tuple[int, list[int]]] = []
+    room = most
+    for i, tokens in items:
+        rest = tokens
+        while rest:
+            group.append((i, rest[:room]))
+            rest, room = rest[room:], room - len(rest[:room])
+            if not room:
+                yield group
+                group, room = [], most
+    if group:
+        yield group
+
+
+def _by_kind(
+    cache: KVCache, kv: list[torch.Tensor], spread: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """K and V [B, kv_heads, T, head_dim] of the last layer of each kind."""
+    turned = [spread(x).transpose(1, 2).contiguous() for x in kv]
+    return {kind: (turned[2 * i], turned[2 * i + 1]) for i, kind in enumerate(cache.layout.kinds)}
 
 
 def _read(cache: KVCache, kind: str, rows: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -113,19 +175,8 @@ def _texts(windows: Windows) -> list[tuple[int, int, int]]:
     return out
 
 
-def load_teacher(folder: Path, device: str = "cpu") -> TargetTeacher:
-    """The target of a folder as a teacher. Raises LoadError, and PairError if no drafter could read its
-    K/V.
-    """
-    config = parse_target(read_config(folder))
-    if not isinstance(config, GemmaConfig):
-        raise PairError(
-            f"{folder} is a {config.model_type}, and MTP drafters are trained for Gemma 4 only: use the n-gram drafter"
-        )
-    owners = {layer.kind for layer in config.layers if not layer.shared}
-    if owners != {"sliding_attention", "full_attention"}:
-        raise PairError(
-            f"{folder} has K/V of {', '.join(sorted(owners))} only, and an MTP drafter reads sliding and "
-            "full attention: this target has no drafter support, use the n-gram drafter"
-        )
-    return TargetTeacher(load_target(folder, device=device))
+def load_frozen(folder: Path, device: str) -> GraphTarget:
+    """The target of a folder, on the engine's own arithmetic. Raises LoadError."""
+    place = pick_device(device)
+    runner, _ = pick_runner(EngineConfig(target=str(folder), device=device), place)
+    return load_target(folder, device=place, runner=runner)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from paceline.train.compare import Comparison
-from paceline.train.heads import CentroidHead
 from paceline.train.loop import RunResult
+from paceline.train.methods.base import Told
 from paceline.train.options import TrainOptions
 from paceline.train.plot import line_chart
 from paceline.train.rounds import Acceptance
@@ -24,6 +24,7 @@ CURVES_FILE = "curves.svg"
 class Story:
     """What the card tells."""
 
+    told: Told
     target: str
     init: str
     command: str
@@ -34,7 +35,7 @@ class Story:
     data: Mapping[str, str] = field(default_factory=dict)  # file -> fingerprint
     data_line: str = ""
     comparison: Comparison | None = None
-    head: CentroidHead | None = None
+    note: str = ""  # of the method, on what was made
     calibration: Mapping[str, Any] | None = None
     version: str = ""
 
@@ -56,9 +57,9 @@ def write_card(story: Story) -> str:
     """README.md of the drafter's folder."""
     parts = [
         _front(story),
-        f"# MTP drafter for {story.target}",
+        f"# {story.told.title} for {story.target}",
         "Made with `paceline train`. It drafts tokens that the target checks: it can change the speed of a text, never "
-        "the text. transformers 5.22 and other Gemma 4 engines load it as a `gemma4_assistant`.",
+        f"the text. {story.told.loads}",
         f"## Acceptance\n\n{_held_out(story)}",
         *_real(story),
         f"![acceptance by position]({CURVES_FILE})",
@@ -69,7 +70,7 @@ def write_card(story: Story) -> str:
 
 
 def _front(story: Story) -> str:
-    return f"---\nbase_model: {story.target}\nlibrary_name: transformers\ntags: [speculative-decoding, mtp, gemma4]\n---"
+    return f"---\nbase_model: {story.target}\ntags: [{story.told.tags}]\n---"
 
 
 def _table(head: Seq[str], rows: Seq[Seq[object]]) -> str:
@@ -120,11 +121,8 @@ def _how(story: Story) -> str:
         f"{result.state.best_step} ({result.stopped})",
         f"- {versions(story.version)}",
     ]
-    if story.head is not None:
-        clusters = story.head.centroids.shape[0]
-        lines.append(
-            f"- head: {clusters} clusters, {story.head.top_clusters} looked at, recall {story.head.recall:.4f}"
-        )
+    if story.note:
+        lines.append(f"- {story.note}")
     if story.calibration is not None:
         error = story.calibration["calibration_error"]
         lines.append(

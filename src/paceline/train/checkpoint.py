@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from paceline.errors import CapacityError, LoadError, UsageError
-from paceline.train.parallel import DrafterModule
+from paceline.train.parallel import DraftModule
 
 STATE_FILE = "state.safetensors"
 
@@ -80,7 +80,7 @@ def check_space(folder: Path, need: int) -> None:
 def save_state(
     folder: Path,
     state: RunState,
-    module: DrafterModule,
+    module: DraftModule,
     optimizer: torch.optim.AdamW,
     best: dict[str, torch.Tensor],
 ) -> None:
@@ -106,7 +106,7 @@ def save_state(
 
 
 def load_state(
-    folder: Path, fingerprint: str, module: DrafterModule, optimizer: torch.optim.AdamW
+    folder: Path, fingerprint: str, module: DraftModule, optimizer: torch.optim.AdamW
 ) -> tuple[RunState, dict[str, torch.Tensor]] | None:
     """Restore a run in place; None if there is none. UsageError if it was started with other options."""
     path = folder / STATE_FILE

@@ -7,7 +7,7 @@ the same text, which is checked: what differs is only how many target steps it t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +17,15 @@ from paceline.config import EngineConfig
 from paceline.control.fixed import FixedPolicy
 from paceline.core import Completion, SamplingParams
 from paceline.drafters.base import Drafter
-from paceline.drafters.mtp import MTPDrafter
+from paceline.drafters.ngram import NgramDrafter
 from paceline.engine.engine import Engine, EngineParts
 from paceline.errors import RequestFailed
-from paceline.models.registry import load_assistant, load_target
+from paceline.models.registry import load_target
+from paceline.train.methods import method_of
 from paceline.train.windows import Text
 
 TEMPERATURES = (0.0, 1.0)
+BASELINES = ("ngram", "none")  # what a first drafter is compared with
 
 
 @dataclass(slots=True)
@@ -70,19 +72,19 @@ Comparison = Mapping[str, Mapping[float, Score]]  # drafter -> temperature -> sc
 def open_engine(
     target: Path, drafters: Mapping[str, Path], draft_tokens: int, device: str = "auto"
 ) -> Engine:
-    """An engine that can draft with each of the named assistants, always `draft_tokens` tokens. One text
-    at a time.
+    """An engine that can draft with each of the drafters in the named folders, and with the BASELINES, always
+    `draft_tokens` tokens. One text at a time.
     """
     config = EngineConfig(target=str(target), device=device, draft_tokens=draft_tokens, max_batch=1)
     place = pick_device(device)
     runner, _ = pick_runner(config, place)
     loaded = load_target(target, device=place, runner=runner)
-    known: dict[str, Drafter] = {
-        name: MTPDrafter(load_assistant(folder, loaded), draft_tokens) for name, folder in drafters.items()
-    }
+    makers = {name: method_of(folder).drafter(name, folder, loaded) for name, folder in drafters.items()}
+    cache = make_cache(loaded, config, share=0.5)
+    known: dict[str, Drafter] = {name: make(config) for name, make in makers.items()}
     return Engine(
         EngineParts(
-            target=loaded, cache=make_cache(loaded, config, share=0.5), drafters=known,
+            target=loaded, cache=cache, drafters=known | {"ngram": NgramDrafter()},
             default_drafter=next(iter(known), "none"), policy=FixedPolicy(draft_tokens),
             draft_tokens=draft_tokens, max_batch=1, prefix_cache=False,
         )
@@ -98,10 +100,10 @@ def write(engine: Engine, prompt: Seq[int], params: SamplingParams) -> Completio
 
 
 def prompts_of(texts: Seq[Text], count: int, most: int = 64) -> list[list[int]]:
-    """The beginnings of held-out texts: up to the first counted token, at least a third of the text."""
+    """The beginnings of held-out texts: up to the last run of counted tokens, at least a third of the text."""
     out = []
     for text in texts:
-        begin = text.counted[0][0] if text.counted else 0
+        begin = text.counted[-1][0] if text.counted else 0
         length = begin or min(most, max(2, len(text.tokens) // 3))
         if 2 <= length < len(text.tokens):
             out.append(list(text.tokens[:length]))
@@ -114,6 +116,7 @@ def compare(
     prompts: Seq[Seq[int]],
     max_tokens: int,
     temperatures: Seq[float] = TEMPERATURES,
+    phase: Callable[[int, int], None] = lambda done, of: None,
 ) -> Comparison:
     """Write every prompt with every drafter at every temperature, taking turns. Raises RequestFailed."""
     scores: dict[str, dict[float, Score]] = {d: {t: Score() for t in temperatures} for d in drafters}
@@ -129,9 +132,16 @@ def compare(
                 texts.append(text.token_ids)
             if any(text != texts[0] for text in texts):
                 raise RequestFailed("two drafters gave two texts: this must not be, run `paceline check`")
+        phase(i + 1, len(prompts))
     return scores
 
 
 def mean_tokens(scores: Mapping[float, Score]) -> float:
     """Tokens per step, mean over the temperatures: the number by which drafters are ranked."""
     return sum(s.tokens_per_step for s in scores.values()) / max(1, len(scores))
+
+
+def rate(scores: Mapping[float, Score]) -> float:
+    """Tokens a second over all temperatures."""
+    seconds = sum(s.seconds for s in scores.values())
+    return sum(s.emitted for s in scores.values()) / seconds if seconds else 0.0

@@ -55,9 +55,11 @@ class DataReport:
     cut_tokens: int = 0
     empty: int = 0
     skipped: dict[str, int] = field(default_factory=dict)  # why -> lines
+    own: int = 0  # texts that the target wrote itself
 
     def line(self) -> str:
-        parts = [f"{self.records} records, {self.texts} texts"]
+        parts = [f"{self.records} records, {self.texts} texts"] if self.records or not self.own else []
+        parts += [f"{self.own} texts by the target itself" for _ in range(bool(self.own))]
         if self.cut:
             parts.append(
                 f"{self.cut} too long (cut, {self.cut_tokens} tokens left out; raise --length to keep them)"

@@ -17,18 +17,27 @@ class TargetEncoder:
         self.tokenizer = Tokenizer.load(folder)
         self._template: ChatTemplate | None = None
 
+    @property
+    def chats(self) -> bool:
+        """Whether the model has a chat template."""
+        return self.tokenizer.template is not None
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a plain text, with bos if the tokenizer writes one."""
         return self.tokenizer.encode(text)
 
-    def encode_chat(self, messages: Seq[dict[str, str]], *, generation_prompt: bool) -> list[int]:
-        """Token ids of a rendered chat. Raises UsageError if the model has no chat template."""
+    def render(self, messages: Seq[dict[str, str]], *, generation_prompt: bool) -> str:
+        """The text of a chat. Raises UsageError if the model has no chat template."""
         if self._template is None:
-            if self.tokenizer.template is None:
+            if not self.chats:
                 raise UsageError(
                     "the data holds chats and this target has no chat template: give texts, or put "
                     "chat_template.jinja beside its tokenizer.json"
                 )
             self._template = ChatTemplate.of(self.tokenizer)
-        rendered = self._template.render(messages, add_generation_prompt=generation_prompt)
-        return self.tokenizer.encode(rendered)
+        return self._template.render(messages, add_generation_prompt=generation_prompt)
+
+    def encode_chat(self, messages: Seq[dict[str, str]], *, generation_prompt: bool) -> list[int]:
+        """Token ids of a rendered chat, which holds its own bos. Raises UsageError as `render`."""
+        rendered = self.render(messages, generation_prompt=generation_prompt)
+        return self.tokenizer.encode(rendered, add_bos=False)

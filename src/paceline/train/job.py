@@ -5,29 +5,29 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from paceline import __version__
 from paceline.errors import UsageError
 from paceline.llm import LLM
-from paceline.train.capture import load_teacher
 from paceline.train.card import CURVES_FILE, Story, curves, write_card
-from paceline.train.checkpoint import write_atomic
-from paceline.train.compare import Comparison, compare, mean_tokens, open_engine, prompts_of
+from paceline.train.compare import BASELINES, Comparison, compare, mean_tokens, open_engine, prompts_of, rate
 from paceline.train.data import DataReport, encode_records, read_records
-from paceline.train.distil import RUN_FOLDER, Distilled, Recipe, Start, carry_out, prepare
+from paceline.train.distil import RUN_FOLDER, Distilled, Recipe, carry_out
 from paceline.train.encoding import TargetEncoder
 from paceline.train.export import Exported, export, publish
 from paceline.train.loop import Hooks, Run
+from paceline.train.methods.base import Start
 from paceline.train.options import TrainOptions
 from paceline.train.regenerate import regenerate
+from paceline.train.selfwritten import OwnTexts
 from paceline.train.windows import Text, Windows, pack, split
-
-Say = Callable[[str], None]
+from paceline.train.written import GROUP, Write, Writer, write_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class Job:
     recipe: Recipe
     device: str = "cpu"
     regenerate: float | None = None  # temperature of the answers, None = train on the data as it is
+    self_prompts: int = 0  # texts that the target writes itself, questions included
     compare_prompts: int = 24  # 0 = no comparison
     compare_tokens: int = 64
     keep: Literal["better", "new"] = "better"
@@ -75,75 +76,85 @@ class Outcome:
     lines: list[str] = field(default_factory=list)  # what to tell
 
 
-def load_data(job: Job, say: Say) -> Data:
-    """Read, encode, let the target write the answers if asked, hold out, pack. Raises UsageError."""
-    report = DataReport()
-    records = read_records(job.data, report)
-    texts = encode_records(records, TargetEncoder(job.target), job.options.length, report)
-    say(f"data: {report.line()}")
-    if job.regenerate is not None:
-        texts = _regenerated(job, texts, say)
+def load_data(job: Job, hooks: Hooks) -> Data:
+    """Read, encode, let the target write what is asked of it, hold out, pack. Raises UsageError."""
+    report, encoder, length = DataReport(), TargetEncoder(job.target), job.options.length
+    texts: list[Text] = []
+    if job.data:
+        texts = encode_records(read_records(job.data, report), encoder, length, report)
+        if job.regenerate is not None:
+            texts = _regenerated(job, texts, hooks)
+    if job.self_prompts:
+        own = _written_by_itself(job, OwnTexts.of(encoder, length, job.options.seed), hooks)
+        texts, report.own = texts + own, len(own)
+    hooks.say(f"data: {report.line()}")
     train, held = split(len(texts), job.options.held_share, job.options.seed)
     held_texts = [texts[i] for i in held]
-    packed = pack((texts[i] for i in train), job.options.length), pack(held_texts, job.options.length)
-    say(
-        f"{packed[0].filled} tokens to train on, {packed[1].filled} held out, in windows of {job.options.length}"
-    )
+    packed = pack((texts[i] for i in train), length), pack(held_texts, length)
+    hooks.say(f"{packed[0].filled} tokens to train on, {packed[1].filled} held out, in windows of {length}")
     return Data(*packed, held_texts, report)
 
 
-def _regenerated(job: Job, texts: Seq[Text], say: Say) -> list[Text]:
-    """Answers by the target itself, kept in the run folder so that a resumed run has the very same data."""
-    asked = repr(
-        (str(job.target), job.regenerate, job.options.length, [(list(t.tokens), t.counted) for t in texts])
-    )
-    mark = hashlib.sha256(asked.encode()).hexdigest()[:16]
-    path = job.out / RUN_FOLDER / "regenerated.json"
-    if path.exists():
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if found["mark"] == mark:
-            return [Text(t, tuple((a, b) for a, b in spans)) for t, spans in found["texts"]]
-    old = str(job.old) if job.old else "none"
-    longest = job.options.length + 1
-    llm = LLM(str(job.target), drafter=old, device=job.device, draft_tokens="auto", max_model_len=longest)
-    assert job.regenerate is not None, "only called when asked"
-    out = regenerate(
-        texts,
-        llm,
-        job.options.length,
-        job.regenerate,
-        lambda done, of: say(f"the target wrote {done} of {of} answers"),
-    )
-    kept = json.dumps({"mark": mark, "texts": [(list(t.tokens), t.counted) for t in out]})
-    write_atomic(path, lambda p: _write(p, kept), "nothing was trained yet")
+def _regenerated(job: Job, texts: Seq[Text], hooks: Hooks) -> list[Text]:
+    def write(writer: Writer, numbers: Seq[int]) -> list[Text]:
+        assert job.regenerate is not None, "only called when asked"
+        return regenerate(texts, writer, job.options.length, job.regenerate, numbers)
+
+    asked = job.regenerate, [(list(t.tokens), t.counted) for t in texts]
+    return _kept(job, "answers", asked, len(texts), write, hooks)
+
+
+def _written_by_itself(job: Job, own: OwnTexts, hooks: Hooks) -> list[Text]:
+    asked = own.before, own.after, own.seed
+    return _kept(job, "texts", asked, job.self_prompts, own.write, hooks)
+
+
+def _kept(job: Job, what: str, asked: object, count: int, write: Write, hooks: Hooks) -> list[Text]:
+    """Texts by the target, kept in the run folder so that a resumed run has the very same data."""
+    mark = repr((str(job.target), job.options.length, count, asked))
+    out = write_all(
+        job.out / RUN_FOLDER / f"{what}.jsonl", hashlib.sha256(mark.encode()).hexdigest()[:16], count, write,
+        lambda: open_writer(job), partial(hooks.phase, f"writing {what}"),
+    )  # fmt: skip
+    if not out:
+        raise UsageError(
+            f"the target wrote nothing to any of {count} prompts: check the data, or train on texts as they are"
+        )
     return out
 
 
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+def open_writer(job: Job) -> AbstractContextManager[LLM]:
+    """The target with its old drafter, if it has one, for texts of a window's length, many side by side."""
+    old = job.old
+    return LLM(
+        str(job.target), drafter=str(old or "none"), device=job.device, draft_tokens="auto" if old else 0,
+        max_model_len=job.options.length + 1, max_batch=GROUP,
+    )  # fmt: skip
 
 
-def make_run(job: Job, data: Data) -> tuple[Run, Start]:
+def make_run(job: Job, train: Windows, held: Windows) -> tuple[Run, Start]:
     """Load target and drafter, ready to train. Raises LoadError and PairError."""
-    teacher = load_teacher(job.target, job.device)
-    start = prepare(job.target, teacher, job.recipe.init, job.options.seed)
-    return Run(start.module, teacher, (data.train, data.held), job.options, job.out / RUN_FOLDER), start
+    teacher = job.recipe.method.teacher(job.target, job.device)
+    start = job.recipe.method.start(teacher, train, job.recipe.init, job.options.seed)
+    return Run(start.module, teacher, (train, held), job.options, job.out / RUN_FOLDER), start
 
 
-def run_job(job: Job, hooks: Hooks, say: Say) -> Outcome | None:
+def run_job(job: Job, hooks: Hooks) -> Outcome | None:
     """Everything; None if it was interrupted (the same call goes on). Raises errors of errors.py."""
     _check_out(job)
-    data = load_data(job, say)
-    run, start = make_run(job, data)
-    done = carry_out(run, start, job.recipe.head, hooks)
+    job.recipe.method.check(job.target)
+    data = load_data(job, hooks)
+    run, start = make_run(job, data.train, data.held)
+    hooks.say(f"drafter: {job.recipe.method.describe(start.module)}")
+    done = carry_out(run, job.recipe.method, hooks)
     if done is None:
         return None
     candidate = job.out / RUN_FOLDER / "candidate"
     exported = Exported(start.config, job.options.draft_tokens, start.dtype, job.target)
     exported.calibration = done.calibration.as_json() if done.calibration else None
-    export(done.module, candidate, exported)
+    export(job.recipe.method, done.module, candidate, exported)
     del run, start
-    comparison = _compare(job, candidate, data.held_texts, say)
+    comparison = _compare(job, candidate, data.held_texts, hooks)
     return _settle(job, Outcome(done, comparison, "new", job.out), candidate, data.report)
 
 
@@ -156,23 +167,24 @@ def _check_out(job: Job) -> None:
         raise UsageError(f"--out {job.out} already holds a model: give a new folder")
 
 
-def _compare(job: Job, candidate: Path, texts: Seq[Text], say: Say) -> Comparison | None:
-    """Old against new in the engine, on prompts that training never saw."""
+def _compare(job: Job, candidate: Path, texts: Seq[Text], hooks: Hooks) -> Comparison | None:
+    """New against old in the engine, or against doing without, on prompts that training never saw."""
     prompts = prompts_of(texts, job.compare_prompts)
     if not prompts:
         return None
-    drafters = {"new": candidate} | ({"old": job.old} if job.old is not None else {})
-    say(f"comparing in the engine: {', '.join(drafters)} on {len(prompts)} held-out prompts")
-    engine = open_engine(job.target, drafters, job.options.draft_tokens, job.device)
-    return compare(engine, list(drafters), prompts, job.compare_tokens)
+    folders = {"new": candidate} | ({"old": job.old} if job.old is not None else {})
+    names = [*folders, *(() if job.old else BASELINES)]
+    engine = open_engine(job.target, folders, job.options.draft_tokens, job.device)
+    phase = partial(hooks.phase, f"comparing {', '.join(names)}")
+    return compare(engine, names, prompts, job.compare_tokens, phase=phase)
 
 
 def _settle(job: Job, outcome: Outcome, candidate: Path, report: DataReport) -> Outcome:
     """Decide which drafter stays and put the new one where it belongs: into `out`, or into out/rejected."""
     lines = outcome.lines
     if outcome.comparison is not None:
+        lines += _gains(outcome.comparison, job.options.draft_tokens)
         means = {name: mean_tokens(scores) for name, scores in outcome.comparison.items()}
-        lines += [f"{name}: {tokens:.3f} tokens per target step" for name, tokens in means.items()]
         if "old" in means and means["new"] <= means["old"] and job.keep == "better":
             outcome.kept, outcome.folder = "old", job.out / "rejected"
     card = _card(job, outcome, report)
@@ -187,6 +199,24 @@ def _settle(job: Job, outcome: Outcome, candidate: Path, report: DataReport) -> 
     return outcome
 
 
+def _gains(comparison: Comparison, drafted: int) -> list[str]:
+    """What was measured, and what the new drafter gains over the others."""
+    rows = {name: (mean_tokens(scores), rate(scores)) for name, scores in comparison.items()}
+    lines = [
+        f"{name}: {t:.3f} tokens per target step, {r:.1f} tokens a second" for name, (t, r) in rows.items()
+    ]
+    other = "old" if "old" in rows else "none"
+    (new, fast), (before, slow) = rows["new"], rows.get(other, (0.0, 0.0))
+    if before and slow:
+        lines.append(
+            f"gained over {'the old drafter' if other == 'old' else 'plain decoding'}: {new - before:+.3f} tokens per "
+            f"target step, {fast / slow:.2f} times the speed with always {drafted} tokens drafted"
+        )
+    if "ngram" in rows and rows["ngram"][0] > new:
+        lines.append("the n-gram drafter alone guesses more: train on more texts, for more --steps")
+    return lines
+
+
 def _card(job: Job, outcome: Outcome, report: DataReport) -> dict[str, str]:
     """Model card, curves and the numbers behind them."""
     done = outcome.distilled
@@ -195,7 +225,8 @@ def _card(job: Job, outcome: Outcome, report: DataReport) -> dict[str, str]:
     story = Story(
         target=job.target.name, init=init, command=job.command, options=job.options, result=done.run,
         before=done.before, after=done.after, data=report.files, data_line=report.line(),
-        comparison=outcome.comparison, head=done.head, calibration=calibration, version=__version__,
+        comparison=outcome.comparison, note=done.note, calibration=calibration, version=__version__,
+        told=job.recipe.method.told,
     )  # fmt: skip
     return {
         "README.md": write_card(story),

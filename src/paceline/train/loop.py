@@ -13,22 +13,24 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from paceline.errors import CapacityError
+from paceline.errors import CapacityError, UsageError
 from paceline.train.checkpoint import RunState, check_space, load_state, save_state
 from paceline.train.objectives import find_objective
 from paceline.train.options import TrainOptions
-from paceline.train.parallel import Captured, DrafterModule
+from paceline.train.parallel import Captured, DraftModule
 from paceline.train.rounds import Observed, Plan, batch_loss, observe, summarise
 from paceline.train.windows import Windows, batch_rows, step_generator
 
 LAW_BYTES = 512 << 20  # of the target's distributions that an evaluation holds at once
 
 Report = Callable[[dict[str, Any]], None]  # gets each entry of the history as it is made
+Phase = Callable[[str, int, int], None]  # a phase by its name, how much of it is done, and of how much
 
 
 class Teacher(Protocol):
@@ -45,6 +47,10 @@ class Teacher(Protocol):
         """[M, H] -> [M, V] float32"""
         ...
 
+    def narrow_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[M, H] -> [M, C] float32, of the tokens that can be drafted"""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
@@ -53,9 +59,8 @@ class Hooks:
     report: Report = lambda entry: None
     should_stop: Callable[[], bool] = lambda: False  # asked after every update; True saves and returns
     guard: Callable[[], AbstractContextManager[object]] = nullcontext  # held while updates run
-    phase: Callable[[str], None] = lambda line: (
-        None
-    )  # what is done before and after them, as it begins and goes on
+    say: Callable[[str], None] = lambda line: None
+    phase: Phase = lambda name, done, of: None  # how far what is done before and after them has come
 
 
 @dataclass(slots=True)
@@ -73,30 +78,32 @@ def learning_rate(options: TrainOptions, step: int) -> float:
     return options.lr * (0.1 + 0.45 * (1 + math.cos(math.pi * share)))
 
 
-def make_optimizer(module: DrafterModule, options: TrainOptions) -> torch.optim.AdamW:
+def make_optimizer(module: DraftModule, options: TrainOptions) -> torch.optim.AdamW:
     """AdamW over all parameters that the loss reaches."""
     parameters = [p for _, p in module.trainable()]
     return torch.optim.AdamW(parameters, lr=options.lr, betas=(0.9, 0.95), weight_decay=options.weight_decay)
 
 
 def observe_held(
-    module: DrafterModule, teacher: Teacher, held: Windows, options: TrainOptions, *, running: bool = False
-) -> list[Observed]:
-    """Every draft round of the first `eval_windows` held-out windows."""
+    module: DraftModule, teacher: Teacher, held: Windows, options: TrainOptions,
+    phase: Callable[[int, int], None], *, running: bool = False,
+) -> list[Observed]:  # fmt: skip
+    """Every draft round of the first `eval_windows` held-out windows; `phase` is told how far it is."""
     rows = range(min(len(held), options.eval_windows))
-    window = 4 * module.shape.vocab * held.length  # bytes of its distributions
+    window = 4 * len(module.head) * held.length  # bytes of its distributions
     size = max(1, min(options.batch, LAW_BYTES // window))
     seen = []
     for start in range(0, len(rows), size):
         with memory_errors(options):
             captured = teacher.capture(held.take(list(rows[start : start + size])))
             seen.append(observe(module, captured, teacher.logits, options.draft_tokens, running=running))
+        phase(min(start + size, len(rows)), len(rows))
     return seen
 
 
-def weights_hash(module: DrafterModule) -> str:
+def weights_hash(module: DraftModule) -> str:
     """Of the parameters a run starts from."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(module.kind.encode())
     for name, tensor in module.state_dict().items():
         digest.update(name.encode() + tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
@@ -107,7 +114,7 @@ class Run:
 
     def __init__(
         self,
-        module: DrafterModule,
+        module: DraftModule,
         teacher: Teacher,
         data: tuple[Windows, Windows],
         options: TrainOptions,
@@ -164,6 +171,10 @@ class Run:
         total = 0.0
         for part in range(options.accumulate):
             total += self.backward(step * options.accumulate + part)
+        if not math.isfinite(total):
+            raise UsageError(
+                f"the loss of update {step + 1} is no number: give a lower --lr, and remove {self.folder} to start anew"
+            )
         norm = torch.nn.utils.clip_grad_norm_([p for _, p in self.module.trainable()], options.clip)
         rate = learning_rate(options, step)
         for group in self.optimizer.param_groups:
@@ -182,13 +193,14 @@ class Run:
         with memory_errors(options):
             captured = self.teacher.capture(self.train.take(rows))
             generator = step_generator(options.seed, index)
-            loss, _ = batch_loss(self.module, captured, self.teacher.logits, self.plan, generator)
+            loss, _ = batch_loss(self.module, captured, self.teacher.narrow_logits, self.plan, generator)
             loss = loss / options.accumulate
             torch.autograd.backward(loss)
         return float(loss.detach())
 
     def _evaluate(self, hooks: Hooks) -> None:
-        seen = summarise(observe_held(self.module, self.teacher, self.held, self.options))
+        phase = partial(hooks.phase, "evaluating")
+        seen = summarise(observe_held(self.module, self.teacher, self.held, self.options, phase))
         better = seen.score > self.state.best_score
         if better:
             self.state.best_score, self.state.best_step = seen.score, self.state.step

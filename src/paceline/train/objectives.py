@@ -28,9 +28,12 @@ CE_SHARE, TV_SHARE = 0.1, 0.9  # of arXiv 2607.05147; its L1 distance is 2 TV
 class Laws:
     """One drafted position of N rows."""
 
-    log_p: torch.Tensor  # [N, V] float32, no gradient
-    log_q: torch.Tensor  # [N, V] float32
-    tokens: torch.Tensor  # [N] int64, what the text has there
+    log_p: torch.Tensor  # [N, C] float32, no gradient
+    log_q: torch.Tensor  # [N, C] float32
+    tokens: (
+        torch.Tensor
+    )  # [N] int64, what the text has there, -1 if it is none of the C tokens that can be drafted
+    best: torch.Tensor  # [N] int64, the target's most likely token, -1 likewise
 
 
 Objective = Callable[[Laws], torch.Tensor]
@@ -45,7 +48,9 @@ def cross_entropy(distributions: Laws) -> torch.Tensor:
     """-log q(token of the text): blind to the target, as joint fine-tuning recipes do it (NeMo gemma4
     joint MTP).
     """
-    return -distributions.log_q.gather(-1, distributions.tokens[:, None])[:, 0]
+    tokens = distributions.tokens
+    log_q = distributions.log_q.gather(-1, tokens.clamp_min(0)[:, None])[:, 0]
+    return torch.where(tokens < 0, 0.0, -log_q)
 
 
 def kl(distributions: Laws) -> torch.Tensor:

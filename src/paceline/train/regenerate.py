@@ -4,50 +4,32 @@ says.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import Protocol
 
-from paceline.core import Completion, SamplingParams
-from paceline.errors import UsageError
+from paceline.core import SamplingParams
 from paceline.train.windows import Text
-
-GROUP = 64  # prompts handed to the engine at once, between two reports
-
-
-class Writer(Protocol):
-    """What is asked of an engine; `paceline.LLM` is one."""
-
-    def generate(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[Completion]: ...
+from paceline.train.written import Writer
 
 
 def regenerate(
-    texts: Seq[Text], writer: Writer, length: int, temperature: float, report: Callable[[int, int], None]
+    texts: Seq[Text], writer: Writer, length: int, temperature: float, numbers: Seq[int]
 ) -> list[Text]:
-    """The texts with everything from their first counted token on written by the target, to `length` tokens
+    """The texts of `numbers` with everything from their first counted token on written by the target, to `length` tokens
     at most.
 
     A text that counts from its beginning keeps a quarter as its prompt. The seed of text i is i, so the same
-    data gives the same answers. `report(done, of)` is called after each group. Raises UsageError if nothing
-    came back.
+    data gives the same answers.
     """
-    prompts = [_prompt(text, length) for text in texts]
+    prompts = [_prompt(texts[i], length) for i in numbers]
+    params = [
+        SamplingParams(max_tokens=length - len(p), temperature=temperature, seed=i)
+        for i, p in zip(numbers, prompts, strict=True)
+    ]
     out: list[Text] = []
-    for start in range(0, len(prompts), GROUP):
-        group = prompts[start : start + GROUP]
-        params = [
-            SamplingParams(max_tokens=length - len(p), temperature=temperature, seed=start + i)
-            for i, p in enumerate(group)
-        ]
-        for prompt, done in zip(group, writer.generate(group, params), strict=True):
-            if done.finish_reason != "error" and len(done.token_ids) > 1:
-                tokens = [*prompt, *done.token_ids]
-                out.append(Text(tokens, ((len(prompt), len(tokens)),)))
-        report(min(start + GROUP, len(prompts)), len(prompts))
-    if not out:
-        raise UsageError(
-            "the target wrote no answer to any prompt: check the data, or leave out --regenerate"
-        )
+    for prompt, done in zip(prompts, writer.generate(prompts, params), strict=True):
+        if done.finish_reason != "error" and len(done.token_ids) > 1:
+            tokens = [*prompt, *done.token_ids]
+            out.append(Text(tokens, ((len(prompt), len(tokens)),)))
     return out
 
 

@@ -17,7 +17,7 @@ from paceline.train.objectives import (
     expected_tokens,
     position_weights,
 )
-from paceline.train.parallel import Captured, DrafterModule, choose_anchors, valid_steps
+from paceline.train.parallel import Captured, DraftModule, choose_anchors, valid_steps
 from paceline.train.scoring import Scored, Task, head_loss, pieces, score
 
 TargetLogits = Callable[[torch.Tensor], torch.Tensor]  # [M, H] -> [M, V] float32
@@ -67,9 +67,12 @@ class Drafted:
 
 
 def draft_all(
-    module: DrafterModule, captured: Captured, logits: TargetLogits, anchors: torch.Tensor, steps: int
+    module: DraftModule, captured: Captured, logits: TargetLogits, anchors: torch.Tensor, steps: int
 ) -> Drafted:
-    """Unroll `steps` draft steps from anchors [B, A] and line them up with the target's distributions."""
+    """Unroll `steps` draft steps from anchors [B, A] and line them up with the target's distributions.
+
+    `logits` may be of all tokens, or only of those that can be drafted: then the distributions are over these.
+    """
     valid = valid_steps(captured, anchors, steps)
     row, anchor, step = valid.nonzero(as_tuple=True)  # [M] each
     index = anchors[row, anchor] + step
@@ -78,21 +81,32 @@ def draft_all(
     place = (needed.flatten().long().cumsum(0) - 1).view(needed.shape)
     with _autocast(anchors.device):
         states = torch.stack(module.unroll(captured, anchors, steps), dim=2)  # [B, A, K, hidden]
-    log_p = target_laws(captured.hidden[needed], logits, module.shape.vocab)
-    return Drafted(valid, states[valid], Scored(log_p, place[row, index], captured.tokens[row, index + 1]))
+    log_p, best = target_laws(captured.hidden[needed], logits, module)
+    tokens = module.places(captured.tokens[row, index + 1])
+    return Drafted(valid, states[valid], Scored(log_p, best, place[row, index], tokens))
 
 
 @torch.no_grad()
-def target_laws(hidden: torch.Tensor, logits: TargetLogits, vocab: int) -> torch.Tensor:
-    """log p [L, V] of the target at states [L, H], float32."""
-    out = torch.empty(len(hidden), vocab, device=hidden.device)
-    for part in pieces(len(hidden), vocab, hidden.device):
-        torch.log_softmax(logits(hidden[part]).float(), dim=-1, out=out[part])
-    return out
+def target_laws(
+    hidden: torch.Tensor, logits: TargetLogits, module: DraftModule
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the target at states [L, H]: log p [L, C] of the tokens that can be drafted, float32, and the place [L] of the
+    most likely token among them, -1 where it cannot be drafted.
+    """
+    count = len(module.head)
+    out = torch.empty(len(hidden), count, device=hidden.device)
+    best = torch.empty(len(hidden), dtype=torch.long, device=hidden.device)
+    for part in pieces(len(hidden), module.vocab, hidden.device):
+        log_p = torch.log_softmax(logits(hidden[part]).float(), dim=-1)
+        if log_p.shape[1] == count:
+            out[part], best[part] = log_p, log_p.argmax(-1)
+        else:
+            out[part], best[part] = log_p[:, module.ids], module.places(log_p.argmax(-1))
+    return out, best
 
 
 def batch_loss(
-    module: DrafterModule,
+    module: DraftModule,
     captured: Captured,
     logits: TargetLogits,
     plan: Plan,
@@ -129,7 +143,7 @@ class Observed:
 
 @torch.no_grad()
 def observe(
-    module: DrafterModule, captured: Captured, logits: TargetLogits, steps: int, *, running: bool = False
+    module: DraftModule, captured: Captured, logits: TargetLogits, steps: int, *, running: bool = False
 ) -> Observed:
     """What the drafter would do from every position of a batch; `running`: with its centroid head, if it
     has one.
@@ -144,7 +158,7 @@ def observe(
 
 def agreement(distributions: Laws) -> torch.Tensor:
     """[N]: 1 where the most likely tokens agree."""
-    return distributions.log_p.argmax(-1) == distributions.log_q.argmax(-1)
+    return distributions.best == distributions.log_q.argmax(-1)
 
 
 def confidence(distributions: Laws) -> torch.Tensor:

@@ -16,19 +16,21 @@ import torch.nn.functional as F
 
 from paceline.train.objectives import Laws, Objective
 
-CPU_PIECE, GPU_PIECE = 2 << 20, 256 << 20  # bytes of one [rows, V] float32
+CPU_PIECE, GPU_PIECE = 2 << 20, 256 << 20  # bytes of one [rows, C] float32
 
 
 @dataclass(slots=True)
 class Scored:
     """M drafted positions to be scored against the target's distributions."""
 
-    log_p: torch.Tensor  # [L, V] float32
+    log_p: torch.Tensor  # [L, C] float32
+    best: torch.Tensor  # [L] the target's most likely token, -1 if it cannot be drafted
     row: torch.Tensor  # [M] which distribution each one meets
-    tokens: torch.Tensor  # [M] what the text has there
+    tokens: torch.Tensor  # [M] what the text has there, -1 if it cannot be drafted
 
     def distributions(self, part: slice, logits: torch.Tensor) -> Laws:
-        return Laws(self.log_p[self.row[part]], torch.log_softmax(logits.float(), dim=-1), self.tokens[part])
+        row, log_q = self.row[part], torch.log_softmax(logits.float(), dim=-1)
+        return Laws(self.log_p[row], log_q, self.tokens[part], self.best[row])
 
 
 def pieces(rows: int, vocab: int, device: torch.device) -> Iterator[slice]:
@@ -52,7 +54,9 @@ class HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, head: torch.Tensor, task: Task) -> torch.Tensor:
-        by_states, by_head = torch.empty_like(states), torch.zeros_like(head, dtype=torch.float32)
+        learns = ctx.needs_input_grad[1]
+        by_states = torch.empty_like(states)
+        by_head = torch.zeros_like(head, dtype=torch.float32) if learns else None
         weight = head.to(states.dtype)
         total = torch.zeros((), device=states.device)
         for part in pieces(len(states), len(head), states.device):
@@ -62,7 +66,8 @@ class HeadLoss(torch.autograd.Function):
                 loss = (task.objective(task.scored.distributions(part, logits)) * task.weights[part]).sum()
             (grad,) = torch.autograd.grad(loss, logits)
             by_states[part] = grad @ weight
-            by_head.addmm_(grad.T.float(), x.float())
+            if by_head is not None:
+                by_head.addmm_(grad.T.float(), x.float())
             total += loss.detach()
         ctx.save_for_backward(by_states, by_head)
         return total
@@ -70,7 +75,7 @@ class HeadLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         by_states, by_head = ctx.saved_tensors
-        return by_states * grads[0], by_head * grads[0], None
+        return by_states * grads[0], None if by_head is None else by_head * grads[0], None
 
 
 def head_loss(states: torch.Tensor, head: torch.Tensor, task: Task) -> torch.Tensor:

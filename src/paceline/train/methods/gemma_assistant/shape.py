@@ -14,7 +14,7 @@ from paceline.errors import PairError, WeightsError
 from paceline.kv.layout import Layout
 from paceline.models.blocks import inverse_frequencies
 from paceline.models.config import parse_assistant, read_config
-from paceline.train.parallel import DrafterModule, DrafterShape, LayerShape
+from paceline.train.methods.gemma_assistant.module import DrafterModule, DrafterShape, LayerShape
 
 INIT_SCALE = 0.02
 

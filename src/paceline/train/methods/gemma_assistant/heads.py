@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from paceline.errors import UsageError
-from paceline.train.parallel import DrafterShape
+from paceline.train.methods.gemma_assistant.module import DrafterShape
 
 ROUNDS = 12  # of k-means
 CHUNK = 8192  # rows scored at once

@@ -1,0 +1,155 @@
+"""EAGLE-3 and 3.1: one layer with K/V of its own, beside hidden states of some layers of any target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from paceline.assembly import make_cache
+from paceline.config import EngineConfig
+from paceline.drafters.base import Drafter
+from paceline.drafters.states import StateDrafter
+from paceline.errors import PairError, UsageError
+from paceline.models.config import parse_target, read_config
+from paceline.models.eagle3 import FLAGS
+from paceline.models.registry import load_eagle3
+from paceline.models.target import GraphTarget
+from paceline.train.capture import TargetTeacher, load_frozen
+from paceline.train.export import Exported
+from paceline.train.methods.base import Init, Start, Told
+from paceline.train.methods.eagle3.files import (
+    config_of,
+    default_taps,
+    fresh_config,
+    load_module,
+    parse,
+    tensors_of,
+)
+from paceline.train.methods.eagle3.module import Eagle3Module
+from paceline.train.methods.eagle3.vocabulary import choose
+from paceline.train.parallel import DraftModule
+from paceline.train.windows import Windows
+
+if TYPE_CHECKING:
+    from paceline.train.loop import Hooks, Run
+
+VOCABULARY = 8192
+CACHE_SHARE = 0.1  # of what is free, for the drafter's own K/V in a comparison
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3:
+    """`vocabulary` None: VOCABULARY tokens, or all if there are fewer. `taps` None: as EAGLE-3 chooses. `shared`: the
+    head is the target's own rows, which the file then lacks; else it is learnt, from those on.
+    """
+
+    vocabulary: int | None = None
+    taps: tuple[int, ...] | None = None
+    flags: tuple[str, ...] = ("norm_before_residual", "fc_norm")
+    shared: bool = False
+
+    name: ClassVar[str] = "eagle3"
+    kind: ClassVar[str] = "eagle3"
+    told: ClassVar[Told] = Told(
+        "EAGLE-3 drafter", "speculative-decoding, eagle3",
+        "It has the layout of `speculators`, which vLLM reads: compared with their source, not loaded there.",
+    )  # fmt: skip
+    copies: ClassVar[tuple[str, ...]] = ()
+    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"draft_tokens": 3})
+
+    def __post_init__(self) -> None:
+        if self.vocabulary is not None and self.vocabulary < 2:
+            raise UsageError(f"--draft-vocabulary {self.vocabulary} is not possible: give at least 2 tokens")
+        if unknown := [flag for flag in self.flags if flag not in FLAGS]:
+            raise UsageError(f"flag {unknown[0]!r} is unknown: use some of {', '.join(FLAGS)}")
+        if {"norm_before_fc", "fc_norm"} <= {*self.flags}:
+            raise UsageError("the flags norm_before_fc and fc_norm exclude each other: give one of them")
+
+    def check(self, target: Path) -> None:
+        layers = parse_target(read_config(target)).layer_count
+        taps = self.taps or default_taps(layers)
+        if taps[0] < 0 or taps[-1] > layers or any(a >= b for a, b in pairwise(taps)):
+            raise PairError(
+                f"hidden states after layers {list(taps)} cannot be read of {target}, which has {layers} layers: give "
+                f"--taps that rise from 0 to {layers}"
+            )
+
+    def teacher(self, target: Path, device: str = "cpu") -> TargetTeacher:
+        self.check(target)
+        return TargetTeacher(load_frozen(target, device))
+
+    def start(self, teacher: TargetTeacher, train: Windows, init: Init, seed: int) -> Start:
+        target = teacher.target
+        if isinstance(init, Mapping) or init == "scratch":
+            start = self._fresh(teacher, train, init if isinstance(init, Mapping) else None, seed)
+        else:
+            if self != Eagle3():
+                raise UsageError("draft vocabulary, taps, flags and head are those of --init: leave them out")
+            start = load_module(Path(init), teacher)
+        module = start.module
+        assert isinstance(module, Eagle3Module)
+        target.tap(module.taps)
+        module.to(teacher.device)
+        return start
+
+    def _fresh(
+        self, teacher: TargetTeacher, train: Windows, given: Mapping[str, Any] | None, seed: int
+    ) -> Start:
+        target = teacher.target
+        size = min(self.vocabulary or VOCABULARY, target.vocab_size)
+        raw = dict(given) if given else fresh_config(target, size, self.taps, self.flags)
+        config = parse(raw, target)
+        ids = None
+        if config.draft_vocab < target.vocab_size:
+            ids = choose(train, config.draft_vocab, target.vocab_size, target.eos_token_ids)
+        if config.layer.hidden_size != target.hidden_size:
+            raise PairError(
+                f"a new drafter as wide as {config.layer.hidden_size} would need a head and an embedding of its own: "
+                f"make it as wide as the target, {target.hidden_size}"
+            )
+        head = teacher.narrow(ids)
+        module = Eagle3Module(config, ids, head if self.shared else None, own=False)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                if parameter.dim() > 1:
+                    parameter.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)
+            module.norm.weight.copy_(target.norm.float())  # the target's head reads what this norm gives
+            if not self.shared:
+                module.lm_head.weight.copy_(head)
+        stored = target.embedding.data.dtype
+        return Start(module, raw, stored if stored.is_floating_point else torch.bfloat16, True)
+
+    def describe(self, module: DraftModule) -> str:
+        assert isinstance(module, Eagle3Module)
+        return (
+            f"reads after layers {', '.join(map(str, module.taps))}, drafts {len(module.head):,} of {module.vocab:,} "
+            f"tokens, head {'of its own' if module.shared_head is None else 'of the target'}"
+        )
+
+    def finish(self, run: Run, hooks: Hooks) -> tuple[DraftModule, str]:
+        return run.module, self.describe(run.module)
+
+    def files(
+        self, module: DraftModule, exported: Exported
+    ) -> tuple[dict[str, torch.Tensor], dict[str, Mapping[str, Any]]]:
+        assert isinstance(module, Eagle3Module)
+        return tensors_of(module), {"config.json": config_of(exported)}
+
+    def drafter(self, name: str, folder: Path, target: GraphTarget) -> Callable[[EngineConfig], Drafter]:
+        net = load_eagle3(folder, target)
+
+        def make(config: EngineConfig) -> Drafter:
+            own = make_cache(net, replace(config, max_model_len=None), CACHE_SHARE)
+            return StateDrafter(name, net, own)
+
+        return make
+
+
+__all__ = ["Eagle3"]

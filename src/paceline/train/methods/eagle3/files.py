@@ -1,0 +1,130 @@
+"""EAGLE-3 checkpoints in `speculators` format: what a fresh one is, reading one to go on from, and the finished one.
+
+Source of truth for names and fields: speculators 0.9.0, models/eagle3, and vLLM 0.33's models/llama_eagle3.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.errors import ConfigError, PairError
+from paceline.models.config import GemmaConfig, parse_target, read_config
+from paceline.models.decoder_config import DecoderConfig
+from paceline.models.eagle3 import FLAGS, TAPS, Eagle3Config, check_eagle3, eagle3_shapes, parse_eagle3
+from paceline.models.foreign import drafter_kind
+from paceline.models.loading import Tensors
+from paceline.models.registry import load_eagle3
+from paceline.models.target import GraphTarget
+from paceline.train.capture import TargetTeacher
+from paceline.train.export import TORCH_NAMES, Exported
+from paceline.train.methods.base import Start
+from paceline.train.methods.eagle3.module import Eagle3Module
+
+
+def fresh_config(
+    target: GraphTarget, size: int, taps: tuple[int, ...] | None, flags: tuple[str, ...]
+) -> dict[str, Any]:
+    """config.json of a new drafter of `size` tokens: one layer of the target's own widths."""
+    raw = read_config(target.path)
+    return {
+        "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "speculators_version": "0.9.0",
+        "draft_vocab_size": size, "target_hidden_size": target.hidden_size,
+        TAPS: list(taps or default_taps(target.layer_count)), **{flag: flag in flags for flag in FLAGS},
+        "embed_requires_grad": False, "tie_word_embeddings": False, "transformer_layer_config": _layer(target),
+        "speculators_config": {
+            "algorithm": "eagle3", "default_proposal_method": "greedy",
+            "proposal_methods": [],
+            "verifier": {"name_or_path": target.path.name, "architectures": raw.get("architectures") or []},
+        },
+    }  # fmt: skip
+
+
+def default_taps(layers: int) -> tuple[int, ...]:
+    """Where EAGLE-3 reads; in a target of few layers three around its middle."""
+    taps = (2, layers // 2, layers - 3)
+    return taps if taps[0] < taps[1] < taps[2] else (layers // 2 - 1, layers // 2, layers // 2 + 1)
+
+
+def _layer(target: GraphTarget) -> dict[str, Any]:
+    config = parse_target(read_config(target.path))
+    if isinstance(config, DecoderConfig):
+        rotary = config.rotary
+        rope: dict[str, Any] = {"rope_theta": rotary.theta, "rope_type": rotary.kind}
+        if rotary.kind != "default":
+            rope["factor"] = rotary.factor
+        if rotary.kind == "llama3":
+            rope |= {
+                "low_freq_factor": rotary.low, "high_freq_factor": rotary.high,
+                "original_max_position_embeddings": int(rotary.original),
+            }  # fmt: skip
+        sizes = config.heads, config.kv_heads, config.head_dim, config.intermediate_size
+    else:
+        assert isinstance(config, GemmaConfig)
+        first, rope = config.layers[0], {"rope_theta": 10_000.0, "rope_type": "default"}
+        sizes = config.heads, first.kv_heads, first.head_dim, first.intermediate_size
+    names = ("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
+    return dict(zip(names, sizes, strict=True)) | {
+        "model_type": "llama", "hidden_size": target.hidden_size, "num_hidden_layers": 1,
+        "vocab_size": target.vocab_size, "rms_norm_eps": config.eps, "rope_parameters": rope,
+        "max_position_embeddings": target.max_len, "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
+    }  # fmt: skip
+
+
+def parse(raw: Mapping[str, Any], target: GraphTarget, where: str = "the new drafter") -> Eagle3Config:
+    """A drafter's config, checked against the target, its taps named. Raises ConfigError and PairError."""
+    config = parse_eagle3(raw)
+    check_eagle3(config, target, target.layer_count, (where, str(target.path)))
+    if config.layer.biases:
+        raise ConfigError(f"{where}: a layer with biases is not trained: use --init scratch")
+    return replace(config, taps=config.taps_of(target.layer_count))
+
+
+def load_module(folder: Path, teacher: TargetTeacher) -> Start:
+    """A drafter's folder as a module in float32. Raises LoadError."""
+    raw, target = read_config(folder), teacher.target
+    if drafter_kind(raw) != "eagle3" or "transformer_layer_config" not in raw:
+        raise PairError(f"{folder} is no EAGLE-3 drafter in speculators format: give one, or --init scratch")
+    config = parse(raw, target, str(folder))
+    assert config.taps is not None
+    ids = load_eagle3(folder, target).ids  # which checks the rest
+    found = Tensors(folder, eagle3_shapes(config, len(config.taps), folder))
+    if found.scales:
+        raise PairError(
+            f"{folder} is quantized, which cannot be trained: give the drafter that it was made of"
+        )
+    tensors = {name: found.take(name) for name in [*found.entries] if name not in ("d2t", "t2d")}
+    head = teacher.narrow(ids)
+    module = Eagle3Module(
+        config, ids, None if "lm_head.weight" in tensors else head, "embed_tokens.weight" in tensors
+    )
+    module.load_state_dict({n: t.float() for n, t in tensors.items()} | _mapping(module))
+    return Start(module, raw, tensors["fc.weight"].dtype, False)
+
+
+def _mapping(module: Eagle3Module) -> dict[str, torch.Tensor]:
+    return {n: t for n, t in module.state_dict().items() if n == "d2t"}
+
+
+def config_of(exported: Exported) -> dict[str, Any]:
+    """config.json of the finished drafter."""
+    method = {
+        "proposal_type": "greedy", "speculative_tokens": exported.draft_tokens, "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }  # fmt: skip
+    out = dict(exported.config) | {"dtype": TORCH_NAMES[exported.dtype]}
+    out["speculators_config"] = dict(out["speculators_config"]) | {"proposal_methods": [method]}
+    return out
+
+
+def tensors_of(module: Eagle3Module) -> dict[str, torch.Tensor]:
+    """Tensors by their names in the format: `d2t` holds what is added to a row's number, `t2d` marks what is drafted."""
+    tensors = dict(module.state_dict())
+    if module.ids is not None:
+        mask = torch.zeros(module.vocab, dtype=torch.bool, device=module.ids.device)
+        tensors["t2d"] = mask.index_fill_(0, module.ids, True)
+    return tensors

@@ -1,0 +1,108 @@
+"""Gemma 4's assistant: Q-only layers over the target's K/V, so it reads K and V of each kind of layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from paceline.config import EngineConfig
+from paceline.drafters.base import Drafter
+from paceline.drafters.mtp import MTPDrafter
+from paceline.errors import PairError
+from paceline.models.config import GemmaConfig, parse_target, read_config
+from paceline.models.registry import load_assistant
+from paceline.models.target import GraphTarget
+from paceline.train.capture import TargetTeacher, load_frozen
+from paceline.train.export import Exported
+from paceline.train.methods.base import Init, Start, Told
+from paceline.train.methods.gemma_assistant.files import config_of, generation_config, scratch_config
+from paceline.train.methods.gemma_assistant.heads import HeadOptions
+from paceline.train.methods.gemma_assistant.module import DrafterModule
+from paceline.train.methods.gemma_assistant.shape import check_pair, load_module, new_module, shape_of
+from paceline.train.parallel import DraftModule
+from paceline.train.windows import Windows
+
+if TYPE_CHECKING:
+    from paceline.train.loop import Hooks, Run
+
+
+@dataclass(frozen=True, slots=True)
+class GemmaAssistant:
+    head: HeadOptions = field(default_factory=HeadOptions)
+
+    name: ClassVar[str] = "gemma-assistant"
+    kind: ClassVar[str] = "mtp"
+    told: ClassVar[Told] = Told(
+        "MTP drafter", "speculative-decoding, mtp, gemma4",
+        "transformers 5.22 and other Gemma 4 engines load it as a `gemma4_assistant`.",
+    )  # fmt: skip
+    copies: ClassVar[tuple[str, ...]] = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+
+    def check(self, target: Path) -> None:
+        config = parse_target(read_config(target))
+        if not isinstance(config, GemmaConfig):
+            raise PairError(
+                f"{target} is a {config.model_type}, and MTP drafters are trained for Gemma 4 only: use --method eagle3"
+            )
+        owners = {layer.kind for layer in config.layers if not layer.shared}
+        if owners != {"sliding_attention", "full_attention"}:
+            raise PairError(
+                f"{target} has K/V of {', '.join(sorted(owners))} only, and an MTP drafter reads sliding and "
+                "full attention: this target has no such drafter, use --method eagle3"
+            )
+
+    def teacher(self, target: Path, device: str = "cpu") -> TargetTeacher:
+        self.check(target)
+        return TargetTeacher(load_frozen(target, device), kv=True)
+
+    def start(self, teacher: TargetTeacher, train: Windows, init: Init, seed: int) -> Start:
+        target = teacher.target
+        if isinstance(init, Mapping) or init == "scratch":
+            config = dict(init) if isinstance(init, Mapping) else scratch_config(read_config(target.path))
+            table = target.embedding.data
+            known = table.dtype.is_floating_point
+            module = new_module(shape_of(config), seed, table.float() if known else None)
+            start = Start(module, config, table.dtype if known else torch.bfloat16, True)
+        else:
+            start = Start(*load_module(Path(init)), False)
+        assert isinstance(start.module, DrafterModule)
+        check_pair(start.module.shape, target.layout, target.hidden_size, target.vocab_size)
+        start.module.to(teacher.device)
+        return start
+
+    def describe(self, module: DraftModule) -> str:
+        assert isinstance(module, DrafterModule)
+        clusters = self.head.wanted(module.shape)
+        return f"head {f'of {clusters} clusters' if clusters else 'dense'}"
+
+    def finish(self, run: Run, hooks: Hooks) -> tuple[DraftModule, str]:
+        from paceline.train.methods.gemma_assistant.fitting import rebuild_head
+
+        module, head = rebuild_head(run, self.head, hooks.phase)
+        if head is None:
+            return module, ""
+        clusters = head.centroids.shape[0]
+        return module, f"head: {clusters} clusters, {head.top_clusters} looked at, recall {head.recall:.4f}"
+
+    def files(
+        self, module: DraftModule, exported: Exported
+    ) -> tuple[dict[str, torch.Tensor], dict[str, Mapping[str, Any]]]:
+        assert isinstance(module, DrafterModule)
+        configs: dict[str, Mapping[str, Any]] = {
+            "config.json": config_of(exported.config, module.shape, exported.dtype),
+            "generation_config.json": generation_config(exported),
+        }
+        return dict(module.state_dict()), configs
+
+    def drafter(self, name: str, folder: Path, target: GraphTarget) -> Callable[[EngineConfig], Drafter]:
+        net = load_assistant(folder, target)
+        return lambda config: MTPDrafter(net)
+
+
+__all__ = ["GemmaAssistant", "HeadOptions"]
