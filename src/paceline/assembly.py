@@ -42,7 +42,7 @@ from paceline.models.registry import load_assistant, load_eagle3, load_target
 from paceline.models.target import GraphTarget
 from paceline.ops.base import Runner
 from paceline.ops.reference import EagerRunner
-from paceline.survey import check_models, why_not_together
+from paceline.survey import check_models, other_vocabulary, why_not_together
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.words import Words
 
@@ -65,6 +65,7 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
     net = _load_tapping(config, (kind, source), target)
     runner.prepare([target.hidden_graph, target.logits_graph])  # before the cache takes of what is free
     cache = make_cache(target, config, share=1.0)
+    _compare(tokenizer, target, say)
     said = "the bundled one" if config.target == "demo" and source is not None else why
     say(f"target {config.target} · drafter {kind} ({said}) · {arithmetic}")
     ngram = NgramDrafter(words=Words(tokenizer))
@@ -101,6 +102,11 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
         "sampling": read_defaults(path).given(),
     } | known.info
     return Engine(replace(parts, default_drafter=kind, policy=policy, info=info))
+
+
+def _compare(tokenizer: Tokenizer, target: Target, say: Say) -> None:
+    if other := other_vocabulary(tokenizer.vocab_size, target.vocab_size):
+        say(f"tokenizer: {other}")
 
 
 def _device_and_threads(config: EngineConfig) -> torch.device:

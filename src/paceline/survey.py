@@ -55,6 +55,19 @@ def why_not_together(target: Path, assistant: Path) -> str | None:
     return None
 
 
+def other_vocabulary(tokens: int, rows: int) -> str | None:
+    """One line where a tokenizer seems to be of another model than one with `rows` embeddings; None where it fits.
+
+    Models are padded, and fine-tunes add tokens: a few more or fewer are no fault.
+    """
+    if SAME_VOCABULARY * tokens <= rows and tokens >= rows / 2:
+        return None
+    return (
+        f"{tokens:,} tokens for a model of {rows:,}: this tokenizer seems to be another model's, take the one from its "
+        "repository"
+    )
+
+
 def describe_sampling(folder: Path) -> tuple[dict[str, str], list[str]]:
     """({"sampling": what its makers suggest} if they do, what is wrong with it). Raises nothing of ours."""
     try:
@@ -65,13 +78,17 @@ def describe_sampling(folder: Path) -> tuple[dict[str, str], list[str]]:
     return ({"sampling": f"{said}, where a request says nothing else"} if said else {}), []
 
 
-def describe_text(folder: Path) -> tuple[dict[str, str], list[str]]:
-    """({part: what it is} of tokenizer and chat template, what is wrong with them). Raises nothing of ours."""
+def describe_text(folder: Path, rows: int = 0) -> tuple[dict[str, str], list[str]]:
+    """({part: what it is} of tokenizer and chat template, what is wrong with them). Raises nothing of ours.
+
+    `rows`: of the model's vocabulary, where they are known.
+    """
     try:
         tokenizer = Tokenizer.load(folder)
     except PacelineError as error:
         return {"tokenizer": "unusable"}, [str(error)]
-    facts = {"tokenizer": f"{tokenizer.vocab_size:,} tokens"}
+    other = other_vocabulary(tokenizer.vocab_size, rows) if rows else None
+    facts = {"tokenizer": other or f"{tokenizer.vocab_size:,} tokens"}
     if tokenizer.template is None:
         return facts | {"template": "none: this model takes prompts, not chats"}, []
     try:

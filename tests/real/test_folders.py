@@ -1,20 +1,31 @@
-"""What people have on disk: each folder, whole or damaged, is held to one line. The list grows with each report."""
+"""What people have on disk: each folder, whole or damaged, is held to one line. The list grows with each report.
+
+Three tables: PUBLISHED (tests/published.py) are the layouts that are published, REFUSED and ACCEPTED what people make of
+them. A report of a file that does not load becomes a row: a maker, and the line that its owner should read.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from layouts import PAGE, POINTER, edit, fifo, model, write
+from paceline import LLM
 from paceline.cli import main
 from paceline.errors import LoadError, PacelineError
 from paceline.models.hub import resolve
 from paceline.models.loading import read_entries
+from published import PROMPT, PUBLISHED
 
 Change = Callable[[Path], object]
 SHARD = "model-00001-of-00002.safetensors"
@@ -26,6 +37,34 @@ def info(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
     with pytest.raises(SystemExit) as stop:
         main()
     return int(stop.value.code or 0)
+
+
+@pytest.mark.parametrize("layout", PUBLISHED)
+def test_a_published_layout_is_described_and_writes_what_transformers_writes(
+    layout, tmp_path, monkeypatch, capsys
+):
+    make, line, drafter = PUBLISHED[layout]
+    made = make(tmp_path / "gemma-4-it")
+    more = ["--adapter", made.options["adapter"]] if made.options else []
+    assert info(monkeypatch, str(made.path), *more) == 0
+    out = capsys.readouterr().out
+    assert line in out
+    assert f"drafter      {drafter}: " in out
+    greedy = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    texts = []
+    for kind in ("auto", "none"):
+        options = made.options | {"drafter": kind, "draft_tokens": 3, "dtype": "float32", "max_model_len": 64}
+        with LLM(made.path, **options) as llm:
+            assert llm.info["drafter"] == (drafter if kind == "auto" else "none")
+            (one,) = llm.generate([PROMPT], **greedy)
+        texts.append(list(one.token_ids))
+        assert bool(one.stats.drafted) == (kind == "auto")
+    assert texts[0] == texts[1]
+    if made.theirs is not None:
+        (want,) = made.theirs.generate(
+            torch.tensor([PROMPT]), do_sample=False, max_new_tokens=12, eos_token_id=None, pad_token_id=0
+        )
+        assert texts[0] == want[len(PROMPT) :].tolist()
 
 
 def only(folder: Path, *names: str) -> None:
@@ -43,6 +82,52 @@ def loop(path: Path) -> None:
 def vocabulary(folder: Path, number: int) -> None:
     text = (folder / "tokenizer.json").read_text(encoding="utf-8")
     write(folder / "tokenizer.json", text.replace('"id": 0,', f'"id": {number},', 1))
+
+
+def cut(path: Path, size: int) -> None:
+    write(path, path.read_bytes()[:size])
+
+
+def header(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Write a safetensors file anew with another header; its data stay."""
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    raw = json.loads(data[8 : 8 + length])
+    change(raw)
+    text = json.dumps(raw).encode()
+    write(path, len(text).to_bytes(8, "little") + text + data[8 + length :])
+
+
+def overlap(raw: dict[str, Any]) -> None:
+    """Two tensors of one size in one place."""
+    places = {str(one["shape"]): one for name, one in raw.items() if name != "__metadata__"}
+    for name, one in raw.items():
+        if name != "__metadata__":
+            one["data_offsets"] = places[str(one["shape"])]["data_offsets"]
+
+
+def index(change: Callable[[dict[str, str]], object]) -> Change:
+    def make(folder: Path) -> None:
+        path = folder / "model.safetensors.index.json"
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        change(raw["weight_map"])
+        write(path, raw)
+
+    return make
+
+
+def folder_as(name: str) -> Change:
+    def make(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).mkdir()
+
+    return make
+
+
+def other_tokenizer(folder: Path) -> None:
+    """Of a larger vocabulary than the model's table has rows."""
+    letters = {chr(0x4E00 + i): i for i in range(10_000)}
+    Tokenizer(WordLevel(letters, unk_token="\u4e00")).save(str(folder / "tokenizer.json"))
 
 
 def keep_adapter(folder: Path) -> None:
@@ -79,6 +164,24 @@ REFUSED: list[tuple[str, Change, str]] = [
     ("page as weights", put(SHARD, PAGE), f"{SHARD} is a web page (a login or error page"),
     ("page as config", put("config.json", PAGE), "config.json is a web page"),
     ("page as tokenizer", put("tokenizer.json", PAGE), "tokenizer.json is a web page"),
+    # what is cut short, or written wrong
+    ("truncated weights", lambda f: cut(f / SHARD, 100_000), f"{SHARD} is corrupt or truncated ("),
+    ("truncated header", lambda f: cut(f / SHARD, 50), f"{SHARD} is corrupt or truncated ("),
+    ("truncated config", lambda f: cut(f / "config.json", 100), "config.json is not readable JSON"),
+    ("truncated tokenizer", lambda f: cut(f / "tokenizer.json", 5000), "tokenizer.json cannot be read as a tokenizer"),
+    ("empty config", put("config.json", ""), "config.json is not readable JSON"),
+    ("empty tokenizer", put("tokenizer.json", ""), "tokenizer.json cannot be read as a tokenizer"),
+    ("empty weights", put(SHARD, b""), f"{SHARD} is corrupt or truncated (it has 0 bytes"),
+    ("empty index", put("model.safetensors.index.json", "{}"), "its weight_map does not name safetensors files"),
+    ("overlapping tensors", lambda f: header(f / SHARD, overlap), f"{SHARD} is corrupt or truncated ("),
+    ("negative offsets", lambda f: header(f / SHARD, lambda raw: [one.update(data_offsets=[-2, 0]) for name, one in
+     raw.items() if name != "__metadata__"]), "are not whole numbers): download it again"),
+    ("index that leads out", index(lambda m: m.update(dict.fromkeys(m, "../other.safetensors"))),
+     "its weight_map does not name safetensors files beside it"),
+    ("index that leads elsewhere", index(lambda m: m.update(dict.fromkeys(m, "/etc/x.safetensors"))),
+     "its weight_map does not name safetensors files beside it"),
+    ("index of another model", index(lambda m: m.update({"model.layers.99.x": SHARD})),
+     f"puts model.layers.99.x into {SHARD}, where it is not: download both again"),
     # row 5: an adapter's folder
     ("adapter", keep_adapter, "is an adapter for google/gemma-4-E2B-it, not a whole model"),
     # row 10: text side
@@ -142,6 +245,14 @@ REFUSED: list[tuple[str, Change, str]] = [
     ("fifo as tokenizer", lambda f: fifo(f / "tokenizer.json"), "is a pipe, socket or device"),
     ("folder as config", lambda f: ((f / "config.json").unlink(), (f / "config.json").mkdir()), "is a folder, not a"),
     ("link loop", lambda f: loop(f / "config.json"), "cannot read"),
+    ("link loop of weights", lambda f: loop(f / SHARD), f"{SHARD} is named in the index but missing"),
+    ("link loop of the tokenizer", lambda f: loop(f / "tokenizer.json"), "cannot read"),
+    ("folder as weights", folder_as(SHARD), f"{SHARD} is a folder, not a file"),
+    ("folder as template", folder_as("chat_template.jinja"), "chat_template.jinja is a folder, not a file"),
+    ("folder as index", folder_as("model.safetensors.index.json"), "2 safetensors files and no model.safetensors"),
+    ("fifo as generation_config", lambda f: fifo(f / "generation_config.json"), "is a pipe, socket or device"),
+    ("fifo as gguf", lambda f: (only(f), fifo(f / "x.gguf")), "x.gguf is a pipe, socket or device"),
+    ("folder as gguf", lambda f: (only(f), (f / "x.gguf").mkdir()), "has no config.json: give a model folder"),
     ("dangling link", lambda f: ((f / "config.json").unlink(), (f / "config.json").symlink_to("gone")),
      "config.json is a link to a file that is gone"),
     ("id of 2^31-1", lambda f: vocabulary(f, 2**31 - 1), "has a token with the id 2147483647"),
@@ -162,6 +273,8 @@ def test_refused_in_one_line(change, line, tmp_path, monkeypatch, capsys):
 ACCEPTED: list[tuple[str, Change, str]] = [
     # row 7: an adapter is no shard
     ("adapter beside one file", lambda f: write(f / "adapter_model.safetensors", b"junk"), "8,192 tokens"),
+    ("another model's tokenizer", other_tokenizer,
+     "10,000 tokens for a model of 8,192: this tokenizer seems to be another model's, take the one from"),
     # row 17: byte order marks
     ("BOM in config", lambda f: write(f / "config.json", b"\xef\xbb\xbf" + (f / "config.json").read_bytes()), "gemma4"),
     ("BOM in template", lambda f: write(f / "chat_template.jinja", b"\xef\xbb\xbfhello"), "template     5 characters"),
@@ -181,6 +294,7 @@ ACCEPTED: list[tuple[str, Change, str]] = [
         f.parent / "gemma-assistant", "assistant").glob("*.safetensors")], "has no .safetensors file"),
     ("foreign assistant", lambda f: edit(model(f.parent / "gemma-assistant", "assistant") / "config.json",
                                          backbone_hidden_size=8), "cannot be used"),
+    ("empty folder named gguf", folder_as("x.gguf"), "gemma4"),
     ("its own assistant", lambda f: model(f.parent / "gemma-assistant", "assistant"), "lies beside the target"),
 ]  # fmt: skip
 

@@ -49,6 +49,25 @@ def test_quantized_by_others_is_named_by_its_tensors(folder, ends, kind):
         load_target(folder)
 
 
+@pytest.mark.parametrize(
+    ("name", "card"),
+    [
+        ("gemma-4-12b-it-qat-4bit", ""),
+        ("mine", "---\nbase_model: google/gemma-4-12B-it-qat-q4_0-gguf\n---\n"),
+        ("gemma-4-12B-it-QAT-w8a8", "---\nbase_model: google/gemma-4-12B-it\n---\n"),
+    ],
+)
+def test_of_a_qat_model_the_one_that_google_stores_unquantized_is_named(folder, name, card):
+    """Row 14: neither the base, which was not trained for it, nor a GGUF file."""
+    path = folder.rename(folder.with_name(name)) / "model.safetensors"
+    save_file(load_file(path) | {f"{NAME}.{end}": torch.zeros(2, 2) for end in ("scales", "biases")}, path)
+    write(path.with_name("README.md"), card)
+    (line,) = inspect(path.parent).unsupported
+    assert (
+        "quantized by MLX are not supported: use google/gemma-4-12B-it-qat-q4_0-unquantized, paceline" in line
+    )
+
+
 def test_fp8_is_named_by_its_dtype(folder):
     path = folder / "model.safetensors"
     tensors = load_file(path)

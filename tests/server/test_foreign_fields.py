@@ -88,6 +88,7 @@ WARNED: list[tuple[dict[str, Any], list[str]]] = [
     ({"bogus": 1}, ["bogus"]),
     ({"keep_alive": "5m", "id_slot": 0}, ["keep_alive", "id_slot"]),
     ({"skip_special_tokens": False}, ["skip_special_tokens"]),
+    ({"thinking_budget": 100, "thinking_token_budget": 5}, ["thinking_budget", "thinking_token_budget"]),
     ({"mirostat": 2, "repeat_last_n": 64, "typical_p": 1.0}, ["mirostat", "repeat_last_n", "typical_p"]),
     ({"response_format": {"type": "text", "odd": 1}}, ["response_format.odd"]),
     ({"prediction": {"type": "content", "content": "x", "odd": {"deep": [1]}}}, ["prediction.odd"]),
@@ -190,6 +191,27 @@ def test_wrong_values_of_known_fields_stay_errors(
     assert answer.json()["error"]["param"] == param
     assert len(answer.json()["error"]["message"]) < 500
     assert not [record for record in caplog.records if record.exc_info]
+
+
+GBNF = ['root ::= "a"', '# yes or no\nroot ::= answer\nanswer ::= "yes" | "no"\n', "  a-b::=[0-9]+"]
+
+
+@pytest.mark.parametrize("source", GBNF)
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_grammars_of_llama_cpp_are_named(s: Served, path: str, source: str) -> None:
+    ways: dict[str, Any] = {
+        "grammar": source, "guided_grammar": source, "structured_outputs.grammar": {"grammar": source},
+        "response_format.grammar": {"type": "grammar", "grammar": source},
+    }  # fmt: skip
+    for param, value in ways.items():
+        error = s.client.post(path, json=body_for(path, {param.split(".")[0]: value})).json()["error"]
+        assert (error["param"], error["code"]) == (param, "bad_grammar")
+        assert error["message"] == f"{param}: this is GBNF: write the grammar in Lark, as llguidance reads it"
+
+
+def test_a_lark_grammar_may_speak_of_gbnf(s: Served) -> None:
+    answer = s.post(TEXT, prompt="x", max_tokens=50, guided_grammar='start: "a ::= b"').json()
+    assert answer["choices"][0]["text"] == "a ::= b"
 
 
 FORMATS: list[tuple[dict[str, Any], Any]] = [

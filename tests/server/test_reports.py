@@ -94,6 +94,21 @@ def test_a_stop_string_that_spells_a_special_token_stops_there(demo: Served, dra
     assert late["usage"]["completion_tokens"] == 6
 
 
+@pytest.mark.parametrize("drafter", ["none", "ngram", "mtp"])
+def test_a_stop_string_of_several_tokens_may_hold_special_ones(demo: Served, drafter: str) -> None:
+    assert demo.service.loaded is not None
+    turn = demo.service.loaded.tokenizer.token_id("<turn|>")
+    body: dict[str, Any] = {
+        "prompt": "def f(", "max_tokens": 20, "seed": 1, "logit_bias": {str(turn): 100}, "ignore_eos": True,
+        "temperature": 0, "speculation": {"drafter": drafter},
+    }  # fmt: skip
+    answer = demo.post(TEXT, **body, stop="<turn|>" * 3).json()
+    assert (answer["choices"][0]["finish_reason"], answer["choices"][0]["text"]) == ("stop", "")
+    assert answer["usage"]["completion_tokens"] == 3
+    ends = demo.post(TEXT, **body, stop=["x<turn|>", "<turn|>"]).json()
+    assert (ends["choices"][0]["finish_reason"], ends["usage"]["completion_tokens"]) == ("stop", 1)
+
+
 def accepted(s: Served, prediction: str, **more: Any) -> tuple[int, int, int]:
     body = {"messages": USER, "max_tokens": 30, "seed": 4} | more
     answer = s.post(CHAT, **body, prediction={"type": "content", "content": prediction}).json()

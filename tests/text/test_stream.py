@@ -131,6 +131,25 @@ def test_min_tokens_puts_off_stop_strings(tokenizer):
         assert run(tokenizer, params, chunkings(ids, seed))[:3] == (text, kept, stopped)
 
 
+MIXED = [  # stop string, the text that is left, whether it stops
+    ("END<turn|>", "say ", True), ("<turn|>user", "say END", True), ("D<turn|>us", "say EN", True),
+    ("<turn|><eos>", "say ENDuser 😀", True), ("😀<turn|><eos>", "say ENDuser ", True), ("say<turn|>", "", False),
+    ("<eos><turn|>", "", False), ("END<|turn>", "", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("stop", "left", "stops"), MIXED)
+def test_a_stop_string_of_text_and_special_tokens(tokenizer, stop, left, stops):
+    """It stops where they follow each other; the special tokens stay out of the text."""
+    ids = tokenizer.encode("say END<turn|>user 😀<turn|><eos>after", add_bos=False)
+    params = SamplingParams(stop=(stop, "never"))
+    text, kept, stopped, _ = run(tokenizer, params, [[i] for i in ids])
+    assert (text, stopped) == (left if stops else "say ENDuser 😀after", stops)
+    assert stops == (kept < len(ids))
+    for seed in range(10):
+        assert run(tokenizer, params, chunkings(ids, seed))[:3] == (text, kept, stopped)
+
+
 def test_special_tokens_are_hidden_unless_asked_for(tokenizer):
     ids = tokenizer.encode("<|turn>user hi<turn|>", add_bos=False)
     assert run(tokenizer, SamplingParams(), [ids])[0] == "user hi"

@@ -56,7 +56,7 @@ def command(
     source = resolve(asked, "target")
     if is_gguf(source):
         _from_gguf(source, out, kind, drafter, force)
-    elif not is_gguf(out):
+    elif out.suffix != ".gguf":
         raise UsageError(
             f"-o {out}: {asked} is a folder, which is converted to GGUF: give a name that ends in .gguf"
         )
@@ -66,9 +66,8 @@ def command(
 
 def _from_gguf(source: Path, out: Path, kind: str | None, drafter: str, force: bool) -> None:
     from paceline.convert.to_folder import write_folder
-    from paceline.weights.gguf.reader import is_gguf
 
-    if is_gguf(out):
+    if out.suffix == ".gguf":
         raise UsageError(
             f"{source} is a GGUF file already, which is converted to a folder: give a folder with -o"
         )

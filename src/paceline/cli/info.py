@@ -91,7 +91,7 @@ def _look(config: EngineConfig, outlook: Outlook, measure: bool) -> Seen:
         text, troubles = describe_sampling(folder)
         text["weights"] = "not here: sizes are those of its shape in bfloat16"
     else:
-        text, troubles = describe_text(folder)
+        text, troubles = describe_text(folder, found[0].vocab_size)
         sampling, wrong = describe_sampling(folder)
         text, troubles = text | sampling, troubles + wrong
     find_adapter(config, folder, lambda line: text.update(adapter=line.removeprefix("adapter ")))

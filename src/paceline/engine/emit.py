@@ -43,7 +43,8 @@ def _advance(
     new, finish = _cut(request, [*drafted[: verdict.accepted], verdict.next_token], state.max_len)
     text = ""
     if request.stream is not None:
-        shown = new[:-1] if finish == "stop" else new  # the token that ends a text is not part of it
+        ends = finish == "stop" and new[-1] not in request.stream.signs
+        shown = new[:-1] if ends else new  # the token that ends a text is not part of it
         pushed = request.stream.push(shown)
         text = pushed.text
         if pushed.stopped:

@@ -27,8 +27,12 @@ def base_model(folder: Path) -> str | None:
 
 
 def unquantized(folder: Path) -> str:
-    """Which checkpoint to take in the place of a quantized one."""
+    """Which checkpoint to take in the place of a quantized one; of Gemma 4's QAT models Google publishes it by itself."""
     base = base_model(folder)
+    for name in (folder.name, base or ""):
+        found = _GEMMA.search(name)
+        if found is not None and "-qat" in name.lower():
+            return f"google/gemma-4-{found['size'].upper()}-it-qat-q4_0-unquantized"
     if base is None:
         return "the bfloat16 checkpoint it was made from (its model card names it as base_model)"
     return base if base != folder.name else "the bfloat16 checkpoint"

@@ -80,7 +80,7 @@ def explain_folder(folder: Path) -> str:
     if incomplete(folder):
         return f"{folder}: the download is not complete: run `hf download` again, it goes on where it stopped"
     found = _names(folder, "*.gguf")
-    if found:  # of a repository on the hub: a folder's own is found before
+    if any(path.is_file() for path in _glob(folder, "*.gguf")):  # on the hub: a folder's own is found before
         return (
             f"{folder} holds GGUF files ({found}), which are not loaded from the hub by name: run `hf download` for one "
             "of them and give its path"

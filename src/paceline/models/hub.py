@@ -180,7 +180,7 @@ def _own_places(target: Path) -> dict[Path, str]:
 
 def _assistant_file(target: Path, config: Mapping[str, Any]) -> Path | None:
     """The GGUF file beside a GGUF target that is an assistant for its width; one with the target's name comes first."""
-    here = sorted(target.parent.glob("*.gguf")) if is_gguf(target) else []
+    here = sorted(filter(is_gguf, target.parent.glob("*.gguf"))) if is_gguf(target) else []
     found = [path for path in here if DRAFTER_FILE.search(path.name)]
     for path in sorted(found, key=lambda path: target.stem not in path.name):
         try:

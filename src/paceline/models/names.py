@@ -11,6 +11,7 @@ from urllib.parse import unquote
 from paceline.errors import LoadError, UsageError
 from paceline.files import check_file
 from paceline.models.foreign import explain_folder
+from paceline.weights.gguf.reader import is_gguf
 
 HUB_ID = re.compile(
     r"(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?(:(?P<tag>[\w.-]+))?"
@@ -97,7 +98,7 @@ def _gguf_in(folder: Path) -> Path | None:
     if (folder / "config.json").exists():
         return None
     split = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")  # later parts of a model in several files
-    files = sorted(folder.glob("*.gguf"))
+    files = [path for path in sorted(folder.glob("*.gguf")) if is_gguf(path)]
     found = [p for p in files if not split.search(p.name) and not p.name.startswith("mmproj")]
     found = [p for p in found if not DRAFTER_FILE.search(p.name)] or found
     if len(found) > 1:
@@ -135,7 +136,7 @@ def explain_file(path: Path) -> str:
 
 def check_folder(folder: Path) -> Path:
     """`folder`, if it has a config.json that is a file or is a GGUF file. LoadError with what it is instead."""
-    if folder.suffix == ".gguf" and folder.is_file():
+    if is_gguf(folder):
         return folder
     if not (folder / "config.json").exists() and not (folder / "config.json").is_symlink():
         raise LoadError(explain_folder(folder))

@@ -90,8 +90,6 @@ def _format(said: str, kind: str, value: Any) -> ResponseFormat:
     if kind == "choice":
         words = " | ".join(json.dumps(word, ensure_ascii=False) for word in value)
         return ResponseFormat.of_field(said, "grammar", grammar=f"start: {words}")
-    if "::=" in value:
-        raise refuse(said, "this is GBNF: write the grammar in Lark, as llguidance reads it", "bad_grammar")
     return ResponseFormat.of_field(said, "grammar", grammar=value)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,8 @@ from paceline.server.settings import ServerConfig
 from paceline.server.unknown import Unknown
 from paceline.text.grammar import check_depth
 from paceline.text.tokenizer import Tokenizer
+
+_GBNF = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)  # a rule of llama.cpp's grammars
 
 
 class Grammars(Protocol):
@@ -182,6 +185,8 @@ def grammar_source(body: Sampling, config: ServerConfig) -> tuple[str, str, str]
         raise refuse(param, "is missing")
     if len(source) > config.max_schema:
         raise refuse(param, f"over {config.max_schema} characters", code="bad_grammar")
+    if wanted.type == "grammar" and _GBNF.search(source):
+        raise refuse(param, "this is GBNF: write the grammar in Lark, as llguidance reads it", "bad_grammar")
     return ("lark" if wanted.type == "grammar" else "regex"), source, param
 
 

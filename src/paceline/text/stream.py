@@ -66,6 +66,17 @@ class StopStrings:
         return 0
 
 
+def signs_of(tokenizer: Tokenizer, stops: Seq[str]) -> dict[int, str]:
+    """Special tokens that stop strings spell beside other text -> a sign for each, which no text holds."""
+    spelled: dict[int, str] = {}
+    for stop in stops:
+        ids = tokenizer.encode(stop, add_bos=False)
+        for token in ids if len(ids) > 1 else ():
+            if token in tokenizer.special_ids:
+                spelled.setdefault(token, chr(0xD800 + len(spelled) % 0x800))
+    return spelled
+
+
 def stop_ids_of(tokenizer: Tokenizer, stops: Seq[str]) -> frozenset[int]:
     """Special tokens that stop strings spell. Their text is never shown, so only the ids can be looked for."""
     ids = [tokenizer.token_id(stop) for stop in stops]
@@ -84,15 +95,23 @@ class Pushed:
 class TextStream:
     """One text in the making: decoding and stop strings together.
 
-    Stop strings completed within the first `min_tokens` tokens do not count and stay in the text.
+    Stop strings completed within the first `min_tokens` tokens do not count and stay in the text. `signs`: what stands
+    for special tokens while stop strings are looked for; no text that is shown has them.
     """
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, skip_special: bool = True) -> None:
         self._characters = Detokenizer(tokenizer, skip_special)
-        self._stops = StopStrings(params.stop)
+        self.signs = signs_of(tokenizer, params.stop)
+        self._hidden = dict.fromkeys(map(ord, self.signs.values()))
+        self._stops = StopStrings([self._signed(tokenizer, stop) for stop in params.stop])
         self._unstopped = not params.stop
         self._min_tokens = params.min_tokens
         self._count = 0
+
+    def _signed(self, tokenizer: Tokenizer, stop: str) -> str:
+        for token, sign in self.signs.items():
+            stop = stop.replace(tokenizer.token_text(token), sign)
+        return stop
 
     def push(self, tokens: Seq[int]) -> Pushed:
         """Add tokens; after a stop the rest of them is refused, and nothing may follow."""
@@ -101,8 +120,9 @@ class TextStream:
         out = []
         for i, token in enumerate(tokens):
             self._count += 1
-            text, stopped = self._stops.push(self._characters.push(token), self._count > self._min_tokens)
-            out.append(text)
+            added = self._characters.push(token) + self.signs.get(token, "")
+            text, stopped = self._stops.push(added, self._count > self._min_tokens)
+            out.append(text.translate(self._hidden))
             if stopped:
                 return Pushed("".join(out), i + 1, True)
         return Pushed("".join(out), len(tokens), False)
@@ -110,4 +130,4 @@ class TextStream:
     def finish(self) -> str:
         """The last text, when the sequence ended for another reason than a stop string."""
         text, stopped = self._stops.push(self._characters.finish(), self._count > self._min_tokens)
-        return text if stopped else text + self._stops.finish()
+        return (text if stopped else text + self._stops.finish()).translate(self._hidden)

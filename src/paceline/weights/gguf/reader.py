@@ -37,8 +37,8 @@ DAMAGED = "the file is damaged or not complete, download it again"
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a model's path is a GGUF file by its name; everything else is a folder."""
-    return path.suffix == ".gguf"
+    """Whether a model's path is a GGUF file by its name; everything else is a folder, whatever it is called."""
+    return path.suffix == ".gguf" and not path.is_dir()
 
 
 @dataclass(frozen=True, slots=True)
