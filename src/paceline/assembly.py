@@ -100,6 +100,8 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
         "cache_dtype": cache.holds,
         "skipped": sorted(target.skipped),
         "sampling": read_defaults(path).given(),
+        "chat": tokenizer.template is not None
+        and path != bundled("target"),  # demo: only for its servers' sake
     } | known.info
     return Engine(replace(parts, default_drafter=kind, policy=policy, info=info))
 

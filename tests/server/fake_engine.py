@@ -75,6 +75,7 @@ class FakeEngine:
         self.nan_in: str | None = None
         self.salts: list[str] = []
         self.last_params: SamplingParams | None = None
+        self.last_prompt: list[int] = []
 
     @property
     def has_work(self) -> bool:
@@ -86,7 +87,7 @@ class FakeEngine:
 
     def add(self, request_id: str, prompt_ids: list[int], params: SamplingParams, salt: str = "") -> None:
         self.salts.append(salt)
-        self.last_params = params
+        self.last_params, self.last_prompt = params, prompt_ids
         for index in range(params.n):
             constraint = params.constraint() if params.constraint else None
             seed = (params.seed or 0) + index

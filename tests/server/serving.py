@@ -76,8 +76,9 @@ def served(
     service = Service("fake", config, worker, Metrics(worker))
     drafters = ("none", "ngram", "mtp")
     service.loaded = Room(
-        engine.tokenizer, render, grammars or NoGrammars(), MAX_LEN, engine.tokenizer.vocab_size, drafters
-    )
+        engine.tokenizer, render, grammars or NoGrammars(), MAX_LEN, engine.tokenizer.vocab_size, drafters,
+        chat=True,
+    )  # fmt: skip
     listening = bind(config)
     port = listening.getsockname()[1]
     how = settings(build_app(service, Keys(keys), write), config)

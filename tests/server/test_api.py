@@ -368,17 +368,23 @@ def test_earlier_calls_reach_the_template_as_objects(s: Served) -> None:
 
 def test_models_metrics_page_and_docs(s: Served) -> None:
     assert s.client.get("/v1/models").json()["data"][0]["id"] == "fake"
-    assert s.client.get("/v1/models/fake").json()["drafters"] == ["none", "ngram", "mtp"]
+    card = s.client.get("/v1/models/fake").json()
+    assert card["drafters"] == ["none", "ngram", "mtp"]
+    assert (card["chat"], card["thinking"], card["sampling"]) == (True, False, {})
     assert s.client.get("/v1/models/other").status_code == 404
     metrics = s.client.get("/metrics").text
     for name in ("requests_total", "time_to_first_token_seconds_bucket", "inter_token_seconds", "tokens_total",
                  "drafted_tokens_total", "accepted_tokens_total", "tokens_per_step", "draft_length_total",
                  "queue_requests", "engine_steps"):  # fmt: skip
         assert f"paceline_{name}" in metrics
-    for path in ("/", "/app.js", "/style.css", "/docs", "/docs.js", "/openapi.json", "/icon.svg"):
+    licence = "/vendor/marked-18.2.1-LICENSE.txt"
+    for path in (
+        "/", "/app.js", "/style.css", "/docs", "/docs.js", "/openapi.json", "/icon.svg", "/vendor/marked.js", licence,
+    ):  # fmt: skip
         answer = s.client.get(path)
         assert answer.status_code == 200
         assert "default-src 'self'" in answer.headers["content-security-policy"]
+        assert "trusted-types 'none'" in answer.headers["content-security-policy"]
         assert answer.headers["x-content-type-options"] == "nosniff"
 
 

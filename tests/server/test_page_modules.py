@@ -1,4 +1,4 @@
-"""The page's own modules, run in Node where there is one: events cut anywhere, and SHA-256 against hashlib."""
+"""The page's own modules, run in Node where there is one. The page as a whole: test_page.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import random
 import shutil
 import struct
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,11 +21,9 @@ pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="there is n
 
 
 def node(tmp_path: Path, source: str) -> object:
-    for file in PAGE.glob("*.js"):
-        (tmp_path / file.with_suffix(".mjs").name).write_text(
-            file.read_text(encoding="utf-8"), encoding="utf-8"
-        )
-    script = tmp_path / "test.mjs"
+    shutil.copytree(PAGE, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "package.json").write_text('{"type": "module"}', encoding="utf-8")
+    script = tmp_path / "test.js"
     script.write_text(source, encoding="utf-8")
     done = subprocess.run(["node", str(script)], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -33,7 +33,7 @@ def node(tmp_path: Path, source: str) -> object:
 def test_sha256_of_token_ids(tmp_path: Path) -> None:
     rng = random.Random(1)
     lists = [[rng.randrange(2**18) for _ in range(n)] for n in (0, 1, 13, 14, 15, 16, 17, 200)]
-    source = f"""import {{ sha256OfIds }} from "./sha256.mjs";
+    source = f"""import {{ sha256OfIds }} from "./sha256.js";
         console.log(JSON.stringify({json.dumps(lists)}.map((ids) => sha256OfIds(ids))));"""
     expected = [hashlib.sha256(struct.pack(f"<{len(ids)}I", *ids)).hexdigest() for ids in lists]
     assert node(tmp_path, source) == expected
@@ -54,7 +54,7 @@ def test_events_do_not_depend_on_the_cuts(tmp_path: Path) -> None:
                 pieces.append(rest[:size])
                 rest = rest[size:]
             cuts.append(pieces)
-    source = f"""import {{ EventSplitter }} from "./stream.mjs";
+    source = f"""import {{ EventSplitter }} from "./stream.js";
         console.log(JSON.stringify({json.dumps(cuts)}.map((pieces) => {{
           const splitter = new EventSplitter();
           return pieces.flatMap((piece) => splitter.push(piece));
@@ -64,7 +64,7 @@ def test_events_do_not_depend_on_the_cuts(tmp_path: Path) -> None:
 
 def test_one_clock_for_both_lanes_of_a_race(tmp_path: Path) -> None:
     """What is shown at the end is the engine's time, so lanes and verdict cannot disagree."""
-    source = """import { Meter } from "./meters.mjs";
+    source = """import { Meter } from "./meters.js";
         const made = [0.5, 0.2].map((seconds) => {
           const meter = new Meter();
           const before = meter.speed;
@@ -77,3 +77,231 @@ def test_one_clock_for_both_lanes_of_a_race(tmp_path: Path) -> None:
     plain, fast = node(tmp_path, source)  # type: ignore[misc]
     assert plain == {"before": 0, "seconds": 0.5, "speed": 20}
     assert fast["speed"] / plain["speed"] == plain["seconds"] / fast["seconds"]
+
+
+DOCUMENT = """
+class Made {
+  constructor(name) { this.name = name; this.attributes = {}; this.children = []; }
+  setAttribute(key, value) { this.attributes[key] = value; }
+  append(...children) { this.children.push(...children); }
+}
+globalThis.document = { createElement: (name) => new Made(name) };
+"""  # as much of a browser's as the page's markdown needs
+HOSTILE = """
+<script>alert(1)</script> <img src=x onerror=alert(1)> <svg/onload=alert(1)> <a href="javascript:alert(1)">x</a>
+
+[a](javascript:alert(1)) [b](JaVaScRiPt&colon;alert(1)) [c](data:text/html,<script>alert(1)</script>) [d](vbscript:x)
+[e](java\tscript:alert(1)) <javascript:alert(1)> [f](/v1/models) [g](//evil.example) ![h](http://evil.example/p.png) [r]
+
+[r]: javascript:alert(1)
+
+<iframe src="javascript:alert(1)"></iframe>
+<style>body{display:none}</style>
+
+| <script>1</script> | [t](javascript:1) |
+|---|---|
+| `<b>` | <b onclick=alert(1)>x</b> |
+
+```html "><script>alert(1)</script>
+<script>alert(2)</script>
+```
+- <details open ontoggle=alert(1)>
+> # <h1 style=x>
+[ok](https://example.org/a?b=1&c) <mail@example.org>
+"""
+SHAPES = {
+    "p": {"class"}, "span": set(), "div": {"class"}, "pre": {"tabindex"}, "code": set(), "br": set(),
+    "table": set(), "thead": set(), "tbody": set(), "tr": set(), "th": {"class"}, "td": {"class"}, "h3": set(),
+    "ul": set(), "ol": {"start"}, "li": {"class"}, "blockquote": set(), "em": set(), "strong": set(), "del": set(),
+    "button": {"type", "data-act", "aria-label"}, "input": {"type", "disabled", "checked"}, "hr": set(),
+}  # fmt: skip
+
+
+def shown(tmp_path: Path, text: str) -> list[Any]:
+    return node(
+        tmp_path,
+        f"""{DOCUMENT}
+        const {{ markdown }} = await import("./markdown.js");
+        console.log(JSON.stringify(markdown({json.dumps(text)})));""",
+    )  # type: ignore[return-value]
+
+
+def elements(made: list[Any]) -> Iterator[dict[str, Any]]:
+    for one in made:
+        if isinstance(one, dict):
+            yield one
+            yield from elements(one["children"])
+
+
+def words(made: list[Any]) -> str:
+    return "".join(one if isinstance(one, str) else words(one["children"]) for one in made)
+
+
+def test_html_and_scripts_in_an_answer_are_text(tmp_path: Path) -> None:
+    made = shown(tmp_path, HOSTILE)
+    links = []
+    for one in elements(made):
+        if one["name"] == "a":
+            links.append(one["attributes"].pop("href"))
+            assert one["attributes"] == {"target": "_blank", "rel": "noopener noreferrer nofollow"}
+        else:
+            assert set(one["attributes"]) <= SHAPES[one["name"]], one
+    assert links == ["http://evil.example/p.png", "https://example.org/a?b=1&c", "mailto:mail@example.org"]
+    for kept in (
+        "<script>alert(1)</script>",
+        "<img src=x onerror=alert(1)>",
+        "<iframe src=",
+        "<b onclick=alert(1)>",
+    ):
+        assert kept in words(made)
+
+
+def test_markdown_is_shown(tmp_path: Path) -> None:
+    text = (
+        "# T\n\nA *b* **c** `d<e` ~~f~~ &lt;g&gt; &#8364; &bogus;\nline\n\n3. x\n4. y\n\n"
+        "- [x] done\n\n```py\n1 < 2\n```\n\n> q\n\n---"
+    )
+    made = shown(tmp_path, text)
+    names = [one["name"] for one in elements(made)]
+    for name in (
+        "h3",
+        "em",
+        "strong",
+        "del",
+        "code",
+        "br",
+        "ol",
+        "li",
+        "ul",
+        "input",
+        "pre",
+        "blockquote",
+        "hr",
+    ):
+        assert name in names
+    assert "A b c d<e f <g> € &bogus;line" in words(made)
+    assert [one["attributes"]["start"] for one in elements(made) if one["name"] == "ol"] == [3]
+    deep = shown(tmp_path, "> " * 20000 + "x")
+    assert deep[0]["name"] in ("p", "blockquote")
+
+
+TURNS = """import * as t from "./turns.js";
+const talk = (...contents) => ({ ...t.newConversation(), turns: contents.map((content, i) =>
+  i % 2 ? { ...t.newAnswer("m"), content, finish: "stop" } : { role: "user", content }) });
+"""
+
+
+def test_a_broken_store_gives_whole_conversations_or_none(tmp_path: Path) -> None:
+    good = {"id": "a", "turns": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}
+    bad_steps = [
+        {"tokens": [1], "pieces": ["a", "b"], "origins": ["draft"], "proposed": [], "proposed_pieces": []}
+    ]
+    records: list[Any] = [
+        None, 5, "x", [], {}, {"id": 1, "turns": []}, {"id": "a", "turns": {}}, good,
+        {"id": "b", "revision": -1, "first": 99, "system": 4, "updated": "x", "turns": [
+            None, {"role": "tool", "content": "x"}, {"role": "user"}, {"role": "user", "content": "q"},
+            {"role": "assistant", "content": "z", "steps": bad_steps, "report": [], "seconds": "9", "finish": 3}]},
+    ]  # fmt: skip
+    out: Any = node(tmp_path, f"{TURNS} console.log(JSON.stringify({json.dumps(records)}.map(t.checked)));")
+    assert out[:7] == [None] * 7
+    assert [turn["content"] for turn in out[7]["turns"]] == ["x", "y"]
+    mended = out[8]
+    assert (mended["revision"], mended["first"], mended["system"], mended["updated"]) == (0, 2, "", 0)
+    assert [turn["content"] for turn in mended["turns"]] == ["q", "z"]
+    answer = mended["turns"][1]
+    assert (answer["steps"], answer["report"], answer["seconds"], answer["finish"]) == (
+        [],
+        None,
+        0,
+        "interrupted",
+    )
+
+
+def test_what_the_model_is_sent(tmp_path: Path) -> None:
+    """Turns that say nothing are left out, and neighbours of one role joined: templates want them to alternate."""
+    source = f"""{TURNS}
+        const c = {{ ...talk("a", "", "b", "c"), system: " be brief " }};
+        console.log(JSON.stringify([t.messages(c), t.messages(c, 2), t.title(talk("\\n  " + "é".repeat(99)))]));"""
+    whole, later, title = node(tmp_path, source)  # type: ignore[misc]
+    system = {"role": "system", "content": "be brief"}
+    assert whole == [
+        system,
+        {"role": "user", "content": "a\n\nb"},
+        {"role": "assistant", "content": "c"},
+    ]
+    assert later == [system, {"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}]
+    assert title == "é" * 59 + "…"
+
+
+def test_the_oldest_turns_make_room(tmp_path: Path) -> None:
+    """Each turn is 100 tokens; where room is short, so many are left out that half of the context is free."""
+    source = f"""{TURNS}
+        const out = [];
+        for (const [turns, context, wanted, first] of [[3, 1000, null, 0], [7, 1000, null, 0], [9, 1000, null, 0],
+             [9, 1000, 50, 0], [21, 1000, null, 12], [1, 100, null, 0], [3, 100, null, 0]]) {{
+          let asked = 0;
+          const c = {{ ...talk(...Array(turns).fill("x")), first }};
+          const found = await t.firstThatFits(c, context, wanted, (from) => {{ asked++; return 100 * (turns - from); }});
+          out.push([found, asked]);
+        }}
+        console.log(JSON.stringify([out, t.surelyFits([{{ role: "user", content: "é".repeat(100) }}], 4096),
+          t.surelyFits([{{ role: "user", content: "x".repeat(3000) }}], 4096)]));"""
+    out, short, long = node(tmp_path, source)  # type: ignore[misc]
+    assert [first for first, _ in out] == [0, 0, 4, 0, 16, 0, 2]
+    assert max(asked for _, asked in out) <= 4
+    assert short
+    assert not long
+
+
+def test_exported_conversations_come_back_and_paceline_run_reads_them(tmp_path: Path) -> None:
+    from paceline.cli.conversation import _KIND
+    from paceline.cli.turns import checked
+
+    source = f"""{TURNS}
+        const c = {{ ...talk("a", "b\\n```", "c"), system: "s" }};
+        const json = t.asJson(c, {{ temperature: 0.5 }});
+        const refused = ["", "[]", "{{}}", '{{"kind":"paceline conversation","messages":[]}}', "null"].map((text) => {{
+          try {{ t.fromJson(text); return ""; }} catch (error) {{ return error.message; }}
+        }});
+        console.log(JSON.stringify([JSON.parse(json), t.fromJson(json), t.asMarkdown(c), refused]));"""
+    saved, back, text, refused = node(tmp_path, source)  # type: ignore[misc]
+    assert saved["kind"] == _KIND
+    assert (saved["system"], saved["settings"]) == ("s", {"temperature": 0.5})
+    assert checked(saved["messages"]) == saved["messages"]
+    assert [turn["content"] for turn in back["turns"]] == ["a", "b\n```", "c"]
+    assert text == "# a\n\n## System\n\ns\n\n## User\n\na\n\n## m\n\nb\n```\n\n## User\n\nc\n"
+    assert all("choose one that was exported" in message for message in refused)
+
+
+def test_without_a_store_conversations_last_as_long_as_the_page(tmp_path: Path) -> None:
+    source = f"""{TURNS}
+        import {{ Store }} from "./store.js";
+        const out = [];
+        for (const broken of [undefined, {{ open() {{ throw new Error("refused"); }} }}]) {{
+          globalThis.indexedDB = broken;
+          const store = new Store(), c = talk("a", "b");
+          await store.open();
+          await store.put(c);
+          await store.put(c);
+          const found = [(await store.heads()).map((h) => h.title), (await store.get(c.id)) === c, await store.get("x")];
+          await store.remove(c.id);
+          out.push([...found, (await store.heads()).length, store.trouble]);
+        }}
+        console.log(JSON.stringify(out));"""
+    for titles, same, missing, left, trouble in node(tmp_path, source):  # type: ignore[attr-defined]
+        assert (titles, same, missing, left) == (["a"], True, None, 0)
+        assert trouble
+
+
+def test_figures_and_ends_are_said(tmp_path: Path) -> None:
+    source = f"""{TURNS}
+        const step = {{ tokens: [1, 2], origins: ["draft", "target"], proposed: [1, 5] }};
+        const answer = {{ ...t.newAnswer("m"), steps: [step, step], seconds: 9 }};
+        console.log(JSON.stringify([t.figures({{ ...answer, report: {{ seconds: 0.1 }} }}), t.figures(answer),
+          t.ending({{ finish: "length", used: 10 }}, 10), t.ending({{ finish: "length", used: 9 }}, 10),
+          t.ending({{ finish: "stopped" }}, 10), t.ending({{ finish: "stop" }}, 10)]));"""
+    assert node(tmp_path, source) == [
+        "4 tokens · 40 tokens/s · 2.00 per step · 50 % of drafts kept",
+        "4 tokens · 0.4 tokens/s · 2.00 per step · 50 % of drafts kept",
+        "the context of 10 tokens is full", "stopped at the length that is set", "stopped", "",
+    ]  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -85,15 +84,8 @@ def parted(llm: LLM, params: SamplingParams, done: Completion, thinking: bool) -
 
 
 def chats(llm: LLM, asked: bool | None) -> bool:
-    """Whether prompts go through the chat template: as asked, else if the model has one.
-
-    The bundled `demo` has one for its servers' sake, but was never taught to chat.
-    """
-    from paceline.models.hub import bundled
-
-    if asked is not None:
-        return asked
-    return llm.tokenizer.template is not None and Path(llm.info["target"]) != bundled("target")
+    """Whether prompts go through the chat template: as asked, else if the model was taught to chat."""
+    return bool(llm.info["chat"]) if asked is None else asked
 
 
 def why(reason: str | None, asked: int, room: int, context: int) -> str | None:

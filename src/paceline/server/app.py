@@ -37,6 +37,7 @@ KINDS = {
     "js": "text/javascript; charset=utf-8",
     "css": "text/css; charset=utf-8",
     "svg": "image/svg+xml",
+    "txt": "text/plain; charset=utf-8",
 }
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": answers.ErrorAnswer}
@@ -54,8 +55,12 @@ def build_app(service: Service, keys: Keys, write: Write | None = None) -> FastA
     _add_generation_routes(app, service)
     _add_token_routes(app, service)
     add_ollama(app, service)
-    for file in (files("paceline.server") / "page").iterdir():
-        _add_page(app, PAGES.get(file.name, f"/{file.name}"), file)
+    page = files("paceline.server") / "page"
+    for file in page.iterdir():
+        if file.is_file():
+            _add_page(app, PAGES.get(file.name, f"/{file.name}"), file)
+    for file in (page / "vendor").iterdir():
+        _add_page(app, f"/vendor/{file.name}", file)
     app.add_middleware(Gate, config=service.config, keys=keys, count=service.metrics.answered, write=write)
     return app
 
@@ -98,7 +103,13 @@ def _card(service: Service, name: str) -> dict[str, Any]:
         "owned_by": "paceline",
     }
     if service.loaded is not None:
-        card |= {"max_model_len": service.loaded.max_len, "drafters": list(service.loaded.drafters)}
+        room = service.loaded
+        card |= {
+            "max_model_len": room.max_len,
+            "drafters": list(room.drafters),
+            "sampling": dict(room.sampling),
+        }
+        card |= {"chat": room.chat, "thinking": room.thinks}
     return card
 
 

@@ -68,6 +68,8 @@ def load(config: EngineConfig, service: Service, say: Say) -> ServedEngine:
         engine.info["sampling"],
         takes_parts,
         engine.state.target.readable,
+        engine.info["chat"],
+        "enable_thinking" in (tokenizer.template or ""),
     )
     return ServedEngine(engine)
 

@@ -68,6 +68,8 @@ class Room:
     sampling: Mapping[str, float] = field(default_factory=dict)  # what the model's makers suggest
     takes_parts: bool = False  # the template goes through content in parts
     readable: int = 2**31  # tokens from here on are in no prompt, see `Target`
+    chat: bool = False  # the model was taught to chat
+    thinks: bool = False  # its template can switch thinking on and off
 
 
 @dataclass(slots=True)

@@ -1,173 +1,209 @@
-// Ties the page together: form, tabs, and what runs at the moment.
+// Ties the page together: views, the list of conversations, and what the server is doing.
 
-import { Meter, showFigures, showPositions, showSteps } from "./meters.js";
-import { Race } from "./race.js";
-import { about, ask } from "./stream.js";
+import { Chat } from "./chat.js";
+import { button, download, keep, kept, make } from "./dom.js";
+import { Lab, QUESTIONS } from "./lab.js";
+import { Settings } from "./settings.js";
+import { Store } from "./store.js";
+import { about } from "./stream.js";
 import { startTheme } from "./theme.js";
-import { TokenView } from "./tokens.js";
+import { asJson, asMarkdown, fromJson, newConversation, title } from "./turns.js";
 
 const $ = (id) => document.getElementById(id);
-// They end where a token can end: this model's newlines carry the next line's indentation.
-const SAMPLES = {
-  class: 'class Connection:\n    """A connection to a server."""\n\n    def __init__(self, host, port, timeout=None):\n        self.host = host\n        self.port = port',
-  function: 'def read_config(path):\n    """Read a configuration file and return its sections."""',
-  test: "import unittest\n\n\nclass TestParser(unittest.TestCase):\n    def setUp(self):\n        self.parser = Parser()\n\n    def test_empty(self):",
-};
-let model = null;
-let running = null;
-let view = "write";
+const VIEWS = ["chat", "write", "race"];
+const WATCH = 5000, SEEK = 1500; // ms from one look at the server to the next, while it answers and while it does not
 
-const writeView = new TokenView($("tokens"), $("tip"), $("told"));
-const race = new Race({
-  lanes: $("lanes"), proof: $("proof"),
-  views: { plain: new TokenView($("plain-tokens"), $("tip")), fast: new TokenView($("fast-tokens"), $("tip")) },
-  figures: { plain: $("plain-figure"), fast: $("fast-figure") },
+let view = "chat", card = null, state = "connecting", timer = 0;
+const store = new Store();
+const settings = new Settings($("settings-form"), () => {
+  $("settings-count").textContent = settings?.count ? ` · ${settings.count}` : "";
 });
+const lab = new Lab(settings, look);
+const chat = new Chat({
+  thread: $("thread"), turns: $("turns"), empty: $("empty"), system: $("system"), systemText: $("system-text"), prompt: $("prompt"),
+  send: $("send"), stop: $("stop"), tip: $("tip"), told: $("told"),
+}, {
+  changed: list, say: (text) => notice(text), offer: (text, undo) => notice(text, undo), server: look, asTokens: () => $("as-tokens").checked,
+  race: (messages) => { choose("race"); lab.race(messages); },
+}, store, settings);
 
-function number(id, fallback) {
-  const value = $(id).valueAsNumber;
-  return Number.isFinite(value) ? value : fallback;
-}
-
-function request() {
-  const prompt = $("prompt").value;
-  const speculation = { trace: true };
-  if ($("drafter").value) speculation.drafter = $("drafter").value;
-  const length = $("draft-tokens").value;
-  if (length) speculation.draft_tokens = length === "auto" ? "auto" : Number(length);
-  const body = {
-    model: model.id, max_tokens: number("max-tokens", 200), temperature: number("temperature", 0.7),
-    seed: number("seed", 1), speculation,
-  };
-  const chat = $("endpoint").value === "chat";
-  return { ...body, ...(chat ? { messages: [{ role: "user", content: prompt }] } : { prompt }) };
-}
-
-/** Stream one request, handing over its steps; resolves with the finish reason. */
-async function stream(body, onStep, signal, onReport = () => {}) {
-  let reason = null;
-  for await (const chunk of ask(body, signal)) {
-    if (chunk.paceline) onStep(chunk.paceline);
-    reason = chunk.choices[0]?.finish_reason ?? reason;
-    if (chunk.speculation) onReport(chunk.speculation);
-  }
-  return reason;
-}
-
-async function write(body, signal) {
-  const meter = new Meter();
-  writeView.clear(body.prompt ?? "");
-  let drawn = 0;
-  const draw = (always) => {
-    if (!always && performance.now() - drawn < 80) return;
-    drawn = performance.now();
-    showFigures($("figures"), meter);
-    showPositions($("positions"), meter);
-    showSteps($("steps"), meter);
-  };
-  $("note").textContent = "";
+/** Ask the server how it is, show it, and resolve with the state: ready, loading, draining, ... or lost. */
+async function look() {
+  clearTimeout(timer);
   try {
-    await stream(body, (step) => { meter.add(step); writeView.add(step); draw(false); }, signal, (report) => {
-      meter.report = report;
-      const used = Object.entries(report.drafters).map(([kind, steps]) => `${kind} in ${steps} ${steps === 1 ? "step" : "steps"}`).join(", ");
-      $("note").textContent = used ? `Drafted by ${used}.` : report.reason ? `Nothing was drafted: ${report.reason}.` : "";
-    });
-  } finally {
-    writeView.flush();
-    draw(true);
+    const now = await about();
+    const other = JSON.stringify(now.model) !== JSON.stringify(card);
+    state = now.state;
+    if (other) useModel(now.model);
+  } catch {
+    state = "lost";
   }
+  $("state").dataset.state = state === "ready" ? "ready" : state === "lost" ? "failed" : "loading";
+  $("state-text").textContent = state === "ready" ? card.id : state === "lost" ? "server not reachable" : `${card.id} is ${state}`;
+  timer = setTimeout(() => (document.hidden ? null : look()), state === "ready" ? WATCH : SEEK);
+  return state;
 }
 
-async function run() {
-  if (running || !model) return;
-  running = new AbortController();
-  const { signal } = running;
-  $("error").hidden = true;
-  $("stop").hidden = false;
-  $("run").disabled = true;
-  document.body.dataset.running = "true";
-  try {
-    const body = request();
-    if (view === "write") await write(body, signal);
-    else {
-      const together = document.querySelector("[name=mode]:checked").value === "together";
-      await race.run(body, together, (each, onStep, onReport) => stream(each, onStep, signal, onReport), body.prompt ?? "");
-    }
-  } catch (error) {
-    if (error.name !== "AbortError") {
-      $("error").textContent = error.message;
-      $("error").hidden = false;
-    }
-  } finally {
-    running = null;
-    $("stop").hidden = true;
-    $("run").disabled = false;
-    delete document.body.dataset.running;
-  }
+function useModel(model) {
+  card = chat.model = lab.model = model;
+  settings.use(model);
+  $("tab-chat").hidden = model.chat === false;
+  $("prompt").placeholder = `Message ${model.id}`;
+  $("model-name").textContent = model.id;
+  if (view !== "chat") lab.show(view);
+  if (view === "chat" && model.chat === false) choose("write");
 }
 
-function choose(name) {
+function choose(name, focus = false) {
   view = name;
-  for (const other of ["write", "race"]) {
+  for (const other of VIEWS) {
     $(other).hidden = other !== name;
     $(`tab-${other}`).setAttribute("aria-selected", String(other === name));
     $(`tab-${other}`).tabIndex = other === name ? 0 : -1;
   }
-  $("run").textContent = name === "write" ? "Write" : "Start the race";
+  $("lab").hidden = name === "chat";
+  $("open-side").hidden = name !== "chat";
+  if (name !== "chat") lab.show(name);
+  if (focus) $(`tab-${name}`).focus();
+  history.replaceState(null, "", `#${name}`);
 }
 
-function summarise() {
-  const drafter = $("drafter").value || "server’s drafter";
-  $("settings-summary").textContent = `${drafter} · temperature ${$("temperature").value} · ${$("max-tokens").value} tokens · seed ${$("seed").value}`;
+async function list() {
+  const heads = await store.heads();
+  const { conversation } = chat;
+  $("list").replaceChildren(...heads.map((head) => {
+    const current = head.id === conversation.id;
+    const open = button(head.title, { class: "open", "data-id": head.id, "aria-current": current ? "true" : null });
+    if (chat.isRunning(head.id)) open.append(make("span", { class: "writes", "aria-label": "is being written" }));
+    return make("li", {}, open, button("×", { class: "remove", "data-remove": head.id, "aria-label": `Delete the conversation: ${head.title}`, title: "Delete" }));
+  }));
+  $("export").hidden = !conversation.turns.length;
+  $("unkept").hidden = !store.trouble;
+  $("unkept").textContent = store.trouble ? `Conversations are not kept here after this page is closed: ${store.trouble}.` : "";
+  document.title = conversation.turns.length ? `${title(conversation)} · paceline` : "paceline";
 }
 
-async function connect() {
-  try {
-    const { state, model: card } = await about();
-    model = card;
-    $("state").dataset.state = state;
-    $("state-text").textContent = state === "ready" ? card.id : `${card.id} is ${state}`;
-    if (state !== "ready") return setTimeout(connect, 700);
-    for (const kind of card.drafters ?? []) $("drafter").add(new Option(kind, kind));
-  } catch (error) {
-    $("state").dataset.state = "failed";
-    $("state-text").textContent = "the server cannot be reached";
-    setTimeout(connect, 2000);
+async function remove(id) {
+  const gone = id === chat.conversation.id ? chat.conversation : await store.get(id);
+  if (gone) chat.stop(gone);
+  await store.remove(id);
+  if (gone === chat.conversation) chat.open(newConversation());
+  else list();
+  $("new").focus();
+  notice("The conversation is deleted.", gone && (async () => { await store.put(gone); chat.open(gone); }));
+}
+
+let noticeTimer = 0;
+function notice(text, undo = null) {
+  clearTimeout(noticeTimer);
+  const close = () => { $("notice").hidden = true; };
+  const parts = [make("span", {}, text)];
+  if (undo) {
+    const back = button("Undo", { class: "link" });
+    back.addEventListener("click", () => { close(); undo(); });
+    parts.push(back);
   }
+  const away = button("×", { class: "close", "aria-label": "Close this message" });
+  away.addEventListener("click", close);
+  $("notice").replaceChildren(...parts, away);
+  $("notice").hidden = false;
+  noticeTimer = setTimeout(close, 12000);
 }
 
-function start() {
-  startTheme($("theme"));
-  for (let n = 0; n <= 16; n++) $("draft-tokens").add(new Option(String(n), String(n)));
-  for (const [name, text] of Object.entries(SAMPLES)) {
-    const button = Object.assign(document.createElement("button"), { type: "button", textContent: name });
-    button.addEventListener("click", () => { $("prompt").value = text; $("prompt").focus(); });
-    $("samples").append(button);
-  }
-  $("prompt").value = SAMPLES.class;
-  $("form").addEventListener("submit", (event) => { event.preventDefault(); run(); });
-  $("form").addEventListener("input", summarise);
-  $("stop").addEventListener("click", () => running?.abort());
-  document.addEventListener("keydown", (event) => {
-    if ((event.ctrlKey || event.metaKey) && event.key === "Enter") { event.preventDefault(); run(); }
-    if (event.key === "Escape") running?.abort();
+function side(open) {
+  document.body.dataset.side = open ? "open" : "closed";
+  $("open-side").setAttribute("aria-expanded", String(open));
+  const covers = matchMedia("(max-width: 860px)").matches;
+  $("side").inert = !open;
+  document.querySelector(".talk").inert = open && covers;
+  if (open && covers) $("new").focus();
+}
+
+function listen() {
+  $("composer").addEventListener("submit", (event) => { event.preventDefault(); chat.send(); });
+  $("prompt").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); chat.send(); }
+    if (event.key === "ArrowUp" && !$("prompt").value) { event.preventDefault(); chat.editLast(); }
   });
-  for (const name of ["write", "race"]) {
+  $("stop").addEventListener("click", () => { chat.stop(); $("prompt").focus(); });
+  $("new").addEventListener("click", () => begin(newConversation()));
+  $("list").addEventListener("click", async ({ target }) => {
+    const { id, remove: gone } = target.closest("button")?.dataset ?? {};
+    if (gone) return remove(gone);
+    if (!id) return undefined;
+    if (!(await chat.openById(id))) { await store.remove(id); notice("This conversation cannot be read any more: it is taken off the list."); list(); }
+    return closeIfCovering();
+  });
+  $("as-tokens").checked = kept("tokens") === "on";
+  $("legend").hidden = !$("as-tokens").checked;
+  $("as-tokens").addEventListener("change", () => { keep("tokens", $("as-tokens").checked ? "on" : ""); $("legend").hidden = !$("as-tokens").checked; chat.draw(); });
+  for (const text of QUESTIONS) {
+    const made = button(text, { class: "starter" });
+    made.addEventListener("click", () => chat.setPrompt(text));
+    $("starters").append(made);
+  }
+  $("export-markdown").addEventListener("click", () => download(fileName("md"), asMarkdown(chat.conversation), "text/markdown"));
+  $("export-json").addEventListener("click", () => download(fileName("json"), asJson(chat.conversation, settings.sampling()), "application/json"));
+  $("import").addEventListener("change", () => readIn($("import")));
+  $("open-side").addEventListener("click", () => side(document.body.dataset.side !== "open"));
+  $("close-side").addEventListener("click", () => { side(false); $("open-side").focus(); });
+  $("open-settings").addEventListener("click", () => $("settings").showModal());
+  $("close-settings").addEventListener("click", () => $("settings").close());
+  $("settings-form").addEventListener("submit", (event) => { event.preventDefault(); $("settings").close(); });
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || $("settings").open) return;
+    if ($("side").contains(document.activeElement) && matchMedia("(max-width: 860px)").matches) { side(false); $("open-side").focus(); }
+    else if (view === "chat") chat.stop();
+    else lab.stop();
+  });
+  for (const name of VIEWS) {
     $(`tab-${name}`).addEventListener("click", () => choose(name));
     $(`tab-${name}`).addEventListener("keydown", (event) => {
-      if (!["ArrowLeft", "ArrowRight"].includes(event.key)) return;
-      const other = name === "write" ? "race" : "write";
-      choose(other);
-      $(`tab-${other}`).focus();
+      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      const there = VIEWS.filter((other) => !$(`tab-${other}`).hidden);
+      if (step) choose(there[(there.indexOf(name) + step + there.length) % there.length], true);
     });
   }
-  if (location.hash === "#race") choose("race");
-  const idle = new Meter();
-  showFigures($("figures"), idle);
-  showPositions($("positions"), idle);
-  showSteps($("steps"), idle);
-  summarise();
-  connect();
+  document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
+  addEventListener("online", look);
+}
+
+function begin(conversation) {
+  chat.open(conversation);
+  closeIfCovering();
+  $("prompt").focus();
+}
+
+function closeIfCovering() {
+  if (matchMedia("(max-width: 860px)").matches) side(false);
+}
+
+const fileName = (ending) => `${title(chat.conversation).replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 40) || "conversation"}.${ending}`;
+
+async function readIn(input) {
+  const file = input.files[0];
+  input.value = "";
+  if (!file) return;
+  try {
+    const conversation = fromJson(await file.text());
+    await store.put(conversation);
+    begin(conversation);
+  } catch (error) {
+    notice(`${file.name}: ${error.message}.`);
+  }
+}
+
+async function start() {
+  startTheme($("theme"));
+  listen();
+  side(!matchMedia("(max-width: 860px)").matches);
+  if (VIEWS.includes(location.hash.slice(1))) choose(location.hash.slice(1));
+  await store.open((id) => { chat.changedElsewhere(id); list(); });
+  const before = kept("open", "sessionStorage");
+  if (!before || !(await chat.openById(before))) chat.open(newConversation());
+  document.body.dataset.started = "true";
+  if (view === "chat") $("prompt").focus();
+  look();
 }
 
 start();

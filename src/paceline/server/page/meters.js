@@ -1,5 +1,7 @@
 // Live numbers of one text, and the two small bar charts.
 
+import { make } from "./dom.js";
+
 export class Meter {
   constructor() {
     this.ids = []; this.text = ""; this.steps = 0; this.begin = 0; this.last = 0; this.asked = performance.now();
@@ -44,15 +46,8 @@ export function showFigures(box, meter) {
     ["Drafts kept", percent, percent === "–" ? "" : " %"],
     ["Tokens", String(meter.ids.length), meter.steps ? ` / ${meter.steps} steps` : ""],
   ];
-  box.replaceChildren(...entries.map(([name, value, unit]) => {
-    const pair = document.createElement("div");
-    const term = pair.appendChild(document.createElement("dt"));
-    const detail = pair.appendChild(document.createElement("dd"));
-    term.textContent = name;
-    detail.textContent = value;
-    detail.appendChild(document.createElement("small")).textContent = unit;
-    return pair;
-  }));
+  box.replaceChildren(...entries.map(([name, value, unit]) =>
+    make("div", {}, make("dt", {}, name), make("dd", {}, value, make("small", {}, unit)))));
 }
 
 /** Bars from 0 to 1, one per drafted position. */
@@ -91,9 +86,4 @@ function svg(name, attributes, text = "") {
   return made;
 }
 
-function none(text) {
-  const made = document.createElement("p");
-  made.className = "note";
-  made.textContent = text;
-  return made;
-}
+const none = (text) => make("p", { class: "note" }, text);

@@ -1,5 +1,6 @@
 // The same prompt and seed without and with speculation, and the proof that both texts are equal.
 
+import { make } from "./dom.js";
 import { Meter } from "./meters.js";
 import { sha256OfIds } from "./sha256.js";
 
@@ -39,13 +40,9 @@ export class Race {
 
   #draw() {
     this.#lanes.replaceChildren(...LANES.map(([kind, name]) => {
-      const lane = document.createElement("div");
-      lane.className = `lane ${kind}`;
-      lane.innerHTML = '<span></span><div class="rail"><div class="run"></div></div><output></output>';
-      lane.querySelector("span").textContent = name;
-      lane.dataset.lane = kind;
       this.#figures[kind].textContent = "";
-      return lane;
+      return make("div", { class: `lane ${kind}`, "data-lane": kind },
+        make("span", {}, name), make("div", { class: "rail" }, make("div", { class: "run" })), make("output"));
     }));
   }
 
@@ -61,20 +58,14 @@ export class Race {
     const hashes = [plain, fast].map((run) => sha256OfIds(run.meter.ids));
     const same = hashes[0] === hashes[1] && plain.meter.text === fast.meter.text && plain.reason === fast.reason;
     const ratio = plain.meter.seconds / fast.meter.seconds;
-    const verdict = document.createElement("strong");
-    verdict.textContent = same ? `Equal, token by token: ${plain.meter.ids.length} of ${plain.meter.ids.length}` : "The texts differ";
-    verdict.className = same ? "" : "bad";
-    const speed = document.createElement("p");
-    speed.textContent = `With speculation it took ${fast.meter.seconds.toFixed(2)} s instead of ${plain.meter.seconds.toFixed(2)} s`
+    const verdict = make("strong", { class: same ? null : "bad" },
+      same ? `Equal, token by token: ${plain.meter.ids.length} of ${plain.meter.ids.length}` : "The texts differ");
+    const speed = make("p", {}, `With speculation it took ${fast.meter.seconds.toFixed(2)} s instead of ${plain.meter.seconds.toFixed(2)} s`
       + ` by the engine's clock: ${ratio.toFixed(2)} times as fast, ${fast.meter.perStep.toFixed(2)} tokens per step`
-      + `${together ? " (both shared the machine)" : ""}.`;
-    const table = document.createElement("table");
+      + `${together ? " (both shared the machine)" : ""}.`);
     const rows = [["SHA-256, plain", hashes[0]], ["SHA-256, speculation", hashes[1]], ["Token ids begin", plain.meter.ids.slice(0, 16).join(" ")]];
-    for (const [name, value] of rows) {
-      const row = table.insertRow();
-      row.append(Object.assign(document.createElement("th"), { textContent: name, scope: "row" }));
-      row.insertCell().append(Object.assign(document.createElement("code"), { textContent: value }));
-    }
+    const table = make("table", {}, ...rows.map(([name, value]) =>
+      make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, make("code", {}, value)))));
     this.#proof.replaceChildren(verdict, speed, table);
     this.#proof.dataset.equal = String(same);
     this.#proof.hidden = false;

@@ -1,5 +1,7 @@
 // A text drawn token by token, coloured by origin; a tip says what was proposed and what was chosen.
 
+import { make } from "./dom.js";
+
 const SHOWN = { "\n": "↵", "\t": "⇥" };
 const visible = (piece) => piece.replace(/[\n\t]/g, (c) => SHOWN[c]).replace(/^ +$|^ | $/g, (s) => "·".repeat(s.length)) || "∅";
 
@@ -21,12 +23,7 @@ export class TokenView {
     this.#box.textContent = "";
     this.#steps = []; this.#pending = []; this.#spans = []; this.#at = -1; this.#frame = 0;
     this.#hide();
-    if (prompt) {
-      const echo = document.createElement("span");
-      echo.className = "prompt-echo";
-      echo.textContent = prompt;
-      this.#box.append(echo);
-    }
+    if (prompt) this.#box.append(element("span", "prompt-echo", prompt));
   }
 
   /** Add one step: {pieces, origins, proposed_pieces, proposed, tokens}. Drawn with the next frame. */
@@ -110,15 +107,5 @@ export class TokenView {
   #hide() { this.#tip.hidden = true; }
 }
 
-function element(name, kind, text) {
-  const made = document.createElement(name);
-  made.className = kind;
-  made.textContent = text;
-  return made;
-}
-
-function group(children) {
-  const made = element("div", "chips", "");
-  made.append(...children);
-  return made;
-}
+const element = (name, kind, text) => make(name, { class: kind }, text);
+const group = (children) => make("div", { class: "chips" }, ...children);

@@ -1,0 +1,286 @@
+// The conversation that is open: asks, stops, edits, keeps. `running` answers go on while another one is looked at.
+
+import { copy, keep, kept, make } from "./dom.js";
+import { ask, countTokens, ServerError } from "./stream.js";
+import { AnswerView, editor, userTurn } from "./thread.js";
+import { firstThatFits, messages, newAnswer, newConversation, surelyFits } from "./turns.js";
+
+const DRAW = 60, SAVE = 3000; // ms from one time to the next while an answer is written
+
+export class Chat {
+  #parts; #on; #store; #settings; #running = new Map(); #view = null; #editing = -1;
+  conversation = newConversation();
+  model = null; // the server's card of it
+
+  /** `parts`: {thread, turns, empty, system, systemText, prompt, send, stop, tip, told}. `on`: {changed, race, offer, server, say, asTokens} */
+  constructor(parts, on, store, settings) {
+    this.#parts = parts;
+    this.#on = on;
+    this.#store = store;
+    this.#settings = settings;
+    parts.thread.addEventListener("click", (event) => this.#act(event));
+    parts.systemText.addEventListener("input", () => { this.conversation.system = parts.systemText.value; });
+    parts.systemText.addEventListener("change", () => this.#save(this.conversation));
+    parts.prompt.addEventListener("input", () => { this.#fitPrompt(); this.#keepDraft(); });
+  }
+
+  get busy() { return this.#running.has(this.conversation); }
+  isRunning(id) { return [...this.#running.keys()].some((one) => one.id === id); }
+
+  async openById(id) {
+    const found = [...this.#running.keys()].find((one) => one.id === id) ?? (await this.#store.get(id));
+    this.open(found ?? newConversation());
+    return Boolean(found);
+  }
+
+  open(conversation) {
+    this.conversation = conversation;
+    this.#editing = -1;
+    keep("open", conversation.turns.length ? conversation.id : "", "sessionStorage");
+    this.#parts.systemText.value = conversation.system;
+    this.#parts.system.open = false;
+    this.#parts.prompt.value = kept(this.#draftName(), "sessionStorage") ?? "";
+    this.#fitPrompt();
+    this.draw();
+    this.#parts.thread.scrollTop = this.#parts.thread.scrollHeight;
+    this.#on.changed();
+  }
+
+  draw() {
+    const { turns, first } = this.conversation;
+    const { busy } = this;
+    const drawn = turns.flatMap((turn, i) => {
+      const cut = i === first && first > 0 ? [make("p", { class: "cut", role: "note" }, `The context of ${this.model?.max_model_len ?? ""} tokens is full: the model no longer sees what is above.`)] : [];
+      if (i === this.#editing) return [...cut, editor(turn, i, (text) => this.#edited(i, text))];
+      if (turn.role === "user") return [...cut, userTurn(turn, i, busy)];
+      const view = new AnswerView(turn, i, this.#how(i));
+      if (busy && i === turns.length - 1) this.#view = view;
+      return [...cut, view.element];
+    });
+    const near = this.#nearEnd();
+    this.#parts.turns.replaceChildren(...drawn);
+    this.#parts.empty.hidden = turns.length > 0;
+    this.#parts.send.hidden = busy;
+    this.#parts.stop.hidden = !busy;
+    if (near) this.#toEnd();
+  }
+
+  /** The text of the prompt as the next message. It stays there if the server cannot take it now. */
+  async send() {
+    const text = this.#parts.prompt.value;
+    if (!text.trim() || this.busy) return;
+    const { conversation } = this;
+    const state = await this.#on.server();
+    if (state !== "ready") {
+      this.#on.say(state === "lost" ? "The server cannot be reached. Your text is kept: send it again once the server is back." : `The server is ${state}. Your text is kept: send it once the server is ready.`);
+      return;
+    }
+    if (conversation !== this.conversation || this.busy) return;
+    keep(this.#draftName(), "", "sessionStorage");
+    this.#parts.prompt.value = "";
+    this.#fitPrompt();
+    conversation.turns.push({ role: "user", content: text });
+    await this.#answer(conversation);
+  }
+
+  stop(conversation = this.conversation) { this.#running.get(conversation)?.abort(); }
+
+  editLast() {
+    const at = this.conversation.turns.findLastIndex((turn) => turn.role === "user");
+    if (at >= 0 && !this.busy) this.#edit(at);
+  }
+
+  async #answer(conversation, goesOn = null) {
+    const turn = goesOn ?? newAnswer(this.model.id);
+    const base = goesOn ? { content: turn.content, seconds: turn.seconds } : { content: "", seconds: 0 };
+    Object.assign(turn, { finish: "", error: "", report: null, note: "" });
+    if (!goesOn) conversation.turns.push(turn);
+    const controller = new AbortController();
+    this.#running.set(conversation, controller);
+    keep("open", conversation.id, "sessionStorage");
+    this.draw();
+    this.#toEnd();
+    this.#on.changed();
+    await this.#save(conversation); // so that even a page that dies now has the question
+    try {
+      await this.#stream(conversation, turn, base, controller.signal);
+    } catch (error) {
+      if (error.name === "AbortError") turn.finish = "stopped";
+      else Object.assign(turn, { finish: "error", error: sentence(error) });
+      if (!(error instanceof ServerError) && error.name !== "AbortError") console.error(error);
+      if (error.lost) this.#on.server();
+    } finally {
+      this.#running.delete(conversation);
+      if (conversation === this.conversation) {
+        this.draw();
+        this.#parts.told.textContent = turn.error ? "" : turn.finish === "stopped" ? "Stopped." : "The answer is complete.";
+      }
+      await this.#save(conversation);
+      this.#on.changed();
+    }
+  }
+
+  async #stream(conversation, turn, base, signal) {
+    const asked = this.#settings.request();
+    const about = { ...conversation, turns: base.content ? conversation.turns : conversation.turns.slice(0, -1) };
+    const first = await this.#fit(about, asked, signal);
+    if (first !== conversation.first) {
+      conversation.first = first;
+      if (conversation === this.conversation) this.draw();
+    }
+    const begin = performance.now();
+    let drawn = 0, saved = begin, pause = DRAW, ended = "stop";
+    const body = { model: this.model.id, ...asked, messages: messages(about, first), speculation: { ...asked.speculation, trace: true } };
+    for await (const chunk of ask(body, signal)) {
+      const choice = chunk.choices[0];
+      turn.content += choice?.delta?.content ?? "";
+      turn.thoughts += choice?.delta?.reasoning_content ?? "";
+      if (chunk.paceline) turn.steps.push(chunk.paceline);
+      if (chunk.usage) turn.used = chunk.usage.total_tokens;
+      if (chunk.warnings) turn.note = chunk.warnings.join("; ");
+      const now = performance.now();
+      turn.seconds = base.seconds + (now - begin) / 1000;
+      if (chunk.speculation) turn.report = { ...chunk.speculation, seconds: base.seconds + chunk.speculation.seconds };
+      if (now - drawn > pause && conversation === this.conversation) {
+        this.#grow();
+        drawn = performance.now();
+        pause = Math.max(DRAW, 5 * (drawn - now)); // a long text is drawn less often
+      }
+      if (now - saved > SAVE) { saved = now; this.#save(conversation); }
+      ended = choice?.finish_reason ?? ended;
+    }
+    turn.finish = ended;
+  }
+
+  async #fit(conversation, asked, signal) {
+    const context = this.model.max_model_len;
+    if (conversation.first === 0 && surelyFits(messages(conversation), context, asked.max_tokens)) return 0;
+    const options = { model: this.model.id, chat_template_kwargs: asked.chat_template_kwargs };
+    return firstThatFits(conversation, context, asked.max_tokens, (first) =>
+      countTokens({ ...options, messages: messages(conversation, first) }, signal));
+  }
+
+  #grow() {
+    const near = this.#nearEnd();
+    this.#view?.draw();
+    if (near) this.#toEnd();
+  }
+
+  #act(event) {
+    const from = event.target.closest("[data-act]");
+    if (!from) return;
+    const index = Number(from.closest("[data-index]")?.dataset.index);
+    const turn = this.conversation.turns[index];
+    if (from.dataset.act === "copy-code") copy(from.closest(".code").querySelector("code").textContent, from);
+    else if (!turn) return;
+    else if (from.dataset.act === "copy") copy(turn.content, from);
+    else if (this.busy) return;
+    else if (from.dataset.act === "edit") this.#edit(index);
+    else if (from.dataset.act === "again") this.#again(index);
+    else if (from.dataset.act === "continue") this.#answer(this.conversation, turn);
+    else if (from.dataset.act === "race") this.#race(index);
+  }
+
+  /** What this answer was asked, as the model saw it. */
+  #race(index) {
+    const { conversation } = this;
+    this.#on.race(messages({ ...conversation, turns: conversation.turns.slice(0, index) }, conversation.first));
+  }
+
+  #again(index) {
+    this.#cutAt(index, "The answer is written again.");
+    this.#answer(this.conversation);
+  }
+
+  #edit(index) {
+    this.#editing = index;
+    this.draw();
+  }
+
+  #edited(index, text) {
+    const turn = this.conversation.turns[index];
+    this.#editing = -1;
+    if (text === null || (text === turn.content && turn.role === "assistant")) {
+      this.draw();
+      this.#parts.turns.querySelector(`[data-index="${index}"] [data-act="edit"]`)?.focus();
+    } else if (turn.role === "user") {
+      this.#cutAt(index, "The conversation goes on from the edited message.");
+      this.conversation.turns.push({ role: "user", content: text });
+      this.#parts.prompt.focus();
+      this.#answer(this.conversation);
+    } else {
+      Object.assign(turn, { content: text, steps: [], report: null, finish: "stop", error: "", note: "edited" });
+      this.draw();
+      this.#save(this.conversation);
+    }
+  }
+
+  /** Take the turns from `index` on away, which can be undone. */
+  #cutAt(index, said) {
+    const { conversation } = this;
+    const before = structuredClone({ turns: conversation.turns, first: conversation.first });
+    conversation.turns = conversation.turns.slice(0, index);
+    if (conversation.first >= index) conversation.first = 0;
+    this.#on.offer(said, async () => {
+      this.stop(conversation);
+      while (this.#running.has(conversation)) await new Promise((resolve) => setTimeout(resolve, 10));
+      Object.assign(conversation, before);
+      if (conversation === this.conversation) this.draw();
+      await this.#save(conversation);
+    });
+  }
+
+  async #save(conversation) {
+    if (!conversation.turns.length) return;
+    const { id } = conversation;
+    await this.#store.put(conversation, !this.#running.has(conversation));
+    if (conversation === this.conversation && conversation.id !== id) {
+      keep("open", conversation.id, "sessionStorage");
+      this.#on.say("Another tab has changed this conversation: this one is kept beside it.");
+    }
+    this.#on.changed();
+  }
+
+  /** Another tab has changed a conversation. */
+  async changedElsewhere(id) {
+    if (id !== this.conversation.id || this.busy || this.#editing >= 0) return;
+    const found = await this.#store.get(id);
+    if (found && id === this.conversation.id && !this.busy) this.open(found);
+  }
+
+  #how(index) {
+    return {
+      asTokens: this.#on.asTokens(), busy: this.busy, last: index === this.conversation.turns.length - 1,
+      context: this.model?.max_model_len ?? Infinity, tip: this.#parts.tip, told: this.#parts.told,
+    };
+  }
+
+  #draftName() { return `draft ${this.conversation.turns.length ? this.conversation.id : "new"}`; }
+  #keepDraft() { keep(this.#draftName(), this.#parts.prompt.value, "sessionStorage"); }
+
+  setPrompt(text) {
+    this.#parts.prompt.value = text;
+    this.#fitPrompt();
+    this.#keepDraft();
+    this.#parts.prompt.focus();
+  }
+
+  #fitPrompt() {
+    const { prompt } = this.#parts;
+    prompt.style.height = "auto";
+    prompt.style.height = `${Math.min(prompt.scrollHeight + 2, innerHeight * 0.4)}px`;
+  }
+
+  #nearEnd() {
+    const { thread } = this.#parts;
+    return thread.scrollHeight - thread.scrollTop - thread.clientHeight < 80;
+  }
+
+  #toEnd() { this.#parts.thread.scrollTop = this.#parts.thread.scrollHeight; }
+}
+
+/** An error as a sentence of its own. */
+function sentence(error) {
+  const text = error.message || String(error);
+  return `${text[0].toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}`;
+}

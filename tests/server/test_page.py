@@ -1,0 +1,526 @@
+"""The page in headless Chromium, on a real server over the fake engine, whose answers the tests choose.
+
+Skipped where the extra `browser` or a Chromium is missing; tests/server/test_page_modules.py needs neither.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.fake_engine import MAX_LEN, FakeEngine, make_tokenizer
+from server.serving import Served, served
+
+sync = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install 'paceline[browser]'")
+NAMES = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
+LONG = "# Title\n\nSome `code` here.\n\n```py\nprint(1)\n```\n\n" + "word " * 30
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync.sync_playwright() as playwright:
+        try:
+            made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        except sync.Error as error:
+            pytest.skip(f"no Chromium: install one, or run `playwright install chromium` ({str(error)[:80]})")
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def s() -> Iterator[Served]:
+    with served(FakeEngine(make_tokenizer(), script="Hello **there**.")) as server:
+        yield server
+
+
+class Page:
+    """A tab, with what it complained of and what it asked for."""
+
+    def __init__(self, context: Any, url: str) -> None:
+        self.tab, self.url = context.new_page(), url
+        self.problems: list[str] = []
+        self.tab.set_default_timeout(15000)
+        self.tab.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.tab.on("console", self._console)
+        self.tab.on("request", self._request)
+        self.tab.on("dialog", lambda dialog: (self.problems.append("a dialog opened"), dialog.dismiss()))
+        self.open()
+
+    def _console(self, message: Any) -> None:
+        lost = "Failed to load resource" in message.text or "ERR_" in message.text
+        if message.type == "error" and not lost:
+            self.problems.append(message.text)
+
+    def _request(self, request: Any) -> None:
+        if not request.url.startswith((self.url, "blob:")):
+            self.problems.append(f"asked for {request.url}")
+
+    def open(self, path: str = "") -> None:
+        self.tab.goto(self.url + path)
+        self.tab.wait_for_selector('#state[data-state="ready"]')
+        self.tab.wait_for_selector("body[data-started]")
+
+    def answered(self, count: int) -> None:
+        """Wait until there are so many answers and none is being written."""
+        sync.expect(self.tab.locator('.answer[aria-busy="false"]')).to_have_count(count)
+        sync.expect(self.tab.locator('.answer[aria-busy="true"]')).to_have_count(0)
+
+    def say(self, text: str, count: int) -> None:
+        self.tab.fill("#prompt", text)
+        self.tab.press("#prompt", "Enter")
+        self.answered(count)
+
+    def texts(self, kind: str) -> list[str]:
+        return [text.strip() for text in self.tab.locator(kind).all_inner_texts()]
+
+    def see(self, selector: str, text: str) -> None:
+        sync.expect(self.tab.locator(selector).last).to_contain_text(text)
+
+
+@pytest.fixture
+def page(browser: Any, s: Served) -> Iterator[Page]:
+    context = browser.new_context(viewport={"width": 1200, "height": 800})
+    made = Page(context, s.url)
+    yield made
+    assert made.problems == []
+    context.close()
+
+
+def test_three_turns_and_a_reload(page: Page, s: Served) -> None:
+    page.tab.click("#system summary")
+    page.tab.fill("#system-text", "Be brief.")
+    for count, text in enumerate(("one", "two", "three"), 1):
+        page.say(text, count)
+    prompt = s.engine.tokenizer.decode(s.engine.last_prompt)
+    assert prompt == (
+        "system: Be brief.\nuser: one\nassistant: Hello **there**.\nuser: two\nassistant: Hello **there**.\n"
+        "user: three\nassistant: "
+    )
+    page.tab.fill("#prompt", "not sent yet")
+    page.tab.reload()
+    page.answered(3)
+    assert page.texts(".said") == ["one", "two", "three"]
+    assert page.texts(".prose") == ["Hello there."] * 3
+    assert page.tab.locator(".prose strong").count() == 3
+    assert page.tab.input_value("#prompt") == "not sent yet"
+    assert page.tab.input_value("#system-text") == "Be brief."
+    assert page.texts("#list .open") == ["one"]
+    page.see(".turn .facts", "tokens/s")
+
+
+def test_stop_continue_and_regenerate(page: Page, s: Served) -> None:
+    s.engine.script, s.engine.delay = "a" * 400, 0.02
+    page.tab.fill("#prompt", "go")
+    page.tab.press("#prompt", "Enter")
+    page.see(".answer .prose", "aaa")
+    assert page.tab.is_hidden("#send")
+    page.tab.press("#prompt", "Escape")
+    page.answered(1)
+    page.see(".turn .why", "stopped")
+    assert s.settled(lambda: not s.engine.has_work)
+    begun = page.texts(".prose")[0]
+    s.engine.script, s.engine.delay = "b" * 9, 0.0
+    page.tab.click('[data-act="continue"]')
+    page.answered(1)
+    page.see(".answer .prose", begun + "b" * 9)
+    assert s.engine.tokenizer.decode(s.engine.last_prompt).startswith(f"user: go\nassistant: {begun}")
+    page.tab.click('[data-act="again"]')
+    page.see(".answer .prose", "b" * 9)
+    page.answered(1)
+    assert page.texts(".prose") == ["b" * 9]
+    page.tab.click("#notice .link")  # undo
+    page.see(".answer .prose", begun + "b" * 9)
+
+
+def test_an_edited_message_is_asked_again(page: Page, s: Served) -> None:
+    page.say("one", 1)
+    page.say("two", 2)
+    s.engine.script = "other"
+    page.tab.press("#prompt", "ArrowUp")
+    page.tab.locator(".editing textarea").fill("three")
+    page.tab.locator(".editing textarea").press("Enter")
+    page.see(".answer .prose", "other")
+    page.answered(2)
+    assert page.texts(".said") == ["one", "three"]
+    page.tab.locator('.answer [data-act="edit"]').first.click()
+    page.tab.locator(".editing textarea").fill("my *own* words")
+    page.tab.locator(".editing textarea").press("Control+Enter")
+    assert page.texts(".prose") == ["my own words", "other"]
+    page.tab.locator('.answer [data-act="edit"]').first.click()
+    page.tab.locator(".editing textarea").press("Escape")
+    assert page.texts(".prose") == ["my own words", "other"]
+    page.say("four", 3)
+    assert "assistant: my *own* words\n" in s.engine.tokenizer.decode(s.engine.last_prompt)
+
+
+def test_an_answer_is_never_run(page: Page, s: Served) -> None:
+    s.engine.script = (
+        "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">\n\n"
+        "[a](javascript:document.title='run') ![p](http://127.0.0.1:9/x.png) [b](https://example.org)\n\n"
+        "<iframe src=javascript:alert(1)></iframe>\n\n```js\n<script>alert(1)</script>\n```"
+    )
+    page.say("<b onclick=alert(1)>x</b>", 1)
+    assert page.tab.title() != "run"
+    assert page.tab.locator(".turn").locator("script, img, iframe, [onerror], [onclick]").count() == 0
+    links = page.tab.locator(".turn a").evaluate_all("all => all.map((a) => a.getAttribute('href'))")
+    assert links == ["http://127.0.0.1:9/x.png", "https://example.org/"]
+    assert "<script>document.title" in page.texts(".prose")[0]
+    page.tab.check("#as-tokens")
+    assert "<script>document.title" in page.texts(".turn .tokens")[0]
+    assert page.tab.locator(".turn").locator("script, img, iframe").count() == 0
+
+
+def test_code_is_copied_and_conversations_are_exported(browser: Any, s: Served, tmp_path: Path) -> None:
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    page = Page(context, s.url)
+    s.engine.script = LONG
+    page.say("code, please", 1)
+    page.tab.click('[data-act="copy-code"]')
+    sync.expect(page.tab.locator('[data-act="copy-code"]')).to_have_text("Copied")
+    assert page.tab.evaluate("() => navigator.clipboard.readText()") == "print(1)"
+    for button, ending in (("#export-json", "json"), ("#export-markdown", "md")):
+        with page.tab.expect_download() as found:
+            page.tab.click(button)
+        assert found.value.suggested_filename == f"code-please.{ending}"
+        found.value.save_as(tmp_path / f"talk.{ending}")
+    assert (
+        (tmp_path / "talk.md")
+        .read_text()
+        .startswith("# code, please\n\n## User\n\ncode, please\n\n## fake\n\n# Title")
+    )
+    saved = json.loads((tmp_path / "talk.json").read_text())
+    assert [one["role"] for one in saved["messages"]] == ["user", "assistant"]
+    page.tab.click("#new")
+    assert page.tab.locator(".turn").count() == 0
+    page.tab.set_input_files("#import", tmp_path / "talk.json")
+    page.answered(1)
+    assert page.texts("#list .open") == ["code, please"] * 2
+    page.tab.set_input_files("#import", tmp_path / "talk.md")
+    page.see("#notice", "no saved conversation")
+    page.tab.locator("#list .remove").first.click()
+    sync.expect(page.tab.locator("#list .open")).to_have_count(1)
+    page.tab.click("#notice .link")
+    sync.expect(page.tab.locator("#list .open")).to_have_count(2)
+    assert page.problems == []
+    context.close()
+
+
+def test_a_server_that_goes_and_comes_back(browser: Any) -> None:
+    engine = FakeEngine(make_tokenizer(), script="a" * 400, delay=0.02)
+    context = browser.new_context()
+    with served(engine, drain_timeout=0.1) as s:
+        page = Page(context, s.url)
+        page.tab.fill("#prompt", "go")
+        page.tab.press("#prompt", "Enter")
+        page.see(".answer .prose", "aaa")
+        port = s.port
+    page.answered(1)
+    begun = page.texts(".prose")[0]
+    assert begun.startswith("aaa")
+    assert page.tab.locator(".turn .error").count() == 1
+    page.tab.wait_for_selector('#state[data-state="failed"]')
+    page.tab.fill("#prompt", "what now")
+    page.tab.press("#prompt", "Enter")
+    page.see("#notice", "cannot be reached")
+    assert page.tab.input_value("#prompt") == "what now"
+    with served(FakeEngine(make_tokenizer(), script="back"), port=port):
+        page.tab.wait_for_selector('#state[data-state="ready"]')
+        page.tab.press("#prompt", "Enter")
+        page.answered(2)
+        page.see(".answer .prose", "back")
+        assert page.tab.locator(".turn .error").count() == 1
+        assert page.texts(".said") == ["go", "what now"]
+        page.tab.locator('[data-act="again"]').first.click()
+        page.answered(1)
+        page.see(".answer .prose", "back")
+        assert page.tab.locator(".turn .error").count() == 0
+    assert page.problems == []
+    context.close()
+
+
+def test_what_the_server_refuses_is_said_and_can_be_tried_again(page: Page, s: Served) -> None:
+    page.say("please explode", 1)
+    page.see(".turn .error", "the chat template failed: explode.")
+    page.tab.locator('.user [data-act="edit"]').click()
+    page.tab.locator(".editing textarea").fill("better")
+    page.tab.locator(".editing textarea").press("Enter")
+    page.see(".answer .prose", "Hello there.")
+    s.engine.fail = [RuntimeError("broken"), RuntimeError("broken")]
+    page.say("again", 2)
+    page.tab.locator('.error [data-act="again"]').click()
+    sync.expect(page.tab.locator(".turn .error")).to_have_count(0)
+    page.see(".answer .prose", "Hello there.")
+
+
+def test_a_conversation_longer_than_the_context(page: Page, s: Served) -> None:
+    s.engine.script = "z" * 60
+    for count in range(1, 8):
+        page.say(f"question {count} " + "q" * 40, count)
+    prompt = s.engine.tokenizer.decode(s.engine.last_prompt)
+    assert len(s.engine.last_prompt) < MAX_LEN * 3 // 4
+    assert "question 1 " not in prompt
+    assert "question 7 " in prompt
+    page.see(".cut", f"The context of {MAX_LEN} tokens is full")
+    assert len(page.texts(".said")) == 7
+    page.tab.reload()
+    page.answered(7)
+    assert page.tab.locator(".cut").count() == 1
+    page.say("x" * 2 * MAX_LEN, 8)
+    page.see(".turn .error", "shorten the prompt")
+
+
+def test_the_settings_are_the_models_until_they_are_set(page: Page, s: Served) -> None:
+    assert s.service.loaded is not None
+    s.service.loaded = replace(s.service.loaded, sampling={"temperature": 0.6, "top_k": 64}, thinks=True)
+    page.open()
+    page.say("one", 1)
+    assert (s.engine.last_params.temperature, s.engine.last_params.top_k) == (0.6, 64)
+    page.tab.click("#open-settings")
+    asked = "(all) => all.map((one) => one.placeholder)"
+    assert page.tab.locator("[name=temperature], [name=top_p], [name=top_k]").evaluate_all(asked) == [
+        "0.6",
+        "1",
+        "64",
+    ]
+    for name, value in (
+        ("temperature", "0.25"),
+        ("top_p", "0.5"),
+        ("max_tokens", "3"),
+        ("seed", "7"),
+        ("stop", "x\\ny"),
+    ):
+        page.tab.fill(f"[name={name}]", value)
+    page.tab.select_option("[name=drafter]", "ngram")
+    page.tab.select_option("[name=draft_tokens]", "2")
+    page.tab.keyboard.press("Escape")
+    page.open()
+    page.say("two", 2)
+    p = s.engine.last_params
+    assert (p.temperature, p.top_p, p.top_k, p.max_tokens, p.seed) == (0.25, 0.5, 64, 3, 7)
+    assert (p.stop, p.drafter, p.draft_tokens) == (("x\ny",), "ngram", 2)
+    page.see(".turn .why", "stopped at the length that is set")
+    page.tab.click("#open-settings")
+    page.tab.click("#settings [type=reset]")
+    page.tab.keyboard.press("Escape")
+    page.say("three", 3)
+    assert (s.engine.last_params.temperature, s.engine.last_params.drafter) == (0.6, None)
+
+
+def test_tokens_in_colour_and_what_was_proposed(page: Page, s: Served) -> None:
+    s.engine.script = LONG
+    page.say("colours", 1)
+    page.tab.check("#as-tokens")
+    assert page.tab.locator(".turn .t").count() == len(s.engine.tokenizer.encode(LONG, add_bos=False)) + 1
+    for kind in ("kept", "own", "overruled"):
+        assert page.tab.locator(f".turn .t.{kind}").count() > 0
+    page.tab.locator(".turn .t.overruled").first.hover()
+    page.see("#tip", "The target overruled the draft")
+    page.tab.mouse.move(2, 2)
+    page.tab.focus(".turn .tokens")
+    page.tab.keyboard.press("ArrowRight")
+    page.see("#tip", "Step 1 wrote")
+    page.tab.reload()
+    page.answered(1)
+    assert page.tab.locator(".turn .t.kept").count() > 0
+    page.tab.uncheck("#as-tokens")
+    page.see(".prose h3", "Title")
+    page.tab.click(".turn .facts summary")
+    page.see(".turn .charts", "Acceptance by position")
+    page.see(".turn .charts", "Drafted by ngram")
+
+
+def test_a_race_from_a_conversation(page: Page, s: Served) -> None:
+    s.engine.script = LONG
+    page.say("first", 1)
+    page.say("run", 2)
+    page.tab.locator('[data-act="race"]').last.click()
+    page.see("#proof", "Equal, token by token")
+    assert page.tab.get_attribute("#proof", "data-equal") == "true"
+    page.see("#proof", "by the engine's clock")
+    assert "user: first\nassistant: # Title" in s.engine.tokenizer.decode(s.engine.last_prompt)
+    assert page.texts("#plain-tokens") == page.texts("#fast-tokens")
+    page.tab.fill("#lab-prompt", "something else")
+    page.tab.press("#lab-prompt", "Control+Enter")
+    page.tab.wait_for_selector("body:not([data-running])")
+    page.see("#proof", "Equal, token by token")
+    assert s.engine.tokenizer.decode(s.engine.last_prompt) == "user: something else\nassistant: "
+
+
+def test_a_base_model_goes_on_with_a_text(page: Page, s: Served) -> None:
+    assert s.service.loaded is not None
+    s.service.loaded = replace(s.service.loaded, chat=False)
+    page.open("/?")
+    sync.expect(page.tab.locator("#write")).to_be_visible()
+    assert page.tab.is_hidden("#tab-chat")
+    assert page.tab.input_value("#lab-prompt") == ""
+    page.tab.fill("#lab-prompt", "def f")
+    page.tab.press("#lab-prompt", "Control+Enter")
+    page.see("#tokens", "def fHello **there**.")
+    sync.expect(page.tab.locator("#after")).to_be_visible()
+    assert s.engine.tokenizer.decode(s.engine.last_prompt) == "def f"
+    assert s.engine.last_params.max_tokens == 256
+    page.tab.reload()
+    page.see("#tokens", "def fHello **there**.")
+    page.tab.click("#go-on")
+    page.see("#tokens", "def fHello **there**.<eos>Hello **there**.")
+
+
+def test_two_tabs_lose_nothing(browser: Any, s: Served) -> None:
+    context = browser.new_context()
+    one, two = Page(context, s.url), Page(context, s.url)
+    one.say("shared", 1)
+    two.tab.locator("#list .open").first.click()
+    two.answered(1)
+    one.say("seen by both", 2)
+    two.answered(2)  # told by the other tab
+    s.engine.script, s.engine.delay = "c" * 60, 0.02
+    for tab, text in ((one, "of one"), (two, "of two")):
+        tab.tab.fill("#prompt", text)
+        tab.tab.press("#prompt", "Enter")
+    for tab in (one, two):
+        tab.answered(3)
+    sync.expect(one.tab.locator("#list .open")).to_have_count(2)
+    last = set()
+    for at in range(2):
+        one.tab.locator("#list .open").nth(at).click()
+        one.answered(3)
+        last.add(one.texts(".said")[-1])
+    assert last == {"of one", "of two"}
+    assert one.problems == two.problems == []
+    context.close()
+
+
+BROKEN: dict[str, Callable[[Page], None]] = {
+    "refused": lambda p: p.tab.add_init_script(
+        "Object.defineProperty(window, 'indexedDB', { get() { throw new Error('no store'); } });"
+        "Object.defineProperty(window, 'localStorage', { get() { throw new Error('no storage'); } });"
+        "Object.defineProperty(window, 'sessionStorage', { get() { throw new Error('no storage'); } });"
+    ),
+    "rubbish": lambda p: p.tab.evaluate("""() => new Promise((done) => {
+        localStorage.setItem("paceline settings", "{");
+        localStorage.setItem("paceline text", '{"steps":[1]}');
+        const asked = indexedDB.open("paceline", 1);
+        asked.onsuccess = () => {
+          const change = asked.result.transaction(["heads", "conversations"], "readwrite");
+          change.objectStore("heads").put({ id: "bad", title: "Broken", updated: "x" });
+          change.objectStore("heads").put({ id: "worse", title: 5 });
+          change.objectStore("conversations").put({ id: "bad", turns: 7 });
+          change.oncomplete = () => { asked.result.close(); done(); };
+        };
+    })"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_store_is_survived(page: Page, kind: str) -> None:
+    BROKEN[kind](page)
+    page.tab.reload()
+    page.tab.wait_for_selector("body[data-started]")
+    if kind == "refused":
+        page.see("#unkept", "not kept here after this page is closed: no store")
+    else:
+        page.tab.get_by_role("button", name="Broken", exact=True).click()
+        page.see("#notice", "cannot be read any more")
+        sync.expect(page.tab.locator("#list .open")).to_have_count(0)
+    page.say("still here", 1)
+    assert page.texts(".prose") == ["Hello there."]
+    assert page.texts("#list .open") == ["still here"]
+
+
+@pytest.mark.parametrize("width", [320, 375])
+def test_narrow_pages_do_not_scroll_sideways(page: Page, s: Served, width: int) -> None:
+    s.engine.script = (
+        "x" * 90
+        + "\n\n```\n"
+        + "y" * 90
+        + "\n```\n\n|a|b|c|\n|-|-|-|\n|"
+        + "|".join(["long words"] * 3)
+        + "|"
+    )
+    page.tab.set_viewport_size({"width": width, "height": 700})
+    page.open()
+
+    def fits() -> None:
+        wide = "() => [document.documentElement, document.getElementById('lab'), document.getElementById('thread')]"
+        assert page.tab.evaluate(f"({wide})().every((one) => one.scrollWidth <= innerWidth)")
+
+    fits()
+    page.say("z" * 90, 1)
+    fits()
+    page.tab.check("#as-tokens")
+    fits()
+    page.tab.click("#open-side")
+    fits()
+    page.tab.keyboard.press("Escape")
+    page.tab.click("#open-settings")
+    fits()
+    page.tab.keyboard.press("Escape")
+    page.tab.click('[data-act="race"]')
+    page.see("#proof", "Equal, token by token")
+    fits()
+    page.tab.click("#tab-write")
+    fits()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_by_keyboard_alone_in_both_themes(browser: Any, s: Served, scheme: str) -> None:
+    context = browser.new_context(color_scheme=scheme)
+    page = Page(context, s.url)
+    keys = page.tab.keyboard
+    keys.type("hello")
+    keys.press("Enter")  # the message has the focus from the beginning
+    page.answered(1)
+
+    def focused() -> dict[str, str]:
+        return page.tab.evaluate(
+            "() => ({ id: document.activeElement.id, act: document.activeElement.dataset.act ?? '',"
+            " outline: getComputedStyle(document.activeElement).outlineStyle })"
+        )
+
+    seen = []
+    for _ in range(40):
+        keys.press("Shift+Tab")
+        here = focused()
+        if here["id"] == "":
+            assert here["outline"] != "none" or here["act"] == ""
+        seen.append(here["id"] or here["act"])
+        if here["id"] == "open-side":
+            break
+    for stop in ("copy", "again", "edit", "race", "export-json", "new", "theme", "open-settings", "tab-chat"):
+        assert stop in seen, seen
+    ground = page.tab.evaluate("() => getComputedStyle(document.body).backgroundColor")
+    page.tab.focus("#theme")
+    keys.press("Enter")
+    other = page.tab.evaluate("() => getComputedStyle(document.body).backgroundColor")
+    assert (ground, other) in {
+        ("rgb(246, 245, 241)", "rgb(20, 23, 26)"),
+        ("rgb(20, 23, 26)", "rgb(246, 245, 241)"),
+    }
+    page.tab.focus("#tab-chat")
+    keys.press("ArrowRight")
+    assert focused()["id"] == "tab-write"
+    sync.expect(page.tab.locator("#write")).to_be_visible()
+    keys.press("ArrowLeft")
+    page.tab.focus("#open-settings")
+    keys.press("Enter")
+    assert page.tab.locator("#settings").evaluate("(one) => one.open")
+    keys.press("Escape")
+    assert focused()["id"] == "open-settings"
+    assert page.problems == []
+    context.close()
+
+
+def test_every_control_has_a_name(page: Page) -> None:
+    page.say("names", 1)
+    nameless = page.tab.evaluate("""() => [...document.querySelectorAll("button, input, select, textarea, a")]
+      .filter((one) => !(one.getAttribute("aria-label") || one.textContent.trim()
+        || one.closest("label")?.textContent.trim() || document.querySelector(`label[for="${one.id}"]`)))
+      .map((one) => one.outerHTML)""")
+    assert nameless == []
