@@ -8,6 +8,8 @@ from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundEr
 
 from paceline.errors import LoadError, UsageError
 from paceline.models import hub
+from paceline.models.hub_gguf import choose
+from paceline.models.names import HubName
 
 
 def make(folder):
@@ -41,6 +43,7 @@ def test_download_takes_no_code_and_no_pickles(tmp_path, monkeypatch):
     monkeypatch.setattr(
         huggingface_hub, "snapshot_download", lambda name, **kw: asked.update(kw, name=name) or str(tmp_path)
     )
+    (tmp_path / "model.safetensors").touch()
     assert hub.resolve("org/name@v1", "target") == tmp_path
     assert asked["name"] == "org/name"
     assert asked["revision"] == "v1"
@@ -68,6 +71,63 @@ def test_download_fails_in_one_line(error, words, monkeypatch):
     with pytest.raises(LoadError, match=words) as caught:
         hub.resolve("org/name", "target")
     assert "\n" not in str(caught.value)
+
+
+REPOSITORY = [
+    "README.md", "BF16/m-BF16-00001-of-00002.gguf", "BF16/m-BF16-00002-of-00002.gguf", "imatrix.gguf",
+    "m-Q2_K.gguf", "m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "m-UD-Q5_K_XL.gguf", "m.q8_0.GGUF", "mmproj-m-F16.gguf",
+    "mtp-m-Q4_0.gguf", "odd.gguf",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tag", "files"),
+    [
+        (None, ["m-Q4_K_M.gguf"]),
+        ("q4_k_m", ["m-Q4_K_M.gguf"]),
+        ("Q4_K_S", ["m-Q4_K_S.gguf"]),
+        ("Q8_0", ["m.q8_0.GGUF"]),
+        ("bf16", ["BF16/m-BF16-00001-of-00002.gguf", "BF16/m-BF16-00002-of-00002.gguf"]),
+        ("Q5_K_XL", ["m-UD-Q5_K_XL.gguf"]),
+        ("UD-Q5_K_XL", ["m-UD-Q5_K_XL.gguf"]),
+        ("odd", ["odd.gguf"]),
+        ("M-Q4_K_M.gguf", ["m-Q4_K_M.gguf"]),
+        ("mtp-m-Q4_0.gguf", ["mtp-m-Q4_0.gguf"]),  # a drafter, by its name only
+    ],
+)
+def test_a_tag_is_a_file(tag, files):
+    assert choose(HubName("org/name", None, tag), REPOSITORY) == files
+
+
+@pytest.mark.parametrize(
+    ("tag", "names", "words"),
+    [
+        ("Q6_K", REPOSITORY, "tagged Q6_K: give one of BF16, Q4_K_M, Q4_K_S, Q8_0, UD-Q5_K_XL, odd.gguf"),
+        ("Q4_K", REPOSITORY, "no GGUF file tagged Q4_K:"),
+        ("Q2_K", REPOSITORY, "holds blocks that paceline does not read: give one of BF16"),
+        ("bf16", REPOSITORY[:2], "lacks BF16/m-BF16-00002-of-00002.gguf, a part of"),
+        (None, ["a-Q5_0.gguf", "a-Q6_K.gguf"], "of several kinds: give org/name:TAG, TAG one of Q5_0, Q6_K"),
+        (None, ["a-IQ2_M.gguf"], "does not read: give one of none that paceline reads"),
+        (
+            "Q8_0",
+            ["a-Q8_0.gguf", "b-Q8_0.gguf"],
+            "2 GGUF files tagged Q8_0: give org/name:FILE, FILE one of a-Q8_0",
+        ),
+        ("Q8_0", ["model.safetensors"], "has no GGUF file: give it without :Q8_0"),
+    ],
+)
+def test_a_tag_that_is_no_file_is_one_line(tag, names, words):
+    with pytest.raises(LoadError) as caught:
+        choose(HubName("org/name", None, tag), names)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("names", "one"), [
+    (["a-F16.gguf"], ["a-F16.gguf"]), (["x.gguf"], ["x.gguf"]), (["a-Q4_0.gguf", "a-Q8_0.gguf"], ["a-Q4_0.gguf"]),
+])  # fmt: skip
+def test_without_a_tag(names, one):
+    assert choose(HubName("org/name"), names) == one
 
 
 GEMMA = {"model_type": "gemma4_text"}

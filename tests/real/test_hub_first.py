@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -14,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from decoders import LLAMA3, build_decoder
 from layouts import edit, model, write
+from small_tokenizers import SIZE, byte_level
 
 MOST = 1_000_000  # bytes before a refusal
 
@@ -62,16 +65,17 @@ class Hub:
                 if not folder.is_dir():
                     self.reply(404, b"", send, {"X-Error-Code": "RepoNotFound"})
                     return
-                files = sorted(folder.iterdir())
+                files = sorted(path for path in folder.rglob("*") if path.is_file())
+                names = [path.relative_to(folder).as_posix() for path in files]
                 about: object = {
                     "id": folder.name,
                     "sha": "c0ffee",
-                    "siblings": [{"rfilename": f.name} for f in files],
+                    "siblings": [{"rfilename": n, "size": f.stat().st_size} for n, f in zip(names, files)],
                 }
                 if tree:
                     about = [
-                        {"type": "file", "path": f.name, "size": f.stat().st_size, "oid": f.name}
-                        for f in files
+                        {"type": "file", "path": n, "size": f.stat().st_size, "oid": f.name}
+                        for n, f in zip(names, files)
                     ]
                 self.reply(200, json.dumps(about).encode(), send, {})
 
@@ -176,15 +180,104 @@ def test_a_drafter_on_the_hub_is_checked_before_the_target_is_fetched(hub, tmp_p
     assert hub.sent < MOST
 
 
-def test_a_repository_of_gguf_files_is_named(hub, tmp_path):
-    write(hub.root / "org" / "name" / "gemma-Q4_K_M.gguf", b"GGUF")
-    done = paceline(hub, tmp_path, "info", "org/name")
-    assert done.returncode == 3, done.stderr
-    assert "holds GGUF files (gemma-Q4_K_M.gguf)" in done.stderr
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama with the rotary scaling of Llama 3 as F32 and Q8_0, 2 MB and 600 kB, and a config.json as some add."""
+    from paceline.convert.to_gguf import write_gguf
+
+    folder = tmp_path_factory.mktemp("llama")
+    rope = {"rope_parameters": {**LLAMA3, "factor": 4.0}, "head_dim": 32}
+    build_decoder("llama", folder / "hf", vocab_size=SIZE, hidden_size=128, intermediate_size=256, **rope)
+    byte_level(folder / "hf")
+    (folder / "gguf").mkdir()
+    for kind in ("f32", "q8_0"):
+        write_gguf(folder / "hf", folder / "gguf" / f"tiny-{kind.upper()}.gguf", kind)
+    write(folder / "gguf" / "config.json", (folder / "hf" / "config.json").read_text())
+    return folder / "gguf"
+
+
+def test_a_gguf_file_of_the_hub_is_looked_at_fetched_and_run(hub, tmp_path, llama):
+    shutil.copytree(llama, hub.root / "org" / "name")
+    done = paceline(hub, tmp_path, "info", "org/name", "--no-measure", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["models"][0]["path"] == "org/name:tiny-Q8_0.gguf"
+    assert found["next"] == "paceline pull org/name:tiny-Q8_0.gguf && paceline run org/name:tiny-Q8_0.gguf"
+    size = (llama / "tiny-Q8_0.gguf").stat().st_size
+    assert sum(n for name, n in hub.asked if name == "tiny-Q8_0.gguf") < 300_000 < size / 2
+    hub.asked.clear()
+    done = paceline(hub, tmp_path, "pull", "org/name:f32")
+    assert done.returncode == 0, done.stderr
+    assert {name for name, _ in hub.asked} == {"tiny-F32.gguf"}
+    hub.asked.clear()
+    args = (
+        "run",
+        "def parse(",
+        "--target",
+        "org/name:F32",
+        "-n",
+        "4",
+        "--no-chat",
+        "--no-native",
+        "--drafter",
+        "none",
+    )
+    done = paceline(hub, tmp_path, *args)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    assert not hub.asked  # it is here
+    hub.server.shutdown()
+    hub.server.server_close()
+    offline = paceline(hub, tmp_path, *args)
+    assert (offline.returncode, offline.stdout) == (0, done.stdout), offline.stderr
+    assert "org/name:F32" in paceline(hub, tmp_path, "list").stdout
+
+
+def test_a_split_gguf_file_of_the_hub_is_one_model(hub, tmp_path, llama):
+    import gguf
+
+    place = hub.root / "org" / "name" / "F32"
+    place.mkdir(parents=True)
+    reader = gguf.GGUFReader(llama / "tiny-F32.gguf")
+    writer = gguf.GGUFWriter(place / "tiny-F32.gguf", "llama", split_max_tensors=20)
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            inner = field.types[1] if len(field.types) > 1 else None
+            writer.add_key_value(key, field.contents(), field.types[0], sub_type=inner)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    parts = sorted(path.name for path in place.iterdir())
+    assert len(parts) == 2
+    done = paceline(hub, tmp_path, "pull", "org/name:F32")
+    assert done.returncode == 0, done.stderr
+    assert sorted({name for name, _ in hub.asked}) == parts
+    done = paceline(hub, tmp_path, "info", "org/name", "--no-measure")
+    assert "F32 x" in done.stdout, done.stderr
+
+
+def test_a_gguf_file_that_cannot_be_run_is_refused_by_its_first_bytes(hub, tmp_path, llama):
+    data = (llama / "tiny-F32.gguf").read_bytes().replace(b"llama", b"mamba", 1)
+    write(hub.root / "org" / "name" / "m-Q4_0.gguf", data + bytes(3_000_000))
+    write(hub.root / "org" / "broken" / "m-Q4_0.gguf", b"PK" + bytes(3_000_000))
+    for command, words in {
+        ("run", "hello", "--target", "org/name"): "org/name:m-Q4_0.gguf has the architecture 'mamba', which",
+        ("pull", "org/name:Q8_0"): "org/name has no GGUF file tagged Q8_0: give one of Q4_0",
+        ("info", "org/broken"): "org/broken:m-Q4_0.gguf is no GGUF file",
+    }.items():
+        hub.sent = 0
+        done = paceline(hub, tmp_path, *command)
+        assert done.returncode == 3, done.stderr
+        assert words in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert hub.sent < MOST
 
 
 def test_a_model_of_the_hub_runs(hub, tmp_path):
-    model(hub.root / "org" / "name")
+    write(model(hub.root / "org" / "name") / ".gitattributes", "*.bin filter=lfs")  # never fetched
     model(hub.root / "org" / "name-assistant", "assistant")
     args = (
         "run",
@@ -204,6 +297,10 @@ def test_a_model_of_the_hub_runs(hub, tmp_path):
     (tmp_path / "plain").mkdir()
     here = paceline(hub, tmp_path, "run", "def parse(", "-n", "4", "--no-native", "--drafter", "none")
     assert done.stdout == here.stdout
+    hub.server.shutdown()
+    hub.server.server_close()
+    offline = paceline(hub, tmp_path, *args)
+    assert (offline.returncode, offline.stdout) == (0, here.stdout), offline.stderr
 
 
 def test_no_such_repository(hub, tmp_path):

@@ -45,10 +45,10 @@ def test_other_addresses(text):
         parse_hub(text)
 
 
-def test_a_tag_is_for_gguf(tmp_path, monkeypatch):
+def test_a_gguf_file_is_no_adapter(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(LoadError, match="hf download google/gemma-4-E2B-it --include"):
-        resolve(f"hf.co/{ID}:Q4_K_M", "target")
+    with pytest.raises(UsageError, match="is a GGUF file, which is no adapter"):
+        resolve(f"hf.co/{ID}:Q4_K_M", "adapter")
 
 
 @pytest.mark.parametrize("name", ["mtp-out/", "models/my-assistant", "./model", "mtp.d/x"])

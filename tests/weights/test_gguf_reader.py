@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from paceline.errors import WeightsError
-from paceline.weights.gguf.reader import Gguf
+from paceline.models.names import gguf_files
+from paceline.weights.gguf.reader import Gguf, header, is_gguf
 from real_models import smollm2_file
 
 
@@ -163,6 +164,29 @@ def test_damage_anywhere_never_ends_in_another_error(tmp_path: Path) -> None:
             for key in model:
                 model[key]
     assert read  # a changed value is no damage that can be seen
+
+
+def test_a_header_is_whole_when_its_last_byte_is_there(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.gguf", {"one": np.ones((2, 32), np.float32), "two": np.ones(3, np.float32)})
+    whole, model = path.read_bytes(), Gguf(path)
+    end = model.tensors["one"].offset  # less what fills it up to a multiple of 32
+    for have in range(24, len(whole)):
+        path.write_bytes(whole[:have] + bytes(len(whole) - have))
+        complete, said = header(path, have)
+        assert complete or have < end
+        assert not complete or have > end - 32
+        assert all(said[key] == model[key] for key in said)
+    path.write_bytes(b"GGUX" + whole[4:])
+    with pytest.raises(WeightsError, match="no GGUF file"):
+        header(path, 100)
+
+
+def test_capitals_are_the_same_format(tmp_path: Path) -> None:
+    for file in split(tmp_path):
+        file.rename(file.with_suffix(".GGUF"))
+    assert is_gguf(file)
+    assert len(Gguf(tmp_path / "m-00001-of-00003.GGUF").tensors) == 3
+    assert gguf_files(tmp_path) == sorted(tmp_path.iterdir())
 
 
 def split(folder: Path, parts: int = 3) -> list[Path]:

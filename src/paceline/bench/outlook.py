@@ -29,7 +29,7 @@ class Outlook:
     def find(self, name: str) -> Path:
         """A folder with the config of the target `name`, as `look_at`, or of a published model's shape."""
         hub = parse_hub(name) if not Path(name).exists() else None
-        known = published(name if hub is None else hub.id)
+        known = published(name if hub is None else hub.id) if hub is None or hub.tag is None else None
         try:
             return check_folder(look_at(name, "target", self._scratch, True))
         except (UsageError, LoadError) as error:

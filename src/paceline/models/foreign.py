@@ -79,12 +79,6 @@ def explain_folder(folder: Path) -> str:
         return f"{folder} is an adapter for {named}, not a whole model: give {named} as the target"
     if incomplete(folder):
         return f"{folder}: the download is not complete: run `hf download` again, it goes on where it stopped"
-    found = _names(folder, "*.gguf")
-    if any(path.is_file() for path in _glob(folder, "*.gguf")):  # on the hub: a folder's own is found before
-        return (
-            f"{folder} holds GGUF files ({found}), which are not loaded from the hub by name: run `hf download` for one "
-            "of them and give its path"
-        )
     for pattern, what in OTHER_FILES:
         found = _names(folder, pattern)
         if found:

@@ -1,7 +1,8 @@
 """A name that a user gives -> a local folder: the bundled pair, a folder, or a repository of the Hugging Face
 hub.
 
-A repository is downloaded only when it is named, only its safetensors, JSON and template files, never code.
+A repository is downloaded only when it is named, only its safetensors, JSON and template files, or the files of one GGUF
+model, never code.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ from typing import Any, Literal
 from paceline.errors import LoadError, UsageError
 from paceline.models.card import fitting_assistant
 from paceline.models.config import read_config
+from paceline.models.hub_gguf import download_gguf
 from paceline.models.names import (
     DRAFTER_FILE,
     HUB_ID,
     HubName,
     explain_file,
+    gguf_files,
     local_path,
     open_folder,
     parse_hub,
 )
-from paceline.models.outline import outline, told
+from paceline.models.outline import holds_gguf, outline
+from paceline.models.repository import listing, told
 from paceline.weights.gguf.reader import is_gguf
 
 Role = Literal["target", "assistant", "draft", "adapter"]
@@ -38,11 +42,18 @@ def resolve(name: str | Path, role: Role) -> Path:
     Raises UsageError for what is none of these and LoadError if a download fails.
     """
     found = locate(name, role)
-    return found if isinstance(found, Path) else download(found.id, found.revision)
+    if isinstance(found, Path):
+        return found
+    if found.tag is None:
+        folder = download(found.id, found.revision)
+        if role == "adapter" or any(folder.glob("*.safetensors")) or not holds_gguf(found, listing(found)[1]):
+            return folder
+    return download_gguf(found)
 
 
 def look_at(name: str | Path, role: Role, scratch: Path, with_text: bool = False) -> Path:
-    """A folder with the model's config and headers: its own where it is here, else an outline under `scratch`."""
+    """A folder with the model's config and headers, or a GGUF file: its own where it is here, else an outline under
+    `scratch`."""
     found = locate(name, role)
     return found if isinstance(found, Path) else outline(found, scratch, with_text)
 
@@ -54,7 +65,7 @@ SMOLLM2_DRAFTER = Path(__file__).resolve().parents[1] / "smollm2" / "drafter"
 def locate(name: str | Path, role: Role) -> Path | HubName:
     """The folder or the repository that `name` stands for: `demo`, `smollm2`, a GGUF file, a local folder (also one of a
     hub cache, or one that holds a GGUF model: then the path is that of its file), a hub id
-    `org/name[@revision]` or the address of its page. Nothing is downloaded. Raises UsageError and LoadError.
+    `org/name[@revision][:tag]` or the address of its page. Nothing is downloaded. Raises UsageError and LoadError.
     """
     text = str(name)
     if text == "demo" and role != "adapter":
@@ -72,12 +83,11 @@ def locate(name: str | Path, role: Role) -> Path | HubName:
     if hub is None:
         raise UsageError(
             f"{text!r} is no {role}: give demo, smollm2, an existing folder in Hugging Face layout, or a hub id like "
-            "org/name"
+            "org/name or org/name:Q4_K_M"
         )
-    if hub.tag is not None:
-        raise LoadError(
-            f"{text}: GGUF files are not loaded from the hub by name: run `hf download {hub.id} --include "
-            f"'*{hub.tag.removesuffix('.gguf')}*.gguf' --local-dir gguf` and give the path of the file"
+    if hub.tag is not None and role == "adapter":
+        raise UsageError(
+            f"{text} is a GGUF file, which is no adapter: give a folder or a hub id in PEFT's layout"
         )
     return hub
 
@@ -149,16 +159,15 @@ def find_assistant(target: Path, config: Mapping[str, Any]) -> tuple[Path | None
     if target.is_symlink() and target.resolve().parent.name == "snapshots":
         target = target.resolve()  # a link into the hub cache
     made = fitting_assistant(target, config)
+    if is_gguf(target):
+        target = target.parent
     if target.parent.name == "snapshots":
         hub_id = target.parents[1].name.removeprefix("models--").replace("--", "/")
         snapshot = _snapshot(_hub_cache(target), f"{hub_id}-assistant")
         if snapshot is not None:
             return snapshot, f"{hub_id}-assistant is downloaded"
         if made is None:
-            return (
-                None,
-                f"{hub_id}-assistant is not downloaded: give --drafter {hub_id}-assistant if it exists",
-            )
+            return None, f"{hub_id}-assistant is not here: give --drafter {hub_id}-assistant if it exists"
         snapshot = _snapshot(_hub_cache(target), made)
         if snapshot is not None:
             return snapshot, f"{made}, made for its base, is downloaded"
@@ -180,7 +189,7 @@ def _own_places(target: Path) -> dict[Path, str]:
 
 def _assistant_file(target: Path, config: Mapping[str, Any]) -> Path | None:
     """The GGUF file beside a GGUF target that is an assistant for its width; one with the target's name comes first."""
-    here = sorted(filter(is_gguf, target.parent.glob("*.gguf"))) if is_gguf(target) else []
+    here = gguf_files(target.parent) if is_gguf(target) else []
     found = [path for path in here if DRAFTER_FILE.search(path.name)]
     for path in sorted(found, key=lambda path: target.stem not in path.name):
         try:

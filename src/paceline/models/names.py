@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
 from paceline.errors import LoadError, UsageError
@@ -21,6 +22,8 @@ _HOSTS = re.compile(
 )
 _SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")
 CACHE_PREFIX = "models--"
+# GGUF files of what sees pictures and of statistics for quantizing, and the later parts of a split model
+_NO_MODEL = re.compile(r"(^|[-_./])(mmproj|imatrix)|-(?!00001)\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 DRAFTER_FILE = re.compile(
     r"(^|[-_.])(assistant|mtp)[-_.]", re.IGNORECASE
 )  # GGUF files of assistants beside their target
@@ -58,7 +61,7 @@ def _from_page(rest: str, text: str) -> HubName:
     revision, tag = found["revision"], found["tag"]
     if len(parts) > 3 and parts[2] in ("tree", "blob", "resolve"):
         revision = parts[3]
-        if parts[-1].endswith(".gguf"):
+        if is_gguf(Path(parts[-1])):
             tag = parts[-1]
     return HubName(found["id"], None if revision == "main" else revision, tag)
 
@@ -97,15 +100,27 @@ def _gguf_in(folder: Path) -> Path | None:
     """
     if (folder / "config.json").exists():
         return None
-    split = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")  # later parts of a model in several files
-    files = [path for path in sorted(folder.glob("*.gguf")) if is_gguf(path)]
-    found = [p for p in files if not split.search(p.name) and not p.name.startswith("mmproj")]
-    found = [p for p in found if not DRAFTER_FILE.search(p.name)] or found
+    files = gguf_files(folder)
+    found = models_among(path.name for path in files)
     if len(found) > 1:
         raise UsageError(
-            f"{folder} holds {len(found)} GGUF models ({found[0].name}, {found[1].name}, ...): give the path of one"
+            f"{folder} holds {len(found)} GGUF models ({found[0]}, {found[1]}, ...): give the path of one"
         )
-    return next(iter(found or files), None)
+    return folder / found[0] if found else next(iter(files), None)
+
+
+def gguf_files(folder: Path) -> list[Path]:
+    """The GGUF files of a folder by name; none where it cannot be read."""
+    try:
+        return sorted(path for path in folder.iterdir() if is_gguf(path))
+    except OSError:
+        return []
+
+
+def models_among(names: Iterable[str]) -> list[str]:
+    """Of the names of files those of GGUF models, of a split one its first part; a drafter only where nothing else is."""
+    found = sorted(name for name in names if is_gguf(Path(name)) and not _NO_MODEL.search(name))
+    return [name for name in found if not DRAFTER_FILE.search(PurePosixPath(name).name)] or found
 
 
 def _snapshot_of(repository: Path) -> Path:
@@ -127,7 +142,7 @@ def explain_file(path: Path) -> str:
         check_file(path)
     except LoadError as error:
         return str(error)
-    if path.suffix == ".gguf":
+    if is_gguf(path):
         return f"{path} is a GGUF file, which cannot be used here: give the folder of a LoRA adapter in PEFT's layout"
     if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
         return f"{path} is a pickle, which can run code when opened: give a folder with safetensors"

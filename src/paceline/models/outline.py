@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from math import prod
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from paceline.errors import LoadError
@@ -19,8 +19,11 @@ from paceline.models.config import parse_assistant, parse_target, read_config
 from paceline.models.eagle3 import parse_eagle3
 from paceline.models.families import spec_of
 from paceline.models.foreign import drafter_kind
+from paceline.models.hub_gguf import choose, outline_gguf
 from paceline.models.loading import read_entries
-from paceline.models.names import CACHE_PREFIX, HubName
+from paceline.models.names import CACHE_PREFIX, HubName, models_among
+from paceline.models.repository import downloaded, files_in, listing, told
+from paceline.weights.gguf.reader import is_gguf
 
 CONFIGS = (
     "config.json",
@@ -34,42 +37,9 @@ TEXT = (
 )  # fmt: skip
 
 
-@contextmanager
-def told(hub_id: str) -> Iterator[None]:
-    """Turn what the hub's library raises into a LoadError of one line."""
-    from huggingface_hub import errors
-
-    try:
-        yield
-    except errors.GatedRepoError as error:
-        raise LoadError(f"{hub_id} is gated: accept its licence on its page, then `hf auth login`") from error
-    except (errors.RepositoryNotFoundError, errors.HFValidationError, errors.RevisionNotFoundError) as error:
-        raise LoadError(
-            f"{hub_id} is neither a local folder nor a repository you may read: check the spelling, or "
-            "log in with `hf auth login`"
-        ) from error
-    except errors.SafetensorsParsingError as error:
-        raise LoadError(
-            f"{hub_id}: its weights have no readable header ({_line(error)}): report it there"
-        ) from error
-    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError) as error:
-        raise LoadError(
-            f"cannot download {hub_id} ({_line(error)}): check the network, or give a local model folder"
-        ) from error
-    except Exception as error:  # the HTTP client's own errors, whichever client the library uses
-        if not type(error).__module__.startswith(("httpx", "httpcore", "requests", "urllib3")):  # httpx2, too
-            raise
-        raise LoadError(
-            f"cannot download {hub_id} ({_line(error)}): check the network, or give a local model folder"
-        ) from error
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 def outline(hub: HubName, scratch: Path, with_text: bool = False) -> Path:
-    """The folder of a repository's outline under `scratch`, or its snapshot where that is downloaded whole.
+    """The folder of a repository's outline under `scratch`, or its snapshot where that is downloaded whole; of a GGUF
+    model the file in it.
 
     The config is looked at before the headers are asked for. `with_text`: tokenizer and template, too, which come last.
     Raises LoadError for a repository that cannot be read, and ConfigError for a config that cannot be run.
@@ -78,12 +48,12 @@ def outline(hub: HubName, scratch: Path, with_text: bool = False) -> Path:
         ready = _downloaded(hub)
         if ready is not None:
             return ready
-        from huggingface_hub import HfApi
-
-        about = HfApi().model_info(hub.id, revision=hub.revision)
-        names = [one.rfilename for one in about.siblings or []]
-        place = scratch / f"{CACHE_PREFIX}{hub.id.replace('/', '--')}" / "snapshots" / (about.sha or "main")
+        commit, names = listing(hub)
+        place = scratch / f"{CACHE_PREFIX}{hub.id.replace('/', '--')}" / "snapshots" / commit
         place.mkdir(parents=True, exist_ok=True)
+        if holds_gguf(hub, names):
+            tag = PurePosixPath(choose(hub, names)[0]).name
+            return _downloaded(replace(hub, tag=tag)) or outline_gguf(hub, names, place)
         for name in names:
             if "/" not in name and not name.endswith((".json", ".jinja", ".md", ".safetensors")):
                 (place / name).touch()  # says what kind of repository it is
@@ -110,21 +80,36 @@ def plan(raw: Mapping[str, Any], place: Path) -> Path:
 
 
 def as_named(text: str, scratch: Path) -> str:
-    """`text` with the hub's name in the place of an outline's folder."""
-    pattern = re.escape(str(scratch)) + rf"/{CACHE_PREFIX}([\w.-]+)/snapshots/[\w.-]+"
-    return re.sub(pattern, lambda found: found[1].replace("--", "/"), text)
+    """`text` with the hub's name in the place of an outline's folder, `org/name:FILE` in that of a GGUF file in it."""
+    pattern = re.escape(str(scratch)) + rf"/{CACHE_PREFIX}([\w.-]+)/snapshots/[\w.-]+(?:/([\w.-]+\.gguf))?"
+
+    def named(found: re.Match[str]) -> str:
+        name = found[1].replace("--", "/")
+        return name if found[2] is None else f"{name}:{found[2]}"
+
+    return re.sub(pattern, named, text, flags=re.IGNORECASE)
+
+
+def holds_gguf(hub: HubName, names: Iterable[str]) -> bool:
+    """Whether a model of these files is one in GGUF: by its tag, or because there are no safetensors."""
+    names = list(names)
+    return hub.tag is not None or (
+        bool(models_among(names)) and not any(name.endswith(".safetensors") for name in names)
+    )
 
 
 def _downloaded(hub: HubName) -> Path | None:
-    """The snapshot in the hub cache, if config and all weights are there."""
-    from huggingface_hub import errors, snapshot_download
-
-    try:
-        folder = Path(snapshot_download(hub.id, revision=hub.revision, local_files_only=True))
-        read_entries(folder)
-    except (errors.LocalEntryNotFoundError, LoadError):
+    """The snapshot in the hub cache, or the GGUF file in it that a tag means, if config and all weights are there."""
+    folder = downloaded(hub)
+    if folder is None:
         return None
-    return folder if (folder / "config.json").is_file() else None
+    try:
+        names = [file.relative_to(folder).as_posix() for file in files_in(folder)]
+        found = folder if hub.tag is None else folder / choose(hub, names)[0]
+        read_entries(found)
+    except LoadError:
+        return None
+    return found if is_gguf(found) or (folder / "config.json").is_file() else None
 
 
 def _fetch(hub: HubName, names: list[str], place: Path) -> None:

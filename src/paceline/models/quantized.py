@@ -29,6 +29,7 @@ from paceline.models.loading import SCALE, canonical, find_files, may_skip, read
 from paceline.models.target import GraphTarget
 from paceline.ops.base import Weight
 from paceline.ops.quantize import QuantKind, kind_for, quantize
+from paceline.weights.gguf.reader import is_gguf
 
 ENTRY = "paceline_quantization"
 CHUNK = 64  # rows per forward when measuring
@@ -90,7 +91,7 @@ def _whole_or_nothing(out: Path) -> Iterator[None]:
 
 
 def _read_config(source: Path) -> dict[str, Any]:
-    if source.suffix == ".gguf":
+    if is_gguf(source):
         raise UsageError(
             f"{source} is a GGUF file: it runs as it is; to quantize, name the safetensors checkpoint"
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from paceline.weights.gguf.tokenizer import end_ids
 
 Config = dict[str, Any]
 SLIDING, FULL = "sliding_attention", "full_attention"
+_YARN = {"attention_factor": "yarn_attn_factor", "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
 # File types that are no model of text, by what they are
 OTHERS = {
     "clip": "the vision part of a model",
@@ -30,31 +32,29 @@ OTHERS = {
 
 def read_config(model: Gguf) -> Config:
     """The config of a GGUF model. ConfigError for an unknown architecture and for metadata that is missing."""
-    architecture = check_architecture(model)
+    architecture = check_architecture(model.path, model)
     return READERS[architecture](_Keys(model, architecture))
 
 
-def check_architecture(model: Gguf) -> str:
-    """`general.architecture`, if it is supported. ConfigError names those that are."""
+def check_architecture(path: Path, model: Mapping[str, Any]) -> str:
+    """`general.architecture` of the metadata, if it is supported. ConfigError names those that are."""
     architecture = model.get("general.architecture")
     kind = model.get("general.type", "model")
     if kind == "adapter":
-        raise ConfigError(
-            f"{model.path} is an adapter, not a whole model: give the GGUF file of the model itself"
-        )
+        raise ConfigError(f"{path} is an adapter, not a whole model: give the GGUF file of the model itself")
     if architecture in NAMES:
         return str(architecture)
     if architecture is None:
         raise ConfigError(
-            f"{model.path} does not say its architecture (general.architecture): get another GGUF file"
+            f"{path} does not say its architecture (general.architecture): get another GGUF file"
         )
     what = OTHERS.get(str(architecture))
     if what is not None:
         raise ConfigError(
-            f"{model.path} is {what}, which paceline does not run: give the GGUF file of the language model beside it"
+            f"{path} is {what}, which paceline does not run: give the GGUF file of the language model beside it"
         )
     raise ConfigError(
-        f"{model.path} has the architecture {str(architecture)[:40]!r}, which paceline does not run: give a GGUF file of "
+        f"{path} has the architecture {str(architecture)[:40]!r}, which paceline does not run: give a GGUF file of "
         f"{', '.join(NAMES)}"
     )
 
@@ -177,8 +177,12 @@ def _scaling(keys: _Keys, head_dim: int, theta: float) -> Config | None:
     if kind == "none" or (kind == "linear" and factor == 1.0):
         return None
     scaling = {"rope_type": str(kind), "factor": factor}
-    original = keys.get("rope.scaling.original_context_length")
-    return scaling if original is None else scaling | {"original_max_position_embeddings": int(original)}
+    if keys.get("rope.scaling.original_context_length") is not None:
+        scaling["original_max_position_embeddings"] = keys.size("rope.scaling.original_context_length")
+    for name, key in _YARN.items():
+        if kind == "yarn" and keys.get(f"rope.scaling.{key}") is not None:
+            scaling[name] = keys.number(f"rope.scaling.{key}", 1.0)
+    return scaling
 
 
 def _llama(keys: _Keys) -> Config:

@@ -26,7 +26,7 @@ from paceline.weights.gguf.blocks import BY_NAME, NAMES_OF_OTHERS, TYPES, dequan
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-SPLIT = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf")
+SPLIT = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})(?P<end>\.gguf)", re.IGNORECASE)
 STRING, ARRAY, BOOL = 8, 9, 7
 SCALARS: Mapping[int, str] = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
@@ -38,7 +38,7 @@ DAMAGED = "the file is damaged or not complete, download it again"
 
 def is_gguf(path: Path) -> bool:
     """Whether a model's path is a GGUF file by its name; everything else is a folder, whatever it is called."""
-    return path.suffix == ".gguf" and not path.is_dir()
+    return path.suffix.lower() == ".gguf" and not path.is_dir()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,8 @@ class Gguf(Mapping[str, Any]):
         """Open `path` and, if it is a part of a split file, the other parts. WeightsError for anything that is wrong."""
         self.path = path
         self.files = [_File(part) for part in _parts(path)]
+        for file in self.files:
+            file.parse()
         self._entries = self.files[0].entries
         self._values: dict[str, Any] = {}  # those that were asked for
         self.tensors: dict[str, GgufTensor] = {}
@@ -116,24 +118,50 @@ class Gguf(Mapping[str, Any]):
         return dequantize(tensor.kind, self.raw(name))
 
 
+def header(path: Path, have: int) -> tuple[bool, dict[str, Any]]:
+    """Of a file of which the first `have` bytes are there, and zeros after them: whether they hold its whole header,
+    and the single values of its metadata so far. WeightsError for what more bytes would not mend.
+    """
+    file = _File(path, have)
+    try:
+        file.parse()
+        whole = True
+    except _Incomplete:
+        whole = False
+    return whole, {key: file.value(*found) for key, found in file.entries.items() if found[0] != ARRAY}
+
+
+class _Incomplete(WeightsError):
+    """The bytes that are there end inside the header."""
+
+
 class _File:
     """One part: `entries` key -> (type, start of the value), `tensors` in the order of the file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, have: int | None = None) -> None:
         self.path, self.data = path, _map(path)
         self.size = len(self.data)
-        tensors, entries = self._counts()
-        at = 24
+        self.have = self.size if have is None else have  # bytes; those after them are zeros
         self.entries: dict[str, tuple[int, int]] = {}
-        for _ in range(entries):
+        self.tensors: list[GgufTensor] = []
+        self.counts = self._counts()
+
+    def parse(self) -> None:
+        at = 24
+        for _ in range(self.counts[1]):
             key, at = self.string(at)
             kind, at = self.number("I", at), at + 4
+            start, at = at, self.skip(kind, at)
+            self.need(at)
             if key in self.entries:
-                _wrong(path, f"the metadata key {_named(key)} is there twice")
-            self.entries[key] = (kind, at)
-            at = self.skip(kind, at)
-        self.tensors = self._table(tensors, at)
+                _wrong(self.path, f"the metadata key {_named(key)} is there twice")
+            self.entries[key] = (kind, start)
+        self.tensors = self._table(self.counts[0], at)
         self._check_overlaps()
+
+    def need(self, end: int) -> None:
+        if end > self.have < self.size:
+            raise _Incomplete(f"{self.path}: its header does not end within {self.have} bytes: {DAMAGED}")
 
     def _counts(self) -> tuple[int, int]:
         """(tensors, metadata entries), after what comes before them is checked."""
@@ -237,12 +265,14 @@ class _File:
         for _ in range(count):
             name, at = self.string(at)
             dims = self.number("I", at)
+            self.need(at + 4)
             if not 1 <= dims <= MOST_DIMS:
                 _wrong(self.path, f"the tensor {_named(name)} has {dims} dimensions, not 1 to {MOST_DIMS}")
             shape = tuple(self.number("Q", at + 4 + 8 * i) for i in reversed(range(dims)))
             at += 4 + 8 * dims
             entries.append((name, shape, self.number("I", at), self.number("Q", at + 4)))
             at += 12
+            self.need(at)
         alignment = 32
         if "general.alignment" in self.entries:
             alignment = self.value(*self.entries["general.alignment"])
@@ -312,7 +342,7 @@ def _parts(path: Path) -> list[Path]:
         raise WeightsError(f"{path} names part {found['part']} of {found['count']}: rename it")
     parts = []
     for i in range(1, count + 1):
-        parts.append(path.with_name(f"{found['stem']}-{i:05d}-of-{count:05d}.gguf"))
+        parts.append(path.with_name(f"{found['stem']}-{i:05d}-of-{count:05d}{found['end']}"))
         if not parts[-1].exists():
             raise WeightsError(
                 f"{path} is a part of {count}, and {parts[-1].name} is missing: download it too"
