@@ -25,6 +25,7 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
 EXPERTS = {
     "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True,
 }  # fmt: skip
@@ -33,11 +34,13 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-tied-biases": ("Llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
     "llama3": ("Llama", {"rope_parameters": LLAMA3, "head_dim": 16, "eos_token_id": [1, 5]}),
     "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
+    "llama-yarn": ("Llama", {"rope_parameters": YARN | {"beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 1.3}}),
     "mistral": ("Mistral", {"sliding_window": None}),
     "mistral-window": ("Mistral", {"sliding_window": WINDOW, "head_dim": 16}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}),
     "qwen3": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3-yarn": ("Qwen3", {"head_dim": 32, "rope_parameters": YARN}),
     "qwen3-biases": ("Qwen3", {"head_dim": 32, "attention_bias": True}),
     "qwen3-moe": ("Qwen3Moe", EXPERTS),
     "qwen3-moe-mixed": ("Qwen3Moe", EXPERTS | {"mlp_only_layers": [1], "norm_topk_prob": False}),

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from checkpoints import VOCAB, WINDOW, build_target
-from decoders import DECODERS, LLAMA3, SIZES, build_decoder
+from decoders import DECODERS, LLAMA3, SIZES, YARN, build_decoder
 from layouts import edit
 from paceline import LLM, SamplingParams
 from paceline.cli import main
@@ -23,6 +23,8 @@ from paceline.drafters.ngram import NgramDrafter
 from paceline.errors import ConfigError, PairError, WeightsError
 from paceline.kv.cache import KVCache
 from paceline.models.config import parse_target
+from paceline.models.decoder import inverse_frequencies
+from paceline.models.decoder_config import DecoderConfig
 from paceline.models.inspection import inspect
 from paceline.models.quantized import save_quantized
 from paceline.models.registry import load_assistant, load_target
@@ -119,7 +121,7 @@ def test_greedy_is_transformers_greedy(model: tuple[Any, Path]) -> None:
     assert texts_of(target, SamplingParams(max_tokens=24, ignore_eos=True), NgramDrafter()) == want
 
 
-@pytest.mark.parametrize("name", ["llama3", "mistral-window", "qwen2-window", "qwen3"])
+@pytest.mark.parametrize("name", ["llama3", "llama-yarn", "mistral-window", "qwen2-window", "qwen3"])
 def test_configs_of_older_transformers_say_the_same(name: str, tmp_path: Path) -> None:
     build_decoder(name, tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
@@ -132,8 +134,32 @@ def test_configs_of_older_transformers_say_the_same(name: str, tmp_path: Path) -
     assert parse_target(old) == new
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"mscale": 0.7, "mscale_all_dim": 1.0},
+        {"factor": 0.5},
+        {"original_max_position_embeddings": 2**15},
+    ],
+)
+def test_yarn_is_that_of_transformers(changes: dict[str, Any], tmp_path: Path) -> None:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    config = build_decoder("qwen3-yarn", tmp_path, rope_parameters=YARN | changes).config
+    turns, attention = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
+    mine = parse_target(json.loads((tmp_path / "config.json").read_text()))
+    assert isinstance(mine, DecoderConfig)
+    assert torch.allclose(inverse_frequencies(mine.rotary, 32), turns, rtol=1e-6, atol=0)
+    assert mine.rotary.attention == pytest.approx(attention, abs=1e-12)
+    assert mine.max_len == max(512, int(mine.rotary.original * mine.rotary.factor))
+
+
 BAD: dict[str, tuple[str, dict[str, Any], str]] = {
-    "rope": ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "'yarn' is not supported"),
+    "rope": ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}, "'dynamic' is not supported"),
+    "yarn": ("llama", {"rope_parameters": YARN | {"beta_fast": 0.5}}, "is not above beta_slow=1"),
+    "yarn lacks": ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "lacks factor"),
+    "yarn cuts": ("llama", {"rope_parameters": YARN | {"truncate": False}}, "truncate=False is not supported"),
     "rope lacks": ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 4.0}}, "lacks low_freq_factor"),
     "rope order": ("llama", {"rope_parameters": LLAMA3 | {"high_freq_factor": 1.0}}, "is not above"),
     "rope list": ("llama", {"rope_parameters": None, "rope_scaling": [1]}, "not an object"),

@@ -5,6 +5,7 @@ Keys are those that llama.cpp's converter writes (`conversion/base.py`, `convers
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -74,7 +75,8 @@ def not_said(config: Config, found: Config) -> list[str]:
     if isinstance(config, DecoderConfig) and isinstance(found, DecoderConfig):
         skipped |= {"max_len", "kinds", "window"}  # see `context_of`
         turns, again = (inverse_frequencies(c.rotary, config.head_dim) for c in (config, found))
-        if torch.allclose(turns, again, rtol=EXACT, atol=0):
+        attention = math.isclose(config.rotary.attention, found.rotary.attention, rel_tol=EXACT)
+        if attention and torch.allclose(turns, again, rtol=EXACT, atol=0):
             skipped.add("rotary")
     said = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in skipped}
     return [
@@ -93,11 +95,27 @@ def _decoder(config: DecoderConfig) -> Values:
         "rope.dimension_count": config.head_dim,
         "rope.freq_base": config.rotary.theta,
     }
-    if config.rotary.kind == "linear":
-        out |= {"rope.scaling.type": "linear", "rope.scaling.factor": config.rotary.factor}
+    out |= _scaling(config.rotary)
     if config.moe is not None:
         out |= _experts(config.moe.experts, config.moe.top_k, config.moe.intermediate_size)
     return out
+
+
+def _scaling(rotary: Rotary) -> Values:
+    """Of rotary embeddings; what is usual for YaRN is left out, as llama.cpp's converter does."""
+    if rotary.kind not in ("linear", "yarn"):
+        return {}
+    out: Values = {"rope.scaling.type": rotary.kind, "rope.scaling.factor": rotary.factor}
+    if rotary.kind == "linear":
+        return out
+    out["rope.scaling.original_context_length"] = int(rotary.original)
+    usual = 0.1 * math.log(max(rotary.factor, 1.0)) + 1.0
+    said = {
+        "yarn_attn_factor": (rotary.attention, usual),
+        "yarn_beta_fast": (rotary.high, 32.0),
+        "yarn_beta_slow": (rotary.low, 1.0),
+    }
+    return out | {f"rope.scaling.{name}": value for name, (value, known) in said.items() if value != known}
 
 
 def _common(config: DecoderConfig | GemmaConfig) -> Values:

@@ -111,6 +111,15 @@ def inverse_frequencies(rotary: Rotary, head_dim: int) -> Tensor:
     turn = 1.0 / rotary.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     if rotary.kind == "linear":
         return turn / rotary.factor
+    if rotary.kind == "yarn":
+        first, last = (
+            head_dim * math.log(rotary.original / (turns * 2 * math.pi)) / (2 * math.log(rotary.theta))
+            for turns in (rotary.high, rotary.low)
+        )  # the pairs that make so many turns
+        begin, end = max(math.floor(first), 0), min(math.ceil(last), head_dim - 1)
+        share = (torch.arange(head_dim // 2, dtype=torch.float32) - begin) / ((end - begin) or 0.001)
+        share = share.clamp(0, 1)
+        return turn / rotary.factor * share + turn * (1 - share)
     if rotary.kind != "llama3":
         return turn
     length = 2 * math.pi / turn  # of a wave, in positions
@@ -152,7 +161,7 @@ def attend(ops: Ops, h: Value, a: Attention, config: DecoderConfig) -> Value:
     if a.q_norm is not None:
         q = ops.rms_norm(q, a.q_norm, config.eps, config.heads)
         k = ops.rms_norm(k, a.k_norm, config.eps, config.kv_heads)
-    q = ops.scale(ops.rotary(q, a.inv_freq, config.heads), config.head_dim**-0.5)
+    q = ops.scale(ops.rotary(q, a.inv_freq, config.heads), config.head_dim**-0.5 * config.rotary.attention**2)
     ops.store_kv(a.storage, ops.rotary(k, a.inv_freq, config.kv_heads), v)
     return a.o(ops, ops.attention(q, a.storage, config.heads, a.window, sees_itself=True))
 

@@ -6,6 +6,7 @@ that is missing has transformers' default only where a checkpoint cannot contrad
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,14 +14,15 @@ from typing import Any
 from paceline.errors import ConfigError
 from paceline.models.config import FULL, SLIDING, MoeConfig, token_ids
 from paceline.models.families import layers_line
-from paceline.models.fields import Fields, shown
+from paceline.models.fields import MOST, Fields, shown
 
-ROPE_TYPES = ("default", "linear", "llama3")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """Rotary embeddings: base and scaling. `low`, `high` and `original` are of llama3 only."""
+    """Rotary embeddings: base and scaling. `original` is the context before it was scaled, `low` and `high` are turns in
+    it: pairs with fewer are divided by `factor`, pairs with more are kept (llama3 and yarn)."""
 
     theta: float
     kind: str = "default"
@@ -28,6 +30,7 @@ class Rotary:
     low: float = 1.0
     high: float = 4.0
     original: float = 8192.0  # positions
+    attention: float = 1.0  # what q and k are multiplied with, each
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,9 @@ def parse_decoder(raw: Mapping[str, Any], kinds: tuple[str, ...] | None = None) 
             "download config.json again"
         )
     vocab, eos = fields.size("vocab_size"), raw.get("eos_token_id")
+    rotary, max_len = _rotary(fields), fields.size("max_position_embeddings")
+    if rotary.kind == "yarn":  # added to a config by hand, as Qwen's cards say, it makes the context longer
+        max_len = max(max_len, int(min(rotary.original * rotary.factor, MOST["max_position_embeddings"])))
     kinds = kinds or (FULL,) * fields.size("num_hidden_layers")
     return DecoderConfig(
         model_type=kind,
@@ -96,9 +102,9 @@ def parse_decoder(raw: Mapping[str, Any], kinds: tuple[str, ...] | None = None) 
         head_dim=head_dim,
         kinds=kinds,
         window=fields.size("sliding_window", least=2) if SLIDING in kinds else None,
-        rotary=_rotary(fields),
+        rotary=rotary,
         eps=fields.number("rms_norm_eps", 1e-6),
-        max_len=fields.size("max_position_embeddings"),
+        max_len=max_len,
         eos_token_ids=() if eos is None else token_ids(eos, vocab, kind),
         tied=bool(raw.get("tie_word_embeddings", False)),
     )
@@ -142,15 +148,40 @@ def _rotary(fields: Fields) -> Rotary:
     if kind == "default":
         return Rotary(theta)
     needed = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    missing = [key for key in needed[: 1 if kind == "linear" else 4] if said.get(key) is None]
+    missing = [key for key in needed[: 4 if kind == "llama3" else 1] if said.get(key) is None]
     if missing:
         raise ConfigError(f"{rope.where} lacks {', '.join(missing)}: download config.json again")
     factor = rope.number("factor", 1.0)
     if kind == "linear":
         return Rotary(theta, kind, factor)
+    if kind == "yarn":
+        return _yarn(rope, theta, fields.size("max_position_embeddings"))
     low, high, original = (rope.number(key, 1.0) for key in needed[1:])
     if high <= low:
         raise ConfigError(
             f"{rope.where}: high_freq_factor={high:g} is not above low_freq_factor={low:g}: download config.json again"
         )
     return Rotary(theta, kind, factor, low, high, original)
+
+
+def _yarn(rope: Fields, theta: float, context: int) -> Rotary:
+    """YaRN (arXiv 2309.00071), with the defaults of transformers' modeling_rope_utils."""
+    rope.refuse(
+        "truncate", (None, True), "the pairs between which scaling begins and ends are whole numbers here"
+    )
+    factor, original = rope.number("factor", 1.0), rope.number("original_max_position_embeddings", context)
+    low, high = rope.number("beta_slow", 1.0), rope.number("beta_fast", 32.0)
+    if high <= low or theta <= 1:
+        raise ConfigError(
+            f"{rope.where}: beta_fast={high:g} is not above beta_slow={low:g}, or rope_theta={theta:g} not above 1: "
+            "download config.json again"
+        )
+
+    def growth(share: float) -> float:
+        return 0.1 * share * math.log(max(factor, 1.0)) + 1.0
+
+    both = rope.raw.get("mscale") and rope.raw.get("mscale_all_dim")
+    attention = growth(1.0)
+    if both:
+        attention = growth(rope.number("mscale", 1.0)) / growth(rope.number("mscale_all_dim", 1.0))
+    return Rotary(theta, "yarn", factor, low, high, original, rope.number("attention_factor", attention))
