@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from paceline.weights.gguf.tokenizer import SPLITS
+from paceline.weights.gguf.tokenizer import COMPOSED, SPLITS
 
 SPECIAL = ["<pad>", "<eos>", "<bos>"]
 SIZE = 400
@@ -41,6 +41,8 @@ def byte_level(folder: Path, pre: str = "llama-bpe", **config: object) -> Tokeni
     last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, last])
     backend.decoder = decoders.ByteLevel()
+    if pre in COMPOSED:
+        backend.normalizer = normalizers.NFC()
     return save(train(backend, SPECIAL, pre_tokenizers.ByteLevel.alphabet()), folder, config)
 
 

@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from tokenizers import decoders
+import transformers
+from tokenizers import decoders, processors
 
 from paceline.errors import ConfigError, LoadError, PromptError
 from paceline.text.tokenizer import Tokenizer
@@ -83,6 +84,41 @@ def test_load_reads_what_stands_beside(tmp_path):
     assert tokenizer.special_tokens["eot_token"] == "<turn|>"
     assert tokenizer.adds_bos
     assert tokenizer.template is None
+
+
+def begins_with_bos():
+    return processors.TemplateProcessing(single="<bos> $A", pair="<bos> $A $B", special_tokens=[("<bos>", 2)])
+
+
+@pytest.mark.parametrize("said", [None, True, False])
+@pytest.mark.parametrize("processor", [begins_with_bos, lambda: processors.ByteLevel(trim_offsets=False)])
+def test_bos_is_that_of_transformers(said, processor, tmp_path):
+    """SmolLM2 and Qwen name a BOS that no text begins with."""
+    backend = byte_level()
+    assert backend.token_to_id("<bos>") == 2
+    backend.post_processor = processor()
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>"}
+    mine = write(
+        tmp_path, backend, tokenizer_config=config | ({} if said is None else {"add_bos_token": said})
+    )
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("def f(x):", "<bos>a", ""):
+        expected = theirs(text).input_ids
+        assert mine.encode(text) == (expected[1:] if expected[:2] == [2, 2] else expected)  # never twice
+
+
+@pytest.mark.parametrize(
+    ("make", "config", "adds"),
+    [
+        (gemma_style, {"bos_token": "<bos>"}, True),  # Gemma is lost without one
+        (byte_level, {"bos_token": "<bos>"}, False),
+        (gemma_style, {"bos_token": "<bos>", "add_bos_token": False}, False),
+        (byte_level, {"bos_token": "<bos>", "add_bos_token": True}, True),
+        (gemma_style, {"add_bos_token": True}, False),
+    ],
+)
+def test_bos_where_tokenizer_json_says_nothing(make, config, adds, tmp_path):
+    assert write(tmp_path, make(), tokenizer_config=config).adds_bos == adds
 
 
 def test_end_ids_fall_back(tmp_path):

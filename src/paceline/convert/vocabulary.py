@@ -9,7 +9,15 @@ from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.text.tokenizer import Tokenizer
-from paceline.weights.gguf.tokenizer import BYTE, CONTROL, SPLITS, UNKNOWN, USER_DEFINED, WHOLE_WORDS
+from paceline.weights.gguf.tokenizer import (
+    BYTE,
+    COMPOSED,
+    CONTROL,
+    SPLITS,
+    UNKNOWN,
+    USER_DEFINED,
+    WHOLE_WORDS,
+)
 
 NORMAL, UNUSED = 1, 5  # `tokenizer.ggml.token_type`
 GPT2 = SPLITS["gpt-2"][0]
@@ -28,7 +36,7 @@ SAMPLES = (
     "def f(x):\n\treturn {'a': [1, 22, 333, 4444], \"b\": x ** -2}  # don't\n\n\n    pass\n",
     "I'm sure we'LL see 1234567 of 3.14159, THEY'VE said (in 2024)... naïve café Straße",
     "  two  spaces   three\n\n\nlines\r\n\ttab ", "日本語のテキスト、中文文本。한국어", "emoji 👍🏽 👩‍👩‍👧 ❤️ ꙮ",
-    "http://example.org/?q=1&r=%20#x HelloWorld snake_case __init__", "a\u00a0b\u3000c\u200bd ½ ² Ⅷ ٣٤",
+    "http://example.org/?q=1&r=%20#x HelloWorld snake_case __init__", "a\u00a0b\u3000c\u200bd ½ ² Ⅷ ٣٤ e\u0301",
 )  # fmt: skip
 
 
@@ -65,9 +73,10 @@ def _kind(raw: dict[str, Any], gemma: bool, folder: Path) -> dict[str, Any]:
         prefixed = "Prepend" in json.dumps(raw["normalizer"]) or _metaspace_prefix(raw["pre_tokenizer"])
         return {"ggml.model": "llama", "ggml.pre": "default", "ggml.add_space_prefix": prefixed}
     cuts, whole = _cuts(raw["pre_tokenizer"]), bool(raw["model"].get("ignore_merges"))
-    for pre, splits in SPLITS.items():
-        if cuts == splits and whole == (pre in WHOLE_WORDS):
-            return {"ggml.model": "gpt2", "ggml.pre": pre}
+    found = [pre for pre, splits in SPLITS.items() if cuts == splits and whole == (pre in WHOLE_WORDS)]
+    composed = '"NFC"' in json.dumps(raw["normalizer"])
+    if found:
+        return {"ggml.model": "gpt2", "ggml.pre": min(found, key=lambda pre: (pre in COMPOSED) != composed)}
     raise ConfigError(
         f"{folder}: its tokenizer cuts text in a way for which GGUF has no name: convert it with llama.cpp's "
         "convert_hf_to_gguf.py"

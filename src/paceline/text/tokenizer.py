@@ -47,7 +47,7 @@ class Tokenizer:
         self.special_tokens = _special_tokens(config)  # e.g. bos_token -> "<bos>"
         self.bos_id = self._named("bos_token")
         self.pad_id = self._named("pad_token")
-        self.adds_bos = bool(config.get("add_bos_token", self.bos_id is not None))
+        self.adds_bos = self._begins_with_bos(config.get("add_bos_token"))
         named = self._named("eos_token")
         self.eos_ids = tuple(dict.fromkeys([*eos, *([] if named is None else [named])]))
         self.template = template
@@ -160,6 +160,18 @@ class Tokenizer:
         plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
         rest = [b for b in range(256) if b not in plain]
         return {chr(b): bytes([b]) for b in plain} | {chr(256 + i): bytes([b]) for i, b in enumerate(rest)}
+
+    def _begins_with_bos(self, said: bool | None) -> bool:
+        """Whether a text begins with BOS: as tokenizer.json says, which transformers, too, puts above the config.
+
+        Where that says nothing, the config does, and else vocabularies with byte fallback have a BOS and byte-level ones
+        have none, as in llama.cpp.
+        """
+        if self.bos_id is None:
+            return False
+        if self._backend.post_processor is not None:
+            return bool(self._backend.encode("a").ids[:1] == [self.bos_id])
+        return self._decoder != "byte_level" if said is None else said
 
     def _named(self, name: str) -> int | None:
         text = self.special_tokens.get(name)

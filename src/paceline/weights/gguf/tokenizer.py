@@ -71,6 +71,7 @@ WHOLE_WORDS = (
     "lfm2",
     "tekken",
 )
+COMPOSED = ("qwen2", "qwen35")  # Qwen composes accents before it cuts (NFC), which llama.cpp leaves out
 KINDS = ("gpt2", "llama", "gemma4")
 # Tokens that end a turn, by which llama.cpp, too, finds the end of a turn where the file gives no id for it.
 END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>")
@@ -194,6 +195,8 @@ def _byte_level(model: Gguf, tokens: list[str]) -> Backend:
         [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     backend.decoder = decoders.ByteLevel()
+    if pre in COMPOSED:
+        backend.normalizer = normalizers.NFC()
     return backend
 
 
