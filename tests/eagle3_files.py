@@ -160,3 +160,9 @@ class Reference:
             hidden = torch.cat((hidden, (normed if self.flags.get("norm_output") else g)[-1:]))
             tokens.append(int(self.ids[out[-1].argmax()]))
         return tokens[-count:], out
+
+
+def eagle3_reference(target: Path, folder: Path) -> Reference:
+    """The reading for a drafter that may take embedding and head of its target."""
+    weights = {k.removeprefix("model."): v for k, v in load_file(target / "model.safetensors").items()}
+    return Reference(folder, weights.get("embed_tokens.weight"), weights.get("lm_head.weight"))

@@ -132,6 +132,7 @@ class TinyNet:
 
     taps = (1, FINAL)
     ids = None
+    shift = 1
     device = torch.device("cpu")
 
     def __init__(self, target: TinyTarget, error: float = 0.3) -> None:

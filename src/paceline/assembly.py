@@ -23,8 +23,8 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import ModelDrafter
 from paceline.drafters.mtp import MTPDrafter
 from paceline.drafters.ngram import NgramDrafter
-from paceline.drafters.registry import check_kind, load_third_party, third_party, third_party_taps
-from paceline.drafters.states import StateDrafter
+from paceline.drafters.registry import check_kind, load_third_party, over, third_party, third_party_taps
+from paceline.drafters.states import MemoryDrafter
 from paceline.engine.engine import Engine, EngineParts
 from paceline.errors import CapacityError, LoadError, UsageError
 from paceline.kv.cache import KVCache, plan_pages, stored_as
@@ -33,12 +33,13 @@ from paceline.models.adapter import Adapter, load_adapter, unmerged
 from paceline.models.base import Cached, Target
 from paceline.models.config import read_config
 from paceline.models.defaults import read_defaults
-from paceline.models.eagle3 import Eagle3Net
-from paceline.models.foreign import drafter_kind
+from paceline.models.foreign import ASSISTANT_TYPES
 from paceline.models.hub import Role, bundled, find_assistant, look_at, resolve
 from paceline.models.loading import Transform
+from paceline.models.networks import kind_of
 from paceline.models.outline import as_named
-from paceline.models.registry import load_assistant, load_eagle3, load_target
+from paceline.models.registry import load_assistant, load_network, load_target
+from paceline.models.state_net import GraphNet
 from paceline.models.target import GraphTarget
 from paceline.ops.base import Runner
 from paceline.ops.reference import EagerRunner
@@ -62,14 +63,13 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
     runner, arithmetic = pick_runner(config, device)
     transform, dtype = _transform(config.quantize, adapter), _DTYPES.get(config.dtype)
     target = load_target(path, device=device, runner=runner, dtype=dtype, transform=transform)
-    net = _load_tapping(config, (kind, source), target)
+    net = _load_network(config, (kind, source), target)
     runner.prepare([target.hidden_graph, target.logits_graph])  # before the cache takes of what is free
     cache = make_cache(target, config, share=1.0)
     _compare(tokenizer, target, say)
     said = "the bundled one" if config.target == "demo" and source is not None else why
     say(f"target {config.target} · drafter {kind} ({said}) · {arithmetic}")
-    ngram = NgramDrafter(words=Words(tokenizer))
-    drafters = _load_drafters(ngram, config, (kind, source), target, cache, net)
+    drafters = _load_drafters(Words(tokenizer), config, (kind, source), target, cache, net)
     parts = EngineParts(
         target=target,
         cache=cache,
@@ -100,8 +100,7 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
         "cache_dtype": cache.holds,
         "skipped": sorted(target.skipped),
         "sampling": read_defaults(path).given(),
-        "chat": tokenizer.template is not None
-        and path != bundled("target"),  # demo: only for its servers' sake
+        "chat": tokenizer.template is not None and path != bundled("target"),  # demo's is for servers
     } | known.info
     return Engine(replace(parts, default_drafter=kind, policy=policy, info=info))
 
@@ -162,20 +161,21 @@ def _settings(config: EngineConfig, target: Target, arithmetic: str) -> dict[str
 
 
 def _load_drafters(
-    ngram: Drafter,
+    words: Words,
     config: EngineConfig,
     choice: tuple[str, Path | None],
     target: GraphTarget,
     cache: KVCache,
-    tapping: Eagle3Net | None,
+    network: GraphNet | None,
 ) -> dict[str, Drafter]:
     """The chosen kind's network, if it has one, and the n-gram drafter, which costs nothing to have."""
     kind, source = choice
-    drafters = {"ngram": ngram}
-    if tapping is not None:
-        drafters["eagle3"] = _state_drafter(tapping, config, cache)
+    drafters: dict[str, Drafter] = {"ngram": NgramDrafter(words=words)}
     transform = _transform(config.quantize_drafter)
-    if source is not None and kind.startswith("mtp"):
+    if network is not None:
+        name = kind.partition("+")[0]
+        drafters[name] = _state_drafter(name, network, config, cache)
+    elif source is not None and kind.startswith("mtp"):
         net = load_assistant(source, target, dtype=_DTYPES.get(config.dtype), transform=transform)
         net.runner.prepare([net.step_graph])
         drafters["mtp"] = MTPDrafter(net)
@@ -292,10 +292,10 @@ def choose_drafter(
         broken = why_not_together(target, found)
         if broken is not None:
             return "ngram", None, f"the drafter beside the target cannot be used: {broken}"
-        return f"{drafter_kind(read_config(found)) or 'model'}+ngram", found, why
+        return f"{kind_of(found, target) or 'model'}+ngram", found, why
     if name.partition("+")[0] in ("mtp", "eagle3"):
         found, why = find_assistant(target, read_config(target))
-        if found is not None and drafter_kind(read_config(found)) != name.partition("+")[0]:
+        if found is not None and kind_of(found, target) != name.partition("+")[0]:
             found, why = None, f"{found} is a drafter of another kind"
         if found is None:
             raise UsageError(f"drafter={name!r}, but {why}: name its folder or hub id as the drafter")
@@ -307,7 +307,7 @@ def choose_drafter(
             )
         return name, bundled("draft"), "the bundled draft model"
     folder = find(name, "assistant")
-    return f"{drafter_kind(read_config(folder)) or 'model'}+ngram", folder, "as asked"
+    return f"{kind_of(folder, target) or 'model'}+ngram", folder, "as asked"
 
 
 def _draft_model(source: Path, config: EngineConfig, target: GraphTarget) -> ModelDrafter:
@@ -327,24 +327,26 @@ def _draft_model(source: Path, config: EngineConfig, target: GraphTarget) -> Mod
     return ModelDrafter(model, cache, target.vocab_size)
 
 
-def _load_tapping(
+def _load_network(
     config: EngineConfig, choice: tuple[str, Path | None], target: GraphTarget
-) -> Eagle3Net | None:
+) -> GraphNet | None:
     """The network that reads hidden states of the target, of which it takes some weights, before they are packed."""
     kind, source = choice
     if kind in third_party():
         target.tap(third_party_taps(kind))
-    if source is None or not kind.startswith("eagle3"):
+    if source is None or not kind.startswith(("mtp", "eagle3")):
         return None
+    if read_config(source).get("model_type") in ASSISTANT_TYPES:
+        return None  # it reads K/V of the target
     transform = _transform(config.quantize_drafter)
-    return load_eagle3(source, target, dtype=_DTYPES.get(config.dtype), transform=transform)
+    return load_network(source, target, dtype=_DTYPES.get(config.dtype), transform=transform)
 
 
-def _state_drafter(net: Eagle3Net, config: EngineConfig, cache: KVCache) -> StateDrafter:
-    net.runner.prepare([net.absorb_graph, net.step_graph, net.logits_graph])
+def _state_drafter(name: str, net: GraphNet, config: EngineConfig, cache: KVCache) -> MemoryDrafter:
+    net.runner.prepare(net.graphs)
     net.max_len = min(net.max_len, cache.max_tokens)  # it hears of no longer texts
     own = make_cache(net, replace(config, max_model_len=None), DRAFT_CACHE_SHARE)
-    return StateDrafter("eagle3", net, own)
+    return over(name, net, own)
 
 
 def _transform(kind: Literal["int8", "int4"] | None, adapter: Adapter | None = None) -> Transform | None:

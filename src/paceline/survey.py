@@ -6,10 +6,9 @@ import filecmp
 from pathlib import Path
 
 from paceline.errors import PacelineError, PairError
-from paceline.models.config import read_config
 from paceline.models.defaults import read_defaults
-from paceline.models.foreign import drafter_kind
 from paceline.models.inspection import check
+from paceline.models.networks import kind_of
 from paceline.text.chat import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 
@@ -20,7 +19,7 @@ def check_models(target: Path, drafter: Path | None) -> None:
     """Raise LoadError if target, drafter or the two together would be refused once their weights are loaded."""
     check(target)
     if drafter is not None:
-        made_for_it = drafter_kind(read_config(drafter)) is not None
+        made_for_it = kind_of(drafter, target) is not None
         check(drafter, target=target if made_for_it else None)
         if not made_for_it:
             check_vocabulary(drafter, target)

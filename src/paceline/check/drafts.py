@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
+from uuid import uuid4
 
 import torch
 
@@ -18,11 +20,11 @@ from paceline.check.certificate import Divergence, Finding
 from paceline.check.crash import Where, over
 from paceline.check.scenes import CHURN, TOGETHER, UNSHARED, play
 from paceline.check.subject import Subject
-from paceline.core import SamplingParams
-from paceline.drafters.base import Drafter
+from paceline.core import SamplingParams, Sequence
+from paceline.drafters.base import DraftContext, Drafter, Kept, Listener, listener
+from paceline.drafters.contract import GreedyPicker
 from paceline.drafters.draft_model import ModelDrafter
 from paceline.drafters.mtp import MTPDrafter
-from paceline.drafters.states import StateDrafter
 from paceline.kv.cache import KVCache
 from paceline.models.base import FINAL
 from paceline.sampling.draw import greedy
@@ -48,7 +50,9 @@ Results = dict[str, Compared]  # by drafter
 def of(subject: Subject) -> dict[str, Drafter]:
     """The drafters that have a state, by name."""
     all_of_them = subject.engine.state.drafters.items()
-    return {name: d for name, d in all_of_them if isinstance(d, (MTPDrafter, ModelDrafter, StateDrafter))}
+    return {
+        n: d for n, d in all_of_them if isinstance(d, (MTPDrafter, ModelDrafter)) or listener(d) is not None
+    }
 
 
 def measure(
@@ -87,9 +91,7 @@ def _compare(subject: Subject, drafter: Drafter, story: Story, out: Compared, no
         if isinstance(drafter, MTPDrafter)
         else _clean_model(drafter, texts)
         if isinstance(drafter, ModelDrafter)
-        else _clean_states(subject, drafter, texts)
-        if isinstance(drafter, StateDrafter)
-        else iter(())
+        else _clean_told(subject, cast(Listener, drafter), texts)
     )
     for (at, draft), again in zip(drafts, clean, strict=True):
         right, gap = again(len(draft))
@@ -155,46 +157,45 @@ def _clean_model(drafter: ModelDrafter, texts: Seq[list[int]]) -> Iterator[Calla
     yield from _each(cache, texts, draft)
 
 
-def _clean_states(
-    subject: Subject, drafter: StateDrafter, texts: Seq[list[int]]
+class _Gaps(GreedyPicker):
+    """Keeps the smallest gap of the two best scores."""
+
+    gap = float("inf")
+
+    def pick(
+        self, rows: Seq[int], step: int, logits: torch.Tensor, ids: torch.Tensor | None = None
+    ) -> list[int]:
+        self.gap = min(self.gap, _gap(logits))
+        return super().pick(rows, step, logits, ids)
+
+
+def _clean_told(
+    subject: Subject, drafter: Listener, texts: Seq[list[int]]
 ) -> Iterator[Callable[[int], Clean]]:
-    target, cache, net, own = (
-        subject.engine.state.target,
-        subject.engine.state.cache,
-        drafter.net,
-        drafter.cache,
-    )
-    last: tuple[torch.Tensor, torch.Tensor] | None = None  # what the next step, and what the head takes
+    """As a text of its own, which shares nothing that is remembered."""
+    target, cache = subject.engine.state.target, subject.engine.state.cache
+    salt = uuid4().hex
+    sequence = Sequence(_ID, list(texts[0]) if texts else [], 0, SamplingParams(), 0, salt=salt)
 
     def draft(text: list[int], count: int) -> Clean:
-        nonlocal last
         done = cache.committed(_ID)
+        sequence.tokens[:], sequence.committed = text, len(text) - 1
         if done < len(text) - 1:
-            with cache.tail([(_ID, text[done:-1])]) as tail, own.tail([(_ID, text[done + 1 :])]) as mine:
+            with cache.tail([(_ID, text[done:-1])]) as tail:
                 found = target.states(tail.rows(target.device), cache)
-                taps = [found[0 if tap == FINAL else 1 + target.tapped.index(tap)] for tap in net.taps]
-                both = net.absorb(mine.rows(net.device), torch.cat(taps, 1), own)
-                last = both[0][-1:].clone(), both[1][-1:].clone()
+                taps = [found[0 if tap == FINAL else 1 + target.tapped.index(tap)] for tap in drafter.taps]
                 tail.commit([len(text) - 1 - done])
-                mine.commit([len(text) - 1 - done])
-        assert last is not None, "a text has a beginning"
-        hidden, logits, gap = last[0], net.logits(last[1]), float("inf")
-        out: list[int] = []
-        for step in range(count):
-            if step:
-                with own.tail([(_ID, out)]) as mine:
-                    rows = mine.rows(net.device, [len(out) - 1])
-                    logits, hidden = net.step(rows, hidden.clone(), own)
-            gap = min(gap, _gap(logits))
-            out.append(int(greedy(logits, None if net.ids is None else net.ids[None])[0]))
-        return out, gap
+            drafter.on_commit([Kept(sequence, done, taps)])
+        picker = _Gaps(1)
+        context = DraftContext([sequence], [count], [cache.slot(_ID)], None, [False], cache, picker)
+        return drafter.draft(context).tokens[0], picker.gap
 
     if texts:
-        own.open(_ID, texts[0], share=False)
+        drafter.begin(sequence)
         try:
             yield from _each(cache, texts, draft)
         finally:
-            own.close(_ID)
+            drafter.forget(_ID)
 
 
 def _each(

@@ -8,12 +8,14 @@ from __future__ import annotations
 import difflib
 import os
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, cast
 
 from paceline.drafters.base import Drafter
+from paceline.drafters.chain import ChainDrafter
+from paceline.drafters.states import MemoryDrafter, StateDrafter
 from paceline.errors import LoadError, UsageError
 from paceline.kv.cache import KVCache
-from paceline.models.base import FINAL, Target
+from paceline.models.base import FINAL, ChainNet, StateNet, Target, ToldNet
 
 BUILT_IN = ("auto", "none", "ngram", "mtp", "mtp+ngram", "eagle3", "eagle3+ngram", "model", "model+ngram")
 GROUP = "paceline.drafters"
@@ -55,6 +57,13 @@ def load_third_party(name: str, target: Target, cache: KVCache) -> Drafter:
             "give the factory an attribute `taps`"
         )
     return drafter
+
+
+def over(name: str, net: ToldNet, cache: KVCache) -> MemoryDrafter:
+    """The drafter that works as a network wants it, with that one's own cache."""
+    if net.shift > 1:
+        return ChainDrafter(name, cast(ChainNet, net), cache)
+    return StateDrafter(name, cast(StateNet, net), cache)
 
 
 def check_kind(name: str) -> str:

@@ -8,6 +8,7 @@ token after it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -18,7 +19,7 @@ from paceline.core import MAX_DRAFT_TOKENS, Draft, ForwardBatch, Sequence
 from paceline.drafters.base import DraftContext, Kept, take_round
 from paceline.errors import CapacityError
 from paceline.kv.cache import KVCache
-from paceline.models.base import StateNet, rows_of
+from paceline.models.base import StateNet, ToldNet, rows_of
 from paceline.ops.base import RoundStart
 
 CHUNK = 512  # rows of a forward when it catches up
@@ -38,28 +39,29 @@ class _Text:
         return sum(len(part) for part in self.states)
 
 
-class StateDrafter:
+class MemoryDrafter(ABC):
+    """What it is told, and for which texts it has room; how it drafts is its kinds' own."""
+
     needs_hidden = False
 
-    def __init__(self, name: str, net: StateNet, cache: KVCache, max_tokens: int = MAX_DRAFT_TOKENS) -> None:
-        self.name, self.net, self.cache, self.max_tokens = name, net, cache, max_tokens
-        self.taps = net.taps
+    def __init__(self, name: str, net: ToldNet, cache: KVCache, max_tokens: int = MAX_DRAFT_TOKENS) -> None:
+        self.name, self.cache, self.max_tokens = name, cache, max_tokens
+        self.taps, self._shift = net.taps, net.shift
         self._texts: dict[int, _Text] = {}
         self._lacking: dict[int, str] = {}  # texts that cannot be drafted for, and why
         self._ids = None if net.ids is None else net.ids[None]
-        self._states: torch.Tensor | None = None  # [slots, H] what a whole round begins with
 
     # -- what the engine tells -------------------------------------------------------------------------------------
 
     def begin(self, sequence: Sequence) -> int:
         self.forget(sequence.id)
-        tokens, salt = sequence.tokens, f"{sequence.salt}\0{sequence.tokens[0]}"
+        tokens, shift = sequence.tokens, self._shift
+        salt = f"{sequence.salt}\0{tokens[:shift]}"
         try:
             if len(tokens) + MAX_DRAFT_TOKENS >= self.cache.max_tokens or not self.cache.fits(1):
                 raise CapacityError("the drafter's cache is full")
-            known = self.cache.open(
-                sequence.id, [*tokens[1:], 0], salt
-            )  # an entry stands for the token after it
+            # an entry stands for its last token
+            known = self.cache.open(sequence.id, [*tokens[shift:], 0], salt, share=len(tokens) >= shift)
         except CapacityError:
             self._lacking[sequence.id] = MEMORY
             return len(tokens)
@@ -85,7 +87,8 @@ class StateDrafter:
         text = self._texts.get(sequence.id)
         if text is None:
             return self._lacking.get(sequence.id, UNTOLD)
-        return None if text.states and text.told == len(sequence.tokens) - 1 else UNTOLD
+        begun = text.states or not self._shift
+        return None if begun and text.told == len(sequence.tokens) - 1 else UNTOLD
 
     def forget(self, sequence_id: int) -> None:
         self._lacking.pop(sequence_id, None)
@@ -98,23 +101,76 @@ class StateDrafter:
         self._lacking[sequence_id] = reason
 
     def _catch_up(self, sequence: Sequence) -> None:
-        """Compute all rows that wait but the last."""
+        """Compute all rows that wait but the last `shift`."""
         text = self._texts[sequence.id]
-        states = _joined(text.states)
-        while len(states) > 1:
-            count = min(len(states) - 1, CHUNK)
+        states = joined(text.states)
+        while len(states) > self._shift:
+            count = min(len(states) - self._shift, CHUNK)
             first = self.cache.committed(sequence.id)
+            stored = sequence.tokens[first + self._shift : first + self._shift + count]
             try:
-                tail = self.cache.tail([(sequence.id, sequence.tokens[first + 1 : first + 1 + count])])
+                tail = self.cache.tail([(sequence.id, stored)])
             except CapacityError:
                 return self._drop(sequence.id, MEMORY)
-            self.net.absorb(tail.rows(self.net.device), states[:count], self.cache)
+            self._absorb(sequence, states[:count])
             tail.commit([count])
             states = states[count:]
         text.states = [states.clone()]  # lets go of the others
         return None
 
+    @abstractmethod
+    def _absorb(self, sequence: Sequence, states: torch.Tensor) -> None:
+        """Write K/V of the next rows of a text, for which there is room."""
+
     # -- drafting --------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def draft(self, context: DraftContext) -> Draft:
+        """As `Drafter`."""
+
+    def _with_room(self, context: DraftContext) -> list[int]:
+        """The rows that draft in this round, with pages for the whole of it. The newest give way."""
+        active = [
+            b
+            for b, limit in enumerate(context.limits)
+            if limit > 0 and self.lacks(context.sequences[b]) is None
+        ]
+        while active:
+            rows = [(context.sequences[b], context.limits[b]) for b in active]
+            try:
+                self.cache.tail([(s.id, [0] * (self._waiting(s) + self._ahead(limit))) for s, limit in rows])
+                return active
+            except CapacityError:
+                self._drop(context.sequences[active.pop()].id, MEMORY)
+        return active
+
+    def _waiting(self, sequence: Sequence) -> int:
+        """Rows that are told and not committed."""
+        return len(sequence.tokens) - 1 - self.cache.committed(sequence.id)
+
+    @abstractmethod
+    def _ahead(self, limit: int) -> int:
+        """Rows that a draft of so many tokens writes behind those."""
+
+    def _candidates(self, count: int) -> torch.Tensor | None:
+        return None if self._ids is None else self._ids.expand(count, -1)
+
+
+class StateDrafter(MemoryDrafter):
+    """Token by token, each from the network's own state for the one before."""
+
+    def __init__(self, name: str, net: StateNet, cache: KVCache, max_tokens: int = MAX_DRAFT_TOKENS) -> None:
+        super().__init__(name, net, cache, max_tokens)
+        self.net = net
+        self._states: torch.Tensor | None = None  # [slots, H] what a whole round begins with
+
+    def _absorb(self, sequence: Sequence, states: torch.Tensor) -> None:
+        first = self.cache.committed(sequence.id) + 1
+        tail = self.cache.tail([(sequence.id, sequence.tokens[first : first + len(states)])])
+        self.net.absorb(tail.rows(self.net.device), states, self.cache)
+
+    def _ahead(self, limit: int) -> int:
+        return limit - 1
 
     def draft(self, context: DraftContext) -> Draft:
         picker = context.picker
@@ -138,23 +194,7 @@ class StateDrafter:
                 break
         return picker.draft(self.name)
 
-    def _with_room(self, context: DraftContext) -> list[int]:
-        """The rows that draft in this round, with pages for the whole of it. The newest give way."""
-        active = [
-            b
-            for b, limit in enumerate(context.limits)
-            if limit > 0 and self.lacks(context.sequences[b]) is None
-        ]
-        while active:
-            rows = [(context.sequences[b], [0] * (context.limits[b] - 1)) for b in active]
-            try:
-                self.cache.tail([(s.id, self._waiting(s) + drafted) for s, drafted in rows])
-                return active
-            except CapacityError:
-                self._drop(context.sequences[active.pop()].id, MEMORY)
-        return active
-
-    def _waiting(self, sequence: Sequence) -> list[int]:
+    def _next(self, sequence: Sequence) -> list[int]:
         """The tokens of the entries that wait, one at least."""
         return sequence.tokens[self.cache.committed(sequence.id) + 1 :]
 
@@ -162,8 +202,8 @@ class StateDrafter:
         """Compute what waits, and score the first token of each draft: (state of the next step, logits)."""
         sequences = [context.sequences[b] for b in active]
         texts = [self._texts[s.id] for s in sequences]
-        states = _joined([part for text in texts for part in text.states])
-        tail = self.cache.tail([(s.id, self._waiting(s)) for s in sequences])
+        states = joined([part for text in texts for part in text.states])
+        tail = self.cache.tail([(s.id, self._next(s)) for s in sequences])
         rows = tail.rows(self.net.device)
         after, normed = self.net.absorb(rows, states, self.cache)
         last = [end - 1 for end in rows.starts[1:]]
@@ -175,11 +215,8 @@ class StateDrafter:
     def _rows(self, context: DraftContext, active: Seq[int], drafted: dict[int, list[int]]) -> ForwardBatch:
         """The rows of a further step: the last token of each draft, one position further."""
         items = [(context.sequences[b], drafted[b]) for b in active]
-        tail = self.cache.tail([(s.id, self._waiting(s) + tokens) for s, tokens in items])
+        tail = self.cache.tail([(s.id, self._next(s) + tokens) for s, tokens in items])
         return tail.rows(self.net.device, [len(tokens) for _, tokens in items])
-
-    def _candidates(self, count: int) -> torch.Tensor | None:
-        return None if self._ids is None else self._ids.expand(count, -1)
 
     def _rest(
         self, context: DraftContext, active: list[int], drafted: dict[int, list[int]], hidden: torch.Tensor
@@ -214,7 +251,7 @@ def _side_by_side(parts: Seq[torch.Tensor]) -> torch.Tensor:
     return torch.cat(list(parts), dim=1)
 
 
-def _joined(parts: Seq[torch.Tensor]) -> torch.Tensor:
+def joined(parts: Seq[torch.Tensor]) -> torch.Tensor:
     if len(parts) == 1:
         return parts[0]
     if parts[0].is_cpu and parts[0].dtype != torch.bfloat16:

@@ -72,14 +72,19 @@ class AssistantNet(Protocol):
         ...
 
 
-class StateNet(Protocol):
+class ToldNet(Protocol):
     """A small network with K/V of its own that reads hidden states of the target: entry p holds the states of row p and
-    token p + 1.
+    tokens up to p + `shift`.
     """
 
     taps: tuple[int, ...]  # the states it reads, side by side: after that many layers of the target, or FINAL
     ids: torch.Tensor | None  # [C] the tokens that its scores are of; None: all
+    shift: int
     device: torch.device
+
+
+class StateNet(ToldNet, Protocol):
+    """One that drafts token by token, each from its own state for the one before: `shift` is 1."""
 
     def absorb(
         self, rows: ForwardBatch, states: torch.Tensor, cache: KVCache
@@ -104,6 +109,20 @@ class StateNet(Protocol):
         self, start: RoundStart, states: torch.Tensor, cache: KVCache, rules: list[Rule], stops: list[Stop]
     ) -> Drawn | None:
         """All `step`s of a round with their draws in one go; None where that is not possible."""
+        ...
+
+
+class ChainNet(ToldNet, Protocol):
+    """One of `shift` stages with K/V of their own, of which each drafts one token: stage k reads what stage k - 1 gives
+    for row p beside token p + k.
+    """
+
+    def stage(self, depth: int, rows: ForwardBatch, states: torch.Tensor, cache: KVCache) -> torch.Tensor:
+        """Write a stage's K/V of rows [N] from the states [N, H] that the one before gives for them; its own [N, H]."""
+        ...
+
+    def stage_logits(self, depth: int, hidden: torch.Tensor) -> torch.Tensor:
+        """[M, H] -> [M, C], scores of the token at this depth."""
         ...
 
 

@@ -7,62 +7,25 @@ take the layer's own output in their place. Sources of truth: speculators' model
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from paceline.core import ForwardBatch
-from paceline.errors import ConfigError, PairError, WeightsError
-from paceline.kv.cache import KVCache, StoreType
-from paceline.kv.layout import Layout
-from paceline.models.config import FULL, SLIDING
-from paceline.models.decoder import (
-    attend,
-    decoder_layout,
-    decoder_shapes,
-    feed,
-    inverse_frequencies,
-    read_layer,
-)
+from paceline.errors import ConfigError, PairError
+from paceline.models.decoder import attend, decoder_shapes, feed, inverse_frequencies, read_layer
 from paceline.models.decoder_config import DecoderConfig
-from paceline.models.families import spec_of
 from paceline.models.fields import Fields, shown
 from paceline.models.loading import Shapes, Weights, read_entries
-from paceline.models.target import GraphTarget, bare_rows
-from paceline.ops.base import Drawn, Ops, RoundStart, Rule, Runner, Stop, Value, Weight
+from paceline.models.speculators import parse_layers
+from paceline.models.state_net import Fits, Network, SteppingNet, draft_ids, embedding_of, head_of, misfit
+from paceline.models.target import GraphTarget
+from paceline.ops.base import Ops, Value
 
-LAYERS = ("llama", "qwen3")  # model types that a layer may be of
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 TAPS = "eagle_aux_hidden_state_layer_ids"
-# keys that say nothing of the arithmetic, or what is checked elsewhere; any other that is set is refused by name
-KNOWN = {
-    "speculators_model_type", "speculators_config", "speculators_version", "architectures", "model_type",
-    "draft_vocab_size", "target_hidden_size", "transformer_layer_config", "embed_requires_grad", "tie_word_embeddings",
-    "dtype", "torch_dtype", "transformers_version", "auto_map", "_name_or_path", "name_or_path", "eagle_config",
-    "id2label", "label2id", "return_dict", "chunk_size_feed_forward", "paceline_quantization", TAPS, *FLAGS,
-}  # fmt: skip
-LAYER_KEYS = {
-    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "num_hidden_layers",
-    "vocab_size", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings",
-    "hidden_act", "attention_bias", "mlp_bias", "initializer_range", "use_cache", "attention_dropout",
-    "pretraining_tp", "bos_token_id", "eos_token_id", "pad_token_id", "layer_types", "max_window_layers",
-}  # fmt: skip
-ELSEWHERE = ("sliding_window", "use_sliding_window", "layer_types", "eos_token_id")  # of its keys
-# transformers leaves out of a nested config what has these values
-DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "llama": {
-        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32,
-        "max_position_embeddings": 2048,
-    },
-    "qwen3": {
-        "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_attention_heads": 32,
-        "num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768,
-    },
-}  # fmt: skip
+OWN = {"draft_vocab_size", "target_hidden_size", "eagle_config", TAPS, *FLAGS}  # keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,28 +56,8 @@ class Eagle3Config:
 
 def parse_eagle3(raw: Mapping[str, Any]) -> Eagle3Config:
     """The drafter that a config.json describes, in the layout of `speculators` or the original. Raises ConfigError."""
-    nested = raw.get("transformer_layer_config")
     fields = Fields(raw, "eagle3")
-    if "speculators_model_type" in raw and not isinstance(nested, Mapping):
-        raise ConfigError("eagle3: config.json has no transformer_layer_config: download it again")
-    inner: Mapping[str, Any] = nested if isinstance(nested, Mapping) else raw
-    known = KNOWN if inner is nested else KNOWN | LAYER_KEYS
-    if unknown := [key for key, value in raw.items() if key not in known and value not in (None, False, "")]:
-        raise ConfigError(
-            f"eagle3: {unknown[0]}={shown(raw[unknown[0]])} is not known to this version, which would draft without it: "
-            "update paceline, or use the drafter ngram"
-        )
-    kind = inner.get("model_type", "qwen3" if inner is nested else "llama")
-    if kind not in LAYERS:
-        raise ConfigError(
-            f"eagle3: a layer of model_type {shown(kind)} is not supported, only {', '.join(LAYERS)}"
-        )
-    if SLIDING in (inner.get("layer_types") or ()):
-        raise ConfigError("eagle3: a layer with a sliding window is not supported: use the drafter ngram")
-    plain = {key: value for key, value in inner.items() if key not in ELSEWHERE and value is not None}
-    defaults = DEFAULTS[kind] if inner is nested else {}
-    layer = spec_of(kind).parse({**defaults, **plain} | {"model_type": kind, "tie_word_embeddings": True})
-    assert isinstance(layer, DecoderConfig)
+    layer = parse_layers(raw, "eagle3", OWN)
     if len(layer.kinds) != 1:
         raise ConfigError(
             f"eagle3: {len(layer.kinds)} layers are not supported, only one: use the drafter ngram"
@@ -124,9 +67,14 @@ def parse_eagle3(raw: Mapping[str, Any]) -> Eagle3Config:
     flags = {name: bool(raw.get(name)) for name in FLAGS}
     if flags["norm_before_fc"] and flags["fc_norm"]:
         raise ConfigError("eagle3: norm_before_fc and fc_norm exclude each other: download config.json again")
+    draft_vocab = fields.size("draft_vocab_size", layer.vocab_size)
+    if draft_vocab > layer.vocab_size:
+        raise ConfigError(
+            f"eagle3: draft_vocab_size is {draft_vocab} of {layer.vocab_size} tokens: download config.json again"
+        )
     return Eagle3Config(
-        replace(layer, kinds=(FULL,)),
-        fields.size("draft_vocab_size", layer.vocab_size),
+        layer,
+        draft_vocab,
         fields.size("target_hidden_size", layer.hidden_size),
         _taps(raw),
         **flags,
@@ -143,6 +91,23 @@ def _taps(raw: Mapping[str, Any]) -> tuple[int, ...] | None:
     if any(a >= b for a, b in pairwise(said)):
         raise ConfigError(f"eagle3: {TAPS} {said} do not rise: download config.json again")
     return tuple(said)
+
+
+def plan_eagle3(folder: Path, raw: Mapping[str, Any], fits: Fits | None, names: tuple[str, str]) -> Network:
+    """What of `folder` is to be loaded. Raises ConfigError, WeightsError and, for another target's drafter, PairError."""
+    config = parse_eagle3(raw)
+    taps = config.taps or (0, 0, 0)
+    if fits is not None:
+        check_eagle3(config, fits, fits.layer_count, names)
+        taps = config.taps_of(fits.layer_count)
+    shapes = eagle3_shapes(config, len(taps), folder)
+    return Network(shapes, config.layer, partial(Eagle3Net, config), taps=taps)
+
+
+def check_eagle3(config: Eagle3Config, target: Fits, layers: int, names: tuple[str, str]) -> None:
+    """Raise PairError, naming both sides, unless the drafter fits a target (its config or itself) of so many layers."""
+    misfit(names, "eagle3", target, config.target_hidden_size, config.layer.vocab_size)
+    config.taps_of(layers)
 
 
 def eagle3_shapes(config: Eagle3Config, taps: int, folder: Path) -> Shapes:
@@ -170,73 +135,25 @@ def eagle3_shapes(config: Eagle3Config, taps: int, folder: Path) -> Shapes:
     return shapes | {name: shape for name, shape in optional.items() if name in given}
 
 
-def check_eagle3(config: Eagle3Config, target: Any, layers: int, names: tuple[str, str]) -> None:
-    """Raise PairError, naming both sides, unless the drafter fits a target (its config or itself) of so many layers."""
-    wrong = []
-    if config.target_hidden_size != target.hidden_size:
-        wrong.append(f"hidden size {config.target_hidden_size} against {target.hidden_size}")
-    if config.layer.vocab_size != target.vocab_size:
-        wrong.append(f"vocabulary {config.layer.vocab_size} against {target.vocab_size}")
-    if config.draft_vocab > config.layer.vocab_size:
-        wrong.append(f"draft vocabulary {config.draft_vocab} of {config.layer.vocab_size} tokens")
-    if wrong:
-        raise PairError(
-            f"{names[0]} (eagle3) was made for another target than {names[1]}: {'; '.join(wrong)}. Give the drafter of "
-            "this very target, or use the drafter ngram"
-        )
-    config.taps_of(layers)
-
-
-class Eagle3Net:
+class Eagle3Net(SteppingNet):
     """A loaded drafter network; implements `StateNet`."""
 
-    def __init__(self, config: Eagle3Config, weights: Weights, target: GraphTarget, runner: Runner) -> None:
-        layer = config.layer
-        self.config, self.runner, self.dtype, self.device = config, runner, target.dtype, weights.device
-        self.taps = config.taps_of(target.layer_count)
-        self.hidden_size, self.width = layer.hidden_size, len(self.taps) * config.target_hidden_size
-        self.ids = _draft_ids(weights, config)
+    def __init__(self, config: Eagle3Config, weights: Weights, target: GraphTarget) -> None:
+        layer, taps = config.layer, config.taps_of(target.layer_count)
+        ids = draft_ids(weights, config.draft_vocab, layer.vocab_size)
+        super().__init__(layer, target, taps, len(taps) * config.target_hidden_size, ids)
+        self.config = config
         self.fc = weights.matrix("fc")
         self.norms_in = (
-            tuple(weights.norm(f"fc_norm.{i}") for i in range(len(self.taps))) if config.fc_norm else ()
+            tuple(weights.norm(f"fc_norm.{i}") for i in range(len(taps))) if config.fc_norm else ()
         )
         self.norm_in = weights.norm("input_norm") if config.norm_before_fc else None
         inv_freq = inverse_frequencies(layer.rotary, layer.head_dim).to(weights.device)
         self.layer = read_layer(weights, layer, 0, inv_freq)
         self.hidden_norm, self.norm = weights.norm("layers.0.hidden_norm"), weights.norm("norm")
-        self.embedding, self.embedding_scale = _embedding(weights, target, layer.hidden_size)
-        self.head = _head(weights, target, layer.hidden_size, self.ids)
-        self.layout: Layout = decoder_layout(layer)
-        rounded = self.layer.attention.o.weight.kind == "bfloat16" and runner.packs(self.layout)
-        self.kv_dtype: StoreType = "packed" if rounded else self.dtype
-        self.max_len = target.max_len
-        self._bare: dict[int, ForwardBatch] = {}  # rows for `logits`, by their number
-        # one stable object each, see GraphTarget
-        self.absorb_graph, self.step_graph, self.logits_graph = self._absorb, self._step, self._logits
-
-    def absorb(self, rows: ForwardBatch, states: Tensor, cache: KVCache) -> tuple[Tensor, Tensor]:
-        """Write K/V of rows whose hidden states the target has computed: (what `step` takes, what `logits` takes)."""
-        after, normed = self.runner.run(self.absorb_graph, rows, cache, {"states": states})
-        return after, normed
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[M, hidden_size] -> [M, C], scores of the tokens `ids`."""
-        count = hidden.shape[0]
-        if count not in self._bare:
-            self._bare[count] = bare_rows(hidden)
-        (logits,) = self.runner.run(self.logits_graph, self._bare[count], None, {"hidden": hidden})
-        return logits
-
-    def step(self, rows: ForwardBatch, hidden: Tensor, cache: KVCache) -> tuple[Tensor, Tensor]:
-        """One more token of a draft: (logits [M, C], what the next step takes)."""
-        logits, after = self.runner.run(self.step_graph, rows, cache, {"hidden": hidden})
-        return logits, after
-
-    def draft_round(
-        self, start: RoundStart, states: Tensor, cache: KVCache, rules: list[Rule], stops: list[Stop]
-    ) -> Drawn | None:
-        """All steps of a round with their draws in one native call; None on a runner that cannot."""
-        return self.runner.draft_round(self.step_graph, start, cache, states, rules, stops)
+        self.embedding, self.embedding_scale = embedding_of(weights, target, layer.hidden_size)
+        self.head = head_of(weights, target, layer.hidden_size, ids)
+        self._set_store([self.layer.attention.o.weight])
 
     def _absorb(self, ops: Ops) -> tuple[Value, ...]:
         x, eps = ops.given("states", self.width), self.config.layer.eps
@@ -268,48 +185,3 @@ class Eagle3Net:
         x = ops.add(x, feed(ops, ops.rms_norm(x, layer.norm_post, config.eps), layer.mlp))
         normed = ops.rms_norm(x, self.norm, config.eps)
         return (normed if self.config.norm_output else x), normed
-
-
-def _draft_ids(weights: Weights, config: Eagle3Config) -> Tensor | None:
-    """The tokens that the head's rows are of, int64 [C]; None: all in order. `d2t` holds what is added to 0, 1, ..."""
-    vocab = config.layer.vocab_size
-    mask = weights.ids("t2d") if weights.has("t2d") else None
-    if not weights.has("d2t"):
-        if config.draft_vocab != vocab:
-            raise WeightsError(
-                f"{weights.folder}: draft_vocab_size is {config.draft_vocab}, but there is no d2t: download it again"
-            )
-        return None
-    offsets = weights.ids("d2t")
-    ids = offsets + torch.arange(config.draft_vocab, device=offsets.device)
-    right = bool((ids >= 0).all() and (ids < vocab).all()) and len(set(ids.tolist())) == len(ids)
-    if not right:
-        raise WeightsError(
-            f"{weights.folder}: d2t does not lead to {config.draft_vocab} tokens below {vocab}: it holds token id minus "
-            "row number of the head, not token ids"
-        )
-    if mask is not None and (int(mask.ne(0).sum()) != len(ids) or not bool(mask[ids].ne(0).all())):
-        raise WeightsError(f"{weights.folder}: t2d and d2t name different tokens: download them again")
-    return None if config.draft_vocab == vocab and not bool(offsets.any()) else ids
-
-
-def _embedding(weights: Weights, target: GraphTarget, hidden: int) -> tuple[Weight, float]:
-    if weights.has("embed_tokens.weight"):
-        return weights.matrix("embed_tokens"), 1.0
-    _same_width(weights, target, hidden, "embed_tokens.weight")
-    return target.embedding, target.embedding_scale
-
-
-def _head(weights: Weights, target: GraphTarget, hidden: int, ids: Tensor | None) -> Weight:
-    if weights.has("lm_head.weight"):
-        return weights.matrix("lm_head")
-    _same_width(weights, target, hidden, "lm_head.weight")
-    return target.head if ids is None else target.head.rows(ids)
-
-
-def _same_width(weights: Weights, target: GraphTarget, hidden: int, name: str) -> None:
-    if hidden != target.hidden_size:
-        raise WeightsError(
-            f"{weights.folder} has no {name}, and the target's is of width {target.hidden_size}, not {hidden}: "
-            "download it again"
-        )

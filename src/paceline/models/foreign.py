@@ -14,6 +14,7 @@ OLDER = {
     "gemma3n_text": "Gemma 3n", "paligemma": "PaliGemma", "t5gemma": "T5Gemma", "recurrent_gemma": "RecurrentGemma",
 }  # fmt: skip
 ASSISTANT_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
+Kind = Literal["mtp", "eagle3"]  # of drafters that are made for one target
 EAGLE3 = "an EAGLE-3 head"  # which paceline runs, see models/eagle3.py
 # word in what a drafter's config names itself by -> what it is; the first that is found counts
 DRAFTERS = (
@@ -33,7 +34,7 @@ def foreign_config(raw: Mapping[str, Any]) -> str | None:
     """One line that names a config of another kind, None for one that has to be looked at further."""
     kind = raw.get("model_type")
     drafter = foreign_drafter(raw)
-    if drafter == EAGLE3:
+    if drafter_kind(raw) is not None and kind not in ASSISTANT_TYPES:
         return f"this is {drafter}, which drafts for a larger model: give that one as the target, and this with --drafter"
     if drafter is not None:
         return (
@@ -60,9 +61,9 @@ def foreign_drafter(raw: Mapping[str, Any]) -> str | None:
     return next((what for word, what in DRAFTERS if word in text), None)
 
 
-def drafter_kind(raw: Mapping[str, Any]) -> Literal["mtp", "eagle3"] | None:
+def drafter_kind(raw: Mapping[str, Any]) -> Kind | None:
     """Which kind of drafter, made for one target, a config.json describes; None for a model of its own."""
-    if raw.get("model_type") in ASSISTANT_TYPES:
+    if raw.get("model_type") in ASSISTANT_TYPES or raw.get("speculators_model_type") == "mtp":
         return "mtp"
     return "eagle3" if foreign_drafter(raw) == EAGLE3 else None
 

@@ -17,6 +17,7 @@ from paceline.errors import LoadError, UsageError
 from paceline.models.card import fitting_assistant
 from paceline.models.config import read_config
 from paceline.models.hub_gguf import download_gguf
+from paceline.models.mtp import inside as modules_inside
 from paceline.models.names import (
     DRAFTER_FILE,
     HUB_ID,
@@ -129,7 +130,8 @@ def find_assistant(target: Path, config: Mapping[str, Any]) -> tuple[Path | None
     """The target's own drafter where it is on this machine, and why it was chosen or that there is none.
 
     Looked at in this order: what config.json names under `assistant_model`; a folder `eagle3` inside the target; one
-    named like the target, or its file, with `-eagle3` at its end; for SmolLM2-135M-Instruct the bundled one; beside a
+    named like the target, or its file, with `-eagle3` at its end; for SmolLM2-135M-Instruct the bundled one; modules for
+    multi-token prediction in the target's own files, whatever its config says of them; beside a
     GGUF file a GGUF file with `assistant` or `mtp` in its name; a folder with `-assistant` at its end, also among
     downloaded snapshots; `assistant` beside a folder `target`.
     """
@@ -146,6 +148,9 @@ def find_assistant(target: Path, config: Mapping[str, Any]) -> tuple[Path | None
     for place, why in _own_places(target).items():
         if (place / "config.json").is_file():
             return place, why
+    inside, promised = _modules(target, config)
+    if inside:
+        return target, inside
     target = Path(os.path.abspath(target))  # a name of its own, for `.` too
     name = target.stem if is_gguf(target) else target.name
     beside = target.parent / ("assistant" if name == "target" else f"{name}-assistant")
@@ -153,9 +158,14 @@ def find_assistant(target: Path, config: Mapping[str, Any]) -> tuple[Path | None
         return file, f"{file} lies beside the target"
     if (beside / "config.json").is_file():
         return beside, f"{beside} lies beside the target"
-    kind = str(config.get("model_type"))
-    if not kind.startswith("gemma4"):
-        return None, f"no drafter is published for {kind}: any smaller model with its vocabulary can be one"
+    if not str(config.get("model_type")).startswith("gemma4"):
+        none = f"no drafter is published for {config.get('model_type')}: any smaller model with its vocabulary can be one"
+        return None, promised or none
+    return _published(target, config, beside.name)
+
+
+def _published(target: Path, config: Mapping[str, Any], beside: str) -> tuple[Path | None, str]:
+    """The assistant that Google has published for a Gemma 4 target, where it is downloaded."""
     if target.is_symlink() and target.resolve().parent.name == "snapshots":
         target = target.resolve()  # a link into the hub cache
     made = fitting_assistant(target, config)
@@ -173,7 +183,17 @@ def find_assistant(target: Path, config: Mapping[str, Any]) -> tuple[Path | None
             return snapshot, f"{made}, made for its base, is downloaded"
     if made is not None:
         return None, f"no assistant is here, {made} fits: give --drafter {made}"
-    return None, f"no {beside.name} beside the target and none named in its config.json"
+    return None, f"no {beside} beside the target and none named in its config.json"
+
+
+def _modules(target: Path, config: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """(what a target's own files hold to draft with, what its config promises and they lack)."""
+    try:
+        count, promised = modules_inside(target, config)
+    except LoadError:
+        return None, None  # which loading it tells better
+    held = f"{target} holds {count} module{'s' * (count > 1)} for multi-token prediction" if count else None
+    return held, promised
 
 
 def _own_places(target: Path) -> dict[Path, str]:

@@ -11,11 +11,11 @@ from typing import Any
 from paceline.errors import LoadError, PairError
 from paceline.kv.layout import Layout
 from paceline.models.config import GemmaConfig, parse_assistant, parse_target, read_config
-from paceline.models.eagle3 import check_eagle3, eagle3_shapes, parse_eagle3
 from paceline.models.families import ModelConfig, spec_of
-from paceline.models.foreign import drafter_kind
+from paceline.models.foreign import ASSISTANT_TYPES, drafter_kind
 from paceline.models.gemma4_assistant import assistant_shapes, check_pair
-from paceline.models.loading import Shapes, Tensors, read_entries
+from paceline.models.loading import Shapes, Tensors, modules_of, read_entries
+from paceline.models.networks import kind_of, plan_network
 from paceline.models.safetensors_file import Entry
 from paceline.ops.base import Runner
 
@@ -68,12 +68,13 @@ def inspect(
         raw = read_config(folder)
     except LoadError as error:
         return Inspection(folder, "unknown", "unknown", unsupported=[str(error)])
-    drafter = drafter_kind(raw)
-    facts: dict[str, Any] = {"role": "drafter" if drafter else "target"}
+    facts: dict[str, Any] = {"role": "target" if drafter_kind(raw) is None else "drafter"}
     troubles: list[str] = []
     try:
+        drafter = kind_of(folder, target)
+        facts |= {"role": "drafter" if drafter else "target"}
         facts |= (
-            _DESCRIBE[drafter](folder, raw, target)
+            _describe_drafter(folder, raw, target)
             if drafter
             else _describe_target(folder, raw, itemsize, runner)
         )
@@ -86,9 +87,8 @@ def inspect(
 def check(path: Path, target: Path | None = None) -> None:
     """Raise what loading would raise, seen from config and headers alone. `target`: what its drafter must fit."""
     raw = read_config(path)
-    drafter = drafter_kind(raw)
-    if drafter:
-        _DESCRIBE[drafter](path, raw, target)
+    if kind_of(path, target) is not None:
+        _describe_drafter(path, raw, target)
     else:
         _describe_target(path, raw, 4, None)
 
@@ -108,6 +108,14 @@ def _describe_target(
 
 
 def _describe_drafter(folder: Path, raw: dict[str, Any], target: Path | str | None) -> dict[str, Any]:
+    if raw.get("model_type") in ASSISTANT_TYPES:
+        return _describe_assistant(folder, raw, target)
+    fits = None if target is None else parse_target(read_config(Path(target)))
+    plan = plan_network(folder, raw, fits, (str(folder), str(target)))
+    return _config_facts(plan.layers) | _stored(Tensors(folder, plan.shapes, rename=plan.rename), plan.shapes)
+
+
+def _describe_assistant(folder: Path, raw: dict[str, Any], target: Path | str | None) -> dict[str, Any]:
     config = parse_assistant(raw)
     if target is not None:
         check_pair(config, _gemma(Path(target), folder), (str(folder), str(target)))
@@ -115,22 +123,6 @@ def _describe_drafter(folder: Path, raw: dict[str, Any], target: Path | str | No
     shapes = assistant_shapes(config)
     tensors = Tensors(folder, shapes, shared, config.text.tied)
     return _config_facts(config.text) | _stored(tensors, shapes)
-
-
-def _describe_eagle3(folder: Path, raw: dict[str, Any], target: Path | str | None) -> dict[str, Any]:
-    config, taps = parse_eagle3(raw), 3
-    if target is not None:
-        fits = parse_target(read_config(Path(target)))
-        check_eagle3(config, fits, fits.layer_count, (str(folder), str(target)))
-        taps = len(config.taps_of(fits.layer_count))
-    elif config.taps is not None:
-        taps = len(config.taps)
-    shapes = eagle3_shapes(config, taps, folder)
-    tensors = Tensors(folder, shapes)
-    return _config_facts(config.layer) | _stored(tensors, shapes)
-
-
-_DESCRIBE = {"mtp": _describe_drafter, "eagle3": _describe_eagle3}
 
 
 def _gemma(target: Path, drafter: Path) -> GemmaConfig:
@@ -169,8 +161,10 @@ def _sizes(entries: dict[str, Entry], skipped: dict[str, Entry]) -> dict[str, An
     for name, entry in entries.items():
         weights[next((part for key, part in PARTS if key in name), "norms and projections")] += entry.nbytes
     left: Counter[str] = Counter()
+    modules = modules_of(skipped)
     for name, entry in skipped.items():
-        left["K/V of layers that share another's" if ".self_attn." in name and name.startswith("layers.")
+        left["multi-token prediction" if name.startswith(modules)
+             else "K/V of layers that share another's" if ".self_attn." in name and name.startswith("layers.")
              else name.split(".")[0]] += entry.nbytes  # fmt: skip
     return {
         "parameters": sum(math.prod(entry.shape) for entry in entries.values()),

@@ -32,6 +32,7 @@ from paceline.weights.gguf.source import GgufCheckpoint
 
 Shapes = dict[str, tuple[int, ...]]
 Transform = Callable[[str, Weight], Weight]
+Rename = Callable[[str], str | None]  # what a tensor is called; None: it is not looked at
 
 PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
 MIDLAYER = "midlayer."  # how EAGLE-3 names its only layer
@@ -40,6 +41,8 @@ SKIPPED = re.compile(
     r"(vision_tower|audio_tower|embed_vision|embed_audio|vision_embedder|multi_modal_projector)\."
     r"|layers\.\d+\.self_attn\.rotary_emb\.inv_freq$|verifier_(norm|lm_head)\."
 )
+# what only modules for multi-token prediction have; their other tensors lie beside it (see models/mtp.py)
+MODULE = re.compile(r"(mtp\.|layers\.\d+\.(?=enorm\.|hnorm\.|eh_proj\.|shared_head\.)).+")
 SHARED_KV = re.compile(r"layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.weight$")
 FLOATS = ("F32", "BF16", "F16")
 INTEGERS = {
@@ -152,10 +155,18 @@ class Tensors:
     """The checked tensors of one model. `take` hands each out once; `finish` insists that none is left."""
 
     def __init__(
-        self, folder: Path, expected: Shapes, shared_layers: Iterable[int] = (), tied: bool = False
+        self,
+        folder: Path,
+        expected: Shapes,
+        shared_layers: Iterable[int] = (),
+        tied: bool = False,
+        rename: Rename | None = None,
     ) -> None:
         """Raises WeightsError unless the folder holds exactly `expected`, besides what may be skipped."""
         entries = read_entries(folder)
+        modules = modules_of(entries) if rename is None else ()
+        if rename is not None:
+            entries = {new: entry for name, entry in entries.items() if (new := rename(name)) is not None}
         self.folder, shared = folder, set(shared_layers)
         self.scales = {
             name: entries.pop(name + SCALE)
@@ -165,7 +176,11 @@ class Tensors:
         self.scales |= unpack(entries, expected, folder)
         for some in (entries, self.scales):
             fuse(some, expected)
-        self.skipped = {n: e for n, e in entries.items() if n not in expected and may_skip(n, shared)}
+        self.skipped = {
+            n: e
+            for n, e in entries.items()
+            if n not in expected and (may_skip(n, shared) or n.startswith(modules))
+        }
         self.entries = {n: e for n, e in entries.items() if n not in self.skipped}
         self._files: dict[Path, Any] = {}
         head = self.entries.pop("lm_head.weight", None) if tied else None
@@ -276,6 +291,11 @@ class Tensors:
 def may_skip(name: str, shared_layers: set[int]) -> bool:
     shared = SHARED_KV.fullmatch(name)
     return SKIPPED.match(name) is not None or (shared is not None and int(shared[1]) in shared_layers)
+
+
+def modules_of(names: Iterable[str]) -> tuple[str, ...]:
+    """The beginnings of names of what predicts further tokens, in the files of a target."""
+    return tuple({found[1] for name in names if (found := MODULE.fullmatch(name))})
 
 
 def _some(names: list[str]) -> str:

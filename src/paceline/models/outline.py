@@ -16,12 +16,12 @@ from typing import Any
 
 from paceline.errors import LoadError
 from paceline.models.config import parse_assistant, parse_target, read_config
-from paceline.models.eagle3 import parse_eagle3
 from paceline.models.families import spec_of
-from paceline.models.foreign import drafter_kind
+from paceline.models.foreign import ASSISTANT_TYPES, drafter_kind
 from paceline.models.hub_gguf import choose, outline_gguf
 from paceline.models.loading import read_entries
 from paceline.models.names import CACHE_PREFIX, HubName, models_among
+from paceline.models.networks import PARSERS
 from paceline.models.repository import downloaded, files_in, listing, told
 from paceline.weights.gguf.reader import is_gguf
 
@@ -124,8 +124,10 @@ def _fetch(hub: HubName, names: list[str], place: Path) -> None:
 
 def _check_config(place: Path) -> None:
     raw = read_config(place)
-    parse = {"mtp": parse_assistant, "eagle3": parse_eagle3, None: parse_target}
-    parse[drafter_kind(raw)](raw)
+    if raw.get("model_type") in ASSISTANT_TYPES:
+        parse_assistant(raw)
+    else:
+        PARSERS[drafter_kind(raw)](raw)
 
 
 def _write_headers(hub: HubName, place: Path) -> None:

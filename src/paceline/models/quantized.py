@@ -63,7 +63,7 @@ def save_quantized(source: Path, out: Path, kind: QuantKind) -> dict[str, int]:
             ):
                 shutil.copyfile(path, out / path.name)
         assistant, _ = find_assistant(source, config)
-        if assistant is not None:  # the new folder does not lie beside it
+        if assistant not in (None, source):  # the new folder does not lie beside it
             config[ASSISTANT_KEY] = str(assistant.resolve())
         config[ENTRY] = {"kind": kind, "version": 1}
         (out / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")

@@ -8,17 +8,27 @@ import torch
 
 from paceline.errors import PairError
 from paceline.models.config import parse_assistant, parse_target, read_config
-from paceline.models.eagle3 import Eagle3Net, check_eagle3, eagle3_shapes, parse_eagle3
+from paceline.models.eagle3 import Eagle3Net
 from paceline.models.families import spec_of
 from paceline.models.gemma4 import GemmaTarget
 from paceline.models.gemma4_assistant import GemmaAssistant, assistant_shapes, check_pair
 from paceline.models.inspection import Inspection, inspect
 from paceline.models.loading import Tensors, Transform, Weights
+from paceline.models.networks import plan_network
+from paceline.models.state_net import GraphNet
 from paceline.models.target import GraphTarget
 from paceline.ops.base import Runner
 from paceline.ops.reference import EagerRunner
 
-__all__ = ["Inspection", "choose_dtypes", "inspect", "load_assistant", "load_eagle3", "load_target"]
+__all__ = [
+    "Inspection",
+    "choose_dtypes",
+    "inspect",
+    "load_assistant",
+    "load_eagle3",
+    "load_network",
+    "load_target",
+]
 
 
 def load_target(
@@ -76,28 +86,33 @@ def load_assistant(
     return assistant
 
 
-def load_eagle3(
+def load_network(
     path: Path | str,
     target: GraphTarget,
     *,
     dtype: torch.dtype | None = None,
     transform: Transform | None = None,
-) -> Eagle3Net:
-    """Load the EAGLE-3 drafter made for `target`, which has run nothing yet: it is tapped where the drafter reads it.
+) -> GraphNet:
+    """Load the network that reads hidden states of `target`, which has run nothing yet: it is tapped where that reads.
 
-    Raises PairError, ConfigError and WeightsError. dtype as for `load_target`.
+    `path` is the target's own where it holds modules. Raises PairError, ConfigError and WeightsError. dtype as above.
     """
     folder = Path(path)
-    config = parse_eagle3(read_config(folder))
-    check_eagle3(config, target, target.layer_count, (str(folder), str(target.path)))
-    taps = config.taps_of(target.layer_count)
-    tensors = Tensors(folder, eagle3_shapes(config, len(taps), folder))
+    plan = plan_network(folder, read_config(folder), target, (str(folder), str(target.path)))
+    tensors = Tensors(folder, plan.shapes, rename=plan.rename)
     on_cpu = target.device.type == "cpu"
     _, stored = choose_dtypes(dtype if on_cpu else dtype or target.dtype, target.device)
     weights = Weights(tensors, target.device, stored, transform, target.runner.reads_blocks)
-    net = Eagle3Net(config, weights, target, target.runner)
+    net = plan.build(weights, target)
     tensors.finish()
-    target.tap(taps)
+    target.tap(plan.taps)
+    return net
+
+
+def load_eagle3(path: Path | str, target: GraphTarget) -> Eagle3Net:
+    """`load_network` where it is known to be an EAGLE-3 drafter."""
+    net = load_network(path, target)
+    assert isinstance(net, Eagle3Net)
     return net
 
 

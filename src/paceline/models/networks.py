@@ -1,0 +1,34 @@
+"""Which networks draft from the target's hidden states, and how a checkpoint of one is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.models.config import parse_target, read_config
+from paceline.models.eagle3 import parse_eagle3, plan_eagle3
+from paceline.models.foreign import Kind, drafter_kind
+from paceline.models.mtp import inside, parse_mtp, plan_mtp
+from paceline.models.state_net import Fits, Network
+
+PLANS = {"eagle3": plan_eagle3, "mtp": plan_mtp}
+PARSERS: Mapping[Kind | None, Callable[[Mapping[str, Any]], object]] = {  # by kind of drafter; None: of a target
+    "eagle3": parse_eagle3, "mtp": parse_mtp, None: parse_target,
+}  # fmt: skip
+
+
+def kind_of(folder: Path, target: Path | str | None) -> Kind | None:
+    """Which kind of drafter, made for one target, is in `folder`: also modules in the target's own. Raises LoadError."""
+    raw = read_config(folder)
+    kind = drafter_kind(raw)
+    own = kind is None and target is not None and Path(target) == folder and inside(folder, raw)[0]
+    return "mtp" if own else kind
+
+
+def plan_network(folder: Path, raw: Mapping[str, Any], fits: Fits | None, names: tuple[str, str]) -> Network:
+    """What of `folder` is to be loaded; a target's is looked at for its modules. `names` are of drafter and target.
+
+    Raises ConfigError, WeightsError and, for another target's drafter, PairError.
+    """
+    return PLANS[drafter_kind(raw) or "mtp"](folder, raw, fits, names)

@@ -1,0 +1,143 @@
+"""Every drafter that is told hidden states: it drafts what its published source drafts, whatever became of the texts
+before, and changes no text. A planted bug of the telling is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from checkpoints import VOCAB, build_target
+from eagle3_files import build_eagle3, eagle3_reference
+from mtp_files import MtpReference, build_mtp
+from paceline.assembly import build_engine
+from paceline.check.identity import Effort
+from paceline.check.proof import Plan, prove
+from paceline.check.subject import Subject
+from paceline.config import EngineConfig
+from paceline.core import Sequence
+from paceline.drafters.base import DraftContext, Kept
+from paceline.drafters.contract import GreedyPicker
+from paceline.models.registry import load_target
+from paceline.ops import native
+from paceline.ops.base import Runner
+from paceline.ops.reference import EagerRunner
+from told import BUGS, DEPTH, SCENES, Pair, Reference, params, play, texts
+
+Made = tuple[Path, Path, Reference]  # a target, its drafter, what that one should draft
+
+
+def eagle3(target: Path, folder: Path) -> Made:
+    hidden = load_target(target).hidden_size
+    drafter = build_eagle3(folder, hidden=hidden, vocab=VOCAB, draft_vocab=40)
+    return target, drafter, eagle3_reference(target, drafter)
+
+
+def mtp(target: Path, folder: Path) -> Made:
+    made = build_mtp(target, folder)
+    return made, made, MtpReference(target, made)
+
+
+def mtp_of_three(target: Path, folder: Path) -> Made:
+    made = build_mtp(target, folder, modules=3)
+    return made, made, MtpReference(target, made, modules=3)
+
+
+KITS: dict[str, Callable[[Path, Path], Made]] = {"eagle3": eagle3, "mtp": mtp, "3 modules": mtp_of_three}
+
+
+@pytest.fixture(params=KITS)
+def made(request: pytest.FixtureRequest, llama: Path, tmp_path: Path) -> Made:
+    return KITS[request.param](llama, tmp_path / "drafter")
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_drafts_are_those_of_a_clean_start(scene: str, made: Made, runner: Runner) -> None:
+    play(scene, *made, runner)
+
+
+@pytest.mark.parametrize(("bug", "scene"), BUGS)
+def test_a_planted_bug_is_seen(bug: Any, scene: str, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug(monkeypatch)
+    with pytest.raises(AssertionError):
+        play(scene, *made)
+
+
+class Scores(GreedyPicker):
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.logits: list[torch.Tensor] = []
+
+    def pick(self, rows: Any, step: int, logits: torch.Tensor, ids: torch.Tensor | None = None) -> list[int]:
+        self.logits.append(logits[0].clone())
+        return super().pick(rows, step, logits, ids)
+
+
+def test_each_step_is_within_1e_4(made: Made, runner: Runner) -> None:
+    pair = Pair(*made, runner)
+    (text,) = texts(1)
+    states = pair.states(text)
+    sequence = Sequence(0, text, len(text), params(), 0)
+    picker, depth = Scores(), min(DEPTH, pair.drafter.max_tokens)
+    assert pair.drafter.begin(sequence) == 0
+    for first, end in ((0, 11), (11, len(text) - 1)):
+        pair.drafter.on_commit([Kept(sequence, first, [states[first:end]])])
+    pair.drafter.draft(DraftContext([sequence], [depth], [0], None, [False], pair.cache, picker))
+    tokens, expected = pair.reference.draft(text, states, depth)
+    assert picker.tokens == [tokens]
+    for logits, right in zip(picker.logits, expected, strict=True):
+        assert float((logits - right).abs().max()) < 1e-4 * float(right.abs().max())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_text_is_that_of_plain_decoding_without_room_for_the_drafter(
+    temperature: float, made: Made
+) -> None:
+    pair = Pair(*made, own=5)
+    each = {str(i): (text, params(12, temperature=temperature, seed=i)) for i, text in enumerate(texts(3))}
+    plain = pair.engine(drafters={}, default_drafter="none").run(each)
+    told = pair.engine().run(each)
+    assert {k: v[0].token_ids for k, v in told.items()} == {k: v[0].token_ids for k, v in plain.items()}
+    assert any("drafter memory" in v[0].stats.reasons for v in told.values())
+    assert any(v[0].stats.drafted for v in told.values())
+    assert pair.drafter.cache.open_sequences == 0
+
+
+@pytest.mark.parametrize("kit", [*KITS, "gemma"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"temperature": 0.8, "top_p": 0.9}, {"repetition_penalty": 1.3}], ids=str
+)
+def test_lossless(kit: str, settings: dict[str, Any], llama: Path, tmp_path: Path) -> None:
+    """With the native kernels, where there are some: batches, preemption, prefix hits."""
+    target = llama
+    if kit == "gemma":
+        target, kit = tmp_path / "gemma", "eagle3"
+        build_target("e2b", target)
+    made = native.NativeRunner(1) if native.available() else EagerRunner()
+    pair = Pair(*KITS[kit](target, tmp_path / "drafter"), made, pages=11)
+    each = {str(i): (text, params(30, seed=i, **settings)) for i, text in enumerate(texts(3, 40))}
+    plain = pair.engine(drafters={}, default_drafter="none").run(each)
+    engine = pair.engine()
+    for _ in range(2):
+        told = engine.run(each)
+        assert {k: v[0].token_ids for k, v in told.items()} == {k: v[0].token_ids for k, v in plain.items()}
+        assert sum(v[0].stats.drafted for v in told.values()) > 20
+    assert engine.state.preemptions
+
+
+def test_the_proofs_hold(made: Made) -> None:
+    """Bits, tokens and drafts, of what `paceline check TARGET --drafter FOLDER` loads."""
+    target, drafter, _ = made
+    settings: dict[str, Any] = {"max_model_len": 128, "profile_dir": "none", "cache_memory": 2**22}
+    engine = build_engine(EngineConfig(target=str(target), drafter=str(drafter), **settings))
+    name = engine.info["drafter"].partition("+")[0]
+    plan = Plan(Effort(tokens=300, length=14, cases=9), samples=0, length=24, texts=2)
+    told = prove(Subject(engine, tuple(map(tuple, texts(6)))), plan, {}, lambda name, share: None)
+    assert told.holds, told.to_text()
+    clean = next(found for found in told.findings if found.name == "drafts of a clean start")
+    assert clean.counts[f"{name}: drafts"] > 20
+    assert clean.counts[f"{name}: different"] == 0
