@@ -67,8 +67,7 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
     runner.prepare([target.hidden_graph, target.logits_graph])  # before the cache takes of what is free
     cache = make_cache(target, config, share=1.0)
     _compare(tokenizer, target, say)
-    said = "the bundled one" if config.target == "demo" and source is not None else why
-    say(f"target {config.target} · drafter {kind} ({said}) · {arithmetic}")
+    _announce(config, (kind, source, why), arithmetic, say)
     drafters = _load_drafters(Words(tokenizer), config, (kind, source), target, cache, net)
     parts = EngineParts(
         target=target,
@@ -92,6 +91,7 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
         "drafter": kind,
         "drafter_path": str(source) if source else None,
         "drafter_reason": why,
+        "verify": config.verify,
         "device": str(device),
         "dtype": str(target.dtype).removeprefix("torch."),
         "arithmetic": arithmetic,
@@ -108,6 +108,16 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
 def _compare(tokenizer: Tokenizer, target: Target, say: Say) -> None:
     if other := other_vocabulary(tokenizer.vocab_size, target.vocab_size):
         say(f"tokenizer: {other}")
+
+
+def _announce(config: EngineConfig, choice: tuple[str, Path | None, str], arithmetic: str, say: Say) -> None:
+    kind, source, why = choice
+    said = "the bundled one" if config.target == "demo" and source is not None else why
+    say(f"target {config.target} · drafter {kind} ({said}) · {arithmetic}")
+    if config.verify == "typical":
+        say(
+            "LOSSY: verify=typical keeps drafts that the target would not write; match, the default, is lossless"
+        )
 
 
 def _device_and_threads(config: EngineConfig) -> torch.device:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict
 
-from paceline.core import Constraint, VerifyRule, check_draft_tokens
+from paceline.core import Constraint, VerifyRule, check_draft_tokens, check_rule
 from paceline.errors import UsageError
 
 ELSEWHERE = {  # what other engines call it
@@ -71,8 +71,7 @@ class EngineConfig:
             raise UsageError(f"dtype={self.dtype!r} is unknown: use one of {', '.join(DTYPES)}")
         if self.activations not in ("auto", "float32"):
             raise UsageError(f"activations={self.activations!r} is unknown: use auto or float32")
-        if self.verify not in ("match", "reject", "block"):
-            raise UsageError(f"verify={self.verify!r} is unknown: use match, reject or block")
+        check_rule(self.verify)
         if self.draft_tokens != "auto":
             check_draft_tokens(self.draft_tokens)
         for name in ("quantize", "quantize_drafter"):
@@ -171,5 +170,7 @@ class SamplingOptions(TypedDict, total=False):
     draft_tokens: int | Literal["auto"] | None
     drafter: str | None
     verify: VerifyRule | None
+    typical_epsilon: float
+    typical_delta: float
     reference: str | list[int] | tuple[int, ...] | None
     constraint: Callable[[], Constraint] | None

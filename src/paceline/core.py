@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from paceline.errors import UsageError
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-VerifyRule = Literal["match", "reject", "block"]
+VerifyRule = Literal["match", "reject", "block", "typical"]  # typical is lossy
+OWN_NOISE = ("match", "typical")  # rules whose drafts are drawn with the noise of the target's own token
 FinishReason = Literal["stop", "length", "abort", "error"]
 MAX_DRAFT_TOKENS = 16
 
@@ -67,6 +68,8 @@ class SamplingParams:
     draft_tokens: int | Literal["auto"] | None = None  # None = the engine's setting, 0 = never draft
     drafter: str | None = None  # None = the engine's; "none" or one of the loaded kinds
     verify: VerifyRule | None = None  # None = the engine's
+    typical_epsilon: float = 0.09  # of verify="typical": see sampling/verify.py
+    typical_delta: float = 0.3
     reference: str | tuple[int, ...] | None = None  # text the n-gram drafter may copy from
     constraint: Callable[[], Constraint] | None = None  # makes a fresh constraint per sequence
     edits: bool = field(
@@ -106,7 +109,7 @@ def _check_kinds(p: SamplingParams) -> None:
         "ignore_eos": ("True or False", isinstance(p.ignore_eos, bool)),
         "drafter": ("a name", isinstance(p.drafter, str | None)),
         "reference": (f"a text or {ids}", isinstance(p.reference, str | None) or _all(p.reference, int)),
-        "verify": ("match, reject or block", isinstance(p.verify, str | None)),
+        "verify": ("the name of a rule", isinstance(p.verify, str | None)),
         "draft_tokens": ("a number or 'auto'", _is_int(p.draft_tokens) or isinstance(p.draft_tokens, str | None)),
     }  # fmt: skip
     for name, (what, right) in kinds.items():
@@ -141,7 +144,7 @@ def _check_params(p: SamplingParams) -> None:
         "top_k": (0, inf, int), "top_p": (0, 1, float), "min_p": (0, 1, float),
         "repetition_penalty": (1e-3, 1e3, float), "presence_penalty": (-100, 100, float),
         "frequency_penalty": (-100, 100, float), "n": (1, 1024, int), "seed": (-(2**63), 2**64 - 1, int),
-        "logprobs": (0, 1024, int),
+        "logprobs": (0, 1024, int), "typical_epsilon": (1e-3, 1, float), "typical_delta": (1e-3, 1, float),
     }  # fmt: skip
     for name, (low, high, kind) in ranges.items():
         value = getattr(p, name)
@@ -157,8 +160,8 @@ def _check_params(p: SamplingParams) -> None:
         raise UsageError(f"min_tokens={p.min_tokens} is more than max_tokens={p.max_tokens}: lower one")
     if not (p.draft_tokens is None or p.draft_tokens == "auto"):
         check_draft_tokens(p.draft_tokens)
-    if p.verify not in (None, "match", "reject", "block"):
-        raise UsageError(f"verify={p.verify!r} is unknown: use match, reject or block")
+    if p.verify is not None:
+        check_rule(p.verify)
     if any(not s for s in p.stop):
         raise UsageError("stop has an empty string, which would end every text at once: remove it")
     if p.allowed_token_ids is not None and not set(p.allowed_token_ids) - set(p.bad_token_ids):
@@ -170,6 +173,14 @@ def _check_params(p: SamplingParams) -> None:
             raise UsageError(
                 f"logit_bias[{token}]={bias!r} is not possible: give a number from -10000 to 10000"
             )
+
+
+def check_rule(value: object) -> None:
+    """Raise UsageError for what is no VerifyRule."""
+    if value not in get_args(VerifyRule):
+        raise UsageError(
+            f"verify={value!r} is unknown: use match, reject or block (or typical, which is lossy)"
+        )
 
 
 def check_draft_tokens(value: object) -> int:
@@ -324,6 +335,9 @@ class Stats:
     seconds: float = 0.0  # from admission to the last token
     first_token_seconds: float = 0.0  # from submission to the first token
     cached_prompt_tokens: int = 0  # prompt tokens found in the prefix cache
+    lossy: bool = (
+        False  # sampled under verify="typical": the text need not be one that the model would have written
+    )
 
     @property
     def tokens_per_step(self) -> float:

@@ -52,8 +52,9 @@ class LLM:
         if self._engine is None:
             return f"LLM({self._name!r}, closed)"
         info = self.info
+        lossy = "verify='typical' (lossy), " if info["verify"] == "typical" else ""
         return (
-            f"LLM({self._name!r}, drafter={info['drafter']!r}, {info['dtype']} on {info['device']}, "
+            f"LLM({self._name!r}, drafter={info['drafter']!r}, {lossy}{info['dtype']} on {info['device']}, "
             f"{info['arithmetic']}, context {self._engine.max_len})"
         )
 

@@ -13,7 +13,7 @@ from paceline.check import distribution, drafts, forward, identity
 from paceline.check.certificate import Certificate, Finding
 from paceline.check.identity import Effort
 from paceline.check.subject import Subject
-from paceline.core import ForwardBatch, Verdict
+from paceline.core import ForwardBatch, SamplingParams, Verdict
 from paceline.drafters.mtp import MTPDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.states import StateDrafter
@@ -150,11 +150,15 @@ def test_a_near_tie_is_told_from_a_bug() -> None:
     assert score.divergence.kind == "near-tie"
 
 
+def asked(rule: Any) -> SamplingParams:
+    return SamplingParams(verify=rule, drafter="mtp")
+
+
 @pytest.mark.parametrize("rule", ["reject", "block"])
 def test_sampling_rules_follow_the_exact_distribution(rule: Any) -> None:
     it = subject()
     found = distribution.finding(
-        rule, {"mtp": distribution.try_rule(it, (rule, "mtp"), distribution.prepare(it, "mtp"), 160)}
+        rule, {"mtp": distribution.try_rule(it, asked(rule), distribution.prepare(it, "mtp"), 160)}
     )
     assert found.outcome == "holds", found
     assert "total variation" in found.words
@@ -166,7 +170,7 @@ def test_a_bug_that_bends_the_distribution_is_refuted(name: str, monkeypatch: py
     target = TinyTarget()
     it = subject(target=target, drafters={"mtp": MTPDrafter(TinyAssistant(target, error=20.0))})
     found = distribution.finding(
-        "reject", {"mtp": distribution.try_rule(it, ("reject", "mtp"), distribution.prepare(it, "mtp"), 400)}
+        "reject", {"mtp": distribution.try_rule(it, asked("reject"), distribution.prepare(it, "mtp"), 400)}
     )
     assert found.outcome == "refuted", found
 

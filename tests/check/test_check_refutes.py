@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,14 @@ def demo() -> Subject:
     return Subject(whole.engine, (short[0], long[:240], short[1], long[:236], short[2]))
 
 
-def certificate(demo: Subject, plan: Plan, patch: pytest.MonkeyPatch, folder: Path) -> tuple[int, Any, str]:
+def certificate(
+    demo: Subject, plan: Plan, patch: pytest.MonkeyPatch, folder: Path, *options: str
+) -> tuple[int, Any, str]:
     """(exit code, JSON, text) of the real command on an engine that is loaded already."""
     patch.setattr(loading, "load", lambda *_: demo)
     patch.setattr(proof, "QUICK", plan)
     out = folder / "certificate.json"
-    done = CliRunner().invoke(command, ["demo", "--quick", "--json", str(out)])
+    done = CliRunner().invoke(command, ["demo", "--quick", "--json", str(out), *options])
     assert out.exists(), done.output
     return done.exit_code, json.loads(out.read_text())[0], done.output
 
@@ -49,6 +52,34 @@ def test_it_holds_as_shipped(demo: Subject, monkeypatch: pytest.MonkeyPatch, tmp
     assert said["holds"]
     assert {f["outcome"] for f in said["findings"]} == {"holds"}
     assert "HOLDS" in text
+    assert "texts: " not in text
+    assert re.search(
+        r"changes nothing here: [\d,]+ tokens were compared, and every one was the same\.$", text.strip()
+    )
+
+
+def test_all_that_was_counted_is_shown_on_request(
+    demo: Subject, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _, _, text = certificate(
+        demo, tiny(effort=Effort(tokens=1, length=8, cases=1)), monkeypatch, tmp_path, "-v"
+    )
+    assert "tokens compared: " in text
+
+
+def test_the_lossy_rule_is_measured_and_never_certified(
+    demo: Subject, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = ("--verify", "typical", "--typical-epsilon", "0.01")
+    code, said, text = certificate(demo, tiny(samples=200), monkeypatch, tmp_path, *asked)
+    assert code == 1, text
+    (finding,) = said["findings"]
+    assert (finding["name"], finding["outcome"]) == ("distribution of typical", "refuted")
+    away, noise = (float(x) for x in re.findall(r"\d\.\d{3}", finding["words"]))
+    assert away > 2 * noise, finding
+    assert text.strip().endswith("This rule is lossy: leave --verify away, and the text is the model's own.")
+    refused = CliRunner().invoke(command, ["demo", "--quick", "--typical-delta", "0.5"])
+    assert "give --verify typical, too" in str(refused.exception)
 
 
 @pytest.fixture

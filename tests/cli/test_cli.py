@@ -225,6 +225,23 @@ def test_info_says_what_is_unsupported(
     assert "gemma3" in capsys.readouterr().err
 
 
+def test_what_is_lossy_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    asked = ("--verify", "typical", "-t", "1", "-n", "6", "--max-model-len", "128")
+    assert call(monkeypatch, "run", "demo", "def f(", *asked) == 0
+    said = capsys.readouterr().err
+    assert "LOSSY: verify=typical" in said
+    assert "lossy: verify=typical may have kept drafts" in said
+    assert call(monkeypatch, "run", "demo", "def f(", *asked, "--json", "--typical-epsilon", "0.5") == 0
+    assert json.loads(capsys.readouterr().out)["stats"]["lossy"] is True
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [{"prompt": "x"}, {"prompt": "x", "verify": "match"}, {"prompt": "x", "typical_delta": 0}]
+    source.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    assert call(monkeypatch, "generate", str(source), "-o", str(out), *asked) == 2
+    records = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [record.get("lossy") for record in records if "error" not in record] == [True, None]
+    assert "typical_delta=0" in next(record["error"] for record in records if "error" in record)
+
+
 def test_generate_continues_after_an_interruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

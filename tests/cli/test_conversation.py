@@ -129,6 +129,24 @@ def test_a_full_context_drops_the_oldest_turns_and_says_so(smollm2: LLM) -> None
     assert said(take(conversation, "Still there?"))
 
 
+@needs_smollm2
+def test_a_full_context_refuses_if_that_is_asked_for(smollm2: LLM) -> None:
+    conversation = Conversation(smollm2, {"max_tokens": 30}, chat=True, refuse=True)
+    error = ""
+    for i in range(12):
+        kept = list(conversation.turns.messages)
+        error = lines(
+            take(conversation, f"{i}: " + "Tell me more about the green leaves of trees. " * 4), "error"
+        )
+        if error:
+            break
+    assert "/new begins anew" in error
+    assert conversation.turns.messages == kept
+    assert conversation.turns.first == 0
+    take(conversation, "/new")
+    assert said(take(conversation, "Hello"))
+
+
 def test_what_is_said_equals_what_generate_says(demo: LLM) -> None:
     text = "def parse("
     expected = demo.generate(text, max_tokens=24, temperature=0.8, seed=3, stop=["\n\n"])[0].text

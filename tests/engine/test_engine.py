@@ -153,7 +153,8 @@ BAD_PARAMS = [
     {"temperature": -1.0}, {"temperature": float("nan")}, {"temperature": "hot"}, {"top_p": 0.0}, {"top_p": 1.5},
     {"top_k": -1}, {"min_p": 2.0}, {"repetition_penalty": 0.0}, {"n": 0}, {"max_tokens": 0}, {"max_tokens": 2.5},
     {"max_tokens": True}, {"min_tokens": 9, "max_tokens": 5}, {"draft_tokens": 17}, {"draft_tokens": "many"},
-    {"verify": "typical"}, {"stop": ("",)}, {"logprobs": -1}, {"logit_bias": {1: float("inf")}},
+    {"verify": "lossy"}, {"typical_epsilon": 0}, {"typical_epsilon": 1.5}, {"typical_delta": float("nan")},
+    {"stop": ("",)}, {"logprobs": -1}, {"logit_bias": {1: float("inf")}},
     {"allowed_token_ids": (2,), "bad_token_ids": (2,)}, {"allowed_token_ids": ()}, {"seed": 2**65},
 ]  # fmt: skip
 

@@ -90,6 +90,8 @@ def test_repr_says_what_runs_and_close_ends_it() -> None:
         next(stream)
     assert template._helper._gone()
     assert repr(llm) == "LLM('demo', closed)"
+    with LLM("demo", max_model_len=128, drafter="ngram", verify="typical") as lossy:
+        assert "verify='typical' (lossy)" in repr(lossy)
     for call in (lambda: next(stream), lambda: llm.generate("x"), lambda: llm.info, lambda: llm.chat(TALK)):
         with pytest.raises(UsageError, match="closed: make a new one"):
             call()

@@ -299,7 +299,7 @@ BAD_OPTIONS = [
     ({"dtype": "float8"}, "float32"),
     ({"activations": "int8"}, "auto or float32"),
     ({"device": "tpu"}, "cpu, cuda"),
-    ({"verify": "typical"}, "match, reject or block"),
+    ({"verify": "lossy"}, "match, reject or block"),
     ({"draft_tokens": 20}, "0..16"),
     ({"max_batch": 0}, "a whole number from 1 to"),
     ({"step_tokens": 65300}, "a smaller step_tokens, prefill_chunk or max_batch"),

@@ -58,7 +58,7 @@ def p_value(counts: dict[tuple[int, ...], int], distribution: dict[tuple[int, ..
     return float(torch.special.gammaincc(torch.tensor((len(cells) - 1) / 2.0), torch.tensor(x / 2)))
 
 
-def sample(drafter: str, rule: str) -> tuple[dict[tuple[int, ...], int], int, int]:
+def sample(drafter: str, rule: str, lossy: bool = False) -> tuple[dict[tuple[int, ...], int], int, int]:
     """(counts of texts, drafted, accepted)"""
     params = SamplingParams(
         max_tokens=LENGTH, temperature=TEMPERATURE, allowed_token_ids=ALLOWED, seed=12, n=TEXTS, verify=rule,  # type: ignore[arg-type]
@@ -71,6 +71,7 @@ def sample(drafter: str, rule: str) -> tuple[dict[tuple[int, ...], int], int, in
         counts[tuple(c.token_ids)] = counts.get(tuple(c.token_ids), 0) + 1
         drafted += c.stats.drafted
         accepted += c.stats.accepted
+        assert c.stats.lossy == lossy
     return counts, drafted, accepted
 
 
@@ -88,6 +89,23 @@ def test_a_draft_that_lies_about_its_distribution_is_noticed(rule: str) -> None:
     counts, _, accepted = sample("liar", rule)
     assert accepted > 0
     assert p_value(counts, exact_law()) < 1e-9
+
+
+def test_typical_is_lossy_and_says_so() -> None:
+    counts, _, accepted = sample("liar", "typical", lossy=True)
+    assert accepted > 0
+    assert p_value(counts, exact_law()) < 1e-9
+
+
+def test_a_greedy_text_is_the_targets_own_under_typical_too() -> None:
+    texts = []
+    for rule in ("match", "typical"):
+        engine = make_engine(Setup(drafter="random", k=2))
+        (done,) = engine.run({"a": (PROMPT, SamplingParams(max_tokens=24, verify=rule))})["a"]  # type: ignore[arg-type]
+        assert done.stats.drafted > 0
+        assert not done.stats.lossy
+        texts.append(done.token_ids)
+    assert texts[0] == texts[1]
 
 
 def test_match_does_not_care_about_lies() -> None:

@@ -19,6 +19,7 @@ from paceline.sampling.verify import (
     verify_block,
     verify_match,
     verify_reject,
+    verify_typical,
 )
 
 V = 3
@@ -226,6 +227,30 @@ def test_match_keeps_the_common_prefix():
         target = [1, 2, 3, 4][: len(draft) + 1]
         verdict = verify_match(target, draft)
         assert (verdict.accepted, verdict.next_token) == (kept, target[kept])
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.09, 0.3), (0.5, 1.0), (1e-3, 1.0), (1.0, 1e-3)])
+def test_typical_keeps_what_is_equal_or_above_its_threshold(epsilon, delta):
+    """arXiv 2401.10774, section 2.3.1, token by token."""
+    params, p = SamplingParams(typical_epsilon=epsilon, typical_delta=delta), Tree(11, zeros=0.3)
+    for draft in itertools.product(range(V), repeat=3):
+        for own in itertools.product(range(V), repeat=4):
+            rows = [p(draft[:i]) for i in range(4)]
+            kept = 0
+            for row, token, mine in zip(rows, draft, own, strict=False):
+                chances = [float(x) for x in row]
+                entropy = -sum(x * math.log(x) for x in chances if x > 0)
+                if token != mine and not chances[token] > min(epsilon, delta * math.exp(-entropy)):
+                    break
+                kept += 1
+            verdict = verify_typical(torch.stack(rows), own, draft, params)
+            assert (verdict.accepted, verdict.next_token) == (kept, own[kept])
+
+
+def test_typical_keeps_nothing_that_cannot_be_and_nothing_of_scores_that_are_no_numbers():
+    p = torch.tensor([[0.0, 1.0], [math.nan, math.nan]], dtype=torch.float64)
+    assert verify_typical(p, [1, 1], [0], SamplingParams()).accepted == 0
+    assert verify_typical(p.flip(0), [1, 1], [0], SamplingParams()).accepted == 0
 
 
 NAN, INF = float("nan"), float("inf")

@@ -108,6 +108,27 @@ def test_schema_and_forced_call_on_the_real_tokenizer(s: Served) -> None:
         assert isinstance(json.loads(called["message"]["tool_calls"][0]["function"]["arguments"])["age"], int)
 
 
+def test_the_lossy_rule_is_said_in_the_answer_and_nothing_else_is_lossy(s: Served) -> None:
+    for body, lossy in (
+        ({"temperature": 1.0, "speculation": {"verify": "typical"}}, True),
+        (
+            {"temperature": 0, "speculation": {"verify": "typical"}},
+            False,
+        ),  # greedy texts are the target's own
+        ({"temperature": 1.0}, False),
+    ):
+        for path, prompt in (
+            ("/v1/completions", {"prompt": PROMPTS[0]}),
+            ("/v1/responses", {"input": PROMPTS[0]}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPTS[0]}]}),
+        ):
+            answer = s.post(path, **prompt, **body, seed=1).json()
+            assert answer["speculation"]["lossy"] is lossy, path
+    bad = s.post("/v1/completions", prompt="x", speculation={"verify": "typical", "typical_delta": 2})
+    assert bad.status_code == 400
+    assert "typical_delta" in bad.json()["error"]["message"]
+
+
 def test_a_call_or_the_answer_is_the_same_for_every_speculation(s: Served) -> None:
     """The first token decides, also where it and the end of the text stand in a drafted block."""
     schema = {"type": "object", "properties": {"age": {"type": "integer"}, "ok": {"type": "boolean"}},

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field
+from statistics import NormalDist, mean, variance
 from typing import Any, Literal
 
 from paceline.audit.client import TOP, Answer, Endpoint
 from paceline.audit.compare import Divergence, all_certain, divergence, logprob_gap
-from paceline.audit.prompts import PROMPTS
+from paceline.audit.prompts import PROMPTS, SAMPLED
 from paceline.check.chi2 import Fit, compare_samples
 
 Verdict = Literal["lossless", "lossless up to near-ties", "not lossless", "features differ", "cannot tell"]
@@ -21,6 +24,8 @@ EXIT = {
     "features differ": 1,
     "cannot tell": 3,
 }
+ALPHA = 1e-4  # chance that equal distributions are called different
+WORDS = 4  # of a sampled text that are looked at
 LOGPROB_TOLERANCE = 0.25  # nats; half-precision servers differ by less in what they say of one token
 # What is asked once more with speculation on: engines have dropped these in silence, or refused them.
 FEATURES: dict[str, dict[str, Any]] = {
@@ -40,13 +45,37 @@ class Plan:
     prompts: int = len(PROMPTS)
     tokens: int = 64
     samples: int = 200  # sampled texts of each side
-    sample_tokens: int = 1
+    sample_tokens: int = 24  # the first one is never drafted
     temperature: float = 1.0
     near_tie: float = 0.3  # nats; logits of 16 to 32 in bfloat16 lie 0.125 apart
 
     @property
     def requests(self) -> int:
         return 4 * self.prompts + 2 * self.samples + 4 * len(FEATURES)
+
+
+@dataclass(frozen=True, slots=True)
+class Surprise:
+    """Mean log probability of a sampled token on each side, in nats: a rule that keeps likely drafts raises it.
+
+    Tokens of one text belong together, so the texts' means are compared (Welch's test at their large numbers).
+    """
+
+    mine: float
+    theirs: float
+    p_value: float
+    detectable: float  # nats between the sides that are found with chance 90%
+
+    @classmethod
+    def of(cls, one: Seq[float], other: Seq[float]) -> Surprise:
+        error = math.sqrt(variance(one) / len(one) + variance(other) / len(other)) or 1e-9
+        p = math.erfc(abs(mean(one) - mean(other)) / error / math.sqrt(2))
+        found = NormalDist().inv_cdf(1 - ALPHA / 4) + NormalDist().inv_cdf(0.9)
+        return cls(mean(one), mean(other), p, found * error)
+
+    @property
+    def refuted(self) -> bool:
+        return self.p_value < ALPHA / 2
 
 
 @dataclass(slots=True)
@@ -57,6 +86,7 @@ class Report:
     divergences: list[Divergence] = field(default_factory=list)  # url against the other
     own: list[Divergence] = field(default_factory=list)  # each side against itself
     fit: Fit | None = None
+    surprise: Surprise | None = None
     features: dict[str, str] = field(default_factory=dict)  # what differs, by parameter
 
     def to_json(self) -> dict[str, Any]:
@@ -112,23 +142,28 @@ class Audit:
                 self.report.divergences.append(found)
 
     def _sampled(self) -> None:
-        counts: list[Counter[str]] = []
+        texts: list[list[str]] = []
+        means: list[list[float]] = []
         for number, side in enumerate((self.url, self.against)):
-            seen: Counter[str] = Counter()
+            texts.append([])
+            means.append([])
             for i in range(self.plan.samples):
                 seed = (
                     1 + number * self.plan.samples + i
                 )  # equal seeds may give equal texts: they would prove nothing
                 params = {
                     "temperature": self.plan.temperature, "max_tokens": self.plan.sample_tokens, "seed": seed,
+                    "logprobs": 1,
                 }  # fmt: skip
-                answer = self._ask(side, "sampled texts", PROMPTS[0], params)
+                answer = self._ask(side, "sampled texts", SAMPLED, params)
                 if answer.ok:
-                    seen[answer.text] += 1
-            counts.append(seen)
-        if all(sum(seen.values()) >= 20 for seen in counts):
-            texts = sorted(set(counts[0]) | set(counts[1]))
-            self.report.fit = compare_samples([counts[0][t] for t in texts], [counts[1][t] for t in texts])
+                    texts[-1].append(answer.text)
+                    said = [token.logprob for token in answer.tokens if math.isfinite(token.logprob)]
+                    means[-1] += [sum(said) / len(said)] if said else []
+        if all(len(seen) >= 20 for seen in texts):
+            self.report.fit = fit_words(*texts)
+        if all(len(side) >= 20 for side in means):
+            self.report.surprise = Surprise.of(*means)
 
     def _features(self) -> None:
         for name, extra in FEATURES.items():
@@ -141,6 +176,18 @@ class Audit:
             difference = _feature(name, mine, theirs, (stable, self.plan.near_tie))
             if difference:
                 self.report.features[name] = difference
+
+
+def fit_words(one: Seq[str], other: Seq[str]) -> Fit:
+    """The words of two samples of texts, place by place: the place where they differ most, at a level for all places."""
+    sides = [[re.findall(r"\w+", text) for text in texts] for texts in (one, other)]
+    fits = []
+    for place in range(WORDS):
+        counts = [Counter("".join(words[place : place + 1]) for words in side) for side in sides]
+        cells = sorted(set(counts[0]) | set(counts[1]))
+        mine, theirs = ([count[cell] for cell in cells] for count in counts)
+        fits.append(compare_samples(mine, theirs, ALPHA / WORDS / 2))
+    return min(fits, key=lambda fit: (fit.p_value, fit.detectable))
 
 
 def _feature(name: str, mine: Answer, theirs: Answer, how: tuple[bool, float]) -> str:
@@ -172,7 +219,16 @@ def judge(report: Report) -> tuple[Verdict, str]:
     clear = [d for d in report.divergences if d.prompt not in noisy]
     faults = [d for d in clear if d.kind == "fault"]
     if report.fit is not None and report.fit.refuted:
-        return "not lossless", f"sampled texts follow another distribution (p = {report.fit.p_value:.1e})"
+        return (
+            "not lossless",
+            f"the words of sampled texts follow another distribution (p = {report.fit.p_value:.1e})",
+        )
+    odd = report.surprise
+    if odd is not None and odd.refuted:
+        return "not lossless", (
+            f"the tokens of sampled texts are {'more' if odd.mine > odd.theirs else 'less'} likely than the reference's: "
+            f"{odd.mine:.2f} and {odd.theirs:.2f} nats (p = {odd.p_value:.1e})"
+        )
     if faults:
         worst = max(faults, key=lambda d: d.gap or 0.0)
         return "not lossless", (
@@ -215,9 +271,15 @@ def to_text(report: Report) -> str:
     if report.fit is not None:
         fit = report.fit
         lines.append(
-            f"sampled texts          {fit.samples} of each side, chi-squared {fit.statistic:.1f} at {fit.freedom} "
-            f"degrees, p = {fit.p_value:.3g}; a distribution {fit.detectable:.2f} away would be found with chance "
-            f"{fit.power:.0%}"
+            f"sampled texts          {fit.samples} of each side, chi-squared of their words {fit.statistic:.1f} at "
+            f"{fit.freedom} degrees, p = {fit.p_value:.3g}; words {fit.detectable:.2f} away in total variation would "
+            f"be found with chance {fit.power:.0%}"
+        )
+    if report.surprise is not None:
+        odd = report.surprise
+        lines.append(
+            f"their tokens           {odd.mine:.2f} and {odd.theirs:.2f} nats likely on average, p = {odd.p_value:.3g}; "
+            f"{odd.detectable:.2f} nats between them would be found with chance 90%"
         )
     lines.append(
         "parameters             " + ("all alike" if not report.features else f"{len(report.features)} differ")

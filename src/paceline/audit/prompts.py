@@ -1,4 +1,4 @@
-"""What an audit asks: plain prose, code, lists, other languages. Short, so that every server can answer."""
+"""What an audit asks for: plain prose, code, lists, other languages. Short, so that every server can answer."""
 
 PROMPTS = (
     "The capital of Australia is",
@@ -22,3 +22,6 @@ PROMPTS = (
     "<ul>\n  <li>One</li>\n  <li>Two</li>\n",
     "To be, or not to be,",
 )
+
+# Sampled texts: every second token is one of three or four, and both networks and n-gram lookup draft here.
+SAMPLED = "red, green, blue, red, blue, green, red, green, blue, green, red, blue, red, green,"

@@ -109,12 +109,15 @@ class Certificate:
         out: dict[str, Any] = _plain({"holds": self.holds, "contract": self.contract, **asdict(self)})
         return out
 
-    def to_text(self) -> str:
+    def to_text(self, *, verbose: bool = False) -> str:
+        """`verbose`: with all that was counted, also of what holds. The last line is for who reads nothing else."""
         out = [f"paceline check: {self._verdict()}"]
         out += [f"  {key}: {value}" for key, value in self.subject.items()]
         out.append(f"  contract: {self.contract}")
         for finding in self.findings:
             out += ["", f"[{finding.outcome}] {finding.name}", f"  {finding.words}"]
+            if finding.outcome == "holds" and not verbose:
+                continue
             out += [f"  {key}: {_number(value)}" for key, value in finding.counts.items()]
             out += [f"  {key}: {value}" for key, value in finding.covered.items()]
             if finding.divergence:
@@ -123,7 +126,20 @@ class Certificate:
                 out += _tell(finding.crash)
         if self.ended:
             out += ["", f"Ended early ({self.ended}): what was not tested is not shown."]
+        out += ["", self._plainly()]
         return "\n".join(out)
+
+    def _plainly(self) -> str:
+        compared = sum(f.counts.get("tokens compared", 0) for f in self.findings)
+        if self.holds:
+            return f"Speculation changes nothing here: {compared:,.0f} tokens were compared, and every one was the same."
+        if any(f.name == "distribution of typical" for f in self.findings):
+            return "This rule is lossy: leave --verify away, and the text is the model's own."
+        if any(f.outcome == "refuted" for f in self.findings):
+            return (
+                "Speculation changes what is written here: use --drafter none, and report what stands above."
+            )
+        return "Nothing was found that speculation changes, but not all was tried: let it run to its end."
 
     def _verdict(self) -> str:
         if self.holds:

@@ -1,4 +1,5 @@
-"""Whether `reject` and `block` draw from the target's exact distribution: chi-squared over whole short texts.
+"""Whether `reject` and `block` draw from the target's exact distribution: chi-squared over whole short texts. How far
+`typical`, which is lossy, is from it.
 
 Texts of a few tokens from a few allowed ids are sampled through the engine with a drafter, and counted; the
 distribution of every such text is computed from the target's logits alone, without the engine's sampling code.
@@ -7,9 +8,10 @@ distribution of every such text is computed from the target's logits alone, with
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -23,7 +25,7 @@ from paceline.core import Completion, SamplingParams
 
 TOKENS, CHOICES, TEMPERATURE = 4, 4, 1.2
 PROMPTS = 3  # of which the one where the drafter is kept most often is sampled
-Rule = Literal["reject", "block"]
+Rule = Literal["reject", "block", "typical"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class Sampled:
     fit: Fit
     drafted: int
     accepted: int
+    away: float  # total variation between the texts as counted and their exact distribution
+    noise: float  # what that is on average for exact samples, as many
 
 
 def allowed(subject: Subject, prompt: tuple[int, ...], drafter: str) -> tuple[tuple[int, ...], int]:
@@ -86,14 +90,9 @@ def exact_law(
 
 
 def sample(
-    subject: Subject, prompt: tuple[int, ...], ids: tuple[int, ...], ask: tuple[Rule, str, int, int]
+    subject: Subject, prompt: tuple[int, ...], params: SamplingParams
 ) -> tuple[dict[tuple[int, ...], int], int, int]:
-    """(counts of texts, tokens drafted, tokens kept) of `ask` = (rule, drafter, how many texts, seed)."""
-    rule, drafter, count, seed = ask
-    params = SamplingParams(
-        max_tokens=TOKENS, temperature=TEMPERATURE, allowed_token_ids=ids, ignore_eos=True, n=count, seed=seed,
-        verify=rule, drafter=drafter, draft_tokens=TOKENS - 2,
-    )  # fmt: skip
+    """(counts of texts, tokens drafted, tokens kept)."""
     (texts,) = _run(subject, prompt, params)
     counts: dict[tuple[int, ...], int] = {}
     for text in texts:
@@ -118,11 +117,14 @@ def prepare(subject: Subject, drafter: str) -> Trial:
 
 
 def try_rule(
-    subject: Subject, ask: tuple[Rule, str], trial: Trial, samples: int, seconds: float = float("inf")
+    subject: Subject, asked: SamplingParams, trial: Trial, samples: int, seconds: float = float("inf")
 ) -> Sampled:
-    """Draw about `samples` texts by `ask` = (rule, drafter) and hold them against the exact distribution."""
-    rule, drafter = ask
+    """Draw about `samples` texts by the rule and drafter of `asked` and hold them against the exact distribution."""
     prompt, ids, distribution = trial.prompt, trial.ids, trial.distribution
+    params = replace(
+        asked, max_tokens=TOKENS, temperature=TEMPERATURE, allowed_token_ids=ids, ignore_eos=True,
+        draft_tokens=TOKENS - 2,
+    )  # fmt: skip
     texts = list(itertools.product(ids, repeat=TOKENS))
     counts = dict.fromkeys(texts, 0)
     drafted = accepted = done = 0
@@ -130,13 +132,15 @@ def try_rule(
     end = time.perf_counter() + seconds
     while done < samples and (not done or time.perf_counter() < end):
         size = min(256, samples - done)
-        new, more, kept = sample(subject, prompt, ids, (rule, drafter, size, done))
+        new, more, kept = sample(subject, prompt, replace(params, n=size, seed=done))
         drafted, accepted, done = drafted + more, accepted + kept, done + size
         for text, n in new.items():
             counts[text] = counts.get(text, 0) + n
             strange += n if text not in distribution else 0
-    cells = [*(counts[t] for t in texts), strange]
-    return Sampled(compare(cells, [*(distribution[t] for t in texts), 0.0]), drafted, accepted)
+    cells, chances = [*(counts[t] for t in texts), strange], [*(distribution[t] for t in texts), 0.0]
+    away = sum(abs(n / done - p) for n, p in zip(cells, chances, strict=True)) / 2
+    noise = sum(math.sqrt(p * (1 - p) / (2 * math.pi * done)) for p in chances)
+    return Sampled(compare(cells, chances), drafted, accepted, away, noise)
 
 
 def finding(rule: Rule, results: dict[str, Sampled]) -> Finding:
@@ -148,6 +152,14 @@ def finding(rule: Rule, results: dict[str, Sampled]) -> Finding:
             f"{name}: texts": fit.samples, f"{name}: chi-squared": fit.statistic, f"{name}: degrees": fit.freedom,
             f"{name}: p-value": fit.p_value, f"{name}: drafted": r.drafted, f"{name}: kept": r.accepted,
         }  # fmt: skip
+    if rule == "typical":
+        away = "; ".join(
+            f"with {name} texts of {TOKENS} tokens are {r.away:.3f} away from the target's distribution in total "
+            f"variation (exact samples, as many: {r.noise:.3f})" for name, r in results.items()
+        )  # fmt: skip
+        return Finding(
+            f"distribution of {rule}", "refuted", f"lossy by its definition, never certified: {away}", counts
+        )
     bad = [name for name, r in results.items() if r.fit.refuted]
     if bad:
         words = f"committed tokens do not follow the target's distribution with {', '.join(bad)}"

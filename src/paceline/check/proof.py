@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.check import distribution, drafts, forward, identity
@@ -12,6 +12,7 @@ from paceline.check.crash import describe
 from paceline.check.distribution import Rule, Sampled, Trial
 from paceline.check.identity import Effort
 from paceline.check.subject import Subject
+from paceline.core import SamplingParams
 from paceline.errors import UsageError
 
 RULES: tuple[Rule, ...] = ("reject", "block")
@@ -26,6 +27,7 @@ class Plan:
     law_seconds: float = float("inf")
     length: int = 96  # tokens of the texts that are computed by rows and chunks
     texts: int = 6  # of each drafter and scene, whose drafts are held against those of a clean start
+    lossy: SamplingParams | None = None  # its rule is measured, and nothing else
 
 
 QUICK = Plan(Effort(tokens=6_000, seconds=20.0, length=48), samples=1500, law_seconds=2.5, length=64, texts=3)
@@ -74,6 +76,8 @@ def prove(subject: Subject, plan: Plan, provenance: Mapping[str, Any], report: R
 
 
 def _stages(subject: Subject, plan: Plan, report: Report) -> list[Stage]:
+    if plan.lossy is not None:
+        return _distributions(subject, plan, report)
     rows, score, clean = forward.Deviation(), identity.Score(), dict[str, drafts.Compared]()
     total = plan.effort.tokens
 
@@ -110,10 +114,15 @@ def _distributions(subject: Subject, plan: Plan, report: Report) -> list[Stage]:
             for i, name in enumerate(asked):
                 report(f"distribution of {rule}", i / len(asked))
                 trials[name] = trials.get(name) or distribution.prepare(subject, name)
+                params = replace(plan.lossy or SamplingParams(verify=rule), drafter=name)
                 results[name] = distribution.try_rule(
-                    subject, (rule, name), trials[name], plan.samples, plan.law_seconds
+                    subject, params, trials[name], plan.samples, plan.law_seconds
                 )
 
         return Stage(f"distribution of {rule}", run, lambda: distribution.finding(rule, results))
 
-    return [stage(rule) for rule in RULES] if asked else []
+    if plan.lossy is not None and not asked:
+        raise UsageError(
+            "typical is measured with a network that drafts, and none is loaded: name one with --drafter"
+        )
+    return [stage(rule) for rule in (("typical",) if plan.lossy else RULES)] if asked else []

@@ -6,18 +6,20 @@ import json
 import math
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from paceline.cli import INTERRUPTED
-from paceline.cli.options import ENGINE, TARGET, apply, one_target
+from paceline.cli.options import ENGINE, TARGET, TYPICAL, apply, one_target
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from paceline.check.certificate import Certificate
     from paceline.check.proof import Plan
+    from paceline.core import SamplingParams
     from paceline.llm import LLM
 
 
@@ -45,11 +47,20 @@ class Seconds(click.FloatRange):
     "--tokens", type=click.IntRange(min=1), help="Compare at least that many tokens (default 100,000)."
 )
 @click.option("--seconds", type=Seconds(min=0, min_open=True), help="Give token identity at most that long.")
+@click.option(
+    "--verify",
+    type=click.Choice(["match", "typical"]),
+    default="match",
+    help="typical: measure how far this lossy rule is from the target; it is never certified.",
+)
+@apply(TYPICAL)
+@click.option("-v", "--verbose", is_flag=True, help="All that was counted, also of what holds.")
 @click.option("--json", "json_path", metavar="FILE", help="Also write the certificate as JSON.")
 @apply(ENGINE[3:])  # not the drafter, its length and the rule
 def command(
     target: str | None, named: str | None, drafters: tuple[str, ...], quick: bool, tokens: int | None,
-    seconds: float | None, json_path: str | None, **values: Any,
+    seconds: float | None, json_path: str | None, verbose: bool, verify: str, typical_epsilon: float | None,
+    typical_delta: float | None, **values: Any,
 ) -> None:  # fmt: skip
     """Prove, or refute, on this machine that speculation with TARGET changes no token.
 
@@ -59,14 +70,15 @@ def command(
     3. Drafts: does every drafter draft as from a clean start?
     4. Distribution (reject, block): chi-squared of sampled texts against the target's exact distribution.
 
-    Prints a certificate, also of a check that broke or was interrupted (Ctrl-C). The exit code is 0 only if
-    everything that was promised was shown, 1 if something was refuted or not shown, 130 after Ctrl-C.
+    Prints a certificate, in short or with -v, also of a check that broke or was interrupted (Ctrl-C). The exit code is 0
+    only if everything that was promised was shown, 1 if something was refuted or not shown, 130 after Ctrl-C.
     """
     target = one_target(target, named)
     _writable(json_path)
     names = drafters or (("auto", "model+ngram") if target == "demo" else ("auto",))
-    certificate = _check(target, names, _plan(quick, tokens, seconds), values)
-    click.echo(certificate.to_text())
+    lossy = _lossy(verify, {"typical_epsilon": typical_epsilon, "typical_delta": typical_delta})
+    certificate = _check(target, names, replace(_plan(quick, tokens, seconds), lossy=lossy), values)
+    click.echo(certificate.to_text(verbose=verbose))
     if json_path is not None:
         from paceline.bench.report import write
 
@@ -91,9 +103,19 @@ def _writable(json_path: str | None) -> None:
         raise UsageError(f"cannot write {json_path}: its folder may not be written to")
 
 
-def _plan(quick: bool, tokens: int | None, seconds: float | None) -> Plan:
-    from dataclasses import replace
+def _lossy(verify: str, said: dict[str, float | None]) -> SamplingParams | None:
+    """What is measured instead of the proofs. Raises UsageError for thresholds without their rule."""
+    from paceline.core import SamplingParams
 
+    given: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    if verify == "typical":
+        return SamplingParams(verify="typical", **given)
+    if given:
+        raise UsageError(f"{', '.join(given)} belongs to the rule typical: give --verify typical, too")
+    return None
+
+
+def _plan(quick: bool, tokens: int | None, seconds: float | None) -> Plan:
     from paceline.check.proof import FULL, QUICK
 
     plan = QUICK if quick else FULL

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli.options import SAMPLING_NAMES
 from paceline.cli.turns import Turns, checked
-from paceline.cli.writing import Painter, Piece, clean, told, why
+from paceline.cli.writing import LOSSY, Painter, Piece, clean, told, why
 from paceline.errors import PacelineError, UsageError
 
 if TYPE_CHECKING:
@@ -50,13 +50,14 @@ class Conversation:
     """What is entered goes to `take`. `chat`: turns by the model's template; else each text is continued on its own."""
 
     def __init__(
-        self, llm: LLM, said: dict[str, Any], *, chat: bool, system: str | None = None, drafts: bool = False
-    ) -> None:
+        self, llm: LLM, said: dict[str, Any], *, chat: bool, system: str | None = None, drafts: bool = False,
+        refuse: bool = False,
+    ) -> None:  # fmt: skip
         """`said`: sampling settings of the command line. Raises UsageError for a system prompt that cannot be."""
         self.llm, self.said, self.chat, self.drafts = llm, dict(said), chat, drafts
         self.done = self.always_stats = False
         self.stats: Stats | None = None
-        self.turns = Turns(llm)
+        self.turns = Turns(llm, refuse=refuse)
         self._stop = False
         self._commands: dict[str, Callable[[str], Iterator[Piece]]] = {
             "help": self._help, "new": self._new, "system": self._system, "set": self._set, "show": self._show,
@@ -138,6 +139,8 @@ class Conversation:
         if cut is not None:
             yield Piece(cut, "note")
         self.stats = None if last is None else last.stats
+        if self.stats is not None and self.stats.lossy:
+            yield Piece(LOSSY, "note")
         if self.always_stats and self.stats is not None:
             yield Piece("\n".join(told(self.stats)), "note")
 

@@ -162,6 +162,8 @@ def _record(name: str | int, completion: Completion) -> Record:
     }
     if len(texts) > 1:
         line["texts"] = [c.text for c in texts]
+    if completion.stats.lossy:
+        line["lossy"] = True
     if completion.error is not None:
         line["error"] = completion.error
     if completion.logprobs is not None:

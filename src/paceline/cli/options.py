@@ -6,14 +6,15 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
-from paceline.core import MAX_DRAFT_TOKENS, SamplingParams
+from paceline.core import MAX_DRAFT_TOKENS, SamplingParams, VerifyRule
 from paceline.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
+RULES = get_args(VerifyRule)
 
 
 class DraftTokens(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
@@ -65,12 +66,12 @@ TARGET = [
 ENGINE = [
     click.option("--drafter", default="auto", show_default=True, metavar="NAME",
                  help="auto, none, ngram, mtp, mtp+ngram, eagle3, model, or a drafter's folder or hub id."),
-    click.option("--adapter", multiple=True, metavar="DIR", help="A LoRA adapter (PEFT's layout; folder or hub id) to "
-                 "merge into the target's weights at load; one."),
     click.option("--draft-tokens", type=DraftTokens(), default="auto", show_default=True,
                  help="Tokens to draft per step; auto measures what pays on this machine."),
-    click.option("--verify", type=click.Choice(["match", "reject", "block"]), default="match", show_default=True,
-                 help="match: the very text of plain decoding. reject, block: equal in distribution."),
+    click.option("--verify", type=click.Choice(RULES), default="match", show_default=True,
+                 help="match: the very text of plain decoding. reject, block: equal in distribution. typical: LOSSY."),
+    click.option("--adapter", multiple=True, metavar="DIR", help="A LoRA adapter (PEFT's layout; folder or hub id) to "
+                 "merge into the target's weights at load; one."),
     click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps."),
     click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto",
                  show_default=True, help="Of the weights; auto keeps them as stored on CPU."),
@@ -92,6 +93,12 @@ ENGINE = [
                  help="Measure again at start-up, the drafter's self-test too if nothing better is known."),
 ]  # fmt: skip
 
+TYPICAL = [
+    click.option("--typical-epsilon", type=float, help="Of --verify typical: keep drafts likelier than "
+                 "this, ...  [default: 0.09]"),
+    click.option("--typical-delta", type=float, help="... or than this times exp(-entropy).  [default: 0.3]"),
+]  # fmt: skip
+
 SAMPLING = [
     click.option("-n", "--max-tokens", type=int, help="Tokens to write at most.  [default: 128; a chat: what fits]"),
     click.option("-t", "--temperature", type=float, help="0 is greedy.  [default: the model's own, else 0]"),
@@ -104,11 +111,12 @@ SAMPLING = [
     click.option("--seed", type=int, help="Same seed, same text. Default: a fresh one, shown with --stats."),
     click.option("--stop", multiple=True, help="End the text before this string; may be given several times."),
     click.option("--ignore-eos", is_flag=True, default=None, help="Write on after the model's end token."),
+    *TYPICAL,
 ]  # fmt: skip
 
 SAMPLING_NAMES = {
     "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "seed", "stop", "ignore_eos",
+    "frequency_penalty", "seed", "stop", "ignore_eos", "typical_epsilon", "typical_delta",
 }  # fmt: skip
 
 

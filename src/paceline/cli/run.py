@@ -38,6 +38,13 @@ class Show:
     help="Put the prompt into the model's chat template, or continue it as it is.  [default: --chat if there is one]",
 )
 @click.option("--system", metavar="TEXT", help="The system prompt of a chat.")
+@click.option(
+    "--when-full",
+    type=click.Choice(["drop", "refuse"]),
+    default="drop",
+    show_default=True,
+    help="A conversation that outgrows the context: leave out its oldest turns, or refuse.",
+)
 @click.option("--stats", is_flag=True, help="Afterwards: tokens/s, tokens per step, acceptance by position.")
 @click.option(
     "--show-drafts",
@@ -55,6 +62,7 @@ def command(
     file: str | None,
     chat: bool | None,
     system: str | None,
+    when_full: str,
     stats: bool,
     show_drafts: bool,
     as_json: bool,
@@ -94,7 +102,7 @@ def command(
                 "--system needs a chat model, or --chat: without a template there is no place for it"
             )
         if prompt is None:
-            _converse(llm, said, (chat, system), Show(stats, show_drafts, False))
+            _converse(llm, said, (chat, system, when_full == "refuse"), Show(stats, show_drafts, False))
         else:
             _write(llm, (prompt, chat, system), said, Show(stats, show_drafts, as_json))
 
@@ -125,12 +133,12 @@ def names_a_model(word: str) -> bool:
     )
 
 
-def _converse(llm: LLM, said: dict[str, Any], talk: tuple[bool, str | None], show: Show) -> None:
+def _converse(llm: LLM, said: dict[str, Any], talk: tuple[bool, str | None, bool], show: Show) -> None:
     from paceline.cli.conversation import Conversation
     from paceline.cli.terminal import Screen, choose_reader, colours, converse
 
-    chat, system = talk
-    conversation = Conversation(llm, said, chat=chat, system=system, drafts=show.drafts)
+    chat, system, refuse = talk
+    conversation = Conversation(llm, said, chat=chat, system=system, drafts=show.drafts, refuse=refuse)
     conversation.always_stats = show.stats
     what = "A conversation." if chat else "Each text is continued on its own: this model does not chat."
     off = "" if colours() or not show.drafts else " Colours are off: drafted tokens look as the others."
@@ -153,7 +161,7 @@ def _request(llm: LLM, prompt: str, chat: bool, system: str | None) -> tuple[lis
 
 def _write(llm: LLM, asked: tuple[str, bool, str | None], said: dict[str, Any], show: Show) -> None:
     """Write one text to standard output. A chat may be as long as the context."""
-    from paceline.cli.writing import told, why
+    from paceline.cli.writing import LOSSY, told, why
 
     prompt, chat, system = asked
     ids, thinking = _request(llm, prompt, chat, system)
@@ -168,6 +176,8 @@ def _write(llm: LLM, asked: tuple[str, bool, str | None], said: dict[str, Any], 
     cut = why(last.finish_reason, params.max_tokens, room, llm.engine.max_len)
     if cut is not None:
         click.echo(cut, err=True)
+    if last.stats is not None and last.stats.lossy:
+        click.echo(LOSSY, err=True)
     if show.stats and last.stats is not None:
         click.echo("\n".join(["", *told(last.stats)]), err=True)
 

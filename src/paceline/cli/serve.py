@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from paceline.cli.options import TARGET, DraftTokens, apply, one_target
+from paceline.cli.options import RULES, TARGET, DraftTokens, apply, one_target
 
 _ENGINE_FLAGS = (
     "drafter",
@@ -60,7 +60,7 @@ _ENGINE_FLAGS = (
 @click.option("--device", help="auto, cpu, cuda, cuda:N or mps.")
 @click.option("--dtype", help="auto, float32, bfloat16 or float16.")
 @click.option("--draft-tokens", type=DraftTokens(), help="How many to draft at most, 0..16, or auto.")
-@click.option("--verify", type=click.Choice(["match", "reject", "block"]), help="How drafts are checked.")
+@click.option("--verify", type=click.Choice(RULES), help="How drafts are checked; typical is lossy.")
 @click.option("--max-model-len", type=int, help="Tokens per text.")
 @click.option("--max-batch", type=int, help="Texts computed side by side.")
 @click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Quantize the target's weights.")

@@ -25,9 +25,10 @@ class Prompt:
 class Turns:
     """System prompt, messages, and the token ids that the model has seen of them."""
 
-    def __init__(self, llm: LLM, system: str | None = None) -> None:
-        self._llm = llm
-        self.system = system
+    def __init__(self, llm: LLM, *, refuse: bool = False) -> None:
+        """`refuse`: an error where turns would have to be left out."""
+        self._llm, self._refuse = llm, refuse
+        self.system: str | None = None
         self.messages: list[Message] = []
         self.first = 0  # messages before it do not fit any more
         self.used = 0  # tokens of the context that the last answer ended with
@@ -44,13 +45,19 @@ class Turns:
         """The prompt with `text` as the user's next message, which is not kept yet. `wanted`: tokens to leave room for.
 
         Where room is short the oldest turns are left out, so many that the next turns fit, too: each time that the
-        beginning changes, all of it has to be computed again. Raises PromptError if `text` alone does not fit.
+        beginning changes, all of it has to be computed again. Raises PromptError if `text` alone does not fit, or nothing
+        may be left out.
         """
         context, question = self._llm.engine.max_len, {"role": "user", "content": text}
         room = min(wanted or context // 4, context // 2)
         first = self.first
         shown, ids = self._rendered(first, question)
         if len(ids) + room > context:
+            if self._refuse and self.messages:
+                raise PromptError(
+                    f"the conversation would take {len(ids)} tokens, and the context of {context} needs {room} for the "
+                    "answer: /new begins anew; a larger --max-model-len or --when-full drop goes on"
+                )
             while len(ids) > context // 2 and first < len(self.messages):
                 first = self._next(first)
                 shown, ids = self._rendered(first, question)

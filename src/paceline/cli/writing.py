@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from paceline.llm import LLM
     from paceline.text.reasoning import Parted
 
+LOSSY = "lossy: verify=typical may have kept drafts that the model itself would not have written"
 Kind = Literal["said", "draft", "thought", "prompt", "note", "error"]
 
 

@@ -11,7 +11,7 @@ import torch
 
 from paceline.control.base import DraftPolicy
 from paceline.control.fixed import FixedPolicy
-from paceline.core import Completion, Delta, SamplingParams, Sequence, VerifyRule
+from paceline.core import Completion, Delta, SamplingParams, Sequence, Stats, VerifyRule
 from paceline.drafters.base import Drafter
 from paceline.engine.forced import ForcedAcceptance
 from paceline.engine.request import RequestState
@@ -22,7 +22,7 @@ from paceline.errors import PromptError, UsageError, unreadable
 from paceline.kv.cache import KVCache
 from paceline.models.base import Target
 from paceline.sampling import noise
-from paceline.sampling.shape import Counts, check_token_ids
+from paceline.sampling.shape import Counts, check_token_ids, is_greedy
 from paceline.text.stream import TextStream, stop_ids_of
 from paceline.text.tokenizer import Tokenizer
 
@@ -163,21 +163,17 @@ class Engine:
 
     def _state_of(self, request_id: str, index: int, sequence: Sequence) -> RequestState:
         parts, params = self._parts, sequence.params
+        rule = params.verify or parts.verify
         ends = set(params.stop_token_ids)
         if params.stop and parts.tokenizer is not None:
             ends |= stop_ids_of(parts.tokenizer, params.stop)
         if not params.ignore_eos:
             ends |= set(parts.target.eos_token_ids) | set(parts.tokenizer.eos_ids if parts.tokenizer else ())
+        stream = TextStream(parts.tokenizer, params) if parts.tokenizer is not None else None
         return RequestState(
-            sequence,
-            request_id,
-            index,
-            params.verify or parts.verify,
-            params.drafter or parts.default_drafter,
-            Counts(sequence.tokens),
-            TextStream(parts.tokenizer, params) if parts.tokenizer is not None else None,
-            frozenset(ends),
-        )
+            sequence, request_id, index, rule, params.drafter or parts.default_drafter, Counts(sequence.tokens), stream,
+            frozenset(ends), Stats(lossy=rule == "typical" and not is_greedy(sequence)),
+        )  # fmt: skip
 
     def _reference(self, params: SamplingParams) -> tuple[int, ...]:
         if params.reference is None or not isinstance(params.reference, str):

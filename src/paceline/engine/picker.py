@@ -15,7 +15,7 @@ import torch
 
 from paceline.control.allocation import should_continue
 from paceline.control.confidence import worth_of
-from paceline.core import Constraint, Draft
+from paceline.core import OWN_NOISE, Constraint, Draft
 from paceline.engine.request import RequestState
 from paceline.ops.base import Rule, Stop
 from paceline.sampling import noise
@@ -78,7 +78,7 @@ class StepPicker:
         self._tokens: list[list[int]] = [[] for _ in requests]
         self._confidence: list[list[float]] = [[] for _ in requests]
         self._q: list[list[torch.Tensor | None] | None] = [
-            None if request.rule == "match" else [] for request in requests
+            None if request.rule in OWN_NOISE else [] for request in requests
         ]
         self._alive = [1.0] * len(
             requests
@@ -90,12 +90,12 @@ class StepPicker:
     ) -> list[int]:
         """Tokens for `rows` at draft position `step`; logits [b, V], or [b, C] of the candidates `ids` [b, C]."""
         shaping = [self._last_row(r) for r in rows]
-        plain = [self._lives[r].rule == "match" for r in rows]
+        plain = [self._lives[r].rule in OWN_NOISE for r in rows]
         picked: list[int] = [0] * len(rows)
-        for own in (shaping[i] for i, match in enumerate(plain) if not match):
+        for own in (shaping[i] for i, own_noise in enumerate(plain) if not own_noise):
             own.position -= step  # the round's first: see noise.draft_purpose
         for purpose, wanted in ((noise.TARGET, True), (noise.draft_purpose(step), False)):
-            part = [i for i, match in enumerate(plain) if match is wanted]
+            part = [i for i, own_noise in enumerate(plain) if own_noise is wanted]
             if not part:
                 continue
             whole = len(part) == len(rows)
@@ -131,7 +131,8 @@ class StepPicker:
 
     def rules(self, rows: Seq[int]) -> list[Rule] | None:
         shaping = [self._last_row(r) for r in rows]
-        if self._ended or any(self._lives[r].rule != "match" for r in rows) or any(map(is_edited, shaping)):
+        other = any(self._lives[r].rule not in OWN_NOISE for r in rows)
+        if other or self._ended or any(map(is_edited, shaping)):
             return None
         return [rule_of(row) for row in shaping]
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 from paceline.control.base import NGRAM, DraftPlan, PlannedRow, PlanRow, Proposal, StopRule
 from paceline.control.reasons import NoDraftReason
-from paceline.core import Draft, VerifyRule
+from paceline.core import OWN_NOISE, Draft, VerifyRule
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.drafters.guard import ask, failure, lacks
 from paceline.engine.picker import StepPicker
@@ -189,7 +189,7 @@ def _check_distributions(draft: Draft, rules: list[VerifyRule]) -> None:
     if len(draft.q) != len(rules):
         raise ValueError(f"{len(draft.q)} rows of distributions for {len(rules)} rows")
     for tokens, distributions, rule in zip(draft.tokens, draft.q, rules, strict=True):
-        if rule == "match" or not distributions:
+        if rule in OWN_NOISE or not distributions:
             continue
         if len(distributions) != len(tokens):
             raise ValueError(f"{len(tokens)} tokens with {len(distributions)} distributions")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from paceline.core import Draft, TokenLogprob, Verdict
+from paceline.core import OWN_NOISE, Draft, TokenLogprob, Verdict
 from paceline.engine.picker import ConstraintFailed, logit_rows
 from paceline.engine.request import RequestState
 from paceline.engine.scheduler import ScheduledChunk
@@ -15,7 +15,7 @@ from paceline.engine.state import EngineState
 from paceline.models.base import rows_of
 from paceline.sampling.choose import Choice, choose, distribution, logprobs
 from paceline.sampling.shape import LogitRow, is_greedy
-from paceline.sampling.verify import uniforms, verify_block, verify_match, verify_reject
+from paceline.sampling.verify import uniforms, verify_block, verify_match, verify_reject, verify_typical
 
 
 @dataclass(slots=True)
@@ -78,12 +78,12 @@ _UNJUDGED = "the constraint failed on the draft"
 def _shaping(state: EngineState, request: RequestState, i: int, draft: Draft) -> list[LogitRow]:
     """What shapes the logits of row i; nothing if its constraint failed, which ends this text only.
 
-    Under `match` a draft on which the constraint fails is given up: no drafter may decide whether a text fails.
+    With OWN_NOISE a draft on which the constraint fails is given up: no drafter may decide whether a text fails.
     """
     try:
         return logit_rows(request, draft.tokens[i])
     except ConstraintFailed as error:
-        if request.rule == "match" and draft.tokens[i]:
+        if request.rule in OWN_NOISE and draft.tokens[i]:
             draft.tokens[i], draft.confidence[i], draft.reasons[i] = [], [], _UNJUDGED
             return _shaping(state, request, i, draft)
         state.fail(request, f"the constraint failed: {error}")
@@ -112,6 +112,8 @@ def _verdict(
     if request.rule == "match" or not tokens or is_greedy(shaping[first]) or choice.shaped is None:
         return verify_match(choice.tokens[first:end], tokens)
     p = distribution(choice.shaped[first:end], shaping[first:end])  # [k + 1, V]
+    if request.rule == "typical":
+        return verify_typical(p, choice.tokens[first:end], tokens, shaping[first].params)
     distributions = draft.q[i] if draft.q is not None else None
     q = list(distributions) if distributions is not None else [None] * len(tokens)
     noise = uniforms(request.sequence.seed, shaping[first].position, len(tokens))

@@ -1,12 +1,13 @@
-"""The three rules that say how much of a draft is kept. Pure functions: noise is an argument.
+"""The rules that say how much of a draft is kept. Pure functions: noise is an argument.
 
 `match`   keeps the draft tokens that equal the target's own choice; needs no q, works with any drafter.
 `reject`  accepts with min(1, p/q) and resamples from max(p - q, 0) (arXiv 2211.17192, 2302.01318).
 `block`   decides the block jointly and never accepts less (arXiv 2403.10444, algorithm 2).
+`typical` is lossy: keeps also what the target finds likely enough (arXiv 2401.10774, section 2.3.1).
 
-For the last two, p[i] is the target's distribution at draft position i (p[k] at the bonus position) and q[i] must be
-the distribution that draft[i] was really drawn from, given the tokens before it. Where a draft stops may depend on its
-tokens. Over uniform noise each rule is a distribution of how many are kept: `reject_odds`, `block_odds`.
+For `reject` and `block`, p[i] is the target's distribution at draft position i (p[k] at the bonus position) and q[i]
+must be the one that draft[i] was really drawn from, given the tokens before it. Where a draft stops may depend on its
+tokens. Over uniform noise each of them is a distribution of how many are kept: `reject_odds`, `block_odds`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.core import Verdict
+from paceline.core import SamplingParams, Verdict
 from paceline.sampling import noise
 
 
@@ -55,6 +56,19 @@ def verify_match(target_tokens: Seq[int], draft: Seq[int]) -> Verdict:
     while kept < len(draft) and draft[kept] == target_tokens[kept]:
         kept += 1
     return Verdict(kept, target_tokens[kept])
+
+
+def verify_typical(p: torch.Tensor, own: Seq[int], draft: Seq[int], params: SamplingParams) -> Verdict:
+    """Lossy. Keep a draft token that is the target's own, or whose p exceeds min(epsilon, delta * exp(-entropy of p)).
+
+    p [k + 1, V] float64; own [k + 1] the target's tokens there.
+    """
+    entropy = torch.special.entr(p).sum(-1)
+    least = (params.typical_delta * torch.exp(-entropy)).clamp(max=params.typical_epsilon).tolist()
+    kept = 0
+    while kept < len(draft) and (draft[kept] == own[kept] or float(p[kept, draft[kept]]) > least[kept]):
+        kept += 1
+    return Verdict(kept, own[kept])
 
 
 def verify_reject(p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int], draws: Uniforms) -> Verdict:

@@ -32,6 +32,7 @@ class SpeculationReport(BaseModel):
     seconds: float  # of the engine, from admission to the last token
     first_token_seconds: float
     seed: int
+    lossy: bool  # sampled under verify="typical"
 
 
 class Usage(BaseModel):

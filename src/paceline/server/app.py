@@ -31,6 +31,10 @@ from paceline.server.sse import EventStream, until_disconnect
 from paceline.server.tokens import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
 
 log = logging.getLogger(__name__)
+ABOUT = (
+    "OpenAI's chat completions, completions and responses, and Ollama's API, for one model. `speculation` is ours: in a "
+    "request how it is drafted, in an answer what that brought."
+)
 PAGES = {"index.html": "/", "docs.html": "/docs"}  # every other file of the page is served under its name
 KINDS = {
     "html": "text/html; charset=utf-8",
@@ -261,7 +265,7 @@ def _schema(app: FastAPI, service: Service, needs_key: bool) -> dict[str, Any]:
     """FastAPI's schema, with what this server really takes and answers: its model, 400 for 422, streams."""
     if app.openapi_schema:
         return app.openapi_schema
-    schema = get_openapi(title=app.title, version=app.version, routes=app.routes, description=__doc__)
+    schema = get_openapi(title=app.title, version=app.version, routes=app.routes, description=ABOUT)
     for path, methods in schema["paths"].items():
         for method in methods.values():
             method["responses"].pop("422", None)

@@ -118,8 +118,7 @@ def sampling_params(
 def _speculation(body: Sampling) -> dict[str, Any]:
     out: dict[str, Any] = {}
     if body.speculation is not None:
-        wanted = body.speculation
-        out = {"drafter": wanted.drafter, "draft_tokens": wanted.draft_tokens, "verify": wanted.verify}
+        out = body.speculation.model_dump(exclude={"trace"})
     if body.prediction is not None:
         out["reference"] = _predicted(text_of(body.prediction.content)) or None
     return out

@@ -42,7 +42,9 @@ class Speculation(Part):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     drafter: str | None = Field(None, max_length=64, description="none, or one of the loaded kinds")
     draft_tokens: Annotated[int, Field(ge=0, le=16)] | Literal["auto"] | None = None
-    verify: Literal["match", "reject", "block"] | None = None
+    verify: Literal["match", "reject", "block", "typical"] | None = None
+    typical_epsilon: float | None = Field(None, ge=1e-3, le=1, description="of the lossy rule typical")
+    typical_delta: float | None = Field(None, ge=1e-3, le=1)
     trace: bool = Field(False, description="stream what was proposed and where each token came from")
 
 

@@ -68,6 +68,7 @@ def speculation(stats: Iterable[Stats], seed: int | None) -> dict[str, Any]:
         "seconds": round(max((s.seconds for s in done), default=0.0), 6),
         "first_token_seconds": round(min((s.first_token_seconds for s in done), default=0.0), 6),
         "seed": seed,
+        "lossy": any(s.lossy for s in done),
     }
 
 
