@@ -369,7 +369,8 @@ def test_a_base_model_goes_on_with_a_text(page: Page, s: Served) -> None:
     page.tab.reload()
     page.see("#tokens", "def fHello **there**.")
     page.tab.click("#go-on")
-    page.see("#tokens", "def fHello **there**.<eos>Hello **there**.")
+    page.see("#tokens", "def fHello **there**.Hello **there**.<eos>")
+    assert s.engine.tokenizer.decode(s.engine.last_prompt) == "def fHello **there**."
 
 
 def test_two_tabs_lose_nothing(browser: Any, s: Served) -> None:

@@ -39,7 +39,8 @@ async function look() {
     state = "lost";
   }
   $("state").dataset.state = state === "ready" ? "ready" : state === "lost" ? "failed" : "loading";
-  $("state-text").textContent = state === "ready" ? card.id : state === "lost" ? "server not reachable" : `${card.id} is ${state}`;
+  $("state-text").textContent = state === "ready" ? card.id : state === "lost" ? "not reachable" : `${card.id} is ${state}`;
+  clearTimeout(timer); // another look may have ended meanwhile
   timer = setTimeout(() => (document.hidden ? null : look()), state === "ready" ? WATCH : SEEK);
   return state;
 }

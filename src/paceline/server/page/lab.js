@@ -39,8 +39,8 @@ export class Lab {
     $("lab-prompt").addEventListener("keydown", (event) => {
       if ((event.ctrlKey || event.metaKey) && event.key === "Enter") { event.preventDefault(); this.run(); }
     });
-    $("copy-text").addEventListener("click", () => copy(this.#text.prompt + this.#written(), $("copy-text")));
-    $("go-on").addEventListener("click", () => { this.setPrompt(this.#text.prompt + this.#written()); this.run(); });
+    $("copy-text").addEventListener("click", () => copy(this.#whole, $("copy-text")));
+    $("go-on").addEventListener("click", () => { this.setPrompt(this.#whole); this.run(); });
     this.#restore();
   }
 
@@ -103,7 +103,7 @@ export class Lab {
 
   async #write(prompt) {
     const meter = new Meter();
-    const text = this.#text = { prompt, steps: [], report: null, finish: "", seconds: 0, used: 0 };
+    const text = this.#text = { prompt, content: "", steps: [], report: null, finish: "", seconds: 0, used: 0 };
     this.#view.clear(prompt);
     $("note").textContent = $("why").textContent = "";
     $("after").hidden = true;
@@ -111,6 +111,7 @@ export class Lab {
     try {
       await stream({ ...this.#body(), prompt }, this.#running.signal, (chunk) => {
         if (chunk.paceline) { meter.add(chunk.paceline); text.steps.push(chunk.paceline); this.#view.add(chunk.paceline); }
+        text.content += chunk.choices[0]?.text ?? "";
         if (chunk.speculation) meter.report = text.report = chunk.speculation;
         if (chunk.usage) text.used = chunk.usage.total_tokens;
         text.finish = chunk.choices[0]?.finish_reason ?? text.finish;
@@ -146,7 +147,7 @@ export class Lab {
     const before = keptJson("text");
     const steps = checkedSteps(before?.steps);
     const meter = new Meter();
-    if (steps.length && typeof before.prompt === "string") {
+    if (steps.length && [before.prompt, before.content].every((part) => typeof part === "string")) {
       this.#text = { ...before, steps };
       meter.report = before.report;
       this.#view.clear(before.prompt);
@@ -155,7 +156,7 @@ export class Lab {
     } else this.#figures(meter);
   }
 
-  #written() { return this.#text.steps.flatMap((step) => step.pieces).join(""); }
+  get #whole() { return this.#text.prompt + this.#text.content; }
 
   async #compete(prompt) {
     const together = document.querySelector("[name=mode]:checked").value === "together";

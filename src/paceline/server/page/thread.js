@@ -46,7 +46,7 @@ export class AnswerView {
     } else if (content || finish) this.#body.replaceChildren(...markdown(content));
     else this.#body.replaceChildren(make("p", { class: "waiting" }, thoughts ? "" : "…"));
     const why = ending(this.#turn, this.#how.context);
-    this.#facts.replaceChildren(...(steps.length ? [figures(this.#turn)] : []), ...(why ? [make("span", { class: "why" }, why)] : []));
+    this.#facts.replaceChildren(...(steps.length ? [figures(this.#turn)] : []), ...(steps.length && why ? [" · "] : []), ...(why ? [make("span", { class: "why" }, why)] : []));
   }
 
   #thoughtsOf() {
