@@ -13,7 +13,7 @@ from paceline.errors import CapacityError, LoadError, UsageError
 from paceline.train import GemmaAssistant, TrainOptions, Windows
 from paceline.train import checkpoint as checkpoint_module
 from paceline.train.checkpoint import STATE_FILE
-from paceline.train.loop import Hooks, Run, learning_rate, out_of_memory
+from paceline.train.loop import Hooks, Run, learning_rate, make_optimizers, out_of_memory
 from paceline.train.methods.gemma_assistant.shape import load_module
 
 TINY = {"steps": 6, "batch": 2, "length": 24, "draft_tokens": 2, "eval_every": 2, "save_every": 1, "lr": 3e-3}
@@ -38,13 +38,14 @@ def test_training_raises_held_out_acceptance(pair: tuple[Path, Path], tmp_path: 
     assert result.stopped == "steps"
 
 
-@pytest.mark.parametrize("stop_at", [1, 2, 5])
+@pytest.mark.parametrize(("stop_at", "optimizer"), [(1, "adamw"), (2, "adamw"), (5, "adamw"), (2, "muon")])
 def test_a_killed_run_resumes_to_the_same_curve_bit_for_bit(
-    pair: tuple[Path, Path], tmp_path: Path, stop_at: int
+    pair: tuple[Path, Path], tmp_path: Path, stop_at: int, optimizer: str
 ) -> None:
-    whole = make(pair, tmp_path / "whole", accumulate=2, anchors=5)
+    changes: dict[str, object] = {"accumulate": 2, "anchors": 5, "optimizer": optimizer}
+    whole = make(pair, tmp_path / "whole", **changes)
     history = whole.go().state.history
-    first = make(pair, tmp_path / "parts", accumulate=2, anchors=5)
+    first = make(pair, tmp_path / "parts", **changes)
 
     def killed() -> bool:
         if first.state.step == stop_at:
@@ -53,7 +54,7 @@ def test_a_killed_run_resumes_to_the_same_curve_bit_for_bit(
 
     with pytest.raises(KeyboardInterrupt):  # before this step's own save: its work is lost and done again
         first.go(Hooks(should_stop=killed))
-    again = make(pair, tmp_path / "parts", accumulate=2, anchors=5)
+    again = make(pair, tmp_path / "parts", **changes)
     assert again.go().state.history == history
     for name, tensor in whole.module.state_dict().items():
         assert torch.equal(tensor, again.module.state_dict()[name]), name
@@ -139,8 +140,28 @@ def test_the_learning_rate_warms_up_and_falls_to_a_tenth() -> None:
         ({"length": 4}, "at least 6"),
         ({"lr": 0.0}, "lr must"),
         ({"batch": 0}, "batch=0"),
+        ({"optimizer": "sgd"}, "adamw or muon"),
     ],
 )
 def test_impossible_options_are_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         TrainOptions(**change)  # type: ignore[arg-type]
+
+
+def test_muon_takes_the_matrices_inside_and_adamw_the_rest(pair: tuple[Path, Path]) -> None:
+    module, _, _ = load_module(pair[1])
+    adamw, muon = make_optimizers(module, TrainOptions(optimizer="muon"))
+    names = {id(p): name for name, p in module.named_parameters()}
+    inside = {names[id(p)] for p in muon.param_groups[0]["params"]}
+    others = {names[id(p)] for p in adamw.param_groups[0]["params"]}
+    assert inside | others == {name for name, _ in module.trainable()}
+    assert all(name.endswith("proj.weight") or name.endswith("projection.weight") for name in inside)
+    assert "model.embed_tokens.weight" in others
+
+
+def test_a_loss_that_is_no_number_ends_the_run(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    run = make(pair, tmp_path)
+    with torch.no_grad():
+        run.module.head[0, 0] = torch.nan
+    with pytest.raises(UsageError, match="lower --lr"):
+        run.go()

@@ -29,8 +29,8 @@ OF_METHOD = {  # options that are those of one method: None where nothing is sai
     "eagle3": ("draft_vocabulary", "taps", "flags", "shared_head"),
 }
 TRAINING = (
-    "objective", "weights", "draft_tokens", "steps", "batch", "accumulate", "length", "anchors", "lr", "eval_every",
-    "eval_windows", "patience", "save_every", "seed",
+    "objective", "weights", "draft_tokens", "steps", "batch", "accumulate", "length", "anchors", "optimizer", "lr",
+    "eval_every", "eval_windows", "patience", "save_every", "seed",
 )  # fmt: skip
 
 
@@ -88,7 +88,7 @@ TRAINING = (
     help="Draft steps that are unrolled.  [default: 4; eagle3: 3]",
 )
 @click.option("--steps", type=int, default=1000, show_default=True, help="Updates.")
-@click.option("--batch", type=int, default=8, show_default=True, help="Windows held in memory at once.")
+@click.option("--batch", type=int, help="Windows held in memory at once.  [default: 8; eagle3: 4]")
 @click.option("--accumulate", type=int, default=1, show_default=True, help="Batches per update.")
 @click.option(
     "--length", type=int, default=512, show_default=True, help="Tokens per window; longer records are cut."
@@ -96,11 +96,14 @@ TRAINING = (
 @click.option(
     "--anchors",
     type=int,
-    default=128,
-    show_default=True,
-    help="Draft rounds per window; 0 = from every token.",
+    help="Draft rounds per window; 0 = from every token.  [default: 128; eagle3: 0]",
 )
-@click.option("--lr", type=float, default=1e-3, show_default=True, help="Highest learning rate.")
+@click.option(
+    "--optimizer",
+    type=click.Choice(["adamw", "muon"]),
+    help="Of the matrices; all others have adamw.  [default: adamw; eagle3: muon]",
+)
+@click.option("--lr", type=float, help="Highest learning rate.  [default: 0.001; eagle3: 0.02]")
 @click.option(
     "--eval-every", type=int, default=100, show_default=True, help="Updates between held-out evaluations."
 )

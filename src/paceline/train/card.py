@@ -117,7 +117,7 @@ def _how(story: Story) -> str:
         f"- objective `{options.objective}`, position weights `{options.weights}`, "
         f"{options.draft_tokens} draft steps unrolled",
         f"- {result.state.step} updates of {options.batch * options.accumulate} windows of {options.length} tokens, "
-        f"AdamW, learning rate {options.lr:g}, seed {options.seed}; the best evaluation was at step "
+        f"{options.optimizer}, learning rate {options.lr:g}, seed {options.seed}; the best evaluation was at step "
         f"{result.state.best_step} ({result.stopped})",
         f"- {versions(story.version)}",
     ]

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from safetensors.torch import save_file
 from paceline.errors import CapacityError, LoadError, UsageError
 from paceline.train.parallel import DraftModule
 
+MOMENTS = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")  # of AdamW and of Muon
 STATE_FILE = "state.safetensors"
 
 
@@ -81,7 +83,7 @@ def save_state(
     folder: Path,
     state: RunState,
     module: DraftModule,
-    optimizer: torch.optim.AdamW,
+    optimizers: Seq[torch.optim.Optimizer],
     best: dict[str, torch.Tensor],
 ) -> None:
     """Write everything to folder/state.safetensors. Raises CapacityError on a full disk; the old file
@@ -90,7 +92,7 @@ def save_state(
     tensors = {f"now.{n}": t.detach().cpu().contiguous() for n, t in module.state_dict().items()}
     tensors |= {f"best.{n}": t.cpu().contiguous() for n, t in best.items()}
     for name, parameter in module.trainable():
-        for key, value in optimizer.state.get(parameter, {}).items():
+        for key, value in _own(optimizers, parameter).state.get(parameter, {}).items():
             tensors[f"optimizer.{key}.{name}"] = torch.as_tensor(value).detach().cpu().clone()
     meta = {
         "fingerprint": state.fingerprint, "step": state.step, "best_score": repr(state.best_score),
@@ -106,7 +108,7 @@ def save_state(
 
 
 def load_state(
-    folder: Path, fingerprint: str, module: DraftModule, optimizer: torch.optim.AdamW
+    folder: Path, fingerprint: str, module: DraftModule, optimizers: Seq[torch.optim.Optimizer]
 ) -> tuple[RunState, dict[str, torch.Tensor]] | None:
     """Restore a run in place; None if there is none. UsageError if it was started with other options."""
     path = folder / STATE_FILE
@@ -129,8 +131,15 @@ def load_state(
         parts[part][rest] = tensor
     module.load_state_dict(parts["now"])
     for name, parameter in module.trainable():
-        found = {k: parts["optimizer"].get(f"{k}.{name}") for k in ("step", "exp_avg", "exp_avg_sq")}
+        found = {k: parts["optimizer"].get(f"{k}.{name}") for k in MOMENTS}
         kept = {k: v if k == "step" else v.to(parameter.device) for k, v in found.items() if v is not None}
         if kept:
-            optimizer.state[parameter] = kept
+            _own(optimizers, parameter).state[parameter] = kept
     return RunState(**meta), parts["best"]
+
+
+def _own(optimizers: Seq[torch.optim.Optimizer], parameter: torch.Tensor) -> torch.optim.Optimizer:
+    """The one that updates a parameter."""
+    return next(
+        o for o in optimizers for group in o.param_groups if any(p is parameter for p in group["params"])
+    )

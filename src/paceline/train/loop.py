@@ -27,6 +27,7 @@ from paceline.train.parallel import Captured, DraftModule
 from paceline.train.rounds import Observed, Plan, batch_loss, observe, summarise
 from paceline.train.windows import Windows, batch_rows, step_generator
 
+MUON_SHARE = 0.1  # of Muon's learning rate, for what AdamW updates beside it
 LAW_BYTES = 512 << 20  # of the target's distributions that an evaluation holds at once
 
 Report = Callable[[dict[str, Any]], None]  # gets each entry of the history as it is made
@@ -78,10 +79,18 @@ def learning_rate(options: TrainOptions, step: int) -> float:
     return options.lr * (0.1 + 0.45 * (1 + math.cos(math.pi * share)))
 
 
-def make_optimizer(module: DraftModule, options: TrainOptions) -> torch.optim.AdamW:
-    """AdamW over all parameters that the loss reaches."""
-    parameters = [p for _, p in module.trainable()]
-    return torch.optim.AdamW(parameters, lr=options.lr, betas=(0.9, 0.95), weight_decay=options.weight_decay)
+def make_optimizers(module: DraftModule, options: TrainOptions) -> list[torch.optim.Optimizer]:
+    """AdamW over all parameters that the loss reaches, or Muon over the matrices inside and AdamW over the rest.
+
+    `share` of a group: of the learning rate.
+    """
+    decay, parameters = options.weight_decay, [p for _, p in module.trainable()]
+    inside = [p for p in parameters if options.optimizer == "muon" and p.dim() == 2 and p is not module.head]
+    others = [p for p in parameters if not any(p is other for other in inside)]
+    share = MUON_SHARE if inside else 1.0
+    adamw = {"params": others, "share": share, "betas": (0.9, 0.95), "weight_decay": decay}
+    muon = {"params": inside, "share": 1.0, "weight_decay": decay}
+    return [torch.optim.AdamW([adamw]), *([torch.optim.Muon([muon])] if inside else [])]
 
 
 def observe_held(
@@ -123,7 +132,7 @@ class Run:
         """data: windows to train on, windows held out."""
         self.module, self.teacher, self.options, self.folder = module, teacher, options, folder
         self.train, self.held = data
-        self.optimizer = make_optimizer(module, options)
+        self.optimizers = make_optimizers(module, options)
         self.plan = Plan(
             find_objective(options.objective),
             options.weights,
@@ -142,7 +151,7 @@ class Run:
     def go(self, hooks: Hooks = Hooks()) -> RunResult:
         """Train, resuming what the folder holds. Raises CapacityError when memory or disk run out."""
         check_space(self.folder, 16 * sum(t.numel() for t in self.module.state_dict().values()))
-        found = load_state(self.folder, self.state.fingerprint, self.module, self.optimizer)
+        found = load_state(self.folder, self.state.fingerprint, self.module, self.optimizers)
         if found is not None:
             self.state, self.best = found
         else:
@@ -156,7 +165,7 @@ class Run:
             tired = 0 < self.options.patience <= self.state.bad_evaluations
             ask = hooks.should_stop()
             if last or tired or ask or self.state.step % self.options.save_every == 0:
-                save_state(self.folder, self.state, self.module, self.optimizer, self.best)
+                save_state(self.folder, self.state, self.module, self.optimizers, self.best)
             if tired or (ask and not last):
                 stopped = "no progress" if tired else "interrupted"
                 break
@@ -177,10 +186,11 @@ class Run:
             )
         norm = torch.nn.utils.clip_grad_norm_([p for _, p in self.module.trainable()], options.clip)
         rate = learning_rate(options, step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * group["share"]
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         self.state.step += 1
         entry = {"step": self.state.step, "loss": total, "lr": rate, "norm": float(norm)}
         self.state.history.append(entry)

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
+from typing import Literal
 
 from paceline.core import MAX_DRAFT_TOKENS
 from paceline.errors import UsageError
@@ -25,7 +26,10 @@ class TrainOptions:
     accumulate: int = 1  # batches per update
     length: int = 512  # tokens per window
     anchors: int = 0  # draft rounds per window, 0 = from every position
-    lr: float = 1e-3
+    optimizer: Literal["adamw", "muon"] = (
+        "adamw"  # muon: of matrices; the head, norms and vectors have AdamW with it, too
+    )
+    lr: float = 1e-3  # of muon usually 0.02; what has AdamW beside it learns at a tenth
     warmup: float = 0.04  # share of the steps
     weight_decay: float = 0.0
     clip: float = 1.0  # of the gradient's norm
@@ -42,6 +46,8 @@ class TrainOptions:
             raise UsageError(
                 f"position weights {self.weights!r} are unknown: use one of {', '.join(WEIGHTINGS)}"
             )
+        if self.optimizer not in ("adamw", "muon"):
+            raise UsageError(f"optimizer {self.optimizer!r} is unknown: use adamw or muon")
         low_one = ("draft_tokens", "steps", "batch", "accumulate", "eval_every", "eval_windows", "save_every")
         for name in low_one:
             _check(name, dataclasses.asdict(self)[name], 1)

@@ -61,7 +61,9 @@ class Eagle3:
         "It has the layout of `speculators`, which vLLM reads: compared with their source, not loaded there.",
     )  # fmt: skip
     copies: ClassVar[tuple[str, ...]] = ()
-    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"draft_tokens": 3})
+    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {"draft_tokens": 3, "batch": 4, "optimizer": "muon", "lr": 0.02}
+    )
 
     def __post_init__(self) -> None:
         if self.vocabulary is not None and self.vocabulary < 2:

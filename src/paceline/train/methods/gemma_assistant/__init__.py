@@ -42,7 +42,7 @@ class GemmaAssistant:
         "transformers 5.22 and other Gemma 4 engines load it as a `gemma4_assistant`.",
     )  # fmt: skip
     copies: ClassVar[tuple[str, ...]] = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"anchors": 128})
 
     def check(self, target: Path) -> None:
         config = parse_target(read_config(target))
