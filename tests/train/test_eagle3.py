@@ -14,20 +14,23 @@ from checkpoints import VOCAB, build_target
 from decoders import build_decoder
 from eagle3_files import build_eagle3
 from paceline import LLM
+from paceline.convert.to_gguf import write_gguf
 from paceline.errors import PairError, UsageError, WeightsError
 from paceline.kv.cache import KVCache
 from paceline.models.base import Cached
 from paceline.models.eagle3 import Eagle3Net
+from paceline.models.quantized import save_quantized
 from paceline.models.registry import load_eagle3, load_target
 from paceline.models.target import GraphTarget
 from paceline.ops.reference import EagerRunner
 from paceline.train import Eagle3, GemmaAssistant, Recipe, Text, TrainOptions, Windows, distil, pack
 from paceline.train import capture as capture_module
-from paceline.train.capture import TargetTeacher
+from paceline.train.capture import TargetTeacher, load_frozen
 from paceline.train.export import Exported, export
 from paceline.train.methods.eagle3.files import default_taps
 from paceline.train.methods.eagle3.module import Eagle3Module
 from paceline.train.parallel import choose_anchors, valid_steps
+from small_tokenizers import SIZE, byte_level
 
 STEPS = 3
 OPTIONS = TrainOptions(steps=4, batch=2, length=24, draft_tokens=2, eval_every=2, save_every=2)
@@ -85,7 +88,13 @@ def check_equal(target: Path, module: Eagle3Module, teacher: TargetTeacher, fold
     valid = valid_steps(captured, anchors, STEPS)
     with torch.no_grad():
         states = [module.logits(s) for s in module.unroll(captured, anchors, STEPS)]
-    engine = load_target(target, dtype=torch.float32, runner=EagerRunner())
+    exact = teacher.target.head.scale is None and teacher.target.head.blocks is None
+    # what is quantized is multiplied as the engine does it
+    engine = (
+        load_target(target, dtype=torch.float32, runner=EagerRunner())
+        if exact
+        else load_frozen(target, "cpu")
+    )
     net, checked = load_eagle3(folder, engine), 0
     for row, columns in enumerate(valid.all(-1)):
         for column in columns.nonzero()[:, 0].tolist()[::3]:
@@ -147,6 +156,28 @@ def test_any_family_gets_a_drafter_that_drafts(family: str, tmp_path: Path) -> N
     assert isinstance(start.module, Eagle3Module)
     export(method, start.module, tmp_path / "drafter", Exported(start.config, STEPS, torch.float32))
     check_equal(target, start.module, teacher, tmp_path / "drafter")
+
+
+@pytest.mark.parametrize("kind", ["int8", "q8_0"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_quantized_target_gets_a_drafter_that_drafts(kind: str, shared: bool, tmp_path: Path) -> None:
+    build_decoder("llama", tmp_path / "model", hidden_size=64, vocab_size=SIZE)
+    byte_level(tmp_path / "model", "llama-bpe")
+    target = tmp_path / ("model.gguf" if kind == "q8_0" else "small")
+    if kind == "q8_0":
+        write_gguf(tmp_path / "model", target, kind)
+    else:
+        save_quantized(tmp_path / "model", target, "int8")
+    method = Eagle3(vocabulary=50, shared=shared)
+    teacher = method.teacher(target)
+    start = method.start(teacher, windows(2, 0), "scratch", 0)
+    assert isinstance(start.module, Eagle3Module)
+    export(method, start.module, tmp_path / "drafter", Exported(start.config, STEPS, torch.float32))
+    if not shared:  # the engine rounds what it multiplies with a quantized head
+        return check_equal(target, start.module, teacher, tmp_path / "drafter")
+    scores = teacher.narrow_logits(torch.ones(1, 64))
+    torch.testing.assert_close(start.module.logits(torch.ones(1, 64)), scores, rtol=0, atol=2e-2)
+    return None
 
 
 def test_what_is_exported_has_the_published_layout_and_runs(llama: Path, tmp_path: Path) -> None:
