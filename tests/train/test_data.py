@@ -117,7 +117,9 @@ def test_a_held_out_part_needs_two_texts() -> None:
 class Echo:
     """A writer that says the number of the prompt's tokens, and fails on one prompt."""
 
-    def generate(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[Completion]:
+    def generate(
+        self, prompts: list[list[int]], params: list[SamplingParams], on_done: object
+    ) -> list[Completion]:
         reasons = ["error" if p[0] == 9 else "stop" for p in prompts]
         return [
             Completion("r", 0, "", [len(p)] * 3, p, r, Stats(), one.seed or 0, [])  # type: ignore[arg-type]
@@ -131,7 +133,7 @@ def test_regenerated_answers_replace_what_counted() -> None:
         Text(list(range(8)), ((0, 8),)),
         Text([9, 9, 9], ((1, 3),)),
     )
-    done = regenerate([chat, text, broken], Echo(), 16, 0.7, range(3))
+    done = regenerate([chat, text, broken], Echo(), 16, 0.7, range(3), lambda i, done: None)
     assert [list(t.tokens) for t in done] == [[1, 2, 3, 3, 3, 3], [0, 1, 2, 2, 2]]
     assert [t.counted for t in done] == [((3, 6),), ((2, 5),)]
-    assert not regenerate([chat, text, broken], Echo(), 16, 0.7, [2])
+    assert not regenerate([chat, text, broken], Echo(), 16, 0.7, [2], lambda i, done: None)

@@ -17,6 +17,9 @@ from paceline.train import job as job_module
 from paceline.train.card import curves
 from paceline.train.compare import Comparison, Score
 from paceline.train.loop import Run
+from paceline.train.selfwritten import OwnTexts
+from paceline.train.windows import Text
+from paceline.train.written import Done, Writer
 
 TINY = [
     "--steps", "3", "--batch", "2", "--length", "40", "--draft-tokens", "2", "--eval-every", "2", "--anchors", "8",
@@ -208,3 +211,25 @@ def test_bad_input_is_one_line(llama: Path, tmp_path: Path, options: list[str], 
     said = str(found.exception) if isinstance(found.exception, PacelineError) else found.output
     assert message in said
     assert "\n" not in said or "Usage:" in said
+
+
+def test_ctrl_c_while_it_writes_keeps_what_is_written(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [str(llama), "--self-prompts", "70", "--out", str(tmp_path / "out"), *TINY, "--length", "160"]
+    real = OwnTexts.write
+
+    def interrupted(own: OwnTexts, writer: Writer, numbers: range, done: Done) -> list[Text]:
+        if numbers[0]:
+            raise KeyboardInterrupt
+        return real(own, writer, numbers, done)
+
+    monkeypatch.setattr(OwnTexts, "write", interrupted)
+    found = CliRunner().invoke(command, arguments)
+    assert found.exit_code == 130
+    assert "run the same command again to go on" in found.output
+    kept = (tmp_path / "out" / "run" / "texts.jsonl").read_text().splitlines()
+    assert len(kept) == 2
+    monkeypatch.setattr(OwnTexts, "write", real)
+    assert "writing texts: 64 of 70" in CliRunner().invoke(command, arguments, catch_exceptions=False).output
+    assert (tmp_path / "out" / "run" / "texts.jsonl").read_text().splitlines()[:2] == kept

@@ -307,18 +307,19 @@ def showing(job: Job) -> Iterator[Hooks]:
 
 
 def _phases(bar: Progress) -> Callable[..., None]:
-    """What shows how far a phase is."""
+    """What shows how far a phase is: its bar, or a line for each tenth."""
     tasks: dict[str, TaskID] = {}
+    tenths: dict[str, int] = {}
 
     def show(name: str, done: int, of: int, note: str = "") -> None:
         if bar.console.is_terminal:
             if name not in tasks:
                 tasks[name] = bar.add_task(name, total=of, note="")
             bar.update(tasks[name], completed=done, total=of, note=note)
-        elif done == of or done * 10 // of != (done - 1) * 10 // of:
-            bar.console.print(
-                f"{name}: {done} of {of} {note}".rstrip(), highlight=False, soft_wrap=True, markup=False
-            )
+        elif tenths.get(name) != done * 10 // of:
+            tenths[name] = done * 10 // of
+            line = f"{name}: {done} of {of} {note}".rstrip()
+            bar.console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     return show
 

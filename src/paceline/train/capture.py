@@ -178,5 +178,6 @@ def _texts(windows: Windows) -> list[tuple[int, int, int]]:
 def load_frozen(folder: Path, device: str) -> GraphTarget:
     """The target of a folder, on the engine's own arithmetic. Raises LoadError."""
     place = pick_device(device)
-    runner, _ = pick_runner(EngineConfig(target=str(folder), device=device), place)
+    config = EngineConfig(target=str(folder), device=device, threads=torch.get_num_threads())
+    runner, _ = pick_runner(config, place)
     return load_target(folder, device=place, runner=runner)

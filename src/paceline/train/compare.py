@@ -12,6 +12,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from paceline.assembly import make_cache, pick_device, pick_runner
 from paceline.config import EngineConfig
 from paceline.control.fixed import FixedPolicy
@@ -75,7 +77,13 @@ def open_engine(
     """An engine that can draft with each of the drafters in the named folders, and with the BASELINES, always
     `draft_tokens` tokens. One text at a time.
     """
-    config = EngineConfig(target=str(target), device=device, draft_tokens=draft_tokens, max_batch=1)
+    config = EngineConfig(
+        target=str(target),
+        device=device,
+        draft_tokens=draft_tokens,
+        max_batch=1,
+        threads=torch.get_num_threads(),
+    )
     place = pick_device(device)
     runner, _ = pick_runner(config, place)
     loaded = load_target(target, device=place, runner=runner)

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from paceline import __version__
 from paceline.errors import UsageError
 from paceline.llm import LLM
@@ -27,7 +29,7 @@ from paceline.train.options import TrainOptions
 from paceline.train.regenerate import regenerate
 from paceline.train.selfwritten import OwnTexts
 from paceline.train.windows import Text, Windows, pack, split
-from paceline.train.written import GROUP, Write, Writer, write_all
+from paceline.train.written import GROUP, Done, Write, Writer, write_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +98,9 @@ def load_data(job: Job, hooks: Hooks) -> Data:
 
 
 def _regenerated(job: Job, texts: Seq[Text], hooks: Hooks) -> list[Text]:
-    def write(writer: Writer, numbers: Seq[int]) -> list[Text]:
+    def write(writer: Writer, numbers: Seq[int], done: Done) -> list[Text]:
         assert job.regenerate is not None, "only called when asked"
-        return regenerate(texts, writer, job.options.length, job.regenerate, numbers)
+        return regenerate(texts, writer, job.options.length, job.regenerate, numbers, done)
 
     asked = job.regenerate, [(list(t.tokens), t.counted) for t in texts]
     return _kept(job, "answers", asked, len(texts), write, hooks)
@@ -128,7 +130,7 @@ def open_writer(job: Job) -> AbstractContextManager[LLM]:
     old = job.old
     return LLM(
         str(job.target), drafter=str(old or "none"), device=job.device, draft_tokens="auto" if old else 0,
-        max_model_len=job.options.length + 1, max_batch=GROUP,
+        max_model_len=job.options.length + 1, max_batch=GROUP, threads=torch.get_num_threads(),
     )  # fmt: skip
 
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence as Seq
 
 from paceline.core import SamplingParams
 from paceline.train.windows import Text
-from paceline.train.written import Writer
+from paceline.train.written import Done, Writer
 
 
 def regenerate(
-    texts: Seq[Text], writer: Writer, length: int, temperature: float, numbers: Seq[int]
+    texts: Seq[Text], writer: Writer, length: int, temperature: float, numbers: Seq[int], done: Done
 ) -> list[Text]:
     """The texts of `numbers` with everything from their first counted token on written by the target, to `length` tokens
     at most.
@@ -26,9 +26,9 @@ def regenerate(
         for i, p in zip(numbers, prompts, strict=True)
     ]
     out: list[Text] = []
-    for prompt, done in zip(prompts, writer.generate(prompts, params), strict=True):
-        if done.finish_reason != "error" and len(done.token_ids) > 1:
-            tokens = [*prompt, *done.token_ids]
+    for prompt, answer in zip(prompts, writer.generate(prompts, params, on_done=done), strict=True):
+        if answer.finish_reason != "error" and len(answer.token_ids) > 1:
+            tokens = [*prompt, *answer.token_ids]
             out.append(Text(tokens, ((len(prompt), len(tokens)),)))
     return out
 

@@ -14,7 +14,7 @@ from paceline.errors import UsageError
 from paceline.train.encoding import TargetEncoder
 from paceline.train.openings import opening
 from paceline.train.windows import Text
-from paceline.train.written import Writer
+from paceline.train.written import Done, Writer
 
 QUESTION, ANSWER = 96, 256  # tokens at most
 QUESTIONS_AT = 0.85, 0.95  # temperature and top_p of questions
@@ -58,12 +58,12 @@ class OwnTexts:
         frame = self.encoder.tokenizer.encode(f"{self.before or ''}{self.after}", add_bos=False)
         return self.length - len(frame) - 16
 
-    def write(self, writer: Writer, numbers: Seq[int]) -> list[Text]:
+    def write(self, writer: Writer, numbers: Seq[int], done: Done) -> list[Text]:
         """The texts of these numbers; those without an answer are left out."""
         draws = [random.Random(f"{self.seed} {i}") for i in numbers]
         begun = [opening(draw)[1] for draw in draws]
         if self.before is None:
-            return self._plain(writer, draws, begun)
+            return self._plain(writer, draws, begun, done)
         encode = self.encoder.tokenizer.encode
         prompts = [encode(self.before + text, add_bos=False) for text in begun]
         asked, close = self._questions(writer, draws, prompts), encode(self.after, add_bos=False)
@@ -73,10 +73,10 @@ class OwnTexts:
                            temperature=draw.choice(TEMPERATURES), seed=draw.getrandbits(60))
             for draw, turn in zip(draws, turns, strict=True)
         ]  # fmt: skip
-        out = []
-        for prompt, turn, done in zip(prompts, turns, writer.generate(turns, params), strict=True):
-            if done.finish_reason != "error" and len(done.token_ids) >= LEAST:
-                tokens = [*turn, *done.token_ids]
+        out, answers = [], writer.generate(turns, params, on_done=done)
+        for prompt, turn, answer in zip(prompts, turns, answers, strict=True):
+            if answer.finish_reason != "error" and len(answer.token_ids) >= LEAST:
+                tokens = [*turn, *answer.token_ids]
                 spans = (len(prompt), len(turn) - len(close)), (len(turn), len(tokens))
                 out.append(Text(tokens, tuple((a, b) for a, b in spans if b > a)))
         return out
@@ -93,20 +93,20 @@ class OwnTexts:
         ]  # fmt: skip
         special = self.encoder.tokenizer.special_ids | {*self.encoder.tokenizer.eos_ids}
         out = []
-        for done in writer.generate(prompts, params):
-            ends = [i for i, token in enumerate(done.token_ids) if token in special]
-            out.append(done.token_ids[: ends[0]] if ends else list(done.token_ids))
+        for question in writer.generate(prompts, params):
+            ends = [i for i, token in enumerate(question.token_ids) if token in special]
+            out.append(question.token_ids[: ends[0]] if ends else list(question.token_ids))
         return out
 
-    def _plain(self, writer: Writer, draws: Seq[random.Random], begun: Seq[str]) -> list[Text]:
+    def _plain(self, writer: Writer, draws: Seq[random.Random], begun: Seq[str], done: Done) -> list[Text]:
         prompts = [self.encoder.encode(text or "The")[: self.length // 2] for text in begun]
         params = [
             SamplingParams(max_tokens=min(ANSWER, self.length - len(p)), temperature=PLAIN, seed=d.getrandbits(60))
             for p, d in zip(prompts, draws, strict=True)
         ]  # fmt: skip
         out = []
-        for prompt, done in zip(prompts, writer.generate(prompts, params), strict=True):
-            if done.finish_reason != "error" and len(done.token_ids) >= LEAST:
-                tokens = [*prompt, *done.token_ids]
+        for prompt, text in zip(prompts, writer.generate(prompts, params, on_done=done), strict=True):
+            if text.finish_reason != "error" and len(text.token_ids) >= LEAST:
+                tokens = [*prompt, *text.token_ids]
                 out.append(Text(tokens, ((len(prompt), len(tokens)),)))
         return out

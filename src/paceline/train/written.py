@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -16,15 +17,19 @@ from paceline.train.windows import Text
 GROUP = 64  # texts handed to the engine at once, and kept together
 
 
+Done = Callable[[int, Completion], None]  # told of each text that is finished
+
+
 class Writer(Protocol):
     """What is asked of an engine; `paceline.LLM` is one."""
 
-    def generate(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[Completion]: ...
+    def generate(
+        self, prompts: list[list[int]], params: list[SamplingParams], *, on_done: Done | None = None
+    ) -> list[Completion]: ...
 
 
-Write = Callable[
-    [Writer, Seq[int]], list[Text]
-]  # the texts of some numbers; the same numbers, the same texts
+# The texts of some numbers; the same numbers, the same texts.
+Write = Callable[[Writer, Seq[int], Done], list[Text]]
 
 
 def write_all(
@@ -48,12 +53,12 @@ def write_all(
         with engine() as writer, path.open("a", encoding="utf-8") as file:
             while (start := GROUP * len(groups)) < count:
                 stop = min(start + GROUP, count)
-                texts = write(writer, range(start, stop))
+                numbers = itertools.count(start + 1)
+                texts = write(writer, range(start, stop), lambda i, text, n=numbers: phase(next(n), count))  # type: ignore[misc]
                 groups.append([[list(t.tokens), t.counted] for t in texts])
                 with disk_errors(path, f"{start} texts are kept"):
                     file.write(json.dumps(groups[-1]) + "\n")
                     file.flush()
-                phase(stop, count)
     return [Text(t, tuple((a, b) for a, b in spans)) for group in groups for t, spans in group]
 
 
