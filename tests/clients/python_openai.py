@@ -1,29 +1,33 @@
 """The official Python client against a running server: python python_openai.py http://127.0.0.1:8000/v1 KEY MODEL"""
 
+import json
 import sys
+from typing import Literal
 
 from openai import APIStatusError, AuthenticationError, OpenAI
 from pydantic import BaseModel
 
 base, key, model = sys.argv[1:4]
 client = OpenAI(base_url=base, api_key=key, max_retries=0, timeout=300)
-TALK = [{"role": "user", "content": "def parse(self, text):"}]
+TALK = [{"role": "user", "content": "What is the capital of Australia?"}]
+WEATHER = [{"role": "user", "content": "What is the weather in Paris for the next 3 days?"}]
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {
-    "type": "object", "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer"}},
+    "type": "object", "properties": {"city": {"enum": ["London", "Paris", "Tokyo"]}, "days": {"type": "integer"}},
     "required": ["city", "days"]}}}  # fmt: skip
 
 
 class Person(BaseModel):
-    name: str
+    name: Literal["Ada Lovelace", "Alan Turing"]
     age: int
 
 
 assert client.models.list().data[0].id == model
 answer = client.chat.completions.create(
-    model=model, messages=TALK, n=2, seed=1, max_tokens=16, logit_bias={"5": -1}, logprobs=True, top_logprobs=2,
-    prediction={"type": "content", "content": "        return text"},
+    model=model, messages=TALK, n=2, temperature=0, max_tokens=40, logit_bias={"5": -1}, logprobs=True, top_logprobs=2,
+    prediction={"type": "content", "content": "The capital of Australia is Sydney."},
 )  # fmt: skip
 assert len(answer.choices) == 2
+assert all("Canberra" in choice.message.content for choice in answer.choices)
 assert len(answer.choices[0].logprobs.content) > 0
 assert answer.usage.completion_tokens_details.rejected_prediction_tokens is not None
 print("chat", answer.usage.completion_tokens, answer.speculation)
@@ -41,23 +45,32 @@ print("stream", len(chunks))
 text = client.completions.create(model=model, prompt="import os", max_tokens=8, echo=True, logprobs=1, seed=2)
 assert text.choices[0].text.startswith("import os")
 
+ADA = [
+    {"role": "system", "content": "Extract the name and the age."},
+    {"role": "user", "content": "Write this as JSON: name Ada Lovelace, age 36"},
+]
 parsed = client.chat.completions.parse(
-    model=model, messages=TALK, response_format=Person, max_tokens=400, temperature=0.5, seed=3
+    model=model, messages=ADA, response_format=Person, max_tokens=400, temperature=0
 )
-print("parse", parsed.choices[0].message.parsed, parsed.choices[0].finish_reason)
+assert parsed.choices[0].message.parsed == Person(name="Ada Lovelace", age=36), parsed.choices[
+    0
+].message.parsed
 
 called = client.chat.completions.create(
-    model=model, messages=TALK, tools=[TOOL], tool_choice="required", parallel_tool_calls=False, max_tokens=200, seed=1
+    model=model, messages=WEATHER, temperature=0, tools=[TOOL], tool_choice="required", parallel_tool_calls=False,
+    max_tokens=200,
 )  # fmt: skip
 call = called.choices[0].message.tool_calls[0]
+assert json.loads(call.function.arguments) == {"city": "Paris", "days": 3}, call.function.arguments
 again = client.chat.completions.create(
     model=model, max_tokens=8,
-    messages=[*TALK, called.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}],
+    messages=[*WEATHER, called.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}],
 )  # fmt: skip
 print("tool", call.function, again.choices[0].finish_reason)
 
 with client.chat.completions.stream(
-    model=model, messages=TALK, tools=[TOOL], tool_choice="required", max_tokens=200, seed=1, parallel_tool_calls=False
+    model=model, messages=WEATHER, temperature=0, tools=[TOOL], tool_choice="required", parallel_tool_calls=False,
+    max_tokens=200,
 ) as stream:  # fmt: skip
     kinds = {event.type for event in stream}
     final = stream.get_final_completion()
@@ -71,13 +84,13 @@ with client.responses.stream(model=model, input=TALK, max_output_tokens=16, extr
 assert ended.response.output_text == made.output_text
 flat = {"type": "function", **TOOL["function"], "strict": False}
 asked = client.responses.create(
-    model=model, input=TALK, tools=[flat], tool_choice="required", parallel_tool_calls=False, max_output_tokens=200,
-    extra_body={"seed": 1},
+    model=model, input=WEATHER, tools=[flat], tool_choice="required", parallel_tool_calls=False, max_output_tokens=200,
+    temperature=0,
 )  # fmt: skip
 (call,) = asked.output
 assert call.arguments == called.choices[0].message.tool_calls[0].function.arguments
 output = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
-back = client.responses.create(model=model, input=[*TALK, call, output], tools=[flat], max_output_tokens=8)
+back = client.responses.create(model=model, input=[*WEATHER, call, output], tools=[flat], max_output_tokens=8)
 print("responses", ended.type, call.name, back.status, back.usage.output_tokens)
 
 for ask, status in (
