@@ -1,4 +1,4 @@
-"""EAGLE-3: the training forward is drafting, position by position, and what is exported drafts."""
+"""EAGLE-3 and MTP: the training forward is drafting, position by position, and what is exported drafts."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from safetensors import safe_open
 from checkpoints import VOCAB, build_target
 from decoders import build_decoder
 from eagle3_files import build_eagle3
+from mtp_files import build_mtp
 from paceline import LLM
 from paceline.convert.to_gguf import write_gguf
 from paceline.errors import PairError, UsageError, WeightsError
 from paceline.kv.cache import KVCache
 from paceline.models.base import Cached
-from paceline.models.eagle3 import Eagle3Net
 from paceline.models.quantized import save_quantized
-from paceline.models.registry import load_eagle3, load_target
+from paceline.models.registry import load_network, load_target
+from paceline.models.state_net import SteppingNet
 from paceline.models.target import GraphTarget
 from paceline.ops.reference import EagerRunner
-from paceline.train import Eagle3, GemmaAssistant, Recipe, Text, TrainOptions, Windows, distil, pack
+from paceline.train import Eagle3, GemmaAssistant, Mtp, Recipe, Text, TrainOptions, Windows, distil, pack
 from paceline.train import capture as capture_module
 from paceline.train.capture import TargetTeacher, load_frozen
 from paceline.train.export import Exported, export
 from paceline.train.methods.eagle3.files import default_taps
 from paceline.train.methods.eagle3.module import Eagle3Module
-from paceline.train.parallel import choose_anchors, valid_steps
+from paceline.train.parallel import DraftModule, choose_anchors, valid_steps
 from small_tokenizers import SIZE, byte_level
 
 STEPS = 3
 OPTIONS = TrainOptions(steps=4, batch=2, length=24, draft_tokens=2, eval_every=2, save_every=2)
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 VARIANTS = {
     "fresh": Eagle3(vocabulary=30),
     "of the target's head": Eagle3(vocabulary=30, shared=True),
@@ -57,13 +59,14 @@ def cache_of(model: Cached) -> KVCache:
     return KVCache(model.layout, pages, max_sequences=1, max_tokens=128, dtype=model.kv_dtype)
 
 
-def drafted(target: GraphTarget, net: Eagle3Net, text: list[int], t: int) -> torch.Tensor:
+def drafted(target: GraphTarget, net: SteppingNet, text: list[int], t: int) -> torch.Tensor:
     """The engine's draft logits [STEPS, C] with token t pending and the text's tokens drafted; prompts in chunks."""
     cache, own, states = cache_of(target), cache_of(net), []
     cache.open(0, text, share=False)
     for start in range(0, t, 7):
         tail = cache.tail([(0, text[start : min(start + 7, t)])])
-        states.append(torch.cat(target.states(tail.rows(), cache)[1:], 1))
+        final, *tapped = target.states(tail.rows(), cache)
+        states.append(torch.cat(tapped or [final], 1))
         tail.commit([len(states[-1])])
     own.open(0, text[1:], share=False)
     whole, out = torch.cat(states), []
@@ -82,7 +85,7 @@ def drafted(target: GraphTarget, net: Eagle3Net, text: list[int], t: int) -> tor
     return torch.stack(out)
 
 
-def check_equal(target: Path, module: Eagle3Module, teacher: TargetTeacher, folder: Path) -> None:
+def check_equal(target: Path, module: DraftModule, teacher: TargetTeacher, folder: Path) -> None:
     captured = teacher.capture(pack(texts(29, 17, 21), 50))
     anchors = choose_anchors(captured, STEPS, 0, None)
     valid = valid_steps(captured, anchors, STEPS)
@@ -95,7 +98,7 @@ def check_equal(target: Path, module: Eagle3Module, teacher: TargetTeacher, fold
         if exact
         else load_frozen(target, "cpu")
     )
-    net, checked = load_eagle3(folder, engine), 0
+    net, checked = load_network(folder, engine), 0
     for row, columns in enumerate(valid.all(-1)):
         for column in columns.nonzero()[:, 0].tolist()[::3]:
             index = int(anchors[row, column])
@@ -108,7 +111,7 @@ def check_equal(target: Path, module: Eagle3Module, teacher: TargetTeacher, fold
     assert checked >= 15
 
 
-def shake(module: Eagle3Module) -> None:
+def shake(module: DraftModule) -> None:
     """Norms that are not one, or a forgotten one would not show."""
     torch.manual_seed(2)
     with torch.no_grad():
@@ -143,17 +146,17 @@ def test_a_foreign_drafter_goes_on_as_it_drafts(llama: Path, tmp_path: Path, mor
     check_equal(llama, start.module, teacher, tmp_path / "theirs")
 
 
-@pytest.mark.parametrize("family", ["gemma", "qwen3"])
-def test_any_family_gets_a_drafter_that_drafts(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["gemma", "qwen3", "yarn"])
+@pytest.mark.parametrize("method", [Eagle3(vocabulary=50), Mtp()], ids=["eagle3", "mtp"])
+def test_any_family_gets_a_drafter_that_drafts(method: Eagle3 | Mtp, family: str, tmp_path: Path) -> None:
     target = tmp_path / "target"
     if family == "gemma":
         build_target("dense", target)
     else:
-        build_decoder("qwen3", target)
-    method = Eagle3(vocabulary=50)
+        build_decoder("qwen3", target, **({"rope_parameters": YARN} if family == "yarn" else {}))
     teacher = method.teacher(target)
     start = method.start(teacher, windows(2, 0), "scratch", 0)
-    assert isinstance(start.module, Eagle3Module)
+    shake(start.module)
     export(method, start.module, tmp_path / "drafter", Exported(start.config, STEPS, torch.float32))
     check_equal(target, start.module, teacher, tmp_path / "drafter")
 
@@ -205,6 +208,33 @@ def test_what_is_exported_has_the_published_layout_and_runs(llama: Path, tmp_pat
         plain, with_it = (llm.generate([[5, 6, 7]], drafter=d, max_tokens=12)[0] for d in ("none", "eagle3"))
     assert plain.token_ids == with_it.token_ids
     assert sum(with_it.stats.drafted_by_position) > 0
+
+
+def test_a_block_of_multi_token_prediction_is_trained_exported_and_goes_on(
+    llama: Path, tmp_path: Path
+) -> None:
+    done = distil(llama, windows(6, 0), windows(3, 1), tmp_path / "out", Recipe(OPTIONS, method=Mtp()))
+    assert done.run.stopped == "steps"
+    options = {"max_model_len": 64, "cache_memory": 2**24, "draft_tokens": 2, "threads": 1}
+    with LLM(llama, drafter=str(tmp_path / "out"), **options) as llm:
+        plain, with_it = (llm.generate([[5, 6, 7]], drafter=d, max_tokens=12)[0] for d in ("none", "mtp"))
+    assert plain.token_ids == with_it.token_ids
+    assert sum(with_it.stats.drafted_by_position) > 0
+    again = Mtp()
+    start = again.start(again.teacher(llama), windows(2, 0), tmp_path / "out", 0)
+    for name, tensor in done.module.state_dict().items():
+        assert torch.equal(start.module.state_dict()[name], tensor), name
+    with pytest.raises(PairError, match="no MTP drafter in speculators format"):
+        again.start(again.teacher(llama), windows(2, 0), llama, 0)
+
+
+def test_an_mtp_drafter_by_others_goes_on_as_it_drafts(tmp_path: Path) -> None:
+    build_decoder("qwen3", tmp_path / "target")
+    build_mtp(tmp_path / "target", tmp_path / "theirs", "speculators")
+    method = Mtp()
+    teacher = method.teacher(tmp_path / "target")
+    start = method.start(teacher, windows(2, 0), tmp_path / "theirs", 0)
+    check_equal(tmp_path / "target", start.module, teacher, tmp_path / "theirs")
 
 
 def test_it_learns(llama: Path, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ INTERRUPTED = 130
 OF_METHOD = {  # options that are those of one method: None where nothing is said
     "gemma-assistant": ("head", "clusters", "recall"),
     "eagle3": ("draft_vocabulary", "taps", "flags", "shared_head"),
+    "mtp": (),
 }
 TRAINING = (
     "objective", "weights", "draft_tokens", "steps", "batch", "accumulate", "length", "anchors", "optimizer", "lr",
@@ -85,10 +86,10 @@ TRAINING = (
 @click.option(
     "--draft-tokens",
     type=click.IntRange(1, MAX_DRAFT_TOKENS),
-    help="Draft steps that are unrolled.  [default: 4; eagle3: 3]",
+    help="Draft steps that are unrolled.  [default: 3; gemma-assistant: 4]",
 )
 @click.option("--steps", type=int, default=1000, show_default=True, help="Updates.")
-@click.option("--batch", type=int, help="Windows held in memory at once.  [default: 8; eagle3: 4]")
+@click.option("--batch", type=int, help="Windows held in memory at once.  [default: 4; gemma-assistant: 8]")
 @click.option("--accumulate", type=int, default=1, show_default=True, help="Batches per update.")
 @click.option(
     "--length", type=int, default=512, show_default=True, help="Tokens per window; longer records are cut."
@@ -96,14 +97,14 @@ TRAINING = (
 @click.option(
     "--anchors",
     type=int,
-    help="Draft rounds per window; 0 = from every token.  [default: 128; eagle3: 0]",
+    help="Draft rounds per window; 0 = from every token.  [default: 0; gemma-assistant: 128]",
 )
 @click.option(
     "--optimizer",
     type=click.Choice(["adamw", "muon"]),
-    help="Of the matrices; all others have adamw.  [default: adamw; eagle3: muon]",
+    help="Of the matrices; all others have adamw.  [default: muon; gemma-assistant: adamw]",
 )
-@click.option("--lr", type=float, help="Highest learning rate.  [default: 0.001; eagle3: 0.02]")
+@click.option("--lr", type=float, help="Highest learning rate.  [default: 0.02; gemma-assistant: 0.001]")
 @click.option(
     "--eval-every", type=int, default=100, show_default=True, help="Updates between held-out evaluations."
 )
@@ -253,7 +254,7 @@ def make_job(target: str, values: dict[str, Any]) -> Job:
 
 def make_method(name: str, values: dict[str, Any]) -> Method:
     """The method with its options. Raises UsageError for an option of another one."""
-    from paceline.train.methods import Eagle3, GemmaAssistant
+    from paceline.train.methods import Eagle3, GemmaAssistant, Mtp
     from paceline.train.methods.gemma_assistant import HeadOptions
 
     for other, options in OF_METHOD.items():
@@ -267,6 +268,8 @@ def make_method(name: str, values: dict[str, Any]) -> Method:
         return GemmaAssistant(
             HeadOptions(said.get("head", "keep"), said.get("clusters", 0), said.get("recall", 0.99))
         )
+    if name == "mtp":
+        return Mtp()
     more: dict[str, Any] = {}
     if "flags" in said:
         more["flags"] = tuple(flag.strip() for flag in said["flags"].split(",") if flag.strip())

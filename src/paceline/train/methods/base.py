@@ -46,10 +46,14 @@ class Method(Protocol):
     """Its own options are fields."""
 
     name: ClassVar[str]
-    kind: ClassVar[str]  # of its drafters, see models/foreign.py
     told: ClassVar[Told]
     copies: ClassVar[tuple[str, ...]]  # files of the target's folder that belong into the drafter's
     defaults: ClassVar[Mapping[str, Any]]  # of TrainOptions, where they are others
+
+    @staticmethod
+    def reads(raw: Mapping[str, Any]) -> bool:
+        """Whether a config.json is that of such a drafter."""
+        ...
 
     def check(self, target: Path) -> None:
         """Raise PairError if a target cannot have such a drafter, by its config alone."""

@@ -18,13 +18,13 @@ from paceline.drafters.states import StateDrafter
 from paceline.errors import PairError, UsageError
 from paceline.models.config import parse_target, read_config
 from paceline.models.eagle3 import FLAGS
+from paceline.models.foreign import drafter_kind
 from paceline.models.registry import load_eagle3
 from paceline.models.target import GraphTarget
 from paceline.train.capture import TargetTeacher, load_frozen
 from paceline.train.export import Exported
 from paceline.train.methods.base import Init, Start, Told
 from paceline.train.methods.eagle3.files import (
-    config_of,
     default_taps,
     fresh_config,
     load_module,
@@ -33,6 +33,7 @@ from paceline.train.methods.eagle3.files import (
 )
 from paceline.train.methods.eagle3.module import Eagle3Module
 from paceline.train.methods.eagle3.vocabulary import choose
+from paceline.train.methods.speculators import CACHE_SHARE, RECURRENT, finished_config, fresh_parameters
 from paceline.train.parallel import DraftModule
 from paceline.train.windows import Windows
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from paceline.train.loop import Hooks, Run
 
 VOCABULARY = 8192
-CACHE_SHARE = 0.1  # of what is free, for the drafter's own K/V in a comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +55,16 @@ class Eagle3:
     shared: bool = False
 
     name: ClassVar[str] = "eagle3"
-    kind: ClassVar[str] = "eagle3"
     told: ClassVar[Told] = Told(
         "EAGLE-3 drafter", "speculative-decoding, eagle3",
         "It has the layout of `speculators`, which vLLM reads: compared with their source, not loaded there.",
     )  # fmt: skip
     copies: ClassVar[tuple[str, ...]] = ()
-    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType(
-        {"draft_tokens": 3, "batch": 4, "optimizer": "muon", "lr": 0.02}
-    )
+    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType(RECURRENT)
+
+    @staticmethod
+    def reads(raw: Mapping[str, Any]) -> bool:
+        return drafter_kind(raw) == "eagle3"
 
     def __post_init__(self) -> None:
         if self.vocabulary is not None and self.vocabulary < 2:
@@ -117,11 +118,8 @@ class Eagle3:
             )
         head = teacher.narrow(ids)
         module = Eagle3Module(config, ids, head if self.shared else None, own=False)
-        generator = torch.Generator().manual_seed(seed)
+        fresh_parameters(module, seed)
         with torch.no_grad():
-            for parameter in module.parameters():
-                if parameter.dim() > 1:
-                    parameter.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)
             module.norm.weight.copy_(target.norm.float())  # the target's head reads what this norm gives
             if not self.shared:
                 module.lm_head.weight.copy_(head)
@@ -142,7 +140,7 @@ class Eagle3:
         self, module: DraftModule, exported: Exported
     ) -> tuple[dict[str, torch.Tensor], dict[str, Mapping[str, Any]]]:
         assert isinstance(module, Eagle3Module)
-        return tensors_of(module), {"config.json": config_of(exported)}
+        return tensors_of(module), {"config.json": finished_config(exported)}
 
     def drafter(self, name: str, folder: Path, target: GraphTarget) -> Callable[[EngineConfig], Drafter]:
         net = load_eagle3(folder, target)

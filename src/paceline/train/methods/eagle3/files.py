@@ -13,34 +13,28 @@ from typing import Any
 import torch
 
 from paceline.errors import ConfigError, PairError
-from paceline.models.config import GemmaConfig, parse_target, read_config
-from paceline.models.decoder_config import DecoderConfig
+from paceline.models.config import read_config
 from paceline.models.eagle3 import FLAGS, TAPS, Eagle3Config, check_eagle3, eagle3_shapes, parse_eagle3
 from paceline.models.foreign import drafter_kind
 from paceline.models.loading import Tensors
 from paceline.models.registry import load_eagle3
 from paceline.models.target import GraphTarget
 from paceline.train.capture import TargetTeacher
-from paceline.train.export import TORCH_NAMES, Exported
 from paceline.train.methods.base import Start
 from paceline.train.methods.eagle3.module import Eagle3Module
+from paceline.train.methods.speculators import layer_config, speculators_config
 
 
 def fresh_config(
     target: GraphTarget, size: int, taps: tuple[int, ...] | None, flags: tuple[str, ...]
 ) -> dict[str, Any]:
     """config.json of a new drafter of `size` tokens: one layer of the target's own widths."""
-    raw = read_config(target.path)
     return {
         "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "speculators_version": "0.9.0",
         "draft_vocab_size": size, "target_hidden_size": target.hidden_size,
         TAPS: list(taps or default_taps(target.layer_count)), **{flag: flag in flags for flag in FLAGS},
-        "embed_requires_grad": False, "tie_word_embeddings": False, "transformer_layer_config": _layer(target),
-        "speculators_config": {
-            "algorithm": "eagle3", "default_proposal_method": "greedy",
-            "proposal_methods": [],
-            "verifier": {"name_or_path": target.path.name, "architectures": raw.get("architectures") or []},
-        },
+        "embed_requires_grad": False, "tie_word_embeddings": False, "transformer_layer_config": layer_config(target),
+        "speculators_config": speculators_config(target, "eagle3"),
     }  # fmt: skip
 
 
@@ -48,31 +42,6 @@ def default_taps(layers: int) -> tuple[int, ...]:
     """Where EAGLE-3 reads; in a target of few layers three around its middle."""
     taps = (2, layers // 2, layers - 3)
     return taps if taps[0] < taps[1] < taps[2] else (layers // 2 - 1, layers // 2, layers // 2 + 1)
-
-
-def _layer(target: GraphTarget) -> dict[str, Any]:
-    config = parse_target(read_config(target.path))
-    if isinstance(config, DecoderConfig):
-        rotary = config.rotary
-        rope: dict[str, Any] = {"rope_theta": rotary.theta, "rope_type": rotary.kind}
-        if rotary.kind != "default":
-            rope["factor"] = rotary.factor
-        if rotary.kind == "llama3":
-            rope |= {
-                "low_freq_factor": rotary.low, "high_freq_factor": rotary.high,
-                "original_max_position_embeddings": int(rotary.original),
-            }  # fmt: skip
-        sizes = config.heads, config.kv_heads, config.head_dim, config.intermediate_size
-    else:
-        assert isinstance(config, GemmaConfig)
-        first, rope = config.layers[0], {"rope_theta": 10_000.0, "rope_type": "default"}
-        sizes = config.heads, first.kv_heads, first.head_dim, first.intermediate_size
-    names = ("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
-    return dict(zip(names, sizes, strict=True)) | {
-        "model_type": "llama", "hidden_size": target.hidden_size, "num_hidden_layers": 1,
-        "vocab_size": target.vocab_size, "rms_norm_eps": config.eps, "rope_parameters": rope,
-        "max_position_embeddings": target.max_len, "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
-    }  # fmt: skip
 
 
 def parse(raw: Mapping[str, Any], target: GraphTarget, where: str = "the new drafter") -> Eagle3Config:
@@ -108,17 +77,6 @@ def load_module(folder: Path, teacher: TargetTeacher) -> Start:
 
 def _mapping(module: Eagle3Module) -> dict[str, torch.Tensor]:
     return {n: t for n, t in module.state_dict().items() if n == "d2t"}
-
-
-def config_of(exported: Exported) -> dict[str, Any]:
-    """config.json of the finished drafter."""
-    method = {
-        "proposal_type": "greedy", "speculative_tokens": exported.draft_tokens, "verifier_accept_k": 1,
-        "accept_tolerance": 0.0,
-    }  # fmt: skip
-    out = dict(exported.config) | {"dtype": TORCH_NAMES[exported.dtype]}
-    out["speculators_config"] = dict(out["speculators_config"]) | {"proposal_methods": [method]}
-    return out
 
 
 def tensors_of(module: Eagle3Module) -> dict[str, torch.Tensor]:

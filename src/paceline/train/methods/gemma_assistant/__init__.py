@@ -15,6 +15,7 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.mtp import MTPDrafter
 from paceline.errors import PairError
 from paceline.models.config import GemmaConfig, parse_target, read_config
+from paceline.models.foreign import ASSISTANT_TYPES
 from paceline.models.registry import load_assistant
 from paceline.models.target import GraphTarget
 from paceline.train.capture import TargetTeacher, load_frozen
@@ -36,13 +37,16 @@ class GemmaAssistant:
     head: HeadOptions = field(default_factory=HeadOptions)
 
     name: ClassVar[str] = "gemma-assistant"
-    kind: ClassVar[str] = "mtp"
     told: ClassVar[Told] = Told(
         "MTP drafter", "speculative-decoding, mtp, gemma4",
         "transformers 5.22 and other Gemma 4 engines load it as a `gemma4_assistant`.",
     )  # fmt: skip
     copies: ClassVar[tuple[str, ...]] = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"anchors": 128})
+
+    @staticmethod
+    def reads(raw: Mapping[str, Any]) -> bool:
+        return raw.get("model_type") in ASSISTANT_TYPES
 
     def check(self, target: Path) -> None:
         config = parse_target(read_config(target))
