@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 import gguf
@@ -18,6 +20,11 @@ from paceline.weights.gguf.tokenizer import COMPOSED, SPLITS, build_tokenizer
 from real_models import smollm2_file
 from small_tokenizers import lines
 
+# Of the ids that llama.cpp (npm package node-llama-cpp 3) gives to `lines(2000)` with SmolLM2's file. For the small
+# tokenizers that `paceline convert` writes it gives ours, too, but for two kinds of lines: it does not compose accents for
+# Qwen, and it approximates \p{M} of tekken and gpt-4o. There ours are those of the models' own tokenizers.
+LLAMA_CPP = "5df836b7780c70657ffb697604ee637c0c6ac0d05672ed14119e1edab4d54d20"
+
 
 def test_smollm2_ids_are_those_of_transformers() -> None:
     path = smollm2_file()
@@ -27,8 +34,10 @@ def test_smollm2_ids_are_those_of_transformers() -> None:
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     mine = Tokenizer.from_gguf(Gguf(path))
-    for line in lines(2000):
-        assert mine.encode(line) == theirs.encode(line, add_special_tokens=False), line
+    found = [mine.encode(line) for line in lines(2000)]
+    for line, ids in zip(lines(2000), found):
+        assert ids == theirs.encode(line, add_special_tokens=False), line
+    assert hashlib.sha256(json.dumps(found, separators=(",", ":")).encode()).hexdigest() == LLAMA_CPP
     assert mine.template == theirs.chat_template
     assert mine.eos_ids == (theirs.eos_token_id,)
     assert not mine.adds_bos
@@ -48,8 +57,6 @@ def trained(backend: tokenizers.Tokenizer, special: list[str], **options: object
 
 def metadata(backend: tokenizers.Tokenizer, kind: str, pre: str, special: list[str]) -> object:
     """The metadata of a trained tokenizer, as the converter writes it."""
-    import json
-
     merges = [" ".join(pair) for pair in json.loads(backend.to_str())["model"]["merges"]]
     tokens = [backend.id_to_token(i) for i in range(backend.get_vocab_size())]
 
