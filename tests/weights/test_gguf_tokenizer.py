@@ -20,8 +20,8 @@ from paceline.weights.gguf.tokenizer import COMPOSED, SPLITS, build_tokenizer
 from real_models import smollm2_file
 from small_tokenizers import lines
 
-# Of the ids that llama.cpp (npm package node-llama-cpp 3) gives to `lines(2000)` with SmolLM2's file. For the small
-# tokenizers that `paceline convert` writes it gives ours, too, but for two kinds of lines: it does not compose accents for
+# Of the ids that llama.cpp (npm package node-llama-cpp 3) gives to `lines(2000)` with SmolLM2's file. It gives ours for
+# the small tokenizers that `paceline convert` writes, too, but for two kinds of lines: it does not compose accents for
 # Qwen, and it approximates \p{M} of tekken and gpt-4o. There ours are those of the models' own tokenizers.
 LLAMA_CPP = "5df836b7780c70657ffb697604ee637c0c6ac0d05672ed14119e1edab4d54d20"
 

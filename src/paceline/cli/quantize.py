@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 @click.option(
     "--to", "kind", type=click.Choice(["int8", "int4"]), required=True, help="Kind of the stored weights."
 )
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="A new folder.")
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="A new folder."
+)
 @click.option(
     "--text",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),

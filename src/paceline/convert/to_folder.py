@@ -37,6 +37,7 @@ def write_folder(
     Raises UsageError, LoadError and CapacityError; then there is no folder.
     """
     check_free(out, force)
+    check(file)
     checkpoint, tokenizer = GgufCheckpoint(file), Tokenizer.load(file)
     dtype = FLOATS[kind]
     shards, total = _shards(checkpoint, dtype.itemsize)

@@ -17,7 +17,7 @@ from typing import Any
 from paceline.errors import ConfigError, LoadError
 from paceline.files import read_json
 from paceline.models.families import FAMILIES, ModelConfig, layers_line, spec_of
-from paceline.models.fields import Fields, shown
+from paceline.models.fields import Fields, said_of, shown
 from paceline.models.foreign import ASSISTANT_TYPES, explain_folder, foreign_config, foreign_drafter
 from paceline.weights.gguf.metadata import read_config as read_gguf_config
 from paceline.weights.gguf.reader import Gguf, is_gguf
@@ -111,7 +111,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     The eos ids of generation_config.json win, as in transformers.
     """
     if is_gguf(folder):
-        return read_gguf_config(Gguf(folder))
+        found = read_gguf_config(Gguf(folder))
+        with said_of(folder):
+            (parse_assistant if found["model_type"] in ASSISTANT_TYPES else parse_target)(found)
+        return found
     try:
         raw = read_json(folder / "config.json")
         generation = read_json(folder / "generation_config.json") or {}
@@ -178,9 +181,7 @@ def _model_type(raw: Mapping[str, Any], known: tuple[str, ...], role: str) -> st
     if not isinstance(kind, str):
         unnamed = f"config.json has no model_type, so the {role} cannot be told: download it again"
         raise ConfigError(named or unnamed)
-    if (
-        kind in known and foreign_drafter(raw) is None
-    ):  # drafters of other engines bear the type of their layers
+    if kind in known and foreign_drafter(raw) is None:  # drafters of others bear the type of their layers
         return kind
     if kind in ASSISTANT_TYPES:
         raise ConfigError(f"model_type {kind!r} is an MTP drafter, not a target: give it as the drafter")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError
@@ -51,6 +54,16 @@ class Fields:
     def refuse(self, name: str, supported: tuple[Any, ...], why: str) -> None:
         if self.raw.get(name) not in supported:
             raise ConfigError(f"{self.where}: {name}={shown(self.raw[name])} is not supported: {why}")
+
+
+@contextmanager
+def said_of(file: Path) -> Iterator[None]:
+    """Say of a GGUF file what is said of the config.json that it stands for."""
+    try:
+        yield
+    except ConfigError as error:
+        said = re.sub(r"download config\.json again(, or add it)?", "get another GGUF file", str(error))
+        raise ConfigError(f"{file}: {said}") from error
 
 
 def shown(value: object) -> str:

@@ -80,6 +80,8 @@ def locate(name: str | Path, role: Role) -> Path | HubName:
                 return path
             raise UsageError(explain_file(path))
         return open_folder(path)
+    if is_gguf(Path(text)) and Path(text).expanduser().parent.is_dir():
+        raise UsageError(f"there is no file {text}: check its name")
     hub = parse_hub(text)
     if hub is None:
         raise UsageError(

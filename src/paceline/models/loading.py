@@ -190,6 +190,14 @@ class Tensors:
         if head is not None:
             self._check_tied(head)
 
+    @property
+    def _said(self) -> str:
+        return "its metadata" if is_gguf(self.folder) else "config.json"
+
+    @property
+    def _again(self) -> str:
+        return "get another GGUF file" if is_gguf(self.folder) else "download both again, from one revision"
+
     def _check(self, expected: Shapes) -> None:
         missing = [n for n in expected if n not in self.entries]
         extra = [n for n in self.entries if n not in expected]
@@ -203,8 +211,7 @@ class Tensors:
             parts = [f"{len(names)} {what} ({_some(names)})" for what, names in
                      (("missing", missing), ("that it does not describe", extra)) if names]  # fmt: skip
             raise WeightsError(
-                f"{self.folder}: the weights do not fit config.json: {' and '.join(parts)}; "
-                "download both again, from one revision"
+                f"{self.folder}: the weights do not fit {self._said}: {' and '.join(parts)}; {self._again}"
             )
         for name, shape in expected.items():
             entry = self.entries[name]
@@ -213,8 +220,8 @@ class Tensors:
                 continue
             if entry.shape != shape:
                 raise WeightsError(
-                    f"{self.folder}: {name} has shape {list(entry.shape)} where config.json needs "
-                    f"{list(shape)}: download both again, from one revision"
+                    f"{self.folder}: {name} has shape {list(entry.shape)} where {self._said} needs {list(shape)}: "
+                    f"{self._again}"
                 )
             wanted = next(
                 (kinds for key, kinds in INTEGERS.items() if name.endswith(key)), (*FLOATS, *BLOCKS)
@@ -243,7 +250,7 @@ class Tensors:
         table = self.entries["embed_tokens.weight"]
         if head.shape != table.shape or not torch.equal(self._read(head), self._read(table)):
             raise WeightsError(
-                f"{self.folder}: config.json ties lm_head to the embedding, but the two tensors differ: "
+                f"{self.folder}: {self._said} ties lm_head to the embedding, but the two tensors differ: "
                 'set "tie_word_embeddings": false if the head was trained apart'
             )
 

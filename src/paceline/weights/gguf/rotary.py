@@ -19,7 +19,9 @@ def llama3_scaling(factors: NDArray[np.float32], head_dim: int, theta: float) ->
     context) can be told from the factors, so low is 1, as in every published Llama 3. Source: transformers'
     modeling_rope_utils.
     """
-    if len(factors) * 2 != head_dim or not np.isfinite(factors).all() or factors.min() < 1 - EXACT:
+    if not 1 < theta < 1e30 or len(factors) * 2 != head_dim:
+        return None
+    if not np.isfinite(factors).all() or factors.min() < 1 - EXACT:
         return None
     factor = round(float(factors.max()), 3)
     if factor < 1 + EXACT:

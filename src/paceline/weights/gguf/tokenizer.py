@@ -186,8 +186,8 @@ def _byte_level(model: Gguf, tokens: list[str]) -> Backend:
     pre = model.get("tokenizer.ggml.pre", "default")
     if pre not in SPLITS:
         raise ConfigError(
-            f"{model.path} cuts text as {str(pre)[:40]!r} (tokenizer.ggml.pre), which is unknown; known are "
-            f"{', '.join(SPLITS)}: use the safetensors checkpoint of this model"
+            f"{model.path} cuts text as {str(pre)[:40]!r} (tokenizer.ggml.pre), which is unknown: use the "
+            "safetensors checkpoint of this model"
         )
     backend = _bpe(model, tokens, _merges(model), ignore_merges=pre in WHOLE_WORDS)
     cuts = [pre_tokenizers.Split(Regex(split), behavior="isolated") for split in SPLITS[pre]]
