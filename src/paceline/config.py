@@ -24,7 +24,9 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     target: str = "demo"
-    drafter: str = "auto"  # auto | none | ngram | mtp | mtp+ngram | eagle3 | a drafter (folder or hub id)
+    drafter: str = (
+        "auto"  # auto | none | ngram | mtp | mtp+ngram | eagle3 | dflash | a drafter (folder or hub id)
+    )
     adapter: str | None = (
         None  # a LoRA adapter in PEFT's layout (folder or hub id), merged into the target at load
     )
