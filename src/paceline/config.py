@@ -34,7 +34,7 @@ class EngineConfig:
     dtype: str = "auto"  # of weights; auto = as stored on CPU, bfloat16 on a GPU
     activations: Literal["auto", "float32"] = (
         # on CPU: what weights are multiplied with; auto = for bfloat16 weights bfloat16 where that is twice as fast,
-        # for blocks of GGUF files 8 bits (Q6_K and Q8_0: 16), each 16 values with a scale of their own
+        # for int4 and blocks of GGUF files 8 bits (Q6_K and Q8_0: 16), each 16 values with a scale of their own
         "auto"
     )
     verify: VerifyRule = "match"

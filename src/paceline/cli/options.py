@@ -77,7 +77,7 @@ ENGINE = [
                  show_default=True, help="Of the weights; auto keeps them as stored on CPU."),
     click.option("--activations", type=click.Choice(["auto", "float32"]), default="auto", show_default=True,
                  help="What weights are multiplied with on CPU; auto rounds it to bfloat16 for bfloat16 weights, where "
-                 "the processor has twice the speed for that, and to 8 or 16 bits for blocks of GGUF files."),
+                 "the processor has twice the speed for that, and to 8 or 16 bits for int4 and blocks of GGUF files."),
     click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Quantize the target's weights at load."),
     click.option("--quantize-drafter", type=click.Choice(["int8", "int4"]), help="Quantize the drafter's."),
     click.option("--max-model-len", type=click.IntRange(min=1), help="Context in tokens (prompt and answer)."),
