@@ -85,7 +85,14 @@ class FakeEngine:
     def info(self) -> Mapping[str, Any]:
         return {}
 
-    def add(self, request_id: str, prompt_ids: list[int], params: SamplingParams, salt: str = "") -> None:
+    def add(
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        salt: str = "",
+        written: Any = None,
+    ) -> None:
         self.salts.append(salt)
         self.last_params, self.last_prompt = params, prompt_ids
         for index in range(params.n):

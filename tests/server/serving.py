@@ -67,13 +67,16 @@ def served(
     keys: tuple[str, ...] = (),
     grammars: Any = None,
     load: Callable[[Service], StepEngine] | None = None,
+    worker: Callable[..., Worker] | None = None,
     write: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Iterator[Served]:
     engine = engine or FakeEngine(make_tokenizer())
     config = ServerConfig(**({"port": 0} | options))
-    worker = Worker(lambda: load(service) if load else engine, max_texts=config.max_texts)
-    service = Service("fake", config, worker, Metrics(worker))
+    made = (worker or (lambda load, config: Worker(load, max_texts=config.max_texts)))(
+        lambda: load(service) if load else engine, config
+    )
+    service = Service("fake", config, made, Metrics(made))
     drafters = ("none", "ngram", "mtp")
     service.loaded = Room(
         engine.tokenizer, render, grammars or NoGrammars(), MAX_LEN, engine.tokenizer.vocab_size, drafters,
@@ -83,18 +86,19 @@ def served(
     port = listening.getsockname()[1]
     how = settings(build_app(service, Keys(keys), write), config)
     how.timeout_graceful_shutdown = 2
-    server = PatientServer(how, worker, config.drain_timeout)
+    server = PatientServer(how, made, config.drain_timeout)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
-    worker.start()
+    made.start()
     thread.start()
     headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
     url = f"http://127.0.0.1:{port}"
     with httpx.Client(base_url=url, headers=headers, timeout=30) as client:
         while client.get("/health").status_code != 200:
+            assert made.state != "failed", made.error
             time.sleep(0.01)
-        yield Served(url, port, engine, worker, service, client)
+        yield Served(url, port, engine, made, service, client)
     server.should_exit = True
-    worker.close()
+    made.close()
     thread.join(10)
-    worker.join(10)
+    made.join(10)
     listening.close()

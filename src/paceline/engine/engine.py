@@ -132,29 +132,37 @@ class Engine:
         if params.stop and self._parts.tokenizer is None:
             raise UsageError("stop strings need a tokenizer: use stop_token_ids, or load one")
 
-    def add(self, request_id: str, prompt_ids: list[int], params: SamplingParams, salt: str = "") -> None:
-        """Queue a request of `params.n` texts. `salt` scopes the prefix cache: only equal salts share pages."""
-        self.check(prompt_ids, params)
+    def add(
+        self, request_id: str, prompt_ids: list[int], params: SamplingParams, salt: str = "",
+        written: Mapping[int, list[int]] | None = None,
+    ) -> None:  # fmt: skip
+        """Queue a request of `params.n` texts. `salt` scopes the prefix cache: only equal salts share pages.
+
+        `written`: texts that another engine has begun, by index, are gone on with after the tokens it wrote; no others.
+        """
+        begun = {i: list[int]() for i in range(params.n)} if written is None else written
+        for said in begun.values():
+            self.check([*prompt_ids, *said], params)
         if request_id in self._requests:
             raise UsageError(f"a request {request_id!r} is already running: give each its own id")
         seed = noise.fresh_seed() if params.seed is None else params.seed
         # whatever a request's own code raises, it does so before anything is queued
-        constraints = [
-            params.constraint() if params.constraint is not None else None for _ in range(params.n)
-        ]
+        constraints = {i: params.constraint() for i in begun} if params.constraint is not None else {}
+        for index, constraint in constraints.items():
+            constraint.commit(begun[index])
         reference = self._reference(params)
         leader: Sequence | None = None
         self._requests[request_id] = set()
-        for index, constraint in enumerate(constraints):
+        for index, said in begun.items():
             sequence = Sequence(
                 id=next(self._ids),
-                tokens=list(prompt_ids),
+                tokens=[*prompt_ids, *said],
                 prompt_len=len(prompt_ids),
                 params=params,
                 seed=noise.sibling_seed(seed, index),
                 reference=reference,
                 salt=salt,
-                constraint=constraint,
+                constraint=constraints.get(index),
             )
             self._requests[request_id].add(sequence.id)
             self.state.requests[sequence.id] = self._state_of(request_id, index, sequence)
@@ -169,10 +177,12 @@ class Engine:
             ends |= stop_ids_of(parts.tokenizer, params.stop)
         if not params.ignore_eos:
             ends |= set(parts.target.eos_token_ids) | set(parts.tokenizer.eos_ids if parts.tokenizer else ())
+        prompt, said = sequence.tokens[: sequence.prompt_len], sequence.tokens[sequence.prompt_len :]
         stream = TextStream(parts.tokenizer, params) if parts.tokenizer is not None else None
+        text = stream.push(said).text if stream is not None else ""
         return RequestState(
-            sequence, request_id, index, rule, params.drafter or parts.default_drafter, Counts(sequence.tokens), stream,
-            frozenset(ends), Stats(lossy=rule == "typical" and not is_greedy(sequence)),
+            sequence, request_id, index, rule, params.drafter or parts.default_drafter, Counts(prompt, said), stream,
+            frozenset(ends), Stats(lossy=rule == "typical" and not is_greedy(sequence)), text=text,
         )  # fmt: skip
 
     def _reference(self, params: SamplingParams) -> tuple[int, ...]:

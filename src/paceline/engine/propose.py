@@ -30,9 +30,7 @@ Found = tuple[list[int], list[float]]  # tokens of a proposal, and their confide
 class Proposed:
     draft: Draft
     prefill_rows: int = 0
-    unused: dict[int, Found] = field(
-        default_factory=dict
-    )  # n-gram proposals that were not taken, by sequence id
+    unused: dict[int, Found] = field(default_factory=dict)  # n-gram proposals not taken, by sequence id
     seconds: dict[str, float] = field(default_factory=dict)  # that drafting took, by network drafter
 
 

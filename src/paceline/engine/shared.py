@@ -72,9 +72,7 @@ class SharedEngine:
         """What is in the inbox, or comes into it by a step of ours or of another; None: look again."""
         if not call.inbox.empty():
             return call.inbox.get()
-        call.waiting = (
-            True  # before the try: who has the turn now wakes those that wait when it gives it back
-        )
+        call.waiting = True  # before the try: who has the turn wakes those that wait when it gives it back
         try:
             if not self._take_turn(call):
                 return call.inbox.get(timeout=WAKE_SECONDS)

@@ -100,9 +100,7 @@ class EngineState:
         self.hidden_at.update(slots)
         device, kept = hidden.device, self.hidden
         if hidden.is_cpu and hidden.dtype is kept.dtype and hidden.stride(1) == 1:
-            size = (
-                kept.element_size()
-            )  # a kilobyte or two, which torch would take thirty microseconds to move
+            size = kept.element_size()  # a kilobyte or two: torch would take thirty microseconds to move them
             width, stride = kept.shape[1] * size, hidden.stride(0) * size
             to, source = kept.data_ptr(), hidden.data_ptr()
             for (slot, _), row in zip(slots, rows, strict=True):
@@ -137,18 +135,8 @@ class EngineState:
         """End one text with an error; its neighbours are untouched."""
         request.stats.seconds = time.perf_counter() - request.submitted
         self.end(request, scrub=scrub)
-        self.failures.append(
-            Delta(
-                request.request_id,
-                request.index,
-                "",
-                [],
-                [],
-                finish_reason="error",
-                stats=request.stats,
-                error=error,
-            )
-        )
+        name, index, stats = request.request_id, request.index, request.stats
+        self.failures.append(Delta(name, index, "", [], [], finish_reason="error", stats=stats, error=error))
 
     def take_failures(self) -> list[Delta]:
         failures, self.failures = self.failures, []

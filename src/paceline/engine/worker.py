@@ -29,7 +29,10 @@ log = logging.getLogger(__name__)
 class StepEngine(Protocol):
     """What the worker needs of an engine; none of it is safe to call from two threads."""
 
-    def add(self, request_id: str, prompt_ids: list[int], params: SamplingParams, salt: str = "") -> None: ...
+    def add(
+        self, request_id: str, prompt_ids: list[int], params: SamplingParams, salt: str = "",
+        written: Mapping[int, list[int]] | None = None,
+    ) -> None: ...  # fmt: skip
 
     def cancel(self, request_id: str) -> None: ...
 
@@ -62,6 +65,7 @@ class Job:
     sink: Sink
     salt: str = ""
     deadline: float | None = None  # time.monotonic() seconds
+    written: Mapping[int, list[int]] | None = None  # only these texts, after tokens that another engine wrote
 
 
 @dataclass(slots=True)
@@ -148,7 +152,8 @@ class Worker:
                 raise RequestFailed(f"request id {job.id} is already in use: choose another")
             self.counters.submitted += 1
             self._texts += job.params.n
-            self._open[job.id] = _Open(job, job.params.n, self.counters.submitted)
+            left = job.params.n if job.written is None else len(job.written)
+            self._open[job.id] = _Open(job, left, self.counters.submitted)
             self._commands.put(job)
 
     def cancel(self, request_id: str) -> None:
@@ -192,17 +197,20 @@ class Worker:
             if self.state == "loading":
                 self.state = "ready"
         try:
-            while self._take(engine):
-                self._expire(engine)
-                if engine.has_work:
-                    self._step(engine)
-                    self._look(engine)
+            self._go(engine)
         except Exception as error:
             log.exception("the engine cannot go on")
             self._fail(error)
             return
         self._end_all(NotReady("the server is shutting down: try again later"))
         self.state = "closed"
+
+    def _go(self, engine: StepEngine) -> None:
+        while self._take(engine):
+            self._expire(engine)
+            if engine.has_work:
+                self._step(engine)
+                self._look(engine)
 
     def _look(self, engine: StepEngine) -> None:
         """Note what the engine says of itself, twice a second and whenever it falls idle."""
@@ -232,7 +240,7 @@ class Worker:
         if make is not None:
             params = replace(params, constraint=lambda: _Guarded(make(), entry))
         try:
-            engine.add(job.id, job.prompt_ids, params, job.salt)
+            engine.add(job.id, job.prompt_ids, params, job.salt, job.written)
         except Exception as error:  # noqa: BLE001  a bad request must not end the others
             self._finish(job.id, error)
 
@@ -248,11 +256,10 @@ class Worker:
 
     def _expire(self, engine: StepEngine) -> None:
         now = time.monotonic()
+        error = DeadlinePassed("the request ran into its time limit: ask for fewer tokens")
         for entry in [e for e in self._entries() if e.job.deadline is not None and e.job.deadline <= now]:
             engine.cancel(entry.job.id)
-            self._finish(
-                entry.job.id, DeadlinePassed("the request ran into its time limit: ask for fewer tokens")
-            )
+            self._finish(entry.job.id, error)
 
     def _step(self, engine: StepEngine) -> None:
         """One step. What fails was not committed: it is tried again, then the newest request is given up."""

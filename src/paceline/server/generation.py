@@ -35,8 +35,8 @@ class Ask:
 
 
 @dataclass(slots=True)
-class _Channel:
-    """From the worker's thread to the event loop; both ends belong to one request."""
+class Channel:
+    """From the worker's thread to an event loop; both ends belong to one request."""
 
     loop: asyncio.AbstractEventLoop
     room: int  # items that may gather while the loop rests
@@ -98,7 +98,7 @@ class Generation:
         self.ask = ask
         self.stats: dict[tuple[int, int], Stats] = {}  # (prompt, text) -> stats of the finished ones
         self._worker, self._metrics = worker, metrics
-        self._channel = _Channel(asyncio.get_running_loop(), ask.buffer // 2)
+        self._channel = Channel(asyncio.get_running_loop(), ask.buffer // 2)
         self._ids = [uuid.uuid4().hex for _ in ask.jobs]
         self._left = sum(params.n for _, params in ask.jobs)
         self._outcome = "disconnected"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.assembly import build_engine
@@ -34,8 +35,11 @@ class ServedEngine:
         state = self._engine.state
         return {**self._engine.info, "cache_use": state.cache.usage(), "preemptions": state.preemptions}
 
-    def add(self, request_id: str, prompt_ids: list[int], params: SamplingParams, salt: str = "") -> None:
-        self._engine.add(request_id, prompt_ids, params, salt)
+    def add(
+        self, request_id: str, prompt_ids: list[int], params: SamplingParams, salt: str = "",
+        written: Mapping[int, list[int]] | None = None,
+    ) -> None:  # fmt: skip
+        self._engine.add(request_id, prompt_ids, params, salt, written)
 
     def cancel(self, request_id: str) -> None:
         self._engine.cancel(request_id)
@@ -47,31 +51,43 @@ class ServedEngine:
 def load(config: EngineConfig, service: Service, say: Say) -> ServedEngine:
     """Build the engine and set `service.loaded`. Raises PacelineError."""
     engine = build_engine(config, say)
-    tokenizer = engine.tokenizer
-    assert tokenizer is not None, "an assembled engine has a tokenizer"
-    vocab_size = engine.state.target.vocab_size
-    end_ids = tuple(dict.fromkeys([*tokenizer.eos_ids, *engine.state.target.eos_token_ids]))
+    assert engine.tokenizer is not None, "an assembled engine has a tokenizer"
+    service.loaded = furnish(engine.tokenizer, Facts.of(engine), service.config.grammar_timeout)
+    return ServedEngine(engine)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the text side has to know of an engine, which may be on another machine."""
+
+    max_len: int
+    vocab_size: int
+    readable: int
+    eos_token_ids: tuple[int, ...]  # the model's; the tokenizer may have more
+    drafters: tuple[str, ...]
+    sampling: Mapping[str, float]  # what the model's makers suggest
+    chat: bool
+
+    @classmethod
+    def of(cls, engine: Engine) -> Facts:
+        target, names = engine.state.target, tuple(engine.drafter_names)
+        ends = tuple(target.eos_token_ids)
+        sampling, chat = engine.info["sampling"], engine.info["chat"]
+        return cls(engine.max_len, target.vocab_size, target.readable, ends, names, sampling, chat)
+
+
+def furnish(tokenizer: Tokenizer, facts: Facts, grammar_timeout: float) -> Room:
+    """The text side of a model. No weights are read."""
+    end_ids = tuple(dict.fromkeys([*tokenizer.eos_ids, *facts.eos_token_ids]))
     ids = {mark: tokenizer.token_id(mark) for mark in MARKS}
     marks = {mark: i for mark, i in ids.items() if i is not None}
-    grammars = Grammars(
-        Vocabulary(tokenizer.to_json(), vocab_size, end_ids), marks, service.config.grammar_timeout
-    )
-    names = tuple(engine.drafter_names)
+    vocabulary = Vocabulary(tokenizer.to_json(), facts.vocab_size, end_ids)
     render, takes_parts = make_render(tokenizer)
-    service.loaded = Room(
-        tokenizer,
-        render,
-        grammars,
-        engine.max_len,
-        vocab_size,
-        names,
-        engine.info["sampling"],
-        takes_parts,
-        engine.state.target.readable,
-        engine.info["chat"],
+    return Room(
+        tokenizer, render, Grammars(vocabulary, marks, grammar_timeout), facts.max_len, facts.vocab_size,
+        facts.drafters, facts.sampling, takes_parts, facts.readable, facts.chat,
         "enable_thinking" in (tokenizer.template or ""),
-    )
-    return ServedEngine(engine)
+    )  # fmt: skip
 
 
 def make_render(tokenizer: Tokenizer) -> tuple[Render, bool]:

@@ -104,13 +104,20 @@ def read_config(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise UsageError(f"--config {path} cannot be read ({error.strerror}): check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"--config {path} is not valid TOML: {error}") from error
-    _known(tables, ["server", "engine"], f"--config {path}")
-    server, engine = tables.get("server", {}), tables.get("engine", {})
-    for name, table, kind in (("server", server, ServerConfig), ("engine", engine, EngineConfig)):
-        if not isinstance(table, dict):
-            raise UsageError(f"--config {path}: {name} has to be a table, [{name}]")
-        _check_table(table, kind, f"--config {path}, [{name}]")
+    server, engine = check_tables(
+        tables, {"server": ServerConfig, "engine": EngineConfig}, f"--config {path}"
+    )
     return server, engine
+
+
+def check_tables(tables: dict[str, Any], kinds: dict[str, type[Any]], where: str) -> list[dict[str, Any]]:
+    """A table for each of `kinds`, {} where there is none, its names and types checked. Raises UsageError."""
+    _known(tables, list(kinds), where)
+    for name, kind in kinds.items():
+        if not isinstance(tables.setdefault(name, {}), dict):
+            raise UsageError(f"{where}: {name} has to be a table, [{name}]")
+        _check_table(tables[name], kind, f"{where}, [{name}]")
+    return [tables[name] for name in kinds]
 
 
 def _known(table: dict[str, Any], names: list[str], where: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.config import EngineConfig
 from paceline.engine.worker import StepEngine, Worker
@@ -14,17 +14,49 @@ from paceline.server.metrics import Metrics
 from paceline.server.run import bind, run
 from paceline.server.security import Keys
 from paceline.server.service import Service
-from paceline.server.settings import read_config, server_config
+from paceline.server.settings import ServerConfig, read_config, server_config
+
+
+class Place(Protocol):
+    """Where the engine is: in this process, or in others (cluster/fleet.py)."""
+
+    def worker(self, load: Callable[[], Any], wanted: EngineConfig, config: ServerConfig) -> Worker: ...
+
+    def load(self, wanted: EngineConfig, service: Service, say: Callable[[str], None]) -> Any:
+        """What the worker works with; sets `service.loaded`. On the worker's thread."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Here:
+    """The engine is in this process."""
+
+    def worker(self, load: Callable[[], StepEngine], wanted: EngineConfig, config: ServerConfig) -> Worker:
+        return Worker(load, max_texts=config.max_texts)
+
+    def load(self, wanted: EngineConfig, service: Service, say: Callable[[str], None]) -> StepEngine:
+        # torch comes with them: only on the worker's thread
+        from paceline.memory import freeze_objects
+        from paceline.server.loading import load
+
+        loaded = load(wanted, service, say)
+        freeze_objects()
+        return loaded
+
+    def close(self) -> None:
+        """What is in this process ends with it."""
 
 
 def start(
     config_file: str | None, server: dict[str, Any], engine: dict[str, Any], say: Callable[[str], None],
-    profile_dir: str | None = None,
+    profile_dir: str | None = None, place: Place | None = None,
 ) -> None:  # fmt: skip
     """Serve until told to stop. `server` and `engine` are flags by name, None = not given, and win over the file.
 
     `profile_dir`: where start-up's measurements are kept if neither says; "none" in either: nowhere.
     """
+    place = place or Here()
     from_file: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     if config_file is not None:
         from_file = read_config(config_file)
@@ -32,34 +64,34 @@ def start(
     wanted = EngineConfig.of({"profile_dir": profile_dir} | from_file[1] | _given(engine))
     keys = Keys.read(config.api_key_file)
     listening = bind(config)
-    name = config.model_name or next(iter(config.served_model_names), None) or model_name(wanted.target)
+    name = served_name(config, wanted.target)
 
-    def load() -> StepEngine:
-        # torch comes with them: only on the worker's thread
-        from paceline.memory import freeze_objects
-        from paceline.server.loading import load as load_engine
-
-        loaded = load_engine(wanted, service, say)
-        freeze_objects()
+    def load() -> Any:
+        loaded = place.load(wanted, service, say)
         say(f"{name} is ready on http://{_shown(config.host)}:{listening.getsockname()[1]}")
         return loaded
 
-    worker = Worker(load, max_texts=config.max_texts)
+    worker = place.worker(load, wanted, config)
     service = Service(name, config, worker, Metrics(worker))
     try:
-        run(build_app(service, keys, _to_stderr if config.request_log else None), worker, config, listening)
+        run(build_app(service, keys, to_stderr if config.request_log else None), worker, config, listening)
     finally:
         listening.close()
+        place.close()
         if service.loaded is not None:
             service.loaded.grammars.close()
 
 
-def _to_stderr(line: str) -> None:
+def to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if value is not None}
+
+
+def served_name(config: ServerConfig, target: str) -> str:
+    return config.model_name or next(iter(config.served_model_names), None) or model_name(target)
 
 
 def model_name(target: str) -> str:
