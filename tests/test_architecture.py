@@ -39,6 +39,7 @@ MAY_IMPORT = {
     "server": {"control", "engine", "text", "llm", "assembly", "memory"},
     "bench": {"control", "llm", "engine", "assembly", "text", "models", "kv", "ops", "drafters", "memory"},
     "check": {"llm", "engine", "assembly", "text", "models", "kv", "ops", "sampling", "drafters"},
+    "cluster": {"assembly", "control", "engine", "llm", "memory", "models", "sampling", "server", "text"},
     "audit": {"check"},
     "train": {"control", "kv", "ops", "models", "drafters", "sampling", "text", "llm", "engine", "assembly"},
     "cli": {"*"},

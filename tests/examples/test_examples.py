@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"))
 CLIENTS = ("openai_client",)  # need a server
+CLUSTERS = ("ray_data",)  # need Ray, with the packages of Ray Data
 
 
 def run(example: Path, *args: str) -> str:
@@ -21,7 +23,9 @@ def run(example: Path, *args: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("example", [e for e in EXAMPLES if e.stem not in CLIENTS], ids=lambda e: e.stem)
+@pytest.mark.parametrize(
+    "example", [e for e in EXAMPLES if e.stem not in CLIENTS + CLUSTERS], ids=lambda e: e.stem
+)
 def test_it_runs_and_says_something(example: Path) -> None:
     assert run(example).strip()
 
@@ -44,6 +48,17 @@ def address() -> Iterator[str]:
 def test_a_client_gets_the_same_text_with_and_without_drafts(example: Path, address: str) -> None:
     drafted, plain = run(example, address).split("\n---\n")
     assert drafted.strip() == plain.strip() != ""
+
+
+def test_ray_data_writes_every_prompt(tmp_path: Path) -> None:
+    for package in ("ray", "pyarrow", "pandas"):
+        pytest.importorskip(package, reason="Ray Data is not installed: pip install ray[data]")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"def f{i}("}) + "\n" for i in range(20)))
+    run(next(e for e in EXAMPLES if e.stem == "ray_data"), str(prompts), str(tmp_path / "out"))
+    lines = [line for file in (tmp_path / "out").iterdir() for line in file.read_text().splitlines()]
+    assert sorted(json.loads(line)["prompt"] for line in lines) == sorted(f"def f{i}(" for i in range(20))
+    assert all(json.loads(line)["text"] for line in lines)
 
 
 def test_there_are_as_many_as_promised_and_they_are_short() -> None:

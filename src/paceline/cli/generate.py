@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import click
 
 from paceline.cli.lines import Answers, Line, Record, read_answers, read_lines
-from paceline.cli.options import ENGINE, SAMPLING, apply, split
+from paceline.cli.options import ENGINE, SAMPLING, apply, need_ray, split
 from paceline.errors import RequestFailed, UsageError
 
 if TYPE_CHECKING:
     from paceline.core import Completion
-    from paceline.llm import LLM
+
+Ready = tuple[Line, list[int]]  # a line and its prompt's token ids
 
 
 @click.command()
@@ -27,6 +29,11 @@ if TYPE_CHECKING:
 @click.option(
     "--overwrite", is_flag=True, help="Replace OUT.jsonl, whatever it holds, instead of continuing it."
 )
+@click.option("--ray", "by_ray", is_flag=True, help="Write with several engines on a Ray cluster, in order.")
+@click.option(
+    "--replicas", type=click.IntRange(min=1), default=2, show_default=True, help="Engines with --ray."
+)
+@click.option("--ray-address", help="A Ray cluster to join, or auto.  [default: one of this machine alone]")
 @apply(ENGINE)
 @apply(SAMPLING)
 def command(places: tuple[str, ...], out: str, target: str | None, overwrite: bool, **values: Any) -> None:
@@ -41,6 +48,9 @@ def command(places: tuple[str, ...], out: str, target: str | None, overwrite: bo
     if len(places) > 2 or (len(places) == 2 and target is not None):
         raise click.UsageError("give TARGET and IN.jsonl once each")
     source, target = places[-1], target or (places[0] if len(places) == 2 else "demo")
+    fleet = {name: values.pop(name) for name in ("by_ray", "replicas", "ray_address")}
+    if fleet["ray_address"] is not None and not fleet["by_ray"]:
+        raise click.UsageError("--ray-address is for --ray: add it")
     options, said = split(values)
     lines = read_lines(Path(source), said)
     answers = read_answers(Path(out), Path(source), overwrite)
@@ -51,7 +61,7 @@ def command(places: tuple[str, ...], out: str, target: str | None, overwrite: bo
         with Path(out).open(
             "ab"
         ) as sink:  # a place that cannot be written to shows before the model is loaded
-            failed = _answer(target, options, todo, _Sink(sink, answers))
+            failed = _answer(lambda: _engines(target, options, fleet), todo, _Sink(sink, answers))
     except OSError as error:
         raise UsageError(
             f"cannot write {out} ({error.strerror}): what was written is kept; run again to continue"
@@ -95,40 +105,103 @@ class _Failed:
         self.texts = 0
 
 
-def _answer(target: str, options: dict[str, Any], todo: list[Line], sink: _Sink) -> _Failed:
-    failed = _Failed()
-    llm = None
-    if any(line.error is None for line in todo):
+class _Engines(Protocol):
+    """What writes the answers."""
+
+    def check(self, lines: list[Line]) -> list[list[int] | str]:
+        """Each prompt's token ids, or why the model cannot run the line."""
+        ...
+
+    def write(self, todo: list[Ready]) -> Iterator[tuple[int, Completion]]:
+        """(which, its answer) as each is finished."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class _Own:
+    """An engine in this process."""
+
+    def __init__(self, target: str, options: dict[str, Any]) -> None:
         from paceline.llm import LLM
         from paceline.memory import freeze_objects
 
-        llm = LLM(target, say=lambda line: click.echo(line, err=True), **options)
+        self._llm = LLM(target, say=lambda line: click.echo(line, err=True), **options)
         freeze_objects()
-    good: list[tuple[Line, list[int]]] = []
-    for line in todo:
-        if line.error is None and llm is not None:
-            try:
-                good.append((line, _checked(llm, line)))
+
+    def check(self, lines: list[Line]) -> list[list[int] | str]:
+        return [self._check(line) for line in lines]
+
+    def _check(self, line: Line) -> list[int] | str:
+        assert line.said is not None
+        try:
+            ids = self._llm.tokenizer.encode(line.prompt) if isinstance(line.prompt, str) else line.prompt
+            self._llm.engine.check(ids, self._llm.params(**line.said))
+        except UsageError as error:
+            return str(error)
+        return ids
+
+    def write(self, todo: list[Ready]) -> Iterator[tuple[int, Completion]]:
+        requests = [(ids, self._llm.params(**(line.said or {}))) for line, ids in todo]
+        return (found for found in self._llm.completions(requests) if found is not None)
+
+    def close(self) -> None:
+        self._llm.close()
+
+
+class _Cluster:
+    """Engines on a Ray cluster."""
+
+    def __init__(self, target: str, options: dict[str, Any], fleet: dict[str, Any]) -> None:
+        from paceline.cluster.config import FleetConfig
+
+        config = FleetConfig(replicas=fleet["replicas"], ray_address=fleet["ray_address"])
+        from paceline.cluster.batch import Pool  # Ray, once nothing is wrong with the options
+
+        self._pool = Pool(target, options, config)
+
+    def check(self, lines: list[Line]) -> list[list[int] | str]:
+        return self._pool.check([(line.prompt, line.said or {}) for line in lines])
+
+    def write(self, todo: list[Ready]) -> Iterator[tuple[int, Completion]]:
+        return enumerate(self._pool.write([(ids, line.said or {}) for line, ids in todo]))
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def _engines(target: str, options: dict[str, Any], fleet: dict[str, Any]) -> _Engines:
+    if not fleet["by_ray"]:
+        return _Own(target, options)
+    need_ray()
+    return _Cluster(target, options, fleet)
+
+
+def _answer(make: Callable[[], _Engines], todo: list[Line], sink: _Sink) -> _Failed:
+    failed = _Failed()
+    usable = [line for line in todo if line.error is None]
+    engines = make() if usable else None
+    try:
+        checked = {line.number: ids for line, ids in zip(usable, engines.check(usable))} if engines else {}
+        good: list[Ready] = []
+        for line in todo:
+            ids = checked.get(line.number)
+            if isinstance(ids, list):
+                good.append((line, ids))
                 continue
-            except UsageError as error:
-                failed.refused.append(line.refused(f"line {line.number}: {error}"))
-                sink.refuse(failed.refused[-1])
-                continue
-        sink.refuse(line)
-    if llm is not None and good:
-        failed.texts = _generate(llm, good, sink)
+            if ids is not None:
+                line = line.refused(f"line {line.number}: {ids}")  # noqa: PLW2901
+                failed.refused.append(line)
+            sink.refuse(line)
+        if engines is not None and good:
+            failed.texts = _generate(engines, good, sink)
+    finally:
+        if engines is not None:
+            engines.close()
     return failed
 
 
-def _checked(llm: LLM, line: Line) -> list[int]:
-    """The prompt's token ids. Raises UsageError if the model cannot run the line."""
-    assert line.said is not None
-    ids = llm.tokenizer.encode(line.prompt) if isinstance(line.prompt, str) else line.prompt
-    llm.engine.check(ids, llm.params(**line.said))
-    return ids
-
-
-def _generate(llm: LLM, todo: list[tuple[Line, list[int]]], sink: _Sink) -> int:
+def _generate(engines: _Engines, todo: list[Ready], sink: _Sink) -> int:
     """Write the answers; how many texts ended in an error."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -137,16 +210,11 @@ def _generate(llm: LLM, todo: list[tuple[Line, list[int]]], sink: _Sink) -> int:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("prompts", total=len(todo))
-
-        def write(i: int, completion: Completion) -> None:
-            nonlocal tokens, failed
+        for i, completion in engines.write(todo):
             sink.write(_record(todo[i][0].id, completion))
             tokens += len(completion.token_ids)
             failed += completion.error is not None
             progress.update(task, advance=1, description=f"{tokens} tokens")
-
-        params = [llm.params(**line.said) for line, _ in todo if line.said is not None]
-        llm.generate([ids for _, ids in todo], params, on_done=write)
     return failed
 
 

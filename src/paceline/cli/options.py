@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -65,7 +66,7 @@ TARGET = [
 
 ENGINE = [
     click.option("--drafter", default="auto", show_default=True, metavar="NAME",
-                 help="auto, none, ngram, mtp, mtp+ngram, eagle3, dflash, model, or a drafter's folder or hub id."),
+                 help="auto, none, ngram, mtp, mtp+ngram, eagle3, model, or a drafter's folder or hub id."),
     click.option("--draft-tokens", type=DraftTokens(), default="auto", show_default=True,
                  help="Tokens to draft per step; auto measures what pays on this machine."),
     click.option("--verify", type=click.Choice(RULES), default="match", show_default=True,
@@ -77,7 +78,7 @@ ENGINE = [
                  show_default=True, help="Of the weights; auto keeps them as stored on CPU."),
     click.option("--activations", type=click.Choice(["auto", "float32"]), default="auto", show_default=True,
                  help="What weights are multiplied with on CPU; auto rounds it to bfloat16 for bfloat16 weights, where "
-                 "the processor has twice the speed for that, and to 8 or 16 bits for int4 and blocks of GGUF files."),
+                 "the processor has twice the speed for that, and to 8 or 16 bits for blocks of GGUF files."),
     click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Quantize the target's weights at load."),
     click.option("--quantize-drafter", type=click.Choice(["int8", "int4"]), help="Quantize the drafter's."),
     click.option("--max-model-len", type=click.IntRange(min=1), help="Context in tokens (prompt and answer)."),
@@ -139,6 +140,13 @@ def split(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     said = {k: v for k, v in values.items() if k in SAMPLING_NAMES and v is not None and v != ()}
     SamplingParams(**said)  # bad values are refused before a model is loaded
     return {k: v for k, v in values.items() if k not in SAMPLING_NAMES}, said
+
+
+def need_ray() -> None:
+    """Raise UsageError where Ray is not installed. Nothing of how it is used is sent to its makers."""
+    if importlib.util.find_spec("ray") is None:
+        raise UsageError("ray is missing: install it with `pip install paceline[ray]`")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
 def one_target(argument: str | None, option: str | None, default: str | None = "demo") -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from paceline.cli.options import RULES, TARGET, DraftTokens, apply, one_target
+from paceline.cli.options import RULES, TARGET, DraftTokens, apply, need_ray, one_target
 
 _ENGINE_FLAGS = (
     "drafter",
@@ -23,13 +23,12 @@ _ENGINE_FLAGS = (
     "profile_dir",
     "remeasure",
 )
+_FLEET_FLAGS = ("replicas", "max_replicas", "ray_address", "ready_timeout")
 
 
 @click.command(name="serve", short_help="Serve a model to OpenAI clients and to the browser.")
 @apply(TARGET)
-@click.option(
-    "--drafter", help="auto, none, ngram, mtp, mtp+ngram, eagle3, dflash, or a drafter's folder or hub id."
-)
+@click.option("--drafter", help="auto, none, ngram, mtp, mtp+ngram, eagle3, or a drafter's folder or hub id.")
 @click.option(
     "--adapter", multiple=True, help="A LoRA adapter to merge into the target (folder or hub id); one."
 )
@@ -82,10 +81,15 @@ _ENGINE_FLAGS = (
     "--stream-interval", type=float, help="Seconds: faster tokens are sent together.  [default: 0.02]"
 )
 @click.option("--request-timeout", type=float, help="Seconds from a request's arrival to its last token.")
+@click.option("--replicas", type=click.IntRange(min=1), help="Engines on a Ray cluster; needs paceline[ray].")
+@click.option("--max-replicas", type=click.IntRange(min=1), help="As many as there is work for, up to that.")
+@click.option("--ray-address", help="A Ray cluster to join, or auto.  [default: one of this machine alone]")
+@click.option("--ready-timeout", type=float, help="Seconds for a replica to be ready.  [default: 600]")
 def command(target: str | None, named: str | None, config_file: str | None, **flags: Any) -> None:
     """Serve TARGET (default: the bundled demo pair) to OpenAI clients, with a page at /.
 
-    Binds to loopback unless told otherwise. Flags win over the file given with --config.
+    Binds to loopback unless told otherwise. Flags win over the file given with --config. With --replicas this process is
+    the ingress of as many engines, see docs/cluster.md.
     """
     try:
         from paceline.server.start import start
@@ -103,4 +107,19 @@ def command(target: str | None, named: str | None, config_file: str | None, **fl
     engine["adapter"] = engine["adapter"] or None
     for name in ("allowed_hosts", "cors_origins", "served_model_names"):
         flags[name] = flags[name] or None
-    start(config_file, flags, engine, click.echo, profile_dir())
+    place = _elsewhere({name: flags.pop(name) for name in _FLEET_FLAGS})
+    start(config_file, flags, engine, click.echo, profile_dir(), place)
+
+
+def _elsewhere(fleet: dict[str, Any]) -> Any:
+    """Where the replicas are, None if none are asked for."""
+    said = {name: value for name, value in fleet.items() if value is not None}
+    if not said:
+        return None
+    need_ray()
+    from paceline.cluster.config import FleetConfig
+
+    config = FleetConfig(**said)
+    from paceline.cluster.fleet import Elsewhere  # Ray, once nothing is wrong with the options
+
+    return Elsewhere(config)
