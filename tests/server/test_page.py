@@ -116,21 +116,26 @@ def test_three_turns_and_a_reload(page: Page, s: Served) -> None:
 
 
 def test_stop_continue_and_regenerate(page: Page, s: Served) -> None:
-    s.engine.script, s.engine.delay = "a" * 400, 0.02
+    s.engine.script, s.engine.delay = "first\n\n" + "a" * 400, 0.02
     page.tab.fill("#prompt", "go")
     page.tab.press("#prompt", "Enter")
-    page.see(".answer .prose", "aaa")
+    page.see(".answer .prose p", "aaa")
+    page.tab.locator(".prose p").first.evaluate("(one) => { one.mark = true; }")
+    page.see(".answer .prose p", "a" * 40)
+    assert page.tab.locator(".prose p").first.evaluate("(one) => one.mark")  # a selection would live on
     assert page.tab.is_hidden("#send")
     page.tab.press("#prompt", "Escape")
     page.answered(1)
     page.see(".turn .why", "stopped")
     assert s.settled(lambda: not s.engine.has_work)
-    begun = page.texts(".prose")[0]
+    begun = page.texts(".prose p")[-1]
     s.engine.script, s.engine.delay = "b" * 9, 0.0
     page.tab.click('[data-act="continue"]')
     page.answered(1)
     page.see(".answer .prose", begun + "b" * 9)
-    assert s.engine.tokenizer.decode(s.engine.last_prompt).startswith(f"user: go\nassistant: {begun}")
+    assert s.engine.tokenizer.decode(s.engine.last_prompt).startswith(
+        f"user: go\nassistant: first\n\n{begun}"
+    )
     page.tab.click('[data-act="again"]')
     page.see(".answer .prose", "b" * 9)
     page.answered(1)
@@ -489,8 +494,7 @@ def test_by_keyboard_alone_in_both_themes(browser: Any, s: Served, scheme: str) 
     for _ in range(40):
         keys.press("Shift+Tab")
         here = focused()
-        if here["id"] == "":
-            assert here["outline"] != "none" or here["act"] == ""
+        assert here["outline"] != "none", here
         seen.append(here["id"] or here["act"])
         if here["id"] == "open-side":
             break

@@ -165,6 +165,7 @@ function listen() {
       if (step) choose(there[(there.indexOf(name) + step + there.length) % there.length], true);
     });
   }
+  $("skip").addEventListener("click", (event) => { event.preventDefault(); $(view === "chat" ? "prompt" : "lab-prompt").focus(); });
   document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
   addEventListener("online", look);
 }

@@ -43,7 +43,7 @@ export class AnswerView {
     if (this.#tokens) {
       for (; this.#shown < steps.length; this.#shown++) this.#tokens.add(steps[this.#shown]);
       this.#tokens.flush();
-    } else if (content || finish) this.#body.replaceChildren(...markdown(content));
+    } else if (content || finish) replaceChanged(this.#body, markdown(content));
     else this.#body.replaceChildren(make("p", { class: "waiting" }, thoughts ? "" : "…"));
     const why = ending(this.#turn, this.#how.context);
     this.#facts.replaceChildren(...(steps.length ? [figures(this.#turn)] : []), ...(steps.length && why ? [" · "] : []), ...(why ? [make("span", { class: "why" }, why)] : []));
@@ -94,6 +94,17 @@ export class AnswerView {
       make("h4", {}, "Acceptance by position"), positions, make("h4", {}, "Tokens per step"), lengths,
       make("p", { class: "note" }, draftedBy(report)));
   }
+}
+
+/** Put `fresh` into the box, leaving what is the same: so a selection in it lives on while the text grows. */
+function replaceChanged(box, fresh) {
+  fresh.forEach((child, i) => {
+    const node = typeof child === "string" ? document.createTextNode(child) : child;
+    const old = box.childNodes[i];
+    if (!old) box.append(node);
+    else if (!old.isEqualNode(node)) old.replaceWith(node);
+  });
+  while (box.childNodes.length > fresh.length) box.lastChild.remove();
 }
 
 /** Who drafted, or why nothing was drafted. */
