@@ -1,4 +1,4 @@
-// The blocks of GGUF files, one by one: what a value means. Layouts are those of ggml's ggml-common.h; values equal those of
+// Weights in blocks, one by one: what a value means. INT4's scales lie apart, see Matrix. The other layouts are those of ggml's ggml-common.h; values equal those of
 // paceline/ops/blocks.py to the bit, so each product and sum stands here in the same order.
 #pragma once
 
@@ -52,6 +52,12 @@ static void unpack_six_bits(const uint8_t* p, Block& b) {  // 8 scales and 8 min
 
 constexpr int8_t IQ4_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 constexpr int8_t E2M1_VALUES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // doubled
+
+static void decode_int4(const uint8_t* p, float scale, Block& b) {  // 32 values
+  b.elements = 32, b.mins = false, b.table = nullptr;
+  b.scale[0] = b.scale[1] = scale;
+  for (int k = 0; k < 32; ++k) b.q[k] = static_cast<int16_t>((p[k / 2] >> k % 2 * 4 & 15) - 8);
+}
 
 static void decode_small(int kind, const uint8_t* p, Block& b) {  // 32 values
   b.elements = 32;
@@ -112,17 +118,20 @@ static void decode_large(int kind, const uint8_t* p, Block& b) {  // 256 values
   }
 }
 
-static void decode(int kind, const uint8_t* p, Block& b) {
-  if (block_size(kind).elements == 32) decode_small(kind, p, b);
+// The block at inputs i... of output `row`.
+static void decode(const Matrix& m, int64_t row, int64_t i, Block& b) {
+  const int kind = m.kind & ~EXACT;
+  const BlockSize size = block_size(kind);
+  const uint8_t* p = static_cast<const uint8_t*>(m.data) + row * m.row_bytes() + i / size.elements * size.bytes;
+  if (kind == INT4) decode_int4(p, m.scale[row * (m.in / 32) + i / 32], b);
+  else if (size.elements == 32) decode_small(kind, p, b);
   else decode_large(kind, p, b);
 }
 
 static void embed_blocks(const Matrix& m, int64_t token, float factor, float* y) {
-  const BlockSize size = block_size(m.kind);
-  const uint8_t* p = static_cast<const uint8_t*>(m.data) + token * m.row_bytes();
   Block b;
-  for (int64_t i = 0; i < m.in; i += size.elements, p += size.bytes) {
-    decode(m.kind, p, b);
+  for (int64_t i = 0; i < m.in; i += b.elements) {
+    decode(m, token, i, b);
     for (int k = 0; k < b.elements; ++k) {
       float w = b.scale[k / 16] * static_cast<float>(b.table ? b.table[b.q[k]] : b.q[k]);
       if (b.mins) w += b.least[k / 16];

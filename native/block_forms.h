@@ -149,6 +149,7 @@ static auto with_form(int kind, F f) {
     case Q6_K: return f(Form<6, 63, 32, Super16>());
     case IQ4_XS: return f(Form<4, SIGNED, WIDE_ZERO, Super16, Iq4Table>());
     case MXFP4: return f(Form<4, 31, 12, Single, E2m1Table>());
+    case INT4: return f(Form<4, 15, 8, Single>());
     case IQ4_NL: return f(Form<4, SIGNED, WIDE_ZERO, Half, Iq4Table>());
     default: return f(Form<8, SIGNED, WIDE_ZERO, Half>());  // Q8_0
   }
@@ -161,16 +162,14 @@ static int64_t bytes_of_blocks(int64_t in) {
 
 template <class P>
 static void pack_blocks(const Matrix& m, int64_t tile, char* out) {
-  const BlockSize size = block_size(m.kind);
   Block b;
   for (int64_t j = 0; j < TILE && tile * TILE + j < m.out; ++j) {
-    const uint8_t* from = static_cast<const uint8_t*>(m.data) + (tile * TILE + j) * m.row_bytes();
     char* to = out;
-    for (int64_t i = 0; i < m.in; i += size.elements, from += size.bytes) {
-      decode(m.kind & ~EXACT, from, b);
+    for (int64_t i = 0; i < m.in; i += b.elements) {
+      decode(m, tile * TILE + j, i, b);
       char* head = to;
       to += P::Scales::head;
-      for (int g = 0; g < size.elements / GROUP; ++g, to += P::size) {
+      for (int g = 0; g < b.elements / GROUP; ++g, to += P::size) {
         P::Scales::put(head, to, j, b, g);
         for (int k = 0; k < GROUP; ++k) P::put(to, j, k, b.q[g * GROUP + k]);
       }

@@ -1,4 +1,4 @@
-// y = x W^T for weights in blocks, as GGUF files have them, and the doors through which all kinds pass.
+// y = x W^T for weights in blocks, those of GGUF files and int4, and the doors through which all kinds pass.
 //
 // Two ways to multiply. Inputs rounded to 8 bits, or 16 where weights have 6 or 8, each 16 with a scale of their own: their
 // products are summed as integers. Or EXACT: weights become the float32 that they stand for, and are summed in the order of the FLOAT32 kind. Both
@@ -69,6 +69,8 @@ PL_INLINE void fetch_group(const char* p, int64_t size, bool far) {
 template <class P>
 PL_INLINE V add_group(V total, const GroupOf<P>& x, const VW* w, const V* scale, V least) {
   constexpr int units = PART / 4;
+  constexpr bool one = P::Scales::parts == 1;  // for both parts, so it is multiplied once
+  V both{};
   PL_UNROLL
   for (int part = 0; part < 2; ++part) {
     VI start{};
@@ -80,12 +82,15 @@ PL_INLINE V add_group(V total, const GroupOf<P>& x, const VW* w, const V* scale,
       low = dot<P::top, units>(w + part * units, x.low + part * PART, low);
       sum = fma(sum, broadcast(PLACE), __builtin_convertvector(low, V));
     }
-    total = fma(sum, scale[P::Scales::parts == 2 ? part : 0] * x.scale[part], total);
+    if constexpr (!one) total = fma(sum, scale[part] * x.scale[part], total);
+    else both = part == 0 ? sum * x.scale[0] : fma(sum, broadcast(x.scale[1]), both);
   }
+  if constexpr (one) total = fma(both, scale[0], total);
   return P::Scales::mins ? fma(least, broadcast(x.sum), total) : total;
 }
 
-// Rows r0... of one tile: R of them, or `rows` if R is 0. Integers of a group stay in registers for all rows.
+// Rows r0... of one tile: R of them, or `rows` if R is 0. Integers of a group stay in registers for all rows; sums of several
+// rows do not: with them there the compiler reads the integers again, and four rows take a quarter longer.
 template <class P, int R>
 static void block_tile(const BlockCall& c, int64_t r0, int64_t rows, int64_t tile) {
   constexpr int units = GROUP / 4;
@@ -121,13 +126,8 @@ static void block_tile(const BlockCall& c, int64_t r0, int64_t rows, int64_t til
 
 template <class P>
 static void block_rows(const BlockCall& c, int64_t r0, int64_t rows, int64_t tile) {
-  if constexpr (DOTS) {  // few rows keep their sums in registers
-    if (rows == 1) return block_tile<P, 1>(c, r0, rows, tile);
-    if (rows == 2) return block_tile<P, 2>(c, r0, rows, tile);
-    if (rows == 3) return block_tile<P, 3>(c, r0, rows, tile);
-    if (rows == 4) return block_tile<P, 4>(c, r0, rows, tile);
-  }
-  block_tile<P, 0>(c, r0, rows, tile);
+  if (DOTS && rows == 1) block_tile<P, 1>(c, r0, rows, tile);
+  else block_tile<P, 0>(c, r0, rows, tile);
 }
 
 // Inputs from..to of a tile as float32 in the layout of the FLOAT32 kind.

@@ -17,8 +17,7 @@ constexpr int64_t AHEAD = 8192;      // bytes of a tile's tiles to fetch ahead, 
 constexpr int64_t FAR_AHEAD = 24576;  // of a tile that is alone, to the second-level cache
 
 // What a weight kind means by a unit of a tile: `depth` inputs of TILE outputs in two vectors. A segment is summed
-// for itself and then added to the total: it keeps long sums exact, and int4 has a scale for each. `tight`: no register is
-// left for constants.
+// for itself and then added to the total, which keeps long sums exact. `tight`: no register is left for constants.
 struct Float32 {
   using X = float;
   using A = V;
@@ -69,24 +68,7 @@ struct Pairs {
   PL_INLINE void add(A& a, const T& x, const T& w) { By::add(a, x, w); }
 };
 
-struct Int4 {  // low nibbles are L outputs, high nibbles the next L; values are 8 too large, see group_start
-  using X = int16_t;
-  using A = VI;
-  static constexpr int kind = INT4, depth = 2, segment = 32;
-  static constexpr int64_t unit = TILE, scales = 4 * TILE;
-  template <bool>
-  PL_INLINE H weight(const char* p, int i) {
-    H raw = load_uint8(p);
-    return i == 0 ? raw & 15 : raw >> 4;
-  }
-  PL_INLINE H input(const X* x) { return broadcast_pair(x); }
-  PL_INLINE void add(A& a, H x, H w) { accumulate(a, x, w); }
-};
-
 static bool has_bf16_dot() { return multiplies_pairs(); }
-
-template <class P>
-constexpr bool integral = P::kind == INT8 || P::kind == INT4;
 
 template <class P>
 struct Call {
@@ -101,7 +83,7 @@ struct Call {
 };
 
 static int64_t padded(int kind, int64_t in) {
-  return kind == INT8 || kind == BF16_DOT ? (in + 1) / 2 * 2 : kind == INT4 ? (in + 31) / 32 * 32 : in;
+  return kind == INT8 || kind == BF16_DOT ? (in + 1) / 2 * 2 : in;
 }
 
 // Rows from which on arithmetic takes about as long as memory: neither may wait for the other, so weights are fetched to
@@ -146,13 +128,6 @@ PL_INLINE void unit(const char* w, int64_t tile_bytes, const typename P::X* x, i
   }
 }
 
-// What the sum of int4 group `g` must start with, since values are stored 8 too large: kept behind the row's inputs.
-PL_INLINE int32_t group_start(const int16_t* x, int64_t in, int64_t g) {
-  int32_t sum;
-  std::memcpy(&sum, x + in + 2 * g, 4);
-  return sum;
-}
-
 // Rows r0..r0+R-1 of C tiles from `tile`.
 template <class P, int R, int C>
 static void tile(const Call<P>& c, int64_t r0, int64_t tile) {
@@ -172,9 +147,7 @@ static void tile(const Call<P>& c, int64_t r0, int64_t tile) {
     PL_UNROLL
     for (int r = 0; r < R; ++r)
       PL_UNROLL
-      for (int i = 0; i < N; ++i)
-        if constexpr (P::kind == INT4) acc[r][i] = group_start(x + r * c.x_stride, c.in, k / 32) - VI{};
-        else acc[r][i] = typename P::A{};
+      for (int i = 0; i < N; ++i) acc[r][i] = typename P::A{};
     // The last bytes of a tile fetch the first ones of its place in the next tile.
     const int64_t left = c.tile_bytes - near_by - (w - start), near = left < 0 ? 0 : left / P::unit / step * step;
     int64_t u = 0;
@@ -200,12 +173,11 @@ static void tile(const Call<P>& c, int64_t r0, int64_t tile) {
       PL_UNROLL
       for (int i = 0; i < N; ++i) {
         V sum;
-        if constexpr (integral<P>) sum = __builtin_convertvector(acc[r][i], V);
+        if constexpr (P::kind == INT8) sum = __builtin_convertvector(acc[r][i], V);
         else sum = acc[r][i];
-        if constexpr (P::scales > 0) {
+        if constexpr (P::kind == INT8) {
           V scale = load(reinterpret_cast<const float*>(scales + i / VECTORS * c.tile_bytes) + i % VECTORS * L);
-          if constexpr (P::kind == INT8) total[r][i] = sum * (scale * c.row_scale[r0 + r]);
-          else total[r][i] = k == 0 ? sum * scale : fma(sum, scale, total[r][i]);
+          total[r][i] = sum * (scale * c.row_scale[r0 + r]);
         } else {
           total[r][i] = k == 0 ? sum : total[r][i] + sum;
         }
@@ -215,7 +187,6 @@ static void tile(const Call<P>& c, int64_t r0, int64_t tile) {
   for (int r = 0; r < R; ++r)
     PL_UNROLL
     for (int i = 0; i < N; ++i) {
-      if constexpr (P::kind == INT4) total[r][i] *= c.row_scale[r0 + r];
       const int64_t o = tile * TILE + i * L;
       float* y = c.y + (r0 + r) * c.y_stride + o;
       if (o + L <= c.end) store(y, total[r][i]);
@@ -236,7 +207,7 @@ constexpr int64_t MOST_ROWS = L == 16 ? 12 : 6;
 // those lie in a cache. From memory one run of it comes faster than several.
 template <class P, int R>
 constexpr int tiles_of_tile(bool cached) {
-  constexpr bool unpacked = P::kind == BFLOAT16 || P::kind == INT4;
+  constexpr bool unpacked = P::kind == BFLOAT16;
   if (R > 3 || (!cached && (L == 16 || (L == 8 && (R == 1 || !unpacked))))) return 1;
   return R == 1 ? 4 : 2;
 }
@@ -284,7 +255,6 @@ static void linear(const Tiles& m, const Prepared& x, int64_t rows, int64_t begi
     case FLOAT32: return linear_of<Float32>(m, x, rows, begin, end, y, y_stride);
     case BFLOAT16: return linear_of<Bfloat16>(m, x, rows, begin, end, y, y_stride);
     case INT8: return linear_of<Int8>(m, x, rows, begin, end, y, y_stride);
-    case INT4: return linear_of<Int4>(m, x, rows, begin, end, y, y_stride);
     case BF16_DOT:
       if constexpr (By::usable) {
         const Flushed mode;
@@ -300,8 +270,7 @@ static int64_t tile_bytes(int kind, int64_t in) {
     case FLOAT32: return bytes_of_tile<Float32>(in);
     case BFLOAT16: return bytes_of_tile<Bfloat16>(in);
     case INT8: return bytes_of_tile<Int8>(in);
-    case BF16_DOT: return padded(BF16_DOT, in) * 2 * TILE;
-    default: return bytes_of_tile<Int4>(in);
+    default: return padded(BF16_DOT, in) * 2 * TILE;
   }
 }
 
@@ -317,19 +286,10 @@ static void pack(const Matrix& m, int64_t tile, char* out) {
       for (int64_t k = 0; k < m.in; ++k) std::memcpy(out + k * Bfloat16::unit + at, row + 2 * k, 2);
     } else if (m.kind == BF16_DOT) {
       for (int64_t k = 0; k < m.in; ++k) std::memcpy(out + k / 2 * 4 * TILE + 4 * j + k % 2 * 2, row + 2 * k, 2);
-    } else if (m.kind == INT8) {
+    } else {
       std::memcpy(out + 4 * j, m.scale + first + j, 4);
       char* data = out + Int8::scales + 2 * j;
       for (int64_t k = 0; k < m.in; ++k) data[k / 2 * Int8::unit + k % 2] = row[k];
-    } else {
-      const int64_t at = j % L * 2, shift = j / L * 4;
-      for (int64_t k = 0; k < m.in; ++k) {
-        char* group = out + k / 32 * (16 * Int4::unit + Int4::scales);
-        if (k % 32 == 0) std::memcpy(group + 4 * j, m.scale + (first + j) * (m.in / 32) + k / 32, 4);
-        const int value = static_cast<uint8_t>(row[k / 2]) >> (k % 2 * 4) & 15;
-        char& byte = group[Int4::scales + k % 32 / 2 * Int4::unit + at + k % 2];
-        byte = static_cast<char>(byte | value << shift);
-      }
     }
   }
 }
@@ -340,10 +300,10 @@ static void pack(const Matrix& m, int64_t tile, char* out) {
 template <class By>
 static int64_t prepared_bytes(int kind, int64_t in) {
   const int64_t size = kind == BF16_DOT ? sizeof(typename By::X) : 2;
-  return kind <= BFLOAT16 ? 0 : (padded(kind, in) * size + (kind == INT4 ? in / 32 * 4 : 0) + 63) / 64 * 64;
+  return kind <= BFLOAT16 ? 0 : (padded(kind, in) * size + 63) / 64 * 64;
 }
 
-static float prepare_int16(int kind, const float* x, int64_t in, int16_t* y) {
+static float prepare_int16(const float* x, int64_t in, int16_t* y) {
   V top{}, total{};
   int64_t i = 0;
   for (; i < in; i += L) {
@@ -353,22 +313,16 @@ static float prepare_int16(int kind, const float* x, int64_t in, int16_t* y) {
   }
   float largest = reduce_max(top), size = reduce(total), factor = largest > 0 ? 32767.0f / largest : 0.0f;
   const bool broken = !(size - size == 0);  // a NaN or an infinity among the inputs: no integer says that
-  // INT8 sums a whole row in int32: the inputs' sizes together, times 128, must stay below 2^31.
+  // It sums a whole row in int32: the inputs' sizes together, times 128, must stay below 2^31.
   const float room = 16.7e6f - 0.5f * static_cast<float>(in);
-  if (kind == INT8 && size * factor > room) factor = room / size;
+  if (size * factor > room) factor = room / size;
   const V factors = broadcast(factor), magic = broadcast(12582912.0f);
-  int64_t wide = padded(kind, in);
+  int64_t wide = padded(INT8, in);
   for (i = 0; i < wide; i += L) {
     V v = i + L <= in ? load(x + i) : load_part(x + i, static_cast<int>(in - i));
     VI n = (VI)fma(v, factors, magic) - (VI)magic;
     HL narrow = __builtin_convertvector(n, HL);
     std::memcpy(y + i, &narrow, 2 * (i + L <= wide ? L : wide - i));
-  }
-  for (i = 0; kind == INT4 && i < in; i += 32) {
-    int32_t sum = 0;
-    for (int j = 0; j < 32; ++j) sum += y[i + j];
-    sum *= -8;
-    std::memcpy(y + in + i / 16, &sum, 4);
   }
   return broken ? __builtin_nanf("") : factor > 0 ? 1.0f / factor : 0.0f;
 }
@@ -388,7 +342,7 @@ static Prepared prepare(int kind, const float* x, int64_t stride, int64_t rows, 
   const int64_t bytes = prepared_bytes<By>(kind, in);
   char* row = static_cast<char*>(data);
   for (int64_t r = 0; r < rows; ++r, row += bytes) {
-    if (kind != BF16_DOT) scales[r] = prepare_int16(kind, x + r * stride, in, reinterpret_cast<int16_t*>(row));
+    if (kind != BF16_DOT) scales[r] = prepare_int16(x + r * stride, in, reinterpret_cast<int16_t*>(row));
     else if constexpr (By::usable) prepare_pairs<By>(x + r * stride, in, reinterpret_cast<typename By::X*>(row));
   }
   return {data, bytes / static_cast<int64_t>(kind == BF16_DOT ? sizeof(typename By::X) : 2), scales};

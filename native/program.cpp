@@ -101,9 +101,7 @@ void Program::cut_runs() {
   while (most > 1 && rows_.count > 1 && (rows_.count + most - 1) / most * heads_ < threads_) most /= 2;
   runs_.clear();
   for (int64_t r = 0, end; r < rows_.count; r = end) {
-    for (end = r + 1; end < rows_.count && rows_.slots[end] == rows_.slots[r] &&
-                      rows_.positions[end] == rows_.positions[end - 1] + 1;)
-      ++end;
+    for (end = r + 1; goes_on(end);) ++end;
     const int64_t parts = (end - r + most - 1) / most;  // of about the same length
     for (int64_t p = 0; p < parts; ++p) runs_.push_back(r + p * (end - r) / parts);
   }
@@ -314,6 +312,23 @@ void Program::linear(const Step& step, int step_index, int index, int thread) {
   }
 }
 
+// Whether a row stands one place behind the one before it, in the same sequence.
+bool Program::goes_on(int64_t row) const {
+  return row < rows_.count && rows_.slots[row] == rows_.slots[row - 1] && rows_.positions[row] == rows_.positions[row - 1] + 1;
+}
+
+// Rows from `row` on, each of which sees all that its sequence has in this run: one by one, since `AttentionArgs` lets each
+// further row see one key more.
+void Program::attend_block(AttentionArgs args, int64_t row) {
+  int64_t end = row + args.rows;
+  while (goes_on(end)) ++end;
+  args.last = rows_.positions[end - 1] + 1;
+  for (int left = args.rows; left > 0; --left, args.q += args.q_stride, args.out += args.out_stride) {
+    args.rows = 1;
+    if (!kernels().attention(args)) status_ = BAD_POSITION;
+  }
+}
+
 void Program::attention(const Step& step, int index) {
   for (const Op& op : step.ops) {
     const Layer& layer = layers_[op.integers[0]];
@@ -344,6 +359,7 @@ void Program::attention(const Step& step, int index) {
     args.span = window < 0 ? INT64_MAX / 2 : window + 1 - own;
     args.k = layer.k;
     args.v = layer.v;
+    if (op.integers[3] == 2) return attend_block(args, row);
     if (!kernels().attention(args)) status_ = BAD_POSITION;
     return;
   }

@@ -104,6 +104,8 @@ class Program : public Job {
   void top_clusters(const Op& op, int64_t row);
   void linear(const Step& step, int step_index, int index, int thread);
   void attention(const Step& step, int index);
+  void attend_block(AttentionArgs args, int64_t row);
+  bool goes_on(int64_t row) const;
   void experts(const Op& op, int index, int thread);
   void gather(const Op& op, int step_index, int index, int thread);
   const Prepared& prepared(const Value& x, const Tiles& m, int step_index, Scratch& scratch);

@@ -37,7 +37,6 @@ typedef float F4 __attribute__((vector_size(16)));
 typedef int16_t H __attribute__((vector_size(4 * L)));  // pairs: two of a sum's products lie beside each other
 typedef int16_t HL __attribute__((vector_size(2 * L)));
 typedef int8_t SMem __attribute__((vector_size(2 * L), aligned(1), may_alias));
-typedef uint8_t UMem __attribute__((vector_size(2 * L), aligned(1), may_alias));
 
 PL_INLINE V load(const float* p) { return *reinterpret_cast<const VMem*>(p); }
 PL_INLINE void store(float* p, V v) { *reinterpret_cast<VMem*>(p) = v; }
@@ -223,10 +222,8 @@ PL_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }  // 
 
 #if defined(__AVX512F__)  // compilers turn the conversion below into five instructions
 PL_INLINE H load_int8(const void* p) { return (H)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
-PL_INLINE H load_uint8(const void* p) { return (H)_mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
 #else
 PL_INLINE H load_int8(const void* p) { return __builtin_convertvector(*static_cast<const SMem*>(p), H); }
-PL_INLINE H load_uint8(const void* p) { return __builtin_convertvector(*static_cast<const UMem*>(p), H); }
 #endif
 
 // `v` where the lane's byte at `p` is not 0, else `other`.

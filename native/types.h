@@ -11,10 +11,10 @@ namespace paceline {
 inline std::atomic<bool> weights_in_cache{false}, fetches_far{true};
 
 // BF16_DOT: bfloat16 for CPUs that multiply pairs of it, whose inputs are rounded to bfloat16 too; only if Kernels::bf16_dot.
-// From Q4_0 on: the blocks of GGUF files, whose inputs are rounded to 8 or 16 bits unless EXACT is added.
+// From Q4_0 on: in blocks, those of GGUF files and INT4, whose inputs are rounded to 8 or 16 bits unless EXACT is added.
 enum Kind : int {
-  FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, BF16_DOT = 4,
-  Q4_0 = 8, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, EXACT = 32
+  FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, BF16_DOT = 4,
+  Q4_0 = 8, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, INT4, EXACT = 32
 };
 
 inline bool in_blocks(int kind) { return kind >= Q4_0; }
@@ -34,12 +34,13 @@ inline BlockSize block_size(int kind) {  // as in files
     case Q5_K: return {256, 176};
     case Q6_K: return {256, 210};
     case IQ4_XS: return {256, 136};
+    case INT4: return {32, 16};
     default: return {32, 17};  // MXFP4
   }
 }
 
 struct Matrix {  // [out, in], rows contiguous; INT8: scale [out]; INT4: scale [out, in/32], low nibble first, value + 8;
-                 // in blocks: no scale, a row is a run of blocks as in the file
+                 // other blocks: no scale, a row is a run of blocks as in the file
   const void* data = nullptr;
   const float* scale = nullptr;
   int64_t out = 0, in = 0;
@@ -47,7 +48,7 @@ struct Matrix {  // [out, in], rows contiguous; INT8: scale [out]; INT4: scale [
 
   int64_t row_bytes() const {
     if (in_blocks(kind)) return in / block_size(kind).elements * block_size(kind).bytes;
-    return kind == FLOAT32 ? in * 4 : kind == INT8 ? in : kind == INT4 ? in / 2 : in * 2;
+    return kind == FLOAT32 ? in * 4 : kind == INT8 ? in : in * 2;
   }
 };
 

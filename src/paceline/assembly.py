@@ -33,7 +33,7 @@ from paceline.models.adapter import Adapter, load_adapter, unmerged
 from paceline.models.base import Cached, Target
 from paceline.models.config import read_config
 from paceline.models.defaults import read_defaults
-from paceline.models.foreign import ASSISTANT_TYPES
+from paceline.models.foreign import ASSISTANT_TYPES, KINDS
 from paceline.models.hub import Role, bundled, find_assistant, look_at, resolve
 from paceline.models.loading import Transform
 from paceline.models.networks import kind_of
@@ -303,7 +303,7 @@ def choose_drafter(
         if broken is not None:
             return "ngram", None, f"the drafter beside the target cannot be used: {broken}"
         return f"{kind_of(found, target) or 'model'}+ngram", found, why
-    if name.partition("+")[0] in ("mtp", "eagle3"):
+    if name.partition("+")[0] in KINDS:
         found, why = find_assistant(target, read_config(target))
         if found is not None and kind_of(found, target) != name.partition("+")[0]:
             found, why = None, f"{found} is a drafter of another kind"
@@ -344,7 +344,7 @@ def _load_network(
     kind, source = choice
     if kind in third_party():
         target.tap(third_party_taps(kind))
-    if source is None or not kind.startswith(("mtp", "eagle3")):
+    if source is None or kind.partition("+")[0] not in KINDS:
         return None
     if read_config(source).get("model_type") in ASSISTANT_TYPES:
         return None  # it reads K/V of the target

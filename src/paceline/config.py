@@ -24,7 +24,9 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     target: str = "demo"
-    drafter: str = "auto"  # auto | none | ngram | mtp | mtp+ngram | eagle3 | a drafter (folder or hub id)
+    drafter: str = (
+        "auto"  # auto | none | ngram | mtp | mtp+ngram | eagle3 | dflash | a drafter (folder or hub id)
+    )
     adapter: str | None = (
         None  # a LoRA adapter in PEFT's layout (folder or hub id), merged into the target at load
     )
@@ -32,7 +34,7 @@ class EngineConfig:
     dtype: str = "auto"  # of weights; auto = as stored on CPU, bfloat16 on a GPU
     activations: Literal["auto", "float32"] = (
         # on CPU: what weights are multiplied with; auto = for bfloat16 weights bfloat16 where that is twice as fast,
-        # for blocks of GGUF files 8 bits (Q6_K and Q8_0: 16), each 16 values with a scale of their own
+        # for int4 and blocks of GGUF files 8 bits (Q6_K and Q8_0: 16), each 16 values with a scale of their own
         "auto"
     )
     verify: VerifyRule = "match"

@@ -48,7 +48,9 @@ class FakeServer:
             return httpx2.Response(400, json={"error": f"{self.refuses} is not supported with speculation"})
         if body["temperature"] == 1.0:
             rng = random.Random(body["seed"])
-            return self._reply(["".join(rng.choices(WORDS, self.distribution))], [], body)
+            word = rng.choices(WORDS, self.distribution)[0]
+            nats = -0.5 * self.gap * rng.random()
+            return self._reply([word], [{word: 0.0 if self.certain else nats}], body)
         words, tops = [], []
         for at in range(body["max_tokens"]):
             choice = random.Random(f"{body['prompt']}{at}").choice(WORDS)
@@ -85,6 +87,7 @@ def third(prompt: str, at: int) -> bool:
         (FakeServer(gap=0.01, flip=third), "lossless up to near-ties"),
         (FakeServer(flip=third), "not lossless"),
         (FakeServer(distribution=(0.1, 0.2, 0.3, 0.4)), "not lossless"),
+        (FakeServer(gap=1.0), "not lossless"),  # of sampled tokens: twice as likely
         (FakeServer(refuses="min_p"), "features differ"),
         (FakeServer(certain=True), "features differ"),
         (FakeServer(noisy=True), "cannot tell"),
@@ -95,6 +98,7 @@ def third(prompt: str, at: int) -> bool:
         "near-tie",
         "clear fault",
         "other distribution",
+        "likelier tokens",
         "refuses min_p",
         "logprobs 0",
         "noisy",
@@ -102,7 +106,7 @@ def third(prompt: str, at: int) -> bool:
     ],
 )
 def test_verdicts(server: FakeServer, verdict: str) -> None:
-    report = audited(server, FakeServer(gap=server.gap))
+    report = audited(server, FakeServer(gap=2.0 if server.gap == 1.0 else server.gap))
     assert report.verdict == verdict, report.reason
     assert report.verdict.upper() in to_text(report)
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from checkpoints import VOCAB, build_target
+from dflash_files import DFlashReference, build_dflash
 from eagle3_files import build_eagle3, eagle3_reference
 from mtp_files import MtpReference, build_mtp
 from paceline.assembly import build_engine
@@ -47,7 +48,15 @@ def mtp_of_three(target: Path, folder: Path) -> Made:
     return made, made, MtpReference(target, made, modules=3)
 
 
-KITS: dict[str, Callable[[Path, Path], Made]] = {"eagle3": eagle3, "mtp": mtp, "3 modules": mtp_of_three}
+def dflash(target: Path, folder: Path) -> Made:
+    hidden = load_target(target).hidden_size
+    drafter = build_dflash(folder, hidden=hidden, vocab=VOCAB, draft_vocab=40)
+    return target, drafter, DFlashReference(target, drafter)
+
+
+KITS: dict[str, Callable[[Path, Path], Made]] = {
+    "eagle3": eagle3, "mtp": mtp, "3 modules": mtp_of_three, "dflash": dflash,
+}  # fmt: skip
 
 
 @pytest.fixture(params=KITS)

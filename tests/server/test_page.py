@@ -310,7 +310,7 @@ def test_the_settings_are_the_models_until_they_are_set(page: Page, s: Served) -
     p = s.engine.last_params
     assert (p.temperature, p.top_p, p.top_k, p.max_tokens, p.seed) == (0.25, 0.5, 64, 3, 7)
     assert (p.stop, p.drafter, p.draft_tokens) == (("x\ny",), "ngram", 2)
-    page.see(".turn .why", "stopped at the length that is set")
+    page.see(".turn .why", "length limit reached")
     page.tab.click("#open-settings")
     page.tab.click("#settings [type=reset]")
     page.tab.keyboard.press("Escape")

@@ -303,5 +303,5 @@ def test_figures_and_ends_are_said(tmp_path: Path) -> None:
     assert node(tmp_path, source) == [
         "4 tokens · 40 tokens/s · 2.00 per step · 50 % of drafts kept",
         "4 tokens · 0.4 tokens/s · 2.00 per step · 50 % of drafts kept",
-        "the context of 10 tokens is full", "stopped at the length that is set", "stopped", "",
+        "the context of 10 tokens is full", "length limit reached", "stopped", "",
     ]  # fmt: skip

@@ -12,7 +12,7 @@ from statistics import NormalDist, mean, variance
 from typing import Any, Literal
 
 from paceline.audit.client import TOP, Answer, Endpoint
-from paceline.audit.compare import Divergence, all_certain, divergence, logprob_gap
+from paceline.audit.compare import Divergence, certain, divergence, logprob_gap
 from paceline.audit.prompts import PROMPTS, SAMPLED
 from paceline.check.chi2 import Fit, compare_samples
 
@@ -201,8 +201,11 @@ def _feature(name: str, mine: Answer, theirs: Answer, how: tuple[bool, float]) -
     if name == "logprobs":
         if bool(mine.tokens) != bool(theirs.tokens):
             return "given by one side only"
-        if all_certain(mine) and not all_certain(theirs):
-            return "every token is said to be certain"
+        if certain(mine) > 3 + certain(theirs):
+            return (
+                f"{certain(mine)} of {len(mine.tokens)} tokens are said to be certain, as if kept drafts had no "
+                "alternatives"
+            )
         gap = logprob_gap(mine, theirs)
         return f"differ by up to {gap:.2f} nats" if gap is not None and gap > LOGPROB_TOLERANCE else ""
     found = divergence(0, mine, theirs, near_tie)
@@ -224,7 +227,7 @@ def judge(report: Report) -> tuple[Verdict, str]:
             f"the words of sampled texts follow another distribution (p = {report.fit.p_value:.1e})",
         )
     odd = report.surprise
-    if odd is not None and odd.refuted:
+    if odd is not None and odd.refuted and "logprobs" not in report.features:  # else they cannot be believed
         return "not lossless", (
             f"the tokens of sampled texts are {'more' if odd.mine > odd.theirs else 'less'} likely than the reference's: "
             f"{odd.mine:.2f} and {odd.theirs:.2f} nats (p = {odd.p_value:.1e})"
@@ -236,7 +239,8 @@ def judge(report: Report) -> tuple[Verdict, str]:
             f"(prompt {worst.prompt}, token {worst.at}: {worst.first!r} or {worst.second!r}, {worst.gap:.2f} nats apart)"
         )
     if report.features:
-        return "features differ", "; ".join(f"{name}: {what}" for name, what in report.features.items())
+        what = "; ".join(f"{name}: {what}" for name, what in report.features.items())
+        return "features differ", f"the texts give no reason for doubt, but {what}" if not clear else what
     unknown = [d for d in clear if d.kind == "unknown"]
     if unknown:
         return "cannot tell", (
@@ -280,6 +284,7 @@ def to_text(report: Report) -> str:
         lines.append(
             f"their tokens           {odd.mine:.2f} and {odd.theirs:.2f} nats likely on average, p = {odd.p_value:.3g}; "
             f"{odd.detectable:.2f} nats between them would be found with chance 90%"
+            + (" (not believed: see logprobs)" if "logprobs" in report.features else "")
         )
     lines.append(
         "parameters             " + ("all alike" if not report.features else f"{len(report.features)} differ")

@@ -73,6 +73,6 @@ def logprob_gap(one: Answer, other: Answer) -> float | None:
     return gap
 
 
-def all_certain(answer: Answer) -> bool:
-    """Every log probability is exactly 0: some engines report that for drafted tokens."""
-    return len(answer.tokens) > 3 and all(token.logprob == 0.0 for token in answer.tokens)
+def certain(answer: Answer) -> int:
+    """Tokens whose log probability is exactly 0: some engines report that for drafted tokens."""
+    return sum(token.logprob == 0.0 for token in answer.tokens)

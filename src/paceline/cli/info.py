@@ -74,6 +74,7 @@ def command(
 def _look(config: EngineConfig, outlook: Outlook, measure: bool) -> Seen:
     from paceline.assembly import choose_drafter, find_adapter, pick_device, pick_runner
     from paceline.memory import why_not
+    from paceline.models.foreign import KINDS
     from paceline.models.inspection import inspect
     from paceline.survey import describe_sampling, describe_text
 
@@ -86,7 +87,7 @@ def _look(config: EngineConfig, outlook: Outlook, measure: bool) -> Seen:
     weighed = outlook.weighed(folder)
     found = [inspect(weighed, itemsize=4 if device.type == "cpu" else 2, runner=runner)]
     if source is not None:
-        found.append(inspect(source, target=folder if kind.startswith(("mtp", "eagle3")) else None))
+        found.append(inspect(source, target=folder if kind.partition("+")[0] in KINDS else None))
     if outlook.planned:
         text, troubles = describe_sampling(folder)
         text["weights"] = "not here: sizes are those of its shape in bfloat16"

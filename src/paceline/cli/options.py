@@ -66,7 +66,7 @@ TARGET = [
 
 ENGINE = [
     click.option("--drafter", default="auto", show_default=True, metavar="NAME",
-                 help="auto, none, ngram, mtp, mtp+ngram, eagle3, model, or a drafter's folder or hub id."),
+                 help="auto, none, ngram, mtp, mtp+ngram, eagle3, dflash, model, or a drafter's folder or hub id."),
     click.option("--draft-tokens", type=DraftTokens(), default="auto", show_default=True,
                  help="Tokens to draft per step; auto measures what pays on this machine."),
     click.option("--verify", type=click.Choice(RULES), default="match", show_default=True,
@@ -78,7 +78,7 @@ ENGINE = [
                  show_default=True, help="Of the weights; auto keeps them as stored on CPU."),
     click.option("--activations", type=click.Choice(["auto", "float32"]), default="auto", show_default=True,
                  help="What weights are multiplied with on CPU; auto rounds it to bfloat16 for bfloat16 weights, where "
-                 "the processor has twice the speed for that, and to 8 or 16 bits for blocks of GGUF files."),
+                 "the processor has twice the speed for that, and to 8 or 16 bits for int4 and blocks of GGUF files."),
     click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Quantize the target's weights at load."),
     click.option("--quantize-drafter", type=click.Choice(["int8", "int4"]), help="Quantize the drafter's."),
     click.option("--max-model-len", type=click.IntRange(min=1), help="Context in tokens (prompt and answer)."),

@@ -40,7 +40,6 @@ PROBING = 0.005  # of the time, for single tokens of rows that draft nothing oth
 FIRST_WAIT, LAST_WAIT = 16, 1024  # steps until a row's next probe: doubled by each that is refused
 SAVED = 2.0  # probes that the budget holds at most
 LEAST_SURVIVAL = 0.02  # a token that is kept more rarely is never drafted
-HELD = 3  # further steps that a plan is good for
 DEEPER = 2  # tokens beyond its planned length that a row may draft while its confidence pays for them
 
 
@@ -62,16 +61,6 @@ class _Request:
     probing: bool = False  # its draft in this step is a probe
 
 
-@dataclass(slots=True)
-class _Hold:
-    """A plan that goes on for a few steps."""
-
-    rows: tuple[PlanRow, ...]
-    prefill_rows: int
-    plan: DraftPlan
-    left: int = HELD
-
-
 class AdaptivePolicy:
     def __init__(
         self,
@@ -91,7 +80,6 @@ class AdaptivePolicy:
         self._drafted = 0  # steps with drafts since a plain one
         self._plain = True  # the last step was,
         self._measuring = False  # and it was plain to see what plain ones take
-        self._hold: _Hold | None = None
         self._budget = 0.0  # seconds that probes may take,
         self._most = float("inf")  # and that are saved for them
 
@@ -103,9 +91,6 @@ class AdaptivePolicy:
             raise ValueError(
                 f"{len(free_proposals)} proposals for {len(rows)} rows: give one for each, or None"
             )
-        kept = self._held(rows, free_proposals, prefill_rows)
-        if kept is not None:
-            return kept
         out: list[PlannedRow | None] = []
         for row, proposal in zip(rows, free_proposals, strict=True):
             self._request(row)
@@ -117,31 +102,7 @@ class AdaptivePolicy:
                 out.append(None if row.want == "auto" else fixed_row(row, proposal, want))
         fixed = sum([planned.limit for planned in out if planned is not None])
         batch = Batch(len(rows) + prefill_rows + fixed, len(rows))
-        plan = self._decide(rows, free_proposals, batch, out)
-        once = self._measuring or any(p is not None and p.confidence for p in free_proposals)
-        if not (once or any(self._requests[row.id].probing for row in rows)):
-            self._hold = _Hold(tuple(rows), prefill_rows, plan)
-        return plan
-
-    def _held(
-        self, rows: Seq[PlanRow], proposals: Seq[Proposal | None], prefill_rows: int
-    ) -> DraftPlan | None:
-        """The last plan, for a few steps of the same requests: what is learnt from one step changes little."""
-        hold, self._hold = self._hold, None
-        if hold is None or hold.left == 0 or hold.prefill_rows != prefill_rows or len(hold.rows) != len(rows):
-            return None
-        if self._drafted >= REFERENCE or any(p is not None and p.confidence for p in proposals):
-            return None
-        drafting = False
-        for row, before, planned in zip(rows, hold.rows, hold.plan.rows, strict=True):
-            same = row.id == before.id and row.want == before.want and row.drafter == before.drafter
-            if not same or row.drafter_max != before.drafter_max or row.room < max(planned.limit, 1):
-                return None
-            drafting = drafting or planned.limit > 0
-        hold.left -= 1
-        self._hold = hold
-        self._drafted += drafting
-        return hold.plan
+        return self._decide(rows, free_proposals, batch, out)
 
     def _decide(
         self, rows: Seq[PlanRow], proposals: Seq[Proposal | None], batch: Batch, out: list[PlannedRow | None]

@@ -11,13 +11,20 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast
 
 from paceline.drafters.base import Drafter
+from paceline.drafters.block import BlockDrafter
 from paceline.drafters.chain import ChainDrafter
 from paceline.drafters.states import MemoryDrafter, StateDrafter
 from paceline.errors import LoadError, UsageError
 from paceline.kv.cache import KVCache
-from paceline.models.base import FINAL, ChainNet, StateNet, Target, ToldNet
+from paceline.models.base import FINAL, BlockNet, ChainNet, StateNet, Target, ToldNet
+from paceline.models.foreign import KINDS
 
-BUILT_IN = ("auto", "none", "ngram", "mtp", "mtp+ngram", "eagle3", "eagle3+ngram", "model", "model+ngram")
+BUILT_IN = (
+    "auto",
+    "none",
+    "ngram",
+    *(name for kind in (*KINDS, "model") for name in (kind, f"{kind}+ngram")),
+)
 GROUP = "paceline.drafters"
 
 
@@ -61,6 +68,8 @@ def load_third_party(name: str, target: Target, cache: KVCache) -> Drafter:
 
 def over(name: str, net: ToldNet, cache: KVCache) -> MemoryDrafter:
     """The drafter that works as a network wants it, with that one's own cache."""
+    if not net.shift:
+        return BlockDrafter(name, cast(BlockNet, net), cache)
     if net.shift > 1:
         return ChainDrafter(name, cast(ChainNet, net), cache)
     return StateDrafter(name, cast(StateNet, net), cache)

@@ -126,6 +126,26 @@ class ChainNet(ToldNet, Protocol):
         ...
 
 
+class BlockNet(ToldNet, Protocol):
+    """One that drafts a block in one forward: `shift` is 0, since no token goes into an entry."""
+
+    block: int  # rows of a block: the text's last token, and `mask`s
+    mask: int
+    first: int  # the row that gives the first token of a draft
+
+    def absorb(self, rows: ForwardBatch, states: torch.Tensor, cache: KVCache) -> None:
+        """Write K/V of rows [N] whose `states` [N, width] the target has computed."""
+        ...
+
+    def block_states(self, rows: ForwardBatch, cache: KVCache) -> torch.Tensor:
+        """Of whole blocks of rows [N] what `logits` takes, [N, H]."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[M, H] -> [M, C]"""
+        ...
+
+
 def rows_of(hidden: torch.Tensor, rows: list[int]) -> torch.Tensor:
     """hidden[rows], which torch would copy with threads of its own for a few kilobytes. They spin for milliseconds after
     it, where those of the next forward have to run: steps of 16 texts took half as long again.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from paceline.errors import LoadError
 from paceline.files import read_json
@@ -14,13 +14,15 @@ OLDER = {
     "gemma3n_text": "Gemma 3n", "paligemma": "PaliGemma", "t5gemma": "T5Gemma", "recurrent_gemma": "RecurrentGemma",
 }  # fmt: skip
 ASSISTANT_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
-Kind = Literal["mtp", "eagle3"]  # of drafters that are made for one target
-EAGLE3 = "an EAGLE-3 head"  # which paceline runs, see models/eagle3.py
+Kind = Literal["mtp", "eagle3", "dflash"]  # of drafters that are made for one target
+KINDS: tuple[Kind, ...] = get_args(Kind)
+EAGLE3, DFLASH = "an EAGLE-3 head", "a DFlash drafter"  # which paceline runs, see models/networks.py
 # word in what a drafter's config names itself by -> what it is; the first that is found counts
 DRAFTERS = (
-    ("peagle", "a P-EAGLE head"), ("eagle3", EAGLE3), ("eagle", "an EAGLE head"), ("dflash", "a DFlash drafter"),
-    ("dspark", "a DSpark drafter"), ("medusa", "a set of Medusa heads"), ("mlp_speculator", "an MLP speculator"),
-    ("mlpspeculator", "an MLP speculator"), ("mtp", "a multi-token-prediction (MTP) head"),
+    ("peagle", "a P-EAGLE head"), ("eagle3", EAGLE3), ("eagle", "an EAGLE head"), ("dspark", "a DSpark drafter"),
+    ("dflash2", "a DFlash 2 drafter"), ("dflash", DFLASH), ("medusa", "a set of Medusa heads"),
+    ("mlp_speculator", "an MLP speculator"), ("mlpspeculator", "an MLP speculator"),
+    ("mtp", "a multi-token-prediction (MTP) head"),
 )  # fmt: skip
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 OTHER_FILES = (
@@ -65,7 +67,8 @@ def drafter_kind(raw: Mapping[str, Any]) -> Kind | None:
     """Which kind of drafter, made for one target, a config.json describes; None for a model of its own."""
     if raw.get("model_type") in ASSISTANT_TYPES or raw.get("speculators_model_type") == "mtp":
         return "mtp"
-    return "eagle3" if foreign_drafter(raw) == EAGLE3 else None
+    found = foreign_drafter(raw)
+    return "eagle3" if found == EAGLE3 else "dflash" if found == DFLASH else None
 
 
 def explain_folder(folder: Path) -> str:

@@ -132,8 +132,8 @@ def find_assistant(target: Path, config: Mapping[str, Any]) -> tuple[Path | None
     """The target's own drafter where it is on this machine, and why it was chosen or that there is none.
 
     Looked at in this order: what config.json names under `assistant_model`; a folder `eagle3` inside the target; one
-    named like the target, or its file, with `-eagle3` at its end; for SmolLM2-135M-Instruct the bundled one; modules for
-    multi-token prediction in the target's own files, whatever its config says of them; beside a
+    named like the target, or its file, with `-eagle3` at its end; the same with `dflash`; for SmolLM2-135M-Instruct the
+    bundled one; modules for multi-token prediction in the target's own files, whatever its config says of them; beside a
     GGUF file a GGUF file with `assistant` or `mtp` in its name; a folder with `-assistant` at its end, also among
     downloaded snapshots; `assistant` beside a folder `target`.
     """
@@ -202,8 +202,10 @@ def _own_places(target: Path) -> dict[Path, str]:
     """Where a drafter that somebody has trained for a target lies: inside it, beside it or its file, in this package."""
     target = Path(os.path.abspath(target))
     name = target.stem if target.is_file() else target.name
-    inside, beside = target / "eagle3", target.parent / ("eagle3" if name == "target" else f"{name}-eagle3")
-    places = {inside: f"{inside} lies inside the target", beside: f"{beside} lies beside the target"}
+    places: dict[Path, str] = {}
+    for kind in ("eagle3", "dflash"):
+        inside, beside = target / kind, target.parent / (kind if name == "target" else f"{name}-{kind}")
+        places |= {inside: f"{inside} lies inside the target", beside: f"{beside} lies beside the target"}
     if name.partition(".")[0] == SMOLLM2:
         places[SMOLLM2_DRAFTER] = f"the bundled one for {SMOLLM2}"
     return places

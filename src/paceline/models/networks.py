@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from paceline.models.config import parse_target, read_config
+from paceline.models.dflash import parse_dflash, plan_dflash
 from paceline.models.eagle3 import parse_eagle3, plan_eagle3
 from paceline.models.foreign import Kind, drafter_kind
 from paceline.models.mtp import inside, parse_mtp, plan_mtp
 from paceline.models.state_net import Fits, Network
 
-PLANS = {"eagle3": plan_eagle3, "mtp": plan_mtp}
+PLANS = {"eagle3": plan_eagle3, "mtp": plan_mtp, "dflash": plan_dflash}
 PARSERS: Mapping[Kind | None, Callable[[Mapping[str, Any]], object]] = {  # by kind of drafter; None: of a target
-    "eagle3": parse_eagle3, "mtp": parse_mtp, None: parse_target,
+    "eagle3": parse_eagle3, "mtp": parse_mtp, "dflash": parse_dflash, None: parse_target,
 }  # fmt: skip
 
 

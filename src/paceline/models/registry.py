@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from paceline.errors import PairError
+from paceline.models.base import FINAL
 from paceline.models.config import parse_assistant, parse_target, read_config
 from paceline.models.eagle3 import Eagle3Net
 from paceline.models.families import spec_of
@@ -105,7 +106,7 @@ def load_network(
     weights = Weights(tensors, target.device, stored, transform, target.runner.reads_blocks)
     net = plan.build(weights, target)
     tensors.finish()
-    target.tap(plan.taps)
+    target.tap([tap for tap in plan.taps if tap != FINAL])
     return net
 
 

@@ -75,8 +75,7 @@ class GraphNet(ABC):
         self.hidden_size, self.layout = layers.hidden_size, decoder_layout(layers)
         self.kv_dtype: StoreType = target.dtype
         self._bare: dict[int, ForwardBatch] = {}  # rows for `logits`, by their number
-        # one stable object each, see GraphTarget
-        self.absorb_graph, self.logits_graph = self._absorb, self._logits
+        self.logits_graph = self._logits  # one stable object, see GraphTarget
 
     def _set_store(self, outputs: Iterable[Weight]) -> None:
         """`outputs`: what the results of attention are multiplied with, as in `GraphTarget`."""
@@ -86,12 +85,7 @@ class GraphNet(ABC):
     @property
     def graphs(self) -> list[Graph]:
         """All graphs that it runs."""
-        return [self.absorb_graph, self.logits_graph]
-
-    def absorb(self, rows: ForwardBatch, states: Tensor, cache: KVCache) -> tuple[Tensor, Tensor]:
-        """Write K/V of rows whose hidden states the target has computed: (what `step` takes, what `logits` takes)."""
-        after, normed = self.runner.run(self.absorb_graph, rows, cache, {"states": states})
-        return after, normed
+        return [self.logits_graph]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, hidden_size] -> [M, C], scores of the tokens `ids`."""
@@ -105,10 +99,6 @@ class GraphNet(ABC):
         return logits
 
     @abstractmethod
-    def _absorb(self, ops: Ops) -> tuple[Value, ...]:
-        """Of the input `states`: what the next step takes, what the head reads."""
-
-    @abstractmethod
     def _logits(self, ops: Ops) -> tuple[Value, ...]:
         """Logits of the input `hidden`."""
 
@@ -120,11 +110,16 @@ class SteppingNet(GraphNet):
         self, layers: DecoderConfig, target: GraphTarget, taps: Seq[int], width: int, ids: Tensor | None
     ) -> None:
         super().__init__(layers, target, taps, width, ids)
-        self.step_graph = self._step
+        self.absorb_graph, self.step_graph = self._absorb, self._step
 
     @property
     def graphs(self) -> list[Graph]:
-        return [*super().graphs, self.step_graph]
+        return [self.absorb_graph, self.step_graph, *super().graphs]
+
+    def absorb(self, rows: ForwardBatch, states: Tensor, cache: KVCache) -> tuple[Tensor, Tensor]:
+        """Write K/V of rows whose hidden states the target has computed: (what `step` takes, what `logits` takes)."""
+        after, normed = self.runner.run(self.absorb_graph, rows, cache, {"states": states})
+        return after, normed
 
     def step(self, rows: ForwardBatch, hidden: Tensor, cache: KVCache) -> tuple[Tensor, Tensor]:
         """One more token of a draft: (logits [M, C], what the next step takes)."""
@@ -136,6 +131,10 @@ class SteppingNet(GraphNet):
     ) -> Drawn | None:
         """All steps of a round with their draws in one native call; None on a runner that cannot."""
         return self.runner.draft_round(self.step_graph, start, cache, states, rules, stops)
+
+    @abstractmethod
+    def _absorb(self, ops: Ops) -> tuple[Value, ...]:
+        """Of the input `states`: what the next step takes, what the head reads."""
 
     @abstractmethod
     def _step(self, ops: Ops) -> tuple[Value, ...]:

@@ -2,8 +2,8 @@
 
 A row's bits depend on its token, position, sequence and weights, and on the instruction set that `isa()` names: not on
 the number of rows, their place, how a text is cut into chunks, or the number of threads. Activations are float32; what
-is multiplied with weights in GGUF blocks is rounded to 8 bits (16 for q6_k, q8_0), each 16 values with a scale; what is
-multiplied with bfloat16 weights is rounded to bfloat16 first where the CPU multiplies pairs of those (AVX512-BF16), as
+is multiplied with int4 weights and GGUF blocks is rounded to 8 bits (16 for q6_k, q8_0), each 16 with a scale; what
+is multiplied with bfloat16 weights is rounded to bfloat16 first where the CPU multiplies pairs of those (AVX512-BF16), as
 models stored in it are computed everywhere, with sums in float32: twice as many products in the same time.
 """
 

@@ -98,7 +98,13 @@ class RecordingOps:
         self._stores[layer] = self.nodes[-1]
 
     def attention(self, q: Value, layer: int, heads: int, window: int | None, sees_itself: bool) -> Value:
-        numbers: list[int] = [layer, heads, -1 if window is None else window, int(sees_itself)]
+        return self._attend(q, [layer, heads, -1 if window is None else window, int(sees_itself)])
+
+    def block_attention(self, q: Value, layer: int, heads: int) -> Value:
+        return self._attend(q, [layer, heads, -1, 2])
+
+    def _attend(self, q: Value, numbers: list[int]) -> Value:
+        layer = numbers[0]
         after = [self._stores[layer]] if layer in self._stores else []
         return self._note(Code.ATTENTION, [q], [q.width], integers=numbers, after=after)[0]
 

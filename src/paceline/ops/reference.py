@@ -85,7 +85,7 @@ class ReferenceOps:
         self._exact = torch.float64 if dtype == torch.float64 else torch.float32
         self._rotary: dict[int, tuple[Tensor, Tensor]] = {}  # id of inv_freq, alive as long as the graph
         self._written: dict[str, Tensor] = {}
-        self._reach: dict[tuple[str, int | None, bool, int], _Reach] = {}
+        self._reach: dict[tuple[str, int | None, int | None, int], _Reach] = {}
         self._pad: tuple[Tensor, Tensor, int] | None = None
 
     # -- inputs ----------------------------------------------------------------------------------------------
@@ -165,10 +165,17 @@ class ReferenceOps:
             store.index_copy_(0, self._written[spec.kind], new.reshape(shape).to(store.dtype))
 
     def attention(self, q: Tensor, layer: int, heads: int, window: int | None, sees_itself: bool) -> Tensor:
+        return self._read(q, layer, heads, window, 0 if sees_itself else -1)
+
+    def block_attention(self, q: Tensor, layer: int, heads: int) -> Tensor:
+        return self._read(q, layer, heads, None, None)
+
+    def _read(self, q: Tensor, layer: int, heads: int, window: int | None, last: int | None) -> Tensor:
+        """`last`: the last key that a row sees, from its own position on; None: the last row's of its sequence."""
         assert self.cache is not None
         spec = self.cache.layout.layers[layer]
         group = heads // spec.kv_heads
-        reach = self._reach_of(spec.kind, window, sees_itself, group)
+        reach = self._reach_of(spec.kind, window, last, group)
         take, back, longest = self._padding()
         batch = len(self.rows.starts) - 1
         q = q[take].view(batch, longest, spec.kv_heads, group, spec.head_dim)
@@ -201,18 +208,19 @@ class ReferenceOps:
             self._pad = (torch.tensor(take, device=device), torch.tensor(back, device=device), longest)
         return self._pad
 
-    def _reach_of(self, kind: str, window: int | None, sees_itself: bool, group: int) -> _Reach:
+    def _reach_of(self, kind: str, window: int | None, ahead: int | None, group: int) -> _Reach:
         """Keys from the first to the last that any row of a sequence sees; no other sequence's are read."""
-        key = (kind, window, sees_itself, group)
+        key = (kind, window, ahead, group)
         if key not in self._reach:
             assert self.cache is not None
             take, _, longest = self._padding()
             batch = len(self.rows.starts) - 1
             position = self.rows.positions.long()[take].view(batch, longest)  # [B, T]
-            last = position if sees_itself else position - 1  # [B, T] last visible key
+            # [B, T] last visible key
+            last = position[:, -1:].expand_as(position) if ahead is None else position + ahead
             first = torch.zeros_like(last)
             if window is not None:
-                first = (position - window + 1 if sees_itself else last - window).clamp(min=0)
+                first = (last - window + (1 if ahead == 0 else 0)).clamp(min=0)
             begin, end = first[:, :1], last[:, -1:]  # [B, 1]
             keys = max(1, int((end - begin).max()) + 1)
             j = begin + torch.arange(keys, device=position.device)  # [B, S]

@@ -12,7 +12,10 @@ from paceline.ops.base import Weight
 
 # In the order of `Kind` in native/types.h.
 BLOCK_KINDS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4")
-KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3} | {k: 8 + i for i, k in enumerate(BLOCK_KINDS)}
+IN_BLOCKS = 8  # from this kind on
+KINDS = {"float32": 0, "bfloat16": 1, "int8": 2} | {
+    k: IN_BLOCKS + i for i, k in enumerate((*BLOCK_KINDS, "int4"))
+}
 PAIRS = 4  # bfloat16 whose inputs are rounded to bfloat16 too
 EXACT = 32  # is added to a kind in blocks whose inputs are not rounded
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
@@ -23,9 +26,9 @@ def tiles(
 ) -> tuple[torch.Tensor, int]:
     """(`weight` in tiles of outputs, kind). With each `cluster` outputs filled up (by the last) to whole tiles.
 
-    `exact`: bfloat16 and blocks stay kinds that are multiplied with float32; else inputs are rounded to bfloat16 where
-    the CPU multiplies pairs of it, and those of blocks to 8 bits (16 for
-    q6_k and q8_0), each 16 with a scale of their own.
+    `exact`: bfloat16, int4 and blocks stay kinds that are multiplied with float32; else inputs are rounded to bfloat16
+    where the CPU multiplies pairs of it, and those of int4 and blocks to 8 bits (16 for q6_k and q8_0), each 16 with a
+    scale of their own.
     Raises UsageError for a weight that native code cannot read.
     """
     weight, padding = usable(weight), -cluster % int(extension.tile())
@@ -36,7 +39,7 @@ def tiles(
     shape, kind = (weight.out_features, weight.in_features), KINDS[weight.kind]
     if kind == KINDS["bfloat16"] and not exact and extension.bf16_dot():
         kind = PAIRS
-    if exact and weight.blocks is not None:
+    if exact and kind >= IN_BLOCKS:
         kind += EXACT
     out = arena.zeros(extension.packed_bytes(kind, *shape))
     rows = weight.data.data_ptr(), 0 if scale is None else scale.data_ptr(), *shape, kind

@@ -25,7 +25,12 @@ from paceline.engine.engine import EngineParts
 
 Say = Callable[[str], None]
 MEASURING = 2.0  # seconds that it may take to measure costs
-NETWORKS = ("mtp", "eagle3", "model")  # whose acceptance is kept and tested; other drafters are strangers
+NETWORKS = (
+    "mtp",
+    "eagle3",
+    "dflash",
+    "model",
+)  # whose acceptance is kept and tested; other drafters are strangers
 
 
 @dataclass(frozen=True, slots=True)

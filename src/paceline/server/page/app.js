@@ -136,8 +136,9 @@ function listen() {
     return closeIfCovering();
   });
   $("as-tokens").checked = kept("tokens") === "on";
-  $("legend").hidden = !$("as-tokens").checked;
-  $("as-tokens").addEventListener("change", () => { keep("tokens", $("as-tokens").checked ? "on" : ""); $("legend").hidden = !$("as-tokens").checked; chat.draw(); });
+  const legend = () => { $("legend").hidden = !$("as-tokens").checked; $("prompt-hint").hidden = $("as-tokens").checked; };
+  legend();
+  $("as-tokens").addEventListener("change", () => { keep("tokens", $("as-tokens").checked ? "on" : ""); legend(); chat.draw(); });
   for (const text of QUESTIONS) {
     const made = button(text, { class: "starter" });
     made.addEventListener("click", () => chat.setPrompt(text));

@@ -66,7 +66,7 @@ export class AnswerView {
     out.push(make("div", { class: "acts" }, this.#details(running),
       ...(busy ? [] : [
         ...(cut ? [act("continue", "Continue", "Continue this answer")] : []),
-        act("again", "Regenerate", "Write this answer again"), act("edit", "Edit", "Edit this answer"),
+        act("again", "Regenerate", "Regenerate this answer"), act("edit", "Edit", "Edit this answer"),
         act("copy", "Copy", "Copy this answer"), act("race", "Race", "Race this answer with and without speculation"),
       ])));
     return out;

@@ -87,7 +87,7 @@ export function ending(answer, context) {
   if (answer.finish === "stopped") return "stopped";
   if (answer.finish === "interrupted") return "interrupted";
   if (answer.finish !== "length") return "";
-  return answer.used >= context ? `the context of ${context} tokens is full` : "stopped at the length that is set";
+  return answer.used >= context ? `the context of ${context} tokens is full` : "length limit reached";
 }
 
 /** What an answer took: by the engine's clock once it has told, until then by the page's. */
