@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from eagle3_files import build_eagle3
 from paceline.cli.train import command
 from paceline.errors import CapacityError, PacelineError, PairError, UsageError
+from paceline.models.hub import bundled
 from paceline.train import GemmaAssistant
 from paceline.train import job as job_module
 from paceline.train.card import curves
@@ -89,6 +91,10 @@ def test_a_dry_run_writes_nothing(pair: tuple[Path, Path], data: Path, tmp_path:
     said = train(pair, data, tmp_path / "out", "--dry-run")
     for word in ("memory", "s per update", "3 updates", "M parameters"):
         assert word in said
+    assert "fitting the head" not in said
+    assert "fitting the head" in train(
+        pair, data, tmp_path / "out", "--dry-run", "--head", "centroid", "--clusters", "12"
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -111,6 +117,17 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(
     assert "the drafter is in" in train(
         pair, data, tmp_path / "out", "--compare-prompts", "0", "--save-every", "100"
     )
+
+
+def test_an_eagle3_drafter_to_go_on_from_is_the_one_to_beat(llama: Path, data: Path, tmp_path: Path) -> None:
+    old = build_eagle3(tmp_path / "old", hidden=48, vocab=96, draft_vocab=40)
+    said = train((llama, old), data, tmp_path / "out", "--init", str(old), "--keep", "new")
+    assert "drafter: reads after layers 1, 2, 3, drafts 40 of 96 tokens, head of its own" in said
+    assert "comparing new, old: " in said
+    assert "gained over the old drafter: " in said
+    assert "the drafter is in" in said
+    with pytest.raises(PairError, match="no EAGLE-3 drafter in speculators format"):
+        train((llama, old), data, tmp_path / "other", "--init", str(bundled("assistant")))
 
 
 def test_folders_that_would_be_overwritten_are_refused(pair: tuple[Path, Path], data: Path) -> None:

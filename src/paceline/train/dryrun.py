@@ -34,7 +34,7 @@ def dry_run(job: Job, say: Callable[[str], None]) -> list[str]:
     run, start = make_run(job, train, held)
     what = method.describe(start.module)
     step, evaluation = _updates(run)
-    training = options.steps * step
+    training, last = options.steps * step, method.last_batches(run.module) * step / options.accumulate
     judging = (options.steps // options.eval_every + 3) * evaluation
     parameters = sum(p.numel() for _, p in run.module.trainable())
     seen = options.steps * options.batch * options.accumulate
@@ -47,8 +47,9 @@ def dry_run(job: Job, say: Callable[[str], None]) -> list[str]:
         f"{seen / len(train):.1f} epochs, objective {options.objective}, {options.draft_tokens} draft steps",
         f"memory        {_mib(16 * parameters)} for weights, gradients and moments, {_peak(run.teacher.device)}",
         f"time          writing {_span(writing)}, {step:.2f} s per update ({_span(training)}), {evaluation:.1f} s per "
-        f"evaluation ({_span(judging)}), comparing {_span(comparing)}",
-        f"              about {_span(writing + training + judging + comparing)} in all",
+        f"evaluation ({_span(judging)}), {f'fitting the head {_span(last)}, ' if last else ''}comparing "
+        f"{_span(comparing)}",
+        f"              about {_span(writing + training + judging + last + comparing)} in all",
         f"disk          {_mib(16 * parameters)} for the checkpoint in {job.out / 'run'}",
     ]
 

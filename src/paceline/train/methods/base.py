@@ -71,6 +71,10 @@ class Method(Protocol):
         """What it will be, in a few words. Raises UsageError for what cannot be, before the work and not after it."""
         ...
 
+    def last_batches(self, module: DraftModule) -> int:
+        """How many batches `finish` runs over."""
+        ...
+
     def finish(self, run: Run, hooks: Hooks) -> tuple[DraftModule, str]:
         """(the trained module as it will run, what to say of that in the card)"""
         ...

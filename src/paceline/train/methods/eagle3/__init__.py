@@ -133,6 +133,9 @@ class Eagle3:
             f"tokens, head {'of its own' if module.shared_head is None else 'of the target'}"
         )
 
+    def last_batches(self, module: DraftModule) -> int:
+        return 0
+
     def finish(self, run: Run, hooks: Hooks) -> tuple[DraftModule, str]:
         return run.module, self.describe(run.module)
 

@@ -85,6 +85,10 @@ class GemmaAssistant:
         clusters = self.head.wanted(module.shape)
         return f"head {f'of {clusters} clusters' if clusters else 'dense'}"
 
+    def last_batches(self, module: DraftModule) -> int:
+        assert isinstance(module, DrafterModule)
+        return self.head.batches if self.head.wanted(module.shape) else 0
+
     def finish(self, run: Run, hooks: Hooks) -> tuple[DraftModule, str]:
         from paceline.train.methods.gemma_assistant.fitting import rebuild_head
 

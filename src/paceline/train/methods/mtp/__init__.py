@@ -86,6 +86,9 @@ class Mtp:
     def describe(self, module: DraftModule) -> str:
         return f"one block over {module.vocab:,} tokens, head of the target"
 
+    def last_batches(self, module: DraftModule) -> int:
+        return 0
+
     def finish(self, run: Run, hooks: Hooks) -> tuple[DraftModule, str]:
         return run.module, self.describe(run.module)
 
