@@ -104,7 +104,6 @@ def test_what_is_done_beside_the_updates_is_told_as_it_goes(pair: tuple[Path, Pa
     assert carry_out(run, method, hooks) is not None
     names = list(dict.fromkeys(name for name, _, _ in said))
     assert names == [
-        "judging the drafter as it is",
         "evaluating",
         "fitting the head",
         "judging the finished drafter",

@@ -69,12 +69,15 @@ def carry_out(run: Run, method: Method, hooks: Hooks) -> Distilled | None:
     None if it was asked to stop before the end.
     """
     method.describe(run.module)  # refuses what cannot be before the work, not after it
-    before, _ = judge(run, run.module, partial(hooks.phase, "judging the drafter as it is"))
+    before = None
+    if run.module.runs_otherwise:
+        before, _ = judge(run, run.module, partial(hooks.phase, "judging the drafter as it is"))
     with hooks.guard():
         result = run.go(hooks)
     write_history(run.folder, result)
     if result.stopped == "interrupted":
         return None
+    before = before or Acceptance(**next(e["held_out"] for e in result.state.history if "held_out" in e))
     module, note = method.finish(run, hooks)
     after, calibration = judge(run, module, partial(hooks.phase, "judging the finished drafter"))
     return Distilled(result, before, after, module, note, calibration)

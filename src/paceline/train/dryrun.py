@@ -35,7 +35,7 @@ def dry_run(job: Job, say: Callable[[str], None]) -> list[str]:
     what = method.describe(start.module)
     step, evaluation = _updates(run)
     training, last = options.steps * step, method.last_batches(run.module) * step / options.accumulate
-    judging = (options.steps // options.eval_every + 3) * evaluation
+    judging = (options.steps // options.eval_every + (3 if run.module.runs_otherwise else 2)) * evaluation
     parameters = sum(p.numel() for _, p in run.module.trainable())
     seen = options.steps * options.batch * options.accumulate
     return [

@@ -35,6 +35,7 @@ class DraftModule(nn.Module, ABC):
     """A trainable drafter. `unroll` gives states, `logits` scores them. Its parameters carry the names of the file."""
 
     vocab: int  # tokens of the target
+    runs_otherwise = False  # `running_logits` are others than `logits`
     kind = ""  # what the parameters do not say of its arithmetic; a run goes on only with the same
 
     @property

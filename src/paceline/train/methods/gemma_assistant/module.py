@@ -135,6 +135,7 @@ class DrafterModule(DraftModule):
         self.pre_projection = nn.Linear(2 * shape.target_hidden, shape.hidden, bias=False)
         self.post_projection = nn.Linear(shape.hidden, shape.target_hidden, bias=False)
         self.masked_embedding = MaskedEmbedding(shape) if shape.clusters else None
+        self.runs_otherwise = bool(shape.clusters)
 
     @property
     def head(self) -> torch.Tensor:
