@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict
 
 from paceline.core import Constraint, VerifyRule, check_draft_tokens, check_rule
-from paceline.errors import UsageError
+from paceline.errors import UsageError, shown
 
 ELSEWHERE = {  # what other engines call it
     "model": "target", "quantization": "quantize", "enable_prefix_caching": "prefix_cache", "max_num_seqs": "max_batch",
@@ -70,28 +70,25 @@ class EngineConfig:
             object.__setattr__(self, "adapter", self.adapter[0] if self.adapter else None)
         _check_kinds(self)
         if self.dtype not in DTYPES:
-            raise UsageError(f"dtype={self.dtype!r} is unknown: use one of {', '.join(DTYPES)}")
+            raise UsageError(f"dtype={shown(self.dtype)} is unknown: use one of {', '.join(DTYPES)}")
         if self.activations not in ("auto", "float32"):
-            raise UsageError(f"activations={self.activations!r} is unknown: use auto or float32")
+            raise UsageError(f"activations={shown(self.activations)} is unknown: use auto or float32")
         check_rule(self.verify)
         if self.draft_tokens != "auto":
             check_draft_tokens(self.draft_tokens)
         for name in ("quantize", "quantize_drafter"):
             if getattr(self, name) not in (None, "int8", "int4"):
                 raise UsageError(
-                    f"{name}={getattr(self, name)!r} is unknown: use int8 or int4, or leave it out"
+                    f"{name}={shown(getattr(self, name))} is unknown: use int8 or int4, or leave it out"
                 )
         for name in ("max_model_len", "max_batch", "cache_memory", "prefill_chunk", "step_tokens", "threads"):
             value, most = getattr(self, name), MOST.get(name, MOST_NUMBER)
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                said = (
-                    repr(value)
-                    if not isinstance(value, int) or abs(value) < most**2
-                    else "a number that large"
+                raise UsageError(
+                    f"{name}={shown(value)} is not possible: give a whole number from 1 to {most}"
                 )
-                raise UsageError(f"{name}={said} is not possible: give a whole number from 1 to {most}")
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> EngineConfig:
@@ -101,7 +98,7 @@ class EngineConfig:
             if name not in known:
                 near = [ELSEWHERE[name]] if name in ELSEWHERE else difflib.get_close_matches(name, known, 1)
                 hint = f"did you mean {near[0]}?" if near else f"known options: {', '.join(known)}"
-                raise UsageError(f"unknown option {name!r}: {hint}")
+                raise UsageError(f"unknown option {shown(name)}: {hint}")
         return cls(**options)
 
 
@@ -116,12 +113,10 @@ def _check_kinds(config: EngineConfig) -> None:
     for field, what in texts.items():
         value = getattr(config, field)
         if not isinstance(value, str) and not (value is None and field in ("adapter", "profile_dir")):
-            raise UsageError(f"{field}={repr(value)[:80]} is not possible: {what}")
+            raise UsageError(f"{field}={shown(value)} is not possible: {what}")
     for field in ("prefix_cache", "native", "remeasure"):
         if not isinstance(getattr(config, field), bool):
-            raise UsageError(
-                f"{field}={repr(getattr(config, field))[:80]} is not possible: give True or False"
-            )
+            raise UsageError(f"{field}={shown(getattr(config, field))} is not possible: give True or False")
 
 
 class EngineOptions(TypedDict, total=False):

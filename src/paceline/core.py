@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -107,6 +107,7 @@ def _check_kinds(p: SamplingParams) -> None:
         "allowed_token_ids": (ids, p.allowed_token_ids is None or _all(p.allowed_token_ids, int)),
         "logit_bias": ("a mapping of token ids to numbers", isinstance(p.logit_bias, Mapping)),
         "ignore_eos": ("True or False", isinstance(p.ignore_eos, bool)),
+        "constraint": ("a function that makes one", p.constraint is None or callable(p.constraint)),
         "drafter": ("a name", isinstance(p.drafter, str | None)),
         "reference": (f"a text or {ids}", isinstance(p.reference, str | None) or _all(p.reference, int)),
         "verify": ("the name of a rule", isinstance(p.verify, str | None)),
@@ -114,7 +115,7 @@ def _check_kinds(p: SamplingParams) -> None:
     }  # fmt: skip
     for name, (what, right) in kinds.items():
         if not right:
-            raise UsageError(f"{name}={repr(getattr(p, name))[:80]} is not possible: give {what}")
+            raise UsageError(f"{name}={shown(getattr(p, name))} is not possible: give {what}")
     texts = [p.stop] if isinstance(p.stop, str) else list(p.stop)
     for text in [*texts, *([p.reference] if isinstance(p.reference, str) else [])]:
         try:
@@ -153,11 +154,13 @@ def _check_params(p: SamplingParams) -> None:
         number = isinstance(value, int) or (kind is float and isinstance(value, float))
         if isinstance(value, bool) or not number or not low <= value <= high:  # NaN fails the comparison
             what = "a whole number" if kind is int else "a number"
-            raise UsageError(f"{name}={value!r} is not possible: give {what} from {low:g} to {high:g}")
+            raise UsageError(f"{name}={shown(value)} is not possible: give {what} from {low:g} to {high:g}")
     if p.top_p == 0:
         raise UsageError("top_p=0 would leave no token: use temperature=0 for greedy, or top_p in (0, 1]")
     if p.min_tokens > p.max_tokens:
-        raise UsageError(f"min_tokens={p.min_tokens} is more than max_tokens={p.max_tokens}: lower one")
+        raise UsageError(
+            f"min_tokens={shown(p.min_tokens)} is more than max_tokens={shown(p.max_tokens)}: lower one"
+        )
     if not (p.draft_tokens is None or p.draft_tokens == "auto"):
         check_draft_tokens(p.draft_tokens)
     if p.verify is not None:
@@ -171,7 +174,7 @@ def _check_params(p: SamplingParams) -> None:
     for token, bias in p.logit_bias.items():
         if isinstance(bias, bool) or not isinstance(bias, (int, float)) or bias != bias or abs(bias) > 1e4:
             raise UsageError(
-                f"logit_bias[{token}]={bias!r} is not possible: give a number from -10000 to 10000"
+                f"logit_bias[{shown(token)}]={shown(bias)} is not possible: give a number from -10000 to 10000"
             )
 
 
@@ -179,14 +182,14 @@ def check_rule(value: object) -> None:
     """Raise UsageError for what is no VerifyRule."""
     if value not in get_args(VerifyRule):
         raise UsageError(
-            f"verify={value!r} is unknown: use match, reject or block (or typical, which is lossy)"
+            f"verify={shown(value)} is unknown: use match, reject or block (or typical, which is lossy)"
         )
 
 
 def check_draft_tokens(value: object) -> int:
     """Return `value` if it is a possible draft length (0..16), else raise UsageError."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_DRAFT_TOKENS:
-        raise UsageError(f"draft_tokens={value!r} is not possible: give 0..{MAX_DRAFT_TOKENS} or 'auto'")
+        raise UsageError(f"draft_tokens={shown(value)} is not possible: give 0..{MAX_DRAFT_TOKENS} or 'auto'")
     return value
 
 

@@ -50,6 +50,18 @@ class RequestFailed(PacelineError):
     exit_code = 5
 
 
+_SHOWN = 80  # characters
+
+
+def shown(value: object) -> str:
+    """A value of the user's as a message quotes it: short, whatever it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
 def unreadable(token: int, readable: int) -> PromptError:
     """For a token that a model has no row for in one of its tables."""
     return PromptError(

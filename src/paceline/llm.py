@@ -15,7 +15,7 @@ from paceline.config import EngineConfig, EngineOptions, SamplingOptions
 from paceline.core import Completion, Delta, SamplingParams
 from paceline.engine.engine import Engine
 from paceline.engine.shared import Call, SharedEngine
-from paceline.errors import UsageError
+from paceline.errors import UsageError, shown
 from paceline.text.chat import ChatTemplate
 from paceline.text.marked import Answer
 from paceline.text.reasoning import opened_by
@@ -257,7 +257,7 @@ class LLM:
         if isinstance(listed, Mapping):
             raise UsageError("params is a dict: give SamplingParams(...), or its values as keywords")
         if not isinstance(listed, Seq) or not all(isinstance(one, SamplingParams) for one in listed):
-            raise UsageError(f"params={repr(params)[:80]} is not possible: give SamplingParams, or a list")
+            raise UsageError(f"params={shown(params)} is not possible: give SamplingParams, or a list")
         if len(listed) != len(lengths):
             raise UsageError(
                 f"{len(lengths)} prompts but {len(listed)} sampling params: give one for all, or one for each"
@@ -266,11 +266,8 @@ class LLM:
 
     def _render(self, messages: Seq[Message]) -> tuple[list[int], bool]:
         """(prompt, whether it has opened a thinking part)."""
-        for i, message in enumerate(messages):
-            role = message.get("role") if isinstance(message, Mapping) else None
-            if not isinstance(role, str) or "content" not in message:
-                raise UsageError(f"messages[{i}]={repr(message)[:80]} is no message: give {A_MESSAGE}")
-        text = ChatTemplate.of(self.tokenizer).render(messages)
+        template = ChatTemplate.of(self.tokenizer)
+        text = template.render([_message(i, message, template) for i, message in enumerate(messages)])
         return self.tokenizer.encode(text, add_bos=False), opened_by(text)
 
     def _visible(self, done: Completion, params: SamplingParams, thinking: bool) -> str:
@@ -334,11 +331,29 @@ def _listed(prompts: object) -> list[Any]:
     if _is_talk(prompts):
         raise UsageError("generate was given messages: use chat(messages)")
     if not isinstance(prompts, list | tuple):
-        raise UsageError(f"prompts={repr(prompts)[:80]} is not possible: {wanted}")
+        raise UsageError(f"prompts={shown(prompts)} is not possible: {wanted}")
     for i, prompt in enumerate(prompts):
         if not isinstance(prompt, str) and not _is_ids(prompt) and prompt != []:
-            raise UsageError(f"prompts[{i}]={repr(prompt)[:80]} is not possible: {wanted}")
+            raise UsageError(f"prompts[{i}]={shown(prompt)} is not possible: {wanted}")
     return list(prompts)
+
+
+def _message(index: int, message: Message, template: ChatTemplate) -> Message:
+    """As the template takes it: parts are joined unless it goes through them. Raises UsageError for what is none."""
+    role = message.get("role") if isinstance(message, Mapping) else None
+    content = message.get("content", 0) if isinstance(role, str) else 0
+    if not isinstance(content, str | list | Mapping | None):
+        raise UsageError(f"messages[{index}]={shown(message)} is no message: give {A_MESSAGE}")
+    if not isinstance(content, list):
+        return message
+    for part in content:
+        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+            raise UsageError(
+                f"messages[{index}] has the part {shown(part)}: only parts with a text are supported yet"
+            )
+    if template.takes_parts:
+        return message
+    return {**message, "content": "".join(part["text"] for part in content)}
 
 
 def _talks(messages: object) -> list[Seq[Message]]:
@@ -346,10 +361,10 @@ def _talks(messages: object) -> list[Seq[Message]]:
     if _is_talk(messages):
         return [messages]
     if not isinstance(messages, list | tuple) or not messages:
-        raise UsageError(f"messages={repr(messages)[:80]} is not possible: give [{A_MESSAGE}]")
+        raise UsageError(f"messages={shown(messages)} is not possible: give [{A_MESSAGE}]")
     for i, talk in enumerate(messages):
         if not _is_talk(talk):
-            raise UsageError(f"messages[{i}]={repr(talk)[:80]} is no message: give {A_MESSAGE}")
+            raise UsageError(f"messages[{i}]={shown(talk)} is no message: give {A_MESSAGE}")
     return list(messages)
 
 

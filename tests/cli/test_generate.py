@@ -187,6 +187,12 @@ def test_bad_lines_give_records_and_their_neighbours_are_written(
     assert [r["id"] for r in records(out)[len(done) :]] == [2], "the line that was corrected, and no other"
 
 
+def test_files_that_were_joined_have_marks_within() -> None:
+    """`cat a.jsonl b.jsonl` of files with a byte order mark."""
+    line = b'\xef\xbb\xbf{"prompt": "x"}\r\n'
+    assert [one.error for one in check_lines(line + line + b"\xef\xbb\xbf\n", {})] == [None, None]
+
+
 def test_a_file_of_bad_lines_needs_no_model(tmp_path: Path, monkeypatch: Patch) -> None:
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("{\n", encoding="utf-8")
@@ -227,7 +233,7 @@ FIELDS = st.sampled_from([*SamplingParams.names(), "id", "prompt", "else"])
 def test_whatever_a_line_holds_is_a_line_or_an_error(values: list[Any]) -> None:
     data = b"\n".join(v if isinstance(v, bytes) else json.dumps(v).encode() for v in values)
     lines = check_lines(data, {})
-    assert len(lines) == sum(bool(raw.strip()) for raw in data.removeprefix(b"\xef\xbb\xbf").split(b"\n"))
+    assert len(lines) == sum(bool(raw.removeprefix(b"\xef\xbb\xbf").strip()) for raw in data.split(b"\n"))
     for line in lines:
         assert (line.said is None) == (line.error is not None)
         assert len(line.error or "") <= LONGEST_ERROR

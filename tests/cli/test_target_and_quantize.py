@@ -15,7 +15,8 @@ from paceline.models import quantized
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 NEEDED = {
-    "info": (), "serve": (), "check": ("--quick",), "bench": ("--quick",), "train": ("--data", "x", "--out", "y"),
+    "info": (), "serve": ("--port", "0"), "check": ("--quick",), "bench": ("--quick",),
+    "train": ("--data", "x", "--out", "y"),
     "quantize": ("--to", "int8", "--out", "z"), "convert": ("--out", "z"),
 }  # fmt: skip
 
@@ -31,6 +32,13 @@ def test_the_target_is_an_argument_or_an_option(command: str, monkeypatch: Patch
     assert "no/such/folder" in said[0]
     assert call(monkeypatch, command, "a", "--target", "b", *NEEDED[command]) == 2
     assert "the target is given twice, as a and as --target b: give it once" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [*NEEDED, "run"])
+def test_an_empty_target_is_none_and_not_the_demo(command: str, monkeypatch: Patch, capsys: Capture) -> None:
+    """What a script gives whose variable is not set."""
+    assert call(monkeypatch, command, *NEEDED.get(command, ("x",)), "--target", "") == 2
+    assert "'' is no target: give demo" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["train", "quantize", "convert"])

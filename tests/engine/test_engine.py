@@ -155,8 +155,28 @@ BAD_PARAMS = [
     {"max_tokens": True}, {"min_tokens": 9, "max_tokens": 5}, {"draft_tokens": 17}, {"draft_tokens": "many"},
     {"verify": "lossy"}, {"typical_epsilon": 0}, {"typical_epsilon": 1.5}, {"typical_delta": float("nan")},
     {"stop": ("",)}, {"logprobs": -1}, {"logit_bias": {1: float("inf")}},
-    {"allowed_token_ids": (2,), "bad_token_ids": (2,)}, {"allowed_token_ids": ()}, {"seed": 2**65},
+    {"allowed_token_ids": (2,), "bad_token_ids": (2,)}, {"allowed_token_ids": ()}, {"seed": 2**65}, {"constraint": 5},
 ]  # fmt: skip
+
+
+HUGE = 10**5000  # Python does not write it
+NUMBERS = ("seed", "temperature", "top_p", "min_p", "n", "logprobs", "min_tokens", "repetition_penalty",
+           "presence_penalty", "frequency_penalty", "draft_tokens")  # fmt: skip
+
+
+def test_a_number_of_thousands_of_digits_is_named_as_that() -> None:
+    for name in NUMBERS:
+        with pytest.raises(UsageError, match=f"{name}=a number of thousands of digits is"):
+            SamplingParams(**{name: HUGE})
+    with pytest.raises(UsageError, match=r"logit_bias.a number of thousands of digits.=a number of"):
+        SamplingParams(logit_bias={HUGE: HUGE})
+    engine = make_engine(Setup())
+    ids = ("bad_token_ids", "allowed_token_ids", "stop_token_ids", "reference")
+    for prompt, params in [([HUGE], {}), *(([2], {name: (HUGE,)}) for name in ids)]:
+        with pytest.raises(UsageError, match="has token id a number of thousands of digits"):
+            engine.add("x", prompt, SamplingParams(**params))
+    assert idle(engine)
+    engine.add("x", [2], SamplingParams(max_tokens=HUGE, top_k=HUGE))  # as many as fit, and all of them
 
 
 @pytest.mark.parametrize("params", BAD_PARAMS, ids=str)

@@ -112,6 +112,15 @@ BAD_CALLS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda llm: llm.chat([]), "messages="),
     (lambda llm: llm.chat([{"role": "user"}]), r"messages\[0\]"),
     (lambda llm: llm.chat([{"role": "user", "content": "x"}, "y"]), r"messages\[1\]='y' is no message"),
+    (lambda llm: llm.chat([{"role": "user", "content": 5}]), r"messages\[0\]=.*is no message"),
+    (
+        lambda llm: llm.chat([{"role": "user", "content": [{"type": "image"}]}]),
+        "only parts with a text are supported",
+    ),
+    (lambda llm: llm.chat([{"role": "user", "content": ["x"]}]), r"messages\[0\] has the part 'x'"),
+    (lambda llm: LLM("demo", drafter="demo\n"), r"unknown drafter 'demo\\n'"),
+    (lambda llm: LLM("x" * 10**6), "xxx... is no target"),
+    (lambda llm: LLM("demo", adapter="demo"), "is no adapter: give its folder, or a hub id"),
     (lambda llm: llm.stream(None), r"prompts\[0\]=None"),
     (lambda llm: LLM(None), "target=None is not possible: give demo"),  # type: ignore[arg-type]
     (lambda llm: LLM({"target": "demo"}), "target="),  # type: ignore[arg-type]
@@ -122,6 +131,18 @@ BAD_CALLS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda llm: LLM("demo", quantization="int8"), "did you mean quantize"),  # type: ignore[call-arg]
     (lambda llm: LLM("demo", max_num_seqs=4), "did you mean max_batch"),  # type: ignore[call-arg]
 ]
+
+
+def test_parts_are_joined_for_a_template_that_does_not_go_through_them(llm: LLM) -> None:
+    """REAL_FILES row 9, by the library: the list itself would be printed into the prompt."""
+    parts = [{"type": "text", "text": "def "}, {"type": "text", "text": "f("}]
+    kept = llm.tokenizer.template
+    try:
+        llm.tokenizer.template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+        texts = [llm.chat([{"role": "user", "content": c}], max_tokens=4)[0].text for c in (parts, "def f(")]
+    finally:
+        llm.tokenizer.template = kept
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize(("call", "message"), BAD_CALLS, ids=[m for _, m in BAD_CALLS])

@@ -372,12 +372,6 @@ def test_a_folder_of_several_gguf_models(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.endswith(line)
 
 
-def test_a_tag_of_the_hub_says_how_to_get_the_file(monkeypatch, capsys):
-    assert info(monkeypatch, "org/name:Q4_K_M") == 3
-    line = "run `hf download org/name --include '*Q4_K_M*.gguf' --local-dir gguf` and give the path of the file\n"
-    assert capsys.readouterr().err.endswith(line)
-
-
 def test_a_link_that_leads_nowhere(tmp_path):
     (tmp_path / "gemma").symlink_to("gone")
     with pytest.raises(PacelineError, match="is a link that leads nowhere"):

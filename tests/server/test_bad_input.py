@@ -57,6 +57,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "grammar", "grammar": "start[max_tokens=3]: /.*/"}}, "response_format.grammar"),
     ({"response_format": {"type": "grammar", "grammar": 'start: "\ud800"'}}, "response_format.grammar"),
     ({"response_format": {"type": "regex", "regex": "[^\\s\\S]"}}, "response_format.regex"),
+    ({"response_format": {"type": "regex", "regex": "(?<=a)b"}}, "response_format.regex"),
+    ({"response_format": {"type": "grammar", "grammar": 'start: "\x7f"'}}, "response_format.grammar"),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}},
      "response_format.json_schema.schema"),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "file:///etc/passwd"}}}},
@@ -92,6 +94,7 @@ def test_the_field_is_named(s: Served, more: dict[str, Any], param: str, choice:
     assert error["param"] == param
     assert len(error["message"]) < 500
     assert "<state>" not in error["message"]
+    assert "\n" not in error["message"]
 
 
 @pytest.mark.parametrize("required", [5, "ab", {"a": 1}, None, [["a"], 5]])

@@ -219,6 +219,7 @@ FORMATS: list[tuple[dict[str, Any], Any]] = [
     ({"structured_outputs": {"json": SCHEMA}}, dict), ({"structured_outputs": {"json_object": True}}, dict),
     ({"guided_regex": "[0-9]{3}"}, ("123",)), ({"structured_outputs": {"regex": "[0-9]{3}"}}, ("123",)),
     ({"guided_choice": ["yes", 'n"o']}, ("yes", 'n"o')), ({"structured_outputs": {"choice": ["yes"]}}, ("yes",)),
+    ({"guided_choice": ["a\x7f\x07\u2028\\"]}, ("a\x7f\x07\u2028\\",)),
     ({"guided_grammar": 'start: "ab"'}, ("ab",)), ({"grammar": 'start: "ab"'}, ("ab",)),
     ({"structured_outputs": {"grammar": 'start: "ab"'}}, ("ab",)),
 ]  # fmt: skip

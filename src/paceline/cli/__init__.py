@@ -103,7 +103,7 @@ def main() -> None:
     except OSError as error:
         if show:
             raise
-        place = f"{error.filename}: " if error.filename else ""
+        place = f"{str(error.filename)[:200]}: " if error.filename else ""
         _exit(4, f"{place}{error.strerror or error}: check the path, its permissions and the free space")
     except MemoryError:
         if show:

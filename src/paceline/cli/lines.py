@@ -62,7 +62,8 @@ def check_lines(data: bytes, said: Record) -> list[Line]:
     """The lines of a JSONL text in UTF-8. Whatever is wrong with a line is in its `error`; nothing is raised."""
     lines: list[Line] = []
     seen: set[str] = set()
-    for number, raw in enumerate(data.removeprefix(BOM).split(b"\n"), 1):
+    for number, line_bytes in enumerate(data.split(b"\n"), 1):
+        raw = line_bytes.removeprefix(BOM)  # also in the middle, where files were joined
         if not raw.strip():
             continue
         line = _line(number, raw, said)

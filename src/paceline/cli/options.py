@@ -153,7 +153,7 @@ def one_target(argument: str | None, option: str | None, default: str | None = "
     """The target, an argument or --target. Raises UsageError for both, and for neither without a default."""
     if argument is not None and option is not None:
         raise UsageError(f"the target is given twice, as {argument} and as --target {option}: give it once")
-    target = argument or option or default
+    target = next((given for given in (argument, option) if given is not None), default)
     if target is None:
         raise UsageError("no target is given: name a folder, a GGUF file or a hub id, first or with --target")
     return target

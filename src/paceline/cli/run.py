@@ -115,7 +115,7 @@ def _target_and_prompt(words: tuple[str, ...], target: str | None) -> tuple[str,
         return words[0], words[1]
     if words and target is None and names_a_model(words[0]):
         return words[0], None
-    return target or "demo", words[0] if words else None
+    return "demo" if target is None else target, words[0] if words else None
 
 
 def names_a_model(word: str) -> bool:

@@ -104,7 +104,7 @@ def command(target: str | None, named: str | None, config_file: str | None, **fl
     from paceline.cli.options import profile_dir
 
     engine = {name: flags.pop(name) for name in _ENGINE_FLAGS} | {
-        "target": one_target(target, named) if target or named else None
+        "target": one_target(target, named, None) if (target, named) != (None, None) else None
     }
     engine["adapter"] = engine["adapter"] or None
     for name in ("allowed_hosts", "cors_origins", "served_model_names"):

@@ -14,7 +14,7 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.block import BlockDrafter
 from paceline.drafters.chain import ChainDrafter
 from paceline.drafters.states import MemoryDrafter, StateDrafter
-from paceline.errors import LoadError, UsageError
+from paceline.errors import LoadError, UsageError, shown
 from paceline.kv.cache import KVCache
 from paceline.models.base import FINAL, BlockNet, ChainNet, StateNet, Target, ToldNet
 from paceline.models.foreign import KINDS
@@ -90,4 +90,4 @@ def check_kind(name: str) -> str:
         return name
     near = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-    raise UsageError(f"unknown drafter {name!r}: {hint} (a folder needs a slash, e.g. ./{name})")
+    raise UsageError(f"unknown drafter {shown(name)}: {hint} (a folder needs a slash, e.g. ./folder)")

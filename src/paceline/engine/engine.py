@@ -18,7 +18,7 @@ from paceline.engine.request import RequestState
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.state import EngineState
 from paceline.engine.step import step
-from paceline.errors import PromptError, UsageError, unreadable
+from paceline.errors import PromptError, UsageError, shown, unreadable
 from paceline.kv.cache import KVCache
 from paceline.models.base import Target
 from paceline.sampling import noise
@@ -114,7 +114,7 @@ class Engine:
             )
         for token in prompt_ids:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
-                raise PromptError(f"the prompt has token id {token!r}: give ids from 0 to {vocab - 1}")
+                raise PromptError(f"the prompt has token id {shown(token)}: give ids from 0 to {vocab - 1}")
             if token >= readable:
                 raise unreadable(token, readable)
         if len(prompt_ids) >= self.max_len:
@@ -127,7 +127,7 @@ class Engine:
             raise unreadable(min(params.allowed_token_ids), readable)
         if params.drafter is not None and params.drafter not in self.drafter_names:
             raise UsageError(
-                f"drafter {params.drafter!r} is not loaded: use one of {', '.join(self.drafter_names)}"
+                f"drafter {shown(params.drafter)} is not loaded: use one of {', '.join(self.drafter_names)}"
             )
         if params.stop and self._parts.tokenizer is None:
             raise UsageError("stop strings need a tokenizer: use stop_token_ids, or load one")

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.errors import LoadError, UsageError
+from paceline.errors import LoadError, UsageError, shown
 from paceline.models.card import fitting_assistant
 from paceline.models.config import read_config
 from paceline.models.hub_gguf import download_gguf
@@ -84,10 +84,12 @@ def locate(name: str | Path, role: Role) -> Path | HubName:
         raise UsageError(f"there is no file {text}: check its name")
     hub = parse_hub(text)
     if hub is None:
-        raise UsageError(
-            f"{text!r} is no {role}: give demo, smollm2, an existing folder in Hugging Face layout, or a hub id like "
-            "org/name or org/name:Q4_K_M"
-        )
+        wanted = "its folder, or a hub id like org/name"
+        if role != "adapter":
+            wanted = (
+                "demo, smollm2, a folder in Hugging Face layout, or a hub id like org/name or org/name:Q4_K_M"
+            )
+        raise UsageError(f"{shown(text)} is no {role}: give {wanted}")
     if hub.tag is not None and role == "adapter":
         raise UsageError(
             f"{text} is a GGUF file, which is no adapter: give a folder or a hub id in PEFT's layout"

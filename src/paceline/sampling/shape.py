@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from paceline.core import SamplingParams, Sequence
-from paceline.errors import UsageError
+from paceline.errors import UsageError, shown
 from paceline.sampling.cells import Cells
 from paceline.sampling.filters import Filter, host_threshold, thresholds
 from paceline.sampling.history import Counts
@@ -83,7 +83,7 @@ def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
     for name, ids in named:
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-                raise UsageError(f"{name} has token id {token!r}: give ids from 0 to {vocab_size - 1}")
+                raise UsageError(f"{name} has token id {shown(token)}: give ids from 0 to {vocab_size - 1}")
 
 
 def _shape(logits: torch.Tensor, ids: torch.Tensor | None, rows: Seq[LogitRow]) -> torch.Tensor:

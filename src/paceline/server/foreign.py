@@ -88,7 +88,7 @@ def _format(said: str, kind: str, value: Any) -> ResponseFormat:
     if kind == "regex":
         return ResponseFormat.of_field(said, "regex", regex=value)
     if kind == "choice":
-        words = " | ".join(json.dumps(word, ensure_ascii=False) for word in value)
+        words = " | ".join(json.dumps(word, ensure_ascii=False).replace("\x7f", "\\u007f") for word in value)
         return ResponseFormat.of_field(said, "grammar", grammar=f"start: {words}")
     return ResponseFormat.of_field(said, "grammar", grammar=value)
 

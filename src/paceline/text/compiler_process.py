@@ -36,7 +36,7 @@ class CompilerProcess:
                 f"the grammar takes longer than {self._timeout:g} s or too much memory: make it simpler"
             )
         if answer["error"]:
-            raise UsageError(f"the grammar cannot be compiled: {answer['error'][:300]}")
+            raise UsageError(f"the grammar cannot be compiled: {' '.join(answer['error'].split())[:300]}")
 
     def close(self) -> None:
         self._helper.close()

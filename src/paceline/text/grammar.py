@@ -118,6 +118,10 @@ class Grammars:
             raise UsageError(f"the grammar cannot be used: {_error(matcher)}")
 
 
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:_SHOWN]
+
+
 def _unpacked(matcher: Any) -> np.ndarray:
     """Which tokens may come next, as far as the tokenizer knows them."""
     return np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
@@ -125,7 +129,7 @@ def _unpacked(matcher: Any) -> np.ndarray:
 
 def _error(matcher: Any) -> str:
     """What is wrong, without the dump of the matcher's state."""
-    return str(matcher.get_error()).partition("\n<state>")[0][:_SHOWN]
+    return _one_line(str(matcher.get_error()).partition("\n<state>")[0])
 
 
 def to_grammar(kind: str, source: str) -> str:
@@ -136,7 +140,7 @@ def to_grammar(kind: str, source: str) -> str:
             return str(matcher.grammar_from_json_schema(source, overrides=_JSON_OPTIONS))
         return str({"lark": matcher.grammar_from_lark, "regex": matcher.grammar_from_regex}[kind](source))
     except ValueError as error:
-        raise UsageError(f"the grammar cannot be read: {str(error)[:_SHOWN]}") from error
+        raise UsageError(f"the grammar cannot be read: {_one_line(str(error))}") from error
 
 
 def _named(name: str, kind: str, source: str) -> dict[str, Any]:
