@@ -298,11 +298,15 @@ def test_verdict_compares_auto_with_none_and_with_the_best_fixed_length() -> Non
     assert found.worst_against_fixed == (pytest.approx(0.95), CODE, "mtp 4")
     assert found.noise is None
     assert found.say()[0] == (
-        "Typically mtp auto is 1.90 times as fast as plain decoding here (1.90 to 1.90), and every text is the same."
+        "Typically speculation makes this model 1.90 times as fast here (mtp auto; 1.90 to 1.90), and every text stays "
+        "the same."
     )
     other = verdict(lines([made(auto, 90, same=False)]))
-    assert other.say()[0] == "Typically mtp auto is 0.90 times as fast as plain decoding here (0.90 to 0.90)."
-    assert "as fast as plain decoding" in verdict(lines([made(auto, 101)])).say()[0]
+    assert (
+        other.say()[0]
+        == "Typically speculation makes this model 0.90 times as fast here (mtp auto; 0.90 to 0.90)."
+    )
+    assert "no faster and no slower" in verdict(lines([made(auto, 101)])).say()[0]
     assert "speculation" in verdict(lines([made(one, 150), made(four, 250)])).say()[0]  # no auto among them
     assert "paceline check" in other.say()[-1]
 

@@ -37,12 +37,13 @@ MEANINGS = {
 STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:75rem;margin:2rem auto;padding:0 1rem;color:#1f2937;"
     "background:#fff}table{border-collapse:collapse;font-size:13px}td,th{padding:.25rem .6rem;"
-    "border-bottom:1px solid #8884;text-align:right}td:first-child,th:first-child,td:nth-child(4)"
+    "border-bottom:1px solid #8884;text-align:right}td:first-child,th:first-child,:is(td,th):nth-child(4)"
     "{text-align:left}svg{width:30rem;max-width:100%;font:11px system-ui,sans-serif;fill:currentColor}"
     ".title{font-weight:600;font-size:13px}.grid{stroke:#8883}.base{stroke:currentColor;stroke-dasharray:4 3}"
     "pre{white-space:pre-wrap;overflow-wrap:anywhere;font-size:12px}.wide{overflow-x:auto}"
     ".first{font-size:1.2rem;font-weight:600}dt{font-weight:600}dd{margin:0 0 .4rem 1rem}"
-    "@media (prefers-color-scheme:dark){body{background:#111827;color:#e5e7eb}}"
+    "@media (prefers-color-scheme:dark){body{background:#111827;color:#e5e7eb}"
+    "svg [fill^='#'],svg [stroke^='#']{filter:brightness(1.5)}}"
 )
 
 

@@ -119,9 +119,11 @@ class Verdict:
         out = []
         if self.typical:
             low, middle, high, label = self.typical
-            fast = f"{middle:.2f} times as fast as" if abs(middle - 1) > 0.02 else "as fast as"
-            texts = ", and every text is the same" if self.all_same_text else ""
-            out.append(f"Typically {label} is {fast} plain decoding here ({low:.2f} to {high:.2f}){texts}.")
+            fast = f"{middle:.2f} times as fast" if abs(middle - 1) > 0.02 else "no faster and no slower"
+            texts = ", and every text stays the same" if self.all_same_text else ""
+            out.append(
+                f"Typically speculation makes this model {fast} here ({label}; {low:.2f} to {high:.2f}){texts}."
+            )
         if self.best:
             ratio, cell, label = self.best
             out.append(f"At best {label} is {ratio:.2f} times none ({_name(cell)}).")
@@ -195,7 +197,7 @@ def _typical(table: Seq[Line]) -> tuple[float, float, float, str] | None:
     """What to expect of auto, or of whatever was measured instead, over all cells alike."""
     ratios = [line.ratio.median for line in table if line.ratio]
     labels = {line.setting.label for line in table}
-    label = next(iter(labels)) if len(labels) == 1 else "speculation"
+    label = next(iter(labels)) if len(labels) == 1 else "any setting"
     return (min(ratios), median(ratios), max(ratios), label) if ratios else None
 
 
