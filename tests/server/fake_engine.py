@@ -47,7 +47,7 @@ def make_tokenizer(marks: bool = True) -> Tokenizer:
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in names])
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    config = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
+    config = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "add_bos_token": True}
     return Tokenizer(backend, config, eos=[1, 4])
 
 
