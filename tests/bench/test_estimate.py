@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -62,6 +63,13 @@ def test_published_shapes_have_the_published_number_of_parameters(name: str) -> 
     last = name.rpartition("/")[2]
     assert published(last.lower()) == found
     assert published("someone/" + last) is None
+
+
+def test_a_context_shorter_than_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "SECONDS", 0.05)
+    config = replace(parse_target(read_config(bundled("target"))), max_len=8)  # type: ignore[type-var]
+    runner, _ = pick_runner(EngineConfig(), pick_device("cpu"))
+    assert speed(config, "float32", size_of(config, "float32"), runner) > 0
 
 
 def test_what_is_counted_is_what_is_held() -> None:

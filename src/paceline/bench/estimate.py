@@ -154,7 +154,7 @@ def _layers(config: Any) -> Any:
 
 
 def _cut(config: Any, count: int, vocab: int) -> Any:
-    same = {"vocab_size": vocab, "eos_token_ids": ()}
+    same = {"vocab_size": vocab, "eos_token_ids": (), "max_len": CONTEXT}
     if hasattr(config, "layers"):
         return replace(config, layers=config.layers[:count], ple_vocab=min(config.ple_vocab, vocab), **same)
     return replace(config, kinds=config.kinds[:count], sparse=config.sparse & set(range(count)), **same)
