@@ -233,6 +233,21 @@ def test_a_gguf_file_of_the_hub_is_looked_at_fetched_and_run(hub, tmp_path, llam
     assert "org/name:F32" in paceline(hub, tmp_path, "list").stdout
 
 
+def test_the_assistant_in_the_repository_of_a_gguf_file_comes_with_it(hub, tmp_path):
+    from paceline.convert.to_gguf import write_gguf
+    from paceline.models.hub import bundled
+
+    place = hub.root / "org" / "name"
+    place.mkdir(parents=True)
+    write_gguf(bundled("target"), place / "demo-BF16.gguf", None)
+    write_gguf(bundled("assistant"), place / "mtp-demo-Q8_0.gguf", None, bundled("target"))
+    write(place / "mtp-demo-Q4_0.gguf", b"GGUF")
+    done = paceline(hub, tmp_path, "pull", "org/name")
+    assert "its drafter org/name:mtp-demo-Q8_0.gguf is in" in done.stdout, done.stderr
+    done = paceline(hub, tmp_path, "info", "org/name", "--no-measure")
+    assert "mtp-demo-Q8_0.gguf lies beside the target" in done.stdout, done.stderr
+
+
 def test_a_split_gguf_file_of_the_hub_is_one_model(hub, tmp_path, llama):
     import gguf
 

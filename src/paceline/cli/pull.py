@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from paceline.errors import LoadError
+
+if TYPE_CHECKING:
+    from paceline.models.names import HubName
 
 
 @click.command()
@@ -26,7 +30,8 @@ def command(name: str, drafter: bool) -> None:
     from paceline.models.inspection import check
     from paceline.models.outline import as_named
 
-    if isinstance(locate(name, "target"), Path):
+    hub = locate(name, "target")
+    if isinstance(hub, Path):
         click.echo(f"{name} is on this machine: paceline run {name}")
         return
     with tempfile.TemporaryDirectory() as scratch:
@@ -36,7 +41,7 @@ def command(name: str, drafter: bool) -> None:
             raise type(error)(as_named(str(error), Path(scratch))) from error
     folder = resolve(name, "target")
     click.echo(f"{name} is in {folder}")
-    made = _published(folder) if drafter else None
+    made = _published(folder, hub) if drafter else None
     if made is not None:
         try:
             click.echo(f"its drafter {made} is in {resolve(made, 'assistant')}")
@@ -45,14 +50,17 @@ def command(name: str, drafter: bool) -> None:
     click.echo(f"next: paceline run {name}")
 
 
-def _published(folder: Path) -> str | None:
-    """The hub id of the assistant that was made for a target, None for a model that has or is one."""
+def _published(folder: Path, hub: HubName) -> str | None:
+    """The hub id of the assistant that was made for a target, or of its file beside a GGUF file; None for a model that
+    has or is one."""
     from paceline.models.card import fitting_assistant
     from paceline.models.config import read_config
     from paceline.models.foreign import ASSISTANT_TYPES
+    from paceline.models.hub_gguf import drafter_of
+    from paceline.weights.gguf.reader import is_gguf
 
     raw = read_config(folder)
     kind = str(raw.get("model_type"))
-    return (
-        fitting_assistant(folder, raw) if kind.startswith("gemma4") and kind not in ASSISTANT_TYPES else None
-    )
+    if not kind.startswith("gemma4") or kind in ASSISTANT_TYPES:
+        return None
+    return (drafter_of(hub) if is_gguf(folder) else None) or fitting_assistant(folder, raw)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 from paceline.errors import LoadError, WeightsError
-from paceline.models.names import HubName, models_among
+from paceline.models.names import DRAFTER_FILE, HubName, models_among
 from paceline.models.repository import listing, read_part, told
 from paceline.ops.blocks import NAMES_OF_OTHERS, TYPES
 from paceline.weights.gguf.metadata import check_architecture
@@ -60,6 +60,14 @@ def choose(hub: HubName, names: Iterable[str]) -> list[str]:
             f"{hub.id} has {len(found)} GGUF files tagged {tag}: give {hub.id}:FILE, FILE one of {some}"
         )
     return _parts(hub, found[0], names)
+
+
+def drafter_of(hub: HubName) -> str | None:
+    """The name of the drafter's file that lies beside the models of a repository, Q8_0 where there are several."""
+    names = [n for n in listing(hub)[1] if is_gguf(Path(n)) and DRAFTER_FILE.search(PurePosixPath(n).name)]
+    first = min(names, key=lambda name: (tag_of(name) != "Q8_0", name), default=None)
+    at = "" if hub.revision is None else f"@{hub.revision}"
+    return None if first is None else f"{hub.id}{at}:{PurePosixPath(first).name}"
 
 
 def tag_of(name: str) -> str:
