@@ -372,6 +372,14 @@ def test_a_folder_of_several_gguf_models(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.endswith(line)
 
 
+def test_a_folder_that_may_not_be_entered(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: not (mode & os.X_OK and Path(path) == tmp_path / "gemma")
+    )
+    with pytest.raises(LoadError, match=r"cannot read .*gemma \(Permission denied\): change its permissions"):
+        resolve(model(tmp_path / "gemma"), "target")  # who runs the tests may be root, who may everything
+
+
 def test_a_link_that_leads_nowhere(tmp_path):
     (tmp_path / "gemma").symlink_to("gone")
     with pytest.raises(PacelineError, match="is a link that leads nowhere"):

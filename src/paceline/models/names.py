@@ -83,7 +83,12 @@ def local_path(text: str) -> Path | None:
 
 
 def open_folder(folder: Path) -> Path:
-    """The folder that holds the model: itself, or the newest snapshot of a hub cache's `models--org--name`."""
+    """The folder that holds the model: itself, or the newest snapshot of a hub cache's `models--org--name`.
+
+    Raises LoadError for one that may not be entered.
+    """
+    if not os.access(folder, os.X_OK):
+        raise LoadError(f"cannot read {folder} (Permission denied): change its permissions")
     snapshots = folder if folder.name == "snapshots" else folder / "snapshots"
     repository = snapshots.parent
     if repository.name.startswith(CACHE_PREFIX) and not (folder / "config.json").exists() and folder in (
