@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install paceline[ra
 from ray import serve
 
 import paceline
+from paceline.cluster.app import build
 from paceline.cluster.config import FleetConfig, sized
 from paceline.cluster.fleet import Elsewhere, deployment, join
 from paceline.cluster.worker import RemoteWorker
@@ -36,6 +38,7 @@ DEMO = Path(paceline.__file__).parent / "demo"
 pytestmark = [
     pytest.mark.skipif(not (DEMO / "target" / "config.json").is_file(), reason="the demo pair is not here"),
     pytest.mark.filterwarnings("ignore"),  # Ray's own
+    pytest.mark.xdist_group("ray"),  # one Ray at a time
 ]
 PROMPTS = ["def parse(self, text):\n    ", "class Queue:\n", "import os\nimport ", "for item in items:\n"]
 ENGINE = EngineConfig(target="demo", threads=1, max_model_len=512)
@@ -60,11 +63,21 @@ def expected() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def s() -> Iterator[Served]:
+def proxy() -> int:
+    """Where Ray's own HTTP proxy listens."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def s(proxy: int) -> Iterator[Served]:
     place = Elsewhere(FLEET)
 
     def join_first(load: Callable[[], Any], config: ServerConfig) -> RemoteWorker:
         join(FLEET, 3)  # cores as Ray counts them: a test adds a third replica
+        serve.start(
+            http_options={"port": proxy}
+        )  # for the test of the application that has its ingress within
         return RemoteWorker(load, max_texts=config.max_texts)
 
     try:
@@ -89,18 +102,23 @@ def wait(check: Callable[[], bool], seconds: float = 90) -> None:
 
 
 def replicas() -> list[int]:
-    """The processes of the replicas that are ready."""
-    apps = serve.status().applications.values()
-    ready = sum(d.replica_states.get("RUNNING", 0) for app in apps for d in app.deployments.values())
+    """The processes of the replicas, if all of them are ready."""
+    (app,) = [app for name, app in serve.status().applications.items() if name == "paceline-fake"]
+    found = processes(b"ray::ServeReplica:paceline-fake:Replica")
+    return found if len(found) == app.deployments["Replica"].replica_states.get("RUNNING", 0) else []
+
+
+def processes(name: bytes) -> list[int]:
+    """Ray's processes of this name."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             title = path.read_bytes()
         except OSError:
             continue
-        if title.startswith(b"ray::ServeReplica:paceline-fake:Replica") and descends(int(path.parent.name)):
+        if title.startswith(name) and descends(int(path.parent.name)):
             found.append(int(path.parent.name))
-    return found if len(found) == ready else []
+    return found
 
 
 def descends(pid: int) -> bool:
@@ -232,3 +250,32 @@ def test_scaled_down_and_up_under_load_nothing_is_lost(s: Served, expected: list
         thread.join(60)
     assert not failed, failed
     assert counts
+
+
+def test_streams_need_no_controller_and_ray_starts_it_again(s: Served, expected: list[list[int]]) -> None:
+    before = len(replicas())
+    with ThreadPoolExecutor(4) as pool:
+        open_ = [pool.submit(stream, s, i) for i in range(4)]
+        os.kill(processes(b"ray::ServeController")[0], signal.SIGKILL)
+        assert [one.result() for one in open_] == expected[:4]
+    wait(lambda: len(replicas()) == before)
+    assert stream(s, 5) == expected[5]
+
+
+def test_the_application_with_its_ingress_within_ray(
+    s: Served, proxy: int, expected: list[list[int]]
+) -> None:
+    args = {
+        "engine": {"target": "demo", "threads": 1, "max_model_len": 512},
+        "server": {"host": "127.0.0.1", "model_name": "fake"},
+    }
+    serve.run(build(args), name="whole", route_prefix="/whole")
+    inside = replace(s, url=f"http://127.0.0.1:{proxy}/whole")
+    wait(lambda: httpx.get(f"{inside.url}/health").status_code == 200)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda i: stream(inside, i), range(4))) == expected[:4]
+    body = {"prompt": "x", "max_tokens": 480, "ignore_eos": True, "stream": True, "model": "fake"}
+    with httpx.stream("POST", f"{inside.url}/v1/completions", json=body, timeout=60) as answer:
+        next(answer.iter_lines())
+    wait(lambda: "paceline_open_texts 0.0" in httpx.get(f"{inside.url}/metrics").text, 20)
+    serve.delete("whole")
