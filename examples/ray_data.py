@@ -27,4 +27,4 @@ class Writer:
 
 if __name__ == "__main__":
     prompts = ray.data.read_json(sys.argv[1], lines=True)
-    prompts.map_batches(Writer, batch_size=16, num_cpus=1, concurrency=2).write_json(sys.argv[2])
+    prompts.map_batches(Writer, batch_size=16, num_cpus=1, concurrency=(1, 4)).write_json(sys.argv[2])
