@@ -74,6 +74,17 @@ def test_the_order_of_a_combination_does_not_matter(given, kind):
     assert check_kind(given) == kind
 
 
+@pytest.mark.parametrize(("drafter", "kind"), [("demo", "mtp+ngram"), ("./demo", None)])
+def test_the_bundled_pair_may_be_named_as_a_drafter(drafter, kind, tmp_path):
+    """U11: beside a copy of its target, as `quantize` makes one."""
+    config = EngineConfig(drafter=check_kind(drafter))
+    if kind is None:
+        with pytest.raises(UsageError, match="is no assistant"):
+            choose_drafter(config, model(tmp_path / "small"))
+    else:
+        assert choose_drafter(config, model(tmp_path / "small"))[:2] == (kind, resolve("demo", "assistant"))
+
+
 def test_a_drafter_is_refused_before_the_target_is_loaded(tmp_path, monkeypatch):
     """Row 11."""
     folder = model(tmp_path / "other", "assistant")

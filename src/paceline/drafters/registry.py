@@ -25,6 +25,7 @@ BUILT_IN = (
     "ngram",
     *(name for kind in (*KINDS, "model") for name in (kind, f"{kind}+ngram")),
 )
+PACKAGED = ("demo", "smollm2")  # models that need no folder, see models/hub.py
 GROUP = "paceline.drafters"
 
 
@@ -81,7 +82,7 @@ def check_kind(name: str) -> str:
     Raises UsageError, with the closest known kind, for a name that is neither a kind nor a path or hub id.
     """
     known = [*BUILT_IN, *third_party()]
-    if name in known or "/" in name or "." in name or "\\" in name:
+    if name in known or name in PACKAGED or "/" in name or "." in name or "\\" in name:
         return name
     turned = "+".join(reversed(name.split("+")))
     if turned in BUILT_IN:
