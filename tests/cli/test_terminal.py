@@ -40,6 +40,7 @@ class Terminal:
         program = [sys.executable, "-c", "from paceline.cli import main; main()", "run", *args]
         shell = shlex.join(["env", *words, *program]) + "; echo left with $?; sleep 1000"
         width, height = size
+        self.socket += "."  # a server that has just been stopped may still hold its own
         self.tmux("new-session", "-d", "-x", str(width), "-y", str(height), shell)
         self.wait(">>>")
 

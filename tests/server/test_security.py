@@ -177,7 +177,7 @@ BAD: list[tuple[str, dict[str, Any], str | None]] = [
     ("completions", {"prompt": "x", "stop_token_ids": [99999]}, "stop_token_ids"),
     ("completions", {"prompt": "x", "speculation": {"drafter": "eagle"}}, "speculation.drafter"),
     ("completions", {"prompt": "x", "speculation": {"draft_tokens": 17}}, "speculation.draft_tokens"),
-    ("completions", {"prompt": "x", "speculation": {"verify": "typical"}}, "speculation.verify"),
+    ("completions", {"prompt": "x", "speculation": {"verify": "lossy"}}, "speculation.verify"),
     ("completions", {"prompt": "x", "response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     ("completions", {"prompt": "x", "response_format": {"type": "regex"}}, "response_format.regex"),
     ("completions", {"prompt": "\ud800"}, "prompt"),

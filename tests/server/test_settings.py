@@ -26,7 +26,7 @@ from paceline.server.start import model_name, start
         ("[engine]\ndrafter_tokens = 1", "did you mean draft_tokens"),
         ("[server]\nport = '1'", "wrong type"),
         ("[server]\nport = true", "wrong type"),
-        ("[engine]\nverify = 'typical'", "wrong type"),
+        ("[engine]\nverify = 'lossy'", "wrong type"),
         ("port = 1", "unknown key"),
         ("server = 5", "has to be a table"),
         ("[server", "not valid TOML"),
@@ -83,7 +83,7 @@ def test_everything_is_refused_before_loading(tmp_path: Path, monkeypatch: pytes
         for server, engine, message in (
             ({"port": port}, {}, "choose another --port"),
             ({"api_key_file": str(tmp_path / "none")}, {}, "api-key-file .* cannot be read"),
-            ({"port": 0}, {"verify": "typical"}, "verify="),
+            ({"port": 0}, {"verify": "lossy"}, "verify="),
             ({"port": 0}, {"draft_tokens": 99}, "draft_tokens"),
             ({"host": "203.0.113.9", "without_key": True}, {}, "cannot listen"),
         ):

@@ -68,13 +68,14 @@ class Commands(click.Group):
 @click.option("--traceback", is_flag=True, help="On an error, show where in the code it happened.")
 @click.pass_context
 def group(ctx: click.Context, traceback: bool) -> None:
-    """Speculative decoding for Gemma 4 that never changes a token, and proves it.
+    """Language models that answer faster without changing a single token, with the proof on your own machine.
 
     \b
     Start here:
-      paceline run "def parse(" --stats     the bundled pair, speculated
-      paceline check --quick                the proof that nothing was changed
-      paceline bench --quick                what it brings on this machine
+      paceline run smollm2        a conversation with a small model
+      paceline check --quick      the proof that speculation changes nothing
+      paceline bench --quick      what it brings on this machine
+      paceline info MODEL         whether a model will run here, and how fast
     """
     ctx.obj = {"traceback": traceback}
 
