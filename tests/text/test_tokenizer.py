@@ -121,6 +121,14 @@ def test_bos_where_tokenizer_json_says_nothing(make, config, adds, tmp_path):
     assert write(tmp_path, make(), tokenizer_config=config).adds_bos == adds
 
 
+def test_a_tokenizer_json_that_leaves_bos_to_the_template(tmp_path):
+    """As transformers 5 saves that of Gemma 4."""
+    backend = gemma_style()
+    backend.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
+    tokenizer = write(tmp_path, backend, tokenizer_config={"bos_token": "<bos>"})
+    assert tokenizer.encode("def") == [2, *tokenizer.encode("def", add_bos=False)]
+
+
 def test_end_ids_fall_back(tmp_path):
     assert write(tmp_path, gemma_style(), config={"text_config": {"eos_token_id": [5]}}).eos_ids == (5,)
     assert write(tmp_path, gemma_style(), config={"eos_token_id": 3}, tokenizer_config=CONFIG).eos_ids == (

@@ -162,16 +162,17 @@ class Tokenizer:
         return {chr(b): bytes([b]) for b in plain} | {chr(256 + i): bytes([b]) for i, b in enumerate(rest)}
 
     def _begins_with_bos(self, said: bool | None) -> bool:
-        """Whether a text begins with BOS: as tokenizer.json says, which transformers, too, puts above the config.
-
-        Where that says nothing, the config does, and else vocabularies with byte fallback have a BOS and byte-level ones
-        have none, as in llama.cpp.
+        """Whether a text begins with BOS. Byte-level vocabularies: as tokenizer.json says, which transformers puts above
+        the config, and where it says nothing as the config does, `said`. Others have one unless the config denies it:
+        Gemma 4, whose tokenizer.json leaves BOS to the template, is lost without.
         """
         if self.bos_id is None:
             return False
-        if self._backend.post_processor is not None:
-            return bool(self._backend.encode("a").ids[:1] == [self.bos_id])
-        return self._decoder != "byte_level" if said is None else said
+        if self._backend.encode("a").ids[:1] == [self.bos_id]:
+            return True
+        if self._decoder == "byte_level":
+            return self._backend.post_processor is None and bool(said)
+        return said is not False
 
     def _named(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
