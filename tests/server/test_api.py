@@ -196,7 +196,9 @@ def test_whole_numbers_may_be_written_with_a_point(s: Served) -> None:
 
 def test_the_schema_says_what_is_refused(s: Served) -> None:
     document = s.client.get("/openapi.json").json()
-    assert document["info"]["description"].startswith("OpenAI's chat completions")  # U13: no docstring of ours
+    assert document["info"]["description"].startswith(
+        "OpenAI's chat completions"
+    )  # U13: no docstring of ours
     schemas = document["components"]["schemas"]
     chat, completion = schemas["ChatRequest"], schemas["CompletionRequest"]
     assert {"properties": {"logprobs": {"const": True}}, "required": ["logprobs"]} in chat["allOf"][0][

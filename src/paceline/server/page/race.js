@@ -59,7 +59,7 @@ export class Race {
     const same = hashes[0] === hashes[1] && plain.meter.text === fast.meter.text && plain.reason === fast.reason;
     const ratio = plain.meter.seconds / fast.meter.seconds;
     const verdict = make("strong", { class: same ? null : "bad" },
-      same ? `Equal, token by token: ${plain.meter.ids.length} of ${plain.meter.ids.length}` : "The texts differ");
+      same ? `Equal, token by token: ${plain.meter.ids.length} of ${plain.meter.ids.length}` : fast.meter.report?.lossy ? "The texts differ: this server verifies by a lossy rule" : "The texts differ");
     const speed = make("p", {}, `With speculation it took ${fast.meter.seconds.toFixed(2)} s instead of ${plain.meter.seconds.toFixed(2)} s`
       + ` by the engine's clock: ${ratio.toFixed(2)} times as fast, ${fast.meter.perStep.toFixed(2)} tokens per step`
       + `${together ? " (both shared the machine)" : ""}.`);

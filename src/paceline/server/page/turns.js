@@ -99,6 +99,7 @@ export function figures({ steps, report, seconds }) {
   const parts = [`${tokens} ${tokens === 1 ? "token" : "tokens"}`];
   if (time > 0) parts.push(`${(tokens / time).toFixed(tokens / time < 10 ? 1 : 0)} tokens/s`);
   if (drafted) parts.push(`${(tokens / steps.length).toFixed(2)} per step`, `${Math.round((100 * accepted) / drafted)} % of drafts kept`);
+  if (report?.lossy) parts.push("by a lossy rule");
   return parts.join(" · ");
 }
 
