@@ -298,7 +298,8 @@ def test_figures_and_ends_are_said(tmp_path: Path) -> None:
         const step = {{ tokens: [1, 2], origins: ["draft", "target"], proposed: [1, 5] }};
         const answer = {{ ...t.newAnswer("m"), steps: [step, step], seconds: 9 }};
         console.log(JSON.stringify([t.figures({{ ...answer, report: {{ seconds: 0.1, lossy: true }} }}),
-          t.figures(answer), t.ending({{ finish: "length", used: 10 }}, 10), t.ending({{ finish: "length", used: 9 }}, 10),
+          t.figures(answer),
+          t.ending({{ finish: "length", used: 10 }}, 10), t.ending({{ finish: "length", used: 9 }}, 10),
           t.ending({{ finish: "stopped" }}, 10), t.ending({{ finish: "stop" }}, 10)]));"""
     assert node(tmp_path, source) == [
         "4 tokens · 40 tokens/s · 2.00 per step · 50 % of drafts kept · by a lossy rule",
