@@ -25,6 +25,7 @@ from paceline.drafters.mtp import MTPDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.registry import check_kind, load_third_party, over, third_party, third_party_taps
 from paceline.drafters.states import MemoryDrafter
+from paceline.drafters.translated import TranslatedDrafter
 from paceline.engine.engine import Engine, EngineParts
 from paceline.errors import CapacityError, LoadError, UsageError
 from paceline.kv.cache import KVCache, plan_pages, stored_as
@@ -43,7 +44,7 @@ from paceline.models.state_net import GraphNet
 from paceline.models.target import GraphTarget
 from paceline.ops.base import Runner
 from paceline.ops.reference import EagerRunner
-from paceline.survey import check_models, other_vocabulary, why_not_together
+from paceline.survey import check_models, other_vocabulary, same_vocabulary, why_not_together
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.words import Words
 
@@ -68,7 +69,7 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
     cache = make_cache(target, config, share=1.0)
     _compare(tokenizer, target, say)
     _announce(config, (kind, source, why), arithmetic, say)
-    drafters = _load_drafters(Words(tokenizer), config, (kind, source), target, cache, net)
+    drafters = _load_drafters(tokenizer, config, (kind, source), target, cache, net)
     parts = EngineParts(
         target=target,
         cache=cache,
@@ -112,7 +113,7 @@ def _compare(tokenizer: Tokenizer, target: Target, say: Say) -> None:
 
 def _announce(config: EngineConfig, choice: tuple[str, Path | None, str], arithmetic: str, say: Say) -> None:
     kind, source, why = choice
-    said = "the bundled one" if config.target == "demo" and source is not None else why
+    said = "the bundled one" if source in (bundled("assistant"), bundled("draft")) else why
     say(f"target {config.target} · drafter {kind} ({said}) · {arithmetic}")
     if config.verify == "typical":
         say(
@@ -171,7 +172,7 @@ def _settings(config: EngineConfig, target: Target, arithmetic: str) -> dict[str
 
 
 def _load_drafters(
-    words: Words,
+    tokenizer: Tokenizer,
     config: EngineConfig,
     choice: tuple[str, Path | None],
     target: GraphTarget,
@@ -180,7 +181,7 @@ def _load_drafters(
 ) -> dict[str, Drafter]:
     """The chosen kind's network, if it has one, and the n-gram drafter, which costs nothing to have."""
     kind, source = choice
-    drafters: dict[str, Drafter] = {"ngram": NgramDrafter(words=words)}
+    drafters: dict[str, Drafter] = {"ngram": NgramDrafter(words=Words(tokenizer))}
     transform = _transform(config.quantize_drafter)
     if network is not None:
         name = kind.partition("+")[0]
@@ -190,7 +191,7 @@ def _load_drafters(
         net.runner.prepare([net.step_graph])
         drafters["mtp"] = MTPDrafter(net)
     elif source is not None and kind.startswith("model"):
-        drafters["model"] = _draft_model(source, config, target)
+        drafters["model"] = _draft_model(source, config, target, tokenizer)
     elif kind in third_party():
         drafters[kind] = load_third_party(kind, target, cache)
     return drafters
@@ -302,7 +303,7 @@ def choose_drafter(
         broken = why_not_together(target, found)
         if broken is not None:
             return "ngram", None, f"the drafter beside the target cannot be used: {broken}"
-        return f"{kind_of(found, target) or 'model'}+ngram", found, why
+        return _named(found, target, why)
     if name.partition("+")[0] in KINDS:
         found, why = find_assistant(target, read_config(target))
         if found is not None and kind_of(found, target) != name.partition("+")[0]:
@@ -317,10 +318,18 @@ def choose_drafter(
             )
         return name, bundled("draft"), "the bundled draft model"
     folder = find(name, "assistant")
-    return f"{kind_of(folder, target) or 'model'}+ngram", folder, "as asked"
+    return _named(folder, target, "as asked")
 
 
-def _draft_model(source: Path, config: EngineConfig, target: GraphTarget) -> ModelDrafter:
+def _named(source: Path, target: Path, why: str) -> tuple[str, Path, str]:
+    """(kind, folder, why), which says where a draft model has another vocabulary."""
+    kind = kind_of(source, target)
+    if kind is None and not same_vocabulary(source, target):
+        why += "; of another vocabulary, so it drafts by the text"
+    return f"{kind or 'model'}+ngram", source, why
+
+
+def _draft_model(source: Path, config: EngineConfig, target: GraphTarget, tokenizer: Tokenizer) -> Drafter:
     model = load_target(
         source,
         dtype=_DTYPES.get(config.dtype),
@@ -334,7 +343,9 @@ def _draft_model(source: Path, config: EngineConfig, target: GraphTarget) -> Mod
             f"the draft model {source} has a context of {model.max_len} tokens: use a longer one"
         )
     cache = make_cache(model, replace(config, max_model_len=None), DRAFT_CACHE_SHARE)
-    return ModelDrafter(model, cache, target.vocab_size)
+    if same_vocabulary(source, target.path):
+        return ModelDrafter(model, cache, target.vocab_size)
+    return TranslatedDrafter(model, cache, Tokenizer.load(source), tokenizer)
 
 
 def _load_network(

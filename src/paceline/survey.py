@@ -21,28 +21,34 @@ def check_models(target: Path, drafter: Path | None) -> None:
     if drafter is not None:
         made_for_it = kind_of(drafter, target) is not None
         check(drafter, target=target if made_for_it else None)
-        if not made_for_it:
-            check_vocabulary(drafter, target)
+        if not made_for_it and not same_vocabulary(drafter, target):
+            check_spelling(drafter, target)
 
 
-def check_vocabulary(draft: Path, target: Path) -> None:
-    """Raise PairError unless a draft model's tokens are the target's. Padding and tokens of only one do not count.
+def same_vocabulary(draft: Path, target: Path) -> bool:
+    """Whether a draft model's tokens are the target's. Padding and tokens of only one do not count.
 
     A model without a tokenizer of its own is taken as it is: wrong drafts cost time and change no text.
     """
     mine, theirs = (path / "tokenizer.json" for path in (draft, target))
     if mine.is_file() and theirs.is_file() and filecmp.cmp(mine, theirs, shallow=False):
-        return
+        return True
     one, other = Tokenizer.entries(draft), Tokenizer.entries(target)
     if one is None or other is None:
-        return
-    common = min(len(one), len(other))
+        return True
     equal = sum(other.get(token) == i for token, i in one.items())
-    if equal < SAME_VOCABULARY * common:
-        raise PairError(
-            f"{draft} has another vocabulary than {target} ({equal} of {common} tokens are equal), so it cannot "
-            "draft for it: give a smaller model of the target's own family, or the drafter ngram"
-        )
+    return equal >= SAME_VOCABULARY * min(len(one), len(other))
+
+
+def check_spelling(draft: Path, target: Path) -> None:
+    """Raise PairError unless a draft model can draft for a target of another vocabulary, by the text."""
+    for folder in (draft, target):
+        if not Tokenizer.load(folder).splits:
+            raise PairError(
+                f"{draft} has another vocabulary than {target}, and the tokenizer of {folder} cannot encode a text in "
+                "pieces, so it cannot draft by the text either: give a smaller model of the target's own family, or the "
+                "drafter ngram"
+            )
 
 
 def why_not_together(target: Path, assistant: Path) -> str | None:

@@ -135,7 +135,6 @@ def test_other_places_for_a_file(
     monkeypatch.chdir(tmp_path)
     for args, words in {
         ("--target", good, "--drafter", "no.gguf"): "no.gguf is no GGUF file",
-        ("--target", good, "--drafter", "other.gguf"): "has another vocabulary",
         ("--target", good, "--adapter", good): "give the folder of a LoRA adapter",
         ("--target", "m-00001-of-00002.gguf"): "m-00002-of-00002.gguf is missing: download it too",
         ("--target", "none.gguf"): "there is no file none.gguf: check its name",

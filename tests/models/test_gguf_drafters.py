@@ -105,13 +105,9 @@ def test_a_draft_model_of_one_vocabulary_drafts(target: str, draft: str, drafts:
 
 
 @pytest.mark.parametrize("target", ["target", "target.gguf"])
-def test_a_draft_model_of_another_tokenizer_is_refused(target: str, drafts: Path) -> None:
-    with pytest.raises(PairError) as caught:
-        paceline.LLM(str(drafts / target), drafter=str(drafts / "other"))
-    said = str(caught.value)
-    assert f"{drafts / 'other'} has another vocabulary than {drafts / target} (" in said
-    assert "give a smaller model of the target's own family, or the drafter ngram" in said
-    assert "\n" not in said
+def test_a_draft_model_of_another_tokenizer_drafts_by_the_text(target: str, drafts: Path) -> None:
+    with paceline.LLM(str(drafts / target), drafter=str(drafts / "other"), max_model_len=64) as llm:
+        assert llm.info["drafter_reason"] == "as asked; of another vocabulary, so it drafts by the text"
 
 
 def test_a_draft_model_without_a_tokenizer_is_taken_as_it_is(drafts: Path, tmp_path: Path) -> None:

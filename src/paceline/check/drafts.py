@@ -25,6 +25,7 @@ from paceline.drafters.base import DraftContext, Drafter, Kept, Listener, listen
 from paceline.drafters.contract import GreedyPicker
 from paceline.drafters.draft_model import ModelDrafter
 from paceline.drafters.mtp import MTPDrafter
+from paceline.drafters.translated import TranslatedDrafter
 from paceline.kv.cache import KVCache
 from paceline.models.base import FINAL
 from paceline.sampling.draw import greedy
@@ -50,9 +51,8 @@ Results = dict[str, Compared]  # by drafter
 def of(subject: Subject) -> dict[str, Drafter]:
     """The drafters that have a state, by name."""
     all_of_them = subject.engine.state.drafters.items()
-    return {
-        n: d for n, d in all_of_them if isinstance(d, (MTPDrafter, ModelDrafter)) or listener(d) is not None
-    }
+    kinds = (MTPDrafter, ModelDrafter, TranslatedDrafter)
+    return {n: d for n, d in all_of_them if isinstance(d, kinds) or listener(d) is not None}
 
 
 def measure(
@@ -91,6 +91,8 @@ def _compare(subject: Subject, drafter: Drafter, story: Story, out: Compared, no
         if isinstance(drafter, MTPDrafter)
         else _clean_model(drafter, texts)
         if isinstance(drafter, ModelDrafter)
+        else _clean_text(drafter, texts)
+        if isinstance(drafter, TranslatedDrafter)
         else _clean_told(subject, cast(Listener, drafter), texts)
     )
     for (at, draft), again in zip(drafts, clean, strict=True):
@@ -169,13 +171,27 @@ class _Gaps(GreedyPicker):
         return super().pick(rows, step, logits, ids)
 
 
+def _clean_text(drafter: TranslatedDrafter, texts: Seq[list[int]]) -> Iterator[Callable[[int], Clean]]:
+    """Each text read anew, from its beginning."""
+
+    def draft(text: list[int], count: int) -> Clean:
+        sequence = Sequence(_ID, list(text), 0, SamplingParams(), 0, salt=uuid4().hex)
+        context = DraftContext([sequence], [count], [0], None, [False], drafter.cache, GreedyPicker(1))
+        try:
+            return drafter.draft(context).tokens[0], float("inf")
+        finally:
+            drafter.forget(_ID)
+
+    for text in texts:
+        yield lambda count, text=text: draft(text, count)  # type: ignore[misc]
+
+
 def _clean_told(
     subject: Subject, drafter: Listener, texts: Seq[list[int]]
 ) -> Iterator[Callable[[int], Clean]]:
     """As a text of its own, which shares nothing that is remembered."""
     target, cache = subject.engine.state.target, subject.engine.state.cache
-    salt = uuid4().hex
-    sequence = Sequence(_ID, list(texts[0]) if texts else [], 0, SamplingParams(), 0, salt=salt)
+    sequence = Sequence(_ID, list(texts[0]) if texts else [], 0, SamplingParams(), 0, salt=uuid4().hex)
 
     def draft(text: list[int], count: int) -> Clean:
         done = cache.committed(_ID)

@@ -86,15 +86,22 @@ class ModelDrafter:
             need = len(sequence.tokens) + limit - shared
             if not self.cache.fits(need):  # before anything is computed in vain
                 raise OutOfPages("the draft model's K/V cache is full")
-            self.cache.open(sequence.id, sequence.tokens, sequence.salt)
+            self.cache.open(sequence.id, sequence.tokens[: max(self.settled(sequence), 1)], sequence.salt)
             self._written[sequence.id] = []
         done = self.cache.committed(sequence.id)
-        right = _common(self._written[sequence.id], sequence.tokens[done:-1])
+        right = min(
+            _common(self._written[sequence.id], sequence.tokens[done:-1]), self.settled(sequence) - done
+        )
         self._commit(sequence.id, sequence.tokens[done : done + right])
         while len(missing := self._missing(sequence)) > CHUNK:
-            with self.cache.tail([(sequence.id, missing[:CHUNK])]) as tail:
+            count = min(CHUNK, self.settled(sequence) - self.cache.committed(sequence.id))
+            with self.cache.tail([(sequence.id, missing[:count])]) as tail:
                 self.model.forward(tail.rows(self.model.device), self.cache)
-                tail.commit([CHUNK])
+                tail.commit([count])
+
+    def settled(self, sequence: Sequence) -> int:
+        """Tokens of a text that never change."""
+        return len(sequence.tokens)
 
     def _commit(self, sequence_id: int, tokens: list[int]) -> None:
         with self.cache.tail([(sequence_id, tokens)]) as tail:

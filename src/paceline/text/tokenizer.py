@@ -146,6 +146,11 @@ class Tokenizer:
             raw["model"]["vocab"] |= {content: i for i, content in lone.items()}
         return json.dumps(raw, ensure_ascii=False)
 
+    @cached_property
+    def splits(self) -> bool:
+        """Whether pieces of a text can be encoded one by one: nothing is put before them."""
+        return all(self.decode(self.encode(text, add_bos=False)) == text for text in ("a", " a"))
+
     def token_id(self, token: str) -> int | None:
         """The id of a token by its entry, e.g. "<|turn>"; None if there is none."""
         return self._backend.token_to_id(token)
