@@ -27,7 +27,7 @@ def test_local_folder_wins_over_hub_id(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["nowhere", "./no/where", "/no/where", "a/b/c", "", "org/name@"])
 def test_neither_folder_nor_hub_id(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="give demo, smollm2, an existing folder"):
+    with pytest.raises(UsageError, match="give demo, smollm2, a folder"):
         hub.resolve(name, "target")
 
 
