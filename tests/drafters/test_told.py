@@ -22,7 +22,7 @@ from paceline.check.subject import Subject
 from paceline.config import EngineConfig
 from paceline.core import Sequence
 from paceline.drafters.base import DraftContext, Kept
-from paceline.drafters.contract import GreedyPicker
+from paceline.drafters.contract import GreedyPicker, check_drafter
 from paceline.models.registry import load_target
 from paceline.ops import native
 from paceline.ops.base import Runner
@@ -136,6 +136,12 @@ def test_lossless(kit: str, settings: dict[str, Any], llama: Path, tmp_path: Pat
         assert {k: v[0].token_ids for k, v in told.items()} == {k: v[0].token_ids for k, v in plain.items()}
         assert sum(v[0].stats.drafted for v in told.values()) > 20
     assert engine.state.preemptions
+
+
+def test_the_contract(made: Made) -> None:
+    pair = Pair(*made)
+    check_drafter(lambda target, cache: pair.drafter, pair.target, pair.cache)
+    assert pair.drafter.cache.open_sequences == 0
 
 
 def test_the_proofs_hold(made: Made) -> None:

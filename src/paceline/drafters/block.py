@@ -28,7 +28,8 @@ class BlockDrafter(MemoryDrafter):
         return self.net.block
 
     def draft(self, context: DraftContext) -> Draft:
-        picker, active = context.picker, self._with_room(context)
+        context, picker = self._capped(context), context.picker
+        active = self._with_room(context)
         if not active:
             return picker.draft(self.name)
         texts = [context.sequences[b] for b in active]

@@ -28,7 +28,7 @@ class ChainDrafter(MemoryDrafter):
         return 0
 
     def draft(self, context: DraftContext) -> Draft:
-        picker = context.picker
+        context, picker = self._capped(context), context.picker
         for sequence in context.sequences:
             if self.lacks(sequence) is None:
                 self._catch_up(sequence)

@@ -128,6 +128,10 @@ class MemoryDrafter(ABC):
     def draft(self, context: DraftContext) -> Draft:
         """As `Drafter`."""
 
+    def _capped(self, context: DraftContext) -> DraftContext:
+        """The same with limits that it can fill."""
+        return context.within([min(limit, self.max_tokens) for limit in context.limits])
+
     def _with_room(self, context: DraftContext) -> list[int]:
         """The rows that draft in this round, with pages for the whole of it. The newest give way."""
         active = [
