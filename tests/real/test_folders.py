@@ -184,6 +184,8 @@ REFUSED: list[tuple[str, Change, str]] = [
      f"puts model.layers.99.x into {SHARD}, where it is not: download both again"),
     # row 5: an adapter's folder
     ("adapter", keep_adapter, "is an adapter for google/gemma-4-E2B-it, not a whole model"),
+    ("adapter of many lines", lambda f: (keep_adapter(f), write(
+        f / "adapter_config.json", {"base_model_name_or_path": "a\nb " * 5000})), "is an adapter for a b a b"),
     # row 10: text side
     ("no tokenizer", lambda f: (f / "tokenizer.json").unlink(), "has no tokenizer.json: copy it there"),
     ("broken tokenizer", put("tokenizer.json", "{"), "tokenizer.json cannot be read as a tokenizer"),
@@ -280,6 +282,12 @@ ACCEPTED: list[tuple[str, Change, str]] = [
      "10,000 tokens for a model of 8,192: this tokenizer seems to be another model's, take the one from"),
     # row 17: byte order marks
     ("BOM in config", lambda f: write(f / "config.json", b"\xef\xbb\xbf" + (f / "config.json").read_bytes()), "gemma4"),
+    ("BOM in tokenizer", lambda f: write(
+        f / "tokenizer.json", b"\xef\xbb\xbf" + (f / "tokenizer.json").read_bytes()), "tokenizer    8,192 tokens"),
+    ("BOM in index", lambda f: write(f / "model.safetensors.index.json", b"\xef\xbb\xbf" + (
+        f / "model.safetensors.index.json").read_bytes()), "8,192 tokens"),
+    ("blank template", put("chat_template.jinja", " \n"), "template     none: this model takes prompts"),
+    ("an assistant with an endless name", config(assistant_model="x" * 5000), "no gemma-assistant beside the target"),
     ("BOM in template", lambda f: write(f / "chat_template.jinja", b"\xef\xbb\xbfhello"), "template     5 characters"),
     # row 23: where older files keep the template
     ("chat_template.json", lambda f: (no_template(f), write(

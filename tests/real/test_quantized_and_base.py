@@ -35,6 +35,10 @@ def folder(tmp_path):
         (("scales", "biases"), "MLX"),
         (("weight_scale", "weight_scale_2"), "ModelOpt (NVFP4)"),
         (("weight_scale_inv",), "FP8 in blocks"),
+        (("weight._data", "weight._scale"), "quanto"),
+        (("W_q", "meta"), "HQQ"),
+        (("weight_scales",), "EETQ"),
+        (("weight_blocks", "weight_scales"), "MXFP4"),
     ],
 )
 def test_quantized_by_others_is_named_by_its_tensors(folder, ends, kind):

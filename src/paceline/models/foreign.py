@@ -79,7 +79,8 @@ def explain_folder(folder: Path) -> str:
         return str(error)
     if adapter is not None:
         base = adapter.get("base_model_name_or_path")
-        named = base if isinstance(base, str) and base else "the model it was trained on"
+        named = " ".join(base.split())[:200] if isinstance(base, str) else ""
+        named = named or "the model it was trained on"
         return f"{folder} is an adapter for {named}, not a whole model: give {named} as the target"
     if incomplete(folder):
         return f"{folder}: the download is not complete: run `hf download` again, it goes on where it stopped"

@@ -142,7 +142,7 @@ def find_assistant(target: Path, config: Mapping[str, Any]) -> tuple[Path | None
     named = config.get(ASSISTANT_KEY)
     if isinstance(named, str):
         folder = target / named  # an absolute path stays what it is
-        if (folder / "config.json").is_file():
+        if os.path.isfile(folder / "config.json"):  # also for a name that no system takes
             return folder, f"named in {target / 'config.json'}"
         if HUB_ID.fullmatch(named):
             snapshot = _snapshot(_hub_cache(target), named.split("@")[0])

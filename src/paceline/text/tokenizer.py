@@ -7,6 +7,7 @@ refused.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Iterable
@@ -50,7 +51,7 @@ class Tokenizer:
         self.adds_bos = self._begins_with_bos(config.get("add_bos_token"))
         named = self._named("eos_token")
         self.eos_ids = tuple(dict.fromkeys([*eos, *([] if named is None else [named])]))
-        self.template = template
+        self.template = template if template and template.strip() else None  # an empty file is none
         self.chat: Any = None  # the template at work, once it was used (chat.py)
 
     @classmethod
@@ -63,9 +64,9 @@ class Tokenizer:
         check_file(path)
         if not path.exists():
             raise LoadError(f"{folder} has no tokenizer.json: copy it there from the model's repository")
-        _check_bounds(path)
+        data = _bounded(path)
         try:
-            backend = Backend.from_file(str(path))
+            backend = Backend.from_buffer(data)
             backend.encode("a")  # some mistakes show only here
         except KeyboardInterrupt:
             raise
@@ -73,7 +74,7 @@ class Tokenizer:
             BaseException
         ) as error:  # the library raises nothing narrower, and panics, which are no Exception
             raise LoadError(
-                f"{path} cannot be read as a tokenizer ({str(error)[:_SHOWN]}): download it again"
+                f"{path} cannot be read as a tokenizer ({' '.join(str(error).split())[:_SHOWN]}): download it again"
             ) from error
         config = read_json(folder / "tokenizer_config.json") or {}
         return cls(backend, config, _eos_ids(folder), _template(folder, config))
@@ -198,10 +199,13 @@ def _decoder_kind(decoder: dict[str, Any] | None) -> str:
     )
 
 
-def _check_bounds(path: Path) -> None:
-    """Raise LoadError for what makes the library end the process or fill the memory: huge ids, a prefix of pieces."""
+def _bounded(path: Path) -> bytes:
+    """The bytes of tokenizer.json, without a byte order mark.
+
+    LoadError for what makes the library end the process or fill the memory: huge ids, a prefix of pieces.
+    """
     try:
-        data = path.read_bytes()
+        data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise LoadError(f"cannot read {path} ({error.strerror}): change its permissions") from error
     if _PREFIX.search(data) is not None:
@@ -209,7 +213,7 @@ def _check_bounds(path: Path) -> None:
             f"{path} has a continuing_subword_prefix, which no supported model has: download it again"
         )
     if _LARGE_NUMBER.search(data) is None:
-        return  # spares reading 30 MB as JSON for nothing
+        return data  # spares reading 30 MB as JSON for nothing
     raw = read_json(path) or {}
     model, added = raw.get("model"), raw.get("added_tokens")
     vocab = model.get("vocab") if isinstance(model, dict) else None
@@ -220,6 +224,7 @@ def _check_bounds(path: Path) -> None:
     largest = max((i for i in ids if isinstance(i, int)), default=0)
     if largest >= MOST_IDS:
         raise LoadError(f"{path} has a token with the id {largest}, past {MOST_IDS - 1}: download it again")
+    return data
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
