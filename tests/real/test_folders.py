@@ -53,7 +53,13 @@ def test_a_published_layout_is_described_and_writes_what_transformers_writes(
     greedy = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
     texts = []
     for kind in ("auto", "none"):
-        options = made.options | {"drafter": kind, "draft_tokens": 3, "dtype": "float32", "max_model_len": 64}
+        options = made.options | {
+            "drafter": kind,
+            "draft_tokens": 3,
+            "dtype": "float32",
+            "max_model_len": 64,
+            "activations": "float32",
+        }
         with LLM(made.path, **options) as llm:
             assert llm.info["drafter"] == (drafter if kind == "auto" else "none")
             (one,) = llm.generate([PROMPT], **greedy)
