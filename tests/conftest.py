@@ -6,6 +6,10 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("busy machines", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machines")
 
 
 @pytest.fixture(scope="session", autouse=True)
