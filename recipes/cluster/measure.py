@@ -90,8 +90,8 @@ def complete(url: str, i: int, tokens: int, **more: Any) -> tuple[str, int]:
     return text, count
 
 
-def rate(url: str, clients: int, seconds: float) -> float:
-    """Tokens a second of clients that ask one thing after the other."""
+def rate(url: str, clients: int, seconds: float) -> tuple[float, int]:
+    """(tokens a second, tokens) of clients that ask one thing after the other."""
     begin, done = time.monotonic(), [0] * clients
 
     def client(k: int) -> None:
@@ -102,7 +102,7 @@ def rate(url: str, clients: int, seconds: float) -> float:
 
     with ThreadPoolExecutor(clients) as pool:
         list(pool.map(client, range(clients)))
-    return sum(done) / (time.monotonic() - begin)
+    return sum(done) / (time.monotonic() - begin), sum(done)
 
 
 def processor_seconds(pid: int) -> float:
@@ -112,9 +112,9 @@ def processor_seconds(pid: int) -> float:
 
 def throughput(target: str, seconds: float) -> None:
     with server(target, "--threads", "2") as (url, _):
-        one = rate(url, 16, seconds)
+        one, _ = rate(url, 16, seconds)
     with server(target, "--replicas", "2", "--threads", "1") as (url, _):
-        two = rate(url, 16, seconds)
+        two, _ = rate(url, 16, seconds)
     print(
         f"throughput: one engine of 2 threads {one:.0f} tokens/s, two replicas of 1 {two:.0f}: {two / one:.2f}"
     )
@@ -133,7 +133,7 @@ def overhead(target: str, seconds: float) -> None:
             times[name] = sorted(best)[3]
             if options:
                 used = processor_seconds(pid)
-                tokens = rate(url, 16, seconds) * seconds
+                _, tokens = rate(url, 16, seconds)
                 used = (processor_seconds(pid) - used) / tokens * 1000
                 print(
                     f"overhead: the ingress takes {used:.3f} ms of a processor for each token of 16 streams"

@@ -27,6 +27,7 @@ from paceline.server.loading import Facts, ServedEngine, furnish
 from paceline.server.settings import ServerConfig
 
 log = logging.getLogger(__name__)
+SWIFT = 4  # texts side by side up to which answers come once an interval; with more they come less often
 UNLIMITED = 2**31  # texts: the ingress counts them
 
 
@@ -74,8 +75,8 @@ class Replica:
                 yield said
                 if said.error is not None or said.gone:
                     return
-                if left:
-                    await channel.rest(self._interval)
+                if left:  # a message costs both sides much the same, however many tokens it has
+                    await channel.rest(self._interval * max(1.0, self._worker.load().texts / SWIFT))
         except PacelineError as error:
             yield self._said([error])
         finally:
