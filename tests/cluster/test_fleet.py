@@ -169,6 +169,7 @@ def test_two_replicas_write_what_one_engine_writes(s: Served, expected: list[lis
     assert 'chosen="load"' in shown
     assert 'value="engine_steps"' in shown
     assert "paceline_moved_total 0.0" in shown
+    assert "paceline_replica_kinds 1.0" in shown
 
 
 def test_a_killed_replica_loses_no_token(s: Served, expected: list[list[int]]) -> None:

@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,7 @@ class Flaky:
         self.tokenizer = tiny_tokenizer()
 
     async def write(self, order: Order) -> AsyncGenerator[Hello | Said, None]:
-        self.orders.append(order)
+        self.orders.append(replace(order))
         kind = self.kinds[self.visits % len(self.kinds)]
         self.visits += 1
         yield Hello(f"r{self.visits}", kind)
@@ -171,6 +171,7 @@ def test_only_a_replica_of_the_same_kind_goes_on(monkeypatch: pytest.MonkeyPatch
         assert texts(worker, [2, 3], params) == expected
         assert mixed.visits == 4
         assert mixed.orders[3].avoid == {"r1", "r2", "r3"}
+        assert worker.replicas.kinds == {"same", "other"}
     alone = Flaky(lost=1, kinds=["same", *["other"] * 20], rng=random.Random(3))
     with running(alone) as worker, pytest.raises(RequestFailed, match="it computes otherwise"):
         texts(worker, [2, 3], params)

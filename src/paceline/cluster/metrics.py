@@ -40,5 +40,8 @@ class ReplicaMetrics(Collector):
             for name, value in gauges.items():
                 told.add_metric([replica, name], value)
         yield told
+        yield GaugeMetricFamily(
+            "paceline_replica_kinds", "Kinds of replicas seen: texts move within one", value=len(seen.kinds)
+        )
         yield CounterMetricFamily("paceline_replica_lost", "Replicas lost under a request", value=seen.lost)
         yield CounterMetricFamily("paceline_moved", "Texts that went on elsewhere", value=seen.moved)

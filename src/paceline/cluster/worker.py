@@ -57,6 +57,7 @@ class Replicas:
         self.open: Counter[str] = Counter()
         self.gauges: dict[str, dict[str, float]] = {}  # replica -> what it said of itself last
         self.seen: dict[str, float] = {}  # replica -> when it last took a request, time.monotonic()
+        self.kinds: set[str] = set()  # ways in which they compute
         self.lost = 0  # replicas under a request
         self.moved = 0  # times that a request went on elsewhere after its first token
 
@@ -64,6 +65,9 @@ class Replicas:
         self.requests[hello.replica, chosen] += 1
         self.open[hello.replica] += 1
         self.gauges[hello.replica] = dict(hello.gauges)
+        if self.kinds and hello.kind not in self.kinds:
+            log.warning("a request cannot move between these replicas: %s", sorted({hello.kind, *self.kinds}))
+        self.kinds.add(hello.kind)
         self.seen[hello.replica] = now = time.monotonic()
         for replica in [r for r, at in self.seen.items() if now - at > FORGET_SECONDS and not self.open[r]]:
             for known in (self.tokens, self.open, self.gauges, self.seen):
