@@ -27,6 +27,7 @@ from paceline.ops.reference import EagerRunner
 from paceline.train import Eagle3, GemmaAssistant, Mtp, Recipe, Text, TrainOptions, Windows, distil, pack
 from paceline.train import capture as capture_module
 from paceline.train.capture import TargetTeacher, load_frozen
+from paceline.train.compare import open_engine
 from paceline.train.export import Exported, export
 from paceline.train.methods.eagle3.files import default_taps
 from paceline.train.methods.eagle3.module import Eagle3Module
@@ -220,6 +221,10 @@ def test_a_block_of_multi_token_prediction_is_trained_exported_and_goes_on(
         plain, with_it = (llm.generate([[5, 6, 7]], drafter=d, max_tokens=12)[0] for d in ("none", "mtp"))
     assert plain.token_ids == with_it.token_ids
     assert sum(with_it.stats.drafted_by_position) > 0
+    engine = open_engine(
+        llama, {"new": tmp_path / "out"}, 2
+    )  # with which `paceline train` compares it at its end
+    assert "new" in engine.drafter_names
     again = Mtp()
     start = again.start(again.teacher(llama), windows(2, 0), tmp_path / "out", 0)
     for name, tensor in done.module.state_dict().items():

@@ -11,9 +11,10 @@ from paceline.train.methods.eagle3 import Eagle3
 from paceline.train.methods.gemma_assistant import GemmaAssistant
 from paceline.train.methods.mtp import Mtp
 
-METHODS: dict[str, type[GemmaAssistant] | type[Eagle3]] = {
+METHODS: dict[str, type[GemmaAssistant] | type[Eagle3] | type[Mtp]] = {
     "gemma-assistant": GemmaAssistant,
     "eagle3": Eagle3,
+    "mtp": Mtp,
 }
 
 
