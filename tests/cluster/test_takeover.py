@@ -52,6 +52,7 @@ class Flaky:
     bend: bool = False
     rng: random.Random = field(default_factory=lambda: random.Random(1))
     verify: Any = "match"
+    late: bool = False  # a replica is lost when all is said, before its answer ends
     visits: int = 0
     orders: list[Order] = field(default_factory=list)
     info: dict[str, Any] = field(default_factory=dict)
@@ -78,6 +79,8 @@ class Flaky:
             steps -= 1
             yield Said(engine.step())
             await asyncio.sleep(0)
+        if self.late:
+            raise Lost("killed")
 
 
 @contextmanager
@@ -208,6 +211,17 @@ def test_a_cancelled_request_leaves_its_replica() -> None:
         assert not +worker.replicas.open
         assert worker.load().texts == 0
         assert texts(worker, [2], SamplingParams(max_tokens=3), "b")
+
+
+def test_a_replica_that_is_lost_after_the_last_token_is_not_followed() -> None:
+    fleet = Flaky(late=True)
+    with running(fleet) as worker:
+        for name in "ab":
+            assert texts(worker, [2], SamplingParams(max_tokens=3), name)
+        end = time.monotonic() + 10
+        while +worker.replicas.open and time.monotonic() < end:
+            time.sleep(0.01)
+        assert (fleet.visits, worker.replicas.lost, worker.replicas.moved) == (2, 0, 0)
 
 
 def test_what_is_said_again_is_compared_and_not_passed_on() -> None:

@@ -206,3 +206,14 @@ def test_a_head_of_another_size_is_refused(llama: Path, tmp_path: Path) -> None:
     _spoil(folder, "model.layers.4.shared_head.head.weight")
     with pytest.raises(WeightsError, match=re.escape("layers.0.lm_head.weight has shape [")):
         load_network(folder, load_target(folder))
+
+
+def test_a_number_of_modules_is_counted_not_believed(llama: Path, tmp_path: Path) -> None:
+    """Memory for as many would be asked for, by a file of a kilobyte."""
+    folder = build_mtp(llama, tmp_path / "made")
+    tensors = load_file(folder / "model.safetensors")
+    for number in ("999999999", "9" * 5000):
+        odd = {f"model.layers.{number}.x": next(iter(tensors.values())).clone()}
+        save_file(tensors | odd, folder / "model.safetensors")
+        kind, _, why = choose_drafter(EngineConfig(target=str(folder)), folder)
+        assert kind == ("ngram" if len(number) < 10 else "mtp+ngram"), why

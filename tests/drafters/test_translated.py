@@ -253,3 +253,36 @@ def test_a_tokenizer_that_puts_a_space_before_each_piece_is_refused(draft: Path,
     kind, _, why = choose_drafter(EngineConfig(target="demo", drafter=str(draft)), bundled("target"))
     assert kind == "model+ngram"
     assert "by the text" in why
+
+
+def test_a_long_text_is_cut_once() -> None:
+    """Cutting off each piece of a million characters copies the rest each time: minutes in which no text goes on."""
+
+    class Text(str):
+        copied = 0
+
+        def __getitem__(self, key: Any) -> Any:
+            Text.copied += 1
+            return Text(super().__getitem__(key))
+
+        def __add__(self, other: str) -> Text:
+            return Text(super().__add__(other))
+
+    class Spelled:
+        bos_id, eos_ids, special_ids = None, (0,), frozenset[int]()
+
+        def encode(self, text: str, add_bos: bool | None = None) -> list[int]:
+            return [len(text)]
+
+        def piece(self, token: int, skip_special: bool = True) -> bytes:
+            return b"word "
+
+    drafter: Any = object.__new__(TranslatedDrafter)
+    drafter._own = drafter._target = Spelled()
+    sequence = sequence_of([1] * 1000)
+    drafter._texts = {sequence.id: translated._Text(sequence_of([]), open=Text())}
+    assert drafter._follow(sequence)
+    text = drafter._texts[sequence.id]
+    assert len(text.settled) == 1000
+    assert text.open == " "
+    assert Text.copied == 1

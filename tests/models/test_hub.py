@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 
 from paceline.errors import LoadError, UsageError
-from paceline.models import hub
+from paceline.models import hub, hub_gguf
 from paceline.models.hub_gguf import choose
 from paceline.models.names import HubName
 
@@ -49,6 +49,17 @@ def test_download_takes_no_code_and_no_pickles(tmp_path, monkeypatch):
     assert asked["revision"] == "v1"
     allowed = asked["allow_patterns"]
     assert allowed == ["*.safetensors", "*.json", "*.jinja", "README.md"]
+
+
+def test_a_gguf_file_with_brackets_in_its_name_is_the_one_that_is_fetched(tmp_path, monkeypatch):
+    names, asked = ["a[1]-Q8_0.gguf", "a1-Q8_0.txt", "a[1]-Q4_1.gguf"], {}
+    monkeypatch.setattr(hub_gguf, "listing", lambda name: ("c0ffee", dict.fromkeys(names, 1)))
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda name, **kw: asked.update(kw) or str(tmp_path)
+    )
+    assert hub_gguf.download_gguf(HubName("org/name", None, "Q8_0")) == tmp_path / names[0]
+    found = huggingface_hub.utils.filter_repo_objects(names, allow_patterns=asked["allow_patterns"])
+    assert list(found) == names[:1]
 
 
 @pytest.mark.parametrize(

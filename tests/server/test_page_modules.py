@@ -293,6 +293,36 @@ def test_without_a_store_conversations_last_as_long_as_the_page(tmp_path: Path) 
         assert trouble
 
 
+def test_a_conversation_that_is_deleted_while_it_is_written_stays_deleted(tmp_path: Path) -> None:
+    source = """const nothing = (target = () => nothing()) => new Proxy(target, {
+          get: (own, key) => (key === Symbol.toPrimitive ? () => 0 : own[key] ?? nothing()),
+          apply: () => nothing(), set: Reflect.set });
+        Object.assign(globalThis, { document: nothing(), innerHeight: 0 });
+        let asked = 0;
+        globalThis.fetch = async (url, { signal }) => ({ ok: true, body: new ReadableStream({ start(stream) {
+          asked += 1;
+          signal.addEventListener("abort", () => stream.error(signal.reason));
+        } }) });
+        const { Chat } = await import("./chat.js"), { Store } = await import("./store.js");
+        const { newConversation } = await import("./turns.js");
+        const out = [];
+        for (const looksAway of [false, true]) {
+          const store = new Store();
+          const on = nothing({ server: async () => "ready", asTokens: () => false });
+          const chat = new Chat(nothing({ prompt: nothing({ value: "hi" }) }), on, store, { request: () => ({}) });
+          chat.model = { id: "m", max_model_len: 1e6 };
+          const { id } = chat.conversation, before = asked, sent = chat.send();
+          while (asked === before) await new Promise((resolve) => setTimeout(resolve, 1));
+          const kept = (await store.heads()).length;
+          if (looksAway) chat.open(newConversation());
+          const gone = await chat.remove(id);
+          await sent;
+          out.push([kept, gone.turns.map((turn) => turn.content), gone.turns[1].finish, (await store.heads()).length]);
+        }
+        console.log(JSON.stringify(out));"""
+    assert node(tmp_path, source) == [[1, ["hi", ""], "stopped", 0]] * 2
+
+
 def test_figures_and_ends_are_said(tmp_path: Path) -> None:
     source = f"""{TURNS}
         const step = {{ tokens: [1, 2], origins: ["draft", "target"], proposed: [1, 5] }};

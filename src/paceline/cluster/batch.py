@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
 from paceline.cluster.config import FleetConfig, sized
 from paceline.cluster.fleet import join, reason
@@ -85,6 +85,10 @@ class Pool:
     def _fetch(self, ready: Any) -> list[Completion]:
         try:
             answers: list[Completion] = ray.get(ready)
+        except RayTaskError as error:  # its process lives: trying again would give the same
+            raise RequestFailed(
+                f"prompts failed ({reason([str(error)])}): report it with Ray's logs, and run again without them"
+            ) from error
         except RayError as error:
             raise RequestFailed(
                 f"the same prompts lost their process {RETRIES + 1} times ({reason([str(error)])}): see Ray's logs, and "

@@ -159,6 +159,8 @@ class RemoteWorker(Worker):
                 try:
                     return await self._visit(fleet, order, job.id, journey)
                 except Lost as lost:
+                    if journey.ended:  # all was said, only its last message is missing
+                        return None
                     why = str(lost)
                     log.warning("a request has to go on elsewhere: %s", why)
                     self._move(order, journey, params, params.verify or fleet.verify)

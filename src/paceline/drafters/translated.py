@@ -131,9 +131,11 @@ class TranslatedDrafter:
         data = b"".join([self._target.piece(token, skip_special=False) for token in new[skipped:]])
         text.open += text.decoder.decode(data)
         text.read = len(sequence.tokens)
-        while found := PIECE.match(text.open):
+        end = 0
+        while found := PIECE.match(text.open, end):
             text.settled += self._encode(found[0], begins=not text.settled)
-            text.open = text.open[found.end() :]
+            end = found.end()
+        text.open = text.open[end:]
         text.shadow.tokens[:] = text.settled + self._encode(text.open, begins=not text.settled)
         return text.whole and bool(text.shadow.tokens)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
@@ -144,5 +145,6 @@ def download_gguf(hub: HubName) -> Path:
 
     files = choose(hub, listing(hub)[1])
     with told(hub.id):
-        folder = Path(snapshot_download(hub.id, revision=hub.revision, allow_patterns=files))
+        names = [glob.escape(name) for name in files]  # they are taken as patterns
+        folder = Path(snapshot_download(hub.id, revision=hub.revision, allow_patterns=names))
     return folder / files[0]

@@ -39,7 +39,7 @@ _RENAMED = {
     "pre_fc_norm_embedding.": "enorm.", "pre_fc_norm_hidden.": "hnorm.", "input_proj.": "eh_proj.",
     "token_layernorm.": "enorm.", "hidden_layernorm.": "hnorm.", "final_layernorm.": "norm.",
 }  # fmt: skip
-_NUMBERED = re.compile(r"(?:(?P<mtp>mtp\.|mtp_)?)layers\.(?P<at>\d+)\.(?P<rest>.+)")
+_NUMBERED = re.compile(r"(?:(?P<mtp>mtp\.|mtp_)?)layers\.(?P<at>\d{1,9})\.(?P<rest>.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ def _renamed(name: str) -> str:
 
 
 def modules_in(names: Iterable[str], layers: int) -> int:
-    """How many modules the files of a target of so many layers hold."""
+    """How many modules the files of a target of so many layers hold: a number that is left out is no module."""
     found = [made for name in names if (made := name_of(name, layers)) is not None]
-    return 1 + max((int(made.split(".")[1]) for made in found), default=-1)
+    return len({made.split(".")[1] for made in found})
 
 
 def inside(folder: Path, raw: Mapping[str, Any]) -> tuple[int, str | None]:

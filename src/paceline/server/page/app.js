@@ -85,9 +85,7 @@ async function list() {
 }
 
 async function remove(id) {
-  const gone = id === chat.conversation.id ? chat.conversation : await store.get(id);
-  if (gone) chat.stop(gone);
-  await store.remove(id);
+  const gone = await chat.remove(id);
   if (gone === chat.conversation) chat.open(newConversation());
   else list();
   $("new").focus();

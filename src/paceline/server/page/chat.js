@@ -85,6 +85,20 @@ export class Chat {
 
   stop(conversation = this.conversation) { this.#running.get(conversation)?.abort(); }
 
+  /** Stop, and wait until nothing more is written into it. */
+  async #ended(conversation) {
+    this.stop(conversation);
+    while (this.#running.has(conversation)) await new Promise((resolve) => setTimeout(resolve, 10));
+  }
+
+  /** Take a conversation away; resolves with it, null if it was not there. */
+  async remove(id) {
+    const found = [this.conversation, ...this.#running.keys()].find((one) => one.id === id) ?? (await this.#store.get(id));
+    if (found) await this.#ended(found); // else its answer would be kept, and the conversation with it
+    await this.#store.remove(id);
+    return found;
+  }
+
   editLast() {
     const at = this.conversation.turns.findLastIndex((turn) => turn.role === "user");
     if (at >= 0 && !this.busy) this.#edit(at);
@@ -222,8 +236,7 @@ export class Chat {
     conversation.turns = conversation.turns.slice(0, index);
     if (conversation.first >= index) conversation.first = 0;
     this.#on.offer(said, async () => {
-      this.stop(conversation);
-      while (this.#running.has(conversation)) await new Promise((resolve) => setTimeout(resolve, 10));
+      await this.#ended(conversation);
       Object.assign(conversation, before);
       if (conversation === this.conversation) this.draw();
       await this.#save(conversation);
