@@ -10,13 +10,17 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install paceline[ray]")
 
+from ray.exceptions import ActorDiedError, RayTaskError
+
 from paceline.cluster import worker as remote
+from paceline.cluster.batch import Pool
 from paceline.cluster.journey import AGAIN, Journey
 from paceline.cluster.wire import Hello, Order, Said, unpack
 from paceline.cluster.worker import Lost, RemoteWorker
@@ -242,3 +246,18 @@ def test_what_is_said_again_is_compared_and_not_passed_on() -> None:
     assert journey.move()[0] == {0: [1, 2, 3]}
     with pytest.raises(RequestFailed, match="ask again"):
         journey.take(said([4, 6]))
+
+
+def test_a_batch_tells_an_error_in_its_prompts_from_a_lost_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = object.__new__(Pool)
+    for error, said in (
+        (
+            RayTaskError("write", "Traceback:\nRuntimeError: no rows", RuntimeError("no rows")),
+            "RuntimeError: no rows",
+        ),
+        (ActorDiedError(), "lost their process 6 times"),
+    ):
+        monkeypatch.setattr("paceline.cluster.batch.ray.get", Mock(side_effect=error))
+        with pytest.raises(RequestFailed, match=said) as caught:
+            pool._fetch(None)
+        assert ("lost" in str(caught.value)) == isinstance(error, ActorDiedError)
