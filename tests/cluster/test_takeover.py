@@ -179,6 +179,7 @@ def test_only_a_replica_of_the_same_kind_goes_on(monkeypatch: pytest.MonkeyPatch
         assert mixed.visits == 4
         assert mixed.orders[3].avoid == {"r1", "r2", "r3"}
         assert worker.replicas.kinds == {"same", "other"}
+        assert (worker.replicas.lost, worker.replicas.moved) == (1, 1)  # who refuses is not lost
     alone = Flaky(lost=1, kinds=["same", *["other"] * 20], rng=random.Random(3))
     with running(alone) as worker, pytest.raises(RequestFailed, match="it computes otherwise"):
         texts(worker, [2, 3], params)

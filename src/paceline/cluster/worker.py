@@ -37,6 +37,10 @@ class Lost(Exception):
     """The replica that had an order cannot go on with it."""
 
 
+class Refused(Lost):
+    """The replica computes otherwise than the one that began the text: it has written nothing of it."""
+
+
 class Fleet(Protocol):
     """Replicas, however they are reached (cluster/fleet.py)."""
 
@@ -162,6 +166,9 @@ class RemoteWorker(Worker):
                     if journey.ended:  # all was said, only its last message is missing
                         return None
                     why = str(lost)
+                    if not isinstance(lost, Refused):
+                        self.replicas.lost += 1
+                        self.replicas.moved += journey.begun
                     log.warning("a request has to go on elsewhere: %s", why)
                     self._move(order, journey, params, params.verify or fleet.verify)
                 await asyncio.sleep(WAIT_SECONDS * move)
@@ -177,6 +184,7 @@ class RemoteWorker(Worker):
     async def _visit(self, fleet: Fleet, order: Order, request_id: str, journey: Journey) -> None:
         """One replica's part of a job. Raises Lost, and what the replica says has failed."""
         replica = ""
+        broken: type[Lost] = Lost
         try:
             async with aclosing(fleet.write(order)) as answers:
                 async for answer in answers:
@@ -184,6 +192,7 @@ class RemoteWorker(Worker):
                         replica = answer.replica
                         self.replicas.greet(answer, order.chosen)
                         journey.meet(answer.kind)
+                        broken = Lost if order.like in (None, answer.kind) else Refused
                         continue
                     for delta in answer.deltas:
                         delta.request = request_id
@@ -194,7 +203,7 @@ class RemoteWorker(Worker):
                     if answer.error is not None:
                         raise answer.error
                     if answer.gone:
-                        raise Lost(answer.gone)
+                        raise broken(answer.gone)
             if not journey.ended:
                 raise Lost("its answer ended early")
         finally:
@@ -204,12 +213,9 @@ class RemoteWorker(Worker):
 
     def _move(self, order: Order, journey: Journey, params: SamplingParams, rule: VerifyRule) -> None:
         """The replica is lost: what the next one is told. Raises RequestFailed if none can go on."""
-        self.replicas.lost += 1
-        if journey.begun:
-            self.replicas.moved += 1
-            if rule != "match" and params.temperature > 0:
-                raise RequestFailed(
-                    f"the replica that wrote this text was lost, and with verify={rule} none can go on with it: "
-                    "ask again, or use match"
-                )
+        if journey.begun and rule != "match" and params.temperature > 0:
+            raise RequestFailed(
+                f"the replica that wrote this text was lost, and with verify={rule} none can go on with it: "
+                "ask again, or use match"
+            )
         order.written, order.like = journey.move()
