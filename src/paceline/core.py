@@ -154,7 +154,8 @@ def _check_params(p: SamplingParams) -> None:
         number = isinstance(value, int) or (kind is float and isinstance(value, float))
         if isinstance(value, bool) or not number or not low <= value <= high:  # NaN fails the comparison
             what = "a whole number" if kind is int else "a number"
-            raise UsageError(f"{name}={shown(value)} is not possible: give {what} from {low:g} to {high:g}")
+            most = "" if high == inf else f" to {high:g}"
+            raise UsageError(f"{name}={shown(value)} is not possible: give {what} from {low:g}{most}")
     if p.top_p == 0:
         raise UsageError("top_p=0 would leave no token: use temperature=0 for greedy, or top_p in (0, 1]")
     if p.min_tokens > p.max_tokens:

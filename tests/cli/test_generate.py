@@ -44,6 +44,13 @@ FOREIGN = {
 }
 
 
+def test_a_folder_that_is_not_there(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(GOOD, encoding="utf-8")
+    assert generate(monkeypatch, source, tmp_path / "no" / "out.jsonl") == 2
+    assert "check its folder and the disk, then run again" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("data", FOREIGN.values(), ids=FOREIGN)
 def test_a_file_of_another_kind_is_left_alone(
     data: bytes, tmp_path: Path, monkeypatch: Patch, capsys: Capture

@@ -138,6 +138,7 @@ def test_only_json_bodies(s: Served, kind: str) -> None:
         "/v1/completions", content=b'{"model":"fake","prompt":"x"}', headers={"Content-Type": kind}
     )
     assert answer.status_code == 415
+    assert "send the header Content-Type: application/json" in answer.text
 
 
 BAD: list[tuple[str, dict[str, Any], str | None]] = [

@@ -25,7 +25,7 @@ Ready = tuple[Line, list[int]]  # a line and its prompt's token ids
 @click.option(
     "-o", "--out", required=True, metavar="OUT.jsonl", help="Answers, one line for each prompt as it is done."
 )
-@click.option("--target", help="demo, a folder in Hugging Face layout, or a hub id.  [default: demo]")
+@click.option("--target", help="The same as the argument TARGET.  [default: demo]")
 @click.option(
     "--overwrite", is_flag=True, help="Replace OUT.jsonl, whatever it holds, instead of continuing it."
 )
@@ -64,7 +64,8 @@ def command(places: tuple[str, ...], out: str, target: str | None, overwrite: bo
             failed = _answer(lambda: _engines(target, options, fleet), todo, _Sink(sink, answers))
     except OSError as error:
         raise UsageError(
-            f"cannot write {out} ({error.strerror}): what was written is kept; run again to continue"
+            f"cannot write {out} ({error.strerror}): check its folder and the disk, then run again; "
+            "what was written is kept"
         ) from error
     refused = [line for line in lines if line.error is not None] + failed.refused
     if refused:

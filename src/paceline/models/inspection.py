@@ -81,7 +81,8 @@ def inspect(
     except LoadError as error:
         troubles.append(str(error))
         facts |= _sizes_or_nothing(folder)
-    return Inspection(folder, str(raw.get("model_type")), unsupported=troubles, **facts)
+    kind = raw.get("model_type") or raw.get("speculators_model_type") or "unknown"
+    return Inspection(folder, str(kind), unsupported=troubles, **facts)
 
 
 def check(path: Path, target: Path | None = None) -> None:

@@ -223,7 +223,11 @@ class Gate:
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         if has_body and kind != "application/json":
-            raise ApiError(415, "the body has to be application/json", code="bad_content_type")
+            raise ApiError(
+                415,
+                "the body has to be JSON: send the header Content-Type: application/json",
+                code="bad_content_type",
+            )
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes:
         limit = self._config.max_body
