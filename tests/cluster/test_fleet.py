@@ -74,7 +74,9 @@ def s(proxy: int) -> Iterator[Served]:
     place = Elsewhere(FLEET)
 
     def join_first(load: Callable[[], Any], config: ServerConfig) -> RemoteWorker:
-        join(FLEET, 3)  # cores as Ray counts them: a test adds a third replica
+        join(
+            FLEET, 4
+        )  # cores as Ray counts them: a test adds a third replica, another one a replica and its ingress
         serve.start(
             http_options={"port": proxy}
         )  # for the test of the application that has its ingress within
@@ -270,7 +272,9 @@ def test_the_application_with_its_ingress_within_ray(
         "engine": {"target": "demo", "threads": 1, "max_model_len": 512},
         "server": {"host": "127.0.0.1", "model_name": "fake"},
     }
-    serve.run(build(args), name="whole", route_prefix="/whole")
+    app = serve.RunTarget(build(args), name="whole", route_prefix="/whole")
+    serve.run_many([app], wait_for_applications_running=False)
+    wait(lambda: serve.status().applications["whole"].status == "RUNNING")
     inside = replace(s, url=f"http://127.0.0.1:{proxy}/whole")
     wait(lambda: httpx.get(f"{inside.url}/health").status_code == 200)
     with ThreadPoolExecutor(4) as pool:
