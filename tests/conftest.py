@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 settings.register_profile("busy machines", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machines")
@@ -17,3 +19,14 @@ def own_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "PACELINE_PROFILE_DIR", str(tmp_path_factory.mktemp("profiles")))
         yield
+
+
+class OneRay(LoadScopeScheduling):
+    """Tests go to whichever process is free, but those that start a Ray all to the same one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "ray" if nodeid.startswith("tests/cluster/") else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneRay:
+    return OneRay(config, log)

@@ -25,7 +25,6 @@ DEMO = Path(paceline.__file__).parent / "demo"
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-c", "from paceline.cli import main; main()"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(paceline.__file__).parents[1])}
-pytestmark = pytest.mark.xdist_group("ray")  # one Ray at a time
 has_demo = pytest.mark.skipif(
     not (DEMO / "target" / "config.json").is_file(), reason="the demo pair is not here"
 )

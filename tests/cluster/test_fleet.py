@@ -38,7 +38,6 @@ DEMO = Path(paceline.__file__).parent / "demo"
 pytestmark = [
     pytest.mark.skipif(not (DEMO / "target" / "config.json").is_file(), reason="the demo pair is not here"),
     pytest.mark.filterwarnings("ignore"),  # Ray's own
-    pytest.mark.xdist_group("ray"),  # one Ray at a time
 ]
 PROMPTS = ["def parse(self, text):\n    ", "class Queue:\n", "import os\nimport ", "for item in items:\n"]
 ENGINE = EngineConfig(target="demo", threads=1, max_model_len=512)
