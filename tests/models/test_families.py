@@ -172,7 +172,6 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "no window": ("qwen2", {"layer_types": ["sliding_attention"] * 4}, "no sliding_window in use"),
     "top": ("qwen3-moe", {"num_experts_per_tok": 7}, "of only 6 experts"),
     "dense": ("qwen3-moe", {"mlp_only_layers": 3}, "no list of layers"),
-    "dflash": ("llama", {"architectures": ["DFlashDraftModel"], "dflash_config": {}}, "a DFlash drafter"),
 }  # fmt: skip
 
 
@@ -185,6 +184,17 @@ def test_what_cannot_be_run_is_one_line(case: str, tmp_path: Path) -> None:
         load_target(tmp_path)
     assert "\n" not in str(caught.value)
     assert inspect(tmp_path).unsupported == [str(caught.value)]
+
+
+def test_a_drafter_as_target_is_called_one(tmp_path: Path) -> None:
+    build_decoder("llama", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"architectures": ["DFlashDraftModel"], "dflash_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        ConfigError, match="this is a DFlash drafter, which drafts for a larger model: give that one"
+    ):
+        load_target(tmp_path)
 
 
 @pytest.mark.parametrize("stored", ["one by one", "stacked"])
