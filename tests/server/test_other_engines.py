@@ -195,9 +195,9 @@ def test_a_head_in_a_checkpoint_that_nothing_would_load_is_named(tmp_path: Path)
     """https://github.com/am17an/llama.cpp/pull/8, https://github.com/sgl-project/sglang/issues/35797"""
     build_decoder("qwen3", tmp_path)
     file = tmp_path / "model.safetensors"
-    save_file(load_file(file) | {"mtp.fc.weight": torch.zeros(2, 2)}, file, metadata={"format": "pt"})
+    save_file(load_file(file) | {"medusa_head.0.weight": torch.zeros(2, 2)}, file, metadata={"format": "pt"})
     (line,) = inspect(tmp_path).unsupported
-    assert "1 that it does not describe (mtp.fc.weight)" in line
+    assert "1 that it does not describe (medusa_head.0.weight)" in line
 
 
 @pytest.mark.parametrize("drafter", ["mtp+model+ngram", "mtp+model", "ngram+ngram", "mtp+mtp"])
