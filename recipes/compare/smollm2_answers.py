@@ -28,7 +28,7 @@ CONTEXT = 1024
 
 def server(stack: ExitStack, path: str, port: int, threads: int, options: list[str]) -> str:
     """The address of a llama-server that is ready."""
-    model = str(locate("smollm2"))
+    model = str(locate("smollm2", "target"))
     command = [
         path,
         "-m",
