@@ -6,15 +6,18 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from unittest import mock
 
 import pytest
 
-from paceline import LLM
+from paceline import LLM, cli
 from paceline.cli import COMMANDS, main
 from paceline.cli.run import names_a_model
 from paceline.cli.terminal import Screen, colours
@@ -312,3 +315,19 @@ def test_a_traceback_is_shown_when_asked_for(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sys, "argv", ["paceline", "--traceback", "run", "x", "--drafter", "ngramm"])
     with pytest.raises(UsageError):
         main()
+
+
+def test_ctrl_c_while_torch_is_imported_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch imports numpy from C and drops what that raises: the command went on as if nobody had pressed a key."""
+    ends: list[int] = []
+    monkeypatch.setattr(os, "_exit", ends.append)
+    with pytest.raises(KeyboardInterrupt):
+        cli._interrupt(signal.SIGINT, None)
+    assert not ends
+    half = ModuleType("torch")
+    half.__spec__ = ModuleSpec("torch", None)
+    half.__spec__._initializing = True  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch", half)
+    with pytest.raises(KeyboardInterrupt):  # after os._exit, which ends a real process
+        cli._interrupt(signal.SIGINT, None)
+    assert ends == [130]

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
+from types import FrameType
 
 import click
 
@@ -83,6 +85,8 @@ def group(ctx: click.Context, traceback: bool) -> None:
 def main() -> None:
     """Entry point: a deliberate error becomes one line and its exit code."""
     show = "--traceback" in sys.argv[1:] or bool(os.environ.get("PACELINE_TRACEBACK"))
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         code = group.main(standalone_mode=False)
     except click.exceptions.Abort:
@@ -113,6 +117,15 @@ def main() -> None:
             4, "out of memory: use a smaller model, --quantize int8, or lower --max-batch and --max-model-len"
         )
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """As Python's own handler. But torch imports numpy from C and drops what that raises: while it does, end at once."""
+    torch = sys.modules.get("torch")
+    if torch is not None and getattr(torch.__spec__, "_initializing", False):
+        os.write(2, b"paceline: interrupted\n")
+        os._exit(INTERRUPTED)
+    raise KeyboardInterrupt
 
 
 def _exit(code: int, message: str) -> None:
