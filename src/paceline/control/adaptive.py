@@ -10,7 +10,6 @@ from operator import mul
 
 from paceline.control.acceptance import AcceptanceEstimator, PairPrior, ProposalEstimator
 from paceline.control.allocation import (
-    HURDLE,
     Allocation,
     Batch,
     Option,
@@ -39,7 +38,6 @@ REFERENCE = 128  # drafted steps for each plain one that shows what plain steps 
 PROBING = 0.005  # of the time, for single tokens of rows that draft nothing otherwise
 FIRST_WAIT, LAST_WAIT = 16, 1024  # steps until a row's next probe: doubled by each that is refused
 SAVED = 2.0  # probes that the budget holds at most
-LEAST_SURVIVAL = 0.02  # a token that is kept more rarely is never drafted
 DEEPER = 2  # tokens beyond its planned length that a row may draft while its confidence pays for them
 
 
@@ -78,8 +76,7 @@ class AdaptivePolicy:
         self._requests: dict[int, _Request] = {}
         self._step = 0
         self._drafted = 0  # steps with drafts since a plain one
-        self._plain = True  # the last step was,
-        self._measuring = False  # and it was plain to see what plain ones take
+        self._measuring = False  # the last step was plain to see what plain ones take
         self._budget = 0.0  # seconds that probes may take,
         self._most = float("inf")  # and that are saved for them
 
@@ -110,17 +107,14 @@ class AdaptivePolicy:
         """The rows of `out` that are None."""
         networks: dict[int, Option] = {}
         found: dict[int, Option] = {}
-        floor = max(least_survival(batch, MAX_DRAFT_TOKENS * len(rows), self._costs), LEAST_SURVIVAL)
+        floor = least_survival(batch, MAX_DRAFT_TOKENS * len(rows), self._costs)
         for i, planned in enumerate(out):
             if planned is None:
                 self._found(i, rows[i], proposals[i], found)
                 self._network(i, rows[i], floor, networks)
         best = self._best(networks, found, batch)
-        plain = batch.texts / self._costs.step_seconds(batch.rows, False)
-        if best.taken and best.rate < (HURDLE if self._plain else 1.0) * plain:
-            best = Allocation({}, best.tokens, best.seconds)
         measuring = bool(best.taken) and self._drafted >= REFERENCE and batch.rows == len(rows)
-        self._plain, self._measuring = not best.taken, measuring
+        self._measuring = measuring
         if best.taken and not measuring:
             return self._drafting(rows, out, best, batch)
         if measuring:

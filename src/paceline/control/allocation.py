@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from paceline.control.cost_model import CostModel
 
-HURDLE = 1.02  # a plan must promise this over none to begin drafting
-
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -106,7 +104,7 @@ def break_even(drafter: str | None, batch: Batch, rows: int, costs: CostModel) -
             seconds = costs.step_seconds(batch.rows + drafting * length, True)
             if drafter is not None:
                 seconds += costs.draft_seconds(drafter, length, drafting * length)
-            shares.append((HURDLE * plain * seconds - batch.texts) / (drafting * length))
+            shares.append((plain * seconds - batch.texts) / (drafting * length))
     return min(shares)
 
 

@@ -21,7 +21,7 @@ import torch
 from paceline.control.cost_model import CostTable, DraftCost, table_of
 from paceline.control.startup.calibration_file import Known, known_of
 
-VERSION = 5
+VERSION = 6
 SAMPLE = 64 * 1024  # bytes of a weights file that are looked at, at its beginning, middle and end
 
 Key = Mapping[str, str]  # what a profile is valid for, by aspect
