@@ -21,7 +21,7 @@ from paceline.engine.picker import StepPicker
 from paceline.errors import ConfigError, LoadError, PairError, UsageError, WeightsError
 from paceline.models.hub import find_assistant
 from paceline.models.inspection import inspect
-from paceline.models.registry import load_eagle3, load_target
+from paceline.models.registry import load_network, load_target
 from paceline.ops import native
 from paceline.ops.base import Runner, Stop
 from told import DEPTH, PARTLY, Pair, params, texts
@@ -92,7 +92,7 @@ def test_what_does_not_fit_is_refused_in_one_line(case: str, llama: Path, tmp_pa
     edit(tmp_path, **changes)
     retensor(tmp_path, **tensors)
     with pytest.raises(error, match=re.escape(said)) as caught:
-        load_eagle3(tmp_path, load_target(llama))
+        load_network(tmp_path, load_target(llama))
     assert "\n" not in str(caught.value)
     if error is not WeightsError or "norm" in case or "head" in case:  # seen without reading a weight
         assert inspect(tmp_path, target=llama).unsupported == [str(caught.value)]
@@ -101,11 +101,11 @@ def test_what_does_not_fit_is_refused_in_one_line(case: str, llama: Path, tmp_pa
 def test_another_vocabulary_and_a_pickle_are_refused(llama: Path, tmp_path: Path) -> None:
     build_eagle3(tmp_path / "a", hidden=HIDDEN, vocab=VOCAB + 8)
     with pytest.raises(PairError, match=f"vocabulary {VOCAB + 8} against {VOCAB}"):
-        load_eagle3(tmp_path / "a", load_target(llama))
+        load_network(tmp_path / "a", load_target(llama))
     build_eagle3(tmp_path / "b", hidden=HIDDEN, vocab=VOCAB)
     (tmp_path / "b" / "model.safetensors").rename(tmp_path / "b" / "pytorch_model.bin")
     with pytest.raises(WeightsError, match="only pickled weights"):
-        load_eagle3(tmp_path / "b", load_target(llama))
+        load_network(tmp_path / "b", load_target(llama))
 
 
 def test_it_is_found_beside_and_inside_the_target(llama: Path, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import torch
 from paceline.errors import PairError
 from paceline.models.base import FINAL
 from paceline.models.config import parse_assistant, parse_target, read_config
-from paceline.models.eagle3 import Eagle3Net
 from paceline.models.families import spec_of
 from paceline.models.gemma4 import GemmaTarget
 from paceline.models.gemma4_assistant import GemmaAssistant, assistant_shapes, check_pair
@@ -26,7 +25,6 @@ __all__ = [
     "choose_dtypes",
     "inspect",
     "load_assistant",
-    "load_eagle3",
     "load_network",
     "load_target",
 ]
@@ -107,13 +105,6 @@ def load_network(
     net = plan.build(weights, target)
     tensors.finish()
     target.tap([tap for tap in plan.taps if tap != FINAL])
-    return net
-
-
-def load_eagle3(path: Path | str, target: GraphTarget) -> Eagle3Net:
-    """`load_network` where it is known to be an EAGLE-3 drafter."""
-    net = load_network(path, target)
-    assert isinstance(net, Eagle3Net)
     return net
 
 

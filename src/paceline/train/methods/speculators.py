@@ -2,27 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from safetensors import safe_open
 from torch import nn
 
+from paceline.assembly import make_cache
+from paceline.config import EngineConfig
+from paceline.drafters.base import Drafter
+from paceline.drafters.registry import over
 from paceline.models.config import GemmaConfig, parse_target, read_config
 from paceline.models.decoder_config import DecoderConfig
 from paceline.models.loading import find_files
+from paceline.models.registry import load_network
 from paceline.models.target import GraphTarget
 from paceline.train.export import TORCH_NAMES, Exported
+from paceline.train.parallel import DraftModule
+
+if TYPE_CHECKING:
+    from paceline.train.loop import Hooks, Run
 
 CACHE_SHARE = 0.1  # of what is free, for the drafter's own K/V in a comparison
-RECURRENT = {
-    "draft_tokens": 3,
-    "batch": 4,
-    "optimizer": "muon",
-    "lr": 0.02,
-}  # options of a layer with K/V of its own
+
+
+class SpeculatorsMethod:
+    """What methods share whose drafter steps through a layer with K/V of its own; see `base.Method`."""
+
+    copies: ClassVar[tuple[str, ...]] = ()
+    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {"draft_tokens": 3, "batch": 4, "optimizer": "muon", "lr": 0.02}
+    )
+
+    def describe(self, module: DraftModule) -> str:
+        raise NotImplementedError
+
+    def last_batches(self, module: DraftModule) -> int:
+        return 0
+
+    def finish(self, run: Run, hooks: Hooks) -> tuple[DraftModule, str]:
+        return run.module, self.describe(run.module)
+
+    def drafter(self, name: str, folder: Path, target: GraphTarget) -> Callable[[EngineConfig], Drafter]:
+        net = load_network(folder, target)
+
+        def make(config: EngineConfig) -> Drafter:
+            return over(name, net, make_cache(net, replace(config, max_model_len=None), CACHE_SHARE))
+
+        return make
 
 
 def speculators_config(target: GraphTarget, algorithm: str) -> dict[str, Any]:

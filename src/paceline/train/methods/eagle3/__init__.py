@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
-from paceline.assembly import make_cache
-from paceline.config import EngineConfig
-from paceline.drafters.base import Drafter
-from paceline.drafters.states import StateDrafter
 from paceline.errors import PairError, UsageError
 from paceline.models.config import parse_target, read_config
 from paceline.models.eagle3 import FLAGS
 from paceline.models.foreign import drafter_kind
-from paceline.models.registry import load_eagle3
-from paceline.models.target import GraphTarget
 from paceline.train.capture import TargetTeacher, load_frozen
 from paceline.train.export import Exported
 from paceline.train.methods.base import Init, Start, Told
@@ -33,18 +26,15 @@ from paceline.train.methods.eagle3.files import (
 )
 from paceline.train.methods.eagle3.module import Eagle3Module
 from paceline.train.methods.eagle3.vocabulary import choose
-from paceline.train.methods.speculators import CACHE_SHARE, RECURRENT, finished_config, fresh_parameters
+from paceline.train.methods.speculators import SpeculatorsMethod, finished_config, fresh_parameters
 from paceline.train.parallel import DraftModule
 from paceline.train.windows import Windows
-
-if TYPE_CHECKING:
-    from paceline.train.loop import Hooks, Run
 
 VOCABULARY = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Eagle3:
+class Eagle3(SpeculatorsMethod):
     """`vocabulary` None: VOCABULARY tokens, or all if there are fewer. `taps` None: as EAGLE-3 chooses. `shared`: the
     head is the target's own rows, which the file then lacks; else it is learnt, from those on.
     """
@@ -59,8 +49,6 @@ class Eagle3:
         "EAGLE-3 drafter", "speculative-decoding, eagle3",
         "It has the layout of `speculators`, which vLLM reads: compared with their source, not loaded there.",
     )  # fmt: skip
-    copies: ClassVar[tuple[str, ...]] = ()
-    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType(RECURRENT)
 
     @staticmethod
     def reads(raw: Mapping[str, Any]) -> bool:
@@ -133,26 +121,11 @@ class Eagle3:
             f"tokens, head {'of its own' if module.shared_head is None else 'of the target'}"
         )
 
-    def last_batches(self, module: DraftModule) -> int:
-        return 0
-
-    def finish(self, run: Run, hooks: Hooks) -> tuple[DraftModule, str]:
-        return run.module, self.describe(run.module)
-
     def files(
         self, module: DraftModule, exported: Exported
     ) -> tuple[dict[str, torch.Tensor], dict[str, Mapping[str, Any]]]:
         assert isinstance(module, Eagle3Module)
         return tensors_of(module), {"config.json": finished_config(exported)}
-
-    def drafter(self, name: str, folder: Path, target: GraphTarget) -> Callable[[EngineConfig], Drafter]:
-        net = load_eagle3(folder, target)
-
-        def make(config: EngineConfig) -> Drafter:
-            own = make_cache(net, replace(config, max_model_len=None), CACHE_SHARE)
-            return StateDrafter(name, net, own)
-
-        return make
 
 
 __all__ = ["Eagle3"]

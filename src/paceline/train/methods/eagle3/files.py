@@ -17,7 +17,7 @@ from paceline.models.config import read_config
 from paceline.models.eagle3 import FLAGS, TAPS, Eagle3Config, check_eagle3, eagle3_shapes, parse_eagle3
 from paceline.models.foreign import drafter_kind
 from paceline.models.loading import Tensors
-from paceline.models.registry import load_eagle3
+from paceline.models.registry import load_network
 from paceline.models.target import GraphTarget
 from paceline.train.capture import TargetTeacher
 from paceline.train.methods.base import Start
@@ -60,7 +60,7 @@ def load_module(folder: Path, teacher: TargetTeacher) -> Start:
         raise PairError(f"{folder} is no EAGLE-3 drafter in speculators format: give one, or --init scratch")
     config = parse(raw, target, str(folder))
     assert config.taps is not None
-    ids = load_eagle3(folder, target).ids  # which checks the rest
+    ids = load_network(folder, target).ids  # which checks the rest
     found = Tensors(folder, eagle3_shapes(config, len(config.taps), folder))
     if found.scales:
         raise PairError(

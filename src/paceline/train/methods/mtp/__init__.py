@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
-from paceline.assembly import make_cache
-from paceline.config import EngineConfig
-from paceline.drafters.base import Drafter
-from paceline.drafters.states import StateDrafter
 from paceline.errors import PairError
 from paceline.models.config import parse_target, read_config
 from paceline.models.loading import read_entries
@@ -25,8 +20,7 @@ from paceline.train.export import Exported
 from paceline.train.methods.base import Init, Start, Told
 from paceline.train.methods.mtp.module import MtpModule
 from paceline.train.methods.speculators import (
-    CACHE_SHARE,
-    RECURRENT,
+    SpeculatorsMethod,
     finished_config,
     fresh_parameters,
     layer_config,
@@ -36,19 +30,14 @@ from paceline.train.methods.speculators import (
 from paceline.train.parallel import DraftModule
 from paceline.train.windows import Windows
 
-if TYPE_CHECKING:
-    from paceline.train.loop import Hooks, Run
-
 
 @dataclass(frozen=True, slots=True)
-class Mtp:
+class Mtp(SpeculatorsMethod):
     name: ClassVar[str] = "mtp"
     told: ClassVar[Told] = Told(
         "MTP drafter", "speculative-decoding, mtp",
         "It has the layout of `speculators`' own MTP format: compared with its source, not loaded there.",
     )  # fmt: skip
-    copies: ClassVar[tuple[str, ...]] = ()
-    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType(RECURRENT)
 
     @staticmethod
     def reads(raw: Mapping[str, Any]) -> bool:
@@ -86,25 +75,10 @@ class Mtp:
     def describe(self, module: DraftModule) -> str:
         return f"one block over {module.vocab:,} tokens, head of the target"
 
-    def last_batches(self, module: DraftModule) -> int:
-        return 0
-
-    def finish(self, run: Run, hooks: Hooks) -> tuple[DraftModule, str]:
-        return run.module, self.describe(run.module)
-
     def files(
         self, module: DraftModule, exported: Exported
     ) -> tuple[dict[str, torch.Tensor], dict[str, Mapping[str, Any]]]:
         return dict(module.state_dict()), {"config.json": finished_config(exported)}
-
-    def drafter(self, name: str, folder: Path, target: GraphTarget) -> Callable[[EngineConfig], Drafter]:
-        net = load_network(folder, target)
-
-        def make(config: EngineConfig) -> Drafter:
-            own = make_cache(net, replace(config, max_model_len=None), CACHE_SHARE)
-            return StateDrafter(name, net, own)  # type: ignore[arg-type]  # one module steps
-
-        return make
 
 
 def _fresh(target: GraphTarget) -> dict[str, Any]:
