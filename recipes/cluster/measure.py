@@ -226,11 +226,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=list(PARTS))
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, "all"], default="all")
     parser.add_argument("--target", default="demo")
     parser.add_argument(
         "--minutes", type=float, default=2.0, help="of kills; the other parts take a fifth of it"
     )
     asked = parser.parse_args()
-    for part in asked.parts:
+    for part in PARTS if "all" in asked.parts else asked.parts:
         PARTS[part](asked.target, asked.minutes * 60 * (1 if part == "kills" else 0.2))
