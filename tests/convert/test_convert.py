@@ -27,6 +27,7 @@ from paceline.convert.to_folder import write_folder
 from paceline.convert.to_gguf import write_gguf
 from paceline.errors import CapacityError, ConfigError, LoadError, PacelineError, UsageError
 from paceline.models.config import parse_target, read_config
+from paceline.models.defaults import ModelDefaults, read_defaults
 from paceline.models.families import spec_of
 from paceline.models.hub import bundled
 from paceline.models.loading import Tensors
@@ -78,6 +79,22 @@ def test_a_folder_as_gguf_has_its_values_and_its_tokens(name: str, tmp_path: Pat
     assert written.nbytes == file.stat().st_size
     assert bool(written.notes) == name.endswith("window")  # GGUF's llama and qwen2 know no window
     assert {*tmp_path.iterdir()} == {folder, file}
+
+
+def test_how_to_sample_goes_along(tmp_path: Path) -> None:
+    """Both ways, and a GGUF file's own suggestion holds as that of a folder does."""
+    folder, file, back = tmp_path / "hf", tmp_path / "m.gguf", tmp_path / "back"
+    decoder("llama3", folder)
+    (folder / "generation_config.json").write_text(
+        '{"temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": 1}'
+    )
+    write_gguf(folder, file, "f16")
+    assert gguf.GGUFReader(file).fields["general.sampling.top_k"].contents() == 20
+    assert read_defaults(file) == ModelDefaults(0.6, 20, 0.95)
+    with paceline.LLM(str(file), drafter="none", max_model_len=64, threads=1) as llm:
+        assert (llm.params().temperature, llm.params().top_k) == (0.6, 20)
+    write_folder(file, back, "f16")
+    assert read_defaults(back) == ModelDefaults(0.6, 20, 0.95)
 
 
 @pytest.mark.parametrize("name", ["llama3", "qwen3-moe", "mistral-window", "e2b"])

@@ -6,11 +6,15 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests import layouts
 
+from gguf_files import write_gguf
 from paceline import LLM, SamplingParams, UsageError
 from paceline.cli import main
+from paceline.errors import ConfigError
+from paceline.models.defaults import read_defaults
 
 SUGGESTED = {"temperature": 0.9, "top_k": 7, "top_p": 0.95}
 OPTIONS = {"drafter": "ngram", "max_model_len": 256, "threads": 1}
@@ -99,3 +103,10 @@ def test_a_full_context_is_said(
     args = ("run", "def f(", "--target", str(folder), "-n", "500", "--ignore-eos", "-t", "0", *FAST)
     assert call(monkeypatch, *args) == 0
     assert "the context of 64 tokens is full (--max-model-len)" in capsys.readouterr().err
+
+
+def test_a_gguf_file_with_an_unusable_suggestion_is_refused(tmp_path: Path) -> None:
+    fields = {"general.sampling.temp": -1.0, "general.sampling.top_p": 0.9}
+    file = write_gguf(tmp_path / "m.gguf", "llama", fields, {"token_embd.weight": np.zeros((8, 32))})
+    with pytest.raises(ConfigError, match=r"temperature is -1\.0, not a number from 0 to 100: correct it"):
+        read_defaults(file)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from paceline.convert.output import Tell, check_free, check_space, whole
 from paceline.errors import UsageError
+from paceline.models.defaults import read_defaults
 from paceline.models.inspection import check
 from paceline.text.tokenizer import Tokenizer
 from paceline.weights.gguf.source import GgufCheckpoint
@@ -47,7 +48,7 @@ def write_folder(
         _write_text(part, tokenizer)
         config = checkpoint.config | _ids(tokenizer) | {"dtype": str(dtype).removeprefix("torch.")}
         _write_json(part / "config.json", config)
-        _write_json(part / "generation_config.json", _ids(tokenizer))
+        _write_json(part / "generation_config.json", _ids(tokenizer) | read_defaults(file).given())
         done = 0
         names: dict[str, str] = {}
         for number, shard in enumerate(shards, 1):

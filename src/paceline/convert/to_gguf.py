@@ -23,6 +23,7 @@ from paceline.convert.vocabulary import SAMPLES, differing, vocabulary
 from paceline.errors import ConfigError, LoadError, UsageError
 from paceline.models.config import AssistantConfig, parse_assistant, parse_target, read_config
 from paceline.models.decoder_config import DecoderConfig
+from paceline.models.defaults import GGUF_KEYS, read_defaults
 from paceline.models.families import spec_of
 from paceline.models.foreign import ASSISTANT_TYPES
 from paceline.models.gemma4_assistant import assistant_shapes
@@ -172,6 +173,7 @@ def _head(config: Config, tokenizer: Tokenizer, folder: Path, plan: list[Stored]
         "general.file_type": FILE_TYPES[kinds.most_common(1)[0][0]],
         "general.quantization_version": 2,
     }
+    out |= {GGUF_KEYS[name]: value for name, value in read_defaults(folder).given().items()}
     out |= {f"{architecture}.{key}": value for key, value in metadata(config).items()}
     words = vocabulary(tokenizer, text.vocab_size, architecture.startswith("gemma4"), folder)
     return out | {f"tokenizer.{key}": value for key, value in words.items()}
