@@ -1,7 +1,8 @@
 // Softmax attention over the paged cache, of some rows at consecutive positions of one sequence: each K/V vector that is
 // loaded serves all of them and the heads that share it. Keys are taken in blocks of BLOCK that lie at absolute positions,
 // and a row goes through its own keys in one order, so neither its neighbours nor a cut into chunks changes a bit. Keys
-// and values are float32 here, pairs of bfloat16 in attention_packed.h; the rest is the same.
+// and values are float32 here, pairs of bfloat16 in attention_packed.h; the rest is the same. Values narrower than keys
+// are the beginnings of these, in the same pool.
 #pragma once
 
 #include "rowops.h"
@@ -19,7 +20,7 @@ struct Places {  // where the keys and values of a block lie, from place `begin`
 
 struct Queries {  // vectors: heads of a row beside each other, row after row
   int count;
-  int64_t d;  // floats of a vector
+  int64_t d, w;  // floats of a query and of a key; of a value and of a result
   const float* q[MOST_QUERIES];
   float* out[MOST_QUERIES];
   float top[MOST_QUERIES], high[MOST_QUERIES], shrink[MOST_QUERIES];
@@ -81,7 +82,7 @@ static void score(Queries& s) {
     const int end = at + L < s.now.end ? at + L : s.now.end;
     for (int j = at; j < at + L && j < s.next.end; ++j) {
       fetch(s.next.keys[j], s.d);
-      fetch(s.next.values[j], s.d);
+      if (s.next.values[j] != s.next.keys[j]) fetch(s.next.values[j], s.w);
     }
     int m = 0;
     for (; m + 4 <= s.count; m += 4) scores_up_to<4>(s, m, at, end);
@@ -108,7 +109,7 @@ PL_INLINE void soften(Queries& s, int m, int lo, int hi) {
   if (high > s.top[m]) {
     float shrink = s.shrink[m];
     s.sum[m] *= shrink;
-    for (int64_t i = 0; i < s.d; i += L) store_at(s.out[m], i, s.d, load_at(s.out[m], i, s.d) * shrink);
+    for (int64_t i = 0; i < s.w; i += L) store_at(s.out[m], i, s.w, load_at(s.out[m], i, s.w) * shrink);
     s.top[m] = high;
   }
   V sum = s.sum[m], top = broadcast(high), lowest = broadcast(-__builtin_inff());
@@ -161,9 +162,9 @@ PL_INLINE void mix_columns(Queries& s, int m, int left, int lo, int hi, int64_t 
 static void mix_all(Queries& s, int m, int count, int lo, int hi) {
   if (lo >= hi) return;
   int64_t i = 0;
-  for (; i + 4 * L <= s.d; i += 4 * L) mix_columns<4>(s, m, count, lo, hi, i);
-  for (; i + L <= s.d; i += L) mix_columns<1>(s, m, count, lo, hi, i);
-  for (; i < s.d; ++i)
+  for (; i + 4 * L <= s.w; i += 4 * L) mix_columns<4>(s, m, count, lo, hi, i);
+  for (; i + L <= s.w; i += L) mix_columns<1>(s, m, count, lo, hi, i);
+  for (; i < s.w; ++i)
     for (int q = m; q < m + count; ++q)
       for (int j = lo; j < hi; ++j) s.out[q][i] += s.p[q * PITCH + j] * s.now.values[j][i];
 }
@@ -239,13 +240,13 @@ static void attend(const AttentionArgs& a, Store& held, int64_t start) {
 template <class Store>
 static bool attend_all(const AttentionArgs& a, Store& held) {
   Queries& s = held.s;
-  s.d = a.k.head_dim, s.count = a.rows * a.heads;
+  s.d = a.k.head_dim, s.w = a.v.head_dim, s.count = a.rows * a.heads;
   for (int r = 0, m = 0; r < a.rows; ++r)
     for (int h = 0; h < a.heads; ++h, ++m) {
       s.q[m] = a.q + r * a.q_stride + h * s.d;
-      s.out[m] = a.out + r * a.out_stride + h * s.d;
+      s.out[m] = a.out + r * a.out_stride + h * s.w;
       s.top[m] = -__builtin_inff(), s.sum[m] = V{};
-      each(s.out[m], s.out[m], s.d, [](V) { return V{}; });
+      each(s.out[m], s.out[m], s.w, [](V) { return V{}; });
     }
   held.begin();
   int64_t start = first_key(a, 0) / BLOCK * BLOCK, end = a.last + a.rows - 1;
@@ -257,7 +258,7 @@ static bool attend_all(const AttentionArgs& a, Store& held) {
   }
   for (int m = 0; m < s.count; ++m) {
     float sum = reduce(s.sum[m]), total = sum > 0 ? sum : 1.0f;  // a row without keys gives zeros
-    each(s.out[m], s.out[m], s.d, [total](V x) { return x / broadcast(total); });
+    each(s.out[m], s.out[m], s.w, [total](V x) { return x / broadcast(total); });
   }
   return true;
 }

@@ -20,7 +20,7 @@ namespace {
 
 using ValueTuple = std::tuple<int, int64_t, int64_t>;
 using MatrixTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int>;
-using LayerTuple = std::tuple<int64_t, int64_t, int64_t, int, int, int64_t, int64_t, int64_t, int>;
+using LayerTuple = std::tuple<int64_t, int64_t, int64_t, int, int, int, int64_t, int64_t, int64_t, int>;
 
 Matrix matrix(const MatrixTuple& t) {
   Matrix m;
@@ -53,12 +53,13 @@ void pack(const MatrixTuple& m, int64_t out) {
 
 void bind_cache(Program& p, const std::vector<LayerTuple>& layers, bool packed) {
   std::vector<Layer> out;
-  for (const auto& [k, v, tokens, kv_heads, head_dim, table, table_stride, slots, page_size] : layers) {
+  for (const auto& [k, v, tokens, kv_heads, head_dim, value_dim, table, table_stride, slots, page_size] : layers) {
     Layer layer;
     layer.k = {reinterpret_cast<void*>(k), tokens, reinterpret_cast<const int32_t*>(table), table_stride, slots,
                page_size, kv_heads, head_dim, packed};
     layer.v = layer.k;
     layer.v.pool = reinterpret_cast<void*>(v);
+    layer.v.head_dim = value_dim;
     out.push_back(layer);
   }
   p.bind_cache(std::move(out));
@@ -207,7 +208,7 @@ std::tuple<uint32_t, uint32_t> keys(uint64_t seed, int64_t position, uint32_t pu
 }  // namespace
 
 NB_MODULE(_native, m) {
-  m.attr("layout") = 18;  // raised whenever these signatures change; paceline/ops/native.py checks it
+  m.attr("layout") = 19;  // raised whenever these signatures change; paceline/ops/native.py checks it
   m.attr("most_rows") = static_cast<int>(Pool::max_chunks);  // of one run: a row has at least a chunk of its own
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("choose_isa", [](const std::string& name) { return choose_kernels(name.c_str()); });

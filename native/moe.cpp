@@ -1,5 +1,6 @@
 // Experts and the centroid head: ops whose weights depend on the row.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 
@@ -24,16 +25,38 @@ void top_indices(const float* x, int64_t n, int64_t k, std::vector<int64_t>& out
   std::sort(out.begin(), out.end(), before);
 }
 
+// Scores -> sigmoids in `law`, and in `choice` what the experts are chosen by: sigmoid + bias, -inf outside of the `kept`
+// groups whose two largest add up to the most.
+void choose_by_groups(float* law, const float* bias, float* choice, int64_t experts, int64_t groups, int64_t kept) {
+  for (int64_t e = 0; e < experts; ++e) {
+    law[e] = 1.0f / (1.0f + std::exp(-law[e]));
+    choice[e] = law[e] + bias[e];
+  }
+  if (kept == groups) return;
+  const int64_t size = experts / groups;
+  std::vector<float> sums(groups);
+  std::vector<int64_t> best;
+  for (int64_t g = 0; g < groups; ++g) {
+    top_indices(choice + g * size, size, 2, best);
+    sums[g] = choice[g * size + best[0]] + choice[g * size + best[1]];
+  }
+  top_indices(sums.data(), groups, kept, best);
+  for (int64_t g = 0; g < groups; ++g)
+    if (std::find(best.begin(), best.end(), g) == best.end())
+      std::fill(choice + g * size, choice + (g + 1) * size, -__builtin_inff());
+}
+
 }  // namespace
 
 // values: input, route [2 * top_k]: expert ids ascending, then their shares. integers: top_k, router_scale
-// and expert_scale (0: none), whether shares add up to 1. number: eps of the norm before it, below 0 without one.
+// and expert_scale (0: none), whether shares add up to 1, bias of the choice (0: a softmax router), groups and how many of
+// them are kept. number: eps of the norm before it, below 0 without one.
 void Program::route(const Op& op, int64_t row, int thread) {
   const Kernels& k = kernels();
   const Tiles& router = op.weights[0];
   Scratch& s = scratch_[thread];
   int64_t top_k = op.integers[0], width = router.in, experts = router.out;
-  s.values.resize(width + experts);
+  s.values.resize(width + 2 * experts);
   float* normed = s.values.data();
   float* law = normed + width;
   const float* router_scale = reinterpret_cast<const float*>(op.integers[1]);
@@ -44,10 +67,12 @@ void Program::route(const Op& op, int64_t row, int thread) {
   float scale = 0;
   Prepared x = k.prepare(router.kind, normed, width, 1, width, room.data(), &scale);
   k.linear(router, x, 1, 0, experts, law, experts);
-  k.softmax(law, law, experts);
+  const float *bias = reinterpret_cast<const float*>(op.integers[4]), *choice = law;
+  if (bias) choose_by_groups(law, bias, law + experts, experts, op.integers[5], op.integers[6]), choice = law + experts;
+  else k.softmax(law, law, experts);
   std::vector<int64_t> chosen;
-  top_indices(law, experts, top_k, chosen);
-  float total = 0;
+  top_indices(choice, experts, top_k, chosen);
+  float total = bias ? 1e-20f : 0.0f;
   for (int64_t e : chosen) total += law[e];
   if (!op.integers[3]) total = 1;
   std::sort(chosen.begin(), chosen.end());

@@ -265,7 +265,7 @@ void Program::row_op(const Op& op, int64_t row, int64_t begin, int64_t end) {
 
 void Program::store(const Op& op, int64_t row) {
   const Layer& layer = layers_[op.integers[0]];
-  for (int i = 0; i < 2; ++i) {
+  for (size_t i = 0; i < op.values.size(); ++i) {  // keys alone where they hold the values
     const Pages& pages = i == 0 ? layer.k : layer.v;
     int32_t position = rows_.positions[row];
     int64_t page = pages.table[rows_.slots[row] * pages.table_stride + position / pages.page_size];
@@ -348,7 +348,7 @@ void Program::attention(const Step& step, int index) {
     const int64_t row = runs_[run], position = rows_.positions[row], own = op.integers[3] ? 1 : 0;
     AttentionArgs args;
     args.q = at(op.values[0], row) + head * layer.k.head_dim;
-    args.out = at(op.values[1], row) + head * layer.k.head_dim;
+    args.out = at(op.values[1], row) + head * layer.v.head_dim;
     args.q_stride = stride(op.values[0]);
     args.out_stride = stride(op.values[1]);
     args.rows = static_cast<int>(runs_[run + 1] - row);

@@ -120,20 +120,21 @@ void check_linear(int kind, int out, int in) {
 }
 
 // `rows` rows, the first of which sees keys max(0, last - span)..last-1; each alone has the bits it has beside the others.
-void check_attention(int rows, int heads, int d, int last, int span, bool packed) {
-  std::vector<float> pool(2 * 256 * 2 * d), q(rows * heads * d), out(rows * heads * d), alone(heads * d);
+// Values of `w` floats, fewer than `d`, are the beginnings of the keys.
+void check_attention(int rows, int heads, int d, int w, int last, int span, bool packed) {
+  std::vector<float> pool(2 * 256 * 2 * d), q(rows * heads * d), out(rows * heads * w), alone(heads * w);
   std::vector<int16_t> halves(packed ? pool.size() : 0, 0x7fff);  // what nobody has stored is no number
   for (float& v : pool) v = normal();
   for (float& v : q) v = 0.3f * normal();
   std::vector<int32_t> table(16);
   for (int i = 0; i < 16; ++i) table[i] = (5 * i + 3) % 16;
   AttentionArgs a{};
-  a.q = q.data(), a.out = out.data(), a.q_stride = a.out_stride = heads * d;
+  a.q = q.data(), a.out = out.data(), a.q_stride = heads * d, a.out_stride = heads * w;
   a.rows = rows, a.heads = heads, a.kv_head = 1, a.last = last, a.span = span;
-  const float *keys = pool.data(), *values = keys + 256 * 2 * d;
+  const float *keys = pool.data(), *values = w < d ? keys : keys + 256 * 2 * d;
   a.k = {pool.data(), 256, table.data(), 16, 1, 16, 2, d, packed};
   a.v = a.k;
-  a.v.pool = pool.data() + 256 * 2 * d;
+  a.v.pool = const_cast<float*>(values), a.v.head_dim = w;
   if (packed) {
     a.k.pool = halves.data(), a.v.pool = halves.data() + 256 * 2 * d;
     for (int j = last > span ? last - span : 0; j < last + rows - 1; ++j) {
@@ -143,7 +144,7 @@ void check_attention(int rows, int heads, int d, int last, int span, bool packed
   }
   expect(k.attention(a), "attention refused", rows, d);
   for (int n = 0; n < rows * heads; ++n) {
-    std::vector<double> sum(d);
+    std::vector<double> sum(w);
     double total = 0;
     int end = last + n / heads;
     for (int j = end > span ? end - span : 0; j < end; ++j) {
@@ -152,16 +153,16 @@ void check_attention(int rows, int heads, int d, int last, int span, bool packed
       for (int i = 0; i < d; ++i) score += static_cast<double>(q[n * d + i]) * keys[at + i];
       double e = std::exp(score);
       total += e;
-      for (int i = 0; i < d; ++i) sum[i] += e * values[at + i];
+      for (int i = 0; i < w; ++i) sum[i] += e * values[at + i];
     }
-    for (int i = 0; i < d; ++i)
-      expect(std::fabs((total > 0 ? sum[i] / total : 0) - out[n * d + i]) < (packed ? 0.06 : 1e-5), "attention is off", rows, d);
+    for (int i = 0; i < w; ++i)
+      expect(std::fabs((total > 0 ? sum[i] / total : 0) - out[n * w + i]) < (packed ? 0.06 : 1e-5), "attention is off", rows, d);
   }
   AttentionArgs one = a;
   one.out = alone.data(), one.rows = 1;
   for (int r = 0; r < rows; ++r, one.q += heads * d, ++one.last) {
     expect(k.attention(one), "attention refused", 1, d);
-    expect(!std::memcmp(alone.data(), out.data() + r * heads * d, alone.size() * 4), "bits depend on rows", rows, d);
+    expect(!std::memcmp(alone.data(), out.data() + r * heads * w, alone.size() * 4), "bits depend on rows", rows, d);
   }
 }
 
@@ -181,8 +182,9 @@ int main() {
       for (int d : {16, 36, 64})
         for (int span : {3, 61, 1000})
           for (int last : {0, 4, 62, 130, 201}) {
-            check_attention(rows, heads, d, last, span, false);
-            if (k.bf16_dot() && d % 16 == 0) check_attention(rows, heads, 2 * d, last, span, true);
+            check_attention(rows, heads, d, d, last, span, false);
+            check_attention(rows, heads, d, d * 3 / 4, last, span, false);
+            if (k.bf16_dot() && d % 16 == 0) check_attention(rows, heads, 2 * d, 2 * d, last, span, true);
           }
   std::printf("%s: %s\n", k.name, failures ? "FAILED" : "ok");
   return failures != 0;

@@ -71,7 +71,7 @@ struct Pages {  // one layer's K or V pool with the page table of its kind
   const int32_t* table = nullptr;
   int64_t table_stride = 0, slots = 0;
   int page_size = 16;
-  int kv_heads = 0, head_dim = 0;
+  int kv_heads = 0, head_dim = 0;  // of values narrower than the keys: the keys' pool
   bool packed = false;  // only if Kernels::bf16_dot
 };
 

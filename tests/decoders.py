@@ -29,6 +29,12 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
 EXPERTS = {
     "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True,
 }  # fmt: skip
+LATENT = {
+    "num_key_value_heads": 4, "q_lora_rank": 40, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12,
+    "v_head_dim": 20, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
+DEEP_YARN = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-tied-biases": ("Llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
@@ -44,6 +50,9 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-biases": ("Qwen3", {"head_dim": 32, "attention_bias": True}),
     "qwen3-moe": ("Qwen3Moe", EXPERTS),
     "qwen3-moe-mixed": ("Qwen3Moe", EXPERTS | {"mlp_only_layers": [1], "norm_topk_prob": False}),
+    "deepseek": ("DeepseekV3", LATENT | {"n_group": 4, "topk_group": 2, "rope_parameters": DEEP_YARN}),
+    "deepseek-whole": ("DeepseekV3", LATENT | {"q_lora_rank": None, "attention_bias": True, "rope_interleave": False}),
+    "deepseek-odd": ("DeepseekV3", LATENT | {"attention_bias": True, "norm_topk_prob": False, "rope_parameters": YARN}),
 }  # fmt: skip
 
 

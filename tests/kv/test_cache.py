@@ -225,3 +225,27 @@ def test_plan_pages_fits_its_budget_or_says_what_is_missing() -> None:
     assert min(plan.values()) * PAGE_SIZE >= min(128, WINDOW)
     with pytest.raises(CapacityError, match="lower max_model_len"):
         plan_pages(LAYOUT, budget=per_token * 16, itemsize=4, max_sequences=1, max_tokens=4096, chunk=32)
+
+
+def test_values_that_are_beginnings_of_keys_take_no_memory_of_their_own() -> None:
+    layout = Layout(
+        (LayerKV("full_attention", 1, 12, 8), LayerKV("full_attention", 1, 12)), {"full_attention": None}
+    )
+    assert layout.bytes_per_token(4) == {"full_attention": 3 * 12 * 4}
+    pages = plan_pages(layout, budget=2**20, itemsize=4, max_sequences=1, max_tokens=64, chunk=16)
+    assert pages == {"full_attention": 8}
+    cache = KVCache(layout, pages, max_sequences=1, max_tokens=64, dtype=torch.float32)
+    assert cache.nbytes == 8 * PAGE_SIZE * 3 * 12 * 4
+    cache.open(0, [1] * 5, share=False)
+    with cache.tail([(0, [1] * 5)]) as tail:
+        cache.k[0].normal_()
+        tail.commit([5])
+    index = torch.arange(5) + cache.tables["full_attention"][0, 0] * PAGE_SIZE
+    keys, values = cache.at(0, index)
+    assert torch.equal(values, keys[..., :8])
+    assert [part.shape for part in cache.at(1, index)] == [(5, 1, 12), (5, 1, 12)]
+    before = cache.k[0].clone()
+    cache.touch(cache.nbytes)
+    assert torch.equal(cache.k[0], before)
+    cache.close(0, scrub=True)
+    assert not cache.k[0][index].any()

@@ -172,6 +172,21 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "no window": ("qwen2", {"layer_types": ["sliding_attention"] * 4}, "no sliding_window in use"),
     "top": ("qwen3-moe", {"num_experts_per_tok": 7}, "of only 6 experts"),
     "dense": ("qwen3-moe", {"mlp_only_layers": 3}, "no list of layers"),
+    "latent heads": ("deepseek", {"num_key_value_heads": 2}, "share one key each"),
+    "latent odd": ("deepseek", {"qk_rope_head_dim": 7}, "qk_rope_head_dim=7 is odd"),
+    "latent rank": ("deepseek", {"kv_lora_rank": 0}, "kv_lora_rank is 0, not a whole number"),
+    "latent lacks": ("deepseek", {"v_head_dim": None}, "lacks v_head_dim"),
+    "latent order": ("deepseek", {"rope_interleave": "yes"}, "rope_interleave='yes' is not supported"),
+    "latent scale": ("deepseek", {"rope_parameters": YARN | {"mscale_all_dim": "1"}}, "mscale_all_dim is '1'"),
+    "groups": ("deepseek", {"n_group": 3}, "n_routed_experts=8 do not make n_group=3 groups"),
+    "groups of one": ("deepseek", {"n_group": 8}, "n_group=8 groups of two or more"),
+    "groups kept": ("deepseek", {"topk_group": 5}, "topk_group=5 are kept"),
+    "groups top": ("deepseek", {"num_experts_per_tok": 5}, "num_experts_per_tok=5 of only 4 experts in 2 groups"),
+    "scores": ("deepseek", {"scoring_func": "softmax"}, "scoring_func='softmax' is not supported"),
+    "greedy": ("deepseek", {"topk_method": "greedy"}, "topk_method='greedy' is not supported"),
+    "frequency": ("deepseek", {"moe_layer_freq": 2}, "moe_layer_freq=2 is not supported"),
+    "factor": ("deepseek", {"routed_scaling_factor": None}, "lacks norm_topk_prob or routed_scaling_factor"),
+    "deepseek 2": ("deepseek", {"model_type": "deepseek_v2"}, "'deepseek_v2' is unknown as a target"),
 }  # fmt: skip
 
 

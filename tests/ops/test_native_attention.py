@@ -79,6 +79,41 @@ def test_attention(window: int | None, sees_itself: bool, kv_heads: int, width: 
     native.set_threads(2)
 
 
+@pytest.mark.parametrize("isa", ["best", "avx2", "generic"])
+@pytest.mark.parametrize(("kv_heads", "width", "latent"), [(1, 72, 64), (2, 21, 13), (1, 40, 5), (4, 8, 8)])
+def test_values_may_be_the_beginnings_of_keys(isa: str, kv_heads: int, width: int, latent: int) -> None:
+    """Against float64; row by row the same bits, whoever stands beside, on any number of threads."""
+    kind, heads = "full_attention", 8
+    cache, rows = filled(Layout((LayerKV(kind, kv_heads, width, latent),), {kind: None}), packed=False)
+    q, k = torch.randn(rows.count, heads * width), torch.randn(rows.count, kv_heads * width)
+
+    def graph(ops: Ops) -> tuple[Value]:
+        ops.store_kv(0, ops.given("k", kv_heads * width), None)
+        return (ops.attention(ops.given("q", heads * width), 0, heads, None, True, latent),)
+
+    if not native._extension().choose_isa(isa):
+        pytest.skip(f"this processor has no {isa}")
+    runner = native.NativeRunner(2)
+    got = runner.run(graph, rows, cache, {"q": q, "k": k})[0].clone()
+    want = ReferenceOps(rows, cache, {}, torch.float64).attention(q.double(), 0, heads, None, True, latent)
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+    for size in (1, 2, 5, 11):
+        native.set_threads(1 + size % 3)
+        pieces = []
+        for at in range(0, rows.count, size):
+            some = slice(at, min(at + size, rows.count))
+            given = {"q": q[some].contiguous(), "k": k[some].contiguous()}
+            pieces.append(runner.run(graph, part(rows, some.start, some.stop), cache, given)[0].clone())
+        assert torch.equal(torch.cat(pieces), got), size
+    q[5] = float("nan")
+    spoilt = runner.run(graph, rows, cache, {"q": q, "k": k})[0]
+    assert spoilt[5].isnan().all()
+    others = torch.arange(rows.count) != 5
+    assert torch.equal(spoilt[others], got[others])
+    native.set_threads(2)
+    assert native._extension().choose_isa("best")
+
+
 @pytest.mark.parametrize("kv_heads", [1, 4])
 @pytest.mark.parametrize("packed", [False, True], ids=["float32", "packed"])
 def test_a_row_of_a_block_sees_those_after_it(kv_heads: int, packed: bool) -> None:
@@ -192,5 +227,7 @@ def test_a_packed_cache_is_for_kernels_that_know_it() -> None:
         ops.store_kv(0, torch.zeros(rows.count, 32), torch.zeros(rows.count, 32))
     odd = Layout((LayerKV("full_attention", 1, 24),), {"full_attention": None})
     assert native.NativeRunner(2).packs(layout) == native.bf16_dot()
+    latent = Layout((LayerKV("full_attention", 1, 96, 64),), {"full_attention": None})
     assert not native.NativeRunner(2).packs(odd)
+    assert not native.NativeRunner(2).packs(latent)
     assert not native.NativeRunner(2, exact=True).packs(layout)

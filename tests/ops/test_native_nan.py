@@ -49,6 +49,10 @@ EXPERTS = Experts(
     tuple(weight("float32", WIDTH, 16) for _ in range(6)), 2, "gelu", eps=1e-6, router_scale=torch.ones(WIDTH),
     expert_scale=torch.ones(6),
 )  # fmt: skip
+GROUPED = Experts(
+    EXPERTS.router, EXPERTS.gate_up, EXPERTS.down, 2, "silu", choice_bias=torch.linspace(0.1, -0.1, 6), groups=3,
+    kept_groups=2, expert_scale=torch.ones(6),
+)  # fmt: skip
 BARE = Experts(EXPERTS.router, EXPERTS.gate_up, EXPERTS.down, 2, "silu", renormalize=False)
 PACKED = Experts(
     EXPERTS.router, tuple(weight("int8", 32) for _ in range(6)), tuple(weight("int8", WIDTH, 16) for _ in range(6)),
@@ -71,6 +75,7 @@ OPS: dict[str, Callable[[Ops, Value], Value]] = PLAIN | {
     "softcap": lambda ops, x: ops.softcap(x, 30.0),
     "norm": lambda ops, x: ops.rms_norm(x, None, 1e-6),
     "experts": lambda ops, x: ops.moe(x, x, EXPERTS),
+    "grouped experts": lambda ops, x: ops.moe(x, x, GROUPED),
     "bare experts": lambda ops, x: ops.moe(x, x, BARE),
     **{
         f"linear {kind}": (lambda w: lambda ops, x: ops.linear(x, w))(weight(kind))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -108,6 +109,10 @@ OPS: dict[str, Callable[[Ops, Value, Value], Value]] = {
     "gated_silu": lambda ops, x, y: ops.gated(x, y, "silu"),
     "bias": lambda ops, x, y: ops.linear(x, IDENTITY, BIAS),
     "experts": lambda ops, x, y: ops.moe(x, y, EXPERTS),
+    "grouped experts": lambda ops, x, y: ops.moe(x, y, GROUPED),
+    "ungrouped experts": lambda ops, x, y: ops.moe(x, y, replace(GROUPED, groups=1, kept_groups=1)),
+    "per head": lambda ops, x, y: ops.per_head(x, HEADS),
+    "per head, beside": lambda ops, x, y: ops.per_head(ops.columns(x, 16, 64), HEADS[:3], ops.columns(y, 1, 7)),
     "softcap": lambda ops, x, y: ops.softcap(x, 30.0),
     "norm": lambda ops, x, y: ops.rms_norm(x, None, 1e-6),
     "head norm": lambda ops, x, y: ops.rms_norm(x, HEAD_NORM, 1e-6, 4),
@@ -121,6 +126,12 @@ EXPERTS = Experts(
     make_weight("float32", 5, 64), tuple(make_weight("float32", 48, 64) for _ in range(5)),
     tuple(make_weight("float32", 64, 24) for _ in range(5)), 2, "silu", renormalize=False,
 )  # fmt: skip
+GROUPED = Experts(
+    make_weight("float32", 12, 64), tuple(make_weight("float32", 48, 64) for _ in range(12)),
+    tuple(make_weight("float32", 64, 24) for _ in range(12)), 3, "silu", expert_scale=torch.full((12,), 2.5),
+    choice_bias=torch.linspace(0.1, -0.1, 12), groups=4, kept_groups=2,
+)  # fmt: skip
+HEADS = tuple(Weight(torch.randn(24, 16) / 4, "float32") for _ in range(4))
 HEAD_NORM = torch.linspace(0.5, 1.5, 16)
 FREQUENCIES = torch.cat((torch.logspace(0, -4, 7), torch.zeros(1)))
 TABLE = quantize(torch.randn(70000, 32), "int4")
@@ -145,7 +156,7 @@ def test_row_op(name: str, scale: float) -> None:
     if name == "rotary":  # the angle is rounded to float32 first, as transformers does
         want = EagerRunner().run(graph, rows, None, given)[0].double()
     least = (
-        want.abs().max().item() if name == "experts" else scale
+        want.abs().max().item() if "expert" in name or "head," in name else scale
     )  # sums of products, for which a row's size counts
     error = (got.double() - want).abs() / want.abs().clamp(min=least)
     assert error.max() < 1e-6
@@ -231,3 +242,36 @@ def test_threads_out_of_range() -> None:
     for threads in (0, -1, 100000):
         with pytest.raises(UsageError, match="threads="):
             native.set_threads(threads)
+
+
+def routed(
+    scores: torch.Tensor, bias: torch.Tensor, groups: int, kept: int, top_k: int = 2
+) -> list[set[int]]:
+    """The experts that the rows of `scores` [N, E] get."""
+    count = scores.shape[1]
+    up, down = make_weight("float32", 2, count + 1), make_weight("float32", count, 1)
+    router = Weight(torch.eye(count), "float32")
+    one = Experts(router, (up,) * count, (down,) * count, top_k, "silu")
+    one = replace(one, choice_bias=bias, groups=groups, kept_groups=kept)
+    names = torch.full((len(scores), count + 1), 1.0)
+    given = {"scores": scores, "names": names}
+
+    def graph(ops: Ops) -> tuple[Value, ...]:
+        return (ops.moe(ops.given("scores", count), ops.given("names", count + 1), one),)
+
+    runner = native.NativeRunner(2)
+    runner.run(graph, rows_of(len(scores)), None, given)
+    route = next(
+        n for step in runner._plans[graph].steps for n in step if n.code is native.Code.ROUTE
+    ).outputs[0]
+    chosen = runner._plans[graph]._tensors[route][: len(scores), :top_k]
+    return [set(map(int, row)) for row in chosen.tolist()]
+
+
+def test_experts_are_chosen_by_group_and_bias_the_lowest_first_on_ties() -> None:
+    none, scores = torch.zeros(8), torch.tensor([[9.0, -9, -9, -9, 2, 2, 1, 1], [0.0] * 8])
+    assert routed(scores, none, 1, 1) == [{0, 4}, {0, 1}]
+    assert routed(scores, none, 4, 1) == [{4, 5}, {0, 1}], "two good ones beat one that is best"
+    assert routed(scores, torch.tensor([0.0, 0, 0, 0, 0, 0, 2, 2]), 4, 1) == [{6, 7}, {6, 7}]
+    assert routed(scores, torch.tensor([0.0, 0, 0, 0, 0, 0, 2, 0]), 1, 1) == [{0, 6}, {0, 6}]
+    assert routed(scores * float("nan"), none, 4, 2) == [{0, 1}, {0, 1}]

@@ -56,6 +56,8 @@ class RandomWeights:
     def vector(self, name: str) -> Tensor:
         return torch.ones(self._shapes[name])
 
+    exact = vector
+
     def norm(self, name: str) -> Tensor:
         return self.vector(f"{name}.weight")
 

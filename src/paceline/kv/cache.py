@@ -66,7 +66,7 @@ class KVCache:
         dtype: StoreType,
         device: torch.device | str = "cpu",
     ) -> None:
-        """`pages`: kind -> number of pages. K/V tensors are [pages * page_size, kv_heads, head_dim].
+        """`pages`: kind -> number of pages. K/V tensors are [pages * page_size, kv_heads, head_dim]; a latent has one.
 
         Packed ones are of bfloat16, each page as native kernels that multiply pairs of it want it; `at` reads both kinds.
         """
@@ -77,7 +77,10 @@ class KVCache:
         shapes = [(pages[s.kind] * PAGE_SIZE, s.kv_heads, s.head_dim) for s in layout.layers]
         try:
             self.k = [_zeros(arena, shape, stored_as(dtype), device) for shape in shapes]
-            self.v = [_zeros(arena, shape, stored_as(dtype), device) for shape in shapes]
+            self.v = [
+                k if layer.latent is not None else _zeros(arena, shape, stored_as(dtype), device)
+                for k, layer, shape in zip(self.k, layout.layers, shapes)
+            ]
         except RuntimeError as error:
             raise CapacityError(
                 f"no memory for the K/V cache ({error}): lower cache_memory or max_batch"
@@ -161,7 +164,7 @@ class KVCache:
     def _zero(self, kind: str, page: int) -> None:
         for i, layer in enumerate(self.layout.layers):
             if layer.kind == kind:
-                for store in (self.k[i], self.v[i]):
+                for store in self._stores(i):
                     store[page * PAGE_SIZE : (page + 1) * PAGE_SIZE].zero_()
 
     def slot(self, sequence_id: int) -> int:
@@ -174,9 +177,13 @@ class KVCache:
     def open_sequences(self) -> int:
         return len(self._entries)
 
+    def _stores(self, layer: int) -> tuple[torch.Tensor, ...]:
+        k, v = self.k[layer], self.v[layer]
+        return (k,) if v is k else (k, v)
+
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in (*self.k, *self.v))
+        return sum(t.nbytes for i in range(len(self.k)) for t in self._stores(i))
 
     @property
     def holds(self) -> str:
@@ -187,7 +194,7 @@ class KVCache:
         """Have the system back the first `most` bytes with memory now, the same share of each layer, instead of when
         they are first used: that takes milliseconds in the middle of a text, on virtual machines tens of them.
         """
-        for store in (*self.k, *self.v):
+        for store in (t for i in range(len(self.k)) for t in self._stores(i)):
             if store.is_cpu:
                 rows = min(1.0, most / self.nbytes) * len(store)
                 store[: int(rows)].view(torch.uint8).view(-1)[::MEMORY_PAGE].bitwise_or_(0)  # as it was
@@ -211,10 +218,11 @@ class KVCache:
         return True
 
     def at(self, layer: int, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V [..., kv_heads, head_dim] of a layer at places `index`: page * page_size + place in the page."""
+        """K and V [..., kv_heads, head_dim, or value_dim] at places `index` of a layer: page * page_size + place."""
         k, v = self.k[layer], self.v[layer]
         if not self.packed:
-            return k[index], v[index]
+            keys = k[index]
+            return keys, keys[..., : self.layout.layers[layer].latent] if v is k else v[index]
         page, place = index // PAGE_SIZE, index % PAGE_SIZE
         shape = -1, k.shape[1], k.shape[2]  # of pages, see native/attention_packed.h
         keys = k.view(*shape[:2], shape[2] // 2, PAGE_SIZE, 2)[page, :, :, place]

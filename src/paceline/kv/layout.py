@@ -11,11 +11,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """Storage of one layer: K and V, each [tokens, kv_heads, head_dim]."""
+    """Storage of one layer: K and V, each [tokens, kv_heads, head_dim]; or K alone, whose first columns are V."""
 
     kind: str  # "sliding_attention" | "full_attention"
     kv_heads: int
     head_dim: int
+    latent: int | None = None  # columns of a key that are its value, too; None: values of their own
+
+    @property
+    def value_dim(self) -> int:
+        return self.head_dim if self.latent is None else self.latent
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,5 +40,5 @@ class Layout:
         """Bytes that one token costs, by kind."""
         out = dict.fromkeys(self.kinds, 0)
         for layer in self.layers:
-            out[layer.kind] += 2 * layer.kv_heads * layer.head_dim * itemsize
+            out[layer.kind] += (2 if layer.latent is None else 1) * layer.kv_heads * layer.head_dim * itemsize
         return out

@@ -1,23 +1,27 @@
 """Llama and its relatives: two norms a layer, grouped attention, a gated MLP or experts, as graphs over `Ops`.
 
 What differs from family to family is data of `DecoderConfig`: biases, norms of q and k, windows, experts. Source of truth
-for the arithmetic: transformers' models/llama, mistral, qwen2, qwen3 and qwen3_moe.
+for the arithmetic: transformers' models/llama, mistral, qwen2, qwen3, qwen3_moe, deepseek_v3 and glm4_moe.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.kv.layout import LayerKV, Layout
 from paceline.models.config import SLIDING
-from paceline.models.decoder_config import DecoderConfig, Rotary
+from paceline.models.decoder_config import DecoderConfig, Rotary, Routing
+from paceline.models.latent import LatentAttention, attend_latent, latent_shapes, read_latent
 from paceline.models.loading import Shapes, Weights
 from paceline.models.target import GraphTarget
 from paceline.ops.base import Experts, Ops, Runner, Value, Weight
+
+CHOICE_BIAS = "e_score_correction_bias"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,9 +54,17 @@ class Mlp:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Mixture:
+    """Experts beside one that every row passes."""
+
+    experts: Experts
+    shared: Mlp
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    attention: Attention
-    mlp: Mlp | Experts
+    attention: Attention | LatentAttention
+    mlp: Mlp | Experts | Mixture
     norm_in: Tensor  # [H]
     norm_post: Tensor  # [H]
 
@@ -63,23 +75,17 @@ def decoder_shapes(config: DecoderConfig) -> Shapes:
     shapes: Shapes = {"embed_tokens.weight": (vocab, hidden), "norm.weight": (hidden,)}
     if not config.tied:
         shapes["lm_head.weight"] = (vocab, hidden)
-    wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    attention = {
-        "q_proj": (wide, hidden),
-        "k_proj": (narrow, hidden),
-        "v_proj": (narrow, hidden),
-        "o_proj": (hidden, wide),
-    }
-    inner = config.intermediate_size
-    mlp = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    attention, norms = _attention_shapes(config)
+    mlp = _mlp_shapes(hidden, config.intermediate_size)
     for i in range(len(config.kinds)):
         at = f"layers.{i}"
         shapes[f"{at}.input_layernorm.weight"] = shapes[f"{at}.post_attention_layernorm.weight"] = (hidden,)
         matrices = {f"{at}.self_attn.{name}": shape for name, shape in attention.items()}
-        if config.head_norms:
-            shapes |= {f"{at}.self_attn.{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
+        shapes |= {f"{at}.self_attn.{name}.weight": shape for name, shape in norms.items()}
         if i in config.sparse:
             shapes |= _expert_shapes(config, f"{at}.mlp")
+            shared = _mlp_shapes(hidden, config.shared_expert) if config.shared_expert else {}
+            matrices |= {f"{at}.mlp.shared_experts.{name}": shape for name, shape in shared.items()}
         else:
             matrices |= {f"{at}.mlp.{name}": shape for name, shape in mlp.items()}
         for name, shape in matrices.items():
@@ -89,10 +95,30 @@ def decoder_shapes(config: DecoderConfig) -> Shapes:
     return shapes
 
 
+def _attention_shapes(config: DecoderConfig) -> tuple[Shapes, Shapes]:
+    """(matrices; norms)"""
+    if config.latent is not None:
+        return latent_shapes(config, config.latent)
+    hidden = config.hidden_size
+    wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    matrices: Shapes = {
+        "q_proj": (wide, hidden),
+        "k_proj": (narrow, hidden),
+        "v_proj": (narrow, hidden),
+        "o_proj": (hidden, wide),
+    }
+    return matrices, {name: (config.head_dim,) for name in ("q_norm", "k_norm") if config.head_norms}
+
+
+def _mlp_shapes(hidden: int, inner: int) -> Shapes:
+    return {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+
+
 def _expert_shapes(config: DecoderConfig, at: str) -> Shapes:
     assert config.moe is not None
     count, inner, hidden = config.moe.experts, config.moe.intermediate_size, config.hidden_size
-    return {
+    bias: Shapes = {} if config.routing is None else {f"{at}.gate.{CHOICE_BIAS}": (count,)}
+    return bias | {
         f"{at}.gate.weight": (count, hidden),
         f"{at}.experts.gate_up_proj": (count, 2 * inner, hidden),
         f"{at}.experts.down_proj": (count, hidden, inner),
@@ -101,7 +127,10 @@ def _expert_shapes(config: DecoderConfig, at: str) -> Shapes:
 
 def decoder_layout(config: DecoderConfig) -> Layout:
     """A storage layer for each layer."""
-    layers = tuple(LayerKV(kind, config.kv_heads, config.head_dim) for kind in config.kinds)
+    heads, size, latent = config.kv_heads, config.head_dim, None
+    if config.latent is not None:
+        heads, size, latent = 1, config.latent.rank + config.head_dim, config.latent.rank
+    layers = tuple(LayerKV(kind, heads, size, latent) for kind in config.kinds)
     kinds = dict.fromkeys(config.kinds)
     return Layout(layers, {kind: config.window if kind == SLIDING else None for kind in kinds})
 
@@ -155,8 +184,10 @@ class DecoderTarget(GraphTarget):
         return (ops.linear(ops.given("hidden", self.hidden_size), self.head),)
 
 
-def attend(ops: Ops, h: Value, a: Attention, config: DecoderConfig) -> Value:
+def attend(ops: Ops, h: Value, a: Attention | LatentAttention, config: DecoderConfig) -> Value:
     """What a layer's attention adds to the row, of its normed input."""
+    if isinstance(a, LatentAttention):
+        return attend_latent(ops, h, a, config)
     q, k, v = a.q(ops, h), a.k(ops, h), a.v(ops, h)
     if a.q_norm is not None:
         q = ops.rms_norm(q, a.q_norm, config.eps, config.heads)
@@ -166,8 +197,10 @@ def attend(ops: Ops, h: Value, a: Attention, config: DecoderConfig) -> Value:
     return a.o(ops, ops.attention(q, a.storage, config.heads, a.window, sees_itself=True))
 
 
-def feed(ops: Ops, h: Value, mlp: Mlp | Experts) -> Value:
+def feed(ops: Ops, h: Value, mlp: Mlp | Experts | Mixture) -> Value:
     """What a layer's MLP, or its experts, add to the row."""
+    if isinstance(mlp, Mixture):
+        return ops.add(ops.moe(h, h, mlp.experts), feed(ops, h, mlp.shared))
     if isinstance(mlp, Experts):
         return ops.moe(h, h, mlp)
     return mlp.down(ops, ops.gated(mlp.gate(ops, h), mlp.up(ops, h), "silu"))
@@ -182,25 +215,36 @@ def read_layer(weights: Weights, config: DecoderConfig, index: int, inv_freq: Te
         bias = weights.vector(f"{at}.{name}.bias") if biased else None
         return Linear(weights.matrix(f"{at}.{name}"), bias)
 
+    def of_attention(name: str) -> Linear:
+        return linear(f"self_attn.{name}")
+
     def norm(name: str) -> Tensor | None:
         return weights.norm(f"{at}.self_attn.{name}") if config.head_norms else None
 
-    attention = Attention(
-        q=linear("self_attn.q_proj"),
-        k=linear("self_attn.k_proj"),
-        v=linear("self_attn.v_proj"),
-        o=linear("self_attn.o_proj"),
-        q_norm=norm("q_norm"),
-        k_norm=norm("k_norm"),
-        inv_freq=inv_freq,
-        storage=index,
-        window=config.window if config.kinds[index] == SLIDING else None,
-    )
-    mlp: Mlp | Experts
+    def dense(name: str) -> Mlp:
+        return Mlp(*(linear(f"{name}.{part}_proj") for part in ("gate", "up", "down")))
+
+    attention: Attention | LatentAttention
+    if config.latent is not None:
+        attention = read_latent(weights, f"{at}.self_attn", config, of_attention, inv_freq)
+    else:
+        attention = Attention(
+            q=of_attention("q_proj"),
+            k=of_attention("k_proj"),
+            v=of_attention("v_proj"),
+            o=of_attention("o_proj"),
+            q_norm=norm("q_norm"),
+            k_norm=norm("k_norm"),
+            inv_freq=inv_freq,
+            storage=index,
+            window=config.window if config.kinds[index] == SLIDING else None,
+        )
+    mlp: Mlp | Experts | Mixture
     if index in config.sparse:
         mlp = _read_experts(weights, config, f"{at}.mlp")
+        mlp = Mixture(mlp, dense("mlp.shared_experts")) if config.shared_expert else mlp
     else:
-        mlp = Mlp(linear("mlp.gate_proj"), linear("mlp.up_proj"), linear("mlp.down_proj"))
+        mlp = dense("mlp")
     return Layer(
         attention, mlp, weights.norm(f"{at}.input_layernorm"), weights.norm(f"{at}.post_attention_layernorm")
     )
@@ -215,4 +259,13 @@ def _read_experts(weights: Weights, config: DecoderConfig, at: str) -> Experts:
         top_k=config.moe.top_k,
         activation="silu",
         renormalize=config.renormalize,
+        **_routing(weights, config.routing, f"{at}.gate.{CHOICE_BIAS}"),
     )
+
+
+def _routing(weights: Weights, routing: Routing | None, name: str) -> dict[str, Any]:
+    if routing is None:
+        return {}
+    bias = weights.exact(name)
+    scale = torch.full_like(bias, routing.factor)
+    return {"choice_bias": bias, "groups": routing.groups, "kept_groups": routing.kept, "expert_scale": scale}

@@ -34,6 +34,27 @@ class Rotary:
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """Multi-head latent attention; a head is `plain` elements and `head_dim` of the config that are rotated."""
+
+    q_rank: int | None  # of queries; None: they are made at once
+    rank: int  # of keys and values: what is cached of them
+    plain: int
+    value: int  # of a head
+    interleaved: bool  # pairs that are rotated are stored beside each other
+    scale: float  # of attention
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """A router by sigmoids: experts of the `kept` best of `groups`, chosen by sigmoid + bias."""
+
+    groups: int
+    kept: int
+    factor: float  # what the shares are multiplied with
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderConfig:
     """A decoder of two norms a layer. Sizes in elements, windows in tokens."""
 
@@ -56,6 +77,9 @@ class DecoderConfig:
     moe: MoeConfig | None = None
     sparse: frozenset[int] = frozenset()  # layers that have experts instead of an MLP
     renormalize: bool = True  # the chosen experts' shares add up to 1
+    latent: Latent | None = None
+    routing: Routing | None = None  # None: by softmax
+    shared_expert: int = 0  # inner size of the one that every row passes, 0 = none
 
     @property
     def layer_count(self) -> int:
@@ -70,7 +94,8 @@ class DecoderConfig:
         if self.moe and len(self.sparse) < len(self.kinds):
             experts[0] += f" in {len(self.sparse)} layers"
         window = [f"window {self.window}"] if SLIDING in self.kinds else []
-        return layers_line(list(self.kinds), window + experts)
+        latent = [f"latent {self.latent.rank} + {self.head_dim}"] if self.latent else []
+        return layers_line(list(self.kinds), window + latent + experts)
 
 
 def parse_decoder(raw: Mapping[str, Any], kinds: tuple[str, ...] | None = None) -> DecoderConfig:

@@ -163,6 +163,7 @@ class DFlashNet(GraphNet):
         config = self.config.layers
         x = ops.rms_norm(ops.linear(ops.given("states", self.width), self.fc), self.hidden_norm, config.eps)
         for layer in self.layers:
+            assert isinstance(layer.attention, Attention)
             _store(ops, x, layer.attention, config)
         return (x,)
 
@@ -171,6 +172,7 @@ class DFlashNet(GraphNet):
         x = ops.embed(ops.tokens(), self.embedding, self.embedding_scale)
         for layer in self.layers:
             a, h = layer.attention, ops.rms_norm(x, layer.norm_in, config.eps)
+            assert isinstance(a, Attention)
             _store(ops, h, a, config)
             q = a.q(ops, h)
             if a.q_norm is not None:

@@ -26,6 +26,7 @@ FAMILIES: Mapping[str, str] = {
     "mistral": "mistral",
     "qwen2": "qwen2",
     "qwen3": "qwen3", "qwen3_moe": "qwen3",
+    "deepseek_v3": "deepseek_v3",
 }  # fmt: skip
 
 

@@ -358,6 +358,10 @@ class Weights:
         data = self._tensors.take(name)
         return data.to(self._dtype or data.dtype).to(self.device, torch.float32)
 
+    def exact(self, name: str) -> Tensor:
+        """As float32, whatever dtype is forced: what choices hang on."""
+        return self._tensors.take(name).to(self.device, torch.float32)
+
     def has(self, name: str) -> bool:
         """Whether there is a tensor of that name that has not been taken."""
         return name in self._tensors.entries

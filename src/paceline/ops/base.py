@@ -82,6 +82,10 @@ class Experts:
     eps: float | None = None  # of an rms norm of the router's input; None: it is read as it is
     router_scale: torch.Tensor | None = None  # [H], what the router's input is multiplied with
     expert_scale: torch.Tensor | None = None  # [E], what the shares are multiplied with
+    # [E], of a router by sigmoids: experts are chosen by sigmoid + bias, and have the sigmoids as their shares
+    choice_bias: torch.Tensor | None = None
+    groups: int = 1  # of E / groups experts each (with choice_bias)
+    kept_groups: int = 1  # those whose two best add up to the most; experts of others are not chosen
 
 
 class Ops(Protocol):
@@ -109,15 +113,24 @@ class Ops(Protocol):
         """Rotate pairs (i, i + d/2) of each head by position * inv_freq[i]; inv_freq [d/2] may hold zeros."""
         ...
 
-    def store_kv(self, layer: int, k: Value, v: Value) -> None:
-        """Write the rows' K and V [N, kv_heads * d] at their positions into storage layer `layer`."""
+    def store_kv(self, layer: int, k: Value, v: Value | None) -> None:
+        """Write the rows' K and V [N, kv_heads * d] at their positions into storage layer `layer`; latent: no V."""
         ...
 
-    def attention(self, q: Value, layer: int, heads: int, window: int | None, sees_itself: bool) -> Value:
+    def attention(
+        self,
+        q: Value,
+        layer: int,
+        heads: int,
+        window: int | None,
+        sees_itself: bool,
+        latent: int | None = None,
+    ) -> Value:
         """Softmax attention with scale 1 over the row's own sequence; query head h reads K/V head h // (heads/kv_heads).
 
         A row at position p sees keys j with j <= p and j > p - window (sees_itself=True, the target), or with
         j <= p - 1 and j >= p - 1 - window (sees_itself=False, the MTP drafter: committed keys only). None = unbounded.
+        `latent`: that of the layer; then a head's result is as wide.
         """
         ...
 
@@ -149,7 +162,11 @@ class Ops(Protocol):
 
     def moe(self, router_input: Value, expert_input: Value, experts: Experts) -> Value:
         """Softmax router over its input, which may be rms-normed and scaled; top-k, renormalised if `experts` says so,
-        times expert_scale; sum of the experts."""
+        times expert_scale; sum of the experts. With a choice_bias the router is one of sigmoids, see `Experts`."""
+        ...
+
+    def per_head(self, x: Value, weights: Seq[Weight], beside: Value | None = None) -> Value:
+        """Each of len(weights) equal slices of a row times its own matrix, followed by its slice of `beside`."""
         ...
 
     def centroid_logits(

@@ -29,7 +29,7 @@ from paceline.ops.prefetch import Matrix, settle
 from paceline.ops.recording import Code, Node, RecordingOps, Symbol, place, schedule
 from paceline.ops.tiles import KINDS, tiles, usable
 
-_LAYOUT = 18  # of the extension's signatures
+_LAYOUT = 19  # of the extension's signatures
 _OF_ROWS = (Code.EMBED, Code.ROTARY, Code.STORE, Code.ATTENTION)  # ops that read tokens, positions or slots
 _STATUS = {
     1: "a token id is outside the vocabulary",
@@ -128,8 +128,9 @@ class NativeRunner:
         settle(_extension(), [matrix for plan in self._plans.values() for matrix in plan.matrices])
 
     def packs(self, layout: Layout) -> bool:
-        """Where bfloat16 is multiplied in pairs, for heads of up to 512 columns, a multiple of 32."""
-        return bf16_dot() and not self._exact and all(s.head_dim in range(32, 513, 32) for s in layout.layers)
+        """Where bfloat16 is multiplied in pairs, for heads of up to 512 columns, a multiple of 32, beside a V."""
+        fits = all(s.head_dim in range(32, 513, 32) and s.latent is None for s in layout.layers)
+        return bf16_dot() and not self._exact and fits
 
     def draft_round(
         self,
@@ -344,8 +345,8 @@ class Plan:
             table = cache.tables[spec.kind]
             layers.append((
                 address(k, dtype, 0, "cache.k"), address(v, dtype, 0, "cache.v"), k.shape[0],
-                spec.kv_heads, spec.head_dim, address(table, torch.int32, 0, "cache.tables"), table.shape[1],
-                table.shape[0], cache.page_size,
+                spec.kv_heads, spec.head_dim, spec.value_dim, address(table, torch.int32, 0, "cache.tables"),
+                table.shape[1], table.shape[0], cache.page_size,
             ))  # fmt: skip
         if cache.page_size > 32:
             raise UsageError(f"native attention reads pages of up to 32 tokens, not {cache.page_size}")

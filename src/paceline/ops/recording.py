@@ -8,6 +8,7 @@ meets few barriers; buffers are reused once their last reader is done.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -93,20 +94,29 @@ class RecordingOps:
     def rotary(self, x: Value, inv_freq: torch.Tensor, heads: int) -> Value:
         return self._note(Code.ROTARY, [x], [x.width], integers=[heads, inv_freq])[0]
 
-    def store_kv(self, layer: int, k: Value, v: Value) -> None:
-        self._note(Code.STORE, [k, v], [], integers=[layer])
+    def store_kv(self, layer: int, k: Value, v: Value | None) -> None:
+        self._note(Code.STORE, [k] if v is None else [k, v], [], integers=[layer])
         self._stores[layer] = self.nodes[-1]
 
-    def attention(self, q: Value, layer: int, heads: int, window: int | None, sees_itself: bool) -> Value:
-        return self._attend(q, [layer, heads, -1 if window is None else window, int(sees_itself)])
+    def attention(
+        self,
+        q: Value,
+        layer: int,
+        heads: int,
+        window: int | None,
+        sees_itself: bool,
+        latent: int | None = None,
+    ) -> Value:
+        width = q.width if latent is None else heads * latent
+        return self._attend(q, [layer, heads, -1 if window is None else window, int(sees_itself)], width)
 
     def block_attention(self, q: Value, layer: int, heads: int) -> Value:
-        return self._attend(q, [layer, heads, -1, 2])
+        return self._attend(q, [layer, heads, -1, 2], q.width)
 
-    def _attend(self, q: Value, numbers: list[int]) -> Value:
+    def _attend(self, q: Value, numbers: list[int], width: int) -> Value:
         layer = numbers[0]
         after = [self._stores[layer]] if layer in self._stores else []
-        return self._note(Code.ATTENTION, [q], [q.width], integers=numbers, after=after)[0]
+        return self._note(Code.ATTENTION, [q], [width], integers=numbers, after=after)[0]
 
     def add(self, x: Value, y: Value) -> Value:
         return self._note(Code.ADD, [x, y], [x.width])[0]
@@ -142,7 +152,10 @@ class RecordingOps:
         (route,) = self._note(
             Code.ROUTE, [router_input], [2 * top_k], weights=[experts.router],
             number=-1.0 if experts.eps is None else experts.eps,
-            integers=[top_k, experts.router_scale, experts.expert_scale, int(experts.renormalize)],
+            integers=[
+                top_k, experts.router_scale, experts.expert_scale, int(experts.renormalize), experts.choice_bias,
+                experts.groups, experts.kept_groups,
+            ],
         )  # fmt: skip
         up = self._note(
             Code.EXPERTS,
@@ -159,6 +172,20 @@ class RecordingOps:
             integers=[top_k, inner, 0],
         )[0]
         return self._note(Code.MIX, [route, down], [hidden], integers=[top_k])[0]
+
+    def per_head(self, x: Value, weights: Seq[Weight], beside: Value | None = None) -> Value:
+        count = len(weights)
+        more = 0 if beside is None else beside.width // count
+        given, width = x.width // count, weights[0].out_features
+        whole = Symbol(count * (width + more))
+        for h, weight in enumerate(weights):
+            column, part = h * (width + more), self.columns(x, h * given, (h + 1) * given)
+            assert (part.width, width) == (weight.in_features, weight.out_features)
+            self.nodes.append(Node(Code.LINEAR, [part], [Symbol(width, whole, column)], weights=[weight]))
+            if beside is not None:
+                own = self.columns(beside, h * more, (h + 1) * more)
+                self.nodes.append(Node(Code.COPY, [own], [Symbol(more, whole, column + width)]))
+        return whole
 
     def centroid_logits(
         self, x: Value, centroids: Weight, ordering: torch.Tensor, head: Weight, top_k: int

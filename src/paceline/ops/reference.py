@@ -149,7 +149,7 @@ class ReferenceOps:
 
     # -- attention -------------------------------------------------------------------------------------------
 
-    def store_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
+    def store_kv(self, layer: int, k: Tensor, v: Tensor | None) -> None:
         assert self.cache is not None
         if self.cache.packed:
             raise UsageError("only the native kernels write a packed K/V cache: make one of float32")
@@ -162,9 +162,20 @@ class ReferenceOps:
             self._written[spec.kind] = pages * page + position % page  # [N]
         shape = (-1, spec.kv_heads, spec.head_dim)
         for store, new in ((self.cache.k[layer], k), (self.cache.v[layer], v)):
-            store.index_copy_(0, self._written[spec.kind], new.reshape(shape).to(store.dtype))
+            if new is not None:
+                store.index_copy_(0, self._written[spec.kind], new.reshape(shape).to(store.dtype))
 
-    def attention(self, q: Tensor, layer: int, heads: int, window: int | None, sees_itself: bool) -> Tensor:
+    def attention(
+        self,
+        q: Tensor,
+        layer: int,
+        heads: int,
+        window: int | None,
+        sees_itself: bool,
+        latent: int | None = None,
+    ) -> Tensor:
+        assert self.cache is not None
+        assert latent == self.cache.layout.layers[layer].latent
         return self._read(q, layer, heads, window, 0 if sees_itself else -1)
 
     def block_attention(self, q: Tensor, layer: int, heads: int) -> Tensor:
@@ -181,11 +192,11 @@ class ReferenceOps:
         q = q[take].view(batch, longest, spec.kv_heads, group, spec.head_dim)
         q = q.permute(0, 2, 1, 3, 4).reshape(batch, spec.kv_heads, longest * group, spec.head_dim)
         k, v = (
-            part.view(batch, reach.keys, spec.kv_heads, spec.head_dim).transpose(1, 2).to(q.dtype)
+            part.view(batch, reach.keys, spec.kv_heads, -1).transpose(1, 2).to(q.dtype)
             for part in self.cache.at(layer, reach.index)
         )  # [B, kv_heads, S, d]
-        out = self._attend(q, k, v, reach.mask).view(batch, spec.kv_heads, longest, group, spec.head_dim)
-        return out.permute(0, 2, 1, 3, 4).reshape(batch * longest, heads * spec.head_dim)[back]
+        out = self._attend(q, k, v, reach.mask).view(batch, spec.kv_heads, longest, group, spec.value_dim)
+        return out.permute(0, 2, 1, 3, 4).reshape(batch * longest, heads * spec.value_dim)[back]
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         """Softmax attention with scale 1; in pieces, so that a long prefill does not need [T, S] at once."""
@@ -239,10 +250,15 @@ class ReferenceOps:
         seen = router_input if experts.eps is None else self.rms_norm(router_input, None, experts.eps)
         if experts.router_scale is not None:
             seen = seen * experts.router_scale.to(router_input.dtype)
-        distribution = torch.softmax(self.linear(seen, experts.router), dim=-1, dtype=self._exact)  # [N, E]
-        share, chosen = torch.topk(distribution, experts.top_k, dim=-1)  # [N, top_k]
+        if experts.choice_bias is None:
+            law = torch.softmax(self.linear(seen, experts.router), dim=-1, dtype=self._exact)  # [N, E]
+            share, chosen = torch.topk(law, experts.top_k, dim=-1)  # [N, top_k]
+        else:
+            law = torch.sigmoid(self.linear(seen.to(self._exact), experts.router))
+            chosen = torch.topk(among_groups(law + experts.choice_bias, experts), experts.top_k).indices
+            share = law.gather(1, chosen)
         if experts.renormalize:
-            share = share / share.sum(dim=-1, keepdim=True)
+            share = share / (share.sum(dim=-1, keepdim=True) + (0 if experts.choice_bias is None else 1e-20))
         if experts.expert_scale is not None:
             share = share * experts.expert_scale[chosen].to(self._exact)
         out = torch.zeros_like(expert_input)
@@ -253,6 +269,14 @@ class ReferenceOps:
             out.index_add_(0, row, (value * share[row, rank, None]).to(out.dtype))
         return out
 
+    def per_head(self, x: Tensor, weights: Seq[Weight], beside: Tensor | None = None) -> Tensor:
+        count, rows = len(weights), len(x)
+        slices = x.view(rows, count, -1).unbind(1)
+        out = torch.stack([self.linear(part, w) for part, w in zip(slices, weights, strict=True)], 1)
+        if beside is not None:
+            out = torch.cat((out, beside.view(rows, count, -1)), -1)
+        return out.flatten(1)
+
     def centroid_logits(
         self, x: Tensor, centroids: Weight, ordering: Tensor, head: Weight, top_k: int
     ) -> tuple[Tensor, Tensor]:
@@ -261,6 +285,16 @@ class ReferenceOps:
         places = places[clusters].flatten(1)  # [N, C]
         rows = dequantize(head, places.flatten(), x.dtype).view(*places.shape, -1)  # [N, C, H]
         return ordering.view(-1)[places], (rows @ x[..., None]).squeeze(-1)
+
+
+def among_groups(choice: Tensor, experts: Experts) -> Tensor:
+    """[N, E] with -inf for experts outside of the groups that are kept."""
+    if experts.kept_groups == experts.groups:
+        return choice
+    by_group = choice.view(len(choice), experts.groups, -1)
+    kept = by_group.topk(2, dim=-1).values.sum(-1).topk(experts.kept_groups, dim=-1).indices
+    left = torch.ones(by_group.shape[:2], dtype=torch.bool, device=choice.device).scatter(1, kept, False)
+    return by_group.masked_fill(left[..., None], -torch.inf).flatten(1)
 
 
 def dequantize(weight: Weight, rows: Tensor | None, dtype: torch.dtype) -> Tensor:
