@@ -152,3 +152,19 @@ def test_an_error_while_it_streams_is_a_line() -> None:
                     server.engine.fail = [ValueError("x"), ValueError("x")]
         assert "error" in json.loads(text.splitlines()[-1])
         assert server.settled(lambda: not server.engine.texts)
+
+
+def test_curl_as_in_its_documentation(s: Served) -> None:
+    """`curl -d` says that it sends a form. A browser that does so is refused: the page may be another site's."""
+    body = json.dumps({"model": "fake", "messages": TALK, "stream": False, "options": {"num_predict": 3}})
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    answer = s.client.post("/api/chat", content=body, headers=form)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["eval_count"] == 3
+    for more in (
+        {"Sec-Fetch-Site": "same-origin"},
+        {"Cookie": "a=b"},
+        {"Referer": f"{s.url}/"},
+        {"Origin": s.url},
+    ):
+        assert s.client.post("/api/chat", content=body, headers=form | more).status_code == 415

@@ -29,6 +29,8 @@ from paceline.server.settings import ServerConfig
 OPEN_PATHS = ("/health",)
 GONE = 499  # status of a client that left before it had an answer
 NO_SEAT = "no seat"  # key of scope["state"]: this connection is one too many
+_FORM = "application/x-www-form-urlencoded"
+_BROWSER = {"origin", "referer", "cookie", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest"}
 _READ_ON = 4  # times the limit: a client that is still sending would not see why it is refused
 _CLOSE = {"Connection": "close"}
 SAFE = {
@@ -222,7 +224,11 @@ class Gate:
             )
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-        if has_body and kind != "application/json":
+        if scope["path"].startswith("/api/") and kind == _FORM and not _BROWSER & set(headers.keys()):
+            # `curl -d`, as in Ollama's documentation: a form of a browser says where it comes from
+            others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+            scope["headers"] = [*others, (b"content-type", b"application/json")]
+        elif has_body and kind != "application/json":
             raise ApiError(
                 415,
                 "the body has to be JSON: send the header Content-Type: application/json",
