@@ -2,7 +2,8 @@
 
     python recipes/cluster/measure.py [--target demo] [--minutes 2] [throughput overhead prefixes kills]
 
-throughput  16 clients: two replicas of one thread against one engine of two threads, in tokens a second
+throughput  16 clients: two replicas of one thread against one engine of two threads, in tokens a second, and two
+            servers of one thread without Ray
 overhead    one stream without drafts: one replica of one thread against one engine of one thread, in ms for each token,
             and the processor time of the ingress for each token of 16 streams
 prefixes    8 conversations of 6 turns: prompt tokens found in a cache, two replicas against one engine
@@ -115,8 +116,12 @@ def throughput(target: str, seconds: float) -> None:
         one, _ = rate(url, 16, seconds)
     with server(target, "--replicas", "2", "--threads", "1") as (url, _):
         two, _ = rate(url, 16, seconds)
+    with server(target, "--threads", "1") as (a, _), server(target, "--threads", "1") as (b, _):
+        with ThreadPoolExecutor(2) as pool:  # what smaller batches cost, without Ray
+            apart = sum(each for each, _ in pool.map(lambda url: rate(url, 8, seconds), (a, b)))
     print(
-        f"throughput: one engine of 2 threads {one:.0f} tokens/s, two replicas of 1 {two:.0f}: {two / one:.2f}"
+        f"throughput: one engine of 2 threads {one:.0f} tokens/s, two replicas of 1 {two:.0f}: {two / one:.2f}; "
+        f"two servers of 1 thread without Ray {apart:.0f}: {apart / one:.2f}"
     )
 
 
