@@ -116,9 +116,12 @@ def throughput(target: str, seconds: float) -> None:
         one, _ = rate(url, 16, seconds)
     with server(target, "--replicas", "2", "--threads", "1") as (url, _):
         two, _ = rate(url, 16, seconds)
-    with server(target, "--threads", "1") as (a, _), server(target, "--threads", "1") as (b, _):
-        with ThreadPoolExecutor(2) as pool:  # what smaller batches cost, without Ray
-            apart = sum(each for each, _ in pool.map(lambda url: rate(url, 8, seconds), (a, b)))
+    with (
+        server(target, "--threads", "1") as (a, _),
+        server(target, "--threads", "1") as (b, _),
+        ThreadPoolExecutor(2) as pool,
+    ):  # what smaller batches cost, without Ray
+        apart = sum(each for each, _ in pool.map(lambda url: rate(url, 8, seconds), (a, b)))
     print(
         f"throughput: one engine of 2 threads {one:.0f} tokens/s, two replicas of 1 {two:.0f}: {two / one:.2f}; "
         f"two servers of 1 thread without Ray {apart:.0f}: {apart / one:.2f}"
