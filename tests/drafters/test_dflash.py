@@ -83,6 +83,7 @@ BAD: dict[str, tuple[dict[str, Any], type[LoadError], str]] = {
     "no taps": ({"aux_hidden_state_layer_ids": None}, ConfigError, "dflash_config.target_layer_ids is None"),
     "a tap too far": ({"aux_hidden_state_layer_ids": [1, 9]}, PairError, "[1, 9], and the target has 4 layers"),
     "one row": ({"block_size": 1}, ConfigError, "block_size"),
+    "a million rows": ({"block_size": 10**6}, ConfigError, "block_size is 1000000, not a whole number from 2 to 256"),
     "another target": ({"target_hidden_size": 64}, PairError, "hidden size 64 against 48"),
     "more layers": ({"original": True, "num_target_layers": 36}, PairError, "layers 36 against 4"),
     "head of another size": ({"draft_vocab_size": 29}, WeightsError, "has shape"),

@@ -14,7 +14,7 @@ from paceline.errors import ConfigError
 MOST = {
     "num_hidden_layers": 1024, "vocab_size": 2**24, "vocab_size_per_layer_input": 2**24, "sliding_window": 2**30,
     "max_position_embeddings": 2**30, "num_experts": 4096, "num_attention_heads": 4096, "head_dim": 2**14,
-    "global_head_dim": 2**14, "n_routed_experts": 4096, "qk_rope_head_dim": 1024,
+    "global_head_dim": 2**14, "n_routed_experts": 4096, "qk_rope_head_dim": 1024, "block_size": 256,
 }  # fmt: skip
 MOST_SIZE = 2**20  # of any other
 MOST_NUMBER = 1e30  # float32 computes with it
