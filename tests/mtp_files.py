@@ -132,3 +132,25 @@ class MtpReference:
             else:
                 tokens, hidden = [*tokens[1:], drafted[-1]], after
         return drafted, scores
+
+
+class TheirModules(MtpReference):
+    """The modules as transformers loads and runs them (MtpModel), of a target whose block it knows."""
+
+    def __init__(self, folder: Path, modules: int = 1) -> None:
+        from transformers import AutoModelForCausalLM
+        from transformers.modeling_layers import MtpModel
+
+        main: Any = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+        main.config.num_mtp_layers = modules
+        first = main.config.num_hidden_layers  # it knows the numbers of published files only
+        main._keys_to_ignore_on_load_unexpected = [
+            rf"model\.layers\.{first + k}\.(?!embed_tokens|shared_head\.head)" for k in range(modules)
+        ]
+        self.theirs, self.modules = MtpModel.from_pretrained(main), modules
+
+    @torch.no_grad()
+    def module(self, k: int, tokens: list[int], hidden: Tensor) -> tuple[Tensor, Tensor]:
+        positions, ids = torch.arange(1, len(tokens) + 1)[None], torch.tensor([tokens])
+        states = self.theirs.forward_layer(k, hidden[None], positions, None, input_ids=ids)[0]
+        return states, self.theirs.shared_head(states[-1])

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from checkpoints import VOCAB, build_target
+from decoders import build_decoder
 from dflash_files import DFlashReference, build_dflash
 from eagle3_files import build_eagle3, eagle3_reference
-from mtp_files import MtpReference, build_mtp
+from mtp_files import MtpReference, TheirModules, build_mtp
 from paceline.assembly import build_engine
 from paceline.check.identity import Effort
 from paceline.check.proof import Plan, prove
@@ -48,6 +49,12 @@ def mtp_of_three(target: Path, folder: Path) -> Made:
     return made, made, MtpReference(target, made, modules=3)
 
 
+def of_deepseek(target: Path, folder: Path) -> Made:
+    build_decoder("deepseek", folder / "target")
+    made = build_mtp(folder / "target", folder / "made")
+    return made, made, TheirModules(made)
+
+
 def dflash(target: Path, folder: Path) -> Made:
     hidden = load_target(target).hidden_size
     drafter = build_dflash(folder, hidden=hidden, vocab=VOCAB, draft_vocab=40)
@@ -55,7 +62,7 @@ def dflash(target: Path, folder: Path) -> Made:
 
 
 KITS: dict[str, Callable[[Path, Path], Made]] = {
-    "eagle3": eagle3, "mtp": mtp, "3 modules": mtp_of_three, "dflash": dflash,
+    "eagle3": eagle3, "mtp": mtp, "3 modules": mtp_of_three, "dflash": dflash, "deepseek": of_deepseek,
 }  # fmt: skip
 
 
