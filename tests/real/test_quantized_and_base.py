@@ -34,7 +34,6 @@ def folder(tmp_path):
         (("SCB",), "bitsandbytes (8 bit)"),
         (("scales", "biases"), "MLX"),
         (("weight_scale", "weight_scale_2"), "ModelOpt (NVFP4)"),
-        (("weight_scale_inv",), "FP8 in blocks"),
         (("weight._data", "weight._scale"), "quanto"),
         (("W_q", "meta"), "HQQ"),
         (("weight_scales",), "EETQ"),

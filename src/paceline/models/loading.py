@@ -22,6 +22,7 @@ from paceline.models.card import unquantized
 from paceline.models.compressed import unpack
 from paceline.models.experts import fuse
 from paceline.models.foreign import OTHER_FILES, PICKLES, incomplete
+from paceline.models.fp8 import widen, widened
 from paceline.models.prequantized import kind_of
 from paceline.models.safetensors_file import Entry, broken, read_header
 from paceline.ops.base import Weight, WeightKind
@@ -174,6 +175,7 @@ class Tensors:
             if entry.dtype in QUANTIZED and name + SCALE in entries
         }
         self.scales |= unpack(entries, expected, folder)
+        widen(entries, folder)
         for some in (entries, self.scales):
             fuse(some, expected)
         self.skipped = {
@@ -274,6 +276,8 @@ class Tensors:
             if entry.file not in self._files:
                 self._files[entry.file] = safe_open(entry.file, framework="pt", device="cpu")
             data: Tensor = self._files[entry.file].get_tensor(entry.name)
+            if entry.scale is not None:
+                return widened(data, self._read(entry.scale))
             return data if data.dtype != torch.int32 or entry.dtype != "U8" else data.view(torch.uint8)
         except (OSError, SafetensorError) as error:
             raise broken(entry.file, str(error)) from error

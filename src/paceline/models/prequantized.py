@@ -10,7 +10,7 @@ from paceline.models.safetensors_file import Entry
 _BY_NAME = (
     (".g_idx", "GPTQ"), (".qzeros", "AWQ or GPTQ"), (".qweight", "AWQ or GPTQ"),
     (".weight_packed", "compressed-tensors (packed integers)"), (".absmax", "bitsandbytes (4 bit)"),
-    (".SCB", "bitsandbytes (8 bit)"), (".weight_scale_2", "ModelOpt (NVFP4)"), (".weight_scale_inv", "FP8 in blocks"),
+    (".SCB", "bitsandbytes (8 bit)"), (".weight_scale_2", "ModelOpt (NVFP4)"),
     (".weight._data", "quanto"), (".W_q", "HQQ"), (".weight_blocks", "MXFP4"), (".weight_scales", "EETQ"),
 )  # fmt: skip
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from paceline.errors import CapacityError, LoadError, UsageError
 from paceline.kv.cache import KVCache
 from paceline.models.compressed import PACKED
+from paceline.models.fp8 import SCALE as BLOCK_SCALE
 from paceline.models.hub import ASSISTANT_KEY, find_assistant
 from paceline.models.loading import SCALE, canonical, find_files, may_skip, read_entries
 from paceline.models.target import GraphTarget
@@ -42,8 +43,10 @@ def save_quantized(source: Path, out: Path, kind: QuantKind) -> dict[str, int]:
         raise UsageError(
             f"{source} is quantized already ({config[ENTRY].get('kind')}): quantize the original"
         )
-    if any(name.endswith(PACKED) for name in read_entries(source)):
-        raise UsageError(f"{source} is quantized already, by compressed-tensors: it can be run as it is")
+    for name in read_entries(source):
+        if name.endswith((PACKED, BLOCK_SCALE)):
+            how = "by compressed-tensors" if name.endswith(PACKED) else "to 8-bit floats"
+            raise UsageError(f"{source} is quantized already, {how}: it can be run as it is")
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"{out} is not empty: name a new folder")
     names: dict[str, str] = {}

@@ -25,7 +25,10 @@ MAX_HEADER_BYTES = 100_000_000  # as the format's own reader
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor of a file. `name` as stored; with `parts`, those joined along `axis` and seen in this shape."""
+    """One tensor of a file. `name` as stored; with `parts`, those joined along `axis` and seen in this shape.
+
+    With `scale`, 8-bit floats that are read as bfloat16, see models/fp8.py.
+    """
 
     name: str
     file: Path
@@ -34,6 +37,7 @@ class Entry:
     nbytes: int
     parts: tuple[Entry, ...] = ()
     axis: int = 0
+    scale: Entry | None = None
 
 
 def read_header(path: Path) -> list[Entry]:
