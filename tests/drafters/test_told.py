@@ -4,6 +4,7 @@ before, and changes no text. A planted bug of the telling is seen.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ from checkpoints import VOCAB, build_target
 from decoders import build_decoder
 from dflash_files import DFlashReference, build_dflash
 from eagle3_files import build_eagle3, eagle3_reference
+from heads_files import HeadsReference, build_meta
 from mtp_files import MtpReference, TheirModules, build_mtp
 from paceline.assembly import build_engine
 from paceline.check.identity import Effort
 from paceline.check.proof import Plan, prove
 from paceline.check.subject import Subject
 from paceline.config import EngineConfig
+from paceline.convert.from_meta import convert_meta
 from paceline.core import Sequence
 from paceline.drafters.base import DraftContext, Kept
 from paceline.drafters.contract import GreedyPicker, check_drafter
@@ -61,8 +64,16 @@ def dflash(target: Path, folder: Path) -> Made:
     return target, drafter, DFlashReference(target, drafter)
 
 
+def heads(target: Path, folder: Path) -> Made:
+    meta, made = build_meta(folder / "meta"), folder / "made"
+    convert_meta(meta, made)
+    shutil.copy(target / "tokenizer.json", made)
+    return made, made, HeadsReference(meta)
+
+
 KITS: dict[str, Callable[[Path, Path], Made]] = {
     "eagle3": eagle3, "mtp": mtp, "3 modules": mtp_of_three, "dflash": dflash, "deepseek": of_deepseek,
+    "heads": heads,
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""`paceline convert`: a model as GGUF, or a GGUF model as a folder in Hugging Face layout."""
+"""`paceline convert`: a model as GGUF, or a GGUF model or one in Meta's layout as a folder in Hugging Face layout."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ KINDS = (*FLOATS, "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
     "--out",
     type=click.Path(path_type=Path),
     required=True,
-    help="FILE.gguf to write from a folder, or the folder to write from a GGUF file.",
+    help="FILE.gguf to write from a folder, or the folder to write from a GGUF file or from Meta's layout.",
 )
 @click.option(
     "--to",
     "kind",
     type=click.Choice(KINDS),
-    help="Kind of the stored weights.  [default: as stored; for a folder bf16]",
+    help="Kind of the stored weights.  [default: as stored; for a folder from a GGUF file bf16]",
 )
 @click.option(
     "--drafter",
@@ -47,15 +47,17 @@ def command(
 ) -> None:
     """Convert TARGET (a folder, a hub id, `demo`, `smollm2` or a GGUF file) to the format that --out names.
 
-    A folder becomes one GGUF file, which llama.cpp loads. A GGUF file becomes a folder in Hugging Face layout.
+    A folder becomes one GGUF file, which llama.cpp loads. A GGUF file, or a folder in Meta's layout (consolidated.pth and
+    params.json), becomes a folder in Hugging Face layout.
     """
+    from paceline.convert.from_meta import in_metas_layout
     from paceline.models.hub import resolve
     from paceline.weights.gguf.reader import is_gguf
 
     asked = one_target(target, named, None)
     source = resolve(asked, "target")
-    if is_gguf(source):
-        _from_gguf(source, out, kind, drafter, force)
+    if is_gguf(source) or in_metas_layout(source):
+        _to_folder(source, out, kind, drafter, force)
     elif out.suffix != ".gguf":
         raise UsageError(
             f"-o {out}: {asked} is a folder, which is converted to GGUF: give a name that ends in .gguf"
@@ -64,13 +66,14 @@ def command(
         _to_gguf(source, asked, out, kind, drafter, force)
 
 
-def _from_gguf(source: Path, out: Path, kind: str | None, drafter: str, force: bool) -> None:
+def _to_folder(source: Path, out: Path, kind: str | None, drafter: str, force: bool) -> None:
+    from paceline.convert.from_meta import convert_meta
     from paceline.convert.to_folder import write_folder
 
+    metas = source.is_dir()
     if out.suffix == ".gguf":
-        raise UsageError(
-            f"{source} is a GGUF file already, which is converted to a folder: give a folder with -o"
-        )
+        what = "in Meta's layout" if metas else "a GGUF file already"
+        raise UsageError(f"{source} is {what}, which is converted to a folder: give a folder with -o")
     if kind not in (None, *FLOATS):
         raise UsageError(
             f"--to {kind}: a folder holds {', '.join(FLOATS)}; `paceline quantize` writes int8 and int4"
@@ -79,9 +82,15 @@ def _from_gguf(source: Path, out: Path, kind: str | None, drafter: str, force: b
         raise UsageError(
             "--drafter goes with a target in Hugging Face layout: convert the drafter's file by itself"
         )
+    notes: list[str] = []
     with progress(out.name) as tell:
-        size = write_folder(source, out, kind or "bf16", force=force, tell=tell)
+        if metas:
+            size, notes = convert_meta(source, out, kind, force=force, tell=tell)
+        else:
+            size = write_folder(source, out, kind or "bf16", force=force, tell=tell)
     click.echo(f"{out}: {size / 1e6:.1f} MB")
+    for note in notes:
+        click.echo(f"note: {out.name}: {note}", err=True)
 
 
 def _to_gguf(source: Path, target: str, out: Path, kind: str | None, drafter: str, force: bool) -> None:

@@ -29,7 +29,8 @@ _FLEET_FLAGS = ("replicas", "max_replicas", "ray_address", "ready_timeout")
 @click.command(name="serve", short_help="Serve a model to OpenAI clients and to the browser.")
 @apply(TARGET)
 @click.option(
-    "--drafter", help="auto, none, ngram, mtp, mtp+ngram, eagle3, dflash, or a drafter's folder or hub id."
+    "--drafter",
+    help="auto, none, ngram, mtp, mtp+ngram, eagle3, dflash, heads, or a drafter's folder or hub id.",
 )
 @click.option(
     "--adapter", multiple=True, help="A LoRA adapter to merge into the target (folder or hub id); one."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -41,49 +41,64 @@ def write_folder(
     check(file)
     checkpoint, tokenizer = GgufCheckpoint(file), Tokenizer.load(file)
     dtype = FLOATS[kind]
-    shards, total = _shards(checkpoint, dtype.itemsize)
+    shards, total = shards_of(
+        {name: piece.shape for name, piece in checkpoint.pieces.items()}, dtype.itemsize
+    )
     check_space(out, total)
+
+    def named(stored: str) -> Iterator[tuple[str, Tensor]]:
+        for key, value in _named(stored, checkpoint.tensor(stored)):
+            yield key, cast(key, value, dtype)
+
     with whole(out) as part:
         part.mkdir()
-        _write_text(part, tokenizer)
-        config = checkpoint.config | _ids(tokenizer) | {"dtype": str(dtype).removeprefix("torch.")}
-        _write_json(part / "config.json", config)
-        _write_json(part / "generation_config.json", _ids(tokenizer) | read_defaults(file).given())
-        done = 0
-        names: dict[str, str] = {}
-        for number, shard in enumerate(shards, 1):
-            name = (
-                f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-                if len(shards) > 1
-                else "model.safetensors"
-            )
-            tensors: dict[str, Tensor] = {}
-            for stored in shard:
-                for key, value in _named(stored, checkpoint.tensor(stored)):
-                    tensors[key] = _cast(key, value, dtype)
-                    done += tensors[key].nbytes
-                tell(done, total)
-            _save(tensors, part / name)
-            names |= dict.fromkeys(tensors, name)
-        if len(shards) > 1:
-            index = {"metadata": {"total_size": done}, "weight_map": names}
-            _write_json(part / "model.safetensors.index.json", index)
+        write_text(part, tokenizer)
+        config = checkpoint.config | ids_of(tokenizer) | {"dtype": str(dtype).removeprefix("torch.")}
+        write_json(part / "config.json", config)
+        write_json(part / "generation_config.json", ids_of(tokenizer) | read_defaults(file).given())
+        done = write_weights(part, shards, named, lambda count: tell(count, total))
         check(part)
     return done
 
 
-def _shards(checkpoint: GgufCheckpoint, itemsize: int) -> tuple[list[list[str]], int]:
+def shards_of(shapes: Mapping[str, tuple[int, ...]], itemsize: int) -> tuple[list[list[str]], int]:
     """(which tensors go into which file, bytes in all)."""
     shards: list[list[str]] = [[]]
     total = size = 0
-    for name, piece in checkpoint.pieces.items():
-        nbytes = prod(piece.shape) * itemsize
+    for name, shape in shapes.items():
+        nbytes = prod(shape) * itemsize
         if shards[-1] and size + nbytes > SHARD:
             shards.append([])
             size = 0
         shards[-1].append(name)
         size, total = size + nbytes, total + nbytes
     return shards, total
+
+
+def write_weights(
+    folder: Path,
+    shards: list[list[str]],
+    named: Callable[[str], Iterable[tuple[str, Tensor]]],
+    tell: Callable[[int], None],
+) -> int:
+    """Write the tensors that `named` gives for each stored one, file by file; returns their bytes."""
+    done, names = 0, dict[str, str]()
+    for number, shard in enumerate(shards, 1):
+        name = (
+            f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else "model.safetensors"
+        )
+        tensors: dict[str, Tensor] = {}
+        for stored in shard:
+            for key, value in named(stored):
+                tensors[key] = value
+                done += value.nbytes
+            tell(done)
+        _save(tensors, folder / name)
+        names |= dict.fromkeys(tensors, name)
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": done}, "weight_map": names}
+        write_json(folder / "model.safetensors.index.json", index)
+    return done
 
 
 def _named(name: str, data: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -98,7 +113,8 @@ def _named(name: str, data: Tensor) -> Iterator[tuple[str, Tensor]]:
             yield f"model.{stacked['at']}.{i}.{part}.weight", value
 
 
-def _cast(name: str, data: Tensor, dtype: torch.dtype) -> Tensor:
+def cast(name: str, data: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor as it is stored. UsageError for what float16 cannot hold."""
     if not data.is_floating_point():
         return data.long()  # the order of tokens in an ordered head
     out = data.to(dtype).contiguous()
@@ -118,7 +134,8 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
         raise OSError(str(error)) from error
 
 
-def _ids(tokenizer: Tokenizer) -> dict[str, Any]:
+def ids_of(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Its special tokens as a config names them."""
     ends = list(tokenizer.eos_ids)
     ids = {
         "bos_token_id": tokenizer.bos_id,
@@ -128,18 +145,19 @@ def _ids(tokenizer: Tokenizer) -> dict[str, Any]:
     return {name: value for name, value in ids.items() if value is not None}
 
 
-def _write_text(folder: Path, tokenizer: Tokenizer) -> None:
+def write_text(folder: Path, tokenizer: Tokenizer) -> None:
+    """tokenizer.json and what belongs to it."""
     raw = json.loads(tokenizer.to_json())
     bos = tokenizer.special_tokens.get("bos_token")
     if tokenizer.adds_bos and bos is not None:
         raw["post_processor"] = _begin_with(bos, tokenizer.bos_id)
-    _write_json(folder / "tokenizer.json", raw)
+    write_json(folder / "tokenizer.json", raw)
     said = tokenizer.special_tokens | {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_bos_token": tokenizer.adds_bos and bos is not None,
         "clean_up_tokenization_spaces": False,
     }
-    _write_json(folder / "tokenizer_config.json", said)
+    write_json(folder / "tokenizer_config.json", said)
     if tokenizer.template is not None:
         (folder / "chat_template.jinja").write_text(tokenizer.template, encoding="utf-8")
 
@@ -157,5 +175,5 @@ def _begin_with(token: str, token_id: int | None) -> dict[str, Any]:
     }
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
+def write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=1, ensure_ascii=False), encoding="utf-8")

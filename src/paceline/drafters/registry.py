@@ -13,10 +13,11 @@ from typing import Any, cast
 from paceline.drafters.base import Drafter
 from paceline.drafters.block import BlockDrafter
 from paceline.drafters.chain import ChainDrafter
+from paceline.drafters.heads import HeadsDrafter
 from paceline.drafters.states import MemoryDrafter, StateDrafter
 from paceline.errors import LoadError, UsageError, shown
 from paceline.kv.cache import KVCache
-from paceline.models.base import FINAL, BlockNet, ChainNet, StateNet, Target, ToldNet
+from paceline.models.base import FINAL, BlockNet, ChainNet, ParallelNet, StateNet, Target, ToldNet
 from paceline.models.foreign import KINDS
 
 BUILT_IN = (
@@ -69,6 +70,8 @@ def load_third_party(name: str, target: Target, cache: KVCache) -> Drafter:
 
 def over(name: str, net: ToldNet, cache: KVCache) -> MemoryDrafter:
     """The drafter that works as a network wants it, with that one's own cache."""
+    if net.parallel:
+        return HeadsDrafter(name, cast(ParallelNet, net), cache)
     if not net.shift:
         return BlockDrafter(name, cast(BlockNet, net), cache)
     if net.shift > 1:

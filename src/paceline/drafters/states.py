@@ -9,6 +9,7 @@ token after it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -19,11 +20,12 @@ from paceline.core import MAX_DRAFT_TOKENS, Draft, ForwardBatch, Sequence
 from paceline.drafters.base import DraftContext, Kept, take_round
 from paceline.errors import CapacityError
 from paceline.kv.cache import KVCache
-from paceline.models.base import StateNet, ToldNet, rows_of
+from paceline.models.base import ParallelNet, StateNet, ToldNet, rows_of
 from paceline.ops.base import RoundStart
 
 CHUNK = 512  # rows of a forward when it catches up
 WAITING = MAX_DRAFT_TOKENS + 1  # rows that may wait for the next draft, which computes them along
+Forward = Callable[[ForwardBatch, torch.Tensor, KVCache], tuple[torch.Tensor, ...]]
 MEMORY, UNTOLD = "drafter memory", "no hidden states"  # as NoDraftReason
 
 
@@ -160,18 +162,48 @@ class MemoryDrafter(ABC):
         return None if self._ids is None else self._ids.expand(count, -1)
 
 
-class StateDrafter(MemoryDrafter):
-    """Token by token, each from the network's own state for the one before."""
+class EntryDrafter(MemoryDrafter):
+    """A draft begins with what the network gives for a text's last entry."""
 
-    def __init__(self, name: str, net: StateNet, cache: KVCache, max_tokens: int = MAX_DRAFT_TOKENS) -> None:
+    net: StateNet | ParallelNet
+
+    def __init__(
+        self, name: str, net: StateNet | ParallelNet, cache: KVCache, max_tokens: int = MAX_DRAFT_TOKENS
+    ) -> None:
         super().__init__(name, net, cache, max_tokens)
         self.net = net
-        self._states: torch.Tensor | None = None  # [slots, H] what a whole round begins with
 
     def _absorb(self, sequence: Sequence, states: torch.Tensor) -> None:
         first = self.cache.committed(sequence.id) + 1
         tail = self.cache.tail([(sequence.id, sequence.tokens[first : first + len(states)])])
         self.net.absorb(tail.rows(self.net.device), states, self.cache)
+
+    def _next(self, sequence: Sequence) -> list[int]:
+        """The tokens of the entries that wait, one at least."""
+        return sequence.tokens[self.cache.committed(sequence.id) + 1 :]
+
+    def _look(self, sequences: Seq[Sequence], forward: Forward) -> tuple[tuple[torch.Tensor, ...], list[int]]:
+        """Compute what waits: (what that gives for all of it, the last row of each text)."""
+        texts = [self._texts[s.id] for s in sequences]
+        states = joined([part for text in texts for part in text.states])
+        tail = self.cache.tail([(s.id, self._next(s)) for s in sequences])
+        rows = tail.rows(self.net.device)
+        out = forward(rows, states, self.cache)
+        last = [end - 1 for end in rows.starts[1:]]
+        tail.commit([end - begin - 1 for begin, end in zip(rows.starts, rows.starts[1:], strict=False)])
+        for text, row in zip(texts, last, strict=True):
+            text.states = [states[row : row + 1].clone()]
+        return out, last
+
+
+class StateDrafter(EntryDrafter):
+    """Token by token, each from the network's own state for the one before."""
+
+    net: StateNet
+
+    def __init__(self, name: str, net: StateNet, cache: KVCache, max_tokens: int = MAX_DRAFT_TOKENS) -> None:
+        super().__init__(name, net, cache, max_tokens)
+        self._states: torch.Tensor | None = None  # [slots, H] what a whole round begins with
 
     def _ahead(self, limit: int) -> int:
         return limit - 1
@@ -198,22 +230,9 @@ class StateDrafter(MemoryDrafter):
                 break
         return picker.draft(self.name)
 
-    def _next(self, sequence: Sequence) -> list[int]:
-        """The tokens of the entries that wait, one at least."""
-        return sequence.tokens[self.cache.committed(sequence.id) + 1 :]
-
     def _first(self, context: DraftContext, active: Seq[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute what waits, and score the first token of each draft: (state of the next step, logits)."""
-        sequences = [context.sequences[b] for b in active]
-        texts = [self._texts[s.id] for s in sequences]
-        states = joined([part for text in texts for part in text.states])
-        tail = self.cache.tail([(s.id, self._next(s)) for s in sequences])
-        rows = tail.rows(self.net.device)
-        after, normed = self.net.absorb(rows, states, self.cache)
-        last = [end - 1 for end in rows.starts[1:]]
-        tail.commit([end - begin - 1 for begin, end in zip(rows.starts, rows.starts[1:], strict=False)])
-        for text, row in zip(texts, last, strict=True):
-            text.states = [states[row : row + 1].clone()]
+        (after, normed), last = self._look([context.sequences[b] for b in active], self.net.absorb)
         return rows_of(after, last), self.net.logits(rows_of(normed, last))
 
     def _rows(self, context: DraftContext, active: Seq[int], drafted: dict[int, list[int]]) -> ForwardBatch:

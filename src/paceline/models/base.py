@@ -80,6 +80,7 @@ class ToldNet(Protocol):
     taps: tuple[int, ...]  # the states it reads, side by side: after that many layers of the target, or FINAL
     ids: torch.Tensor | None  # [C] the tokens that its scores are of; None: all
     shift: int
+    parallel: int  # tokens that it drafts of one row, side by side; 0: it works as `shift` says
     device: torch.device
 
 
@@ -139,6 +140,24 @@ class BlockNet(ToldNet, Protocol):
 
     def block_states(self, rows: ForwardBatch, cache: KVCache) -> torch.Tensor:
         """Of whole blocks of rows [N] what `logits` takes, [N, H]."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[M, H] -> [M, C]"""
+        ...
+
+
+class ParallelNet(ToldNet, Protocol):
+    """One of heads side by side over the same states: `shift` is 1, though no token goes into an entry, so that the row
+    before a text's last token is always told.
+    """
+
+    def absorb(self, rows: ForwardBatch, states: torch.Tensor, cache: KVCache) -> None:
+        """Write all heads' K/V of rows [N] whose `states` [N, width] the target has computed."""
+        ...
+
+    def look(self, rows: ForwardBatch, states: torch.Tensor, cache: KVCache) -> tuple[torch.Tensor, ...]:
+        """The same, and what `logits` takes [N, H] of each head, that for the nearest token first."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -197,6 +197,14 @@ def attend(ops: Ops, h: Value, a: Attention | LatentAttention, config: DecoderCo
     return a.o(ops, ops.attention(q, a.storage, config.heads, a.window, sees_itself=True))
 
 
+def store(ops: Ops, h: Value, a: Attention, config: DecoderConfig) -> None:
+    """Write the row's K and V, of its normed input, and nothing else."""
+    k, v = a.k(ops, h), a.v(ops, h)
+    if a.k_norm is not None:
+        k = ops.rms_norm(k, a.k_norm, config.eps, config.kv_heads)
+    ops.store_kv(a.storage, ops.rotary(k, a.inv_freq, config.kv_heads), v)
+
+
 def feed(ops: Ops, h: Value, mlp: Mlp | Experts | Mixture) -> Value:
     """What a layer's MLP, or its experts, add to the row."""
     if isinstance(mlp, Mixture):
@@ -206,9 +214,11 @@ def feed(ops: Ops, h: Value, mlp: Mlp | Experts | Mixture) -> Value:
     return mlp.down(ops, ops.gated(mlp.gate(ops, h), mlp.up(ops, h), "silu"))
 
 
-def read_layer(weights: Weights, config: DecoderConfig, index: int, inv_freq: Tensor) -> Layer:
+def read_layer(
+    weights: Weights, config: DecoderConfig, index: int, inv_freq: Tensor, room: str = "layers"
+) -> Layer:
     """One layer of a loaded model."""
-    at = f"layers.{index}"
+    at = f"{room}.{index}"
 
     def linear(name: str) -> Linear:
         biased = name.rpartition(".")[2] in config.biases

@@ -19,7 +19,7 @@ from paceline.core import ForwardBatch
 from paceline.errors import ConfigError, PairError
 from paceline.kv.cache import KVCache
 from paceline.models.base import FINAL
-from paceline.models.decoder import Attention, decoder_shapes, feed, inverse_frequencies, read_layer
+from paceline.models.decoder import Attention, decoder_shapes, feed, inverse_frequencies, read_layer, store
 from paceline.models.decoder_config import DecoderConfig
 from paceline.models.fields import Fields, shown
 from paceline.models.loading import Shapes, Weights, read_entries
@@ -164,7 +164,7 @@ class DFlashNet(GraphNet):
         x = ops.rms_norm(ops.linear(ops.given("states", self.width), self.fc), self.hidden_norm, config.eps)
         for layer in self.layers:
             assert isinstance(layer.attention, Attention)
-            _store(ops, x, layer.attention, config)
+            store(ops, x, layer.attention, config)
         return (x,)
 
     def _block(self, ops: Ops) -> tuple[Value, ...]:
@@ -173,7 +173,7 @@ class DFlashNet(GraphNet):
         for layer in self.layers:
             a, h = layer.attention, ops.rms_norm(x, layer.norm_in, config.eps)
             assert isinstance(a, Attention)
-            _store(ops, h, a, config)
+            store(ops, h, a, config)
             q = a.q(ops, h)
             if a.q_norm is not None:
                 q = ops.rms_norm(q, a.q_norm, config.eps, config.heads)
@@ -184,10 +184,3 @@ class DFlashNet(GraphNet):
 
     def _logits(self, ops: Ops) -> tuple[Value, ...]:
         return (ops.linear(ops.given("hidden", self.hidden_size), self.head),)
-
-
-def _store(ops: Ops, x: Value, a: Attention, config: DecoderConfig) -> None:
-    k, v = a.k(ops, x), a.v(ops, x)
-    if a.k_norm is not None:
-        k = ops.rms_norm(k, a.k_norm, config.eps, config.kv_heads)
-    ops.store_kv(a.storage, ops.rotary(k, a.inv_freq, config.kv_heads), v)

@@ -57,12 +57,12 @@ class Fields:
 
 
 @contextmanager
-def said_of(file: Path) -> Iterator[None]:
-    """Say of a GGUF file what is said of the config.json that it stands for."""
+def said_of(file: Path, instead: str = "get another GGUF file") -> Iterator[None]:
+    """Say of a file what is said of the config.json that it stands for."""
     try:
         yield
     except ConfigError as error:
-        said = re.sub(r"download config\.json again(, or add it)?", "get another GGUF file", str(error))
+        said = re.sub(r"download config\.json again(, or add it)?", instead, str(error))
         raise ConfigError(f"{file}: {said}") from error
 
 

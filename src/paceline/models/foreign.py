@@ -14,7 +14,7 @@ OLDER = {
     "gemma3n_text": "Gemma 3n", "paligemma": "PaliGemma", "t5gemma": "T5Gemma", "recurrent_gemma": "RecurrentGemma",
 }  # fmt: skip
 ASSISTANT_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
-Kind = Literal["mtp", "eagle3", "dflash"]  # of drafters that are made for one target
+Kind = Literal["mtp", "eagle3", "dflash", "heads"]  # of drafters that are made for one target
 KINDS: tuple[Kind, ...] = get_args(Kind)
 EAGLE3, DFLASH = "an EAGLE-3 head", "a DFlash drafter"  # which paceline runs, see models/networks.py
 # word in what a drafter's config names itself by -> what it is; the first that is found counts
@@ -91,6 +91,8 @@ def explain_folder(folder: Path) -> str:
     found = _names(folder, "*.safetensors")
     if found:
         return f"{folder} has weights ({found}) but has no config.json: copy it there from the model's repository"
+    if (folder / "params.json").is_file():
+        return f"{folder} is in Meta's layout: `paceline convert {folder} -o OUT` makes a folder that runs"
     for pattern in PICKLES:
         found = _names(folder, pattern)
         if found:

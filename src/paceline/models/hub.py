@@ -17,7 +17,6 @@ from paceline.errors import LoadError, UsageError, shown
 from paceline.models.card import fitting_assistant
 from paceline.models.config import read_config
 from paceline.models.hub_gguf import download_gguf
-from paceline.models.mtp import inside as modules_inside
 from paceline.models.names import (
     DRAFTER_FILE,
     HUB_ID,
@@ -28,6 +27,7 @@ from paceline.models.names import (
     open_folder,
     parse_hub,
 )
+from paceline.models.networks import own
 from paceline.models.outline import holds_gguf, outline
 from paceline.models.repository import listing, told
 from paceline.weights.gguf.reader import is_gguf
@@ -135,9 +135,9 @@ def find_assistant(target: Path, config: Mapping[str, Any]) -> tuple[Path | None
 
     Looked at in this order: what config.json names under `assistant_model`; a folder `eagle3` inside the target; one
     named like the target, or its file, with `-eagle3` at its end; the same with `dflash`; for SmolLM2-135M-Instruct the
-    bundled one; modules for multi-token prediction in the target's own files, whatever its config says of them; beside a
-    GGUF file a GGUF file with `assistant` or `mtp` in its name; a folder with `-assistant` at its end, also among
-    downloaded snapshots; `assistant` beside a folder `target`.
+    bundled one; modules for multi-token prediction, or parallel heads, in the target's own files, whatever its config
+    says of them; beside a GGUF file a GGUF file with `assistant` or `mtp` in its name; a folder with `-assistant` at its
+    end, also among downloaded snapshots; `assistant` beside a folder `target`.
     """
     named = config.get(ASSISTANT_KEY)
     if isinstance(named, str):
@@ -193,11 +193,10 @@ def _published(target: Path, config: Mapping[str, Any], beside: str) -> tuple[Pa
 def _modules(target: Path, config: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """(what a target's own files hold to draft with, what its config promises and they lack)."""
     try:
-        count, promised = modules_inside(target, config)
+        kind, what = own(target, config)
     except LoadError:
         return None, None  # which loading it tells better
-    held = f"{target} holds {count} module{'s' * (count > 1)} for multi-token prediction" if count else None
-    return held, promised
+    return (None, what) if kind is None else (f"{target} holds {what}", None)
 
 
 def _own_places(target: Path) -> dict[Path, str]:

@@ -42,8 +42,8 @@ SKIPPED = re.compile(
     r"(vision_tower|audio_tower|embed_vision|embed_audio|vision_embedder|multi_modal_projector)\."
     r"|layers\.\d+\.self_attn\.rotary_emb\.inv_freq$|verifier_(norm|lm_head)\."
 )
-# what only modules for multi-token prediction have; their other tensors lie beside it (see models/mtp.py)
-MODULE = re.compile(r"(mtp\.|layers\.\d+\.(?=enorm\.|hnorm\.|eh_proj\.|shared_head\.)).+")
+# what only modules for multi-token prediction have, their other tensors lie beside it (models/mtp.py); parallel heads
+MODULE = re.compile(r"(mtp\.|extra_heads\.|layers\.\d+\.(?=enorm\.|hnorm\.|eh_proj\.|shared_head\.)).+")
 SHARED_KV = re.compile(r"layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.weight$")
 FLOATS = ("F32", "BF16", "F16")
 INTEGERS = {

@@ -68,9 +68,9 @@ def modules_in(names: Iterable[str], layers: int) -> int:
     return len({made.split(".")[1] for made in found})
 
 
-def inside(folder: Path, raw: Mapping[str, Any]) -> tuple[int, str | None]:
-    """(modules that a target's own files hold, what its config promises in vain). Raises LoadError."""
-    count = modules_in(read_entries(folder), parse_target(raw).layer_count)
+def inside(names: Iterable[str], raw: Mapping[str, Any]) -> tuple[int, str | None]:
+    """(modules among a target's tensors, what its config promises in vain). Raises ConfigError."""
+    count = modules_in(names, parse_target(raw).layer_count)
     said = next((key for key in PROMISES if raw.get(key)), None)
     if count or said is None:
         return count, None

@@ -6,14 +6,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.models import heads, mtp
 from paceline.models.config import parse_target, read_config
 from paceline.models.dflash import parse_dflash, plan_dflash
 from paceline.models.eagle3 import parse_eagle3, plan_eagle3
 from paceline.models.foreign import Kind, drafter_kind
-from paceline.models.mtp import inside, parse_mtp, plan_mtp
+from paceline.models.loading import read_entries
+from paceline.models.mtp import parse_mtp, plan_mtp
 from paceline.models.state_net import Fits, Network
 
-PLANS = {"eagle3": plan_eagle3, "mtp": plan_mtp, "dflash": plan_dflash}
+PLANS = {"eagle3": plan_eagle3, "mtp": plan_mtp, "dflash": plan_dflash, "heads": heads.plan_heads}
 PARSERS: Mapping[Kind | None, Callable[[Mapping[str, Any]], object]] = {  # by kind of drafter; None: of a target
     "eagle3": parse_eagle3, "mtp": parse_mtp, "dflash": parse_dflash, None: parse_target,
 }  # fmt: skip
@@ -23,8 +25,21 @@ def kind_of(folder: Path, target: Path | str | None) -> Kind | None:
     """Which kind of drafter, made for one target, is in `folder`: also modules in the target's own. Raises LoadError."""
     raw = read_config(folder)
     kind = drafter_kind(raw)
-    own = kind is None and target is not None and Path(target) == folder and inside(folder, raw)[0]
-    return "mtp" if own else kind
+    return own(folder, raw)[0] if kind is None and target is not None and Path(target) == folder else kind
+
+
+def own(folder: Path, raw: Mapping[str, Any]) -> tuple[Kind | None, str | None]:
+    """(kind of what a target's own files hold to draft with, what they hold or what its config promises in vain).
+
+    Raises LoadError.
+    """
+    names = read_entries(folder)
+    (modules, promise), (count, other) = mtp.inside(names, raw), heads.inside(names, raw)
+    if modules:
+        return "mtp", f"{modules} module{'s' * (modules > 1)} for multi-token prediction"
+    if count:
+        return "heads", f"{count} parallel head{'s' * (count > 1)}"
+    return None, promise or other
 
 
 def plan_network(folder: Path, raw: Mapping[str, Any], fits: Fits | None, names: tuple[str, str]) -> Network:
@@ -32,4 +47,4 @@ def plan_network(folder: Path, raw: Mapping[str, Any], fits: Fits | None, names:
 
     Raises ConfigError, WeightsError and, for another target's drafter, PairError.
     """
-    return PLANS[drafter_kind(raw) or "mtp"](folder, raw, fits, names)
+    return PLANS[drafter_kind(raw) or own(folder, raw)[0] or "mtp"](folder, raw, fits, names)

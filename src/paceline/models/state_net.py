@@ -64,7 +64,7 @@ def misfit(
 class GraphNet(ABC):
     """`layers` describes the decoder layers, each with K/V of its own; `width` is that of the states it is told."""
 
-    shift = 1
+    shift, parallel = 1, 0
 
     def __init__(
         self, layers: DecoderConfig, target: GraphTarget, taps: Seq[int], width: int, ids: Tensor | None

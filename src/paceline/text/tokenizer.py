@@ -20,7 +20,7 @@ from tokenizers import Tokenizer as Backend
 
 from paceline.errors import ConfigError, LoadError, PromptError
 from paceline.files import check_file, read_json, read_text
-from paceline.weights.gguf.reader import Gguf, is_gguf
+from paceline.weights.gguf.reader import Gguf, Metadata, is_gguf
 from paceline.weights.gguf.tokenizer import build_tokenizer
 
 MOST_IDS = 2**24
@@ -80,7 +80,7 @@ class Tokenizer:
         return cls(backend, config, _eos_ids(folder), _template(folder, config))
 
     @classmethod
-    def from_gguf(cls, model: Gguf) -> Tokenizer:
+    def from_gguf(cls, model: Metadata) -> Tokenizer:
         """The tokenizer that a GGUF file's metadata describes. Raises ConfigError."""
         parts = build_tokenizer(model)
         return cls(parts.backend, parts.config, parts.eos_ids, parts.template)

@@ -29,6 +29,7 @@ NETWORKS = (
     "mtp",
     "eagle3",
     "dflash",
+    "heads",
     "model",
 )  # whose acceptance is kept and tested; other drafters are strangers
 

@@ -59,7 +59,13 @@ class GgufTensor:
         return (*self.shape[:-1], self.shape[-1] // layout.elements * layout.size)
 
 
-class Gguf(Mapping[str, Any]):
+class Metadata(Mapping[str, Any]):
+    """Values by GGUF's keys, of a GGUF file or of what stands for one."""
+
+    path: Path
+
+
+class Gguf(Metadata):
     """A GGUF model: its metadata as a mapping, `tensors` by name, their bytes as views of the mapped files."""
 
     def __init__(self, path: Path) -> None:

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from paceline.errors import ConfigError
-from paceline.weights.gguf.reader import Gguf
+from paceline.weights.gguf.reader import Metadata
 
 UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # `tokenizer.ggml.token_type`
 SPACE = "▁"
@@ -91,7 +91,7 @@ class GgufTokenizer:
     template: str | None
 
 
-def build_tokenizer(model: Gguf) -> GgufTokenizer:
+def build_tokenizer(model: Metadata) -> GgufTokenizer:
     """The tokenizer of a GGUF file. Raises ConfigError for a kind that is unknown and for a broken vocabulary."""
     kind = model.get("tokenizer.ggml.model")
     if kind not in KINDS:
@@ -118,7 +118,7 @@ def build_tokenizer(model: Gguf) -> GgufTokenizer:
     return GgufTokenizer(backend, config, end_ids(model), template if isinstance(template, str) else None)
 
 
-def end_ids(model: Gguf) -> tuple[int, ...]:
+def end_ids(model: Metadata) -> tuple[int, ...]:
     """The tokens after which a text is over: end of sequence, of turn, of message. Raises ConfigError."""
     tokens = _tokens(model)
     named = [_id(model, f"{key}_token_id", len(tokens)) for key in ("eos", "eot", "eom")]
@@ -128,7 +128,7 @@ def end_ids(model: Gguf) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*ids, *sorted(turn)]))
 
 
-def _tokens(model: Gguf) -> list[str]:
+def _tokens(model: Metadata) -> list[str]:
     tokens = model.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens or not isinstance(tokens[0], str):
         raise ConfigError(f"{model.path} has no vocabulary (tokenizer.ggml.tokens): get a complete GGUF file")
@@ -140,7 +140,7 @@ def _tokens(model: Gguf) -> list[str]:
     return tokens
 
 
-def _id(model: Gguf, key: str, count: int) -> int | None:
+def _id(model: Metadata, key: str, count: int) -> int | None:
     value = model.get(f"tokenizer.ggml.{key}")
     if value is None or value == 2**32 - 1:  # what converters write for none
         return None
@@ -151,7 +151,7 @@ def _id(model: Gguf, key: str, count: int) -> int | None:
     return value
 
 
-def _bpe(model: Gguf, tokens: list[str], merges: list[tuple[str, str]], **options: Any) -> Backend:
+def _bpe(model: Metadata, tokens: list[str], merges: list[tuple[str, str]], **options: Any) -> Backend:
     vocab = {token: i for i, token in enumerate(tokens)}
     if len(vocab) != len(tokens):
         twice = next(token for i, token in enumerate(tokens) if vocab[token] != i)
@@ -166,7 +166,7 @@ def _bpe(model: Gguf, tokens: list[str], merges: list[tuple[str, str]], **option
         ) from error
 
 
-def _merges(model: Gguf) -> list[tuple[str, str]]:
+def _merges(model: Metadata) -> list[tuple[str, str]]:
     """The merges that the file lists. The first character may be a space, so the cut is the first space after it."""
     listed = model.get("tokenizer.ggml.merges")
     if not isinstance(listed, list):
@@ -182,7 +182,7 @@ def _merges(model: Gguf) -> list[tuple[str, str]]:
     return out
 
 
-def _byte_level(model: Gguf, tokens: list[str]) -> Backend:
+def _byte_level(model: Metadata, tokens: list[str]) -> Backend:
     pre = model.get("tokenizer.ggml.pre", "default")
     if pre not in SPLITS:
         raise ConfigError(
@@ -200,7 +200,7 @@ def _byte_level(model: Gguf, tokens: list[str]) -> Backend:
     return backend
 
 
-def _sentencepiece(model: Gguf, tokens: list[str]) -> Backend:
+def _sentencepiece(model: Metadata, tokens: list[str]) -> Backend:
     listed = "tokenizer.ggml.merges" in model
     backend = _bpe(
         model, tokens, _merges(model) if listed else _merges_of(model, tokens),
@@ -213,7 +213,7 @@ def _sentencepiece(model: Gguf, tokens: list[str]) -> Backend:
     return backend
 
 
-def _gemma(model: Gguf, tokens: list[str]) -> Backend:
+def _gemma(model: Metadata, tokens: list[str]) -> Backend:
     backend = _bpe(
         model, tokens, _merges(model), unk_token=_unknown(model, tokens), fuse_unk=True, byte_fallback=True
     )
@@ -226,12 +226,12 @@ def _unescape() -> decoders.Decoder:
     return decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
 
 
-def _unknown(model: Gguf, tokens: list[str]) -> str | None:
+def _unknown(model: Metadata, tokens: list[str]) -> str | None:
     at = _id(model, "unknown_token_id", len(tokens))
     return tokens[at] if at is not None else "<unk>" if "<unk>" in tokens else None
 
 
-def _merges_of(model: Gguf, tokens: list[str]) -> list[tuple[str, str]]:
+def _merges_of(model: Metadata, tokens: list[str]) -> list[tuple[str, str]]:
     """The merges that SentencePiece's scores mean: each token from any two others, the best score first.
 
     Among merges of one score those with the longer left side come first, as transformers orders them.
