@@ -237,6 +237,7 @@ def test_a_folder_from_a_file_is_written_in_parts(tmp_path: Path, monkeypatch: p
     ("name", "error", "message"),
     [
         ("qwen3-biases", ConfigError, "architecture qwen3 has no place for layers.0.self_attn"),
+        ("deepseek", UsageError, "is a deepseek_v3, of which no GGUF files are written: it runs as it is"),
         ("qwen3-moe-mixed", LoadError, "qwen3moe cannot say sparse=.*, renormalize=False: run the folder"),
     ],
 )

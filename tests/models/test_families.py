@@ -239,11 +239,13 @@ def test_experts_are_read_as_they_are_stored(stored: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-@pytest.mark.parametrize("name", ["llama-tied-biases", "qwen3-moe"])
+@pytest.mark.parametrize("name", ["llama-tied-biases", "qwen3-moe", "deepseek", "deepseek-whole"])
 def test_quantized_folders_are_what_is_quantized_while_loading(name: str, kind: Any, tmp_path: Path) -> None:
     from paceline.ops.quantize import quantizer
 
-    sizes = {"hidden_size": 64, "moe_intermediate_size": 32} if name == "qwen3-moe" else {"hidden_size": 64}
+    sizes: dict[str, Any] = {"hidden_size": 64} | (
+        {} if name.startswith("llama") else {"moe_intermediate_size": 32}
+    )
     build_decoder(name, tmp_path / "whole", **sizes)
     save_quantized(tmp_path / "whole", tmp_path / kind, kind)
     want = logits_of(load_target(tmp_path / "whole", transform=quantizer(kind)), prompts(), 64)

@@ -17,11 +17,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.convert.header import Config, architecture_of, context_of, metadata, not_said, rotary_factors
+from paceline.convert.header import (
+    ARCHITECTURES,
+    Config,
+    architecture_of,
+    context_of,
+    metadata,
+    not_said,
+    rotary_factors,
+)
 from paceline.convert.output import Tell, check_free, check_space, whole
 from paceline.convert.vocabulary import SAMPLES, differing, vocabulary
 from paceline.errors import ConfigError, LoadError, UsageError
-from paceline.models.config import AssistantConfig, parse_assistant, parse_target, read_config
+from paceline.models.config import AssistantConfig, GemmaConfig, parse_assistant, parse_target, read_config
 from paceline.models.decoder_config import DecoderConfig
 from paceline.models.defaults import GGUF_KEYS, read_defaults
 from paceline.models.families import spec_of
@@ -115,6 +123,11 @@ def _open(folder: Path) -> tuple[Config, Tensors]:
         text = assistant.text
         return assistant, Tensors(folder, assistant_shapes(assistant), range(len(text.layers)), text.tied)
     config: Any = parse_target(raw)
+    if not isinstance(config, GemmaConfig) and config.model_type not in ARCHITECTURES:
+        raise UsageError(
+            f"{folder} is a {config.model_type}, of which no GGUF files are written: it runs as it is, and "
+            "`paceline quantize` makes it smaller"
+        )
     return config, Tensors(
         folder, spec_of(config.model_type).shapes(config), config.shared_layers, config.tied
     )
