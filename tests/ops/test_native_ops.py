@@ -123,12 +123,12 @@ OPS: dict[str, Callable[[Ops, Value, Value], Value]] = {
 }  # fmt: skip
 IDENTITY, BIAS = Weight(torch.eye(64), "float32"), torch.linspace(-3, 3, 64)
 EXPERTS = Experts(
-    make_weight("float32", 5, 64), tuple(make_weight("float32", 48, 64) for _ in range(5)),
-    tuple(make_weight("float32", 64, 24) for _ in range(5)), 2, "silu", renormalize=False,
+    make_weight("float32", 5, 64), tuple(Weight(torch.randn(48, 64), "float32") for _ in range(5)),
+    tuple(Weight(torch.randn(64, 24), "float32") for _ in range(5)), 2, "silu", renormalize=False,
 )  # fmt: skip
 GROUPED = Experts(
-    make_weight("float32", 12, 64), tuple(make_weight("float32", 48, 64) for _ in range(12)),
-    tuple(make_weight("float32", 64, 24) for _ in range(12)), 3, "silu", expert_scale=torch.full((12,), 2.5),
+    make_weight("float32", 12, 64), tuple(Weight(torch.randn(48, 64), "float32") for _ in range(12)),
+    tuple(Weight(torch.randn(64, 24), "float32") for _ in range(12)), 3, "silu", expert_scale=torch.full((12,), 2.5),
     choice_bias=torch.linspace(0.1, -0.1, 12), groups=4, kept_groups=2,
 )  # fmt: skip
 HEADS = tuple(Weight(torch.randn(24, 16) / 4, "float32") for _ in range(4))
