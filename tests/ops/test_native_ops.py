@@ -35,8 +35,8 @@ def rows_of(count: int, start: int = 0) -> ForwardBatch:
     return ForwardBatch(positions.long(), positions, torch.zeros(count, dtype=torch.int32), [0, count])
 
 
-def make_weight(kind: str, out: int, width: int) -> Weight:
-    data = torch.randn(out, width, generator=torch.Generator().manual_seed(out * width))
+def make_weight(kind: str, out: int, width: int, seed: int = 0) -> Weight:
+    data = torch.randn(out, width, generator=torch.Generator().manual_seed(out * width + seed))
     if kind in ("int8", "int4"):
         return quantize(data, kind)  # type: ignore[arg-type]
     return Weight(data.to(getattr(torch, kind)), kind)  # type: ignore[arg-type]
@@ -123,15 +123,15 @@ OPS: dict[str, Callable[[Ops, Value, Value], Value]] = {
 }  # fmt: skip
 IDENTITY, BIAS = Weight(torch.eye(64), "float32"), torch.linspace(-3, 3, 64)
 EXPERTS = Experts(
-    make_weight("float32", 5, 64), tuple(Weight(torch.randn(48, 64), "float32") for _ in range(5)),
-    tuple(Weight(torch.randn(64, 24), "float32") for _ in range(5)), 2, "silu", renormalize=False,
+    make_weight("float32", 5, 64), tuple(make_weight("float32", 48, 64, e) for e in range(5)),
+    tuple(make_weight("float32", 64, 24, e) for e in range(5)), 2, "silu", renormalize=False,
 )  # fmt: skip
 GROUPED = Experts(
-    make_weight("float32", 12, 64), tuple(Weight(torch.randn(48, 64), "float32") for _ in range(12)),
-    tuple(Weight(torch.randn(64, 24), "float32") for _ in range(12)), 3, "silu", expert_scale=torch.full((12,), 2.5),
+    make_weight("float32", 12, 64), tuple(make_weight("float32", 48, 64, e) for e in range(12)),
+    tuple(make_weight("float32", 64, 24, e) for e in range(12)), 3, "silu", expert_scale=torch.full((12,), 2.5),
     choice_bias=torch.linspace(0.1, -0.1, 12), groups=4, kept_groups=2,
 )  # fmt: skip
-HEADS = tuple(Weight(torch.randn(24, 16) / 4, "float32") for _ in range(4))
+HEADS = tuple(make_weight("float32", 24, 16, h) for h in range(4))
 HEAD_NORM = torch.linspace(0.5, 1.5, 16)
 FREQUENCIES = torch.cat((torch.logspace(0, -4, 7), torch.zeros(1)))
 TABLE = quantize(torch.randn(70000, 32), "int4")
@@ -156,7 +156,7 @@ def test_row_op(name: str, scale: float) -> None:
     if name == "rotary":  # the angle is rounded to float32 first, as transformers does
         want = EagerRunner().run(graph, rows, None, given)[0].double()
     least = (
-        want.abs().max().item() if "expert" in name or "head," in name else scale
+        want.abs().max().item() if "expert" in name or "per head" in name else scale
     )  # sums of products, for which a row's size counts
     error = (got.double() - want).abs() / want.abs().clamp(min=least)
     assert error.max() < 1e-6
