@@ -208,7 +208,7 @@ std::tuple<uint32_t, uint32_t> keys(uint64_t seed, int64_t position, uint32_t pu
 }  // namespace
 
 NB_MODULE(_native, m) {
-  m.attr("layout") = 19;  // raised whenever these signatures change; paceline/ops/native.py checks it
+  m.attr("layout") = 20;  // raised whenever these signatures change; paceline/ops/native.py checks it
   m.attr("most_rows") = static_cast<int>(Pool::max_chunks);  // of one run: a row has at least a chunk of its own
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("choose_isa", [](const std::string& name) { return choose_kernels(name.c_str()); });
@@ -245,6 +245,7 @@ NB_MODULE(_native, m) {
       .def("add", &add)
       .def("bind", [](Program& p, int buffer, int64_t data, int64_t stride) { p.bind(buffer, reinterpret_cast<void*>(data), stride); })
       .def("bind_cache", &bind_cache)
+      .def("branch", &Program::branch)
       .def("run", &run)
       .def("run_numbers", &run_numbers)
       .def("draft_round", &run_round)

@@ -173,7 +173,14 @@ int Program::check(const Rows& rows) {
 }
 
 int Program::run(const Rows& rows) {
-  if (int status = check(rows)) return status;
+  int status = check(rows);
+  if (!status && further_.size() + copies_.size()) status = check_branches(rows) ? (copy_pages(), OK) : BAD_POSITION;
+  status = status ? status : replay(rows);
+  further_.clear(), copies_.clear();
+  return status;
+}
+
+int Program::replay(const Rows& rows) {
   rows_ = rows;
   threads_ = Pool::instance().size();
   scratch_.resize(threads_);
@@ -263,12 +270,12 @@ void Program::row_op(const Op& op, int64_t row, int64_t begin, int64_t end) {
   }
 }
 
-void Program::store(const Op& op, int64_t row) {
+void Program::store_at(const Op& op, int64_t row, int32_t slot) {
   const Layer& layer = layers_[op.integers[0]];
   for (size_t i = 0; i < op.values.size(); ++i) {  // keys alone where they hold the values
     const Pages& pages = i == 0 ? layer.k : layer.v;
     int32_t position = rows_.positions[row];
-    int64_t page = pages.table[rows_.slots[row] * pages.table_stride + position / pages.page_size];
+    int64_t page = pages.table[slot * pages.table_stride + position / pages.page_size];
     int64_t index = page * pages.page_size + position % pages.page_size;
     if (page < 0 || index >= pages.tokens) {
       status_ = BAD_POSITION;

@@ -3,6 +3,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "pool.h"
@@ -50,6 +52,9 @@ class Program : public Job {
     layers_ = std::move(layers);
     counted_[0] = most_heads_ = 0;
   }
+  using Further = std::pair<int64_t, int32_t>;
+  using Copy = std::tuple<int32_t, int32_t, int64_t>;
+  void branch(std::vector<Further> further, std::vector<Copy> copies);
   int run(const Rows& rows);
   void chunk(int step, int index, int thread) override;
   int64_t steps() const { return static_cast<int64_t>(steps_.size()); }
@@ -97,9 +102,13 @@ class Program : public Job {
   bool count_chunks();
   int64_t runs() const { return static_cast<int64_t>(runs_.size()) - 1; }
   int check(const Rows& rows);
+  int replay(const Rows& rows);
 
   void row_op(const Op& op, int64_t row, int64_t begin, int64_t end);
   void store(const Op& op, int64_t row);
+  void store_at(const Op& op, int64_t row, int32_t slot);
+  bool check_branches(const Rows& rows) const;
+  void copy_pages();
   void route(const Op& op, int64_t row, int thread);
   void top_clusters(const Op& op, int64_t row);
   void linear(const Step& step, int step_index, int index, int thread);
@@ -119,6 +128,8 @@ class Program : public Job {
   bool uneven_ = false;        // runs are of lengths that differ by more than one
   int64_t most_heads_ = 0;     // 0: not known
   Rows rows_;
+  std::vector<Further> further_;  // sorted
+  std::vector<Copy> copies_;
   int64_t token_limit_ = INT64_MAX, heads_ = INT64_MAX;  // least of any op
   bool reads_cache_ = false, bound_ = false;  // an op reads the cache; all buffers were there at the last look
   int64_t counted_[3] = {};                   // rows, runs and threads that chunks_ was counted for

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 
 from paceline.control.fixed import FixedPolicy
-from paceline.core import Completion, Draft, ForwardBatch, SamplingParams
+from paceline.core import MAX_DRAFT_TOKENS, Completion, Draft, ForwardBatch, SamplingParams
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.drafters.draft_model import ModelDrafter
 from paceline.drafters.mtp import MTPDrafter
@@ -28,6 +28,7 @@ from paceline.kv.cache import KVCache
 from paceline.kv.layout import LayerKV, Layout
 from paceline.models.base import FINAL, HeadOutput
 from paceline.text.tokenizer import Tokenizer
+from paceline.tree import Shape
 
 VOCAB, WIDTH, WINDOW = 24, 8, 8
 LAYOUT = Layout(
@@ -66,14 +67,21 @@ class TinyTarget:
     def states(self, rows: ForwardBatch, cache: KVCache) -> tuple[torch.Tensor, ...]:
         self.forwards += 1
         out, between = [], []
-        for token, position, slot in zip(
-            rows.tokens.tolist(), rows.positions.tolist(), rows.slots.tolist(), strict=True
+        further: dict[int, list[int]] = {}
+        if rows.branches is not None:
+            cache.copy_pages(rows.branches.copies)
+            for row, slot in rows.branches.further:
+                further.setdefault(row, []).append(slot)
+        for row, (token, position, slot) in enumerate(
+            zip(rows.tokens.tolist(), rows.positions.tolist(), rows.slots.tolist(), strict=True)
         ):
             x = self.embedding[token] + self.place[position] + (torch.nan if token == self.poison else 0.0)
             for layer, spec in enumerate(LAYOUT.layers):
                 q, k, v = (x @ w for w in self.qkv[layer])
                 at = keys_of(cache, spec.kind, slot, position + 1)
-                cache.k[layer][at[-1], 0], cache.v[layer][at[-1], 0] = k, v
+                for other in (slot, *further.get(row, ())):
+                    place = keys_of(cache, spec.kind, other, position + 1)[-1]
+                    cache.k[layer][place, 0], cache.v[layer][place, 0] = k, v
                 x = torch.tanh(x + attend(q, cache, layer, at))
                 if layer == 0:
                     between.append(x)
@@ -228,6 +236,48 @@ class OracleDrafter(ScriptedDrafter):
         super().__init__(texts, lambda j: False, max_tokens)
 
 
+class TreeDrafter(ScriptedDrafter):
+    """Grows random trees: the right text runs through them up to a token that `wrong`s it, as any of its neighbours."""
+
+    name = "trees"
+    branches = True
+
+    def __init__(
+        self, texts: Seq[Seq[int]], shape: tuple[int, int], wrong: Callable[[int], bool] = lambda j: j == 3
+    ) -> None:
+        super().__init__(texts, wrong, 16)
+        self.shape, self._rng = shape, random.Random(4)
+
+    def draft(self, context: DraftContext) -> Draft:
+        main = super().draft(context)
+        out = Draft.empty(len(context.sequences), "no proposal")
+        out.parents = [None] * len(context.sequences)
+        for row, (right, limit) in enumerate(zip(main.tokens, context.limits, strict=True)):
+            out.tokens[row], out.parents[row] = self._tree(right, limit, context.picker.width(row))
+            out.confidence[row] = [self._rng.random() for _ in out.tokens[row]]
+            out.drafter[row] = self.name
+        return out
+
+    def _tree(self, right: list[int], limit: int, width: int) -> tuple[list[int], list[int]]:
+        tokens: list[int] = []
+        parents: list[int] = []
+        level, after = [-1], -1  # `after`: where the right text goes on
+        for j in range(min(self.shape[0], len(right))):
+            size = min(width, limit - len(tokens))
+            if not size:
+                break
+            new = [(after, right[j])] if after is not None else []
+            while len(new) < size:
+                one = self._rng.choice(level), self._rng.randrange(VOCAB)
+                new += [one] if one not in new else []
+            self._rng.shuffle(new)
+            level = list(range(len(tokens), len(tokens) + size))
+            after = next((level[i] for i, one in enumerate(new) if one == (after, right[j])), None)
+            tokens += [token for _, token in new]
+            parents += [parent for parent, _ in new]
+        return tokens, parents
+
+
 @dataclass
 class Setup:
     """How to build an engine for a test."""
@@ -245,6 +295,7 @@ class Setup:
     texts: list[list[int]] = field(default_factory=list)
     poison: int | None = None
     max_tokens: int = 512
+    tree: tuple[int, int] | None = None
 
 
 def make_cache(pages: int = 64, sequences: int = 8, max_tokens: int = 512) -> KVCache:
@@ -279,6 +330,9 @@ def make_drafter(setup: Setup, target: TinyTarget) -> Drafter | None:
             return ScriptedDrafter(setup.texts, lambda j: j % 3 == 2)
         case "oracle":
             return OracleDrafter(setup.texts)
+        case "trees":
+            assert setup.tree is not None
+            return TreeDrafter(setup.texts, setup.tree)
     raise ValueError(setup.drafter)
 
 
@@ -298,7 +352,11 @@ def make_engine(setup: Setup, drafter: Drafter | None = None, **changes: Any) ->
         "step_tokens": setup.step_tokens,
         "prefix_cache": setup.prefix_cache,
     }
-    return Engine(EngineParts(**(parts | changes)))
+    parts |= changes
+    if setup.tree is not None:
+        parts["draft_tree"] = Shape(*setup.tree)
+        parts["cache"].grow_branches(setup.max_batch * MAX_DRAFT_TOKENS)
+    return Engine(EngineParts(**parts))
 
 
 def tiny_tokenizer() -> Tokenizer:

@@ -167,8 +167,8 @@ def play(scene: str, target: Path, drafter: Path, reference: Reference, runner: 
 def a_row_late(patch: pytest.MonkeyPatch) -> None:
     tell = EngineState.tell
 
-    def late(self: EngineState, work: Any, keep: Any, states: Any, starts: Any) -> None:
-        tell(self, work, keep, tuple(torch.roll(part, 1, 0) for part in states), starts)
+    def late(self: EngineState, work: Any, keep: Any, paths: Any, states: Any, starts: Any) -> None:
+        tell(self, work, keep, paths, tuple(torch.roll(part, 1, 0) for part in states), starts)
 
     patch.setattr(EngineState, "tell", late)
 
@@ -176,9 +176,9 @@ def a_row_late(patch: pytest.MonkeyPatch) -> None:
 def refused_rows_are_told(patch: pytest.MonkeyPatch) -> None:
     tell = EngineState.tell
 
-    def all_of_them(self: EngineState, work: Any, keep: Any, states: Any, starts: Any) -> None:
+    def all_of_them(self: EngineState, work: Any, keep: Any, paths: Any, states: Any, starts: Any) -> None:
         every = [b - a if k else 0 for a, b, k in zip(starts, starts[1:], keep, strict=False)]
-        tell(self, work, every, states, starts)
+        tell(self, work, every, paths, states, starts)
 
     patch.setattr(EngineState, "tell", all_of_them)
 

@@ -28,8 +28,9 @@ from paceline.drafters.states import MemoryDrafter
 from paceline.drafters.translated import TranslatedDrafter
 from paceline.engine.engine import Engine, EngineParts
 from paceline.errors import CapacityError, LoadError, UsageError
-from paceline.kv.cache import KVCache, plan_pages, stored_as
+from paceline.kv.cache import KVCache, stored_as
 from paceline.kv.layout import Layout
+from paceline.kv.plan import plan_pages
 from paceline.models.adapter import Adapter, load_adapter, unmerged
 from paceline.models.base import Cached, Target
 from paceline.models.config import read_config
@@ -47,10 +48,12 @@ from paceline.ops.reference import EagerRunner
 from paceline.survey import check_models, other_vocabulary, same_vocabulary, why_not_together
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.words import Words
+from paceline.tree import Shape
 
 Say = Callable[[str], None]
 CACHE_SHARE = {"cpu": 0.3, "cuda": 0.8}  # of the memory that is free once the weights are loaded
 DRAFT_CACHE_SHARE = 0.25  # of that, for an independent draft model
+_AS_CHOSEN = ("verify", "draft_tokens", "max_batch", "prefill_chunk", "step_tokens", "prefix_cache")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -77,12 +80,8 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
         default_drafter=kind.partition("+")[0],
         policy=FixedPolicy(0),
         tokenizer=tokenizer,
-        verify=config.verify,
-        draft_tokens=config.draft_tokens,
-        max_batch=config.max_batch,
-        prefill_chunk=config.prefill_chunk,
-        step_tokens=config.step_tokens,
-        prefix_cache=config.prefix_cache,
+        **{name: getattr(config, name) for name in _AS_CHOSEN},
+        draft_tree=_tree(config, drafters, cache),
     )
     known = start_up(config, Pair(parts, path, source, _settings(config, target, arithmetic)), say)
     policy = AdaptivePolicy(known.table, known.known, say)
@@ -92,6 +91,7 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
         "drafter": kind,
         "drafter_path": str(source) if source else None,
         "drafter_reason": why,
+        "draft_tree": config.draft_tree,
         "verify": config.verify,
         "device": str(device),
         "dtype": str(target.dtype).removeprefix("torch."),
@@ -104,6 +104,19 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
         "chat": tokenizer.template is not None and path != bundled("target"),  # demo's is for servers
     } | known.info
     return Engine(replace(parts, default_drafter=kind, policy=policy, info=info))
+
+
+def _tree(config: EngineConfig, drafters: dict[str, Drafter], cache: KVCache) -> Shape | None:
+    """The shape of drafts that branch, with room for them in the cache. Raises UsageError."""
+    if config.draft_tree is None:
+        return None
+    if not any(getattr(drafter, "branches", False) for drafter in drafters.values()):
+        raise UsageError(
+            f"draft_tree={config.draft_tree}, but the drafter {config.drafter} drafts chains: leave draft_tree out, or "
+            "use a drafter that branches (mtp of Gemma 4)"
+        )
+    cache.grow_branches(config.max_batch * (MAX_DRAFT_TOKENS - 1))
+    return Shape.parse(config.draft_tree)
 
 
 def _compare(tokenizer: Tokenizer, target: Target, say: Say) -> None:

@@ -10,10 +10,12 @@ from typing import Any, Literal, TypedDict
 
 from paceline.core import Constraint, VerifyRule, check_draft_tokens, check_rule
 from paceline.errors import UsageError, shown
+from paceline.tree import Shape
 
 ELSEWHERE = {  # what other engines call it
     "model": "target", "quantization": "quantize", "enable_prefix_caching": "prefix_cache", "max_num_seqs": "max_batch",
-    "speculative_model": "drafter", "num_speculative_tokens": "draft_tokens", "n_ctx": "max_model_len",
+    "speculative_model": "drafter", "num_speculative_tokens": "draft_tokens",
+    "speculative_eagle_topk": "draft_tree", "n_ctx": "max_model_len",
     "n_threads": "threads", "torch_dtype": "dtype",
 }  # fmt: skip
 MOST = {"threads": 256}  # of a whole number
@@ -39,6 +41,9 @@ class EngineConfig:
     )
     verify: VerifyRule = "match"
     draft_tokens: int | Literal["auto"] = "auto"
+    draft_tree: str | None = (
+        None  # DEPTHxWIDTH: drafts branch, draft_tokens counts all their tokens; None = chains
+    )
     max_model_len: int | None = (
         None  # tokens per text; None = what the model was made for, as far as memory allows
     )
@@ -76,6 +81,8 @@ class EngineConfig:
         check_rule(self.verify)
         if self.draft_tokens != "auto":
             check_draft_tokens(self.draft_tokens)
+        if self.draft_tree is not None:
+            Shape.parse(self.draft_tree)
         for name in ("quantize", "quantize_drafter"):
             if getattr(self, name) not in (None, "int8", "int4"):
                 raise UsageError(
@@ -129,6 +136,7 @@ class EngineOptions(TypedDict, total=False):
     activations: Literal["auto", "float32"]
     verify: VerifyRule
     draft_tokens: int | Literal["auto"]
+    draft_tree: str | None
     max_model_len: int | None
     max_batch: int
     cache_memory: int | None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from paceline.errors import UsageError, shown
+from paceline.tree import Branches, renumbered, trunk
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,9 +73,8 @@ class SamplingParams:
     typical_delta: float = 0.3
     reference: str | tuple[int, ...] | None = None  # text the n-gram drafter may copy from
     constraint: Callable[[], Constraint] | None = None  # makes a fresh constraint per sequence
-    edits: bool = field(
-        init=False, repr=False
-    )  # whether single logits change, constraint and min_tokens apart
+    # whether single logits change, constraint and min_tokens apart
+    edits: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         _check_kinds(self)
@@ -232,12 +232,13 @@ class ForwardBatch:
     rows are worth: `of` makes them when they are first asked for. From then on only the tensors count.
     """
 
-    __slots__ = ("_make", "_tensors", "numbers", "starts")
+    __slots__ = ("_make", "_tensors", "branches", "numbers", "starts")
 
     def __init__(
         self, tokens: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, starts: list[int]
     ) -> None:
         self.numbers: Numbers | None = None
+        self.branches: Branches | None = None  # of trees
         self.starts = starts  # [B + 1] host offsets into N
         self._tensors: Tensors | None = (tokens, positions, slots)
         self._make: Callable[[Numbers], Tensors] | None = None
@@ -246,6 +247,7 @@ class ForwardBatch:
     def of(cls, numbers: Numbers, starts: list[int], make: Callable[[Numbers], Tensors]) -> ForwardBatch:
         rows = cls.__new__(cls)
         rows.numbers, rows.starts, rows._tensors, rows._make = numbers, starts, None, make
+        rows.branches = None
         return rows
 
     def _made(self) -> Tensors:
@@ -280,24 +282,33 @@ class Draft:
     """What a drafter proposes for B sequences. Ragged and empty rows are ordinary."""
 
     tokens: list[list[int]]  # [B][<= K]
-    confidence: list[
-        list[float]
-    ]  # same shape: the drafter's own probability of each token, 1.0 if it has none
-    q: list[list[torch.Tensor | None] | None] | None = (
-        None  # the distribution [V] each token was drawn from; None = one-hot
-    )
+    confidence: list[list[float]]  # same shape: the drafter's own probability of each token, 1.0 if none
+    q: list[list[torch.Tensor | None] | None] | None = None  # [V] it was drawn from; None = one-hot
     reasons: list[str | None] = field(default_factory=list)  # why a row is empty, if it is
     drafter: list[str] = field(default_factory=list)  # which kind proposed each row
+    parents: list[list[int] | None] | None = None  # see tree.py; None = each after the one before
+
+    def tree(self, row: int) -> list[int] | None:
+        return None if self.parents is None else self.parents[row]
+
+    def select(self, row: int, places: Seq[int]) -> None:
+        """Leave only these tokens of a row, in this order."""
+        if self.parents is not None and (parents := self.parents[row]) is not None:
+            own = renumbered(parents, places)
+            self.parents[row] = own if trunk(own) < len(own) else None
+        self.tokens[row] = [self.tokens[row][j] for j in places]
+        self.confidence[row] = [self.confidence[row][j] for j in places]
+        if self.q is not None and (q := self.q[row]):
+            self.q[row] = [q[j] for j in places]
 
     def cut(self, readable: int) -> None:
         """End each row before the first token from `readable` on: the target cannot take it in, nor write it."""
         for i, tokens in enumerate(self.tokens):
-            end = next((j for j, token in enumerate(tokens) if token >= readable), len(tokens))
-            if end < len(tokens):
-                self.tokens[i], self.confidence[i] = tokens[:end], self.confidence[i][:end]
-                distributions = None if self.q is None else self.q[i]
-                if self.q is not None and distributions is not None:
-                    self.q[i] = distributions[:end]
+            if tokens and max(tokens) >= readable:
+                kept = [-1]
+                for j, parent in enumerate(self.tree(i) or range(-1, len(tokens) - 1)):
+                    kept += [j] if tokens[j] < readable and parent in kept else []
+                self.select(i, kept[1:])
 
     @classmethod
     def empty(cls, rows: int, reason: str) -> Draft:
@@ -312,6 +323,11 @@ class Verdict:
 
     accepted: int
     next_token: int  # correction or bonus: always exactly one
+    path: list[int] | None = None  # of a tree: places of the kept tokens in the draft; None: its beginning
+
+    @property
+    def places(self) -> Seq[int]:
+        return range(self.accepted) if self.path is None else self.path
 
 
 @dataclass(slots=True)
@@ -339,9 +355,7 @@ class Stats:
     seconds: float = 0.0  # from admission to the last token
     first_token_seconds: float = 0.0  # from submission to the first token
     cached_prompt_tokens: int = 0  # prompt tokens found in the prefix cache
-    lossy: bool = (
-        False  # sampled under verify="typical": the text need not be one that the model would have written
-    )
+    lossy: bool = False  # verify="typical": it need not be a text that the model would have written
 
     @property
     def tokens_per_step(self) -> float:

@@ -62,7 +62,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, stop: Stop) -> None:
     monkeypatch.setattr(
         StepPicker,
         "__init__",
-        lambda self, requests, stops, vocab: MAKE(self, requests, [stop] * len(requests), vocab),
+        lambda self, requests, stops, *rest: MAKE(self, requests, [stop] * len(requests), *rest),
     )
 
 

@@ -147,7 +147,7 @@ def test_one_call_equals_its_steps(
     make, whole, rounds = StepPicker.__init__, native.Plan.draft_round, [0]
     if stop is not None:
         monkeypatch.setattr(
-            StepPicker, "__init__", lambda self, r, stops, v: make(self, r, [stop] * len(stops), v)
+            StepPicker, "__init__", lambda self, r, stops, *rest: make(self, r, [stop] * len(stops), *rest)
         )
 
     def counted(self: native.Plan, *args: Any) -> Any:

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from paceline.errors import CapacityError
-from paceline.kv.cache import PAGE_SIZE, KVCache, plan_pages
+from paceline.kv.cache import PAGE_SIZE, KVCache
 from paceline.kv.layout import LayerKV, Layout
 from paceline.kv.pages import OutOfPages, PagePool
+from paceline.kv.plan import plan_pages
 
 WINDOW = 20
 LAYOUT = Layout(

@@ -30,6 +30,21 @@ class Liar(RandomDrafter):
         return Draft(tokens, [[0.3] * len(t) for t in tokens], [[distribution] * len(t) for t in tokens])
 
 
+class TreeLiar(Liar):
+    """As two siblings."""
+
+    branches = True
+
+    def draft(self, context: DraftContext) -> Draft:
+        draft = super().draft(context)
+        for row, tokens in enumerate(draft.tokens):
+            draft.tokens[row] = [ALLOWED[1], ALLOWED[0]][: len(tokens)]
+            draft.confidence[row] = [0.3] * len(draft.tokens[row])
+            draft.q[row] = draft.q[row][: len(draft.tokens[row])]  # type: ignore[index]
+        draft.parents = [[-1] * len(tokens) for tokens in draft.tokens]
+        return draft
+
+
 def exact_law() -> dict[tuple[int, ...], float]:
     target, distribution = TinyTarget(), {}
     for text in itertools.product(ALLOWED, repeat=LENGTH):
@@ -58,13 +73,15 @@ def p_value(counts: dict[tuple[int, ...], int], distribution: dict[tuple[int, ..
     return float(torch.special.gammaincc(torch.tensor((len(cells) - 1) / 2.0), torch.tensor(x / 2)))
 
 
-def sample(drafter: str, rule: str, lossy: bool = False) -> tuple[dict[tuple[int, ...], int], int, int]:
+def sample(
+    drafter: str, rule: str, lossy: bool = False, tree: tuple[int, int] | None = None
+) -> tuple[dict[tuple[int, ...], int], int, int]:
     """(counts of texts, drafted, accepted)"""
     params = SamplingParams(
         max_tokens=LENGTH, temperature=TEMPERATURE, allowed_token_ids=ALLOWED, seed=12, n=TEXTS, verify=rule,  # type: ignore[arg-type]
     )  # fmt: skip
-    setup = Setup(drafter=drafter, k=2)
-    engine = make_engine(setup, Liar() if drafter == "liar" else None)
+    setup = Setup(drafter=drafter, k=2 if tree is None else 6, tree=tree)
+    engine = make_engine(setup, {"liar": Liar(), "tree liar": TreeLiar()}.get(drafter))
     counts: dict[tuple[int, ...], int] = {}
     drafted = accepted = 0
     for c in engine.run({"a": (PROMPT, params)})["a"]:
@@ -82,6 +99,18 @@ def test_texts_follow_the_exact_distribution(drafter: str, rule: str) -> None:
     assert sum(counts.values()) == TEXTS
     assert drafted > accepted > 0
     assert p_value(counts, exact_law()) > 1e-5
+
+
+def test_texts_of_trees_follow_it_too() -> None:
+    counts, drafted, accepted = sample("mtp", "reject", tree=(2, 2))
+    assert drafted > accepted > 0
+    assert p_value(counts, exact_law()) > 1e-5
+
+
+def test_a_tree_that_lies_about_its_distribution_is_noticed() -> None:
+    counts, _, accepted = sample("tree liar", "reject", tree=(1, 2))
+    assert accepted > 0
+    assert p_value(counts, exact_law()) < 1e-9
 
 
 @pytest.mark.parametrize("rule", ["reject", "block"])

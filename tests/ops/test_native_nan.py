@@ -14,7 +14,8 @@ from checkpoints import build_target
 from paceline.control.fixed import FixedPolicy
 from paceline.core import Completion, ForwardBatch, SamplingParams
 from paceline.engine.engine import Engine, EngineParts
-from paceline.kv.cache import KVCache, plan_pages
+from paceline.kv.cache import KVCache
+from paceline.kv.plan import plan_pages
 from paceline.models.registry import load_target
 from paceline.ops import native
 from paceline.ops.base import Experts, Ops, Value, Weight

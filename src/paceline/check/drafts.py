@@ -60,6 +60,17 @@ def measure(
 ) -> Results:
     """Compare greedy drafts of each drafter that has a state, in every scene; adds to `out`. Raises Broken."""
     out = out if out is not None else {}
+    state = subject.engine.state
+    tree, state.tree = state.tree, None  # a clean start drafts chains
+    try:
+        _measure(subject, (texts, length), noise_floor, out)
+    finally:
+        state.tree = tree
+    return out
+
+
+def _measure(subject: Subject, size: tuple[int, int], noise_floor: float, out: Results) -> None:
+    texts, length = size
     for name, drafter in of(subject).items():
         out[name] = Compared()
         params = SamplingParams(max_tokens=length, ignore_eos=True, drafter=name, draft_tokens=4)
@@ -70,7 +81,6 @@ def measure(
             for prompt, told in zip(prompts, all_told, strict=True):
                 with over(partial(_where, subject, params, "1 text from a clean start", prompt)):
                     _compare(subject, drafter, (prompt, told.tokens, told.drafts), out[name], noise_floor)
-    return out
 
 
 def _where(subject: Subject, params: SamplingParams, batch: str, prompt: Seq[int]) -> Where:

@@ -258,6 +258,8 @@ def finding(subject: Subject, score: Score) -> Finding:
         "batch shapes": ", ".join(map(str, sorted(score.batches))),
         "scenes": ", ".join(sorted(score.scenes)),
     }
+    if (tree := subject.engine.state.tree) is not None:
+        covered["trees"] = f"up to {tree.depth}x{tree.width}"
 
     def said(outcome: Literal["holds", "refuted", "not shown"], words: str) -> Finding:
         return Finding(NAME, outcome, words, counts, score.divergence, covered)

@@ -28,7 +28,8 @@ def load(
             f"give at least --max-model-len {LEAST}"
         )
     for name in drafters[1:]:
-        _adopt(llm, LLM(target, drafter=name, draft_tokens=4, say=say, **options))
+        chains = options | {"draft_tree": None}  # trees are those of the first one
+        _adopt(llm, LLM(target, drafter=name, draft_tokens=4, say=say, **chains))
     return Subject(llm.engine, _prompts(llm, texts))
 
 

@@ -71,6 +71,8 @@ ENGINE = [
                  help="Tokens to draft per step; auto measures what pays on this machine."),
     click.option("--verify", type=click.Choice(RULES), default="match", show_default=True,
                  help="match: the very text of plain decoding. reject, block: equal in distribution. typical: LOSSY."),
+    click.option("--draft-tree", metavar="DEPTHxWIDTH", help="Draft several continuations at once, for instance 4x2: "
+                 "that many tokens one after the other and beside each other at most, --draft-tokens in all."),
     click.option("--adapter", multiple=True, metavar="DIR", help="A LoRA adapter (PEFT's layout; folder or hub id) to "
                  "merge into the target's weights at load; one."),
     click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps."),

@@ -243,9 +243,10 @@ class AdaptivePolicy:
         rows = len(outcome.rows) + outcome.drafted
         self._costs.observe(rows, verifying, outcome.target_seconds, rare=self._measuring and not verifying)
         for drafter, seconds in outcome.draft_seconds.items():
-            drafted = [row.drafted for row in outcome.rows if row.drafter == drafter and row.drafted]
-            if drafted:
-                self._costs.observe_draft(drafter, max(drafted), sum(drafted), seconds)
+            own = [row for row in outcome.rows if row.drafter == drafter and row.drafted]
+            if own:
+                tokens = sum([row.drafted + row.beside for row in own])
+                self._costs.observe_draft(drafter, max([row.drafted for row in own]), tokens, seconds)
         spent = outcome.target_seconds + sum(outcome.draft_seconds.values())
         self._budget = min(self._budget + PROBING * spent, self._most)
 

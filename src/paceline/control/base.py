@@ -67,6 +67,7 @@ class RowOutcome:
     # be compared, and how many of them agree
     unused: tuple[float, ...] = ()
     agreed: int = 0
+    beside: int = 0  # further tokens of a tree, of which the others are the first branch
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class StepOutcome:
 
     @property
     def drafted(self) -> int:
-        return sum([row.drafted for row in self.rows])
+        return sum([row.drafted + row.beside for row in self.rows])
 
 
 class DraftPolicy(Protocol):

@@ -7,13 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import torch
 
 from paceline.core import Draft, Sequence
 from paceline.kv.cache import KVCache
 from paceline.ops.base import Drawn, Rule, Stop
+
+
+class Leaf(NamedTuple):
+    """The end of a branch of a row's draft."""
+
+    row: int
+    node: int  # the place of its last token in the draft; -1: nothing is drafted yet
+    token: int
+    source: int = 0  # the row of the logits that its last token was drawn from
 
 
 class Picker(Protocol):
@@ -43,6 +52,16 @@ class Picker(Protocol):
     def go_on(self, rows: Seq[int], step: int) -> list[int]:
         """Those of `rows`, which may draft on, for which the token after `step` is still worth its cost, as the plan's
         stop rule says.
+        """
+        ...
+
+    def width(self, row: int) -> int:
+        """How many tokens may stand beside each other in the row's draft; 1: it is a chain. For drafters that `grow`."""
+        ...
+
+    def grow(self, leaves: Seq[Leaf], logits: torch.Tensor, ids: torch.Tensor | None = None) -> list[Leaf]:
+        """In place of `pick` and `go_on`, for trees: the branches to go on with, from logits as in `pick` after each of
+        `leaves`, all at one depth. It writes to them. No branch: the draft is done.
         """
         ...
 
@@ -101,6 +120,7 @@ class Drafter(Protocol):
     name: str
     max_tokens: int
     needs_hidden: bool  # the engine keeps the target's hidden states only if some drafter asks
+    # It may have `branches = True`, too: then its drafts may be trees, as `Picker.width` says.
 
     def draft(self, context: DraftContext) -> Draft:
         """Propose up to limits[b] tokens for each row b."""

@@ -17,7 +17,7 @@ from dataclasses import FrozenInstanceError
 import torch
 
 from paceline.core import MAX_DRAFT_TOKENS, Draft, SamplingParams, Sequence
-from paceline.drafters.base import DraftContext, Drafter, Kept, Listener, listener
+from paceline.drafters.base import DraftContext, Drafter, Kept, Leaf, Listener, listener
 from paceline.drafters.guard import ReadOnlyError, ask, begin, tell
 from paceline.kv.cache import KVCache
 from paceline.models.base import FINAL, Target
@@ -56,6 +56,12 @@ class GreedyPicker:
 
     def go_on(self, rows: Seq[int], step: int) -> list[int]:
         return list(rows)
+
+    def width(self, row: int) -> int:
+        return 1
+
+    def grow(self, leaves: Seq[Leaf], logits: torch.Tensor, ids: torch.Tensor | None = None) -> list[Leaf]:
+        raise AssertionError("a draft of width 1 is a chain: use `pick`")
 
     def draft(self, drafter: str) -> Draft:
         return Draft(

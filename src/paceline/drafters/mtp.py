@@ -9,14 +9,15 @@ from __future__ import annotations
 import torch
 
 from paceline.core import MAX_DRAFT_TOKENS, Draft, ForwardBatch
-from paceline.drafters.base import DraftContext, take_round
-from paceline.models.base import AssistantNet
+from paceline.drafters.base import DraftContext, Leaf, take_round
+from paceline.models.base import AssistantNet, rows_of
 from paceline.ops.base import RoundStart
 
 
 class MTPDrafter:
     name = "mtp"
     needs_hidden = True
+    branches = True
 
     def __init__(self, net: AssistantNet, max_tokens: int = MAX_DRAFT_TOKENS) -> None:
         self.net = net
@@ -30,10 +31,13 @@ class MTPDrafter:
         start = RoundStart(
             tokens, [len(context.sequences[b].tokens) - 1 for b in active], [context.slots[b] for b in active]
         )
-        if self._whole_round(context, active, start):
+        wide = any(context.picker.width(b) > 1 for b in active)
+        if not wide and self._whole_round(context, active, start):
             return context.picker.draft(self.name)
         hidden = context.hidden(active)
         assert hidden is not None
+        if wide:
+            return self._tree(context, active, start, hidden)
         device = hidden.device
         positions, slots = torch.tensor([start.positions, start.slots], dtype=torch.int32, device=device)
         for step in range(max(context.limits[b] for b in active)):
@@ -52,6 +56,23 @@ class MTPDrafter:
                 hidden, positions, slots = hidden[keep], positions[keep], slots[keep]
                 tokens, active = [tokens[i] for i in on], [active[i] for i in on]
         return context.picker.draft(self.name)
+
+    def _tree(
+        self, context: DraftContext, active: list[int], start: RoundStart, hidden: torch.Tensor
+    ) -> Draft:
+        """Draft level by level: nothing is kept of a step, so all branches of a level are rows of one."""
+        at = {b: (start.positions[i], start.slots[i]) for i, b in enumerate(active)}
+        leaves = [Leaf(b, -1, token) for b, token in zip(active, start.tokens, strict=True)]
+        while True:
+            ids = torch.tensor([leaf.token for leaf in leaves], dtype=torch.int64, device=hidden.device)
+            places = torch.tensor([at[leaf.row] for leaf in leaves], dtype=torch.int32, device=hidden.device)
+            positions, slots = places.T.contiguous()
+            rows = ForwardBatch(ids, positions, slots, list(range(len(leaves) + 1)))
+            out = self.net.step(rows, hidden, context.cache)
+            leaves = context.picker.grow(leaves, out.logits, out.ids)
+            if not leaves:
+                return context.picker.draft(self.name)
+            hidden = rows_of(out.hidden, [leaf.source for leaf in leaves])
 
     def _whole_round(self, context: DraftContext, active: list[int], start: RoundStart) -> bool:
         """Draft all steps in one call, where the requests are simple enough and the runner can."""

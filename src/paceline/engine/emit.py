@@ -12,6 +12,7 @@ from paceline.engine.request import Origin, RequestState
 from paceline.engine.scheduler import ScheduledChunk
 from paceline.engine.state import EngineState
 from paceline.engine.verify import Verified
+from paceline.tree import depths
 
 _DRAFTED: list[Origin] = ["draft"]
 
@@ -26,7 +27,9 @@ def emit(state: EngineState, work: list[ScheduledChunk], draft: Draft, verified:
         w.sequence.committed += verified.keep[i]
         if verdict is None:
             continue
-        request.record(len(draft.tokens[i]), verdict.accepted, draft.reasons[i], draft.drafter[i])
+        parents = draft.tree(i)
+        deep = range(1, len(draft.tokens[i]) + 1) if parents is None else depths(parents)
+        request.record(deep, verdict.accepted, draft.reasons[i], draft.drafter[i])
         deltas.append(_advance(state, request, draft.tokens[i], verdict, verified.logprobs[i]))
     return deltas
 
@@ -40,7 +43,8 @@ def _advance(
 ) -> Delta:
     """Append what was kept, as far as the text goes on, and describe it."""
     sequence = request.sequence
-    new, finish = _cut(request, [*drafted[: verdict.accepted], verdict.next_token], state.max_len)
+    kept = [drafted[place] for place in verdict.places]
+    new, finish = _cut(request, [*kept, verdict.next_token], state.max_len)
     text = ""
     if request.stream is not None:
         ends = finish == "stop" and new[-1] not in request.stream.signs
@@ -52,7 +56,7 @@ def _advance(
         elif finish is not None:
             text += request.stream.finish()
     delta = _delta(request, new, verdict.accepted, logprobs, text)
-    delta.proposed = drafted
+    delta.proposed = drafted if verdict.path is None else kept + _others(drafted, verdict.path)
     if sequence.constraint is not None and not _follow(state, request, new):
         return delta
     if finish is not None:
@@ -60,6 +64,10 @@ def _advance(
         request.stats.seconds = time.perf_counter() - request.submitted
         state.end(request)
     return delta
+
+
+def _others(drafted: list[int], path: list[int]) -> list[int]:
+    return [token for place, token in enumerate(drafted) if place not in path]
 
 
 def _follow(state: EngineState, request: RequestState, new: list[int]) -> bool:

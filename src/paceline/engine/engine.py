@@ -25,6 +25,7 @@ from paceline.sampling import noise
 from paceline.sampling.shape import Counts, check_token_ids, is_greedy
 from paceline.text.stream import TextStream, stop_ids_of
 from paceline.text.tokenizer import Tokenizer
+from paceline.tree import Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,7 @@ class EngineParts:
     tokenizer: Tokenizer | None = None
     verify: VerifyRule = "match"
     draft_tokens: int | Literal["auto"] = 4
+    draft_tree: Shape | None = None  # then the cache must have room for branches: see `KVCache.grow_branches`
     max_batch: int = 16
     prefill_chunk: int = 64
     step_tokens: int = 512
@@ -69,6 +71,7 @@ class Engine:
             parts.draft_tokens,
             parts.prefix_cache,
             forced=parts.forced,
+            tree=parts.draft_tree,
         )
         if any(drafter.needs_hidden for drafter in parts.drafters.values()):
             shape = (parts.cache.max_sequences, target.hidden_size)
@@ -79,7 +82,9 @@ class Engine:
 
     def twin(self) -> Engine:
         """An engine over the same weights and the same cache that never drafts. Take turns: no two steps at once."""
-        parts = replace(self._parts, drafters={}, default_drafter="none", policy=FixedPolicy(0))
+        parts = replace(
+            self._parts, drafters={}, default_drafter="none", policy=FixedPolicy(0), draft_tree=None
+        )
         return Engine(parts, self._ids)
 
     @property

@@ -7,6 +7,7 @@ from paceline.core import Draft
 from paceline.engine.propose import Proposed
 from paceline.engine.scheduler import ScheduledChunk
 from paceline.engine.verify import Verified
+from paceline.tree import trunk
 
 
 def outcome_of(
@@ -25,11 +26,15 @@ def outcome_of(
         if verdict is None or not (w.count == 1 and w.last):
             continue
         own, agreed = draft.tokens[i], 0
+        kept = list(verdict.places)
+        parents = draft.tree(i)
+        deep = len(own) if parents is None else trunk(parents)  # of a tree, its first branch tells of chains
+        right = next((j for j, place in enumerate(kept) if place != j), len(kept))
         unused: tuple[float, ...] = ()
         found = proposed.unused.get(w.sequence.id)
         if found is not None:
             tokens, confidence = found
-            written = [*own[: verdict.accepted], verdict.next_token]
+            written = [*(own[place] for place in kept), verdict.next_token]
             compared = min(len(tokens), len(written))
             while agreed < compared and tokens[agreed] == written[agreed]:
                 agreed += 1
@@ -37,7 +42,14 @@ def outcome_of(
         drafter = draft.drafter[i] if own else None
         rows.append(
             RowOutcome(
-                w.sequence.id, drafter, len(own), verdict.accepted, tuple(draft.confidence[i]), unused, agreed
+                w.sequence.id,
+                drafter,
+                deep,
+                right,
+                tuple(draft.confidence[i][:deep]),
+                unused,
+                agreed,
+                len(own) - deep,
             )
         )
     drafting = sum(proposed.seconds.values())

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from paceline.control.allocation import should_continue
 from paceline.control.confidence import worth_of
-from paceline.core import OWN_NOISE, Constraint, Draft
+from paceline.core import MAX_DRAFT_TOKENS, OWN_NOISE, Constraint, Draft
+from paceline.drafters.base import Leaf
 from paceline.engine.request import RequestState
 from paceline.ops.base import Rule, Stop
 from paceline.sampling import noise
-from paceline.sampling.choose import choose_candidates, rule_of
-from paceline.sampling.shape import LogitRow, is_edited
+from paceline.sampling.choose import Proposal, choose_candidates, rule_of
+from paceline.sampling.shape import LogitRow, is_edited, is_greedy
+from paceline.tree import Shape, branches, path_to
 
 
 class ConstraintFailed(Exception):
@@ -53,6 +57,15 @@ def logit_rows(request: RequestState, draft: list[int]) -> list[LogitRow]:
     ]
 
 
+def tree_rows(request: RequestState, draft: list[int], parents: list[int]) -> list[LogitRow]:
+    """As `logit_rows` of a tree: what shapes the logits after the text, then after each token of `draft`."""
+    rows: list[LogitRow | None] = [None] * (len(draft) + 1)
+    for path in branches(parents):
+        for place, row in zip([-1, *path], logit_rows(request, [draft[j] for j in path]), strict=True):
+            rows[place + 1] = rows[place + 1] or row
+    return [row for row in rows if row is not None]
+
+
 def _masks(constraint: Constraint, draft: list[int]) -> list[np.ndarray | None]:
     try:
         known = constraint.masks(draft)
@@ -70,13 +83,30 @@ def _is_mask(mask: np.ndarray) -> bool:
     return mask.ndim == 1 and mask.size > 0 and mask.dtype.kind in "biu"
 
 
+SHARES = (1.0, 0.3, 0.15, 0.1)  # how often a token's first, second, ... neighbour is right, about
+
+
+class _Child(NamedTuple):
+    chance: float  # of its path
+    confidence: float
+    q: torch.Tensor | None
+    leaf: Leaf
+
+
 class StepPicker:
     """Picks for one draft round. Rows count from 0 in the order of `requests`."""
 
-    def __init__(self, requests: list[RequestState], stops: list[Stop], vocab_size: int) -> None:
-        self._lives, self._stops, self._vocab_size = requests, stops, vocab_size
+    def __init__(
+        self, requests: list[RequestState], stops: list[Stop], vocab_size: int, tree: Shape | None = None
+    ) -> None:
+        """`tree`: how drafts may branch."""
+        self._lives, self._stops, self._vocab_size, self._tree = requests, stops, vocab_size, tree
         self._tokens: list[list[int]] = [[] for _ in requests]
         self._confidence: list[list[float]] = [[] for _ in requests]
+        self._parents: list[list[int]] = [[] for _ in requests]  # of rows that `grow`,
+        self._chances: list[list[float]] = [
+            [] for _ in requests
+        ]  # and the products of confidences on the way
         self._q: list[list[torch.Tensor | None] | None] = [
             None if request.rule in OWN_NOISE else [] for request in requests
         ]
@@ -89,45 +119,61 @@ class StepPicker:
         self, rows: Seq[int], step: int, logits: torch.Tensor, ids: torch.Tensor | None = None
     ) -> list[int]:
         """Tokens for `rows` at draft position `step`; logits [b, V], or [b, C] of the candidates `ids` [b, C]."""
-        shaping = [self._last_row(r) for r in rows]
+        drawn = self._draw(rows, [self._last_row(r) for r in rows], step, logits, ids)
+        for i, row in enumerate(rows):
+            if row in self._ended:
+                continue
+            self._tokens[row].append(drawn.tokens[i])
+            self._confidence[row].append(drawn.confidence[i])
+            distribution = self._q[row]
+            if distribution is not None:
+                distribution.append(drawn.q[i])
+        return drawn.tokens
+
+    def _draw(
+        self,
+        rows: Seq[int],
+        shaping: list[LogitRow],
+        step: int,
+        logits: torch.Tensor,
+        ids: torch.Tensor | None,
+    ) -> Proposal:
+        """A token from each row of logits, with the noise that the rule of its row of the context allows."""
         plain = [self._lives[r].rule in OWN_NOISE for r in rows]
-        picked: list[int] = [0] * len(rows)
-        for own in (shaping[i] for i, own_noise in enumerate(plain) if not own_noise):
-            own.position -= step  # the round's first: see noise.draft_purpose
-        for purpose, wanted in ((noise.TARGET, True), (noise.draft_purpose(step), False)):
+        if all(plain):
+            return choose_candidates(logits, ids, shaping, noise.TARGET)
+        out = Proposal([0] * len(rows), [0.0] * len(rows), [None] * len(rows))
+        for wanted in (True, False):
             part = [i for i, own_noise in enumerate(plain) if own_noise is wanted]
             if not part:
                 continue
-            whole = len(part) == len(rows)
+            if not wanted:  # the round's first position: see noise.draft_purpose
+                for i in part:
+                    shaping[i] = replace(shaping[i], position=len(self._lives[rows[i]].sequence.tokens))
             drawn = choose_candidates(
-                logits if whole else logits[part],
-                ids if whole or ids is None else ids[part],
+                logits[part],
+                None if ids is None else ids[part],
                 [shaping[i] for i in part],
-                purpose,
+                noise.TARGET if wanted else noise.draft_purpose(step),
                 None if wanted else self._vocab_size,
             )
-            for j, i in enumerate(part):
-                row = rows[i]
-                picked[i] = drawn.tokens[j]
-                if row in self._ended:
-                    continue
-                self._tokens[row].append(drawn.tokens[j])
-                self._confidence[row].append(drawn.confidence[j])
-                distribution = self._q[row]
-                if distribution is not None:
-                    distribution.append(drawn.q[j])
-        return picked
+            for i, token, confidence, q in zip(part, drawn.tokens, drawn.confidence, drawn.q, strict=True):
+                out.tokens[i], out.confidence[i], out.q[i] = token, confidence, q
+        return out
 
     def _last_row(self, row: int) -> LogitRow:
         """What shapes the logits of the next draft token. A constraint that fails stops its own row, not the round."""
+        return self._row_after(row, self._tokens[row])
+
+    def _row_after(self, row: int, tokens: list[int]) -> LogitRow:
         request = self._lives[row]
         if row not in self._ended:
             try:
-                return logit_rows(request, self._tokens[row])[-1]
+                return logit_rows(request, tokens)[-1]
             except ConstraintFailed:
                 self._ended.add(row)
         s = request.sequence
-        return LogitRow(s.params, s.seed, len(s.tokens) + len(self._tokens[row]), request.counts)
+        return LogitRow(s.params, s.seed, len(s.tokens) + len(tokens), request.counts)
 
     def rules(self, rows: Seq[int]) -> list[Rule] | None:
         shaping = [self._last_row(r) for r in rows]
@@ -135,6 +181,87 @@ class StepPicker:
         if other or self._ended or any(map(is_edited, shaping)):
             return None
         return [rule_of(row) for row in shaping]
+
+    def width(self, row: int) -> int:
+        may = self._tree is not None and self._lives[row].rule != "block" and self._stops[row].most > 1
+        return self._tree.width if self._tree is not None and may else 1
+
+    def grow(self, leaves: Seq[Leaf], logits: torch.Tensor, ids: torch.Tensor | None = None) -> list[Leaf]:
+        rows = [leaf.row for leaf in leaves]
+        paths = [path_to(self._parents[leaf.row], leaf.node) for leaf in leaves]
+        shaping = [
+            self._row_after(row, [self._tokens[row][j] for j in path])
+            for row, path in zip(rows, paths, strict=True)
+        ]
+        counts = self._children(leaves)
+        left = [1.0] * len(leaves)  # of the probability
+        found: dict[int, list[_Child]] = {}
+        for rank in range(max(counts)):
+            drawn = self._draw(rows, shaping, len(paths[0]) + rank * MAX_DRAFT_TOKENS, logits, ids)
+            for i, (leaf, token, share) in enumerate(
+                zip(leaves, drawn.tokens, drawn.confidence, strict=True)
+            ):
+                if rank < counts[i] and leaf.row not in self._ended and (share > 0 or not rank):
+                    chance = self._chance(leaf) * share * left[i]
+                    child = Leaf(leaf.row, leaf.node, token, i)
+                    found.setdefault(leaf.row, []).append(_Child(chance, share * left[i], drawn.q[i], child))
+                left[i] *= 1.0 - share
+            tokens = torch.tensor(drawn.tokens, device=logits.device)[
+                :, None
+            ]  # the next are drawn without them
+            _ = (
+                logits.scatter_(1, tokens, -math.inf)
+                if ids is None
+                else logits.masked_fill_(ids == tokens, -math.inf)
+            )
+        return [
+            leaf
+            for row, children in found.items()
+            for leaf in self._take_level(row, children, len(paths[0]) + 1)
+        ]
+
+    def _chance(self, leaf: Leaf) -> float:
+        """The product of the confidences on the way to it."""
+        return self._chances[leaf.row][leaf.node] if leaf.node >= 0 else 1.0
+
+    def prunes(self, row: int) -> bool:
+        """Whether tokens may be left out for what they are: where they are not judged by how likely they were drawn."""
+        request = self._lives[row]
+        return request.rule in OWN_NOISE or is_greedy(request.sequence)
+
+    def _deepest(self, row: int) -> int:
+        most = self._stops[row].most
+        return min(self._tree.depth, most) if self._tree is not None and self.width(row) > 1 else most
+
+    def _children(self, leaves: Seq[Leaf]) -> list[int]:
+        """How many tokens to draw after each leaf."""
+        counts = [self.width(leaf.row) if self.prunes(leaf.row) else 0 for leaf in leaves]
+        for row in {leaf.row for leaf in leaves if not self.prunes(leaf.row)}:
+            own = [i for i, leaf in enumerate(leaves) if leaf.row == row]
+            level = len(path_to(self._parents[row], leaves[own[0]].node)) + 1
+            left = self._stops[row].most - len(self._tokens[row]) - (self._deepest(row) - level)
+            tries = [
+                (-self._chance(leaves[i]) * SHARES[rank], i) for i in own for rank in range(self.width(row))
+            ]
+            for _, i in sorted(tries)[: max(1, min(self.width(row), left))]:
+                counts[i] += 1
+        return counts
+
+    def _take_level(self, row: int, children: list[_Child], deep: int) -> list[Leaf]:
+        """Take the best of a level into the draft; those of them that may go on."""
+        if self.prunes(row):
+            children = sorted(children, key=lambda child: -child.chance)[: self.width(row)]
+        out = []
+        for child in children:
+            out.append(child.leaf._replace(node=len(self._tokens[row])))
+            self._tokens[row].append(child.leaf.token)
+            self._parents[row].append(child.leaf.node)
+            self._confidence[row].append(child.confidence)
+            self._chances[row].append(child.chance)
+            if (q := self._q[row]) is not None:
+                q.append(child.q)
+        room = self.prunes(row) or len(self._tokens[row]) < self._stops[row].most
+        return out if deep < self._deepest(row) and room else []
 
     def take(self, row: int, tokens: list[int], confidence: list[float]) -> None:
         self._tokens[row] += tokens
@@ -165,4 +292,11 @@ class StepPicker:
 
     def draft(self, drafter: str) -> Draft:
         reasons = [None if tokens else "no proposal" for tokens in self._tokens]
-        return Draft(self._tokens, self._confidence, self._q, list(reasons), [drafter] * len(self._lives))
+        draft = Draft(self._tokens, self._confidence, self._q, list(reasons), [drafter] * len(self._lives))
+        if any(self._parents):
+            draft.parents = [parents or None for parents in self._parents]
+            for row, (chances, stop) in enumerate(zip(self._chances, self._stops, strict=True)):
+                if len(chances) > stop.most:  # a token's chance is never above that of the one before it
+                    best = sorted(range(len(chances)), key=lambda node: (-chances[node], node))[: stop.most]
+                    draft.select(row, sorted(best))
+        return draft

@@ -7,6 +7,7 @@ ours: its exception surfaces.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Literal
@@ -22,6 +23,7 @@ from paceline.engine.scheduler import ScheduledChunk
 from paceline.engine.state import EngineState
 from paceline.ops.base import Stop
 from paceline.sampling.shape import is_greedy
+from paceline.tree import depths, preorder
 
 Found = tuple[list[int], list[float]]  # tokens of a proposal, and their confidences
 
@@ -135,6 +137,9 @@ def _ask_networks(
                 out.draft.drafter[i], out.draft.reasons[i] = name, None
                 if draft.q is not None and out.draft.q is not None:
                     out.draft.q[i] = draft.q[n] or None
+                if draft.parents is not None and draft.parents[n] is not None:
+                    out.draft.parents = out.draft.parents or [None] * len(out.draft.tokens)
+                    out.draft.parents[i] = draft.parents[n]
 
 
 def _stop(planned: PlannedRow, rule: StopRule) -> Stop:
@@ -150,13 +155,16 @@ def _ask(
     slots = [state.cache.slot(s.id) for s in sequences]
     has_hidden = [_has_hidden(state, request) for request in requests]
     states = state.hidden if drafter.needs_hidden else None
-    picker = StepPicker(requests, stops, state.target.vocab_size)
+    tree = state.tree if getattr(drafter, "branches", False) else None
+    picker = StepPicker(requests, stops, state.target.vocab_size, tree)
     context = DraftContext(sequences, limits, slots, states, has_hidden, state.cache, picker)
     try:
         draft = ask(drafter, context)
         check_draft(draft, limits, state.target.vocab_size)
         draft.cut(state.target.readable)
         _check_distributions(draft, [request.rule for request in requests])
+        if draft.parents is not None:
+            _check_trees(draft, draft.parents, picker)
     except Exception as error:  # noqa: BLE001  a drafter is a stranger: whatever it raises costs speed, never text
         for request in requests:
             request.parked[drafter.name] = failure(error)
@@ -176,6 +184,26 @@ def check_draft(draft: Draft, limits: Seq[int], vocab_size: int) -> None:
         for token in tokens:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
                 raise ValueError(f"token {token!r} is not an id in 0..{vocab_size - 1}")
+
+
+def _check_trees(draft: Draft, parents: list[list[int] | None], picker: StepPicker) -> None:
+    """Put each tree into preorder. Raise ValueError for one that is none, or that was not asked for."""
+    if len(parents) != len(draft.tokens):
+        raise ValueError(f"{len(parents)} rows of parents for {len(draft.tokens)} rows")
+    for i, (tree, tokens) in enumerate(zip(parents, draft.tokens, strict=True)):
+        if tree is None:
+            continue
+        if len(tree) != len(tokens) or not all(-1 <= parent < node for node, parent in enumerate(tree)):
+            raise ValueError(f"{len(tokens)} tokens with parents {tree}: each has one before it, or -1")
+        if len(set(zip(tree, tokens, strict=True))) < len(tokens):
+            raise ValueError("a token has twice the same token after it")
+        if max(Counter(depths(tree)).values(), default=0) > picker.width(i):
+            raise ValueError(f"more than {picker.width(i)} tokens stand beside each other")
+        sure = [1.0] * len(tree)  # neighbours stay in the order in which they were drawn,
+        if picker.prunes(i):  # or those that are likelier to be kept come first
+            for node, parent in enumerate(tree):
+                sure[node] = draft.confidence[i][node] * (sure[parent] if parent >= 0 else 1.0)
+        draft.select(i, preorder(tree, sure))
 
 
 def _check_distributions(draft: Draft, rules: list[VerifyRule]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -47,21 +48,24 @@ class RequestState:
         s = self.sequence
         return min(s.params.max_tokens - s.output_len, max_len - len(s.tokens))
 
-    def record(self, drafted: int, accepted: int, reason: str | None, drafter: str) -> None:
-        """Count one step that emitted for this text."""
+    def record(self, drafted: Seq[int], accepted: int, reason: str | None, drafter: str) -> None:
+        """Count one step that emitted for this text; `drafted`: the positions of the tokens in the draft, from 1."""
         stats = self.stats
         stats.steps += 1
         if not drafted:
             reason = reason or "no proposal"
             stats.reasons[reason] = stats.reasons.get(reason, 0) + 1
             return
-        stats.drafted += drafted
+        stats.drafted += len(drafted)
         stats.accepted += accepted
         stats.drafters[drafter] = stats.drafters.get(drafter, 0) + 1
-        for counts, n in ((stats.drafted_by_position, drafted), (stats.accepted_by_position, accepted)):
-            counts.extend([0] * (n - len(counts)))
-            for i in range(n):
-                counts[i] += 1
+        for counts, positions in (
+            (stats.drafted_by_position, drafted), (stats.accepted_by_position, range(1, accepted + 1))
+        ):  # fmt: skip
+            for position in positions:
+                if position > len(counts):
+                    counts.append(0)
+                counts[position - 1] += 1
 
     def completion(self, finish_reason: FinishReason, error: str | None = None) -> Completion:
         s = self.sequence

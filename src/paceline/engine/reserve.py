@@ -9,6 +9,7 @@ from paceline.engine.state import EngineState
 from paceline.errors import CapacityError
 from paceline.kv.cache import Tail
 from paceline.kv.pages import OutOfPages
+from paceline.tree import trunk
 
 
 def reserve(
@@ -21,9 +22,11 @@ def reserve(
             for w, tokens in zip(work, draft.tokens, strict=True)
         ]
         try:
-            return work, draft, state.cache.tail(items)
+            return work, draft, state.cache.tail(items, draft.parents)
         except OutOfPages as error:
-            if any(draft.tokens):
+            if draft.parents is not None and any(draft.parents):
+                _cut_to_chains(draft, draft.parents)
+            elif any(draft.tokens):
                 draft = _without_drafts(draft)
             elif len(state.scheduler.running) > 1:
                 victim = state.scheduler.running[-1]
@@ -39,6 +42,13 @@ def reserve(
     return work, draft, None
 
 
+def _cut_to_chains(draft: Draft, parents: list[list[int] | None]) -> None:
+    """Leave of each tree its first branch."""
+    for i, tree in enumerate(parents):
+        if tree is not None:
+            draft.select(i, range(trunk(tree)))
+
+
 def _without_drafts(draft: Draft) -> Draft:
     reasons = [
         NoDraftReason.MEMORY.value if t else r for t, r in zip(draft.tokens, draft.reasons, strict=True)
@@ -52,11 +62,12 @@ def _without(
     work: list[ScheduledChunk], draft: Draft, sequence_id: int
 ) -> tuple[list[ScheduledChunk], Draft]:
     keep = [i for i, w in enumerate(work) if w.sequence.id != sequence_id]
-    q = draft.q
+    q, parents = draft.q, draft.parents
     return [work[i] for i in keep], Draft(
         [draft.tokens[i] for i in keep],
         [draft.confidence[i] for i in keep],
         [q[i] for i in keep] if q is not None else None,
         [draft.reasons[i] for i in keep],
         [draft.drafter[i] for i in keep],
+        [parents[i] for i in keep] if parents is not None else None,
     )

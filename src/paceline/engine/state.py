@@ -18,7 +18,8 @@ from paceline.engine.request import RequestState
 from paceline.engine.scheduler import ScheduledChunk, Scheduler
 from paceline.kv.cache import KVCache
 from paceline.kv.pages import OutOfPages
-from paceline.models.base import FINAL, Target
+from paceline.models.base import FINAL, Target, rows_of
+from paceline.tree import Shape
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +39,7 @@ class EngineState:
     forced: ForcedAcceptance | None = None  # benchmarks only: see engine/forced.py
     listens: bool = False  # some drafter is told what is kept,
     taps: bool = False  # and of more than the states after the final norm
+    tree: Shape | None = None  # of drafts, where drafter and cache can branch
     preemptions: int = 0
     steps: int = 0
 
@@ -76,17 +78,28 @@ class EngineState:
         return None if name is None or name in request.parked else listener(self.drafters.get(name))
 
     def tell(
-        self, work: list[ScheduledChunk], keep: list[int], states: tuple[torch.Tensor, ...], starts: list[int]
+        self,
+        work: list[ScheduledChunk],
+        keep: list[int],
+        paths: list[list[int] | None],
+        states: tuple[torch.Tensor, ...],
+        starts: list[int],
     ) -> None:
-        """Tell drafters with a memory what was kept, of `states` as `look` gives them; `starts` [B + 1] row offsets."""
+        """Tell drafters with a memory what was kept, of `states` as `look` gives them; `starts` [B + 1] row offsets,
+        `paths` [B] the places of what was kept of trees, whose rows stand behind one of the text.
+        """
         news: dict[str, tuple[Listener, list[Kept], list[dict[str, str]]]] = {}
-        for w, count, start in zip(work, keep, starts, strict=False):
+        for w, count, path, start in zip(work, keep, paths, starts, strict=False):
             request = self.requests.get(w.sequence.id)
             drafter = None if request is None else self.listener(request)
             if request is None or drafter is None or not count:
                 continue
             places = [0 if tap == FINAL else 1 + self.target.tapped.index(tap) for tap in drafter.taps]
-            rows = [states[place][start : start + count] for place in places]
+            if path is None:
+                rows = [states[place][start : start + count] for place in places]
+            else:
+                at = [start, *(start + 1 + node for node in path)]
+                rows = [rows_of(states[place], at) for place in places]
             _, kept, parked = news.setdefault(drafter.name, (drafter, [], []))
             kept.append(Kept(w.sequence, w.sequence.committed - count, rows))
             parked.append(request.parked)

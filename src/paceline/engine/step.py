@@ -30,11 +30,11 @@ def step(state: EngineState) -> list[Delta]:
         states = state.look(rows)
         hidden = states[0]  # [N, H]
         verified = verify(state, work, draft, hidden, rows.starts)
-        tail.commit(verified.keep)
+        tail.commit(verified.keep, verified.paths)
     state.keep_hidden(verified.hidden_slots, hidden, verified.hidden_rows)
     deltas = state.take_failures() + emit(state, work, draft, verified)
     if state.listens:
-        state.tell(work, verified.keep, states, rows.starts)
+        state.tell(work, verified.keep, verified.paths, states, rows.starts)
     ended = any(delta.finish_reason is not None for delta in deltas)
     seconds = time.perf_counter() - begin
     state.policy.observe(outcome_of(work, draft, verified, proposed, seconds, timed=not ended))

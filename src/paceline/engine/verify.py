@@ -8,14 +8,24 @@ from dataclasses import dataclass, field
 import torch
 
 from paceline.core import OWN_NOISE, Draft, TokenLogprob, Verdict
-from paceline.engine.picker import ConstraintFailed, logit_rows
+from paceline.engine.picker import ConstraintFailed, logit_rows, tree_rows
 from paceline.engine.request import RequestState
 from paceline.engine.scheduler import ScheduledChunk
 from paceline.engine.state import EngineState
 from paceline.models.base import rows_of
 from paceline.sampling.choose import Choice, choose, distribution, logprobs
 from paceline.sampling.shape import LogitRow, is_greedy
-from paceline.sampling.verify import uniforms, verify_block, verify_match, verify_reject, verify_typical
+from paceline.sampling.verify import (
+    uniforms,
+    verify_block,
+    verify_match,
+    verify_reject,
+    verify_reject_tree,
+    verify_tree,
+    verify_typical,
+    verify_typical_tree,
+)
+from paceline.tree import trunk
 
 
 @dataclass(slots=True)
@@ -25,6 +35,11 @@ class Verified:
     logprobs: list[list[TokenLogprob]]  # [B][accepted + 1], empty if not asked for
     hidden_slots: list[tuple[int, int]] = field(default_factory=list)  # (cache slot, text position)
     hidden_rows: list[int] = field(default_factory=list)  # row of the hidden state that belongs there
+
+    @property
+    def paths(self) -> list[list[int] | None]:
+        """[B] of a tree, the places of its kept tokens."""
+        return [None if verdict is None else verdict.path for verdict in self.verdicts]
 
 
 def verify(
@@ -61,9 +76,9 @@ def verify(
             continue
         _keep(state, request, work[i], verdict, out, (i, starts[i], wanted[first]))
         if request.sequence.params.logprobs is not None:
-            out.logprobs[i] = _logprobs(
-                request, logits, choice, first, [*draft.tokens[i][: verdict.accepted], verdict.next_token]
-            )
+            tokens = [*(draft.tokens[i][j] for j in verdict.places), verdict.next_token]
+            at = [first + row for row in _rows(verdict)]
+            out.logprobs[i] = _logprobs(request, logits, choice, at, tokens)
     return out
 
 
@@ -80,22 +95,32 @@ def _shaping(state: EngineState, request: RequestState, i: int, draft: Draft) ->
 
     With OWN_NOISE a draft on which the constraint fails is given up: no drafter may decide whether a text fails.
     """
+    parents = draft.tree(i)
     try:
+        if parents is not None:
+            return tree_rows(request, draft.tokens[i], parents)
         return logit_rows(request, draft.tokens[i])
     except ConstraintFailed as error:
         if request.rule in OWN_NOISE and draft.tokens[i]:
-            draft.tokens[i], draft.confidence[i], draft.reasons[i] = [], [], _UNJUDGED
+            draft.select(i, [])
+            draft.reasons[i] = _UNJUDGED
             return _shaping(state, request, i, draft)
         state.fail(request, f"the constraint failed: {error}")
         return []
 
 
+def _rows(verdict: Verdict) -> list[int]:
+    """The row of the text's last token, 0, and those of what is kept."""
+    return [0, *(place + 1 for place in verdict.places)]
+
+
 def _sound(verdict: Verdict, ok: Seq[bool], tokens: list[int]) -> Verdict | None:
     """`verdict` as far as there were tokens to choose; what came before stands, as without a draft. None: no token."""
-    if all(ok[: verdict.accepted + 1]):
+    end = next((n for n, row in enumerate(_rows(verdict)) if not ok[row]), None)
+    if end is None:
         return verdict
-    end = list(ok).index(False)
-    return Verdict(end - 1, tokens[end - 1]) if end else None
+    path = None if verdict.path is None else verdict.path[: end - 1]
+    return Verdict(end - 1, tokens[verdict.places[end - 1]], path) if end else None
 
 
 def _verdict(
@@ -107,16 +132,26 @@ def _verdict(
 ) -> Verdict:
     choice, shaping, first, end = span
     tokens = draft.tokens[i]
+    parents = draft.tree(i)
     if state.forced is not None:
-        return state.forced.verdict(choice.tokens[first:end], request.sequence.seed, shaping[first].position)
+        end = end if parents is None else first + 1 + trunk(parents)
+        found = state.forced.verdict(choice.tokens[first:end], request.sequence.seed, shaping[first].position)
+        found.path = None if parents is None else list(range(found.accepted))
+        return found
     if request.rule == "match" or not tokens or is_greedy(shaping[first]) or choice.shaped is None:
-        return verify_match(choice.tokens[first:end], tokens)
+        own = choice.tokens[first:end]
+        return verify_match(own, tokens) if parents is None else verify_tree(own, tokens, parents)
     p = distribution(choice.shaped[first:end], shaping[first:end])  # [k + 1, V]
     if request.rule == "typical":
-        return verify_typical(p, choice.tokens[first:end], tokens, shaping[first].params)
+        own, params = choice.tokens[first:end], shaping[first].params
+        if parents is not None:
+            return verify_typical_tree(p, own, tokens, parents, params)
+        return verify_typical(p, own, tokens, params)
     distributions = draft.q[i] if draft.q is not None else None
     q = list(distributions) if distributions is not None else [None] * len(tokens)
     noise = uniforms(request.sequence.seed, shaping[first].position, len(tokens))
+    if parents is not None:
+        return verify_reject_tree(p, q, tokens, parents, noise)
     verify = verify_reject if request.rule == "reject" else verify_block
     return verify(p, q, tokens, noise)
 
@@ -137,14 +172,14 @@ def _keep(
         return
     position = w.sequence.committed + w.count + verdict.accepted - 1
     out.hidden_slots.append((state.cache.slot(w.sequence.id), position))
-    out.hidden_rows.append(row + verdict.accepted)
+    out.hidden_rows.append(row + _rows(verdict)[-1])
 
 
 def _logprobs(
-    request: RequestState, logits: torch.Tensor, choice: Choice, first: int, tokens: list[int]
+    request: RequestState, logits: torch.Tensor, choice: Choice, rows: list[int], tokens: list[int]
 ) -> list[TokenLogprob]:
     top = request.sequence.params.logprobs or 0
     return [
-        logprobs(logits[first + j], None if choice.shaped is None else choice.shaped[first + j], token, top)
-        for j, token in enumerate(tokens)
+        logprobs(logits[row], None if choice.shaped is None else choice.shaped[row], token, top)
+        for row, token in zip(rows, tokens, strict=True)
     ]

@@ -18,11 +18,13 @@ import numpy as np
 import torch
 
 from paceline.core import ForwardBatch, Numbers, Tensors
-from paceline.errors import CapacityError
+from paceline.errors import CapacityError, UsageError
+from paceline.kv.fork import Fork
 from paceline.kv.layout import Layout
 from paceline.kv.pages import OutOfPages, PagePool
 from paceline.kv.prefix import Node, PrefixIndex
 from paceline.memory import Arena
+from paceline.tree import Branches, depths
 
 PAGE_SIZE = 16  # tokens
 MEMORY_PAGE = 4096  # bytes: no system has smaller ones
@@ -93,7 +95,19 @@ class KVCache:
         self.prefix = PrefixIndex(PAGE_SIZE, self.pools)
         self._kinds = layout.kinds
         self._free_slots = list(range(max_sequences - 1, -1, -1))
+        self.branches, self._free_branches = 0, list[int]()  # at a time, beside the first of each sequence
         self._entries: dict[int, _Entry] = {}
+
+    def grow_branches(self, count: int) -> None:
+        """Make room in the page tables for so many branches of trees at a time. Nothing may be open, or bound to them."""
+        if not self.layout.branches:
+            raise UsageError("what this model caches cannot branch: leave draft_tree out")
+        shape = (self.max_sequences + count, self.max_pages)
+        for kind in self._kinds:
+            self._host[kind] = np.zeros(shape, dtype=np.int32)
+            self.tables[kind] = torch.from_numpy(self._host[kind]).to(self.tables[kind].device)
+        self._free_branches = list(range(self.max_sequences + count - 1, self.max_sequences - 1, -1))
+        self.branches = count
 
     def _evict(self, kind: str, count: int) -> int:
         return self.prefix.evict(kind, count)
@@ -231,14 +245,30 @@ class KVCache:
 
     # -- steps -------------------------------------------------------------------------------------------------
 
-    def tail(self, items: Seq[tuple[int, list[int]]]) -> Tail:
+    def tail(self, items: Seq[tuple[int, list[int]]], parents: Seq[list[int] | None] | None = None) -> Tail:
         """Reserve space for new tokens of some sequences: (sequence id, tokens from `committed` on).
 
+        `parents`: of the last tokens of each item, where they are a tree in preorder (see tree.py).
         Raises OutOfPages with nothing changed for the rows that did not fit; earlier rows keep harmless reserves.
         """
-        for sequence_id, tokens in items:
-            self._reserve(sequence_id, len(tokens))
-        return Tail(self, items)
+        trees = {} if parents is None else {i: tree for i, tree in enumerate(parents) if tree}
+        for i, (sequence_id, tokens) in enumerate(items):
+            deep = len(tokens)
+            if i in trees:
+                deep += max(depths(trees[i])) - len(trees[i])
+            self._reserve(sequence_id, deep)
+        return Tail(self, items, trees)
+
+    def copy_pages(self, copies: Seq[tuple[int, int, int]]) -> None:
+        """Copy pages of all layers: (from a slot, to a slot, the page's index in both), as `Branches` wants it."""
+        if not copies:
+            return
+        for layer, spec in enumerate(self.layout.layers):
+            table = self._host[spec.kind]
+            source, to = ([int(table[copy[end], copy[2]]) for copy in copies] for end in (0, 1))
+            for store in self._stores(layer):
+                pages = store.view(-1, PAGE_SIZE, *store.shape[1:])
+                pages[to] = pages[source]
 
     def _reserve(self, sequence_id: int, count: int) -> None:
         entry = self._entries[sequence_id]
@@ -288,9 +318,18 @@ class KVCache:
 class Tail:
     """Reserved space for one step. `commit` keeps a prefix of each row's tokens; leaving without it keeps nothing."""
 
-    def __init__(self, cache: KVCache, items: Seq[tuple[int, list[int]]]) -> None:
+    def __init__(
+        self, cache: KVCache, items: Seq[tuple[int, list[int]]], trees: dict[int, list[int]] | None = None
+    ) -> None:
         self._cache = cache
         self._items = items
+        self._forks: dict[int, Fork] = {}
+        try:
+            for i, parents in trees.items() if trees else ():
+                self._forks[i] = Fork(cache, items[i][0], len(items[i][1]) - len(parents), parents)
+        except OutOfPages:
+            self._end_forks()
+            raise
         cache._sync()
 
     def rows(self, device: torch.device | str = "cpu", skip: Seq[int] | None = None) -> ForwardBatch:
@@ -302,21 +341,43 @@ class Tail:
         positions: list[int] = []
         slots: list[int] = []
         starts = [0]
+        branches = Branches([], [], []) if self._forks else None
         for i, (sequence_id, new) in enumerate(self._items):
             entry = self._cache._entries[sequence_id]
             first = skip[i] if skip is not None else 0
+            if branches is not None:
+                branches.runs.append(len(tokens))
+            if branches is not None and i in self._forks:
+                self._forks[i].place(len(tokens), positions, slots, branches)
+            else:
+                positions += range(entry.committed + first, entry.committed + len(new))
+                slots += [entry.slot] * (len(new) - first)
             tokens += new[first:]
-            positions += range(entry.committed + first, entry.committed + len(new))
-            slots += [entry.slot] * (len(new) - first)
             starts.append(len(tokens))
-        return ForwardBatch.of((tokens, positions, slots), starts, partial(_tensors, device))
+        rows = ForwardBatch.of((tokens, positions, slots), starts, partial(_tensors, device))
+        if branches is not None:
+            branches.runs.append(len(tokens))
+            rows.branches = branches
+        return rows
 
-    def commit(self, keep: Seq[int]) -> None:
-        """keep [B]: how many of each row's tokens become part of its committed prefix."""
-        for (sequence_id, tokens), count in zip(self._items, keep, strict=True):
+    def commit(self, keep: Seq[int], paths: Seq[list[int] | None] | None = None) -> None:
+        """keep [B]: how many of each row's tokens become part of its committed prefix; of a tree, those before it and the
+        tokens `paths` [B] of it.
+        """
+        for i, ((sequence_id, tokens), count) in enumerate(zip(self._items, keep, strict=True)):
             assert 0 <= count <= len(tokens), "a tail cannot keep more than it holds"
+            kept = tokens[:count]
+            if i in self._forks:
+                fork, path = self._forks.pop(i), (paths[i] if paths is not None else None) or []
+                before = len(tokens) - len(fork.depth)
+                kept = kept[:before] + [tokens[before + node] for node in path]
+                fork.end(path)
             if count:
-                self._cache._commit(sequence_id, tokens[:count])
+                self._cache._commit(sequence_id, kept)
+
+    def _end_forks(self) -> None:
+        while self._forks:
+            self._forks.popitem()[1].end([])
 
     def __enter__(self) -> Tail:
         return self
@@ -324,7 +385,7 @@ class Tail:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        return None
+        self._end_forks()
 
 
 def _tensors(device: torch.device | str, numbers: Numbers) -> Tensors:
@@ -334,35 +395,3 @@ def _tensors(device: torch.device | str, numbers: Numbers) -> Tensors:
         torch.tensor(positions, dtype=torch.int32, device=device),
         torch.tensor(slots, dtype=torch.int32, device=device),
     )
-
-
-def plan_pages(
-    layout: Layout, *, budget: int, itemsize: int, max_sequences: int, max_tokens: int, chunk: int
-) -> dict[str, int]:
-    """Pages by kind that fit into `budget` bytes: full layers get what the longest texts need, sliding ones their window.
-
-    Raises CapacityError, with the number of bytes needed, when not even one sequence fits.
-    """
-    per_page = {kind: cost * PAGE_SIZE for kind, cost in layout.bytes_per_token(itemsize).items()}
-    longest = -(-max_tokens // PAGE_SIZE)
-
-    def wanted(kind: str, sequences: float) -> int:
-        window = layout.windows[kind]
-        each = longest if window is None else min(longest, (window + chunk) // PAGE_SIZE + 3)
-        return max(each, int(each * sequences))
-
-    def cost(sequences: float) -> int:
-        return sum(wanted(kind, sequences) * per_page[kind] for kind in layout.kinds)
-
-    if cost(1) > budget:
-        raise CapacityError(
-            f"one text of {max_tokens} tokens needs {cost(1) / 2**20:.0f} MiB of K/V cache and {budget / 2**20:.0f} MiB "
-            "are free for it: lower max_model_len or raise cache_memory"
-        )
-    low, high = 1.0, float(max_sequences) * 2  # twice: room for cached prefixes
-    if cost(high) > budget:
-        for _ in range(40):
-            mid = (low + high) / 2
-            low, high = (mid, high) if cost(mid) <= budget else (low, mid)
-        high = low
-    return {kind: wanted(kind, high) for kind in layout.kinds}

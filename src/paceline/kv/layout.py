@@ -32,6 +32,13 @@ class Layout:
     def kinds(self) -> tuple[str, ...]:
         return tuple(k for k in self.windows if any(layer.kind == k for layer in self.layers))
 
+    @property
+    def branches(self) -> bool:
+        """Whether several continuations of a text can be computed side by side: what is cached of a token stands at its
+        position, and changes nothing that is cached of the others.
+        """
+        return True
+
     def last_of(self, kind: str) -> int:
         """Storage index of the last layer of `kind`: the one that shared layers and the MTP drafter read."""
         return max(i for i, layer in enumerate(self.layers) if layer.kind == kind)

@@ -29,7 +29,7 @@ from paceline.ops.prefetch import Matrix, settle
 from paceline.ops.recording import Code, Node, RecordingOps, Symbol, place, schedule
 from paceline.ops.tiles import KINDS, tiles, usable
 
-_LAYOUT = 19  # of the extension's signatures
+_LAYOUT = 20  # of the extension's signatures
 _OF_ROWS = (Code.EMBED, Code.ROTARY, Code.STORE, Code.ATTENTION)  # ops that read tokens, positions or slots
 _STATUS = {
     1: "a token id is outside the vocabulary",
@@ -244,6 +244,8 @@ class Plan:
             self._bind_cache(cache)
         for symbol in self._read:
             self._bind_given(symbol, given, count)
+        if rows.branches is not None:
+            self.program.branch(rows.branches.further, rows.branches.copies)
         if status := self._run(rows, count):
             raise UsageError(f"native forward refused: {_STATUS[status]}")
         views = self._views.get(count)

@@ -71,7 +71,7 @@ class EagerRunner:
 
 
 class ReferenceOps:
-    """One forward over `rows`. Rows of a sequence are neighbours with rising positions (`ForwardBatch.starts`)."""
+    """One forward over `rows`. Rows of a sequence, or of a branch, are neighbours with rising positions."""
 
     def __init__(
         self,
@@ -85,6 +85,13 @@ class ReferenceOps:
         self._exact = torch.float64 if dtype == torch.float64 else torch.float32
         self._rotary: dict[int, tuple[Tensor, Tensor]] = {}  # id of inv_freq, alive as long as the graph
         self._written: dict[str, Tensor] = {}
+        branches = (
+            rows.branches
+        )  # of trees: rows that are stored for further slots, and runs in one slot each
+        self._runs = rows.starts if branches is None else branches.runs
+        self._further = [] if branches is None else branches.further
+        if branches is not None and cache is not None:
+            cache.copy_pages(branches.copies)
         self._reach: dict[tuple[str, int | None, int | None, int], _Reach] = {}
         self._pad: tuple[Tensor, Tensor, int] | None = None
 
@@ -156,14 +163,17 @@ class ReferenceOps:
         spec = self.cache.layout.layers[layer]
         if spec.kind not in self._written:
             page = self.cache.page_size
-            position = self.rows.positions.long()
-            table = self.cache.tables[spec.kind]
-            pages = table[self.rows.slots.long(), position // page].long()
-            self._written[spec.kind] = pages * page + position % page  # [N]
+            position, slots = self.rows.positions.long(), self.rows.slots.long()
+            if self._further:
+                rows, more = torch.tensor(self._further, device=slots.device).T
+                position, slots = torch.cat((position, position[rows])), torch.cat((slots, more))
+            pages = self.cache.tables[spec.kind][slots, position // page].long()
+            self._written[spec.kind] = pages * page + position % page  # [N], then one for each of `_further`
         shape = (-1, spec.kv_heads, spec.head_dim)
         for store, new in ((self.cache.k[layer], k), (self.cache.v[layer], v)):
             if new is not None:
-                store.index_copy_(0, self._written[spec.kind], new.reshape(shape).to(store.dtype))
+                every = torch.cat((new, new[[row for row, _ in self._further]])) if self._further else new
+                store.index_copy_(0, self._written[spec.kind], every.reshape(shape).to(store.dtype))
 
     def attention(
         self,
@@ -188,7 +198,7 @@ class ReferenceOps:
         group = heads // spec.kv_heads
         reach = self._reach_of(spec.kind, window, last, group)
         take, back, longest = self._padding()
-        batch = len(self.rows.starts) - 1
+        batch = len(self._runs) - 1
         q = q[take].view(batch, longest, spec.kv_heads, group, spec.head_dim)
         q = q.permute(0, 2, 1, 3, 4).reshape(batch, spec.kv_heads, longest * group, spec.head_dim)
         k, v = (
@@ -211,7 +221,7 @@ class ReferenceOps:
     def _padding(self) -> tuple[Tensor, Tensor, int]:
         """Row of each place of [B, T], places of the rows, and T. Places past an end repeat the last row."""
         if self._pad is None:
-            starts, device = self.rows.starts, self.rows.tokens.device
+            starts, device = self._runs, self.rows.tokens.device
             counts = [b - a for a, b in pairwise(starts)]
             longest = max(counts)
             take = [a + min(t, n - 1) for a, n in zip(starts, counts) for t in range(longest)]
@@ -225,7 +235,7 @@ class ReferenceOps:
         if key not in self._reach:
             assert self.cache is not None
             take, _, longest = self._padding()
-            batch = len(self.rows.starts) - 1
+            batch = len(self._runs) - 1
             position = self.rows.positions.long()[take].view(batch, longest)  # [B, T]
             # [B, T] last visible key
             last = position[:, -1:].expand_as(position) if ahead is None else position + ahead

@@ -12,6 +12,7 @@ tokens. Over uniform noise each of them is a distribution of how many are kept: 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -63,12 +64,20 @@ def verify_typical(p: torch.Tensor, own: Seq[int], draft: Seq[int], params: Samp
 
     p [k + 1, V] float64; own [k + 1] the target's tokens there.
     """
-    entropy = torch.special.entr(p).sum(-1)
-    least = (params.typical_delta * torch.exp(-entropy)).clamp(max=params.typical_epsilon).tolist()
+    least = _least(p, params)
     kept = 0
     while kept < len(draft) and (draft[kept] == own[kept] or float(p[kept, draft[kept]]) > least[kept]):
         kept += 1
     return Verdict(kept, own[kept])
+
+
+def _least(p: torch.Tensor, params: SamplingParams) -> list[float]:
+    """The chance above which a token is typical, by row of p."""
+    entropy = torch.special.entr(p).sum(-1)
+    least: list[float] = (
+        (params.typical_delta * torch.exp(-entropy)).clamp(max=params.typical_epsilon).tolist()
+    )
+    return least
 
 
 def verify_reject(p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int], draws: Uniforms) -> Verdict:
@@ -78,6 +87,77 @@ def verify_reject(p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int],
     while kept < len(draft) and draws.accept[kept] < ratio[kept]:
         kept += 1
     return Verdict(kept, _pick(_next_distribution(p, q, draft, kept, 1.0), draws.pick[kept]))
+
+
+def verify_tree(target_tokens: Seq[int], draft: Seq[int], parents: Seq[int]) -> Verdict:
+    """`verify_match` of a tree (see tree.py): target_tokens[0] follows the text, [j + 1] follows token j of the draft."""
+
+    def follow(after: int, children: list[int]) -> int | None:
+        return next((j for j in children if draft[j] == target_tokens[after + 1]), None)
+
+    path = _walk(parents, follow)
+    return Verdict(len(path), target_tokens[_row(path)], path)
+
+
+def verify_typical_tree(
+    p: torch.Tensor, own: Seq[int], draft: Seq[int], parents: Seq[int], params: SamplingParams
+) -> Verdict:
+    """Lossy. `verify_typical` of a tree, rows as in `verify_tree`: the target's own token goes before another one."""
+    least = _least(p, params)
+
+    def follow(after: int, children: list[int]) -> int | None:
+        likely = [j for j in children if float(p[after + 1, draft[j]]) > least[after + 1]]
+        return next((j for j in children if draft[j] == own[after + 1]), next(iter(likely), None))
+
+    path = _walk(parents, follow)
+    return Verdict(len(path), own[_row(path)], path)
+
+
+def verify_reject_tree(
+    p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int], parents: Seq[int], draws: Uniforms
+) -> Verdict:
+    """`verify_reject` of a tree (arXiv 2305.09781, without replacement 2402.14992): a token's children are tried in
+    turn, each against what those before it have left of p.
+
+    q[j] is what token j was drawn from, given its path and the siblings before it. Rows of p as in `verify_tree`.
+    """
+
+    def follow(after: int, children: list[int]) -> int | None:
+        ratios, _ = siblings(p[after + 1], q, draft, children)
+        return next((j for j, ratio in zip(children, ratios, strict=True) if draws.accept[j] < ratio), None)
+
+    path = _walk(parents, follow)
+    row = _row(path)
+    _, rest = siblings(p[row], q, draft, [j for j, parent in enumerate(parents) if parent == row - 1])
+    return Verdict(len(path), _pick(rest, draws.pick[row]), path)
+
+
+def siblings(
+    p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int], children: Seq[int]
+) -> tuple[list[float], torch.Tensor]:
+    """How likely each of a token's children is kept if those before it are not (above 1: surely), and what the next token
+    is drawn from if none is, [V].
+    """
+    ratios = []
+    for j in children:
+        ratios += _ratios(p[None], [q[j]], [draft[j]])
+        p = residual(p, q[j], draft[j], 1.0)
+    return ratios, p
+
+
+def _walk(parents: Seq[int], follow: Callable[[int, list[int]], int | None]) -> list[int]:
+    """The path through a tree of which `follow` says each step: after a token, to one of its children or None."""
+    path: list[int] = []
+    after: int | None = -1
+    while after is not None:
+        after = follow(after, [j for j, parent in enumerate(parents) if parent == after])
+        path += [] if after is None else [after]
+    return path
+
+
+def _row(path: list[int]) -> int:
+    """The row that says what follows a path."""
+    return path[-1] + 1 if path else 0
 
 
 def verify_block(p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int], draws: Uniforms) -> Verdict:

@@ -92,6 +92,7 @@ def measure_steps(parts: EngineParts, limit: float) -> CostTable | None:
             default_drafter=Filler.name,
             prefix_cache=False,
             forced=None,
+            draft_tree=None,
         )
     )
     shapes = [s for s in (*STEPS, *(ROUNDS if network else ())) if s.texts <= parts.max_batch]

@@ -65,7 +65,7 @@ def run_selftest(parts: EngineParts, limit: float = LIMIT) -> Tested | None:
     """
     assert parts.tokenizer is not None, "an assembled engine has a tokenizer"
     watcher = Watcher(DRAFT)
-    engine = Engine(replace(parts, policy=watcher, prefix_cache=False, draft_tokens=DRAFT))
+    engine = Engine(replace(parts, policy=watcher, prefix_cache=False, draft_tokens=DRAFT, draft_tree=None))
     end = time.perf_counter() + limit
     names: list[str] = []
     try:

@@ -1,0 +1,84 @@
+"""A tree of drafts in the cache: chains of one sequence, each with a slot, and pages of its own from the page on that is
+not whole yet. A row is computed once, in the first branch that holds it, and its K/V are stored for all that do. So each
+branch lies in the cache as a chain would, and to keep one is to take its pages.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.kv.pages import OutOfPages
+from paceline.tree import Branches, branches, depths
+
+if TYPE_CHECKING:
+    from paceline.kv.cache import KVCache
+
+
+class Fork:
+    """The branches of one sequence in one tail. Raises OutOfPages with nothing taken."""
+
+    def __init__(self, cache: KVCache, sequence_id: int, pending: int, parents: list[int]) -> None:
+        """`pending`: tokens of the tail before the tree."""
+        self._cache, self._id, self._pending = cache, sequence_id, pending
+        self._entry = cache._entries[sequence_id]
+        self.depth, self._chains = depths(parents), branches(parents)
+        self._first, self._committed = self._entry.committed // cache.page_size, self._entry.committed
+        count = len(self._chains) - 1
+        if count > len(cache._free_branches):
+            raise OutOfPages("all branches are in use: draft narrower trees")
+        ends = [self._committed + pending + len(chain) for chain in self._chains[1:]]
+        self._sizes = [-(-end // cache.page_size) - self._first for end in ends]
+        self._pages: dict[str, list[list[int]]] = {}  # by kind and branch, the first one not among them
+        taken: dict[str, list[int]] = {}
+        try:
+            for kind, pool in cache.pools.items():
+                taken[kind] = pool.take(sum(self._sizes))
+        except OutOfPages:
+            for kind, pages in taken.items():
+                for page in pages:
+                    cache.pools[kind].release(page)
+            raise
+        self._slots = [cache._free_branches.pop() for _ in range(count)]
+        for kind, pages in taken.items():
+            shared = slice(self._entry.first[kind], self._first)
+            self._pages[kind] = []
+            for slot, size in zip(self._slots, self._sizes, strict=True):
+                own, table = pages[-size:], cache._host[kind][slot]
+                del pages[-size:]
+                table[shared] = cache._host[kind][self._entry.slot, shared]
+                table[self._first : self._first + size] = own
+                self._pages[kind].append(own)
+
+    def place(self, row: int, positions: list[int], slots: list[int], out: Branches) -> None:
+        """Positions and slots of the tail's rows, of which the first is row `row` of the forward."""
+        begin, all_slots = self._committed, [self._entry.slot, *self._slots]
+        positions += range(begin, begin + self._pending)
+        positions += [begin + self._pending - 1 + depth for depth in self.depth]
+        slots += [self._entry.slot] * self._pending
+        out.further += [(row + r, slot) for r in range(self._pending) for slot in self._slots]
+        if begin % self._cache.page_size:
+            out.copies += [(self._entry.slot, slot, self._first) for slot in self._slots]
+        row, held = row + self._pending, 0
+        for chain, slot in zip(self._chains, all_slots, strict=True):
+            if held:
+                out.runs.append(row + held)
+            out.further += [(row + node, slot) for node in chain if node < held]
+            slots += [slot] * (chain[-1] + 1 - held)
+            held = chain[-1] + 1
+
+    def end(self, path: list[int]) -> None:
+        """Let the sequence have the pages of the branch that begins with `path`, and give back those of the others."""
+        cache, entry, first = self._cache, self._entry, self._first
+        failed = self._id not in cache._entries  # then its pages may hold NaN: see `KVCache.close`
+        kept = next(i for i, chain in enumerate(self._chains) if chain[: len(path)] == path) - 1
+        for kind, held in self._pages.items():
+            if kept >= 0 and not failed:
+                pages = slice(first, first + self._sizes[kept])
+                entry.pages[kind][pages], held[kept] = held[kept], entry.pages[kind][pages]
+                cache._host[kind][entry.slot, pages] = entry.pages[kind][pages]
+            for page in (page for pages in held for page in pages):
+                if failed:
+                    cache._zero(kind, page)
+                cache.pools[kind].release(page)
+        cache._free_branches += self._slots
+        self._pages, self._slots = {}, []
