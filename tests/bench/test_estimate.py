@@ -31,6 +31,7 @@ PARAMETERS = {
     "Qwen/Qwen3-14B": 14.77, "Qwen/Qwen3-32B": 32.76, "Qwen/Qwen3-30B-A3B": 30.53, "Qwen/Qwen3-235B-A22B": 235.09,
     "meta-llama/Llama-3.2-1B": 1.236, "meta-llama/Llama-3.2-3B": 3.213, "meta-llama/Llama-3.1-8B": 8.03,
     "meta-llama/Llama-3.1-70B": 70.55, "meta-llama/Llama-3.3-70B": 70.55, "meta-llama/Llama-3.1-405B": 405.85,
+    "deepseek-ai/DeepSeek-V3": 671.03, "deepseek-ai/DeepSeek-R1": 671.03,
     "HuggingFaceTB/SmolLM2-135M": 0.1345, "HuggingFaceTB/SmolLM2-360M": 0.3618, "HuggingFaceTB/SmolLM2-1.7B": 1.711,
 }  # fmt: skip
 
@@ -181,3 +182,12 @@ def test_a_plan_reads_like_a_checkpoint(tmp_path: Path) -> None:
         seen = inspect(plan(found[1], tmp_path / name))
         assert seen.unsupported == []
         assert (tmp_path / name / "model.safetensors").stat().st_blocks * 512 < 1 << 20  # a header and a hole
+
+
+def test_latents_of_deepseek_are_counted_once() -> None:
+    config = parse_target(DECODERS["deepseek-ai/DeepSeek-V3"])
+    per_token = spec_of(config.model_type).layout(config).bytes_per_token(4)
+    assert per_token == {"full_attention": 61 * (512 + 64) * 4}
+    assert size_of(config, "int8").layers == pytest.approx(
+        36e9, rel=0.05
+    )  # "37B activated", of which 0.9 are the head

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,26 @@ def test_a_cluster_that_is_not_there_is_one_line() -> None:
     assert code == 2, said
     assert "cannot join Ray at 127.0.0.1:1" in said
     assert "Traceback" not in said
+
+
+def test_the_server_ends_though_ray_has_died(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What asks a dead Ray waits for ever."""
+    needs_ray()
+    from paceline.cluster.fleet import Elsewhere
+
+    released = threading.Event()
+    place = Elsewhere(FleetConfig(replicas=1))
+    place._deployed, place._patience = "paceline-demo", 0.05
+    monkeypatch.setattr("paceline.cluster.fleet.ray.is_initialized", lambda: True)
+    monkeypatch.setattr("paceline.cluster.fleet.serve.delete", lambda name: released.wait(30))
+    monkeypatch.setattr("paceline.cluster.fleet.serve.shutdown", lambda: None)
+    monkeypatch.setattr("paceline.cluster.fleet.ray.shutdown", lambda: None)
+    place.close()
+    assert not released.is_set()
+    assert "Ray does not answer" in caplog.text
+    released.set()
 
 
 @has_demo

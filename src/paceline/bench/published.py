@@ -30,6 +30,16 @@ _SMOL: dict[str, Any] = {
     "max_position_embeddings": 8192, "tie_word_embeddings": True, "hidden_act": "silu",
 }  # fmt: skip
 
+_DEEPSEEK: dict[str, Any] = {
+    "model_type": "deepseek_v3", "vocab_size": 129_280, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128, "v_head_dim": 128, "n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1,
+    "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "n_group": 8, "topk_group": 4, "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "max_position_embeddings": 163_840,
+    "eos_token_id": 1, "hidden_act": "silu",
+    "rope_scaling": {"type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "beta_fast": 32.0,
+                     "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+}  # fmt: skip
+
 
 def _sized(hidden: int, layers: int, heads: int, inner: int, **more: Any) -> dict[str, Any]:
     return {
@@ -55,6 +65,8 @@ DECODERS: dict[str, dict[str, Any]] = {
     "meta-llama/Llama-3.1-70B": _LLAMA | _sized(8192, 80, 64, 28_672),
     "meta-llama/Llama-3.3-70B": _LLAMA | _sized(8192, 80, 64, 28_672),
     "meta-llama/Llama-3.1-405B": _LLAMA | _sized(16_384, 126, 128, 53_248),
+    "deepseek-ai/DeepSeek-V3": _DEEPSEEK | _sized(7168, 61, 128, 18_432),
+    "deepseek-ai/DeepSeek-R1": _DEEPSEEK | _sized(7168, 61, 128, 18_432),
     "HuggingFaceTB/SmolLM2-135M": _SMOL | _sized(576, 30, 9, 1536, num_key_value_heads=3),
     "HuggingFaceTB/SmolLM2-360M": _SMOL | _sized(960, 32, 15, 2560, num_key_value_heads=5),
     "HuggingFaceTB/SmolLM2-1.7B": _SMOL | _sized(2048, 24, 32, 8192, num_key_value_heads=32),

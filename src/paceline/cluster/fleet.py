@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import socket
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
@@ -31,9 +32,11 @@ from paceline.server.service import Service
 from paceline.server.settings import ServerConfig
 from paceline.text.tokenizer import Tokenizer
 
+log = logging.getLogger(__name__)
 Say = Callable[[str], None]
 ROUTER = "paceline.cluster.router.PrefixRouter"
 TRIES = 3  # of a replica to load its model, before the deployment has failed
+CLOSING = 30.0  # seconds for the replicas to be taken down, once they are drained
 OBJECT_STORE = 100 * 2**20  # bytes, on a cluster of our own: what crosses is small
 
 
@@ -113,10 +116,12 @@ class Elsewhere:
     def __init__(self, config: FleetConfig) -> None:
         self._config = config
         self._deployed: str | None = None
+        self._patience = CLOSING  # seconds
 
     def worker(self, load: Callable[[], Any], wanted: EngineConfig, config: ServerConfig) -> RemoteWorker:
         """Called on a thread that lives to the end: a cluster of our own is killed with the thread that started it."""
         engine, most = sized(wanted, self._config), self._config.max_replicas or self._config.replicas
+        self._patience = config.drain_timeout + CLOSING
         join(self._config, most * (engine.threads or 1))
         return RemoteWorker(load, max_texts=config.max_texts)
 
@@ -138,9 +143,18 @@ class Elsewhere:
         return furnished(handle, engine, service, config.ready_timeout)
 
     def close(self) -> None:
-        """Take the replicas down, and the cluster if it is ours."""
+        """Take the replicas down, and the cluster if it is ours. Where Ray itself has died it would never answer."""
         if not ray.is_initialized():
             return
+        closing = threading.Thread(target=self._take_down, name="paceline-close", daemon=True)
+        closing.start()
+        closing.join(self._patience)
+        if closing.is_alive():
+            log.warning(
+                "Ray does not answer while its replicas are taken down: `ray stop --force` ends what is left"
+            )
+
+    def _take_down(self) -> None:
         if self._deployed is not None:
             serve.delete(self._deployed)
         if self._config.ray_address is None:
