@@ -20,6 +20,7 @@ from paceline.control.fixed import FixedPolicy
 from paceline.core import MAX_DRAFT_TOKENS, Completion, Draft, ForwardBatch, SamplingParams
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.drafters.draft_model import ModelDrafter
+from paceline.drafters.lookahead import LookaheadDrafter
 from paceline.drafters.mtp import MTPDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.states import StateDrafter
@@ -314,6 +315,8 @@ def make_drafter(setup: Setup, target: TinyTarget) -> Drafter | None:
             return None
         case "ngram":
             return NgramDrafter()
+        case "lookahead":
+            return LookaheadDrafter()
         case "mtp":
             return MTPDrafter(TinyAssistant(target))
         case "states":

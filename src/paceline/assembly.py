@@ -19,11 +19,12 @@ from paceline.control.adaptive import AdaptivePolicy
 from paceline.control.fixed import FixedPolicy
 from paceline.control.startup import Pair, start_up
 from paceline.core import MAX_DRAFT_TOKENS
+from paceline.drafters import registry
 from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import ModelDrafter
+from paceline.drafters.lookahead import LookaheadDrafter
 from paceline.drafters.mtp import MTPDrafter
 from paceline.drafters.ngram import NgramDrafter
-from paceline.drafters.registry import check_kind, load_third_party, over, third_party, third_party_taps
 from paceline.drafters.states import MemoryDrafter
 from paceline.drafters.translated import TranslatedDrafter
 from paceline.engine.engine import Engine, EngineParts
@@ -59,7 +60,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
     """Load everything and return an idle engine. `say` gets one line per choice. Raises PacelineError."""
-    config = replace(config, drafter=check_kind(config.drafter))
+    config = replace(config, drafter=registry.check_kind(config.drafter))
     device = _device_and_threads(config)
     path, (kind, source, why) = find_models(config)
     adapter = find_adapter(config, path, say)
@@ -205,8 +206,10 @@ def _load_drafters(
         drafters["mtp"] = MTPDrafter(net)
     elif source is not None and kind.startswith("model"):
         drafters["model"] = _draft_model(source, config, target, tokenizer)
-    elif kind in third_party():
-        drafters[kind] = load_third_party(kind, target, cache)
+    elif kind in registry.WATCHING:
+        drafters["lookahead"] = LookaheadDrafter()
+    elif kind in registry.third_party():
+        drafters[kind] = registry.load_third_party(kind, target, cache)
     return drafters
 
 
@@ -307,7 +310,7 @@ def choose_drafter(
 ) -> tuple[str, Path | None, str]:
     """(kind, folder, why). `find` makes a folder of a name. Raises UsageError when what was asked for is not there."""
     name = config.drafter
-    if name in ("none", "ngram") or name in third_party():
+    if name in ("none", "ngram", *registry.WATCHING) or name in registry.third_party():
         return name, None, "as asked"
     if name == "auto":
         found, why = find_assistant(target, read_config(target))
@@ -366,8 +369,8 @@ def _load_network(
 ) -> GraphNet | None:
     """The network that reads hidden states of the target, of which it takes some weights, before they are packed."""
     kind, source = choice
-    if kind in third_party():
-        target.tap(third_party_taps(kind))
+    if kind in registry.third_party():
+        target.tap(registry.third_party_taps(kind))
     if source is None or kind.partition("+")[0] not in KINDS:
         return None
     if read_config(source).get("model_type") in ASSISTANT_TYPES:
@@ -380,7 +383,7 @@ def _state_drafter(name: str, net: GraphNet, config: EngineConfig, cache: KVCach
     net.runner.prepare(net.graphs)
     net.max_len = min(net.max_len, cache.max_tokens)  # it hears of no longer texts
     own = make_cache(net, replace(config, max_model_len=None), DRAFT_CACHE_SHARE)
-    return over(name, net, own)
+    return registry.over(name, net, own)
 
 
 def _transform(kind: Literal["int8", "int4"] | None, adapter: Adapter | None = None) -> Transform | None:

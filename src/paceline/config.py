@@ -27,7 +27,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 class EngineConfig:
     target: str = "demo"
     drafter: str = (
-        "auto"  # auto | none | ngram | mtp | mtp+ngram | eagle3 | dflash | heads | a folder or hub id
+        "auto"  # auto | none | ngram | lookahead | mtp | eagle3 | dflash | heads | a folder or hub id
     )
     adapter: str | None = (
         None  # a LoRA adapter in PEFT's layout (folder or hub id), merged into the target at load

@@ -32,7 +32,7 @@ from testing import (
 )
 
 
-@pytest.mark.parametrize("kind", ["ngram", "mtp", "states", "model"])
+@pytest.mark.parametrize("kind", ["ngram", "lookahead", "mtp", "states", "model"])
 def test_our_drafters_keep_the_contract(kind: str) -> None:
     target = TinyTarget()
     check_drafter(lambda t, c: make_drafter(Setup(drafter=kind), target), target, make_cache(200))  # type: ignore[arg-type,return-value]

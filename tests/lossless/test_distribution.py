@@ -93,7 +93,7 @@ def sample(
 
 
 @pytest.mark.parametrize("rule", ["match", "reject", "block"])
-@pytest.mark.parametrize("drafter", ["mtp", "model", "random"])
+@pytest.mark.parametrize("drafter", ["mtp", "model", "random", "lookahead"])
 def test_texts_follow_the_exact_distribution(drafter: str, rule: str) -> None:
     counts, drafted, accepted = sample(drafter, rule)
     assert sum(counts.values()) == TEXTS

@@ -10,7 +10,7 @@ import pytest
 from paceline.core import SamplingParams
 from testing import VOCAB, Setup, make_engine, prompts, run, tiny_tokenizer, totals
 
-DRAFTERS = ["ngram", "mtp", "states", "model", "random", "scripted", "oracle"]
+DRAFTERS = ["ngram", "lookahead", "mtp", "states", "model", "random", "scripted", "oracle"]
 PARAMS = {
     "greedy": {},
     "temperature 0.7": {"temperature": 0.7},
@@ -81,7 +81,7 @@ def test_draft_lengths_and_batches(drafter: str, k: int, batch: int) -> None:
         assert accepted < drafted
 
 
-@pytest.mark.parametrize("drafter", ["mtp", "states", "model", "ngram", "scripted"])
+@pytest.mark.parametrize("drafter", ["mtp", "states", "model", "ngram", "lookahead", "scripted"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_preemption(drafter: str, temperature: float) -> None:
     params = SamplingParams(max_tokens=60, seed=8, temperature=temperature)
@@ -97,7 +97,7 @@ def test_preemption(drafter: str, temperature: float) -> None:
     assert totals(done)[0] > totals(done)[1] > 0
 
 
-@pytest.mark.parametrize("drafter", ["none", "mtp", "states", "model", "ngram"])
+@pytest.mark.parametrize("drafter", ["none", "mtp", "states", "model", "ngram", "lookahead"])
 def test_prefix_hits(drafter: str) -> None:
     params = SamplingParams(max_tokens=40, seed=8, temperature=0.7)
     stem = prompts(1, seed=2, longest=9)[0] * 50

@@ -66,7 +66,8 @@ TARGET = [
 
 ENGINE = [
     click.option("--drafter", default="auto", show_default=True, metavar="NAME",
-                 help="auto, none, ngram, mtp, mtp+ngram, eagle3, dflash, heads, model, or a drafter: folder or hub id."),
+                 help="auto, none, ngram, lookahead, mtp, mtp+ngram, eagle3, dflash, heads, model, or a drafter's "
+                 "folder or hub id."),
     click.option("--draft-tokens", type=DraftTokens(), default="auto", show_default=True,
                  help="Tokens to draft per step; auto measures what pays on this machine."),
     click.option("--verify", type=click.Choice(RULES), default="match", show_default=True,

@@ -30,7 +30,7 @@ _FLEET_FLAGS = ("replicas", "max_replicas", "ray_address", "ready_timeout")
 @apply(TARGET)
 @click.option(
     "--drafter",
-    help="auto, none, ngram, mtp, mtp+ngram, eagle3, dflash, heads, or a drafter's folder or hub id.",
+    help="auto, none, ngram, lookahead, mtp, mtp+ngram, eagle3, dflash, heads, or a drafter's folder or hub id.",
 )
 @click.option(
     "--adapter", multiple=True, help="A LoRA adapter to merge into the target (folder or hub id); one."

@@ -154,6 +154,36 @@ class Listener(Drafter, Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the target said at the rows of a draft that was verified, also behind the first refused token."""
+
+    sequence: Sequence  # with what was kept
+    first: int  # the place of the first drafted token in the text
+    drafted: tuple[int, ...]
+    chosen: tuple[
+        int, ...
+    ]  # the target's tokens in these places, and the one after; fewer where it could say none
+
+
+class Watcher(Drafter, Protocol):
+    """A drafter that is told the target's tokens at every row of its texts' drafts.
+
+    Not under the rules `reject` and `block`, where sampling is on: a text may not depend twice on the noise of a place.
+    """
+
+    watches: bool
+
+    def on_verify(self, seen: list[Seen]) -> None:
+        """Drafts of some texts were verified."""
+        ...
+
+
+def watcher(drafter: Drafter | None) -> Watcher | None:
+    """The drafter, if it is one that wants to be told what the target said."""
+    return cast(Watcher, drafter) if getattr(drafter, "watches", False) else None
+
+
 def listener(drafter: Drafter | None) -> Listener | None:
     """The drafter, if it is one that wants to be told."""
     return cast(Listener, drafter) if getattr(drafter, "taps", ()) else None

@@ -17,8 +17,8 @@ from dataclasses import FrozenInstanceError
 import torch
 
 from paceline.core import MAX_DRAFT_TOKENS, Draft, SamplingParams, Sequence
-from paceline.drafters.base import DraftContext, Drafter, Kept, Leaf, Listener, listener
-from paceline.drafters.guard import ReadOnlyError, ask, begin, tell
+from paceline.drafters.base import DraftContext, Drafter, Kept, Leaf, Listener, Seen, listener, watcher
+from paceline.drafters.guard import ReadOnlyError, ask, begin, show, tell
 from paceline.kv.cache import KVCache
 from paceline.models.base import FINAL, Target
 from paceline.ops.base import Rule, Stop
@@ -75,7 +75,7 @@ def check_drafter(make: Make, target: Target, cache: KVCache, rounds: int = 6) -
     drafter = make(target, cache)
     assert drafter.name, "a drafter has a name"
     assert drafter.max_tokens >= 1, "a drafter can draft at least one token"
-    told = listener(drafter)
+    told, watching = listener(drafter), watcher(drafter)
     texts: dict[int, Sequence] = {}
     for i in range(3):
         prompt = [rng.randrange(target.vocab_size) for _ in range(rng.randrange(1, 30))]
@@ -95,8 +95,14 @@ def check_drafter(make: Make, target: Target, cache: KVCache, rounds: int = 6) -
         _check_draft(draft, context, target.vocab_size)
         assert _snapshot(texts, cache) == before, changes
         for row, text in enumerate(texts.values()):
-            kept = draft.tokens[row][: rng.randrange(len(draft.tokens[row]) + 1)]
-            text.tokens += [*kept, rng.randrange(target.vocab_size)]
+            tokens, first = draft.tokens[row], len(text.tokens)
+            kept = tokens[: rng.randrange(len(tokens) + 1)]
+            rest = [rng.randrange(target.vocab_size) for _ in range(len(tokens) + 1 - len(kept))]
+            text.tokens += [*kept, rest[0]]
+            if watching is not None and tokens:
+                failed = dict[str, str]()
+                show(watching, [Seen(text, first, tuple(tokens), (*kept, *rest))], [failed])
+                assert not failed, f"what the target said makes it fail: {failed}"
         if turn == rounds // 2:
             gone = texts.pop(0)
             cache.close(gone.id)

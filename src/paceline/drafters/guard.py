@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from paceline.core import Draft, SamplingParams, Sequence
-from paceline.drafters.base import DraftContext, Drafter, Kept, Listener
+from paceline.drafters.base import DraftContext, Drafter, Kept, Listener, Seen, Watcher
 from paceline.kv.cache import KVCache
 
 _WRITES = {
@@ -46,6 +46,15 @@ def tell(drafter: Listener, kept: list[Kept], parked: list[dict[str, str]]) -> N
             kept = [Kept(shown(drafter, k.sequence), k.first, [read_only(s) for s in k.states]) for k in kept]
         drafter.on_commit(kept)
     except Exception as error:  # noqa: BLE001  a drafter is a stranger: whatever it raises costs speed, never text
+        for one in parked:
+            one[drafter.name] = failure(error)
+
+
+def show(drafter: Watcher, seen: list[Seen], parked: list[dict[str, str]]) -> None:
+    """Tell a drafter what the target said, as `tell` does."""
+    try:
+        drafter.on_verify([replace(one, sequence=shown(drafter, one.sequence)) for one in seen])
+    except Exception as error:  # noqa: BLE001  as above
         for one in parked:
             one[drafter.name] = failure(error)
 

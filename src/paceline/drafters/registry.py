@@ -20,10 +20,12 @@ from paceline.kv.cache import KVCache
 from paceline.models.base import FINAL, BlockNet, ChainNet, ParallelNet, StateNet, Target, ToldNet
 from paceline.models.foreign import KINDS
 
+WATCHING = ("lookahead", "lookahead+ngram")
 BUILT_IN = (
     "auto",
     "none",
     "ngram",
+    *WATCHING,
     *(name for kind in (*KINDS, "model") for name in (kind, f"{kind}+ngram")),
 )
 PACKAGED = ("demo", "smollm2")  # models that need no folder, see models/hub.py

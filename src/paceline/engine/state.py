@@ -12,7 +12,7 @@ import torch
 from paceline.control.base import DraftPolicy
 from paceline.core import Delta, ForwardBatch, Sequence
 from paceline.drafters import guard
-from paceline.drafters.base import Drafter, Kept, Listener, listener
+from paceline.drafters.base import Drafter, Kept, Listener, Seen, Watcher, listener, watcher
 from paceline.engine.forced import ForcedAcceptance
 from paceline.engine.request import RequestState
 from paceline.engine.scheduler import ScheduledChunk, Scheduler
@@ -39,6 +39,7 @@ class EngineState:
     forced: ForcedAcceptance | None = None  # benchmarks only: see engine/forced.py
     listens: bool = False  # some drafter is told what is kept,
     taps: bool = False  # and of more than the states after the final norm
+    watches: bool = False  # some drafter is told what the target said at all rows of a draft
     tree: Shape | None = None  # of drafts, where drafter and cache can branch
     preemptions: int = 0
     steps: int = 0
@@ -46,6 +47,7 @@ class EngineState:
     def __post_init__(self) -> None:
         wanted = {tap for drafter in self.drafters.values() for tap in getattr(drafter, "taps", ())}
         self.listens, self.taps = bool(wanted), bool(wanted - {FINAL})
+        self.watches = any(watcher(drafter) for drafter in self.drafters.values())
 
     def look(self, rows: ForwardBatch) -> tuple[torch.Tensor, ...]:
         """Hidden states [N, H] of the rows: after the final norm, then after each tapped layer."""
@@ -76,6 +78,21 @@ class EngineState:
         """The drafter that is told what is kept of a text, if its request asked for one and it has not failed."""
         name = request.network
         return None if name is None or name in request.parked else listener(self.drafters.get(name))
+
+    def show(self, seen: list[Seen]) -> None:
+        """Tell drafters that watch what the target said to drafts of texts that are alive."""
+        news: dict[str, tuple[Watcher, list[Seen], list[dict[str, str]]]] = {}
+        for one in seen:
+            request = self.requests.get(one.sequence.id)
+            name = None if request is None else request.network
+            drafter = None if name is None else watcher(self.drafters.get(name))
+            if request is None or drafter is None or name in request.parked:
+                continue
+            _, told, parked = news.setdefault(drafter.name, (drafter, [], []))
+            told.append(one)
+            parked.append(request.parked)
+        for told_now in news.values():
+            guard.show(*told_now)
 
     def tell(
         self,

@@ -35,6 +35,8 @@ def step(state: EngineState) -> list[Delta]:
     deltas = state.take_failures() + emit(state, work, draft, verified)
     if state.listens:
         state.tell(work, verified.keep, verified.paths, states, rows.starts)
+    if verified.seen:
+        state.show(verified.seen)
     ended = any(delta.finish_reason is not None for delta in deltas)
     seconds = time.perf_counter() - begin
     state.policy.observe(outcome_of(work, draft, verified, proposed, seconds, timed=not ended))

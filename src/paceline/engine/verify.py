@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from paceline.core import OWN_NOISE, Draft, TokenLogprob, Verdict
+from paceline.drafters.base import Seen
 from paceline.engine.picker import ConstraintFailed, logit_rows, tree_rows
 from paceline.engine.request import RequestState
 from paceline.engine.scheduler import ScheduledChunk
@@ -35,6 +36,7 @@ class Verified:
     logprobs: list[list[TokenLogprob]]  # [B][accepted + 1], empty if not asked for
     hidden_slots: list[tuple[int, int]] = field(default_factory=list)  # (cache slot, text position)
     hidden_rows: list[int] = field(default_factory=list)  # row of the hidden state that belongs there
+    seen: list[Seen] = field(default_factory=list)  # of drafts that are no trees, where some drafter watches
 
     @property
     def paths(self) -> list[list[int] | None]:
@@ -74,6 +76,8 @@ def verify(
             mask = shaping[first].mask
             state.fail(request, _NAN if mask is None or mask.any() else _SHUT, scrub=True)
             continue
+        if state.watches and draft.tokens[i] and draft.tree(i) is None:
+            _see(request, draft.tokens[i], (choice, first, end), out)
         _keep(state, request, work[i], verdict, out, (i, starts[i], wanted[first]))
         if request.sequence.params.logprobs is not None:
             tokens = [*(draft.tokens[i][j] for j in verdict.places), verdict.next_token]
@@ -154,6 +158,16 @@ def _verdict(
         return verify_reject_tree(p, q, tokens, parents, noise)
     verify = verify_reject if request.rule == "reject" else verify_block
     return verify(p, q, tokens, noise)
+
+
+def _see(request: RequestState, drafted: list[int], span: tuple[Choice, int, int], out: Verified) -> None:
+    """Note the target's tokens at the rows of a draft, unless their noise may be used once more."""
+    choice, first, end = span
+    sequence = request.sequence
+    if request.rule in OWN_NOISE or is_greedy(sequence):
+        sound = (*choice.ok[first:end], False).index(False)
+        chosen = tuple(choice.tokens[first : first + sound])
+        out.seen.append(Seen(sequence, len(sequence.tokens), tuple(drafted), chosen))
 
 
 def _keep(
