@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -37,6 +38,7 @@ from paceline.models.base import Cached, Target
 from paceline.models.config import read_config
 from paceline.models.defaults import read_defaults
 from paceline.models.foreign import ASSISTANT_TYPES, KINDS
+from paceline.models.gemma4_assistant import GemmaAssistant
 from paceline.models.hub import Role, bundled, find_assistant, look_at, resolve
 from paceline.models.loading import Transform
 from paceline.models.networks import kind_of
@@ -45,7 +47,8 @@ from paceline.models.registry import load_assistant, load_network, load_target
 from paceline.models.state_net import GraphNet
 from paceline.models.target import GraphTarget
 from paceline.ops.base import Runner
-from paceline.ops.reference import EagerRunner
+from paceline.ops.runners import DTYPES, pick_device, pick_runner
+from paceline.parallel.team import gather, per_rank
 from paceline.survey import check_models, other_vocabulary, same_vocabulary, why_not_together
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.words import Words
@@ -55,22 +58,30 @@ Say = Callable[[str], None]
 CACHE_SHARE = {"cpu": 0.3, "cuda": 0.8}  # of the memory that is free once the weights are loaded
 DRAFT_CACHE_SHARE = 0.25  # of that, for an independent draft model
 _AS_CHOSEN = ("verify", "draft_tokens", "max_batch", "prefill_chunk", "step_tokens", "prefix_cache")
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
     """Load everything and return an idle engine. `say` gets one line per choice. Raises PacelineError."""
-    config = replace(config, drafter=registry.check_kind(config.drafter))
+    with ExitStack() as unless_built:
+        engine = _build(
+            per_rank(replace(config, drafter=registry.check_kind(config.drafter))), say, unless_built
+        )
+        unless_built.pop_all()
+    return engine
+
+
+def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
     device = _device_and_threads(config)
     path, (kind, source, why) = find_models(config)
     adapter = find_adapter(config, path, say)
     tokenizer = Tokenizer.load(path)
-    runner, arithmetic = pick_runner(config, device)
-    transform, dtype = _transform(config.quantize, adapter), _DTYPES.get(config.dtype)
-    target = load_target(path, device=device, runner=runner, dtype=dtype, transform=transform)
+    team = unless_built.enter_context(gather(config, path, source if _reads_kv(kind, source) else None))
+    runner, arithmetic = team.over(*pick_runner(config, device, team.group))
+    target = load_share(config, path, adapter, runner, team.shard)
     net = _load_network(config, (kind, source), target)
     runner.prepare([target.hidden_graph, target.logits_graph])  # before the cache takes of what is free
-    cache = make_cache(target, config, share=1.0)
+    team.meet(target)
+    cache = make_cache(target, config, share=1.0 / team.ranks)
     _compare(tokenizer, target, say)
     _announce(config, (kind, source, why), arithmetic, say)
     drafters = _load_drafters(tokenizer, config, (kind, source), target, cache, net)
@@ -83,28 +94,56 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
         tokenizer=tokenizer,
         **{name: getattr(config, name) for name in _AS_CHOSEN},
         draft_tree=_tree(config, drafters, cache),
+        close=team.close,
     )
     known = start_up(config, Pair(parts, path, source, _settings(config, target, arithmetic)), say)
-    policy = AdaptivePolicy(known.table, known.known, say)
     info: dict[str, Any] = {
         "target": str(path),
         "adapter": None if adapter is None else str(adapter.folder),
-        "drafter": kind,
-        "drafter_path": str(source) if source else None,
-        "drafter_reason": why,
+        **_choice_info(kind, source, why),
         "draft_tree": config.draft_tree,
         "verify": config.verify,
         "device": str(device),
         "dtype": str(target.dtype).removeprefix("torch."),
         "arithmetic": arithmetic,
+        "tensor_parallel": team.ranks,
         "max_model_len": cache.max_tokens,
-        "cache_bytes": cache.nbytes,
+        "cache_bytes": cache.nbytes * team.ranks,
         "cache_dtype": cache.holds,
         "skipped": sorted(target.skipped),
         "sampling": read_defaults(path).given(),
         "chat": tokenizer.template is not None and path != bundled("target"),  # demo's is for servers
     } | known.info
-    return Engine(replace(parts, default_drafter=kind, policy=policy, info=info))
+    return Engine(
+        replace(parts, default_drafter=kind, policy=AdaptivePolicy(known.table, known.known, say), info=info)
+    )
+
+
+def load_share(
+    config: EngineConfig, path: Path, adapter: Adapter | None, runner: Runner, shard: tuple[int, int] | None
+) -> GraphTarget:
+    """The target, or what a rank has of it."""
+    transform, dtype = _transform(config.quantize, adapter), DTYPES.get(config.dtype)
+    device = pick_device(config.device)
+    return load_target(path, device=device, runner=runner, dtype=dtype, transform=transform, shard=shard)
+
+
+def load_mtp(config: EngineConfig, source: Path, target: GraphTarget) -> GemmaAssistant:
+    """The network that reads the target's K/V, shared out as the target is."""
+    transform = _transform(config.quantize_drafter)
+    return load_assistant(source, target, dtype=DTYPES.get(config.dtype), transform=transform)
+
+
+def _reads_kv(kind: str, source: Path | None) -> bool:
+    return (
+        source is not None
+        and kind.startswith("mtp")
+        and read_config(source).get("model_type") in ASSISTANT_TYPES
+    )
+
+
+def _choice_info(kind: str, source: Path | None, why: str) -> dict[str, Any]:
+    return {"drafter": kind, "drafter_path": str(source) if source else None, "drafter_reason": why}
 
 
 def _tree(config: EngineConfig, drafters: dict[str, Drafter], cache: KVCache) -> Shape | None:
@@ -196,12 +235,11 @@ def _load_drafters(
     """The chosen kind's network, if it has one, and the n-gram drafter, which costs nothing to have."""
     kind, source = choice
     drafters: dict[str, Drafter] = {"ngram": NgramDrafter(words=Words(tokenizer))}
-    transform = _transform(config.quantize_drafter)
     if network is not None:
         name = kind.partition("+")[0]
         drafters[name] = _state_drafter(name, network, config, cache)
     elif source is not None and kind.startswith("mtp"):
-        net = load_assistant(source, target, dtype=_DTYPES.get(config.dtype), transform=transform)
+        net = load_mtp(config, source, target)
         net.runner.prepare([net.step_graph])
         drafters["mtp"] = MTPDrafter(net)
     elif source is not None and kind.startswith("model"):
@@ -211,49 +249,6 @@ def _load_drafters(
     elif kind in registry.third_party():
         drafters[kind] = registry.load_third_party(kind, target, cache)
     return drafters
-
-
-def pick_device(name: str) -> torch.device:
-    """The device for `auto`, `cpu`, `cuda`, `cuda:N` or `mps`. Raises UsageError if it is not there."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"device={name!r} is unknown: use auto, cpu, cuda, cuda:N or mps") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(
-            "device='cuda', but this PyTorch sees no CUDA GPU: use device='cpu', or install a CUDA build"
-        )
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise UsageError("device='mps', but this PyTorch has no Metal support here: use device='cpu'")
-    return device
-
-
-def pick_runner(config: EngineConfig, device: torch.device) -> tuple[Runner, str]:
-    """(runner, what it is): the native kernels where they can run, plain torch elsewhere."""
-    exact = config.activations == "float32"
-    if device.type != "cpu":
-        if exact:
-            raise UsageError(
-                f"activations=float32 is for the CPU; on {device} they follow dtype: set dtype=float32"
-            )
-        return EagerRunner(_DTYPES.get(config.dtype, torch.bfloat16)), f"plain torch on {device}"
-    if not config.native:
-        return EagerRunner(torch.float32), "plain torch (native kernels switched off)"
-    from paceline.ops import native
-
-    reason = native.why_not()
-    if reason is not None:
-        return EagerRunner(torch.float32), f"plain torch: {reason}"
-    rows = max(config.step_tokens, config.prefill_chunk) + config.max_batch * (MAX_DRAFT_TOKENS + 1)
-    if rows > native.most_rows():
-        raise UsageError(
-            f"a step of these sizes may have {rows} rows, at most {native.most_rows()} are computed at once: "
-            "use a smaller step_tokens, prefill_chunk or max_batch"
-        )
-    threads = config.threads or native.default_threads()
-    return native.NativeRunner(threads, exact), f"native kernels ({native.isa(exact)}, {threads} threads)"
 
 
 def make_cache(target: Cached, config: EngineConfig, share: float) -> KVCache:
@@ -348,7 +343,7 @@ def _named(source: Path, target: Path, why: str) -> tuple[str, Path, str]:
 def _draft_model(source: Path, config: EngineConfig, target: GraphTarget, tokenizer: Tokenizer) -> Drafter:
     model = load_target(
         source,
-        dtype=_DTYPES.get(config.dtype),
+        dtype=DTYPES.get(config.dtype),
         device=target.device,
         runner=target.runner,
         transform=_transform(config.quantize_drafter),
@@ -376,7 +371,7 @@ def _load_network(
     if read_config(source).get("model_type") in ASSISTANT_TYPES:
         return None  # it reads K/V of the target
     transform = _transform(config.quantize_drafter)
-    return load_network(source, target, dtype=_DTYPES.get(config.dtype), transform=transform)
+    return load_network(source, target, dtype=DTYPES.get(config.dtype), transform=transform)
 
 
 def _state_drafter(name: str, net: GraphNet, config: EngineConfig, cache: KVCache) -> MemoryDrafter:

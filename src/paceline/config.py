@@ -16,9 +16,9 @@ ELSEWHERE = {  # what other engines call it
     "model": "target", "quantization": "quantize", "enable_prefix_caching": "prefix_cache", "max_num_seqs": "max_batch",
     "speculative_model": "drafter", "num_speculative_tokens": "draft_tokens",
     "speculative_eagle_topk": "draft_tree", "n_ctx": "max_model_len",
-    "n_threads": "threads", "torch_dtype": "dtype",
+    "n_threads": "threads", "torch_dtype": "dtype", "tensor_parallel_size": "tensor_parallel",
 }  # fmt: skip
-MOST = {"threads": 256}  # of a whole number
+MOST = {"threads": 256, "tensor_parallel": 64}  # of a whole number
 MOST_NUMBER = 2**62  # of any other: the kernels count in 64 bits
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -55,6 +55,9 @@ class EngineConfig:
     quantize: Literal["int8", "int4"] | None = None
     quantize_drafter: Literal["int8", "int4"] | None = None
     threads: int | None = None  # CPU threads; None = one per core
+    tensor_parallel: int = (
+        1  # processes of this machine that compute the target together, each with a share of it
+    )
     native: bool = True  # use the compiled kernels where they are installed
     profile_dir: str | None = (
         None  # where what start-up measured is kept for the next one; None or "none" = nowhere
@@ -88,7 +91,15 @@ class EngineConfig:
                 raise UsageError(
                     f"{name}={shown(getattr(self, name))} is unknown: use int8 or int4, or leave it out"
                 )
-        for name in ("max_model_len", "max_batch", "cache_memory", "prefill_chunk", "step_tokens", "threads"):
+        for name in (
+            "max_model_len",
+            "max_batch",
+            "cache_memory",
+            "prefill_chunk",
+            "step_tokens",
+            "threads",
+            "tensor_parallel",
+        ):
             value, most = getattr(self, name), MOST.get(name, MOST_NUMBER)
             if value is None:
                 continue
@@ -146,6 +157,7 @@ class EngineOptions(TypedDict, total=False):
     quantize: Literal["int8", "int4"] | None
     quantize_drafter: Literal["int8", "int4"] | None
     threads: int | None
+    tensor_parallel: int
     native: bool
     profile_dir: str | os.PathLike[str] | None
     remeasure: bool

@@ -8,7 +8,8 @@ PacelineError
 │   ├── WeightsError      missing, extra, duplicated, misshapen or corrupt tensors
 │   └── PairError         a drafter that was made for another target
 ├── CapacityError         not enough memory or cache space                         (exit code 4)
-└── RequestFailed         one request ended in an error; its neighbours are untouched (exit code 5)
+├── RequestFailed         one request ended in an error; its neighbours are untouched (exit code 5)
+└── EngineLost            a process that computes a share of the target has ended  (exit code 6)
 """
 
 
@@ -48,6 +49,10 @@ class CapacityError(PacelineError):
 
 class RequestFailed(PacelineError):
     exit_code = 5
+
+
+class EngineLost(PacelineError):
+    exit_code = 6
 
 
 _SHOWN = 80  # characters

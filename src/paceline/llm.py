@@ -76,6 +76,7 @@ class LLM:
             return
         if engine.tokenizer is not None and isinstance(engine.tokenizer.chat, ChatTemplate):
             engine.tokenizer.chat.close()
+        engine.close()
         del self._shared  # the calls that are running keep it until they are told
 
     @property

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from paceline import LLM
-from paceline.assembly import pick_device, pick_runner
 from paceline.bench import estimate
 from paceline.bench.estimate import Size, fits, size_as_stored, size_of, slice_of, speed, ways
 from paceline.bench.published import DECODERS, GEMMA, published
@@ -23,6 +22,7 @@ from paceline.models.families import spec_of
 from paceline.models.hub import bundled
 from paceline.models.inspection import inspect
 from paceline.models.outline import plan
+from paceline.ops.runners import pick_device, pick_runner
 
 Capture = pytest.CaptureFixture[str]
 # published numbers of parameters, in billions; of Gemma 4 those of the language model's own tensors

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from paceline import LLM, PacelineError, PromptError, RequestFailed, SamplingParams, UsageError
-from paceline.assembly import pick_runner
 from paceline.config import EngineConfig
 from paceline.models.quantized import measure_loss
 from paceline.models.registry import load_target
 from paceline.ops import native
+from paceline.ops.runners import pick_runner
 
 PROMPTS = ["def parse(", "class Stack:\n    def push(self,"]
 DRAFTERS = ["none", "ngram", "mtp", "model", "mtp+ngram", "model+ngram"]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from paceline.assembly import free_memory, make_cache, pick_device, pick_runner
+from paceline.assembly import free_memory, make_cache
 from paceline.bench.random_target import random_assistant, random_target
 from paceline.bench.shapes import assistant_config, check_memory, target_config
 from paceline.bench.workloads import Prompt
@@ -25,6 +25,7 @@ from paceline.engine.engine import Engine, EngineParts
 from paceline.engine.forced import ForcedAcceptance
 from paceline.errors import UsageError
 from paceline.ops.base import WeightKind
+from paceline.ops.runners import pick_device, pick_runner
 
 Say = Callable[[str], None]
 WORKLOAD = "synthetic"
@@ -43,6 +44,8 @@ def synthetic_engine(shape: str, chances: ForcedAcceptance, options: dict[str, A
     )
     if config.adapter is not None or config.quantize_drafter is not None:
         raise UsageError("--shape makes its own weights: leave --adapter and --quantize-drafter out")
+    if config.tensor_parallel > 1:
+        raise UsageError("--shape is computed by one process: leave --tensor-parallel out")
     device = pick_device(config.device)
     if device.type != "cpu":
         raise UsageError("--shape is for the CPU so far: use --device cpu")

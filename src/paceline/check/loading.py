@@ -35,6 +35,15 @@ def load(
 
 def _adopt(llm: LLM, other: LLM) -> None:
     """Take over the drafters of an engine that is given up; one that has a cache brings it along."""
+    if (
+        other.info["tensor_parallel"] > 1
+        and "mtp" in other.engine.state.drafters
+        and "mtp" not in llm.engine.state.drafters
+    ):
+        raise UsageError(
+            "over several ranks Gemma's MTP drafter is shared out along with its target: name it as the first --drafter"
+        )
+    other.engine.close()  # what runs over its ranks is not taken over
     for name, drafter in other.engine.state.drafters.items():
         llm.engine.state.drafters.setdefault(name, drafter)
     llm.engine.combined += other.engine.combined

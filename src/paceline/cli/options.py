@@ -89,6 +89,8 @@ ENGINE = [
                  help="Texts that are computed side by side."),
     click.option("--cache-memory", type=Bytes(), help="Memory for the K/V cache, e.g. 2G; default: a share."),
     click.option("--threads", type=click.IntRange(1, 256), help="CPU threads; default: one per core."),
+    click.option("--tensor-parallel", type=click.IntRange(1, 64), default=1, show_default=True,
+                 help="Processes that compute the target together, each with a share of its weights and K/V."),
     click.option("--native/--no-native", default=True, help="Use the compiled kernels where they are installed."),
     click.option("--profile-dir", default=profile_dir, envvar="PACELINE_PROFILE_DIR",
                  show_default="the user's cache",

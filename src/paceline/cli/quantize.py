@@ -54,11 +54,11 @@ def command(
 def _measure(source: Path, out: Path, text: Path | None, tokens: int, threads: int | None) -> Loss:
     import torch
 
-    from paceline.assembly import pick_runner
     from paceline.cli.options import read_text
     from paceline.config import EngineConfig
     from paceline.models.quantized import measure_loss
     from paceline.models.registry import load_target
+    from paceline.ops.runners import pick_runner
     from paceline.text.tokenizer import Tokenizer
 
     content = read_text(str(text)) if text else _bundled_text()

@@ -19,6 +19,7 @@ _ENGINE_FLAGS = (
     "max_batch",
     "quantize",
     "threads",
+    "tensor_parallel",
     "native",
     "profile_dir",
     "remeasure",
@@ -69,6 +70,7 @@ _FLEET_FLAGS = ("replicas", "max_replicas", "ray_address", "ready_timeout")
 @click.option("--max-batch", type=int, help="Texts computed side by side.")
 @click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Quantize the target's weights.")
 @click.option("--threads", type=int, help="CPU threads.")
+@click.option("--tensor-parallel", type=int, help="Processes that compute the target together.")
 @click.option("--native/--no-native", default=None, help="Compiled kernels on the CPU.")
 @click.option(
     "--profile-dir",

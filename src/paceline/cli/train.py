@@ -218,8 +218,8 @@ def _say(line: str) -> None:
 
 def make_job(target: str, values: dict[str, Any]) -> Job:
     """The job of a command's options. Raises UsageError and LoadError."""
-    from paceline.assembly import pick_device
     from paceline.models.hub import resolve
+    from paceline.ops.runners import pick_device
     from paceline.train.distil import Recipe
     from paceline.train.job import Job
     from paceline.train.methods import method_for

@@ -50,6 +50,7 @@ class EngineParts:
     prefix_cache: bool = True
     forced: ForcedAcceptance | None = None  # benchmarks only: verdicts by given chances
     info: Mapping[str, Any] = field(default_factory=dict)
+    close: Callable[[], None] = lambda: None  # ends the other processes that compute the target
 
 
 class Engine:
@@ -86,6 +87,10 @@ class Engine:
             self._parts, drafters={}, default_drafter="none", policy=FixedPolicy(0), draft_tree=None
         )
         return Engine(parts, self._ids)
+
+    def close(self) -> None:
+        """End the other processes that compute the target, if there are any. No step can follow."""
+        self._parts.close()
 
     @property
     def parts(self) -> EngineParts:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from paceline.core import Constraint, Delta, SamplingParams
-from paceline.errors import CapacityError, PacelineError, RequestFailed
+from paceline.errors import CapacityError, EngineLost, PacelineError, RequestFailed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -265,6 +265,8 @@ class Worker:
         """One step. What fails was not committed: it is tried again, then the newest request is given up."""
         try:
             deltas = engine.step()
+        except EngineLost:
+            raise
         except Exception as error:
             self.counters.step_errors += 1
             log.exception("a step failed")

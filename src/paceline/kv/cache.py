@@ -87,8 +87,7 @@ class KVCache:
             raise CapacityError(
                 f"no memory for the K/V cache ({error}): lower cache_memory or max_batch"
             ) from error
-        shape = (max_sequences, self.max_pages)
-        self._host = {kind: np.zeros(shape, dtype=np.int32) for kind in layout.kinds}
+        self._host = {kind: np.zeros((max_sequences, self.max_pages), np.int32) for kind in layout.kinds}
         self.tables = {kind: torch.from_numpy(table).to(device) for kind, table in self._host.items()}
         self._mirrored = torch.device(device).type == "cpu"  # then `tables` are views of `_host`
         self.pools = {kind: PagePool(pages[kind], partial(self._evict, kind)) for kind in layout.kinds}
@@ -97,6 +96,7 @@ class KVCache:
         self._free_slots = list(range(max_sequences - 1, -1, -1))
         self.branches, self._free_branches = 0, list[int]()  # at a time, beside the first of each sequence
         self._entries: dict[int, _Entry] = {}
+        self.scrubbed: list[tuple[str, int]] | None = None  # pages, for who has the other heads' K/V
 
     def grow_branches(self, count: int) -> None:
         """Make room in the page tables for so many branches of trees at a time. Nothing may be open, or bound to them."""
@@ -171,11 +171,14 @@ class KVCache:
         for kind, pages in entry.pages.items():
             for page in pages[entry.first[kind] :]:
                 if scrub and self.pools[kind].refs(page) == 1:
-                    self._zero(kind, page)
+                    self.scrub(kind, page)
                 self.pools[kind].release(page)
         self._free_slots.append(entry.slot)
 
-    def _zero(self, kind: str, page: int) -> None:
+    def scrub(self, kind: str, page: int) -> None:
+        """Make zeros of a page."""
+        if self.scrubbed is not None:
+            self.scrubbed.append((kind, page))
         for i, layer in enumerate(self.layout.layers):
             if layer.kind == kind:
                 for store in self._stores(i):
@@ -354,7 +357,7 @@ class Tail:
                 slots += [entry.slot] * (len(new) - first)
             tokens += new[first:]
             starts.append(len(tokens))
-        rows = ForwardBatch.of((tokens, positions, slots), starts, partial(_tensors, device))
+        rows = ForwardBatch.of((tokens, positions, slots), starts, partial(tensors_of, device))
         if branches is not None:
             branches.runs.append(len(tokens))
             rows.branches = branches
@@ -388,7 +391,7 @@ class Tail:
         self._end_forks()
 
 
-def _tensors(device: torch.device | str, numbers: Numbers) -> Tensors:
+def tensors_of(device: torch.device | str, numbers: Numbers) -> Tensors:
     tokens, positions, slots = numbers
     return (
         torch.tensor(tokens, dtype=torch.int64, device=device),

@@ -78,7 +78,7 @@ class Fork:
                 cache._host[kind][entry.slot, pages] = entry.pages[kind][pages]
             for page in (page for pages in held for page in pages):
                 if failed:
-                    cache._zero(kind, page)
+                    cache.scrub(kind, page)
                 cache.pools[kind].release(page)
         cache._free_branches += self._slots
         self._pages, self._slots = {}, []

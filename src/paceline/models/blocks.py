@@ -6,13 +6,14 @@ read the target's and see committed keys only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from paceline.kv.layout import LayerKV, Layout
 from paceline.models.config import FULL, SLIDING, GemmaConfig, LayerConfig, MoeConfig
+from paceline.models.families import Split
 from paceline.models.loading import Shapes, Weights
 from paceline.ops.base import Experts, Ops, Value, Weight
 
@@ -70,6 +71,19 @@ def layout_of(config: GemmaConfig) -> Layout:
         tuple(LayerKV(layer.kind, layer.kv_heads, layer.head_dim) for layer in owners),
         {kind: config.window_of(kind) for kind in (SLIDING, FULL)},
     )
+
+
+def split_gemma(config: GemmaConfig) -> Split:
+    """What of it can be shared out among ranks."""
+    inner = [layer.intermediate_size for layer in config.layers]
+    if config.moe is not None:
+        inner.append(config.moe.intermediate_size)
+
+    def local(heads: int, kv_heads: tuple[int, ...]) -> GemmaConfig:
+        layers = [replace(layer, kv_heads=kv) for layer, kv in zip(config.layers, kv_heads, strict=True)]
+        return replace(config, heads=heads, layers=tuple(layers))
+
+    return Split(config.heads, tuple(layer.kv_heads for layer in config.layers), tuple(inner), local)
 
 
 def inverse_frequencies(config: GemmaConfig, layer: LayerConfig) -> Tensor:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.models.config import FULL, SLIDING, MoeConfig, token_ids
-from paceline.models.families import layers_line
+from paceline.models.families import Split, layers_line
 from paceline.models.fields import MOST, Fields, shown
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -96,6 +96,19 @@ class DecoderConfig:
         window = [f"window {self.window}"] if SLIDING in self.kinds else []
         latent = [f"latent {self.latent.rank} + {self.head_dim}"] if self.latent else []
         return layers_line(list(self.kinds), window + latent + experts)
+
+
+def split_decoder(config: DecoderConfig) -> Split:
+    """What of it can be shared out among ranks."""
+    dense = len(config.sparse) < len(config.kinds)
+    inner = [config.intermediate_size] * dense + (
+        [config.moe.intermediate_size] if config.sparse and config.moe else []
+    )
+
+    def local(heads: int, kv_heads: tuple[int, ...]) -> DecoderConfig:
+        return replace(config, heads=heads, kv_heads=kv_heads[0])
+
+    return Split(config.heads, (config.kv_heads,) * len(config.kinds), tuple(inner), local)
 
 
 def parse_decoder(raw: Mapping[str, Any], kinds: tuple[str, ...] | None = None) -> DecoderConfig:

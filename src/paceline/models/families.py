@@ -65,6 +65,16 @@ class ModelConfig(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Split:
+    """What of a model can be shared out among ranks (models/shards.py)."""
+
+    heads: int
+    kv_heads: tuple[int, ...]  # by layer
+    inner: tuple[int, ...]  # the inner sizes of its MLPs and experts
+    local: Callable[[int, tuple[int, ...]], Any]  # (heads, K/V heads by layer) of a rank -> its config
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """All that loading and looking at a model of one family needs. `Any` is the family's own config."""
 
@@ -72,6 +82,7 @@ class ModelSpec:
     shapes: Callable[[Any], Shapes]  # every tensor of the language model, by its canonical name
     layout: Callable[[Any], Layout]  # of its K/V cache
     build: Callable[[Any, Weights, Runner, torch.dtype], GraphTarget]
+    split: Callable[[Any], Split] | None = None  # None: only one process computes it
 
 
 def spec_of(model_type: str) -> ModelSpec:

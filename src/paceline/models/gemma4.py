@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.models.blocks import Layer, decoder_layer, layer_shapes, layout_of, read_layers
+from paceline.models.blocks import Layer, decoder_layer, layer_shapes, layout_of, read_layers, split_gemma
 from paceline.models.config import GemmaConfig, parse_gemma
 from paceline.models.families import ModelSpec
 from paceline.models.loading import Shapes, Weights
@@ -90,4 +90,4 @@ class GemmaTarget(GraphTarget):
         return (logits if self.config.softcap is None else ops.softcap(logits, self.config.softcap),)
 
 
-SPEC = ModelSpec(parse_gemma, target_shapes, layout_of, GemmaTarget)
+SPEC = ModelSpec(parse_gemma, target_shapes, layout_of, GemmaTarget, split_gemma)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.models.decoder import DecoderTarget, decoder_layout, decoder_shapes
-from paceline.models.decoder_config import DecoderConfig, parse_decoder
+from paceline.models.decoder_config import DecoderConfig, parse_decoder, split_decoder
 from paceline.models.families import ModelSpec
 
 
@@ -18,4 +18,4 @@ def parse_llama(raw: Mapping[str, Any]) -> DecoderConfig:
     return replace(parse_decoder(raw), biases=frozenset(attention + mlp))
 
 
-SPEC = ModelSpec(parse_llama, decoder_shapes, decoder_layout, DecoderTarget)
+SPEC = ModelSpec(parse_llama, decoder_shapes, decoder_layout, DecoderTarget, split_decoder)

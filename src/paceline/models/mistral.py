@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.models.config import SLIDING
 from paceline.models.decoder import DecoderTarget, decoder_layout, decoder_shapes
-from paceline.models.decoder_config import DecoderConfig, parse_decoder
+from paceline.models.decoder_config import DecoderConfig, parse_decoder, split_decoder
 from paceline.models.families import ModelSpec
 from paceline.models.fields import Fields
 
@@ -22,4 +22,4 @@ def parse_mistral(raw: Mapping[str, Any]) -> DecoderConfig:
     return parse_decoder(raw, None if raw.get("sliding_window") is None else (SLIDING,) * layers)
 
 
-SPEC = ModelSpec(parse_mistral, decoder_shapes, decoder_layout, DecoderTarget)
+SPEC = ModelSpec(parse_mistral, decoder_shapes, decoder_layout, DecoderTarget, split_decoder)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.models.decoder import DecoderTarget, decoder_layout, decoder_shapes
-from paceline.models.decoder_config import DecoderConfig, parse_decoder, sliding_kinds
+from paceline.models.decoder_config import DecoderConfig, parse_decoder, sliding_kinds, split_decoder
 from paceline.models.families import ModelSpec
 
 
@@ -15,4 +15,4 @@ def parse_qwen2(raw: Mapping[str, Any]) -> DecoderConfig:
     return replace(parse_decoder(raw, sliding_kinds(raw)), biases=frozenset(("q_proj", "k_proj", "v_proj")))
 
 
-SPEC = ModelSpec(parse_qwen2, decoder_shapes, decoder_layout, DecoderTarget)
+SPEC = ModelSpec(parse_qwen2, decoder_shapes, decoder_layout, DecoderTarget, split_decoder)

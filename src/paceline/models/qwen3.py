@@ -9,7 +9,7 @@ from typing import Any
 from paceline.errors import ConfigError
 from paceline.models.config import FULL, SLIDING, MoeConfig
 from paceline.models.decoder import DecoderTarget, decoder_layout, decoder_shapes
-from paceline.models.decoder_config import DecoderConfig, parse_decoder, sliding_kinds
+from paceline.models.decoder_config import DecoderConfig, parse_decoder, sliding_kinds, split_decoder
 from paceline.models.families import ModelSpec
 from paceline.models.fields import Fields, shown
 
@@ -48,4 +48,4 @@ def _with_experts(config: DecoderConfig, raw: Mapping[str, Any]) -> DecoderConfi
     return replace(config, moe=moe, sparse=sparse, renormalize=bool(raw.get("norm_topk_prob", False)))
 
 
-SPEC = ModelSpec(parse_qwen3, decoder_shapes, decoder_layout, DecoderTarget)
+SPEC = ModelSpec(parse_qwen3, decoder_shapes, decoder_layout, DecoderTarget, split_decoder)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from paceline.errors import PairError
 from paceline.models.base import FINAL
-from paceline.models.config import parse_assistant, parse_target, read_config
+from paceline.models.blocks import split_gemma
+from paceline.models.config import GemmaConfig, parse_assistant, parse_target, read_config
 from paceline.models.families import spec_of
 from paceline.models.gemma4 import GemmaTarget
 from paceline.models.gemma4_assistant import GemmaAssistant, assistant_shapes, check_pair
 from paceline.models.inspection import Inspection, inspect
 from paceline.models.loading import Tensors, Transform, Weights
 from paceline.models.networks import plan_network
+from paceline.models.shards import Shard, sharded, split_of
 from paceline.models.state_net import GraphNet
 from paceline.models.target import GraphTarget
 from paceline.ops.base import Runner
@@ -37,11 +40,13 @@ def load_target(
     device: torch.device | str = "cpu",
     runner: Runner | None = None,
     transform: Transform | None = None,
+    shard: tuple[int, int] | None = None,
 ) -> GraphTarget:
     """Load a target from a folder. Raises ConfigError and WeightsError.
 
     dtype None: on CPU weights stay as stored, elsewhere bfloat16. Activations are float32 on CPU (float64 if
-    asked for), elsewhere `dtype`. `transform` sees each matrix by its name and may quantize or repack it.
+    asked for), elsewhere `dtype`. `transform` sees each matrix by its name and may quantize or repack it. `shard`: only
+    what (rank, of how many) has of it; its results are right beside a `runner` that adds up over the ranks.
     """
     folder, device = Path(path), torch.device(device)
     config = parse_target(read_config(folder))
@@ -50,7 +55,10 @@ def load_target(
     active, stored = choose_dtypes(dtype, device)
     runner = runner or EagerRunner(active)
     weights = Weights(tensors, device, stored, transform, runner.reads_blocks)
+    if shard is not None:
+        weights, config = sharded(weights, Shard.of(split_of(config), *shard))
     target = spec.build(config, weights, runner, active)
+    target.shard = shard
     tensors.finish()
     return target
 
@@ -65,7 +73,7 @@ def load_assistant(
 ) -> GemmaAssistant:
     """Load the MTP drafter made for `target`, on its device. Raises PairError, ConfigError and WeightsError.
 
-    `runner` None: the target's. dtype as for `load_target`.
+    `runner` None: the target's. dtype as for `load_target`. It is shared out as the target is.
     """
     folder = Path(path)
     config = parse_assistant(read_config(folder))
@@ -74,12 +82,18 @@ def load_assistant(
             f"{folder} is an MTP drafter for Gemma 4, which {target.path} is not: use the drafter ngram, or a smaller "
             "model with the same tokenizer"
         )
-    check_pair(config, target.config, (str(folder), str(target.path)))
+    whole = target.config if target.shard is None else parse_target(read_config(target.path))
+    assert isinstance(whole, GemmaConfig)
+    check_pair(config, whole, (str(folder), str(target.path)))
     tensors = Tensors(folder, assistant_shapes(config), range(len(config.text.layers)), config.text.tied)
     on_cpu = target.device.type == "cpu"
     _, stored = choose_dtypes(dtype if on_cpu else dtype or target.dtype, target.device)
     runner = runner or target.runner
     weights = Weights(tensors, target.device, stored, transform, runner.reads_blocks)
+    if target.shard is not None:
+        part = Shard.of(split_gemma(config.text), *target.shard)
+        weights, text = sharded(weights, part)
+        config = replace(config, text=text)
     assistant = GemmaAssistant(config, weights, target, runner)
     tensors.finish()
     return assistant

@@ -37,6 +37,7 @@ class GraphTarget(ABC):
         self.kv_dtype: StoreType = dtype
         self.layer_count = config.layer_count
         self.tapped: tuple[int, ...] = ()
+        self.shard: tuple[int, int] | None = None  # (rank, of how many), if it has a share of the model only
         # Bound methods are made anew at each access; a runner keeps its recording under one object.
         self.hidden_graph = self._hidden
         self.logits_graph = self._logits

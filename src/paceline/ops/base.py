@@ -38,6 +38,7 @@ class Weight:
     data: torch.Tensor
     kind: WeightKind
     scale: torch.Tensor | None = None
+    partial: bool = False  # has some of the inputs only: the results of all ranks are to be added
 
     @property
     def out_features(self) -> int:
@@ -64,9 +65,22 @@ class Weight:
         object.__setattr__(self, "data", self.data.to("meta"))
         object.__setattr__(self, "scale", None if self.scale is None else self.scale.to("meta"))
 
-    def rows(self, ids: torch.Tensor) -> Weight:
-        """A copy with the outputs `ids` [n] in that order."""
+    def rows(self, ids: torch.Tensor | slice) -> Weight:
+        """With the outputs `ids` [n] in that order, a copy; of a slice a view."""
         return Weight(self.data[ids], self.kind, None if self.scale is None else self.scale[ids])
+
+    @property
+    def unit(self) -> int:
+        """Inputs that are stored together: a matrix can be cut between such groups."""
+        return self.blocks.elements if self.blocks is not None else 32 if self.kind == "int4" else 1
+
+    def part(self, start: int, stop: int) -> Weight:
+        """A copy with the inputs from `start` to `stop`, both multiples of `unit`, marked as a part."""
+        per = self.data.shape[1] / self.in_features  # elements of `data` for an input
+        data = self.data[:, int(start * per) : int(stop * per)].contiguous()
+        grouped = self.scale is not None and self.scale.dim() == 2
+        scale = self.scale[:, start // 32 : stop // 32].contiguous() if grouped else self.scale  # type: ignore[index]
+        return Weight(data, self.kind, scale, partial=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,6 +102,17 @@ class Experts:
     kept_groups: int = 1  # those whose two best add up to the most; experts of others are not chosen
 
 
+class Group(Protocol):
+    """The processes, ranks, that compute one target together."""
+
+    rank: int
+    ranks: int
+
+    def add(self, x: torch.Tensor) -> None:
+        """x [N, width] becomes the sum of all ranks' x, in the order of the ranks: the same bits on each."""
+        ...
+
+
 class Ops(Protocol):
     def tokens(self) -> Value:
         """Token ids of the rows, [N]."""
@@ -102,7 +127,7 @@ class Ops(Protocol):
         ...
 
     def linear(self, x: Value, weight: Weight, bias: torch.Tensor | None = None) -> Value:
-        """x @ weight.T, plus bias [out]"""
+        """x @ weight.T, added up over the ranks where `weight` is partial, plus bias [out]"""
         ...
 
     def rms_norm(self, x: Value, weight: torch.Tensor | None, eps: float, groups: int = 1) -> Value:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -24,9 +25,10 @@ from paceline.errors import UsageError
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import Layout
 from paceline.memory import Arena
-from paceline.ops.base import Drawn, Graph, RoundStart, Rule, Stop, Weight
+from paceline.ops.base import Drawn, Graph, Group, RoundStart, Rule, Stop, Weight
 from paceline.ops.prefetch import Matrix, settle
-from paceline.ops.recording import Code, Node, RecordingOps, Symbol, place, schedule
+from paceline.ops.recording import Code, Node, RecordingOps, Symbol, place, schedule, shared_work
+from paceline.ops.segments import program_of
 from paceline.ops.tiles import KINDS, tiles, usable
 
 _LAYOUT = 20  # of the extension's signatures
@@ -97,16 +99,16 @@ class NativeRunner:
 
     reads_blocks = True
 
-    def __init__(self, threads: int | None = None, exact: bool = False) -> None:
-        """`exact`: bfloat16 weights are multiplied with float32 even where the CPU is faster with `bf16_dot()`, and so
-        are weights in blocks, whose inputs are rounded to 8 or 16 bits otherwise."""
+    def __init__(self, threads: int | None = None, exact: bool = False, group: Group | None = None) -> None:
+        """`group` adds up what partial weights give. `exact`: bfloat16 weights are multiplied with float32 even where the
+        CPU is faster with `bf16_dot()`, and so are weights in blocks, whose inputs are rounded to 8 or 16 bits else."""
         self._exact = exact
         if threads is not None:
             set_threads(threads)
         elif _extension().threads() == 1:
             set_threads(default_threads())
         self._plans: dict[Graph, Plan] = {}
-        self._shared = Shared(exact)
+        self._shared = Shared(exact, group)
 
     def run(
         self, graph: Graph, rows: ForwardBatch, cache: KVCache | None, given: Mapping[str, torch.Tensor]
@@ -155,6 +157,7 @@ class Shared:
     """What the plans of a runner have in common: a weight that several graphs read is packed once."""
 
     exact: bool
+    group: Group | None = None
     arena: Arena = field(default_factory=Arena)
     packed: dict[tuple[int, int], tuple[Weight, torch.Tensor, int]] = field(
         default_factory=dict
@@ -169,6 +172,8 @@ class Plan:
         ops = RecordingOps()
         self._results: tuple[Symbol, ...] = graph(ops)
         self._givens = ops.givens
+        if shared.group is not None and shared.group.rank:  # the results are rank 0's
+            self._results, ops.nodes = (), shared_work(ops.nodes)
         self.steps = schedule(ops.nodes)
         self._buffers = place(self.steps, {symbol.root for symbol in self._results})
         self._read = [symbol for symbol in self._givens.values() if symbol in self._buffers]
@@ -179,8 +184,11 @@ class Plan:
         self._alive: list[torch.Tensor] = []  # everything whose address the program holds
         self._shared, self._tables = shared, tables
         self.matrices: list[Matrix] = []  # of linears, in the order in which a forward reads them
-        self.program = _extension().Program()
+        self.program: Any = program_of(_extension().Program, shared.group, self._add_up)
         for step in self.steps:
+            if step[0].code is Code.REDUCE:
+                self.program.cut(*step[0].inputs, *step[0].outputs)
+                continue
             self.program.begin_step()
             for node in step:
                 self._add(node)
@@ -254,6 +262,11 @@ class Plan:
                 self._tensors[s.root][:count, s.column : s.column + s.width] for s in self._results
             )
         return views
+
+    def _add_up(self, group: Group, mine: Symbol, whole: Symbol, count: int) -> None:
+        out = self._tensors[whole.root][:count, : whole.width]
+        out.copy_(self._tensors[mine.root][:count, : mine.width])
+        group.add(out)
 
     def _run(self, rows: ForwardBatch, count: int) -> int:
         if not self._reads_rows or not count:

@@ -23,6 +23,7 @@ class Code(IntEnum):
 
     EMBED, NORM, ROTARY, STORE, ADD, MUL, SCALE, GELU, GATED_GELU, GATED_SILU, BIAS, SOFTCAP, COPY = range(13)
     ROUTE, MIX, TOP_CLUSTERS, LINEAR, ATTENTION, EXPERTS, GATHER = range(13, 20)
+    REDUCE = 20  # between programs: see NativeRunner
 
 
 GATED: Mapping[Activation, Code] = {"gelu": Code.GATED_GELU, "silu": Code.GATED_SILU}
@@ -83,10 +84,14 @@ class RecordingOps:
     def linear(self, x: Value, weight: Weight, bias: torch.Tensor | None = None) -> Value:
         assert x.width == weight.in_features, f"{x.width} columns for a weight of {weight.in_features}"
         (y,) = self._note(Code.LINEAR, [x], [weight.out_features], weights=[weight])
+        y = self._reduce(y, weight)
         if bias is None:
             return y
         assert bias.numel() == y.width, f"{y.width} columns for a bias of {bias.numel()}"
         return self._note(Code.BIAS, [y], [y.width], integers=[bias])[0]
+
+    def _reduce(self, y: Symbol, weight: Weight) -> Symbol:
+        return self._note(Code.REDUCE, [y], [y.width])[0] if weight.partial else y
 
     def rms_norm(self, x: Value, weight: torch.Tensor | None, eps: float, groups: int = 1) -> Value:
         return self._note(Code.NORM, [x], [x.width], integers=[groups, weight], number=eps)[0]
@@ -171,7 +176,8 @@ class RecordingOps:
             weights=list(experts.down),
             integers=[top_k, inner, 0],
         )[0]
-        return self._note(Code.MIX, [route, down], [hidden], integers=[top_k])[0]
+        (mixed,) = self._note(Code.MIX, [route, down], [hidden], integers=[top_k])
+        return self._reduce(mixed, experts.down[0])
 
     def per_head(self, x: Value, weights: Seq[Weight], beside: Value | None = None) -> Value:
         count = len(weights)
@@ -235,8 +241,23 @@ def schedule(nodes: list[Node]) -> list[list[Node]]:
             take((Code.ATTENTION,), len(left), chain=False)
         if len(left) == before:
             take((Code.EXPERTS, Code.GATHER), 1, chain=False)
+        if len(left) == before:
+            take((Code.REDUCE,), 1, chain=False)
         assert len(left) < before, "a graph must not have cycles"
     return steps
+
+
+def shared_work(nodes: list[Node]) -> list[Node]:
+    """What a rank whose results nobody reads still has to compute: sums over ranks, and K/V, with all they need."""
+    writers: dict[Symbol, list[Node]] = {}
+    for node in nodes:
+        for symbol in node.outputs:
+            writers.setdefault(symbol.root, []).append(node)
+    needed = {id(node) for node in nodes if node.code in (Code.REDUCE, Code.STORE)}
+    for node in reversed(nodes):
+        if id(node) in needed:
+            needed |= _needs(node, writers)
+    return [node for node in nodes if id(node) in needed]
 
 
 def _needs(node: Node, writers: dict[Symbol, list[Node]]) -> set[int]:

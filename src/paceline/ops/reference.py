@@ -22,7 +22,7 @@ from paceline.errors import UsageError
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import Layout
 from paceline.ops import blocks
-from paceline.ops.base import Activation, Experts, Graph, RoundStart, Rule, Stop, Weight
+from paceline.ops.base import Activation, Experts, Graph, Group, RoundStart, Rule, Stop, Weight
 
 INT4_GROUP = 32
 MAX_SCORES = 1 << 27  # attention scores held at once, in elements
@@ -42,8 +42,9 @@ class EagerRunner:
 
     reads_blocks = False  # it can, but would widen them at each call
 
-    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
-        self.dtype = dtype
+    def __init__(self, dtype: torch.dtype = torch.float32, group: Group | None = None) -> None:
+        """`group`: the ranks that add up what partial weights give."""
+        self.dtype, self._group = dtype, group
 
     def prepare(self, graphs: Seq[Graph]) -> None:
         """Nothing: weights are read as they were loaded."""
@@ -56,7 +57,7 @@ class EagerRunner:
     def run(
         self, graph: Graph, rows: ForwardBatch, cache: KVCache | None, given: Mapping[str, Tensor]
     ) -> tuple[Tensor, ...]:
-        return graph(ReferenceOps(rows, cache, given, self.dtype))
+        return graph(ReferenceOps(rows, cache, given, self.dtype, self._group))
 
     def draft_round(
         self,
@@ -79,8 +80,9 @@ class ReferenceOps:
         cache: KVCache | None,
         given: Mapping[str, Tensor],
         dtype: torch.dtype = torch.float32,
+        group: Group | None = None,
     ) -> None:
-        self.rows, self.cache, self.dtype = rows, cache, dtype
+        self.rows, self.cache, self.dtype, self._group = rows, cache, dtype, group
         self._given = given
         self._exact = torch.float64 if dtype == torch.float64 else torch.float32
         self._rotary: dict[int, tuple[Tensor, Tensor]] = {}  # id of inv_freq, alive as long as the graph
@@ -112,7 +114,16 @@ class ReferenceOps:
     # -- arithmetic ------------------------------------------------------------------------------------------
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-        return F.linear(x, dequantize(weight, None, x.dtype), None if bias is None else bias.to(x.dtype))
+        bias = None if bias is None else bias.to(x.dtype)
+        if not weight.partial:
+            return F.linear(x, dequantize(weight, None, x.dtype), bias)
+        y = self._reduce(F.linear(x, dequantize(weight, None, x.dtype)))
+        return y if bias is None else y + bias
+
+    def _reduce(self, y: Tensor) -> Tensor:
+        assert self._group is not None, "a partial weight needs the other ranks"
+        self._group.add(y)
+        return y
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float, groups: int = 1) -> Tensor:
         wide = x.to(self._exact).view(x.shape[0], groups, -1)  # [N, groups, width / groups]
@@ -275,9 +286,10 @@ class ReferenceOps:
         for e in sorted(set(chosen.flatten().tolist())):
             row, rank = torch.where(chosen == e)
             gate, up = self.linear(expert_input[row], experts.gate_up[e]).chunk(2, dim=-1)
-            value = self.linear(self.gated(gate, up, experts.activation), experts.down[e])
+            down = dequantize(experts.down[e], None, out.dtype)
+            value = F.linear(self.gated(gate, up, experts.activation), down)
             out.index_add_(0, row, (value * share[row, rank, None]).to(out.dtype))
-        return out
+        return self._reduce(out) if experts.down[0].partial else out
 
     def per_head(self, x: Tensor, weights: Seq[Weight], beside: Tensor | None = None) -> Tensor:
         count, rows = len(weights), len(x)

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from paceline.assembly import pick_device, pick_runner
 from paceline.config import EngineConfig
 from paceline.core import ForwardBatch
 from paceline.errors import WeightsError
@@ -25,6 +24,7 @@ from paceline.models.registry import load_target
 from paceline.models.target import GraphTarget
 from paceline.ops.base import Ops, Value
 from paceline.ops.reference import dequantize
+from paceline.ops.runners import pick_device, pick_runner
 from paceline.train.parallel import Captured
 from paceline.train.windows import Windows
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from paceline.assembly import make_cache, pick_device, pick_runner
+from paceline.assembly import make_cache
 from paceline.config import EngineConfig
 from paceline.control.fixed import FixedPolicy
 from paceline.core import Completion, SamplingParams
@@ -23,6 +23,7 @@ from paceline.drafters.ngram import NgramDrafter
 from paceline.engine.engine import Engine, EngineParts
 from paceline.errors import RequestFailed
 from paceline.models.registry import load_target
+from paceline.ops.runners import pick_device, pick_runner
 from paceline.train.methods import method_of
 from paceline.train.windows import Text
 

@@ -1,0 +1,58 @@
+"""Where and with what arithmetic graphs are run: device and runner of an `EngineConfig`."""
+
+from __future__ import annotations
+
+import torch
+
+from paceline.config import EngineConfig
+from paceline.core import MAX_DRAFT_TOKENS
+from paceline.errors import UsageError
+from paceline.ops.base import Group, Runner
+from paceline.ops.reference import EagerRunner
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def pick_device(name: str) -> torch.device:
+    """The device for `auto`, `cpu`, `cuda`, `cuda:N` or `mps`. Raises UsageError if it is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"device={name!r} is unknown: use auto, cpu, cuda, cuda:N or mps") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(
+            "device='cuda', but this PyTorch sees no CUDA GPU: use device='cpu', or install a CUDA build"
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UsageError("device='mps', but this PyTorch has no Metal support here: use device='cpu'")
+    return device
+
+
+def pick_runner(config: EngineConfig, device: torch.device, group: Group | None = None) -> tuple[Runner, str]:
+    """(runner, what it is): the native kernels where they can run, plain torch elsewhere."""
+    exact = config.activations == "float32"
+    if device.type != "cpu":
+        if exact:
+            raise UsageError(
+                f"activations=float32 is for the CPU; on {device} they follow dtype: set dtype=float32"
+            )
+        return EagerRunner(DTYPES.get(config.dtype, torch.bfloat16), group), f"plain torch on {device}"
+    if not config.native:
+        return EagerRunner(torch.float32, group), "plain torch (native kernels switched off)"
+    from paceline.ops import native
+
+    reason = native.why_not()
+    if reason is not None:
+        return EagerRunner(torch.float32, group), f"plain torch: {reason}"
+    rows = max(config.step_tokens, config.prefill_chunk) + config.max_batch * (MAX_DRAFT_TOKENS + 1)
+    if rows > native.most_rows():
+        raise UsageError(
+            f"a step of these sizes may have {rows} rows, at most {native.most_rows()} are computed at once: "
+            "use a smaller step_tokens, prefill_chunk or max_batch"
+        )
+    threads = config.threads or native.default_threads()
+    return native.NativeRunner(
+        threads, exact, group
+    ), f"native kernels ({native.isa(exact)}, {threads} threads)"
