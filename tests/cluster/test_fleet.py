@@ -269,7 +269,7 @@ def test_the_application_with_its_ingress_within_ray(
 ) -> None:
     args = {
         "engine": {"target": "demo", "threads": 1, "max_model_len": 512},
-        "server": {"host": "127.0.0.1", "model_name": "fake"},
+        "server": {"without_key": True, "model_name": "fake"},
     }
     app = serve.RunTarget(build(args), name="whole", route_prefix="/whole")
     serve.run_many([app], wait_for_applications_running=False)

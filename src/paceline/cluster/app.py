@@ -11,6 +11,7 @@ from paceline.cluster.config import FleetConfig, sized
 from paceline.cluster.fleet import deployment, furnished
 from paceline.cluster.worker import RemoteWorker
 from paceline.config import EngineConfig
+from paceline.errors import UsageError
 from paceline.server.app import build_app
 from paceline.server.metrics import Metrics
 from paceline.server.security import Keys
@@ -20,7 +21,7 @@ from paceline.server.start import served_name, to_stderr
 
 
 class Ingress:
-    """The HTTP application of `paceline serve`. Ray's proxies listen: `host` says where, the port is theirs."""
+    """The HTTP application of `paceline serve`. Ray's proxies listen."""
 
     def __init__(self, replicas: Any, engine: EngineConfig, server: ServerConfig, fleet: FleetConfig) -> None:
         def load() -> Any:
@@ -47,9 +48,12 @@ def build(args: dict[str, Any]) -> Any:
     tables = check_tables(dict(args), kinds, "args")
     fleet = replace(FleetConfig(**tables[2]), ray_address="auto")  # the one that builds this
     engine = sized(EngineConfig.of(tables[0]), fleet)
-    server = server_config(
-        {"host": "0.0.0.0"} | tables[1]
-    )  # where Ray's proxies listen: not without a key unasked
+    if "host" in tables[1]:
+        raise UsageError(
+            "args.server.host says nothing here, since Ray's proxies listen: leave it out, and set http_options.host"
+        )
+    # where they do is not known here, and may be on any network: not without a key unless without_key says so
+    server = server_config({"host": "0.0.0.0"} | tables[1])
     ingress = serve.deployment(
         serve.ingress()(Ingress),
         name="Ingress",
