@@ -65,6 +65,19 @@ void bind_cache(Program& p, const std::vector<LayerTuple>& layers, bool packed) 
   p.bind_cache(std::move(out));
 }
 
+// Recurrent states: (state, recent) of each layer, places and goals by slot, where they stand by state.
+void bind_states(Program& p, const std::vector<std::tuple<int64_t, int64_t>>& layers, int64_t place, int64_t goal, int64_t folded,
+                 int64_t slots, int64_t count, int64_t most, int64_t history) {
+  States out;
+  for (const auto& [state, recent] : layers)
+    out.layers.push_back({reinterpret_cast<float*>(state), reinterpret_cast<float*>(recent)});
+  out.place = reinterpret_cast<const int32_t*>(place);
+  out.goal = reinterpret_cast<const int32_t*>(goal);
+  out.folded = reinterpret_cast<int32_t*>(folded);
+  out.slots = slots, out.count = count, out.most = most, out.history = history;
+  p.bind_states(std::move(out));
+}
+
 int run(Program& p, int64_t count, int64_t tokens, int64_t positions, int64_t slots) {
   Rows rows{count, reinterpret_cast<const int64_t*>(tokens), reinterpret_cast<const int32_t*>(positions),
             reinterpret_cast<const int32_t*>(slots)};
@@ -208,7 +221,7 @@ std::tuple<uint32_t, uint32_t> keys(uint64_t seed, int64_t position, uint32_t pu
 }  // namespace
 
 NB_MODULE(_native, m) {
-  m.attr("layout") = 20;  // raised whenever these signatures change; paceline/ops/native.py checks it
+  m.attr("layout") = 21;  // raised whenever these signatures change; paceline/ops/native.py checks it
   m.attr("most_rows") = static_cast<int>(Pool::max_chunks);  // of one run: a row has at least a chunk of its own
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("choose_isa", [](const std::string& name) { return choose_kernels(name.c_str()); });
@@ -246,6 +259,7 @@ NB_MODULE(_native, m) {
       .def("bind", [](Program& p, int buffer, int64_t data, int64_t stride) { p.bind(buffer, reinterpret_cast<void*>(data), stride); })
       .def("bind_cache", &bind_cache)
       .def("branch", &Program::branch)
+      .def("bind_states", &bind_states)
       .def("run", &run)
       .def("run_numbers", &run_numbers)
       .def("draft_round", &run_round)

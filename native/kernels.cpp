@@ -2,6 +2,7 @@
 // compiled for a newer instruction set could be the copy that the linker keeps for everyone.
 #include "attention_packed.h"
 #include "blocks.h"
+#include "delta.h"
 #include "measure.h"
 
 #define PL_TEXT_(x) #x
@@ -16,7 +17,7 @@ using namespace PACELINE_ISA;
 template <class By>
 static constexpr Kernels table() {
   return {PL_TEXT(PACELINE_ISA), L, TILE, has_bf16_dot, tile_bytes_any, pack_any, prepared_bytes_any<By>, prepare_any<By>, linear_any<By>,
-          attention<By>, store_packed, norm, rotary, embed_any, add, mul, scale, gelu, gated_gelu, gated_silu, softcap, softmax,
+          attention<By>, store_packed, delta_scratch, delta_rule, norm, rotary, embed_any, add, mul, scale, gelu, gated_gelu, gated_silu, gated_sigmoid, softcap, softmax,
           read_all, burn, burn_flops, burn_bf16_dot};
 }
 

@@ -48,6 +48,7 @@ void Program::add(Op op) {
   Step& step = steps_.back();
   counted_[0] = most_heads_ = 0;
   reads_cache_ = reads_cache_ || op.code == STORE || op.code == ATTENTION;
+  reads_states_ = reads_states_ || op.code == DELTA;
   if (op.code == ATTENTION) heads_ = std::min(heads_, op.integers[1]);
   if (op.code == EMBED) token_limit_ = std::min(token_limit_, op.table.out);
   for (const Value& v : op.values)
@@ -132,6 +133,8 @@ int64_t Program::chunks_of(const Step& step) const {
       int64_t per = outputs_per_chunk(o.weights[0]);
       total += (o.weights[0].out + per - 1) / per;
     }
+  } else if (op.code == DELTA) {
+    for (const Op& o : step.ops) total += static_cast<int64_t>(texts_.size()) * o.integers[2];
   } else if (op.code == EXPERTS) {
     total = static_cast<int64_t>(op.weights.size());
   } else {
@@ -142,8 +145,8 @@ int64_t Program::chunks_of(const Step& step) const {
 
 // False if a step has more chunks than the pool can count.
 bool Program::count_chunks() {
-  const int64_t now[3] = {rows_.count, runs(), threads_};
-  if (std::equal(now, now + 3, counted_)) return true;
+  const int64_t now[4] = {rows_.count, runs(), static_cast<int64_t>(texts_.size()), threads_};
+  if (std::equal(now, now + 4, counted_)) return true;
   counted_[0] = 0;
   chunks_.clear();
   for (const Step& step : steps_) {
@@ -151,7 +154,7 @@ bool Program::count_chunks() {
     if (chunks > Pool::max_chunks) return false;
     chunks_.push_back(static_cast<int>(chunks));
   }
-  std::copy(now, now + 3, counted_);
+  std::copy(now, now + 4, counted_);
   return true;
 }
 
@@ -160,7 +163,7 @@ int Program::check(const Rows& rows) {
     for (const Buffer& buffer : buffers_)
       if (!buffer.data) return NOT_BOUND;
   bound_ = true;
-  if (reads_cache_ && layers_.empty()) return NOT_BOUND;
+  if ((reads_cache_ && layers_.empty()) || (reads_states_ && states_.layers.empty())) return NOT_BOUND;
   for (int64_t r = 0; r < rows.count; ++r) {
     if (token_limit_ != INT64_MAX && (rows.tokens[r] < 0 || rows.tokens[r] >= token_limit_)) return BAD_TOKEN;
     if (!reads_cache_) continue;
@@ -169,7 +172,7 @@ int Program::check(const Rows& rows) {
           rows.slots[r] >= layer.k.slots)
         return BAD_POSITION;
   }
-  return OK;
+  return reads_states_ && !find_texts(rows) ? BAD_STATE : OK;
 }
 
 int Program::run(const Rows& rows) {
@@ -192,7 +195,7 @@ int Program::replay(const Rows& rows) {
   if (!profiling_) {
     Pool::instance().run(*this, chunks_);
     spent_ += now() - begin;
-    return status_;
+    return settle();
   }
   for (size_t i = 0; i < steps_.size(); ++i) {  // the same chunks, one step at a time with a clock around it
     OneStep alone(*this, static_cast<int>(i));
@@ -200,6 +203,13 @@ int Program::replay(const Rows& rows) {
     Pool::instance().run(alone, {chunks_[i]});
     steps_[i].seconds = std::min(steps_[i].seconds, now() - start);  // what else ran on the core does not count
   }
+  return settle();
+}
+
+// The states of all layers stand where they shall from here on: what comes after the run may fail.
+int Program::settle() {
+  if (reads_states_)
+    for (const Text& text : texts_) states_.folded[text.place] = static_cast<int32_t>(text.goal);
   return status_;
 }
 
@@ -222,6 +232,7 @@ void Program::chunk(int step_index, int index, int thread) {
       case LINEAR: return linear(step, step_index, index, thread);
       case ATTENTION: return attention(step, index);
       case EXPERTS: return experts(step.ops[0], index, thread);
+      case DELTA: return delta(step, index, thread);
       default: return gather(step.ops[0], step_index, index, thread);
     }
   }
@@ -247,7 +258,7 @@ void Program::row_op(const Op& op, int64_t row, int64_t begin, int64_t end) {
   switch (op.code) {
     case EMBED: return k.embed(op.table, rows_.tokens[row], op.number, y);
     case NORM: return k.norm(x, pointer(1), y, v[0].width, static_cast<int>(op.integers[0]), op.number);
-    case ROTARY: return k.rotary(x, pointer(1), y, v[0].width, static_cast<int>(op.integers[0]), rows_.positions[row]);
+    case ROTARY: return k.rotary(x, pointer(1), y, v[0].width, static_cast<int>(op.integers[0]), op.integers[2], rows_.positions[row]);
     case STORE: return store(op, row);
     case ADD: return k.add(x + begin, at(v[1], row) + begin, y + begin, n);
     case MUL: return k.mul(x + begin, at(v[1], row) + begin, y + begin, n);
@@ -255,6 +266,15 @@ void Program::row_op(const Op& op, int64_t row, int64_t begin, int64_t end) {
     case GELU: return k.gelu(x + begin, y + begin, n);
     case GATED_GELU: return k.gated_gelu(x + begin, at(v[1], row) + begin, y + begin, n);
     case GATED_SILU: return k.gated_silu(x + begin, at(v[1], row) + begin, y + begin, n);
+    case GATED_SIGMOID: {
+      const float* gate = x;
+      if (v[0].width > 1) return k.gated_sigmoid(gate, at(v[1], row), y, v.back().width);
+      const float one = 1;  // a gate of the whole row
+      float open;
+      k.gated_sigmoid(gate, &one, &open, 1);
+      return k.scale(at(v[1], row), open, y, v.back().width);
+    }
+    case KEEP: return keep_row(op, row);
     case BIAS: return k.add(x + begin, pointer(0) + begin, y + begin, n);
     case SOFTCAP: return k.softcap(x + begin, op.number, y + begin, n);
     case COPY: std::memcpy(y + begin, x + begin, n * sizeof(float)); return;

@@ -17,8 +17,8 @@ bool choose_kernels(const char* name);
 bool bf16_dot_by_floats();  // whether pairs of bfloat16 are multiplied as floats, not in one instruction
 
 enum Code : int {
-  EMBED, NORM, ROTARY, STORE, ADD, MUL, SCALE, GELU, GATED_GELU, GATED_SILU, BIAS, SOFTCAP, COPY, ROUTE, MIX, TOP_CLUSTERS,  // of one row
-  LINEAR, ATTENTION, EXPERTS, GATHER
+  EMBED, NORM, ROTARY, STORE, ADD, MUL, SCALE, GELU, GATED_GELU, GATED_SILU, BIAS, SOFTCAP, COPY, ROUTE, MIX, TOP_CLUSTERS, GATED_SIGMOID, KEEP,  // of one row
+  LINEAR, ATTENTION, EXPERTS, GATHER, DELTA
 };
 
 struct Value {  // `width` columns of a buffer, from `column`
@@ -39,9 +39,20 @@ struct Layer {
   Pages k, v;
 };
 
+struct StateLayer {
+  float *state, *recent;  // [count][value heads][key][value], [count][most][width]
+};
+
+struct States {  // recurrent states: of which there are `count`, one for each slot that is in use
+  std::vector<StateLayer> layers;
+  const int32_t *place = nullptr, *goal = nullptr;  // by slot: its state, and the position where it shall stand after a run
+  int32_t* folded = nullptr;                        // by state: the position where it stands
+  int64_t slots = 0, count = 0, most = 0, history = 0;  // rows that are kept, and that a row reads before itself
+};
+
 void pack_tiles(const Matrix& m, char* out);  // with all threads; `out` is zero
 
-enum Status : int { OK = 0, BAD_TOKEN = 1, BAD_POSITION = 2, NOT_BOUND = 3, TOO_MANY_ROWS = 4 };
+enum Status : int { OK = 0, BAD_TOKEN = 1, BAD_POSITION = 2, NOT_BOUND = 3, TOO_MANY_ROWS = 4, BAD_STATE = 5 };
 
 class Program : public Job {
  public:
@@ -55,6 +66,7 @@ class Program : public Job {
   using Further = std::pair<int64_t, int32_t>;
   using Copy = std::tuple<int32_t, int32_t, int64_t>;
   void branch(std::vector<Further> further, std::vector<Copy> copies);
+  void bind_states(States states) { states_ = std::move(states); }
   int run(const Rows& rows);
   void chunk(int step, int index, int thread) override;
   int64_t steps() const { return static_cast<int64_t>(steps_.size()); }
@@ -77,6 +89,9 @@ class Program : public Job {
     int64_t kv_heads, group, per;
     int64_t parts() const { return (group + per - 1) / per; }
     int64_t count() const { return kv_heads * parts(); }
+  };
+  struct Text {  // rows of one text, its state, where that stands and shall stand
+    int64_t row, count, place, begin, goal;
   };
   struct Scratch {  // of one thread
     std::vector<char> data;
@@ -103,6 +118,7 @@ class Program : public Job {
   int64_t runs() const { return static_cast<int64_t>(runs_.size()) - 1; }
   int check(const Rows& rows);
   int replay(const Rows& rows);
+  int settle();
 
   void row_op(const Op& op, int64_t row, int64_t begin, int64_t end);
   void store(const Op& op, int64_t row);
@@ -114,6 +130,9 @@ class Program : public Job {
   void linear(const Step& step, int step_index, int index, int thread);
   void attention(const Step& step, int index);
   void attend_block(AttentionArgs args, int64_t row);
+  bool find_texts(const Rows& rows);
+  void delta(const Step& step, int index, int thread);
+  void keep_row(const Op& op, int64_t row);
   bool goes_on(int64_t row) const;
   void experts(const Op& op, int index, int thread);
   void gather(const Op& op, int step_index, int index, int thread);
@@ -122,6 +141,8 @@ class Program : public Job {
   std::vector<Step> steps_;
   std::vector<Buffer> buffers_;
   std::vector<Layer> layers_;
+  States states_;
+  std::vector<Text> texts_;
   std::vector<Scratch> scratch_;
   std::vector<int> chunks_;
   std::vector<int64_t> runs_;  // first rows, then the number of rows
@@ -131,8 +152,9 @@ class Program : public Job {
   std::vector<Further> further_;  // sorted
   std::vector<Copy> copies_;
   int64_t token_limit_ = INT64_MAX, heads_ = INT64_MAX;  // least of any op
-  bool reads_cache_ = false, bound_ = false;  // an op reads the cache; all buffers were there at the last look
-  int64_t counted_[3] = {};                   // rows, runs and threads that chunks_ was counted for
+  bool reads_cache_ = false, reads_states_ = false;  // an op does
+  bool bound_ = false;                                 // all buffers were there at the last look
+  int64_t counted_[4] = {};                   // rows, runs, texts and threads that chunks_ was counted for
   uint64_t run_ = 0;
   int threads_ = 1;
   bool profiling_ = false;

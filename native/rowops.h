@@ -42,6 +42,9 @@ static void gated_gelu(const float* x, const float* z, float* y, int64_t n) {
 static void gated_silu(const float* x, const float* z, float* y, int64_t n) {
   each2(x, z, y, n, [](V a, V b) { return vsilu(a) * b; });
 }
+static void gated_sigmoid(const float* x, const float* z, float* y, int64_t n) {
+  each2(x, z, y, n, [](V a, V b) { return b / (broadcast(1.0f) + vexp(-a)); });
+}
 static void softcap(const float* x, float cap, float* y, int64_t n) {
   each(x, y, n, [cap](V a) { return vtanh(a / broadcast(cap)) * cap; });
 }
@@ -97,10 +100,11 @@ PL_INLINE void sincos4(D4 x, D4& s, D4& c) {
   c = ((q + 1) & 2) != 0 ? -b : b;
 }
 
-static void rotary(const float* x, const float* inv_freq, float* y, int64_t width, int heads, int32_t position) {
+static void rotary(const float* x, const float* inv_freq, float* y, int64_t width, int heads, int64_t rotated,
+                   int32_t position) {
   constexpr int64_t MOST = 512;  // pairs of a head
   float sine[MOST], cosine[MOST];
-  int64_t d = width / heads, half = d / 2 < MOST ? d / 2 : MOST;
+  int64_t d = width / heads, half = rotated / 2 < MOST ? rotated / 2 : MOST;
   for (int64_t i = 0; i < half; i += 4) {
     F4 angle{};
     for (int j = 0; j < 4 && i + j < half; ++j) angle[j] = static_cast<float>(position) * inv_freq[i + j];
@@ -108,13 +112,15 @@ static void rotary(const float* x, const float* inv_freq, float* y, int64_t widt
     sincos4(__builtin_convertvector(angle, D4), s, c);
     for (int j = 0; j < 4 && i + j < half; ++j) sine[i + j] = static_cast<float>(s[j]), cosine[i + j] = static_cast<float>(c[j]);
   }
-  for (int h = 0; h < heads; ++h, x += d, y += d)
+  for (int h = 0; h < heads; ++h, x += d, y += d) {
     for (int64_t i = 0; i < half; i += L) {
       V a = load_at(x, i, half), b = load_at(x + half, i, half);
       V s = load_at(sine, i, half), c = load_at(cosine, i, half);
       store_at(y, i, half, a * c - b * s);
       store_at(y + half, i, half, b * c + a * s);
     }
+    for (int64_t i = 2 * half; i < d; ++i) y[i] = x[i];
+  }
 }
 
 static void embed(const Matrix& m, int64_t token, float factor, float* y) {

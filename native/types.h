@@ -95,6 +95,21 @@ struct AttentionArgs {  // `heads` heads that read the same K/V head, of `rows` 
   Pages k, v;
 };
 
+struct DeltaArgs {  // one value head of linear attention over a run of rows of one text, see delta.h
+  int64_t begin, store, first, end;  // positions: the state stands before `begin` and is stored before `store`; the run's rows
+  const float *qkv, *b, *a;          // of the run's rows
+  int64_t qkv_stride, b_stride, a_stride;
+  const float* recent;  // what earlier rows hold, qkv, b and a [most][width], each at position % most
+  int64_t most, width;
+  const float *conv, *dt_bias, *decay;  // [kernel][channels], [heads], [heads]
+  int64_t kernel, channels, head, heads;
+  int64_t q_column, k_column, v_column, key_dim, value_dim;
+  float* state;  // [key_dim][value_dim]
+  float* out;
+  int64_t out_stride;
+  float* scratch;  // delta_scratch(...) floats
+};
+
 struct Kernels {
   const char* name;
   int lanes;
@@ -109,8 +124,11 @@ struct Kernels {
                  int64_t y_stride);  // y[r, o] for o in [begin, end), begin a multiple of `tile`
   bool (*attention)(const AttentionArgs&);  // false: a page id is out of range
   void (*store_packed)(const Pages&, bool keys, int64_t index, const float* x);  // place `index` of the pool, all heads
+  int64_t (*delta_scratch)(int64_t key_dim, int64_t value_dim);
+  void (*delta_rule)(const DeltaArgs&);
   void (*norm)(const float* x, const float* weight, float* y, int64_t width, int groups, float eps);
-  void (*rotary)(const float* x, const float* inv_freq, float* y, int64_t width, int heads, int32_t position);
+  void (*rotary)(const float* x, const float* inv_freq, float* y, int64_t width, int heads, int64_t rotated,
+                 int32_t position);  // the first `rotated` columns of each head
   void (*embed)(const Matrix&, int64_t token, float scale, float* y);
   void (*add)(const float*, const float*, float* y, int64_t n);
   void (*mul)(const float*, const float*, float* y, int64_t n);
@@ -118,6 +136,7 @@ struct Kernels {
   void (*gelu)(const float*, float* y, int64_t n);
   void (*gated_gelu)(const float*, const float*, float* y, int64_t n);
   void (*gated_silu)(const float*, const float*, float* y, int64_t n);
+  void (*gated_sigmoid)(const float*, const float*, float* y, int64_t n);
   void (*softcap)(const float*, float cap, float* y, int64_t n);
   void (*softmax)(const float*, float* y, int64_t n);
   float (*read_all)(const float*, int64_t n);

@@ -35,6 +35,13 @@ LATENT = {
     "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
 DEEP_YARN = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}
+LINEAR, FULL = "linear_attention", "full_attention"
+HYBRID: dict[str, Any] = {
+    "num_hidden_layers": 5, "layer_types": [LINEAR, LINEAR, FULL, LINEAR, FULL], "head_dim": 16,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
+                        "mrope_section": [2, 1, 1], "mrope_interleaved": True},
+}  # fmt: skip
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-tied-biases": ("Llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
@@ -53,6 +60,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek": ("DeepseekV3", LATENT | {"n_group": 4, "topk_group": 2, "rope_parameters": DEEP_YARN}),
     "deepseek-whole": ("DeepseekV3", LATENT | {"q_lora_rank": None, "attention_bias": True, "rope_interleave": False}),
     "deepseek-odd": ("DeepseekV3", LATENT | {"attention_bias": True, "norm_topk_prob": False, "rope_parameters": YARN}),
+    "qwen3_5": ("Qwen3_5", HYBRID),
 }  # fmt: skip
 
 
@@ -60,8 +68,27 @@ def build_decoder(name: str, folder: Path, *, seed: int = 0, **changes: Any) -> 
     """Make, save and return the transformers model of one row (eager attention, float32)."""
     torch.manual_seed(seed)
     kind, fields = DECODERS[name]
-    config = getattr(transformers, f"{kind}Config")(**SIZES | fields | changes)
+    known = [f"{kind}TextConfig", f"{kind}Config"]
+    made = next(made for name in known if (made := getattr(transformers, name, None)) is not None)
+    config = made(**SIZES | fields | changes)
     model = finish(getattr(transformers, f"{kind}ForCausalLM")(config), folder)
+    if LINEAR in (getattr(config, "layer_types", None) or ()):
+        _hybrid(model)
+        model.save_pretrained(folder)
     letters = {chr(ord("0") + i): i for i in range(VOCAB)}  # a tokenizer of one character for each token
     Backend(WordLevel(letters, unk_token="0")).save(str(folder / "tokenizer.json"))
     return model
+
+
+@torch.no_grad()
+def _hybrid(model: PreTrainedModel) -> None:
+    """Norms hold what is added to 1; some heads remember for long, others for a moment."""
+    for name, tensor in model.named_parameters():
+        if name.endswith("norm.weight") and "linear_attn" not in name:
+            tensor.sub_(1.0)
+        if name.endswith("A_log"):
+            tensor.uniform_(-5, 0)
+        if name.endswith("conv1d.weight"):
+            tensor.mul_(2.0)
+        if name.endswith("dt_bias"):
+            tensor.uniform_(-2, 1)

@@ -20,7 +20,8 @@ import torch
 from paceline.assembly import find_adapter, load_mtp, load_share
 from paceline.core import ForwardBatch
 from paceline.errors import EngineLost, PacelineError
-from paceline.kv.cache import KVCache, tensors_of
+from paceline.kv.cache import KVCache
+from paceline.kv.tail import tensors_of
 from paceline.ops.runners import pick_device, pick_runner
 from paceline.parallel.group import TorchGroup, first_line, join_store
 from paceline.parallel.messages import Failed, Forward, Order, Ready

@@ -127,7 +127,7 @@ def test_planted_verification_bugs_are_refuted(bug: Any, monkeypatch: pytest.Mon
 
 def test_a_cache_spoilt_by_refused_tokens_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a refused token leaves behind in the cache changes what comes after it."""
-    from paceline.kv.cache import Tail
+    from paceline.kv.tail import Tail
 
     honest = Tail.commit
 

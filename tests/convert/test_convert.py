@@ -39,7 +39,11 @@ from small_tokenizers import SIZE, byte_level, fallback, lines
 GREEDY = paceline.SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 PROMPT = [2, 30, 31, 32, 80]
 # what GGUF has a place for
-SAID = [n for n in DECODERS if n not in ("qwen3-biases", "qwen3-moe-mixed") and not n.startswith("deepseek")]
+SAID = [
+    n
+    for n in DECODERS
+    if n not in ("qwen3-biases", "qwen3-moe-mixed") and not n.startswith(("deepseek", "qwen3_5"))
+]
 
 
 def decoder(name: str, folder: Path, pre: str = "llama-bpe", **changes: Any) -> Any:

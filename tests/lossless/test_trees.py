@@ -149,8 +149,8 @@ def test_a_tree_shrinks_to_its_first_branch_before_a_text_gives_way() -> None:
     tails: list[tuple[int, bool]] = []  # free pages, and whether the tail branches
     tail = engine.state.cache.tail
 
-    def watched(items: Any, parents: Any = None) -> Any:
-        out = tail(items, parents)
+    def watched(items: Any, parents: Any = None, sure: Any = None) -> Any:
+        out = tail(items, parents, sure)
         tails.append((engine.state.cache.pools["full_attention"].free, bool(out._forks)))
         return out
 

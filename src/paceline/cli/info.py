@@ -179,6 +179,8 @@ def _describe(one: Inspection) -> str:
             f"  K/V        {sized(size)} per token, {kind.replace('_', ' ')}"
             + (f", last {reach} kept" if reach else "")
         )
+    if one.state_bytes:
+        lines.append(f"  state      {sized(one.state_bytes)} per text, linear attention")
     lines += [f"  not loaded {part}: {sized(size)}" for part, size in one.skipped.items()]
     lines += [f"  UNSUPPORTED {why}" for why in one.unsupported]
     return "\n".join(lines)

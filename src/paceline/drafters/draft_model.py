@@ -51,7 +51,8 @@ class ModelDrafter:
         while active:
             rows = [(context.sequences[row], [0] * (context.limits[row] - 1)) for row in active]
             try:
-                self.cache.tail([(s.id, self._missing(s) + drafted) for s, drafted in rows])
+                sure = [self._sure(s) for s, _ in rows]
+                self.cache.tail([(s.id, self._missing(s) + drafted) for s, drafted in rows], sure=sure)
                 return active
             except OutOfPages:
                 if not self._evict_idle(busy):
@@ -60,7 +61,9 @@ class ModelDrafter:
 
     def _enter(self, sequence: Sequence, limit: int, busy: set[int]) -> bool:
         """Bring a text up to date, if need be on the pages of texts that are not `busy`; False if there is no room."""
-        if len(sequence.tokens) + MAX_DRAFT_TOKENS >= min(self.cache.max_tokens, self.model.max_len):
+        long = len(sequence.tokens) + MAX_DRAFT_TOKENS >= min(self.cache.max_tokens, self.model.max_len)
+        loose = len(sequence.tokens) - min(self.settled(sequence), len(sequence.tokens) - 1) + limit
+        if long or (self.cache.states is not None and loose > self.cache.states.most_refused):
             self._close(sequence.id)
             return False
         if sequence.id in self._refused and busy.issuperset(self._written):
@@ -103,6 +106,12 @@ class ModelDrafter:
         """Tokens of a text that never change."""
         return len(sequence.tokens)
 
+    def _sure(self, sequence: Sequence) -> int:
+        """How many tokens from the committed ones on the next round will commit."""
+        return max(
+            min(self.settled(sequence), len(sequence.tokens) - 1) - self.cache.committed(sequence.id), 0
+        )
+
     def _commit(self, sequence_id: int, tokens: list[int]) -> None:
         with self.cache.tail([(sequence_id, tokens)]) as tail:
             tail.commit([len(tokens)])
@@ -113,7 +122,7 @@ class ModelDrafter:
         """Logits [b, V] after each sequence's new tokens, which follow what has been written in this round."""
         skip = [len(self._written[s.id]) for s in sequences]
         items = [(s.id, self._written[s.id] + new) for s, new in zip(sequences, news, strict=True)]
-        with self.cache.tail(items) as tail:
+        with self.cache.tail(items, sure=[self._sure(s) for s in sequences]) as tail:
             rows = tail.rows(self.model.device, skip)
             hidden = self.model.forward(rows, self.cache)
         self._written.update(items)

@@ -7,8 +7,8 @@ from paceline.core import Draft
 from paceline.engine.scheduler import ScheduledChunk
 from paceline.engine.state import EngineState
 from paceline.errors import CapacityError
-from paceline.kv.cache import Tail
 from paceline.kv.pages import OutOfPages
+from paceline.kv.tail import Tail
 from paceline.tree import trunk
 
 
@@ -21,8 +21,9 @@ def reserve(
             (w.sequence.id, w.sequence.tokens[w.sequence.committed : w.sequence.committed + w.count] + tokens)
             for w, tokens in zip(work, draft.tokens, strict=True)
         ]
+        sure = [w.count - w.last for w in work]  # a text that cannot go on does not keep its last token
         try:
-            return work, draft, state.cache.tail(items, draft.parents)
+            return work, draft, state.cache.tail(items, draft.parents, sure)
         except OutOfPages as error:
             if draft.parents is not None and any(draft.parents):
                 _cut_to_chains(draft, draft.parents)

@@ -2,7 +2,8 @@
 
 A tail that is not committed never existed: nothing is rolled back, its positions are overwritten by the next one.
 What can fail (space) fails in `tail()`, before any forward. Sliding layers keep the pages that the window, one more
-key for the MTP drafter, and the tail can reach; older pages go back to the pool or stay with the prefix index.
+key for the MTP drafter, and the tail can reach; older pages go back to the pool or stay with the prefix index. What has a
+recurrent state instead of keys is in kv/states.py.
 """
 
 from __future__ import annotations
@@ -11,20 +12,20 @@ import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Literal
 
 import numpy as np
 import torch
 
-from paceline.core import ForwardBatch, Numbers, Tensors
+from paceline.core import MAX_DRAFT_TOKENS
 from paceline.errors import CapacityError, UsageError
-from paceline.kv.fork import Fork
-from paceline.kv.layout import Layout
+from paceline.kv.layout import STATE, Layout
 from paceline.kv.pages import OutOfPages, PagePool
 from paceline.kv.prefix import Node, PrefixIndex
+from paceline.kv.states import States
+from paceline.kv.tail import Tail
 from paceline.memory import Arena
-from paceline.tree import Branches, depths
+from paceline.tree import depths
 
 PAGE_SIZE = 16  # tokens
 MEMORY_PAGE = 4096  # bytes: no system has smaller ones
@@ -45,6 +46,7 @@ class _Entry:
     parent: Node | str | None  # where the next whole page goes in the prefix index, None = not shared
     open_page: list[int]  # committed tokens of the page that is not whole yet
     turn: int = 0  # committed tokens at which a window has left a page behind
+    state: int = -1
 
 
 def _zeros(
@@ -68,7 +70,8 @@ class KVCache:
         dtype: StoreType,
         device: torch.device | str = "cpu",
     ) -> None:
-        """`pages`: kind -> number of pages. K/V tensors are [pages * page_size, kv_heads, head_dim]; a latent has one.
+        """`pages`: kind -> number of pages, or of states. K/V tensors are [pages * page_size, kv_heads, head_dim]; a
+        latent has one.
 
         Packed ones are of bfloat16, each page as native kernels that multiply pairs of it want it; `at` reads both kinds.
         """
@@ -83,6 +86,12 @@ class KVCache:
                 k if layer.latent is not None else _zeros(arena, shape, stored_as(dtype), device)
                 for k, layer, shape in zip(self.k, layout.layers, shapes)
             ]
+            self.states = None
+            if layout.states:
+                exact = torch.float64 if dtype == torch.float64 else torch.float32
+                count = pages.get(STATE, 2 * max_sequences)
+                zeros = partial(_zeros, arena, dtype=exact, device=device)
+                self.states = States(layout.states, count, max_sequences, PAGE_SIZE, zeros)
         except RuntimeError as error:
             raise CapacityError(
                 f"no memory for the K/V cache ({error}): lower cache_memory or max_batch"
@@ -91,6 +100,8 @@ class KVCache:
         self.tables = {kind: torch.from_numpy(table).to(device) for kind, table in self._host.items()}
         self._mirrored = torch.device(device).type == "cpu"  # then `tables` are views of `_host`
         self.pools = {kind: PagePool(pages[kind], partial(self._evict, kind)) for kind in layout.kinds}
+        if self.states is not None:
+            self.pools[STATE] = PagePool(self.states.count, partial(self._evict, STATE))
         self.prefix = PrefixIndex(PAGE_SIZE, self.pools)
         self._kinds = layout.kinds
         self._free_slots = list(range(max_sequences - 1, -1, -1))
@@ -133,7 +144,10 @@ class KVCache:
         path = self.prefix.match(tokens, salt) if share else []
         path = self._usable(path if most is None else path[: most // PAGE_SIZE])
         parent = (path[-1] if path else salt) if share else None
-        entry = _Entry(self._free_slots.pop(), {}, {}, len(path) * PAGE_SIZE, parent, [])
+        state = self._take_state(path)
+        entry = _Entry(self._free_slots.pop(), {}, {}, len(path) * PAGE_SIZE, parent, [], state=state)
+        if self.states is not None:
+            self.states.begin(entry.slot, state, path[-1].pages[STATE] if path else None)
         for kind in self._kinds:
             first = self._first_page(kind, entry.committed)
             held = [node.pages[kind] for node in path[first:]]
@@ -143,6 +157,20 @@ class KVCache:
             self._host[kind][entry.slot, : len(path)] = entry.pages[kind]
         self._entries[sequence_id] = entry
         return entry.committed
+
+    def _take_state(self, path: list[Node]) -> int:
+        """A state for a new text, not the one that it is to begin with."""
+        if self.states is None:
+            return -1
+        pool = self.pools[STATE]
+        held = [path[-1].pages[STATE]] if path else []
+        for state in held:
+            pool.share(state)
+        try:
+            return pool.take(1)[0]
+        finally:
+            for state in held:
+                pool.release(state)
 
     def _first_page(self, kind: str, committed: int) -> int:
         """Index of the first page that a tail at `committed`, or a drafter one key further back, can still read."""
@@ -161,7 +189,7 @@ class KVCache:
                 kind in node.pages
                 for kind in self._kinds
                 for node in path[self._first_page(kind, length * PAGE_SIZE) : length]
-            ):
+            ) and (self.states is None or STATE in path[length - 1].pages):
                 return path[:length]
         return []
 
@@ -174,6 +202,8 @@ class KVCache:
                     self.scrub(kind, page)
                 self.pools[kind].release(page)
         self._free_slots.append(entry.slot)
+        if self.states is not None:
+            self.pools[STATE].release(entry.state)
 
     def scrub(self, kind: str, page: int) -> None:
         """Make zeros of a page."""
@@ -198,9 +228,13 @@ class KVCache:
         k, v = self.k[layer], self.v[layer]
         return (k,) if v is k else (k, v)
 
+    def _all_stores(self) -> list[torch.Tensor]:
+        states = [] if self.states is None else [*self.states.states, *self.states.recent]
+        return [store for layer in range(len(self.k)) for store in self._stores(layer)] + states
+
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for i in range(len(self.k)) for t in self._stores(i))
+        return sum(store.nbytes for store in self._all_stores())
 
     @property
     def holds(self) -> str:
@@ -211,7 +245,7 @@ class KVCache:
         """Have the system back the first `most` bytes with memory now, the same share of each layer, instead of when
         they are first used: that takes milliseconds in the middle of a text, on virtual machines tens of them.
         """
-        for store in (t for i in range(len(self.k)) for t in self._stores(i)):
+        for store in self._all_stores():
             if store.is_cpu:
                 rows = min(1.0, most / self.nbytes) * len(store)
                 store[: int(rows)].view(torch.uint8).view(-1)[::MEMORY_PAGE].bitwise_or_(0)  # as it was
@@ -219,7 +253,8 @@ class KVCache:
     def usage(self) -> dict[str, float]:
         """Share of pages in use by sequences, by kind; pages that only the prefix index holds count as free."""
         out = {}
-        for kind, pool in self.pools.items():
+        for kind in self._kinds:
+            pool = self.pools[kind]
             live = {p for e in self._entries.values() for p in e.pages[kind][e.first[kind] :]}
             out[kind] = len(live) / pool.count
         return out
@@ -227,9 +262,9 @@ class KVCache:
     def fits(self, count: int) -> bool:
         """Whether `count` tokens of a new text would find free or evictable pages."""
         for kind, pool in self.pools.items():
-            window = self.layout.windows[kind]
+            window = 0 if kind == STATE else self.layout.windows[kind]
             reach = count if window is None else min(count, window + 2 * PAGE_SIZE)
-            missing = -(-reach // PAGE_SIZE) - pool.free
+            missing = (1 if kind == STATE else -(-reach // PAGE_SIZE)) - pool.free
             if not self._free_slots or missing > self.prefix.evictable(kind, missing):
                 return False
         return True
@@ -248,11 +283,18 @@ class KVCache:
 
     # -- steps -------------------------------------------------------------------------------------------------
 
-    def tail(self, items: Seq[tuple[int, list[int]]], parents: Seq[list[int] | None] | None = None) -> Tail:
+    def tail(
+        self,
+        items: Seq[tuple[int, list[int]]],
+        parents: Seq[list[int] | None] | None = None,
+        sure: Seq[int] | None = None,
+    ) -> Tail:
         """Reserve space for new tokens of some sequences: (sequence id, tokens from `committed` on).
 
-        `parents`: of the last tokens of each item, where they are a tree in preorder (see tree.py).
-        Raises OutOfPages with nothing changed for the rows that did not fit; earlier rows keep harmless reserves.
+        `parents`: of the last tokens of each item, where they are a tree in preorder (see tree.py). `sure`: how many
+        first ones of each will be kept if any is, so that a recurrent state may go over them; None: all but as many as a
+        step can draft. Raises OutOfPages with nothing changed for the rows that did not fit; earlier rows keep harmless
+        reserves.
         """
         trees = {} if parents is None else {i: tree for i, tree in enumerate(parents) if tree}
         for i, (sequence_id, tokens) in enumerate(items):
@@ -260,6 +302,11 @@ class KVCache:
             if i in trees:
                 deep += max(depths(trees[i])) - len(trees[i])
             self._reserve(sequence_id, deep)
+            if self.states is not None:
+                assert i not in trees, "a recurrent state cannot branch"
+                stays = max(0, deep - MAX_DRAFT_TOKENS - 1) if sure is None else sure[i]
+                entry = self._entries[sequence_id]
+                self.states.aim(entry.slot, entry.committed, deep, stays)
         return Tail(self, items, trees)
 
     def copy_pages(self, copies: Seq[tuple[int, int, int]]) -> None:
@@ -296,6 +343,8 @@ class KVCache:
         if entry.parent is not None:
             self._index(entry, tokens)
         entry.committed += len(tokens)
+        if self.states is not None:
+            assert entry.committed >= self.states.folded[entry.state], "the state went over refused rows"
         if entry.committed < entry.turn:
             return
         entry.turn = self.max_tokens + 1
@@ -316,85 +365,3 @@ class KVCache:
             entry.parent = self.prefix.insert(entry.parent, run, pages)
             del entry.open_page[:PAGE_SIZE]
             index += 1
-
-
-class Tail:
-    """Reserved space for one step. `commit` keeps a prefix of each row's tokens; leaving without it keeps nothing."""
-
-    def __init__(
-        self, cache: KVCache, items: Seq[tuple[int, list[int]]], trees: dict[int, list[int]] | None = None
-    ) -> None:
-        self._cache = cache
-        self._items = items
-        self._forks: dict[int, Fork] = {}
-        try:
-            for i, parents in trees.items() if trees else ():
-                self._forks[i] = Fork(cache, items[i][0], len(items[i][1]) - len(parents), parents)
-        except OutOfPages:
-            self._end_forks()
-            raise
-        cache._sync()
-
-    def rows(self, device: torch.device | str = "cpu", skip: Seq[int] | None = None) -> ForwardBatch:
-        """The rows of a forward: all tokens of all sequences, flattened; `skip` [B] leaves out that many first ones,
-
-        whose K/V an earlier forward of the same round has already written.
-        """
-        tokens: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        starts = [0]
-        branches = Branches([], [], []) if self._forks else None
-        for i, (sequence_id, new) in enumerate(self._items):
-            entry = self._cache._entries[sequence_id]
-            first = skip[i] if skip is not None else 0
-            if branches is not None:
-                branches.runs.append(len(tokens))
-            if branches is not None and i in self._forks:
-                self._forks[i].place(len(tokens), positions, slots, branches)
-            else:
-                positions += range(entry.committed + first, entry.committed + len(new))
-                slots += [entry.slot] * (len(new) - first)
-            tokens += new[first:]
-            starts.append(len(tokens))
-        rows = ForwardBatch.of((tokens, positions, slots), starts, partial(tensors_of, device))
-        if branches is not None:
-            branches.runs.append(len(tokens))
-            rows.branches = branches
-        return rows
-
-    def commit(self, keep: Seq[int], paths: Seq[list[int] | None] | None = None) -> None:
-        """keep [B]: how many of each row's tokens become part of its committed prefix; of a tree, those before it and the
-        tokens `paths` [B] of it.
-        """
-        for i, ((sequence_id, tokens), count) in enumerate(zip(self._items, keep, strict=True)):
-            assert 0 <= count <= len(tokens), "a tail cannot keep more than it holds"
-            kept = tokens[:count]
-            if i in self._forks:
-                fork, path = self._forks.pop(i), (paths[i] if paths is not None else None) or []
-                before = len(tokens) - len(fork.depth)
-                kept = kept[:before] + [tokens[before + node] for node in path]
-                fork.end(path)
-            if count:
-                self._cache._commit(sequence_id, kept)
-
-    def _end_forks(self) -> None:
-        while self._forks:
-            self._forks.popitem()[1].end([])
-
-    def __enter__(self) -> Tail:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end_forks()
-
-
-def tensors_of(device: torch.device | str, numbers: Numbers) -> Tensors:
-    tokens, positions, slots = numbers
-    return (
-        torch.tensor(tokens, dtype=torch.int64, device=device),
-        torch.tensor(positions, dtype=torch.int32, device=device),
-        torch.tensor(slots, dtype=torch.int32, device=device),
-    )

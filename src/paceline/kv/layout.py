@@ -8,6 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+STATE = "state"  # the kind of what is kept of a text once, not for each token
+RECENT = (
+    48  # rows that are kept beside a recurrent state: a page, the longest tail, and what the first one reads
+)
+
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
@@ -24,9 +29,26 @@ class LayerKV:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerState:
+    """Storage of one layer of linear attention: a state for each text, and what its last rows hold (see kv/states.py)."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    width: int  # values that a row holds
+    history: int  # rows before itself that a row reads
+
+    @property
+    def elements(self) -> int:
+        """Of one text."""
+        return self.heads * self.key_dim * self.value_dim + RECENT * self.width
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     layers: tuple[LayerKV, ...]  # storage index -> layer; only layers that own K/V
     windows: dict[str, int | None]  # kind -> sliding window in tokens, None = full
+    states: tuple[LayerState, ...] = ()
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -42,6 +64,10 @@ class Layout:
     def last_of(self, kind: str) -> int:
         """Storage index of the last layer of `kind`: the one that shared layers and the MTP drafter read."""
         return max(i for i, layer in enumerate(self.layers) if layer.kind == kind)
+
+    def bytes_per_state(self, itemsize: int = 4) -> int:
+        """Bytes of the recurrent states of one text."""
+        return itemsize * sum(layer.elements for layer in self.states)
 
     def bytes_per_token(self, itemsize: int) -> dict[str, int]:
         """Bytes that one token costs, by kind."""

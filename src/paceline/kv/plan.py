@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.errors import CapacityError
 from paceline.kv.cache import PAGE_SIZE
-from paceline.kv.layout import Layout
+from paceline.kv.layout import STATE, Layout
 
 
 def plan_pages(
@@ -15,15 +15,20 @@ def plan_pages(
     Raises CapacityError, with the number of bytes needed, when not even one sequence fits.
     """
     per_page = {kind: cost * PAGE_SIZE for kind, cost in layout.bytes_per_token(itemsize).items()}
+    kinds = layout.kinds
+    if layout.states:
+        per_page[STATE], kinds = layout.bytes_per_state(), (*kinds, STATE)
     longest = -(-max_tokens // PAGE_SIZE)
 
     def wanted(kind: str, sequences: float) -> int:
+        if kind == STATE:
+            return int(sequences) + 1  # a text that is cached beside those that are open
         window = layout.windows[kind]
         each = longest if window is None else min(longest, (window + chunk) // PAGE_SIZE + 3)
         return max(each, int(each * sequences))
 
     def cost(sequences: float) -> int:
-        return sum(wanted(kind, sequences) * per_page[kind] for kind in layout.kinds)
+        return sum(wanted(kind, sequences) * per_page[kind] for kind in kinds)
 
     if cost(1) > budget:
         raise CapacityError(
@@ -36,4 +41,4 @@ def plan_pages(
             mid = (low + high) / 2
             low, high = (mid, high) if cost(mid) <= budget else (low, mid)
         high = low
-    return {kind: wanted(kind, high) for kind in layout.kinds}
+    return {kind: wanted(kind, high) for kind in kinds}

@@ -7,6 +7,7 @@ for the arithmetic: transformers' models/llama, mistral, qwen2, qwen3, qwen3_moe
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from paceline.kv.layout import LayerKV, Layout
 from paceline.models.config import SLIDING
 from paceline.models.decoder_config import DecoderConfig, Rotary, Routing
+from paceline.models.delta_net import LINEAR, DeltaNet, delta_shapes, read_delta, recur
 from paceline.models.latent import LatentAttention, attend_latent, latent_shapes, read_latent
 from paceline.models.loading import Shapes, Weights
 from paceline.models.target import GraphTarget
@@ -41,7 +43,7 @@ class Attention:
     o: Linear
     q_norm: Tensor | None  # [head_dim]
     k_norm: Tensor | None
-    inv_freq: Tensor  # [head_dim / 2], one tensor for all layers
+    inv_freq: Tensor  # [columns that are rotated / 2], one tensor for all layers
     storage: int
     window: int | None
 
@@ -63,7 +65,7 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    attention: Attention | LatentAttention
+    attention: Attention | LatentAttention | DeltaNet
     mlp: Mlp | Experts | Mixture
     norm_in: Tensor  # [H]
     norm_post: Tensor  # [H]
@@ -77,11 +79,16 @@ def decoder_shapes(config: DecoderConfig) -> Shapes:
         shapes["lm_head.weight"] = (vocab, hidden)
     attention, norms = _attention_shapes(config)
     mlp = _mlp_shapes(hidden, config.intermediate_size)
-    for i in range(len(config.kinds)):
+    for i, kind in enumerate(config.kinds):
         at = f"layers.{i}"
         shapes[f"{at}.input_layernorm.weight"] = shapes[f"{at}.post_attention_layernorm.weight"] = (hidden,)
-        matrices = {f"{at}.self_attn.{name}": shape for name, shape in attention.items()}
-        shapes |= {f"{at}.self_attn.{name}.weight": shape for name, shape in norms.items()}
+        matrices: Shapes = {}
+        if kind == LINEAR:
+            assert config.delta is not None
+            shapes |= delta_shapes(config.delta, hidden, f"{at}.linear_attn")
+        else:
+            matrices |= {f"{at}.self_attn.{name}": shape for name, shape in attention.items()}
+            shapes |= {f"{at}.self_attn.{name}.weight": shape for name, shape in norms.items()}
         if i in config.sparse:
             shapes |= _expert_shapes(config, f"{at}.mlp")
             shared = _mlp_shapes(hidden, config.shared_expert) if config.shared_expert else {}
@@ -102,7 +109,7 @@ def _attention_shapes(config: DecoderConfig) -> tuple[Shapes, Shapes]:
     hidden = config.hidden_size
     wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
     matrices: Shapes = {
-        "q_proj": (wide, hidden),
+        "q_proj": (2 * wide if config.gated else wide, hidden),
         "k_proj": (narrow, hidden),
         "v_proj": (narrow, hidden),
         "o_proj": (hidden, wide),
@@ -126,13 +133,20 @@ def _expert_shapes(config: DecoderConfig, at: str) -> Shapes:
 
 
 def decoder_layout(config: DecoderConfig) -> Layout:
-    """A storage layer for each layer."""
+    """A storage layer for each layer, of keys and values or of a recurrent state."""
     heads, size, latent = config.kv_heads, config.head_dim, None
     if config.latent is not None:
         heads, size, latent = 1, config.latent.rank + config.head_dim, config.latent.rank
-    layers = tuple(LayerKV(kind, heads, size, latent) for kind in config.kinds)
-    kinds = dict.fromkeys(config.kinds)
-    return Layout(layers, {kind: config.window if kind == SLIDING else None for kind in kinds})
+    kinds = [kind for kind in config.kinds if kind != LINEAR]
+    layers = tuple(LayerKV(kind, heads, size, latent) for kind in kinds)
+    windows = {kind: config.window if kind == SLIDING else None for kind in dict.fromkeys(kinds)}
+    states = () if config.delta is None else (config.delta.storage,) * (len(config.kinds) - len(kinds))
+    return Layout(layers, windows, states)
+
+
+def storage_of(kinds: tuple[str, ...], index: int) -> int:
+    """The number of a layer among those that keep what it keeps."""
+    return [(kind == LINEAR) == (kinds[index] == LINEAR) for kind in kinds[:index]].count(True)
 
 
 def inverse_frequencies(rotary: Rotary, head_dim: int) -> Tensor:
@@ -164,9 +178,10 @@ class DecoderTarget(GraphTarget):
     def __init__(self, config: DecoderConfig, weights: Weights, runner: Runner, dtype: torch.dtype) -> None:
         super().__init__(config, weights, runner, dtype)
         self.config = config
-        inv_freq = inverse_frequencies(config.rotary, config.head_dim).to(weights.device)
+        inv_freq = inverse_frequencies(config.rotary, config.rotated or config.head_dim).to(weights.device)
         self.layers = tuple(read_layer(weights, config, i, inv_freq) for i in range(len(config.kinds)))
-        self._set_layout(decoder_layout(config), [layer.attention.o.weight for layer in self.layers])
+        self.norm = self.norm + config.norm_shift
+        self._set_layout(decoder_layout(config), attention_outputs(self.layers))
 
     def _hidden(self, ops: Ops) -> tuple[Value, ...]:
         x = ops.embed(ops.tokens(), self.embedding, self.embedding_scale)
@@ -184,17 +199,27 @@ class DecoderTarget(GraphTarget):
         return (ops.linear(ops.given("hidden", self.hidden_size), self.head),)
 
 
-def attend(ops: Ops, h: Value, a: Attention | LatentAttention, config: DecoderConfig) -> Value:
+def attention_outputs(layers: Iterable[Layer]) -> list[Weight]:
+    """What the results of attention are multiplied with."""
+    return [layer.attention.o.weight for layer in layers if not isinstance(layer.attention, DeltaNet)]
+
+
+def attend(ops: Ops, h: Value, a: Attention | LatentAttention | DeltaNet, config: DecoderConfig) -> Value:
     """What a layer's attention adds to the row, of its normed input."""
+    if isinstance(a, DeltaNet):
+        return recur(ops, h, a, config.eps)
     if isinstance(a, LatentAttention):
         return attend_latent(ops, h, a, config)
-    q, k, v = a.q(ops, h), a.k(ops, h), a.v(ops, h)
+    wide = config.heads * config.head_dim
+    both, k, v = a.q(ops, h), a.k(ops, h), a.v(ops, h)
+    q = ops.columns(both, 0, wide) if config.gated else both
     if a.q_norm is not None:
         q = ops.rms_norm(q, a.q_norm, config.eps, config.heads)
         k = ops.rms_norm(k, a.k_norm, config.eps, config.kv_heads)
     q = ops.scale(ops.rotary(q, a.inv_freq, config.heads), config.head_dim**-0.5 * config.rotary.attention**2)
     ops.store_kv(a.storage, ops.rotary(k, a.inv_freq, config.kv_heads), v)
-    return a.o(ops, ops.attention(q, a.storage, config.heads, a.window, sees_itself=True))
+    y = ops.attention(q, a.storage, config.heads, a.window, sees_itself=True)
+    return a.o(ops, ops.gated(ops.columns(both, wide, 2 * wide), y, "sigmoid") if config.gated else y)
 
 
 def store(ops: Ops, h: Value, a: Attention, config: DecoderConfig) -> None:
@@ -229,24 +254,28 @@ def read_layer(
         return linear(f"self_attn.{name}")
 
     def norm(name: str) -> Tensor | None:
-        return weights.norm(f"{at}.self_attn.{name}") if config.head_norms else None
+        return read_norm(weights, config, f"{at}.self_attn.{name}") if config.head_norms else None
 
     def dense(name: str) -> Mlp:
         return Mlp(*(linear(f"{name}.{part}_proj") for part in ("gate", "up", "down")))
 
-    attention: Attention | LatentAttention
-    if config.latent is not None:
+    attention: Attention | LatentAttention | DeltaNet
+    if config.kinds[index] == LINEAR:
+        assert config.delta is not None
+        attention = read_delta(weights, config.delta, f"{at}.linear_attn", storage_of(config.kinds, index))
+    elif config.latent is not None:
         attention = read_latent(weights, f"{at}.self_attn", config, of_attention, inv_freq)
     else:
+        q = of_attention("q_proj")
         attention = Attention(
-            q=of_attention("q_proj"),
+            q=_gates_last(q, config.heads) if config.gated else q,
             k=of_attention("k_proj"),
             v=of_attention("v_proj"),
             o=of_attention("o_proj"),
             q_norm=norm("q_norm"),
             k_norm=norm("k_norm"),
             inv_freq=inv_freq,
-            storage=index,
+            storage=storage_of(config.kinds, index),
             window=config.window if config.kinds[index] == SLIDING else None,
         )
     mlp: Mlp | Experts | Mixture
@@ -255,9 +284,19 @@ def read_layer(
         mlp = Mixture(mlp, dense("mlp.shared_experts")) if config.shared_expert else mlp
     else:
         mlp = dense("mlp")
-    return Layer(
-        attention, mlp, weights.norm(f"{at}.input_layernorm"), weights.norm(f"{at}.post_attention_layernorm")
-    )
+    before, after = f"{at}.input_layernorm", f"{at}.post_attention_layernorm"
+    return Layer(attention, mlp, read_norm(weights, config, before), read_norm(weights, config, after))
+
+
+def read_norm(weights: Weights, config: DecoderConfig, name: str) -> Tensor:
+    """What a normed row is multiplied with."""
+    return weights.norm(name) + config.norm_shift
+
+
+def _gates_last(q: Linear, heads: int) -> Linear:
+    """All queries, then all gates, which lie beside each other for each head."""
+    ids = torch.arange(q.weight.out_features).view(heads, 2, -1).transpose(0, 1).flatten()
+    return Linear(q.weight.rows(ids), None if q.bias is None else q.bias[ids])
 
 
 def _read_experts(weights: Weights, config: DecoderConfig, at: str) -> Experts:

@@ -13,6 +13,7 @@ from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.models.config import FULL, SLIDING, MoeConfig, token_ids
+from paceline.models.delta_net import DeltaConfig
 from paceline.models.families import Split, layers_line
 from paceline.models.fields import MOST, Fields, shown
 
@@ -65,7 +66,7 @@ class DecoderConfig:
     heads: int
     kv_heads: int
     head_dim: int
-    kinds: tuple[str, ...]  # of each layer, "sliding_attention" | "full_attention"
+    kinds: tuple[str, ...]  # of each layer, "sliding_attention" | "full_attention" | "linear_attention"
     window: int | None  # of sliding layers
     rotary: Rotary
     eps: float
@@ -80,6 +81,10 @@ class DecoderConfig:
     latent: Latent | None = None
     routing: Routing | None = None  # None: by softmax
     shared_expert: int = 0  # inner size of the one that every row passes, 0 = none
+    gated: bool = False  # the result of attention is gated by a second half of each query projection
+    rotated: int | None = None  # first columns of a head that are rotated; None: all
+    norm_shift: float = 0.0  # what is added to the stored weights of norms
+    delta: DeltaConfig | None = None  # of layers of linear attention
 
     @property
     def layer_count(self) -> int:

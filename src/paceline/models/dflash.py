@@ -19,7 +19,15 @@ from paceline.core import ForwardBatch
 from paceline.errors import ConfigError, PairError
 from paceline.kv.cache import KVCache
 from paceline.models.base import FINAL
-from paceline.models.decoder import Attention, decoder_shapes, feed, inverse_frequencies, read_layer, store
+from paceline.models.decoder import (
+    Attention,
+    attention_outputs,
+    decoder_shapes,
+    feed,
+    inverse_frequencies,
+    read_layer,
+    store,
+)
 from paceline.models.decoder_config import DecoderConfig
 from paceline.models.fields import Fields, shown
 from paceline.models.loading import Shapes, Weights, read_entries
@@ -144,7 +152,7 @@ class DFlashNet(GraphNet):
         self.hidden_norm, self.norm = weights.norm("hidden_norm"), weights.norm("norm")
         self.embedding, self.embedding_scale = embedding_of(weights, target, layers.hidden_size)
         self.head = head_of(weights, target, layers.hidden_size, ids)
-        self._set_store([layer.attention.o.weight for layer in self.layers])
+        self._set_store(attention_outputs(self.layers))
         self.absorb_graph, self.block_graph = self._absorb, self._block
 
     @property

@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError, PairError
-from paceline.models.decoder import attend, decoder_shapes, feed, inverse_frequencies, read_layer
+from paceline.models.decoder import (
+    attend,
+    attention_outputs,
+    decoder_shapes,
+    feed,
+    inverse_frequencies,
+    read_layer,
+)
 from paceline.models.decoder_config import DecoderConfig
 from paceline.models.fields import Fields, shown
 from paceline.models.loading import Shapes, Weights, read_entries
@@ -153,7 +160,7 @@ class Eagle3Net(SteppingNet):
         self.hidden_norm, self.norm = weights.norm("layers.0.hidden_norm"), weights.norm("norm")
         self.embedding, self.embedding_scale = embedding_of(weights, target, layer.hidden_size)
         self.head = head_of(weights, target, layer.hidden_size, ids)
-        self._set_store([self.layer.attention.o.weight])
+        self._set_store(attention_outputs([self.layer]))
 
     def _absorb(self, ops: Ops) -> tuple[Value, ...]:
         x, eps = ops.given("states", self.width), self.config.layer.eps

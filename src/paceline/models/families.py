@@ -27,6 +27,7 @@ FAMILIES: Mapping[str, str] = {
     "qwen2": "qwen2",
     "qwen3": "qwen3", "qwen3_moe": "qwen3",
     "deepseek_v3": "deepseek_v3",
+    "qwen3_5": "qwen3_5", "qwen3_5_text": "qwen3_5",
 }  # fmt: skip
 
 

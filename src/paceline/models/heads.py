@@ -23,6 +23,7 @@ from paceline.models.config import parse_target
 from paceline.models.decoder import (
     Attention,
     attend,
+    attention_outputs,
     decoder_shapes,
     feed,
     inverse_frequencies,
@@ -61,7 +62,7 @@ def _numbers(names: Iterable[str]) -> set[int]:
 def plan_heads(folder: Path, raw: Mapping[str, Any], fits: Fits | None, names: tuple[str, str]) -> Network:
     """What of the target `folder` is to be loaded. Raises ConfigError, WeightsError and PairError."""
     target, found = parse_target(raw), _numbers(read_entries(folder))
-    if not isinstance(target, DecoderConfig) or target.latent is not None:
+    if not isinstance(target, DecoderConfig) or target.latent is not None or target.delta is not None:
         raise PairError(
             f"{folder} holds parallel heads, which are not read of a {target.model_type}: use the drafter ngram"
         )
@@ -104,7 +105,7 @@ class HeadsNet(GraphNet):
         inv_freq = inverse_frequencies(config.rotary, config.head_dim).to(weights.device)
         self.heads = tuple(read_layer(weights, config, k, inv_freq, ROOM) for k in range(self.parallel))
         self.norm, self.head = target.norm, target.head
-        self._set_store([head.attention.o.weight for head in self.heads])
+        self._set_store(attention_outputs(self.heads))
         self.absorb_graph, self.look_graph = self._absorb, self._look
 
     @property

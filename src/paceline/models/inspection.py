@@ -26,6 +26,7 @@ PARTS = (
     ("masked_embedding", "output head"),
     (".experts.", "experts"),
     (".self_attn.", "attention"),
+    (".linear_attn.", "linear attention"),
     (".mlp.gate.", "experts"),
     (".mlp.", "dense MLP"),
 )
@@ -45,6 +46,7 @@ class Inspection:
     windows: dict[str, int | None] = field(
         default_factory=dict
     )  # layer kind -> tokens that are kept, None = all
+    state_bytes: int = 0  # of the recurrent states of one text
     layers: str = ""
     vocab_size: int = 0
     max_len: int = 0
@@ -141,6 +143,7 @@ def _cache_facts(layout: Layout, itemsize: int) -> dict[str, Any]:
     return {
         "kv_per_token": layout.bytes_per_token(itemsize),
         "windows": {k: layout.windows[k] for k in layout.kinds},
+        "state_bytes": layout.bytes_per_state(),
     }
 
 

@@ -39,7 +39,7 @@ PREFIXES = ("model.language_model.", "language_model.model.", "language_model.",
 MIDLAYER = "midlayer."  # how EAGLE-3 names its only layer
 # towers of other modalities, and the rotary frequencies that old versions of transformers stored
 SKIPPED = re.compile(
-    r"(vision_tower|audio_tower|embed_vision|embed_audio|vision_embedder|multi_modal_projector)\."
+    r"(visual|vision_tower|audio_tower|embed_vision|embed_audio|vision_embedder|multi_modal_projector)\."
     r"|layers\.\d+\.self_attn\.rotary_emb\.inv_freq$|verifier_(norm|lm_head)\."
 )
 # what only modules for multi-token prediction have, their other tensors lie beside it (models/mtp.py); parallel heads

@@ -21,7 +21,16 @@ from paceline.errors import ConfigError, PairError
 from paceline.kv.cache import KVCache
 from paceline.models.base import FINAL
 from paceline.models.config import FULL, parse_target
-from paceline.models.decoder import Layer, attend, decoder_shapes, feed, inverse_frequencies, read_layer
+from paceline.models.decoder import (
+    Layer,
+    attend,
+    attention_outputs,
+    decoder_shapes,
+    feed,
+    inverse_frequencies,
+    read_layer,
+    read_norm,
+)
 from paceline.models.decoder_config import DecoderConfig
 from paceline.models.fields import Fields
 from paceline.models.loading import Shapes, Weights, read_entries
@@ -149,9 +158,9 @@ class MtpNet(SteppingNet):
         layers = config.layers
         super().__init__(layers, target, (FINAL,), target.hidden_size, None)
         self.config, self.shift = config, len(layers.kinds)
-        inv_freq = inverse_frequencies(layers.rotary, layers.head_dim).to(weights.device)
+        inv_freq = inverse_frequencies(layers.rotary, layers.rotated or layers.head_dim).to(weights.device)
         self.modules = tuple(_read(weights, layers, k, inv_freq, target) for k in range(self.shift))
-        self._set_store([module.layer.attention.o.weight for module in self.modules])
+        self._set_store(attention_outputs(module.layer for module in self.modules))
         self.stages: list[tuple[Graph, Graph]] = [
             (partial(self._through, module, "states"), partial(self._scores, module))
             for module in self.modules
@@ -199,11 +208,11 @@ def _read(weights: Weights, layers: DecoderConfig, k: int, inv_freq: Tensor, tar
     at = f"layers.{k}"
     own = weights.has(f"{at}.embed_tokens.weight")
     return Module(
-        weights.norm(f"{at}.enorm"),
-        weights.norm(f"{at}.hnorm"),
+        read_norm(weights, layers, f"{at}.enorm"),
+        read_norm(weights, layers, f"{at}.hnorm"),
         weights.matrix(f"{at}.eh_proj"),
         read_layer(weights, layers, k, inv_freq),
-        weights.norm(f"{at}.norm"),
+        read_norm(weights, layers, f"{at}.norm"),
         weights.matrix(f"{at}.embed_tokens") if own else target.embedding,
         1.0 if own else target.embedding_scale,
         weights.matrix(f"{at}.lm_head") if weights.has(f"{at}.lm_head.weight") else target.head,

@@ -25,6 +25,7 @@ WeightKind = Literal[
     "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4",
 ]  # fmt: skip
 Activation = Literal["gelu", "silu"]  # gelu: the tanh approximation
+Gate = Literal["gelu", "silu", "sigmoid"]  # sigmoid: without the input itself as a factor
 Value = Any  # torch.Tensor when executing, a symbol when recording
 
 
@@ -113,6 +114,19 @@ class Group(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaRule:
+    """Linear attention by the gated delta rule: its sizes, and what its rows go through before. All float32."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv: torch.Tensor  # [rows, columns], the row itself last
+    dt_bias: torch.Tensor  # [value heads]
+    decay: torch.Tensor  # [value heads], below 0
+
+
 class Ops(Protocol):
     def tokens(self) -> Value:
         """Token ids of the rows, [N]."""
@@ -135,7 +149,8 @@ class Ops(Protocol):
         ...
 
     def rotary(self, x: Value, inv_freq: torch.Tensor, heads: int) -> Value:
-        """Rotate pairs (i, i + d/2) of each head by position * inv_freq[i]; inv_freq [d/2] may hold zeros."""
+        """Rotate pairs (i, i + r/2) of each head by position * inv_freq[i], which has r/2 entries and may hold zeros: r
+        columns, the others stay."""
         ...
 
     def store_kv(self, layer: int, k: Value, v: Value | None) -> None:
@@ -173,8 +188,17 @@ class Ops(Protocol):
         """The tanh approximation, as Gemma uses it."""
         ...
 
-    def gated(self, gate: Value, up: Value, activation: Activation) -> Value:
-        """activation(gate) * up"""
+    def gated(self, gate: Value, up: Value, activation: Gate) -> Value:
+        """activation(gate) * up; a sigmoid may be one for the whole row"""
+        ...
+
+    def delta_rule(self, qkv: Value, b: Value, a: Value, layer: int, rule: DeltaRule) -> Value:
+        """[N, value heads * value_dim]: what each row reads of the state of its text, after it has changed it.
+
+        q, k and v are the silu of a convolution over rows; q and k have unit length. Of the state S [key_dim, value_dim]
+        of a head: S *= exp(decay * softplus(a + dt_bias)); S += k (sigmoid(b) * (v - S^T k))^T; the row reads
+        S^T q / key_dim^1/2.
+        """
         ...
 
     def softcap(self, x: Value, cap: float) -> Value:

@@ -26,18 +26,26 @@ from paceline.kv.cache import KVCache
 from paceline.kv.layout import Layout
 from paceline.memory import Arena
 from paceline.ops.base import Drawn, Graph, Group, RoundStart, Rule, Stop, Weight
+from paceline.ops.binding import address, bind_cache
 from paceline.ops.prefetch import Matrix, settle
 from paceline.ops.recording import Code, Node, RecordingOps, Symbol, place, schedule, shared_work
 from paceline.ops.segments import program_of
 from paceline.ops.tiles import KINDS, tiles, usable
 
-_LAYOUT = 20  # of the extension's signatures
-_OF_ROWS = (Code.EMBED, Code.ROTARY, Code.STORE, Code.ATTENTION)  # ops that read tokens, positions or slots
+_LAYOUT = 21  # of the extension's signatures
+_OF_ROWS = (
+    Code.EMBED,
+    Code.ROTARY,
+    Code.STORE,
+    Code.ATTENTION,
+    Code.DELTA,
+)  # read tokens, positions or slots
 _STATUS = {
     1: "a token id is outside the vocabulary",
     2: "a position or sequence slot lies outside the K/V cache",
     3: "the recorded graph was run without the inputs or the cache that it reads",
     4: "it has more rows than are computed at once",
+    5: "a recurrent state stands behind the rows, or too far before them: reserve them with KVCache.tail",
 }
 
 
@@ -352,20 +360,9 @@ class Plan:
         self._bound[symbol.given] = (value if read is value else None, read.shape[0], read)
 
     def _bind_cache(self, cache: KVCache) -> None:
-        layers = []
         if cache.packed and not bf16_dot():
             raise UsageError("this CPU cannot read a packed K/V cache: make one of float32")
-        dtype = torch.bfloat16 if cache.packed else torch.float32
-        for spec, k, v in zip(cache.layout.layers, cache.k, cache.v, strict=True):
-            table = cache.tables[spec.kind]
-            layers.append((
-                address(k, dtype, 0, "cache.k"), address(v, dtype, 0, "cache.v"), k.shape[0],
-                spec.kv_heads, spec.head_dim, spec.value_dim, address(table, torch.int32, 0, "cache.tables"),
-                table.shape[1], table.shape[0], cache.page_size,
-            ))  # fmt: skip
-        if cache.page_size > 32:
-            raise UsageError(f"native attention reads pages of up to 32 tokens, not {cache.page_size}")
-        self.program.bind_cache(layers, cache.packed)
+        bind_cache(self.program, cache)
         self._cache = weakref.ref(cache)
 
 
@@ -373,21 +370,6 @@ def apart(width: int) -> int:
     """Elements from a row of activations to the next. Rows that lie 2 or 4 KB apart share the same few lines of the
     first-level cache, and twelve of them push each other out: they are kept a line further apart."""
     return width + 16 if width % 512 == 0 else width
-
-
-def address(tensor: torch.Tensor, dtype: torch.dtype, rows: int, name: str) -> int:
-    """data_ptr() of a tensor that native code may read. Raises UsageError."""
-    if (
-        tensor.dtype != dtype
-        or tensor.device.type != "cpu"
-        or not tensor.is_contiguous()
-        or tensor.shape[0] < rows
-    ):
-        raise UsageError(
-            f"{name} must be a contiguous {dtype} tensor on the CPU with at least {rows} rows, not "
-            f"{tensor.dtype} {tuple(tensor.shape)} strides {tensor.stride()} on {tensor.device}"
-        )
-    return tensor.data_ptr()
 
 
 def measure_read(data: torch.Tensor) -> float:

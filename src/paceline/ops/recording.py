@@ -15,18 +15,18 @@ from enum import IntEnum
 import torch
 
 from paceline.errors import UsageError
-from paceline.ops.base import Activation, Experts, Value, Weight
+from paceline.ops.base import DeltaRule, Experts, Gate, Value, Weight
 
 
 class Code(IntEnum):
     """Op codes, as in native/program.h. All before LINEAR work on one row."""
 
     EMBED, NORM, ROTARY, STORE, ADD, MUL, SCALE, GELU, GATED_GELU, GATED_SILU, BIAS, SOFTCAP, COPY = range(13)
-    ROUTE, MIX, TOP_CLUSTERS, LINEAR, ATTENTION, EXPERTS, GATHER = range(13, 20)
-    REDUCE = 20  # between programs: see NativeRunner
+    ROUTE, MIX, TOP_CLUSTERS, GATED_SIGMOID, KEEP, LINEAR, ATTENTION, EXPERTS, GATHER, DELTA = range(13, 23)
+    REDUCE = 23  # between programs: see NativeRunner
 
 
-GATED: Mapping[Activation, Code] = {"gelu": Code.GATED_GELU, "silu": Code.GATED_SILU}
+GATED: Mapping[Gate, Code] = {"gelu": Code.GATED_GELU, "silu": Code.GATED_SILU, "sigmoid": Code.GATED_SIGMOID}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +97,7 @@ class RecordingOps:
         return self._note(Code.NORM, [x], [x.width], integers=[groups, weight], number=eps)[0]
 
     def rotary(self, x: Value, inv_freq: torch.Tensor, heads: int) -> Value:
-        return self._note(Code.ROTARY, [x], [x.width], integers=[heads, inv_freq])[0]
+        return self._note(Code.ROTARY, [x], [x.width], integers=[heads, inv_freq, 2 * len(inv_freq)])[0]
 
     def store_kv(self, layer: int, k: Value, v: Value | None) -> None:
         self._note(Code.STORE, [k] if v is None else [k, v], [], integers=[layer])
@@ -135,8 +135,17 @@ class RecordingOps:
     def gelu(self, x: Value) -> Value:
         return self._note(Code.GELU, [x], [x.width])[0]
 
-    def gated(self, gate: Value, up: Value, activation: Activation) -> Value:
-        return self._note(GATED[activation], [gate, up], [gate.width])[0]
+    def gated(self, gate: Value, up: Value, activation: Gate) -> Value:
+        assert gate.width == up.width or (gate.width == 1 and activation == "sigmoid")
+        return self._note(GATED[activation], [gate, up], [up.width])[0]
+
+    def delta_rule(self, qkv: Value, b: Value, a: Value, layer: int, rule: DeltaRule) -> Value:
+        heads, kernel = rule.value_heads, len(rule.conv)
+        sizes = [layer, rule.key_heads, heads, rule.key_dim, rule.value_dim, kernel]
+        tensors = [rule.conv, rule.dt_bias, rule.decay]
+        (out,) = self._note(Code.DELTA, [qkv, b, a], [heads * rule.value_dim], integers=[*sizes, *tensors])
+        self.nodes.append(Node(Code.KEEP, [qkv, b, a], [], integers=[layer], after=[self.nodes[-1]]))
+        return out
 
     def softcap(self, x: Value, cap: float) -> Value:
         return self._note(Code.SOFTCAP, [x], [x.width], number=cap)[0]
@@ -239,6 +248,8 @@ def schedule(nodes: list[Node]) -> list[list[Node]]:
         take((Code.LINEAR,), len(left), chain=False)
         if len(left) == before:
             take((Code.ATTENTION,), len(left), chain=False)
+        if len(left) == before:
+            take((Code.DELTA,), len(left), chain=False)
         if len(left) == before:
             take((Code.EXPERTS, Code.GATHER), 1, chain=False)
         if len(left) == before:

@@ -20,9 +20,9 @@ from torch.nn import functional as F
 from paceline.core import ForwardBatch
 from paceline.errors import UsageError
 from paceline.kv.cache import KVCache
-from paceline.kv.layout import Layout
+from paceline.kv.layout import RECENT, Layout
 from paceline.ops import blocks
-from paceline.ops.base import Activation, Experts, Graph, Group, RoundStart, Rule, Stop, Weight
+from paceline.ops.base import DeltaRule, Experts, Gate, Graph, Group, RoundStart, Rule, Stop, Weight
 
 INT4_GROUP = 32
 MAX_SCORES = 1 << 27  # attention scores held at once, in elements
@@ -57,7 +57,10 @@ class EagerRunner:
     def run(
         self, graph: Graph, rows: ForwardBatch, cache: KVCache | None, given: Mapping[str, Tensor]
     ) -> tuple[Tensor, ...]:
-        return graph(ReferenceOps(rows, cache, given, self.dtype, self._group))
+        out = graph(ops := ReferenceOps(rows, cache, given, self.dtype, self._group))
+        if ops.recurs and cache is not None and cache.states is not None:  # of all layers, or of none
+            cache.states.settle(rows.slots[rows.starts[:-1]].tolist())
+        return out
 
     def draft_round(
         self,
@@ -84,6 +87,7 @@ class ReferenceOps:
     ) -> None:
         self.rows, self.cache, self.dtype, self._group = rows, cache, dtype, group
         self._given = given
+        self.recurs = False  # whether recurrent states were brought on
         self._exact = torch.float64 if dtype == torch.float64 else torch.float32
         self._rotary: dict[int, tuple[Tensor, Tensor]] = {}  # id of inv_freq, alive as long as the graph
         self._written: dict[str, Tensor] = {}
@@ -138,8 +142,10 @@ class ReferenceOps:
                 angles.sin().to(x.dtype)[:, None],
             )
         cos, sin = self._rotary[id(inv_freq)]  # [N, 1, d / 2]
-        low, high = x.view(x.shape[0], heads, -1).chunk(2, dim=-1)  # [N, heads, d / 2]
-        return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).view(x.shape)
+        half = len(inv_freq)
+        x_ = x.view(x.shape[0], heads, -1)
+        low, high, rest = x_[..., :half], x_[..., half : 2 * half], x_[..., 2 * half :]
+        return torch.cat((low * cos - high * sin, high * cos + low * sin, rest), dim=-1).view(x.shape)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y
@@ -153,7 +159,9 @@ class ReferenceOps:
     def gelu(self, x: Tensor) -> Tensor:
         return F.gelu(x, approximate="tanh")
 
-    def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+    def gated(self, gate: Tensor, up: Tensor, activation: Gate) -> Tensor:
+        if activation == "sigmoid":
+            return torch.sigmoid(gate) * up
         return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
@@ -265,6 +273,34 @@ class ReferenceOps:
             self._reach[key] = _Reach(index.flatten(), mask, keys)
         return self._reach[key]
 
+    # -- linear attention ------------------------------------------------------------------------------------
+
+    def delta_rule(self, qkv: Tensor, b: Tensor, a: Tensor, layer: int, rule: DeltaRule) -> Tensor:
+        assert self.cache is not None
+        assert self.cache.states is not None
+        states, held = self.cache.states, torch.cat((qkv, b, a), dim=-1).to(self._exact)
+        slots, positions = self.rows.slots.tolist(), self.rows.positions.tolist()
+        out, self.recurs = qkv.new_zeros(len(qkv), rule.value_heads * rule.value_dim), True
+        for start, end in pairwise(self.rows.starts):
+            if start == end:
+                continue
+            place, first, last = int(states.place[slots[start]]), positions[start], positions[end - 1] + 1
+            begin, goal = int(states.folded[place]), int(states.goal[slots[start]])
+            oldest, recent = min(begin, first) - states.history, states.recent[layer][place]
+            if begin > first or max(begin, goal) > last or first - oldest > RECENT:
+                raise UsageError("a recurrent state stands behind the rows: reserve them with KVCache.tail")
+            before = [position % RECENT for position in range(max(oldest, 0), first)]
+            x = torch.cat((recent.new_zeros(max(0, -oldest), held.shape[1]), recent[before], held[start:end]))
+            state = states.states[layer][place]
+            if not begin:
+                state.zero_()
+            read, state_at_goal = _recur(x[begin - oldest - states.history :], state, goal - begin, rule)
+            out[start:end] = read[first - begin :].to(out.dtype)
+            state.copy_(state_at_goal)
+            kept = range(max(first, last - RECENT), last)
+            recent[[position % RECENT for position in kept]] = held[end - len(kept) : end]
+        return out
+
     # -- mixtures and heads ----------------------------------------------------------------------------------
 
     def moe(self, router_input: Tensor, expert_input: Tensor, experts: Experts) -> Tensor:
@@ -317,6 +353,34 @@ def among_groups(choice: Tensor, experts: Experts) -> Tensor:
     kept = by_group.topk(2, dim=-1).values.sum(-1).topk(experts.kept_groups, dim=-1).indices
     left = torch.ones(by_group.shape[:2], dtype=torch.bool, device=choice.device).scatter(1, kept, False)
     return by_group.masked_fill(left[..., None], -torch.inf).flatten(1)
+
+
+def _recur(x: Tensor, state: Tensor, goal: int, rule: DeltaRule) -> tuple[Tensor, Tensor]:
+    """(what each row reads [T, value heads * value_dim], the state after `goal` rows).
+
+    x [history + T, ...] is what rows hold, `state` [value heads, key_dim, value_dim] that before the first of the T.
+    """
+    kernel, channels = rule.conv.shape
+    count, heads, keys = len(x) - kernel + 1, rule.value_heads, rule.key_heads * rule.key_dim
+    mixed = torch.stack([x[t : t + count, :channels] * rule.conv[t].to(x) for t in range(kernel)]).sum(0)
+    q, k, v = torch.split(F.silu(mixed), [keys, keys, channels - 2 * keys], dim=-1)
+    q, k = (
+        part.view(count, rule.key_heads, -1).repeat_interleave(heads // rule.key_heads, 1) for part in (q, k)
+    )
+    q, k = (part * torch.rsqrt(part.square().sum(-1, keepdim=True) + 1e-6) for part in (q, k))
+    q, v = q * rule.key_dim**-0.5, v.view(count, heads, -1)
+    b, a = torch.split(x[kernel - 1 :, channels:], heads, dim=-1)
+    rate = torch.sigmoid(b)  # [T, heads]
+    fade = torch.exp(rule.decay.to(x) * F.softplus(a + rule.dt_bias.to(x)))
+    at_goal, reads = state, []
+    for t in range(count):
+        state = state * fade[t, :, None, None]
+        change = (v[t] - torch.einsum("hkv,hk->hv", state, k[t])) * rate[t, :, None]
+        state = state + k[t, :, :, None] * change[:, None]
+        reads.append(torch.einsum("hkv,hk->hv", state, q[t]).flatten())
+        if t + 1 == goal:
+            at_goal = state
+    return torch.stack(reads), at_goal
 
 
 def dequantize(weight: Weight, rows: Tensor | None, dtype: torch.dtype) -> Tensor:

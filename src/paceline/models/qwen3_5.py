@@ -1,0 +1,69 @@
+"""Qwen3.5, 3.6 and Qwen3-Next: three layers of linear attention (models/delta_net.py) for each one of gated attention, of
+whose heads a part is rotated; norms hold what is added to 1. A multimodal config nests the language model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from paceline.errors import ConfigError
+from paceline.models.config import FULL
+from paceline.models.decoder import DecoderTarget, decoder_layout, decoder_shapes
+from paceline.models.decoder_config import DecoderConfig, parse_decoder
+from paceline.models.delta_net import LINEAR, parse_delta
+from paceline.models.families import ModelSpec
+from paceline.models.fields import Fields
+
+PARTIAL, HEAD_DIM, EVERY = "partial_rotary_factor", 256, 4  # where config.json does not say it
+MULTIMODAL = ("qwen3_5", "qwen3_5_moe")
+
+
+def parse_qwen3_5(raw: Mapping[str, Any]) -> DecoderConfig:
+    """Raises ConfigError."""
+    kind = str(raw.get("model_type"))
+    text = _language_model(raw, kind)
+    fields = Fields(text, kind)
+    fields.refuse("attention_bias", (None, False), "no published model of this family has biases")
+    rope = text.get("rope_parameters", text.get("rope_scaling"))
+    rope = dict(rope) if isinstance(rope, Mapping) else rope
+    said = {**text, **(rope if isinstance(rope, dict) else {})}
+    partial = Fields(said, fields.where).number(PARTIAL, 0.25)
+    if isinstance(rope, dict):
+        rope.pop(PARTIAL, None)
+    plain = {"head_dim": HEAD_DIM, **text, "model_type": kind, PARTIAL: None, "rope_parameters": rope}
+    config = parse_decoder(plain, _kinds(fields))
+    rotated = int(config.head_dim * partial)
+    if partial > 1 or rotated < 2 or rotated % 2:
+        raise ConfigError(
+            f"{fields.where}: {PARTIAL}={partial:g} of a head of {config.head_dim} is not an even number of columns: "
+            "download config.json again"
+        )
+    delta = parse_delta(fields, grouped=kind == "qwen3_next")
+    return replace(config, head_norms=True, gated=True, rotated=rotated, norm_shift=1.0, delta=delta)
+
+
+def _language_model(raw: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    if kind not in MULTIMODAL or "text_config" not in raw:
+        return raw
+    text = raw["text_config"]
+    if not isinstance(text, Mapping):
+        raise ConfigError(f"config.json of type {kind} has no text_config: download it again")
+    top = {key: raw[key] for key in ("eos_token_id", "tie_word_embeddings") if raw.get(key) is not None}
+    return {**text, **top}
+
+
+def _kinds(fields: Fields) -> tuple[str, ...]:
+    count, given = fields.size("num_hidden_layers"), fields.raw.get("layer_types")
+    every = fields.size("full_attention_interval", EVERY)
+    kinds = [FULL if (i + 1) % every == 0 else LINEAR for i in range(count)] if given is None else given
+    if not isinstance(kinds, list) or len(kinds) != count or not all(k in (LINEAR, FULL) for k in kinds):
+        raise ConfigError(f"{fields.where}: layer_types must name {count} layers, each {LINEAR} or {FULL}")
+    if FULL not in kinds:
+        raise ConfigError(
+            f"{fields.where}: layer_types has no {FULL}: models of linear attention alone are not run"
+        )
+    return tuple(kinds)
+
+
+SPEC = ModelSpec(parse_qwen3_5, decoder_shapes, decoder_layout, DecoderTarget)
