@@ -227,7 +227,13 @@ def test_the_command(
     assert "note: out: there is no tokenizer.model" in told.err
     byte_level(out)
     assert call("info", str(out), "--no-measure") == 0
-    assert "heads+ngram: " in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "not loaded parallel heads: " in told.out
+    assert f"heads+ngram: {out} holds 3 parallel heads" in told.out
+    assert call("info", str(meta), "--no-measure") == 3
+    assert "is in Meta's layout: `paceline convert" in capsys.readouterr().err
+    assert call("convert", str(out), "-o", str(tmp_path / "m.gguf")) == 0
+    assert "note: m.gguf: the parallel heads are left out" in capsys.readouterr().err
     for args, message in {
         ("-o", str(tmp_path / "m.gguf")): "is in Meta's layout, which is converted to a folder",
         ("-o", str(out)): "exists already",

@@ -74,7 +74,7 @@ def test_they_are_found_inside_the_target(made: Path) -> None:
     kind, source, why = choose_drafter(EngineConfig(target=str(made)), made)
     assert (kind, source, why) == ("heads+ngram", made, f"{made} holds 3 parallel heads")
     assert choose_drafter(EngineConfig(target=str(made), drafter="heads"), made)[:2] == ("heads", made)
-    assert inspect(made).skipped.keys() == {"multi-token prediction"}
+    assert inspect(made).skipped.keys() == {"parallel heads"}
     seen = inspect(made, target=made)
     assert (seen.role, seen.unsupported) == ("drafter", [])
     with pytest.raises(UsageError, match="is a drafter of another kind"):

@@ -35,6 +35,7 @@ from paceline.models.defaults import GGUF_KEYS, read_defaults
 from paceline.models.families import spec_of
 from paceline.models.foreign import ASSISTANT_TYPES
 from paceline.models.gemma4_assistant import assistant_shapes
+from paceline.models.heads import ROOM
 from paceline.models.loading import Tensors
 from paceline.models.safetensors_file import Entry
 from paceline.text.tokenizer import Tokenizer
@@ -136,6 +137,8 @@ def _open(folder: Path) -> tuple[Config, Tensors]:
 def _plan(config: Config, tensors: Tensors, wanted: str | None, notes: list[str]) -> list[Stored]:
     """Every tensor of the file, in the order of the checkpoint. ConfigError for one that GGUF has no name for."""
     architecture, out = architecture_of(config), []
+    if any(name.startswith(f"{ROOM}.") for name in tensors.skipped):
+        notes.append("the parallel heads are left out, because GGUF has no place for them")
     clusters = [source for source in tensors.entries if source.startswith(CLUSTERS)]
     if clusters:
         notes.append(

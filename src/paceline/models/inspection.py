@@ -14,6 +14,7 @@ from paceline.models.config import GemmaConfig, parse_assistant, parse_target, r
 from paceline.models.families import ModelConfig, spec_of
 from paceline.models.foreign import ASSISTANT_TYPES, drafter_kind
 from paceline.models.gemma4_assistant import assistant_shapes, check_pair
+from paceline.models.heads import ROOM
 from paceline.models.loading import Shapes, Tensors, modules_of, read_entries
 from paceline.models.networks import kind_of, plan_network
 from paceline.models.safetensors_file import Entry
@@ -167,7 +168,8 @@ def _sizes(entries: dict[str, Entry], skipped: dict[str, Entry]) -> dict[str, An
     left: Counter[str] = Counter()
     modules = modules_of(skipped)
     for name, entry in skipped.items():
-        left["multi-token prediction" if name.startswith(modules)
+        left["parallel heads" if name.startswith(f"{ROOM}.")
+             else "multi-token prediction" if name.startswith(modules)
              else "K/V of layers that share another's" if ".self_attn." in name and name.startswith("layers.")
              else name.split(".")[0]] += entry.nbytes  # fmt: skip
     return {
