@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from paceline.errors import UsageError, shown
 
-MOST_DEEP, MOST_WIDE = 6, 4
+MOST_DEEP, MOST_WIDE = 16, 4
 
 
 class Shape(NamedTuple):
@@ -23,7 +23,7 @@ class Shape(NamedTuple):
     def parse(cls, text: object) -> Shape:
         """From `6x4`. Raises UsageError."""
         numbers = text.lower().split("x") if isinstance(text, str) else []
-        if len(numbers) == 2 and all(n.isascii() and n.isdigit() and len(n) == 1 for n in numbers):
+        if len(numbers) == 2 and all(n.isascii() and n.isdigit() and len(n) < 3 for n in numbers):
             shape = cls(int(numbers[0]), int(numbers[1]))
             if 1 <= shape.depth <= MOST_DEEP and 2 <= shape.width <= MOST_WIDE:
                 return shape

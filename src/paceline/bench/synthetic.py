@@ -19,6 +19,7 @@ from paceline.control.adaptive import AdaptivePolicy
 from paceline.control.cost_model import unmeasured
 from paceline.control.fixed import FixedPolicy
 from paceline.control.startup.profiling import measure_steps
+from paceline.core import MAX_DRAFT_TOKENS
 from paceline.drafters.base import Drafter
 from paceline.drafters.mtp import MTPDrafter
 from paceline.engine.engine import Engine, EngineParts
@@ -26,6 +27,7 @@ from paceline.engine.forced import ForcedAcceptance
 from paceline.errors import UsageError
 from paceline.ops.base import WeightKind
 from paceline.ops.runners import pick_device, pick_runner
+from paceline.tree import Shape
 
 Say = Callable[[str], None]
 WORKLOAD = "synthetic"
@@ -61,11 +63,14 @@ def synthetic_engine(shape: str, chances: ForcedAcceptance, options: dict[str, A
         net = random_assistant(assistant_config(shape), target)
         net.runner.prepare([net.step_graph])
         drafters["mtp"] = MTPDrafter(net)
+    tree = None if config.draft_tree is None or not drafters else Shape.parse(config.draft_tree)
+    if tree is not None:
+        cache.grow_branches(config.max_batch * MAX_DRAFT_TOKENS)
     parts = EngineParts(
         target=target, cache=cache, drafters=drafters, default_drafter="mtp" if drafters else "none",
         policy=FixedPolicy(0), draft_tokens=config.draft_tokens, max_batch=config.max_batch,
         prefill_chunk=config.prefill_chunk, step_tokens=config.step_tokens, prefix_cache=config.prefix_cache,
-        forced=chances,
+        forced=chances, draft_tree=tree,
         info={"target": shape, "drafter": "mtp" if drafters else "none", "arithmetic": arithmetic,
               "synthetic": {"weights": f"random, {kind}", "acceptance": list(chances.chances)}},
     )  # fmt: skip

@@ -83,6 +83,7 @@ def _is_mask(mask: np.ndarray) -> bool:
     return mask.ndim == 1 and mask.size > 0 and mask.dtype.kind in "biu"
 
 
+GREEDY_POWER = 1.5  # of its probabilities, a drafter is surer than they say that the best token is
 SHARES = (1.0, 0.3, 0.15, 0.1)  # how often a token's first, second, ... neighbour is right, about
 
 
@@ -195,16 +196,15 @@ class StepPicker:
         ]
         counts = self._children(leaves)
         left = [1.0] * len(leaves)  # of the probability
-        found: dict[int, list[_Child]] = {}
+        found: list[list[_Child]] = [[] for _ in leaves]
         for rank in range(max(counts)):
             drawn = self._draw(rows, shaping, len(paths[0]) + rank * MAX_DRAFT_TOKENS, logits, ids)
             for i, (leaf, token, share) in enumerate(
                 zip(leaves, drawn.tokens, drawn.confidence, strict=True)
             ):
                 if rank < counts[i] and leaf.row not in self._ended and (share > 0 or not rank):
-                    chance = self._chance(leaf) * share * left[i]
-                    child = Leaf(leaf.row, leaf.node, token, i)
-                    found.setdefault(leaf.row, []).append(_Child(chance, share * left[i], drawn.q[i], child))
+                    child = leaf._replace(token=token, source=i)
+                    found[i].append(_Child(0.0, share * left[i], drawn.q[i], child))
                 left[i] *= 1.0 - share
             tokens = torch.tensor(drawn.tokens, device=logits.device)[
                 :, None
@@ -214,14 +214,33 @@ class StepPicker:
                 if ids is None
                 else logits.masked_fill_(ids == tokens, -math.inf)
             )
+        levels: dict[int, list[_Child]] = {}
+        for leaf, children, row in zip(leaves, found, shaping, strict=True):
+            odds = self._odds(row, children) if self.prunes(leaf.row) else [c.confidence for c in children]
+            levels.setdefault(leaf.row, []).extend(
+                child._replace(chance=self._chance(leaf) * chance)
+                for child, chance in zip(children, odds, strict=True)
+            )
         return [
-            leaf
-            for row, children in found.items()
-            for leaf in self._take_level(row, children, len(paths[0]) + 1)
+            leaf for row, level in levels.items() for leaf in self._take_level(row, level, len(paths[0]) + 1)
         ]
 
+    def _odds(self, row: LogitRow, children: list[_Child]) -> list[float]:
+        """How likely each of a token's children is the target's own, whose scores are nearly the drafter's, and whose noise
+        is the same.
+        """
+        if is_greedy(row):
+            weights = [child.confidence**GREEDY_POWER for child in children]
+        else:
+            draws = [
+                noise.scalar(row.seed, row.position, noise.TARGET, child.leaf.token) for child in children
+            ]
+            weights = [child.confidence / -math.log1p(-u) for child, u in zip(children, draws, strict=True)]
+        whole = sum(weights)
+        return [weight / whole if whole > 0 else 0.0 for weight in weights]
+
     def _chance(self, leaf: Leaf) -> float:
-        """The product of the confidences on the way to it."""
+        """That all tokens on the way to it are kept, about."""
         return self._chances[leaf.row][leaf.node] if leaf.node >= 0 else 1.0
 
     def prunes(self, row: int) -> bool:
