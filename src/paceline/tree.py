@@ -74,6 +74,14 @@ def preorder(parents: Seq[int], weight: Seq[float]) -> list[int]:
     return out[1:]
 
 
+def products(parents: Seq[int], chances: Seq[float]) -> list[float]:
+    """The product of each token's and its path's."""
+    out: list[float] = []
+    for parent, chance in zip(parents, chances, strict=True):
+        out.append(chance * (out[parent] if parent >= 0 else 1.0))
+    return out
+
+
 def renumbered(parents: Seq[int], nodes: Seq[int]) -> list[int]:
     """The parents of `nodes` alone, in that order. Each one's parent is among them, before it."""
     place = {-1: -1} | {node: i for i, node in enumerate(nodes)}

@@ -6,10 +6,12 @@ import random
 
 import pytest
 
+from paceline.control.acceptance import SIBLINGS, likeliest
 from paceline.control.adaptive import AdaptivePolicy, KnownPair
-from paceline.control.base import DraftPlan, PlanRow, Proposal, RowOutcome, StepOutcome
+from paceline.control.base import DraftPlan, PlannedRow, PlanRow, Proposal, RowOutcome, StepOutcome
 from paceline.control.cost_model import CostTable, DraftCost
 from paceline.control.reasons import NoDraftReason
+from paceline.tree import Shape
 
 ROWS = (1, 2, 3, 5, 9, 17, 33)
 CHEAP = CostTable(
@@ -215,3 +217,89 @@ def test_times_that_are_none_are_ignored(bad: float) -> None:
         )
         policy.observe(StepOutcome((row,), bad, {"mtp": bad}))
     assert policy.plan(rows(), [None]).rows[0].limit > 0
+
+
+def with_trees(chance: float, second: float, table: CostTable = CHEAP, steps: int = 300) -> list[DraftPlan]:
+    """Plans where first candidates are kept with `chance`, and second ones, if the first is wrong, with `second`."""
+    policy, rng, plans = (
+        AdaptivePolicy(table, {("mtp", False): KnownPair((chance,) * 8)}),
+        random.Random(4),
+        [],
+    )
+    row, dense, cost = (
+        PlanRow(0, "auto", 100, "mtp", 16, tree=Shape(6, 2)),
+        table.dense(200),
+        table.drafts["mtp"],
+    )
+    for _ in range(steps):
+        plan = policy.plan([row], [None])
+        (planned,) = plan.rows
+        right = [0 if rng.random() < chance else 1 if rng.random() < second else 2 for _ in range(6)]
+        kept = next((j for j, rank in enumerate(right) if rank), 6)
+        if planned.tree is None:
+            outcome = RowOutcome(0, planned.drafter, planned.limit, min(kept, planned.limit))
+            tokens, calls = planned.limit, planned.limit
+        else:
+            flags, depths, trunk = path_of(planned, chance, right)
+            outcome = RowOutcome(0, "mtp", trunk, min(kept, trunk), likeliest=flags, levels=max(depths))
+            tokens, calls = 2 * len(flags), max(depths)
+        draft = cost.base + cost.call * calls + cost.token * tokens if tokens else 0.0
+        policy.observe(StepOutcome((outcome,), dense[outcome.tokens], {"mtp": draft} if draft else {}))
+        plans.append(plan)
+    return plans
+
+
+def path_of(planned: PlannedRow, chance: float, right: list[int]) -> tuple[tuple[bool, ...], list[int], int]:
+    """Of the tree's likeliest tokens: whether each is kept, how deep they stand, and how many are first candidates."""
+    assert planned.tree is not None
+    promised, depths = likeliest((chance,) * 6, planned.tree)
+    promised, depths = promised[: planned.limit], depths[: planned.limit]
+    flags, trunk = [], 0
+    for promise, deep in zip(promised, depths, strict=True):
+        first = abs(promise - chance**deep) < 1e-12
+        trunk += first
+        want = 1.0
+        for rank in right[:deep]:
+            want *= (chance, (1 - chance) * SIBLINGS[0], -1.0)[rank]
+        flags.append(abs(promise - want) < 1e-12)
+    return tuple(flags), depths, trunk
+
+
+def trees(plans: list[DraftPlan]) -> int:
+    return sum(plan.rows[0].tree is not None for plan in plans)
+
+
+def test_trees_are_drafted_where_they_are_faster() -> None:
+    """Cheap rows, and a second candidate that is often right."""
+    plans = with_trees(0.6, 0.6)
+    assert trees(plans[-100:]) > 90
+    planned = next(plan for plan in reversed(plans) if plan.rows[0].tree is not None)
+    assert planned.stop.price > 0
+    assert planned.rows[0].limit > (planned.rows[0].tree or Shape(0, 0)).depth
+    assert len(planned.rows[0].chance) == planned.rows[0].limit
+
+
+@pytest.mark.parametrize("second", [0.0, 0.6])
+def test_chains_are_drafted_where_trees_are_not_faster(second: float) -> None:
+    """Second candidates that are never right; or rows that cost more than a second candidate brings."""
+    table = (
+        CHEAP
+        if second == 0
+        else CostTable(ROWS, tuple(0.01 * (1 + 0.35 * (n - 1)) for n in ROWS), CHEAP.drafts)
+    )
+    plans = with_trees(0.8, second, table)
+    assert drafted(plans[-100:]) > 90
+    assert trees(plans[-100:]) <= 4  # now and then one, to see
+
+
+def test_without_trees_plans_are_those_of_chains() -> None:
+    plans = run(AdaptivePolicy(CHEAP, GOOD), CHEAP, 50, 0.8)
+    assert not trees(plans)
+
+
+def test_the_likeliest_tokens_of_a_tree() -> None:
+    chances, depths = likeliest((0.5, 0.8), Shape(2, 2))
+    assert depths == [1, 2, 1, 2]  # no more than two beside each other
+    assert chances == pytest.approx([0.5, 0.4, 0.175, 0.14])
+    assert likeliest((0.9,) * 16, Shape(16, 4))[1][:6] == [1, 2, 3, 4, 5, 6]
+    assert likeliest((), Shape(2, 2)) == ([], [])

@@ -8,12 +8,14 @@ remembers so much that a drafter which does not fit is found out once, not by ev
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from heapq import heappop, heappush
 from itertools import accumulate
 from operator import mul
 
 from paceline.control.base import Line
 from paceline.control.confidence import worth_of
 from paceline.core import MAX_DRAFT_TOKENS
+from paceline.tree import Shape
 
 PAIR_MEMORY = 256.0  # observations of a position that all requests of a pair remember together,
 REQUEST_MEMORY = 48.0  # and each request for itself
@@ -25,6 +27,8 @@ ALARM_DRAFTS, ALARM_SHARE = (
 )  # drafts until an alarm, and the share of the known acceptance below which it comes
 # Acceptance by position of a drafter of which nothing is known, and the share of it that text drawn at a temperature has
 USUAL, SAMPLED_SHARE = (0.7, 0.7, 0.7, 0.68, 0.66), 0.8
+
+SIBLINGS = (0.35, 0.1, 0.05)  # that the second, third, ... neighbour is right where all before it are wrong
 
 
 class Counts:
@@ -141,3 +145,53 @@ def shrunk(counts: Counts, prior: Seq[float], weight: float, floor: float) -> li
         seen = tried if tried > 0.9 * seen else 0.9 * seen
         shift = seen / (seen + weight) * (chance - usual)
     return out
+
+
+class TreeEstimator:
+    """Of one pair, how much more often, or more rarely, the likeliest, the second likeliest, ... token of a tree is kept
+    than chains promise.
+    """
+
+    def __init__(self) -> None:
+        self._kept, self._promised = [0.0] * MAX_DRAFT_TOKENS, [0.0] * MAX_DRAFT_TOKENS
+
+    def add(self, kept: Seq[bool], promised: Seq[float]) -> None:
+        keep = 1.0 - 1.0 / PAIR_MEMORY
+        for j, (yes, chance) in enumerate(zip(kept, promised, strict=False)):
+            self._kept[j] = self._kept[j] * keep + yes
+            self._promised[j] = self._promised[j] * keep + chance
+
+    def survival(self, promised: Seq[float]) -> list[float]:
+        """That each token is kept, never rising."""
+        out, least = [], 1.0
+        for j, chance in enumerate(promised):
+            more = (self._kept[j] + KNOWN_WEIGHT * chance) / (self._promised[j] + KNOWN_WEIGHT * chance)
+            least = min(least, chance * more)
+            out.append(least)
+        return out
+
+
+def likeliest(chances: Seq[float], shape: Shape) -> tuple[list[float], list[int]]:
+    """The likeliest tokens of a tree, and how deep they stand, if chains are kept by `chances`."""
+    out: list[float] = []
+    depths: list[int] = []
+    beside = [0] * shape.depth
+    waiting = [(-1.0, 0)]  # of those whose path is in: its chance, and how many tokens it has
+    found: list[tuple[float, int]] = []
+    while len(out) < MAX_DRAFT_TOKENS:
+        for negative, deep in waiting:
+            if deep < min(len(chances), shape.depth):
+                own = chances[deep]
+                shares = [own, *((1.0 - own) * share for share in SIBLINGS[: shape.width - 1])]
+                for share in shares:
+                    heappush(found, (negative * share, deep + 1))
+        waiting = []
+        if not found:
+            break
+        negative, deep = heappop(found)
+        if beside[deep - 1] < shape.width:
+            beside[deep - 1] += 1
+            out.append(-negative)
+            depths.append(deep)
+            waiting = [(negative, deep)]
+    return out, depths

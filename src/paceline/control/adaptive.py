@@ -8,8 +8,15 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 
-from paceline.control.acceptance import AcceptanceEstimator, PairPrior, ProposalEstimator
+from paceline.control.acceptance import (
+    AcceptanceEstimator,
+    PairPrior,
+    ProposalEstimator,
+    TreeEstimator,
+    likeliest,
+)
 from paceline.control.allocation import (
+    TREE_ROWS,
     Allocation,
     Batch,
     Option,
@@ -33,11 +40,13 @@ from paceline.control.cost_model import CostModel, CostTable
 from paceline.control.fixed import fixed_row, no_draft
 from paceline.control.reasons import NoDraftReason
 from paceline.core import MAX_DRAFT_TOKENS
+from paceline.tree import Shape
 
 REFERENCE = 128  # drafted steps for each plain one that shows what plain steps take
 PROBING = 0.005  # of the time, for single tokens of rows that draft nothing otherwise
 FIRST_WAIT, LAST_WAIT = 16, 1024  # steps until a row's next probe: doubled by each that is refused
 SAVED = 2.0  # probes that the budget holds at most
+TREES = REFERENCE // 4  # steps with chains until a tree shows what trees bring
 DEEPER = 2  # tokens beyond its planned length that a row may draft while its confidence pays for them
 
 
@@ -54,6 +63,7 @@ class _Request:
     estimators: dict[tuple[str, bool], AcceptanceEstimator] = field(default_factory=dict)
     proposals: ProposalEstimator = field(default_factory=ProposalEstimator)
     sampled: bool = False
+    promised: list[float] = field(default_factory=list)  # of its next tree, by its chains
     wait: int = FIRST_WAIT // 2  # steps from the last probe to the next
     due: int = 0  # the step from which it may be probed
     probing: bool = False  # its draft in this step is a probe
@@ -74,6 +84,8 @@ class AdaptivePolicy:
         self._priors: dict[tuple[str, bool], PairPrior] = {}
         self._confidence: dict[tuple[str, bool], ConfidenceCalibrator] = {}
         self._requests: dict[int, _Request] = {}
+        self._trees: dict[tuple[str, bool], TreeEstimator] = {}
+        self._chains = 0  # steps with chains since one with trees
         self._step = 0
         self._drafted = 0  # steps with drafts since a plain one
         self._measuring = False  # the last step was plain to see what plain ones take
@@ -106,13 +118,19 @@ class AdaptivePolicy:
     ) -> DraftPlan:
         """The rows of `out` that are None."""
         networks: dict[int, Option] = {}
+        trees: dict[int, Option] = {}
         found: dict[int, Option] = {}
         floor = least_survival(batch, MAX_DRAFT_TOKENS * len(rows), self._costs)
         for i, planned in enumerate(out):
             if planned is None:
                 self._found(i, rows[i], proposals[i], found)
                 self._network(i, rows[i], floor, networks)
+                self._tree(i, rows[i], networks, trees)
         best = self._best(networks, found, batch)
+        if trees:
+            best = self._chain_or_tree(
+                best, allocate([*(found | networks | trees).values()], batch, self._costs)
+            )
         measuring = bool(best.taken) and self._drafted >= REFERENCE and batch.rows == len(rows)
         self._measuring = measuring
         if best.taken and not measuring:
@@ -176,6 +194,22 @@ class AdaptivePolicy:
             chances = self._estimator(self._request(row), row.drafter).chances(floor)[:most]
             networks[i] = Option(i, row.drafter, list(accumulate(chances, mul)), chances)
 
+    def _tree(self, i: int, row: PlanRow, networks: dict[int, Option], trees: dict[int, Option]) -> None:
+        chain = networks.get(i)
+        if chain is not None and chain.drafter is not None and row.tree is not None:
+            request, most = self._request(row), min(row.drafter_max, row.room)
+            request.promised, depths = likeliest(chain.chances, row.tree)
+            survival = self._tree_estimator(chain.drafter, row.sampled).survival(request.promised[:most])
+            trees[i] = Option(i, chain.drafter, survival, survival, depths)
+
+    def _chain_or_tree(self, chain: Allocation, tree: Allocation) -> Allocation:
+        """The faster one, and now and then a tree, so that it is known what they bring."""
+        self._chains += 1
+        if not tree.taken or (tree.rate <= chain.rate and self._chains < TREES):
+            return chain
+        self._chains = 0
+        return tree
+
     def _best(self, networks: dict[int, Option], found: dict[int, Option], batch: Batch) -> Allocation:
         """The best of: proposals alone, the network alone, and each row what gains it more."""
         if not found or not networks:
@@ -218,6 +252,11 @@ class AdaptivePolicy:
             return PlannedRow(None, 0, NoDraftReason.NO_CONFIDENCE)
         if option.drafter is None:
             return PlannedRow(NGRAM, length)
+        if option.depths:
+            assert row.tree is not None
+            most = min(length + DEEPER, len(option.survival))
+            shape = Shape(min(max(option.depths[:length]) + DEEPER, row.tree.depth), row.tree.width)
+            return PlannedRow(option.drafter, most, None, tuple(option.chances[:most]), (), shape)
         lines = self._calibrator(option.drafter, row.sampled).lines()
         chances = tuple(option.chances[: length + DEEPER])
         return PlannedRow(option.drafter, len(chances), None, chances, lines)
@@ -245,8 +284,9 @@ class AdaptivePolicy:
         for drafter, seconds in outcome.draft_seconds.items():
             own = [row for row in outcome.rows if row.drafter == drafter and row.drafted]
             if own:
-                tokens = sum([row.drafted + row.beside for row in own])
-                self._costs.observe_draft(drafter, max([row.drafted for row in own]), tokens, seconds)
+                tokens = sum([len(row.likeliest) * TREE_ROWS or row.drafted for row in own])
+                calls = max([row.levels or row.drafted for row in own])
+                self._costs.observe_draft(drafter, calls, tokens, seconds)
         spent = outcome.target_seconds + sum(outcome.draft_seconds.values())
         self._budget = min(self._budget + PROBING * spent, self._most)
 
@@ -264,7 +304,10 @@ class AdaptivePolicy:
             return
         key = row.drafter, request.sampled
         self._estimator(request, row.drafter).add(row.drafted, row.accepted)
-        self._calibrator(*key).add(row.confidence, row.accepted)
+        if row.likeliest:
+            self._tree_estimator(*key).add(row.likeliest, request.promised)
+        else:
+            self._calibrator(*key).add(row.confidence, row.accepted)
         if request.probing:
             request.wait = 1 if row.accepted else min(max(2 * request.wait, FIRST_WAIT), LAST_WAIT)
         request.due, request.probing = self._step + request.wait, False
@@ -296,6 +339,9 @@ class AdaptivePolicy:
                 self._priors[key] = PairPrior(drafter, known.acceptance, sampled=request.sampled)
             estimator = request.estimators[key] = AcceptanceEstimator(self._priors[key])
         return estimator
+
+    def _tree_estimator(self, drafter: str, sampled: bool) -> TreeEstimator:
+        return self._trees.setdefault((drafter, sampled), TreeEstimator())
 
     def _calibrator(self, drafter: str, sampled: bool) -> ConfidenceCalibrator:
         key = drafter, sampled

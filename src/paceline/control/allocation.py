@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from paceline.control.cost_model import CostModel
 
+TREE_ROWS = 2  # of the drafter for each token of a tree: some are drawn and not taken
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -16,6 +18,9 @@ class Option:
     drafter: str | None  # the network; None: a proposal, which costs nothing to make
     survival: Sequence[float]  # [tokens] that the first 1, 2, ... are all kept, falling
     chances: Sequence[float] = ()  # [tokens] of a network: that each is kept if those before it are
+    depths: Sequence[
+        int
+    ] = ()  # of a tree, whose tokens are its likeliest ones: how deep they stand; empty: a chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ class Batch:
 def allocate(options: Sequence[Option], batch: Batch, costs: CostModel) -> Allocation:
     """The prefix of all (row, position), sorted by survival, with the best rate. Nothing taken: plain is best."""
     found = [
-        (-survival, position, option.row, option.drafter)
+        (-survival, position, option.row, option.drafter, option.depths)
         for option in options
         for position, survival in enumerate(option.survival)
     ]
@@ -53,25 +58,26 @@ def allocate(options: Sequence[Option], batch: Batch, costs: CostModel) -> Alloc
     best_tokens, best_seconds = float(batch.texts), costs.step_seconds(batch.rows, False)
     best_rate, best_count = best_tokens / best_seconds, 0
     tokens, drafting = float(batch.texts), 0.0
-    for count, (negative, position, _, drafter) in enumerate(found, 1):
+    for count, (negative, position, _, drafter, depths) in enumerate(found, 1):
         tokens -= negative
         if drafter is not None:
             base, call, token = prices[drafter]
-            drafting += token
-            if position >= depth[drafter]:
+            drafting += token * TREE_ROWS if depths else token
+            deep = depths[position] if depths else position + 1
+            if deep > depth[drafter]:
                 drafting += call + (base if not depth[drafter] else 0.0)
-                depth[drafter] = position + 1
+                depth[drafter] = deep
         seconds = steps[count] + drafting
         if tokens > best_rate * seconds:
             best_rate, best_count, best_tokens, best_seconds = tokens / seconds, count, tokens, seconds
     by_row = {option.row: option for option in options}
     taken: dict[int, tuple[Option, int]] = {}
-    for _, position, row, _ in found[:best_count]:
+    for _, position, row, _, _ in found[:best_count]:
         taken[row] = by_row[row], position + 1  # of a row, the positions rise
     return Allocation(taken, best_tokens, best_seconds)
 
 
-def _order(entry: tuple[float, int, int, str | None]) -> tuple[float, int, int]:
+def _order(entry: tuple[float, int, int, str | None, Sequence[int]]) -> tuple[float, int, int]:
     return entry[:3]
 
 

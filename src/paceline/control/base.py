@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from paceline.control.reasons import NoDraftReason
+from paceline.tree import Shape
 
 NGRAM = "ngram"
 Line = tuple[float, float]  # chance that a token is kept at confidence 0, and what it rises by until 1
@@ -23,6 +24,7 @@ class PlanRow:
     drafter: str | None = None  # the network drafter, if there is one
     drafter_max: int = 0  # tokens it can draft in this step at most
     sampled: bool = False  # drawn at a temperature: drafts are kept more rarely
+    tree: Shape | None = None  # how its drafts may branch
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class PlannedRow:
     # that token 1, 2, ... is kept if those before it are; empty: the draft goes on until its limit
     chance: tuple[float, ...] = ()
     worth: tuple[Line, ...] = ()  # what the drafter's confidence is worth, by bin
+    tree: Shape | None = None  # then `limit` counts all tokens of the tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,13 @@ class RowOutcome:
     # be compared, and how many of them agree
     unused: tuple[float, ...] = ()
     agreed: int = 0
-    beside: int = 0  # further tokens of a tree, of which the others are the first branch
+    # Of a tree, whose first branch is told above: whether its tokens were kept, the likeliest first, and how deep it was
+    likeliest: tuple[bool, ...] = ()
+    levels: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return len(self.likeliest) or self.drafted
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +89,7 @@ class StepOutcome:
 
     @property
     def drafted(self) -> int:
-        return sum([row.drafted + row.beside for row in self.rows])
+        return sum([row.tokens for row in self.rows])
 
 
 class DraftPolicy(Protocol):

@@ -50,7 +50,7 @@ def fixed_row(row: PlanRow, proposal: Proposal | None, want: int) -> PlannedRow:
     usual = sum([USUAL ** (j + 1) for j in range(network)])
     if found and sum(accumulate(found, mul)) >= usual:
         return PlannedRow(NGRAM, len(found))
-    return PlannedRow(row.drafter, network)
+    return PlannedRow(row.drafter, network, tree=row.tree)
 
 
 def no_draft(row: PlanRow, proposal: Proposal | None, want: int) -> NoDraftReason | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from paceline.control.base import RowOutcome, StepOutcome
 from paceline.core import Draft
 from paceline.engine.propose import Proposed
 from paceline.engine.scheduler import ScheduledChunk
 from paceline.engine.verify import Verified
-from paceline.tree import trunk
+from paceline.tree import depths, products, trunk
 
 
 def outcome_of(
@@ -27,8 +29,8 @@ def outcome_of(
             continue
         own, agreed = draft.tokens[i], 0
         kept = list(verdict.places)
-        parents = draft.tree(i)
-        deep = len(own) if parents is None else trunk(parents)  # of a tree, its first branch tells of chains
+        tree = draft.tree(i)
+        deep = len(own) if tree is None else trunk(tree)
         right = next((j for j, place in enumerate(kept) if place != j), len(kept))
         unused: tuple[float, ...] = ()
         found = proposed.unused.get(w.sequence.id)
@@ -40,17 +42,13 @@ def outcome_of(
                 agreed += 1
             unused = tuple(confidence[:compared])
         drafter = draft.drafter[i] if own else None
-        rows.append(
-            RowOutcome(
-                w.sequence.id,
-                drafter,
-                deep,
-                right,
-                tuple(draft.confidence[i][:deep]),
-                unused,
-                agreed,
-                len(own) - deep,
-            )
-        )
+        confidence = draft.confidence[i]
+        row = RowOutcome(w.sequence.id, drafter, deep, right, tuple(confidence[:deep]), unused, agreed)
+        if tree is not None:
+            chances = products(tree, confidence)
+            order = sorted(range(len(own)), key=lambda place: -chances[place])
+            likeliest = tuple([place in kept for place in order])
+            row = replace(row, likeliest=likeliest, levels=max(depths(tree)))
+        rows.append(row)
     drafting = sum(proposed.seconds.values())
     return StepOutcome(tuple(rows), seconds - drafting, proposed.seconds, proposed.prefill_rows, timed)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from paceline.control.acceptance import SIBLINGS
 from paceline.control.allocation import should_continue
 from paceline.control.confidence import worth_of
 from paceline.core import MAX_DRAFT_TOKENS, OWN_NOISE, Constraint, Draft
@@ -84,12 +85,11 @@ def _is_mask(mask: np.ndarray) -> bool:
 
 
 GREEDY_POWER = 1.5  # of its probabilities, a drafter is surer than they say that the best token is
-SHARES = (1.0, 0.3, 0.15, 0.1)  # how often a token's first, second, ... neighbour is right, about
 
 
 class _Child(NamedTuple):
     chance: float  # of its path
-    confidence: float
+    sure: float  # that it is kept if the one before it is
     q: torch.Tensor | None
     leaf: Leaf
 
@@ -98,10 +98,12 @@ class StepPicker:
     """Picks for one draft round. Rows count from 0 in the order of `requests`."""
 
     def __init__(
-        self, requests: list[RequestState], stops: list[Stop], vocab_size: int, tree: Shape | None = None
+        self, requests: list[RequestState], stops: list[Stop], vocab_size: int, trees: Seq[Shape | None] = ()
     ) -> None:
-        """`tree`: how drafts may branch."""
-        self._lives, self._stops, self._vocab_size, self._tree = requests, stops, vocab_size, tree
+        """`trees`: how the draft of each row may branch; empty: none may."""
+        self._lives, self._stops, self._vocab_size = requests, stops, vocab_size
+        shapes = trees or [None] * len(requests)
+        self._shapes = [shape or Shape(stop.most, 1) for shape, stop in zip(shapes, stops, strict=True)]
         self._tokens: list[list[int]] = [[] for _ in requests]
         self._confidence: list[list[float]] = [[] for _ in requests]
         self._parents: list[list[int]] = [[] for _ in requests]  # of rows that `grow`,
@@ -184,8 +186,7 @@ class StepPicker:
         return [rule_of(row) for row in shaping]
 
     def width(self, row: int) -> int:
-        may = self._tree is not None and self._lives[row].rule != "block" and self._stops[row].most > 1
-        return self._tree.width if self._tree is not None and may else 1
+        return self._shapes[row].width if self._stops[row].most > 1 else 1
 
     def grow(self, leaves: Seq[Leaf], logits: torch.Tensor, ids: torch.Tensor | None = None) -> list[Leaf]:
         rows = [leaf.row for leaf in leaves]
@@ -216,26 +217,26 @@ class StepPicker:
             )
         levels: dict[int, list[_Child]] = {}
         for leaf, children, row in zip(leaves, found, shaping, strict=True):
-            odds = self._odds(row, children) if self.prunes(leaf.row) else [c.confidence for c in children]
+            before, sure = self._chance(leaf), [child.sure for child in children]
+            if self.prunes(leaf.row):
+                sure = self._odds(row, children)
             levels.setdefault(leaf.row, []).extend(
-                child._replace(chance=self._chance(leaf) * chance)
-                for child, chance in zip(children, odds, strict=True)
+                child._replace(chance=before * odds, sure=odds)
+                for child, odds in zip(children, sure, strict=True)
             )
         return [
             leaf for row, level in levels.items() for leaf in self._take_level(row, level, len(paths[0]) + 1)
         ]
 
     def _odds(self, row: LogitRow, children: list[_Child]) -> list[float]:
-        """How likely each of a token's children is the target's own, whose scores are nearly the drafter's, and whose noise
-        is the same.
-        """
+        """How likely each child is the target's own: that one's scores are nearly the drafter's, its noise the same."""
         if is_greedy(row):
-            weights = [child.confidence**GREEDY_POWER for child in children]
+            weights = [child.sure**GREEDY_POWER for child in children]
         else:
             draws = [
                 noise.scalar(row.seed, row.position, noise.TARGET, child.leaf.token) for child in children
             ]
-            weights = [child.confidence / -math.log1p(-u) for child, u in zip(children, draws, strict=True)]
+            weights = [child.sure / -math.log1p(-u) for child, u in zip(children, draws, strict=True)]
         whole = sum(weights)
         return [weight / whole if whole > 0 else 0.0 for weight in weights]
 
@@ -249,38 +250,48 @@ class StepPicker:
         return request.rule in OWN_NOISE or is_greedy(request.sequence)
 
     def _deepest(self, row: int) -> int:
-        most = self._stops[row].most
-        return min(self._tree.depth, most) if self._tree is not None and self.width(row) > 1 else most
+        return min(self._shapes[row].depth, self._stops[row].most)
 
     def _children(self, leaves: Seq[Leaf]) -> list[int]:
         """How many tokens to draw after each leaf."""
         counts = [self.width(leaf.row) if self.prunes(leaf.row) else 0 for leaf in leaves]
+        shares = (1.0, *SIBLINGS)
         for row in {leaf.row for leaf in leaves if not self.prunes(leaf.row)}:
             own = [i for i, leaf in enumerate(leaves) if leaf.row == row]
             level = len(path_to(self._parents[row], leaves[own[0]].node)) + 1
             left = self._stops[row].most - len(self._tokens[row]) - (self._deepest(row) - level)
             tries = [
-                (-self._chance(leaves[i]) * SHARES[rank], i) for i in own for rank in range(self.width(row))
+                (-self._chance(leaves[i]) * shares[rank], i) for i in own for rank in range(self.width(row))
             ]
             for _, i in sorted(tries)[: max(1, min(self.width(row), left))]:
                 counts[i] += 1
         return counts
 
     def _take_level(self, row: int, children: list[_Child], deep: int) -> list[Leaf]:
-        """Take the best of a level into the draft; those of them that may go on."""
+        """Take the best of a level into the draft; those of them that may go on, which must not be in vain: a token is
+        never likelier than the one before it.
+        """
+        stop, chances = self._stops[row], self._chances[row]
+        most, least = stop.most, stop.price if stop.chance else 0.0
         if self.prunes(row):
             children = sorted(children, key=lambda child: -child.chance)[: self.width(row)]
+            children = [c for i, c in enumerate(children) if c.chance > least or not (i or chances)]
         out = []
         for child in children:
             out.append(child.leaf._replace(node=len(self._tokens[row])))
             self._tokens[row].append(child.leaf.token)
             self._parents[row].append(child.leaf.node)
-            self._confidence[row].append(child.confidence)
-            self._chances[row].append(child.chance)
+            self._confidence[row].append(child.sure)
+            chances.append(child.chance)
             if (q := self._q[row]) is not None:
                 q.append(child.q)
-        room = self.prunes(row) or len(self._tokens[row]) < self._stops[row].most
-        return out if deep < self._deepest(row) and room else []
+        if deep >= self._deepest(row):
+            return []
+        if not self.prunes(row):
+            return out if len(chances) < most else []
+        if len(chances) >= most:
+            least = max(least, sorted(chances)[-most])
+        return [leaf for leaf in out if chances[leaf.node] > least]
 
     def take(self, row: int, tokens: list[int], confidence: list[float]) -> None:
         self._tokens[row] += tokens

@@ -23,7 +23,7 @@ from paceline.engine.scheduler import ScheduledChunk
 from paceline.engine.state import EngineState
 from paceline.ops.base import Stop
 from paceline.sampling.shape import is_greedy
-from paceline.tree import depths, preorder
+from paceline.tree import Shape, depths, preorder, products
 
 Found = tuple[list[int], list[float]]  # tokens of a proposal, and their confidences
 
@@ -78,7 +78,7 @@ def _plan_row(state: EngineState, request: RequestState) -> PlanRow:
         want = state.draft_tokens
     return PlanRow(
         sequence.id, want, max(request.room(state.max_len) - 1, 0), name if drafter is not None else None, most,
-        not is_greedy(sequence),
+        not is_greedy(sequence), state.tree if getattr(drafter, "branches", False) and request.rule != "block" else None,
     )  # fmt: skip
 
 
@@ -126,7 +126,8 @@ def _ask_networks(
     for name, rows in groups.items():
         own = [requests[j] for j in rows]
         begin = time.perf_counter()
-        draft = _ask(state, state.drafters[name], own, [_stop(plan.rows[j], plan.stop) for j in rows])
+        stops, trees = [_stop(plan.rows[j], plan.stop) for j in rows], [plan.rows[j].tree for j in rows]
+        draft = _ask(state, state.drafters[name], own, stops, trees)
         out.seconds[name] = time.perf_counter() - begin
         for n, j in enumerate(rows):
             i = at[j]
@@ -148,15 +149,18 @@ def _stop(planned: PlannedRow, rule: StopRule) -> Stop:
 
 
 def _ask(
-    state: EngineState, drafter: Drafter, requests: list[RequestState], stops: list[Stop]
+    state: EngineState,
+    drafter: Drafter,
+    requests: list[RequestState],
+    stops: list[Stop],
+    trees: Seq[Shape | None] = (),
 ) -> Draft | None:
     """What a drafter proposes, checked; None if it failed, and then it is not asked again for these requests."""
     sequences, limits = [request.sequence for request in requests], [stop.most for stop in stops]
     slots = [state.cache.slot(s.id) for s in sequences]
     has_hidden = [_has_hidden(state, request) for request in requests]
     states = state.hidden if drafter.needs_hidden else None
-    tree = state.tree if getattr(drafter, "branches", False) else None
-    picker = StepPicker(requests, stops, state.target.vocab_size, tree)
+    picker = StepPicker(requests, stops, state.target.vocab_size, trees)
     context = DraftContext(sequences, limits, slots, states, has_hidden, state.cache, picker)
     try:
         draft = ask(drafter, context)
@@ -199,11 +203,9 @@ def _check_trees(draft: Draft, parents: list[list[int] | None], picker: StepPick
             raise ValueError("a token has twice the same token after it")
         if max(Counter(depths(tree)).values(), default=0) > picker.width(i):
             raise ValueError(f"more than {picker.width(i)} tokens stand beside each other")
-        sure = [1.0] * len(tree)  # neighbours stay in the order in which they were drawn,
-        if picker.prunes(i):  # or those that are likelier to be kept come first
-            for node, parent in enumerate(tree):
-                sure[node] = draft.confidence[i][node] * (sure[parent] if parent >= 0 else 1.0)
-        draft.select(i, preorder(tree, sure))
+        # neighbours stay in the order in which they were drawn, or those that are likelier to be kept come first
+        weight = products(tree, draft.confidence[i]) if picker.prunes(i) else [1.0] * len(tree)
+        draft.select(i, preorder(tree, weight))
 
 
 def _check_distributions(draft: Draft, rules: list[VerifyRule]) -> None:
