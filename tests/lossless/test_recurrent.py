@@ -160,7 +160,7 @@ def test_a_state_that_went_too_far_is_seen(target: GraphTarget, monkeypatch: pyt
     text, wrong = text_of(90), text_of(4, seed=9)
     expected, _ = plain(target, text)
 
-    def greedy(states: States, slot: int, committed: int, tail: int, sure: int) -> None:
+    def greedy(states: States, slot: int, committed: int, tail: int, sure: int, stop: int | None) -> None:
         states.goal[slot] = max((committed + sure + 1) // 16 * 16, int(states.folded[states.place[slot]]))
 
     monkeypatch.setattr(States, "aim", greedy)
@@ -284,6 +284,46 @@ def test_preemption_and_cancellation(name: str, target: GraphTarget, folder: Pat
     assert [c.token_ids for c in done] == expected
     assert engine.state.preemptions > 0
     assert engine.state.cache.open_sequences == 0
+
+
+@pytest.mark.parametrize("name", [None, "scripted", "random", "model"])
+def test_prefix_hits(name: str | None, target: GraphTarget, folder: Path, tmp_path: Path) -> None:
+    """At the end of a prompt, where prompts part, and where a text ended; a hit goes as far as there is a state."""
+    stem = text_of(70)
+    texts = [stem + text_of(30, seed=s) for s in (11, 12, 13)]
+    expected = expected_of(target, texts)
+    whole = [t + o for t, o in zip(texts, expected, strict=True)]
+    drafter = None if name is None else drafter_of(name, whole, folder, tmp_path, target.runner)
+    engine = engine_of(target, drafter, pages=200, prefix_cache=True)
+    seen = []
+    for text, want in zip([*texts, texts[0]], [*expected, expected[0]], strict=True):
+        (done,) = run(engine, [text], PARAMS)
+        assert done.token_ids == want
+        seen.append(done.stats.cached_prompt_tokens)
+    # 64 is where the second parts from the first, known once it was computed; 96 the end of the first prompt
+    assert seen == [0, 0, 64, 96]
+    turn = [*texts[0], *expected[0], *text_of(9, seed=1)]
+    (done,) = run(engine, [turn], PARAMS)
+    assert done.token_ids == expected_of(target, [turn])[0]
+    assert done.stats.cached_prompt_tokens in (128, 144)
+    siblings = engine.run({"n": (text_of(40, seed=21), replace(PARAMS, n=3))})["n"]
+    assert [one.stats.cached_prompt_tokens for one in siblings] == [0, 32, 32]
+
+
+def test_states_of_other_texts_give_way(target: GraphTarget) -> None:
+    """Two states for all: what is kept for later texts is given up for those that are open."""
+    pages = dict.fromkeys(target.layout.kinds, 100) | {STATE: 2}
+    cache = KVCache(target.layout, pages, max_sequences=4, max_tokens=256, dtype=target.kv_dtype)
+    engine = make_engine(
+        Setup(prefix_cache=True, step_tokens=70, prefill_chunk=9), None, target=target, cache=cache
+    )
+    texts = prompts(5)
+    assert [c.token_ids for c in run(engine, texts, PARAMS)] == expected_of(target, texts)
+    assert cache.pools[STATE].free + cache.prefix.held(STATE) == 2
+    (again,) = run(engine, texts[-1:], PARAMS)
+    assert again.token_ids == expected_of(target, texts[-1:])[0]
+    cache.prefix.clear()
+    assert cache.pools[STATE].free == 2
 
 
 def test_reject_is_greedy_where_the_text_is(target: GraphTarget) -> None:

@@ -54,15 +54,15 @@ class Scheduler:
         sequence.committed = 0
         self.waiting.appendleft(sequence)
 
-    def plan(self, admit: Callable[[Sequence], bool]) -> list[ScheduledChunk]:
-        """The next step. `admit` opens a sequence in the cache, or returns False when there is no room yet."""
+    def plan(self, admit: Callable[[Sequence], bool], most: Callable[..., int]) -> list[ScheduledChunk]:
+        """The next step. `admit` opens a sequence if there is room, `most`(id, count) says what its next chunk may be."""
         decoding = [s for s in self.running if len(s.tokens) - s.committed == 1]
         work = [ScheduledChunk(s, 1, True) for s in decoding]
         left = self.prefill_chunk if decoding else self.step_tokens
         for sequence in self.running:
             pending = len(sequence.tokens) - sequence.committed
             if pending > 1 and left > 0:
-                count = min(pending, left)
+                count = most(sequence.id, min(pending, left))
                 work.append(ScheduledChunk(sequence, count, count == pending))
                 left -= count
         while left > 0 and len(self.running) < self.max_batch:
@@ -73,7 +73,7 @@ class Scheduler:
             self._leaders.pop(newcomer.id, None)
             self.running.append(newcomer)
             pending = len(newcomer.tokens) - newcomer.committed
-            count = min(pending, left)
+            count = most(newcomer.id, min(pending, left))
             work.append(ScheduledChunk(newcomer, count, count == pending))
             left -= count
         return work

@@ -20,7 +20,7 @@ from paceline.engine.verify import verify
 def step(state: EngineState) -> list[Delta]:
     """Advance every sequence that takes part by one step; the deltas of those that emitted."""
     begin = time.perf_counter()
-    work = state.scheduler.plan(state.admit)
+    work = state.scheduler.plan(state.admit, state.cache.most)
     proposed = propose(state, work)
     work, draft, tail = reserve(state, work, proposed.draft)
     if tail is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -19,6 +19,7 @@ import torch
 
 from paceline.core import MAX_DRAFT_TOKENS
 from paceline.errors import CapacityError, UsageError
+from paceline.kv.kept import keep, offer
 from paceline.kv.layout import STATE, Layout
 from paceline.kv.pages import OutOfPages, PagePool
 from paceline.kv.prefix import Node, PrefixIndex
@@ -38,7 +39,7 @@ def stored_as(dtype: StoreType) -> torch.dtype:
 
 
 @dataclass(slots=True)
-class _Entry:
+class Entry:
     slot: int
     pages: dict[str, list[int]]  # kind -> page id by page index
     first: dict[str, int]  # kind -> first page index that is still held
@@ -47,6 +48,7 @@ class _Entry:
     open_page: list[int]  # committed tokens of the page that is not whole yet
     turn: int = 0  # committed tokens at which a window has left a page behind
     state: int = -1
+    stops: list[int] = field(default_factory=list)  # page ends at which the state is kept for other texts
 
 
 def _zeros(
@@ -106,7 +108,7 @@ class KVCache:
         self._kinds = layout.kinds
         self._free_slots = list(range(max_sequences - 1, -1, -1))
         self.branches, self._free_branches = 0, list[int]()  # at a time, beside the first of each sequence
-        self._entries: dict[int, _Entry] = {}
+        self._entries: dict[int, Entry] = {}
         self.scrubbed: list[tuple[str, int]] | None = None  # pages, for who has the other heads' K/V
 
     def grow_branches(self, count: int) -> None:
@@ -141,13 +143,17 @@ class KVCache:
         """
         if not self._free_slots:
             raise OutOfPages("all sequence slots are in use: raise max_batch")
-        path = self.prefix.match(tokens, salt) if share else []
-        path = self._usable(path if most is None else path[: most // PAGE_SIZE])
+        known = self.prefix.match(tokens, salt) if share else []
+        known = known if most is None else known[: most // PAGE_SIZE]
+        path = self._usable(known)
         parent = (path[-1] if path else salt) if share else None
         state = self._take_state(path)
-        entry = _Entry(self._free_slots.pop(), {}, {}, len(path) * PAGE_SIZE, parent, [], state=state)
+        entry = Entry(self._free_slots.pop(), {}, {}, len(path) * PAGE_SIZE, parent, [], state=state)
         if self.states is not None:
             self.states.begin(entry.slot, state, path[-1].pages[STATE] if path else None)
+            if share:  # where other texts went on from here, and where the prompt ends
+                ends = {len(known) * PAGE_SIZE, (len(tokens) - 1) // PAGE_SIZE * PAGE_SIZE}
+                entry.stops = sorted(end for end in ends if end > entry.committed)
         for kind in self._kinds:
             first = self._first_page(kind, entry.committed)
             held = [node.pages[kind] for node in path[first:]]
@@ -196,6 +202,8 @@ class KVCache:
     def close(self, sequence_id: int, *, scrub: bool = False) -> None:
         """Free everything the sequence holds. `scrub` zeroes its private pages (after NaN, which masks do not stop)."""
         entry = self._entries.pop(sequence_id)
+        if self.states is not None and not scrub:
+            offer(self, entry, entry.state)
         for kind, pages in entry.pages.items():
             for page in pages[entry.first[kind] :]:
                 if scrub and self.pools[kind].refs(page) == 1:
@@ -204,6 +212,18 @@ class KVCache:
         self._free_slots.append(entry.slot)
         if self.states is not None:
             self.pools[STATE].release(entry.state)
+
+    def most(self, sequence_id: int, count: int) -> int:
+        """How many of the next `count` tokens of a text should be in one tail: a state is kept on the way."""
+        entry = self._entries[sequence_id]
+        if self.states is None or not entry.stops or entry.stops[0] <= entry.committed:
+            return count
+        stop = entry.stops[0]
+        return (
+            count
+            if self.states.can_wait(stop, entry.committed + count)
+            else min(count, stop - entry.committed)
+        )
 
     def scrub(self, kind: str, page: int) -> None:
         """Make zeros of a page."""
@@ -306,7 +326,9 @@ class KVCache:
                 assert i not in trees, "a recurrent state cannot branch"
                 stays = max(0, deep - MAX_DRAFT_TOKENS - 1) if sure is None else sure[i]
                 entry = self._entries[sequence_id]
-                self.states.aim(entry.slot, entry.committed, deep, stays)
+                self.states.aim(
+                    entry.slot, entry.committed, deep, stays, entry.stops[0] if entry.stops else None
+                )
         return Tail(self, items, trees)
 
     def copy_pages(self, copies: Seq[tuple[int, int, int]]) -> None:
@@ -344,7 +366,7 @@ class KVCache:
             self._index(entry, tokens)
         entry.committed += len(tokens)
         if self.states is not None:
-            assert entry.committed >= self.states.folded[entry.state], "the state went over refused rows"
+            keep(self, entry)
         if entry.committed < entry.turn:
             return
         entry.turn = self.max_tokens + 1
@@ -355,7 +377,7 @@ class KVCache:
             entry.first[kind] = max(first, entry.first[kind])
             entry.turn = min(entry.turn, self._leaves(kind, entry.first[kind]))
 
-    def _index(self, entry: _Entry, tokens: list[int]) -> None:
+    def _index(self, entry: Entry, tokens: list[int]) -> None:
         index = entry.committed // PAGE_SIZE
         entry.open_page += tokens
         while len(entry.open_page) >= PAGE_SIZE:

@@ -54,11 +54,20 @@ class States:
             recent[to, rows] = recent[source, rows]
         self.folded[to] = folded
 
-    def aim(self, slot: int, committed: int, tail: int, sure: int) -> None:
-        """Before a forward over `tail` rows from `committed` on, of which the first `sure` are going to stay."""
+    def can_wait(self, at: int, end: int) -> bool:
+        """Whether a forward up to `end` may leave a state at `at`."""
+        return end - at <= RECENT - self.history
+
+    def aim(self, slot: int, committed: int, tail: int, sure: int, stop: int | None = None) -> None:
+        """Before a forward over `tail` rows from `committed` on, of which the first `sure` are going to stay.
+
+        `stop`: a page end that the state should not go beyond yet.
+        """
         folded = int(self.folded[self.place[slot]])
         goal = max((committed + sure) // self._page * self._page, folded)
-        if committed + tail - goal > RECENT - self.history:
+        if stop is not None and folded <= stop < goal and self.can_wait(stop, committed + tail):
+            goal = stop
+        if not self.can_wait(goal, committed + tail):
             raise CapacityError(
                 f"{tail - sure} tokens of a text may be refused, and a recurrent state can wait for {self.most_refused}: "
                 "draft fewer"
