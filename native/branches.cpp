@@ -33,7 +33,8 @@ bool Program::check_branches(const Rows& rows) const {
 
 void Program::copy_pages() {
   for (const Layer& layer : layers_)
-    for (const Pages& pages : {layer.k, layer.v})
+    for (int part = 0; part < (layer.v.pool == layer.k.pool ? 1 : 2); ++part) {  // one where the keys hold the values
+      const Pages& pages = part ? layer.v : layer.k;
       for (const auto& [from, to, page] : copies_) {
         const int64_t size = (pages.packed ? 2 : 4) * static_cast<int64_t>(pages.page_size) * pages.kv_heads * pages.head_dim;
         const auto at = [&](int32_t slot) {
@@ -41,6 +42,7 @@ void Program::copy_pages() {
         };
         std::memcpy(at(to), at(from), size);
       }
+    }
 }
 
 void Program::store(const Op& op, int64_t row) {

@@ -101,7 +101,7 @@ PL_INLINE void sincos4(D4 x, D4& s, D4& c) {
 }
 
 static void rotary(const float* x, const float* inv_freq, float* y, int64_t width, int heads, int64_t rotated,
-                   int32_t position) {
+                   float factor, int32_t position) {
   constexpr int64_t MOST = 512;  // pairs of a head
   float sine[MOST], cosine[MOST];
   int64_t d = width / heads, half = rotated / 2 < MOST ? rotated / 2 : MOST;
@@ -110,7 +110,10 @@ static void rotary(const float* x, const float* inv_freq, float* y, int64_t widt
     for (int j = 0; j < 4 && i + j < half; ++j) angle[j] = static_cast<float>(position) * inv_freq[i + j];
     D4 s, c;
     sincos4(__builtin_convertvector(angle, D4), s, c);
-    for (int j = 0; j < 4 && i + j < half; ++j) sine[i + j] = static_cast<float>(s[j]), cosine[i + j] = static_cast<float>(c[j]);
+    for (int j = 0; j < 4 && i + j < half; ++j) {
+      sine[i + j] = static_cast<float>(s[j]) * factor;
+      cosine[i + j] = static_cast<float>(c[j]) * factor;
+    }
   }
   for (int h = 0; h < heads; ++h, x += d, y += d) {
     for (int64_t i = 0; i < half; i += L) {

@@ -128,7 +128,7 @@ struct Kernels {
   void (*delta_rule)(const DeltaArgs&);
   void (*norm)(const float* x, const float* weight, float* y, int64_t width, int groups, float eps);
   void (*rotary)(const float* x, const float* inv_freq, float* y, int64_t width, int heads, int64_t rotated,
-                 int32_t position);  // the first `rotated` columns of each head
+                 float factor, int32_t position);  // the first `rotated` columns of each head, times factor
   void (*embed)(const Matrix&, int64_t token, float scale, float* y);
   void (*add)(const float*, const float*, float* y, int64_t n);
   void (*mul)(const float*, const float*, float* y, int64_t n);

@@ -5,6 +5,7 @@ One row of DECODERS is one variant of a family: (transformers' class, fields of 
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,13 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
 EXPERTS = {
     "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True,
 }  # fmt: skip
-LATENT = {
+GROUPED = {
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "first_k_dense_replace": 1,
+    "n_group": 1, "topk_group": 1,
+}  # fmt: skip
+LATENT = GROUPED | {
     "num_key_value_heads": 4, "q_lora_rank": 40, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12,
-    "v_head_dim": 20, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
-    "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+    "v_head_dim": 20,
 }  # fmt: skip
 DEEP_YARN = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -61,6 +65,8 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-whole": ("DeepseekV3", LATENT | {"q_lora_rank": None, "attention_bias": True, "rope_interleave": False}),
     "deepseek-odd": ("DeepseekV3", LATENT | {"attention_bias": True, "norm_topk_prob": False, "rope_parameters": YARN}),
     "qwen3_5": ("Qwen3_5", HYBRID),
+    "glm4-moe": ("Glm4Moe", GROUPED | {"head_dim": 16, "attention_bias": True, "routed_scaling_factor": 1.7}),
+    "glm4-norms": ("Glm4Moe", GROUPED | {"head_dim": 24, "use_qk_norm": True, "n_group": 2, "rope_parameters": YARN}),
 }  # fmt: skip
 
 
@@ -70,7 +76,7 @@ def build_decoder(name: str, folder: Path, *, seed: int = 0, **changes: Any) -> 
     kind, fields = DECODERS[name]
     known = [f"{kind}TextConfig", f"{kind}Config"]
     made = next(made for name in known if (made := getattr(transformers, name, None)) is not None)
-    config = made(**SIZES | fields | changes)
+    config = made(**copy.deepcopy(SIZES | fields | changes))
     model = finish(getattr(transformers, f"{kind}ForCausalLM")(config), folder)
     if LINEAR in (getattr(config, "layer_types", None) or ()):
         _hybrid(model)

@@ -52,10 +52,14 @@ def mtp_of_three(target: Path, folder: Path) -> Made:
     return made, made, MtpReference(target, made, modules=3)
 
 
-def of_deepseek(target: Path, folder: Path) -> Made:
-    build_decoder("deepseek", folder / "target")
-    made = build_mtp(folder / "target", folder / "made")
-    return made, made, TheirModules(made)
+def of_deepseek(target: Path, folder: Path, family: str = "deepseek", modules: int = 1) -> Made:
+    build_decoder(family, folder / "target")
+    made = build_mtp(folder / "target", folder / "made", modules=modules)
+    return made, made, TheirModules(made, modules)
+
+
+def of_glm4(target: Path, folder: Path) -> Made:
+    return of_deepseek(target, folder, "glm4-norms", 2)
 
 
 def dflash(target: Path, folder: Path) -> Made:
@@ -73,6 +77,7 @@ def heads(target: Path, folder: Path) -> Made:
 
 KITS: dict[str, Callable[[Path, Path], Made]] = {
     "eagle3": eagle3, "mtp": mtp, "3 modules": mtp_of_three, "dflash": dflash, "deepseek": of_deepseek,
+    "glm4": of_glm4,
     "heads": heads,
 }  # fmt: skip
 

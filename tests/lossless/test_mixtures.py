@@ -1,4 +1,4 @@
-"""Texts of DeepSeek-V3 with any drafter have the tokens and the bits of plain decoding, with native kernels."""
+"""Texts of DeepSeek-V3 and GLM-4-MoE with any drafter have the bits of plain decoding, with native kernels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STEM = [3 + (7 * i) % 60 for i in range(34)]
 TEXTS = [STEM + [5 + i] * (3 * i + 1) for i in range(4)]
 
 
-@pytest.fixture(scope="module", params=["deepseek", "deepseek-whole"])
+@pytest.fixture(scope="module", params=["deepseek", "deepseek-whole", "glm4-moe"])
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GraphTarget:
     folder = tmp_path_factory.mktemp(request.param)
     build_decoder(request.param, folder)

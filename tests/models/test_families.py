@@ -24,7 +24,7 @@ from paceline.errors import ConfigError, PairError, WeightsError
 from paceline.kv.cache import KVCache
 from paceline.models.config import parse_target
 from paceline.models.decoder import inverse_frequencies
-from paceline.models.decoder_config import DecoderConfig
+from paceline.models.decoder_config import PARTIAL, DecoderConfig
 from paceline.models.inspection import inspect
 from paceline.models.quantized import save_quantized
 from paceline.models.registry import load_assistant, load_target
@@ -172,6 +172,9 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "no window": ("qwen2", {"layer_types": ["sliding_attention"] * 4}, "no sliding_window in use"),
     "top": ("qwen3-moe", {"num_experts_per_tok": 7}, "of only 6 experts"),
     "dense": ("qwen3-moe", {"mlp_only_layers": 3}, "no list of layers"),
+    "partial share": ("glm4-moe", {"rope_parameters": {PARTIAL: 1.5}}, "=1.5 of a head of 16 is"),
+    "partial odd": ("glm4-moe", {"rope_parameters": None, PARTIAL: 0.2}, "=0.2 of a head of 16 is not an even"),
+    "partial none": ("glm4-moe", {"rope_parameters": None, PARTIAL: 0.1}, "=0.1 of a head of 16 is not an even"),
     "latent heads": ("deepseek", {"num_key_value_heads": 2}, "share one key each"),
     "latent odd": ("deepseek", {"qk_rope_head_dim": 7}, "qk_rope_head_dim=7 is odd"),
     "latent rank": ("deepseek", {"kv_lora_rank": 0}, "kv_lora_rank is 0, not a whole number"),

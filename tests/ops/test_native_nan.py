@@ -62,6 +62,7 @@ PACKED = Experts(
 FREQUENCIES, OF_A_HEAD = torch.logspace(0, -3, 16), torch.ones(16)
 PLAIN: dict[str, Callable[[Ops, Value], Value]] = {  # a column of the output for each of the input
     "rotary": lambda ops, x: ops.rotary(x, FREQUENCIES, 2),
+    "part rotary": lambda ops, x: ops.rotary(x, FREQUENCIES[:6], 2, 1.3),
     "norm of heads": lambda ops, x: ops.rms_norm(x, OF_A_HEAD, 1e-6, 4),
     "add": lambda ops, x: ops.add(x, ops.scale(x, 2.0)),
     "mul": lambda ops, x: ops.mul(x, ops.scale(x, 2.0)),

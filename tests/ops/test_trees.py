@@ -8,28 +8,32 @@ import pytest
 import torch
 
 from checkpoints import VOCAB, build_target
+from decoders import build_decoder
 from paceline.kv.cache import KVCache
-from paceline.models.gemma4 import GemmaTarget
 from paceline.models.hub import bundled
 from paceline.models.registry import load_target
+from paceline.models.target import GraphTarget
 from paceline.ops import native
 from paceline.tree import branches, preorder
 
-KINDS = ["eager", "native", "native demo"]
+KINDS = ["eager", "native", "native demo", "eager latent", "native latent"]
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GemmaTarget:
-    if request.param != "eager" and not native.available():
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GraphTarget:
+    if request.param.startswith("native") and not native.available():
         pytest.skip(str(native.why_not()))
     if request.param == "native demo":
         return load_target(bundled("target"), runner=native.NativeRunner(2))
     folder = tmp_path_factory.mktemp("e2b")
-    build_target("e2b", folder)
-    return load_target(folder, runner=native.NativeRunner(2) if request.param == "native" else None)
+    if request.param.endswith("latent"):
+        build_decoder("deepseek", folder)
+    else:
+        build_target("e2b", folder)
+    return load_target(folder, runner=native.NativeRunner(2) if request.param.startswith("native") else None)
 
 
-def make(target: GemmaTarget) -> KVCache:
+def make(target: GraphTarget) -> KVCache:
     pages = dict.fromkeys(target.layout.kinds, 60)
     cache = KVCache(target.layout, pages, max_sequences=2, max_tokens=256, dtype=target.kv_dtype)
     cache.grow_branches(32)
@@ -43,19 +47,19 @@ def random_tree(rng: random.Random, count: int) -> list[int]:
     return [place[parents[node]] for node in order]
 
 
-def chain(target: GemmaTarget, tokens: list[int]) -> torch.Tensor:
+def chain(target: GraphTarget, tokens: list[int]) -> torch.Tensor:
     cache = make(target)
     cache.open(0, tokens, share=False)
     with cache.tail([(0, tokens)]) as tail:
         return target.forward(tail.rows(), cache).clone()
 
 
-def same(target: GemmaTarget, a: torch.Tensor, b: torch.Tensor) -> bool:
+def same(target: GraphTarget, a: torch.Tensor, b: torch.Tensor) -> bool:
     exact = isinstance(target.runner, native.NativeRunner)
     return torch.equal(a, b) if exact else torch.allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
-def test_every_row_is_that_of_its_chain(target: GemmaTarget) -> None:
+def test_every_row_is_that_of_its_chain(target: GraphTarget) -> None:
     """Two texts beside each other, one of which branches, at all places of a page; then text goes on behind a branch."""
     rng = random.Random(3)
     cache = make(target)

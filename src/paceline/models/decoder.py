@@ -216,8 +216,9 @@ def attend(ops: Ops, h: Value, a: Attention | LatentAttention | DeltaNet, config
     if a.q_norm is not None:
         q = ops.rms_norm(q, a.q_norm, config.eps, config.heads)
         k = ops.rms_norm(k, a.k_norm, config.eps, config.kv_heads)
-    q = ops.scale(ops.rotary(q, a.inv_freq, config.heads), config.head_dim**-0.5 * config.rotary.attention**2)
-    ops.store_kv(a.storage, ops.rotary(k, a.inv_freq, config.kv_heads), v)
+    stretch = config.rotary.attention
+    q = ops.scale(ops.rotary(q, a.inv_freq, config.heads, stretch), config.head_dim**-0.5)
+    ops.store_kv(a.storage, ops.rotary(k, a.inv_freq, config.kv_heads, stretch), v)
     y = ops.attention(q, a.storage, config.heads, a.window, sees_itself=True)
     return a.o(ops, ops.gated(ops.columns(both, wide, 2 * wide), y, "sigmoid") if config.gated else y)
 

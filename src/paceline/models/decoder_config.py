@@ -17,6 +17,7 @@ from paceline.models.delta_net import DeltaConfig
 from paceline.models.families import Split, layers_line
 from paceline.models.fields import MOST, Fields, shown
 
+PARTIAL = "partial_rotary_factor"
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -116,12 +117,18 @@ def split_decoder(config: DecoderConfig) -> Split:
     return Split(config.heads, (config.kv_heads,) * len(config.kinds), tuple(inner), local)
 
 
-def parse_decoder(raw: Mapping[str, Any], kinds: tuple[str, ...] | None = None) -> DecoderConfig:
-    """What all families of this shape write alike; `kinds` None: every layer sees everything. Raises ConfigError."""
+def parse_decoder(
+    raw: Mapping[str, Any], kinds: tuple[str, ...] | None = None, partial: float | None = None
+) -> DecoderConfig:
+    """What all families of this shape write alike; `kinds` None: every layer sees everything. Raises ConfigError.
+
+    `partial`: the share of a head that is rotated where the config does not say it; None: whole heads are.
+    """
     kind = str(raw.get("model_type"))
     fields = Fields(raw, kind)
     fields.refuse("hidden_act", (None, "silu"), f"{kind} models use silu")
-    fields.refuse("partial_rotary_factor", (None, 1, 1.0), f"{kind} models rotate whole heads")
+    if partial is None:
+        fields.refuse(PARTIAL, (None, 1, 1.0), f"{kind} models rotate whole heads")
     heads, hidden = fields.size("num_attention_heads"), fields.size("hidden_size")
     kv_heads = fields.size("num_key_value_heads", heads)
     head_dim = fields.size("head_dim", hidden // heads)
@@ -131,7 +138,7 @@ def parse_decoder(raw: Mapping[str, Any], kinds: tuple[str, ...] | None = None) 
             "download config.json again"
         )
     vocab, eos = fields.size("vocab_size"), raw.get("eos_token_id")
-    rotary, max_len = _rotary(fields), fields.size("max_position_embeddings")
+    rotary, max_len = _rotary(fields, partial is not None), fields.size("max_position_embeddings")
     if rotary.kind == "yarn":  # added to a config by hand, as Qwen's cards say, it makes the context longer
         max_len = max(max_len, int(min(rotary.original * rotary.factor, MOST["max_position_embeddings"])))
     kinds = kinds or (FULL,) * fields.size("num_hidden_layers")
@@ -150,7 +157,21 @@ def parse_decoder(raw: Mapping[str, Any], kinds: tuple[str, ...] | None = None) 
         max_len=max_len,
         eos_token_ids=() if eos is None else token_ids(eos, vocab, kind),
         tied=bool(raw.get("tie_word_embeddings", False)),
+        rotated=None if partial is None else _rotated(fields, head_dim, partial),
     )
+
+
+def _rotated(fields: Fields, head_dim: int, partial: float) -> int:
+    """Columns of a head that are rotated, by the share of it that the config says."""
+    rope = fields.raw.get("rope_parameters") or fields.raw.get("rope_scaling") or {}
+    share = Fields({**fields.raw, **rope}, fields.where).number(PARTIAL, partial)
+    columns = int(head_dim * share)
+    if share > 1 or columns < 2 or columns % 2:
+        raise ConfigError(
+            f"{fields.where}: {PARTIAL}={share:g} of a head of {head_dim} is not an even number of columns: download "
+            "config.json again"
+        )
+    return columns
 
 
 def sliding_kinds(raw: Mapping[str, Any]) -> tuple[str, ...]:
@@ -171,7 +192,7 @@ def sliding_kinds(raw: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(given)
 
 
-def _rotary(fields: Fields) -> Rotary:
+def _rotary(fields: Fields, partial: bool) -> Rotary:
     raw = fields.raw
     name = "rope_parameters" if raw.get("rope_parameters") is not None else "rope_scaling"
     said = raw.get(name) or {}
@@ -187,7 +208,8 @@ def _rotary(fields: Fields) -> Rotary:
             f"{rope.where}: rope type {shown(kind)} is not supported, only {', '.join(ROPE_TYPES)}: use a checkpoint "
             f"with one of these, or remove {name} where texts stay within the original context"
         )
-    rope.refuse("partial_rotary_factor", (None, 1, 1.0), "whole heads are rotated")
+    if not partial:
+        rope.refuse(PARTIAL, (None, 1, 1.0), "whole heads are rotated")
     if kind == "default":
         return Rotary(theta)
     needed = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")

@@ -28,6 +28,7 @@ FAMILIES: Mapping[str, str] = {
     "qwen3": "qwen3", "qwen3_moe": "qwen3",
     "deepseek_v3": "deepseek_v3",
     "qwen3_5": "qwen3_5", "qwen3_5_text": "qwen3_5",
+    "glm4_moe": "glm4_moe",
 }  # fmt: skip
 
 

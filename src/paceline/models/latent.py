@@ -105,12 +105,11 @@ def attend_latent(ops: Ops, h: Value, a: LatentAttention, config: DecoderConfig)
     else:
         q = a.q(ops, h)
     q, plain = ops.scale(q, latent.scale), heads * latent.plain
-    turned = ops.rotary(ops.columns(q, plain, plain + heads * config.head_dim), a.inv_freq, heads)
-    if config.rotary.attention != 1:
-        turned = ops.scale(turned, config.rotary.attention**2)
+    stretch = config.rotary.attention
+    turned = ops.rotary(ops.columns(q, plain, plain + heads * config.head_dim), a.inv_freq, heads, stretch)
     down = a.down(ops, h)
     normed = ops.rms_norm(ops.columns(down, 0, latent.rank), a.norm, EPS)
-    key = ops.rotary(ops.columns(down, latent.rank, latent.rank + config.head_dim), a.inv_freq, 1)
+    key = ops.rotary(ops.columns(down, latent.rank, latent.rank + config.head_dim), a.inv_freq, 1, stretch)
     ops.store_kv(a.storage, ops.concat(normed, key), None)
     q = ops.per_head(ops.columns(q, 0, plain), a.absorb, turned)
     mixed = ops.attention(q, a.storage, heads, None, sees_itself=True, latent=latent.rank)

@@ -148,9 +148,9 @@ class Ops(Protocol):
         """x * (mean(x^2) + eps)^-1/2 * weight in float32, over each of `groups` equal slices of a row."""
         ...
 
-    def rotary(self, x: Value, inv_freq: torch.Tensor, heads: int) -> Value:
-        """Rotate pairs (i, i + r/2) of each head by position * inv_freq[i], which has r/2 entries and may hold zeros: r
-        columns, the others stay."""
+    def rotary(self, x: Value, inv_freq: torch.Tensor, heads: int, factor: float = 1.0) -> Value:
+        """Rotate pairs (i, i + r/2) of each head by position * inv_freq[i], which has r/2 entries and may hold zeros, and
+        multiply these r columns with `factor`; the others stay."""
         ...
 
     def store_kv(self, layer: int, k: Value, v: Value | None) -> None:

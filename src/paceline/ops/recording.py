@@ -96,8 +96,9 @@ class RecordingOps:
     def rms_norm(self, x: Value, weight: torch.Tensor | None, eps: float, groups: int = 1) -> Value:
         return self._note(Code.NORM, [x], [x.width], integers=[groups, weight], number=eps)[0]
 
-    def rotary(self, x: Value, inv_freq: torch.Tensor, heads: int) -> Value:
-        return self._note(Code.ROTARY, [x], [x.width], integers=[heads, inv_freq, 2 * len(inv_freq)])[0]
+    def rotary(self, x: Value, inv_freq: torch.Tensor, heads: int, factor: float = 1.0) -> Value:
+        numbers: list[int | torch.Tensor | None] = [heads, inv_freq, 2 * len(inv_freq)]
+        return self._note(Code.ROTARY, [x], [x.width], integers=numbers, number=factor)[0]
 
     def store_kv(self, layer: int, k: Value, v: Value | None) -> None:
         self._note(Code.STORE, [k] if v is None else [k, v], [], integers=[layer])

@@ -134,14 +134,14 @@ class ReferenceOps:
         weight = None if weight is None else weight.to(self._exact)
         return F.rms_norm(wide, wide.shape[-1:], weight, eps).view(x.shape).to(x.dtype)
 
-    def rotary(self, x: Tensor, inv_freq: Tensor, heads: int) -> Tensor:
+    def rotary(self, x: Tensor, inv_freq: Tensor, heads: int, factor: float = 1.0) -> Tensor:
         if id(inv_freq) not in self._rotary:
             angles = self.rows.positions.to(self._exact)[:, None] * inv_freq.to(self._exact)  # [N, d / 2]
             self._rotary[id(inv_freq)] = (
                 angles.cos().to(x.dtype)[:, None],
                 angles.sin().to(x.dtype)[:, None],
             )
-        cos, sin = self._rotary[id(inv_freq)]  # [N, 1, d / 2]
+        cos, sin = (part * factor for part in self._rotary[id(inv_freq)])  # [N, 1, d / 2]
         half = len(inv_freq)
         x_ = x.view(x.shape[0], heads, -1)
         low, high, rest = x_[..., :half], x_[..., half : 2 * half], x_[..., 2 * half :]
