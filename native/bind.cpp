@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "exchange.h"
 #include "measure_jobs.h"
 #include "program.h"
 #include "round.h"
@@ -246,6 +247,14 @@ NB_MODULE(_native, m) {
   m.def("set_fetches_far", [](bool yes) { fetches_far = yes; });
   m.def("get_fetches_far", [] { return fetches_far.load(); });
   m.def("get_weights_in_cache", [] { return weights_in_cache.load(); });
+  m.def("exchange_bytes", &Exchange::bytes);
+  m.attr("exchange_slot") = Exchange::slot;
+  m.def("exchange", [](int64_t base, int rank, int ranks, uint64_t turn, std::tuple<int64_t, int64_t, int64_t, int64_t> x, bool begin,
+                       double seconds) {
+    nb::gil_scoped_release release;
+    const auto [data, count, width, stride] = x;
+    return Exchange{reinterpret_cast<char*>(base), rank, ranks}.add(turn, reinterpret_cast<float*>(data), count, width, stride, begin, seconds);
+  });
   m.def("draw", &draw_rows);
   m.def("noise_keys", &keys);
   nb::class_<Search>(m, "Search")

@@ -23,7 +23,7 @@ from paceline.errors import EngineLost, PacelineError
 from paceline.kv.cache import KVCache
 from paceline.kv.tail import tensors_of
 from paceline.ops.runners import pick_device, pick_runner
-from paceline.parallel.group import TorchGroup, first_line, join_store
+from paceline.parallel.group import MemoryGroup, TorchGroup, first_line, join_store
 from paceline.parallel.messages import Failed, Forward, Order, Ready
 from paceline.parallel.runner import shared
 from paceline.parallel.team import facts
@@ -38,7 +38,8 @@ class Share:
             config = replace(config, device=f"cuda:{order.rank}")
             device = torch.device(config.device)
         torch.set_num_threads(config.threads or 1)
-        self.group = TorchGroup(*shard)
+        memory = order.memory
+        self.group = TorchGroup(*shard) if memory is None else MemoryGroup(*shard, memory)
         self._runner, arithmetic = pick_runner(config, device, self.group)
         adapter = find_adapter(config, order.target, lambda line: None)
         self._target = target = load_share(config, order.target, adapter, self._runner, shard)
@@ -79,7 +80,7 @@ def main(line: Connection) -> None:
     try:
         share = Share(order)
         line.send(Ready(share.facts))
-        share.group.connect(join_store(order.port), share.device)
+        share.group.connect(None if order.port is None else join_store(order.port), share.device)
         while True:
             share.compute(told.get())
     except BaseException as error:  # noqa: BLE001  rank 0 says it

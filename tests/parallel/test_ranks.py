@@ -114,8 +114,11 @@ def test_preempted_texts_go_on_as_they_began(llm: LLM, monkeypatch: pytest.Monke
     assert state.preemptions > before
 
 
-def test_a_rank_that_is_killed_ends_the_engine_by_name(folder: Path) -> None:
-    with LLM(folder / "target", drafter="none", tensor_parallel=2, draft_tokens=0, **SMALL) as llm:
+@pytest.mark.parametrize("native", [True, False])
+def test_a_rank_that_is_killed_ends_the_engine_by_name(folder: Path, native: bool) -> None:
+    """With shared memory, and with gloo."""
+    options = SMALL | {"native": native, "drafter": "none", "draft_tokens": 0}
+    with LLM(folder / "target", tensor_parallel=2, **options) as llm:
         stream = llm.stream(PROMPTS[0], max_tokens=100, ignore_eos=True)
         next(stream)
         (pid,) = pids_of(llm)

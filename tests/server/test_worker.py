@@ -11,7 +11,7 @@ import pytest
 
 from paceline.core import Delta, SamplingParams
 from paceline.engine.worker import DeadlinePassed, Job, NotReady, QueueFull, Worker
-from paceline.errors import LoadError, RequestFailed
+from paceline.errors import EngineLost, LoadError, RequestFailed
 from server.fake_engine import FakeEngine, make_tokenizer
 
 
@@ -106,6 +106,17 @@ def test_a_failing_step_is_tried_again(engine: FakeEngine) -> None:
         assert plain.done.wait(10)
         assert sink.text == plain.text != ""
         assert worker.counters.step_errors == 1
+
+
+def test_an_engine_that_has_lost_a_process_is_not_tried_again(engine: FakeEngine) -> None:
+    with working(engine) as worker:
+        engine.fail = [EngineLost("rank 1 of 2 has ended")]
+        sink = Sink()
+        worker.submit(job("a", sink))
+        assert sink.done.wait(10)
+        assert isinstance(sink.items[-1], RequestFailed)
+        wait(lambda: worker.state == "failed")
+        assert isinstance(worker.error, EngineLost)
 
 
 def test_a_step_that_keeps_failing_costs_the_newest_request_only(engine: FakeEngine) -> None:

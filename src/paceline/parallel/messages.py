@@ -24,7 +24,8 @@ class Order:
     target: Path
     assistant: Path | None
     rank: int
-    port: int  # of the store
+    port: int | None  # of the store, where there is one
+    memory: int | None  # a file by which the ranks exchange what they compute
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ A rank's line to rank 0 is a pair of sockets. It ends when the line is closed, s
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import struct
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from paceline.config import EngineConfig
 from paceline.errors import EngineLost, PacelineError, UsageError
@@ -25,8 +26,9 @@ from paceline.models.config import parse_target, read_config
 from paceline.models.shards import Shard, split_of
 from paceline.models.target import GraphTarget
 from paceline.ops.base import Group, Runner
-from paceline.ops.native import default_threads
-from paceline.parallel.group import PATIENCE, TorchGroup, first_line, open_store
+from paceline.ops.native import default_threads, why_not
+from paceline.ops.runners import pick_device
+from paceline.parallel.group import PATIENCE, MemoryGroup, TorchGroup, first_line, open_store, shared_memory
 from paceline.parallel.messages import Failed, Forward, Order, Ready
 from paceline.parallel.runner import SharedRunner
 
@@ -81,13 +83,28 @@ class Team(Alone):
         self.ranks = config.tensor_parallel
         Shard.of(split_of(parse_target(read_config(target))), 0, self.ranks)
         self.shard = 0, self.ranks
-        self._store = open_store()
-        self.group: TorchGroup = TorchGroup(0, self.ranks)
+        native_here = config.native and why_not() is None and pick_device(config.device).type == "cpu"
+        memory = shared_memory(self.ranks) if native_here else None
+        self._store, self._group = self._meeting(memory)
+        self.group = self._group
         self._arithmetic = self._lost = ""
         self._members: list[_Rank] = []
         self._end = weakref.finalize(self, _end, self._members)  # at the end of the process, too
         for rank in range(1, self.ranks):
-            self._members.append(_start(Order(config, target, assistant, rank, self._store.port)))
+            port = None if self._store is None else self._store.port
+            self._members.append(_start(Order(config, target, assistant, rank, port, memory)))
+        if memory is not None:
+            os.close(memory)
+
+    def _meeting(self, memory: int | None) -> tuple[Any, MemoryGroup | TorchGroup]:
+        """(the store by which the ranks find each other, how they add up)."""
+        if memory is not None:
+            return None, MemoryGroup(0, self.ranks, memory, self._look)
+        return open_store(), TorchGroup(0, self.ranks)
+
+    def _look(self) -> None:
+        if any(member.process.poll() is not None for member in self._members):
+            raise EngineLost("another rank is gone")
 
     @property
     def pids(self) -> list[int]:
@@ -115,7 +132,7 @@ class Team(Alone):
                     f"rank {member.number} computes otherwise than rank 0 ({word.facts}; {mine}): use one build of "
                     "paceline for all"
                 )
-        self.group.connect(self._store, target.device)
+        self._group.connect(self._store, target.device)
 
     def tell(self, forward: Forward) -> None:
         if self._lost:
@@ -189,7 +206,7 @@ def _start(order: Order) -> _Rank:
         here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(PATIENCE), 0))
         process = subprocess.Popen(
             [sys.executable, "-m", "paceline.rank", str(there.fileno())],
-            pass_fds=[there.fileno()],
+            pass_fds=[there.fileno(), *([] if order.memory is None else [order.memory])],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # a Ctrl-C is for rank 0
