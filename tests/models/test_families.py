@@ -277,6 +277,15 @@ def test_bfloat16_weights(name: str, tmp_path: Path) -> None:
     assert sorted(worst_by_text(theirs, fast))[-2 if name == "qwen3-moe" else -1] < 0.2
 
 
+@pytest.mark.skipif(not native.available(), reason="not built")
+def test_latents_of_bfloat16_weights_are_kept_as_floats(tmp_path: Path) -> None:
+    build_decoder("deepseek", tmp_path).to(torch.bfloat16).save_pretrained(tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
+    target = load_target(tmp_path, runner=native.NativeRunner(2, exact=True))
+    assert worst_of(theirs, target) < TOLERANCE
+    assert load_target(tmp_path, runner=native.NativeRunner(2)).kv_dtype == torch.float32
+
+
 def test_what_info_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
