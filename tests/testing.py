@@ -68,11 +68,7 @@ class TinyTarget:
     def states(self, rows: ForwardBatch, cache: KVCache) -> tuple[torch.Tensor, ...]:
         self.forwards += 1
         out, between = [], []
-        further: dict[int, list[int]] = {}
-        if rows.branches is not None:
-            cache.copy_pages(rows.branches.copies)
-            for row, slot in rows.branches.further:
-                further.setdefault(row, []).append(slot)
+        further = branched(rows, cache)
         for row, (token, position, slot) in enumerate(
             zip(rows.tokens.tolist(), rows.positions.tolist(), rows.slots.tolist(), strict=True)
         ):
@@ -91,6 +87,16 @@ class TinyTarget:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.stack([row @ self.head for row in hidden])
+
+
+def branched(rows: ForwardBatch, cache: KVCache) -> dict[int, list[int]]:
+    """For which further slots rows are stored, once pages are copied as trees want it."""
+    further: dict[int, list[int]] = {}
+    if rows.branches is not None:
+        cache.copy_pages(rows.branches.copies)
+        for row, slot in rows.branches.further:
+            further.setdefault(row, []).append(slot)
+    return further
 
 
 def keys_of(cache: KVCache, kind: str, slot: int, end: int, reach: int = 0) -> list[int]:
@@ -152,15 +158,17 @@ class TinyNet:
     def absorb(
         self, rows: ForwardBatch, states: torch.Tensor, cache: KVCache
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        out, t = [], self.target
-        for token, position, slot, state in zip(
-            rows.tokens.tolist(), rows.positions.tolist(), rows.slots.tolist(), states, strict=True
+        out, t, further = [], self.target, branched(rows, cache)
+        for row, (token, position, slot, state) in enumerate(
+            zip(rows.tokens.tolist(), rows.positions.tolist(), rows.slots.tolist(), states, strict=True)
         ):
             x = t.embedding[token] + t.place[position + 1] + state @ self.mix
             for layer, spec in enumerate(LAYOUT.layers):
                 q, k, v = (x @ w for w in t.qkv[layer])
                 at = keys_of(cache, spec.kind, slot, position + 1)
-                cache.k[layer][at[-1], 0], cache.v[layer][at[-1], 0] = k, v
+                for other in (slot, *further.get(row, ())):
+                    place = keys_of(cache, spec.kind, other, position + 1)[-1]
+                    cache.k[layer][place, 0], cache.v[layer][place, 0] = k, v
                 x = torch.tanh(x + attend(q, cache, layer, at))
             out.append(x)
         return torch.stack(out), torch.stack(out)
@@ -359,6 +367,8 @@ def make_engine(setup: Setup, drafter: Drafter | None = None, **changes: Any) ->
     if setup.tree is not None:
         parts["draft_tree"] = Shape(*setup.tree)
         parts["cache"].grow_branches(setup.max_batch * MAX_DRAFT_TOKENS)
+        if isinstance(drafter, StateDrafter):
+            drafter.cache.grow_branches(setup.max_batch * MAX_DRAFT_TOKENS)
     return Engine(EngineParts(**parts))
 
 

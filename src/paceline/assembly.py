@@ -153,8 +153,11 @@ def _tree(config: EngineConfig, drafters: dict[str, Drafter], cache: KVCache) ->
     if not any(getattr(drafter, "branches", False) for drafter in drafters.values()):
         raise UsageError(
             f"draft_tree={config.draft_tree}, but the drafter {config.drafter} drafts chains: leave draft_tree out, or "
-            "use a drafter that branches (mtp of Gemma 4)"
+            "use a drafter that branches (mtp with one module, eagle3)"
         )
+    for drafter in drafters.values():
+        if isinstance(drafter, MemoryDrafter) and getattr(drafter, "branches", False):
+            drafter.cache.grow_branches(config.max_batch * (MAX_DRAFT_TOKENS - 1))
     cache.grow_branches(config.max_batch * (MAX_DRAFT_TOKENS - 1))
     return Shape.parse(config.draft_tree)
 

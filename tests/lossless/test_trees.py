@@ -17,11 +17,13 @@ from paceline.core import Draft, SamplingParams, Sequence
 from paceline.drafters.base import DraftContext, Kept
 from paceline.errors import UsageError
 from paceline.kv.fork import Fork
+from paceline.kv.layout import LayerState
 from paceline.kv.pages import OutOfPages, PagePool
 from paceline.models.base import FINAL
 from paceline.ops import native
 from paceline.tree import Branches
 from testing import (
+    LAYOUT,
     VOCAB,
     Setup,
     TinyTarget,
@@ -58,7 +60,7 @@ def both(setup: Setup, texts: list[list[int]], params: SamplingParams) -> tuple[
 
 
 @pytest.mark.parametrize("name", PARAMS)
-@pytest.mark.parametrize("drafter", ["trees", "mtp"])
+@pytest.mark.parametrize("drafter", ["trees", "mtp", "states"])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s[0]}x{s[1]}")
 def test_shapes(shape: tuple[int, int], drafter: str, name: str) -> None:
     params = SamplingParams(max_tokens=40, seed=11, **PARAMS[name])
@@ -75,7 +77,7 @@ def test_shapes(shape: tuple[int, int], drafter: str, name: str) -> None:
 @pytest.mark.parametrize("prefix", [False, True], ids=["no prefix", "prefix hit"])
 @pytest.mark.parametrize("tight", [False, True], ids=["roomy", "preempted"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("drafter", ["trees", "mtp"])
+@pytest.mark.parametrize("drafter", ["trees", "mtp", "states"])
 def test_preemption_and_prefixes(drafter: str, temperature: float, tight: bool, prefix: bool) -> None:
     stem = [2 + (i * 7) % (VOCAB - 2) for i in range(34)]
     texts = [stem + t for t in prompts(4, seed=5, longest=8)]
@@ -115,7 +117,7 @@ class Even:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("drafter", ["trees", "mtp"])
+@pytest.mark.parametrize("drafter", ["trees", "mtp", "states"])
 def test_constraints_follow_each_branch(drafter: str, temperature: float) -> None:
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=2, constraint=Even, logprobs=2)
     want, got = both(Setup(drafter=drafter, k=12, tree=(4, 3)), prompts(3, seed=8), params)
@@ -123,7 +125,7 @@ def test_constraints_follow_each_branch(drafter: str, temperature: float) -> Non
     assert 0 < totals(got)[1] < totals(got)[0]
 
 
-@pytest.mark.parametrize("drafter", ["trees", "mtp"])
+@pytest.mark.parametrize("drafter", ["trees", "mtp", "states"])
 def test_stop_strings_inside_trees(drafter: str) -> None:
     (prompt,) = prompts(1, seed=6)
     tokenizer = tiny_tokenizer()
@@ -172,6 +174,40 @@ def test_not_a_number_in_a_branch_does_not_stay() -> None:
     want, got = both(setup, texts, params)
     assert [c.finish_reason for c in got] == [c.finish_reason for c in want]
     assert [c.token_ids for c in got] == [c.token_ids for c in want]
+
+
+@pytest.mark.parametrize("drafter", ["mtp", "states"])
+def test_branches_are_those_of_a_chain(drafter: str) -> None:
+    """The likeliest token after the likeliest, ...: the chain of the same drafter is one of the branches."""
+    texts = prompts(4, seed=7)
+    params, seen = SamplingParams(max_tokens=30), []
+    for tree in (None, (3, 4)):
+        drafts: dict[tuple[int, ...], Any] = {}
+        engine = make_engine(Setup(drafter=drafter, k=3 if tree is None else 16, tree=tree))
+        ours = engine.state.drafters[drafter]
+        draft = ours.draft
+
+        def watched(context: DraftContext, draft: Any = draft, drafts: Any = drafts) -> Draft:
+            out = draft(context)
+            for row, sequence in enumerate(context.sequences):
+                drafts[tuple(sequence.tokens)] = list(out.tokens[row]), out.tree(row)
+            return out
+
+        ours.draft = watched  # type: ignore[method-assign]
+        run(engine, texts, params)
+        seen.append(drafts)
+    common = [text for text in seen[0].keys() & seen[1] if len(seen[0][text][0]) == 3 and seen[1][text][1]]
+    assert len(common) > 20
+    found = 0
+    for text in common:
+        chain, (tokens, parents) = seen[0][text][0], seen[1][text]
+        after = -1
+        for token in chain:
+            after = next((j for j, p in enumerate(parents) if p == after and tokens[j] == token), None)
+            if after is None:
+                break
+            found += 1
+    assert found > 0.97 * 3 * len(common)  # a beam may leave it, rarely
 
 
 class Ear(TreeDrafter):
@@ -265,8 +301,8 @@ def take_the_wrong_branch(patch: Patch) -> None:
 def store_for_the_first_branch_only(patch: Patch) -> None:
     place = Fork.place
 
-    def wrong(self: Fork, row: int, positions: list[int], slots: list[int], out: Branches) -> None:
-        place(self, row, positions, slots, out)
+    def wrong(self: Fork, row: int, skip: int, positions: list[int], slots: list[int], out: Branches) -> None:
+        place(self, row, skip, positions, slots, out)
         out.further.clear()
 
     patch.setattr(Fork, "place", wrong)
@@ -275,8 +311,8 @@ def store_for_the_first_branch_only(patch: Patch) -> None:
 def leave_out_the_committed_part(patch: Patch) -> None:
     place = Fork.place
 
-    def wrong(self: Fork, row: int, positions: list[int], slots: list[int], out: Branches) -> None:
-        place(self, row, positions, slots, out)
+    def wrong(self: Fork, row: int, skip: int, positions: list[int], slots: list[int], out: Branches) -> None:
+        place(self, row, skip, positions, slots, out)
         out.copies.clear()
 
     patch.setattr(Fork, "place", wrong)
@@ -346,3 +382,12 @@ def test_shapes_out_of_range_are_refused(tree: Any) -> None:
 def test_a_drafter_of_chains_refuses_trees() -> None:
     with pytest.raises(UsageError, match="drafts chains: leave draft_tree out"):
         LLM("demo", drafter="ngram", draft_tree="4x2", profile_dir=None)
+
+
+def test_what_cannot_branch_refuses_trees() -> None:
+    layout = replace(LAYOUT, states=(LayerState(1, 2, 2, 2, 1),))
+    assert not layout.branches
+    cache = make_cache()
+    cache.layout = layout
+    with pytest.raises(UsageError, match="cannot branch: leave draft_tree out"):
+        cache.grow_branches(2)

@@ -17,11 +17,12 @@ import numpy as np
 import torch
 
 from paceline.core import MAX_DRAFT_TOKENS, Draft, ForwardBatch, Sequence
-from paceline.drafters.base import DraftContext, Kept, take_round
+from paceline.drafters.base import DraftContext, Kept, Leaf, take_round
 from paceline.errors import CapacityError
 from paceline.kv.cache import KVCache
 from paceline.models.base import ParallelNet, StateNet, ToldNet, rows_of
 from paceline.ops.base import RoundStart
+from paceline.tree import preorder, renumbered
 
 CHUNK = 512  # rows of a forward when it catches up
 WAITING = MAX_DRAFT_TOKENS + 1  # rows that may wait for the next draft, which computes them along
@@ -196,9 +197,19 @@ class EntryDrafter(MemoryDrafter):
         return out, last
 
 
+@dataclass(slots=True)
+class _Tree:
+    """The branches of a draft that go on, or went on."""
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    states: list[torch.Tensor] = field(default_factory=list)  # what the step of each token takes
+
+
 class StateDrafter(EntryDrafter):
     """Token by token, each from the network's own state for the one before."""
 
+    branches = True
     net: StateNet
 
     def __init__(self, name: str, net: StateNet, cache: KVCache, max_tokens: int = MAX_DRAFT_TOKENS) -> None:
@@ -214,6 +225,8 @@ class StateDrafter(EntryDrafter):
         if not active:
             return picker.draft(self.name)
         hidden, logits = self._first(context, active)
+        if any(picker.width(b) > 1 for b in active):
+            return self._tree(context, active, hidden, logits)
         drafted: dict[int, list[int]] = {}
         for step in range(max(context.limits[b] for b in active)):
             if step:
@@ -229,6 +242,54 @@ class StateDrafter(EntryDrafter):
             if not step and self._rest(context, active, drafted, hidden):
                 break
         return picker.draft(self.name)
+
+    def _tree(
+        self, context: DraftContext, active: list[int], hidden: torch.Tensor, logits: torch.Tensor
+    ) -> Draft:
+        """Draft level by level. A level computes all branches anew, as one forward: few rows, of a small network."""
+        picker = context.picker
+        grown: dict[int, _Tree] = {b: _Tree() for b in active}
+        ends = [-1] * len(active)  # of the branches, in the trees
+        leaves = [Leaf(b, -1, 0) for b in active]
+        while leaves := picker.grow(leaves, logits, self._candidates(len(leaves))):
+            new: list[int] = []
+            for leaf in leaves:
+                tree = grown[leaf.row]
+                tree.tokens.append(leaf.token)
+                tree.parents.append(ends[leaf.source])
+                tree.states.append(hidden[leaf.source].clone())
+                new.append(len(tree.tokens) - 1)
+            ends = new
+            trees = [(b, grown[b]) for b in dict.fromkeys(leaf.row for leaf in leaves)]
+            try:
+                logits, hidden = self._level(context, trees, leaves, ends)
+            except CapacityError:
+                break
+        return picker.draft(self.name)
+
+    def _level(
+        self, context: DraftContext, trees: list[tuple[int, _Tree]], leaves: list[Leaf], ends: list[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits after each of `leaves`, which stand at `ends` in the trees, and the states of the next step."""
+        orders = [preorder(tree.parents, [1.0] * len(tree.parents)) for _, tree in trees]
+        items = []
+        for (b, tree), order in zip(trees, orders, strict=True):
+            s = context.sequences[b]
+            items.append((s.id, self._next(s) + [tree.tokens[node] for node in order]))
+        parents = [renumbered(tree.parents, order) for (_, tree), order in zip(trees, orders, strict=True)]
+        with self.cache.tail(items, parents) as tail:
+            rows = tail.rows(self.net.device, [1] * len(items))
+            states = [
+                tree.states[node] for (_, tree), order in zip(trees, orders, strict=True) for node in order
+            ]
+            logits, after = self.net.step(rows, torch.stack(states), self.cache)
+        place = {
+            (b, node): start + order.index(node)
+            for (b, _), order, start in zip(trees, orders, rows.starts, strict=False)
+            for node in order
+        }
+        at = [place[leaf.row, end] for leaf, end in zip(leaves, ends, strict=True)]
+        return rows_of(logits, at), rows_of(after, at)
 
     def _first(self, context: DraftContext, active: Seq[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute what waits, and score the first token of each draft: (state of the next step, logits)."""

@@ -49,16 +49,17 @@ class Fork:
                 table[self._first : self._first + size] = own
                 self._pages[kind].append(own)
 
-    def place(self, row: int, positions: list[int], slots: list[int], out: Branches) -> None:
-        """Positions and slots of the tail's rows, of which the first is row `row` of the forward."""
-        begin, all_slots = self._committed, [self._entry.slot, *self._slots]
-        positions += range(begin, begin + self._pending)
-        positions += [begin + self._pending - 1 + depth for depth in self.depth]
-        slots += [self._entry.slot] * self._pending
-        out.further += [(row + r, slot) for r in range(self._pending) for slot in self._slots]
-        if begin % self._cache.page_size:
-            out.copies += [(self._entry.slot, slot, self._first) for slot in self._slots]
-        row, held = row + self._pending, 0
+    def place(self, row: int, skip: int, positions: list[int], slots: list[int], out: Branches) -> None:
+        """Positions and slots of the tail's rows but the first `skip`; the next one is row `row` of the forward."""
+        begin, all_slots = self._committed + skip, [self._entry.slot, *self._slots]
+        new = self._pending - skip
+        positions += range(begin, begin + new)
+        positions += [begin + new - 1 + depth for depth in self.depth]
+        slots += [self._entry.slot] * new
+        out.further += [(row + r, slot) for r in range(new) for slot in self._slots]
+        pages = range(self._first, -(-begin // self._cache.page_size))  # that hold something
+        out.copies += [(self._entry.slot, slot, page) for slot in self._slots for page in pages]
+        row, held = row + new, 0
         for chain, slot in zip(self._chains, all_slots, strict=True):
             if held:
                 out.runs.append(row + held)

@@ -59,7 +59,7 @@ class Layout:
         """Whether several continuations of a text can be computed side by side: what is cached of a token stands at its
         position, and changes nothing that is cached of the others.
         """
-        return True
+        return not self.states
 
     def last_of(self, kind: str) -> int:
         """Storage index of the last layer of `kind`: the one that shared layers and the MTP drafter read."""

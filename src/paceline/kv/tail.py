@@ -51,7 +51,7 @@ class Tail:
             if branches is not None:
                 branches.runs.append(len(tokens))
             if branches is not None and i in self._forks:
-                self._forks[i].place(len(tokens), positions, slots, branches)
+                self._forks[i].place(len(tokens), first, positions, slots, branches)
             else:
                 positions += range(entry.committed + first, entry.committed + len(new))
                 slots += [entry.slot] * (len(new) - first)
