@@ -222,7 +222,7 @@ std::tuple<uint32_t, uint32_t> keys(uint64_t seed, int64_t position, uint32_t pu
 }  // namespace
 
 NB_MODULE(_native, m) {
-  m.attr("layout") = 22;  // raised whenever these signatures change; paceline/ops/native.py checks it
+  m.attr("layout") = 23;  // raised whenever these signatures change; paceline/ops/native.py checks it
   m.attr("most_rows") = static_cast<int>(Pool::max_chunks);  // of one run: a row has at least a chunk of its own
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("choose_isa", [](const std::string& name) { return choose_kernels(name.c_str()); });

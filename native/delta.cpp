@@ -27,7 +27,7 @@ bool Program::find_texts(const Rows& rows) {
 }
 
 // values: qkv, b, a, out. integers: layer, key heads, value heads, sizes of a key and of a value, rows of the convolution,
-// its weights [row][column], dt_bias, decay.
+// its weights [row][column], dt_bias, decay, whether value heads stand tiled.
 void Program::delta(const Step& step, int index, int thread) {
   const int64_t texts = static_cast<int64_t>(texts_.size());
   for (const Op& op : step.ops) {
@@ -41,7 +41,7 @@ void Program::delta(const Step& step, int index, int thread) {
     DeltaArgs a;
     a.head = index % heads, a.heads = heads;
     a.key_dim = op.integers[3], a.value_dim = op.integers[4], a.kernel = op.integers[5];
-    const int64_t key_head = a.head / (heads / op.integers[1]), keys = op.integers[1] * a.key_dim;
+    const int64_t key_head = op.integers[9] ? a.head % op.integers[1] : a.head / (heads / op.integers[1]), keys = op.integers[1] * a.key_dim;
     a.q_column = key_head * a.key_dim, a.k_column = keys + a.q_column, a.v_column = 2 * keys + a.head * a.value_dim;
     a.channels = op.values[0].width;
     a.conv = reinterpret_cast<const float*>(op.integers[6]);

@@ -16,6 +16,7 @@ from paceline.convert.output import Tell, check_free, check_space, whole
 from paceline.errors import UsageError
 from paceline.models.defaults import read_defaults
 from paceline.models.inspection import check
+from paceline.models.qwen3_5 import GGUF_LAYOUT
 from paceline.text.tokenizer import Tokenizer
 from paceline.weights.gguf.source import GgufCheckpoint
 
@@ -40,6 +41,11 @@ def write_folder(
     check_free(out, force)
     check(file)
     checkpoint, tokenizer = GgufCheckpoint(file), Tokenizer.load(file)
+    if GGUF_LAYOUT in checkpoint.config:
+        raise UsageError(
+            f"{file}: heads and norms of a {checkpoint.config['model_type']} stand otherwise in a folder, which is not "
+            "written of it: paceline runs the file as it is, or take the safetensors checkpoint of this model"
+        )
     dtype = FLOATS[kind]
     shards, total = shards_of(
         {name: piece.shape for name, piece in checkpoint.pieces.items()}, dtype.itemsize

@@ -22,7 +22,8 @@ MOST_KERNEL = 8
 
 @dataclass(frozen=True, slots=True)
 class DeltaConfig:
-    """Sizes of such layers. `grouped`: projections lie side by side for each key head, as Qwen3-Next has them."""
+    """Sizes of such layers. `grouped`: projections lie side by side for each key head, as Qwen3-Next has them. `tiled`:
+    as llama.cpp writes them, value head v reads key head v mod key_heads, and A_log holds the decay itself."""
 
     key_heads: int
     value_heads: int
@@ -30,6 +31,7 @@ class DeltaConfig:
     value_dim: int
     kernel: int
     grouped: bool = False
+    tiled: bool = False
 
     @property
     def keys(self) -> int:
@@ -64,7 +66,7 @@ class DeltaNet:
     storage: int
 
 
-def parse_delta(fields: Fields, grouped: bool) -> DeltaConfig:
+def parse_delta(fields: Fields, grouped: bool, tiled: bool) -> DeltaConfig:
     """Raises ConfigError."""
     names = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
     keys, values, key_dim, value_dim = (fields.size(name) for name in names)
@@ -74,7 +76,7 @@ def parse_delta(fields: Fields, grouped: bool) -> DeltaConfig:
             f"{fields.where}: linear attention of {values} value heads over {keys} key heads with a convolution over "
             f"{kernel} rows is not possible: value heads are a multiple of key heads, rows at most {MOST_KERNEL}"
         )
-    return DeltaConfig(keys, values, key_dim, value_dim, kernel, grouped)
+    return DeltaConfig(keys, values, key_dim, value_dim, kernel, grouped, tiled)
 
 
 def delta_shapes(config: DeltaConfig, hidden: int, at: str) -> Shapes:
@@ -90,7 +92,7 @@ def delta_shapes(config: DeltaConfig, hidden: int, at: str) -> Shapes:
         inputs = {"in_proj_qkvz": config.channels + config.values, "in_proj_ba": 2 * heads}
     shapes: Shapes = {f"{at}.{name}.weight": (width, hidden) for name, width in inputs.items()}
     return shapes | {
-        f"{at}.conv1d.weight": (config.channels, 1, config.kernel),
+        f"{at}.conv1d.weight": (config.channels, *(() if config.tiled else (1,)), config.kernel),
         f"{at}.dt_bias": (heads,),
         f"{at}.A_log": (heads,),
         f"{at}.norm.weight": (config.value_dim,),
@@ -106,14 +108,16 @@ def read_delta(weights: Weights, config: DeltaConfig, at: str, storage: int) -> 
         )
     else:
         qkv, z, b, a = (weights.matrix(f"{at}.in_proj_{name}") for name in ("qkv", "z", "b", "a"))
+    decay = weights.vector(f"{at}.A_log")
     rule = DeltaRule(
         config.key_heads,
         config.value_heads,
         config.key_dim,
         config.value_dim,
-        weights.vector(f"{at}.conv1d.weight")[:, 0].T.contiguous(),
+        weights.vector(f"{at}.conv1d.weight").view(config.channels, -1).T.contiguous(),
         weights.vector(f"{at}.dt_bias"),
-        -weights.vector(f"{at}.A_log").exp(),
+        decay if config.tiled else -decay.exp(),
+        config.tiled,
     )
     return DeltaNet(qkv, z, b, a, rule, weights.norm(f"{at}.norm"), weights.matrix(f"{at}.out_proj"), storage)
 

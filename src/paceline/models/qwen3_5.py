@@ -16,6 +16,9 @@ from paceline.models.families import ModelSpec
 from paceline.models.fields import Fields
 
 PARTIAL, HEAD_DIM, EVERY = "partial_rotary_factor", 256, 4  # where config.json does not say it
+GGUF_LAYOUT = (
+    "gguf_layout"  # of our own: as llama.cpp writes it, norms hold the whole factor (see also DeltaConfig)
+)
 MULTIMODAL = ("qwen3_5", "qwen3_5_moe")
 
 
@@ -39,8 +42,10 @@ def parse_qwen3_5(raw: Mapping[str, Any]) -> DecoderConfig:
             f"{fields.where}: {PARTIAL}={partial:g} of a head of {config.head_dim} is not an even number of columns: "
             "download config.json again"
         )
-    delta = parse_delta(fields, grouped=kind == "qwen3_next")
-    return replace(config, head_norms=True, gated=True, rotated=rotated, norm_shift=1.0, delta=delta)
+    stored = bool(text.get(GGUF_LAYOUT))
+    delta = parse_delta(fields, grouped=kind == "qwen3_next", tiled=stored)
+    shift = 0.0 if stored else 1.0
+    return replace(config, head_norms=True, gated=True, rotated=rotated, norm_shift=shift, delta=delta)
 
 
 def _language_model(raw: Mapping[str, Any], kind: str) -> Mapping[str, Any]:

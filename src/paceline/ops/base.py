@@ -125,6 +125,7 @@ class DeltaRule:
     conv: torch.Tensor  # [rows, columns], the row itself last
     dt_bias: torch.Tensor  # [value heads]
     decay: torch.Tensor  # [value heads], below 0
+    tiled: bool = False  # value head v reads key head v mod key_heads, not v // (value_heads / key_heads)
 
 
 class Ops(Protocol):

@@ -143,7 +143,7 @@ class RecordingOps:
     def delta_rule(self, qkv: Value, b: Value, a: Value, layer: int, rule: DeltaRule) -> Value:
         heads, kernel = rule.value_heads, len(rule.conv)
         sizes = [layer, rule.key_heads, heads, rule.key_dim, rule.value_dim, kernel]
-        tensors = [rule.conv, rule.dt_bias, rule.decay]
+        tensors = [rule.conv, rule.dt_bias, rule.decay, int(rule.tiled)]
         (out,) = self._note(Code.DELTA, [qkv, b, a], [heads * rule.value_dim], integers=[*sizes, *tensors])
         self.nodes.append(Node(Code.KEEP, [qkv, b, a], [], integers=[layer], after=[self.nodes[-1]]))
         return out

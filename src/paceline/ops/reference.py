@@ -364,9 +364,9 @@ def _recur(x: Tensor, state: Tensor, goal: int, rule: DeltaRule) -> tuple[Tensor
     count, heads, keys = len(x) - kernel + 1, rule.value_heads, rule.key_heads * rule.key_dim
     mixed = torch.stack([x[t : t + count, :channels] * rule.conv[t].to(x) for t in range(kernel)]).sum(0)
     q, k, v = torch.split(F.silu(mixed), [keys, keys, channels - 2 * keys], dim=-1)
-    q, k = (
-        part.view(count, rule.key_heads, -1).repeat_interleave(heads // rule.key_heads, 1) for part in (q, k)
-    )
+    head = torch.arange(heads)
+    of = head % rule.key_heads if rule.tiled else head // (heads // rule.key_heads)
+    q, k = (part.view(count, rule.key_heads, -1)[:, of] for part in (q, k))
     q, k = (part * torch.rsqrt(part.square().sum(-1, keepdim=True) + 1e-6) for part in (q, k))
     q, v = q * rule.key_dim**-0.5, v.view(count, heads, -1)
     b, a = torch.split(x[kernel - 1 :, channels:], heads, dim=-1)

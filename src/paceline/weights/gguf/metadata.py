@@ -220,6 +220,29 @@ def _qwen3moe(keys: _Keys) -> Config:
     }
 
 
+def _qwen35(keys: _Keys) -> Config:
+    config = _decoder(keys, "qwen3_5_text", "Qwen3_5ForCausalLM")
+    values, modules = keys.size("ssm.time_step_rank"), keys.size("nextn_predict_layers", 0)
+    count = config["num_hidden_layers"] - modules
+    recurrent = keys.get("attention.recurrent_layers")
+    kinds = None
+    if isinstance(recurrent, np.ndarray) and len(recurrent) >= count:
+        kinds = ["linear_attention" if one else FULL for one in recurrent[:count].tolist()]
+    return config | {
+        "num_hidden_layers": count,
+        "mtp_num_hidden_layers": modules,
+        "layer_types": kinds,
+        "full_attention_interval": keys.size("full_attention_interval", 4),
+        "partial_rotary_factor": keys.size("rope.dimension_count") / max(config["head_dim"], 1),
+        "linear_conv_kernel_dim": keys.size("ssm.conv_kernel"),
+        "linear_key_head_dim": keys.size("ssm.state_size"),
+        "linear_num_key_heads": keys.size("ssm.group_count"),
+        "linear_num_value_heads": values,
+        "linear_value_head_dim": keys.size("ssm.inner_size") // max(values, 1),
+        "gguf_layout": True,  # see parse_qwen3_5
+    }
+
+
 def _gemma4(keys: _Keys) -> Config:
     """A target's config, of type gemma4_text."""
     return {"model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"]} | _gemma4_text(keys)
@@ -302,6 +325,6 @@ def _gemma4_assistant(keys: _Keys) -> Config:
 
 
 READERS: Mapping[str, Callable[[_Keys], Config]] = {
-    "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "qwen3moe": _qwen3moe, "gemma4": _gemma4,
+    "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "qwen3moe": _qwen3moe, "qwen35": _qwen35, "gemma4": _gemma4,
     "gemma4-assistant": _gemma4_assistant,
 }  # fmt: skip

@@ -49,6 +49,19 @@ _EXPERTS = {
     "ffn_gate_inp.weight": "mlp.gate.weight", "ffn_gate_exps.weight": "mlp.experts.gate_up_proj",
     "ffn_up_exps.weight": "mlp.experts.gate_up_proj", "ffn_down_exps.weight": "mlp.experts.down_proj",
 }  # fmt: skip
+_DELTA = {  # of linear attention, see models/delta_net.py
+    "attn_qkv.weight": "linear_attn.in_proj_qkv.weight", "attn_gate.weight": "linear_attn.in_proj_z.weight",
+    "ssm_beta.weight": "linear_attn.in_proj_b.weight", "ssm_alpha.weight": "linear_attn.in_proj_a.weight",
+    "ssm_conv1d.weight": "linear_attn.conv1d.weight", "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_a": "linear_attn.A_log", "ssm_norm.weight": "linear_attn.norm.weight",
+    "ssm_out.weight": "linear_attn.out_proj.weight",
+    "attn_norm.weight": "input_layernorm.weight", "post_attention_norm.weight": "post_attention_layernorm.weight",
+}  # fmt: skip
+_NEXTN = {  # of modules for multi-token prediction, see models/mtp.py
+    "nextn.eh_proj.weight": "eh_proj.weight", "nextn.enorm.weight": "enorm.weight", "nextn.hnorm.weight": "hnorm.weight",
+    "nextn.shared_head_norm.weight": "shared_head.norm.weight",
+    "nextn.shared_head_head.weight": "shared_head.head.weight", "nextn.embed_tokens.weight": "embed_tokens.weight",
+}  # fmt: skip
 _GEMMA = _ATTENTION | _HEAD_NORMS | _MLP | {
     "attn_norm.weight": "input_layernorm.weight",
     "post_attention_norm.weight": "post_attention_layernorm.weight",
@@ -81,6 +94,7 @@ NAMES: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
     "qwen2": (_TOP, _ATTENTION | _BIASES | _MLP | _TWO_NORMS),
     "qwen3": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _TWO_NORMS),
     "qwen3moe": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _EXPERTS | _TWO_NORMS),
+    "qwen35": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _DELTA | _NEXTN),
     "gemma4": (_GEMMA_TOP, _GEMMA),
     "gemma4-assistant": (_ASSISTANT_TOP, _GEMMA),
 }
