@@ -15,7 +15,7 @@ from paceline.models.delta_net import LINEAR, parse_delta
 from paceline.models.families import ModelSpec
 from paceline.models.fields import Fields
 
-PARTIAL, HEAD_DIM, EVERY = "partial_rotary_factor", 256, 4  # where config.json does not say it
+PARTIAL, HEAD_DIM, EVERY = 0.25, 256, 4  # where config.json does not say it
 GGUF_LAYOUT = (
     "gguf_layout"  # of our own: as llama.cpp writes it, norms hold the whole factor (see also DeltaConfig)
 )
@@ -28,24 +28,11 @@ def parse_qwen3_5(raw: Mapping[str, Any]) -> DecoderConfig:
     text = _language_model(raw, kind)
     fields = Fields(text, kind)
     fields.refuse("attention_bias", (None, False), "no published model of this family has biases")
-    rope = text.get("rope_parameters", text.get("rope_scaling"))
-    rope = dict(rope) if isinstance(rope, Mapping) else rope
-    said = {**text, **(rope if isinstance(rope, dict) else {})}
-    partial = Fields(said, fields.where).number(PARTIAL, 0.25)
-    if isinstance(rope, dict):
-        rope.pop(PARTIAL, None)
-    plain = {"head_dim": HEAD_DIM, **text, "model_type": kind, PARTIAL: None, "rope_parameters": rope}
-    config = parse_decoder(plain, _kinds(fields))
-    rotated = int(config.head_dim * partial)
-    if partial > 1 or rotated < 2 or rotated % 2:
-        raise ConfigError(
-            f"{fields.where}: {PARTIAL}={partial:g} of a head of {config.head_dim} is not an even number of columns: "
-            "download config.json again"
-        )
+    config = parse_decoder({"head_dim": HEAD_DIM, **text, "model_type": kind}, _kinds(fields), PARTIAL)
     stored = bool(text.get(GGUF_LAYOUT))
     delta = parse_delta(fields, grouped=kind == "qwen3_next", tiled=stored)
     shift = 0.0 if stored else 1.0
-    return replace(config, head_norms=True, gated=True, rotated=rotated, norm_shift=shift, delta=delta)
+    return replace(config, head_norms=True, gated=True, norm_shift=shift, delta=delta)
 
 
 def _language_model(raw: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
