@@ -1,6 +1,6 @@
 """Two ranks of one thread against one process of two threads: tokens a second, plain and with the drafter.
 
-    python recipes/cluster/tensor_parallel.py [--target smollm2] [--ranks 2] [--threads 2] [--turns 3] [--tokens 96]
+    python recipes/cluster/tensor_parallel.py [--target demo] [--ranks 2] [--threads 2] [--turns 3] [--tokens 96]
 
 Each turn loads both, one after the other; medians count. Needs a quiet machine with a core for each thread.
 """
@@ -31,7 +31,7 @@ def rate(target: str, ranks: int, threads: int, tokens: int) -> tuple[float, flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--target", default="smollm2")
+    parser.add_argument("--target", default="demo")
     for name, default in (("--ranks", 2), ("--threads", 2), ("--turns", 3), ("--tokens", 96)):
         parser.add_argument(name, type=int, default=default)
     given = parser.parse_args()

@@ -93,6 +93,17 @@ def test_texts_with_every_drafter_are_those_of_plain_decoding(llm: LLM, sampling
     assert stats.drafted
 
 
+def test_trees_of_drafts_write_the_same_text(llm: LLM, folder: Path) -> None:
+    """Their branches' pages and copies reach the other rank."""
+    params = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.8, seed=1)
+    want = [c.token_ids for c in llm.generate(PROMPTS, params)]
+    options = SMALL | {"draft_tokens": 6, "draft_tree": "3x2"}
+    with LLM(folder / "target", drafter=folder / "assistant", tensor_parallel=2, **options) as trees:
+        got = trees.generate(PROMPTS, params)
+    assert [c.token_ids for c in got] == want
+    assert sum(c.stats.drafted for c in got) > 6
+
+
 def test_what_is_said_of_it(llm: LLM) -> None:
     assert llm.info["tensor_parallel"] == 2
     assert llm.info["arithmetic"].endswith("2 ranks")

@@ -199,6 +199,16 @@ def test_sizes_that_do_not_divide_name_the_most_that_does(tmp_path: Path) -> Non
             load_target(tmp_path, shard=(0, ranks))
 
 
+def test_sizes_that_only_more_ranks_divide(tmp_path: Path) -> None:
+    build_decoder(
+        "llama", tmp_path, hidden_size=72, num_attention_heads=9, num_key_value_heads=3, intermediate_size=72
+    )
+    with pytest.raises(
+        UsageError, match=r"tensor_parallel=2 does not divide .*9 heads.*: leave it out, or use 3"
+    ):
+        load_target(tmp_path, shard=(0, 2))
+
+
 def test_a_family_that_is_not_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 

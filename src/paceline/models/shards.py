@@ -39,9 +39,9 @@ class Shard:
         """Raises UsageError for sizes that so many ranks do not divide."""
         if not _divides(split, ranks):
             sizes = f"{split.heads} heads, inner sizes {', '.join(map(str, sorted(set(split.inner))))}"
-            raise UsageError(
-                f"tensor_parallel={ranks} does not divide this model ({sizes}): use {most_ranks(split, ranks)}"
-            )
+            most = most_ranks(split, ranks)
+            then = f"use {most}" if most > 1 else "leave it out" + more_ranks(split, ranks)
+            raise UsageError(f"tensor_parallel={ranks} does not divide this model ({sizes}): {then}")
         return cls(rank, ranks, split)
 
     @property
@@ -80,6 +80,12 @@ def split_of(config: ModelConfig) -> Split:
 def most_ranks(split: Split, ranks: int) -> int:
     """As many as that, or the largest number below it that divides the model."""
     return next(n for n in range(ranks, 0, -1) if _divides(split, n))
+
+
+def more_ranks(split: Split, ranks: int) -> str:
+    """The least number above it that divides the model, as advice."""
+    least = next((n for n in range(ranks + 1, split.heads + 1) if _divides(split, n)), None)
+    return "" if least is None else f", or use {least}"
 
 
 def _divides(split: Split, ranks: int) -> bool:
