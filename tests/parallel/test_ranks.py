@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from checkpoints import build_assistant, build_target
 from paceline import LLM
+from paceline.cli import group
 from paceline.config import EngineConfig
 from paceline.core import SamplingParams
 from paceline.errors import ConfigError, EngineLost, UsageError
@@ -205,3 +207,19 @@ def test_threads_are_shared_out() -> None:
     assert per_rank(EngineConfig(threads=5, tensor_parallel=2)).threads == 2
     assert per_rank(EngineConfig(threads=1, tensor_parallel=2)).threads == 1
     assert per_rank(EngineConfig()).threads is None
+
+
+@pytest.mark.parametrize(
+    "command", [["run", "demo", "x"], ["generate", "IN", "-o", "OUT"], ["check", "demo"]]
+)
+def test_the_option_reaches_the_engine(command: list[str], tmp_path: Path) -> None:
+    """A number that does not divide is refused before any process is started."""
+    (tmp_path / "in.jsonl").write_text('{"prompt": "x"}\n', encoding="utf-8")
+    places = {"IN": str(tmp_path / "in.jsonl"), "OUT": str(tmp_path / "out.jsonl")}
+    done = CliRunner().invoke(
+        group, [places.get(part, part) for part in command] + ["--tensor-parallel", "3"]
+    )
+    assert isinstance(done.exception, UsageError)
+    assert "tensor_parallel=3 does not divide this model (4 heads, inner sizes 512): use 2" in str(
+        done.exception
+    )
