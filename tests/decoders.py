@@ -46,6 +46,7 @@ HYBRID: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
                         "mrope_section": [2, 1, 1], "mrope_interleaved": True},
 }  # fmt: skip
+HYBRID_EXPERTS = EXPERTS | {"shared_expert_intermediate_size": 40}
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-tied-biases": ("Llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
@@ -67,6 +68,8 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5", HYBRID),
     "glm4-moe": ("Glm4Moe", GROUPED | {"head_dim": 16, "attention_bias": True, "routed_scaling_factor": 1.7}),
     "glm4-norms": ("Glm4Moe", GROUPED | {"head_dim": 24, "use_qk_norm": True, "n_group": 2, "rope_parameters": YARN}),
+    "qwen3_5-moe": ("Qwen3_5Moe", HYBRID | HYBRID_EXPERTS),
+    "qwen3_next": ("Qwen3Next", HYBRID | HYBRID_EXPERTS | {"mlp_only_layers": [1], "norm_topk_prob": False}),
 }  # fmt: skip
 
 

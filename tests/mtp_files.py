@@ -82,19 +82,23 @@ class MtpReference:
         self.heads = self.config["num_attention_heads"]
         self.size = self.config.get("head_dim") or self.config["hidden_size"] // self.heads
         rope = self.config.get("rope_parameters") or {}
+        self.partial = rope.get("partial_rotary_factor", 1.0)
         self.theta = rope.get("rope_theta") or self.config.get("rope_theta") or 10_000.0
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         eps = self.config["rms_norm_eps"]
-        return self.w[f"{name}.weight"] * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+        weight = self.w[f"{name}.weight"] + ("qwen3_5" in self.config["model_type"])
+        return weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
 
     def rotated(self, x: Tensor) -> Tensor:
         """[T, heads, d] at positions 0, 1, ..."""
-        turn = self.theta ** -(torch.arange(0, self.size, 2) / self.size)
+        size = int(self.size * self.partial)
+        turn = self.theta ** -(torch.arange(0, size, 2) / size)
         angle = torch.arange(len(x))[:, None] * turn
         cos, sin = (torch.cat((f(angle), f(angle)), -1)[:, None] for f in (torch.cos, torch.sin))
+        x, rest = x[..., :size], x[..., size:]
         low, high = x.chunk(2, -1)
-        return x * cos + torch.cat((-high, low), -1) * sin
+        return torch.cat((x * cos + torch.cat((-high, low), -1) * sin, rest), -1)
 
     def module(self, k: int, tokens: list[int], hidden: Tensor) -> tuple[Tensor, Tensor]:
         """(states of all rows, logits of the last)"""
@@ -107,6 +111,10 @@ class MtpReference:
         q, k_, v = (
             (y @ self.w[f"{at}.self_attn.{name}_proj.weight"].T).view(len(x), -1, self.size) for name in "qkv"
         )
+        gate = torch.ones(len(x), 1)
+        if "qwen3_5" in self.config["model_type"]:  # beside the query of each head
+            q, gate = q.reshape(len(x), self.heads, -1).chunk(2, -1)
+            gate = torch.sigmoid(gate.flatten(1))
         if f"{at}.self_attn.q_norm.weight" in self.w:
             q, k_ = self.norm(f"{at}.self_attn.q_norm", q), self.norm(f"{at}.self_attn.k_norm", k_)
         q, k_ = self.rotated(q), self.rotated(k_)
@@ -114,7 +122,7 @@ class MtpReference:
         out = F.scaled_dot_product_attention(
             *(part.transpose(0, 1)[None] for part in (q, k_, v)), is_causal=True
         )
-        x = x + out[0].transpose(0, 1).flatten(1) @ self.w[f"{at}.self_attn.o_proj.weight"].T
+        x = x + (out[0].transpose(0, 1).flatten(1) * gate) @ self.w[f"{at}.self_attn.o_proj.weight"].T
         y = self.norm(f"{at}.post_attention_layernorm", x)
         gate, up, down = (self.w[f"{at}.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
         x = self.norm(norm, x + (F.silu(y @ gate.T) * (y @ up.T)) @ down.T)

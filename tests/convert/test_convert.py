@@ -42,7 +42,8 @@ PROMPT = [2, 30, 31, 32, 80]
 SAID = [
     n
     for n in DECODERS
-    if n not in ("qwen3-biases", "qwen3-moe-mixed") and not n.startswith(("deepseek", "glm4", "qwen3_5"))
+    if n not in ("qwen3-biases", "qwen3-moe-mixed")
+    and not n.startswith(("deepseek", "glm4", "qwen3_5", "qwen3_next"))
 ]
 
 

@@ -32,6 +32,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "hidden first": ("mistral", {"mtp_hidden_states_first": True}),
     "own tables": ("llama", {"own": True, "modules": 2}),
     "head norms": ("qwen3", {"layout": "qwen"}),
+    "gated": ("qwen3_5", {"layout": "qwen"}),
 }
 
 

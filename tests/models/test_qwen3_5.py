@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from checkpoints import VOCAB
 from decoders import HYBRID, build_decoder
 from layouts import edit
+from mtp_files import build_mtp
 from paceline import LLM, SamplingParams
 from paceline.convert.to_gguf import write_gguf
 from paceline.errors import ConfigError, UsageError, WeightsError
@@ -27,7 +29,7 @@ from paceline.ops.base import Runner
 from paceline.ops.quantize import quantizer
 from paceline.ops.reference import EagerRunner
 
-NAMES = ["qwen3_5"]
+NAMES = ["qwen3_5", "qwen3_5-moe", "qwen3_next"]
 LENGTH = 150
 TEXT = torch.randint(3, VOCAB, (LENGTH,), generator=torch.Generator().manual_seed(7)).tolist()
 
@@ -122,6 +124,33 @@ def test_the_front_door(tmp_path: Path) -> None:
     assert got == plain
 
 
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5-moe", "qwen3_next"])
+def test_its_mtp_module_drafts_whatever_the_config_says(name: str, tmp_path: Path) -> None:
+    """Found by its tensors; its block sees everything, with keys of its own, and experts where the target has them."""
+    build_decoder(name, tmp_path / "target")
+    folder = build_mtp(tmp_path / "target", tmp_path / "made", "qwen")
+    if name == "qwen3_5":
+        nested(folder)
+    llm = LLM(str(folder), max_model_len=256, max_batch=2, profile_dir="none")
+    assert llm.info["drafter"] == "mtp+ngram"
+    mine = SamplingParams(
+        max_tokens=40, ignore_eos=True, temperature=0.7, seed=3, drafter="mtp", draft_tokens=4
+    )
+    texts = [TEXT[:50], TEXT[20:41], TEXT[:77]]
+    drafted = llm.generate(texts, mine)
+    plain = llm.generate(texts, replace(mine, drafter="none"))
+    assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
+    assert all(one.stats.drafted > 0 for one in drafted)
+
+
+def test_a_promised_module_that_is_not_there(tmp_path: Path) -> None:
+    build_decoder("qwen3_5", tmp_path)
+    edit(tmp_path / "config.json", mtp_num_hidden_layers=1)
+    nested(tmp_path)
+    llm = LLM(str(tmp_path), max_model_len=64, profile_dir="none")
+    assert "promises multi-token prediction (mtp_num_hidden_layers=1)" in llm.info["drafter_reason"]
+
+
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "kinds": ({"layer_types": HYBRID["layer_types"][:3]}, "layer_types must name 5 layers, each linear_attention or"),
     "unknown kind": ({"layer_types": ["sliding_attention"] * 5}, "each linear_attention or full_attention"),
@@ -133,6 +162,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "rotary": ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.1}}, "=0.1 of a head of 16 is not"),
     "more": ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 2.0}}, "=2 of a head of 16 is not"),
     "biases": ({"attention_bias": True}, "no published model of this family has biases"),
+    "expert": ({"model_type": "qwen3_next", "num_experts": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 8},
+               "num_experts_per_tok=3 of only 2 experts"),
     "nested": ({"model_type": "qwen3_5", "text_config": 3}, "has no text_config"),
 }  # fmt: skip
 

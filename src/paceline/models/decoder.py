@@ -23,7 +23,7 @@ from paceline.models.loading import Shapes, Weights
 from paceline.models.target import GraphTarget
 from paceline.ops.base import Experts, Ops, Runner, Value, Weight
 
-CHOICE_BIAS = "e_score_correction_bias"
+CHOICE_BIAS, SHARED_GATE = "e_score_correction_bias", "shared_expert_gate"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +61,7 @@ class Mixture:
 
     experts: Experts
     shared: Mlp
+    gate: Weight | None  # [1, H], of the shared one
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +93,8 @@ def decoder_shapes(config: DecoderConfig) -> Shapes:
         if i in config.sparse:
             shapes |= _expert_shapes(config, f"{at}.mlp")
             shared = _mlp_shapes(hidden, config.shared_expert) if config.shared_expert else {}
-            matrices |= {f"{at}.mlp.shared_experts.{name}": shape for name, shape in shared.items()}
+            matrices |= {f"{at}.mlp.{_shared(config)}.{name}": shape for name, shape in shared.items()}
+            matrices |= {f"{at}.mlp.{SHARED_GATE}": (1, hidden)} if config.shared_gate else {}
         else:
             matrices |= {f"{at}.mlp.{name}": shape for name, shape in mlp.items()}
         for name, shape in matrices.items():
@@ -115,6 +117,11 @@ def _attention_shapes(config: DecoderConfig) -> tuple[Shapes, Shapes]:
         "o_proj": (hidden, wide),
     }
     return matrices, {name: (config.head_dim,) for name in ("q_norm", "k_norm") if config.head_norms}
+
+
+def _shared(config: DecoderConfig) -> str:
+    """Families have it in two spellings."""
+    return "shared_expert" if config.shared_gate else "shared_experts"
 
 
 def _mlp_shapes(hidden: int, inner: int) -> Shapes:
@@ -234,7 +241,10 @@ def store(ops: Ops, h: Value, a: Attention, config: DecoderConfig) -> None:
 def feed(ops: Ops, h: Value, mlp: Mlp | Experts | Mixture) -> Value:
     """What a layer's MLP, or its experts, add to the row."""
     if isinstance(mlp, Mixture):
-        return ops.add(ops.moe(h, h, mlp.experts), feed(ops, h, mlp.shared))
+        shared = feed(ops, h, mlp.shared)
+        if mlp.gate is not None:
+            shared = ops.gated(ops.linear(h, mlp.gate), shared, "sigmoid")
+        return ops.add(ops.moe(h, h, mlp.experts), shared)
     if isinstance(mlp, Experts):
         return ops.moe(h, h, mlp)
     return mlp.down(ops, ops.gated(mlp.gate(ops, h), mlp.up(ops, h), "silu"))
@@ -282,7 +292,9 @@ def read_layer(
     mlp: Mlp | Experts | Mixture
     if index in config.sparse:
         mlp = _read_experts(weights, config, f"{at}.mlp")
-        mlp = Mixture(mlp, dense("mlp.shared_experts")) if config.shared_expert else mlp
+        if config.shared_expert:
+            gate = weights.matrix(f"{at}.mlp.{SHARED_GATE}") if config.shared_gate else None
+            mlp = Mixture(mlp, dense(f"mlp.{_shared(config)}"), gate)
     else:
         mlp = dense("mlp")
     before, after = f"{at}.input_layernorm", f"{at}.post_attention_layernorm"

@@ -82,6 +82,7 @@ class DecoderConfig:
     latent: Latent | None = None
     routing: Routing | None = None  # None: by softmax
     shared_expert: int = 0  # inner size of the one that every row passes, 0 = none
+    shared_gate: bool = False  # and how much of it counts is a sigmoid of the row
     gated: bool = False  # the result of attention is gated by a second half of each query projection
     rotated: int | None = None  # first columns of a head that are rotated; None: all
     norm_shift: float = 0.0  # what is added to the stored weights of norms

@@ -27,7 +27,8 @@ FAMILIES: Mapping[str, str] = {
     "qwen2": "qwen2",
     "qwen3": "qwen3", "qwen3_moe": "qwen3",
     "deepseek_v3": "deepseek_v3",
-    "qwen3_5": "qwen3_5", "qwen3_5_text": "qwen3_5",
+    "qwen3_5": "qwen3_5", "qwen3_5_text": "qwen3_5", "qwen3_5_moe": "qwen3_5", "qwen3_5_moe_text": "qwen3_5",
+    "qwen3_next": "qwen3_5",
     "glm4_moe": "glm4_moe",
 }  # fmt: skip
 

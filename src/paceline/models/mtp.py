@@ -80,6 +80,8 @@ def modules_in(names: Iterable[str], layers: int) -> int:
 def inside(names: Iterable[str], raw: Mapping[str, Any]) -> tuple[int, str | None]:
     """(modules among a target's tensors, what its config promises in vain). Raises ConfigError."""
     count = modules_in(names, parse_target(raw).layer_count)
+    text = raw.get("text_config")
+    raw = {**raw, **text} if isinstance(text, Mapping) else raw
     said = next((key for key in PROMISES if raw.get(key)), None)
     if count or said is None:
         return count, None

@@ -23,7 +23,7 @@ def parse_qwen3(raw: Mapping[str, Any]) -> DecoderConfig:
     plain = raw if sparse or raw.get("head_dim") is not None else {**raw, "head_dim": HEAD_DIM}
     config = parse_decoder(plain, _moe_kinds(raw) if sparse else sliding_kinds(raw))
     config = replace(config, biases=frozenset(biases), head_norms=True)
-    return _with_experts(config, raw) if sparse else config
+    return with_experts(config, raw) if sparse else config
 
 
 def _moe_kinds(raw: Mapping[str, Any]) -> tuple[str, ...]:
@@ -32,16 +32,17 @@ def _moe_kinds(raw: Mapping[str, Any]) -> tuple[str, ...]:
     return (SLIDING if slides else FULL,) * Fields(raw, "qwen3_moe").size("num_hidden_layers")
 
 
-def _with_experts(config: DecoderConfig, raw: Mapping[str, Any]) -> DecoderConfig:
-    fields = Fields(raw, "qwen3_moe")
+def with_experts(config: DecoderConfig, raw: Mapping[str, Any]) -> DecoderConfig:
+    """The same with the experts that a config.json of Qwen's says. Raises ConfigError."""
+    fields = Fields(raw, config.model_type)
     count = fields.size("num_experts" if "num_experts" in raw else "num_local_experts")
     moe = MoeConfig(count, fields.size("num_experts_per_tok"), fields.size("moe_intermediate_size"))
     if moe.top_k > moe.experts:
-        raise ConfigError(f"qwen3_moe: num_experts_per_tok={moe.top_k} of only {moe.experts} experts")
+        raise ConfigError(f"{fields.where}: num_experts_per_tok={moe.top_k} of only {moe.experts} experts")
     step, dense = fields.size("decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(i, int) for i in dense):
         raise ConfigError(
-            f"qwen3_moe: mlp_only_layers={shown(dense)} is no list of layers: download config.json again"
+            f"{fields.where}: mlp_only_layers={shown(dense)} is no list of layers: download config.json again"
         )
     layers = range(len(config.kinds))
     sparse = frozenset(i for i in layers if i not in dense and (i + 1) % step == 0)

@@ -14,12 +14,13 @@ from paceline.models.decoder_config import DecoderConfig, parse_decoder
 from paceline.models.delta_net import LINEAR, parse_delta
 from paceline.models.families import ModelSpec
 from paceline.models.fields import Fields
+from paceline.models.qwen3 import with_experts
 
 PARTIAL, HEAD_DIM, EVERY = 0.25, 256, 4  # where config.json does not say it
-GGUF_LAYOUT = (
-    "gguf_layout"  # of our own: as llama.cpp writes it, norms hold the whole factor (see also DeltaConfig)
-)
-MULTIMODAL = ("qwen3_5", "qwen3_5_moe")
+# of our own: as llama.cpp writes it, norms hold the whole factor (see also DeltaConfig)
+GGUF_LAYOUT = "gguf_layout"
+MULTIMODAL, NEXT = ("qwen3_5", "qwen3_5_moe"), "qwen3_next"
+INNER, SHARED = "intermediate_size", "shared_expert_intermediate_size"
 
 
 def parse_qwen3_5(raw: Mapping[str, Any]) -> DecoderConfig:
@@ -28,11 +29,20 @@ def parse_qwen3_5(raw: Mapping[str, Any]) -> DecoderConfig:
     text = _language_model(raw, kind)
     fields = Fields(text, kind)
     fields.refuse("attention_bias", (None, False), "no published model of this family has biases")
-    config = parse_decoder({"head_dim": HEAD_DIM, **text, "model_type": kind}, _kinds(fields), PARTIAL)
+    sparse = kind == NEXT or kind.startswith("qwen3_5_moe")
+    plain: dict[str, Any] = {"head_dim": HEAD_DIM, **text, "model_type": kind}
+    if sparse and text.get(INNER) is None:
+        plain[INNER] = text.get(SHARED)  # no layer without experts
+    config = parse_decoder(plain, _kinds(fields), PARTIAL)
     stored = bool(text.get(GGUF_LAYOUT))
-    delta = parse_delta(fields, grouped=kind == "qwen3_next", tiled=stored)
+    delta = parse_delta(fields, grouped=kind == NEXT, tiled=stored)
     shift = 0.0 if stored else 1.0
-    return replace(config, head_norms=True, gated=True, norm_shift=shift, delta=delta)
+    config = replace(config, head_norms=True, gated=True, norm_shift=shift, delta=delta)
+    if not sparse:
+        return config
+    renormalize = kind != NEXT or bool(text.get("norm_topk_prob", True))
+    config = with_experts(config, {**text, "norm_topk_prob": renormalize})
+    return replace(config, shared_expert=fields.size(SHARED), shared_gate=True)
 
 
 def _language_model(raw: Mapping[str, Any], kind: str) -> Mapping[str, Any]:

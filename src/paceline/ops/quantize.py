@@ -19,7 +19,12 @@ QuantKind = Literal["int8", "int4"]
 GROUP = 32
 _SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)  # scales tried, as shares of the one that clips nothing
 _PIECE = 1 << 22  # values quantized at a time
-_KEEP = ("router", "centroids", "kv_b_proj")  # the last is read transposed, see models/latent.py
+_KEEP = (
+    "router",
+    "centroids",
+    "shared_expert_gate",
+    "kv_b_proj",
+)  # the last is read transposed, see models/latent.py
 _ROUTER = ".mlp.gate"  # of experts; the gate of an MLP is .gate_proj
 _INT8_AT_MOST = ("embed_tokens", "lm_head")
 
