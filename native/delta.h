@@ -10,7 +10,8 @@
 namespace paceline {
 namespace PACELINE_ISA {
 
-constexpr int64_t BATCH = 32;  // rows whose q, k and v are made at a time
+constexpr int64_t BATCH = 32;       // rows whose q, k and v are made at a time
+constexpr int64_t MOST_KERNEL = 8;  // rows of the convolution, see models/delta_net.py
 
 static int64_t delta_pitch(int64_t width) { return (width + L - 1) / L * L; }
 
@@ -30,13 +31,12 @@ PL_INLINE const float* delta_row(const DeltaArgs& a, int64_t position) {
   return position >= a.first ? a.qkv + (position - a.first) * a.qkv_stride : a.recent + position % a.most * a.width;
 }
 
-// silu of the convolution, columns c..c+n-1, of the row at `position`.
-static void delta_conv(const DeltaArgs& a, int64_t position, int64_t c, int64_t n, float* y) {
+// silu of the convolution, columns c..c+n-1, over what `rows` hold: as many as its kernel has, from tap `from` on.
+static void delta_conv(const DeltaArgs& a, const float* const* rows, int64_t from, int64_t c, int64_t n, float* y) {
   for (int64_t i = 0; i < n; i += L) {
     V sum{};
-    for (int64_t t = 0; t < a.kernel; ++t)
-      if (const float* x = delta_row(a, position - a.kernel + 1 + t))
-        sum = fma(load_at(a.conv + t * a.channels + c, i, n), load_at(x + c, i, n), sum);
+    for (int64_t t = from; t < a.kernel; ++t)
+      sum = fma(load_at(a.conv + t * a.channels + c, i, n), load_at(rows[t] + c, i, n), sum);
     store_at(y, i, n, vsilu(sum));
   }
 }
@@ -55,17 +55,20 @@ static void delta_prepare(const DeltaArgs& a, DeltaBatch& b, int64_t position) {
   const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(a.key_dim));
   for (int64_t r = 0; r < b.rows; ++r) {
     const int64_t p = position + r;
-    delta_conv(a, p, a.k_column, a.key_dim, b.k + r * b.key_dim);
+    const float* rows[MOST_KERNEL];
+    for (int64_t t = 0; t < a.kernel; ++t) rows[t] = delta_row(a, p - a.kernel + 1 + t);
+    const int64_t from = p + 1 < a.kernel ? a.kernel - 1 - p : 0;  // before it the text has not begun
+    delta_conv(a, rows, from, a.k_column, a.key_dim, b.k + r * b.key_dim);
     delta_unit(b.k + r * b.key_dim, a.key_dim, 1.0f);
-    delta_conv(a, p, a.v_column, a.value_dim, b.v + r * b.pitch);
+    delta_conv(a, rows, from, a.v_column, a.value_dim, b.v + r * b.pitch);
     for (int64_t i = a.value_dim; i < b.pitch; ++i) b.v[r * b.pitch + i] = 0;
-    const float* kept = p >= a.first ? nullptr : delta_row(a, p) + a.channels;
+    const float* kept = p >= a.first ? nullptr : rows[a.kernel - 1] + a.channels;
     const float rate = kept ? kept[a.head] : a.b[(p - a.first) * a.b_stride + a.head];
     const float fade = (kept ? kept[a.heads + a.head] : a.a[(p - a.first) * a.a_stride + a.head]) + a.dt_bias[a.head];
     b.beta[r] = 1.0f / (1.0f + __builtin_expf(-rate));
     b.decay[r] = __builtin_expf(a.decay[a.head] * (fade > 20.0f ? fade : __builtin_log1pf(__builtin_expf(fade))));
     if (p < a.first) continue;
-    delta_conv(a, p, a.q_column, a.key_dim, b.q + r * b.key_dim);
+    delta_conv(a, rows, from, a.q_column, a.key_dim, b.q + r * b.key_dim);
     delta_unit(b.q + r * b.key_dim, a.key_dim, scale);
   }
 }
