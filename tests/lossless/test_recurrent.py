@@ -185,6 +185,11 @@ def test_what_cannot_be_kept_apart_is_refused(target: GraphTarget) -> None:
     assert one.feed(text_of(100), sure=99).isfinite().all()
 
 
+def test_trees_are_refused(target: GraphTarget) -> None:
+    with pytest.raises(UsageError, match="cannot branch: leave draft_tree out"):
+        make_cache(target).grow_branches(4)
+
+
 def test_states_are_counted(target: GraphTarget) -> None:
     layout = target.layout
     one = layout.bytes_per_state()
