@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 from torch.nn import functional as F
 
 HEADS, KV_HEADS, HEAD_DIM, INNER, THETA, EPS, BLOCK, MASK = 4, 2, 16, 40, 10_000.0, 1e-6, 8, 3
@@ -87,6 +89,10 @@ class DFlashReference:
     def __init__(self, target: Path, folder: Path) -> None:
         self.w = load_file(folder / "model.safetensors")
         self.config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        layers = self.config.get("transformer_layer_config", self.config)
+        self.rotary = Qwen3RotaryEmbedding(
+            Qwen3Config(**{k: layers[k] for k in layers if k != "architectures"})
+        )
         shared = load_file(target / "model.safetensors")
         name = next(name for name in shared if name.endswith("embed_tokens.weight"))
         self.embedding = shared[name]
@@ -99,9 +105,7 @@ class DFlashReference:
 
     def rotated(self, x: Tensor, first: int) -> Tensor:
         """[T, heads, d] at positions first, first + 1, ..."""
-        turn = THETA ** -(torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
-        angle = (first + torch.arange(len(x)))[:, None] * turn
-        cos, sin = (torch.cat((f(angle), f(angle)), -1)[:, None] for f in (torch.cos, torch.sin))
+        cos, sin = (part[0][:, None] for part in self.rotary(x, first + torch.arange(len(x))[None]))
         low, high = x.chunk(2, -1)
         return x * cos + torch.cat((-high, low), -1) * sin
 

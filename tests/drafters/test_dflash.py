@@ -25,10 +25,12 @@ from paceline.ops.base import Runner
 from told import Pair, params, texts
 
 HIDDEN = 48
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 16}
 VARIANTS: dict[str, dict[str, Any]] = {
     "original": {"original": True},
     "anchor": {"sample_from_anchor": True, "draft_vocab": 30},
     "last layer": {"taps": (2, 4), "layers": 3},
+    "yarn": {"original": True, "rope_theta": None, "rope_parameters": YARN},
     "final norm": {"taps": (1, 4), "original": True},  # transformers norms the state after all layers
 }
 

@@ -235,7 +235,7 @@ def store(ops: Ops, h: Value, a: Attention, config: DecoderConfig) -> None:
     k, v = a.k(ops, h), a.v(ops, h)
     if a.k_norm is not None:
         k = ops.rms_norm(k, a.k_norm, config.eps, config.kv_heads)
-    ops.store_kv(a.storage, ops.rotary(k, a.inv_freq, config.kv_heads), v)
+    ops.store_kv(a.storage, ops.rotary(k, a.inv_freq, config.kv_heads, config.rotary.attention), v)
 
 
 def feed(ops: Ops, h: Value, mlp: Mlp | Experts | Mixture) -> Value:

@@ -185,7 +185,8 @@ class DFlashNet(GraphNet):
             q = a.q(ops, h)
             if a.q_norm is not None:
                 q = ops.rms_norm(q, a.q_norm, config.eps, config.heads)
-            q = ops.scale(ops.rotary(q, a.inv_freq, config.heads), config.head_dim**-0.5)
+            q = ops.rotary(q, a.inv_freq, config.heads, config.rotary.attention)
+            q = ops.scale(q, config.head_dim**-0.5)
             x = ops.add(x, a.o(ops, ops.block_attention(q, a.storage, config.heads)))
             x = ops.add(x, feed(ops, ops.rms_norm(x, layer.norm_post, config.eps), layer.mlp))
         return (ops.rms_norm(x, self.norm, config.eps),)
