@@ -20,7 +20,7 @@ from paceline.bench.workloads import Bounds, prompts
 from paceline.config import EngineConfig
 from paceline.control.base import StepOutcome
 from paceline.control.fixed import FixedPolicy
-from paceline.core import SamplingParams
+from paceline.core import MAX_DRAFT_TOKENS, SamplingParams
 from paceline.engine.engine import Engine
 from paceline.engine.forced import ForcedAcceptance
 from paceline.tree import Shape
@@ -126,6 +126,10 @@ def main() -> None:
     parser.add_argument("--quantize", choices=["int8", "int4"])
     parser.add_argument("--rounds", type=int, default=40)
     args = parser.parse_args()
+    if not all(3 <= rows <= MAX_DRAFT_TOKENS + 1 for rows in args.rows):
+        parser.error(
+            f"--rows counts one row of the text and those of its draft: give 3 to {MAX_DRAFT_TOKENS + 1}"
+        )
     (tokens_a_step if args.shape is None else seconds_of_a_step)(args)
 
 

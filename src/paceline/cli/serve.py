@@ -14,6 +14,7 @@ _ENGINE_FLAGS = (
     "device",
     "dtype",
     "draft_tokens",
+    "draft_tree",
     "verify",
     "max_model_len",
     "max_batch",
@@ -65,6 +66,7 @@ _FLEET_FLAGS = ("replicas", "max_replicas", "ray_address", "ready_timeout")
 @click.option("--device", help="auto, cpu, cuda, cuda:N or mps.")
 @click.option("--dtype", help="auto, float32, bfloat16 or float16.")
 @click.option("--draft-tokens", type=DraftTokens(), help="How many to draft at most, 0..16, or auto.")
+@click.option("--draft-tree", metavar="DEPTHxWIDTH", help="Draft trees, for instance 4x2, instead of chains.")
 @click.option("--verify", type=click.Choice(RULES), help="How drafts are checked; typical is lossy.")
 @click.option("--max-model-len", type=int, help="Tokens per text.")
 @click.option("--max-batch", type=int, help="Texts computed side by side.")
