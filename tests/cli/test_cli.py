@@ -289,6 +289,7 @@ BAD_CALLS = {
     ("run", "x", "--drafter", "ngramm"): "did you mean ngram?",
     ("run", "x", "--draft-tokens", "17"): "0 to 16",
     ("run", "x", "--draft-tree", "4x9"): "give DEPTHxWIDTH from 1x2 to 16x4",
+    ("serve", "demo", "--draft-tree", "4x9"): "give DEPTHxWIDTH from 1x2 to 16x4",
     ("run", "x", "--target", "no/such/folder"): "give demo",
     ("run", "x", "-t", "-1"): "temperature",
     ("run", "x", "--activations", "bfloat16"): "float32",
