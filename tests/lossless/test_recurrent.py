@@ -104,7 +104,7 @@ def test_every_keep_leaves_what_was_never_drafted(begin: int, k: int, target: Gr
             assert torch.equal(one.feed([token])[0], expected[at])
             at += 1
         folded, state = one.state()
-        assert folded == (at - 1) // 16 * 16
+        assert folded == (at - 1) // 8 * 8
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(state, states[folded], strict=True))
         if not folded:
             continue
@@ -177,8 +177,8 @@ def test_what_cannot_be_kept_apart_is_refused(target: GraphTarget) -> None:
     one = Text(target, make_cache(target))
     assert one.cache.states is not None
     most = one.cache.states.most_refused
-    assert most == RECENT - 18
-    one.feed(text_of(15))
+    assert most == RECENT - 10
+    one.feed(text_of(7))
     one.feed(text_of(most), keep=0, sure=0)
     with pytest.raises(CapacityError, match=f"{most + 1} tokens of a text may be refused"):
         one.feed(text_of(most + 1), sure=0)

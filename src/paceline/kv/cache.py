@@ -93,7 +93,7 @@ class KVCache:
                 exact = torch.float64 if dtype == torch.float64 else torch.float32
                 count = pages.get(STATE, 2 * max_sequences)
                 zeros = partial(_zeros, arena, dtype=exact, device=device)
-                self.states = States(layout.states, count, max_sequences, PAGE_SIZE, zeros)
+                self.states = States(layout.states, count, max_sequences, zeros)
         except RuntimeError as error:
             raise CapacityError(
                 f"no memory for the K/V cache ({error}): lower cache_memory or max_batch"

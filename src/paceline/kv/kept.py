@@ -22,7 +22,7 @@ def offer(cache: KVCache, entry: Entry, state: int) -> None:
     node, at = entry.parent, entry.committed // cache.page_size * cache.page_size
     while isinstance(node, Node) and at > cache.states.folded[state]:
         node, at = node.key[0], at - cache.page_size  # type: ignore[assignment]
-    if isinstance(node, Node):
+    if isinstance(node, Node) and at == cache.states.folded[state]:  # it may stand within a page
         cache.prefix.insert(node.key[0], node.key[1], {STATE: state})  # type: ignore[arg-type]
 
 

@@ -1,7 +1,7 @@
-"""Recurrent states of linear attention: for each text one that stands at a page end, and what its rows since then hold.
+"""Recurrent states of linear attention: for each text one that stands at a multiple of 8, and what rows since then hold.
 
-A state cannot be rolled back, so it never goes over a row that may be refused: a forward first brings it to the last page
-end of what is sure to stay, from the kept rows, and goes on from there in a copy that is thrown away. A refused row is
+A state cannot be rolled back, so it never goes over a row that may be refused: a forward first brings it to the last such
+place in what is sure to stay, from the kept rows, and goes on from there in a copy that is thrown away. A refused row is
 written over like a key or a value.
 """
 
@@ -16,16 +16,17 @@ import torch
 from paceline.errors import CapacityError
 from paceline.kv.layout import RECENT, LayerState
 
+GRAIN = 8  # tokens from a place where a state may stand to the next, see architecture.md
 Zeros = Callable[[tuple[int, ...]], torch.Tensor]
 
 
 class States:
     """`count` states, numbered; each slot of the cache that is in use has one of them."""
 
-    def __init__(self, layers: Seq[LayerState], count: int, slots: int, page_size: int, zeros: Zeros) -> None:
-        self.count, self._page = count, page_size
+    def __init__(self, layers: Seq[LayerState], count: int, slots: int, zeros: Zeros) -> None:
+        self.count = count
         self.history = max(layer.history for layer in layers)
-        self.most_refused = RECENT - self.history - page_size + 1  # rows of a tail that need not be kept
+        self.most_refused = RECENT - self.history - GRAIN + 1  # rows of a tail that need not be kept
         self.states = [zeros((count, layer.heads, layer.key_dim, layer.value_dim)) for layer in layers]
         self.recent = [
             zeros((count, RECENT, layer.width)) for layer in layers
@@ -64,7 +65,7 @@ class States:
         `stop`: a page end that the state should not go beyond yet.
         """
         folded = int(self.folded[self.place[slot]])
-        goal = max((committed + sure) // self._page * self._page, folded)
+        goal = max((committed + sure) // GRAIN * GRAIN, folded)
         if stop is not None and folded <= stop < goal and self.can_wait(stop, committed + tail):
             goal = stop
         if not self.can_wait(goal, committed + tail):
