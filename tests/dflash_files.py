@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
-from torch.nn import functional as F
 
 HEADS, KV_HEADS, HEAD_DIM, INNER, THETA, EPS, BLOCK, MASK = 4, 2, 16, 40, 10_000.0, 1e-6, 8, 3
 
