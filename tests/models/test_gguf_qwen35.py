@@ -30,6 +30,10 @@ MODULE = {
     "mtp.fc": "nextn.eh_proj", "mtp.pre_fc_norm_embedding": "nextn.enorm", "mtp.pre_fc_norm_hidden": "nextn.hnorm",
     "mtp.norm": "nextn.shared_head_norm",
 }  # fmt: skip
+SHARED = {
+    "shared_expert_gate": "ffn_gate_inp_shexp", "shared_expert.gate_proj": "ffn_gate_shexp",
+    "gate": "ffn_gate_inp", "shared_expert.up_proj": "ffn_up_shexp", "shared_expert.down_proj": "ffn_down_shexp",
+}  # fmt: skip
 PROMPT = [2, 30, 31, 32, 80, 44]
 
 
@@ -51,6 +55,10 @@ def stored(name: str, value: np.ndarray, config: DecoderConfig) -> tuple[str, np
     if name.rpartition(".")[0] in MODULE:
         return f"blk.{config.layer_count}.{MODULE[name.rpartition('.')[0]]}.weight", value
     name = name.replace("mtp.layers.0.", f"layers.{config.layer_count}.")
+    at, _, expert = name.rpartition(".weight")[0].rpartition(".mlp.")
+    if expert in SHARED:
+        row = value[0] if expert == "shared_expert_gate" else value
+        return f"blk.{at.removeprefix('layers.')}.{SHARED[expert]}.weight", row
     if ".linear_attn." not in name:
         made = gguf_name(name)
         return made.replace("ffn_norm", "post_attention_norm"), value
@@ -70,9 +78,13 @@ def stored(name: str, value: np.ndarray, config: DecoderConfig) -> tuple[str, np
 
 
 def fields_of(config: DecoderConfig, modules: int = 1) -> dict[str, Any]:
-    delta = config.delta
+    delta, moe = config.delta, config.moe
     assert delta is not None
-    return {
+    experts = {} if moe is None else {
+        "expert_count": moe.experts, "expert_used_count": moe.top_k,
+        "expert_feed_forward_length": moe.intermediate_size, "expert_shared_feed_forward_length": config.shared_expert,
+    }  # fmt: skip
+    return experts | {
         "block_count": config.layer_count + modules, "nextn_predict_layers": modules, "context_length": config.max_len,
         "embedding_length": config.hidden_size, "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.heads, "attention.head_count_kv": config.kv_heads,
@@ -84,9 +96,9 @@ def fields_of(config: DecoderConfig, modules: int = 1) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def build(folder: Path, **changes: Any) -> DecoderConfig:
+def build(folder: Path, name: str = "qwen3_5", **changes: Any) -> DecoderConfig:
     plain = folder.with_name("plain")
-    build_decoder("qwen3_5", plain, vocab_size=SIZE, **changes)
+    build_decoder(name, plain, vocab_size=SIZE, **changes)
     byte_level(plain, "qwen2")
     build_mtp(plain, folder, "qwen")
     config = parse_target(read_config(folder))
@@ -95,13 +107,22 @@ def build(folder: Path, **changes: Any) -> DecoderConfig:
 
 
 def write(folder: Path, file: Path, config: DecoderConfig, drop: str = "-", **changes: Any) -> Path:
-    tensors = dict(
-        stored(name, value.float().numpy(), config)
-        for file in folder.glob("*.safetensors")
-        for name, value in load_file(file).items()
-    )
+    read = {
+        name: value.float().numpy()
+        for part in folder.glob("*.safetensors")
+        for name, value in load_file(part).items()
+    }
+    tensors = dict(stored(name, value, config) for name, value in read.items() if ".experts." not in name)
+    for name in read:
+        if ".experts.0." in name:  # one tensor for all of them
+            at, _, what = name.partition(".mlp.experts.0.")
+            at = at.removeprefix("model.").replace("mtp.layers.0", f"layers.{config.layer_count}")
+            assert config.moe is not None
+            each = [read[name.replace(".experts.0.", f".experts.{e}.")] for e in range(config.moe.experts)]
+            made = f"blk.{at.removeprefix('layers.')}.ffn_{what.partition('_')[0]}_exps.weight"
+            tensors[made] = np.stack(each)
     fields = {key: value for key, value in (fields_of(config) | changes).items() if key != drop}
-    return write_gguf(file, "qwen35", fields, tensors)
+    return write_gguf(file, "qwen35" if config.moe is None else "qwen35moe", fields, tensors)
 
 
 def text(path: Path, **options: Any) -> tuple[list[int], int]:
@@ -112,9 +133,10 @@ def text(path: Path, **options: Any) -> tuple[list[int], int]:
         return done.token_ids, done.stats.accepted
 
 
-def test_a_file_writes_and_drafts_as_its_folder(tmp_path: Path) -> None:
-    config = build(tmp_path / "hf")
-    file = write(tmp_path / "hf", tmp_path / "m.gguf", config)
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5-moe"])
+def test_a_file_writes_and_drafts_as_its_folder(name: str, tmp_path: Path) -> None:
+    config = build(tmp_path / "hf", name)
+    file = write(tmp_path / "hf", tmp_path / "m.gguf", config, "feed_forward_length" if config.moe else "-")
     for options in ({"drafter": "none"}, {"drafter": "mtp", "draft_tokens": 3}):
         assert text(file, **options) == text(tmp_path / "hf", **options)
 

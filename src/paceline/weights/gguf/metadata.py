@@ -141,8 +141,8 @@ def _common(keys: _Keys) -> Config:
     return config
 
 
-def _decoder(keys: _Keys, model_type: str, name: str) -> Config:
-    """Llama and its relatives."""
+def _decoder(keys: _Keys, model_type: str, name: str, sparse: bool = False) -> Config:
+    """Llama and its relatives; `sparse`: the width of an MLP may be missing, since all layers have experts."""
     config = _common(keys)
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     if heads < 1:
@@ -155,7 +155,7 @@ def _decoder(keys: _Keys, model_type: str, name: str) -> Config:
         "model_type": model_type,
         "architectures": [name],
         "head_dim": head_dim,
-        "intermediate_size": keys.size("feed_forward_length"),
+        "intermediate_size": keys.size("feed_forward_length", 0 if sparse else None) or None,
         "hidden_act": "silu",
         "rope_theta": theta,
         "rope_scaling": _scaling(keys, head_dim, theta),
@@ -220,8 +220,17 @@ def _qwen3moe(keys: _Keys) -> Config:
     }
 
 
-def _qwen35(keys: _Keys) -> Config:
-    config = _decoder(keys, "qwen3_5_text", "Qwen3_5ForCausalLM")
+def _qwen35moe(keys: _Keys) -> Config:
+    return _qwen35(keys, "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM") | {
+        "num_experts": keys.size("expert_count"),
+        "num_experts_per_tok": keys.size("expert_used_count"),
+        "moe_intermediate_size": keys.size("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": keys.size("expert_shared_feed_forward_length"),
+    }
+
+
+def _qwen35(keys: _Keys, model_type: str = "qwen3_5_text", name: str = "Qwen3_5ForCausalLM") -> Config:
+    config = _decoder(keys, model_type, name, sparse="moe" in model_type)
     values, modules = keys.size("ssm.time_step_rank"), keys.size("nextn_predict_layers", 0)
     count = config["num_hidden_layers"] - modules
     recurrent = keys.get("attention.recurrent_layers")
@@ -325,6 +334,7 @@ def _gemma4_assistant(keys: _Keys) -> Config:
 
 
 READERS: Mapping[str, Callable[[_Keys], Config]] = {
-    "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "qwen3moe": _qwen3moe, "qwen35": _qwen35, "gemma4": _gemma4,
+    "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "qwen3moe": _qwen3moe, "qwen35": _qwen35, "qwen35moe": _qwen35moe,
+    "gemma4": _gemma4,
     "gemma4-assistant": _gemma4_assistant,
 }  # fmt: skip

@@ -49,6 +49,12 @@ _EXPERTS = {
     "ffn_gate_inp.weight": "mlp.gate.weight", "ffn_gate_exps.weight": "mlp.experts.gate_up_proj",
     "ffn_up_exps.weight": "mlp.experts.gate_up_proj", "ffn_down_exps.weight": "mlp.experts.down_proj",
 }  # fmt: skip
+_SHARED_EXPERT = {
+    "ffn_gate_inp_shexp.weight": "mlp.shared_expert_gate.weight",
+    "ffn_gate_shexp.weight": "mlp.shared_expert.gate_proj.weight",
+    "ffn_up_shexp.weight": "mlp.shared_expert.up_proj.weight",
+    "ffn_down_shexp.weight": "mlp.shared_expert.down_proj.weight",
+}
 _DELTA = {  # of linear attention, see models/delta_net.py
     "attn_qkv.weight": "linear_attn.in_proj_qkv.weight", "attn_gate.weight": "linear_attn.in_proj_z.weight",
     "ssm_beta.weight": "linear_attn.in_proj_b.weight", "ssm_alpha.weight": "linear_attn.in_proj_a.weight",
@@ -95,6 +101,7 @@ NAMES: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
     "qwen3": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _TWO_NORMS),
     "qwen3moe": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _EXPERTS | _TWO_NORMS),
     "qwen35": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _DELTA | _NEXTN),
+    "qwen35moe": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _EXPERTS | _SHARED_EXPERT | _DELTA | _NEXTN),
     "gemma4": (_GEMMA_TOP, _GEMMA),
     "gemma4-assistant": (_ASSISTANT_TOP, _GEMMA),
 }
@@ -135,7 +142,9 @@ def pieces(model: Gguf, heads: int, kv_heads: int) -> dict[str, Piece]:
         shapes = [model.tensors[source].shape for source in made_of]
         rotated = ROTATED.search(made_of[0]) if architecture == "llama" else None
         count = 0 if rotated is None else heads if rotated[1] == "q" else kv_heads
-        out[name] = Piece(tuple(made_of), _joined(model, made_of, shapes), count)
+        shape = _joined(model, made_of, shapes)
+        row = name.endswith("shared_expert_gate.weight") and len(shape) == 1  # a matrix of one row
+        out[name] = Piece(tuple(made_of), (1, *shape) if row else shape, count)
         if count and out[name].shape[0] % (2 * count):
             raise WeightsError(
                 f"{model.path}: {made_of[0]} has {out[name].shape[0]} rows, which are no {count} heads: get another file"
