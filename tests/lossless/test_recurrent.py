@@ -315,6 +315,21 @@ def test_prefix_hits(name: str | None, target: GraphTarget, folder: Path, tmp_pa
     assert [one.stats.cached_prompt_tokens for one in siblings] == [0, 32, 32]
 
 
+def test_a_text_goes_on_from_its_last_page_end(target: GraphTarget) -> None:
+    """Wherever it ended: its own state may stand within a page. What it left on the way is given up."""
+    engine = engine_of(target, None, pages=200, prefix_cache=True)
+    cache = engine.state.cache
+    for length in range(40, 56):
+        cache.prefix.clear()
+        prompt, params = text_of(37, seed=length), replace(PARAMS, max_tokens=length, min_tokens=length)
+        (done,) = run(engine, [prompt], params)
+        assert cache.prefix.held(STATE) == 2  # at the prompt's end, and the last one
+        turn = [*prompt, *done.token_ids, *text_of(9, seed=1)]
+        (again,) = run(engine, [turn], PARAMS)
+        assert again.stats.cached_prompt_tokens == (37 + length - 2) // 16 * 16  # the last row was not sure
+        assert again.token_ids == expected_of(target, [turn])[0]
+
+
 def test_states_of_other_texts_give_way(target: GraphTarget) -> None:
     """Two states for all: what is kept for later texts is given up for those that are open."""
     pages = dict.fromkeys(target.layout.kinds, 100) | {STATE: 2}

@@ -49,6 +49,8 @@ class Entry:
     turn: int = 0  # committed tokens at which a window has left a page behind
     state: int = -1
     stops: list[int] = field(default_factory=list)  # page ends at which the state is kept for other texts
+    copied: int = 0  # the last page end at which it was copied,
+    latest: int | None = None  # and that copy, where it is given up for the next one
 
 
 def _zeros(
@@ -148,7 +150,8 @@ class KVCache:
         path = self._usable(known)
         parent = (path[-1] if path else salt) if share else None
         state = self._take_state(path)
-        entry = Entry(self._free_slots.pop(), {}, {}, len(path) * PAGE_SIZE, parent, [], state=state)
+        known_to = len(path) * PAGE_SIZE
+        entry = Entry(self._free_slots.pop(), {}, {}, known_to, parent, [], state=state, copied=known_to)
         if self.states is not None:
             self.states.begin(entry.slot, state, path[-1].pages[STATE] if path else None)
             if share:  # where other texts went on from here, and where the prompt ends

@@ -1,7 +1,7 @@
 """Recurrent states that stay with the prefix index when their text has gone on or ended: a hit goes as far as one stands.
 
-They are kept where a prompt ends, where it parts from another one, and where a text ended; those that were not used for
-longest give way to texts that are open.
+They are kept where a prompt ends, where it parts from another one, and at a text's last page end; those that were not used
+for longest give way to texts that are open.
 """
 
 from __future__ import annotations
@@ -27,18 +27,25 @@ def offer(cache: KVCache, entry: Entry, state: int) -> None:
 
 
 def keep(cache: KVCache, entry: Entry) -> None:
-    """Where the state of a text stands at a stop, offer a copy, if there is room for one."""
+    """Where the state of a text stands at a page end, offer a copy, if there is room for one: the text may end before the
+    next. The copy of the page end before is given up, unless that was a stop.
+    """
     assert cache.states is not None
-    folded = cache.states.folded[entry.state]
+    folded = int(cache.states.folded[entry.state])
     assert entry.committed >= folded, "the state went over refused rows"
     reached = [stop for stop in entry.stops if stop <= folded]
     del entry.stops[: len(reached)]
-    if folded not in reached:
+    if entry.parent is None or folded == entry.copied or folded % cache.page_size:
         return
+    entry.copied = folded
+    if entry.latest is not None:
+        cache.prefix.take_back(STATE, entry.latest)
     try:
         (copy,) = cache.pools[STATE].take(1)
     except OutOfPages:
+        entry.latest = None
         return
     cache.states.copy(entry.state, copy)
     offer(cache, entry, copy)
+    entry.latest = None if folded in reached or cache.pools[STATE].refs(copy) == 1 else copy
     cache.pools[STATE].release(copy)

@@ -76,6 +76,11 @@ class PrefixIndex:
             self._drop(kind, page)
         return len(pages)
 
+    def take_back(self, kind: str, page: int) -> None:
+        """Drop a page, unless the index has dropped it already or somebody else holds it."""
+        if page in self._lru[kind] and self._pools[kind].refs(page) == 1:
+            self._drop(kind, page)
+
     def clear(self) -> None:
         for kind, pages in self._lru.items():
             for page in list(pages):
