@@ -94,6 +94,7 @@ def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
         tokenizer=tokenizer,
         **{name: getattr(config, name) for name in _AS_CHOSEN},
         draft_tree=_tree(config, drafters, cache),
+        watch=team.watch,
         close=team.close,
     )
     known = start_up(config, Pair(parts, path, source, _settings(config, target, arithmetic)), say)

@@ -16,13 +16,17 @@ from click.testing import CliRunner
 
 from checkpoints import build_assistant, build_target
 from paceline import LLM
+from paceline.assembly import build_engine
 from paceline.cli import group
 from paceline.config import EngineConfig
 from paceline.core import SamplingParams
+from paceline.engine.engine import Engine
+from paceline.engine.worker import Worker
 from paceline.errors import ConfigError, EngineLost, UsageError
 from paceline.parallel import team as teams
 from paceline.parallel.runner import undisturbed
 from paceline.parallel.team import Team, per_rank
+from paceline.server.loading import ServedEngine
 
 SMALL: dict[str, Any] = {"max_model_len": 160, "max_batch": 3, "cache_memory": 2**20, "profile_dir": None}
 
@@ -42,8 +46,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def pids_of(llm: LLM) -> list[int]:
-    pids: list[int] = llm.engine.state.target.runner._others.pids  # type: ignore[attr-defined]
+def pids_of(engine: Engine) -> list[int]:
+    pids: list[int] = engine.state.target.runner._others.pids  # type: ignore[attr-defined]
     return pids
 
 
@@ -69,7 +73,7 @@ def llm(folder: Path) -> Iterator[LLM]:
     with LLM(
         folder / "target", drafter=folder / "assistant", tensor_parallel=2, draft_tokens=3, **SMALL
     ) as llm:
-        pids = pids_of(llm)
+        pids = pids_of(llm.engine)
         yield llm
     assert gone(pids, 2)
 
@@ -134,7 +138,7 @@ def test_a_rank_that_is_killed_ends_the_engine_by_name(folder: Path, native: boo
     with LLM(folder / "target", tensor_parallel=2, **options) as llm:
         stream = llm.stream(PROMPTS[0], max_tokens=100, ignore_eos=True)
         next(stream)
-        (pid,) = pids_of(llm)
+        (pid,) = pids_of(llm.engine)
         os.kill(pid, signal.SIGKILL)
         begin = time.monotonic()
         with pytest.raises(
@@ -223,3 +227,33 @@ def test_the_option_reaches_the_engine(command: list[str], tmp_path: Path) -> No
     assert "tensor_parallel=3 does not divide this model (4 heads, inner sizes 512): use 2" in str(
         done.exception
     )
+
+
+def test_a_rank_takes_no_modules_from_where_it_runs(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "queue.py").write_text("raise SystemExit('not this one')", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    with LLM(folder / "target", drafter="none", tensor_parallel=2, draft_tokens=0, **SMALL) as llm:
+        assert len(llm.generate(PROMPTS[0], max_tokens=3, ignore_eos=True)[0].token_ids) == 3
+
+
+def test_an_idle_server_sees_that_a_rank_has_ended(folder: Path) -> None:
+    config = EngineConfig(
+        target=folder / "target", drafter="none", tensor_parallel=2, draft_tokens=0, **SMALL
+    )
+    engines: list[Engine] = []
+
+    def load() -> ServedEngine:
+        engines.append(build_engine(config))
+        return ServedEngine(engines[0])
+
+    worker = Worker(load)
+    worker.start()
+    while worker.state == "loading":
+        time.sleep(0.05)
+    assert worker.state == "ready"
+    os.kill(pids_of(engines[0])[0], signal.SIGKILL)
+    assert worker.join(10)
+    assert worker.state == "failed"
+    assert "rank 1 of 2 has ended (killed by SIGKILL" in str(worker.error)

@@ -105,6 +105,9 @@ class FakeEngine:
     def cancel(self, request_id: str) -> None:
         self.texts = [t for t in self.texts if t.request != request_id]
 
+    def watch(self) -> None:
+        """It can always step."""
+
     def step(self) -> list[Delta]:
         if self.delay:
             import time

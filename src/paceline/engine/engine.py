@@ -50,7 +50,8 @@ class EngineParts:
     prefix_cache: bool = True
     forced: ForcedAcceptance | None = None  # benchmarks only: verdicts by given chances
     info: Mapping[str, Any] = field(default_factory=dict)
-    close: Callable[[], None] = lambda: None  # ends the other processes that compute the target
+    watch: Callable[[], None] = lambda: None  # raises EngineLost once another process of the target has ended
+    close: Callable[[], None] = lambda: None  # ends those processes
 
 
 class Engine:

@@ -38,6 +38,8 @@ class StepEngine(Protocol):
 
     def step(self) -> list[Delta]: ...
 
+    def watch(self) -> None: ...  # raises EngineLost if it could not step any more
+
     @property
     def has_work(self) -> bool: ...
 
@@ -199,7 +201,7 @@ class Worker:
         try:
             self._go(engine)
         except Exception as error:
-            log.exception("the engine cannot go on")
+            log.error("the engine cannot go on", exc_info=None if isinstance(error, EngineLost) else error)
             self._fail(error)
             return
         self._end_all(NotReady("the server is shutting down: try again later"))
@@ -211,6 +213,8 @@ class Worker:
             if engine.has_work:
                 self._step(engine)
                 self._look(engine)
+            else:
+                engine.watch()
 
     def _look(self, engine: StepEngine) -> None:
         """Note what the engine says of itself, twice a second and whenever it falls idle."""
@@ -224,7 +228,7 @@ class Worker:
             if self.state == "closed" or (self.state == "draining" and not self._open):
                 return False
             try:
-                command = self._commands.get(block=not engine.has_work)
+                command = self._commands.get(block=not engine.has_work, timeout=1.0)
             except queue.Empty:
                 return True
             if isinstance(command, Job):

@@ -33,7 +33,8 @@ from paceline.parallel.messages import Failed, Forward, Order, Ready
 from paceline.parallel.runner import SharedRunner
 
 LOADING = 1800.0  # seconds that the others may take longer to load than rank 0
-GRACE = 3.0  # seconds for a process to end, or to say why it has
+_RUN = "import sys; sys.path[:] = {}; import runpy; runpy.run_module('paceline.rank', run_name='__main__')"
+GRACE = 3.0  # seconds for a process that fails to end
 
 
 class Alone:
@@ -48,6 +49,9 @@ class Alone:
 
     def meet(self, target: GraphTarget) -> None:
         """There is nobody to wait for."""
+
+    def watch(self) -> None:
+        """There is nobody to look after."""
 
     def close(self) -> None:
         """There is nobody to end."""
@@ -134,6 +138,13 @@ class Team(Alone):
                 )
         self._group.connect(self._store, target.device)
 
+    def watch(self) -> None:
+        """Raises EngineLost if a rank has ended."""
+        try:
+            self._look()
+        except EngineLost as error:
+            raise self.lose(error) from None
+
     def tell(self, forward: Forward) -> None:
         if self._lost:
             raise EngineLost(self._lost)
@@ -205,7 +216,7 @@ def _start(order: Order) -> _Rank:
         # a rank that reads no more must not hold up rank 0 for ever
         here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(PATIENCE), 0))
         process = subprocess.Popen(
-            [sys.executable, "-m", "paceline.rank", str(there.fileno())],
+            [sys.executable, "-P", "-c", _RUN.format(sys.path), str(there.fileno())],
             pass_fds=[there.fileno(), *([] if order.memory is None else [order.memory])],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -220,9 +231,6 @@ def _start(order: Order) -> _Rank:
 def _end(members: list[_Rank]) -> None:
     for member in members:
         member.line.close()
+        member.process.kill()  # it has nothing to put away, and may be far from looking at its line
     for member in members:
-        try:
-            member.process.wait(GRACE)
-        except subprocess.TimeoutExpired:
-            member.process.kill()
-            member.process.wait()
+        member.process.wait()

@@ -47,6 +47,9 @@ class ServedEngine:
     def step(self) -> list[Delta]:
         return self._engine.step()
 
+    def watch(self) -> None:
+        self._engine.parts.watch()
+
 
 def load(config: EngineConfig, service: Service, say: Say) -> ServedEngine:
     """Build the engine and set `service.loaded`. Raises PacelineError."""
