@@ -322,9 +322,11 @@ def choose_drafter(
     if name.partition("+")[0] in KINDS:
         found, why = find_assistant(target, read_config(target))
         if found is not None and kind_of(found, target) != name.partition("+")[0]:
-            found, why = None, f"{found} is a drafter of another kind"
+            found, why = None, f"{found} is a drafter of another kind: leave drafter out to use it"
         if found is None:
-            raise UsageError(f"drafter={name!r}, but {why}: name its folder or hub id as the drafter")
+            raise UsageError(
+                f"drafter={name!r}, but {why}; or name the folder or hub id of one that fits as the drafter"
+            )
         return name, found, why
     if name in ("model", "model+ngram"):
         if config.target != "demo":

@@ -119,6 +119,20 @@ def test_a_promise_that_the_file_does_not_keep_is_said(llama: Path, tmp_path: Pa
         choose_drafter(EngineConfig(target=str(folder), drafter="mtp"), folder)
 
 
+def test_fewer_modules_than_promised_are_used_and_said(llama: Path, tmp_path: Path) -> None:
+    folder = build_mtp(llama, tmp_path, num_nextn_predict_layers=3)
+    kind, _, why = choose_drafter(EngineConfig(target=str(folder)), folder)
+    assert kind == "mtp+ngram"
+    assert why == (
+        f"{folder} holds 1 module for multi-token prediction, where config.json promises 3 (num_nextn_predict_layers): "
+        "another download of this model may hold the rest"
+    )
+    with pytest.raises(
+        UsageError, match="is a drafter of another kind: leave drafter out to use it; or name"
+    ):
+        choose_drafter(EngineConfig(target=str(folder), drafter="heads"), folder)
+
+
 @pytest.mark.parametrize("modules", [1, 2])
 @pytest.mark.parametrize("quantize", [None, "int8"])
 def test_it_runs_as_a_user_loads_it(quantize: Any, modules: int, tmp_path: Path) -> None:

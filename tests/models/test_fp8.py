@@ -121,7 +121,10 @@ def test_one_scale_for_a_matrix_is_refused_as_before(made: Path, tmp_path: Path)
     folder = Path(shutil.copytree(made / "small", tmp_path / "bad"))
     tensors = load_file(folder / "model.safetensors")
     save_file({n: t for n, t in tensors.items() if "scale_inv" not in n}, folder / "model.safetensors")
-    _refused(folder, "weights quantized by FP8 are not supported")
+    _refused(
+        folder,
+        r"quantized by FP8 without scales of blocks \(weight_scale_inv\) are not supported: use the bfloat16",
+    )
 
 
 def _refused(folder: Path, said: str) -> None:

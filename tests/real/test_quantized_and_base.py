@@ -77,7 +77,10 @@ def test_fp8_is_named_by_its_dtype(folder):
     tensors[f"{NAME}.weight"] = tensors[f"{NAME}.weight"].to(torch.float8_e4m3fn)
     save_file(tensors, path)
     (line,) = inspect(folder).unsupported
-    assert "weights quantized by FP8 are not supported: use the bfloat16 checkpoint it was made from" in line
+    assert (
+        "weights quantized by FP8 without scales of blocks (weight_scale_inv) are not supported: use the"
+        in line
+    )
 
 
 def test_a_left_over_quantization_config_does_not_matter(folder):

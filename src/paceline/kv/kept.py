@@ -1,7 +1,7 @@
 """Recurrent states that stay with the prefix index when their text has gone on or ended: a hit goes as far as one stands.
 
-They are kept where a prompt ends, where it parts from another one, and at a text's last page end; those not used for longest
-give way to texts that are open.
+They are kept where a prompt ends, where it parts from another one, and at a text's last page end. Those that were not
+used for longest give way to texts that are open.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from paceline.models.decoder import (
     read_norm,
 )
 from paceline.models.decoder_config import DecoderConfig
-from paceline.models.fields import Fields
+from paceline.models.fields import Fields, shown
 from paceline.models.loading import Shapes, Weights, read_entries
 from paceline.models.speculators import parse_layers
 from paceline.models.state_net import Fits, Network, SteppingNet, misfit
@@ -83,11 +83,14 @@ def inside(names: Iterable[str], raw: Mapping[str, Any]) -> tuple[int, str | Non
     text = raw.get("text_config")
     raw = {**raw, **text} if isinstance(text, Mapping) else raw
     said = next((key for key in PROMISES if raw.get(key)), None)
-    if count or said is None:
+    if said is None:
         return count, None
+    if count:
+        more = isinstance(raw[said], int) and raw[said] > count
+        return count, f"config.json promises {shown(raw[said])} ({said})" if more else None
     return 0, (
-        f"config.json promises multi-token prediction ({said}={raw[said]}), which the weights do not hold: another "
-        "download of this model may"
+        f"config.json promises multi-token prediction ({said}={shown(raw[said])}), which the weights do not hold: "
+        "another download of this model may"
     )
 
 

@@ -36,7 +36,8 @@ def own(folder: Path, raw: Mapping[str, Any]) -> tuple[Kind | None, str | None]:
     names = read_entries(folder)
     (modules, promise), (count, other) = mtp.inside(names, raw), heads.inside(names, raw)
     if modules:
-        return "mtp", f"{modules} module{'s' * (modules > 1)} for multi-token prediction"
+        short = f", where {promise}: another download of this model may hold the rest" if promise else ""
+        return "mtp", f"{modules} module{'s' * (modules > 1)} for multi-token prediction{short}"
     if count:
         return "heads", f"{count} parallel head{'s' * (count > 1)}"
     return None, promise or other
