@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "files": set(),
     "memory": set(),
     "tree": set(),
+    "child": set(),
     "sampling": {"ops"},
     "kv": {"memory"},
     "ops": {"kv", "memory"},
@@ -49,7 +50,7 @@ MAY_IMPORT = {
     "async_llm": {"llm", "text"},
     "__init__": {"async_llm", "llm"},
 }
-BASE = {"errors", "core", "config", "files", "tree"}
+BASE = {"errors", "core", "config", "files", "tree", "child"}
 LINES, FUNCTION_LINES, PARAMETERS = 400, 50, 6
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,6 +96,13 @@ def test_the_process_is_kept_and_shared() -> None:
     pid = process
     del template, tokenizer, process
     pid.wait(10)
+
+
+def test_it_takes_no_modules_from_where_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of somebody else's may hold a json.py."""
+    (tmp_path / "json.py").write_text("raise SystemExit('not this one')", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert ChatTemplate("{{ messages[0].content }}!", {}).render([{"role": "user", "content": "a"}]) == "a!"
 
 
 def test_it_ends_with_ours() -> None:

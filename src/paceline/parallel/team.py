@@ -6,12 +6,12 @@ A rank's line to rank 0 is a pair of sockets. It ends when the line is closed, s
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import signal
 import socket
 import struct
 import subprocess
-import sys
 import time
 import weakref
 from dataclasses import dataclass, replace
@@ -20,6 +20,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Self
 
+from paceline import child
 from paceline.config import EngineConfig
 from paceline.errors import EngineLost, PacelineError, UsageError
 from paceline.models.config import parse_target, read_config
@@ -33,7 +34,6 @@ from paceline.parallel.messages import Failed, Forward, Order, Ready
 from paceline.parallel.runner import SharedRunner
 
 LOADING = 1800.0  # seconds that the others may take longer to load than rank 0
-_RUN = "import sys; sys.path[:] = {}; import runpy; runpy.run_module('paceline.rank', run_name='__main__')"
 GRACE = 3.0  # seconds for a process that fails to end
 
 
@@ -134,7 +134,7 @@ class Team(Alone):
             if word.facts != mine:
                 raise UsageError(
                     f"rank {member.number} computes otherwise than rank 0 ({word.facts}; {mine}): use one build of "
-                    "paceline for all"
+                    "paceline for all, and leave the model's files alone while they are loaded"
                 )
         self._group.connect(self._store, target.device)
 
@@ -207,7 +207,12 @@ def per_rank(config: EngineConfig) -> EngineConfig:
 def facts(arithmetic: str, target: GraphTarget) -> str:
     """What must be the same at all ranks, in one line."""
     heads = [layer.kv_heads for layer in target.layout.layers]
-    return f"{arithmetic}, K/V {target.kv_dtype}, {sum(heads)} K/V heads"
+    files = [target.path] if target.path.is_file() else sorted(target.path.glob("*"))
+    stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    seen = hashlib.sha256(repr(stats).encode()).hexdigest()[
+        :8
+    ]  # who writes to the folder meanwhile is found out
+    return f"{arithmetic}, K/V {target.kv_dtype}, {sum(heads)} K/V heads, files {seen}"
 
 
 def _start(order: Order) -> _Rank:
@@ -216,7 +221,7 @@ def _start(order: Order) -> _Rank:
         # a rank that reads no more must not hold up rank 0 for ever
         here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(PATIENCE), 0))
         process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _RUN.format(sys.path), str(there.fileno())],
+            child.command("paceline.rank", str(there.fileno())),
             pass_fds=[there.fileno(), *([] if order.memory is None else [order.memory])],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import select
 import subprocess
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from typing import Any
+
+from paceline import child
 
 START_TIMEOUT = 60.0  # seconds from the start to the answer to the greeting
 _PIECE = 2**18  # bytes read at a time
@@ -24,7 +25,7 @@ class Helper:
     """Thread-safe; one question at a time. The process ends with this object, or with ours."""
 
     def __init__(self, module: str, greeting: Callable[[], dict[str, Any]], timeout: float) -> None:
-        """`module` is run with `python -m`; `timeout`: seconds for each answer."""
+        """`module` is run as by `python -m`; `timeout`: seconds for each answer."""
         self._module, self._greeting, self._timeout = module, greeting, timeout
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -52,9 +53,8 @@ class Helper:
 
     def _start(self) -> Any:
         self._kill()
-        command = [sys.executable, "-m", self._module]
         process = subprocess.Popen(  # in a group of its own: Ctrl-C in a terminal is for us, not for it
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
+            child.command(self._module), stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
         )
         self._process, self._end = process, weakref.finalize(self, _end, process)
         return self._talk(json.dumps(self._greeting()).encode() + b"\n", START_TIMEOUT)
