@@ -93,7 +93,7 @@ def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
         policy=FixedPolicy(0),
         tokenizer=tokenizer,
         **{name: getattr(config, name) for name in _AS_CHOSEN},
-        draft_tree=_tree(config, drafters, cache),
+        draft_tree=_tree(config, kind, drafters, cache),
         watch=team.watch,
         close=team.close,
     )
@@ -147,13 +147,13 @@ def _choice_info(kind: str, source: Path | None, why: str) -> dict[str, Any]:
     return {"drafter": kind, "drafter_path": str(source) if source else None, "drafter_reason": why}
 
 
-def _tree(config: EngineConfig, drafters: dict[str, Drafter], cache: KVCache) -> Shape | None:
+def _tree(config: EngineConfig, kind: str, drafters: dict[str, Drafter], cache: KVCache) -> Shape | None:
     """The shape of drafts that branch, with room for them in the cache. Raises UsageError."""
     if config.draft_tree is None:
         return None
     if not any(getattr(drafter, "branches", False) for drafter in drafters.values()):
         raise UsageError(
-            f"draft_tree={config.draft_tree}, but the drafter {config.drafter} drafts chains: leave draft_tree out, or "
+            f"draft_tree={config.draft_tree}, but the drafter {kind} drafts chains: leave draft_tree out, or "
             "use a drafter that branches (mtp with one module, eagle3)"
         )
     for drafter in drafters.values():

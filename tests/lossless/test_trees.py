@@ -6,12 +6,14 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from decoders import build_decoder
 from paceline import LLM
 from paceline.config import EngineConfig
 from paceline.core import Draft, SamplingParams, Sequence
@@ -385,6 +387,12 @@ def test_shapes_out_of_range_are_refused(tree: Any) -> None:
 def test_a_drafter_of_chains_refuses_trees() -> None:
     with pytest.raises(UsageError, match="drafts chains: leave draft_tree out"):
         LLM("demo", drafter="ngram", draft_tree="4x2", profile_dir=None)
+
+
+def test_the_drafter_that_was_found_is_named_where_it_refuses_trees(tmp_path: Path) -> None:
+    build_decoder("llama", tmp_path)
+    with pytest.raises(UsageError, match="the drafter ngram drafts chains"):
+        LLM(tmp_path, draft_tree="4x2", max_model_len=64, profile_dir=None)
 
 
 def test_what_cannot_branch_refuses_trees() -> None:

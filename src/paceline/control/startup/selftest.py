@@ -115,7 +115,7 @@ def complaint(known: Known, drafter: str) -> str | None:
     kept, usual = known.acceptance[0], USUAL[0]
     if kept >= ALARM_SHARE * usual:
         return None
-    trained = drafter != "model"  # for its target, not by itself
+    trained = drafter in ("mtp", "eagle3")  # by `paceline train`
     return (
         f"drafter {drafter} hardly fits this target: about {kept:.0%} of its first tokens are kept, such drafters "
         f"reach about {usual:.0%}. It may be of another target, or the target was fine-tuned since. The text is still "
