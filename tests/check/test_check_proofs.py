@@ -79,8 +79,8 @@ def test_drafts_of_a_drafter_with_a_memory(monkeypatch: pytest.MonkeyPatch) -> N
     assert outcome() == "holds"
     tell = EngineState.tell
 
-    def late(self: EngineState, work: Any, keep: Any, states: Any, starts: Any) -> None:
-        tell(self, work, keep, tuple(torch.roll(part, 1, 0) for part in states), starts)
+    def late(self: EngineState, work: Any, keep: Any, paths: Any, states: Any, starts: Any) -> None:
+        tell(self, work, keep, paths, tuple(torch.roll(part, 1, 0) for part in states), starts)
 
     monkeypatch.setattr(EngineState, "tell", late)
     assert outcome() == "refuted"
@@ -131,8 +131,8 @@ def test_a_cache_spoilt_by_refused_tokens_is_refuted(monkeypatch: pytest.MonkeyP
 
     honest = Tail.commit
 
-    def spoiling(self: Tail, keep: list[int]) -> None:
-        honest(self, keep)
+    def spoiling(self: Tail, keep: list[int], paths: Any = None) -> None:
+        honest(self, keep, paths)
         if any(count < len(tokens) for (_, tokens), count in zip(self._items, keep, strict=True)):
             for store in (*self._cache.k, *self._cache.v):
                 store.mul_(0.7)

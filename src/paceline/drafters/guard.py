@@ -198,6 +198,8 @@ def read_only(tensor: torch.Tensor) -> torch.Tensor:
 class ReadOnlyCache:
     """What of a `KVCache` may be read."""
 
+    states = None  # of recurrent layers: nothing reads them but the op that writes them
+
     def __init__(self, cache: KVCache) -> None:
         def read(name: str) -> Any:
             value = getattr(cache, name)
