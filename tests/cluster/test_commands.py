@@ -164,7 +164,9 @@ def actors(parent: int) -> list[int]:
 
 @has_demo
 def test_a_batch_over_actors_is_the_batch_of_one_engine_in_order(lines: Path, tmp_path: Path) -> None:
-    """One of two actors is killed on the way, and a second run has nothing left to do but the lines that are wrong."""
+    """Both actors are killed on the way, and the first one that comes back again. A second run has nothing left to do
+    but the lines that are wrong.
+    """
     needs_ray()
     options_ = ["--threads", "1", "--max-model-len", "256", "--max-batch", "4"]
     one, many = tmp_path / "one.jsonl", tmp_path / "many.jsonl"
@@ -180,7 +182,13 @@ def test_a_batch_over_actors_is_the_batch_of_one_engine_in_order(lines: Path, tm
                 assert time.monotonic() < end
                 assert running.poll() is None, running.stderr
                 time.sleep(0.02)
-            os.kill(actors(running.pid)[0], signal.SIGKILL)
+            killed = actors(running.pid)
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+            while not (back := set(actors(running.pid)) - set(killed)):
+                assert time.monotonic() < end
+                time.sleep(0.02)
+            os.kill(back.pop(), signal.SIGKILL)
             assert running.wait(100) == 2
         finally:
             running.kill()
