@@ -27,7 +27,7 @@ from paceline.server.loading import Facts, ServedEngine, furnish
 from paceline.server.settings import ServerConfig
 
 log = logging.getLogger(__name__)
-SWIFT = 4  # texts side by side up to which answers come once an interval; with more they come less often
+SWIFT = 2  # texts side by side up to which answers come once an interval; with more they come less often
 UNLIMITED = 2**31  # texts: the ingress counts them
 
 
