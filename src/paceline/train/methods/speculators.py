@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 CACHE_SHARE = 0.1  # of what is free, for the drafter's own K/V in a comparison
 
 
-class SpeculatorsMethod:
+class SpeculatorsMethod(ABC):
     """What methods share whose drafter steps through a layer with K/V of its own; see `base.Method`."""
 
     copies: ClassVar[tuple[str, ...]] = ()
@@ -38,8 +39,9 @@ class SpeculatorsMethod:
         {"draft_tokens": 3, "batch": 4, "optimizer": "muon", "lr": 0.02}
     )
 
+    @abstractmethod
     def describe(self, module: DraftModule) -> str:
-        raise NotImplementedError
+        """As `base.Method`."""
 
     def last_batches(self, module: DraftModule) -> int:
         return 0
