@@ -16,11 +16,11 @@ from paceline import __version__
 from paceline.assembly import build_engine
 from paceline.cluster.wire import Hello, Order, Said, unpack
 from paceline.config import EngineConfig
-from paceline.control.startup.profile_store import fingerprint
 from paceline.core import Delta
 from paceline.engine.engine import Engine
 from paceline.engine.worker import Job, NotReady, Worker
 from paceline.errors import PacelineError, RequestFailed
+from paceline.files import fingerprint
 from paceline.memory import freeze_objects
 from paceline.server.generation import Channel
 from paceline.server.loading import Facts, ServedEngine, furnish

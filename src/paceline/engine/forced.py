@@ -10,11 +10,9 @@ import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from paceline.core import Verdict
+from paceline.core import MAX_DRAFT_TOKENS, Verdict
 from paceline.errors import UsageError
 from paceline.sampling.verify import uniforms
-
-MOST = 16  # chances that can be given
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +23,10 @@ class ForcedAcceptance:
 
     def __post_init__(self) -> None:
         """Raise UsageError for chances that no drafter could have."""
-        if not 1 <= len(self.chances) <= MOST:
-            raise UsageError(f"synthetic acceptance has {len(self.chances)} chances: give 1 to {MOST}")
+        if not 1 <= len(self.chances) <= MAX_DRAFT_TOKENS:
+            raise UsageError(
+                f"synthetic acceptance has {len(self.chances)} chances: give 1 to {MAX_DRAFT_TOKENS}"
+            )
         for chance in self.chances:
             if not (math.isfinite(chance) and 0 <= chance <= 1):
                 raise UsageError(f"synthetic acceptance has the chance {chance}: give values from 0 to 1")

@@ -6,7 +6,6 @@ A rank's line to rank 0 is a pair of sockets. It ends when the line is closed, s
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import signal
 import socket
@@ -23,6 +22,7 @@ from typing import Any, Self
 from paceline import child
 from paceline.config import EngineConfig
 from paceline.errors import EngineLost, PacelineError, UsageError
+from paceline.files import fingerprint
 from paceline.models.config import parse_target, read_config
 from paceline.models.shards import Shard, split_of
 from paceline.models.target import GraphTarget
@@ -207,12 +207,7 @@ def per_rank(config: EngineConfig) -> EngineConfig:
 def facts(arithmetic: str, target: GraphTarget) -> str:
     """What must be the same at all ranks, in one line."""
     heads = [layer.kv_heads for layer in target.layout.layers]
-    files = [target.path] if target.path.is_file() else sorted(target.path.glob("*"))
-    stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    seen = hashlib.sha256(repr(stats).encode()).hexdigest()[
-        :8
-    ]  # who writes to the folder meanwhile is found out
-    return f"{arithmetic}, K/V {target.kv_dtype}, {sum(heads)} K/V heads, files {seen}"
+    return f"{arithmetic}, K/V {target.kv_dtype}, {sum(heads)} K/V heads, weights {fingerprint(target.path)}"
 
 
 def _start(order: Order) -> _Rank:

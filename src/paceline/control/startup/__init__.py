@@ -22,6 +22,7 @@ from paceline.control.startup.calibration_file import FILE_NAME, Known, read_cal
 from paceline.control.startup.profiling import measure_steps
 from paceline.control.startup.selftest import LIMIT, LONGEST, complaint, estimate, run_selftest
 from paceline.engine.engine import EngineParts
+from paceline.files import fingerprint
 
 Say = Callable[[str], None]
 MEASURING = 2.0  # seconds that it may take to measure costs
@@ -139,7 +140,7 @@ def _key(pair: Pair) -> dict[str, str]:
     """What may not have changed since. The settings are in the file's name, and here in case it was copied."""
     return {
         "machine": profile_store.machine(pair.parts.target.device),
-        "target": profile_store.fingerprint(pair.target),
-        "drafter": profile_store.fingerprint(pair.drafter) if pair.drafter is not None else "none",
+        "target": fingerprint(pair.target),
+        "drafter": fingerprint(pair.drafter) if pair.drafter is not None else "none",
         "version": f"paceline {__version__}, torch {torch.__version__}",
     } | dict(pair.settings)

@@ -22,7 +22,6 @@ from paceline.control.cost_model import CostTable, DraftCost, table_of
 from paceline.control.startup.calibration_file import Known, known_of
 
 VERSION = 6
-SAMPLE = 64 * 1024  # bytes of a weights file that are looked at, at its beginning, middle and end
 
 Key = Mapping[str, str]  # what a profile is valid for, by aspect
 
@@ -43,21 +42,6 @@ def machine(device: torch.device) -> str:
         lines = []
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return f"{platform.machine()}, {next(names, platform.processor())}, {os.cpu_count()} CPUs"
-
-
-def fingerprint(folder: Path) -> str:
-    """Tells two sets of weights apart without reading them whole: names, sizes, config and samples of the bytes."""
-    seen = hashlib.sha256()
-    # a GGUF model is its file
-    files = [folder] if folder.is_file() else sorted([folder / "config.json", *folder.glob("*.safetensors")])
-    for path in files:
-        size = path.stat().st_size
-        seen.update(f"{path.name} {size}\n".encode())
-        with path.open("rb") as file:
-            for start in sorted({0, size // 2, max(size - SAMPLE, 0)}):
-                file.seek(start)
-                seen.update(file.read(SAMPLE))
-    return seen.hexdigest()[:16]
 
 
 def place(folder: Path, target: Path, settings: Seq[str]) -> Path:
