@@ -11,7 +11,7 @@ namespace paceline {
 namespace PACELINE_ISA {
 
 constexpr int64_t BATCH = 32;       // rows whose q, k and v are made at a time
-constexpr int64_t MOST_KERNEL = 8;  // rows of the convolution, see models/delta_net.py
+constexpr int64_t MOST_KERNEL = 8;  // rows of the convolution, see models/layers/delta_net.py
 
 static int64_t delta_pitch(int64_t width) { return (width + L - 1) / L * L; }
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from paceline.models.hub import bundled
+from paceline.hub.resolve import bundled
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 10246621918\n"
 PAGE = "<!DOCTYPE html>\n<html class=''><head><title>Log in</title></head></html>\n"

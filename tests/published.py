@@ -24,7 +24,7 @@ from layouts import edit, write
 from models.test_compressed import compress
 from models.test_experts import restored
 from models.test_gguf import written
-from paceline.models.quantized import save_quantized
+from paceline.convert.quantized import save_quantized
 from real.test_adapter import GATE, Q, adapter
 
 DATA = Path(__file__).parent / "real" / "data"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from paceline.weights.gguf.tokenizer import COMPOSED, SPLITS
+from paceline.checkpoints.gguf.tokenizer import COMPOSED, SPLITS
 
 SPECIAL = ["<pad>", "<eos>", "<bos>"]
 SIZE = 400

@@ -27,7 +27,7 @@ from paceline.drafters.states import StateDrafter
 from paceline.engine.engine import Engine, EngineParts
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import LayerKV, Layout
-from paceline.models.base import FINAL, HeadOutput
+from paceline.models.drafters.base import FINAL, HeadOutput
 from paceline.text.tokenizer import Tokenizer
 from paceline.tree import Shape
 

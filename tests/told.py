@@ -22,7 +22,8 @@ from paceline.engine.engine import Engine, EngineParts
 from paceline.engine.forced import ForcedAcceptance
 from paceline.engine.state import EngineState
 from paceline.kv.cache import KVCache
-from paceline.models.base import FINAL, Cached
+from paceline.models.base import Cached
+from paceline.models.drafters.base import FINAL
 from paceline.models.registry import load_network, load_target
 from paceline.models.target import GraphTarget
 from paceline.ops.base import Runner

@@ -19,7 +19,7 @@ import click
 import httpx2 as httpx
 
 from paceline import LLM
-from paceline.models.hub import locate
+from paceline.hub.resolve import locate
 
 PROMPTS = Path(__file__).parents[1] / "smollm2" / "heldout.txt"
 MODES = {"llama.cpp": [], "llama.cpp, n-gram": ["--spec-type", "ngram-simple"]}

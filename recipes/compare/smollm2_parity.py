@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from paceline import LLM
-from paceline.models.hub import smollm2
+from paceline.hub.resolve import smollm2
 from paceline.text.chat import ChatTemplate
 
 QUESTIONS = (

@@ -17,8 +17,8 @@ from statistics import median
 import click
 import torch
 
+from paceline.hub.resolve import locate
 from paceline.kv.cache import KVCache
-from paceline.models.hub import locate
 from paceline.models.registry import load_target
 from paceline.models.target import GraphTarget
 from paceline.ops import native

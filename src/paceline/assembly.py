@@ -15,6 +15,9 @@ from typing import Any, Literal
 
 import torch
 
+from paceline.checkpoints.defaults import read_defaults
+from paceline.checkpoints.foreign import ASSISTANT_TYPES, KINDS
+from paceline.checkpoints.loading import Transform
 from paceline.config import EngineConfig
 from paceline.control.adaptive import AdaptivePolicy
 from paceline.control.fixed import FixedPolicy
@@ -30,21 +33,18 @@ from paceline.drafters.states import MemoryDrafter
 from paceline.drafters.translated import TranslatedDrafter
 from paceline.engine.engine import Engine, EngineParts
 from paceline.errors import CapacityError, LoadError, UsageError
+from paceline.hub.outline import as_named
+from paceline.hub.resolve import Role, bundled, find_assistant, look_at, resolve
 from paceline.kv.cache import KVCache, stored_as
 from paceline.kv.layout import Layout
 from paceline.kv.plan import plan_pages
 from paceline.models.adapter import Adapter, load_adapter, unmerged
 from paceline.models.base import Cached, Target
 from paceline.models.config import read_config
-from paceline.models.defaults import read_defaults
-from paceline.models.foreign import ASSISTANT_TYPES, KINDS
-from paceline.models.gemma4_assistant import GemmaAssistant
-from paceline.models.hub import Role, bundled, find_assistant, look_at, resolve
-from paceline.models.loading import Transform
-from paceline.models.networks import kind_of
-from paceline.models.outline import as_named
+from paceline.models.drafters.gemma4_assistant import GemmaAssistant
+from paceline.models.drafters.networks import kind_of
+from paceline.models.drafters.state_net import GraphNet
 from paceline.models.registry import load_assistant, load_network, load_target
-from paceline.models.state_net import GraphNet
 from paceline.models.target import GraphTarget
 from paceline.ops.base import Runner
 from paceline.ops.runners import DTYPES, pick_device, pick_runner

@@ -5,10 +5,10 @@ from __future__ import annotations
 import filecmp
 from pathlib import Path
 
+from paceline.checkpoints.defaults import read_defaults
 from paceline.errors import PacelineError, PairError
-from paceline.models.defaults import read_defaults
+from paceline.models.drafters.networks import kind_of
 from paceline.models.inspection import check
-from paceline.models.networks import kind_of
 from paceline.text.chat import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 

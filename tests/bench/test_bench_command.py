@@ -12,7 +12,7 @@ from tests.checkpoints import FAMILIES, build_target
 
 from paceline.bench.roofline import weight_bytes
 from paceline.cli.bench import command
-from paceline.models.hub import bundled
+from paceline.hub.resolve import bundled
 from paceline.models.registry import load_target
 from paceline.ops.base import Weight
 

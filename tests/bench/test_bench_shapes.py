@@ -13,7 +13,7 @@ from paceline.bench.random_target import random_target
 from paceline.bench.shapes import TARGETS, assistant_config, bytes_of, check_memory, need_of, target_config
 from paceline.cli.bench import command
 from paceline.errors import CapacityError, PacelineError, UsageError
-from paceline.models.gemma4_assistant import assistant_shapes, check_pair
+from paceline.models.drafters.gemma4_assistant import assistant_shapes, check_pair
 from paceline.ops.reference import EagerRunner
 
 TINY = {

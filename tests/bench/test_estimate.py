@@ -17,11 +17,11 @@ from paceline.bench.published import DECODERS, GEMMA, published
 from paceline.cli import main
 from paceline.config import EngineConfig
 from paceline.errors import LoadError
+from paceline.hub.outline import plan
+from paceline.hub.resolve import bundled
 from paceline.models.config import parse_target, read_config
 from paceline.models.families import spec_of
-from paceline.models.hub import bundled
 from paceline.models.inspection import inspect
-from paceline.models.outline import plan
 from paceline.ops.runners import pick_device, pick_runner
 
 Capture = pytest.CaptureFixture[str]
@@ -48,7 +48,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> Path:
         raise LoadError("cannot download it (no network): check the network")
 
-    monkeypatch.setattr("paceline.models.hub.outline", fail)
+    monkeypatch.setattr("paceline.hub.resolve.outline", fail)
 
 
 @pytest.mark.parametrize("name", [*DECODERS, *GEMMA])

@@ -14,8 +14,8 @@ from huggingface_hub import constants
 
 from paceline.cli import main
 from paceline.errors import LoadError
-from paceline.models import hub
-from paceline.models.hub import bundled
+from paceline.hub import resolve as hub
+from paceline.hub.resolve import bundled
 
 Capture = pytest.CaptureFixture[str]
 
@@ -121,7 +121,7 @@ def test_pull_fetches_the_model_and_the_drafter_published_for_it(
         return str(bundled("assistant") if name.endswith("assistant") else target)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
-    monkeypatch.setattr("paceline.models.hub.outline", lambda found, scratch, text: target)
+    monkeypatch.setattr("paceline.hub.resolve.outline", lambda found, scratch, text: target)
     assert call(monkeypatch, "pull", "org/gemma") == 0
     assert fetched == ["org/gemma", "google/gemma-4-E2B-it-assistant"]
     assert "paceline run org/gemma" in capsys.readouterr().out
@@ -136,7 +136,7 @@ def test_pull_refuses_what_cannot_run_before_any_weight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gemma3"}', encoding="utf-8")
-    monkeypatch.setattr("paceline.models.hub.outline", lambda found, scratch, text: tmp_path)
+    monkeypatch.setattr("paceline.hub.resolve.outline", lambda found, scratch, text: tmp_path)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", mock.Mock(side_effect=AssertionError))
     assert call(monkeypatch, "pull", "org/old") == 3
     assert "gemma3" in capsys.readouterr().err
@@ -154,6 +154,6 @@ def test_a_model_whose_drafter_cannot_be_fetched_is_told_of(
         return target
 
     monkeypatch.setattr(hub, "download", download)
-    monkeypatch.setattr("paceline.models.hub.outline", lambda found, scratch, text: target)
+    monkeypatch.setattr("paceline.hub.resolve.outline", lambda found, scratch, text: target)
     assert call(monkeypatch, "pull", "org/gemma") == 3
     assert "org/gemma is here, its drafter is not: no network" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 
 from cli.test_cli import call
 from layouts import write
-from paceline.models import quantized
+from paceline.convert import quantized
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch

@@ -21,19 +21,19 @@ from safetensors import SafetensorError
 import paceline
 from checkpoints import FAMILIES, build_target
 from decoders import DECODERS, build_decoder
+from paceline.checkpoints.defaults import ModelDefaults, read_defaults
+from paceline.checkpoints.gguf.reader import Gguf
+from paceline.checkpoints.loading import Tensors
 from paceline.cli import main
 from paceline.convert import to_gguf
+from paceline.convert.quantized import save_quantized
 from paceline.convert.to_folder import write_folder
 from paceline.convert.to_gguf import write_gguf
 from paceline.errors import CapacityError, ConfigError, LoadError, PacelineError, UsageError
+from paceline.hub.resolve import bundled
 from paceline.models.config import parse_target, read_config
-from paceline.models.defaults import ModelDefaults, read_defaults
 from paceline.models.families import spec_of
-from paceline.models.hub import bundled
-from paceline.models.loading import Tensors
-from paceline.models.quantized import save_quantized
 from paceline.text.tokenizer import Tokenizer
-from paceline.weights.gguf.reader import Gguf
 from small_tokenizers import SIZE, byte_level, fallback, lines
 
 GREEDY = paceline.SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)

@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 
 import paceline
 from heads_files import build_meta
+from paceline.checkpoints.loading import read_entries
 from paceline.cli import main
 from paceline.convert import to_folder
 from paceline.convert.from_meta import convert_meta
 from paceline.convert.vocabulary import vocabulary
 from paceline.errors import ConfigError, LoadError, PacelineError, UsageError, WeightsError
-from paceline.models.loading import read_entries
 from paceline.text.tokenizer import Tokenizer
 from small_tokenizers import SIZE, byte_level, fallback, lines
 

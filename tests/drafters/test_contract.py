@@ -17,7 +17,7 @@ from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.registry import check_kind, load_third_party, third_party_taps
 from paceline.drafters.states import StateDrafter
 from paceline.errors import LoadError, UsageError
-from paceline.models.base import FINAL
+from paceline.models.drafters.base import FINAL
 from testing import (
     VOCAB,
     Setup,

@@ -19,7 +19,7 @@ from paceline.assembly import choose_drafter
 from paceline.config import EngineConfig
 from paceline.engine.picker import StepPicker
 from paceline.errors import ConfigError, LoadError, PairError, UsageError, WeightsError
-from paceline.models.hub import find_assistant
+from paceline.hub.resolve import find_assistant
 from paceline.models.inspection import inspect
 from paceline.models.registry import load_network, load_target
 from paceline.ops import native

@@ -21,9 +21,9 @@ from paceline.assembly import choose_drafter
 from paceline.check.chi2 import compare
 from paceline.config import EngineConfig
 from paceline.convert.from_meta import convert_meta
+from paceline.convert.quantized import save_quantized
 from paceline.errors import LoadError, PairError, UsageError, WeightsError
 from paceline.models.inspection import inspect
-from paceline.models.quantized import save_quantized
 from paceline.models.registry import load_network, load_target
 from paceline.ops.base import Runner
 from told import Pair, cache_of, params, texts

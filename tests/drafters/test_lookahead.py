@@ -16,7 +16,7 @@ from paceline.drafters.base import DraftContext, Seen
 from paceline.drafters.contract import GreedyPicker
 from paceline.drafters.lookahead import LONGEST, MOST, PRIOR, TRAJECTORY, LookaheadDrafter
 from paceline.engine.forced import ForcedAcceptance
-from paceline.models.hub import bundled
+from paceline.hub.resolve import bundled
 from testing import Setup, make_cache, make_engine, prompts, run, totals
 
 

@@ -16,10 +16,10 @@ from mtp_files import MtpReference, build_mtp
 from paceline import LLM
 from paceline.assembly import choose_drafter
 from paceline.config import EngineConfig
+from paceline.convert.quantized import save_quantized
 from paceline.errors import ConfigError, LoadError, PairError, UsageError, WeightsError
-from paceline.models.hub import find_assistant
+from paceline.hub.resolve import find_assistant
 from paceline.models.inspection import inspect
-from paceline.models.quantized import save_quantized
 from paceline.models.registry import load_network, load_target
 from paceline.ops.base import Runner
 from told import Pair, params, texts

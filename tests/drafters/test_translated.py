@@ -24,8 +24,8 @@ from paceline.drafters.base import DraftContext
 from paceline.drafters.contract import GreedyPicker, check_drafter
 from paceline.drafters.translated import TranslatedDrafter
 from paceline.errors import PairError
+from paceline.hub.resolve import bundled
 from paceline.kv.cache import KVCache
-from paceline.models.hub import bundled
 from paceline.models.registry import load_target
 from paceline.text.tokenizer import Tokenizer
 

@@ -23,10 +23,10 @@ from paceline.core import Draft, ForwardBatch, SamplingParams
 from paceline.drafters.base import DraftContext
 from paceline.drafters.mtp import MTPDrafter
 from paceline.engine.engine import EngineParts
+from paceline.hub.resolve import bundled
 from paceline.kv.cache import KVCache
 from paceline.llm import LLM
-from paceline.models.gemma4 import GemmaTarget
-from paceline.models.hub import bundled
+from paceline.models.families.gemma4 import GemmaTarget
 
 KEY = {"machine": "a", "target": "b"}
 TABLE = CostTable((1, 5, 32), (1.0, 1.5, 4.0), {"mtp": DraftCost(0.1, 0.2, 0.3)})

@@ -20,12 +20,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from layouts import model, write
+from paceline.checkpoints.defaults import read_defaults
 from paceline.cli import main
 from paceline.errors import LoadError, PacelineError
 from paceline.files import read_json
-from paceline.models.config import parse_assistant, parse_target
-from paceline.models.defaults import read_defaults
-from paceline.models.hub import bundled
+from paceline.hub.resolve import bundled
+from paceline.models.config import parse_target
+from paceline.models.families.gemma4_config import parse_assistant
 from paceline.models.inspection import inspect
 from paceline.text.chat import ChatTemplate
 from paceline.text.tokenizer import Tokenizer

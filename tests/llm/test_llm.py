@@ -16,7 +16,7 @@ import torch
 
 from paceline import LLM, PacelineError, PromptError, RequestFailed, SamplingParams, UsageError
 from paceline.config import EngineConfig
-from paceline.models.quantized import measure_loss
+from paceline.convert.quantized import measure_loss
 from paceline.models.registry import load_target
 from paceline.ops import native
 from paceline.ops.runners import pick_runner

@@ -22,7 +22,7 @@ from paceline.errors import UsageError
 from paceline.kv.fork import Fork
 from paceline.kv.layout import LayerState
 from paceline.kv.pages import OutOfPages, PagePool
-from paceline.models.base import FINAL
+from paceline.models.drafters.base import FINAL
 from paceline.ops import native
 from paceline.tree import Branches
 from testing import (

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from checkpoints import VOCAB, build_target
 from layouts import edit, write
 from paceline import LLM, SamplingParams
+from paceline.convert.quantized import save_quantized
 from paceline.errors import LoadError, UsageError, WeightsError
 from paceline.kv.cache import KVCache
 from paceline.models.inspection import inspect
-from paceline.models.quantized import save_quantized
 from paceline.models.registry import load_target
 from paceline.ops import native
 from paceline.ops.base import Runner

@@ -16,6 +16,7 @@ from decoders import DECODERS, LLAMA3, SIZES, YARN, build_decoder
 from layouts import edit
 from paceline import LLM, SamplingParams
 from paceline.cli import main
+from paceline.convert.quantized import save_quantized
 from paceline.core import Draft
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.drafters.draft_model import ModelDrafter
@@ -23,10 +24,9 @@ from paceline.drafters.ngram import NgramDrafter
 from paceline.errors import ConfigError, PairError, WeightsError
 from paceline.kv.cache import KVCache
 from paceline.models.config import parse_target
-from paceline.models.decoder import inverse_frequencies
-from paceline.models.decoder_config import PARTIAL, DecoderConfig
 from paceline.models.inspection import inspect
-from paceline.models.quantized import save_quantized
+from paceline.models.layers.decoder_config import PARTIAL, DecoderConfig
+from paceline.models.layers.rotary import inverse_frequencies
 from paceline.models.registry import load_assistant, load_target
 from paceline.models.target import GraphTarget
 from paceline.ops import native

@@ -15,9 +15,9 @@ from decoders import build_decoder
 from layouts import edit
 from mtp_files import build_mtp
 from paceline import LLM, SamplingParams
+from paceline.convert.quantized import save_quantized
 from paceline.errors import LoadError, UsageError, WeightsError
 from paceline.models.inspection import inspect
-from paceline.models.quantized import save_quantized
 from paceline.models.registry import load_network, load_target
 
 SIZES: dict[str, Any] = {

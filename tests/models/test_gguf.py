@@ -15,15 +15,16 @@ from safetensors.torch import load_file
 import paceline
 from checkpoints import FAMILIES, build_target
 from gguf_files import gguf_name, write_gguf
+from paceline.checkpoints.gguf.source import GgufCheckpoint
+from paceline.checkpoints.loading import SKIPPED, Tensors, Weights, canonical
 from paceline.errors import UsageError, WeightsError
-from paceline.models.config import GemmaConfig, parse_target, read_config
-from paceline.models.gemma4 import target_shapes
-from paceline.models.hub import bundled, resolve
-from paceline.models.loading import SKIPPED, Tensors, Weights, canonical
+from paceline.hub.resolve import bundled, resolve
+from paceline.models.config import parse_target, read_config
+from paceline.models.families.gemma4 import target_shapes
+from paceline.models.families.gemma4_config import GemmaConfig
 from paceline.ops import native
 from paceline.ops.base import Weight
 from paceline.ops.quantize import quantizer
-from paceline.weights.gguf.source import GgufCheckpoint
 
 FULL = "full_attention"
 

@@ -14,8 +14,8 @@ from paceline.assembly import choose_drafter
 from paceline.config import EngineConfig
 from paceline.convert.to_gguf import write_gguf
 from paceline.errors import PairError, UsageError
+from paceline.hub.resolve import bundled, find_assistant, resolve
 from paceline.models.config import read_config
-from paceline.models.hub import bundled, find_assistant, resolve
 from small_tokenizers import SIZE, byte_level, fallback
 
 GREEDY = paceline.SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)

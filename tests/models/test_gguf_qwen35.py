@@ -17,7 +17,7 @@ from mtp_files import build_mtp
 from paceline.convert.to_folder import write_folder
 from paceline.errors import ConfigError, UsageError
 from paceline.models.config import parse_target, read_config
-from paceline.models.decoder_config import DecoderConfig
+from paceline.models.layers.decoder_config import DecoderConfig
 from small_tokenizers import SIZE, byte_level
 
 DELTA = {

@@ -7,9 +7,10 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 
 from paceline.errors import LoadError, UsageError
-from paceline.models import hub, hub_gguf
-from paceline.models.hub_gguf import choose
-from paceline.models.names import HubName
+from paceline.hub import gguf as hub_gguf
+from paceline.hub import resolve as hub
+from paceline.hub.gguf import choose
+from paceline.hub.names import HubName
 
 
 def make(folder):

@@ -17,11 +17,11 @@ from decoders import HYBRID, build_decoder
 from layouts import edit
 from mtp_files import build_mtp
 from paceline import LLM, SamplingParams
+from paceline.convert.quantized import save_quantized
 from paceline.convert.to_gguf import write_gguf
 from paceline.errors import ConfigError, UsageError, WeightsError
 from paceline.kv.cache import KVCache
 from paceline.models.inspection import inspect
-from paceline.models.quantized import save_quantized
 from paceline.models.registry import load_target
 from paceline.models.target import GraphTarget
 from paceline.ops import native

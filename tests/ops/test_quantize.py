@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from checkpoints import VOCAB, build_target
+from paceline.convert.quantized import measure_loss, save_quantized
 from paceline.errors import UsageError, WeightsError
-from paceline.models.quantized import measure_loss, save_quantized
 from paceline.models.registry import load_target
 from paceline.ops.quantize import kind_for, quantize, quantizer
 from paceline.ops.reference import dequantize

@@ -9,8 +9,8 @@ import torch
 
 from checkpoints import VOCAB, build_target
 from decoders import build_decoder
+from paceline.hub.resolve import bundled
 from paceline.kv.cache import KVCache
-from paceline.models.hub import bundled
 from paceline.models.registry import load_target
 from paceline.models.target import GraphTarget
 from paceline.ops import native

@@ -16,8 +16,8 @@ from decoders import build_decoder
 from paceline.convert.to_gguf import write_gguf
 from paceline.core import ForwardBatch
 from paceline.errors import UsageError
+from paceline.hub.resolve import bundled
 from paceline.kv.cache import KVCache
-from paceline.models.hub import bundled
 from paceline.models.registry import load_assistant, load_target
 from paceline.models.target import GraphTarget
 from paceline.ops import native

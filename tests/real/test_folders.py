@@ -21,10 +21,10 @@ from tokenizers.models import WordLevel
 
 from layouts import PAGE, POINTER, edit, fifo, model, write
 from paceline import LLM
+from paceline.checkpoints.loading import read_entries
 from paceline.cli import main
 from paceline.errors import LoadError, PacelineError
-from paceline.models.hub import resolve
-from paceline.models.loading import read_entries
+from paceline.hub.resolve import resolve
 from published import PROMPT, PUBLISHED
 
 Change = Callable[[Path], object]

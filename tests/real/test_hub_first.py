@@ -235,7 +235,7 @@ def test_a_gguf_file_of_the_hub_is_looked_at_fetched_and_run(hub, tmp_path, llam
 
 def test_the_assistant_in_the_repository_of_a_gguf_file_comes_with_it(hub, tmp_path):
     from paceline.convert.to_gguf import write_gguf
-    from paceline.models.hub import bundled
+    from paceline.hub.resolve import bundled
 
     place = hub.root / "org" / "name"
     place.mkdir(parents=True)

@@ -9,8 +9,8 @@ from paceline.assembly import build_engine, choose_drafter
 from paceline.config import EngineConfig
 from paceline.drafters.registry import check_kind
 from paceline.errors import LoadError, UsageError
-from paceline.models.hub import resolve
-from paceline.models.names import HubName, parse_hub
+from paceline.hub.names import HubName, parse_hub
+from paceline.hub.resolve import resolve
 
 ID = "google/gemma-4-E2B-it"
 

@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 
 from checkpoints import build_target
 from layouts import edit, model, write
+from paceline.convert.quantized import save_quantized
 from paceline.errors import LoadError
+from paceline.hub.resolve import find_assistant
 from paceline.models.config import read_config
-from paceline.models.hub import find_assistant
-from paceline.models.quantized import save_quantized
 from paceline.models.registry import inspect, load_target
 
 NAME = "model.layers.0.mlp.up_proj"

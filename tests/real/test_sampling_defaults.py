@@ -12,9 +12,9 @@ from tests import layouts
 
 from gguf_files import write_gguf
 from paceline import LLM, SamplingParams, UsageError
+from paceline.checkpoints.defaults import read_defaults
 from paceline.cli import main
 from paceline.errors import ConfigError
-from paceline.models.defaults import read_defaults
 
 SUGGESTED = {"temperature": 0.9, "top_k": 7, "top_p": 0.95}
 OPTIONS = {"drafter": "ngram", "max_model_len": 256, "threads": 1}

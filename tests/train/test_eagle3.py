@@ -15,13 +15,13 @@ from decoders import build_decoder
 from eagle3_files import build_eagle3
 from mtp_files import build_mtp
 from paceline import LLM
+from paceline.convert.quantized import save_quantized
 from paceline.convert.to_gguf import write_gguf
 from paceline.errors import PairError, UsageError, WeightsError
 from paceline.kv.cache import KVCache
 from paceline.models.base import Cached
-from paceline.models.quantized import save_quantized
+from paceline.models.drafters.state_net import SteppingNet
 from paceline.models.registry import load_network, load_target
-from paceline.models.state_net import SteppingNet
 from paceline.models.target import GraphTarget
 from paceline.ops.reference import EagerRunner
 from paceline.train import Eagle3, GemmaAssistant, Mtp, Recipe, Text, TrainOptions, Windows, distil, pack

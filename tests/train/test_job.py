@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from eagle3_files import build_eagle3
 from paceline.cli.train import command
 from paceline.errors import CapacityError, PacelineError, PairError, UsageError
-from paceline.models.hub import bundled
+from paceline.hub.resolve import bundled
 from paceline.train import GemmaAssistant
 from paceline.train import job as job_module
 from paceline.train.card import curves

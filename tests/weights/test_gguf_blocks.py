@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
-from paceline.weights.gguf.blocks import BY_NAME, DEQUANTIZERS, NAMES_OF_OTHERS, TYPES, dequantize
+from paceline.checkpoints.gguf.blocks import BY_NAME, DEQUANTIZERS, NAMES_OF_OTHERS, TYPES, dequantize
 
 KINDS = sorted(DEQUANTIZERS)
 

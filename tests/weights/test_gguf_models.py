@@ -13,17 +13,17 @@ import transformers
 
 from checkpoints import finish
 from gguf_files import gguf_name, interleaved, state_of, write_gguf
+from paceline.checkpoints.gguf.metadata import read_config
+from paceline.checkpoints.gguf.names import NAMES
+from paceline.checkpoints.gguf.reader import Gguf
+from paceline.checkpoints.gguf.rotary import llama3_scaling, rotating_share
+from paceline.checkpoints.gguf.source import GgufCheckpoint
 from paceline.errors import ConfigError, WeightsError
 from paceline.kv.cache import KVCache
 from paceline.models.registry import load_target
 from paceline.ops import native
 from paceline.ops.base import Runner
 from paceline.ops.reference import EagerRunner
-from paceline.weights.gguf.metadata import read_config
-from paceline.weights.gguf.names import NAMES
-from paceline.weights.gguf.reader import Gguf
-from paceline.weights.gguf.rotary import llama3_scaling, rotating_share
-from paceline.weights.gguf.source import GgufCheckpoint
 from real_models import smollm2_file
 
 SIZES: dict[str, Any] = {

@@ -9,9 +9,9 @@ import gguf
 import numpy as np
 import pytest
 
+from paceline.checkpoints.gguf.reader import Gguf, header, is_gguf
 from paceline.errors import WeightsError
-from paceline.models.names import gguf_files
-from paceline.weights.gguf.reader import Gguf, header, is_gguf
+from paceline.hub.names import gguf_files
 from real_models import smollm2_file
 
 

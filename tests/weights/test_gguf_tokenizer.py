@@ -13,10 +13,10 @@ import transformers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from gguf_files import write_gguf
+from paceline.checkpoints.gguf.reader import Gguf
+from paceline.checkpoints.gguf.tokenizer import COMPOSED, SPLITS, build_tokenizer
 from paceline.errors import ConfigError
 from paceline.text.tokenizer import Tokenizer
-from paceline.weights.gguf.reader import Gguf
-from paceline.weights.gguf.tokenizer import COMPOSED, SPLITS, build_tokenizer
 from real_models import smollm2_file
 from small_tokenizers import lines
 

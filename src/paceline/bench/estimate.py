@@ -18,6 +18,7 @@ import torch
 from paceline.assembly import CACHE_SHARE, plan_context
 from paceline.bench.random_target import RandomWeights
 from paceline.bench.shapes import row_bytes, stored_as
+from paceline.checkpoints.loading import Shapes
 from paceline.config import EngineConfig
 from paceline.control.fixed import FixedPolicy
 from paceline.core import SamplingParams
@@ -25,9 +26,9 @@ from paceline.engine.engine import Engine, EngineParts
 from paceline.errors import CapacityError
 from paceline.kv.cache import KVCache
 from paceline.memory import last_level_cache
-from paceline.models.families import ModelConfig, spec_of
+from paceline.models.families import spec_of
 from paceline.models.inspection import Inspection
-from paceline.models.loading import Shapes
+from paceline.models.spec import ModelConfig
 from paceline.models.target import GraphTarget
 from paceline.ops.base import Runner, WeightKind
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from paceline.bench.estimate import Fit
 from paceline.bench.published import published
+from paceline.checkpoints.loading import has_no_weights
 from paceline.config import EngineConfig
 from paceline.errors import ConfigError, LoadError, UsageError
+from paceline.hub.names import CACHE_PREFIX, check_folder, parse_hub
+from paceline.hub.outline import as_named, plan
+from paceline.hub.resolve import Role, look_at
 from paceline.models.config import read_config
-from paceline.models.hub import Role, look_at
-from paceline.models.loading import has_no_weights
-from paceline.models.names import CACHE_PREFIX, check_folder, parse_hub
-from paceline.models.outline import as_named, plan
 
 USEFUL = 2048  # tokens of context that a way to keep the weights should leave
 

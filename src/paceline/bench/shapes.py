@@ -8,18 +8,12 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from paceline.checkpoints.loading import Shapes
 from paceline.errors import CapacityError, UsageError
-from paceline.models.config import (
-    FULL,
-    SLIDING,
-    AssistantConfig,
-    GemmaConfig,
-    parse_assistant,
-    parse_gemma,
-)
-from paceline.models.gemma4 import target_shapes
-from paceline.models.gemma4_assistant import assistant_shapes
-from paceline.models.loading import Shapes
+from paceline.models.drafters.gemma4_assistant import assistant_shapes
+from paceline.models.families.gemma4 import target_shapes
+from paceline.models.families.gemma4_config import AssistantConfig, GemmaConfig, parse_assistant, parse_gemma
+from paceline.models.spec import FULL, SLIDING
 from paceline.ops.base import WeightKind
 from paceline.ops.blocks import BLOCKS
 from paceline.ops.quantize import GROUP, kind_for

@@ -27,7 +27,7 @@ from paceline.drafters.draft_model import ModelDrafter
 from paceline.drafters.mtp import MTPDrafter
 from paceline.drafters.translated import TranslatedDrafter
 from paceline.kv.cache import KVCache
-from paceline.models.base import FINAL
+from paceline.models.drafters.base import FINAL
 from paceline.sampling.draw import greedy
 
 NAME = "drafts of a clean start"

@@ -50,9 +50,9 @@ def command(
     A folder becomes one GGUF file, which llama.cpp loads. A GGUF file, or a folder in Meta's layout (consolidated.pth and
     params.json), becomes a folder in Hugging Face layout.
     """
+    from paceline.checkpoints.gguf.reader import is_gguf
     from paceline.convert.from_meta import in_metas_layout
-    from paceline.models.hub import resolve
-    from paceline.weights.gguf.reader import is_gguf
+    from paceline.hub.resolve import resolve
 
     asked = one_target(target, named, None)
     source = resolve(asked, "target")

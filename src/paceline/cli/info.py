@@ -73,8 +73,8 @@ def command(
 
 def _look(config: EngineConfig, outlook: Outlook, measure: bool) -> Seen:
     from paceline.assembly import choose_drafter, find_adapter
+    from paceline.checkpoints.foreign import KINDS
     from paceline.memory import why_not
-    from paceline.models.foreign import KINDS
     from paceline.models.inspection import inspect
     from paceline.ops.runners import pick_device, pick_runner
     from paceline.survey import describe_sampling, describe_text

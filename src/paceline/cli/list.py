@@ -12,7 +12,7 @@ from paceline.cli.info import sized
 from paceline.cli.options import profile_dir
 
 if TYPE_CHECKING:
-    from paceline.models.cached import Cached
+    from paceline.hub.cache import Cached
 
 
 @click.command()
@@ -22,7 +22,7 @@ def command(as_json: bool) -> None:
 
     The cache is shared with transformers and others; what paceline cannot run is listed, too, with the reason.
     """
-    from paceline.models.cached import cached, hub_cache
+    from paceline.hub.cache import cached, hub_cache
 
     found = cached(hub_cache())
     if as_json:

@@ -11,7 +11,7 @@ import click
 from paceline.errors import LoadError
 
 if TYPE_CHECKING:
-    from paceline.models.names import HubName
+    from paceline.hub.names import HubName
 
 
 @click.command()
@@ -26,9 +26,9 @@ def command(name: str, drafter: bool) -> None:
     Configs and headers are looked at first, so a model that paceline cannot run is refused before any weight is fetched.
     `hf auth login` is needed for gated models.
     """
-    from paceline.models.hub import locate, look_at, resolve
+    from paceline.hub.outline import as_named
+    from paceline.hub.resolve import locate, look_at, resolve
     from paceline.models.inspection import check
-    from paceline.models.outline import as_named
 
     hub = locate(name, "target")
     if isinstance(hub, Path):
@@ -53,11 +53,11 @@ def command(name: str, drafter: bool) -> None:
 def _published(folder: Path, hub: HubName) -> str | None:
     """The hub id of the assistant that was made for a target, or of its file beside a GGUF file; None for a model that
     has or is one."""
-    from paceline.models.card import fitting_assistant
+    from paceline.checkpoints.card import fitting_assistant
+    from paceline.checkpoints.foreign import ASSISTANT_TYPES
+    from paceline.checkpoints.gguf.reader import is_gguf
+    from paceline.hub.gguf import drafter_of
     from paceline.models.config import read_config
-    from paceline.models.foreign import ASSISTANT_TYPES
-    from paceline.models.hub_gguf import drafter_of
-    from paceline.weights.gguf.reader import is_gguf
 
     raw = read_config(folder)
     kind = str(raw.get("model_type"))

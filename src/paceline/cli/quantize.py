@@ -10,7 +10,7 @@ import click
 from paceline.cli.options import TARGET, apply, one_target
 
 if TYPE_CHECKING:
-    from paceline.models.quantized import Loss
+    from paceline.convert.quantized import Loss
     from paceline.ops.quantize import QuantKind
 
 
@@ -40,8 +40,8 @@ def command(
     threads: int | None,
 ) -> None:  # fmt: skip
     """Quantize TARGET (a folder, a hub id or `demo`) into the folder --out, and print the loss of quality."""
-    from paceline.models.hub import resolve
-    from paceline.models.quantized import save_quantized
+    from paceline.convert.quantized import save_quantized
+    from paceline.hub.resolve import resolve
 
     source = resolve(one_target(target, named, None), "target")
     sizes = save_quantized(source, out, kind)
@@ -56,7 +56,7 @@ def _measure(source: Path, out: Path, text: Path | None, tokens: int, threads: i
 
     from paceline.cli.options import read_text
     from paceline.config import EngineConfig
-    from paceline.models.quantized import measure_loss
+    from paceline.convert.quantized import measure_loss
     from paceline.models.registry import load_target
     from paceline.ops.runners import pick_runner
     from paceline.text.tokenizer import Tokenizer

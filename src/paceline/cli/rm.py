@@ -18,7 +18,7 @@ def command(names: tuple[str, ...], yes: bool) -> None:
     The cache is shared: what is removed here is gone for transformers and others as well.
     """
     from paceline.errors import UsageError
-    from paceline.models.cached import hub_cache, remove, where
+    from paceline.hub.cache import hub_cache, remove, where
 
     places = [where(name, hub_cache()) for name in names]  # all are checked before any is removed
     if not yes:

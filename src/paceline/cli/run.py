@@ -120,7 +120,7 @@ def _target_and_prompt(words: tuple[str, ...], target: str | None) -> tuple[str,
 
 def names_a_model(word: str) -> bool:
     """Whether a single word is meant as a model: a known name, a path, a hub id or the address of its page."""
-    from paceline.models.names import parse_hub
+    from paceline.hub.names import parse_hub
 
     if word in ("demo", "smollm2") or (word.lower().endswith(".gguf") and "\n" not in word):
         return True

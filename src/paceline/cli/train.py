@@ -218,7 +218,7 @@ def _say(line: str) -> None:
 
 def make_job(target: str, values: dict[str, Any]) -> Job:
     """The job of a command's options. Raises UsageError and LoadError."""
-    from paceline.models.hub import resolve
+    from paceline.hub.resolve import resolve
     from paceline.ops.runners import pick_device
     from paceline.train.distil import Recipe
     from paceline.train.job import Job

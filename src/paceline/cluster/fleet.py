@@ -26,7 +26,7 @@ from paceline.config import EngineConfig
 from paceline.core import VerifyRule
 from paceline.engine.worker import NotReady
 from paceline.errors import LoadError, UsageError
-from paceline.models.hub import resolve
+from paceline.hub.resolve import resolve
 from paceline.server.loading import Facts, furnish
 from paceline.server.service import Service
 from paceline.server.settings import ServerConfig

@@ -15,19 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.checkpoints.gguf.names import half_split_rows
+from paceline.checkpoints.loading import Shapes
 from paceline.convert.output import Tell, check_free, check_space, whole
 from paceline.convert.sentencepiece import read_vocabulary
 from paceline.convert.to_folder import FLOATS, cast, ids_of, shards_of, write_json, write_text, write_weights
 from paceline.errors import ConfigError, LoadError, WeightsError
 from paceline.files import check_file, read_json
 from paceline.models.config import parse_target
-from paceline.models.decoder import decoder_shapes
-from paceline.models.decoder_config import DecoderConfig
+from paceline.models.drafters.heads import ROOM, SAID, head_shapes
 from paceline.models.fields import Fields, said_of, shown
-from paceline.models.heads import ROOM, SAID, head_shapes
-from paceline.models.loading import Shapes
+from paceline.models.layers.decoder import decoder_shapes
+from paceline.models.layers.decoder_config import DecoderConfig
 from paceline.text.tokenizer import Tokenizer
-from paceline.weights.gguf.names import half_split_rows
 
 PARAMS, WEIGHTS, SPM = "params.json", ("consolidated.pth", "consolidated.00.pth"), "tokenizer.model"
 KNOWN = (

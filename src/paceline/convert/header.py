@@ -1,4 +1,4 @@
-"""A parsed config -> the metadata of a GGUF file: `weights/gguf/metadata.py` the other way round.
+"""A parsed config -> the metadata of a GGUF file: `checkpoints/gguf/metadata.py` the other way round.
 
 Keys are those that llama.cpp's converter writes (`conversion/base.py`, `conversion/gemma.py`).
 """
@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.models.config import FULL, SLIDING, AssistantConfig, GemmaConfig
-from paceline.models.decoder import inverse_frequencies
-from paceline.models.decoder_config import DecoderConfig, Rotary
-from paceline.weights.gguf.rotary import EXACT
+from paceline.checkpoints.gguf.rotary import EXACT
+from paceline.models.families.gemma4_config import AssistantConfig, GemmaConfig
+from paceline.models.layers.decoder_config import DecoderConfig, Rotary
+from paceline.models.layers.rotary import inverse_frequencies
+from paceline.models.spec import FULL, SLIDING
 
 ARCHITECTURES: Mapping[str, str] = {
     "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe",

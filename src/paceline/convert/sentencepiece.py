@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from paceline.checkpoints.gguf.reader import Metadata
 from paceline.errors import ConfigError, LoadError
 from paceline.files import MOST_BYTES, check_content, check_regular
-from paceline.weights.gguf.reader import Metadata
 
 PIECES, TRAINER, NORMALIZER = 1, 2, 3  # fields of the model
 TEXT, SCORE, TYPE = 1, 2, 3  # of a piece; types are those of `tokenizer.ggml.token_type`

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.checkpoints.defaults import read_defaults
+from paceline.checkpoints.gguf.source import GgufCheckpoint
 from paceline.convert.output import Tell, check_free, check_space, whole
 from paceline.errors import UsageError
-from paceline.models.defaults import read_defaults
+from paceline.models.families.qwen3_5 import GGUF_LAYOUT
 from paceline.models.inspection import check
-from paceline.models.qwen3_5 import GGUF_LAYOUT
 from paceline.text.tokenizer import Tokenizer
-from paceline.weights.gguf.source import GgufCheckpoint
 
 FLOATS = {"bf16": torch.bfloat16, "f32": torch.float32, "f16": torch.float16}
 SHARD = 4_000_000_000  # bytes of one file

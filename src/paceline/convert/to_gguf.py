@@ -17,6 +17,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.checkpoints.defaults import GGUF_KEYS, read_defaults
+from paceline.checkpoints.foreign import ASSISTANT_TYPES
+from paceline.checkpoints.gguf.blocks import BY_NAME
+from paceline.checkpoints.gguf.metadata import read_config as read_gguf_config
+from paceline.checkpoints.gguf.names import ROTATED, interleaved_rows, names_of
+from paceline.checkpoints.gguf.reader import Gguf
+from paceline.checkpoints.gguf.tokenizer import end_ids
+from paceline.checkpoints.loading import Tensors
+from paceline.checkpoints.safetensors_file import Entry
 from paceline.convert.header import (
     ARCHITECTURES,
     Config,
@@ -29,21 +38,13 @@ from paceline.convert.header import (
 from paceline.convert.output import Tell, check_free, check_space, whole
 from paceline.convert.vocabulary import SAMPLES, differing, vocabulary
 from paceline.errors import ConfigError, LoadError, UsageError
-from paceline.models.config import AssistantConfig, GemmaConfig, parse_assistant, parse_target, read_config
-from paceline.models.decoder_config import DecoderConfig
-from paceline.models.defaults import GGUF_KEYS, read_defaults
+from paceline.models.config import parse_target, read_config
+from paceline.models.drafters.gemma4_assistant import assistant_shapes
+from paceline.models.drafters.heads import ROOM
 from paceline.models.families import spec_of
-from paceline.models.foreign import ASSISTANT_TYPES
-from paceline.models.gemma4_assistant import assistant_shapes
-from paceline.models.heads import ROOM
-from paceline.models.loading import Tensors
-from paceline.models.safetensors_file import Entry
+from paceline.models.families.gemma4_config import AssistantConfig, GemmaConfig, parse_assistant
+from paceline.models.layers.decoder_config import DecoderConfig
 from paceline.text.tokenizer import Tokenizer
-from paceline.weights.gguf.blocks import BY_NAME
-from paceline.weights.gguf.metadata import read_config as read_gguf_config
-from paceline.weights.gguf.names import ROTATED, interleaved_rows, names_of
-from paceline.weights.gguf.reader import Gguf
-from paceline.weights.gguf.tokenizer import end_ids
 
 FLOATS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 BLOCKS = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")

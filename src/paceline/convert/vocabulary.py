@@ -1,4 +1,4 @@
-"""A tokenizer of Hugging Face -> the metadata of a GGUF file: `weights/gguf/tokenizer.py` the other way round."""
+"""A tokenizer of Hugging Face -> the metadata of a GGUF file: `checkpoints/gguf/tokenizer.py` the other way round."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import ConfigError
-from paceline.text.tokenizer import Tokenizer
-from paceline.weights.gguf.tokenizer import (
+from paceline.checkpoints.gguf.tokenizer import (
     BYTE,
     COMPOSED,
     CONTROL,
@@ -18,6 +16,8 @@ from paceline.weights.gguf.tokenizer import (
     USER_DEFINED,
     WHOLE_WORDS,
 )
+from paceline.errors import ConfigError
+from paceline.text.tokenizer import Tokenizer
 
 NORMAL, UNUSED = 1, 5  # `tokenizer.ggml.token_type`
 GPT2 = SPLITS["gpt-2"][0]

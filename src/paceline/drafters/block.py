@@ -11,7 +11,8 @@ from paceline.core import MAX_DRAFT_TOKENS, Draft, Sequence
 from paceline.drafters.base import DraftContext
 from paceline.drafters.states import MemoryDrafter, joined
 from paceline.kv.cache import KVCache
-from paceline.models.base import BlockNet, rows_of
+from paceline.models.base import rows_of
+from paceline.models.drafters.base import BlockNet
 
 
 class BlockDrafter(MemoryDrafter):

@@ -12,7 +12,8 @@ from paceline.core import Draft, Sequence
 from paceline.drafters.base import DraftContext
 from paceline.drafters.states import MemoryDrafter, joined
 from paceline.kv.cache import KVCache
-from paceline.models.base import ChainNet, rows_of
+from paceline.models.base import rows_of
+from paceline.models.drafters.base import ChainNet
 
 
 class ChainDrafter(MemoryDrafter):

@@ -20,7 +20,8 @@ from paceline.core import MAX_DRAFT_TOKENS, Draft, SamplingParams, Sequence
 from paceline.drafters.base import DraftContext, Drafter, Kept, Leaf, Listener, Seen, listener, watcher
 from paceline.drafters.guard import ReadOnlyError, ask, begin, show, tell
 from paceline.kv.cache import KVCache
-from paceline.models.base import FINAL, Target
+from paceline.models.base import Target
+from paceline.models.drafters.base import FINAL
 from paceline.ops.base import Rule, Stop
 
 Make = Callable[[Target, KVCache], Drafter]

@@ -10,7 +10,8 @@ from paceline.core import MAX_DRAFT_TOKENS, Draft
 from paceline.drafters.base import DraftContext
 from paceline.drafters.states import EntryDrafter, joined
 from paceline.kv.cache import KVCache
-from paceline.models.base import ParallelNet, rows_of
+from paceline.models.base import rows_of
+from paceline.models.drafters.base import ParallelNet
 
 
 class HeadsDrafter(EntryDrafter):

@@ -10,7 +10,8 @@ import torch
 
 from paceline.core import MAX_DRAFT_TOKENS, Draft, ForwardBatch
 from paceline.drafters.base import DraftContext, Leaf, take_round
-from paceline.models.base import AssistantNet, rows_of
+from paceline.models.base import rows_of
+from paceline.models.drafters.base import AssistantNet
 from paceline.ops.base import RoundStart
 
 

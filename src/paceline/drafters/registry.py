@@ -10,6 +10,7 @@ import os
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast
 
+from paceline.checkpoints.foreign import KINDS
 from paceline.drafters.base import Drafter
 from paceline.drafters.block import BlockDrafter
 from paceline.drafters.chain import ChainDrafter
@@ -17,8 +18,8 @@ from paceline.drafters.heads import HeadsDrafter
 from paceline.drafters.states import MemoryDrafter, StateDrafter
 from paceline.errors import LoadError, UsageError, shown
 from paceline.kv.cache import KVCache
-from paceline.models.base import FINAL, BlockNet, ChainNet, ParallelNet, StateNet, Target, ToldNet
-from paceline.models.foreign import KINDS
+from paceline.models.base import Target
+from paceline.models.drafters.base import FINAL, BlockNet, ChainNet, ParallelNet, StateNet, ToldNet
 
 WATCHING = ("lookahead", "lookahead+ngram")
 BUILT_IN = (
@@ -28,7 +29,7 @@ BUILT_IN = (
     *WATCHING,
     *(name for kind in (*KINDS, "model") for name in (kind, f"{kind}+ngram")),
 )
-PACKAGED = ("demo", "smollm2")  # models that need no folder, see models/hub.py
+PACKAGED = ("demo", "smollm2")  # models that need no folder, see hub/resolve.py
 GROUP = "paceline.drafters"
 
 

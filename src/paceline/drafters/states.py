@@ -20,7 +20,8 @@ from paceline.core import MAX_DRAFT_TOKENS, Draft, ForwardBatch, Sequence
 from paceline.drafters.base import DraftContext, Kept, Leaf, take_round
 from paceline.errors import CapacityError
 from paceline.kv.cache import KVCache
-from paceline.models.base import ParallelNet, StateNet, ToldNet, rows_of
+from paceline.models.base import rows_of
+from paceline.models.drafters.base import ParallelNet, StateNet, ToldNet
 from paceline.ops.base import RoundStart
 from paceline.tree import preorder, renumbered
 

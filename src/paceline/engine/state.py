@@ -18,7 +18,8 @@ from paceline.engine.request import RequestState
 from paceline.engine.scheduler import ScheduledChunk, Scheduler
 from paceline.kv.cache import KVCache
 from paceline.kv.pages import OutOfPages
-from paceline.models.base import FINAL, Target, rows_of
+from paceline.models.base import Target, rows_of
+from paceline.models.drafters.base import FINAL
 from paceline.tree import Shape
 
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from torch import Tensor
 
+from paceline.checkpoints.loading import Shapes, canonical, may_skip
+from paceline.checkpoints.safetensors_file import read_header
 from paceline.errors import ConfigError, LoadError, PairError, WeightsError
 from paceline.files import read_json
 from paceline.models.config import parse_target, read_config
 from paceline.models.families import spec_of
-from paceline.models.loading import Shapes, canonical, may_skip
-from paceline.models.safetensors_file import read_header
 from paceline.ops.base import Weight
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -70,3 +70,10 @@ def shown(value: object) -> str:
     """A value for a message, cut where it is long."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def token_ids(value: object, vocab: int, where: str) -> tuple[int, ...]:
+    ids = value if isinstance(value, list) else [value]
+    if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < vocab for i in ids):
+        raise ConfigError(f"{where}: eos_token_id={shown(value)} is not a token of a vocabulary of {vocab}")
+    return tuple(ids)

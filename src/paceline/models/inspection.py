@@ -8,16 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline.checkpoints.foreign import ASSISTANT_TYPES, drafter_kind
+from paceline.checkpoints.loading import Shapes, Tensors, modules_of, read_entries
+from paceline.checkpoints.safetensors_file import Entry
 from paceline.errors import LoadError, PairError
 from paceline.kv.layout import Layout
-from paceline.models.config import GemmaConfig, parse_assistant, parse_target, read_config
-from paceline.models.families import ModelConfig, spec_of
-from paceline.models.foreign import ASSISTANT_TYPES, drafter_kind
-from paceline.models.gemma4_assistant import assistant_shapes, check_pair
-from paceline.models.heads import ROOM
-from paceline.models.loading import Shapes, Tensors, modules_of, read_entries
-from paceline.models.networks import kind_of, plan_network
-from paceline.models.safetensors_file import Entry
+from paceline.models.config import parse_target, read_config
+from paceline.models.drafters.gemma4_assistant import assistant_shapes, check_pair
+from paceline.models.drafters.heads import ROOM
+from paceline.models.drafters.networks import kind_of, plan_network
+from paceline.models.families import spec_of
+from paceline.models.families.gemma4_config import GemmaConfig, parse_assistant
+from paceline.models.spec import ModelConfig
 from paceline.ops.base import Runner
 
 PARTS = (

@@ -7,18 +7,19 @@ from pathlib import Path
 
 import torch
 
+from paceline.checkpoints.loading import Tensors, Transform, Weights
 from paceline.errors import PairError
-from paceline.models.base import FINAL
-from paceline.models.blocks import split_gemma
-from paceline.models.config import GemmaConfig, parse_assistant, parse_target, read_config
+from paceline.models.config import parse_target, read_config
+from paceline.models.drafters.base import FINAL
+from paceline.models.drafters.gemma4_assistant import GemmaAssistant, assistant_shapes, check_pair
+from paceline.models.drafters.networks import plan_network
+from paceline.models.drafters.state_net import GraphNet
 from paceline.models.families import spec_of
-from paceline.models.gemma4 import GemmaTarget
-from paceline.models.gemma4_assistant import GemmaAssistant, assistant_shapes, check_pair
+from paceline.models.families.gemma4 import GemmaTarget
+from paceline.models.families.gemma4_config import GemmaConfig, parse_assistant
+from paceline.models.families.gemma4_layers import split_gemma
 from paceline.models.inspection import Inspection, inspect
-from paceline.models.loading import Tensors, Transform, Weights
-from paceline.models.networks import plan_network
 from paceline.models.shards import Shard, sharded, split_of
-from paceline.models.state_net import GraphNet
 from paceline.models.target import GraphTarget
 from paceline.ops.base import Runner
 from paceline.ops.reference import EagerRunner

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.checkpoints.loading import Weights
 from paceline.errors import UsageError
-from paceline.models.families import FAMILIES, ModelConfig, Split, spec_of
-from paceline.models.loading import Weights
+from paceline.models.families import FAMILIES, spec_of
+from paceline.models.spec import ModelConfig, Split
 from paceline.ops.base import Weight
 
 _ROWS = ("q_proj", "gate_proj", "up_proj")

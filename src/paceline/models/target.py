@@ -9,12 +9,12 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from paceline.checkpoints.loading import Weights
 from paceline.core import ForwardBatch
 from paceline.errors import PairError, unreadable
 from paceline.kv.cache import KVCache, StoreType
 from paceline.kv.layout import Layout
-from paceline.models.families import ModelConfig
-from paceline.models.loading import Weights
+from paceline.models.spec import ModelConfig
 from paceline.ops.base import Ops, Runner, Value, Weight
 
 

@@ -24,7 +24,7 @@ _KEEP = (
     "centroids",
     "shared_expert_gate",
     "kv_b_proj",
-)  # the last is read transposed, see models/latent.py
+)  # the last is read transposed, see models/layers/latent.py
 _ROUTER = ".mlp.gate"  # of experts; the gate of an MLP is .gate_proj
 _INT8_AT_MOST = ("embed_tokens", "lm_head")
 

@@ -18,10 +18,10 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
+from paceline.checkpoints.gguf.reader import Gguf, Metadata, is_gguf
+from paceline.checkpoints.gguf.tokenizer import build_tokenizer
 from paceline.errors import ConfigError, LoadError, PromptError
 from paceline.files import check_file, read_json, read_text
-from paceline.weights.gguf.reader import Gguf, Metadata, is_gguf
-from paceline.weights.gguf.tokenizer import build_tokenizer
 
 MOST_IDS = 2**24
 _SHOWN = 300  # characters of what the library says is wrong

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from paceline.models.decoder import inverse_frequencies
-from paceline.models.decoder_config import DecoderConfig
+from paceline.models.layers.decoder_config import DecoderConfig
+from paceline.models.layers.rotary import inverse_frequencies
 from paceline.train.parallel import Captured, DraftModule, Norm, rotate, seen_keys
 
 Keys = list[

@@ -14,12 +14,13 @@ from safetensors import safe_open
 from torch import nn
 
 from paceline.assembly import make_cache
+from paceline.checkpoints.loading import find_files
 from paceline.config import EngineConfig
 from paceline.drafters.base import Drafter
 from paceline.drafters.registry import over
-from paceline.models.config import GemmaConfig, parse_target, read_config
-from paceline.models.decoder_config import DecoderConfig
-from paceline.models.loading import find_files
+from paceline.models.config import parse_target, read_config
+from paceline.models.families.gemma4_config import GemmaConfig
+from paceline.models.layers.decoder_config import DecoderConfig
 from paceline.models.registry import load_network
 from paceline.models.target import GraphTarget
 from paceline.train.export import TORCH_NAMES, Exported

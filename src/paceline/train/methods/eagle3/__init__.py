@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 import torch
 
+from paceline.checkpoints.foreign import drafter_kind
 from paceline.errors import PairError, UsageError
 from paceline.models.config import parse_target, read_config
-from paceline.models.eagle3 import FLAGS
-from paceline.models.foreign import drafter_kind
+from paceline.models.drafters.eagle3 import FLAGS
 from paceline.train.capture import TargetTeacher, load_frozen
 from paceline.train.export import Exported
 from paceline.train.methods.base import Init, Start, Told

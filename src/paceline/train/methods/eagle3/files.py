@@ -12,11 +12,18 @@ from typing import Any
 
 import torch
 
+from paceline.checkpoints.foreign import drafter_kind
+from paceline.checkpoints.loading import Tensors
 from paceline.errors import ConfigError, PairError
 from paceline.models.config import read_config
-from paceline.models.eagle3 import FLAGS, TAPS, Eagle3Config, check_eagle3, eagle3_shapes, parse_eagle3
-from paceline.models.foreign import drafter_kind
-from paceline.models.loading import Tensors
+from paceline.models.drafters.eagle3 import (
+    FLAGS,
+    TAPS,
+    Eagle3Config,
+    check_eagle3,
+    eagle3_shapes,
+    parse_eagle3,
+)
 from paceline.models.registry import load_network
 from paceline.models.target import GraphTarget
 from paceline.train.capture import TargetTeacher

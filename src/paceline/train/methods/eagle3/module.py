@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from paceline.models.eagle3 import FLAGS, Eagle3Config
+from paceline.models.drafters.eagle3 import FLAGS, Eagle3Config
 from paceline.train.methods.own_kv import Attention, FeedForward, Recurrent
 from paceline.train.parallel import Captured, Norm
 

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import torch
 
+from paceline.checkpoints.loading import read_entries
 from paceline.errors import PairError
 from paceline.models.config import parse_target, read_config
-from paceline.models.loading import read_entries
-from paceline.models.mtp import parse_mtp
+from paceline.models.drafters.mtp import parse_mtp
 from paceline.models.registry import load_network
 from paceline.models.target import GraphTarget
 from paceline.train.capture import TargetTeacher, load_frozen

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from paceline.models.decoder_config import DecoderConfig
+from paceline.models.layers.decoder_config import DecoderConfig
 from paceline.train.methods.own_kv import Attention, FeedForward, Recurrent
 from paceline.train.parallel import Captured, Norm
 

@@ -1,0 +1,129 @@
+"""What a folder or a config is when it is not what paceline runs: named, with what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from paceline.errors import LoadError
+from paceline.files import read_json
+
+OLDER = {
+    "gemma": "Gemma 1", "gemma2": "Gemma 2", "gemma3": "Gemma 3", "gemma3_text": "Gemma 3", "gemma3n": "Gemma 3n",
+    "gemma3n_text": "Gemma 3n", "paligemma": "PaliGemma", "t5gemma": "T5Gemma", "recurrent_gemma": "RecurrentGemma",
+}  # fmt: skip
+ASSISTANT_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
+Kind = Literal["mtp", "eagle3", "dflash", "heads"]  # of drafters that are made for one target
+KINDS: tuple[Kind, ...] = get_args(Kind)
+EAGLE3, DFLASH = "an EAGLE-3 head", "a DFlash drafter"  # which paceline runs, see models/drafters/networks.py
+# word in what a drafter's config names itself by -> what it is; the first that is found counts
+DRAFTERS = (
+    ("peagle", "a P-EAGLE head"), ("eagle3", EAGLE3), ("eagle", "an EAGLE head"), ("dspark", "a DSpark drafter"),
+    ("dflash2", "a DFlash 2 drafter"), ("dflash", DFLASH), ("medusa", "a set of Medusa heads"),
+    ("mlp_speculator", "an MLP speculator"), ("mlpspeculator", "an MLP speculator"),
+    ("mtp", "a multi-token-prediction (MTP) head"),
+)  # fmt: skip
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+OTHER_FILES = (
+    ("*.onnx", "ONNX files"), ("*.litertlm", "LiteRT-LM files"), ("*.task", "MediaPipe files"),
+    ("*.mlmodelc", "Core ML files"), ("*.npz", "NumPy weights (old MLX)"), ("*.h5", "Keras weights"),
+)  # fmt: skip
+NAMED_AT_MOST = 3
+
+
+def foreign_config(raw: Mapping[str, Any]) -> str | None:
+    """One line that names a config of another kind, None for one that has to be looked at further."""
+    kind = raw.get("model_type")
+    drafter = foreign_drafter(raw)
+    if drafter_kind(raw) is not None and kind not in ASSISTANT_TYPES:
+        return f"this is {drafter}, which drafts for a larger model: give that one as the target, and this with --drafter"
+    if drafter is not None:
+        return (
+            f"this is {drafter}, which paceline does not load: give --drafter auto, ngram, the target's own "
+            "assistant, or a smaller model with the same tokenizer"
+        )
+    if isinstance(kind, str) and kind in OLDER:
+        return f"model_type {kind!r} is {OLDER[kind]}, which paceline does not run: use a Gemma 4 model"
+    return None
+
+
+def foreign_drafter(raw: Mapping[str, Any]) -> str | None:
+    """Which kind of drafter, made for other engines, a config describes; None if it is none of them."""
+    kind = raw.get("model_type")
+    if isinstance(kind, str) and kind.startswith("gemma4"):
+        return None
+    names = raw.get("architectures")
+    words = [x for x in (names if isinstance(names, list) else [names]) if isinstance(x, str)]
+    words += [x for x in (kind, raw.get("speculators_model_type")) if isinstance(x, str)]
+    words += [key for key in ("eagle_config", "dflash_config", "dspark_config") if key in raw]
+    text = " ".join(words).lower()
+    if "eagle" in text and "draft_vocab_size" in raw:
+        text += " eagle3"
+    return next((what for word, what in DRAFTERS if word in text), None)
+
+
+def drafter_kind(raw: Mapping[str, Any]) -> Kind | None:
+    """Which kind of drafter, made for one target, a config.json describes; None for a model of its own."""
+    if raw.get("model_type") in ASSISTANT_TYPES or raw.get("speculators_model_type") == "mtp":
+        return "mtp"
+    found = foreign_drafter(raw)
+    return "eagle3" if found == EAGLE3 else "dflash" if found == DFLASH else None
+
+
+def explain_folder(folder: Path) -> str:
+    """One line on a folder without config.json: what it is instead, and what to do."""
+    try:
+        adapter = read_json(folder / "adapter_config.json")
+    except LoadError as error:
+        return str(error)
+    if adapter is not None:
+        base = adapter.get("base_model_name_or_path")
+        named = " ".join(base.split())[:200] if isinstance(base, str) else ""
+        named = named or "the model it was trained on"
+        return f"{folder} is an adapter for {named}, not a whole model: give {named} as the target"
+    if incomplete(folder):
+        return f"{folder}: the download is not complete: run `hf download` again, it goes on where it stopped"
+    for pattern, what in OTHER_FILES:
+        found = _names(folder, pattern)
+        if found:
+            return f"{folder} holds {what} ({found}) and has no config.json: use the safetensors checkpoint of this model"
+    found = _names(folder, "*.safetensors")
+    if found:
+        return f"{folder} has weights ({found}) but has no config.json: copy it there from the model's repository"
+    if (folder / "params.json").is_file():
+        return f"{folder} is in Meta's layout: `paceline convert {folder} -o OUT` makes a folder that runs"
+    for pattern in PICKLES:
+        found = _names(folder, pattern)
+        if found:
+            return f"{folder} has pickled weights ({found}) and has no config.json: use the safetensors checkpoint"
+    inside = _models_inside(folder)
+    if inside:
+        return f"{folder} has no config.json, but its folder {inside[0].name} has: give {inside[0]}"
+    return f"{folder} has no config.json: give a model folder in Hugging Face layout"
+
+
+def incomplete(folder: Path) -> bool:
+    """Whether an interrupted `hf download` or hub cache left its mark."""
+    places = [folder, folder / ".cache" / "huggingface" / "download"]
+    if folder.parent.name == "snapshots":
+        places.append(folder.parents[1] / "blobs")
+    if (folder / "blobs").is_dir():
+        places.append(folder / "blobs")
+    return any(next(_glob(place, "*.incomplete"), None) is not None for place in places)
+
+
+def _models_inside(folder: Path) -> list[Path]:
+    return sorted(path.parent for path in _glob(folder, "*/config.json"))
+
+
+def _names(folder: Path, pattern: str) -> str:
+    found = sorted(path.name for path in _glob(folder, pattern))
+    return ", ".join(found[:NAMED_AT_MOST]) + (", ..." if len(found) > NAMED_AT_MOST else "")
+
+
+def _glob(folder: Path, pattern: str) -> Any:
+    try:
+        return iter(list(folder.glob(pattern)))
+    except OSError:
+        return iter(())

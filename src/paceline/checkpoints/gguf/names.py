@@ -1,0 +1,185 @@
+"""Tensor names of GGUF architectures -> the names that Hugging Face checkpoints have, without their prefix.
+
+`Piece` says from which tensors one is made: most are taken as they are; rows of q and k of the architecture `llama` are
+put back into the order of half-split rotary embeddings, and gate and up of experts are laid one upon the other. Both
+move whole rows only, so they work on blocks as they are stored, too. Source of the names: llama.cpp's
+`gguf-py/gguf/tensor_mapping.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.checkpoints.gguf.reader import Gguf
+from paceline.errors import WeightsError
+
+_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
+_TOP = {
+    "token_embd.weight": "embed_tokens.weight",
+    "output_norm.weight": "norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_ATTENTION = {
+    "attn_q.weight": "self_attn.q_proj.weight", "attn_k.weight": "self_attn.k_proj.weight",
+    "attn_v.weight": "self_attn.v_proj.weight", "attn_output.weight": "self_attn.o_proj.weight",
+}  # fmt: skip
+_BIASES = {
+    "attn_q.bias": "self_attn.q_proj.bias", "attn_k.bias": "self_attn.k_proj.bias",
+    "attn_v.bias": "self_attn.v_proj.bias", "attn_output.bias": "self_attn.o_proj.bias",
+}  # fmt: skip
+_HEAD_NORMS = {
+    "attn_q_norm.weight": "self_attn.q_norm.weight",
+    "attn_k_norm.weight": "self_attn.k_norm.weight",
+}
+_MLP = {
+    "ffn_gate.weight": "mlp.gate_proj.weight", "ffn_up.weight": "mlp.up_proj.weight",
+    "ffn_down.weight": "mlp.down_proj.weight",
+}  # fmt: skip
+_MLP_BIASES = {name.replace("weight", "bias"): to.replace("weight", "bias") for name, to in _MLP.items()}
+_TWO_NORMS = {
+    "attn_norm.weight": "input_layernorm.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+}
+_EXPERTS = {
+    "ffn_gate_inp.weight": "mlp.gate.weight", "ffn_gate_exps.weight": "mlp.experts.gate_up_proj",
+    "ffn_up_exps.weight": "mlp.experts.gate_up_proj", "ffn_down_exps.weight": "mlp.experts.down_proj",
+}  # fmt: skip
+_SHARED_EXPERT = {
+    "ffn_gate_inp_shexp.weight": "mlp.shared_expert_gate.weight",
+    "ffn_gate_shexp.weight": "mlp.shared_expert.gate_proj.weight",
+    "ffn_up_shexp.weight": "mlp.shared_expert.up_proj.weight",
+    "ffn_down_shexp.weight": "mlp.shared_expert.down_proj.weight",
+}
+_DELTA = {  # of linear attention, see models/layers/delta_net.py
+    "attn_qkv.weight": "linear_attn.in_proj_qkv.weight", "attn_gate.weight": "linear_attn.in_proj_z.weight",
+    "ssm_beta.weight": "linear_attn.in_proj_b.weight", "ssm_alpha.weight": "linear_attn.in_proj_a.weight",
+    "ssm_conv1d.weight": "linear_attn.conv1d.weight", "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_a": "linear_attn.A_log", "ssm_norm.weight": "linear_attn.norm.weight",
+    "ssm_out.weight": "linear_attn.out_proj.weight",
+    "attn_norm.weight": "input_layernorm.weight", "post_attention_norm.weight": "post_attention_layernorm.weight",
+}  # fmt: skip
+_NEXTN = {  # of modules for multi-token prediction, see models/drafters/mtp.py
+    "nextn.eh_proj.weight": "eh_proj.weight", "nextn.enorm.weight": "enorm.weight", "nextn.hnorm.weight": "hnorm.weight",
+    "nextn.shared_head_norm.weight": "shared_head.norm.weight",
+    "nextn.shared_head_head.weight": "shared_head.head.weight", "nextn.embed_tokens.weight": "embed_tokens.weight",
+}  # fmt: skip
+_GEMMA = _ATTENTION | _HEAD_NORMS | _MLP | {
+    "attn_norm.weight": "input_layernorm.weight",
+    "post_attention_norm.weight": "post_attention_layernorm.weight",
+    "ffn_norm.weight": "pre_feedforward_layernorm.weight",
+    "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
+    "layer_output_scale.weight": "layer_scalar",
+    "inp_gate.weight": "per_layer_input_gate.weight", "proj.weight": "per_layer_projection.weight",
+    "post_norm.weight": "post_per_layer_input_norm.weight",
+    "ffn_gate_inp.weight": "router.proj.weight", "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "ffn_gate_up_exps.weight": "experts.gate_up_proj", "ffn_down_exps.weight": "experts.down_proj",
+    "pre_ffw_norm_2.weight": "pre_feedforward_layernorm_2.weight",
+    "post_ffw_norm_1.weight": "post_feedforward_layernorm_1.weight",
+    "post_ffw_norm_2.weight": "post_feedforward_layernorm_2.weight",
+}  # fmt: skip
+_GEMMA_TOP = _TOP | {
+    "per_layer_token_embd.weight": "embed_tokens_per_layer.weight",
+    "per_layer_model_proj.weight": "per_layer_model_projection.weight",
+    "per_layer_proj_norm.weight": "per_layer_projection_norm.weight",
+}
+_ASSISTANT_TOP = _TOP | {
+    "nextn.pre_projection.weight": "pre_projection.weight", "nextn.post_projection.weight": "post_projection.weight",
+    "masked_embd_centroids.weight": "masked_embedding.centroids.weight",
+    "masked_embd_ordering": "masked_embedding.token_ordering",
+}  # fmt: skip
+
+# architecture -> (names outside of layers, names in a layer)
+NAMES: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
+    "llama": (_TOP, _ATTENTION | _BIASES | _MLP | _MLP_BIASES | _TWO_NORMS),
+    "qwen2": (_TOP, _ATTENTION | _BIASES | _MLP | _TWO_NORMS),
+    "qwen3": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _TWO_NORMS),
+    "qwen3moe": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _EXPERTS | _TWO_NORMS),
+    "qwen35": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _DELTA | _NEXTN),
+    "qwen35moe": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _EXPERTS | _SHARED_EXPERT | _DELTA | _NEXTN),
+    "gemma4": (_GEMMA_TOP, _GEMMA),
+    "gemma4-assistant": (_ASSISTANT_TOP, _GEMMA),
+}
+# Tensors that say something about the config and are no weights: the factors of scaled rotary embeddings.
+DERIVED = re.compile(r"(blk\.\d+\.)?rope_freqs\.weight")
+ROTATED = re.compile(r"attn_([qk])\.(weight|bias)")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One checkpoint tensor: the GGUF tensors that are laid along the second last axis, in order; `heads` > 0: rows of
+    that many heads go back from pairs side by side to half and half."""
+
+    sources: tuple[str, ...]
+    shape: tuple[int, ...]
+    heads: int = 0
+
+
+def pieces(model: Gguf, heads: int, kv_heads: int) -> dict[str, Piece]:
+    """Checkpoint name -> what it is made of, for every tensor of the file. WeightsError for names that are unknown."""
+    architecture = model["general.architecture"]
+    top, layer = NAMES[architecture]
+    sources: dict[str, list[str]] = {}
+    for name in model.tensors:
+        if DERIVED.fullmatch(name):
+            continue
+        inside = _LAYER.fullmatch(name)
+        known = layer.get(inside[2]) if inside else top.get(name)
+        if known is None:
+            raise WeightsError(
+                f"{model.path}: the tensor {name[:80]!a} is not part of any {architecture} model that paceline "
+                "knows: use the safetensors checkpoint of this model"
+            )
+        sources.setdefault(f"layers.{inside[1]}.{known}" if inside else known, []).append(name)
+    out = {}
+    for name, made_of in sources.items():
+        made_of.sort(key=lambda source: "ffn_up_exps" in source)  # gate first
+        shapes = [model.tensors[source].shape for source in made_of]
+        rotated = ROTATED.search(made_of[0]) if architecture == "llama" else None
+        count = 0 if rotated is None else heads if rotated[1] == "q" else kv_heads
+        shape = _joined(model, made_of, shapes)
+        row = name.endswith("shared_expert_gate.weight") and len(shape) == 1  # a matrix of one row
+        out[name] = Piece(tuple(made_of), (1, *shape) if row else shape, count)
+        if count and out[name].shape[0] % (2 * count):
+            raise WeightsError(
+                f"{model.path}: {made_of[0]} has {out[name].shape[0]} rows, which are no {count} heads: get another file"
+            )
+    return out
+
+
+def _joined(model: Gguf, names: list[str], shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    if len(shapes) == 1:
+        return shapes[0]
+    first = shapes[0]
+    if len(first) < 2 or any((*s[:-2], s[-1]) != (*first[:-2], first[-1]) for s in shapes):
+        raise WeightsError(
+            f"{model.path}: {' and '.join(names)} do not fit together: the file is damaged, download it again"
+        )
+    return (*first[:-2], sum(s[-2] for s in shapes), first[-1])
+
+
+def half_split_rows(rows: int, heads: int) -> NDArray[np.int64]:
+    """Which stored row stands at each row of the checkpoint.
+
+    llama.cpp's converter writes, in each head, row i of the first half and row i of the second side by side.
+    """
+    return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
+
+
+def interleaved_rows(rows: int, heads: int) -> NDArray[np.int64]:
+    """The other way round: which row of the checkpoint stands at each stored row."""
+    return np.argsort(half_split_rows(rows, heads))
+
+
+def names_of(architecture: str, name: str) -> list[str]:
+    """The GGUF tensors that a checkpoint tensor is stored as, gate before up; none where there is no place for it."""
+    top, layer = NAMES[architecture]
+    inside = re.fullmatch(r"layers\.(\d+)\.(.+)", name)
+    known, wanted = (layer, inside[2]) if inside else (top, name)
+    found = [stored for stored, checkpoint in known.items() if checkpoint == wanted]
+    return [f"blk.{inside[1]}.{stored}" for stored in found] if inside else found

@@ -1,0 +1,130 @@
+"""What drafters ask of a network: the one of Gemma 4's assistant, and those that read hidden states of the target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from paceline.core import ForwardBatch
+from paceline.kv.cache import KVCache
+from paceline.ops.base import Drawn, RoundStart, Rule, Stop
+
+FINAL = -1  # a tap: hidden states after the final norm
+
+
+@dataclass(slots=True)
+class HeadOutput:
+    """A drafter's scores: dense (ids None, logits [B, V]) or of a few candidates (ids [B, C], logits [B, C])."""
+
+    logits: torch.Tensor
+    ids: torch.Tensor | None
+    hidden: torch.Tensor  # [B, target hidden_size], feeds the next draft step
+
+
+class AssistantNet(Protocol):
+    """The Gemma 4 assistant: Q-only layers over the target's K/V."""
+
+    def step(self, rows: ForwardBatch, hidden: torch.Tensor, cache: KVCache) -> HeadOutput:
+        """One draft step for B rows: rows.tokens the last tokens [B], rows.positions constant over a round."""
+        ...
+
+    def draft_round(
+        self, start: RoundStart, states: torch.Tensor, cache: KVCache, rules: list[Rule], stops: list[Stop]
+    ) -> Drawn | None:
+        """A whole round with its draws in one go, each row as far as its stop says; None where that is not possible."""
+        ...
+
+
+class ToldNet(Protocol):
+    """A small network with K/V of its own that reads hidden states of the target: entry p holds the states of row p and
+    tokens up to p + `shift`.
+    """
+
+    taps: tuple[int, ...]  # the states it reads, side by side: after that many layers of the target, or FINAL
+    ids: torch.Tensor | None  # [C] the tokens that its scores are of; None: all
+    shift: int
+    parallel: int  # tokens that it drafts of one row, side by side; 0: it works as `shift` says
+    device: torch.device
+
+
+class StateNet(ToldNet, Protocol):
+    """One that drafts token by token, each from its own state for the one before: `shift` is 1."""
+
+    def absorb(
+        self, rows: ForwardBatch, states: torch.Tensor, cache: KVCache
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write K/V of rows [N] whose `states` [N, width] the target has computed.
+
+        Returns what `step` and what `logits` take for each of them, both [N, H].
+        """
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[M, H] -> [M, C]"""
+        ...
+
+    def step(
+        self, rows: ForwardBatch, hidden: torch.Tensor, cache: KVCache
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One more token of a draft, from the network's own state [B, H]: (logits [B, C], state of the next step)."""
+        ...
+
+    def draft_round(
+        self, start: RoundStart, states: torch.Tensor, cache: KVCache, rules: list[Rule], stops: list[Stop]
+    ) -> Drawn | None:
+        """All `step`s of a round with their draws in one go; None where that is not possible."""
+        ...
+
+
+class ChainNet(ToldNet, Protocol):
+    """One of `shift` stages with K/V of their own, of which each drafts one token: stage k reads what stage k - 1 gives
+    for row p beside token p + k.
+    """
+
+    def stage(self, depth: int, rows: ForwardBatch, states: torch.Tensor, cache: KVCache) -> torch.Tensor:
+        """Write a stage's K/V of rows [N] from the states [N, H] that the one before gives for them; its own [N, H]."""
+        ...
+
+    def stage_logits(self, depth: int, hidden: torch.Tensor) -> torch.Tensor:
+        """[M, H] -> [M, C], scores of the token at this depth."""
+        ...
+
+
+class BlockNet(ToldNet, Protocol):
+    """One that drafts a block in one forward: `shift` is 0, since no token goes into an entry."""
+
+    block: int  # rows of a block: the text's last token, and `mask`s
+    mask: int
+    first: int  # the row that gives the first token of a draft
+
+    def absorb(self, rows: ForwardBatch, states: torch.Tensor, cache: KVCache) -> None:
+        """Write K/V of rows [N] whose `states` [N, width] the target has computed."""
+        ...
+
+    def block_states(self, rows: ForwardBatch, cache: KVCache) -> torch.Tensor:
+        """Of whole blocks of rows [N] what `logits` takes, [N, H]."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[M, H] -> [M, C]"""
+        ...
+
+
+class ParallelNet(ToldNet, Protocol):
+    """One of heads side by side over the same states: `shift` is 1, though no token goes into an entry, so that the row
+    before a text's last token is always told.
+    """
+
+    def absorb(self, rows: ForwardBatch, states: torch.Tensor, cache: KVCache) -> None:
+        """Write all heads' K/V of rows [N] whose `states` [N, width] the target has computed."""
+        ...
+
+    def look(self, rows: ForwardBatch, states: torch.Tensor, cache: KVCache) -> tuple[torch.Tensor, ...]:
+        """The same, and what `logits` takes [N, H] of each head, that for the nearest token first."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[M, H] -> [M, C]"""
+        ...

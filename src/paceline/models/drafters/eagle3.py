@@ -1,0 +1,198 @@
+"""EAGLE-3 and 3.1: one decoder layer that reads hidden states of three target layers beside the next token's embedding.
+
+It has K/V of its own. Entry p pairs the target's hidden states at position p with token p + 1; further tokens of a draft
+take the layer's own output in their place. Sources of truth: speculators' models/eagle3, vLLM's models/llama_eagle3.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from paceline.checkpoints.loading import Shapes, Weights, read_entries
+from paceline.errors import ConfigError, PairError
+from paceline.models.drafters.speculators import parse_layers
+from paceline.models.drafters.state_net import (
+    Fits,
+    Network,
+    SteppingNet,
+    draft_ids,
+    embedding_of,
+    head_of,
+    misfit,
+)
+from paceline.models.fields import Fields, shown
+from paceline.models.layers.attention import attend
+from paceline.models.layers.decoder import attention_outputs, decoder_shapes, read_layer
+from paceline.models.layers.decoder_config import DecoderConfig
+from paceline.models.layers.mlp import feed
+from paceline.models.layers.rotary import inverse_frequencies
+from paceline.models.target import GraphTarget
+from paceline.ops.base import Ops, Value
+
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+TAPS = "eagle_aux_hidden_state_layer_ids"
+OWN = {"draft_vocab_size", "target_hidden_size", "eagle_config", TAPS, *FLAGS}  # keys
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Config:
+    """Of a drafter of one layer. `vocab_size` and `target_hidden_size` are the target's."""
+
+    layer: DecoderConfig
+    draft_vocab: int
+    target_hidden_size: int
+    taps: (
+        tuple[int, ...] | None
+    )  # decoder layers before the hidden states that it reads; None: as EAGLE-3 chooses
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False  # one norm over what all taps give
+    fc_norm: bool = False  # a norm for each of them
+    norm_output: bool = False  # what a further token is drafted from is normed
+
+    def taps_of(self, layers: int) -> tuple[int, ...]:
+        """The taps for a target of so many layers. Raises PairError."""
+        taps = self.taps or (2, layers // 2, layers - 3)
+        if min(taps) < 0 or max(taps) > layers or any(a >= b for a, b in pairwise(taps)):
+            raise PairError(
+                f"the drafter reads hidden states after layers {list(taps)}, and the target has {layers} layers: use the "
+                "drafter that was made for it, or the drafter ngram"
+            )
+        return taps
+
+
+def parse_eagle3(raw: Mapping[str, Any]) -> Eagle3Config:
+    """The drafter that a config.json describes, in the layout of `speculators` or the original. Raises ConfigError."""
+    fields = Fields(raw, "eagle3")
+    layer = parse_layers(raw, "eagle3", OWN)
+    if len(layer.kinds) != 1:
+        raise ConfigError(
+            f"eagle3: {len(layer.kinds)} layers are not supported, only one: use the drafter ngram"
+        )
+    for name in FLAGS:
+        fields.refuse(name, (None, True, False), "it is either true or false")
+    flags = {name: bool(raw.get(name)) for name in FLAGS}
+    if flags["norm_before_fc"] and flags["fc_norm"]:
+        raise ConfigError("eagle3: norm_before_fc and fc_norm exclude each other: download config.json again")
+    draft_vocab = fields.size("draft_vocab_size", layer.vocab_size)
+    if draft_vocab > layer.vocab_size:
+        raise ConfigError(
+            f"eagle3: draft_vocab_size is {draft_vocab} of {layer.vocab_size} tokens: download config.json again"
+        )
+    return Eagle3Config(
+        layer,
+        draft_vocab,
+        fields.size("target_hidden_size", layer.hidden_size),
+        _taps(raw),
+        **flags,
+    )
+
+
+def _taps(raw: Mapping[str, Any]) -> tuple[int, ...] | None:
+    inner = raw.get("eagle_config")
+    said = raw.get(TAPS, inner.get(TAPS) if isinstance(inner, Mapping) else None)
+    if said is None:
+        return None
+    if not isinstance(said, list) or not said or not all(type(x) is int and x >= 0 for x in said):
+        raise ConfigError(f"eagle3: {TAPS} is {shown(said)}, not layer numbers: download config.json again")
+    if any(a >= b for a, b in pairwise(said)):
+        raise ConfigError(f"eagle3: {TAPS} {said} do not rise: download config.json again")
+    return tuple(said)
+
+
+def plan_eagle3(folder: Path, raw: Mapping[str, Any], fits: Fits | None, names: tuple[str, str]) -> Network:
+    """What of `folder` is to be loaded. Raises ConfigError, WeightsError and, for another target's drafter, PairError."""
+    config = parse_eagle3(raw)
+    taps = config.taps or (0, 0, 0)
+    if fits is not None:
+        check_eagle3(config, fits, fits.layer_count, names)
+        taps = config.taps_of(fits.layer_count)
+    shapes = eagle3_shapes(config, len(taps), folder)
+    return Network(shapes, config.layer, partial(Eagle3Net, config), taps=taps)
+
+
+def check_eagle3(config: Eagle3Config, target: Fits, layers: int, names: tuple[str, str]) -> None:
+    """Raise PairError, naming both sides, unless the drafter fits a target (its config or itself) of so many layers."""
+    misfit(names, "eagle3", target, config.target_hidden_size, config.layer.vocab_size)
+    config.taps_of(layers)
+
+
+def eagle3_shapes(config: Eagle3Config, taps: int, folder: Path) -> Shapes:
+    """Name and shape of every tensor; what may be missing only where `folder` has it."""
+    layer, given = config.layer, read_entries(folder)
+    hidden, wide = layer.hidden_size, taps * config.target_hidden_size
+    shapes = decoder_shapes(layer)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        shapes[f"layers.0.self_attn.{name}.weight"] = (
+            shapes[f"layers.0.self_attn.{name}.weight"][0],
+            2 * hidden,
+        )
+    shapes |= {"fc.weight": (hidden, wide), "layers.0.hidden_norm.weight": (hidden,)}
+    if config.norm_before_fc:
+        shapes["input_norm.weight"] = (wide,)
+    if config.fc_norm:
+        shapes |= {f"fc_norm.{i}.weight": (config.target_hidden_size,) for i in range(taps)}
+    optional: Shapes = {
+        "embed_tokens.weight": (layer.vocab_size, hidden),
+        "lm_head.weight": (config.draft_vocab, hidden),
+        "d2t": (config.draft_vocab,),
+        "t2d": (layer.vocab_size,),
+    }
+    del shapes["embed_tokens.weight"]
+    return shapes | {name: shape for name, shape in optional.items() if name in given}
+
+
+class Eagle3Net(SteppingNet):
+    """A loaded drafter network; implements `StateNet`."""
+
+    def __init__(self, config: Eagle3Config, weights: Weights, target: GraphTarget) -> None:
+        layer, taps = config.layer, config.taps_of(target.layer_count)
+        ids = draft_ids(weights, config.draft_vocab, layer.vocab_size)
+        super().__init__(layer, target, taps, len(taps) * config.target_hidden_size, ids)
+        self.config = config
+        self.fc = weights.matrix("fc")
+        self.norms_in = (
+            tuple(weights.norm(f"fc_norm.{i}") for i in range(len(taps))) if config.fc_norm else ()
+        )
+        self.norm_in = weights.norm("input_norm") if config.norm_before_fc else None
+        inv_freq = inverse_frequencies(layer.rotary, layer.head_dim).to(weights.device)
+        self.layer = read_layer(weights, layer, 0, inv_freq)
+        self.hidden_norm, self.norm = weights.norm("layers.0.hidden_norm"), weights.norm("norm")
+        self.embedding, self.embedding_scale = embedding_of(weights, target, layer.hidden_size)
+        self.head = head_of(weights, target, layer.hidden_size, ids)
+        self._set_store(attention_outputs([self.layer]))
+
+    def _absorb(self, ops: Ops) -> tuple[Value, ...]:
+        x, eps = ops.given("states", self.width), self.config.layer.eps
+        if self.norm_in is not None:
+            x = ops.rms_norm(x, self.norm_in, eps)
+        if self.norms_in:
+            each = self.config.target_hidden_size
+            whole = None
+            for i, norm in enumerate(self.norms_in):
+                part = ops.rms_norm(ops.columns(x, i * each, (i + 1) * each), norm, eps)
+                whole = part if whole is None else ops.concat(whole, part)
+            x = whole
+        return self._block(ops, ops.linear(x, self.fc))
+
+    def _step(self, ops: Ops) -> tuple[Value, ...]:
+        after, normed = self._block(ops, ops.given("hidden", self.hidden_size))
+        return ops.linear(normed, self.head), after
+
+    def _logits(self, ops: Ops) -> tuple[Value, ...]:
+        return (ops.linear(ops.given("hidden", self.hidden_size), self.head),)
+
+    def _block(self, ops: Ops, x: Value) -> tuple[Value, Value]:
+        """(what the next step takes, what the head reads)."""
+        config, layer = self.config.layer, self.layer
+        token = ops.embed(ops.tokens(), self.embedding, self.embedding_scale)
+        h = ops.rms_norm(x, self.hidden_norm, config.eps)
+        both = ops.concat(ops.rms_norm(token, layer.norm_in, config.eps), h)
+        x = ops.add(h if self.config.norm_before_residual else x, attend(ops, both, layer.attention, config))
+        x = ops.add(x, feed(ops, ops.rms_norm(x, layer.norm_post, config.eps), layer.mlp))
+        normed = ops.rms_norm(x, self.norm, config.eps)
+        return (normed if self.config.norm_output else x), normed

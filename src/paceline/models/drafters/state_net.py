@@ -1,0 +1,187 @@
+"""What networks with K/V of their own over hidden states of the target have in common, see `StateNet`: their graphs, and
+what they take of the target where their checkpoint lacks it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.checkpoints.loading import Rename, Shapes, Weights
+from paceline.core import ForwardBatch
+from paceline.errors import PairError, WeightsError
+from paceline.kv.cache import KVCache, StoreType
+from paceline.models.layers.decoder import decoder_layout
+from paceline.models.layers.decoder_config import DecoderConfig
+from paceline.models.target import GraphTarget, bare_rows
+from paceline.ops.base import Drawn, Graph, Ops, RoundStart, Rule, Runner, Stop, Value, Weight
+
+
+class Fits(Protocol):
+    """What a network must fit: a target, or its config."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def layer_count(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What is to be loaded of a checkpoint, as its config and headers say. `rename` chooses among a target's tensors."""
+
+    shapes: Shapes
+    layers: DecoderConfig
+    build: Callable[[Weights, GraphTarget], GraphNet]
+    rename: Rename | None = None
+    taps: tuple[int, ...] = ()  # layers of the target, beside its final state
+
+
+def misfit(
+    names: tuple[str, str], kind: str, fits: Fits, hidden: int, vocab: int, layers: int | None = None
+) -> None:
+    """Raise PairError, naming drafter and target, unless it is made for a target of these sizes."""
+    pairs = {"hidden size": (hidden, fits.hidden_size), "vocabulary": (vocab, fits.vocab_size),
+             "layers": (layers or fits.layer_count, fits.layer_count)}  # fmt: skip
+    wrong = [f"{what} {mine} against {its}" for what, (mine, its) in pairs.items() if mine != its]
+    if wrong:
+        raise PairError(
+            f"{names[0]} ({kind}) was made for another target than {names[1]}: {'; '.join(wrong)}. Give the drafter of "
+            "this very target, or use the drafter ngram"
+        )
+
+
+class GraphNet(ABC):
+    """`layers` describes the decoder layers, each with K/V of its own; `width` is that of the states it is told."""
+
+    shift, parallel = 1, 0
+
+    def __init__(
+        self, layers: DecoderConfig, target: GraphTarget, taps: Seq[int], width: int, ids: Tensor | None
+    ) -> None:
+        self.runner: Runner = target.runner
+        self.dtype, self.device, self.max_len = target.dtype, target.device, target.max_len
+        self.taps, self.width, self.ids = tuple(taps), width, ids
+        self.hidden_size, self.layout = layers.hidden_size, decoder_layout(layers)
+        self.kv_dtype: StoreType = target.dtype
+        self._bare: dict[int, ForwardBatch] = {}  # rows for `logits`, by their number
+        self.logits_graph = self._logits  # one stable object, see GraphTarget
+
+    def _set_store(self, outputs: Iterable[Weight]) -> None:
+        """`outputs`: what the results of attention are multiplied with, as in `GraphTarget`."""
+        if all(weight.kind == "bfloat16" for weight in outputs) and self.runner.packs(self.layout):
+            self.kv_dtype = "packed"
+
+    @property
+    def graphs(self) -> list[Graph]:
+        """All graphs that it runs."""
+        return [self.logits_graph]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[M, hidden_size] -> [M, C], scores of the tokens `ids`."""
+        return self._scored(self.logits_graph, hidden)
+
+    def _scored(self, graph: Graph, hidden: Tensor) -> Tensor:
+        count = hidden.shape[0]
+        if count not in self._bare:
+            self._bare[count] = bare_rows(hidden)
+        (logits,) = self.runner.run(graph, self._bare[count], None, {"hidden": hidden})
+        return logits
+
+    @abstractmethod
+    def _logits(self, ops: Ops) -> tuple[Value, ...]:
+        """Logits of the input `hidden`."""
+
+
+class SteppingNet(GraphNet):
+    """One that drafts a token a step, each from its own output for the one before."""
+
+    def __init__(
+        self, layers: DecoderConfig, target: GraphTarget, taps: Seq[int], width: int, ids: Tensor | None
+    ) -> None:
+        super().__init__(layers, target, taps, width, ids)
+        self.absorb_graph, self.step_graph = self._absorb, self._step
+
+    @property
+    def graphs(self) -> list[Graph]:
+        return [self.absorb_graph, self.step_graph, *super().graphs]
+
+    def absorb(self, rows: ForwardBatch, states: Tensor, cache: KVCache) -> tuple[Tensor, Tensor]:
+        """Write K/V of rows whose hidden states the target has computed: (what `step` takes, what `logits` takes)."""
+        after, normed = self.runner.run(self.absorb_graph, rows, cache, {"states": states})
+        return after, normed
+
+    def step(self, rows: ForwardBatch, hidden: Tensor, cache: KVCache) -> tuple[Tensor, Tensor]:
+        """One more token of a draft: (logits [M, C], what the next step takes)."""
+        logits, after = self.runner.run(self.step_graph, rows, cache, {"hidden": hidden})
+        return logits, after
+
+    def draft_round(
+        self, start: RoundStart, states: Tensor, cache: KVCache, rules: list[Rule], stops: list[Stop]
+    ) -> Drawn | None:
+        """All steps of a round with their draws in one native call; None on a runner that cannot."""
+        return self.runner.draft_round(self.step_graph, start, cache, states, rules, stops)
+
+    @abstractmethod
+    def _absorb(self, ops: Ops) -> tuple[Value, ...]:
+        """Of the input `states`: what the next step takes, what the head reads."""
+
+    @abstractmethod
+    def _step(self, ops: Ops) -> tuple[Value, ...]:
+        """Of the input `hidden`: logits, and what the next step takes."""
+
+
+def embedding_of(weights: Weights, target: GraphTarget, hidden: int) -> tuple[Weight, float]:
+    """The checkpoint's embedding table with its scale, else the target's."""
+    if weights.has("embed_tokens.weight"):
+        return weights.matrix("embed_tokens"), 1.0
+    _same_width(weights, target, hidden, "embed_tokens.weight")
+    return target.embedding, target.embedding_scale
+
+
+def head_of(weights: Weights, target: GraphTarget, hidden: int, ids: Tensor | None = None) -> Weight:
+    """The checkpoint's head, else the rows `ids` of the target's."""
+    if weights.has("lm_head.weight"):
+        return weights.matrix("lm_head")
+    _same_width(weights, target, hidden, "lm_head.weight")
+    return target.head if ids is None else target.head.rows(ids)
+
+
+def _same_width(weights: Weights, target: GraphTarget, hidden: int, name: str) -> None:
+    if hidden != target.hidden_size:
+        raise WeightsError(
+            f"{weights.folder} has no {name}, and the target's is of width {target.hidden_size}, not {hidden}: "
+            "download it again"
+        )
+
+
+def draft_ids(weights: Weights, draft_vocab: int, vocab: int) -> Tensor | None:
+    """The tokens that the head's rows are of, int64 [C]; None: all in order. `d2t` holds what is added to 0, 1, ..."""
+    mask = weights.ids("t2d") if weights.has("t2d") else None
+    if not weights.has("d2t"):
+        if draft_vocab != vocab:
+            raise WeightsError(
+                f"{weights.folder}: draft_vocab_size is {draft_vocab}, but there is no d2t: download it again"
+            )
+        return None
+    offsets = weights.ids("d2t")
+    ids = offsets + torch.arange(draft_vocab, device=offsets.device)
+    right = bool((ids >= 0).all() and (ids < vocab).all()) and len(set(ids.tolist())) == len(ids)
+    if not right:
+        raise WeightsError(
+            f"{weights.folder}: d2t does not lead to {draft_vocab} tokens below {vocab}: it holds token id minus "
+            "row number of the head, not token ids"
+        )
+    if mask is not None and (int(mask.ne(0).sum()) != len(ids) or not bool(mask[ids].ne(0).all())):
+        raise WeightsError(f"{weights.folder}: t2d and d2t name different tokens: download them again")
+    return None if draft_vocab == vocab and not bool(offsets.any()) else ids

@@ -1,0 +1,114 @@
+"""Grouped attention of a decoder layer, and which kind of attention a layer has: grouped, latent or linear."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.checkpoints.loading import Shapes, Weights
+from paceline.models.layers.decoder_config import DecoderConfig
+from paceline.models.layers.delta_net import LINEAR, DeltaNet, read_delta, recur
+from paceline.models.layers.latent import LatentAttention, attend_latent, latent_shapes, read_latent
+from paceline.models.layers.linear import Linear, read_linear, read_norm
+from paceline.models.spec import SLIDING
+from paceline.ops.base import Ops, Value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attention:
+    q: Linear
+    k: Linear
+    v: Linear
+    o: Linear
+    q_norm: Tensor | None  # [head_dim]
+    k_norm: Tensor | None
+    inv_freq: Tensor  # [columns that are rotated / 2], one tensor for all layers
+    storage: int
+    window: int | None
+
+
+def attention_shapes(config: DecoderConfig) -> tuple[Shapes, Shapes]:
+    """(matrices; norms), named as within `self_attn`, of a layer that is not linear."""
+    if config.latent is not None:
+        return latent_shapes(config, config.latent)
+    hidden = config.hidden_size
+    wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    matrices: Shapes = {
+        "q_proj": (2 * wide if config.gated else wide, hidden),
+        "k_proj": (narrow, hidden),
+        "v_proj": (narrow, hidden),
+        "o_proj": (hidden, wide),
+    }
+    return matrices, {name: (config.head_dim,) for name in ("q_norm", "k_norm") if config.head_norms}
+
+
+def attend(ops: Ops, h: Value, a: Attention | LatentAttention | DeltaNet, config: DecoderConfig) -> Value:
+    """What a layer's attention adds to the row, of its normed input."""
+    if isinstance(a, DeltaNet):
+        return recur(ops, h, a, config.eps)
+    if isinstance(a, LatentAttention):
+        return attend_latent(ops, h, a, config)
+    wide = config.heads * config.head_dim
+    both, k, v = a.q(ops, h), a.k(ops, h), a.v(ops, h)
+    q = ops.columns(both, 0, wide) if config.gated else both
+    if a.q_norm is not None:
+        q = ops.rms_norm(q, a.q_norm, config.eps, config.heads)
+        k = ops.rms_norm(k, a.k_norm, config.eps, config.kv_heads)
+    stretch = config.rotary.attention
+    q = ops.scale(ops.rotary(q, a.inv_freq, config.heads, stretch), config.head_dim**-0.5)
+    ops.store_kv(a.storage, ops.rotary(k, a.inv_freq, config.kv_heads, stretch), v)
+    y = ops.attention(q, a.storage, config.heads, a.window, sees_itself=True)
+    return a.o(ops, ops.gated(ops.columns(both, wide, 2 * wide), y, "sigmoid") if config.gated else y)
+
+
+def store(ops: Ops, h: Value, a: Attention, config: DecoderConfig) -> None:
+    """Write the row's K and V, of its normed input, and nothing else."""
+    k, v = a.k(ops, h), a.v(ops, h)
+    if a.k_norm is not None:
+        k = ops.rms_norm(k, a.k_norm, config.eps, config.kv_heads)
+    ops.store_kv(a.storage, ops.rotary(k, a.inv_freq, config.kv_heads, config.rotary.attention), v)
+
+
+def read_attention(
+    weights: Weights, config: DecoderConfig, index: int, at: str, inv_freq: Tensor
+) -> Attention | LatentAttention | DeltaNet:
+    """The attention of layer `index`, whose tensors are named `at`.*"""
+    storage = storage_of(config.kinds, index)
+    if config.kinds[index] == LINEAR:
+        assert config.delta is not None
+        return read_delta(weights, config.delta, f"{at}.linear_attn", storage)
+    at = f"{at}.self_attn"
+
+    def linear(name: str) -> Linear:
+        return read_linear(weights, config, f"{at}.{name}")
+
+    def norm(name: str) -> Tensor | None:
+        return read_norm(weights, config, f"{at}.{name}") if config.head_norms else None
+
+    if config.latent is not None:
+        return read_latent(weights, at, config, linear, inv_freq)
+    q = linear("q_proj")
+    return Attention(
+        q=_gates_last(q, config.heads) if config.gated else q,
+        k=linear("k_proj"),
+        v=linear("v_proj"),
+        o=linear("o_proj"),
+        q_norm=norm("q_norm"),
+        k_norm=norm("k_norm"),
+        inv_freq=inv_freq,
+        storage=storage,
+        window=config.window if config.kinds[index] == SLIDING else None,
+    )
+
+
+def storage_of(kinds: tuple[str, ...], index: int) -> int:
+    """The number of a layer among those that keep what it keeps."""
+    return [(kind == LINEAR) == (kinds[index] == LINEAR) for kind in kinds[:index]].count(True)
+
+
+def _gates_last(q: Linear, heads: int) -> Linear:
+    """All queries, then all gates, which lie beside each other for each head."""
+    ids = torch.arange(q.weight.out_features).view(heads, 2, -1).transpose(0, 1).flatten()
+    return Linear(q.weight.rows(ids), None if q.bias is None else q.bias[ids])

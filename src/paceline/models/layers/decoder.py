@@ -1,0 +1,117 @@
+"""Llama and its relatives: two norms a layer, grouped attention, a gated MLP or experts, as graphs over `Ops`.
+
+What differs from family to family is data of `DecoderConfig`: biases, norms of q and k, windows, experts. Source of truth
+for the arithmetic: transformers' models/llama, mistral, qwen2, qwen3, qwen3_moe, deepseek_v3 and glm4_moe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.checkpoints.loading import Shapes, Weights
+from paceline.kv.layout import LayerKV, Layout
+from paceline.models.layers.attention import Attention, attend, attention_shapes, read_attention
+from paceline.models.layers.decoder_config import DecoderConfig
+from paceline.models.layers.delta_net import LINEAR, DeltaNet, delta_shapes
+from paceline.models.layers.latent import LatentAttention
+from paceline.models.layers.linear import read_norm
+from paceline.models.layers.mlp import Mixture, Mlp, feed, mlp_shapes, read_mlp
+from paceline.models.layers.rotary import inverse_frequencies
+from paceline.models.spec import SLIDING
+from paceline.models.target import GraphTarget
+from paceline.ops.base import Experts, Ops, Runner, Value, Weight
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    attention: Attention | LatentAttention | DeltaNet
+    mlp: Mlp | Experts | Mixture
+    norm_in: Tensor  # [H]
+    norm_post: Tensor  # [H]
+
+
+def decoder_shapes(config: DecoderConfig) -> Shapes:
+    """Name and shape of every tensor."""
+    hidden, vocab = config.hidden_size, config.vocab_size
+    shapes: Shapes = {"embed_tokens.weight": (vocab, hidden), "norm.weight": (hidden,)}
+    if not config.tied:
+        shapes["lm_head.weight"] = (vocab, hidden)
+    attention, norms = attention_shapes(config)
+    for i, kind in enumerate(config.kinds):
+        at = f"layers.{i}"
+        shapes[f"{at}.input_layernorm.weight"] = shapes[f"{at}.post_attention_layernorm.weight"] = (hidden,)
+        matrices: Shapes = {}
+        if kind == LINEAR:
+            assert config.delta is not None
+            shapes |= delta_shapes(config.delta, hidden, f"{at}.linear_attn")
+        else:
+            matrices |= {f"{at}.self_attn.{name}": shape for name, shape in attention.items()}
+            shapes |= {f"{at}.self_attn.{name}.weight": shape for name, shape in norms.items()}
+        dense, named = mlp_shapes(config, i)
+        matrices |= {f"{at}.mlp.{name}": shape for name, shape in dense.items()}
+        shapes |= {f"{at}.mlp.{name}": shape for name, shape in named.items()}
+        for name, shape in matrices.items():
+            shapes[f"{name}.weight"] = shape
+            if name.rpartition(".")[2] in config.biases:
+                shapes[f"{name}.bias"] = shape[:1]
+    return shapes
+
+
+def decoder_layout(config: DecoderConfig) -> Layout:
+    """A storage layer for each layer, of keys and values or of a recurrent state."""
+    heads, size, latent = config.kv_heads, config.head_dim, None
+    if config.latent is not None:
+        heads, size, latent = 1, config.latent.rank + config.head_dim, config.latent.rank
+    kinds = [kind for kind in config.kinds if kind != LINEAR]
+    layers = tuple(LayerKV(kind, heads, size, latent) for kind in kinds)
+    windows = {kind: config.window if kind == SLIDING else None for kind in dict.fromkeys(kinds)}
+    states = () if config.delta is None else (config.delta.storage,) * (len(config.kinds) - len(kinds))
+    return Layout(layers, windows, states)
+
+
+class DecoderTarget(GraphTarget):
+    """A loaded model of one of these families."""
+
+    def __init__(self, config: DecoderConfig, weights: Weights, runner: Runner, dtype: torch.dtype) -> None:
+        super().__init__(config, weights, runner, dtype)
+        self.config = config
+        inv_freq = inverse_frequencies(config.rotary, config.rotated or config.head_dim).to(weights.device)
+        self.layers = tuple(read_layer(weights, config, i, inv_freq) for i in range(len(config.kinds)))
+        self.norm = self.norm + config.norm_shift
+        self._set_layout(decoder_layout(config), attention_outputs(self.layers))
+
+    def _hidden(self, ops: Ops) -> tuple[Value, ...]:
+        x = ops.embed(ops.tokens(), self.embedding, self.embedding_scale)
+        kept = [x] if 0 in self.tapped else []
+        for i, layer in enumerate(self.layers):
+            h = ops.rms_norm(x, layer.norm_in, self.config.eps)
+            x = ops.add(x, attend(ops, h, layer.attention, self.config))
+            h = ops.rms_norm(x, layer.norm_post, self.config.eps)
+            x = ops.add(x, feed(ops, h, layer.mlp))
+            if i + 1 in self.tapped:
+                kept.append(x)
+        return (ops.rms_norm(x, self.norm, self.config.eps), *kept)
+
+    def _logits(self, ops: Ops) -> tuple[Value]:
+        return (ops.linear(ops.given("hidden", self.hidden_size), self.head),)
+
+
+def attention_outputs(layers: Iterable[Layer]) -> list[Weight]:
+    """What the results of attention are multiplied with."""
+    return [layer.attention.o.weight for layer in layers if not isinstance(layer.attention, DeltaNet)]
+
+
+def read_layer(
+    weights: Weights, config: DecoderConfig, index: int, inv_freq: Tensor, room: str = "layers"
+) -> Layer:
+    """One layer of a loaded model."""
+    at = f"{room}.{index}"
+
+    attention = read_attention(weights, config, index, at, inv_freq)
+    mlp = read_mlp(weights, config, index, f"{at}.mlp")
+    before, after = f"{at}.input_layernorm", f"{at}.post_attention_layernorm"
+    return Layer(attention, mlp, read_norm(weights, config, before), read_norm(weights, config, after))

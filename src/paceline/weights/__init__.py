@@ -1,1 +1,0 @@
-"""Weights in other formats than safetensors; each format one room."""
