@@ -6,15 +6,26 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
+from paceline.assembly import make_cache
 from paceline.bench import shapes
-from paceline.bench.random_target import random_target
+from paceline.bench.random_target import GeneratedWeights, random_assistant, random_target
 from paceline.bench.shapes import TARGETS, assistant_config, bytes_of, check_memory, need_of, target_config
 from paceline.cli.bench import command
+from paceline.config import EngineConfig
+from paceline.control.adaptive import AdaptivePolicy
+from paceline.control.cost_model import unmeasured
+from paceline.core import SamplingParams
+from paceline.drafters.mtp import MTPDrafter
+from paceline.engine.engine import Engine, EngineParts
 from paceline.errors import CapacityError, PacelineError, UsageError
 from paceline.models.drafters.gemma4_assistant import assistant_shapes, check_pair
-from paceline.ops.reference import EagerRunner
+from paceline.models.families.gemma4 import GemmaTarget, target_shapes
+from paceline.models.families.gemma4_config import parse_gemma
+from paceline.ops.base import WeightKind
+from paceline.ops.reference import EagerRunner, dequantize
 
 TINY = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 6, "num_attention_heads": 2,
@@ -144,3 +155,40 @@ def test_what_does_not_fit_is_refused_with_the_sum_before_anything_is_made(
         check_memory("gemma-4-12b", "bfloat16", (10**9, 16 * 10**9), drafter=True)
     check_memory("gemma-4-12b", "int4", (10**9, 16 * 10**9), drafter=True)
     assert set(TARGETS) == {*shapes.SMALL, *shapes.LARGE}
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "int8", "int4"])
+def test_weights_made_on_a_device_are_of_the_same_kinds(kind: WeightKind) -> None:
+    config = parse_gemma(shapes.shrunk("gemma-4-26b-a4b"))
+    made = GeneratedWeights(target_shapes(config), kind, torch.device("cpu"))
+    target = GemmaTarget(config, made, EagerRunner(), torch.float32)  # type: ignore[arg-type]
+    other = random_target(config, kind, EagerRunner())
+    for mine, theirs in zip(target.layers, other.layers, strict=True):
+        assert (mine.attention.q.kind, mine.attention.q.nbytes) == (
+            theirs.attention.q.kind,
+            theirs.attention.q.nbytes,
+        )
+        assert mine.moe is not None
+        assert theirs.moe is not None
+        assert [w.nbytes for w in mine.moe.experts.gate_up] == [w.nbytes for w in theirs.moe.experts.gate_up]
+        parts = [w.data for w in mine.moe.experts.gate_up]
+        assert len({part.untyped_storage().data_ptr() for part in parts}) == 1  # views, as of a file
+    x = torch.randn(8, config.hidden_size)
+    gain = dequantize(target.layers[0].attention.q, None, torch.float32) @ x.T
+    assert 0.5 < float(gain.std()) < 2
+
+
+def test_states_of_another_dtype_are_kept() -> None:
+    """As with bfloat16 activations under a float32 target, which `--shape` on a GPU once had."""
+    fields = shapes.shrunk("gemma-4-e2b")
+    target = random_target(parse_gemma(fields), "bfloat16", EagerRunner(torch.bfloat16))
+    net = random_assistant(shapes.assistant_of(fields, True), target)
+    config = EngineConfig(max_model_len=128, max_batch=1, cache_memory=1 << 24)
+    cache = make_cache(target, config, share=1.0)
+    engine = Engine(
+        EngineParts(target=target, cache=cache, drafters={"mtp": MTPDrafter(net)}, default_drafter="mtp",
+                    policy=AdaptivePolicy(unmeasured()), max_batch=1, draft_tokens=3)
+    )  # fmt: skip
+    (done,) = engine.run({"a": ([5, 6, 7], SamplingParams(max_tokens=8, ignore_eos=True))})["a"]
+    assert len(done.token_ids) == 8
+    assert done.stats.drafted > 0, done.stats.reasons

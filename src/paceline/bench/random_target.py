@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from paceline.ops.base import Runner, Weight, WeightKind
 from paceline.ops.blocks import BLOCKS
 from paceline.ops.quantize import GROUP
 
+CPU = torch.device("cpu")
 _POOL = 1 << 24  # random values that all matrices are cut from
 # Where the float16 scales of a block stand, and what they are for random bits to stand for values of about unit size.
 _SCALES: Mapping[str, tuple[tuple[int, float], ...]] = {
@@ -35,17 +37,23 @@ class RandomWeights:
         self.device, self.folder = torch.device("cpu"), Path("random")
         self.skipped: dict[str, object] = {}
         self._shapes, self._kind = shapes, kind
-        generator = torch.Generator().manual_seed(0)
-        self._values = torch.randn(_POOL, generator=generator).bfloat16()
-        self._bytes = torch.randint(0, 256, (_POOL,), generator=generator, dtype=torch.uint8)
+        self._generator = torch.Generator().manual_seed(0)
         self._at = 0
+
+    @cached_property
+    def _values(self) -> Tensor:
+        return torch.randn(_POOL, generator=self._generator).bfloat16()
+
+    @cached_property
+    def _bytes(self) -> Tensor:
+        return torch.randint(0, 256, (_POOL,), generator=self._generator, dtype=torch.uint8)
 
     def matrix(self, name: str) -> Weight:
         out, width = self._shapes[f"{name}.weight"]
         if (
             name == "embed_tokens_per_layer"
         ):  # gigabytes of which a step reads a few rows: memory that is never touched
-            return Weight(torch.zeros(out, width, dtype=torch.bfloat16), "bfloat16")
+            return Weight(torch.zeros(out, width, dtype=torch.bfloat16, device=self.device), "bfloat16")
         return random_weight(self, (out, width), stored_as(name, width, self._kind))
 
     def stack(self, name: str) -> tuple[Weight, ...]:
@@ -54,7 +62,7 @@ class RandomWeights:
         return tuple(random_weight(self, (out, width), kind) for _ in range(count))
 
     def vector(self, name: str) -> Tensor:
-        return torch.ones(self._shapes[name])
+        return torch.ones(self._shapes[name], device=self.device)
 
     exact = vector
 
@@ -62,7 +70,7 @@ class RandomWeights:
         return self.vector(f"{name}.weight")
 
     def ids(self, name: str) -> Tensor:
-        return torch.arange(self._shapes[name][0])
+        return torch.arange(self._shapes[name][0], device=self.device)
 
     def cut(self, source: Tensor, count: int) -> Tensor:
         """`count` values of `source`, from a place that moves on, copied."""
@@ -79,15 +87,43 @@ class RandomWeights:
         return self.cut(self._bytes, count)
 
 
+class GeneratedWeights(RandomWeights):
+    """The same, with values that are generated on `device`: a GPU makes those of 31B in seconds."""
+
+    def __init__(self, shapes: Shapes, kind: WeightKind, device: torch.device) -> None:
+        super().__init__(shapes, kind)
+        self.device = device
+        self._generator = torch.Generator(device).manual_seed(0)
+
+    def stack(self, name: str) -> tuple[Weight, ...]:
+        """Views of one tensor, as of a file."""
+        count, out, width = self._shapes[name]
+        every = random_weight(self, (count * out, width), stored_as(name, width, self._kind))
+        return tuple(every.rows(slice(i * out, (i + 1) * out)) for i in range(count))
+
+    def floats(self, count: int) -> Tensor:
+        return torch.randn(count, dtype=torch.bfloat16, device=self.device, generator=self._generator)
+
+    def raw(self, count: int) -> Tensor:
+        return torch.randint(
+            0, 256, (count,), dtype=torch.uint8, device=self.device, generator=self._generator
+        )
+
+
+def random_weights(shapes: Shapes, kind: WeightKind, device: torch.device) -> RandomWeights:
+    return RandomWeights(shapes, kind) if device.type == "cpu" else GeneratedWeights(shapes, kind, device)
+
+
 def random_weight(source: RandomWeights, shape: tuple[int, int], kind: WeightKind) -> Weight:
     """[out, in] of unit gain."""
     out, width = shape
     if kind == "int8":
         data = source.raw(out * width).view(torch.int8).view(out, width)
-        return Weight(data, kind, torch.full((out,), width**-0.5 / 73))
+        return Weight(data, kind, torch.full((out,), width**-0.5 / 73, device=data.device))
     if kind == "int4":
         data = source.raw(out * width // 2).view(out, width // 2)
-        return Weight(data, kind, torch.full((out, width // GROUP), width**-0.5 / 4.6))
+        scale = torch.full((out, width // GROUP), width**-0.5 / 4.6, device=data.device)
+        return Weight(data, kind, scale)
     if kind in BLOCKS:
         return Weight(_random_blocks(source, shape, kind), kind)
     values = source.floats(out * width).view(out, width)
@@ -100,21 +136,27 @@ def _random_blocks(source: RandomWeights, shape: tuple[int, int], kind: WeightKi
     layout, (out, width) = BLOCKS[kind], shape
     data = source.raw(out * width // layout.elements * layout.size).view(-1, layout.size)
     for at, size in _SCALES.get(kind, ()):
-        half = torch.tensor([size * width**-0.5], dtype=torch.float16)
+        half = torch.tensor([size * width**-0.5], dtype=torch.float16, device=data.device)
         data[:, at : at + 2] = half.view(torch.uint8)
     if kind == "mxfp4":  # a power of two
         data[:, 0] = 126 - round(math.log2(width) / 2)
     return data.view(out, -1)
 
 
-def random_target(config: GemmaConfig, kind: WeightKind, runner: Runner) -> GemmaTarget:
-    """A `GemmaTarget` of `config` with random weights stored as `kind`."""
-    weights = RandomWeights(target_shapes(config), kind)
-    return GemmaTarget(config, weights, runner, torch.float32)  # type: ignore[arg-type]
+def random_target(
+    config: GemmaConfig,
+    kind: WeightKind,
+    runner: Runner,
+    device: torch.device = CPU,
+    dtype: torch.dtype = torch.float32,
+) -> GemmaTarget:
+    """A `GemmaTarget` of `config` with random weights stored as `kind` on `device`; activations are of `dtype`."""
+    weights = random_weights(target_shapes(config), kind, device)
+    return GemmaTarget(config, weights, runner, dtype)  # type: ignore[arg-type]
 
 
 def random_assistant(config: AssistantConfig, target: GemmaTarget) -> GemmaAssistant:
     """The assistant of `config` for `target` with random weights in bfloat16."""
     check_pair(config, target.config, ("the random assistant", "the random target"))
-    weights = RandomWeights(assistant_shapes(config), "bfloat16")
+    weights = random_weights(assistant_shapes(config), "bfloat16", target.device)
     return GemmaAssistant(config, weights, target, target.runner)  # type: ignore[arg-type]

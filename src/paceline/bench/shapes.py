@@ -5,6 +5,7 @@ Source: the config.json files of google/gemma-4-*-it and google/gemma-4-*-it-ass
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -78,10 +79,18 @@ def target_config(name: str, vocab_size: int | None = None) -> GemmaConfig:
 
 def assistant_config(name: str) -> AssistantConfig:
     """The published assistant: four Q-only layers; E2B's and E4B's have the centroid head."""
-    target, small = fields_of(name), name in SMALL
-    keep = ("num_key_value_heads", "num_global_key_value_heads", "attention_k_eq_v", "sliding_window")
+    return assistant_of(fields_of(name), name in SMALL)
+
+
+def assistant_of(target: Mapping[str, Any], small: bool) -> AssistantConfig:
+    """The assistant for the config.json of a target; `small`: as those of E2B and E4B are."""
+    keep = (
+        "num_key_value_heads", "num_global_key_value_heads", "attention_k_eq_v", "sliding_window", "head_dim",
+        "global_head_dim", "vocab_size", "vocab_size_per_layer_input",
+    )  # fmt: skip
+    width = min(256 if small else 1024, target["hidden_size"])
     text = _COMMON | {key: target[key] for key in keep if key in target} | {
-        "hidden_size": 256 if small else 1024, "intermediate_size": 2048 if small else 8192,
+        "hidden_size": width, "intermediate_size": 8 * width,
         "num_attention_heads": 4 if small else target["num_attention_heads"], "num_hidden_layers": 4,
         "num_kv_shared_layers": 4, "layer_types": [SLIDING] * 3 + [FULL], "final_logit_softcapping": None,
     }  # fmt: skip
@@ -91,6 +100,31 @@ def assistant_config(name: str) -> AssistantConfig:
             "use_ordered_embeddings": small, "num_centroids": 2048, "centroid_intermediate_top_k": 32,
         }
     )  # fmt: skip
+
+
+def shallow(name: str, layers: int) -> dict[str, Any]:
+    """The config.json of a published target with its first layers only, where no layer shares K/V with another."""
+    fields = fields_of(name)
+    return fields | {"num_hidden_layers": layers, "layer_types": fields["layer_types"][:layers]}
+
+
+def shrunk(name: str) -> dict[str, Any]:
+    """The config.json of a target that has all parts of a published one, and next to no weights: to try code with."""
+    fields = fields_of(name)
+    every = fields["layer_types"].index(FULL) + 1
+    small: dict[str, Any] = {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2 * every, "num_attention_heads": 4,
+        "layer_types": fields["layer_types"][: 2 * every], "head_dim": 32, "global_head_dim": 64,
+        "vocab_size": 4096, "vocab_size_per_layer_input": 4096, "sliding_window": 32,
+        "num_key_value_heads": min(2, fields["num_key_value_heads"]), "max_position_embeddings": 4096,
+        "num_kv_shared_layers": every if fields["num_kv_shared_layers"] else 0,
+        "hidden_size_per_layer_input": 16 if fields["hidden_size_per_layer_input"] else 0,
+    }  # fmt: skip
+    if "num_global_key_value_heads" in fields:
+        small["num_global_key_value_heads"] = min(2, fields["num_global_key_value_heads"])
+    if fields.get("enable_moe_block"):
+        small |= {"num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 32}
+    return fields | small
 
 
 def stored_as(name: str, width: int, kind: WeightKind) -> WeightKind:
@@ -112,32 +146,38 @@ def row_bytes(kind: WeightKind, width: int) -> int:
     return sizes.get(kind, 2 * width)
 
 
-def bytes_of(shapes: Shapes, kind: WeightKind) -> int:
-    """Of all matrices as they are kept; tables that are only looked up take no memory here (see random_target)."""
+def bytes_of(shapes: Shapes, kind: WeightKind, tables: bool = False) -> int:
+    """Of all matrices as they are kept. `tables`: also those that are only looked up, which take memory on a GPU only
+    (see random_target)."""
     total = 0
     for name, shape in shapes.items():
-        if name.startswith("embed_tokens_per_layer") or len(shape) < 2:
+        if len(shape) < 2:
+            continue
+        if name.startswith("embed_tokens_per_layer"):
+            total += 2 * prod(shape) if tables else 0
             continue
         stored = stored_as(name.removesuffix(".weight"), shape[-1], kind)
         total += prod(shape[:-1]) * row_bytes(stored, shape[-1])
     return total
 
 
-def need_of(name: str, kind: WeightKind, drafter: bool) -> int:
-    """Bytes of the weights of a target and, with `drafter`, of its assistant (always bfloat16)."""
-    own = bytes_of(target_shapes(target_config(name)), kind)
+def need_of(name: str, kind: WeightKind, drafter: bool, tables: bool = False) -> int:
+    """Bytes of the weights of a target and, with `drafter`, of its assistant (always bfloat16); `tables`: see above."""
+    own = bytes_of(target_shapes(target_config(name)), kind, tables)
     return own + (bytes_of(assistant_shapes(assistant_config(name)), "bfloat16") if drafter else 0)
 
 
-def check_memory(name: str, kind: WeightKind, sizes: tuple[int, int], *, drafter: bool) -> None:
+def check_memory(
+    name: str, kind: WeightKind, sizes: tuple[int, int], *, drafter: bool, gpu: bool = False
+) -> None:
     """Raise CapacityError with the sum unless it fits. `sizes`: (bytes for K/V, bytes that are free)."""
     cache, free = sizes
-    weights = need_of(name, kind, drafter)
+    weights = need_of(name, kind, drafter, gpu)
     room = weights // 20 + (1 << 29)  # matrices are turned into tiles one by one; activations
     if weights + cache + room <= free:
         return
     smaller = [
-        k for k in ("int8", "int4") if need_of(name, k, drafter) * 21 // 20 + cache + (1 << 29) <= free
+        k for k in ("int8", "int4") if need_of(name, k, drafter, gpu) * 21 // 20 + cache + (1 << 29) <= free
     ]
     hint = f"use --quantize {smaller[0]}" if kind not in ("int4",) and smaller else "choose a smaller --shape"
     raise CapacityError(

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
+
+import torch
 
 from paceline.assembly import free_memory, make_cache
 from paceline.bench.random_target import random_assistant, random_target
@@ -25,8 +27,9 @@ from paceline.drafters.mtp import MTPDrafter
 from paceline.engine.engine import Engine, EngineParts
 from paceline.engine.forced import ForcedAcceptance
 from paceline.errors import UsageError
-from paceline.ops.base import WeightKind
-from paceline.ops.runners import pick_device, pick_runner
+from paceline.models.families.gemma4_config import AssistantConfig, GemmaConfig
+from paceline.ops.base import Runner, WeightKind
+from paceline.ops.runners import DTYPES, pick_device, pick_runner
 from paceline.tree import Shape
 
 Say = Callable[[str], None]
@@ -49,39 +52,57 @@ def synthetic_engine(shape: str, chances: ForcedAcceptance, options: dict[str, A
     if config.tensor_parallel > 1:
         raise UsageError("--shape is computed by one process: leave --tensor-parallel out")
     device = pick_device(config.device)
-    if device.type != "cpu":
-        raise UsageError("--shape is for the CPU so far: use --device cpu")
     kind: WeightKind = config.quantize or ("float32" if config.dtype == "float32" else "bfloat16")
-    check_memory(shape, kind, (config.cache_memory or CACHE, free_memory(device)), drafter=drafter != "none")
+    sizes = config.cache_memory or CACHE, free_memory(device)
+    check_memory(shape, kind, sizes, drafter=drafter != "none", gpu=device.type != "cpu")
     runner, arithmetic = pick_runner(config, device)
     say(f"SYNTHETIC {shape}: random weights ({kind}), acceptance {said(chances)} · {arithmetic}")
-    target = random_target(target_config(shape), kind, runner)
+    parts = random_parts(
+        Pair(target_config(shape), assistant_config(shape) if drafter != "none" else None),
+        kind,
+        config,
+        runner,
+    )
+    info = {"target": shape, "drafter": parts.default_drafter, "arithmetic": arithmetic,
+            "synthetic": {"weights": f"random, {kind}", "acceptance": list(chances.chances)}}  # fmt: skip
+    return _measured(replace(parts, forced=chances, info=info), say)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What random weights are made for."""
+
+    target: GemmaConfig
+    assistant: AssistantConfig | None
+
+
+def random_parts(pair: Pair, kind: WeightKind, config: EngineConfig, runner: Runner) -> EngineParts:
+    """An engine's parts with random weights stored as `kind`, drafts of a fixed length; without a tokenizer."""
+    device = pick_device(config.device)
+    dtype = torch.float32 if device.type == "cpu" else DTYPES.get(config.dtype, torch.bfloat16)
+    target = random_target(pair.target, kind, runner, device, dtype)
     runner.prepare([target.hidden_graph, target.logits_graph])
     cache = make_cache(target, config, share=1.0)
     drafters: dict[str, Drafter] = {}
-    if drafter != "none":
-        net = random_assistant(assistant_config(shape), target)
+    if pair.assistant is not None:
+        net = random_assistant(pair.assistant, target)
         net.runner.prepare([net.step_graph])
         drafters["mtp"] = MTPDrafter(net)
     tree = None if config.draft_tree is None or not drafters else Shape.parse(config.draft_tree)
     if tree is not None:
         cache.grow_branches(config.max_batch * MAX_DRAFT_TOKENS)
-    parts = EngineParts(
+    return EngineParts(
         target=target, cache=cache, drafters=drafters, default_drafter="mtp" if drafters else "none",
         policy=FixedPolicy(0), draft_tokens=config.draft_tokens, max_batch=config.max_batch,
         prefill_chunk=config.prefill_chunk, step_tokens=config.step_tokens, prefix_cache=config.prefix_cache,
-        forced=chances, draft_tree=tree,
-        info={"target": shape, "drafter": "mtp" if drafters else "none", "arithmetic": arithmetic,
-              "synthetic": {"weights": f"random, {kind}", "acceptance": list(chances.chances)}},
+        draft_tree=tree,
     )  # fmt: skip
-    return _measured(parts, say)
 
 
 def _measured(parts: EngineParts, say: Say) -> Engine:
-    """The engine with the costs of its steps measured, as at the start of a real one."""
-    return Engine(
-        replace(parts, policy=AdaptivePolicy(measure_steps(parts, PROFILING) or unmeasured(), warn=say))
-    )
+    """The engine, with the costs of its steps measured where draft lengths are chosen by them, as at a real start."""
+    table = measure_steps(parts, PROFILING) if parts.draft_tokens == "auto" else None
+    return Engine(replace(parts, policy=AdaptivePolicy(table or unmeasured(), warn=say)))
 
 
 def said(chances: ForcedAcceptance) -> str:

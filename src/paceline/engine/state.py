@@ -138,7 +138,7 @@ class EngineState:
                 memmove(to + slot * width, source + row * stride, width)
             return
         where = torch.tensor([slot for slot, _ in slots], device=device)
-        self.hidden[where] = hidden[torch.tensor(rows, device=device)]
+        self.hidden[where] = hidden[torch.tensor(rows, device=device)].to(kept.dtype)
 
     def preempt(self, sequence: Sequence) -> None:
         """Take a running sequence's pages; it is computed again when there is room."""

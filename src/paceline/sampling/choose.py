@@ -90,6 +90,7 @@ def choose_candidates(
     distribution that was sampled from, over `vocab_size` tokens (needed with `ids`). A row with NaN proposes token 0
     at confidence 0.
     """
+    logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
     if purpose == noise.TARGET and native_sampling.suits(logits, ids):
         picked, confidence, _ = _draw_native(logits, ids, rows, confidence=True)
         return Proposal([max(t, 0) for t in picked], confidence, [None] * len(rows))

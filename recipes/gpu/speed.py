@@ -1,0 +1,206 @@
+"""Rows about time: forwards against the floor, whole steps with drafts, linears beside those of the vendor's library."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from journal import Journal
+from subjects import Place, Wanted, forced, prompts
+from subjects import engine as made
+from torch.nn import functional as F
+
+from paceline.bench.device import Forwards, launches, read_rate, seconds_alone, seconds_each
+from paceline.bench.random_target import random_weight, random_weights
+from paceline.bench.roofline import weight_bytes
+from paceline.bench.runner import Bench, Cell, Setting, run_beside
+from paceline.config import EngineConfig
+from paceline.core import ForwardBatch
+from paceline.drafters.mtp import MTPDrafter
+from paceline.engine.engine import Engine
+from paceline.models.drafters.base import HeadOutput
+from paceline.models.target import GraphTarget
+from paceline.ops.base import Ops, Runner, Value, Weight
+from paceline.ops.reference import EagerRunner
+from paceline.ops.runners import pick_runner
+
+USUAL = (0.85, 0.60, 0.40, 0.27)  # chance that each drafted token is kept, if those before it are
+ACCEPTANCE = {"26b": (0.844, 0.599, 0.385, 0.271)}
+CONTEXT = {"31b": 1000, "12b": 1000, "e4b": 500, "e2b": 500, "26b": 1000}
+SHARES = {"31b": 0.90, "12b": 0.85, "e4b": 0.80, "e2b": 0.70}  # of the read floor, wanted
+LAYER = (
+    (43008, 5376),
+    (5376, 21504),
+    (16384, 5376),
+    (5376, 8192),
+)  # [out, in] of the linears of a layer of 31B
+
+
+def bandwidth(place: Place, journal: Journal) -> None:
+    rate = read_rate(place.torch)
+    journal.add("bandwidth", f"{rate / 1e9:,.0f} GB/s read", bytes_per_second=rate)
+
+
+def shape(place: Place, journal: Journal, wanted: Wanted, batches: tuple[int, ...] = ()) -> None:
+    """All rows of one target: forwards of 1, 5 and 9 rows, steps with drafts, a prompt, batches."""
+    name = wanted.shape if wanted.kind == "bfloat16" else f"{wanted.shape}-{wanted.kind}"
+    with made(place, wanted) as (engine, arithmetic):
+        journal.add(f"{name} loaded", _memory(place, arithmetic), arithmetic=arithmetic)
+        forwards(place, journal, name, engine)
+        drafted(place, journal, name, engine, 1)
+        parts(place, journal, name, engine)
+        if wanted.kind == "bfloat16":
+            prompt(place, journal, name, engine)
+        for batch in batches:
+            if journal.left > 15:
+                drafted(place, journal, name, engine, batch)
+        del engine
+
+
+def _memory(place: Place, arithmetic: str) -> str:
+    if place.torch.type != "cuda":
+        return arithmetic
+    return f"{arithmetic}; {torch.cuda.memory_allocated(place.torch) / 2**30:.1f} GiB in use"
+
+
+def _target(engine: Engine) -> GraphTarget:
+    assert isinstance(engine.state.target, GraphTarget), "what random_parts makes"
+    return engine.state.target
+
+
+def forwards(place: Place, journal: Journal, name: str, engine: Engine) -> None:
+    """Steps of 1, 5 and 9 rows of one text, logits of all of them included."""
+    shape = name.partition("-")[0]
+    context = 40 if place.dry else CONTEXT[shape]
+    texts = Forwards(engine, context)
+    rate = journal.value("bandwidth", "bytes_per_second") or read_rate(place.torch)
+    floor = weight_bytes(_target(engine)) / rate
+    budget, one = (0.02, 0.0) if place.dry else (0.4, 0.0)
+    try:
+        for rows in (1, 5, 9):
+            call = texts.step(rows)
+            alone = seconds_alone(call, place.torch, budget)
+            each = seconds_each(call, place.torch, budget)
+            one = one or each
+            said = f"{each * 1e3:.3f} ms, {floor / each:.1%} of the floor"
+            said += f" ({floor * 1e3:.3f} ms)" if rows == 1 else f", {each / one:.3f} of 1 row"
+            journal.add(
+                f"{name} {rows} rows", f"{said}; waited for {alone * 1e3:.3f} ms", ms=each * 1e3, alone_ms=alone * 1e3,
+                floor_ms=floor * 1e3, share=floor / each, over_one=each / one, context=context,
+                target=SHARES.get(shape) if rows == 1 else None,
+            )  # fmt: skip
+        found = launches(texts.step(1), place.torch)
+        if found is not None:
+            layers = _target(engine).layer_count
+            journal.add(
+                f"{name} launches", f"{found.kernels} kernels, {found.kernels / layers:.1f} a layer of {layers}",
+                kernels=found.kernels, a_layer=found.kernels / layers, target=10,
+            )  # fmt: skip
+    finally:
+        texts.close()
+
+
+def drafted(place: Place, journal: Journal, name: str, engine: Engine, batch: int) -> None:
+    """Whole steps with 4 drafted tokens, beside plain ones, as an engine makes them."""
+    chances = ACCEPTANCE.get(name.partition("-")[0], USUAL)
+    writer, vocab = forced(engine, chances), engine.state.target.vocab_size
+    bench = Bench(
+        writer, writer.twin(), lambda workload, count: prompts(vocab, count), (), (), tokens=24 if place.dry else 160,
+        rounds=1, least=0.0 if place.dry else 0.8, forced=True,
+    )  # fmt: skip
+    cell, setting = Cell("synthetic", batch, 0.0), Setting("mtp", 4)
+    run_beside(replace(bench, tokens=16, least=0.0), cell, setting, 0)
+    run, plain = run_beside(bench, cell, setting, 1)
+    kept = 1 + sum(run.accepted_by_position) / max(run.steps, 1)
+    step = kept / run.speed * batch if run.speed else float("nan")
+    beside = batch / plain.speed if plain.speed else float("nan")
+    journal.add(
+        f"{name} drafts, batch {batch}",
+        f"{run.speed:,.0f} tokens/s, {run.ratio:.2f} of plain ({plain.speed:,.0f}); {kept:.2f} tokens a step of "
+        f"{step * 1e3:.2f} ms, plain {beside * 1e3:.2f} ms",
+        tokens_per_second=run.speed, plain=plain.speed, ratio=run.ratio, tokens_a_step=kept, step_ms=step * 1e3,
+        plain_step_ms=beside * 1e3, batch=batch, acceptance=chances,
+    )  # fmt: skip
+
+
+def parts(place: Place, journal: Journal, name: str, engine: Engine) -> None:
+    """What a step with 4 drafted tokens is made of, each measured alone: four calls of the assistant, 5 rows verified."""
+    drafter = engine.state.drafters["mtp"]
+    assert isinstance(drafter, MTPDrafter)
+    net, target = drafter.net, _target(engine)
+    texts, budget = Forwards(engine, 40), 0.02 if place.dry else 0.3
+    try:
+        one = texts.rows(1)
+        hidden = torch.randn(1, target.hidden_size, device=target.device, dtype=target.dtype)
+
+        def call() -> HeadOutput:
+            return net.step(one, hidden, engine.state.cache)
+
+        draft = seconds_each(call, place.torch, budget)
+        verify = (
+            journal.value(f"{name} 5 rows", "ms") or seconds_each(texts.step(5), place.torch, budget) * 1e3
+        )
+        step = journal.value(f"{name} drafts, batch 1", "step_ms")
+        total = 4 * draft * 1e3 + verify
+        ratio = step / total if step else float("nan")
+        journal.add(
+            f"{name} step over parts",
+            f"{ratio:.3f}: 4 draft calls of {draft * 1e3:.3f} ms and 5 rows of {verify:.3f} ms, step {step or 0:.3f} ms",
+            ratio=ratio, draft_call_ms=draft * 1e3, verify_ms=verify, step_ms=step, target=1.05,
+        )  # fmt: skip
+    finally:
+        texts.close()
+
+
+def prompt(place: Place, journal: Journal, name: str, engine: Engine) -> None:
+    """A prompt of 512 tokens, beside plain torch over the same weights where it can read them."""
+    count, target = 24 if place.dry else 512, _target(engine)
+    texts, budget = Forwards(engine, 16), 0.02 if place.dry else 0.4
+    try:
+        own = seconds_each(texts.prompt(count), place.torch, budget)
+        words, other = f"{own * 1e3:.1f} ms, {count / own:,.0f} tokens/s", None
+        if target.head.data.device.type == target.layers[0].attention.o.data.device.type != "meta":
+            eager, rows = EagerRunner(target.dtype), texts.rows(count)
+            other = seconds_each(
+                lambda: eager.run(target.hidden_graph, rows, engine.state.cache, {}), place.torch, budget / 2
+            )
+            words += f"; plain torch {other * 1e3:.1f} ms, ratio {own / other:.2f}"
+        theirs, ratio = (None, None) if other is None else (other * 1e3, own / other)
+        journal.add(
+            f"{name} prompt of {count}", words, ms=own * 1e3, plain_torch_ms=theirs, ratio=ratio, target=1.5
+        )
+    finally:
+        texts.close()
+
+
+def tax(place: Place, journal: Journal) -> None:
+    """Linears of a layer of 31B with 1, 5 and 512 rows, beside those of the vendor's library."""
+    device = place.torch
+    sizes = tuple((o // 128, i // 128) for o, i in LAYER) if place.dry else LAYER
+    source = random_weights({}, "bfloat16", device)
+    runner, _ = pick_runner(EngineConfig(device=place.device), device)
+    weights = [random_weight(source, size, "bfloat16") for size in sizes]
+    for rows in (1, 5, 512):
+        own, other = 0.0, 0.0
+        for weight in weights:
+            mine, theirs = _linears(runner, weight, rows, 0.02 if place.dry else 0.15)
+            own, other = own + mine, other + theirs
+        journal.add(
+            f"tax of bits, {rows} rows", f"{own * 1e3:.3f} ms, library {other * 1e3:.3f} ms: {own / other - 1:+.1%}",
+            ms=own * 1e3, library_ms=other * 1e3, tax=own / other - 1, target=0.5 if rows == 512 else 0.03,
+        )  # fmt: skip
+
+
+def _linears(runner: Runner, weight: Weight, rows: int, budget: float) -> tuple[float, float]:
+    device = weight.data.device
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    x = torch.randn(rows, weight.in_features, device=device, dtype=dtype)
+    data = weight.data.to(dtype)
+    zeros = torch.zeros(rows, dtype=torch.int64, device=device)
+    batch = ForwardBatch(zeros, zeros.int(), zeros.int(), [0, rows])
+
+    def graph(ops: Ops) -> tuple[Value, ...]:
+        return (ops.linear(ops.given("x", weight.in_features), weight),)
+
+    own = seconds_each(lambda: runner.run(graph, batch, None, {"x": x}), device, budget)
+    return own, seconds_each(lambda: F.linear(x, data), device, budget)

@@ -1,0 +1,111 @@
+"""recipes/gpu/measure.py: all of its code on the CPU with tiny models, and what it does when time or the GPU runs out."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "gpu"
+
+
+@pytest.fixture
+def recipe(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    monkeypatch.syspath_prepend(str(RECIPE))
+    import exact
+    import journal
+    import measure
+    import subjects
+
+    return SimpleNamespace(measure=measure, journal=journal, exact=exact, subjects=subjects)
+
+
+def run(recipe: SimpleNamespace, *words: str) -> str:
+    result = CliRunner().invoke(recipe.measure.main, list(words), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_rows_of_shapes(recipe: SimpleNamespace, tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    said = run(recipe, "--dry", "--only", "bandwidth,26b,e2b,31b-int4,tax", "--out", str(out))
+    kept = json.loads(out.read_text())
+    rows = {row["name"]: row for row in kept["rows"]}
+    assert not [name for name in rows if "FAILED" in name], said
+    assert all(name in said for name in rows)
+    for name in ("26b", "e2b", "31b-int4"):
+        one, five, nine = (rows[f"{name} {n} rows"] for n in (1, 5, 9))
+        assert one["share"] == pytest.approx(one["floor_ms"] / one["ms"])
+        assert five["over_one"] == pytest.approx(five["ms"] / one["ms"])
+        assert nine["floor_ms"] == one["floor_ms"] > 0
+        drafts = rows[f"{name} drafts, batch 1"]
+        assert 1 < drafts["tokens_a_step"] <= 5
+        assert drafts["plain"] > 0
+    assert rows["26b drafts, batch 1"]["acceptance"][0] == 0.844
+    assert kept["facts"]["ended"] == "done"
+    assert kept["facts"]["dry"] is True
+
+
+def test_bits_and_texts(recipe: SimpleNamespace, tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    run(recipe, "--dry", "--only", "bits,texts", "--out", str(out))
+    rows = {row["name"]: row for row in json.loads(out.read_text())["rows"]}
+    texts = rows["texts, 31b-shaped"]
+    assert texts["equal"], texts
+    assert texts["tokens"] > 2000
+    assert texts["accepted"] > 200  # or nothing was tried
+    assert texts["drafted"] > texts["accepted"]
+    assert rows["bits of rows"]["rows"] > 100
+
+
+def test_a_drafter_that_changes_texts_is_named(
+    recipe: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from paceline.engine import verify
+
+    right = verify.verify_match
+    monkeypatch.setattr(verify, "verify_match", lambda own, tokens: right([t ^ 1 for t in own], tokens) if tokens else
+                        right(own, tokens))  # fmt: skip
+    journal = recipe.journal.Journal(None, {}, 100)
+    recipe.exact.random_texts(recipe.subjects.Place("cpu", dry=True), journal)
+    (row,) = journal.rows
+    assert not row["equal"]
+    assert row["wrong"].startswith(("mtp 1", "ngram 1", "replay 1"))
+    assert "DIFFERENT" in row["said"]
+
+
+def test_budget_faults_and_resuming(
+    recipe: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(place: object, journal: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    again: list[list[str]] = []
+
+    def execv(path: str, words: list[str]) -> None:
+        again.append(words)
+        raise SystemExit(0)
+
+    section = recipe.measure.Section
+    monkeypatch.setitem(recipe.measure.SECTIONS, "e2b", section(5, broken))
+    monkeypatch.setattr(os, "execv", execv)
+    out = tmp_path / "rows.json"
+    only = ["--dry", "--only", "e2b,bandwidth", "--out", str(out)]
+    run(recipe, *only)
+    assert again[0][-1] == "--resume"
+    first = json.loads(out.read_text())
+    assert [row["name"] for row in first["rows"]] == ["e2b FAILED"]
+    assert "illegal memory access" in first["rows"][0]["said"]
+    run(recipe, *only, "--resume")  # as that process does
+    assert [row["section"] for row in json.loads(out.read_text())["rows"]] == ["e2b", "bandwidth"]
+    journal = recipe.journal.Journal(None, {}, 1)
+    recipe.measure._section(SimpleNamespace(dry=False), journal, "31b")
+    assert journal.rows[0]["skipped"]
+    assert "31b" in run(recipe, "--list")
+    result = CliRunner().invoke(recipe.measure.main, ["--only", "32b"])
+    assert "use bandwidth" in result.output
+    assert result.exit_code == 2
