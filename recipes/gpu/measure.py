@@ -96,10 +96,9 @@ def main(
     else:
         journal = Journal(out, _facts(place), budget)
         click.echo(f"{journal.facts['gpu'] or journal.facts['processor']}, torch {torch.__version__}")
-    with torch.inference_mode():
-        for name in names:
-            if name not in journal.done:
-                _section(place, journal, name)
+    for name in names:
+        if name not in journal.done:
+            _section(place, journal, name)
     journal.facts["ended"] = "done"
     journal.write()
 
