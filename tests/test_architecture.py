@@ -50,6 +50,7 @@ MAY_IMPORT = {
     "cli": {"*"},
     "async_llm": {"llm", "text"},
     "__init__": {"async_llm", "llm"},
+    "__main__": {"cli"},
 }
 BASE = {"errors", "core", "config", "files", "tree", "child"}
 LINES, FUNCTION_LINES, PARAMETERS = 400, 50, 6

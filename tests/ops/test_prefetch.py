@@ -96,3 +96,14 @@ def test_no_bit_depends_on_it() -> None:
             seen.append(runner.run(graph, rows, None, {"x": x[:n].contiguous()})[0].clone())
     for one, other in zip(seen[:4], seen[4:], strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
+def test_a_small_drafter_is_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[int] = []
+    monkeypatch.setattr(native, "settle", lambda extension, matrices: timed.append(len(matrices)))
+    runner = native.NativeRunner(threads=1)
+    for outputs in (64, 32, 96):  # the target, a drafter of half its size, and one that makes it thrice as much
+        weight = Weight(torch.zeros(outputs, 32), "float32")
+        runner.prepare([lambda ops, weight=weight: (ops.linear(ops.given("x", 32), weight),)])  # type: ignore[misc]
+    assert timed == [1, 3]

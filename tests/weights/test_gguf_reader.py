@@ -246,3 +246,13 @@ def test_a_long_vocabulary_is_opened_without_its_strings(tmp_path: Path) -> None
     tracemalloc.stop()
     assert peak < 2**20
     assert model["tokenizer.ggml.tokens"] == words
+
+
+def test_what_is_kept_of_a_header_is_read_again_when_the_file_has_changed(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.gguf")
+    first = Gguf(path)
+    other = written(tmp_path / "b.gguf", {"another": np.zeros((1, 32), np.float32)})
+    other.replace(path)
+    second = Gguf(path)
+    assert (list(first.tensors), list(second.tensors)) == (["one"], ["another"])
+    assert Gguf(path).tensors == second.tensors

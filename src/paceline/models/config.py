@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.checkpoints.foreign import ASSISTANT_TYPES, explain_folder
-from paceline.checkpoints.gguf.metadata import read_config as read_gguf_config
-from paceline.checkpoints.gguf.reader import Gguf, is_gguf
+from paceline.checkpoints.gguf.metadata import config_of
+from paceline.checkpoints.gguf.reader import is_gguf
 from paceline.errors import ConfigError, LoadError
 from paceline.files import read_json
 from paceline.models.families import FAMILIES, model_type_of, spec_of
@@ -23,7 +23,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     The eos ids of generation_config.json win, as in transformers.
     """
     if is_gguf(folder):
-        found = read_gguf_config(Gguf(folder))
+        found = config_of(folder)
         with said_of(folder):
             (parse_assistant if found["model_type"] in ASSISTANT_TYPES else parse_target)(found)
         return found

@@ -17,7 +17,7 @@ from paceline.ops.recording import Code
 
 Matrix = tuple[int, int, int, int, int]  # tiles, scales (0: in them), outputs, inputs, kind
 ROWS = (1, 2, 4)  # with more, arithmetic takes longer than memory
-TURNS, SECONDS = (4, 16), 0.05  # fewest and most; none is begun after that long
+TURNS, SECONDS = (3, 16), 0.05  # fewest and most; none is begun after that long
 
 
 def settle(extension: ModuleType, matrices: Seq[Matrix]) -> None:

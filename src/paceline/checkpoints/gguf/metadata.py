@@ -7,14 +7,16 @@ Sizes are taken from the metadata, the vocabulary and what is tied from the tens
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from paceline.checkpoints.gguf.names import NAMES
-from paceline.checkpoints.gguf.reader import Gguf
+from paceline.checkpoints.gguf.reader import Gguf, State, states
 from paceline.checkpoints.gguf.rotary import llama3_scaling, rotating_share
 from paceline.checkpoints.gguf.tokenizer import end_ids
 from paceline.errors import ConfigError
@@ -28,6 +30,18 @@ OTHERS = {
     "mmproj": "the vision part of a model",
     "whisper": "a speech model",
 }
+
+
+def config_of(path: Path) -> Config:
+    """The config of a GGUF file, read again only when the file has changed. Raises LoadError."""
+    if not path.exists():
+        return read_config(Gguf(path))  # says what is wrong
+    return deepcopy(_config_of(path, states(path)))
+
+
+@lru_cache(maxsize=4)
+def _config_of(path: Path, states: tuple[State, ...]) -> Config:
+    return read_config(Gguf(path))
 
 
 def read_config(model: Gguf) -> Config:

@@ -12,6 +12,7 @@ import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -73,7 +74,7 @@ class Gguf(Metadata):
         self.path = path
         self.files = [_File(part) for part in _parts(path)]
         for file in self.files:
-            file.parse()
+            file.entries, file.tensors = _head(file.path, state(file.path))
         self._entries = self.files[0].entries
         self._values: dict[str, Any] = {}  # those that were asked for
         self.tensors: dict[str, GgufTensor] = {}
@@ -122,6 +123,28 @@ class Gguf(Metadata):
         if tensor.kind == "I32":
             raise WeightsError(f"{tensor.file}: the tensor {name} holds integers, not weights: {DAMAGED}")
         return dequantize(tensor.kind, self.raw(name))
+
+
+State = tuple[int, int, int, int]
+
+
+def state(path: Path) -> State:
+    """What changes when a file does: its device, inode, size in bytes and time of change in nanoseconds."""
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def states(path: Path) -> tuple[State, ...]:
+    """Of all files of the model that `path` is a part of. Raises WeightsError and OSError."""
+    return tuple(state(part) for part in _parts(path))
+
+
+@lru_cache(maxsize=8)
+def _head(path: Path, state: State) -> tuple[dict[str, tuple[int, int]], list[GgufTensor]]:
+    """(entries, tensors) of a file in `state`: a start asks for them a dozen times. Not to be written to."""
+    file = _File(path)
+    file.parse()
+    return file.entries, file.tensors
 
 
 def header(path: Path, have: int) -> tuple[bool, dict[str, Any]]:
@@ -257,13 +280,20 @@ class _File:
         if inner in SCALARS:
             dtype = "?" if inner == BOOL else f"<{np.dtype(SCALARS[inner]).str[1:]}"
             return np.frombuffer(self.data, dtype, count, at)
+        if inner == STRING:
+            return self._strings(count, at)
         out = []
         for _ in range(count):
-            if inner == STRING:
-                item, at = self.string(at)
-            else:
-                item, at = self.value(inner, at), self.skip(inner, at, MOST_NESTED - 1)
-            out.append(item)
+            out.append(self.value(inner, at))
+            at = self.skip(inner, at, MOST_NESTED - 1)
+        return out
+
+    def _strings(self, count: int, at: int) -> list[str]:
+        """`count` strings one after the other, whose lengths `skip` has checked: a vocabulary or its merges."""
+        unpack, data, out = struct.Struct("<Q").unpack_from, self.data, []
+        for _ in range(count):
+            begin, at = at + 8, at + 8 + unpack(data, at)[0]
+            out.append(data[begin:at].decode("utf-8", errors="replace"))
         return out
 
     def _table(self, count: int, at: int) -> list[GgufTensor]:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.checkpoints.gguf.blocks import dequantize
-from paceline.checkpoints.gguf.metadata import read_config
+from paceline.checkpoints.gguf.metadata import config_of
 from paceline.checkpoints.gguf.names import Piece, half_split_rows, pieces
 from paceline.checkpoints.gguf.reader import Gguf
 
@@ -28,7 +28,7 @@ class GgufCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.model = Gguf(path)
-        self.config: dict[str, Any] = read_config(self.model)
+        self.config: dict[str, Any] = config_of(path)
 
     @cached_property
     def pieces(self) -> dict[str, Piece]:

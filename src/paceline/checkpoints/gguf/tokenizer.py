@@ -9,9 +9,11 @@ tokenizer.json; llama.cpp's `llama-vocab.cpp` says which name stands for which.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
@@ -99,7 +101,7 @@ def build_tokenizer(model: Metadata) -> GgufTokenizer:
         raise ConfigError(f"{model.path} {said}: paceline reads those of kind {', '.join(KINDS)}")
     tokens = _tokens(model)
     backend = {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _gemma}[kind](model, tokens)
-    types = model.get("tokenizer.ggml.token_type", [])
+    types = _types(model)
     for wanted, special in (((UNKNOWN, CONTROL), True), ((USER_DEFINED,), False)):
         added = [
             AddedToken(token, normalized=False, special=special)
@@ -123,7 +125,7 @@ def end_ids(model: Metadata) -> tuple[int, ...]:
     tokens = _tokens(model)
     named = [_id(model, f"{key}_token_id", len(tokens)) for key in ("eos", "eot", "eom")]
     ids = [i for i in named if i is not None]
-    types = model.get("tokenizer.ggml.token_type", [])
+    types = _types(model)
     turn = {i for i, t in enumerate(types) if t in (CONTROL, USER_DEFINED) and tokens[i] in END_OF_TURN}
     return tuple(dict.fromkeys([*ids, *sorted(turn)]))
 
@@ -138,6 +140,12 @@ def _tokens(model: Metadata) -> list[str]:
             f"{model.path} has {len(tokens)} tokens but {len(types)} token types: the file is damaged, download it again"
         )
     return tokens
+
+
+def _types(model: Metadata) -> Seq[int]:
+    """The kind of each token, [] where the file does not say. A list: numpy's scalars are slow one by one."""
+    types = model.get("tokenizer.ggml.token_type", [])
+    return types.tolist() if isinstance(types, np.ndarray) else types
 
 
 def _id(model: Metadata, key: str, count: int) -> int | None:
