@@ -103,7 +103,11 @@ def test_a_small_drafter_is_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> 
     timed: list[int] = []
     monkeypatch.setattr(native, "settle", lambda extension, matrices: timed.append(len(matrices)))
     runner = native.NativeRunner(threads=1)
-    for outputs in (64, 32, 96):  # the target, a drafter of half its size, and one that makes it thrice as much
+    for outputs in (
+        64,
+        32,
+        96,
+    ):  # the target, a drafter of half its size, and one that makes it thrice as much
         weight = Weight(torch.zeros(outputs, 32), "float32")
         runner.prepare([lambda ops, weight=weight: (ops.linear(ops.given("x", 32), weight),)])  # type: ignore[misc]
     assert timed == [1, 3]

@@ -9,7 +9,6 @@ tokenizer.json; llama.cpp's `llama-vocab.cpp` says which name stands for which.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,10 +141,11 @@ def _tokens(model: Metadata) -> list[str]:
     return tokens
 
 
-def _types(model: Metadata) -> Seq[int]:
+def _types(model: Metadata) -> list[int]:
     """The kind of each token, [] where the file does not say. A list: numpy's scalars are slow one by one."""
-    types = model.get("tokenizer.ggml.token_type", [])
-    return types.tolist() if isinstance(types, np.ndarray) else types
+    types: Any = model.get("tokenizer.ggml.token_type", [])
+    listed: list[int] = types.tolist() if isinstance(types, np.ndarray) else types
+    return listed
 
 
 def _id(model: Metadata, key: str, count: int) -> int | None:
