@@ -80,7 +80,7 @@ def test_no_half_characters(tokenizer):
     assert "".join(pieces) == "😀é"
     assert all("�" not in piece for piece in pieces)
     cut = Detokenizer(tokenizer)
-    assert "".join(cut.push(i) for i in ids[:2]) + cut.finish() in ("�", "😀")
+    assert "".join(cut.push(i) for i in ids[:2]) + cut.finish() in ("�", "��", "😀")
 
 
 def test_a_real_replacement_character_is_not_held(tokenizer):

@@ -106,7 +106,7 @@ def _ending(subject: Subject, told: Told, params: SamplingParams, end: str) -> S
         return params
     if end == "stop string":
         tokenizer = subject.engine.tokenizer
-        stop = tokenizer.decode(told.tokens[at : at + 2]) if tokenizer else ""
+        stop = tokenizer.decode(told.tokens[at : at + 2], begins=False) if tokenizer else ""
         return replace(params, stop=(stop,)) if stop else params
     if end == "stop token":
         return replace(params, stop_token_ids=(told.tokens[at],))

@@ -74,7 +74,7 @@ class Turns:
         self.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         ids = [*prompt.ids, *tokens]
         self.used = len(ids)
-        self._seen = (prompt.text + self._llm.tokenizer.decode(tokens, skip_special=False), ids)
+        self._seen = (prompt.text + self._llm.tokenizer.decode(tokens, skip_special=False, begins=False), ids)
 
     def check(self, system: str | None) -> None:
         """Raise UsageError if the model's template refuses such a system prompt."""
@@ -106,7 +106,9 @@ class Turns:
         tokenizer, rest = self._llm.tokenizer, text[len(seen) :]
         special = tokenizer.special_ids
         if ids[-1] in special:
-            more = tokenizer.encode(tokenizer.decode(ids[-1:], skip_special=False) + rest, add_bos=False)
+            more = tokenizer.encode(
+                tokenizer.decode(ids[-1:], skip_special=False, begins=False) + rest, add_bos=False
+            )
             return [*ids, *more[1:]] if more[:1] == ids[-1:] else None
         more = tokenizer.encode(rest, add_bos=False)
         return [*ids, *more] if more and more[0] in special else None

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from paceline.checkpoints.gguf.names import half_split_rows
 from paceline.checkpoints.loading import Shapes
+from paceline.checkpoints.sentencepiece import read_vocabulary
 from paceline.convert.output import Tell, check_free, check_space, whole
-from paceline.convert.sentencepiece import read_vocabulary
 from paceline.convert.to_folder import FLOATS, cast, ids_of, shards_of, write_json, write_text, write_weights
 from paceline.errors import ConfigError, LoadError, WeightsError
 from paceline.files import check_file, read_json

@@ -14,7 +14,7 @@ class Trace:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._characters = Detokenizer(tokenizer, skip_special=False)
+        self._characters = Detokenizer(tokenizer, skip_special=False, begins=False)
 
     def of(self, delta: Delta) -> dict[str, Any]:
         """The field `paceline` of the chunk that carries this delta."""

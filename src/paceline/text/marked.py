@@ -20,7 +20,7 @@ class MarkedText:
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, thinking: bool) -> None:
         ids = {tokenizer.token_id(mark): mark for mark in MARKS}
         self._marks = {i: mark for i, mark in ids.items() if i is not None and i in tokenizer.special_ids}
-        self._characters, self._stops = Detokenizer(tokenizer), StopStrings(params.stop)
+        self._characters, self._stops = Detokenizer(tokenizer, begins=False), StopStrings(params.stop)
         self._min_tokens, self._count = params.min_tokens, 0
         self._thinking, self._stopped = thinking, False
         self.reasoning_tokens = 0

@@ -5,7 +5,6 @@ Everything works token by token, so the result does not depend on how many token
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -14,21 +13,21 @@ from paceline.text.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """Incremental decode: what it returns, joined, equals `Tokenizer.decode` of all tokens."""
+    """Incremental decode: what it returns, joined, equals `Tokenizer.decode` of all tokens.
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
-        self._tokenizer = tokenizer
-        self._skip_special = skip_special
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    `begins` False: they go on a text, as those of an answer go on its prompt.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True, begins: bool = True) -> None:
+        self._stream = tokenizer.stream(skip_special, begins)
 
     def push(self, *tokens: int) -> str:
         """Text that these tokens complete; bytes of an unfinished character wait."""
-        piece, skip = self._tokenizer.piece, self._skip_special
-        return self._utf8.decode(b"".join([piece(token, skip) for token in tokens]))
+        return self._stream(tokens)
 
     def finish(self) -> str:
         """What is left: U+FFFD for a character that was never finished."""
-        return self._utf8.decode(b"", final=True)
+        return self._stream(None)
 
 
 class StopStrings:
@@ -100,7 +99,7 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, skip_special: bool = True) -> None:
-        self._characters = Detokenizer(tokenizer, skip_special)
+        self._characters = Detokenizer(tokenizer, skip_special, begins=False)
         self.signs = signs_of(tokenizer, params.stop)
         self._hidden = dict.fromkeys(map(ord, self.signs.values()))
         self._stops = StopStrings([self._signed(tokenizer, stop) for stop in params.stop])

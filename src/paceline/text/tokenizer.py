@@ -1,8 +1,7 @@
 """Text to token ids and back, over the `tokenizers` library. From a folder in Hugging Face layout or a GGUF file.
 
-A token stands for bytes, not for text: `piece` gives them, so that a stream can be decoded token by token.
-Known decoders are Gemma's (`▁` for the space, `<0xE2>` for a lone byte) and byte-level BPE; others are
-refused.
+A token stands for bytes, not for text: `piece` gives them, so that a stream can be decoded token by token. What a decoder
+does is in `decoding.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from functools import cached_property
 from pathlib import Path
@@ -20,14 +19,19 @@ from tokenizers import Tokenizer as Backend
 
 from paceline.checkpoints.gguf.reader import Gguf, Metadata, is_gguf
 from paceline.checkpoints.gguf.tokenizer import build_tokenizer
-from paceline.errors import ConfigError, LoadError, PromptError
+from paceline.checkpoints.sentencepiece import read_vocabulary
+from paceline.errors import LoadError, PromptError
 from paceline.files import check_file, read_json, read_text
+from paceline.text.decoding import Characters, Window, chain_of
+from paceline.text.llama_layout import LLAMA_CLASSES, add_tokens, rebuild_llama, rebuilt_as_llama
 
 MOST_IDS = 2**24
 _SHOWN = 300  # characters of what the library says is wrong
 _PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]')
 _LARGE_NUMBER = re.compile(rb":\s*\d{8}")
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACED = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+_FALLBACK = {"type": "Sequence", "decoders": [_SPACED, {"type": "ByteFallback"}, {"type": "Fuse"}]}
 
 
 class Tokenizer:
@@ -39,16 +43,16 @@ class Tokenizer:
         backend.no_truncation()  # files saved after training may hold both, which would change prompts in silence
         backend.no_padding()
         self._backend = backend
-        self._decoder = _decoder_kind(json.loads(backend.to_str())["decoder"])
+        self._chain = chain_of(json.loads(backend.to_str())["decoder"])
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self._added = {i: token.content for i, token in added.items()}
-        self._pieces: dict[tuple[int, bool], bytes] = {}
+        self._pieces: dict[tuple[int, bool, bool], bytes] = {}
         self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.special_tokens = _special_tokens(config)  # e.g. bos_token -> "<bos>"
         self.bos_id = self._named("bos_token")
         self.pad_id = self._named("pad_token")
-        self.adds_bos = self._begins_with_bos(config.get("add_bos_token"))
+        self.adds_bos = self._begins_with_bos(config)
         named = self._named("eos_token")
         self.eos_ids = tuple(dict.fromkeys([*eos, *([] if named is None else [named])]))
         self.template = template if template and template.strip() else None  # an empty file is none
@@ -63,6 +67,8 @@ class Tokenizer:
         path = folder / "tokenizer.json"
         check_file(path)
         if not path.exists():
+            if (folder / "tokenizer.model").exists():
+                return cls.from_sentencepiece(folder)
             raise LoadError(f"{folder} has no tokenizer.json: copy it there from the model's repository")
         data = _bounded(path)
         try:
@@ -77,6 +83,8 @@ class Tokenizer:
                 f"{path} cannot be read as a tokenizer ({' '.join(str(error).split())[:_SHOWN]}): download it again"
             ) from error
         config = read_json(folder / "tokenizer_config.json") or {}
+        if rebuilt_as_llama(config, read_json(folder / "config.json") or {}):
+            rebuild_llama(backend, config)
         return cls(backend, config, _eos_ids(folder), _template(folder, config))
 
     @classmethod
@@ -86,12 +94,24 @@ class Tokenizer:
         return cls(parts.backend, parts.config, parts.eos_ids, parts.template)
 
     @classmethod
+    def from_sentencepiece(cls, folder: Path) -> Tokenizer:
+        """That of a folder with tokenizer.model alone, as transformers reads it. Raises ConfigError and LoadError."""
+        config = read_json(folder / "tokenizer_config.json") or {}
+        vocabulary = read_vocabulary(folder / "tokenizer.model")
+        parts = build_tokenizer(vocabulary)
+        if vocabulary["tokenizer.ggml.add_space_prefix"] or config.get("tokenizer_class") in LLAMA_CLASSES:
+            rebuild_llama(parts.backend, config)
+        add_tokens(parts.backend, config, folder)
+        ends = _eos_ids(folder) or list(parts.eos_ids)
+        return cls(parts.backend, parts.config | config, ends, _template(folder, config))
+
+    @classmethod
     def entries(cls, folder: Path) -> dict[str, int] | None:
         """The id of each token of a model; None where the model has no tokenizer of its own. Raises LoadError."""
         if is_gguf(folder):
             tokens = Gguf(folder).get("tokenizer.ggml.tokens")
             return {token: i for i, token in enumerate(tokens)} if isinstance(tokens, list) else None
-        if not (folder / "tokenizer.json").exists():
+        if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
             return None
         found: dict[str, int] = cls.load(folder)._backend.get_vocab(with_added_tokens=True)
         return found
@@ -108,40 +128,86 @@ class Tokenizer:
             return [self.bos_id, *ids]
         return ids
 
-    def decode(self, ids: Seq[int], skip_special: bool = True) -> str:
-        """Text of `ids`; bytes that are no UTF-8 become U+FFFD."""
-        return b"".join(self.piece(i, skip_special) for i in ids).decode("utf-8", errors="replace")
+    def decode(self, ids: Seq[int], skip_special: bool = True, begins: bool = True) -> str:
+        """Text of `ids`, as transformers decodes them; bytes that are no UTF-8 become U+FFFD.
 
-    def piece(self, token: int, skip_special: bool = True) -> bytes:
-        """The bytes that one token stands for; none for an id without an entry (vocabulary padding)."""
-        found = self._pieces.get((token, skip_special))
+        `begins` False: they go on a text, so a space at their beginning is one of the text.
+        """
+        if self._chain is None and begins:
+            text: str = self._backend.decode([i for i in ids if i >= 0], skip_special_tokens=skip_special)
+            return text
+        stream = self.stream(skip_special, begins)
+        return stream(tuple(ids)) + stream(None)
+
+    def stream(self, skip_special: bool, begins: bool) -> Callable[[Seq[int] | None], str]:
+        """What decodes a text while its tokens come: called with the next ones, at last with None."""
+        if self._chain is None:
+            return self._windowed(Window(self._backend, skip_special, None if begins else self._anchor))
+        chain = self._chain
+        characters = Characters(chain, begins)
+        waits = begins and chain.drops_first  # for the first token that is written at all
+
+        def push(tokens: Seq[int] | None) -> str:
+            nonlocal waits
+            if tokens is None:
+                return characters.push(b"", final=True)
+            data = b""
+            while waits and tokens:
+                waits = not self._is_written(tokens[0], skip_special)
+                data += self.piece(tokens[0], skip_special, first=True)
+                tokens = tokens[1:]
+            return characters.push(data + b"".join([self.piece(token, skip_special) for token in tokens]))
+
+        return push
+
+    def _windowed(self, window: Window) -> Callable[[Seq[int] | None], str]:
+        def push(tokens: Seq[int] | None) -> str:
+            return window.finish() if tokens is None else "".join(window.push(i) for i in tokens if i >= 0)
+
+        return push
+
+    def piece(self, token: int, skip_special: bool = True, first: bool = False) -> bytes:
+        """The bytes that one token stands for; none for an id without an entry (vocabulary padding).
+
+        `first`: at the beginning of a text, where some decoders drop the space.
+        """
+        found = self._pieces.get((token, skip_special, first))
         if found is None:
-            found = self._pieces[token, skip_special] = self._piece(token, skip_special)
+            found = self._pieces[token, skip_special, first] = self._piece(token, skip_special, first)
         return found
 
-    def _piece(self, token: int, skip_special: bool) -> bytes:
-        if skip_special and token in self.special_ids:
+    def _piece(self, token: int, skip_special: bool, first: bool) -> bytes:
+        if not self._is_written(token, skip_special):
             return b""
-        text = self._added.get(token) or (self._backend.id_to_token(token) if token >= 0 else None)
-        if text is None:
-            return b""
-        if self._decoder == "byte_level":
-            alphabet = self._alphabet
-            if token in self._added and not alphabet.keys() >= set(text):
-                return text.encode()
-            return b"".join(alphabet.get(c) or c.encode() for c in text)
-        lone = _BYTE.fullmatch(text)
-        if lone:
-            return bytes([int(lone[1], 16)])
-        return text.replace("▁", " ").encode()
+        if self._chain is not None:
+            return self._chain.piece(self._entry(token) or "", first)
+        before = [] if first or self._anchor is None else [self._anchor]
+        text: str = self._backend.decode([*before, token], skip_special_tokens=False)
+        return text[len(self._backend.decode(before, skip_special_tokens=False)) :].encode()
+
+    def _entry(self, token: int) -> str | None:
+        return self._added.get(token) or (self._backend.id_to_token(token) if token >= 0 else None)
+
+    def _is_written(self, token: int, skip_special: bool) -> bool:
+        return not (skip_special and token in self.special_ids) and self._entry(token) is not None
+
+    @cached_property
+    def _anchor(self) -> int | None:
+        """An ordinary token, before which others stand as within a text."""
+        ids: list[int] = self._backend.encode("a", add_special_tokens=False).ids
+        return next((i for i in ids if i not in self.special_ids), None)
 
     def to_json(self) -> str:
-        """tokenizer.json for readers that take added tokens as text: lone bytes among them are the model's own here."""
+        """tokenizer.json for readers that know two decoders only, and that take added tokens as text.
+
+        Every chain with U+2581 for the space gets Gemma's decoder; lone bytes among added tokens are the model's own.
+        """
         text: str = self._backend.to_str()
-        lone = {i: content for i, content in self._added.items() if _BYTE.fullmatch(content)}
-        if not lone or self._decoder == "byte_level":
+        if self._chain is None or self._chain.last == "byte_level":
             return text
         raw = json.loads(text)
+        raw["decoder"] = _FALLBACK
+        lone = {i: content for i, content in self._added.items() if _BYTE.fullmatch(content)}
         raw["added_tokens"] = [token for token in raw["added_tokens"] if token["id"] not in lone]
         if isinstance(raw["model"]["vocab"], dict):
             raw["model"]["vocab"] |= {content: i for i, content in lone.items()}
@@ -150,7 +216,9 @@ class Tokenizer:
     @cached_property
     def splits(self) -> bool:
         """Whether pieces of a text can be encoded one by one: nothing is put before them."""
-        return all(self.decode(self.encode(text, add_bos=False)) == text for text in ("a", " a"))
+        return self._chain is not None and all(
+            self.decode(self.encode(text, add_bos=False), begins=False) == text for text in ("a", " a")
+        )
 
     def token_id(self, token: str) -> int | None:
         """The id of a token by its entry, e.g. "<|turn>"; None if there is none."""
@@ -160,24 +228,20 @@ class Tokenizer:
         """How to show one token by itself."""
         return self.piece(token, skip_special=False).decode("utf-8", errors="replace")
 
-    @cached_property
-    def _alphabet(self) -> dict[str, bytes]:
-        """The printable characters that byte-level BPE writes for bytes, as GPT-2 chose them."""
-        plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-        rest = [b for b in range(256) if b not in plain]
-        return {chr(b): bytes([b]) for b in plain} | {chr(256 + i): bytes([b]) for i, b in enumerate(rest)}
-
-    def _begins_with_bos(self, said: bool | None) -> bool:
-        """Whether a text begins with BOS. Byte-level vocabularies: as tokenizer.json says, which transformers puts above
-        the config, and where it says nothing as the config does, `said`. Others have one unless the config denies it:
+    def _begins_with_bos(self, config: dict[str, Any]) -> bool:
+        """Whether a text begins with BOS. Byte-level vocabularies and Llama's: as tokenizer.json says, which transformers
+        puts above the config, and where it says nothing as the config does. Others have one unless the config denies it:
         Gemma 4, whose tokenizer.json leaves BOS to the template, is lost without.
         """
         if self.bos_id is None:
             return False
         if self._backend.encode("a").ids[:1] == [self.bos_id]:
             return True
-        if self._decoder == "byte_level":
-            return self._backend.post_processor is None and bool(said)
+        said, silent = config.get("add_bos_token"), self._backend.post_processor is None
+        if self._chain is not None and self._chain.last == "byte_level":
+            return silent and bool(said)
+        if config.get("tokenizer_class") in LLAMA_CLASSES and not silent:
+            return bool(said)
         return said is not False
 
     def _named(self, name: str) -> int | None:
@@ -185,37 +249,24 @@ class Tokenizer:
         return None if text is None else self._backend.token_to_id(text)
 
 
-def _decoder_kind(decoder: dict[str, Any] | None) -> str:
-    """Which of the known ways turns tokens into bytes. Raises ConfigError for an unknown one."""
-    parts = [] if decoder is None else decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
-    kinds = [part["type"] for part in parts]
-    if "ByteLevel" in kinds:
-        return "byte_level"
-    if set(kinds) <= {"Replace", "ByteFallback", "Fuse"}:
-        return "gemma"
-    raise ConfigError(
-        f"the tokenizer's decoder {' + '.join(kinds)} is not supported: "
-        "use a checkpoint with Gemma's tokenizer or byte-level BPE"
-    )
-
-
 def _bounded(path: Path) -> bytes:
     """The bytes of tokenizer.json, without a byte order mark.
 
-    LoadError for what makes the library end the process or fill the memory: huge ids, a prefix of pieces.
+    LoadError for what makes the library end the process or fill the memory: huge ids, a prefix of BPE's pieces.
     """
     try:
         data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise LoadError(f"cannot read {path} ({error.strerror}): change its permissions") from error
-    if _PREFIX.search(data) is not None:
-        raise LoadError(
-            f"{path} has a continuing_subword_prefix, which no supported model has: download it again"
-        )
-    if _LARGE_NUMBER.search(data) is None:
+    prefixed = _PREFIX.search(data) is not None
+    if not prefixed and _LARGE_NUMBER.search(data) is None:
         return data  # spares reading 30 MB as JSON for nothing
     raw = read_json(path) or {}
     model, added = raw.get("model"), raw.get("added_tokens")
+    if prefixed and not (isinstance(model, dict) and model.get("type") == "WordPiece"):
+        raise LoadError(
+            f"{path} has a continuing_subword_prefix, which no supported model has: download it again"
+        )
     vocab = model.get("vocab") if isinstance(model, dict) else None
     ids = [*(vocab.values() if isinstance(vocab, dict) else ())]
     ids += [

@@ -18,7 +18,7 @@ class Words:
 
     def respaced(self, tokens: tuple[int, ...]) -> tuple[int, ...] | None:
         """The same word without the space before it, or with one if it has none; None if it is no word."""
-        text = self._tokenizer.decode(tokens, skip_special=False)
+        text = self._tokenizer.decode(tokens, skip_special=False, begins=False)
         if _WORD.fullmatch(text) is None:
             return None
         return tuple(self._tokenizer.encode(text[1:] if text[0] == " " else f" {text}", add_bos=False))
