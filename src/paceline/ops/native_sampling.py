@@ -6,6 +6,7 @@ logits. A row's result depends on that row alone, not on its neighbours, the num
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from functools import cache
 
@@ -43,7 +44,7 @@ def draw(
     rules: Seq[Rule],
     purpose: int,
     confidence: bool,
-    edits: dict[int, torch.Tensor | np.ndarray] | None = None,
+    edits: Mapping[int, torch.Tensor | np.ndarray] | None = None,
 ) -> tuple[list[int], list[float]]:
     """Token of each row of logits [M, C], and its probability after temperature (1 for greedy rows) and filters.
 

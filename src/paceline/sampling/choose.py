@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from paceline.core import TokenLogprob
-from paceline.ops import native_sampling
 from paceline.ops.base import Rule
+from paceline.ops.draws import Draw, draw_of
 from paceline.sampling import noise
 from paceline.sampling.draw import draw_device, draw_host, greedy
 from paceline.sampling.filters import kth_largest
@@ -25,6 +25,7 @@ from paceline.sampling.shape import (
     GREEDY_BELOW,
     LogitRow,
     edited,
+    edited_there,
     is_greedy,
     is_only_masked,
     is_plain,
@@ -68,8 +69,8 @@ class Proposal:
 
 def choose(logits: torch.Tensor, rows: Seq[LogitRow]) -> Choice:
     """The target's token for each row of logits [M, V]."""
-    if native_sampling.suits(logits, None):
-        picked, _, plain = _draw_native(logits, None, rows, confidence=False)
+    if draw := draw_of(logits, None):
+        picked, _, plain = _draw_whole(draw, logits, None, rows, confidence=False)
         return Choice(picked, None if plain else partial(shape, logits, rows))
     if all(is_greedy(row) and is_plain(row) for row in rows):
         return Choice(greedy(logits, None).tolist(), None)
@@ -91,8 +92,8 @@ def choose_candidates(
     at confidence 0.
     """
     logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-    if purpose == noise.TARGET and native_sampling.suits(logits, ids):
-        picked, confidence, _ = _draw_native(logits, ids, rows, confidence=True)
+    if purpose == noise.TARGET and (draw := draw_of(logits, ids)):
+        picked, confidence, _ = _draw_whole(draw, logits, ids, rows, confidence=True)
         return Proposal([max(t, 0) for t in picked], confidence, [None] * len(rows))
     shaped = shape(logits, rows) if ids is None else shape_candidates(logits, ids, rows)
     picked = _draw(logits, shaped, ids, rows, purpose)
@@ -147,8 +148,8 @@ def _largest(x: np.ndarray, n: int) -> list[int]:
     return [int(i) for i in ids[np.lexsort((ids, -x[ids]))[:n]]]
 
 
-def _draw_native(
-    logits: torch.Tensor, ids: torch.Tensor | None, rows: Seq[LogitRow], *, confidence: bool
+def _draw_whole(
+    draw: Draw, logits: torch.Tensor, ids: torch.Tensor | None, rows: Seq[LogitRow], *, confidence: bool
 ) -> tuple[list[int], list[float], bool]:
     """(token or -1, its probability or 0) of each row, with the target's noise and without shaped logits.
 
@@ -162,15 +163,19 @@ def _draw_native(
         mask = row.mask
         if mask is None and not (row.params.edits or row.stop_ids):
             continue
-        if is_only_masked(row):
+        if is_only_masked(row) and (mask is None or logits.is_cpu):
             if mask is not None:
                 edits[i] = mask
             continue
+        own = None if ids is None else ids[i]
+        if not logits.is_cpu:
+            edits[i] = edited_there(logits[i], own, row)
+            continue
         x = logits[i].detach().numpy()
-        edits[i] = torch.from_numpy(edited(x, None if ids is None else ids[i].numpy(), row))
+        edits[i] = torch.from_numpy(edited(x, None if own is None else own.numpy(), row))
         if np.isnan(x.max()):
             broken.append(i)
-    tokens, mass = native_sampling.draw(logits, ids, rules, noise.TARGET, confidence, edits)
+    tokens, mass = draw(logits, ids, rules, noise.TARGET, confidence, edits)
     for i in broken:
         tokens[i], mass[i] = -1, 0.0
     return tokens, mass, not edits and all(rule is _GREEDY for rule in rules)
@@ -192,13 +197,16 @@ def _draw(
     purpose: int,
 ) -> list[int]:
     """The token of each row; -1 where there is none, or where the logits had a NaN that a mask has hidden."""
+    draw = draw_of(shaped, ids)
+    rules = [(0.0 if is_greedy(r) else 1.0, r.seed & _M64, r.position, 0, 1.0, -math.inf) for r in rows]
     if shaped.device.type != "cpu":
-        picked = draw_device(shaped, ids, rows, purpose).masked_fill(logits.amax(-1).isnan(), -1)
-        return [int(t) for t in picked.tolist()]
+        nan = logits.amax(-1).isnan()
+        if draw is not None:
+            return draw(shaped.masked_fill(nan[:, None], torch.nan), ids, rules, purpose, False)[0]
+        return [int(t) for t in draw_device(shaped, ids, rows, purpose).masked_fill(nan, -1).tolist()]
     broken = np.isnan(logits.detach().numpy().max(-1))  # [M]
-    if native_sampling.suits(shaped, ids):
-        rules = [(0.0 if is_greedy(r) else 1.0, r.seed & _M64, r.position, 0, 1.0, -math.inf) for r in rows]
-        tokens, _ = native_sampling.draw(shaped, ids, rules, purpose, False)
+    if draw is not None:
+        tokens, _ = draw(shaped, ids, rules, purpose, False)
         return [-1 if b else t for b, t in zip(broken, tokens, strict=True)]
     x, cells = shaped.numpy(), None if ids is None else ids.numpy()
     return [

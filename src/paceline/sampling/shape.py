@@ -22,7 +22,7 @@ from paceline.sampling.filters import Filter, host_threshold, thresholds
 from paceline.sampling.history import Counts
 
 __all__ = [
-    "Counts", "LogitRow", "check_token_ids", "edited", "is_edited", "is_filtered", "is_greedy",
+    "Counts", "LogitRow", "check_token_ids", "edited", "edited_there", "is_edited", "is_filtered", "is_greedy",
     "is_only_masked", "is_plain", "shape", "shape_candidates",
 ]  # fmt: skip
 
@@ -71,6 +71,13 @@ def edited(x: np.ndarray, ids: np.ndarray | None, row: LogitRow) -> np.ndarray:
     x = x.astype(np.float32)
     edit(Cells(x, ids, np), row)
     return x
+
+
+def edited_there(x: torch.Tensor, ids: torch.Tensor | None, row: LogitRow) -> torch.Tensor:
+    """`edited` where the logits [C] lie; nothing is read by the host. All NaN where the logits have one."""
+    out = x.to(torch.float32, copy=True)
+    edit(Cells(out, ids, torch), row)
+    return out.masked_fill_(x.isnan().any(), torch.nan)
 
 
 def check_token_ids(params: SamplingParams, vocab_size: int) -> None:

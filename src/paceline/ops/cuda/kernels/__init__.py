@@ -1,0 +1,1 @@
+"""Triton kernels, each over plain tensors: what they compute, and what a row's bits depend on, stands at each."""
