@@ -174,6 +174,11 @@ PL_INLINE int64_t first_key(const AttentionArgs& a, int row) {
   return first > 0 ? first : 0;
 }
 
+PL_INLINE int64_t last_key(const AttentionArgs& a, int row) {  // the first that the row does not see
+  int64_t last = a.last + row;
+  return last > a.reach ? last : a.reach;
+}
+
 PL_INLINE int place(int64_t key, int64_t start) {
   int64_t at = key - start;
   return static_cast<int>(at < 0 ? 0 : at < BLOCK ? at : BLOCK);
@@ -184,7 +189,7 @@ static bool find(const AttentionArgs& a, int64_t d, int64_t start, Places& found
   const int32_t* table = a.k.table + a.slot * a.k.table_stride;
   const int64_t page_size = a.k.page_size, stride = d * a.k.kv_heads;
   const float *keys = static_cast<const float*>(a.k.pool), *values = static_cast<const float*>(a.v.pool);
-  int lo = found.begin = place(first_key(a, 0), start), hi = found.end = place(a.last + a.rows - 1, start);
+  int lo = found.begin = place(first_key(a, 0), start), hi = found.end = place(last_key(a, a.rows - 1), start);
   for (int j = lo; j < hi;) {
     int64_t page = (start + j) / page_size, in_page = (start + j) % page_size, at = table[page] * page_size + in_page;
     int64_t count = page_size - in_page < hi - j ? page_size - in_page : hi - j;
@@ -218,7 +223,7 @@ static void attend(const AttentionArgs& a, Store& held, int64_t start) {
   int lo[MOST_QUERIES], hi[MOST_QUERIES], low = 0, high = BLOCK;
   for (int r = 0; r < a.rows; ++r) {
     lo[r] = place(first_key(a, r), start);
-    hi[r] = place(a.last + r, start);
+    hi[r] = place(last_key(a, r), start);
     low = lo[r] > low ? lo[r] : low;
     high = hi[r] < high ? hi[r] : high;
   }
@@ -249,7 +254,7 @@ static bool attend_all(const AttentionArgs& a, Store& held) {
       each(s.out[m], s.out[m], s.w, [](V) { return V{}; });
     }
   held.begin();
-  int64_t start = first_key(a, 0) / BLOCK * BLOCK, end = a.last + a.rows - 1;
+  int64_t start = first_key(a, 0) / BLOCK * BLOCK, end = last_key(a, a.rows - 1);
   if (start < end && !held.find(start)) return false;
   for (; start < end; start += BLOCK) {
     held.turn();

@@ -37,7 +37,7 @@ struct Packed {
 
   bool find(int64_t start) {
     const int32_t* table = a.k.table + a.slot * a.k.table_stride + start / L;
-    s.next.begin = place(first_key(a, 0), start), s.next.end = place(a.last + a.rows - 1, start);
+    s.next.begin = place(first_key(a, 0), start), s.next.end = place(last_key(a, a.rows - 1), start);
     for (int g = s.next.begin / L; g * L < s.next.end; ++g) {
       if (table[g] < 0 || (table[g] + 1) * static_cast<int64_t>(L) > a.k.tokens) return false;
       const int64_t offset = (table[g] * static_cast<int64_t>(a.k.kv_heads) + a.kv_head) * L * s.d;

@@ -268,6 +268,7 @@ NB_MODULE(_native, m) {
       .def("bind", [](Program& p, int buffer, int64_t data, int64_t stride) { p.bind(buffer, reinterpret_cast<void*>(data), stride); })
       .def("bind_cache", &bind_cache)
       .def("branch", &Program::branch)
+      .def("reach", &Program::reach)
       .def("bind_states", &bind_states)
       .def("run", &run)
       .def("run_numbers", &run_numbers)

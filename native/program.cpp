@@ -102,7 +102,7 @@ void Program::cut_runs() {
   while (most > 1 && rows_.count > 1 && (rows_.count + most - 1) / most * heads_ < threads_) most /= 2;
   runs_.clear();
   for (int64_t r = 0, end; r < rows_.count; r = end) {
-    for (end = r + 1; goes_on(end);) ++end;
+    for (end = r + 1; goes_on(end) && reach_of(end) == reach_of(r);) ++end;
     const int64_t parts = (end - r + most - 1) / most;  // of about the same length
     for (int64_t p = 0; p < parts; ++p) runs_.push_back(r + p * (end - r) / parts);
   }
@@ -169,17 +169,24 @@ int Program::check(const Rows& rows) {
     if (!reads_cache_) continue;
     for (const Layer& layer : layers_)
       if (rows.positions[r] < 0 || rows.positions[r] / layer.k.page_size >= layer.k.table_stride || rows.slots[r] < 0 ||
-          rows.slots[r] >= layer.k.slots)
+          rows.slots[r] >= layer.k.slots || !reaches(r, layer))
         return BAD_POSITION;
   }
   return reads_states_ && !find_texts(rows) ? BAD_STATE : OK;
+}
+
+// Whether what a row sees after itself is inside the page table, and of the right number of rows.
+bool Program::reaches(int64_t row, const Layer& layer) const {
+  if (reach_.empty()) return true;
+  return row < static_cast<int64_t>(reach_.size()) && reach_[row] >= 0 &&
+         (reach_[row] - 1) / layer.k.page_size < layer.k.table_stride;
 }
 
 int Program::run(const Rows& rows) {
   int status = check(rows);
   if (!status && further_.size() + copies_.size()) status = check_branches(rows) ? (copy_pages(), OK) : BAD_POSITION;
   status = status ? status : replay(rows);
-  further_.clear(), copies_.clear();
+  further_.clear(), copies_.clear(), reach_.clear();
   return status;
 }
 
@@ -346,18 +353,6 @@ bool Program::goes_on(int64_t row) const {
   return row < rows_.count && rows_.slots[row] == rows_.slots[row - 1] && rows_.positions[row] == rows_.positions[row - 1] + 1;
 }
 
-// Rows from `row` on, each of which sees all that its sequence has in this run: one by one, since `AttentionArgs` lets each
-// further row see one key more.
-void Program::attend_block(AttentionArgs args, int64_t row) {
-  int64_t end = row + args.rows;
-  while (goes_on(end)) ++end;
-  args.last = rows_.positions[end - 1] + 1;
-  for (int left = args.rows; left > 0; --left, args.q += args.q_stride, args.out += args.out_stride) {
-    args.rows = 1;
-    if (!kernels().attention(args)) status_ = BAD_POSITION;
-  }
-}
-
 void Program::attention(const Step& step, int index) {
   for (const Op& op : step.ops) {
     const Layer& layer = layers_[op.integers[0]];
@@ -385,10 +380,15 @@ void Program::attention(const Step& step, int index) {
     args.kv_head = kv_head;
     args.slot = rows_.slots[row];
     args.last = position + own;
+    args.reach = window < 0 || !own ? 0 : reach_of(row);
     args.span = window < 0 ? INT64_MAX / 2 : window + 1 - own;
     args.k = layer.k;
     args.v = layer.v;
-    if (op.integers[3] == 2) return attend_block(args, row);
+    if (op.integers[3] == 2) {  // each row sees all that its sequence has in this run
+      int64_t end = row + args.rows;
+      while (goes_on(end)) ++end;
+      args.reach = rows_.positions[end - 1] + 1;
+    }
     if (!kernels().attention(args)) status_ = BAD_POSITION;
     return;
   }

@@ -66,6 +66,7 @@ class Program : public Job {
   using Further = std::pair<int64_t, int32_t>;
   using Copy = std::tuple<int32_t, int32_t, int64_t>;
   void branch(std::vector<Further> further, std::vector<Copy> copies);
+  void reach(std::vector<int32_t> ends) { reach_ = std::move(ends); }  // of the next run only: by row, see `AttentionArgs`
   void bind_states(States states) { states_ = std::move(states); }
   int run(const Rows& rows);
   void chunk(int step, int index, int thread) override;
@@ -129,11 +130,12 @@ class Program : public Job {
   void top_clusters(const Op& op, int64_t row);
   void linear(const Step& step, int step_index, int index, int thread);
   void attention(const Step& step, int index);
-  void attend_block(AttentionArgs args, int64_t row);
   bool find_texts(const Rows& rows);
   void delta(const Step& step, int index, int thread);
   void keep_row(const Op& op, int64_t row);
   bool goes_on(int64_t row) const;
+  bool reaches(int64_t row, const Layer& layer) const;
+  int32_t reach_of(int64_t row) const { return reach_.empty() ? 0 : reach_[row]; }
   void experts(const Op& op, int index, int thread);
   void gather(const Op& op, int step_index, int index, int thread);
   const Prepared& prepared(const Value& x, const Tiles& m, int step_index, Scratch& scratch);
@@ -151,6 +153,7 @@ class Program : public Job {
   Rows rows_;
   std::vector<Further> further_;  // sorted
   std::vector<Copy> copies_;
+  std::vector<int32_t> reach_;  // 0: a row sees no key after itself
   int64_t token_limit_ = INT64_MAX, heads_ = INT64_MAX;  // least of any op
   bool reads_cache_ = false, reads_states_ = false;  // an op does
   bool bound_ = false;                                 // all buffers were there at the last look

@@ -92,6 +92,7 @@ struct AttentionArgs {  // `heads` heads that read the same K/V head, of `rows` 
   int64_t kv_head;
   int32_t slot;
   int64_t last, span;  // the first row sees keys max(0, last - span)..last-1, each further row one key further
+  int64_t reach;       // all rows see keys up to reach-1, too
   Pages k, v;
 };
 

@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "files": set(),
     "memory": set(),
     "tree": set(),
+    "soft_tokens": set(),
     "child": set(),
     "sampling": {"ops"},
     "kv": {"memory"},
@@ -35,25 +36,25 @@ MAY_IMPORT = {
     "drafters": {"kv", "models", "ops"},
     "control": set(),
     "control/startup": {"control", "drafters", "engine", "text"},
+    "media": {"checkpoints", "models", "text"},
     "engine": {"control", "sampling", "kv", "ops", "text", "models", "drafters"},
     "survey": {"text", "models"},
     "parallel": {"kv", "models", "ops"},
-    "capacity": {"kv", "models", "ops"},
-    "assembly": {"capacity", "control", "survey", "kv", "ops", "text", "models", "drafters", "engine", "parallel"},
+    "assembly": {"control", "survey", "kv", "ops", "text", "models", "drafters", "engine", "media", "parallel"},
     "rank": {"assembly", "kv", "models", "ops", "parallel"},
-    "llm": {"assembly", "engine", "text"},
-    "server": {"control", "engine", "text", "llm", "assembly", "memory"},
-    "bench": {"capacity", "control", "llm", "engine", "assembly", "text", "models", "kv", "ops", "drafters", "memory"},
+    "llm": {"assembly", "engine", "media", "text"},
+    "server": {"media", "control", "engine", "text", "llm", "assembly", "memory"},
+    "bench": {"control", "llm", "engine", "assembly", "text", "models", "kv", "ops", "drafters", "memory"},
     "check": {"llm", "engine", "assembly", "text", "models", "kv", "ops", "sampling", "drafters"},
     "cluster": {"assembly", "control", "engine", "llm", "memory", "models", "sampling", "server", "text"},
     "audit": {"check"},
-    "train": {"capacity", "control", "kv", "ops", "models", "drafters", "sampling", "text", "llm", "engine", "assembly"},
+    "train": {"control", "kv", "ops", "models", "drafters", "sampling", "text", "llm", "engine", "assembly"},
     "cli": {"*"},
     "async_llm": {"llm", "text"},
     "__init__": {"async_llm", "llm"},
     "__main__": {"cli"},
 }
-BASE = {"errors", "core", "config", "files", "tree", "child"}
+BASE = {"errors", "core", "config", "files", "tree", "soft_tokens", "child"}
 LINES, FUNCTION_LINES, PARAMETERS = 400, 50, 6
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from paceline.assembly import free_memory
 from paceline.bench.shapes import (
     SMALL,
     assistant_of,
@@ -21,7 +22,6 @@ from paceline.bench.shapes import (
 )
 from paceline.bench.synthetic import Pair, random_parts
 from paceline.bench.workloads import Prompt
-from paceline.capacity import free_memory
 from paceline.config import EngineConfig
 from paceline.control.adaptive import AdaptivePolicy
 from paceline.control.cost_model import unmeasured

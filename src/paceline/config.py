@@ -54,6 +54,8 @@ class EngineConfig:
     prefix_cache: bool = True
     quantize: Literal["int8", "int4"] | None = None
     quantize_drafter: Literal["int8", "int4"] | None = None
+    media: bool = True  # read pictures and sound, where the model can
+    image_tokens: int | None = None  # soft tokens of a picture at most; None = what the model was made for
     threads: int | None = None  # CPU threads; None = one per core
     tensor_parallel: int = (
         1  # processes of this machine that compute the target together, each with a share of it
@@ -132,7 +134,7 @@ def _check_kinds(config: EngineConfig) -> None:
         value = getattr(config, field)
         if not isinstance(value, str) and not (value is None and field in ("adapter", "profile_dir")):
             raise UsageError(f"{field}={shown(value)} is not possible: {what}")
-    for field in ("prefix_cache", "native", "remeasure"):
+    for field in ("prefix_cache", "media", "native", "remeasure"):
         if not isinstance(getattr(config, field), bool):
             raise UsageError(f"{field}={shown(getattr(config, field))} is not possible: give True or False")
 
@@ -156,6 +158,8 @@ class EngineOptions(TypedDict, total=False):
     prefix_cache: bool
     quantize: Literal["int8", "int4"] | None
     quantize_drafter: Literal["int8", "int4"] | None
+    media: bool
+    image_tokens: int | None
     threads: int | None
     tensor_parallel: int
     native: bool

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from paceline.errors import UsageError, shown
+from paceline.soft_tokens import MediaRows, SoftTokens
 from paceline.tree import Branches, renumbered, trunk
 
 if TYPE_CHECKING:
@@ -73,8 +74,9 @@ class SamplingParams:
     typical_delta: float = 0.3
     reference: str | tuple[int, ...] | None = None  # text the n-gram drafter may copy from
     constraint: Callable[[], Constraint] | None = None  # makes a fresh constraint per sequence
-    # whether single logits change, constraint and min_tokens apart
-    edits: bool = field(init=False, repr=False)
+    edits: bool = field(
+        init=False, repr=False
+    )  # whether single logits change, constraint and min_tokens apart
 
     def __post_init__(self) -> None:
         _check_kinds(self)
@@ -86,11 +88,9 @@ class SamplingParams:
         if isinstance(self.reference, list):
             object.__setattr__(self, "reference", tuple(self.reference))
         _check_params(self)
-        edits = (
-            self.allowed_token_ids is not None or self.bad_token_ids or self.logit_bias
-            or self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty
-        )  # fmt: skip
-        object.__setattr__(self, "edits", bool(edits))
+        edits = (self.bad_token_ids, self.logit_bias, self.presence_penalty, self.frequency_penalty)
+        narrow = self.allowed_token_ids is not None or self.repetition_penalty != 1
+        object.__setattr__(self, "edits", narrow or any(edits))
 
     @classmethod
     def names(cls) -> list[str]:
@@ -159,9 +159,8 @@ def _check_params(p: SamplingParams) -> None:
     if p.top_p == 0:
         raise UsageError("top_p=0 would leave no token: use temperature=0 for greedy, or top_p in (0, 1]")
     if p.min_tokens > p.max_tokens:
-        raise UsageError(
-            f"min_tokens={shown(p.min_tokens)} is more than max_tokens={shown(p.max_tokens)}: lower one"
-        )
+        both = f"min_tokens={shown(p.min_tokens)} is more than max_tokens={shown(p.max_tokens)}"
+        raise UsageError(f"{both}: lower one")
     if not (p.draft_tokens is None or p.draft_tokens == "auto"):
         check_draft_tokens(p.draft_tokens)
     if p.verify is not None:
@@ -182,9 +181,8 @@ def _check_params(p: SamplingParams) -> None:
 def check_rule(value: object) -> None:
     """Raise UsageError for what is no VerifyRule."""
     if value not in get_args(VerifyRule):
-        raise UsageError(
-            f"verify={shown(value)} is unknown: use match, reject or block (or typical, which is lossy)"
-        )
+        known = "use match, reject or block (or typical, which is lossy)"
+        raise UsageError(f"verify={shown(value)} is unknown: {known}")
 
 
 def check_draft_tokens(value: object) -> int:
@@ -211,6 +209,7 @@ class Sequence:
     salt: str = ""  # prefix-cache scope: only sequences with the same salt share pages
     constraint: Constraint | None = None
     shown: Any = None  # what strangers are shown of it, see drafters/guard.py
+    media: tuple[SoftTokens, ...] = ()  # of the prompt
 
     @property
     def pending(self) -> list[int]:
@@ -228,17 +227,18 @@ Tensors = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor"]
 class ForwardBatch:
     """What one target forward computes: for each of B sequences a run of new tokens, flattened without padding.
 
-    `numbers` are tokens, positions and slots as lists, for who can do without tensors, which cost more than a few
-    rows are worth: `of` makes them when they are first asked for. From then on only the tensors count.
+    `numbers` are tokens, positions and slots as lists; tensors cost more than a few rows are worth: `of` makes them when
+    they are first asked for. From then on only the tensors count.
     """
 
-    __slots__ = ("_make", "_tensors", "branches", "numbers", "starts")
+    __slots__ = ("_make", "_tensors", "branches", "media", "numbers", "starts")
 
     def __init__(
         self, tokens: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, starts: list[int]
     ) -> None:
         self.numbers: Numbers | None = None
         self.branches: Branches | None = None  # of trees
+        self.media: MediaRows | None = None
         self.starts = starts  # [B + 1] host offsets into N
         self._tensors: Tensors | None = (tokens, positions, slots)
         self._make: Callable[[Numbers], Tensors] | None = None
@@ -247,7 +247,7 @@ class ForwardBatch:
     def of(cls, numbers: Numbers, starts: list[int], make: Callable[[Numbers], Tensors]) -> ForwardBatch:
         rows = cls.__new__(cls)
         rows.numbers, rows.starts, rows._tensors, rows._make = numbers, starts, None, make
-        rows.branches = None
+        rows.branches = rows.media = None
         return rows
 
     def _made(self) -> Tensors:

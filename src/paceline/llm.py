@@ -16,6 +16,9 @@ from paceline.core import Completion, Delta, SamplingParams
 from paceline.engine.engine import Engine
 from paceline.engine.shared import Call, SharedEngine
 from paceline.errors import UsageError, shown
+from paceline.media.reader import MediaReader
+from paceline.media.talk import MediaItem, Talk, chat_prompt
+from paceline.soft_tokens import MediaPrompt
 from paceline.text.chat import ChatTemplate
 from paceline.text.marked import Answer
 from paceline.text.reasoning import opened_by
@@ -97,6 +100,11 @@ class LLM:
         return tokenizer
 
     @property
+    def reader(self) -> MediaReader | None:
+        """What reads pictures for this model; None for one that has no tokens for them."""
+        return self.engine.parts.media if isinstance(self.engine.parts.media, MediaReader) else None
+
+    @property
     def info(self) -> Mapping[str, Any]:
         """What was loaded and chosen, and why."""
         return self.engine.info
@@ -116,16 +124,18 @@ class LLM:
         *,
         on_done: Callable[[int, Completion], None] | None = None,
         progress: bool = False,
+        images: Seq[Any] = (),
         **said: Unpack[SamplingOptions],
     ) -> list[Completion]:
         """Write all prompts to their ends, side by side; results in the order of the prompts.
 
         A prompt is a text or a list of token ids. Without `params` the model's own suggestions hold, see `params`;
-        keywords say single values of them. With n > 1 the further texts are in `.siblings`. `on_done(i, completion)` is
+        keywords say single values of them. `images` stand for the `<|image|>` of one prompt, in order: paths, bytes, data
+        URLs, PIL images or uint8 arrays. With n > 1 the further texts are in `.siblings`. `on_done(i, completion)` is
         called as each prompt is finished; `progress` shows a bar on standard error. A text that failed has finish_reason
         "error"; the others are untouched. Raises UsageError for what cannot be run, before anything is.
         """
-        requests = self.requests(prompts, params, said)
+        requests = self.requests(self._with(images, prompts), params, said)
         done: dict[int, Completion] = {}
         with _Bar(len(requests) if progress else 0) as bar:
             for found in self.completions(requests):
@@ -198,7 +208,7 @@ class LLM:
     ) -> list[tuple[list[int], SamplingParams]]:
         """Token ids and parameters of what `generate` is asked for, checked. Raises UsageError."""
         listed = _listed(prompts)
-        ids = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in listed]
+        ids = [self.tokenizer.encode(p) if isinstance(p, str) else _as_ids(p) for p in listed]
         each = self._each(params, said, [len(one) for one in ids], fill=False)
         for prompt, one in zip(ids, each, strict=True):
             self.engine.check(prompt, one)
@@ -219,6 +229,20 @@ class LLM:
                 one.text = self._visible(one, each[i], rendered[i][1])
 
         return [(ids, one) for (ids, _), one in zip(rendered, each, strict=True)], finish
+
+    def _with(self, images: Seq[Any], prompts: Prompt | Seq[Prompt]) -> Prompt | Seq[Prompt]:
+        """A prompt whose placeholders stand for `images`. Raises UsageError and PromptError."""
+        if not images:
+            return prompts
+        listed, reader = _listed(prompts), self.reader
+        if len(listed) != 1 or not isinstance(listed[0], str):
+            raise UsageError(
+                "images belong to one prompt that is a text: call generate once for each, or chat"
+            )
+        if reader is None:
+            raise UsageError("this model reads text only: leave images out")
+        items = [MediaItem("image", image, f"images[{i}]") for i, image in enumerate(images)]
+        return reader.prompt(listed[0], Talk([], items), add_bos=None)
 
     def completions(
         self, requests: Seq[tuple[list[int], SamplingParams]]
@@ -268,8 +292,9 @@ class LLM:
     def _render(self, messages: Seq[Message]) -> tuple[list[int], bool]:
         """(prompt, whether it has opened a thinking part)."""
         template = ChatTemplate.of(self.tokenizer)
-        text = template.render([_message(i, message, template) for i, message in enumerate(messages)])
-        return self.tokenizer.encode(text, add_bos=False), opened_by(text)
+        plain = [_message(i, message, template) for i, message in enumerate(messages)]
+        ids, text = chat_prompt(template.render, plain, self.tokenizer, self.reader)
+        return ids, opened_by(text)
 
     def _visible(self, done: Completion, params: SamplingParams, thinking: bool) -> str:
         answer = Answer(self.tokenizer, params, thinking)
@@ -320,6 +345,10 @@ def _is_ids(value: object) -> bool:
     return isinstance(value, list | tuple) and bool(value) and all(isinstance(t, int) for t in value)
 
 
+def _as_ids(prompt: Seq[int]) -> list[int]:
+    return prompt if isinstance(prompt, MediaPrompt) else list(prompt)
+
+
 def _is_talk(value: object) -> TypeGuard[Seq[Message]]:
     return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping)
 
@@ -347,14 +376,10 @@ def _message(index: int, message: Message, template: ChatTemplate) -> Message:
         raise UsageError(f"messages[{index}]={shown(message)} is no message: give {A_MESSAGE}")
     if not isinstance(content, list):
         return message
-    for part in content:
-        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
-            raise UsageError(
-                f"messages[{index}] has the part {shown(part)}: only parts with a text are supported yet"
-            )
-    if template.takes_parts:
+    texts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+    if template.takes_parts or not all(isinstance(text, str) for text in texts):
         return message
-    return {**message, "content": "".join(part["text"] for part in content)}
+    return {**message, "content": "".join(map(str, texts))}
 
 
 def _talks(messages: object) -> list[Seq[Message]]:

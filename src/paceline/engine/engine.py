@@ -23,6 +23,7 @@ from paceline.kv.cache import KVCache
 from paceline.models.base import Target
 from paceline.sampling import noise
 from paceline.sampling.shape import Counts, check_token_ids, is_greedy
+from paceline.soft_tokens import media_of
 from paceline.text.stream import TextStream, stop_ids_of
 from paceline.text.tokenizer import Tokenizer
 from paceline.tree import Shape
@@ -41,6 +42,7 @@ class EngineParts:
     default_drafter: str
     policy: DraftPolicy
     tokenizer: Tokenizer | None = None
+    media: object = None  # a MediaReader, for who makes prompts
     verify: VerifyRule = "match"
     draft_tokens: int | Literal["auto"] = 4
     draft_tree: Shape | None = None  # then the cache must have room for branches: see `KVCache.grow_branches`
@@ -174,6 +176,7 @@ class Engine:
                 reference=reference,
                 salt=salt,
                 constraint=constraints.get(index),
+                media=media_of(prompt_ids),
             )
             self._requests[request_id].add(sequence.id)
             self.state.requests[sequence.id] = self._state_of(request_id, index, sequence)

@@ -55,14 +55,14 @@ class Scheduler:
         self.waiting.appendleft(sequence)
 
     def plan(self, admit: Callable[[Sequence], bool], most: Callable[..., int]) -> list[ScheduledChunk]:
-        """The next step. `admit` opens a sequence if there is room, `most`(id, count) says what its next chunk may be."""
+        """The next step. `admit` opens a sequence if there is room, `most` says how long its chunk is."""
         decoding = [s for s in self.running if len(s.tokens) - s.committed == 1]
         work = [ScheduledChunk(s, 1, True) for s in decoding]
         left = self.prefill_chunk if decoding else self.step_tokens
         for sequence in self.running:
             pending = len(sequence.tokens) - sequence.committed
             if pending > 1 and left > 0:
-                count = most(sequence.id, min(pending, left))
+                count = most(sequence, min(pending, left))
                 work.append(ScheduledChunk(sequence, count, count == pending))
                 left -= count
         while left > 0 and len(self.running) < self.max_batch:
@@ -73,7 +73,7 @@ class Scheduler:
             self._leaders.pop(newcomer.id, None)
             self.running.append(newcomer)
             pending = len(newcomer.tokens) - newcomer.committed
-            count = most(newcomer.id, min(pending, left))
+            count = most(newcomer, min(pending, left))
             work.append(ScheduledChunk(newcomer, count, count == pending))
             left -= count
         return work

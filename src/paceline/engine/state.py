@@ -20,6 +20,7 @@ from paceline.kv.cache import KVCache
 from paceline.kv.pages import OutOfPages
 from paceline.models.base import Target, rows_of
 from paceline.models.drafters.base import FINAL
+from paceline.soft_tokens import content_keys, whole_runs
 from paceline.tree import Shape
 
 
@@ -50,6 +51,11 @@ class EngineState:
         self.listens, self.taps = bool(wanted), bool(wanted - {FINAL})
         self.watches = any(watcher(drafter) for drafter in self.drafters.values())
 
+    def most(self, sequence: Sequence, count: int) -> int:
+        """How many of the next `count` tokens of a text belong in one forward."""
+        count = self.cache.most(sequence.id, count)
+        return whole_runs(sequence.media, sequence.committed, count) if sequence.media else count
+
     def look(self, rows: ForwardBatch) -> tuple[torch.Tensor, ...]:
         """Hidden states [N, H] of the rows: after the final norm, then after each tapped layer."""
         return self.target.states(rows, self.cache) if self.taps else (self.target.forward(rows, self.cache),)
@@ -62,8 +68,9 @@ class EngineState:
         told = self.listener(request)
         most = None if told is None else guard.begin(told, sequence, request.parked)
         try:
+            keys = content_keys(sequence.tokens, sequence.media) if sequence.media else None
             known = self.cache.open(
-                sequence.id, sequence.tokens, sequence.salt, share=self.share_prefixes, most=most
+                sequence.id, sequence.tokens, sequence.salt, share=self.share_prefixes, most=most, keys=keys
             )
         except OutOfPages:
             if told is not None:

@@ -15,18 +15,22 @@ from paceline.engine.propose import propose
 from paceline.engine.reserve import reserve
 from paceline.engine.state import EngineState
 from paceline.engine.verify import verify
+from paceline.soft_tokens import media_rows
 
 
 def step(state: EngineState) -> list[Delta]:
     """Advance every sequence that takes part by one step; the deltas of those that emitted."""
     begin = time.perf_counter()
-    work = state.scheduler.plan(state.admit, state.cache.most)
+    work = state.scheduler.plan(state.admit, state.most)
     proposed = propose(state, work)
     work, draft, tail = reserve(state, work, proposed.draft)
     if tail is None:
         return state.take_failures()
     with tail:
         rows = tail.rows(state.target.device)
+        if any(w.sequence.media for w in work):
+            media, firsts = zip(*((w.sequence.media, w.sequence.committed) for w in work), strict=True)
+            rows.media = media_rows(media, firsts, rows.starts)
         states = state.look(rows)
         hidden = states[0]  # [N, H]
         verified = verify(state, work, draft, hidden, rows.starts)

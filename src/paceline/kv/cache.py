@@ -51,6 +51,7 @@ class Entry:
     stops: list[int] = field(default_factory=list)  # page ends at which the state is kept for other texts
     copied: int = 0  # the last page end at which it was copied,
     latest: int | None = None  # and that copy, where it is given up for the next one
+    keys: list[int] | None = None  # that stand for the first tokens in the prefix index
 
 
 def _zeros(
@@ -137,21 +138,26 @@ class KVCache:
         *,
         share: bool = True,
         most: int | None = None,
+        keys: list[int] | None = None,
     ) -> int:
         """Give the sequence a slot and return how many of its first tokens are already committed (a prefix hit).
 
         A hit never covers all tokens: the last one must be computed, since its hidden state is needed. Nor more than
-        `most`: of the others somebody needs the hidden states.
+        `most`: of the others somebody needs the hidden states. `keys`: what tells the first tokens apart, where tokens
+        alone do not (soft_tokens.py); as many as there are keys.
         """
         if not self._free_slots:
             raise OutOfPages("all sequence slots are in use: raise max_batch")
-        known = self.prefix.match(tokens, salt) if share else []
+        told_apart = tokens if keys is None else keys + tokens[len(keys) :]
+        known = self.prefix.match(told_apart, salt) if share else []
         known = known if most is None else known[: most // PAGE_SIZE]
         path = self._usable(known)
         parent = (path[-1] if path else salt) if share else None
         state = self._take_state(path)
         known_to = len(path) * PAGE_SIZE
-        entry = Entry(self._free_slots.pop(), {}, {}, known_to, parent, [], state=state, copied=known_to)
+        entry = Entry(
+            self._free_slots.pop(), {}, {}, known_to, parent, [], state=state, copied=known_to, keys=keys
+        )
         if self.states is not None:
             self.states.begin(entry.slot, state, path[-1].pages[STATE] if path else None)
             if share:  # where other texts went on from here, and where the prompt ends
@@ -382,6 +388,8 @@ class KVCache:
 
     def _index(self, entry: Entry, tokens: list[int]) -> None:
         index = entry.committed // PAGE_SIZE
+        if entry.keys is not None and (own := entry.keys[entry.committed : entry.committed + len(tokens)]):
+            tokens = own + tokens[len(own) :]
         entry.open_page += tokens
         while len(entry.open_page) >= PAGE_SIZE:
             assert entry.parent is not None

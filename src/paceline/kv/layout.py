@@ -49,6 +49,9 @@ class Layout:
     layers: tuple[LayerKV, ...]  # storage index -> layer; only layers that own K/V
     windows: dict[str, int | None]  # kind -> sliding window in tokens, None = full
     states: tuple[LayerState, ...] = ()
+    run: int = (
+        0  # most rows that are computed in one forward because they see each other, as those of a picture
+    )
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -171,6 +171,7 @@ class Ops(Protocol):
 
         A row at position p sees keys j with j <= p and j > p - window (sees_itself=True, the target), or with
         j <= p - 1 and j >= p - 1 - window (sees_itself=False, the MTP drafter: committed keys only). None = unbounded.
+        Where there is a window, rows of `ForwardBatch.media` with a reach see all keys before that, too.
         `latent`: that of the layer; then a head's result is as wide.
         """
         ...

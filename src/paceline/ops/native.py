@@ -267,6 +267,8 @@ class Plan:
             self._bind_given(symbol, given, count)
         if rows.branches is not None:
             self.program.branch(rows.branches.further, rows.branches.copies)
+        if rows.media is not None and rows.media.reach is not None:
+            self.program.reach(rows.media.reach)
         if status := self._run(rows, count):
             raise UsageError(f"native forward refused: {_STATUS[status]}")
         views = self._views.get(count)

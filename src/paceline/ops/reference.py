@@ -23,6 +23,7 @@ from paceline.kv.cache import KVCache
 from paceline.kv.layout import RECENT, Layout
 from paceline.ops import blocks
 from paceline.ops.base import DeltaRule, Experts, Gate, Graph, Group, RoundStart, Rule, Stop, Weight
+from paceline.ops.delta import recur
 
 INT4_GROUP = 32
 MAX_SCORES = 1 << 27  # attention scores held at once, in elements
@@ -261,6 +262,7 @@ class ReferenceOps:
             first = torch.zeros_like(last)
             if window is not None:
                 first = (last - window + (1 if ahead == 0 else 0)).clamp(min=0)
+                last = self._reached(last, take)
             begin, end = first[:, :1], last[:, -1:]  # [B, 1]
             keys = max(1, int((end - begin).max()) + 1)
             j = begin + torch.arange(keys, device=position.device)  # [B, S]
@@ -272,6 +274,14 @@ class ReferenceOps:
             mask = mask[:, None].repeat_interleave(group, dim=2)
             self._reach[key] = _Reach(index.flatten(), mask, keys)
         return self._reach[key]
+
+    def _reached(self, last: Tensor, take: Tensor) -> Tensor:
+        """`last` [B, T], further for rows of pictures whose rows see each other."""
+        media = self.rows.media
+        if media is None or media.reach is None:
+            return last
+        reach = torch.tensor(media.reach, device=last.device)[take].view(last.shape)
+        return torch.maximum(last, reach - 1)
 
     # -- linear attention ------------------------------------------------------------------------------------
 
@@ -294,7 +304,7 @@ class ReferenceOps:
             state = states.states[layer][place]
             if not begin:
                 state.zero_()
-            read, state_at_goal = _recur(x[begin - oldest - states.history :], state, goal - begin, rule)
+            read, state_at_goal = recur(x[begin - oldest - states.history :], state, goal - begin, rule)
             out[start:end] = read[first - begin :].to(out.dtype)
             state.copy_(state_at_goal)
             kept = range(max(first, last - RECENT), last)
@@ -353,34 +363,6 @@ def among_groups(choice: Tensor, experts: Experts) -> Tensor:
     kept = by_group.topk(2, dim=-1).values.sum(-1).topk(experts.kept_groups, dim=-1).indices
     left = torch.ones(by_group.shape[:2], dtype=torch.bool, device=choice.device).scatter(1, kept, False)
     return by_group.masked_fill(left[..., None], -torch.inf).flatten(1)
-
-
-def _recur(x: Tensor, state: Tensor, goal: int, rule: DeltaRule) -> tuple[Tensor, Tensor]:
-    """(what each row reads [T, value heads * value_dim], the state after `goal` rows).
-
-    x [history + T, ...] is what rows hold, `state` [value heads, key_dim, value_dim] that before the first of the T.
-    """
-    kernel, channels = rule.conv.shape
-    count, heads, keys = len(x) - kernel + 1, rule.value_heads, rule.key_heads * rule.key_dim
-    mixed = torch.stack([x[t : t + count, :channels] * rule.conv[t].to(x) for t in range(kernel)]).sum(0)
-    q, k, v = torch.split(F.silu(mixed), [keys, keys, channels - 2 * keys], dim=-1)
-    head = torch.arange(heads)
-    of = head % rule.key_heads if rule.tiled else head // (heads // rule.key_heads)
-    q, k = (part.view(count, rule.key_heads, -1)[:, of] for part in (q, k))
-    q, k = (part * torch.rsqrt(part.square().sum(-1, keepdim=True) + 1e-6) for part in (q, k))
-    q, v = q * rule.key_dim**-0.5, v.view(count, heads, -1)
-    b, a = torch.split(x[kernel - 1 :, channels:], heads, dim=-1)
-    rate = torch.sigmoid(b)  # [T, heads]
-    fade = torch.exp(rule.decay.to(x) * F.softplus(a + rule.dt_bias.to(x)))
-    at_goal, reads = state, []
-    for t in range(count):
-        state = state * fade[t, :, None, None]
-        change = (v[t] - torch.einsum("hkv,hk->hv", state, k[t])) * rate[t, :, None]
-        state = state + k[t, :, :, None] * change[:, None]
-        reads.append(torch.einsum("hkv,hk->hv", state, q[t]).flatten())
-        if t + 1 == goal:
-            at_goal = state
-    return torch.stack(reads), at_goal
 
 
 def dequantize(weight: Weight, rows: Tensor | None, dtype: torch.dtype) -> Tensor:

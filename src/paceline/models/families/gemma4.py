@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoints.loading import Shapes, Weights
+from paceline.core import ForwardBatch
+from paceline.kv.cache import KVCache
 from paceline.models.families import ModelSpec
 from paceline.models.families.gemma4_config import GemmaConfig, parse_gemma
 from paceline.models.families.gemma4_layers import (
@@ -25,6 +27,7 @@ from paceline.models.families.gemma4_layers import (
 )
 from paceline.models.target import GraphTarget
 from paceline.ops.base import Ops, Runner, Value, Weight
+from paceline.soft_tokens import MediaRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +64,8 @@ class GemmaTarget(GraphTarget):
         layout = layout_of(config)
         self.layers: tuple[Layer, ...] = read_layers(weights, config, layout)
         self._set_layout(layout, [layer.attention.o for layer in self.layers])
+        self.media_graph = self._media_hidden
+        self.embed_graph = self._embed
         self.ple: PleInputs | None = None
         if config.ple_size:
             self.readable = min(config.vocab_size, config.ple_vocab)
@@ -70,10 +75,40 @@ class GemmaTarget(GraphTarget):
                 weights.norm("per_layer_projection_norm"),
             )
 
+    def states(self, rows: ForwardBatch, cache: KVCache) -> tuple[Tensor, ...]:
+        """As of any target; rows of soft tokens (`ForwardBatch.media`) have these as their embeddings."""
+        if rows.media is None:
+            return super().states(rows, cache)
+        given = {"embeddings": self.embed(rows)}
+        return self.runner.run(self.media_graph, self._padded(rows, rows.media), cache, given)
+
+    def embed(self, rows: ForwardBatch) -> Tensor:
+        """What the layers begin with, [N, hidden_size]: of text its scaled embedding, else the soft token."""
+        embedded = self.runner.run(self.embed_graph, rows, None, {})[0].clone()
+        for row, vectors in () if rows.media is None else rows.media.pieces:
+            embedded[row : row + len(vectors)] = vectors.to(embedded)
+        return embedded
+
+    def _padded(self, rows: ForwardBatch, media: MediaRows) -> ForwardBatch:
+        """The rows with the pad token at each placeholder, whose per-layer input is a soft token's own."""
+        tokens = rows.tokens.clone()
+        for row, vectors in media.pieces:
+            tokens[row : row + len(vectors)] = self.config.pad_id
+        out = ForwardBatch(tokens, rows.positions, rows.slots, rows.starts)
+        out.branches, out.media = rows.branches, media
+        return out
+
+    def _embed(self, ops: Ops) -> tuple[Value, ...]:
+        return (ops.embed(ops.tokens(), self.embedding, self.embedding_scale),)
+
     def _hidden(self, ops: Ops) -> tuple[Value, ...]:
-        tokens = ops.tokens()
-        x = ops.embed(tokens, self.embedding, self.embedding_scale)
-        ple = self._ple_inputs(ops, tokens, x)
+        return self._layers(ops, ops.embed(ops.tokens(), self.embedding, self.embedding_scale))
+
+    def _media_hidden(self, ops: Ops) -> tuple[Value, ...]:
+        return self._layers(ops, ops.given("embeddings", self.hidden_size))
+
+    def _layers(self, ops: Ops, x: Value) -> tuple[Value, ...]:
+        ple = self._ple_inputs(ops, ops.tokens(), x)
         width = self.config.ple_size
         kept = [x] if 0 in self.tapped else []
         for i, layer in enumerate(self.layers):

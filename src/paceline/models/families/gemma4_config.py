@@ -61,7 +61,9 @@ class GemmaConfig:
         int  # tokens that have one; fewer than vocab_size where tokens were added and the table not resized
     )
     moe: MoeConfig | None
-    modalities: tuple[str, ...]  # towers that the checkpoint may hold and this engine skips
+    modalities: tuple[str, ...]  # towers that the checkpoint may hold
+    pad_id: int  # the token whose per-layer embedding stands at soft tokens
+    bidirectional: bool  # rows of a picture see each other in sliding layers
 
     def window_of(self, kind: str) -> int | None:
         return self.window if kind == SLIDING else None
@@ -175,6 +177,8 @@ def _parse_text(fields: Fields, top: Mapping[str, Any], model_type: str) -> Gemm
         ple_vocab=ple_vocab,
         moe=moe,
         modalities=tuple(m for m in ("vision", "audio") if top.get(f"{m}_config") is not None),
+        pad_id=min(fields.size("pad_token_id", 0, least=0), vocab - 1),
+        bidirectional=raw.get("use_bidirectional_attention", "vision" if unified else None) == "vision",
     )
 
 

@@ -15,6 +15,7 @@ from paceline.checkpoints.loading import Shapes, Weights
 from paceline.kv.layout import LayerKV, Layout
 from paceline.models.families.gemma4_config import GemmaConfig, LayerConfig
 from paceline.models.spec import FULL, SLIDING, MoeConfig, Split
+from paceline.models.towers.base import BUDGETS
 from paceline.ops.base import Experts, Ops, Value, Weight
 
 
@@ -70,6 +71,7 @@ def layout_of(config: GemmaConfig) -> Layout:
     return Layout(
         tuple(LayerKV(layer.kind, layer.kv_heads, layer.head_dim) for layer in owners),
         {kind: config.window_of(kind) for kind in (SLIDING, FULL)},
+        run=max(BUDGETS) if config.bidirectional and "vision" in config.modalities else 0,
     )
 
 

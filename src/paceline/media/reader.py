@@ -1,0 +1,235 @@
+"""Pictures of a request -> soft tokens in its prompt: decoded, encoded by the tower once, and kept by content."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline.errors import PromptError, UsageError
+from paceline.media.pixels import VERSION, Cut, Pixels, read_pixels, size_of, soft_tokens
+from paceline.media.sources import of_any
+from paceline.media.talk import MediaItem, Talk
+from paceline.models.towers.base import BUDGETS, VisionTower
+from paceline.soft_tokens import Kind, MediaPrompt, SoftTokens
+from paceline.text.tokenizer import Tokenizer
+
+KEPT_BYTES = 256 * 2**20  # of soft tokens of earlier requests
+MOST_ITEMS: Mapping[Kind, int] = {"image": 16, "audio": 4}  # in a request
+
+
+@dataclass(frozen=True, slots=True)
+class MediaTokens:
+    """The ids that stand around and for media of one kind."""
+
+    placeholder: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """An item whose soft tokens are known in number."""
+
+    item: MediaItem
+    key: int
+    count: int
+    pixels: Pixels | None
+    vectors: torch.Tensor | None = None  # that were known already
+
+
+class MediaReader:
+    """What a loaded model can see. Safe to use from several threads; the tower works for one at a time."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        tokens: Mapping[Kind, MediaTokens],
+        towers: Mapping[Kind, Callable[[], VisionTower] | str],
+        default: int = 280,
+    ) -> None:
+        """`towers`: what loads each at its first use, or why there is none. `default`: soft tokens of a picture."""
+        self.tokenizer, self.tokens, self.default = tokenizer, tokens, default
+        self._loads, self._loaded = towers, dict[Kind, VisionTower]()
+        self._lock, self._loading, self._working = threading.Lock(), threading.Lock(), threading.Lock()
+        self._store: OrderedDict[tuple[str, int], torch.Tensor] = OrderedDict()
+        self._known: dict[
+            tuple[str, bytes, int], int
+        ] = {}  # (salt, digest of a file, budget) -> key of its content
+        self._texts = {kind: tokenizer.token_text(ids.placeholder) for kind, ids in tokens.items()}
+
+    @property
+    def placeholders(self) -> list[str]:
+        """Every text that is one of the special tokens, which nobody may type."""
+        ids = {i for one in self.tokens.values() for i in (one.placeholder, one.begin, one.end)}
+        return [self.tokenizer.token_text(i) for i in ids]
+
+    def why_not(self, kind: Kind) -> str | None:
+        """Why media of a kind cannot be read; None if they can."""
+        found = self._loads.get(kind, "this model reads text only")
+        return found if isinstance(found, str) else None
+
+    def tower(self, kind: Kind) -> VisionTower:
+        """Loaded at the first use. Raises UsageError."""
+        with self._loading:
+            if kind not in self._loaded:
+                load = self._loads.get(kind, "this model reads text only")
+                if isinstance(load, str):
+                    raise UsageError(load)
+                self._loaded[kind] = load()
+            return self._loaded[kind]
+
+    def prompt(self, text: str, talk: Talk, salt: str = "", *, add_bos: bool | None = False) -> MediaPrompt:
+        """The prompt of a rendered text with one placeholder for each item of `talk`, in order. Raises PromptError."""
+        kinds, pieces = self._split(text)
+        self._compare(kinds, talk.items)
+        ready = [self._prepare(item, salt) for item in talk.items]
+        expanded = pieces[0]
+        for one, piece in zip(ready, pieces[1:], strict=True):
+            expanded += self._run_text(one) + piece
+        ids = self._encode(expanded, talk.marks, add_bos)
+        return MediaPrompt(ids, self._placed(ids, ready, salt))
+
+    def count(self, item: MediaItem) -> int:
+        """Soft tokens of an item, by its header alone. Raises PromptError."""
+        return soft_tokens(size_of(of_any(item.source, item.where or "the picture")), self._cut(item))
+
+    # -- text ----------------------------------------------------------------------------------------------------
+
+    def _split(self, text: str) -> tuple[list[Kind], list[str]]:
+        """Kinds of the placeholders of a text, and what stands around them."""
+        by_text = {shown: kind for kind, shown in self._texts.items()}
+        parts = re.split("(" + "|".join(re.escape(shown) for shown in by_text) + ")", text)
+        return [by_text[part] for part in parts[1::2]], parts[::2]
+
+    def _compare(self, found: Seq[Kind], items: Seq[MediaItem]) -> None:
+        """Raise PromptError unless there is a placeholder for each item, and no other."""
+        for kind in self._texts:
+            wanted = [item for item in items if item.kind == kind]
+            count = sum(one == kind for one in found)
+            if len(wanted) > MOST_ITEMS[kind]:
+                raise PromptError(
+                    f"{len(wanted)} parts of type {kind}, at most {MOST_ITEMS[kind]} are read: send fewer"
+                )
+            if count < len(wanted) and wanted[-1].where:
+                raise PromptError(
+                    f"{wanted[count].where}: the chat template does not show this {kind}: put it into a user's message"
+                )
+            if count != len(wanted):
+                raise PromptError(
+                    f"the prompt has {count} of {self._texts[kind]} and {len(wanted)} parts of type {kind} were given: "
+                    "give one for each"
+                )
+        if list(found) != [item.kind for item in items]:
+            raise PromptError(
+                "the placeholders stand in another order than the parts: give them in the prompt's order"
+            )
+
+    def _run_text(self, one: _Ready) -> str:
+        ids, show = self.tokens[one.item.kind], self.tokenizer.token_text
+        return show(ids.begin) + show(ids.placeholder) * one.count + show(ids.end)
+
+    def _encode(self, text: str, marks: Mapping[str, str], add_bos: bool | None) -> list[int]:
+        """Ids of a text; what stands for typed placeholders is cut in two, so that it is characters."""
+        if not marks:
+            return self.tokenizer.encode(text, add_bos=add_bos)
+        parts = re.split("(" + "|".join(re.escape(mark) for mark in marks) + ")", text)
+        pieces = [parts[0]]
+        for mark, after in zip(parts[1::2], parts[2::2], strict=True):
+            pieces[-1] += marks[mark][:1]
+            pieces.append(marks[mark][1:] + after)
+        ids = self.tokenizer.encode(pieces[0], add_bos=add_bos)
+        return ids + [token for piece in pieces[1:] for token in self.tokenizer.encode(piece, add_bos=False)]
+
+    def _placed(self, ids: list[int], ready: Seq[_Ready], salt: str) -> list[SoftTokens]:
+        """The soft tokens of each item, where its run stands in `ids`."""
+        media, at = list[SoftTokens](), 0
+        for one in ready:
+            token = self.tokens[one.item.kind].placeholder
+            start = ids.index(token, at)
+            at = start + one.count
+            vectors, together = self._vectors(one, salt)
+            if ids[start:at] != [token] * one.count or len(vectors) != one.count:
+                raise PromptError(
+                    f"{one.item.where or 'the picture'}: its soft tokens do not fit its placeholders"
+                )
+            media.append(SoftTokens(one.item.kind, start, vectors, one.key, together))
+        return media
+
+    # -- content -------------------------------------------------------------------------------------------------
+
+    def _cut(self, item: MediaItem) -> Cut:
+        budget = self.default if item.budget is None else item.budget
+        if budget not in BUDGETS:
+            where = item.where or "the picture"
+            raise PromptError(
+                f"{where}: a picture has a budget of {', '.join(map(str, BUDGETS))} soft tokens"
+            )
+        grid = self.tower("image").grid
+        return Cut(budget, grid.patch, grid.pooling)
+
+    def _prepare(self, item: MediaItem, salt: str) -> _Ready:
+        if (why := self.why_not(item.kind)) is not None:
+            raise PromptError(f"{item.where}: {why}" if item.where else why)
+        cut = self._cut(item)
+        try:
+            data = of_any(item.source, item.where or "the picture")
+            file = salt, hashlib.sha256(data).digest(), cut.budget
+            with self._lock:
+                known = self._store.get((salt, self._known.get(file, -1)))
+                if known is not None:
+                    self._store.move_to_end((salt, self._known[file]))
+                    return _Ready(item, self._known[file], len(known), None, known)
+            pixels = read_pixels(data, cut)
+        except PromptError as error:
+            raise PromptError(
+                f"{item.where}: {error}" if item.where not in str(error) else str(error)
+            ) from error
+        key = content_key(pixels, cut)
+        with self._lock:
+            self._known[file] = key
+        count = (pixels.height // cut.side) * (pixels.width // cut.side)
+        return _Ready(item, key, count, pixels)
+
+    def _vectors(self, one: _Ready, salt: str) -> tuple[torch.Tensor, bool]:
+        """(soft tokens, whether they see each other), by the tower where the store has none."""
+        tower = self.tower(one.item.kind)
+        if one.vectors is not None:
+            return one.vectors, tower.together
+        with self._working:  # one picture at a time, first come, first served
+            with self._lock:
+                known = self._store.get((salt, one.key))
+            if known is None:
+                assert one.pixels is not None
+                pixels = torch.frombuffer(bytearray(one.pixels.rgb), dtype=torch.uint8)
+                known = tower.encode(pixels.view(one.pixels.height, one.pixels.width, 3))
+        if not bool(torch.isfinite(known).all()):
+            raise PromptError(f"{one.item.where or 'the picture'}: the tower gives no numbers (NaN) for it")
+        with self._lock:
+            self._keep((salt, one.key), known)
+        return known, tower.together
+
+    def _keep(self, key: tuple[str, int], vectors: torch.Tensor) -> None:
+        self._store[key] = vectors
+        while sum(one.nbytes for one in self._store.values()) > KEPT_BYTES and len(self._store) > 1:
+            self._store.popitem(last=False)
+        if len(self._known) > 4096:
+            self._known.clear()
+
+
+def content_key(pixels: Pixels, cut: Cut) -> int:
+    """What tells the content of pictures apart: their pixels, size, budget and the version of what made them."""
+    head = f"{VERSION} image {cut.budget} {pixels.height} {pixels.width} ".encode()
+    return int.from_bytes(hashlib.sha256(head + pixels.rgb).digest(), "big")
+
+
+def describe(reader: MediaReader) -> dict[str, Any]:
+    """What `info` says of it."""
+    return {kind: reader.why_not(kind) or "yes" for kind in reader.tokens}
