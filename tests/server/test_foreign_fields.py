@@ -174,11 +174,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
     ({"chat_template_kwargs": {"enable_thinking": "yes"}}, "chat_template_kwargs.enable_thinking"),
     ({"speculation": {"draft_token": 3}}, "speculation.draft_token"), ({"cache_prompt": "no"}, "cache_prompt"),
-    ({"messages": [*USER, {"role": "assistant", "tool_calls": [
-        {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":' + "9" * 5000 + "}"}}]}]},
-     "messages.1.tool_calls"),
-    ({"messages": [*USER, {"role": "assistant", "function_call": {"name": "f", "arguments": "{"}}]},
-     "messages.1.function_call"),
 ]  # fmt: skip
 
 

@@ -135,7 +135,7 @@ def test_the_conversation_reaches_the_template_as_a_chat() -> None:
         {"type": "function_call", "call_id": "c2", "name": "add", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c1", "output": "2"},
     ]  # fmt: skip
-    made = messages(ResponsesRequest.model_validate({"input": given, "instructions": "New."}))
+    made = messages(ResponsesRequest.model_validate({"input": given}).input, "New.")
     assert [m["role"] for m in made] == ["developer", "user", "assistant", "tool"]
     assert made[0]["content"] == "New.\n\nOld."
     assert made[2]["reasoning_content"] == "hm"
@@ -148,7 +148,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"background": True}, "background"), ({"prompt": {"id": "x"}}, "prompt"), ({"n": 2}, "n"), ({"input": []}, "input"),
     ({"input": "x" * 600}, "input"), ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"truncation": "auto"}, "truncation"),
-    ({"tools": [{"type": "web_search"}]}, "tools.0.type"), ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name"),
+    ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
+    ({"input": [{"type": "function_call", "name": "f"}]}, "input.0.call_id"),
+    ({"tool_choice": "required"}, "tool_choice"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0.content.0.type"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
     ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "nonsense"}}}}, "text.format.schema"),
@@ -160,6 +163,71 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_what_is_refused_names_the_field_of_this_api(s: Served, body: dict[str, Any], param: str) -> None:
     answer = s.post("/v1/responses", **{"input": "hello", **body})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+def test_kinds_of_other_clients_are_left_out_or_read(s: Served) -> None:
+    """What Codex always sends beside its functions, and the items of its earlier turns."""
+    call = {"type": "function", "name": "add", "parameters": {"type": "object"}}
+    others = [
+        {"type": "web_search"},
+        {"type": "custom", "name": "patch", "format": {"type": "grammar"}},
+        {"type": "local_shell"},
+    ]
+    items = [
+        {"role": "user", "content": "hi"},
+        {
+            "type": "custom_tool_call",
+            "call_id": "c1",
+            "name": "patch",
+            "input": "*** Begin",
+            "status": "completed",
+        },
+        {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},
+        {
+            "type": "web_search_call",
+            "id": "ws_1",
+            "status": "completed",
+            "action": {"type": "search", "query": "x"},
+        },
+        {"type": "local_shell_call", "call_id": "c2", "action": {"type": "exec", "command": ["ls"]}},
+        {"type": "local_shell_call_output", "id": "c2", "output": "a.txt"},
+        {"type": "item_reference", "id": "msg_1"},
+        {"type": "mcp_list_tools", "server_label": "docs", "tools": []},
+        {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "I will not."}]},
+        {"type": "function_call", "call_id": "c3", "name": "add", "arguments": "{broken"},
+        {"type": "function_call_output", "call_id": "c3", "output": "2"},
+    ]
+    answer = s.post("/v1/responses", input=items, tools=[call, *others], max_output_tokens=3)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["warnings"] == [
+        *(
+            f"tools.{i}: tools of type '{kind}' are not run here"
+            for i, kind in enumerate(("web_search", "custom", "local_shell"), 1)
+        ),
+        "input.3: items of type 'web_search_call' hold nothing for the model",
+        "input.6: items of type 'item_reference' hold nothing for the model",
+        "input.7: items of type 'mcp_list_tools' are unknown here and carried as text",
+    ]
+    assert [tool["name"] for tool in answer.json()["tools"]] == ["add"]
+    made = messages(ResponsesRequest.model_validate({"input": items}).input, None)
+    assert [m["role"] for m in made] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "tool",
+        "assistant",
+        "assistant",
+        "tool",
+    ]
+    calls = [call["function"] for m in made for call in m.get("tool_calls", ())]
+    assert calls == [
+        {"name": "patch", "arguments": {"input": "*** Begin"}},
+        {"name": "local_shell", "arguments": {"type": "exec", "command": ["ls"]}},
+        {"name": "add", "arguments": "{broken"},
+    ]
+    assert [m["tool_call_id"] for m in made if m["role"] == "tool"] == ["c1", "c2", "c3"]
+    assert '"server_label": "docs"' in made[5]["content"]
 
 
 def test_what_is_ignored_is_told_and_nothing_is_stored(s: Served) -> None:

@@ -7,10 +7,12 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from paceline.core import Constraint, Delta, SamplingParams, Stats, TokenLogprob
 from paceline.errors import PacelineError, PromptError
+from paceline.server.conversation import rendered
 from paceline.server.errors import ApiError
 from paceline.server.foreign import settle
 from paceline.server.generation import Ask, joined
@@ -172,7 +174,8 @@ async def prepare_chat(service: Service, body: ChatRequest, key: str) -> Chat:
     warnings = service.warnings(body)
     settle(body)
     room = service.check(body)
-    text, prompt = await asyncio.to_thread(render_chat, service, room, body)
+    text, prompt, changed = await asyncio.to_thread(render_chat, service, room, body)
+    warnings += changed
     space = service.room_after(prompt, "messages")
     constraint = await _constraint(service, room, body)
     extra: dict[str, Any] = {"constraint": _behind_thoughts(constraint, room, body, opened_by(text))}
@@ -212,8 +215,8 @@ async def _constraint(service: Service, room: Room, body: ChatRequest) -> Callab
     return answer
 
 
-def render_chat(service: Service, room: Room, body: ChatRequest) -> tuple[str, list[int]]:
-    """The prompt of a conversation, as text and as ids. Raises ApiError 400."""
+def render_chat(service: Service, room: Room, body: ChatRequest) -> tuple[str, list[int], list[str]]:
+    """The prompt of a conversation, as text and as ids, and what of the messages was changed. Raises ApiError 400."""
     tools = _tools(body, service.config)
     goes_on, options = continues(body), _options(body)
     if goes_on or body.add_generation_prompt is False:
@@ -223,10 +226,11 @@ def render_chat(service: Service, room: Room, body: ChatRequest) -> tuple[str, l
         return room.render(messages, tools, options)
 
     try:
-        messages = history(body.messages, room.takes_parts)
+        messages = history(body.messages, room.takes_parts, room.tokenizer.template)
         where = f"messages.{len(messages) - 1}"
-        text = unfinished(render, messages, where) if goes_on else render(messages)
-        return text, room.tokenizer.encode(text, add_bos=None)
+        whole = partial(unfinished, render, where=where) if goes_on else render
+        text, changed = rendered(whole, messages, strict=service.config.strict)
+        return text, room.tokenizer.encode(text, add_bos=None), changed
     except PromptError as error:
         raise refuse("messages", str(error), code="bad_prompt") from error
     except ApiError:

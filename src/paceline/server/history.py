@@ -1,4 +1,7 @@
-"""A conversation as chat templates expect it: arguments of earlier calls as objects, older forms in today's."""
+"""A conversation as chat templates expect it: arguments of earlier calls as objects, older forms in today's.
+
+What an earlier turn has wrong is no reason to refuse every later one: arguments that are no JSON are carried as text.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,21 @@ from paceline.server.params import refuse, text_of
 from paceline.server.schema import ChatRequest, Content, FunctionCall, Message
 
 
-def history(messages: list[Message], parts: bool = False) -> list[dict[str, Any]]:
+def history(
+    messages: list[Message], parts: bool = False, template: str | None = None
+) -> list[dict[str, Any]]:
     """Plain dicts; content in parts stays so if the template takes `parts`, else they are joined.
 
-    An id is invented for a call that has none, and for the answer of a `function`. Raises ApiError 400.
+    An id is invented for a call that has none, and for the answer of a `function`. A developer speaks as the system
+    unless `template` has a role of that name.
     """
     out: list[dict[str, Any]] = []
     last_call = ""
+    roles = {"function": "tool"} | ({} if "developer" in (template or "") else {"developer": "system"})
     for index, message in enumerate(messages):
-        role = "tool" if message.role == "function" else message.role
-        plain: dict[str, Any] = {"role": role, "content": _content(message.content, parts)}
+        role = roles.get(message.role, message.role)
+        content = message.content or (message.refusal if isinstance(message.refusal, str) else None)
+        plain: dict[str, Any] = {"role": role, "content": _content(content, parts)}
         for name in ("name", "tool_call_id"):
             value = getattr(message, name)
             if value is not None:
@@ -31,12 +39,11 @@ def history(messages: list[Message], parts: bool = False) -> list[dict[str, Any]
         if thoughts is not None:
             plain["reasoning_content"] = thoughts
         calls = [(call.id, call.function) for call in message.tool_calls or []]
-        field = "tool_calls"
         if not calls and message.function_call is not None:
-            last_call, field = f"call_{index}", "function_call"
+            last_call = f"call_{index}"
             calls = [(last_call, message.function_call)]
         if calls:
-            plain["tool_calls"] = [_call(id_, call, f"messages.{index}.{field}") for id_, call in calls]
+            plain["tool_calls"] = [_call(id_, call) for id_, call in calls]
         out.append(plain)
     return out
 
@@ -78,17 +85,18 @@ def unfinished(
     return before
 
 
-def _call(id_: str | None, call: FunctionCall, where: str) -> dict[str, Any]:
+def _call(id_: str | None, call: FunctionCall) -> dict[str, Any]:
+    return {"id": id_, "type": "function", "function": {"name": call.name, "arguments": _arguments(call)}}
+
+
+def _arguments(call: FunctionCall) -> Any:
+    """An object; else what it says, as text."""
     given: Any = call.arguments
     if isinstance(given, str):
         try:
             given = json.loads(given or "{}")
-        except RecursionError as error:
-            raise refuse(where, "the arguments are nested too deep") from error
-        except ValueError as error:  # also for a number of thousands of digits
-            raise refuse(where, f"the arguments are not valid JSON ({_why(error)})") from error
-    return {"id": id_, "type": "function", "function": {"name": call.name, "arguments": given}}
-
-
-def _why(error: ValueError) -> str:
-    return str(error) if isinstance(error, json.JSONDecodeError) else "a number has too many digits"
+        except (ValueError, RecursionError):  # a number of thousands of digits is a ValueError, too
+            return given
+    if given is None:
+        return {}
+    return given if isinstance(given, dict) else call.arguments

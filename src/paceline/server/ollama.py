@@ -51,8 +51,8 @@ class Call(Part):
 
 
 class Message(Part):
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str = ""
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | None = None
     thinking: str | None = None
     images: list[Any] | None = Field(None, description="not supported: must be empty")
     tool_calls: list[Call] | None = Field(None, max_length=128)

@@ -13,63 +13,12 @@ from pydantic import Field, ValidationError
 
 from paceline.server.chat import Chat, prepare_chat
 from paceline.server.errors import ApiError
-from paceline.server.params import refuse, text_of
-from paceline.server.schema import ChatRequest, Content, Function, FunctionName, JsonSchema, Part, Sampling
+from paceline.server.items import FunctionTool, Item, NamedFunction, OtherTool, left_out, messages
+from paceline.server.params import refuse
+from paceline.server.schema import ChatRequest, JsonSchema, Part, Sampling
 from paceline.server.service import Service
 from paceline.server.sse import event
 from paceline.server.usage import report
-
-
-class Said(Part):
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-    id: Any = Field(None, description="accepted and ignored")
-    status: Any = Field(None, description="accepted and ignored")
-    phase: Any = Field(None, description="accepted and ignored")
-
-
-class Called(Part):
-    type: Literal["function_call"]
-    name: str = Field(max_length=128)
-    arguments: str
-    call_id: str = Field(max_length=256)
-    id: Any = Field(None, description="accepted and ignored")
-    status: Any = Field(None, description="accepted and ignored")
-
-
-class CallOutput(Part):
-    type: Literal["function_call_output"]
-    call_id: str = Field(max_length=256)
-    output: Content
-    id: Any = Field(None, description="accepted and ignored")
-    status: Any = Field(None, description="accepted and ignored")
-
-
-class Thought(Part):
-    type: Literal["reasoning_text"]
-    text: str
-
-
-class Thoughts(Part):
-    type: Literal["reasoning"]
-    content: list[Thought] | None = None
-    summary: Any = Field(None, description="accepted and ignored")
-    encrypted_content: Any = Field(None, description="accepted and ignored")
-    id: Any = Field(None, description="accepted and ignored")
-    status: Any = Field(None, description="accepted and ignored")
-
-
-class Typed(Part):
-    type: Literal["function"]
-
-
-class FunctionTool(Function, Typed):
-    """Fields of `Typed` come first, and so do their errors."""
-
-
-class NamedFunction(FunctionName, Typed):
-    pass
 
 
 class Format(JsonSchema):
@@ -88,11 +37,11 @@ class Effort(Part):
 
 
 class ResponsesRequest(Sampling):
-    input: str | list[Said | Called | CallOutput | Thoughts]
+    input: str | list[Item]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
-    tools: list[FunctionTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    tools: list[FunctionTool | OtherTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | OtherTool | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: Effort | None = None
@@ -122,16 +71,16 @@ async def prepare_response(service: Service, body: ResponsesRequest, key: str) -
             raise refuse(name, why)
     if (body.n or 1) > 1:
         raise refuse("n", "this API has one answer: leave it out, or use POST /v1/chat/completions")
-    warnings = service.warnings(body)
+    warnings = service.warnings(body) + service.unknown.left_out(left_out(body.input, body.tools))
     given = {name: getattr(body, name) for name in Sampling.model_fields}
     given |= {
         "model": service.model,
-        "messages": messages(body),
+        "messages": messages(body.input, body.instructions),
         "continue_final_message": False,
         "max_completion_tokens": body.max_output_tokens,
         "parallel_tool_calls": body.parallel_tool_calls,
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
-        "tools": [{"type": "function", "function": _function(tool)} for tool in body.tools or []] or None,
+        "tools": _functions(body) or None,
         "tool_choice": _choice(body.tool_choice),
     }
     if body.text is not None and body.text.format is not None:
@@ -151,41 +100,18 @@ async def prepare_response(service: Service, body: ResponsesRequest, key: str) -
     return Response(chat, body)
 
 
-def messages(body: ResponsesRequest) -> list[dict[str, Any]]:
-    """The conversation as a chat has it: calls and thoughts belong to a turn of the assistant."""
-    out: list[dict[str, Any]] = []
-    if isinstance(body.input, str):
-        out.append({"role": "user", "content": body.input})
-    thoughts = ""
-    for item in body.input if isinstance(body.input, list) else []:
-        if isinstance(item, Thoughts):
-            thoughts += "".join(part.text for part in item.content or [])
-            continue
-        if isinstance(item, CallOutput):
-            out.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
-            continue
-        if isinstance(item, Said):
-            out.append({"role": item.role, "content": item.content})
-        else:
-            if not out or out[-1]["role"] != "assistant":
-                out.append({"role": "assistant", "content": None})
-            call = {"name": item.name, "arguments": item.arguments}
-            out[-1].setdefault("tool_calls", []).append({"id": item.call_id, "function": call})
-        if thoughts and out[-1]["role"] == "assistant":
-            out[-1]["reasoning_content"], thoughts = thoughts, ""
-    if body.instructions:
-        if out and out[0]["role"] in ("system", "developer"):
-            out[0] = {**out[0], "content": f"{body.instructions}\n\n{text_of(out[0]['content'])}"}
-        else:
-            out.insert(0, {"role": "system", "content": body.instructions})
-    return out
+def _functions(body: ResponsesRequest) -> list[dict[str, Any]]:
+    shown = {"name", "description", "parameters", "strict"}
+    return [
+        {"type": "function", "function": tool.model_dump(include=shown, exclude_none=True)}
+        for tool in body.tools or []
+        if isinstance(tool, FunctionTool)
+    ]
 
 
-def _function(tool: FunctionTool) -> dict[str, Any]:
-    return tool.model_dump(include={"name", "description", "parameters", "strict"}, exclude_none=True)
-
-
-def _choice(choice: str | NamedFunction | None) -> Any:
+def _choice(choice: str | NamedFunction | OtherTool | None) -> Any:
+    if isinstance(choice, OtherTool):
+        raise refuse("tool_choice", f"tools of type {choice.type[:40]!r} are not run here: name a function")
     if isinstance(choice, NamedFunction):
         return {"type": "function", "function": {"name": choice.name}}
     return choice
@@ -352,8 +278,8 @@ class Response:
             "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
             "store": False, "temperature": params.temperature, "text": {"format": made},
             "tool_choice": choice.model_dump() if isinstance(choice, NamedFunction) else choice or "auto",
-            "tools": [{"type": "function", "description": None, "parameters": {}, "strict": False, **_function(tool)}
-                      for tool in body.tools or []],
+            "tools": [{"type": "function", "description": None, "parameters": {}, "strict": False, **tool["function"]}
+                      for tool in _functions(body)],
             "top_p": params.top_p, "truncation": "disabled", "usage": self._usage() if ended else None,
             **(report(self.chat.stats, params.seed, self.chat.warnings) if ended else {}),
         }  # fmt: skip

@@ -110,13 +110,20 @@ class StructuredOutputs(Part):
 
 class TextPart(Part):
     model_config = ConfigDict(extra="ignore", strict=True)
-    type: Literal["text", "input_text", "output_text"]
+    type: Literal["text", "input_text", "output_text", "refusal"]
     text: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refusal(cls, data: Any) -> Any:
+        """What the model refused to say is text of its turn."""
+        refused = isinstance(data, dict) and data.get("type") == "refusal" and "text" not in data
+        return {"type": "refusal", "text": data.get("refusal")} if refused else data
 
     @field_validator("type", mode="before")
     @classmethod
     def _only_text(cls, value: Any) -> Any:
-        if value not in ("text", "input_text", "output_text"):
+        if value not in ("text", "input_text", "output_text", "refusal"):
             raise ValueError(f"parts of type {str(value)[:40]!r} are not supported yet: send text only")
         return value
 
@@ -130,8 +137,10 @@ class Prediction(Part):
 
 
 class FunctionCall(Part):
+    """OpenAI writes arguments as text, Ollama as they are; broken ones of old turns are carried as text."""
+
     name: str = Field(max_length=128)
-    arguments: str | dict[str, Any]  # OpenAI writes them as text, Ollama as they are
+    arguments: str | dict[str, Any] | None = None
 
 
 class ToolCall(Part):
@@ -152,7 +161,7 @@ class Message(Part):
     reasoning_details: Any = Field(None, description="accepted and ignored")
     cache_control: Any = Field(None, description="accepted and ignored")
     provider_specific_fields: Any = Field(None, description="accepted and ignored")
-    refusal: Any = Field(None, description="accepted and ignored")
+    refusal: Any = Field(None, description="the content of a turn that has none")
     audio: Any = Field(None, description="accepted and ignored")
     annotations: Any = Field(None, description="accepted and ignored")
     function_call: FunctionCall | None = Field(None, description="the older form of tool_calls")

@@ -41,6 +41,14 @@ class Unknown:
             self._log(name, f"request field {name!r} {why} and ignored")
         return [f"{name}: {why} and ignored" for name, why in found.items()]
 
+    def left_out(self, found: dict[str, str]) -> list[str]:
+        """A sentence for each field (-> why) that is left out. Raises ApiError 400 if the server is strict."""
+        for place, why in found.items():
+            if self._strict:
+                raise refuse(place, f"{why}, and this server was started with --strict: leave it out")
+            self._log(why, f"request field {place!r}: {why}")
+        return [f"{place}: {why}" for place, why in found.items()][:_TOLD]
+
     def model(self, asked: str | None, served: tuple[str, ...]) -> list[str]:
         """What to say of the model that a request names. Raises ApiError 404 if the server is strict."""
         if asked in served:

@@ -20,6 +20,10 @@ _SHOWN = 500  # characters of what a template says is wrong
 _PROBE = ("first-part-0x7f", "second-part-0x7f")
 
 
+class TemplateRefused(UsageError):
+    """A template does not take these messages: others may do."""
+
+
 class ChatTemplate:
     """A compiled template, with its process. Rendering changes nothing and may be asked for in any thread."""
 
@@ -95,11 +99,16 @@ class ChatTemplate:
                 f"messages or tools hold what is no JSON ({error}): give texts, numbers, lists and dicts"
             ) from error
         if answer is None:
-            answer = {"failed": "it takes too long or too much memory"}
-        if "refused" in answer:
-            raise UsageError(f"the model's chat template refuses these messages: {_shown(answer['refused'])}")
-        if "failed" in answer:
             raise UsageError(
+                "the model's chat template fails on these messages (it takes too long or too much memory): "
+                "check their roles and fields"
+            )
+        if "refused" in answer:
+            raise TemplateRefused(
+                f"the model's chat template refuses these messages: {_shown(answer['refused'])}"
+            )
+        if "failed" in answer:
+            raise TemplateRefused(
                 f"the model's chat template fails on these messages ({_shown(answer['failed'])}): "
                 "check their roles and fields"
             )

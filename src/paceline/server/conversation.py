@@ -1,0 +1,161 @@
+"""A conversation that the chat template refuses, or of which it leaves something out, put into a form that it takes.
+
+Templates of Mistral, Llama 2 and Gemma 3 want one system message at the beginning, or none at all, and turns that
+alternate. Clients send other histories. Nothing is changed where the template takes the messages as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import combinations
+from typing import Any
+
+from paceline.text.chat import TemplateRefused
+
+Message = dict[str, Any]
+Render = Callable[[list[Message]], str]
+Repair = Callable[[list[Message]], list[Message]]
+_JOINT = "\n\n"
+_WORDS = "messages: the chat template takes no"
+
+
+def rendered(render: Render, messages: list[Message], strict: bool = False) -> tuple[str, list[str]]:
+    """(prompt, what was changed to get it). Raises what the template says of the messages as they are.
+
+    `strict`: nothing is changed, so what the template refuses is an error.
+    """
+    text: str | None = None
+    refusal: TemplateRefused | None = None
+    try:
+        text = render(messages)
+        if not _lost(messages, text):
+            return text, []
+    except TemplateRefused as error:
+        if strict:
+            raise
+        refusal = error
+    singles = [[repair] for repair in _REPAIRS]
+    for chosen in [] if strict else [*singles, *([*pair] for pair in combinations(_REPAIRS, 2)), [*_REPAIRS]]:
+        found = _try(render, messages, chosen)
+        if found is not None:
+            return found
+    if text is None:
+        assert refusal is not None
+        raise refusal
+    return text, [
+        f"messages.{i}: the chat template does not show this {messages[i]['role']} message"
+        for i in _lost(messages, text)
+    ]
+
+
+def _try(
+    render: Render, messages: list[Message], chosen: list[tuple[Repair, str]]
+) -> tuple[str, list[str]] | None:
+    changed, said = messages, []
+    for repair, warning in chosen:
+        after = repair(changed)
+        if after != changed:
+            changed = after
+            said.append(warning)
+    if len(said) < min(len(chosen), 2):  # the same as with fewer of them
+        return None
+    try:
+        text = render(changed)
+    except TemplateRefused:
+        return None
+    return None if _lost(messages, text) else (text, said)
+
+
+def _lost(messages: list[Message], text: str) -> list[int]:
+    """Which system messages the prompt does not hold: an instruction never goes missing in silence."""
+    return [
+        i for i, message in enumerate(messages) if message["role"] == "system" and _text(message) not in text
+    ]
+
+
+def _text(message: Message) -> str:
+    content = message["content"]
+    if isinstance(content, str):
+        return content.strip()
+    return next((part["text"].strip() for part in content if part["text"].strip()), "")
+
+
+def _joined(one: Message, other: Message) -> Message:
+    """Two messages of one role as one."""
+    a, b = one["content"], other["content"]
+    if isinstance(a, str) and isinstance(b, str):
+        content: Any = _JOINT.join(text for text in (a, b) if text)
+    else:
+        content = [*_parts(a), *_parts(b)]
+    calls = [*one.get("tool_calls", ()), *other.get("tool_calls", ())]
+    return one | other | {"content": content} | ({"tool_calls": calls} if calls else {})
+
+
+def _parts(content: Any) -> list[dict[str, Any]]:
+    return content if isinstance(content, list) else [{"type": "text", "text": content}]
+
+
+def _system_first(messages: list[Message]) -> list[Message]:
+    system = [message for message in messages if message["role"] == "system"]
+    others = [message for message in messages if message["role"] != "system"]
+    for message in system[1:]:
+        system[0] = _joined(system[0], message)
+    return [*system[:1], *others]
+
+
+def _alternating(messages: list[Message]) -> list[Message]:
+    out: list[Message] = []
+    for message in messages:
+        same = bool(out) and out[-1]["role"] == message["role"] and message["role"] in ("user", "assistant")
+        if same:
+            out[-1] = _joined(out[-1], message)
+        else:
+            out.append(message)
+    return out
+
+
+def _in_user(messages: list[Message]) -> list[Message]:
+    """What the system says before the first message of the user."""
+    first, *others = _system_first(messages)
+    if first["role"] != "system":
+        return messages
+    at = next((i for i, message in enumerate(others) if message["role"] == "user"), None)
+    if at is None:
+        return [first | {"role": "user"}, *others]
+    return [*others[:at], _joined(first | {"role": "user"}, others[at]), *others[at + 1 :]]
+
+
+def _user_first(messages: list[Message]) -> list[Message]:
+    at = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    if at < len(messages) and messages[at]["role"] == "user":
+        return messages
+    return [*messages[:at], {"role": "user", "content": ""}, *messages[at:]]
+
+
+def _object_arguments(messages: list[Message]) -> list[Message]:
+    """Arguments that are no object, as one with their text."""
+
+    def whole(call: dict[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        given = function["arguments"]
+        if isinstance(given, dict):
+            return call
+        text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        return call | {"function": function | {"arguments": {"arguments": text}}}
+
+    return [
+        message | {"tool_calls": [whole(call) for call in message["tool_calls"]]}
+        if "tool_calls" in message
+        else message
+        for message in messages
+    ]
+
+
+_REPAIRS: tuple[tuple[Repair, str], ...] = (
+    (_object_arguments, f"{_WORDS} arguments of a call that are no object: they stand in one, as text"),
+    (_system_first, f"{_WORDS} system message there: all of them were put first, as one"),
+    (_in_user, f"{_WORDS} system message: it was put before the first message of the user"),
+    (_alternating, f"{_WORDS} two turns of one role in a row: they were joined"),
+    (_user_first, f"{_WORDS} conversation that the user does not begin: an empty turn was put first"),
+)

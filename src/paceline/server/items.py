@@ -1,0 +1,210 @@
+"""The items of a Responses request: what its conversation is made of, and its tools.
+
+Kinds that other clients send beside messages and function calls (Codex: custom tools, shell calls, web searches) are read
+as calls where they are some, passed over where they hold nothing for the model, else carried as text.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+
+from paceline.server.params import text_of
+from paceline.server.schema import Content, Function, FunctionName, Part
+
+_EMPTY = ("item_reference", "web_search_call", "image_generation_call", "compaction")
+
+
+class Said(Part):
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    id: Any = Field(None, description="accepted and ignored")
+    status: Any = Field(None, description="accepted and ignored")
+    phase: Any = Field(None, description="accepted and ignored")
+
+
+class Called(Part):
+    type: Literal["function_call"]
+    name: str = Field(max_length=128)
+    arguments: str | None = None
+    call_id: str = Field(max_length=256)
+    id: Any = Field(None, description="accepted and ignored")
+    status: Any = Field(None, description="accepted and ignored")
+
+
+class CustomCalled(Part):
+    """A call whose input is free text."""
+
+    type: Literal["custom_tool_call"]
+    name: str = Field(max_length=128)
+    input: str
+    call_id: str = Field(max_length=256)
+    id: Any = Field(None, description="accepted and ignored")
+    status: Any = Field(None, description="accepted and ignored")
+
+
+class ShellCalled(Part):
+    """`action`: what was run."""
+
+    type: Literal["local_shell_call"]
+    action: dict[str, Any]
+    call_id: str | None = Field(None, max_length=256)
+    id: str | None = Field(None, max_length=256)
+    status: Any = Field(None, description="accepted and ignored")
+
+
+class CallOutput(Part):
+    type: Literal["function_call_output", "custom_tool_call_output", "local_shell_call_output"]
+    call_id: str | None = Field(None, max_length=256)
+    output: Content
+    id: str | None = Field(None, max_length=256)
+    status: Any = Field(None, description="accepted and ignored")
+
+
+class Thought(Part):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class Thoughts(Part):
+    type: Literal["reasoning"]
+    content: list[Thought] | None = None
+    summary: Any = Field(None, description="accepted and ignored")
+    encrypted_content: Any = Field(None, description="accepted and ignored")
+    id: Any = Field(None, description="accepted and ignored")
+    status: Any = Field(None, description="accepted and ignored")
+
+
+class OtherItem(Part):
+    """Any other kind: `whole` is the item itself."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+    type: str = Field(max_length=128)
+    whole: Any = Field(None, description="the item; not for clients to set")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep(cls, data: Any) -> Any:
+        return {"type": data.get("type"), "whole": data} if isinstance(data, dict) else data
+
+    @field_validator("type")
+    @classmethod
+    def _is_other(cls, value: str) -> str:
+        if value in _KINDS:
+            raise ValueError("does not fit its type")
+        return value
+
+
+_KINDS = {
+    "message": "Said", "function_call": "Called", "function_call_output": "CallOutput", "reasoning": "Thoughts",
+    "custom_tool_call": "CustomCalled", "custom_tool_call_output": "CallOutput", "local_shell_call": "ShellCalled",
+    "local_shell_call_output": "CallOutput",
+}  # fmt: skip
+
+
+def _kind(data: Any) -> str:
+    """The class of an item, by its type; one without a type is a message."""
+    kind = data.get("type", "message") if isinstance(data, dict) else "message"
+    return _KINDS.get(kind, "OtherItem") if isinstance(kind, str) else "OtherItem"
+
+
+Kind = Said | Called | CallOutput | Thoughts | CustomCalled | ShellCalled | OtherItem
+Item = Annotated[
+    Annotated[Said, Tag("Said")] | Annotated[Called, Tag("Called")] | Annotated[CallOutput, Tag("CallOutput")]
+    | Annotated[Thoughts, Tag("Thoughts")] | Annotated[CustomCalled, Tag("CustomCalled")]
+    | Annotated[ShellCalled, Tag("ShellCalled")] | Annotated[OtherItem, Tag("OtherItem")],
+    Discriminator(_kind),
+]  # fmt: skip
+
+
+class Typed(Part):
+    type: Literal["function"]
+
+
+class FunctionTool(Function, Typed):
+    """Fields of `Typed` come first, and so do their errors."""
+
+
+class OtherTool(Part):
+    """A tool that the service itself would run, or one without a schema: it is left out."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+    type: str = Field(max_length=128)
+
+    @field_validator("type")
+    @classmethod
+    def _is_other(cls, value: str) -> str:
+        if value == "function":
+            raise ValueError("does not fit its type")
+        return value
+
+
+class NamedFunction(FunctionName, Typed):
+    pass
+
+
+def left_out(items: str | list[Kind], tools: list[FunctionTool | OtherTool] | None) -> dict[str, str]:
+    """What of a request does not reach the model as it is: field -> why."""
+    out: dict[str, str] = {}
+    for i, tool in enumerate(tools or []):
+        if isinstance(tool, OtherTool):
+            out[f"tools.{i}"] = f"tools of type {tool.type[:40]!r} are not run here"
+    for i, item in enumerate(items if isinstance(items, list) else []):
+        if isinstance(item, OtherItem):
+            kind = repr(item.type[:40])
+            out[f"input.{i}"] = (
+                f"items of type {kind} hold nothing for the model"
+                if item.type in _EMPTY
+                else f"items of type {kind} are unknown here and carried as text"
+            )
+    return out
+
+
+def messages(items: str | list[Kind], instructions: str | None) -> list[dict[str, Any]]:
+    """The conversation as a chat has it: calls and thoughts belong to a turn of the assistant."""
+    out: list[dict[str, Any]] = []
+    if isinstance(items, str):
+        out.append({"role": "user", "content": items})
+    thoughts = ""
+    for item in items if isinstance(items, list) else []:
+        if isinstance(item, Thoughts):
+            thoughts += "".join(part.text for part in item.content or [])
+            continue
+        if isinstance(item, CallOutput):
+            out.append({"role": "tool", "tool_call_id": item.call_id or item.id, "content": item.output})
+            continue
+        _add(out, item)
+        if thoughts and out and out[-1]["role"] == "assistant":
+            out[-1]["reasoning_content"], thoughts = thoughts, ""
+    if instructions:
+        if out and out[0]["role"] in ("system", "developer"):
+            out[0] = {**out[0], "content": f"{instructions}\n\n{text_of(out[0]['content'])}"}
+        else:
+            out.insert(0, {"role": "system", "content": instructions})
+    return out
+
+
+def _add(out: list[dict[str, Any]], item: Kind) -> None:
+    if isinstance(item, Said):
+        out.append({"role": item.role, "content": item.content})
+        return
+    if isinstance(item, OtherItem):
+        if item.type not in _EMPTY:
+            out.append({"role": "assistant", "content": json.dumps(item.whole, ensure_ascii=False)})
+        return
+    if not out or out[-1]["role"] != "assistant":
+        out.append({"role": "assistant", "content": None})
+    out[-1].setdefault("tool_calls", []).append(_call(item))
+
+
+def _call(item: Kind) -> dict[str, Any]:
+    if isinstance(item, CustomCalled):
+        return {"id": item.call_id, "function": {"name": item.name, "arguments": {"input": item.input}}}
+    if isinstance(item, ShellCalled):
+        said = {"name": "local_shell", "arguments": item.action}
+        return {"id": item.call_id or item.id, "function": said}
+    assert isinstance(item, Called)
+    return {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
