@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from paceline.assembly import free_memory
 from paceline.bench.shapes import (
     SMALL,
     assistant_of,
@@ -22,6 +21,7 @@ from paceline.bench.shapes import (
 )
 from paceline.bench.synthetic import Pair, random_parts
 from paceline.bench.workloads import Prompt
+from paceline.capacity import free_memory
 from paceline.config import EngineConfig
 from paceline.control.adaptive import AdaptivePolicy
 from paceline.control.cost_model import unmeasured

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 
+from paceline.capacity import check_gpu, free_memory, full, make_cache
 from paceline.checkpoints.defaults import read_defaults
 from paceline.checkpoints.foreign import ASSISTANT_TYPES, KINDS
 from paceline.checkpoints.loading import Transform
@@ -34,12 +34,10 @@ from paceline.engine.engine import Engine, EngineParts
 from paceline.errors import CapacityError, LoadError, UsageError
 from paceline.hub.outline import as_named
 from paceline.hub.resolve import Role, bundled, find_assistant, look_at, resolve
-from paceline.kv.cache import KVCache, stored_as
-from paceline.kv.layout import Layout
-from paceline.kv.plan import plan_pages
+from paceline.kv.cache import KVCache
 from paceline.media.build import reader_of
 from paceline.models.adapter import Adapter, load_adapter, unmerged
-from paceline.models.base import Cached, Target
+from paceline.models.base import Target
 from paceline.models.config import read_config
 from paceline.models.drafters.gemma4_assistant import GemmaAssistant
 from paceline.models.drafters.networks import kind_of
@@ -55,24 +53,27 @@ from paceline.text.words import Words
 from paceline.tree import Shape
 
 Say = Callable[[str], None]
-CACHE_SHARE = {"cpu": 0.3, "cuda": 0.8}  # of the memory that is free once the weights are loaded
 DRAFT_CACHE_SHARE = 0.25  # of that, for an independent draft model
 _AS_CHOSEN = ("verify", "draft_tokens", "max_batch", "prefill_chunk", "step_tokens", "prefix_cache")
 
 
 def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
     """Load everything and return an idle engine. `say` gets one line per choice. Raises PacelineError."""
-    with ExitStack() as unless_built:
-        engine = _build(
-            per_rank(replace(config, drafter=registry.check_kind(config.drafter))), say, unless_built
-        )
-        unless_built.pop_all()
+    try:
+        with ExitStack() as unless_built:
+            engine = _build(
+                per_rank(replace(config, drafter=registry.check_kind(config.drafter))), say, unless_built
+            )
+            unless_built.pop_all()
+    except torch.OutOfMemoryError as error:
+        raise CapacityError(f"{full(error)}: use --quantize int8 or int4, or lower --cache-memory") from error
     return engine
 
 
 def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
     device = _device_and_threads(config)
     path, (kind, source, why) = find_models(config)
+    beside = check_gpu(config, path, source, free_memory(device)) if device.type == "cuda" else 0
     adapter = find_adapter(config, path, say)
     tokenizer = Tokenizer.load(path)
     team = unless_built.enter_context(gather(config, path, source if _reads_kv(kind, source) else None))
@@ -81,7 +82,7 @@ def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
     net = _load_network(config, (kind, source), target)
     runner.prepare([target.hidden_graph, target.logits_graph])  # before the cache takes of what is free
     team.meet(target)
-    cache = make_cache(target, config, share=1.0 / team.ranks)
+    cache = make_cache(target, config, 1.0 / team.ranks, beside)
     _compare(tokenizer, target, say)
     _announce(config, (kind, source, why), arithmetic, say)
     drafters = _load_drafters(tokenizer, config, (kind, source), target, cache, net)
@@ -254,55 +255,6 @@ def _load_drafters(
     elif kind in registry.third_party():
         drafters[kind] = registry.load_third_party(kind, target, cache)
     return drafters
-
-
-def make_cache(target: Cached, config: EngineConfig, share: float) -> KVCache:
-    """A K/V cache within `share` of the budget. Without max_model_len, texts are shortened until one fits."""
-    free = config.cache_memory or int(free_memory(target.device) * CACHE_SHARE.get(target.device.type, 0.3))
-    itemsize = stored_as(target.kv_dtype).itemsize
-    pages, longest = plan_context(target.layout, int(free * share), itemsize, config, target.max_len)
-    return KVCache(
-        target.layout,
-        pages,
-        max_sequences=config.max_batch,
-        max_tokens=longest,
-        dtype=target.kv_dtype,
-        device=target.device,
-    )
-
-
-def plan_context(
-    layout: Layout, budget: int, itemsize: int, config: EngineConfig, most: int
-) -> tuple[dict[str, int], int]:
-    """(pages by kind, tokens of the longest text) within `budget` bytes; raises CapacityError where nothing fits."""
-    longest = min(config.max_model_len or most, most)
-    while True:
-        try:
-            pages = plan_pages(
-                layout,
-                budget=budget,
-                itemsize=itemsize,
-                max_sequences=config.max_batch,
-                max_tokens=longest,
-                chunk=max(config.step_tokens, config.prefill_chunk, layout.run if config.media else 0),
-            )
-        except CapacityError:
-            if config.max_model_len is not None or longest <= 256:
-                raise
-            longest //= 2
-            continue
-        return pages, longest
-
-
-def free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
-        line = next(line for line in meminfo.splitlines() if line.startswith("MemAvailable"))
-        return int(line.split()[1]) * 1024
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 def choose_drafter(

@@ -9,10 +9,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from paceline.assembly import make_cache
 from paceline.bench import shapes
 from paceline.bench.random_target import GeneratedWeights, random_assistant, random_target
 from paceline.bench.shapes import TARGETS, assistant_config, bytes_of, check_memory, need_of, target_config
+from paceline.capacity import make_cache
 from paceline.cli.bench import command
 from paceline.config import EngineConfig
 from paceline.control.adaptive import AdaptivePolicy

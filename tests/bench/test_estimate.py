@@ -164,7 +164,7 @@ def test_published_models_are_known_without_a_network(
         assert [fit["kind"] for fit in facts["fits"]] == ["bfloat16", "int8", "int4"]
         assert facts["fits"][0]["size"]["file"] > facts["fits"][1]["size"]["file"]
         assert ("no network" in out.err) == ("/" in name)
-    monkeypatch.setattr("paceline.assembly.free_memory", lambda device: 6 << 30)
+    monkeypatch.setattr("paceline.capacity.free_memory", lambda device: 6 << 30)
     assert call(monkeypatch, "info", "Llama-3.1-8B-Instruct", "--no-measure") == 0
     out = capsys.readouterr().out
     assert "too large" in out

@@ -15,9 +15,9 @@ from typing import Any, cast
 
 import torch
 
-from paceline.assembly import CACHE_SHARE, plan_context
 from paceline.bench.random_target import RandomWeights
 from paceline.bench.shapes import row_bytes, stored_as
+from paceline.capacity import CACHE_SHARE, plan_context
 from paceline.checkpoints.loading import Shapes
 from paceline.config import EngineConfig
 from paceline.control.fixed import FixedPolicy

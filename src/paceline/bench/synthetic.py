@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from paceline.assembly import free_memory, make_cache
 from paceline.bench.random_target import random_assistant, random_target
 from paceline.bench.shapes import assistant_config, check_memory, target_config
 from paceline.bench.workloads import Prompt
+from paceline.capacity import free_memory, make_cache
 from paceline.config import EngineConfig
 from paceline.control.adaptive import AdaptivePolicy
 from paceline.control.cost_model import unmeasured

@@ -116,6 +116,12 @@ def main() -> None:
         _exit(
             4, "out of memory: use a smaller model, --quantize int8, or lower --max-batch and --max-model-len"
         )
+    except RuntimeError as error:
+        if show or type(error).__name__ != "OutOfMemoryError":  # torch's, which is not imported here
+            raise
+        _exit(
+            4, "out of GPU memory: use --quantize int8, or lower --max-batch, --step-tokens or --cache-memory"
+        )
     sys.exit(code if isinstance(code, int) else 0)
 
 

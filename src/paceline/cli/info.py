@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from paceline.bench.estimate import Fit
+    from paceline.bench.gpu_memory import Need
     from paceline.bench.outlook import Outlook
     from paceline.config import EngineConfig
     from paceline.models.inspection import Inspection
@@ -33,6 +34,9 @@ class Seen:
     text: dict[str, str]
     troubles: list[str]
     fits: list[Fit] = field(default_factory=list)
+    needs: list[Need] = field(default_factory=list)  # of a GPU's memory
+    card: int = 0  # bytes that a GPU has, or that one is planned to have
+    bandwidth: float | None = None  # bytes a second that the GPU reads
     free: int = 0  # bytes of memory
     next: str | None = None
 
@@ -43,10 +47,15 @@ class Seen:
 @click.option("--adapter", multiple=True, metavar="DIR", help="As for `paceline run`.")
 @click.option("--measure/--no-measure", default=True, show_default=True,
               help="Decode with a slice of the model for some seconds, to estimate its speed here.")  # fmt: skip
+@click.option("--gpu-memory", "card", type=click.FloatRange(min=0, min_open=True), metavar="GIB",
+              help="Say what fits on a GPU of so many GiB, whether there is one here or not.")  # fmt: skip
+@click.option("--context", type=click.IntRange(min=1), default=8192, show_default=True,
+              help="Tokens of the text that a GPU has to hold K/V of.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
-    target: str | None, named: str | None, drafter: str, adapter: Any, measure: bool, as_json: bool
-) -> None:
+    target: str | None, named: str | None, drafter: str, adapter: Any, card: float | None, as_json: bool,
+    **how: Any,
+) -> None:  # fmt: skip
     """Say what TARGET and its drafter are, whether they will run here, how fast, and what is unsupported and why.
 
     Reads configs and file headers only; a config.json alone is enough. Of a model on the hub no weights are downloaded.
@@ -63,7 +72,8 @@ def command(
     with tempfile.TemporaryDirectory() as scratch:
         outlook = Outlook(Path(scratch), lambda line: click.echo(line, err=True))
         try:
-            seen = _look(config, outlook, measure)
+            seen = _look(config, outlook, how["measure"])
+            _plan(seen, config, outlook, None if card is None else round(card * 2**30), how["context"])
             click.echo(outlook.named(_as_json(seen) if as_json else _as_text(seen)))
             if seen.troubles:
                 raise LoadError(seen.troubles[0])
@@ -104,10 +114,38 @@ def _look(config: EngineConfig, outlook: Outlook, measure: bool) -> Seen:
     return seen
 
 
+def _plan(seen: Seen, config: EngineConfig, outlook: Outlook, card: int | None, context: int) -> None:
+    """Add what a GPU of `card` bytes needs to have, or the one that is here."""
+    if seen.models[0].unsupported or (card is None and seen.device.type != "cuda"):
+        return
+    from paceline.bench.device import read_rate
+    from paceline.bench.estimate import Fit, ways
+    from paceline.bench.gpu_memory import assistant_bytes, needs, weights_of
+    from paceline.capacity import free_memory
+    from paceline.models.config import parse_target, read_config
+
+    folder = outlook.weighed(outlook.find(config.target))
+    parsed = parse_target(read_config(folder))
+    seen.card = free_memory(seen.device) if card is None else card
+    sizes = ways(seen.models[0], parsed)
+    drafter = seen.models[1].weight_bytes if len(seen.models) > 1 else 0
+    if not drafter and config.drafter == "auto" and outlook.planned:
+        drafter = assistant_bytes(parsed)
+    seen.needs = needs(parsed, sizes, drafter, context, seen.card)
+    if card is None:
+        seen.free, seen.bandwidth = seen.card, read_rate(seen.device)
+        seen.fits = [
+            Fit(need.kind, replace(size, memory=weights_of(parsed, need.kind, size)), need.longest,
+                seen.bandwidth / (size.layers + size.head))
+            for need, size in zip(seen.needs, sizes.values(), strict=True)
+        ]  # fmt: skip
+        seen.next = outlook.next(config, folder, seen.fits)
+
+
 def _judge(seen: Seen, config: EngineConfig, outlook: Outlook, how: tuple[Path, Runner, bool]) -> None:
     """Add whether it fits and how fast it is, and what to type next."""
-    from paceline.assembly import free_memory
     from paceline.bench.estimate import fits, ways
+    from paceline.capacity import free_memory
     from paceline.models.config import parse_target, read_config
 
     folder, runner, measure = how
@@ -126,6 +164,7 @@ def _as_json(seen: Seen) -> str:
         **seen.text,
         "models": [asdict(one) | {"path": str(one.path)} for one in seen.models],
         "free_memory": seen.free, "fits": [asdict(one) for one in seen.fits], "next": seen.next,
+        "gpu_memory": seen.card or None, "gpu": [asdict(one) | {"total": one.total} for one in seen.needs],
     }  # fmt: skip
     return json.dumps(facts, indent=2)
 
@@ -139,6 +178,8 @@ def _as_text(seen: Seen) -> str:
         lines.append(f"pages        {seen.pages}")
     if seen.fits:
         lines += ["", *_table(seen)]
+    if seen.needs:
+        lines += ["", *_gpu_table(seen)]
     if seen.next is not None:
         lines += ["", f"next         {seen.next}"]
     return "\n".join(lines)
@@ -154,8 +195,25 @@ def _table(seen: Seen) -> list[str]:
         speed = _rate(fit.speed)
         lines.append(f"{sizes}{context:>10}{speed:>10}")
     lines.append(f"{sized(seen.free)} of memory are free here; the context is what fits beside the weights.")
-    if any(fit.speed is not None for fit in seen.fits):
+    if seen.bandwidth is not None:
+        lines.append(
+            f"Tokens/s are the most for one text without speculation: {seen.bandwidth / 1e9:,.0f} GB/s are read here."
+        )
+    elif any(fit.speed is not None for fit in seen.fits):
         lines.append("Tokens/s are an estimate for one text without speculation, measured on a slice of it.")
+    return lines
+
+
+def _gpu_table(seen: Seen) -> list[str]:
+    """The sum of what a GPU has to hold, for each way to keep the weights; readable at 80 columns."""
+    lines = [
+        f"on a GPU with {sized(seen.card)}, one text of {seen.needs[0].context:,} tokens:",
+        f"{'kept as':10}{'weights':>11}{'drafter':>11}{'K/V':>11}{'beside':>10}{'sum':>11}{'longest text':>15}",
+    ]
+    for need in seen.needs:
+        parts = f"{sized(need.weights):>11}{sized(need.drafter):>11}{sized(need.cache):>11}{sized(need.beside):>10}"
+        longest = "too large" if need.longest is None else f"{need.longest:,}"
+        lines.append(f"{need.kind:10}{parts}{sized(need.total):>11}{longest:>15}")
     return lines
 
 

@@ -22,12 +22,31 @@ def pick_device(name: str) -> torch.device:
     except RuntimeError as error:
         raise UsageError(f"device={name!r} is unknown: use auto, cpu, cuda, cuda:N or mps") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(
-            "device='cuda', but this PyTorch sees no CUDA GPU: use device='cpu', or install a CUDA build"
-        )
+        raise UsageError(f"device={name!r}, but {_why_no_cuda()}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
+        there = "only cuda:0 is there" if not last else f"cuda:0 to cuda:{last} are there"
+        raise UsageError(f"device={name!r}, but {there}: use one that is, or auto")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UsageError("device='mps', but this PyTorch has no Metal support here: use device='cpu'")
     return device
+
+
+def _why_no_cuda() -> str:
+    """Why PyTorch sees no GPU, and what to do."""
+    if torch.version.cuda is None:
+        return "this PyTorch has no CUDA: use device='cpu', or install a CUDA build"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        why = str(error).splitlines()[0].partition(". ")[0]
+        what = (
+            "update the driver, or install a PyTorch that was built for it"
+            if "driver" in why
+            else "see nvidia-smi"
+        )
+        return f"{why}: {what}, or use device='cpu'"
+    return "this PyTorch sees no CUDA GPU: use device='cpu', or see whether nvidia-smi does"
 
 
 def pick_runner(config: EngineConfig, device: torch.device, group: Group | None = None) -> tuple[Runner, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from paceline.assembly import make_cache
+from paceline.capacity import make_cache
 from paceline.config import EngineConfig
 from paceline.control.fixed import FixedPolicy
 from paceline.core import Completion, SamplingParams

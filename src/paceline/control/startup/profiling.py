@@ -34,6 +34,7 @@ class Shape(NamedTuple):
 
 # The most telling first: a slow target may have no time for more
 STEPS = tuple([Shape(1, k) for k in (0, 4, 1, 16, 2, 8)] + [Shape(2, 16)])
+_WARM = 2  # turns after which nothing is recorded, compiled or captured any more
 ROUNDS = (Shape(1, 4, network=True), Shape(1, 1, network=True), Shape(2, 4, network=True))
 
 
@@ -97,16 +98,19 @@ def measure_steps(parts: EngineParts, limit: float) -> CostTable | None:
     )
     shapes = [s for s in (*STEPS, *(ROUNDS if network else ())) if s.texts <= parts.max_batch]
     seen: dict[Shape, list[StepOutcome]] = {}
-    end, turn = time.perf_counter() + limit, 0
+    turn = first = _WARM if parts.target.device.type == "cuda" else 0
     try:
-        while turn == 0 or time.perf_counter() < end:
+        for shape in shapes if first else ():  # kernels are compiled and steps captured before anything is timed
+            _timed(engine, policy, shape, warm=True)
+        end = time.perf_counter() + limit
+        while turn == first or time.perf_counter() < end:
             for n, shape in enumerate(shapes):
                 if n > 1 and time.perf_counter() > end:
                     break
                 outcome = _timed(engine, policy, shape, warm=turn > 0)
                 if outcome is not None:
                     # the first step of a shape records the plan of the others: it counts only where nothing else does
-                    seen[shape] = [outcome] if turn < 2 else [*seen.get(shape, []), outcome]
+                    seen[shape] = [outcome] if turn < _WARM else [*seen.get(shape, []), outcome]
             turn += 1
     finally:
         _clear(engine)

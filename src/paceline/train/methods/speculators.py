@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from paceline.assembly import make_cache
+from paceline.capacity import make_cache
 from paceline.checkpoints.loading import find_files
 from paceline.config import EngineConfig
 from paceline.drafters.base import Drafter
