@@ -11,8 +11,11 @@ from collections.abc import Sequence as Seq
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import torch
 from journal import Journal
+from safetensors.torch import save_file
 from subjects import PROMPT, Place, Wanted, prompts
 from subjects import engine as made
 
@@ -65,27 +68,67 @@ def invariance(place: Place, journal: Journal) -> None:
 
 def random_texts(place: Place, journal: Journal) -> None:
     """Texts of a 31B-shaped target of few layers with every drafter, against those without."""
-    with made(place, FEW) as (engine, _):
-        engine.state.drafters |= {"ngram": NgramDrafter(), "replay": Replay(engine.state.target.vocab_size)}
-        compare(
-            place,
-            journal,
-            "31b-shaped",
-            engine,
-            [p.tokens for p in prompts(engine.state.target.vocab_size, 4)],
-        )
-        del engine
+    fields = place.fields(FEW.shape, FEW.layers)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = random_eagle3(Path(scratch), fields["hidden_size"], fields["vocab_size"])
+        with made(place, replace(FEW, network=folder)) as (engine, _):
+            vocab = engine.state.target.vocab_size
+            engine.state.drafters |= {"ngram": NgramDrafter(), "replay": Replay(vocab)}
+            compare(place, journal, "31b-shaped", engine, [p.tokens for p in prompts(vocab, 4)])
+            del engine
 
 
 def demo_texts(place: Place, journal: Journal) -> None:
     """Texts of the bundled pair with every drafter, against those without."""
-    llm = LLM("demo", drafter="mtp", draft_tokens=4, device=place.device, max_batch=8, max_model_len=512)
-    engine = llm.engine
-    engine.state.drafters["replay"] = Replay(engine.state.target.vocab_size)
+    options: dict[str, Any] = {
+        "draft_tokens": 4,
+        "device": place.device,
+        "max_batch": 8,
+        "max_model_len": 512,
+    }
+    llm = LLM("demo", drafter="mtp", **options)
+    engine, target = llm.engine, llm.engine.state.target
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = random_eagle3(Path(scratch), target.hidden_size, target.vocab_size)
+        other = LLM("demo", drafter=str(folder), **options).engine
+    engine.state.drafters["replay"] = other.state.drafters["replay"] = Replay(target.vocab_size)
     text = llm.tokenizer.encode(
         "def moving_average(values, window):\n    total = 0\n    for value in values:\n" * 8
     )
-    compare(place, journal, "demo", engine, [text[i : i + PROMPT] for i in (0, 5, 11, 17)])
+    asked = [text[i : i + PROMPT] for i in (0, 5, 11, 17)]
+    compare(place, journal, "demo", engine, asked)
+    for name in ("ngram", "replay"):
+        del other.state.drafters[name]
+    compare(place, journal, "demo eagle3", other, asked)
+
+
+def random_eagle3(folder: Path, hidden: int, vocab: int) -> Path:
+    """Write an EAGLE-3 drafter with random weights, which takes embedding and head of its target."""
+    inner, head, heads = 128, 16, 4
+    shapes = {
+        "fc": (hidden, 3 * hidden), "midlayer.self_attn.q_proj": (heads * head, 2 * hidden),
+        "midlayer.self_attn.k_proj": (heads * head, 2 * hidden), "midlayer.self_attn.v_proj": (heads * head, 2 * hidden),
+        "midlayer.self_attn.o_proj": (hidden, heads * head), "midlayer.mlp.gate_proj": (inner, hidden),
+        "midlayer.mlp.up_proj": (inner, hidden), "midlayer.mlp.down_proj": (hidden, inner),
+    }  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        f"{name}.weight": (torch.randn(shape, generator=generator) * shape[1] ** -0.5).bfloat16()
+        for name, shape in shapes.items()
+    }
+    norms = ("norm", "midlayer.hidden_norm", "midlayer.input_layernorm", "midlayer.post_attention_layernorm")
+    tensors |= {f"{name}.weight": torch.ones(hidden, dtype=torch.bfloat16) for name in norms}
+    save_file(tensors, folder / "model.safetensors")
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": hidden,
+        "intermediate_size": inner, "num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": head,
+        "num_hidden_layers": 1,
+        "vocab_size": vocab, "draft_vocab_size": vocab, "target_hidden_size": hidden, "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0, "max_position_embeddings": 4096, "hidden_act": "silu",
+        "eagle_aux_hidden_state_layer_ids": [1, 2, 3],
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
 
 
 def compare(place: Place, journal: Journal, name: str, engine: Engine, asked: list[list[int]]) -> None:
@@ -93,8 +136,7 @@ def compare(place: Place, journal: Journal, name: str, engine: Engine, asked: li
     tokens, texts, accepted, drafted, wrong = 0, 0, 0, 0, ""
     length, end = (12, journal.left) if place.dry else (96, min(journal.left - 5, 40.0))
     end += time.time()
-    replay = engine.state.drafters["replay"]
-    assert isinstance(replay, Replay)
+    replay = engine.state.drafters.get("replay")
     for temperature in (0.0, 0.8):
         params = [
             SamplingParams(
@@ -103,7 +145,8 @@ def compare(place: Place, journal: Journal, name: str, engine: Engine, asked: li
             for i in range(len(asked))
         ]
         plain = [_write(engine, [one], [own])[0] for one, own in zip(asked, params, strict=True)]
-        replay.texts = {tuple(p): [*p, *c.token_ids] for p, c in zip(asked, plain, strict=True)}
+        if isinstance(replay, Replay):
+            replay.texts = {tuple(p): [*p, *c.token_ids] for p, c in zip(asked, plain, strict=True)}
         for count in LENGTHS:
             for drafter in (d for d in engine.state.drafters if d != "none"):
                 for batch in (1, len(asked)):

@@ -11,6 +11,7 @@ from subjects import engine as made
 from torch.nn import functional as F
 
 from paceline.bench.device import Forwards, launches, read_rate, seconds_alone, seconds_each
+from paceline.bench.meters import EnergyMeter
 from paceline.bench.random_target import random_weight, random_weights
 from paceline.bench.roofline import weight_bytes
 from paceline.bench.runner import Bench, Cell, Setting, run_beside
@@ -49,6 +50,8 @@ def shape(place: Place, journal: Journal, wanted: Wanted, batches: tuple[int, ..
         forwards(place, journal, name, engine)
         drafted(place, journal, name, engine, 1)
         parts(place, journal, name, engine)
+        if batches and journal.left > 15:
+            energy(place, journal, name, engine)
         if wanted.kind == "bfloat16":
             prompt(place, journal, name, engine)
         for batch in batches:
@@ -103,11 +106,7 @@ def forwards(place: Place, journal: Journal, name: str, engine: Engine) -> None:
 def drafted(place: Place, journal: Journal, name: str, engine: Engine, batch: int) -> None:
     """Whole steps with 4 drafted tokens, beside plain ones, as an engine makes them."""
     chances = ACCEPTANCE.get(name.partition("-")[0], USUAL)
-    writer, vocab = forced(engine, chances), engine.state.target.vocab_size
-    bench = Bench(
-        writer, writer.twin(), lambda workload, count: prompts(vocab, count), (), (), tokens=24 if place.dry else 160,
-        rounds=1, least=0.0 if place.dry else 0.8, forced=True,
-    )  # fmt: skip
+    bench = _bench(place, engine, chances)
     cell, setting = Cell("synthetic", batch, 0.0), Setting("mtp", 4)
     run_beside(replace(bench, tokens=16, least=0.0), cell, setting, 0)
     run, plain = run_beside(bench, cell, setting, 1)
@@ -120,6 +119,27 @@ def drafted(place: Place, journal: Journal, name: str, engine: Engine, batch: in
         f"{step * 1e3:.2f} ms, plain {beside * 1e3:.2f} ms",
         tokens_per_second=run.speed, plain=plain.speed, ratio=run.ratio, tokens_a_step=kept, step_ms=step * 1e3,
         plain_step_ms=beside * 1e3, batch=batch, acceptance=chances,
+    )  # fmt: skip
+
+
+def energy(place: Place, journal: Journal, name: str, engine: Engine) -> None:
+    """Joules a token, where the card counts them."""
+    meter = EnergyMeter.find(place.torch)
+    if meter is None:
+        return
+    bench = replace(_bench(place, engine, USUAL), least=2.0, energy=meter)
+    run, plain = run_beside(bench, Cell("synthetic", 1, 0.0), Setting("mtp", 4), 1)
+    if run.joules and plain.joules:
+        own, beside = run.joules / run.tokens, plain.joules / plain.tokens
+        journal.add(f"{name} energy", f"{own:.2f} J a token with drafts, {beside:.2f} without ({meter.source})",
+                    joules=own, plain_joules=beside)  # fmt: skip
+
+
+def _bench(place: Place, engine: Engine, chances: tuple[float, ...]) -> Bench:
+    writer, vocab = forced(engine, chances), engine.state.target.vocab_size
+    return Bench(
+        writer, writer.twin(), lambda workload, count: prompts(vocab, count), (), (), tokens=24 if place.dry else 160,
+        rounds=1, least=0.0 if place.dry else 0.8, forced=True,
     )  # fmt: skip
 
 

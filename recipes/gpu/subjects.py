@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,6 +69,7 @@ class Wanted:
     batch: int = 2
     length: int = 2048  # tokens of a text
     cache: int = 3 << 30  # bytes
+    network: Path | None = None  # a folder with a drafter that reads hidden states
 
 
 def engine_of(place: Place, wanted: Wanted) -> tuple[Engine, str]:
@@ -82,7 +84,7 @@ def engine_of(place: Place, wanted: Wanted) -> tuple[Engine, str]:
         sizes = cache, free_memory(place.torch)
         check_memory(SHAPES[wanted.shape], wanted.kind, sizes, drafter=True, gpu=place.torch.type != "cpu")
     runner, arithmetic = pick_runner(config, place.torch)
-    pair = Pair(parse_gemma(fields), assistant_of(fields, SHAPES[wanted.shape] in SMALL))
+    pair = Pair(parse_gemma(fields), assistant_of(fields, SHAPES[wanted.shape] in SMALL), wanted.network)
     parts = random_parts(pair, wanted.kind, config, runner)
     return Engine(replace(parts, policy=AdaptivePolicy(unmeasured(), warn=print))), arithmetic
 

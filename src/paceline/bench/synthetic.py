@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,10 +25,12 @@ from paceline.control.startup.profiling import measure_steps
 from paceline.core import MAX_DRAFT_TOKENS
 from paceline.drafters.base import Drafter
 from paceline.drafters.mtp import MTPDrafter
+from paceline.drafters.registry import over
 from paceline.engine.engine import Engine, EngineParts
 from paceline.engine.forced import ForcedAcceptance
 from paceline.errors import UsageError
 from paceline.models.families.gemma4_config import AssistantConfig, GemmaConfig
+from paceline.models.registry import load_network
 from paceline.ops.base import Runner, WeightKind
 from paceline.ops.runners import DTYPES, pick_device, pick_runner
 from paceline.tree import Shape
@@ -74,6 +77,7 @@ class Pair:
 
     target: GemmaConfig
     assistant: AssistantConfig | None
+    network: Path | None = None  # a folder with a drafter that reads the target's hidden states
 
 
 def random_parts(pair: Pair, kind: WeightKind, config: EngineConfig, runner: Runner) -> EngineParts:
@@ -81,6 +85,7 @@ def random_parts(pair: Pair, kind: WeightKind, config: EngineConfig, runner: Run
     device = pick_device(config.device)
     dtype = torch.float32 if device.type == "cpu" else DTYPES.get(config.dtype, torch.bfloat16)
     target = random_target(pair.target, kind, runner, device, dtype)
+    other = None if pair.network is None else load_network(pair.network, target)
     runner.prepare([target.hidden_graph, target.logits_graph])
     cache = make_cache(target, config, share=1.0)
     drafters: dict[str, Drafter] = {}
@@ -88,6 +93,11 @@ def random_parts(pair: Pair, kind: WeightKind, config: EngineConfig, runner: Run
         net = random_assistant(pair.assistant, target)
         net.runner.prepare([net.step_graph])
         drafters["mtp"] = MTPDrafter(net)
+    if other is not None:
+        runner.prepare(other.graphs)
+        drafters["eagle3"] = over(
+            "eagle3", other, make_cache(other, replace(config, cache_memory=None), share=0.1)
+        )
     tree = None if config.draft_tree is None or not drafters else Shape.parse(config.draft_tree)
     if tree is not None:
         cache.grow_branches(config.max_batch * MAX_DRAFT_TOKENS)
