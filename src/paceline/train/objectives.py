@@ -22,6 +22,7 @@ from paceline.errors import UsageError
 
 HYBRID_DECAY = 3.0  # of arXiv 2602.23881: the weight of KL is exp(-3 alpha)
 CE_SHARE, TV_SHARE = 0.1, 0.9  # of arXiv 2607.05147; its L1 distance is 2 TV
+USED_AT, GREEDY_SHARE = 0.8, 0.3  # of `shaped`: the temperature, and the weight of the greedy case beside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,17 @@ def ce_tv(distributions: Laws) -> torch.Tensor:
     return CE_SHARE * cross_entropy(distributions) + TV_SHARE * 2 * total_variation(distributions)
 
 
+def shaped(distributions: Laws) -> torch.Tensor:
+    """`hybrid` of both distributions at temperature 0.8, as people sample, and 0.3 times -log q(the target's most likely
+    token), which is what greedy decoding keeps.
+    """
+    log_p, log_q = (torch.log_softmax(x / USED_AT, -1) for x in (distributions.log_p, distributions.log_q))
+    sampled = hybrid(Laws(log_p, log_q, distributions.tokens, distributions.best))
+    best = distributions.best
+    greedy = -distributions.log_q.gather(-1, best.clamp_min(0)[:, None])[:, 0]
+    return sampled + GREEDY_SHARE * torch.where(best < 0, 0.0, greedy)
+
+
 OBJECTIVES: Mapping[str, Objective] = MappingProxyType(
     {
         "ce": cross_entropy,
@@ -99,6 +111,7 @@ OBJECTIVES: Mapping[str, Objective] = MappingProxyType(
         "lk": lk,
         "hybrid": hybrid,
         "ce-tv": ce_tv,
+        "shaped": shaped,
     }
 )
 

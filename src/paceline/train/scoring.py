@@ -14,9 +14,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from paceline.train.objectives import Laws, Objective
+from paceline.train.objectives import GREEDY_SHARE, HYBRID_DECAY, USED_AT, Laws, Objective, shaped
 
 CPU_PIECE, GPU_PIECE = 2 << 20, 256 << 20  # bytes of one [rows, C] float32
+MOST_CANDIDATES = 16_384  # of a kernel that holds a row in registers
 
 
 @dataclass(slots=True)
@@ -57,18 +58,17 @@ class HeadLoss(torch.autograd.Function):
         learns = ctx.needs_input_grad[1]
         by_states = torch.empty_like(states)
         by_head = torch.zeros_like(head, dtype=torch.float32) if learns else None
-        weight = head.to(states.dtype)
+        # logits have two more digits in float16 than in bfloat16
+        dtype = torch.float16 if states.dtype == torch.bfloat16 else states.dtype
+        weight = head.to(dtype)
         total = torch.zeros((), device=states.device)
         for part in pieces(len(states), len(head), states.device):
-            x = states[part]
-            logits = F.linear(x, weight).detach().requires_grad_()
-            with torch.enable_grad():
-                loss = (task.objective(task.scored.distributions(part, logits)) * task.weights[part]).sum()
-            (grad,) = torch.autograd.grad(loss, logits)
-            by_states[part] = grad @ weight
+            x = states[part].to(dtype)
+            loss, grad = value_and_gradient(task, part, F.linear(x, weight).detach())
+            by_states[part] = (grad @ weight).to(states.dtype)
             if by_head is not None:
-                by_head.addmm_(grad.T.float(), x.float())
-            total += loss.detach()
+                by_head += grad.T @ x
+            total += loss
         ctx.save_for_backward(by_states, by_head)
         return total
 
@@ -76,6 +76,24 @@ class HeadLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         by_states, by_head = ctx.saved_tensors
         return by_states * grads[0], None if by_head is None else by_head * grads[0], None
+
+
+def value_and_gradient(task: Task, part: slice, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss of some rows, a scalar, and its gradient by their logits [n, C], in their type."""
+    scored, weights = task.scored, task.weights[part]
+    if task.objective is shaped and logits.is_cuda and logits.shape[1] <= MOST_CANDIDATES:
+        from paceline.train import kernels
+
+        shape = USED_AT, GREEDY_SHARE, HYBRID_DECAY
+        value, grad = kernels.shaped(
+            logits, scored.log_p, scored.row[part].contiguous(), weights.float(), shape
+        )
+        return value.sum(), grad
+    logits.requires_grad_()
+    with torch.enable_grad():
+        loss = (task.objective(scored.distributions(part, logits)) * weights).sum()
+    (grad,) = torch.autograd.grad(loss, logits)
+    return loss.detach(), grad
 
 
 def head_loss(states: torch.Tensor, head: torch.Tensor, task: Task) -> torch.Tensor:
