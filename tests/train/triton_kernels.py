@@ -28,8 +28,8 @@ class Int(whole, metaclass=Numbers):
 
 
 def check_attention(kernels: Any) -> None:
-    q, k, v = torch.randn(5, 6, 16), torch.randn(5, 2, 130, 16), torch.randn(5, 2, 130, 16)
-    positions = torch.tensor([0, 3, 63, 64, 129])
+    q, k, v = torch.randn(3, 6, 16), torch.randn(3, 2, 70, 16), torch.randn(3, 2, 70, 16)
+    positions = torch.tensor([3, 63, 69])
     got = kernels.attend(q, k, v, positions, 0.3)
     torch.testing.assert_close(got, plain_attend(q, k, v, positions, 0.3), atol=1e-5, rtol=1e-4)
 
@@ -52,10 +52,10 @@ def check_choice(kernels: Any) -> None:
     logits = torch.randn(5000)
     logits[[4321, 17, 4990]] = torch.tensor([9.0, 8.5, 8.0])
     ordered, order = torch.softmax(logits / 0.8, 0).sort(descending=True)
-    allowed = order[ordered.cumsum(0) - ordered < 0.5]
+    allowed = order[ordered.cumsum(0) - ordered < 0.9]
     temperatures = torch.tensor([0.8] * 8 + [0.0])
     drawn = kernels.choose(
-        logits.expand(9, -1).contiguous(), temperatures, torch.full((9,), 0.5), torch.tensor([7])
+        logits.expand(9, -1).contiguous(), temperatures, torch.full((9,), 0.9), torch.tensor([7])
     )
     assert len(set(drawn.tolist())) > 1
     assert set(drawn.tolist()) <= set(allowed.tolist())

@@ -74,7 +74,7 @@ TRAINING = (
     "--objective",
     default="hybrid",
     show_default=True,
-    help="ce, kl, rkl, tv, lk, hybrid or ce-tv; see docs/training.md.",
+    help="ce, kl, rkl, tv, lk, hybrid, ce-tv or shaped; see docs/training.md.",
 )
 @click.option(
     "--weights",
