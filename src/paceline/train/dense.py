@@ -15,7 +15,11 @@ import torch
 import torch.nn.functional as F
 
 from paceline.errors import PairError
-from paceline.models.decoder import Attention, DecoderTarget, Layer, Linear, Mlp
+from paceline.models.layers.attention import Attention
+from paceline.models.layers.decoder import DecoderTarget, Layer
+from paceline.models.layers.linear import Linear
+from paceline.models.layers.mlp import Mlp
+from paceline.models.layers.rotary import inverse_frequencies
 from paceline.models.target import GraphTarget
 from paceline.ops.reference import dequantize
 from paceline.train.parallel import Captured
@@ -61,7 +65,7 @@ class DenseTarget:
         self.norm = target.norm.to(device, torch.float32)
         self.layers = [self._layer(layer) for layer in target.layers]
         self.scale = config.head_dim**-0.5 * config.rotary.attention**2
-        angles = torch.arange(config.max_len)[:, None] * target.layers[0].attention.inv_freq.cpu().float()
+        angles = torch.arange(config.max_len)[:, None] * inverse_frequencies(config.rotary, config.head_dim)
         self.cos, self.sin = (
             f(angles).to(device) for f in (torch.cos, torch.sin)
         )  # [max_len, d / 2] float32
@@ -122,7 +126,7 @@ class DenseTarget:
         x = both.view(*h.shape[:-1], count + self.kv_heads, self.head_dim)
         turned, v = x[..., :count, :].float(), x[..., count:, :]
         if layer.q_norm is not None and layer.k_norm is not None:
-            parts = turned.split([self.heads, self.kv_heads], -2)
+            parts = turned[..., : self.heads, :], turned[..., self.heads :, :]
             norms = (layer.q_norm, layer.k_norm)
             turned = torch.cat(
                 [F.rms_norm(p, p.shape[-1:], n, self.config.eps) for p, n in zip(parts, norms, strict=True)],

@@ -14,9 +14,9 @@ HALVINGS = 16  # of the range in which the threshold of top_p is looked for
 LOWEST = 30.0  # below the largest logit: what lies deeper has no chance
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _attend(q_at, k_at, v_at, position_at, out_at, length, scale, GROUP: tl.constexpr, D: tl.constexpr,
-            ROWS: tl.constexpr, KEYS: tl.constexpr):  # type: ignore[no-untyped-def]  # fmt: skip
+            ROWS: tl.constexpr, KEYS: tl.constexpr):  # fmt: skip
     """One text and one head of keys: its GROUP queries over the keys at 0 .. position."""
     text, head, heads = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     count = tl.load(position_at + text) + 1
@@ -55,9 +55,9 @@ def attend(
     return out
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _choose(logits_at, temperature_at, top_p_at, seed_at, out_at, vocab, LOWEST_X: tl.constexpr, STEPS: tl.constexpr,
-            BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # fmt: skip
+            BLOCK: tl.constexpr):  # fmt: skip
     """A token of one row: the most likely one at temperature 0, else drawn among those of top_p."""
     row = tl.program_id(0).to(tl.int64)
     temperature, share = tl.load(temperature_at + row), tl.load(top_p_at + row)
@@ -118,9 +118,9 @@ def choose(
     return out
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _shaped(z_at, log_p_at, row_at, weight_at, value_at, grad_at, count, temperature, greedy, decay,
-            BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # fmt: skip
+            BLOCK: tl.constexpr):  # fmt: skip
     """Loss and gradient of one row, as `objectives.shaped`."""
     m = tl.program_id(0).to(tl.int64)
     row, weight = tl.load(row_at + m), tl.load(weight_at + m)
