@@ -203,7 +203,7 @@ class BatchWriter:
             self._capture()
 
     def _capture(self) -> None:
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
