@@ -330,18 +330,18 @@ class Weights:
         """
         self.device, self.folder, self.skipped = device, tensors.folder, tensors.skipped
         self._tensors, self._dtype, self._transform = tensors, dtype, transform
-        self._blocks = blocks and dtype is None and transform is None and device.type == "cpu"
+        self._blocks = blocks and transform is None and (dtype is None or device.type == "cuda")
 
     def matrix(self, name: str) -> Weight:
         if self._blocks and (kept := self._tensors.take_blocks(f"{name}.weight")):
-            return Weight(*kept)
+            return Weight(kept[0].to(self.device), kept[1])
         scale = self._tensors.take_scale(f"{name}.weight")
         return self._weight(name, self._tensors.take(f"{name}.weight"), scale)
 
     def stack(self, name: str) -> tuple[Weight, ...]:
         """[E, out, in] as E matrices, named `name.0` and so on."""
         if self._blocks and (kept := self._tensors.take_blocks(name)):
-            return tuple(Weight(part, kept[1]) for part in kept[0])
+            return tuple(Weight(part.to(self.device), kept[1]) for part in kept[0])
         scale, parts = self._tensors.take_scale(name), self._tensors.take(name)
         scales = [None] * len(parts) if scale is None else list(scale)
         return tuple(

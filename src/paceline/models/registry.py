@@ -9,6 +9,7 @@ import torch
 
 from paceline.checkpoints.loading import Tensors, Transform, Weights
 from paceline.errors import PairError
+from paceline.kv.cache import stored_as
 from paceline.models.config import parse_target, read_config
 from paceline.models.drafters.base import FINAL
 from paceline.models.drafters.gemma4_assistant import GemmaAssistant, assistant_shapes, check_pair
@@ -88,7 +89,7 @@ def load_assistant(
     check_pair(config, whole, (str(folder), str(target.path)))
     tensors = Tensors(folder, assistant_shapes(config), range(len(config.text.layers)), config.text.tied)
     on_cpu = target.device.type == "cpu"
-    _, stored = choose_dtypes(dtype if on_cpu else dtype or target.dtype, target.device)
+    _, stored = choose_dtypes(dtype if on_cpu else dtype or stored_as(target.kv_dtype), target.device)
     runner = runner or target.runner
     weights = Weights(tensors, target.device, stored, transform, runner.reads_blocks)
     if target.shard is not None:
@@ -115,7 +116,7 @@ def load_network(
     plan = plan_network(folder, read_config(folder), target, (str(folder), str(target.path)))
     tensors = Tensors(folder, plan.shapes, rename=plan.rename)
     on_cpu = target.device.type == "cpu"
-    _, stored = choose_dtypes(dtype if on_cpu else dtype or target.dtype, target.device)
+    _, stored = choose_dtypes(dtype if on_cpu else dtype or stored_as(target.kv_dtype), target.device)
     weights = Weights(tensors, target.device, stored, transform, target.runner.reads_blocks)
     net = plan.build(weights, target)
     tensors.finish()

@@ -25,7 +25,7 @@ class GraphTarget(ABC):
     """
 
     def __init__(self, config: ModelConfig, weights: Weights, runner: Runner, dtype: torch.dtype) -> None:
-        self.runner, self.dtype, self.device = runner, dtype, weights.device
+        self.runner, self.dtype, self.device = runner, runner.activations or dtype, weights.device
         self.path, self.skipped = weights.folder, weights.skipped
         self.vocab_size, self.hidden_size = config.vocab_size, config.hidden_size
         self.readable = config.vocab_size
@@ -47,7 +47,7 @@ class GraphTarget(ABC):
         """`outputs`: what the results of attention are multiplied with; where that rounds to bfloat16, K/V may, too."""
         self.layout = layout
         rounded = all(weight.kind == "bfloat16" for weight in outputs)
-        self.kv_dtype = "packed" if rounded and self.runner.packs(layout) else self.dtype
+        self.kv_dtype = "packed" if rounded and self.runner.packs(layout) else self.kv_dtype
 
     def tap(self, layers: Seq[int]) -> None:
         """Have `states` give the hidden states after that many layers, too. Before the first forward."""

@@ -282,6 +282,11 @@ class Runner(Protocol):
         time."""
         ...
 
+    @property
+    def activations(self) -> torch.dtype | None:
+        """What results are, where a runner keeps to one type whatever a target was loaded for; None: the target's."""
+        ...
+
     def prepare(self, graphs: Seq[Graph]) -> None:
         """Do now what first runs would do, and let go of weights in the form they were loaded in.
 

@@ -106,6 +106,7 @@ class NativeRunner:
     """Implements `Runner`. Results are views of the plan's own buffers, valid until the next run of the same graph."""
 
     reads_blocks = True
+    activations = None
 
     def __init__(self, threads: int | None = None, exact: bool = False, group: Group | None = None) -> None:
         """`group` adds up what partial weights give. `exact`: bfloat16 weights are multiplied with float32 even where the

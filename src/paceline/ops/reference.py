@@ -42,6 +42,7 @@ class EagerRunner:
     """Runs a graph by calling it. `dtype` is that of activations."""
 
     reads_blocks = False  # it can, but would widen them at each call
+    activations = None
 
     def __init__(self, dtype: torch.dtype = torch.float32, group: Group | None = None) -> None:
         """`group`: the ranks that add up what partial weights give."""

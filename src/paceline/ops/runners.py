@@ -57,7 +57,7 @@ def pick_runner(config: EngineConfig, device: torch.device, group: Group | None 
             raise UsageError(
                 f"activations=float32 is for the CPU; on {device} they follow dtype: set dtype=float32"
             )
-        return EagerRunner(DTYPES.get(config.dtype, torch.bfloat16), group), f"plain torch on {device}"
+        return _device_runner(config, device, group)
     if not config.native:
         return EagerRunner(torch.float32, group), "plain torch (native kernels switched off)"
     from paceline.ops import native
@@ -75,3 +75,23 @@ def pick_runner(config: EngineConfig, device: torch.device, group: Group | None 
     return native.NativeRunner(
         threads, exact, group
     ), f"native kernels ({native.isa(exact)}, {threads} threads)"
+
+
+def _device_runner(config: EngineConfig, device: torch.device, group: Group | None) -> tuple[Runner, str]:
+    """Captured kernels of our own on CUDA, plain torch where they cannot run, with the reason."""
+    dtype = DTYPES.get(config.dtype, torch.bfloat16)
+    plain = EagerRunner(dtype, group)
+    if device.type != "cuda":
+        return plain, f"plain torch on {device}"
+    if not config.native:
+        return plain, f"plain torch on {device} (kernels switched off)"
+    if group is not None:
+        return plain, f"plain torch on {device}: a target over several processes has no captured kernels yet"
+    from paceline.ops.cuda import why_not
+
+    reason = why_not(device)
+    if reason is not None:
+        return plain, f"plain torch on {device}: {reason}"
+    from paceline.ops.cuda.runner import CudaRunner
+
+    return CudaRunner(device, dtype), f"captured kernels on {device} ({torch.cuda.get_device_name(device)})"

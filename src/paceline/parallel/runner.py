@@ -52,6 +52,10 @@ class SharedRunner:
     def reads_blocks(self) -> bool:
         return self._inner.reads_blocks
 
+    @property
+    def activations(self) -> torch.dtype | None:
+        return self._inner.activations
+
     def packs(self, layout: Layout) -> bool:
         return self._inner.packs(layout)
 

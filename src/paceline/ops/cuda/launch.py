@@ -1,0 +1,427 @@
+"""One function for each kind of launch: it takes places and weights, and gives what enqueues the kernel for a bucket.
+
+Sizes of tiles are chosen here. What decides a row's bits is not chosen here but in `weights.split_of` and attention.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.ops.cuda.context import Context, Keys, Launch
+from paceline.ops.cuda.kernels import attention as attending
+from paceline.ops.cuda.kernels import experts as mixing
+from paceline.ops.cuda.kernels import rows as rowwise
+from paceline.ops.cuda.kernels.linear import BLOCK, linear_kernel, sum_kernel
+from paceline.ops.cuda.places import Ref
+from paceline.ops.cuda.shape import FEW
+from paceline.ops.cuda.weights import INT4, INT8, TILE, Matrix
+
+ELEMENTS = 1024  # of a row, that a program of an elementwise kernel has
+TYPES: dict[torch.dtype, Any] = {
+    torch.float32: tl.float32,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+}
+Norms = tuple[Tensor | None, float] | None  # (weight, epsilon)
+
+
+def power(count: int) -> int:
+    return int(triton.next_power_of_2(count))
+
+
+def warps(width: int) -> int:
+    """For a program that has so many elements of a row at once."""
+    return 4 if width <= 2048 else 8
+
+
+def start(kernel: Any, grid: tuple[int, ...], context: Context) -> Any:
+    """What takes the arguments of a kernel and enqueues it. Products and sums stay apart, whatever a compiler likes: the
+    same arithmetic stands in several kernels, and has to give the same bits."""
+    return partial(kernel[grid], PDL=context.early, launch_pdl=context.early, enable_fp_fusion=False)
+
+
+def parts_of(ref: Ref, context: Context) -> int:
+    """In how many parts a value lies: with many rows it is whole."""
+    return ref.splits if context.bucket.few else 1
+
+
+def tile_of(matrix: Matrix, rows: int) -> tuple[int, int, int, int, int]:
+    """(outputs, rows, inputs, warps, stages) of a program's tile."""
+    if matrix.dtype == torch.float32:
+        return TILE, 16, BLOCK if matrix.kind == INT4 else 32, 4, 2
+    few = rows <= FEW
+    lanes = max(16, power(min(rows, FEW)))
+    if matrix.kind == INT4:
+        return (TILE, lanes, BLOCK, 4, 3) if few else (2 * TILE, 2 * TILE, BLOCK, 8, 2)
+    if matrix.kind == INT8:
+        return (
+            (TILE, lanes, 256, 4, 4)
+            if few and lanes <= 16
+            else (TILE, lanes, 128, 4, 4)
+            if few
+            else (128, 128, 64, 8, 3)
+        )
+    return (
+        (TILE, lanes, 128 if lanes <= 32 else 64, 4, 4)
+        if few
+        else (128, 256 if rows > 128 else 128, 64, 8, 3)
+    )
+
+
+def linear(matrix: Matrix, x: Ref, out: Ref, bias: Tensor | None, act: int) -> Launch:
+    """out = x @ matrix.T, in parts where `out` has them; act: of gate and value that lie output by output."""
+
+    def run(context: Context) -> None:
+        rows = context.bucket.rows
+        bn, bm, bk, num_warps, stages = tile_of(matrix, rows)
+        inner = not context.bucket.few
+        even = matrix.part % bk == 0 and matrix.inputs % bk == 0
+        grid = triton.cdiv(rows, bm), triton.cdiv(matrix.outputs, bn), 1 if inner else matrix.splits
+        start(linear_kernel, grid, context)(
+            x.data, matrix.data, matrix.data if matrix.scale is None else matrix.scale,
+            x.data if bias is None else bias, out.data,
+            rows, matrix.outputs, matrix.inputs, matrix.part, x.stride, out.stride, out.split_stride,
+            KIND=matrix.kind, ACT=act, SPLITS=matrix.splits, INNER=inner, BIAS=bias is not None, EVEN=even,
+            DT=TYPES[matrix.dtype], BN=bn, BM=bm, BK=bk, num_warps=num_warps, num_stages=stages,
+        )  # fmt: skip
+
+    return run
+
+
+def add_parts(x: Ref, out: Ref) -> Launch:
+    """out = the parts of x, added in order."""
+
+    def run(context: Context) -> None:
+        grid = context.bucket.rows, triton.cdiv(x.width, ELEMENTS)
+        start(sum_kernel, grid, context)(
+            x.data, out.data, context.bucket.rows, x.width, x.split_stride, x.stride, out.stride, SPLITS=parts_of(x,
+            context), B=ELEMENTS
+        )  # fmt: skip
+
+    return run
+
+
+def embed(table: Matrix, out: Ref, factor: float) -> Launch:
+    """out = table[tokens] * factor"""
+
+    def run(context: Context) -> None:
+        grid = context.bucket.rows, triton.cdiv(table.inputs, ELEMENTS)
+        start(rowwise.embed_kernel, grid, context)(
+            context.meta("tokens"), table.data, table.data if table.scale is None else table.scale, out.data, factor,
+            table.inputs, table.outputs, out.stride, INT8=table.kind == INT8, B=ELEMENTS,
+        )  # fmt: skip
+
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """y = residual + norm(x, post), times factor; z = norm(y, pre). None: not there."""
+
+    x: Ref
+    residual: Ref | None
+    y: Ref | None
+    z: Ref | None
+    post: Norms
+    pre: Norms
+    factor: float | None
+
+
+def norm(spec: Norm) -> Launch:
+    x, y, z = spec.x, spec.y, spec.z
+    to = y or z
+    assert to is not None
+    post, pre = spec.post or (None, 0.0), spec.pre or (None, 0.0)
+    residual, last = spec.residual or x, z or to
+
+    def run(context: Context) -> None:
+        start(rowwise.norm_kernel, (context.bucket.rows,), context)(
+            x.data, residual.data, x.data if post[0] is None else post[0], x.data if pre[0] is None else pre[0],
+            to.data, last.data,
+            x.width, x.stride, residual.stride, to.stride, last.stride, x.split_stride, post[1], pre[1],
+            spec.factor or 1.0,
+            SPLITS=parts_of(x, context), POST=spec.post is not None, ADD=spec.residual is not None,
+            SCALE=spec.factor is not None,
+            PRE=spec.pre is not None, POST_WEIGHT=post[0] is not None, PRE_WEIGHT=pre[0] is not None,
+            KEEP=y is not None,
+            B=power(x.width), num_warps=warps(x.width),
+        )  # fmt: skip
+
+    return run
+
+
+def group_norm(x: Ref, out: Ref, groups: int, weight: Norms) -> Launch:
+    """The norm of each of `groups` equal slices of a row."""
+    width, (scale, eps) = x.width // groups, weight or (None, 0.0)
+
+    def run(context: Context) -> None:
+        start(rowwise.group_norm_kernel, (context.bucket.rows, groups), context)(
+            x.data, x.data if scale is None else scale, out.data, width, x.stride, out.stride, x.split_stride, eps,
+            SPLITS=parts_of(x, context), WEIGHT=scale is not None, B=power(width),
+        )  # fmt: skip
+
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """q, k and v (None: not there) on their way: norms, frequencies, what is turned times `turn`, q times `factor`."""
+
+    parts: Seq[Ref | None]
+    norms: Seq[Norms]
+    out: Ref
+    layer: int
+    heads: int
+    inv_freq: Tensor
+    turn: float
+    factor: float
+
+
+def heads(spec: Heads) -> Launch:
+    q, k, v = spec.parts
+    assert q is not None
+    modes = [0 if norm is None else 1 if norm[0] is None else 2 for norm in spec.norms]
+    eps = [0.0 if norm is None else norm[1] for norm in spec.norms]
+    width = q.width // spec.heads
+    own = 0 if k is None else k.width // width
+
+    def run(context: Context) -> None:
+        cache = context.cache
+        assert cache is not None
+        q_norm, k_norm = (q.data if norm is None or norm[0] is None else norm[0] for norm in spec.norms[:2])
+        table = cache.tables[cache.layout.layers[spec.layer].kind]
+        first, second = k or q, v or q
+        start(rowwise.heads_kernel, (context.bucket.rows, spec.heads + own + (own if v is not None else 0)), context)(
+            q.data, first.data, second.data, context.meta("positions"), context.meta("slots"), context.meta("count"),
+            table,
+            spec.inv_freq, q_norm, k_norm, spec.out.data, cache.k[spec.layer], cache.v[spec.layer],
+            spec.heads, own, width, len(spec.inv_freq), q.stride, first.stride, second.stride, spec.out.stride,
+            table.stride(0),
+            q.split_stride, first.split_stride, second.split_stride, *eps, spec.turn, spec.factor,
+            Q_SPLITS=parts_of(q, context), K_SPLITS=parts_of(first, context), V_SPLITS=parts_of(second, context),
+            Q_NORM=modes[0], K_NORM=modes[1], V_NORM=modes[2],
+            HAS_K=k is not None, HAS_V=v is not None, PAGE=cache.page_size, B=power(width),
+            num_warps=1 if width <= 128 else 2,
+        )  # fmt: skip
+        if k is not None:
+            _store_further(context, spec.layer)
+
+    return run
+
+
+def store(parts: Seq[Ref], layer: int) -> Launch:
+    """A row's K, and V where there is one, into the cache."""
+
+    def run(context: Context) -> None:
+        cache = context.cache
+        assert cache is not None
+        spec = cache.layout.layers[layer]
+        table = cache.tables[spec.kind]
+        for part, to in zip(parts, (cache.k[layer], cache.v[layer])):
+            start(rowwise.store_kernel, (context.bucket.rows, triton.cdiv(part.width, ELEMENTS)), context)(
+                part.data, context.meta("positions"), context.meta("slots"), context.meta("count"), table, to,
+                spec.kv_heads, part.width // spec.kv_heads, part.stride, table.stride(0), part.split_stride,
+                SPLITS=parts_of(part, context), PAGE=cache.page_size, B=ELEMENTS,
+            )  # fmt: skip
+        _store_further(context, layer)
+
+    return run
+
+
+def _store_further(context: Context, layer: int) -> None:
+    """Rows of trees are stored once more for each further branch that holds them."""
+    if not context.bucket.further:
+        return
+    cache = context.cache
+    assert cache is not None
+    spec, k, v = cache.layout.layers[layer], cache.k[layer], cache.v[layer]
+    table = cache.tables[spec.kind]
+    for part in (k,) if v is k else (k, v):
+        width = part.shape[1] * part.shape[2]
+        start(attending.further_kernel, (context.bucket.further, triton.cdiv(width, ELEMENTS)), context)(
+            part, context.meta("further_rows"), context.meta("further_slots"), context.meta("positions"),
+            context.meta("slots"),
+            table, context.meta("further_count"), width, table.stride(0), PAGE=cache.page_size, B=ELEMENTS,
+        )  # fmt: skip
+
+
+def rotary(x: Ref, out: Ref, count: int, inv_freq: Tensor, turn: float) -> Launch:
+    width = x.width // count
+
+    def run(context: Context) -> None:
+        start(rowwise.rotary_kernel, (context.bucket.rows, count), context)(
+            x.data, context.meta("positions"), inv_freq, out.data, width, len(inv_freq), x.stride, out.stride,
+            x.split_stride, turn,
+            SPLITS=parts_of(x, context), B=power(width),
+        )  # fmt: skip
+
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class Attend:
+    q: Ref
+    out: Ref
+    keys: Keys
+
+
+def attention(spec: Attend) -> Launch:
+    keys, q, out = spec.keys, spec.q, spec.out
+
+    def run(context: Context) -> None:
+        cache = context.cache
+        assert cache is not None
+        layer = cache.layout.layers[keys.layer]
+        group = keys.heads // layer.kv_heads
+        number = context.reach(keys)
+        tiles, sections = context.bucket.tiles[number], context.bucket.sections[number]
+        k, v, table = cache.k[keys.layer], cache.v[keys.layer], cache.tables[layer.kind]
+        lanes, whole = max(attending.COLUMNS, power(group)), not context.bucket.few
+        d, dv = power(layer.head_dim), power(layer.value_dim)
+        block = 64 if d <= 512 else 32
+        parts = tiles * layer.kv_heads * sections
+        part_out = context.scratch("attention", 1 if whole else parts * lanes * layer.value_dim)
+        part_mass = context.scratch("mass", 1 if whole else parts * 2 * lanes)
+        dtype = k.dtype if k.dtype in TYPES else torch.float32
+        common: dict[str, Any] = {"WINDOW": keys.window, "SEES": keys.sees, "GROUP": group, "R": lanes}
+        rows = context.meta("positions"), context.meta("ends")
+        start(attending.attention_kernel, (tiles, layer.kv_heads, 1 if whole else sections), context)(
+            q.data, k, v, table, context.tiles(number), *rows, context.meta("slots"), out.data, part_out, part_mass,
+            layer.kv_heads, layer.head_dim, layer.value_dim, q.stride, out.stride, table.stride(0), sections,
+            WHOLE=whole, D=max(16, d), DV=max(16, dv), BN=block, PAGE=cache.page_size, DT=TYPES[dtype],
+            num_warps=4 if d <= 256 else 8, num_stages=2 if d <= 128 else 1, **common,
+        )  # fmt: skip
+        if not whole:
+            columns = min(64, max(16, dv))
+            start(attending.join_kernel, (tiles, layer.kv_heads, triton.cdiv(layer.value_dim, columns)), context)(
+                context.tiles(number), *rows, out.data, part_out, part_mass, layer.kv_heads, layer.value_dim,
+                out.stride, sections,
+                B=columns, **common,
+            )  # fmt: skip
+
+    return run
+
+
+def gated(gate: Ref, value: Ref, out: Ref, act: int) -> Launch:
+    """out = act(gate) * value; a gate of one column is one for the whole row."""
+
+    def run(context: Context) -> None:
+        start(rowwise.gated_kernel, (context.bucket.rows, triton.cdiv(value.width, ELEMENTS)), context)(
+            gate.data, value.data, out.data, value.width, gate.stride, value.stride, out.stride, gate.split_stride,
+            value.split_stride, GATE_SPLITS=parts_of(gate, context), VALUE_SPLITS=parts_of(value, context), ACT=act,
+            ONE=gate.width == 1 and value.width > 1, B=ELEMENTS,
+        )  # fmt: skip
+
+    return run
+
+
+def single(op: int, x: Ref, y: Ref | None, out: Ref, number: float, vector: Tensor | None) -> Launch:
+    """One operation of `single_kernel`."""
+    second = y or x
+
+    def run(context: Context) -> None:
+        start(rowwise.single_kernel, (context.bucket.rows, triton.cdiv(out.width, ELEMENTS)), context)(
+            x.data, second.data if vector is None else vector, out.data, number, out.width, x.stride, second.stride,
+            out.stride,
+            x.split_stride, second.split_stride, OP=op, X_SPLITS=parts_of(x, context), Y_SPLITS=parts_of(second,
+            context), B=ELEMENTS,
+        )  # fmt: skip
+
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    scores: Ref
+    out: Ref
+    top: int
+    renormalize: bool
+    expert_scale: Tensor | None
+    bias: Tensor | None
+    groups: int
+    kept: int
+
+
+def route(spec: Router) -> Launch:
+    scores, out, experts = spec.scores, spec.out, spec.scores.width
+
+    def run(context: Context) -> None:
+        start(mixing.route_kernel, (context.bucket.rows,), context)(
+            scores.data, scores.data if spec.bias is None else spec.bias,
+            scores.data if spec.expert_scale is None else spec.expert_scale, out.data, experts, scores.split_stride,
+            scores.stride, out.stride, spec.kept, SPLITS=parts_of(scores, context), SIGMOID=spec.bias is not None,
+            RENORM=spec.renormalize,
+            SCALE=spec.expert_scale is not None, TOP=spec.top, GROUPS=1 if spec.kept == spec.groups else spec.groups,
+            E=power(experts), num_warps=1 if experts <= 256 else 4,
+        )  # fmt: skip
+
+    return run
+
+
+def experts(
+    stack: Matrix, count: int, route: Ref, x: Ref, out: Ref, top: int, per_row: int, act: int
+) -> Launch:
+    """out[row, rank] of the expert chosen there. `stack`: `count` matrices behind each other."""
+    outputs = stack.outputs // count
+
+    def run(context: Context) -> None:
+        rows = context.bucket.rows
+        pairs, listed = rows * top, rows > 16
+        lists, counts = route.data, route.data
+        if listed:
+            lists = context.scratch("listed", count * pairs).view(torch.int32)
+            counts = context.scratch("counts", count).view(torch.int32)
+            start(mixing.list_kernel, (count,), context)(
+                route.data, lists, counts, pairs, route.stride, pairs, TOP=top, B=1024
+            )
+        bm = 64 if listed and rows >= 256 else 16
+        wide = stack.dtype != torch.float32
+        start(mixing.experts_kernel, (count if listed else pairs, triton.cdiv(outputs, TILE)), context)(
+            x.data, route.data, lists, counts, stack.data, stack.data if stack.scale is None else stack.scale,
+            out.data, outputs,
+            stack.inputs, per_row, x.stride, route.stride, out.stride, pairs, LISTED=listed, INT8=stack.kind == INT8,
+            ACT=act,
+            TOP=top, DT=TYPES[stack.dtype], BN=TILE, BM=bm, BK=128 if wide else 32, num_warps=4,
+            num_stages=3 if wide else 2,
+        )  # fmt: skip
+
+    return run
+
+
+def mix(route: Ref, x: Ref, out: Ref, top: int) -> Launch:
+    def run(context: Context) -> None:
+        start(mixing.mix_kernel, (context.bucket.rows, triton.cdiv(out.width, ELEMENTS)), context)(
+            route.data, x.data, out.data, out.width, route.stride, x.stride, out.stride, TOP=top, B=ELEMENTS
+        )  # fmt: skip
+
+    return run
+
+
+def clusters(scores: Ref, chosen: Ref, ids: Ref, ordering: Tensor, size: int) -> Launch:
+    def run(context: Context) -> None:
+        start(mixing.clusters_kernel, (context.bucket.rows,), context)(
+            scores.data, ordering, chosen.data, ids.data, scores.width, size, scores.split_stride, scores.stride,
+            chosen.stride,
+            ids.stride, SPLITS=parts_of(scores, context), TOP=chosen.width, SIZE=power(size), C=power(scores.width),
+        )  # fmt: skip
+
+    return run
+
+
+def gather(head: Matrix, x: Ref, chosen: Ref, out: Ref, size: int, top: int) -> Launch:
+    def run(context: Context) -> None:
+        start(mixing.gather_kernel, (context.bucket.rows, top), context)(
+            x.data, chosen.data, head.data, head.data if head.scale is None else head.scale, out.data, size,
+            head.inputs, x.stride,
+            chosen.stride, out.stride, INT8=head.kind == INT8, DT=TYPES[head.dtype], SIZE=power(size), BK=64,
+        )  # fmt: skip
+
+    return run

@@ -1,0 +1,150 @@
+"""Forwards on a CUDA device: a graph is recorded and lowered once, and a step is one replay of what was captured.
+
+A row's bits depend on its token, position, sequence and weights, and on the card and the version of Triton: not on the
+number of rows, their place, how a text is cut into chunks, or what stands beside it. Activations are float32 between
+operations; what is multiplied with bfloat16, int8 and int4 weights is rounded to bfloat16 first, with sums in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from paceline.core import ForwardBatch
+from paceline.kv.cache import KVCache
+from paceline.kv.layout import Layout
+from paceline.ops.base import Drawn, Graph, RoundStart, Rule, Stop, Weight
+from paceline.ops.cuda.lowering import Lowering, Unsupported
+from paceline.ops.cuda.plan import Captured, Device, Plan, Staging
+from paceline.ops.cuda.weights import Matrix, pack
+from paceline.ops.recording import Code, RecordingOps
+from paceline.ops.reference import EagerRunner
+
+EARLY = 9, 0  # the compute capability from which on programmatic dependent launch is there
+
+
+class CudaRunner:
+    """Implements `Runner`. Results are views of the plan's own places, valid until the next run of the same graph."""
+
+    reads_blocks = True
+    activations = torch.float32
+
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype = torch.bfloat16,
+        *,
+        capture: bool = True,
+        note: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """`dtype`: what int8 and int4 weights are multiplied in. `note` gets a line where something is done the
+        slow way."""
+        self.device, self._low, self._note = device, dtype, note
+        taken = Capture(device) if capture and device.type == "cuda" else None
+        early = device.type == "cuda" and torch.cuda.get_device_capability(device) >= EARLY
+        self._shared = Device(device, Staging(device), taken, note, early)
+        self._plans: dict[Graph, Plan | None] = {}
+        self._packed: dict[
+            tuple[object, ...], tuple[Seq[Weight], Matrix]
+        ] = {}  # the weights stay alive: ids are theirs
+        self._eager = EagerRunner(torch.float32)
+
+    def prepare(self, graphs: Seq[Graph]) -> None:
+        """Lower `graphs` and bring their weights into the form that kernels read; others are let go of as loaded."""
+        recordings = []
+        for graph in graphs:
+            ops = RecordingOps()
+            recordings.append((graph, ops, graph(ops)))
+        counts: dict[int, int] = {}
+        for _, ops, _ in recordings:
+            for node in ops.nodes:
+                for weight in node.weights:
+                    counts[id(weight)] = counts.get(id(weight), 0) + (2 if node.code is Code.EMBED else 1)
+        own = {key for key, count in counts.items() if count == 1}
+        for graph, ops, results in recordings:
+            if graph not in self._plans:
+                self._plans[graph] = self._lower(ops, results, own)
+
+    def _lower(self, ops: RecordingOps, results: Seq[object], own: set[int]) -> Plan | None:
+        """None where plain torch has to run a graph, which is said."""
+
+        def packed(weights: Seq[Weight], paired: bool) -> Matrix:
+            return self._pack(weights, paired, release=all(id(weight) in own for weight in weights))
+
+        try:
+            _supported(ops)
+            lowered = Lowering(ops.nodes, results, ops.givens, packed, own, self._low).out  # type: ignore[arg-type]
+        except Unsupported as error:
+            self._note(f"{error} has no kernel of its own on {self.device} and is run by plain torch, slower")
+            return None
+        return Plan(lowered, self._shared)
+
+    def _pack(self, weights: Seq[Weight], paired: bool, *, release: bool) -> Matrix:
+        key = (paired, *(id(weight) for weight in weights))
+        if key not in self._packed:
+            matrix = pack(weights, self._low, paired=paired)
+            self._packed[key] = tuple(weights), matrix
+            if release:
+                for weight in weights:
+                    weight.release()
+        return self._packed[key][1]
+
+    def packs(self, layout: Layout) -> bool:
+        """Never: pages lie as they are."""
+        return False
+
+    def run(
+        self, graph: Graph, rows: ForwardBatch, cache: KVCache | None, given: Mapping[str, Tensor]
+    ) -> tuple[Tensor, ...]:
+        plan = self.plan(graph)
+        if plan is None:
+            return self._eager.run(graph, rows, cache, given)
+        return plan.run(rows, cache, given)
+
+    def plan(self, graph: Graph) -> Plan | None:
+        """The lowered recording of `graph`, made now if it was not prepared; None: plain torch runs it."""
+        if graph not in self._plans:
+            ops = RecordingOps()
+            self._plans[graph] = self._lower(ops, graph(ops), set())
+        return self._plans[graph]
+
+    def draft_round(
+        self,
+        graph: Graph,
+        start: RoundStart,
+        cache: KVCache,
+        states: Tensor,
+        rules: list[Rule],
+        stops: list[Stop],
+    ) -> Drawn | None:
+        """Not yet in one go: drafters go step by step."""
+        return None
+
+
+class Capture:
+    """Captures launches into CUDA graphs, which share their memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, launch: Callable[[], None]) -> Captured:
+        """What enqueues all of `launch` at once. Raises RuntimeError where it cannot be captured."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            launch()
+        return graph.replay
+
+
+def _supported(ops: RecordingOps) -> None:
+    """Raise Unsupported before any weight is taken for a graph that cannot be lowered."""
+    for node in ops.nodes:
+        if node.code in (Code.DELTA, Code.KEEP):
+            raise Unsupported("linear attention")
+        if node.code is Code.REDUCE:
+            raise Unsupported("a target over several processes")
+        if node.code is Code.ATTENTION and node.outputs[0].width != node.inputs[0].width:
+            raise Unsupported("latent attention")

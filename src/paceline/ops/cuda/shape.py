@@ -1,0 +1,126 @@
+"""The sizes that a launch depends on, and the integers that a step hands to the device, in one small copy.
+
+Rows are padded to a bucket, so that few graphs serve all steps. Rows past the end read what is left from earlier steps,
+write no K/V, and nobody reads their results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from paceline.ops.cuda.kernels.attention import section_of
+
+FEW = 64  # rows up to which parts of the inputs, and sections of the keys, have programs of their own
+FIELDS = ("tokens", "positions", "slots", "ends")
+HEAD = 4  # integers before the fields: rows, further rows of trees, and two to align
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Which keys the rows of an attention see, as `Ops.attention` and `block_attention` say it."""
+
+    window: int  # -1: all
+    sees: int  # 1: itself, 0: only what is before it, 2: all rows of its text in this run
+    per_tile: int  # rows of a tile
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """All that a captured graph depends on."""
+
+    rows: int
+    tiles: tuple[int, ...] = ()  # programs for the tiles of each `Reach`,
+    sections: tuple[int, ...] = ()  # and for their sections
+    further: int = 0  # rows of trees that are stored for other branches, too
+
+    @property
+    def few(self) -> bool:
+        return self.rows <= FEW
+
+
+def round_up(count: int) -> int:
+    """The rows that are computed for `count`: a power of two up to 64, then a multiple of 64, then of 256."""
+    if count <= FEW:
+        return 1 << max(0, count - 1).bit_length()
+    step = 64 if count <= 512 else 256
+    return -(-count // step) * step
+
+
+def power(count: int) -> int:
+    return 1 << max(0, count - 1).bit_length()
+
+
+class Layout:
+    """Where the integers of a step with so many rows lie in its buffer of int32."""
+
+    def __init__(self, rows: int, tables: int) -> None:
+        """`tables`: how many tables of tiles there are."""
+        self.rows, self._tables = rows, tables
+        self.fixed = HEAD + (len(FIELDS) + 2 * tables) * rows
+
+    def field(self, name: str) -> int:
+        return HEAD + FIELDS.index(name) * self.rows
+
+    def tiles(self, table: int) -> int:
+        return HEAD + (len(FIELDS) + 2 * table) * self.rows
+
+    def size(self, further: int) -> int:
+        return self.fixed + 2 * further
+
+
+def tiles_of(runs: Seq[int], per_tile: int) -> list[int]:
+    """(first row, rows) of each tile, flat. `runs`: offsets of rows of one text, or branch, with rising positions."""
+    out: list[int] = []
+    for start, end in pairwise(runs):
+        for first in range(start, end, per_tile):
+            out += (first, min(per_tile, end - first))
+    return out
+
+
+def sections_of(runs: Seq[int], positions: Seq[int], reach: Reach) -> int:
+    """The most sections that a run reads."""
+    most = 1
+    for start, end in pairwise(runs):
+        if start < end:
+            last = max(0, positions[end - 1] - (reach.sees == 0))
+            first = positions[start] - (reach.sees == 0)
+            low = 0 if reach.window < 0 else max(0, first - reach.window + (reach.sees == 1))
+            most = max(most, section_of(last) - section_of(low) + 1)
+    return most
+
+
+def fill(
+    buffer: np.ndarray,
+    layout: Layout,
+    numbers: tuple[list[int], list[int], list[int]],
+    runs: Seq[int],
+    reaches: Seq[Reach],
+) -> Bucket:
+    """Write a step into `buffer`; what has to be launched for it."""
+    tokens, positions, slots = numbers
+    count = len(tokens)
+    buffer[0], buffer[1] = count, 0
+    for name, values in zip(FIELDS, (tokens, positions, slots)):
+        at = layout.field(name)
+        buffer[at : at + count], buffer[at + count : at + layout.rows] = (
+            values,
+            0,
+        )  # padding reads what is there
+    at = layout.field("ends")
+    for start, end in pairwise(runs):
+        if start < end:
+            buffer[at + start : at + end] = positions[end - 1]
+    tiles, sections = [], []
+    for i, reach in enumerate(reaches):
+        found = tiles_of(runs, reach.per_tile)
+        at, number = layout.tiles(i), len(found) // 2
+        programs = min(power(number), layout.rows)
+        buffer[at : at + 2 * programs] = 0
+        buffer[at : at + len(found)] = found
+        tiles.append(programs)
+        sections.append(power(sections_of(runs, positions, reach)) if layout.rows <= FEW else 1)
+    return Bucket(layout.rows, tuple(tiles), tuple(sections))

@@ -1,0 +1,129 @@
+"""Weights in the form that the kernels of this room read: floats and int8 as they are, int4 in blocks of 256 inputs.
+
+Matrices that are multiplied with the same rows lie behind each other, so that one launch reads them all. A gate and the
+value beside it lie output by output.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.ops import blocks
+from paceline.ops.base import Weight
+from paceline.ops.cuda.kernels.linear import BLOCK, GROUP
+
+FLOAT, INT8, INT4 = range(3)
+TILE = 64  # outputs of a tile at few rows
+PROGRAMS = 264  # that a product with few rows should have, about two for each multiprocessor of a large card
+MOST_SPLITS = 8
+FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Matrix:
+    """[outputs, inputs] on the device. int8: scale [outputs]; int4: [outputs, padded inputs / 32]."""
+
+    data: Tensor
+    scale: Tensor | None
+    kind: int
+    outputs: int
+    inputs: int
+    dtype: torch.dtype  # what it is multiplied in
+    splits: int  # parts of the inputs that are added up apart, a property of the weight: see linear.py
+    part: int  # inputs of each
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes + (0 if self.scale is None else self.scale.nbytes)
+
+
+def pack(weights: Seq[Weight], dtype: torch.dtype, *, paired: bool = False) -> Matrix:
+    """Several weights of one kind and as many inputs, behind each other; `paired`: two, output by output.
+
+    `dtype`: what int8 and int4 are multiplied in. Floats are multiplied in their own type.
+    """
+    parts = [_plain(weight, dtype) for weight in weights]
+    data = _joined([part.data for part in parts], paired)
+    first = parts[0]
+    scale = (
+        None
+        if first.scale is None
+        else _joined([part.scale for part in parts if part.scale is not None], paired)
+    )
+    outputs, inputs = data.shape[0], first.in_features
+    splits, part = (1, inputs) if paired else split_of(outputs, inputs)
+    if first.kind == "int4":
+        data, scale = interleaved(data, scale, inputs, dtype)
+        return Matrix(data, scale, INT4, outputs, inputs, dtype, splits, part)
+    if first.kind == "int8":
+        return Matrix(data, scale, INT8, outputs, inputs, dtype, splits, part)
+    return Matrix(data, None, FLOAT, outputs, inputs, data.dtype, splits, part)
+
+
+def split_of(outputs: int, inputs: int) -> tuple[int, int]:
+    """(parts, inputs of a part). By the shape alone, so that it never changes with the rows."""
+    tiles = -(-outputs // TILE)
+    splits = max(1, min(MOST_SPLITS, PROGRAMS // tiles, inputs // 512))
+    part = -(-inputs // splits // BLOCK) * BLOCK if splits > 1 else inputs
+    return -(-inputs // part), part
+
+
+def kind_of(weight: Weight) -> str:
+    """What a weight becomes, by which weights can be packed together."""
+    return {"q4_0": "int4", "int4": "int4", "int8": "int8"}.get(
+        weight.kind, weight.kind if weight.kind in FLOATS else "bfloat16"
+    )
+
+
+def _joined(parts: Seq[Tensor], paired: bool) -> Tensor:
+    if paired:
+        return torch.stack(tuple(parts), 1).flatten(0, 1)
+    return parts[0].contiguous() if len(parts) == 1 else torch.cat(tuple(parts))
+
+
+def _plain(weight: Weight, dtype: torch.dtype) -> Weight:
+    """Blocks of GGUF files as int4 where that is what they are, else as floats."""
+    layout = weight.blocks
+    if layout is None:
+        return weight
+    device = weight.data.device
+    if weight.kind == "q4_0":  # 2 bytes of scale, then 16 bytes: inputs j and j + 16 in one
+        raw = weight.data.view(weight.data.shape[0], -1, layout.size)
+        scale = raw[..., :2].contiguous().view(torch.float16).squeeze(-1).float()
+        low, high = raw[..., 2:] & 15, raw[..., 2:] >> 4
+        nibbles = torch.cat((low, high), -1).flatten(1)
+        return Weight(nibbles[:, 0::2] | nibbles[:, 1::2] << 4, "int4", scale)
+    values = np.empty((weight.out_features, weight.in_features), np.float32)
+    step = max(1, (1 << 24) // weight.in_features)
+    for i in range(0, len(values), step):
+        values[i : i + step] = blocks.dequantize(layout.name, weight.data[i : i + step].cpu().numpy())
+    return Weight(torch.from_numpy(values).to(device, dtype), {v: k for k, v in FLOATS.items()}[dtype])  # type: ignore[arg-type]
+
+
+def interleaved(data: Tensor, scale: Tensor | None, inputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """[outputs, inputs / 2], low nibble first -> blocks of 256 inputs: byte j of a block holds inputs j and j + 128.
+
+    Of each four bytes the second and third change places, so that 16 bits hold neighbours once they are masked.
+    """
+    assert scale is not None
+    padded = math.ceil(inputs / BLOCK) * BLOCK
+    if padded != inputs:
+        data = torch.nn.functional.pad(data, (0, (padded - inputs) // 2), value=0x88)
+        scale = torch.nn.functional.pad(scale, (0, (padded - inputs) // GROUP))
+    out = torch.empty_like(data)
+    step = max(1, (1 << 26) // padded)
+    for i in range(0, len(data), step):
+        piece = data[i : i + step]
+        values = (
+            torch.stack((piece & 15, piece >> 4), -1)
+            .view(len(piece), -1, 2, BLOCK // 8, 2, 2)
+            .transpose(-1, -2)
+        )
+        out[i : i + step] = (values[:, :, 0] | values[:, :, 1] << 4).flatten(1)
+    return out, scale.to(dtype).contiguous()
