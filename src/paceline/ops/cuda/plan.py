@@ -19,9 +19,9 @@ from paceline.core import ForwardBatch
 from paceline.errors import CapacityError, UsageError
 from paceline.kv.cache import KVCache
 from paceline.ops.cuda.context import Context, Keys
+from paceline.ops.cuda.emitter import Lowered
 from paceline.ops.cuda.kernels.attention import COLUMNS
 from paceline.ops.cuda.launch import power
-from paceline.ops.cuda.lowering import Lowered
 from paceline.ops.cuda.places import allocate
 from paceline.ops.cuda.shape import Bucket, Layout, Reach, fill, round_up
 

@@ -17,10 +17,11 @@ from paceline.core import ForwardBatch
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import Layout
 from paceline.ops.base import Drawn, Graph, RoundStart, Rule, Stop, Weight
-from paceline.ops.cuda.lowering import Lowering, Unsupported
+from paceline.ops.cuda.emitter import Unsupported
+from paceline.ops.cuda.lowering import lower
 from paceline.ops.cuda.plan import Captured, Device, Plan, Staging
 from paceline.ops.cuda.weights import Matrix, pack
-from paceline.ops.recording import Code, RecordingOps
+from paceline.ops.recording import Code, RecordingOps, Symbol
 from paceline.ops.reference import EagerRunner
 
 EARLY = 9, 0  # the compute capability from which on programmatic dependent launch is there
@@ -68,7 +69,7 @@ class CudaRunner:
             if graph not in self._plans:
                 self._plans[graph] = self._lower(ops, results, own)
 
-    def _lower(self, ops: RecordingOps, results: Seq[object], own: set[int]) -> Plan | None:
+    def _lower(self, ops: RecordingOps, results: Seq[Symbol], own: set[int]) -> Plan | None:
         """None where plain torch has to run a graph, which is said."""
 
         def packed(weights: Seq[Weight], paired: bool) -> Matrix:
@@ -76,7 +77,7 @@ class CudaRunner:
 
         try:
             _supported(ops)
-            lowered = Lowering(ops.nodes, results, ops.givens, packed, own, self._low).out  # type: ignore[arg-type]
+            lowered = lower(ops, results, packed, own, self._low)
         except Unsupported as error:
             self._note(f"{error} has no kernel of its own on {self.device} and is run by plain torch, slower")
             return None

@@ -1,0 +1,104 @@
+"""Launches of mixtures of experts, and of heads that score a few clusters of tokens. As launch.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from paceline.ops.cuda.context import Context, Launch
+from paceline.ops.cuda.kernels import experts as mixing
+from paceline.ops.cuda.launch import ELEMENTS, TYPES, parts_of, power, start
+from paceline.ops.cuda.places import Ref
+from paceline.ops.cuda.weights import INT8, TILE, Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    scores: Ref
+    out: Ref
+    top: int
+    renormalize: bool
+    expert_scale: Tensor | None
+    bias: Tensor | None
+    groups: int
+    kept: int
+
+
+def route(spec: Router) -> Launch:
+    scores, out, experts = spec.scores, spec.out, spec.scores.width
+
+    def run(context: Context) -> None:
+        start(mixing.route_kernel, (context.bucket.rows,), context)(
+            scores.data, scores.data if spec.bias is None else spec.bias,
+            scores.data if spec.expert_scale is None else spec.expert_scale, out.data, experts, scores.split_stride,
+            scores.stride, out.stride, spec.kept, SPLITS=parts_of(scores, context), SIGMOID=spec.bias is not None,
+            RENORM=spec.renormalize,
+            SCALE=spec.expert_scale is not None, TOP=spec.top, GROUPS=1 if spec.kept == spec.groups else spec.groups,
+            E=power(experts), num_warps=1 if experts <= 256 else 4,
+        )  # fmt: skip
+
+    return run
+
+
+def experts(
+    stack: Matrix, count: int, route: Ref, x: Ref, out: Ref, top: int, per_row: int, act: int
+) -> Launch:
+    """out[row, rank] of the expert chosen there. `stack`: `count` matrices behind each other."""
+    outputs = stack.outputs // count
+
+    def run(context: Context) -> None:
+        rows = context.bucket.rows
+        pairs, listed = rows * top, rows > 16
+        lists, counts = route.data, route.data
+        if listed:
+            lists = context.scratch("listed", count * pairs).view(torch.int32)
+            counts = context.scratch("counts", count).view(torch.int32)
+            start(mixing.list_kernel, (count,), context)(
+                route.data, lists, counts, pairs, route.stride, pairs, TOP=top, B=1024
+            )
+        bm = 64 if listed and rows >= 256 else 16
+        wide = stack.dtype != torch.float32
+        start(mixing.experts_kernel, (count if listed else pairs, triton.cdiv(outputs, TILE)), context)(
+            x.data, route.data, lists, counts, stack.data, stack.data if stack.scale is None else stack.scale,
+            out.data, outputs,
+            stack.inputs, per_row, x.stride, route.stride, out.stride, pairs, LISTED=listed, INT8=stack.kind == INT8,
+            ACT=act,
+            TOP=top, DT=TYPES[stack.dtype], BN=TILE, BM=bm, BK=128 if wide else 32, num_warps=4,
+            num_stages=3 if wide else 2,
+        )  # fmt: skip
+
+    return run
+
+
+def mix(route: Ref, x: Ref, out: Ref, top: int) -> Launch:
+    def run(context: Context) -> None:
+        start(mixing.mix_kernel, (context.bucket.rows, triton.cdiv(out.width, ELEMENTS)), context)(
+            route.data, x.data, out.data, out.width, route.stride, x.stride, out.stride, TOP=top, B=ELEMENTS
+        )  # fmt: skip
+
+    return run
+
+
+def clusters(scores: Ref, chosen: Ref, ids: Ref, ordering: Tensor, size: int) -> Launch:
+    def run(context: Context) -> None:
+        start(mixing.clusters_kernel, (context.bucket.rows,), context)(
+            scores.data, ordering, chosen.data, ids.data, scores.width, size, scores.split_stride, scores.stride,
+            chosen.stride,
+            ids.stride, SPLITS=parts_of(scores, context), TOP=chosen.width, SIZE=power(size), C=power(scores.width),
+        )  # fmt: skip
+
+    return run
+
+
+def gather(head: Matrix, x: Ref, chosen: Ref, out: Ref, size: int, top: int) -> Launch:
+    def run(context: Context) -> None:
+        start(mixing.gather_kernel, (context.bucket.rows, top), context)(
+            x.data, chosen.data, head.data, head.data if head.scale is None else head.scale, out.data, size,
+            head.inputs, x.stride,
+            chosen.stride, out.stride, INT8=head.kind == INT8, DT=TYPES[head.dtype], SIZE=power(size), BK=64,
+        )  # fmt: skip
+
+    return run
