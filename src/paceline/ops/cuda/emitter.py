@@ -13,10 +13,10 @@ from paceline.ops.base import Weight
 from paceline.ops.cuda import launch
 from paceline.ops.cuda.context import Keys, Launch
 from paceline.ops.cuda.places import Place, Places, Ref, Use
-from paceline.ops.cuda.weights import Matrix, kind_of
+from paceline.ops.cuda.weights import Matrix, Order, kind_of
 from paceline.ops.recording import Code, Node, Symbol
 
-Pack = Callable[[Seq[Weight], bool], Matrix]
+Pack = Callable[[Seq[Weight], Order], Matrix]
 
 
 class Unsupported(Exception):

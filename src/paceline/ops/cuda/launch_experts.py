@@ -43,10 +43,20 @@ def route(spec: Router) -> Launch:
     return run
 
 
-def experts(
-    stack: Matrix, count: int, route: Ref, x: Ref, out: Ref, top: int, per_row: int, act: int
-) -> Launch:
-    """out[row, rank] of the expert chosen there. `stack`: `count` matrices behind each other."""
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which experts rows go through: `count` in all, `top` of them for a row, by `route`; `per_row`: columns of the input
+    that belong to a rank, 0 if all ranks read the same."""
+
+    route: Ref
+    count: int
+    top: int
+    per_row: int
+
+
+def experts(stack: Matrix, chosen: Chosen, x: Ref, out: Ref, act: int) -> Launch:
+    """out[row, rank] of the expert chosen there. `stack`: all experts' matrices behind each other."""
+    count, route, top, per_row = chosen.count, chosen.route, chosen.top, chosen.per_row
     outputs = stack.outputs // count
 
     def run(context: Context) -> None:

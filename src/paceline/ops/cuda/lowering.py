@@ -79,7 +79,7 @@ class Lowering:
             self._at[id(group[0])] = partial(self._product, group)
 
     def _product(self, group: list[Node]) -> None:
-        matrix = self.e.pack([node.weights[0] for node in group], False)
+        matrix = self.e.pack([node.weights[0] for node in group], "plain")
         x = self.e.whole(group[0].inputs[0])
         biases = [self._bias_of(node) for node in group]
         outputs = [node.outputs[0] if bias is None else bias.outputs[0] for node, bias in zip(group, biases)]
@@ -134,7 +134,7 @@ class Lowering:
         x, out = self.e.whole(gate.inputs[0]), self.e.define(node.outputs[0])
         self.e.emit(
             "gated linear",
-            launch.linear(self.e.pack(weights, True), x, out, None, GATES[node.code]),
+            launch.linear(self.e.pack(weights, "pair"), x, out, None, GATES[node.code]),
             [x],
             [out],
         )

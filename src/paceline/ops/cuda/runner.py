@@ -20,7 +20,7 @@ from paceline.ops.base import Drawn, Graph, RoundStart, Rule, Stop, Weight
 from paceline.ops.cuda.emitter import Unsupported
 from paceline.ops.cuda.lowering import lower
 from paceline.ops.cuda.plan import Captured, Device, Plan, Staging
-from paceline.ops.cuda.weights import Matrix, pack
+from paceline.ops.cuda.weights import Matrix, Order, pack
 from paceline.ops.recording import Code, RecordingOps, Symbol
 from paceline.ops.reference import EagerRunner
 
@@ -72,8 +72,8 @@ class CudaRunner:
     def _lower(self, ops: RecordingOps, results: Seq[Symbol], own: set[int]) -> Plan | None:
         """None where plain torch has to run a graph, which is said."""
 
-        def packed(weights: Seq[Weight], paired: bool) -> Matrix:
-            return self._pack(weights, paired, release=all(id(weight) in own for weight in weights))
+        def packed(weights: Seq[Weight], order: Order) -> Matrix:
+            return self._pack(weights, order, release=all(id(weight) in own for weight in weights))
 
         try:
             _supported(ops)
@@ -83,10 +83,10 @@ class CudaRunner:
             return None
         return Plan(lowered, self._shared)
 
-    def _pack(self, weights: Seq[Weight], paired: bool, *, release: bool) -> Matrix:
-        key = (paired, *(id(weight) for weight in weights))
+    def _pack(self, weights: Seq[Weight], order: Order, *, release: bool) -> Matrix:
+        key = (order, *(id(weight) for weight in weights))
         if key not in self._packed:
-            matrix = pack(weights, self._low, paired=paired)
+            matrix = pack(weights, self._low, order)
             self._packed[key] = tuple(weights), matrix
             if release:
                 for weight in weights:

@@ -11,7 +11,7 @@ from paceline.ops.base import Weight
 from paceline.ops.cuda import launch, launch_experts
 from paceline.ops.cuda.emitter import Emitter, Unsupported, norm_of, number_of, vector_of, vector_or_none
 from paceline.ops.cuda.places import Place, Ref
-from paceline.ops.cuda.weights import Matrix, kind_of
+from paceline.ops.cuda.weights import Matrix, Order, kind_of
 from paceline.ops.recording import Code, Node
 
 GATES = {Code.GATED_GELU: 1, Code.GATED_SILU: 2, Code.GATED_SIGMOID: 3}
@@ -46,7 +46,7 @@ def single(e: Emitter, node: Node) -> None:
 
 
 def _embed(e: Emitter, node: Node) -> None:
-    table, out = e.pack(node.weights, False), e.define(node.outputs[0])
+    table, out = e.pack(node.weights, "plain"), e.define(node.outputs[0])
     if table.kind == 2:
         raise Unsupported("an embedding in int4")
     e.out.reads_rows = True
@@ -70,10 +70,9 @@ def _mixture(e: Emitter, node: Node) -> None:
         route, x = e.places[node.inputs[0]], e.whole(node.inputs[1])
         act = GATES.get(Code(number_of(node, 2)), 0) if node.integers[2] else 0
         out = e.define(node.outputs[0])
-        stack = _stack(e, node.weights, act > 0)
-        made = launch_experts.experts(
-            stack, len(node.weights), route, x, out, number_of(node, 0), number_of(node, 1), act
-        )
+        stack = _stack(e, node.weights, "halves" if act else "plain")
+        chosen = launch_experts.Chosen(route, len(node.weights), number_of(node, 0), number_of(node, 1))
+        made = launch_experts.experts(stack, chosen, x, out, act)
         e.emit("experts", made, [route, x], [out])
     elif code is Code.MIX:
         route, x = (e.places[symbol] for symbol in node.inputs)
@@ -91,7 +90,7 @@ def _mixture(e: Emitter, node: Node) -> None:
         x, chosen = e.whole(node.inputs[0]), e.places[node.inputs[1]]
         out = e.define(node.outputs[0])
         made = launch_experts.gather(
-            e.pack(node.weights, False), x, chosen, out, number_of(node, 0), number_of(node, 1)
+            e.pack(node.weights, "plain"), x, chosen, out, number_of(node, 0), number_of(node, 1)
         )
         e.emit("gather", made, [x, chosen], [out])
     else:
@@ -100,16 +99,16 @@ def _mixture(e: Emitter, node: Node) -> None:
                            code.name.lower()))  # fmt: skip
 
 
-def _stack(e: Emitter, weights: Seq[Weight], paired: bool) -> Matrix:
+def _stack(e: Emitter, weights: Seq[Weight], order: Order) -> Matrix:
     if kind_of(weights[0]) == "int4":
         raise Unsupported("experts in int4")
-    return e.pack(weights, paired)
+    return e.pack(weights, order)
 
 
 def _route(e: Emitter, node: Node) -> None:
     _, scale, expert_scale, renorm, bias, _, _ = node.integers
     x = e.places[node.inputs[0]]
-    matrix = e.pack(node.weights, False)
+    matrix = e.pack(node.weights, "plain")
     if node.number < 0 and scale is not None:
         raise Unsupported("a router that scales its input without a norm")
     if node.number >= 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from paceline.ops import blocks
 from paceline.ops.base import Weight
 from paceline.ops.cuda.kernels.linear import BLOCK, GROUP
 
+Order = Literal["plain", "pair", "halves"]  # see `pack`
 FLOAT, INT8, INT4 = range(3)
 TILE = 64  # outputs of a tile at few rows
 PROGRAMS = 264  # that a product with few rows should have, about two for each multiprocessor of a large card
@@ -43,21 +45,22 @@ class Matrix:
         return self.data.nbytes + (0 if self.scale is None else self.scale.nbytes)
 
 
-def pack(weights: Seq[Weight], dtype: torch.dtype, *, paired: bool = False) -> Matrix:
-    """Several weights of one kind and as many inputs, behind each other; `paired`: two, output by output.
+def pack(weights: Seq[Weight], dtype: torch.dtype, order: Order = "plain") -> Matrix:
+    """Several weights of one kind and as many inputs, in one matrix. order: plain, behind each other; pair, a gate and a
+    value, output by output; halves, behind each other, each one's first and second half output by output.
 
     `dtype`: what int8 and int4 are multiplied in. Floats are multiplied in their own type.
     """
     parts = [_plain(weight, dtype) for weight in weights]
-    data = _joined([part.data for part in parts], paired)
+    data = _joined([part.data for part in parts], order)
     first = parts[0]
     scale = (
         None
         if first.scale is None
-        else _joined([part.scale for part in parts if part.scale is not None], paired)
+        else _joined([part.scale for part in parts if part.scale is not None], order)
     )
     outputs, inputs = data.shape[0], first.in_features
-    splits, part = (1, inputs) if paired else split_of(outputs, inputs)
+    splits, part = (1, inputs) if order == "pair" else split_of(outputs, inputs)
     if first.kind == "int4":
         data, scale = interleaved(data, scale, inputs, dtype)
         return Matrix(data, scale, INT4, outputs, inputs, dtype, splits, part)
@@ -81,9 +84,11 @@ def kind_of(weight: Weight) -> str:
     )
 
 
-def _joined(parts: Seq[Tensor], paired: bool) -> Tensor:
-    if paired:
+def _joined(parts: Seq[Tensor], order: Order) -> Tensor:
+    if order == "pair":
         return torch.stack(tuple(parts), 1).flatten(0, 1)
+    if order == "halves":
+        parts = [part.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1) for part in parts]
     return parts[0].contiguous() if len(parts) == 1 else torch.cat(tuple(parts))
 
 
