@@ -71,8 +71,8 @@ def _mixture(e: Emitter, node: Node) -> None:
         act = GATES.get(Code(number_of(node, 2)), 0) if node.integers[2] else 0
         out = e.define(node.outputs[0])
         stack = _stack(e, node.weights, "halves" if act else "plain")
-        chosen = launch_experts.Chosen(route, len(node.weights), number_of(node, 0), number_of(node, 1))
-        made = launch_experts.experts(stack, chosen, x, out, act)
+        picked = launch_experts.Chosen(route, len(node.weights), number_of(node, 0), number_of(node, 1))
+        made = launch_experts.experts(stack, picked, x, out, act)
         e.emit("experts", made, [route, x], [out])
     elif code is Code.MIX:
         route, x = (e.places[symbol] for symbol in node.inputs)

@@ -88,7 +88,7 @@ def _joined(parts: Seq[Tensor], order: Order) -> Tensor:
     if order == "pair":
         return torch.stack(tuple(parts), 1).flatten(0, 1)
     if order == "halves":
-        parts = [part.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1) for part in parts]
+        parts = [part.view(2, -1, *part.shape[1:]).transpose(0, 1).flatten(0, 1) for part in parts]
     return parts[0].contiguous() if len(parts) == 1 else torch.cat(tuple(parts))
 
 
