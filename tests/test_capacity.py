@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from paceline.config import EngineConfig
 from paceline.hub.resolve import bundled
 from paceline.models.config import parse_target
 from paceline.models.families import spec_of
+from paceline.ops.reference import EagerRunner
 from paceline.ops.runners import pick_device
 
 GIB = 1 << 30
@@ -166,3 +168,27 @@ def test_tables_are_in_the_memory_of_a_gpu() -> None:
     config = parse_target(published("google/gemma-4-E2B-it")[1])  # type: ignore[index]
     size = size_of(config, "bfloat16")
     assert gpu_memory.weights_of(config, "bfloat16", size) == pytest.approx(size.file, rel=0.01)
+
+
+def test_info_on_a_gpu_says_what_fits_and_the_most_that_it_can_write(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card = torch.device("cuda")
+    monkeypatch.setattr("paceline.ops.runners.pick_device", lambda name: card)
+    monkeypatch.setattr(
+        "paceline.ops.runners.pick_runner", lambda *_: (EagerRunner(), "captured kernels on cuda")
+    )
+    monkeypatch.setattr("paceline.capacity.free_memory", lambda device: 24 * GIB)
+    monkeypatch.setattr("paceline.bench.device.read_rate", lambda device: 1e12)
+    monkeypatch.setattr("sys.argv", ["paceline", "info", "google/gemma-4-31B-it", "--json"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["gpu_memory"] == facts["free_memory"] == 24 * GIB
+    assert [one["context"] is not None for one in facts["fits"]] == [False, False, True]
+    config = parse_target(published("google/gemma-4-31B-it")[1])  # type: ignore[index]
+    read = size_of(config, "int4")
+    assert facts["fits"][2]["speed"] == pytest.approx(1e12 / (read.layers + read.head))
+    assert facts["next"].endswith("--quantize int4")
+    assert facts["gpu"][2]["total"] <= 24 * GIB

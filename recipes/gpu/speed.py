@@ -16,7 +16,7 @@ from paceline.bench.random_target import random_weight, random_weights
 from paceline.bench.roofline import weight_bytes
 from paceline.bench.runner import Bench, Cell, Setting, run_beside
 from paceline.config import EngineConfig
-from paceline.core import ForwardBatch
+from paceline.core import ForwardBatch, SamplingParams
 from paceline.drafters.mtp import MTPDrafter
 from paceline.engine.engine import Engine
 from paceline.models.drafters.base import HeadOutput
@@ -50,6 +50,7 @@ def shape(place: Place, journal: Journal, wanted: Wanted, batches: tuple[int, ..
         forwards(place, journal, name, engine)
         drafted(place, journal, name, engine, 1)
         parts(place, journal, name, engine)
+        reads(place, journal, name, engine)
         if batches and journal.left > 15:
             energy(place, journal, name, engine)
         if wanted.kind == "bfloat16":
@@ -120,6 +121,24 @@ def drafted(place: Place, journal: Journal, name: str, engine: Engine, batch: in
         tokens_per_second=run.speed, plain=plain.speed, ratio=run.ratio, tokens_a_step=kept, step_ms=step * 1e3,
         plain_step_ms=beside * 1e3, batch=batch, acceptance=chances,
     )  # fmt: skip
+
+
+def reads(place: Place, journal: Journal, name: str, engine: Engine) -> None:
+    """What a whole step with 4 drafted tokens launches, and how often the host waits for the device."""
+    writer = forced(engine, (0.5,) * 4)
+    params = SamplingParams(max_tokens=100, ignore_eos=True, seed=0, drafter="mtp", draft_tokens=4)
+    writer.add("reads", prompts(engine.state.target.vocab_size, 1)[0].tokens, params)
+    try:
+        for _ in range(6):  # the prompt, then steps that compile and capture
+            writer.step()
+        found = launches(writer.step, place.torch)
+    finally:
+        writer.cancel("reads")
+    if found is not None:
+        journal.add(
+            f"{name} whole step", f"{found.kernels} kernels, {found.reads} reads by the host",
+            kernels=found.kernels, reads=found.reads, target=1,
+        )  # fmt: skip
 
 
 def energy(place: Place, journal: Journal, name: str, engine: Engine) -> None:

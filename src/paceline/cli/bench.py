@@ -278,13 +278,14 @@ def _facts(engine: Engine, runs: list[Run]) -> dict[str, Any]:
     """What else was measured: the machine's limit for this target, memory, and the cost staircase."""
     from statistics import median
 
-    from paceline.bench.meters import peak_memory, read_bandwidth
+    from paceline.bench.device import read_rate
+    from paceline.bench.meters import peak_memory
     from paceline.bench.roofline import Roofline, weight_bytes
     from paceline.models.target import GraphTarget
 
     state = engine.state
     assert isinstance(state.target, GraphTarget), "what an assembled engine loads"
-    roof = Roofline(read_bandwidth(), weight_bytes(state.target))
+    roof = Roofline(read_rate(state.target.device), weight_bytes(state.target))
     plain = [r.speed for r in runs if r.setting.drafter == "none" and r.cell.batch == 1]
     facts: dict[str, Any] = {
         "info": dict(engine.info),
