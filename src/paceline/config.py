@@ -44,6 +44,9 @@ class EngineConfig:
     draft_tree: str | None = (
         None  # DEPTHxWIDTH: drafts branch, draft_tokens counts all their tokens; None = chains
     )
+    chat_format: str = (
+        "auto"  # how thoughts and tool calls are written; auto = as the chat template writes them
+    )
     max_model_len: int | None = (
         None  # tokens per text; None = what the model was made for, as far as memory allows
     )
@@ -128,7 +131,7 @@ def _check_kinds(config: EngineConfig) -> None:
     texts = {
         "target": "give demo, smollm2, a folder, a GGUF file or a hub id",
         "drafter": "give 'none' to decode without one, 'auto' for the one that fits, or a kind or a model",
-        "adapter": name, "device": "give auto, cpu, cuda, cuda:N or mps", "profile_dir": "give a folder or None",
+        "adapter": name, "chat_format": "give auto or the name of a format, see docs/families.md", "device": "give auto, cpu, cuda, cuda:N or mps", "profile_dir": "give a folder or None",
     }  # fmt: skip
     for field, what in texts.items():
         value = getattr(config, field)
@@ -150,6 +153,7 @@ class EngineOptions(TypedDict, total=False):
     verify: VerifyRule
     draft_tokens: int | Literal["auto"]
     draft_tree: str | None
+    chat_format: str
     max_model_len: int | None
     max_batch: int
     cache_memory: int | None

@@ -20,8 +20,8 @@ from paceline.media.reader import MediaReader
 from paceline.media.talk import MediaItem, Talk, chat_prompt
 from paceline.soft_tokens import MediaPrompt
 from paceline.text.chat import ChatTemplate
-from paceline.text.marked import Answer
-from paceline.text.reasoning import opened_by
+from paceline.text.formats.choose import format_of
+from paceline.text.marked import Answer, parted
 from paceline.text.tokenizer import Tokenizer
 
 Prompt = str | list[int]
@@ -185,7 +185,7 @@ class LLM:
         if _is_talk(prompt):
             ids, thinking = self._render(prompt)
             (one,) = self._each(params, said, [len(ids)], fill=True)
-            return self._stream(ids, one, Answer(self.tokenizer, one, thinking))
+            return self._stream(ids, one, Answer(self.tokenizer, one, format_of(self.tokenizer), thinking))
         (request,) = self.requests([prompt], params, said)  # type: ignore[arg-type]  # checked there
         return self._stream(*request, None)
 
@@ -195,7 +195,7 @@ class LLM:
             shared.add(call, ids, params)
             while call.open:
                 delta = shared.receive(call)
-                yield delta if answer is None else replace(delta, text=answer.push(delta).content)
+                yield delta if answer is None else replace(delta, text=parted(answer.push(delta)).content)
                 self._check_open()
         finally:
             shared.close(call)
@@ -294,12 +294,12 @@ class LLM:
         template = ChatTemplate.of(self.tokenizer)
         plain = [_message(i, message, template) for i, message in enumerate(messages)]
         ids, text = chat_prompt(template.render, plain, self.tokenizer, self.reader)
-        return ids, opened_by(text)
+        return ids, format_of(self.tokenizer).opened_by(text)
 
     def _visible(self, done: Completion, params: SamplingParams, thinking: bool) -> str:
-        answer = Answer(self.tokenizer, params, thinking)
+        answer = Answer(self.tokenizer, params, format_of(self.tokenizer), thinking)
         whole = Delta(done.request, done.index, done.text, done.token_ids, done.origins, finish_reason="stop")
-        return answer.push(whole).content
+        return parted(answer.push(whole)).content
 
 
 class _Bar:

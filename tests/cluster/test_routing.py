@@ -121,7 +121,7 @@ def test_a_grammar_is_sent_as_its_recipe_and_compiled_again_where_it_arrives() -
     for method, arguments in asked.items():
         make = getattr(recipes, method)(*arguments)
         assert make().method == method
-        for wrapped in (make, lambda make=make: AfterThinking(make(), 1, 2, False)):
+        for wrapped in (make, lambda make=make: AfterThinking(make(), (1, 2), False)):
             params = SamplingParams(seed=3, constraint=wrapped, logit_bias={3: 1.0}, stop=("x",))
             got = unpack(pack(params), there)  # type: ignore[arg-type]
             assert got.constraint is not None

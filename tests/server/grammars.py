@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from paceline.text.formats.events import CallArguments, CallStart
+from paceline.text.formats.gemma_calls import GemmaCallParser
 from paceline.text.grammar import Grammars, Vocabulary
 from paceline.text.tokenizer import Tokenizer
-from paceline.text.tools import CallArguments, CallStart, ToolParser
 from server.fake_engine import MARKS, make_tokenizer
 
 
@@ -30,7 +31,7 @@ def setup(request: pytest.FixtureRequest) -> Iterator[tuple[Tokenizer, Grammars]
 
 def calls_and_text(text: str) -> tuple[list[tuple[str, Any]], str]:
     """The calls of a text, with their arguments as values, and what stands around them."""
-    parser, calls, rest = ToolParser(), [], ""
+    parser, calls, rest = GemmaCallParser(), [], ""
     for event in parser.feed(text) + parser.finish():
         match event:
             case CallStart(_, name):

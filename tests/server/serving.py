@@ -19,6 +19,7 @@ from paceline.server.run import PatientServer, bind, settings
 from paceline.server.security import Keys
 from paceline.server.service import Room, Service
 from paceline.server.settings import ServerConfig
+from paceline.text.formats.gemma import GEMMA
 from server.fake_engine import MAX_LEN, FakeEngine, make_tokenizer
 
 
@@ -80,7 +81,7 @@ def served(
     drafters = ("none", "ngram", "mtp")
     service.loaded = Room(
         engine.tokenizer, render, grammars or NoGrammars(), MAX_LEN, engine.tokenizer.vocab_size, drafters,
-        chat=True,
+        chat=True, format=GEMMA,
     )  # fmt: skip
     listening = bind(config)
     port = listening.getsockname()[1]

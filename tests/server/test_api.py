@@ -374,7 +374,7 @@ def test_models_metrics_page_and_docs(s: Served) -> None:
     assert s.client.get("/v1/models").json()["data"][0]["id"] == "fake"
     card = s.client.get("/v1/models/fake").json()
     assert card["drafters"] == ["none", "ngram", "mtp"]
-    assert (card["chat"], card["thinking"], card["sampling"]) == (True, False, {})
+    assert (card["chat"], card["thinking"], card["sampling"]) == (True, True, {})
     assert s.client.get("/v1/models/other").status_code == 404
     metrics = s.client.get("/metrics").text
     for name in ("requests_total", "time_to_first_token_seconds_bucket", "inter_token_seconds", "tokens_total",

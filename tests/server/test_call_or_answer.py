@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from paceline.errors import UsageError
+from paceline.text.formats.gemma_calls import OPEN
 from paceline.text.grammar import Grammars
 from paceline.text.tokenizer import Tokenizer
-from paceline.text.tools import OPEN
 from server.fake_engine import FakeEngine, make_tokenizer
 from server.grammars import calls_in, grammars_of
 from server.serving import served

@@ -122,7 +122,7 @@ def test_thinking_comes_before_the_grammar() -> None:
     assert closing is not None
     ab = tokenizer.encode("ab", add_bos=False)
     make = grammars.compile("regex", "ab")
-    constraint = AfterThinking(make(), opening, closing, False)
+    constraint = AfterThinking(make(), (opening, closing), False)
     first = constraint.masks([opening, 50, closing, *ab])
     assert first[0] is not None
     assert set(np.flatnonzero(first[0])) == {opening, ab[0]}
@@ -131,7 +131,7 @@ def test_thinking_comes_before_the_grammar() -> None:
     constraint.commit([opening, 50])
     constraint.commit([closing, ab[0]])
     assert np.flatnonzero(constraint.masks([])[0]).tolist() == [ab[1]]
-    direct = AfterThinking(make(), opening, closing, False)
+    direct = AfterThinking(make(), (opening, closing), False)
     assert np.flatnonzero(direct.masks(ab)[1]).tolist() == [ab[1]]
     direct.commit(ab)
     assert np.flatnonzero(direct.masks([])[0]).tolist() == [1, 4]

@@ -7,9 +7,11 @@ import random
 
 import pytest
 
-from paceline.text.arguments import ArgumentReader
-from paceline.text.reasoning import ReasoningParser, opened_by
-from paceline.text.tools import CallArguments, CallStart, Text, ToolParser
+from paceline.text.formats.events import CallArguments, CallStart, Text
+from paceline.text.formats.gemma import GEMMA
+from paceline.text.formats.gemma_arguments import ArgumentReader
+from paceline.text.formats.gemma_calls import GemmaCallParser
+from paceline.text.formats.gemma_thoughts import GemmaThoughtParser
 
 Q = '<|"|>'
 CALLS = {  # name: (source, text, calls)
@@ -60,7 +62,7 @@ def pieces(text: str, seed: int) -> list[str]:
 
 
 def run(chunks: list[str]) -> tuple[str, list[tuple[str, str]]]:
-    parser, text, calls = ToolParser(), "", []
+    parser, text, calls = GemmaCallParser(), "", []
     for events in [*(parser.feed(chunk) for chunk in chunks), parser.finish()]:
         for event in events:
             match event:
@@ -85,7 +87,7 @@ def test_tool_calls_do_not_depend_on_the_cuts(name: str) -> None:
 
 
 def test_arguments_stream_before_the_call_ends() -> None:
-    parser = ToolParser()
+    parser = GemmaCallParser()
     parser.feed(f"<|tool_call>call:f{{s:{Q}abc")
     assert parser.feed("def") == [CallArguments(0, "def")]
 
@@ -131,7 +133,7 @@ THOUGHTS = {
 def test_thinking_is_parted_for_any_cuts(name: str) -> None:
     source, inside, reasoning, content = THOUGHTS[name]
     for seed in range(-1, 200):
-        parser = ReasoningParser(inside)
+        parser = GemmaThoughtParser(inside)
         parts = [parser.feed(p) for p in ([source] if seed < 0 else pieces(source, seed))] + [parser.finish()]
         assert ("".join(p.reasoning for p in parts), "".join(p.content for p in parts)) == (
             reasoning,
@@ -140,6 +142,6 @@ def test_thinking_is_parted_for_any_cuts(name: str) -> None:
 
 
 def test_a_prompt_may_open_the_thinking_part() -> None:
-    assert opened_by("<|turn>model\n<|channel>thought\n")
-    assert not opened_by("<|turn>model\n<|channel>thought\n<channel|>")
-    assert not opened_by("plain")
+    assert GEMMA.opened_by("<|turn>model\n<|channel>thought\n")
+    assert not GEMMA.opened_by("<|turn>model\n<|channel>thought\n<channel|>")
+    assert not GEMMA.opened_by("plain")

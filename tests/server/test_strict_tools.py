@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from paceline.core import SamplingParams
-from paceline.text.arguments import CLOSE
+from paceline.text.formats.gemma_arguments import CLOSE
+from paceline.text.formats.gemma_calls import OPEN
 from paceline.text.grammar import Grammars
 from paceline.text.phases import InsideCalls
 from paceline.text.tokenizer import Tokenizer
-from paceline.text.tools import OPEN
 from server.fake_engine import FakeEngine, make_tokenizer
 from server.grammars import calls_and_text, grammars_of
 from server.serving import served

@@ -102,7 +102,7 @@ class Conversation:
         context = self.llm.engine.max_len
         if self.chat:
             prompt = self.turns.prompt(text, self.said.get("max_tokens"))
-            ids, thinking = prompt.ids, _opened(prompt.text)
+            ids, thinking = prompt.ids, _opened(self.llm, prompt.text)
             if prompt.dropped:
                 yield Piece(
                     f"the context of {context} tokens is full: the model no longer sees the oldest {prompt.dropped} "
@@ -265,10 +265,10 @@ class Conversation:
         return iter(())
 
 
-def _opened(text: str) -> bool:
-    from paceline.text.reasoning import opened_by
+def _opened(llm: LLM, text: str) -> bool:
+    from paceline.text.formats.choose import format_of
 
-    return opened_by(text)
+    return format_of(llm.tokenizer).opened_by(text)
 
 
 def _value(text: str, name: str) -> Any:

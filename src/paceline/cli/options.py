@@ -84,6 +84,9 @@ ENGINE = [
                  "the processor has twice the speed for that, and to 8 or 16 bits for int4 and blocks of GGUF files."),
     click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Quantize the target's weights at load."),
     click.option("--quantize-drafter", type=click.Choice(["int8", "int4"]), help="Quantize the drafter's."),
+    click.option("--chat-format", default="auto", show_default=True, metavar="NAME",
+                 help="How the model writes thoughts and tool calls, a name of docs/families.md; auto: as its chat "
+                 "template writes them."),
     click.option("--max-model-len", type=click.IntRange(min=1), help="Context in tokens (prompt and answer)."),
     click.option("--max-batch", type=click.IntRange(min=1), default=16, show_default=True,
                  help="Texts that are computed side by side."),

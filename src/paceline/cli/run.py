@@ -152,11 +152,11 @@ def _request(llm: LLM, prompt: str, chat: bool, system: str | None) -> tuple[lis
     if not chat:
         return llm.tokenizer.encode(prompt), None
     from paceline.text.chat import ChatTemplate
-    from paceline.text.reasoning import opened_by
+    from paceline.text.formats.choose import format_of
 
     messages = [] if system is None else [{"role": "system", "content": system}]
     text = ChatTemplate.of(llm.tokenizer).render([*messages, {"role": "user", "content": prompt}])
-    return llm.tokenizer.encode(text, add_bos=False), opened_by(text)
+    return llm.tokenizer.encode(text, add_bos=False), format_of(llm.tokenizer).opened_by(text)
 
 
 def _write(llm: LLM, asked: tuple[str, bool, str | None], said: dict[str, Any], show: Show) -> None:

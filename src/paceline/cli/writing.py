@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from paceline.core import Completion, Delta, SamplingParams, Stats
     from paceline.llm import LLM
-    from paceline.text.reasoning import Parted
+    from paceline.text.formats.events import Event
+    from paceline.text.formats.thoughts import Parted
 
 LOSSY = "lossy: verify=typical may have kept drafts that the model itself would not have written"
 Kind = Literal["said", "draft", "thought", "prompt", "note", "error"]
@@ -29,11 +30,14 @@ class Painter:
 
     def __init__(self, llm: LLM, params: SamplingParams, *, thinking: bool | None, drafts: bool) -> None:
         """`thinking`: of a chat, whether its prompt has opened a thinking part; None for a plain text."""
+        from paceline.text.formats.choose import format_of
         from paceline.text.marked import Answer
         from paceline.text.stream import TextStream
 
         self._drafts = drafts
-        self._answer = None if thinking is None else Answer(llm.tokenizer, params, thinking)
+        self._answer = (
+            None if thinking is None else Answer(llm.tokenizer, params, format_of(llm.tokenizer), thinking)
+        )
         self._plain = TextStream(llm.tokenizer, params)
         self._stopped = False
         self.said = ""  # the answer without thoughts
@@ -46,23 +50,23 @@ class Painter:
             if delta.finish_reason is not None:
                 yield from self._pieces(self._end(), "said")
         else:
-            parted = self._plainly(delta.text) if self._answer is None else self._answer.push(delta)
-            yield from self._pieces(parted, "said")
+            found = self._plainly(delta.text) if self._answer is None else _parted(self._answer.push(delta))
+            yield from self._pieces(found, "said")
 
     def _one(self, token: int) -> Parted:
         if self._answer is not None:
-            return self._answer.one(token)
+            return _parted(self._answer.one(token))
         pushed = self._plain.push([token])
         self._stopped = self._stopped or pushed.stopped
         return self._plainly(pushed.text)
 
     def _end(self) -> Parted:
         if self._answer is not None:
-            return self._answer.end()
+            return _parted(self._answer.end())
         return self._plainly("" if self._stopped else self._plain.finish())
 
     def _plainly(self, text: str) -> Parted:
-        from paceline.text.reasoning import Parted
+        from paceline.text.formats.thoughts import Parted
 
         return Parted(content=text)
 
@@ -77,11 +81,18 @@ class Painter:
 
 def parted(llm: LLM, params: SamplingParams, done: Completion, thinking: bool) -> tuple[str, str]:
     """(what a finished chat answer says, what it thought)."""
+    from paceline.text.formats.choose import format_of
     from paceline.text.marked import Answer
 
-    answer = Answer(llm.tokenizer, params, thinking)
-    pieces = [*map(answer.one, done.token_ids), answer.end()]
-    return "".join(one.content for one in pieces), "".join(one.reasoning for one in pieces)
+    answer = Answer(llm.tokenizer, params, format_of(llm.tokenizer), thinking)
+    found = _parted([event for token in done.token_ids for event in answer.one(token)] + answer.end())
+    return found.content, found.reasoning
+
+
+def _parted(events: list[Event]) -> Parted:
+    from paceline.text.marked import parted
+
+    return parted(events)
 
 
 def chats(llm: LLM, asked: bool | None) -> bool:

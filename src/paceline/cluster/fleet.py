@@ -17,6 +17,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import DeploymentUnavailableError, RequestCancelledError
 
+from paceline.assembly import load_tokenizer
 from paceline.cluster.config import FleetConfig, sized
 from paceline.cluster.metrics import ReplicaMetrics
 from paceline.cluster.replica import Replica
@@ -102,7 +103,7 @@ def furnished(handle: Any, engine: EngineConfig, service: Service, seconds: floa
         raise LoadError(
             f"no replica was ready after {seconds:g} s: see `serve status` and Ray's logs"
         ) from error
-    tokenizer = Tokenizer.load(resolve(engine.target, "target"))
+    tokenizer = load_tokenizer(resolve(engine.target, "target"), engine)
     room = furnish(tokenizer, facts, service.config.grammar_timeout)
     service.loaded = replace(room, grammars=Recipes(room.grammars))
     assert isinstance(service.worker, RemoteWorker)

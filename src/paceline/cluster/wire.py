@@ -13,6 +13,7 @@ from ray import cloudpickle
 from paceline.core import Constraint, Delta, SamplingParams
 from paceline.errors import PacelineError
 from paceline.server.service import Grammars
+from paceline.text.grammar import Lead
 
 
 @dataclass(slots=True)
@@ -64,18 +65,20 @@ class Recipes:
     def __init__(self, inner: Grammars) -> None:
         self._inner = inner
 
-    def compile(self, kind: str, source: str) -> Recipe:
-        return Recipe(self._inner.compile(kind, source), "compile", kind, source)
+    def compile(self, kind: str, source: str, lead: Lead = "bare") -> Recipe:
+        return Recipe(self._inner.compile(kind, source, lead), "compile", kind, source, lead)
 
-    def compile_call(self, tools: dict[str, dict[str, Any]], most: int) -> Recipe:
-        return Recipe(self._inner.compile_call(tools, most), "compile_call", tools, most)
+    def compile_call(self, tools: dict[str, dict[str, Any]], most: int, lead: Lead = "none") -> Recipe:
+        return Recipe(self._inner.compile_call(tools, most, lead), "compile_call", tools, most, lead)
 
-    def compile_either(self, kind: str, source: str, tools: dict[str, dict[str, Any]], most: int) -> Recipe:
-        make = self._inner.compile_either(kind, source, tools, most)
-        return Recipe(make, "compile_either", kind, source, tools, most)
+    def compile_either(
+        self, kind: str, source: str, tools: dict[str, dict[str, Any]], most: int, lead: Lead = "none"
+    ) -> Recipe:
+        make = self._inner.compile_either(kind, source, tools, most, lead)
+        return Recipe(make, "compile_either", kind, source, tools, most, lead)
 
-    def compile_strict(self, tools: dict[str, dict[str, Any]]) -> Recipe:
-        return Recipe(self._inner.compile_strict(tools), "compile_strict", tools)
+    def compile_strict(self, tools: dict[str, dict[str, Any]], lead: Lead = "none") -> Recipe:
+        return Recipe(self._inner.compile_strict(tools, lead), "compile_strict", tools, lead)
 
     def close(self) -> None:
         self._inner.close()

@@ -18,7 +18,7 @@ from paceline.server.foreign import settle
 from paceline.server.generation import Ask, joined
 from paceline.server.history import continues, history, unfinished
 from paceline.server.logprobs import chat_logprobs
-from paceline.server.params import refuse, sampling_params
+from paceline.server.params import refuse, sampling_params, text_of
 from paceline.server.schema import ChatRequest, Function, NamedTool, Tool
 from paceline.server.service import Room, Service, grammar_source, salt_of, schema_text
 from paceline.server.settings import ServerConfig
@@ -26,11 +26,8 @@ from paceline.server.sse import DONE, event
 from paceline.server.trace import Trace
 from paceline.server.usage import report, usage
 from paceline.server.visible import ChatText
-from paceline.text import arguments, reasoning
-from paceline.text.marked import MarkedText
-from paceline.text.phases import AfterThinking
-from paceline.text.reasoning import ReasoningParser, opened_by
-from paceline.text.tools import ToolParser
+from paceline.text.grammar import Lead
+from paceline.text.marked import Answer
 
 
 @dataclass(slots=True)
@@ -52,19 +49,14 @@ class Chat:
     reason: str = ""
 
     def __post_init__(self) -> None:
-        tools = bool(self.body.tools) and self.body.tool_choice != "none"
+        room, older = self.room, bool(self.body.functions)
+        known = {tool.function.name: tool.function.parameters or {} for tool in self.body.tools or []}
+        tools = known if known and self.body.tool_choice != "none" else None
+        most = 1 if self.body.parallel_tool_calls is False else self.service.config.max_tools
         for index in range(self.params.n):
-            marked = MarkedText(self.room.tokenizer, self.params, self.thinking)
-            parser = ToolParser() if tools else None
-            self.choices.append(
-                ChatText(
-                    marked,
-                    ReasoningParser(self.thinking),
-                    parser,
-                    f"{self.id[-16:]}_{index}",
-                    bool(self.body.functions),
-                )
-            )
+            answer = Answer(room.tokenizer, self.params, room.format, self.thinking, tools)
+            name = f"{self.id[-16:]}_{index}" if not room.format.needs.short_ids else self.id[-16:]
+            self.choices.append(ChatText(answer, name, older, most, room.format.needs.short_ids))
 
     async def answer(self) -> dict[str, Any]:
         """The whole answer, not streamed."""
@@ -158,7 +150,7 @@ class Chat:
 
     def usage(self, stats: Iterable[Stats]) -> dict[str, Any]:
         out = usage(len(self.ask.jobs[0][0]), self.completion_tokens, stats, predicted=self.ask.predicted)
-        thoughts = sum(choice.marked.reasoning_tokens for choice in self.choices)
+        thoughts = sum(choice.answer.reasoning_tokens for choice in self.choices)
         out["completion_tokens_details"]["reasoning_tokens"] = thoughts
         return out
 
@@ -177,13 +169,9 @@ async def prepare_chat(service: Service, body: ChatRequest, key: str) -> Chat:
     text, prompt, changed = await asyncio.to_thread(render_chat, service, room, body)
     warnings += changed
     space = service.room_after(prompt, "messages")
-    constraint = await _constraint(service, room, body)
-    extra: dict[str, Any] = {"constraint": _behind_thoughts(constraint, room, body, opened_by(text))}
-    stops = list(body.stop_token_ids or [])
-    if body.tools and body.tool_choice != "none" and body.parallel_tool_calls is False:
-        end = room.tokenizer.token_id(arguments.CLOSE)
-        stops += [] if end is None else [end]
-    extra["stop_token_ids"] = tuple(stops)
+    inside = room.format.opened_by(text, text_of(body.messages[-1].content) if continues(body) else None)
+    constraint = await _constraint(service, room, body, _lead(room, body, text, inside))
+    extra: dict[str, Any] = {"constraint": constraint, "stop_token_ids": _stops(room, body)}
     if (
         body.prediction is not None
         and not (body.speculation and body.speculation.drafter)
@@ -194,22 +182,44 @@ async def prepare_chat(service: Service, body: ChatRequest, key: str) -> Chat:
     ask = replace(
         service.ask([(prompt, params)], salt_of(key, body), arrived), predicted=service.predicted(params)
     )
-    return Chat(service, room, body, ask, params, opened_by(text), warnings)
+    return Chat(service, room, body, ask, params, inside, warnings)
 
 
-async def _constraint(service: Service, room: Room, body: ChatRequest) -> Callable[[], Constraint] | None:
+def _stops(room: Room, body: ChatRequest) -> tuple[int, ...]:
+    """Tokens that end the answer: the client's, the format's, and the end of a call where one is to be the only."""
+    ends = list(room.format.ends)
+    calls = room.format.calls
+    if calls is not None and body.tools and body.tool_choice != "none" and body.parallel_tool_calls is False:
+        ends += [calls.closing] if calls.joint is not None and calls.closing else []
+    found = (room.tokenizer.token_id(end) for end in ends)
+    return (*(body.stop_token_ids or ()), *(i for i in found if i is not None))
+
+
+def _lead(room: Room, body: ChatRequest, prompt: str, inside: bool) -> Lead:
+    """What comes before the part of an answer that a grammar holds."""
+    if inside:
+        return "open"
+    asked = _thinking(body)
+    may = room.format.thinks_unasked if asked is None else asked
+    return "may" if may and not room.format.closed_by(prompt) else "none"
+
+
+async def _constraint(
+    service: Service, room: Room, body: ChatRequest, lead: Lead
+) -> Callable[[], Constraint] | None:
     """What response_format asks for, forced calls, either of the two, or calls of strict tools as they begin."""
-    answer, forced = await service.constraint(body), _forced_calls(body)
+    answer, forced = await service.constraint(body, lead), _forced_calls(body)
     may_call = bool(body.tools) and body.tool_choice != "none"
     grammars, most = room.grammars, _most_calls(body)
     try:
         if forced is not None:
-            return await asyncio.to_thread(grammars.compile_call, forced, most)
+            return await asyncio.to_thread(grammars.compile_call, forced, most, lead)
         if answer is not None and may_call:
             kind, source, _ = grammar_source(body, service.config)
-            return await asyncio.to_thread(grammars.compile_either, kind, source, _strict_calls(body), most)
+            tools = _strict_calls(body)
+            return await asyncio.to_thread(grammars.compile_either, kind, source, tools, most, lead)
         if may_call and any(tool.function.strict for tool in body.tools or []):
-            return await asyncio.to_thread(grammars.compile_strict, _strict_calls(body))
+            return await asyncio.to_thread(grammars.compile_strict, _strict_calls(body), lead)
     except PacelineError as error:
         raise refuse("tools", str(error), code="bad_grammar") from error
     return answer
@@ -250,7 +260,9 @@ def _options(body: ChatRequest) -> dict[str, Any]:
     given = body.chat_template_kwargs
     options = dict(given.model_extra or {}) if given is not None else {}
     thinking = _thinking(body)
-    return options if thinking is None else options | {"enable_thinking": thinking}
+    if body.reasoning_effort in ("low", "medium", "high"):  # gpt-oss has such a switch
+        options.setdefault("reasoning_effort", body.reasoning_effort)
+    return options if thinking is None else {"thinking": thinking} | options | {"enable_thinking": thinking}
 
 
 def _tools(body: ChatRequest, config: ServerConfig) -> list[dict[str, Any]] | None:
@@ -289,13 +301,3 @@ def _strict_calls(body: ChatRequest) -> dict[str, dict[str, Any]]:
     """Every tool that may be called; one that is not strict takes any arguments."""
     functions = [tool.function for tool in body.tools or []]
     return {f.name: (f.parameters or {}) if f.strict else {} for f in functions}
-
-
-def _behind_thoughts(
-    make: Callable[[], Constraint] | None, room: Room, body: ChatRequest, inside: bool
-) -> Callable[[], Constraint] | None:
-    """The constraint holds for the answer, not for the thinking before it."""
-    opening, closing = room.tokenizer.token_id(reasoning.OPEN), room.tokenizer.token_id(reasoning.CLOSE)
-    if make is None or opening is None or closing is None or not (inside or _thinking(body)):
-        return make
-    return lambda: AfterThinking(make(), opening, closing, inside)

@@ -13,8 +13,9 @@ from paceline.engine.engine import Engine
 from paceline.errors import UsageError
 from paceline.server.service import Render, Room, Service
 from paceline.text.chat import ChatTemplate
+from paceline.text.formats.choose import format_of
+from paceline.text.formats.needs import suited
 from paceline.text.grammar import Grammars, Vocabulary
-from paceline.text.marked import MARKS
 from paceline.text.tokenizer import Tokenizer
 
 Say = Callable[[str], None]
@@ -82,14 +83,12 @@ class Facts:
 def furnish(tokenizer: Tokenizer, facts: Facts, grammar_timeout: float) -> Room:
     """The text side of a model. No weights are read."""
     end_ids = tuple(dict.fromkeys([*tokenizer.eos_ids, *facts.eos_token_ids]))
-    ids = {mark: tokenizer.token_id(mark) for mark in MARKS}
-    marks = {mark: i for mark, i in ids.items() if i is not None}
+    chat = format_of(tokenizer)
     vocabulary = Vocabulary(tokenizer.to_json(), facts.vocab_size, end_ids)
     render, takes_parts = make_render(tokenizer)
     return Room(
-        tokenizer, render, Grammars(vocabulary, marks, grammar_timeout), facts.max_len, facts.vocab_size,
-        facts.drafters, facts.sampling, takes_parts, facts.readable, facts.chat,
-        "enable_thinking" in (tokenizer.template or ""),
+        tokenizer, render, Grammars.of(tokenizer, vocabulary, chat, grammar_timeout), facts.max_len, facts.vocab_size,
+        facts.drafters, facts.sampling, takes_parts, facts.readable, facts.chat, chat,
     )  # fmt: skip
 
 
@@ -110,6 +109,9 @@ def make_render(tokenizer: Tokenizer) -> tuple[Render, bool]:
     ) -> str:
         variables = dict(options)
         opens = bool(variables.pop("add_generation_prompt", True))
-        return template.render(messages, tools=tools, add_generation_prompt=opens, options=variables)
+        needs = format_of(tokenizer).needs
+        return template.render(
+            suited(messages, needs), tools=tools, add_generation_prompt=opens, options=variables
+        )
 
     return render, template.takes_parts

@@ -22,7 +22,9 @@ from paceline.server.request_log import Told
 from paceline.server.schema import Named, Sampling
 from paceline.server.settings import ServerConfig
 from paceline.server.unknown import Unknown
-from paceline.text.grammar import check_depth
+from paceline.text.formats.base import ChatFormat
+from paceline.text.formats.probe import PLAIN
+from paceline.text.grammar import Lead, check_depth
 from paceline.text.tokenizer import Tokenizer
 
 _GBNF = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)  # a rule of llama.cpp's grammars
@@ -31,15 +33,19 @@ _GBNF = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)  # a rule of llama.c
 class Grammars(Protocol):
     """Compiles a grammar, in bounded time, to a maker of constraints (text/grammar.py)."""
 
-    def compile(self, kind: str, source: str) -> Callable[[], Constraint]: ...
+    def compile(self, kind: str, source: str, lead: Lead = "bare") -> Callable[[], Constraint]: ...
 
-    def compile_call(self, tools: dict[str, dict[str, Any]], most: int) -> Callable[[], Constraint]: ...
-
-    def compile_either(
-        self, kind: str, source: str, tools: dict[str, dict[str, Any]], most: int
+    def compile_call(
+        self, tools: dict[str, dict[str, Any]], most: int, lead: Lead = "none"
     ) -> Callable[[], Constraint]: ...
 
-    def compile_strict(self, tools: dict[str, dict[str, Any]]) -> Callable[[], Constraint]: ...
+    def compile_either(
+        self, kind: str, source: str, tools: dict[str, dict[str, Any]], most: int, lead: Lead = "none"
+    ) -> Callable[[], Constraint]: ...
+
+    def compile_strict(
+        self, tools: dict[str, dict[str, Any]], lead: Lead = "none"
+    ) -> Callable[[], Constraint]: ...
 
     def close(self) -> None: ...
 
@@ -69,7 +75,7 @@ class Room:
     takes_parts: bool = False  # the template goes through content in parts
     readable: int = 2**31  # tokens from here on are in no prompt, see `Target`
     chat: bool = False  # the model was taught to chat
-    thinks: bool = False  # its template can switch thinking on and off
+    format: ChatFormat = PLAIN  # how it writes thoughts and calls
 
 
 @dataclass(slots=True)
@@ -158,14 +164,14 @@ class Service:
     def generate(self, ask: Ask) -> Generation:
         return Generation(self.worker, ask, self.metrics)
 
-    async def constraint(self, body: Sampling) -> Callable[[], Constraint] | None:
+    async def constraint(self, body: Sampling, lead: Lead = "bare") -> Callable[[], Constraint] | None:
         """What response_format asks for, compiled. Raises ApiError 400 for what cannot be."""
         wanted = body.response_format
         if wanted is None or wanted.type == "text":
             return None
         kind, source, param = grammar_source(body, self.config)
         try:
-            return await asyncio.to_thread(self.room.grammars.compile, kind, source)
+            return await asyncio.to_thread(self.room.grammars.compile, kind, source, lead)
         except UsageError as error:
             raise refuse(param, str(error), code="bad_grammar") from error
 

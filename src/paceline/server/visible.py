@@ -1,4 +1,4 @@
-"""What a chat answer shows of its tokens: the text with Gemma 4's structural marks, parted by the parsers."""
+"""What a chat answer shows of its tokens: what is thought, said and called, as OpenAI's objects."""
 
 from __future__ import annotations
 
@@ -6,51 +6,44 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.core import Delta
-from paceline.text.marked import MarkedText
-from paceline.text.reasoning import ReasoningParser
-from paceline.text.tools import CallArguments, CallStart, Event, Text, ToolParser
+from paceline.text.formats.events import CallArguments, CallStart, Event, Text, Thought
+from paceline.text.marked import Answer
 
 
 @dataclass(slots=True)
 class ChatText:
     """One choice of a chat answer: deltas in, OpenAI's delta objects out, the final message at the end."""
 
-    marked: MarkedText
-    reasoning: ReasoningParser
-    tools: ToolParser | None
+    answer: Answer
     id: str
     older: bool = False  # calls are told as function_call
+    most: int = 128  # calls that are told
+    short_ids: bool = False  # the template wants ids of nine letters and digits
     content: str = ""
     thoughts: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
 
     def push(self, delta: Delta) -> dict[str, Any]:
         """What this delta adds: any of content, reasoning_content and tool_calls."""
-        text = self.marked.push(delta)
-        parted = self.reasoning.feed(text)
-        if delta.finish_reason is not None:
-            last = self.reasoning.finish()
-            parted.content += last.content
-            parted.reasoning += last.reasoning
-        events: list[Event] = [Text(parted.content)] if parted.content else []
-        if self.tools is not None:
-            events = self.tools.feed(parted.content)
-            if delta.finish_reason is not None:
-                events += self.tools.finish()
-        return self._collect(parted.reasoning, events)
+        return self._collect(self.answer.push(delta))
 
-    def _collect(self, thoughts: str, events: list[Event]) -> dict[str, Any]:
-        content = ""
+    def _id(self, index: int) -> str:
+        return f"{self.id[:7]}{index:02d}"[-9:] if self.short_ids else f"call_{self.id}_{index}"
+
+    def _collect(self, events: list[Event]) -> dict[str, Any]:
+        content = thoughts = ""
         calls: dict[int, dict[str, Any]] = {}
         for item in events:
             match item:
                 case Text(text):
                     content += text
-                case CallStart(index, name):
-                    calls[index] = {"index": index, "id": f"call_{self.id}_{index}", "type": "function"}
+                case Thought(text):
+                    thoughts += text
+                case CallStart(index, name) if index < self.most:
+                    calls[index] = {"index": index, "id": self._id(index), "type": "function"}
                     calls[index]["function"] = {"name": name, "arguments": ""}
                     self.calls.append({**calls[index], "function": dict(calls[index]["function"])})
-                case CallArguments(index, piece):
+                case CallArguments(index, piece) if index < self.most:
                     call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
                     call["function"]["arguments"] += piece
                     self.calls[index]["function"]["arguments"] += piece

@@ -1,4 +1,4 @@
-"""Grammars as constraints, through llguidance: JSON schemas, Lark, regular expressions, Gemma 4's tool calls.
+"""Grammars as constraints, through llguidance: JSON schemas, Lark, regular expressions, tool calls in a model's notation.
 
 A stranger's grammar is first compiled in a process of its own, which is killed when it takes too long; only what
 passed there is compiled here. Compiled grammars are kept in memory, the least recently used one goes first.
@@ -12,26 +12,28 @@ from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import llguidance
 import numpy as np
 
 from paceline.core import Constraint
 from paceline.errors import RequestFailed, UsageError
-from paceline.text.arguments import CLOSE
-from paceline.text.call_grammar import call_grammar, mixed_grammar, opened_call_grammar
 from paceline.text.compiler_process import CompilerProcess
-from paceline.text.phases import InsideCalls
-from paceline.text.tools import OPEN
+from paceline.text.formats.base import Calls, ChatFormat
+from paceline.text.formats.gemma import GEMMA
+from paceline.text.formats.hermes import HERMES
+from paceline.text.formats.lark import SPACES, Lark, escaped
+from paceline.text.phases import AfterThinking, InsideCalls
+from paceline.text.tokenizer import Tokenizer
 
+Lead = Literal[
+    "bare", "none", "may", "open"
+]  # before what a grammar holds: no chat, no thought, perhaps one, its rest
 _KEPT = 64
+_MOST = 8  # calls in one section
 _ANSWER = "answer"
 _SHOWN = 300  # characters of what llguidance says is wrong
-_JSON_OPTIONS = {
-    "whitespace_flexible": True,
-    "whitespace_pattern": r"[ \n\t\r]{0,16}",
-}  # bounded: no endless blanks
 
 
 class GrammarFailed(RequestFailed):
@@ -51,38 +53,117 @@ class Vocabulary:
 
 
 class Grammars:
-    """Thread-safe. `marks`: ids of Gemma 4's structural marks, where the vocabulary has them."""
+    """Thread-safe. `marks`: ids of the format's marks that are one token; `gap`: tokens of line breaks alone."""
 
-    def __init__(self, vocabulary: Vocabulary, marks: dict[str, int], timeout: float) -> None:
-        self._vocabulary, self._marks = vocabulary, marks
+    def __init__(
+        self, vocabulary: Vocabulary, marks: dict[str, int], timeout: float, chat: ChatFormat = GEMMA,
+        gap: frozenset[int] = frozenset(),
+    ) -> None:  # fmt: skip
+        self._vocabulary, self._marks, self._chat, self._gap = vocabulary, marks, chat, gap
         self._process = CompilerProcess(vocabulary, timeout)
         self._kept: OrderedDict[str, Any] = OrderedDict()
         self._lock = threading.Lock()
         self._tokenizer: Any = None
 
-    def compile(self, kind: str, source: str) -> Callable[[], Constraint]:
-        """A maker of constraints for `source`, which is json (a schema), lark or regex. Raises UsageError."""
-        return self._maker(to_grammar(kind, source))
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, vocabulary: Vocabulary, chat: ChatFormat, timeout: float) -> Grammars:
+        ids = {mark: tokenizer.token_id(mark) for mark in chat.marks}
+        breaks = [tokenizer.encode(text, add_bos=False) for text in ("\n", "\n\n")]
+        gap = frozenset(one[0] for one in breaks if len(one) == 1)
+        return cls(vocabulary, {mark: i for mark, i in ids.items() if i is not None}, timeout, chat, gap)
 
-    def compile_call(self, tools: dict[str, dict[str, Any]], most: int) -> Callable[[], Constraint]:
+    def compile(self, kind: str, source: str, lead: Lead = "bare") -> Callable[[], Constraint]:
+        """A maker of constraints for `source`, which is json (a schema), lark or regex. Raises UsageError."""
+        lark = Lark(self._marks)
+        before = f"{self._lead(lead, lark)} {self._said(lead, lark)}".strip()
+        if not before:
+            return self._behind_thought(self._maker(to_grammar(kind, source)), lead)
+        start = lark.text(f"start: {before} @{_ANSWER}")
+        return self._behind_thought(self._maker(_beside(start, kind, source)), lead)
+
+    def compile_call(
+        self, tools: dict[str, dict[str, Any]], most: int, lead: Lead = "none"
+    ) -> Callable[[], Constraint]:
         """One to `most` calls of `tools` (name -> JSON schema of the arguments) and nothing else."""
-        return self._maker(llguidance.LLMatcher.grammar_from_lark(call_grammar(tools, self._marks, most)))
+        lark = Lark(self._marks)
+        start = lark.text(f"start: {self._lead(lead, lark)} {self._units(lark, tools, most)}")
+        return self._behind_thought(self._maker(_lark(start)), lead)
 
     def compile_either(
-        self, kind: str, source: str, tools: dict[str, dict[str, Any]], most: int
+        self, kind: str, source: str, tools: dict[str, dict[str, Any]], most: int, lead: Lead = "none"
     ) -> Callable[[], Constraint]:
         """One to `most` calls of `tools`, or else what `source` describes: the first token decides."""
-        calls = call_grammar(tools, self._marks, most, _ANSWER)
-        return self._maker(json.dumps({"grammars": [{"lark_grammar": calls}, _named(_ANSWER, kind, source)]}))
+        lark = Lark(self._marks)
+        calls = lark.rule(self._units(lark, tools, most))
+        start = lark.text(f"start: {self._lead(lead, lark)} ({calls} | {self._said(lead, lark)} @{_ANSWER})")
+        return self._behind_thought(self._maker(_beside(start, kind, source)), lead)
 
-    def compile_strict(self, tools: dict[str, dict[str, Any]]) -> Callable[[], Constraint]:
+    def compile_strict(
+        self, tools: dict[str, dict[str, Any]], lead: Lead = "none"
+    ) -> Callable[[], Constraint]:
         """Free text in which every call is one of `tools` and fits its schema."""
-        opening, closing = self._marks.get(OPEN), self._marks.get(CLOSE)
-        grammar_from: Any = llguidance.LLMatcher.grammar_from_lark
-        if opening is None or closing is None:
-            return self._maker(grammar_from(mixed_grammar(tools, self._marks)))
-        make = self._maker(grammar_from(opened_call_grammar(tools, self._marks)))
-        return lambda: InsideCalls(make, opening, closing)
+        calls, lark = self._calls, Lark(self._marks)
+        if self._said(lead, lark):
+            return self.compile_either("regex", "(?s:.*)", tools, _MOST, lead)
+        inside = f"{calls.unit(lark, tools, _MOST)} {lark.mark(calls.closing)}"
+        opening, closing = self._marks.get(calls.opening), self._marks.get(calls.closing)
+        if opening is not None and closing is not None:
+            make = self._maker(_lark(lark.text(f"start: {inside}")))
+            return lambda: InsideCalls(make, opening, closing)
+        if not calls.opening:
+            free = lark.rule(r"/\s*[^\s{](?s:.*)/", "FREE")
+            return self._behind_thought(self._maker(_lark(lark.text(f"start: {inside} | {free}"))), lead)
+        unit, mark = lark.rule(inside), escaped(calls.opening)
+        free = lark.rule(f"/(?s:.+)/ & ~/(?s:.*){mark}(?s:.*)/", "FREE")
+        if opening is not None:
+            start = f"start: ({free}? <[{opening}]> {unit})* {free}?"
+        else:
+            before = lark.rule(f"/(?s:.*){mark}/", "before[lazy]")
+            start = f"start: ({before} {unit})* {free}?"
+        return self._behind_thought(self._maker(_lark(lark.text(start))), lead)
+
+    @property
+    def _calls(self) -> Calls:
+        """The notation to write calls in; JSON between `<tool_call>` marks where the model has none of its own."""
+        return self._chat.calls if self._chat.calls is not None else HERMES
+
+    def _units(self, lark: Lark, tools: dict[str, dict[str, Any]], most: int) -> str:
+        calls = self._calls
+        inside = calls.unit(lark, tools, most)
+        unit = lark.rule(f"{lark.mark(calls.opening)} {inside} {lark.mark(calls.closing)}")
+        if calls.joint is None or most == 1:
+            return unit
+        return f"{unit} ({lark.spelled(calls.joint)} {unit}){{0,{most - 1}}}"
+
+    def _lead(self, lead: Lead, lark: Lark) -> str:
+        """Lark for the thought before an answer, where its marks are no single tokens; else `_behind_thought` does it."""
+        thoughts = self._chat.thoughts
+        if thoughts is None or lead in ("bare", "none") or self._by_tokens:
+            return ""
+        rest = f"{lark.until(thoughts.closing)} {lark.spelled(thoughts.next)}"
+        rest += " " + lark.rule(r"/\n{1,2}/", "GAP") + "?" if thoughts.gap else ""
+        return rest if lead == "open" else f"({lark.spelled(thoughts.opening)} {rest})?"
+
+    def _said(self, lead: Lead, lark: Lark) -> str:
+        """Lark for what has to stand before an answer."""
+        thoughts = self._chat.thoughts
+        return (
+            lark.spelled(thoughts.said) if thoughts is not None and thoughts.said and lead != "bare" else ""
+        )
+
+    @property
+    def _by_tokens(self) -> bool:
+        """Whether thoughts stand between two tokens, so that they can be left alone."""
+        thoughts = self._chat.thoughts
+        return thoughts is not None and thoughts.opening in self._marks and thoughts.closing in self._marks
+
+    def _behind_thought(self, make: Callable[[], Constraint], lead: Lead) -> Callable[[], Constraint]:
+        thoughts = self._chat.thoughts
+        if thoughts is None or lead in ("bare", "none") or not self._by_tokens:
+            return make
+        opening, closing = self._marks[thoughts.opening], self._marks[thoughts.closing]
+        gap = self._gap if thoughts.gap else frozenset()
+        return lambda: AfterThinking(make(), (opening, closing), lead == "open", gap)
 
     def close(self) -> None:
         self._process.close()
@@ -118,6 +199,15 @@ class Grammars:
             raise UsageError(f"the grammar cannot be used: {_error(matcher)}")
 
 
+def _lark(source: str) -> str:
+    return str(llguidance.LLMatcher.grammar_from_lark(source))
+
+
+def _beside(start: str, kind: str, source: str) -> str:
+    """A grammar in Lark beside the one of an answer, which it calls by its name. Raises UsageError."""
+    return json.dumps({"grammars": [{"lark_grammar": start}, _named(_ANSWER, kind, source)]})
+
+
 def _one_line(text: str) -> str:
     return " ".join(text.split())[:_SHOWN]
 
@@ -137,7 +227,7 @@ def to_grammar(kind: str, source: str) -> str:
     matcher: Any = llguidance.LLMatcher
     try:
         if kind == "json":
-            return str(matcher.grammar_from_json_schema(source, overrides=_JSON_OPTIONS))
+            return str(matcher.grammar_from_json_schema(source, overrides=SPACES))
         return str({"lark": matcher.grammar_from_lark, "regex": matcher.grammar_from_regex}[kind](source))
     except ValueError as error:
         raise UsageError(f"the grammar cannot be read: {_one_line(str(error))}") from error

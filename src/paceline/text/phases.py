@@ -5,7 +5,7 @@ Looking ahead along a draft crosses the borders of the parts as writing does, an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -14,11 +14,17 @@ from paceline.core import Constraint
 
 
 class AfterThinking:
-    """A constraint that begins behind the thinking part, if there is one."""
+    """A constraint that begins behind the thinking part, if there is one.
 
-    def __init__(self, inner: Constraint, open_id: int, close_id: int, inside: bool) -> None:
-        self._inner, self._open, self._close = inner, open_id, close_id
-        self._state = "inside" if inside else "before"  # before | inside | behind
+    Up to two tokens of `gap` (line breaks) may stand between: what follows is not told of them.
+    """
+
+    def __init__(
+        self, inner: Constraint, marks: tuple[int, int], inside: bool, gap: frozenset[int] = frozenset()
+    ) -> None:
+        """`marks`: the tokens that open and close a thought; `inside`: the prompt has opened one."""
+        self._inner, (self._open, self._close), self._gap = inner, marks, gap
+        self._state = "inside" if inside else "before"  # before | inside | gap, gap2 | behind
 
     def masks(self, draft: Seq[int]) -> list[np.ndarray | None]:
         out: list[np.ndarray | None] = []
@@ -26,36 +32,43 @@ class AfterThinking:
         for i in range(len(draft) + 1):
             if state == "behind":
                 return out + self._inner.masks(draft[i:])
-            if state == "before":
-                ahead = self._inner.masks(draft[i:])
-                if i == len(draft) or draft[i] != self._open:
-                    return [*out, self._or_open(ahead[0]), *ahead[1:]]
-                out.append(self._or_open(ahead[0]))
-            else:
+            if state == "inside":
                 out.append(None)
+            else:
+                passing = i < len(draft) and self._passes(state, draft[i])
+                ahead = self._inner.masks([] if passing else draft[i:])
+                also = {self._open} if state == "before" else self._gap
+                out.append(_with(ahead[0], also))
+                if not passing:
+                    return out + ahead[1:]
             if i < len(draft):
                 state = self._after(state, draft[i])
         return out
 
     def commit(self, tokens: Seq[int]) -> None:
         for i, token in enumerate(tokens):
-            if self._state == "before" and token != self._open:
+            if self._state not in ("inside", "behind") and not self._passes(self._state, token):
                 self._state = "behind"
             if self._state == "behind":
                 self._inner.commit(tokens[i:])
                 return
             self._state = self._after(self._state, token)
 
-    def _after(self, state: str, token: int) -> str:
-        if state == "before":
-            return "inside"
-        return "behind" if token == self._close else "inside"
+    def _passes(self, state: str, token: int) -> bool:
+        """Whether a token before the constrained part is none of it."""
+        return token == self._open if state == "before" else token in self._gap
 
-    def _or_open(self, mask: np.ndarray | None) -> np.ndarray | None:
-        if mask is not None:
-            mask = mask.copy()
-            mask[self._open] = True
-        return mask
+    def _after(self, state: str, token: int) -> str:
+        if state == "inside":
+            return ("gap" if self._gap else "behind") if token == self._close else "inside"
+        return {"before": "inside", "gap": "gap2", "gap2": "behind"}[state]
+
+
+def _with(mask: np.ndarray | None, tokens: Iterable[int]) -> np.ndarray | None:
+    if mask is not None:
+        mask = mask.copy()
+        mask[list(tokens)] = True
+    return mask
 
 
 class InsideCalls:

@@ -57,6 +57,8 @@ class Tokenizer:
         self.eos_ids = tuple(dict.fromkeys([*eos, *([] if named is None else [named])]))
         self.template = template if template and template.strip() else None  # an empty file is none
         self.chat: Any = None  # the template at work, once it was used (chat.py)
+        self.chat_format = "auto"  # the name of a format (formats/), auto = as the template writes
+        self.format: Any = None  # what that is, once it was asked for (formats/choose.py)
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from paceline.text.formats.thoughts import Parted
 from paceline.text.markers import held
 
 OPEN, CLOSE = "<|channel>", "<channel|>"
 _NAME = "thought"
 
 
-@dataclass(slots=True)
-class Parted:
-    """The new text of one piece, parted."""
-
-    reasoning: str = ""
-    content: str = ""
-
-
-class ReasoningParser:
+class GemmaThoughtParser:
     """Feed pieces of any size; the joined results are the same for every way of cutting the text."""
 
     def __init__(self, inside: bool = False) -> None:
-        """`inside`: the prompt itself has opened a thinking part (see `opened_by`)."""
+        """`inside`: the prompt itself has opened a thinking part ."""
         self._state = "think" if inside else "content"
         self._rest = ""
+
+    @property
+    def thinking(self) -> bool:
+        return self._state in ("name", "think")
 
     def feed(self, text: str) -> Parted:
         self._rest += text
@@ -70,8 +65,3 @@ class ReasoningParser:
         self._rest = self._rest[line + 1 :]
         self._state = "think"
         return True
-
-
-def opened_by(prompt: str) -> bool:
-    """Whether a rendered prompt ends inside a thinking part, so that the answer begins within it."""
-    return prompt.rfind(OPEN) > prompt.rfind(CLOSE)

@@ -7,14 +7,13 @@ of strings; anything else allows any value of the notation. Properties come in t
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 from paceline.errors import UsageError
-from paceline.text.arguments import CLOSE, QUOTE
-from paceline.text.tools import OPEN
+from paceline.text.formats.events import Tools
+from paceline.text.formats.gemma_arguments import QUOTE
+from paceline.text.formats.lark import Lark, either, literal
 
-Tools = dict[str, dict[str, Any]]
 _MOST_OPTIONAL, _MOST_OPTIONS = (
     400,
     1500,
@@ -32,53 +31,23 @@ TEXT: /{text}*/
 """
 
 
-def call_grammar(tools: Tools, marks: dict[str, int], most: int, instead: str | None = None) -> str:
-    """One to `most` calls. `tools`: name -> schema of the arguments; `marks`: those that are tokens.
-
-    `instead`: name of another grammar, which may be followed in place of the calls.
-    """
-    opening = f"<[{marks[OPEN]}]>" if OPEN in marks else _quoted(OPEN)
-    start = f"start: call{{1,{most}}}" + (f" | @{instead}" if instead else "")
-    return _grammar(f"{start}\ncall: {opening} opened", tools, marks)
-
-
-def opened_call_grammar(tools: Tools, marks: dict[str, int]) -> str:
-    """One call, from behind its opening mark to its closing one."""
-    return _grammar("start: opened", tools, marks)
-
-
-def mixed_grammar(tools: Tools, marks: dict[str, int]) -> str:
-    """Any text with any number of calls in it, for vocabularies in which the opening mark is no token."""
-    mark = re.escape(OPEN)
-    start = ["start: (before opened)* FREE?", f"before[lazy]: /(?s:.*){mark}/"]
-    return _grammar("\n".join([*start, f"FREE: /(?s:.+)/ & ~/(?s:.*){mark}(?s:.*)/"]), tools, marks)
-
-
-def _grammar(start: str, tools: Tools, marks: dict[str, int]) -> str:
-    writer = _Writer(marks)
-    rules = []
-    for i, (name, schema) in enumerate(tools.items()):
-        rules.append(f"tool_{i}")
-        writer.rules.append(f"tool_{i}: {_quoted('call:' + name)} {writer.arguments(schema)}")
-    head = [start, f"opened: ({' | '.join(rules)}) {writer.mark(CLOSE)}"]
-    common = _COMMON.format(quote=writer.mark(QUOTE), text=writer.text)
-    return "\n".join([*head, *writer.rules]) + common
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+def opened_calls(lark: Lark, tools: Tools) -> str:
+    """Lark for one call between its opening mark and its closing one."""
+    writer = _Writer(lark)
+    rules = [
+        lark.rule(f"{literal('call:' + name)} {writer.arguments(dict(schema))}")
+        for name, schema in tools.items()
+    ]
+    lark.rules += _COMMON.format(quote=lark.mark(QUOTE), text=writer.text).strip().splitlines()
+    return either(rules)
 
 
 class _Writer:
-    def __init__(self, marks: dict[str, int]) -> None:
-        self.rules: list[str] = []
-        self._marks = marks
+    def __init__(self, lark: Lark) -> None:
+        self.rules, self.mark = lark.rules, lark.mark
         self._named: dict[tuple[int, str], str] = {}  # (root schema, $ref) -> rule
         # A mark that is no token of its own has to be kept out of strings by its first character.
-        self.text = "(.|\\n)" if QUOTE in marks else "[^<]"
-
-    def mark(self, mark: str) -> str:
-        return f"<[{self._marks[mark]}]>" if mark in self._marks else _quoted(mark)
+        self.text = "(.|\\n)" if QUOTE in lark.marks else "[^<]"
 
     def arguments(self, schema: dict[str, Any]) -> str:
         if not schema.get("properties"):
@@ -130,7 +99,7 @@ class _Writer:
             raise UsageError(f"an object has over {_MOST_OPTIONAL} optional properties: make some required")
         first, rest = '""', '""'
         for name, inner in reversed(properties):
-            pair = self._rule(f"{_quoted(str(name) + ':')} {self._value(inner, root)}")
+            pair = self._rule(f"{literal(str(name) + ':')} {self._value(inner, root)}")
             skip = name not in required
             first = self._rule(f"{pair} {rest}" + (f" | {first}" if skip else ""))
             rest = self._rule(f'"," {pair} {rest}' + (f" | {rest}" if skip else ""))
@@ -151,12 +120,12 @@ class _Writer:
     def _literal(self, value: Any) -> str:
         if isinstance(value, str):
             return (
-                f"({self.mark(QUOTE)} {_quoted(value)} {self.mark(QUOTE)})"
+                f"({self.mark(QUOTE)} {literal(value)} {self.mark(QUOTE)})"
                 if value
                 else f"({self.mark(QUOTE)} {self.mark(QUOTE)})"
             )
         return (
-            _quoted(json.dumps(value, separators=(",", ":")))
+            literal(json.dumps(value, separators=(",", ":")))
             if not isinstance(value, (dict, list))
             else "value"
         )

@@ -7,38 +7,16 @@ Arguments leave as pieces of JSON whose types are those of the text. One delta m
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
-from paceline.text.arguments import CLOSE, ArgumentReader
+from paceline.text.formats.events import CallArguments, CallStart, Event, Text
+from paceline.text.formats.gemma_arguments import CLOSE, ArgumentReader
 from paceline.text.markers import first, held
 
 OPEN, RESPONSE = "<|tool_call>", "<|tool_response>"
 _NAME = re.compile(r"[A-Za-z_][\w.\-]{0,127}")
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallStart:
-    index: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallArguments:
-    """A piece of the JSON of the call's arguments."""
-
-    index: int
-    json: str
-
-
-Event = Text | CallStart | CallArguments
-
-
-class ToolParser:
+class GemmaCallParser:
     """Feed pieces of any size; the joined results are the same for every way of cutting the text."""
 
     def __init__(self) -> None:

@@ -1,0 +1,37 @@
+"""The format of a tokenizer's chats: the one that was named, else what its template writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.errors import UsageError
+from paceline.text.chat import ChatTemplate
+from paceline.text.formats.base import ChatFormat
+from paceline.text.formats.probe import PLAIN, named, probe
+from paceline.text.tokenizer import Tokenizer
+
+
+def format_of(tokenizer: Tokenizer) -> ChatFormat:
+    """The tokenizer keeps it. Raises UsageError for a name that is unknown."""
+    if not isinstance(tokenizer.format, ChatFormat):
+        tokenizer.format = _found(tokenizer)
+    kept: ChatFormat = tokenizer.format
+    return kept
+
+
+def _found(tokenizer: Tokenizer) -> ChatFormat:
+    if tokenizer.chat_format != "auto":
+        return named(tokenizer.chat_format)
+    if tokenizer.template is None:
+        return PLAIN
+    try:
+        template = ChatTemplate.of(tokenizer)
+    except UsageError:  # said again, with what to do, to whoever sends messages
+        return PLAIN
+
+    def render(
+        messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: dict[str, Any]
+    ) -> str:
+        return template.render(messages, tools=tools, options=options)
+
+    return probe(render, template.source)

@@ -1,0 +1,46 @@
+"""`<tool_call>` around one JSON object a call: Hermes 2 and 3, Qwen 2.5 and 3, Granite 4, SmolLM3 and many others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.text.formats.base import EventParser
+from paceline.text.formats.events import Tools
+from paceline.text.formats.json_calls import JsonCallParser
+from paceline.text.formats.lark import Lark, either, literal
+
+
+@dataclass(frozen=True, slots=True)
+class JsonCalls:
+    """Calls as JSON objects. `list_`: all of an answer in one list; `argument_key`: what the arguments are called."""
+
+    name: str
+    opening: str
+    closing: str
+    joint: str | None
+    around: tuple[str, str] = ("", "")  # white space inside of the marks
+    argument_key: str = "arguments"
+    also: tuple[str, ...] = ()  # further marks that may open a call
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return tuple(one for one in (self.opening, self.closing, *self.also) if one)
+
+    def parser(self, tools: Tools) -> EventParser:
+        return JsonCallParser(tools, self.opening, self.closing, self.also)
+
+    def unit(self, lark: Lark, tools: Tools, most: int) -> str:
+        before, after = map(literal, self.around)
+        one = lark.rule(either([self._call(lark, name, schema) for name, schema in tools.items()]), "call")
+        if self.joint is not None:
+            return f"{before} {one} {after}"
+        more = f' (", " {one}){{0,{most - 1}}}' if most > 1 else ""
+        return f'{before} "[" {one}{more} "]" {after}'
+
+    def _call(self, lark: Lark, name: str, schema: object) -> str:
+        head = f'{{"name": {literal(name)}, "{self.argument_key}": '
+        assert isinstance(schema, dict)
+        return lark.rule(f'{literal(head)} {lark.arguments(schema)} "}}"')
+
+
+HERMES = JsonCalls("hermes", "<tool_call>", "</tool_call>", "\n", ("\n", "\n"))

@@ -1,0 +1,110 @@
+"""Grammars of tool calls in a model's own notation, in Lark as llguidance reads it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.text.formats.events import Tools
+from paceline.text.formats.kinds import kinds_of, resolved
+
+SPACES = {"whitespace_flexible": True, "whitespace_pattern": r"[ \n\t\r]{0,16}"}  # bounded: no endless blanks
+
+
+class Lark:
+    """Rules under way. `marks`: the id of each mark that is one token of the vocabulary."""
+
+    def __init__(self, marks: Mapping[str, int]) -> None:
+        self.marks = marks
+        self.rules: list[str] = []
+
+    def mark(self, mark: str) -> str:
+        """A mark as its token where it has one; "" for no mark."""
+        if not mark:
+            return '""'
+        if mark in self.marks:
+            return f"<[{self.marks[mark]}]>"
+        return literal(mark)
+
+    def spelled(self, text: str) -> str:
+        """A text with marks in it, each of them as its token."""
+        marks = sorted((m for m in self.marks if m), key=len, reverse=True)
+        parts = re.split("(" + "|".join(map(re.escape, marks)) + ")", text) if marks else [text]
+        return " ".join(self.mark(p) if p in self.marks else literal(p) for p in parts if p) or '""'
+
+    def rule(self, body: str, kind: str = "rule") -> str:
+        """The name of a new rule; upper-case kinds are terminals, `[...]` behind them is llguidance's."""
+        name, bracket, options = kind.partition("[")
+        name = f"{name}_{len(self.rules)}"
+        self.rules.append(f"{name}{bracket}{options}: {body}")
+        return name
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        """Any value that fits a schema, written as JSON."""
+        return self.rule("%json " + json.dumps({**schema, "x-guidance": SPACES}))
+
+    def arguments(self, schema: Mapping[str, Any]) -> str:
+        """An object that fits a schema."""
+        return self.json({**schema, "type": "object"} if "$ref" not in schema else schema)
+
+    def value(self, schema: Mapping[str, Any], key: str, end: str) -> str:
+        """The value of one argument in a notation of tags, and the text `end` that closes it."""
+        properties = schema.get("properties")
+        inner = properties.get(key) if isinstance(properties, Mapping) else None
+        inner = inner if isinstance(inner, Mapping) else {}
+        if isinstance(inner.get("$ref"), str):
+            found = resolved(inner["$ref"], schema)
+            inner = found if isinstance(found, Mapping) else {}
+        kinds = kinds_of(schema, key)
+        if "string" not in kinds:
+            definitions = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
+            return f"{self.json({**definitions, **inner})} {literal(end)}"
+        if kinds == {"string"} and (texts := _texts(inner)):
+            return f"({' | '.join(literal(text + end) for text in texts)})"
+        return self.rule(f"/{_text_pattern(inner)}{escaped(end)}/", "value[lazy]")
+
+    def until(self, mark: str) -> str:
+        """Any text up to a mark, and the mark."""
+        if mark in self.marks:
+            return f"({self.rule('/(?s:.+)/', 'FREE')})? <[{self.marks[mark]}]>"
+        return self.rule(f"/(?s:.*){escaped(mark)}/", "until[lazy]")
+
+    def text(self, start: str) -> str:
+        return "\n".join([start, *self.rules]) + "\n"
+
+
+def _texts(schema: Mapping[str, Any]) -> list[str]:
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return [v for v in values if isinstance(v, str)] if isinstance(values, Sequence) else []
+
+
+def _text_pattern(schema: Mapping[str, Any]) -> str:
+    """A regular expression for a text of a schema of strings."""
+    low, high = schema.get("minLength"), schema.get("maxLength")
+    if isinstance(schema.get("pattern"), str):
+        pattern: str = schema["pattern"]
+        lead = "" if pattern.startswith("^") else "(?s:.*)"
+        tail = "" if pattern.endswith("$") else "(?s:.*)"
+        return f"{lead}(?:{pattern.removeprefix('^').removesuffix('$').replace('/', chr(92) + '/')}){tail}"
+    if isinstance(low, int) or isinstance(high, int):
+        return f"(?s:.){{{low if isinstance(low, int) else 0},{high if isinstance(high, int) else ''}}}"
+    return "(?s:.*)"
+
+
+def literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def escaped(text: str) -> str:
+    """A text inside of a regular expression between slashes."""
+    return re.sub(r"([\\.+*?()|\[\]{}^$/#&~\-])", r"\\\1", text).replace("\n", r"\n")
+
+
+def either(options: Sequence[str]) -> str:
+    return options[0] if len(options) == 1 else f"({' | '.join(options)})"
+
+
+def choices(tools: Tools) -> list[tuple[str, Mapping[str, Any]]]:
+    return list(tools.items())
