@@ -48,7 +48,7 @@ from paceline.ops.base import Runner
 from paceline.ops.runners import DTYPES, pick_device, pick_runner
 from paceline.parallel.team import gather, per_rank
 from paceline.survey import check_models, other_vocabulary, same_vocabulary, why_not_together
-from paceline.text.formats.choose import format_of
+from paceline.text.formats.choose import load_tokenizer
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.words import Words
 from paceline.tree import Shape
@@ -71,21 +71,12 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
     return engine
 
 
-def load_tokenizer(path: Path, config: EngineConfig) -> Tokenizer:
-    """A model's tokenizer with the format of its chats. Raises LoadError, and UsageError for an unknown format."""
-    tokenizer = Tokenizer.load(path)
-    tokenizer.chat_format = config.chat_format
-    if config.chat_format != "auto":
-        format_of(tokenizer)
-    return tokenizer
-
-
 def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
     device = _device_and_threads(config)
     path, (kind, source, why) = find_models(config)
     beside = check_gpu(config, path, source, free_memory(device)) if device.type == "cuda" else 0
     adapter = find_adapter(config, path, say)
-    tokenizer = load_tokenizer(path, config)
+    tokenizer = load_tokenizer(path, config.chat_format)
     team = unless_built.enter_context(gather(config, path, source if _reads_kv(kind, source) else None))
     runner, arithmetic = team.over(*pick_runner(config, device, team.group))
     target = load_share(config, path, adapter, runner, team.shard)

@@ -131,7 +131,8 @@ def _check_kinds(config: EngineConfig) -> None:
     texts = {
         "target": "give demo, smollm2, a folder, a GGUF file or a hub id",
         "drafter": "give 'none' to decode without one, 'auto' for the one that fits, or a kind or a model",
-        "adapter": name, "chat_format": "give auto or the name of a format, see docs/families.md", "device": "give auto, cpu, cuda, cuda:N or mps", "profile_dir": "give a folder or None",
+        "adapter": name, "chat_format": "give auto, or a name of docs/families.md",
+        "device": "give auto, cpu, cuda, cuda:N or mps", "profile_dir": "give a folder or None",
     }  # fmt: skip
     for field, what in texts.items():
         value = getattr(config, field)

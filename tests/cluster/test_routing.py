@@ -126,6 +126,6 @@ def test_a_grammar_is_sent_as_its_recipe_and_compiled_again_where_it_arrives() -
             got = unpack(pack(params), there)  # type: ignore[arg-type]
             assert got.constraint is not None
             got.constraint()
-            assert there.calls[-1] == (method, arguments)
+            assert there.calls[-1] == (method, (*arguments, "bare" if method == "compile" else "none"))
             assert (got.seed, got.logit_bias, got.stop) == (3, {3: 1.0}, ("x",))
     assert here.calls == list(asked.items())

@@ -17,7 +17,6 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import DeploymentUnavailableError, RequestCancelledError
 
-from paceline.assembly import load_tokenizer
 from paceline.cluster.config import FleetConfig, sized
 from paceline.cluster.metrics import ReplicaMetrics
 from paceline.cluster.replica import Replica
@@ -31,6 +30,7 @@ from paceline.hub.resolve import resolve
 from paceline.server.loading import Facts, furnish
 from paceline.server.service import Service
 from paceline.server.settings import ServerConfig
+from paceline.text.formats.choose import load_tokenizer
 from paceline.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ def furnished(handle: Any, engine: EngineConfig, service: Service, seconds: floa
         raise LoadError(
             f"no replica was ready after {seconds:g} s: see `serve status` and Ray's logs"
         ) from error
-    tokenizer = load_tokenizer(resolve(engine.target, "target"), engine)
+    tokenizer = load_tokenizer(resolve(engine.target, "target"), engine.chat_format)
     room = furnish(tokenizer, facts, service.config.grammar_timeout)
     service.loaded = replace(room, grammars=Recipes(room.grammars))
     assert isinstance(service.worker, RemoteWorker)

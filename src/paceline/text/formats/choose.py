@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from paceline.errors import UsageError
@@ -9,6 +10,15 @@ from paceline.text.chat import ChatTemplate
 from paceline.text.formats.base import ChatFormat
 from paceline.text.formats.probe import PLAIN, named, probe
 from paceline.text.tokenizer import Tokenizer
+
+
+def load_tokenizer(path: Path, chat_format: str) -> Tokenizer:
+    """A model's tokenizer with the format of its chats. Raises LoadError, and UsageError for an unknown format."""
+    tokenizer = Tokenizer.load(path)
+    tokenizer.chat_format = chat_format
+    if chat_format != "auto":
+        format_of(tokenizer)
+    return tokenizer
 
 
 def format_of(tokenizer: Tokenizer) -> ChatFormat:

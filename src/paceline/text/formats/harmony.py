@@ -1,6 +1,6 @@
 """gpt-oss's harmony: messages in channels. analysis is thought, final is said, commentary to a recipient is a call.
 
-`<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>`.
+A call is `<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Calls written as JSON objects with a name and arguments, between marks or without any.
 
-Hermes 2, Qwen 2.5 and 3, Granite 4: `<tool_call>`, a line {"name": "f", "arguments": {}}, `</tool_call>`. Mistral before Small 3.2:
-`[TOOL_CALLS][{"name": "f", "arguments": {}}, ...]`. Llama 3: {"name": "f", "parameters": {}} alone.
+Hermes 2, Qwen 2.5 and 3, Granite 4: `<tool_call>`, a line {"name": "f", "arguments": {}}, `</tool_call>`.
+Mistral before Small 3.2: `[TOOL_CALLS][{"name": "f", "arguments": {}}, ...]`. Llama 3: {"name": "f", "parameters": {}}.
 """
 
 from __future__ import annotations

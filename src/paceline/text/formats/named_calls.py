@@ -1,7 +1,7 @@
 """Calls written as a name and its arguments as JSON, with marks between them.
 
-Mistral since Small 3.2: `[TOOL_CALLS]f[ARGS]{}`, an id between `[CALL_ID]` and the arguments. DeepSeek-R1 and V3: all calls of an
-answer in one section, `function<｜tool▁sep｜>f`, the arguments in a fence of Markdown; V3.1: `f<｜tool▁sep｜>{}`. Kimi K2 likewise.
+Mistral since Small 3.2: `[TOOL_CALLS]f[ARGS]{}`, perhaps with an id. DeepSeek-R1 and V3: all calls of an answer in one
+section, `function<｜tool▁sep｜>f`, the arguments in a fence of Markdown. V3.1: `f<｜tool▁sep｜>{}`. Kimi K2 likewise.
 """
 
 from __future__ import annotations

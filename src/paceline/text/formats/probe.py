@@ -1,5 +1,6 @@
-"""Which format a chat template writes: a conversation with a thought, calls and results goes through it, and what it writes is
-looked at. Names of models say nothing: many templates are a community's own.
+"""Which format a chat template writes: a conversation with thoughts, calls and results goes through it.
+
+What it writes is looked at. Names of models say nothing: many templates are a community's own.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ SIGNS = (
     _sign(harmony.CALLS, rf"to=functions\.{_T}", r"to=functions"),
     _sign(tagged.QWEN, rf"<function={_T}>\s*<parameter=", r"<function=\w"),
     _sign(tagged.MINIMAX, rf'<minimax:tool_call>\s*<invoke name="{_T}"', r"<minimax:tool_call>"),
+    _sign(tagged.GLM_COMPACT, rf"<tool_call>{_T}<arg_key>"),
     _sign(tagged.GLM, rf"<tool_call>\s*{_T}", r"<arg_key>"),
     _sign(deepseek.V3, rf"function<｜tool▁sep｜>{_T}\n```json"),
     _sign(deepseek.V31, rf"<｜tool▁call▁begin｜>\s*{_T}\s*<｜tool▁sep｜>"),

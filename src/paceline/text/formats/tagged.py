@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.text.formats.base import EventParser
@@ -81,6 +81,9 @@ GLM = TaggedCalls(
     ),
     "\n", "</arg_key>\n<arg_value>", "</arg_value>\n", "",
 )  # fmt: skip
+GLM_COMPACT = replace(
+    GLM, name="glm-4.7", behind_name="", before_value="</arg_key><arg_value>", behind_value="</arg_value>", joint=""
+)
 MINIMAX = TaggedCalls(
     "minimax",
     Tags(

@@ -1,6 +1,6 @@
 """Calls written as tags with one argument each, whose values are text unless their schema says otherwise.
 
-Qwen3-Coder and Qwen3.5: `<tool_call>`, `<function=f>`, `<parameter=key>` newline value newline `</parameter>`, `</function>`.
+Qwen3-Coder and Qwen3.5: `<tool_call>`, `<function=f>`, `<parameter=key>`, a line of value, `</parameter>`, `</function>`.
 GLM-4.5 to 4.7: `<tool_call>f`, `<arg_key>key</arg_key>`, `<arg_value>value</arg_value>`, `</tool_call>`.
 """
 
@@ -62,18 +62,19 @@ class TaggedCallParser(CallParser):
 
     def _head(self) -> bool:
         """The name. A call that only its lead begins has to be one of the tools."""
-        found = first(self.rest, self._tags.name_ends)
-        name = (self.rest if found is None else self.rest[: found[0]]).strip()
-        if name and not _NAME.fullmatch(name.partition("<")[0] if found is None else name):
+        ends = self._tags.name_ends
+        found = first(self.rest, ends)
+        name = self.rest[: len(self.rest) - held(self.rest, ends) if found is None else found[0]].strip()
+        if name and not _NAME.fullmatch(name):
             return self.no_call(self._taken)
         if found is None:
             return self.no_call(self._taken) if self.ended or len(self.rest) > HEAD else False
-        if not name or (self._taken == self._tags.lead and name not in self.tools):
+        if not name or (self._taken == self._tags.lead and not self.calls and name not in self.tools):
             return self.no_call(self._taken)
         at, end = found
         self.call(name)
         self._name, self.state = name, self._next
-        self.rest = self.rest[at + (len(end) if end == self._tags.name_ends[0] else 0) :]
+        self.rest = self.rest[at + (len(end) if end == ends[0] else 0) :]
         return True
 
     def _next(self) -> bool:

@@ -1,0 +1,264 @@
+"""Formats of public templates: what is found, prompts as transformers renders them, answers parsed however they are cut."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from families import A as WRITTEN
+from families import ARGUMENTS, FAMILIES, RAW, TOOLS, tokenizer_of
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerFast
+
+from paceline.errors import UsageError
+from paceline.text.chat import ChatTemplate
+from paceline.text.formats.base import ChatFormat, Needs
+from paceline.text.formats.choose import format_of
+from paceline.text.formats.events import CallArguments, CallStart, Text, Thought
+from paceline.text.formats.needs import suited
+from paceline.text.formats.probe import NAMES, named
+from paceline.text.grammar import Grammars, Lead, Vocabulary
+from paceline.text.tokenizer import Tokenizer
+from text.tiny_tokenizers import gemma_style
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> Iterator[tuple[str, Tokenizer, ChatFormat]]:
+    tokenizer = tokenizer_of(request.param)
+    yield request.param, tokenizer, format_of(tokenizer)
+    ChatTemplate.of(tokenizer).close()
+
+
+def test_the_format_is_what_the_template_writes(family: tuple[str, Tokenizer, ChatFormat]) -> None:
+    name, _, chat = family
+    want = FAMILIES[name]
+    assert chat.name == want.format
+    assert chat.needs == Needs(**want.needs)
+    assert (chat.thoughts is not None) == (want.thought is not None)
+    assert (chat.thinks_unasked, chat.switches) == (want.thinks, want.switches)
+    assert not chat.note
+
+
+def said(role: str, content: Any = "hello", **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def call(name: str, arguments: dict[str, Any], id_: str) -> dict[str, Any]:
+    return {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+DECLARED = [
+    {"type": "function", "function": {"name": name, "description": "Does it.", "parameters": schema}}
+    for name, schema in TOOLS.items()
+]
+U, A = said("user"), said("assistant", "fine")
+ONE = said("assistant", "", tool_calls=[call("f", {"s": "x", "n": 1}, "abcdefgh1")])
+TWO = said("assistant", "", tool_calls=[*ONE["tool_calls"], call("g", {}, "abcdefgh2")])
+R1 = said("tool", "12 degrees", tool_call_id="abcdefgh1", name="f")
+R2 = said("tool", "grey", tool_call_id="abcdefgh2", name="g")
+CHATS: dict[str, tuple[list[dict[str, Any]], bool, dict[str, Any]]] = {  # messages, with tools, switches
+    "plain": ([U], False, {}),
+    "system and turns": ([said("system", "be brief"), U, A, U], False, {}),
+    "thinking": ([U], False, {"enable_thinking": True, "thinking": True}),
+    "thinking off": ([U], False, {"enable_thinking": False, "thinking": False}),
+    "thought of an earlier turn": ([U, A | {"reasoning_content": "hm"}, U], False, {}),
+    "tools": ([U], True, {}),
+    "tool result": ([U, ONE, R1], True, {}),
+    "result, then an answer": ([U, ONE, R1, A, U], True, {}),
+    "parallel calls": ([U, TWO, R1, R2], True, {}),
+    "call after a thought": ([U, ONE | {"reasoning_content": "hm"}, R1], True, {}),
+}
+
+
+def theirs(source: str, messages: Any, tools: Any, switches: dict[str, Any]) -> str | None:
+    """What transformers renders; None if the template refuses."""
+    oracle = PreTrainedTokenizerFast(tokenizer_object=gemma_style(), bos_token="<bos>", eos_token="<eos>")
+    try:
+        made: str = oracle.apply_chat_template(
+            messages, chat_template=source, tokenize=False, tools=tools, add_generation_prompt=True, **switches
+        )
+    except (TemplateError, TypeError):
+        return None
+    return made
+
+
+@pytest.mark.parametrize("cell", CHATS)
+def test_prompts_are_those_of_transformers(family: tuple[str, Tokenizer, ChatFormat], cell: str) -> None:
+    """Messages as the template needs them: transformers is given the same. Nothing that was said is lost."""
+    name, tokenizer, chat = family
+    messages, with_tools, switches = CHATS[cell]
+    tools = DECLARED if with_tools else None
+    before = json.dumps(messages)
+    given = suited(messages, chat.needs)
+    want = theirs(FAMILIES[name].template(name), given, tools, switches)
+    try:
+        got = ChatTemplate.of(tokenizer).render(given, tools=tools, options=switches)
+    except UsageError:
+        got = None
+    assert got == want
+    assert json.dumps(messages) == before, "the client's messages were changed"
+    if "call" in cell or "result" in cell:
+        assert (got is not None) or chat.calls is None or "hermes" in name
+        for said_before in (["f", "12 degrees"] + (["grey"] if "parallel" in cell else [])) if chat.calls and got else ():
+            assert said_before in got
+
+
+def run(chat: ChatFormat, pieces: Sequence[str], inside: bool = False, tools: Any = TOOLS) -> tuple[str, str, list[Any]]:
+    """(what was thought, what was said, calls with their arguments as text)."""
+    parser, thought, text, calls = chat.parser(inside, tools), "", "", []
+    for events in [*(parser.feed(piece) for piece in pieces), parser.finish()]:
+        for event in events:
+            match event:
+                case Thought(piece):
+                    thought += piece
+                case Text(piece):
+                    text += piece
+                case CallStart(index, name):
+                    assert index == len(calls)
+                    calls.append([name, ""])
+                case CallArguments(index, piece):
+                    assert index == len(calls) - 1
+                    calls[index][1] += piece
+    return thought, text, calls
+
+
+def answers(name: str) -> Iterator[tuple[str, bool, tuple[str, str, list[Any]]]]:
+    """(answer, whether the prompt has opened the thought, what is to be made of it)."""
+    one = FAMILIES[name]
+    yield one.said + "Hello é🎉\n\n{x}", False, ("", "Hello é🎉\n\n{x}", [])
+    if one.calls:
+        first, both = ["f", ARGUMENTS], [["f", ARGUMENTS], ["g", {}]]
+        yield one.calls[0], False, ("", "", [first])
+        yield one.calls[1], False, ("", "", both)
+        if one.format not in ("llama3", "harmony"):
+            yield "I look." + one.calls[0], False, ("", "I look.", [first])
+    if one.thought:
+        opening, closing = one.thought
+        for inside in (False, True) if one.format not in ("gemma", "harmony") else (False,):
+            lead = "" if inside else opening
+            yield lead + "why\n\nso" + closing + one.said + "yes", inside, ("why\n\nso", "yes", [])
+            if one.calls:
+                yield lead + "I call" + closing + one.calls[0], inside, ("I call", "", [first])
+
+
+def test_answers_are_parsed_however_they_are_cut(family: tuple[str, Tokenizer, ChatFormat]) -> None:
+    """Between all characters, and at each single place: nothing is lost, no half mark is shown."""
+    name, _, chat = family
+    for answer, inside, (thought, text, calls) in answers(name):
+        whole = run(chat, [answer], inside)
+        assert (*whole[:2], [[n, json.loads(a)] for n, a in whole[2]]) == (thought, text, calls), answer
+        for at in range(1, len(answer)):
+            assert run(chat, [answer[:at], answer[at:]], inside) == whole, (answer, at)
+        assert run(chat, list(answer), inside) == whole, answer
+
+
+def test_an_answer_that_is_cut_off_shows_no_mark(family: tuple[str, Tokenizer, ChatFormat]) -> None:
+    """Wherever max_tokens ends it: calls and thoughts are beginnings of the whole ones, and text holds no half mark."""
+    name, _, chat = family
+    for answer, inside, (thought, text, calls) in answers(name):
+        for at in range(len(answer)):
+            parser, shown = chat.parser(inside, TOOLS), ""
+            events = parser.feed(answer[:at])
+            shown = "".join(event.text for event in events if isinstance(event, Text))
+            assert (text + "\n").startswith(shown), (answer[:at], shown)
+            got = run(chat, [answer[:at]], inside)
+            assert thought.startswith(got[0].rstrip("\n")) or got[0].startswith(thought)
+            assert len(got[2]) <= len(calls)
+            assert [n for n, _ in got[2]] == [n for n, _ in calls[: len(got[2])]]
+
+
+MARKS_IN_STRINGS = {
+    "hermes": '{"s": "</tool_call> <tool_call> [TOOL_CALLS] </think>"}',
+    "llama3": '{"s": "</tool_call> ; {\\"name\\": \\"g\\"}"}',
+    "mistral-list": '{"s": "[TOOL_CALLS] ] }"}', "mistral": '{"s": "[TOOL_CALLS]g[ARGS]{}"}',
+    "deepseek": '{"s": "<｜tool▁call▁end｜> ``` }"}', "deepseek-v3.1": '{"s": "<｜tool▁calls▁end｜>"}',
+    "harmony": '{"s": "<|end|> <|call|>"}', "kimi": '{"s": "<|tool_call_end|>"}', "json": '{"s": "</TOOLCALL>]"}',
+    "qwen-xml": "</parameter>\n<parameter> </function>", "glm": "</arg_value> <arg_key", "glm-4.7": "</tool_call> x",
+    "minimax": "</parameter></x>",
+}  # fmt: skip
+
+
+def test_marks_inside_of_arguments_are_the_arguments(family: tuple[str, Tokenizer, ChatFormat]) -> None:
+    name, _, chat = family
+    one = FAMILIES[name]
+    if one.calls is None or one.format == "gemma":
+        return
+    value = MARKS_IN_STRINGS[one.format]
+    plain = not value.startswith("{")
+    answer = one.calls[0].replace(RAW if plain else WRITTEN, value)
+    want = value if plain else json.loads(value)["s"]
+    for pieces in ([answer], list(answer)):
+        thought, text, [[called, arguments]] = run(chat, pieces)
+        assert (thought, text, called, json.loads(arguments)["s"]) == ("", "", "f", want)
+
+
+HERMES = {  # bad answers in the most common notation: text, calls with arguments as they are told
+    "marks that are talked about": ("<tool_call> begins a call", "<tool_call> begins a call", []),
+    "no name": ('<tool_call>\n{"a": 1}\n</tool_call>', '<tool_call>\n{"a": 1}\n</tool_call>', []),
+    "arguments first": ('<tool_call>{"arguments": {"s": "x"}, "name": "f"}</tool_call>', "", [["f", '{"s": "x"}']]),
+    "arguments in a string": (
+        '<tool_call>{"name": "f", "arguments": "{\\"s\\": 1}"}</tool_call>', "", [["f", '{"s": 1}']]),
+    "no arguments": ('<tool_call>{"name": "f"}</tool_call>', "", [["f", "{}"]]),
+    "arguments are null": ('<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [["f", "{}"]]),
+    "as OpenAI writes it": (
+        '<tool_call>{"type": "function", "function": {"name": "f", "arguments": {}}}</tool_call>', "", [["f", "{}"]]),
+    "two joined": (
+        '<tool_call>{"name": "f", "arguments": {}}{"name": "g", "arguments": {}}</tool_call>', "", [["f", "{}"], ["g", "{}"]]),
+    "a mark forgotten": (
+        '<tool_call>{"name": "f", "arguments": {}}\n<tool_call>{"name": "g", "arguments": {}}', "", [["f", "{}"], ["g", "{}"]]),
+    "nested marks": ('<tool_call><tool_call>{"name": "f"}</tool_call></tool_call>', "<tool_call>", [["f", "{}"]]),
+    "braces forgotten": ('<tool_call>{"name": "f", "arguments": {"a": [1</tool_call>!', "!", [["f", '{"a": [1]}']]),
+    "a quote forgotten": (
+        '<tool_call>{"name": "f", "arguments": {"a": "b\n</tool_call>\n<tool_call>{"name": "g"}</tool_call>', "",
+        [["f", '{"a": "b\\n"}'], ["g", "{}"]]),
+    "a line break in a string": ('<tool_call>{"name": "f", "arguments": {"a": "b\nc"}}', "", [["f", '{"a": "b\\nc"}']]),
+    "cut in the arguments": ('<tool_call>{"name": "f", "arguments": {"a": "b', "", [["f", '{"a": "b']]),
+    "cut in the name": ('so <tool_call>{"name": "f', 'so <tool_call>{"name": "f', []),
+    "text behind": ('<tool_call>{"name": "f"}</tool_call>\n\nand more', "\n\nand more", [["f", "{}"]]),
+    "white space only": ("  \n", "  \n", []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", HERMES)
+def test_bad_calls_lose_nothing(bad: str) -> None:
+    answer, text, calls = HERMES[bad]
+    chat = named("hermes")
+    for pieces in ([answer], list(answer), *([answer[:at], answer[at:]] for at in range(len(answer)))):
+        assert run(chat, pieces) == ("", text, calls), pieces
+
+
+def test_deep_arguments_thoughts_without_end_and_answers_in_json() -> None:
+    deep = '{"a":' * 5000 + "1" + "}" * 5000
+    calls = run(named("hermes"), [f'<tool_call>{{"name": "f", "arguments": {deep}}}</tool_call>'])[2]
+    assert calls == [["f", deep]]
+    value = "[" * 5000 + "]" * 5000
+    xml = f"<tool_call>\n<function=f>\n<parameter=o>\n{value}\n</parameter>\n</function>\n</tool_call>"
+    assert json.loads(run(named("qwen-xml"), [xml])[2][0][1]) == {"o": value}
+    endless = "<think>\n" + "hm <think> </thin\n" * 2000
+    assert run(named("hermes"), [endless]) == ("hm <think> </thin\n" * 2000, "", [])
+    for said_as_json in ('{"name": "Bob", "age": 3}', '{"name": "h", "parameters": {}}', '{"x": 1}', "{", '{"name"'):
+        assert run(named("llama3"), list(said_as_json)) == ("", said_as_json, [])
+    assert run(named("harmony"), ["no channel at all"]) == ("", "no channel at all", [])
+    for chat in map(named, NAMES):
+        assert run(chat, [""]) == ("", "", [])
+    with pytest.raises(UsageError, match="use auto or one of plain, gemma, harmony"):
+        named("qwen")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_garbage_of_marks_is_parsed_alike_however_it_is_cut(seed: int) -> None:
+    rng = random.Random(seed)
+    for name in NAMES:
+        chat = named(name)
+        bits = [*chat.marks, "{", "}", '"', '"name": ', "f", '"arguments": ', ":", ",", "\n", "<", "[", "function=f>", "é"]
+        text = "".join(rng.choices(bits, k=30))
+        whole = run(chat, [text])
+        assert run(chat, list(text)) == whole, (name, text)
+        for _ in range(6):
+            at = sorted(rng.choices(range(len(text)), k=3))
+            pieces = [text[: at[0]], text[at[0] : at[1]], text[at[1] : at[2]], text[at[2] :]]
+            assert run(chat, pieces) == whole, (name, pieces)
