@@ -39,6 +39,16 @@ def hermes(first: str = "<tool_call>\n", last: str = "\n</tool_call>") -> tuple[
     return one, one + "\n" + first + json_call("g", "{}") + last
 
 
+def llama() -> tuple[str, str]:
+    one = json_call("f", A, "parameters")
+    return one, f"{one}; {json_call('g', '{}', 'parameters')}"
+
+
+def listed(first: str, last: str) -> tuple[str, str]:
+    one = json_call("f", A)
+    return f"{first}[{one}]{last}", f"{first} [{one}, {json_call('g', '{}')}]{last}"
+
+
 def deepseek(fenced: bool) -> tuple[str, str]:
     def call(name: str, arguments: str) -> str:
         head = f"function<｜tool▁sep｜>{name}\n```json\n" if fenced else f"{name}<｜tool▁sep｜>"
@@ -118,7 +128,10 @@ class Family:
 
 THINK = ("<think>\n", "\n</think>\n\n")
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>")
+DEEPSEEK = (
+    "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
+)  # fmt: skip
+TAGS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 HARMONY = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>", "<|return|>")
 GEMMA = ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>", "<|tool_response>")
 KIMI = (
@@ -131,16 +144,16 @@ FAMILIES = {
     F_ + "qwen2_5": Family("hermes", hermes(), added=MARKS[2:]),
     F_ + "qwen3": Family("hermes", hermes(), THINK, added=MARKS, thinks=True, switches=True),
     F_ + "qwen3_instruct_2507": Family("hermes", hermes(), added=MARKS),
-    F_ + "hermes_3": Family("hermes", hermes(), added=MARKS[2:]),
+    F_ + "hermes_3": Family("hermes", hermes(), added=MARKS[2:], needs={"whole_tools": True}),
     F_ + "granite_4": Family("hermes", hermes(), special=MARKS[2:]),
     F_ + "qwen3_coder": Family("qwen-xml", xml(), added=MARKS[2:]),
     F_ + "qwen3_5_think": Family("qwen-xml", xml(), THINK, True, added=MARKS, thinks=True, switches=True),
     F_ + "llama3_1": Family(
-        "llama3", (json_call("f", A, "parameters"), f"{json_call('f', A, 'parameters')}; {json_call('g', '{}', 'parameters')}"),
+        "llama3", llama(),
         special=("<|python_tag|>", "<|eom_id|>", "<|eot_id|>"), needs={"single_calls": True},
     ),
     F_ + "mistral_nemo": Family(
-        "mistral-list", (f"[TOOL_CALLS][{json_call('f', A)}]", f"[TOOL_CALLS] [{json_call('f', A)}, {json_call('g', '{}')}]"),
+        "mistral-list", listed("[TOOL_CALLS]", ""),
         special=("[TOOL_CALLS]",), needs={"short_ids": True},
     ),
     F_ + "mistral_small_3_2": Family(
@@ -152,7 +165,9 @@ FAMILIES = {
         special=("[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"), needs={"thoughts_as": "parts"}, thinks=True,
     ),
     F_ + "deepseekv3": Family(
-        "deepseek", deepseek(True), THINK, True, added=(*DEEPSEEK, *MARKS[:2]), needs={"text_arguments": True}, thinks=True),
+        "deepseek", deepseek(True), THINK, True, added=(*DEEPSEEK, *MARKS[:2]),
+        needs={"text_arguments": True}, thinks=True,
+    ),
     F_ + "deepseek_r1_distill": Family(
         "deepseek", deepseek(True), THINK, True, added=(*DEEPSEEK, *MARKS[:2]),
         needs={"text_arguments": True, "null_content": True}, thinks=True,
@@ -160,21 +175,22 @@ FAMILIES = {
     F_ + "deepseek_v3_1": Family(
         "deepseek-v3.1", deepseek(False), ("<think>", "</think>"), special=DEEPSEEK, added=MARKS[:2], switches=True),
     F_ + "glm4moe": Family(
-        "glm", glm("\n"), ("<think>", "</think>\n"), added=(*MARKS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        "glm", glm("\n"), ("<think>", "</think>\n"), added=(*MARKS, *TAGS),
         thinks=True, switches=True,
     ),
     F_ + "glm4_7": Family(
         "glm-4.7", glm(""), ("<think>", "</think>"), True,
-        added=(*MARKS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"), thinks=True, switches=True,
+        added=(*MARKS, *TAGS), thinks=True, switches=True,
     ),
     F_ + "gptoss": Family(
         "harmony", harmony(), ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"), special=HARMONY,
-        needs={"thoughts_as": "thinking", "single_calls": True}, thinks=True, said="<|channel|>final<|message|>",
+        needs={"thoughts_as": "thinking", "single_calls": True, "whole_tools": True}, thinks=True,
+        said="<|channel|>final<|message|>",
     ),
     F_ + "kimi_k2": Family("kimi", kimi(), special=KIMI),
     F_ + "minimax_m2": Family("minimax", minimax(), THINK, True, added=MARKS[:2], thinks=True),
     F_ + "nemotron_nano_v2": Family(
-        "json", (f"<TOOLCALL>[{json_call('f', A)}]</TOOLCALL>", f"<TOOLCALL>[{json_call('f', A)}, {json_call('g', '{}')}]</TOOLCALL>"),
+        "json", listed("<TOOLCALL>", "</TOOLCALL>"),
         THINK, True, thinks=True,
     ),
     F_ + "smollm3": Family("think", None, ("<think>\n", "\n</think>\n"), added=MARKS[:2], thinks=True, switches=True),

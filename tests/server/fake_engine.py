@@ -71,6 +71,7 @@ class FakeEngine:
     def __init__(self, tokenizer: Tokenizer, script: str | None = None, delay: float = 0.0) -> None:
         self.tokenizer, self.script, self.delay = tokenizer, script, delay
         self.texts: list[_Text] = []
+        self.max_len = MAX_LEN
         self.fail: list[Exception] = []
         self.nan_in: str | None = None
         self.salts: list[str] = []
@@ -144,7 +145,7 @@ class FakeEngine:
                 text.constraint.commit([token])
             if (token in self.tokenizer.eos_ids and not params.ignore_eos) or token in params.stop_token_ids:
                 finish = "stop"
-            elif len(text.out) + len(new) >= min(params.max_tokens, MAX_LEN - len(text.prompt)):
+            elif len(text.out) + len(new) >= min(params.max_tokens, self.max_len - len(text.prompt)):
                 finish = "length"
             if finish:
                 break

@@ -19,8 +19,9 @@ from paceline.server.run import PatientServer, bind, settings
 from paceline.server.security import Keys
 from paceline.server.service import Room, Service
 from paceline.server.settings import ServerConfig
+from paceline.text.formats.base import ChatFormat
 from paceline.text.formats.gemma import GEMMA
-from server.fake_engine import MAX_LEN, FakeEngine, make_tokenizer
+from server.fake_engine import FakeEngine, make_tokenizer
 
 
 class NoGrammars:
@@ -70,6 +71,7 @@ def served(
     load: Callable[[Service], StepEngine] | None = None,
     worker: Callable[..., Worker] | None = None,
     write: Callable[[str], None] | None = None,
+    chat: tuple[Any, ChatFormat] = (render, GEMMA),
     **options: Any,
 ) -> Iterator[Served]:
     engine = engine or FakeEngine(make_tokenizer())
@@ -80,8 +82,8 @@ def served(
     service = Service("fake", config, made, Metrics(made))
     drafters = ("none", "ngram", "mtp")
     service.loaded = Room(
-        engine.tokenizer, render, grammars or NoGrammars(), MAX_LEN, engine.tokenizer.vocab_size, drafters,
-        chat=True, format=GEMMA,
+        engine.tokenizer, chat[0], grammars or NoGrammars(), engine.max_len, engine.tokenizer.vocab_size, drafters,
+        chat=True, format=chat[1],
     )  # fmt: skip
     listening = bind(config)
     port = listening.getsockname()[1]

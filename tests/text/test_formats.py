@@ -1,4 +1,4 @@
-"""Formats of public templates: what is found, prompts as transformers renders them, answers parsed however they are cut."""
+"""Formats of public templates: what is found, prompts as of transformers, answers parsed however they are cut."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from families import A as WRITTEN
-from families import ARGUMENTS, FAMILIES, RAW, TOOLS, tokenizer_of
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
+from families import ARGUMENTS, FAMILIES, RAW, TOOLS, F, tokenizer_of
+from families import A as WRITTEN
 from paceline.errors import UsageError
 from paceline.text.chat import ChatTemplate
 from paceline.text.formats.base import ChatFormat, Needs
@@ -196,6 +196,7 @@ def test_marks_inside_of_arguments_are_the_arguments(family: tuple[str, Tokenize
         assert (thought, text, called, json.loads(arguments)["s"]) == ("", "", "f", want)
 
 
+BOTH = [["f", "{}"], ["g", "{}"]]
 HERMES = {  # bad answers in the most common notation: text, calls with arguments as they are told
     "marks that are talked about": ("<tool_call> begins a call", "<tool_call> begins a call", []),
     "no name": ('<tool_call>\n{"a": 1}\n</tool_call>', '<tool_call>\n{"a": 1}\n</tool_call>', []),
@@ -207,9 +208,9 @@ HERMES = {  # bad answers in the most common notation: text, calls with argument
     "as OpenAI writes it": (
         '<tool_call>{"type": "function", "function": {"name": "f", "arguments": {}}}</tool_call>', "", [["f", "{}"]]),
     "two joined": (
-        '<tool_call>{"name": "f", "arguments": {}}{"name": "g", "arguments": {}}</tool_call>', "", [["f", "{}"], ["g", "{}"]]),
+        '<tool_call>{"name": "f", "arguments": {}}{"name": "g", "arguments": {}}</tool_call>', "", BOTH),
     "a mark forgotten": (
-        '<tool_call>{"name": "f", "arguments": {}}\n<tool_call>{"name": "g", "arguments": {}}', "", [["f", "{}"], ["g", "{}"]]),
+        '<tool_call>{"name": "f", "arguments": {}}\n<tool_call>{"name": "g", "arguments": {}}', "", BOTH),
     "nested marks": ('<tool_call><tool_call>{"name": "f"}</tool_call></tool_call>', "<tool_call>", [["f", "{}"]]),
     "braces forgotten": ('<tool_call>{"name": "f", "arguments": {"a": [1</tool_call>!', "!", [["f", '{"a": [1]}']]),
     "a quote forgotten": (
@@ -254,7 +255,7 @@ def test_garbage_of_marks_is_parsed_alike_however_it_is_cut(seed: int) -> None:
     rng = random.Random(seed)
     for name in NAMES:
         chat = named(name)
-        bits = [*chat.marks, "{", "}", '"', '"name": ', "f", '"arguments": ', ":", ",", "\n", "<", "[", "function=f>", "é"]
+        bits = [*chat.marks, "{", "}", '"', '"name": ', "f", '"arguments": ', ":", ",", "\n", "<", "[", "function=f>"]
         text = "".join(rng.choices(bits, k=30))
         whole = run(chat, [text])
         assert run(chat, list(text)) == whole, (name, text)
@@ -262,3 +263,100 @@ def test_garbage_of_marks_is_parsed_alike_however_it_is_cut(seed: int) -> None:
             at = sorted(rng.choices(range(len(text)), k=3))
             pieces = [text[: at[0]], text[at[0] : at[1]], text[at[1] : at[2]], text[at[2] :]]
             assert run(chat, pieces) == whole, (name, pieces)
+
+
+def sample(tokenizer: Tokenizer, constraint: Any, seed: int) -> str:
+    """Random allowed tokens up to an end; what closes things is preferred once the text is long."""
+    rng, out = random.Random(seed), []
+    for _ in range(1500):
+        mask = constraint.masks([])[0]
+        if mask is None:  # a thought, which is free
+            token = rng.choice(tokenizer.encode("why </think>"[rng.randrange(5) :], add_bos=False))
+        else:
+            allowed = np.flatnonzero(mask).tolist()
+            if 1 in allowed:
+                return tokenizer.decode(out, skip_special=False)
+            ends = [i for i in allowed if tokenizer.token_text(i) in '"}],<>/' or tokenizer.token_text(i) in FAST]
+            token = rng.choice(ends if ends and (len(out) > 50 or rng.random() < 0.3) else allowed)
+        constraint.commit([token])
+        out.append(token)
+    raise AssertionError("it did not end: " + tokenizer.decode(out, skip_special=False)[:300])
+
+
+FAST = {m for family in FAMILIES.values() for m in (*family.special, *family.added)} | set("\u010aparmetknsol=")
+
+
+def fits(name: str, arguments: Any) -> bool:
+    if name == "g":
+        return arguments == {}
+    known = set(arguments) <= {"s", "n", "o"} and isinstance(arguments.get("s"), str)
+    return known and 0 <= arguments.get("n", 0) <= 99 and set(arguments.get("o", {})) <= {"k"}
+
+
+@pytest.mark.parametrize("marks", [True, False], ids=["tokens", "no tokens"])
+@pytest.mark.parametrize("name", [name for name, one in FAMILIES.items() if one.calls])
+def test_forced_calls_are_written_in_the_models_own_notation(name: str, marks: bool) -> None:
+    """Whatever is sampled is calls that fit their schemas; the family's own calls are allowed, behind a thought too."""
+    tokenizer = tokenizer_of(name, marks)
+    chat, one = format_of(tokenizer), FAMILIES[name]
+    vocabulary = Vocabulary(tokenizer.to_json(), tokenizer.vocab_size, (1,))
+    grammars = Grammars.of(tokenizer, vocabulary, chat, 20.0)
+    try:
+        for seed in range(4):
+            most = 1 + seed % 2
+            text = sample(tokenizer, grammars.compile_call(TOOLS, most)(), seed)
+            thought, rest, calls = run(chat, [text])
+            assert (thought, rest.strip()) == ("", ""), text
+            assert 1 <= len(calls) <= most
+            assert all(fits(called, json.loads(arguments)) for called, arguments in calls), text
+        leads: list[tuple[Lead, str]] = [("none", "")]
+        if one.thought:
+            opening, closing = one.thought
+            leads += [("may", opening + "so" + closing), ("may", "")]
+            leads += [("open", "so" + closing)] if one.format not in ("gemma", "harmony") else []
+        simple = simplest(one.calls[0], one.format)
+        for lead, before in leads:
+            for make, answers in (
+                (grammars.compile_call({"f": F}, 1, lead), [simple]),
+                (grammars.compile_either("json", '{"type":"object"}', {"f": F}, 1, lead), [simple, one.said + "{}"]),
+                (grammars.compile("json", '{"type":"object"}', lead), [one.said + "{}"]),
+            ):
+                for answer in answers:
+                    ids = [*tokenizer.encode(before + answer, add_bos=False), 1]
+                    masks = make().masks(ids)
+                    wrong = [i for i, (m, t) in enumerate(zip(masks, ids, strict=False)) if m is not None and not m[t]]
+                    assert not wrong, (lead, before + answer, tokenizer.decode(ids[: wrong[0]], skip_special=False))
+    finally:
+        grammars.close()
+        ChatTemplate.of(tokenizer).close()
+
+
+def simplest(answer: str, format: str) -> str:
+    """A call with a short text, without what ends a turn: grammars hold lengths and leave the end to the model."""
+    short = '{"s": "x"}'
+    if RAW in answer:
+        answer = answer.replace(RAW, "x")
+    return answer.replace(WRITTEN, short).removesuffix("<|call|>")
+
+
+@pytest.mark.parametrize("name", [name for name, one in FAMILIES.items() if one.calls])
+def test_strict_tools_leave_text_free_and_hold_calls(name: str) -> None:
+    tokenizer = tokenizer_of(name)
+    chat, one = format_of(tokenizer), FAMILIES[name]
+    vocabulary = Vocabulary(tokenizer.to_json(), tokenizer.vocab_size, (1,))
+    grammars = Grammars.of(tokenizer, vocabulary, chat, 20.0)
+    assert one.calls is not None
+    try:
+        make = grammars.compile_strict({"f": F})
+        good = simplest(one.calls[0], one.format)
+        bad = good.replace('"n": 5', '"n": 500').replace('"x"', '"far too long"').replace("\nx\n", "\nfar too long\n")
+        bad = bad.replace(">x<", ">far too long<")
+        said = one.said + "Just <text>."
+        for answer, allowed in ((good, True), (said, True), (bad, False)):
+            ids = [*tokenizer.encode(answer, add_bos=False), 1]
+            masks = make().masks(ids)
+            held = all(m is None or bool(m[t]) for m, t in zip(masks, ids, strict=False))
+            assert held == allowed, answer
+    finally:
+        grammars.close()
+        ChatTemplate.of(tokenizer).close()

@@ -14,7 +14,7 @@ from paceline.errors import UsageError
 from paceline.server.service import Render, Room, Service
 from paceline.text.chat import ChatTemplate
 from paceline.text.formats.choose import format_of
-from paceline.text.formats.needs import suited
+from paceline.text.formats.needs import suited, suited_tools
 from paceline.text.grammar import Grammars, Vocabulary
 from paceline.text.tokenizer import Tokenizer
 
@@ -111,7 +111,10 @@ def make_render(tokenizer: Tokenizer) -> tuple[Render, bool]:
         opens = bool(variables.pop("add_generation_prompt", True))
         needs = format_of(tokenizer).needs
         return template.render(
-            suited(messages, needs), tools=tools, add_generation_prompt=opens, options=variables
+            suited(messages, needs),
+            tools=suited_tools(tools, needs),
+            add_generation_prompt=opens,
+            options=variables,
         )
 
     return render, template.takes_parts

@@ -78,6 +78,7 @@ class Needs:
     null_content: bool = False  # content of a message with calls as null where it is empty
     short_ids: bool = False  # ids of calls of nine letters and digits
     single_calls: bool = False  # one call a message
+    whole_tools: bool = False  # tools with a description and parameters, were they empty
     thoughts_as: str = "reasoning_content"  # the field for earlier thoughts; "parts": in the content
 
 

@@ -60,9 +60,12 @@ class Lark:
         kinds = kinds_of(schema, key)
         if "string" not in kinds:
             definitions = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
-            return f"{self.json({**definitions, **inner})} {literal(end)}"
+            return f"{self.json({**definitions, **inner})} {self.spelled(end)}"
         if kinds == {"string"} and (texts := _texts(inner)):
-            return f"({' | '.join(literal(text + end) for text in texts)})"
+            return f"({' | '.join(map(literal, texts))}) {self.spelled(end)}"
+        if any(mark in end for mark in self.marks):  # a token, which no text holds
+            text = self.rule(f"/{_text_pattern(inner)}/", "TEXT")
+            return f"{text}? {self.spelled(end.lstrip(chr(10)))}"
         return self.rule(f"/{_text_pattern(inner)}{escaped(end)}/", "value[lazy]")
 
     def until(self, mark: str) -> str:

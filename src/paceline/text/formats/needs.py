@@ -21,6 +21,19 @@ def suited(messages: Iterable[dict[str, Any]], needs: Needs) -> list[dict[str, A
     return list(_single(out)) if needs.single_calls else out
 
 
+def suited_tools(tools: list[dict[str, Any]] | None, needs: Needs) -> list[dict[str, Any]] | None:
+    """Tools as a template wants them."""
+    if not tools or not needs.whole_tools:
+        return tools
+    empty = {"type": "object", "properties": {}}
+    made = []
+    for tool in tools:
+        given = tool.get("function") or {}
+        parameters = {**empty, **(given.get("parameters") or {})}
+        made.append(tool | {"function": {"description": "", **given, "parameters": parameters}})
+    return made
+
+
 def _one(message: dict[str, Any], needs: Needs) -> dict[str, Any]:
     made = dict(message)
     calls = made.get("tool_calls")

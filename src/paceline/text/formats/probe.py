@@ -154,7 +154,7 @@ def _calls(render: Render, source: str) -> tuple[Sign | None, Needs]:
         needs = Needs(
             text_arguments=text_arguments, null_content=null_content,
             single_calls=SECOND not in _without_tools(render, text_arguments, null_content),
-            short_ids=_refuses_ids(render, text_arguments, null_content),
+            short_ids=_refuses_ids(render, text_arguments, null_content), whole_tools=_refuses_bare_tools(render),
         )  # fmt: skip
         return sign, needs
     if strange:  # a notation that is not known here
@@ -195,6 +195,16 @@ def _refuses_ids(render: Render, text_arguments: bool, null_content: bool) -> bo
         json.dumps(_asked((TOOL,), text_arguments, null_content)).replace(IDS[0], "call_0123456789")
     )
     return not _tried(render, messages, (TOOL,))
+
+
+def _refuses_bare_tools(render: Render) -> bool:
+    """Whether the template fails on a tool without a description, as clients may send it."""
+    bare = {"type": "function", "function": {"name": TOOL}}
+    try:
+        render([_user()], [bare], {})
+    except UsageError:
+        return bool(_tried(render, [_user()], (TOOL,)))
+    return False
 
 
 def _shows_tools(render: Render) -> bool:

@@ -82,7 +82,12 @@ GLM = TaggedCalls(
     "\n", "</arg_key>\n<arg_value>", "</arg_value>\n", "",
 )  # fmt: skip
 GLM_COMPACT = replace(
-    GLM, name="glm-4.7", behind_name="", before_value="</arg_key><arg_value>", behind_value="</arg_value>", joint=""
+    GLM,
+    name="glm-4.7",
+    behind_name="",
+    before_value="</arg_key><arg_value>",
+    behind_value="</arg_value>",
+    joint="",
 )
 MINIMAX = TaggedCalls(
     "minimax",
