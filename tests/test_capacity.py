@@ -11,9 +11,10 @@ import torch
 
 from paceline import LLM, CapacityError, UsageError
 from paceline.bench import gpu_memory
+from paceline.bench.device import counted, launches, readers, seconds_each
 from paceline.bench.estimate import size_of
 from paceline.bench.published import published
-from paceline.capacity import bytes_on_gpu, check_gpu, make_cache
+from paceline.capacity import bytes_on_gpu, check_gpu, faster_on_cpu, make_cache
 from paceline.cli import main
 from paceline.config import EngineConfig
 from paceline.hub.resolve import bundled
@@ -192,3 +193,55 @@ def test_info_on_a_gpu_says_what_fits_and_the_most_that_it_can_write(
     assert facts["fits"][2]["speed"] == pytest.approx(1e12 / (read.layers + read.head))
     assert facts["next"].endswith("--quantize int4")
     assert facts["gpu"][2]["total"] <= 24 * GIB
+
+
+def test_auto_says_where_the_cpu_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = "plain torch on cuda: triton is not installed"
+    target, _ = bundled_pair()
+    said = faster_on_cpu(EngineConfig(), slow, target)
+    assert said is not None
+    assert said.endswith("use --device cpu")
+    assert faster_on_cpu(EngineConfig(device="cuda"), slow, target) is None  # as asked
+    assert faster_on_cpu(EngineConfig(), "captured kernels on cuda", target) is None
+    monkeypatch.setattr("paceline.capacity.TINY", 1 << 20)
+    assert faster_on_cpu(EngineConfig(), slow, target) is None
+
+
+class Clock:
+    """Stands in for an event of a GPU on which a call takes 3 ms."""
+
+    calls, made = 0, list["Clock"]()
+
+    def __init__(self, enable_timing: bool) -> None:
+        self.at = 0
+
+    def record(self) -> None:
+        self.at = Clock.calls
+
+    def synchronize(self) -> None:
+        Clock.made.append(self)
+
+    def elapsed_time(self, other: Clock) -> float:
+        return 3.0 * (other.at - self.at)
+
+
+def test_times_on_a_gpu_are_those_of_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    def call() -> None:
+        Clock.calls += 1
+
+    monkeypatch.setattr(torch.cuda, "Event", Clock)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    assert seconds_each(call, torch.device("cuda"), 0.01) == pytest.approx(3e-3)
+    assert len(Clock.made) >= 3  # groups
+
+
+def test_what_is_read_and_counted() -> None:
+    data = torch.randn(64, 128).bfloat16()
+    by_vector, most, total = (read() for read in readers(data))
+    assert torch.allclose(by_vector.float(), data.float().sum(1), rtol=0.05, atol=0.5)  # type: ignore[attr-defined]
+    assert most == data.view(torch.int32).max()
+    assert total == data.view(torch.int32).sum()
+    names = ["Memcpy HtoD", "linear_kernel", "linear_kernel", "Memset", "Memcpy DtoH (Device -> Pinned)"]
+    assert counted(names) == (2, 1)
+    assert counted([]) is None
+    assert launches(lambda: None, torch.device("cpu")) is None

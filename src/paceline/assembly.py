@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from paceline.capacity import check_gpu, free_memory, full, make_cache
+from paceline.capacity import check_gpu, faster_on_cpu, free_memory, full, make_cache
 from paceline.checkpoints.defaults import read_defaults
 from paceline.checkpoints.foreign import ASSISTANT_TYPES, KINDS
 from paceline.checkpoints.loading import Transform
@@ -85,7 +85,7 @@ def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
     team.meet(target)
     cache = make_cache(target, config, 1.0 / team.ranks, beside)
     _compare(tokenizer, target, say)
-    _announce(config, (kind, source, why), arithmetic, say)
+    _announce(config, (kind, source, why), (path, arithmetic), say)
     drafters = _load_drafters(tokenizer, config, (kind, source), target, cache, net)
     parts = EngineParts(
         target=target,
@@ -171,10 +171,14 @@ def _compare(tokenizer: Tokenizer, target: Target, say: Say) -> None:
         say(f"tokenizer: {other}")
 
 
-def _announce(config: EngineConfig, choice: tuple[str, Path | None, str], arithmetic: str, say: Say) -> None:
-    kind, source, why = choice
+def _announce(
+    config: EngineConfig, choice: tuple[str, Path | None, str], loaded: tuple[Path, str], say: Say
+) -> None:
+    (kind, source, why), (path, arithmetic) = choice, loaded
     said = "the bundled one" if source in (bundled("assistant"), bundled("draft")) else why
     say(f"target {config.target} · drafter {kind} ({said}) · {arithmetic}")
+    if hint := faster_on_cpu(config, arithmetic, path):
+        say(hint)
     if config.verify == "typical":
         say(
             "LOSSY: verify=typical keeps drafts that the target would not write; match, the default, is lossless"

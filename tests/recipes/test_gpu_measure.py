@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,13 +20,16 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     import exact
     import journal
     import measure
+    import sections
     import subjects
 
-    return SimpleNamespace(measure=measure, journal=journal, exact=exact, subjects=subjects)
+    return SimpleNamespace(
+        measure=measure, sections=sections, journal=journal, exact=exact, subjects=subjects
+    )
 
 
 def run(recipe: SimpleNamespace, *words: str) -> str:
-    result = CliRunner().invoke(recipe.measure.main, list(words), catch_exceptions=False)
+    result = CliRunner().invoke(recipe.sections.main, list(words), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -84,28 +88,39 @@ def test_budget_faults_and_resuming(
     def broken(place: object, journal: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    again: list[list[str]] = []
+    ends: list[int] = []
 
-    def execv(path: str, words: list[str]) -> None:
-        again.append(words)
+    def leave(code: int) -> None:
+        ends.append(code)
         raise SystemExit(0)
 
-    section = recipe.measure.Section
-    monkeypatch.setitem(recipe.measure.SECTIONS, "e2b", section(5, broken))
-    monkeypatch.setattr(os, "execv", execv)
+    section = recipe.sections.Section
+    monkeypatch.setitem(recipe.sections.SECTIONS, "e2b", section(5, broken))
+    monkeypatch.setattr(os, "_exit", leave)
     out = tmp_path / "rows.json"
     only = ["--dry", "--only", "e2b,bandwidth", "--out", str(out)]
     run(recipe, *only)
-    assert again[0][-1] == "--resume"
+    assert ends == [recipe.measure.AGAIN] == [recipe.sections.AGAIN]
     first = json.loads(out.read_text())
     assert [row["name"] for row in first["rows"]] == ["e2b FAILED"]
     assert "illegal memory access" in first["rows"][0]["said"]
     run(recipe, *only, "--resume")  # as that process does
     assert [row["section"] for row in json.loads(out.read_text())["rows"]] == ["e2b", "bandwidth"]
     journal = recipe.journal.Journal(None, {}, 1)
-    recipe.measure._section(SimpleNamespace(dry=False), journal, "31b")
+    recipe.sections._section(SimpleNamespace(dry=False), journal, "31b")
     assert journal.rows[0]["skipped"]
     assert "31b" in run(recipe, "--list")
-    result = CliRunner().invoke(recipe.measure.main, ["--only", "32b"])
+    result = CliRunner().invoke(recipe.sections.main, ["--only", "32b"])
     assert "use bandwidth" in result.output
     assert result.exit_code == 2
+
+
+def test_a_fresh_process_goes_on_after_a_fault(
+    recipe: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes, calls = [recipe.measure.AGAIN, recipe.measure.AGAIN, 3], []
+    monkeypatch.setattr(sys, "argv", ["measure.py", "--out", "x.json"])
+    monkeypatch.setattr("subprocess.call", lambda words: calls.append(words[1:]) or codes[len(calls) - 1])
+    assert recipe.measure.supervise() == 3
+    first = ["measure.py", "--out", "x.json", "--worker"]
+    assert calls == [first, [*first, "--resume"], [*first, "--resume"]]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from statistics import median
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 from paceline.bench.meters import read_bandwidth
@@ -76,10 +78,13 @@ def read_rate(device: torch.device) -> float:
     free = torch.cuda.mem_get_info(device)[0]
     rows = max(1, min(READ, free // 4) >> 17)
     data = torch.empty(rows, 1 << 16, dtype=torch.bfloat16, device=device).normal_()
-    x = torch.ones(1 << 16, dtype=torch.bfloat16, device=device)
-    wide = data.view(torch.int32)
-    calls: tuple[Callable[[], object], ...] = (lambda: torch.mv(data, x), wide.max, wide.view(-1).sum)
-    return float(data.nbytes / min(seconds_each(call, device, 0.15) for call in calls))
+    return float(data.nbytes / min(seconds_each(call, device, 0.15) for call in readers(data)))
+
+
+def readers(data: Tensor) -> tuple[Callable[[], object], ...]:
+    """Calls that read all of `data` [N, M] bfloat16 and write next to nothing."""
+    x, wide = torch.ones(data.shape[1], dtype=data.dtype, device=data.device), data.view(torch.int32)
+    return (lambda: torch.mv(data, x), wide.max, wide.view(-1).sum)
 
 
 class Launches(NamedTuple):
@@ -99,11 +104,13 @@ def launches(call: Callable[[], object], device: torch.device) -> Launches | Non
     with torch.profiler.profile(activities=kinds) as profile:
         call()
         synchronize(device)
-    on_device = [event.name for event in profile.events() if event.device_type == DeviceType.CUDA]
-    copies = [name for name in on_device if name.startswith(("Memcpy", "Memset"))]
-    if not on_device:
-        return None
-    return Launches(len(on_device) - len(copies), sum("DtoH" in name for name in copies))
+    return counted([event.name for event in profile.events() if event.device_type == DeviceType.CUDA])
+
+
+def counted(names: Seq[str]) -> Launches | None:
+    """Of what the profiler saw on a device."""
+    copies = [name for name in names if name.startswith(("Memcpy", "Memset"))]
+    return Launches(len(names) - len(copies), sum("DtoH" in name for name in copies)) if names else None
 
 
 class Forwards:
