@@ -14,6 +14,7 @@ import torch
 from paceline.core import Draft, Sequence
 from paceline.kv.cache import KVCache
 from paceline.ops.base import Drawn, Rule, Stop
+from paceline.ops.uploads import upload
 
 
 class Leaf(NamedTuple):
@@ -102,7 +103,7 @@ class DraftContext:
         slots = [self.slots[row] for row in rows]
         if self.states.device.type == "cpu" and self.states.dtype == torch.float32:
             return torch.from_numpy(self.states.numpy()[slots])  # in a tenth of torch's time
-        return self.states[torch.tensor(slots, device=self.states.device)]
+        return self.states.index_select(0, upload(slots, self.states.device))
 
 
 @dataclass(slots=True)

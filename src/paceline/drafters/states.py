@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -228,6 +228,8 @@ class StateDrafter(EntryDrafter):
         hidden, logits = self._first(context, active)
         if any(picker.width(b) > 1 for b in active):
             return self._tree(context, active, hidden, logits)
+        if self._whole(context, active, hidden, logits):
+            return picker.draft(self.name)
         drafted: dict[int, list[int]] = {}
         for step in range(max(context.limits[b] for b in active)):
             if step:
@@ -307,22 +309,39 @@ class StateDrafter(EntryDrafter):
         self, context: DraftContext, active: list[int], drafted: dict[int, list[int]], hidden: torch.Tensor
     ) -> bool:
         """Draft all further tokens in one call, where the requests are simple enough and the runner can."""
-        rules = context.picker.rules(active)
-        if rules is None or hidden.dtype != torch.float32 or not hidden.is_cpu:
-            return False
+        if hidden.dtype != torch.float32 or not hidden.is_cpu:
+            return False  # such runners draw the first token, too, or none
         if self._states is None:
             self._states = torch.zeros(self.cache.max_sequences, hidden.shape[1])
-        slots = [self.cache.slot(context.sequences[b].id) for b in active]
-        self._states.numpy()[slots] = hidden.numpy()
-        start = RoundStart(
-            [drafted[b][-1] for b in active], [len(context.sequences[b].tokens) - 1 for b in active], slots,
-            self.net.ids, True,
-        )  # fmt: skip
+        start = self._start(context, active, [drafted[b][-1] for b in active])
+        self._states.numpy()[start.slots] = hidden.numpy()
+        return self._round(context, active, start, self._states)
+
+    def _whole(
+        self, context: DraftContext, active: list[int], hidden: torch.Tensor, logits: torch.Tensor
+    ) -> bool:
+        """Draft all tokens in one call, the first one from `logits`, where the runner can."""
+        start = self._start(context, active, [0] * len(active))
+        return self._round(context, active, replace(start, first=logits), hidden)
+
+    def _start(self, context: DraftContext, active: Seq[int], tokens: list[int]) -> RoundStart:
+        texts = [context.sequences[b] for b in active]
+        slots = [self.cache.slot(text.id) for text in texts]
+        return RoundStart(tokens, [len(text.tokens) - 1 for text in texts], slots, self.net.ids, moves=True)
+
+    def _round(
+        self, context: DraftContext, active: list[int], start: RoundStart, states: torch.Tensor
+    ) -> bool:
+        rules = context.picker.rules(active)
+        if rules is None:
+            return False
         stops = [context.picker.stop(b) for b in active]
+        taken = 0 if start.first is not None else 1
         stops = [
-            s._replace(most=min(s.most, context.limits[b] - 1)) for b, s in zip(active, stops, strict=True)
+            s._replace(most=min(s.most, context.limits[b] - taken))
+            for b, s in zip(active, stops, strict=True)
         ]
-        drawn = self.net.draft_round(start, self._states, self.cache, rules, stops)
+        drawn = self.net.draft_round(start, states, self.cache, rules, stops)
         if drawn is None:
             return False
         take_round(context.picker, active, drawn)

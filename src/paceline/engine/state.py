@@ -18,7 +18,7 @@ from paceline.engine.request import RequestState
 from paceline.engine.scheduler import ScheduledChunk, Scheduler
 from paceline.kv.cache import KVCache
 from paceline.kv.pages import OutOfPages
-from paceline.models.base import Target, rows_of
+from paceline.models.base import Target, put_rows, rows_of
 from paceline.models.drafters.base import FINAL
 from paceline.soft_tokens import content_keys, whole_runs
 from paceline.tree import Shape
@@ -136,7 +136,7 @@ class EngineState:
         if self.hidden is None or not rows:
             return
         self.hidden_at.update(slots)
-        device, kept = hidden.device, self.hidden
+        kept = self.hidden
         if hidden.is_cpu and hidden.dtype is kept.dtype and hidden.stride(1) == 1:
             size = kept.element_size()  # a kilobyte or two: torch would take thirty microseconds to move them
             width, stride = kept.shape[1] * size, hidden.stride(0) * size
@@ -144,8 +144,7 @@ class EngineState:
             for (slot, _), row in zip(slots, rows, strict=True):
                 memmove(to + slot * width, source + row * stride, width)
             return
-        where = torch.tensor([slot for slot, _ in slots], device=device)
-        self.hidden[where] = hidden[torch.tensor(rows, device=device)].to(kept.dtype)
+        put_rows(kept, [slot for slot, _ in slots], rows_of(hidden, rows))
 
     def preempt(self, sequence: Sequence) -> None:
         """Take a running sequence's pages; it is computed again when there is room."""

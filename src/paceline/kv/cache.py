@@ -104,6 +104,7 @@ class KVCache:
         self._host = {kind: np.zeros((max_sequences, self.max_pages), np.int32) for kind in layout.kinds}
         self.tables = {kind: torch.from_numpy(table).to(device) for kind, table in self._host.items()}
         self._mirrored = torch.device(device).type == "cpu"  # then `tables` are views of `_host`
+        self.moved = False  # `_host` names a page that `tables` do not
         self.pools = {kind: PagePool(pages[kind], partial(self._evict, kind)) for kind in layout.kinds}
         if self.states is not None:
             self.pools[STATE] = PagePool(self.states.count, partial(self._evict, STATE))
@@ -281,12 +282,9 @@ class KVCache:
 
     def usage(self) -> dict[str, float]:
         """Share of pages in use by sequences, by kind; pages that only the prefix index holds count as free."""
-        out = {}
-        for kind in self._kinds:
-            pool = self.pools[kind]
-            live = {p for e in self._entries.values() for p in e.pages[kind][e.first[kind] :]}
-            out[kind] = len(live) / pool.count
-        return out
+        texts = self._entries.values()
+        live = {kind: {p for e in texts for p in e.pages[kind][e.first[kind] :]} for kind in self._kinds}
+        return {kind: len(pages) / self.pools[kind].count for kind, pages in live.items()}
 
     def fits(self, count: int) -> bool:
         """Whether `count` tokens of a new text would find free or evictable pages."""
@@ -362,11 +360,13 @@ class KVCache:
             if need > have:
                 pages.extend(self.pools[kind].take(need - have))
                 self._host[kind][entry.slot, have:need] = pages[have:]
+                self.moved = True
 
     def _sync(self) -> None:
-        if not self._mirrored:
+        if not self._mirrored and self.moved:
             for kind, table in self.tables.items():
                 table.copy_(torch.from_numpy(self._host[kind]), non_blocking=True)
+            self.moved = False
 
     def _commit(self, sequence_id: int, tokens: list[int]) -> None:
         """Advance over `tokens`, computed from the committed position on; index whole pages, free those out of reach."""

@@ -39,6 +39,7 @@ class Fork:
                     cache.pools[kind].release(page)
             raise
         self._slots = [cache._free_branches.pop() for _ in range(count)]
+        cache.moved = True
         for kind, pages in taken.items():
             shared = slice(self._entry.first[kind], self._first)
             self._pages[kind] = []
@@ -72,6 +73,7 @@ class Fork:
         cache, entry, first = self._cache, self._entry, self._first
         failed = self._id not in cache._entries  # then its pages may hold NaN: see `KVCache.close`
         kept = next(i for i, chain in enumerate(self._chains) if chain[: len(path)] == path) - 1
+        cache.moved = True
         for kind, held in self._pages.items():
             if kept >= 0 and not failed:
                 pages = slice(first, first + self._sizes[kept])

@@ -9,6 +9,7 @@ import torch
 from paceline.core import ForwardBatch
 from paceline.kv.cache import KVCache, StoreType
 from paceline.kv.layout import Layout
+from paceline.ops.uploads import upload
 
 
 class Cached(Protocol):
@@ -49,4 +50,9 @@ def rows_of(hidden: torch.Tensor, rows: list[int]) -> torch.Tensor:
     """hidden[rows], which torch would copy with threads of its own for a few kilobytes. They spin for milliseconds after
     it, where those of the next forward have to run: steps of 16 texts took half as long again.
     """
-    return hidden.index_select(0, torch.tensor(rows, device=hidden.device))
+    return hidden.index_select(0, upload(rows, hidden.device))
+
+
+def put_rows(table: torch.Tensor, places: list[int], rows: torch.Tensor) -> None:
+    """table[places] = rows, of any dtype"""
+    table.index_copy_(0, upload(places, table.device), rows.to(table.dtype))

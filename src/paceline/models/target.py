@@ -76,8 +76,10 @@ class GraphTarget(ABC):
 
     def states(self, rows: ForwardBatch, cache: KVCache) -> tuple[Tensor, ...]:
         """What `forward` gives, then the hidden states after each of `tapped` layers, before any norm."""
-        if self.readable < self.vocab_size and int(rows.tokens.max()) >= self.readable:
-            raise unreadable(int(rows.tokens.max()), self.readable)
+        if self.readable < self.vocab_size:
+            highest = int(rows.tokens.max()) if rows.numbers is None else max(rows.numbers[0])
+            if highest >= self.readable:
+                raise unreadable(highest, self.readable)
         return self.runner.run(self.hidden_graph, rows, cache, {})
 
     def logits(self, hidden: Tensor) -> Tensor:

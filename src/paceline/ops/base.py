@@ -271,6 +271,7 @@ class RoundStart:
         None  # [C] the tokens that a drafter's scores are of, the same at each call; None: all
     )
     moves: bool = False  # each step stands one position after the last, not all at one
+    first: torch.Tensor | None = None  # [N, C] scores of the first token: then `tokens` do not count
 
 
 class Runner(Protocol):
@@ -315,7 +316,8 @@ class Runner(Protocol):
     ) -> Drawn | None:
         """A draft round in one go, where the runner can (None where it cannot): each row as far as its stop says.
 
-        `graph` reads `hidden` [N, H], at first `states[start.slots]`, and gives ([ids,] logits, hidden of the next step).
-        Tokens are drawn with the noise of the target, `rules[i]` at its position + step.
+        `graph` reads `hidden` [N, H], at first `states[start.slots]` (with `start.first` `states` itself), and gives
+        ([ids,] logits, hidden of the next step). Tokens are drawn with the noise of the target, `rules[i]` at its
+        position + step.
         """
         ...

@@ -303,7 +303,7 @@ class Plan:
         count = len(start.tokens)
         if count > self._capacity or len(self._results) not in (2, 3) or set(self._givens) != {"hidden"}:
             return None  # the first run of a size records and grows; `run` does that
-        if states.dtype != torch.float32 or not states.is_cpu:
+        if states.dtype != torch.float32 or not states.is_cpu or start.first is not None:
             return None
         if self._cache is None or self._cache() is not cache:
             self._bind_cache(cache)

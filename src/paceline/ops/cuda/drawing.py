@@ -19,7 +19,7 @@ import torch
 from paceline.ops.base import Rule
 from paceline.ops.cuda.kernels import draw as kernels
 
-_WORDS = kernels.WORDS.value
+WORDS = kernels.WORDS.value
 _ROW = (
     "fiQqdfi"  # of a rule as the kernels read it: factor, top_k, seed, position, top_p, ln min_p, steps done
 )
@@ -102,7 +102,7 @@ def encode(rules: Seq[Rule]) -> np.ndarray:
     for factor, seed, position, top_k, top_p, least in rules:
         flat += (factor, top_k, seed, position, top_p, least, 0)
     packed = bytearray(struct.pack("=" + _ROW * len(rules), *flat))
-    return np.frombuffer(packed, np.int64).reshape(-1, _WORDS)
+    return np.frombuffer(packed, np.int64).reshape(-1, WORDS)
 
 
 def suits(logits: torch.Tensor, ids: torch.Tensor | None) -> bool:
@@ -139,7 +139,10 @@ def draw(
     tokens: list[int] = []
     sure: list[float] = []
     plain = all(rule[0] == 0 for rule in rules)
-    encoded = torch.from_numpy(encode(rules)).to(logits.device)
+    encoded = torch.from_numpy(encode(rules))
+    if logits.is_cuda:  # out of pinned memory, so that the host is not held up before it has asked for all
+        encoded = encoded.pin_memory()
+    encoded = encoded.to(logits.device, non_blocking=True)
     for begin in range(0, len(rules), _MOST_ROWS):
         end = min(begin + _MOST_ROWS, len(rules))
         drawer = drawer_for(_power(end - begin), logits.shape[1], str(logits.device))

@@ -94,6 +94,24 @@ class Plan:
         self._reach: dict[Keys, int] = {}
         self._further = 0
 
+    @property
+    def device(self) -> torch.device:
+        return self._shared.device
+
+    @property
+    def staging(self) -> Staging:
+        return self._shared.staging
+
+    def captured(self, launch: Callable[[], None], what: str) -> Captured | None:
+        """What enqueues all of `launch`, whose kernels have been launched before, at once; None, with a note, if not."""
+        if self._shared.capture is None:
+            return None
+        try:
+            return self._shared.capture(launch)
+        except (RuntimeError, torch.OutOfMemoryError) as error:
+            self._shared.note(f"{what} could not be captured and is launched kernel by kernel: {error}")
+            return None
+
     # -- sizes -------------------------------------------------------------------------------------------------
 
     def grow(self, rows: int) -> None:
@@ -188,18 +206,13 @@ class Plan:
             held.captured()
             return
         held.uses += 1
-        if held.uses > 1 and not held.failed and self._shared.capture is not None:
-            try:
-                held.captured = self._shared.capture(lambda: self.launch(bucket))
-            except (RuntimeError, torch.OutOfMemoryError) as error:
-                held.failed = True
-                self._shared.note(
-                    f"a step of {bucket.rows} rows could not be captured and is launched kernel by kernel: {error}"
-                )
-            else:
-                held.captured()
-                return
-        self.launch(bucket)
+        if held.uses > 1 and not held.failed:
+            held.captured = self.captured(lambda: self.launch(bucket), f"a step of {bucket.rows} rows")
+            held.failed = held.captured is None
+        if held.captured is not None:
+            held.captured()
+        else:
+            self.launch(bucket)
 
     def held(self, bucket: Bucket) -> Held:
         """What is known of a bucket, its context among it."""

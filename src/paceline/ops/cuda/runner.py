@@ -20,6 +20,7 @@ from paceline.ops.base import Drawn, Graph, RoundStart, Rule, Stop, Weight
 from paceline.ops.cuda.emitter import Unsupported
 from paceline.ops.cuda.lowering import lower
 from paceline.ops.cuda.plan import Captured, Device, Plan, Staging
+from paceline.ops.cuda.round import Round, fits
 from paceline.ops.cuda.weights import Matrix, Order, pack
 from paceline.ops.recording import Code, RecordingOps, Symbol
 from paceline.ops.reference import EagerRunner
@@ -51,6 +52,7 @@ class CudaRunner:
         self._packed: dict[
             tuple[object, ...], tuple[Seq[Weight], Matrix]
         ] = {}  # the weights stay alive: ids are theirs
+        self._rounds: dict[Graph, Round] = {}
         self._eager = EagerRunner(torch.float32)
 
     def prepare(self, graphs: Seq[Graph]) -> None:
@@ -121,8 +123,13 @@ class CudaRunner:
         rules: list[Rule],
         stops: list[Stop],
     ) -> Drawn | None:
-        """Not yet in one go: drafters go step by step."""
-        return None
+        """All steps on the device, draws included; the host reads one small tensor, or one for each `PIECE` of steps."""
+        plan = self.plan(graph)
+        if plan is None or not fits(plan) or states.device.type != self.device.type:
+            return None
+        if graph not in self._rounds:
+            self._rounds[graph] = Round(plan, start.moves, start.ids)
+        return self._rounds[graph].run(start, cache, states, rules, stops)
 
 
 class Capture:

@@ -1,0 +1,164 @@
+"""Whole draft rounds on the device: forward, draw and hand-over of a step are one captured graph, replayed for each step.
+
+All steps of a round, or of a piece of one, are enqueued before the host reads anything. Where a row's draft ends is said
+afterwards, by the tokens and confidences of all rows. A row's tokens do not hang on which other rows went on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+from torch import Tensor
+
+from paceline.core import ForwardBatch
+from paceline.kv.cache import KVCache
+from paceline.ops.base import Drawn, RoundStart, Rule, Stop
+from paceline.ops.cuda.context import Context
+from paceline.ops.cuda.drawing import WORDS, Drawer, Logits, encode
+from paceline.ops.cuda.kernels import chain
+from paceline.ops.cuda.places import Ref
+from paceline.ops.cuda.plan import Captured, Held, Plan
+from paceline.ops.cuda.shape import Bucket, power, sections_of
+from paceline.ops.rounds import Ends
+
+PIECE = 4  # steps between two looks at who goes on, where confidences decide that
+_BLOCK = 1024
+
+
+@dataclass(slots=True)
+class _Step:
+    """What is known of the step of a bucket; of no use once the plan holds another context for it."""
+
+    held: Held
+    uses: int = 0
+    captured: Captured | None = None
+    failed: bool = False
+
+
+class Round:
+    """Draft rounds over one plan, whose graph reads `hidden` and gives ([ids,] logits, hidden of the next step)."""
+
+    def __init__(self, plan: Plan, moves: bool, ids: Tensor | None) -> None:
+        """`moves`, `ids`: as in `RoundStart`."""
+        self._plan, self._moves, self._ids = plan, moves, None if ids is None else ids[None]
+        self._rows = self._steps = 0
+        self._known: dict[Bucket, _Step] = {}
+
+    def run(
+        self, start: RoundStart, cache: KVCache, states: Tensor, rules: Seq[Rule], stops: Seq[Stop]
+    ) -> Drawn:
+        """Raises ValueError for a stop that does not say what a confidence is worth."""
+        ends = Ends(stops)
+        count, steps = len(start.tokens), max(stop.most for stop in stops)
+        numbers = start.tokens, start.positions, start.slots
+        rows = ForwardBatch.of(numbers, list(range(count + 1)), _no_tensors)
+        bucket = self._reaching(self._plan.load(rows, cache), start, steps if self._moves else 1)
+        self._reserve(bucket.rows, steps)
+        self._upload(rules)
+        self._begin(bucket, states, start.first)
+        done, piece = 0, PIECE if any(stop.chance for stop in stops) else steps
+        while done < steps:
+            until = min(done + piece, steps)
+            for step in range(done, until):
+                if step or start.first is None:
+                    self._enqueue(bucket)
+            found = self._log[done:until].cpu()  # the one read
+            tokens, sure = found[:, 0, :count].tolist(), found[:, 1, :count].view(torch.float32).tolist()
+            for own, confidence in zip(tokens, sure, strict=True):
+                if not ends.take(own, confidence):
+                    return ends.drawn
+            done = until
+        return ends.drawn
+
+    def _reaching(self, bucket: Bucket, start: RoundStart, steps: int) -> Bucket:
+        """The bucket with programs for all keys that any of the steps reads."""
+        if steps == 1 or not bucket.few:
+            return bucket
+        runs, last = [0, 2], steps - 1
+        sections = []
+        for reach, least in zip(self._plan.reaches, bucket.sections, strict=True):
+            spans = [sections_of(runs, [p, p + last], reach) for p in start.positions]
+            sections.append(max(least, power(max(spans))))
+        return Bucket(bucket.rows, bucket.tiles, tuple(sections), bucket.further)
+
+    def _reserve(self, rows: int, steps: int) -> None:
+        """Have room for so many rows and steps."""
+        if rows <= self._rows and steps <= self._steps:
+            return
+        self._rows, self._steps = max(rows, self._rows, 8), max(steps, self._steps, 16)
+        self._known.clear()
+        device = self._plan.device
+        self._drawer = Drawer(self._rows, self._plan.lowered.results[-2].width, device)
+        self._rules = torch.zeros(self._rows, WORDS, dtype=torch.int64, device=device)
+        self._log = torch.zeros(self._steps, 2, self._rows, dtype=torch.int32, device=device)
+
+    def _upload(self, rules: Seq[Rule]) -> None:
+        words = encode(rules).reshape(-1).view(np.int32)
+        staging = self._plan.staging
+        staging.take(len(words)).numpy()[: len(words)] = words
+        staging.send(self._rules.view(-1).view(torch.int32), len(words))
+
+    def _begin(self, bucket: Bucket, states: Tensor, first: Tensor | None) -> None:
+        """The states that the first step reads; with `first` that is the second one, after a draw from these scores."""
+        hidden = self._plan.lowered.givens["hidden"]
+        context = self._plan.held(bucket).context
+        if first is not None:
+            hidden.rows(len(states)).copy_(states)
+            self._drawer.enqueue(Logits(first, self._ids), self._rules[: len(first)])
+            self._advance(context, len(first), hidden, moves=False)
+            return
+        chain.gather_kernel[bucket.rows, triton.cdiv(hidden.width, _BLOCK)](
+            states,
+            context.meta("slots"),
+            hidden.data,
+            hidden.width,
+            states.stride(0),
+            hidden.stride,
+            B=_BLOCK,
+        )
+
+    def _enqueue(self, bucket: Bucket) -> None:
+        """One step: replay what was captured, capture, or launch kernel by kernel."""
+        held = self._plan.held(bucket)
+        step = self._known.get(bucket)
+        if step is None or step.held is not held:
+            step = self._known[bucket] = _Step(held)
+        step.uses += 1
+        if step.captured is None and step.uses > 1 and not step.failed:
+            step.captured = self._plan.captured(
+                lambda: self._launch(bucket), f"a draft step of {bucket.rows} rows"
+            )
+            step.failed = step.captured is None
+        if step.captured is None:
+            self._launch(bucket)
+        else:
+            step.captured()
+
+    def _launch(self, bucket: Bucket) -> None:
+        plan, rows = self._plan, bucket.rows
+        plan.launch(bucket)
+        *first, scores, _ = plan.lowered.results
+        ids = first[0].rows(rows) if first else self._ids
+        self._drawer.enqueue(Logits(scores.rows(rows), ids), self._rules[:rows])
+        self._advance(plan.held(bucket).context, rows, plan.lowered.results[-1], moves=self._moves)
+
+    def _advance(self, context: Context, rows: int, after: Ref, *, moves: bool) -> None:
+        hidden = self._plan.lowered.givens["hidden"]
+        chain.advance_kernel[rows, triton.cdiv(hidden.width, _BLOCK)](
+            after.data, hidden.data, context.meta("tokens"), context.meta("positions"), context.meta("ends"),
+            self._drawer.tokens, self._drawer.confidence, self._rules, self._log,
+            hidden.width, after.stride, hidden.stride, self._rows, int(moves), B=_BLOCK,
+        )  # fmt: skip
+
+
+def fits(plan: Plan) -> bool:
+    """Whether a recording is one step of a draft round."""
+    return len(plan.lowered.results) in (2, 3) and set(plan.lowered.givens) == {"hidden"}
+
+
+def _no_tensors(numbers: object) -> tuple[Tensor, Tensor, Tensor]:
+    raise AssertionError("a plan reads the numbers of its rows")
