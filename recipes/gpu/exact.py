@@ -160,10 +160,11 @@ def compare(place: Place, journal: Journal, name: str, engine: Engine, asked: li
                         if mine.token_ids != theirs.token_ids and not wrong:
                             at = _differs(mine.token_ids, theirs.token_ids)
                             wrong = f"{drafter} {count}, temperature {temperature}, batch {batch}, token {at}"
-    words = "all equal" if not wrong else f"DIFFERENT with {wrong}"
+    words = f"DIFFERENT with {wrong}" if wrong else "all equal" if tokens else "nothing was compared"
     journal.add(
         f"texts, {name}", f"{words}: {tokens:,} tokens in {texts} texts, {accepted:,} of {drafted:,} drafted tokens kept",
-        equal=not wrong, tokens=tokens, texts=texts, accepted=accepted, drafted=drafted, wrong=wrong, target=20_000,
+        equal=not wrong and tokens > 0, tokens=tokens, texts=texts, accepted=accepted, drafted=drafted, wrong=wrong,
+        target=20_000,
     )  # fmt: skip
 
 

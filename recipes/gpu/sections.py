@@ -51,6 +51,7 @@ SECTIONS: dict[str, Section] = {
     "12b": Section(12, _shape("12b")),
     "e4b": Section(12, _shape("e4b")),
     "tax": Section(5, speed.tax),
+    "linears": Section(12, speed.linears),
     "hf-e2b": Section(15, partial(beside.transformers, name="e2b")),
     "hf-31b": Section(20, partial(beside.transformers, name="31b")),
 }

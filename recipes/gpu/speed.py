@@ -21,7 +21,7 @@ from paceline.drafters.mtp import MTPDrafter
 from paceline.engine.engine import Engine
 from paceline.models.drafters.base import HeadOutput
 from paceline.models.target import GraphTarget
-from paceline.ops.base import Ops, Runner, Value, Weight
+from paceline.ops.base import Ops, Runner, Value, Weight, WeightKind
 from paceline.ops.reference import EagerRunner
 from paceline.ops.runners import pick_runner
 
@@ -29,6 +29,7 @@ USUAL = (0.85, 0.60, 0.40, 0.27)  # chance that each drafted token is kept, if t
 ACCEPTANCE = {"26b": (0.844, 0.599, 0.385, 0.271)}
 CONTEXT = {"31b": 1000, "12b": 1000, "e4b": 500, "e2b": 500, "26b": 1000}
 SHARES = {"31b": 0.90, "12b": 0.85, "e4b": 0.80, "e2b": 0.70}  # of the read floor, wanted
+KINDS: tuple[WeightKind, ...] = ("bfloat16", "int8", "int4")
 LAYER = (
     (43008, 5376),
     (5376, 21504),
@@ -230,16 +231,42 @@ def tax(place: Place, journal: Journal) -> None:
         )  # fmt: skip
 
 
-def _linears(runner: Runner, weight: Weight, rows: int, budget: float) -> tuple[float, float]:
-    device = weight.data.device
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    x = torch.randn(rows, weight.in_features, device=device, dtype=dtype)
-    data = weight.data.to(dtype)
+def linears(place: Place, journal: Journal) -> None:
+    """Linears of 31B and E2B by how their weights are kept, over the time that reading them takes."""
+    device, rate = place.torch, journal.value("bandwidth", "bytes_per_second") or read_rate(place.torch)
+    source = random_weights({}, "bfloat16", device)
+    runner, _ = pick_runner(EngineConfig(device=place.device), device)
+    budget = 0.02 if place.dry else 0.1
+    for out, width in (*LAYER[:2], (6144, 1536), (1536, 6144)):
+        size = (out // 128, max(32, width // 128 // 32 * 32)) if place.dry else (out, width)
+        for kind in KINDS:
+            weight = random_weight(source, size, kind)
+            floor = weight.nbytes / rate
+            seconds = {rows: _own(runner, weight, rows, budget) for rows in (1, 5, 16)}
+            times = ", ".join(f"{rows} rows {each * 1e6:,.1f} us" for rows, each in seconds.items())
+            journal.add(
+                f"linear {size[1]}x{size[0]} {kind}", f"{times}; 1 row {floor / seconds[1]:.0%} of the floor",
+                ms={rows: each * 1e3 for rows, each in seconds.items()}, floor_ms=floor * 1e3, share=floor / seconds[1],
+            )  # fmt: skip
+
+
+def _own(runner: Runner, weight: Weight, rows: int, budget: float) -> float:
+    """Seconds of a linear of ours."""
+    device, width = weight.data.device, weight.in_features
+    x = torch.randn(rows, width, device=device, dtype=torch.float32)
     zeros = torch.zeros(rows, dtype=torch.int64, device=device)
     batch = ForwardBatch(zeros, zeros.int(), zeros.int(), [0, rows])
 
     def graph(ops: Ops) -> tuple[Value, ...]:
-        return (ops.linear(ops.given("x", weight.in_features), weight),)
+        return (ops.linear(ops.given("x", width), weight),)
 
-    own = seconds_each(lambda: runner.run(graph, batch, None, {"x": x}), device, budget)
-    return own, seconds_each(lambda: F.linear(x, data), device, budget)
+    return seconds_each(lambda: runner.run(graph, batch, None, {"x": x}), device, budget)
+
+
+def _linears(runner: Runner, weight: Weight, rows: int, budget: float) -> tuple[float, float]:
+    """Seconds of a linear of ours, and of the library's."""
+    device = weight.data.device
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    x = torch.randn(rows, weight.in_features, device=device, dtype=dtype)
+    data = weight.data.to(dtype)
+    return _own(runner, weight, rows, budget), seconds_each(lambda: F.linear(x, data), device, budget)

@@ -78,3 +78,23 @@ def test_a_capture_that_is_broken_off_costs_nothing(error: type[BaseException]) 
     for _ in range(3):
         assert torch.equal(run(), first)
     assert len(tries) == (2 if error is KeyboardInterrupt else 1)
+
+
+def test_what_is_done_the_slow_way_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import paceline.ops.cuda.runner as module
+
+    made: dict[str, Callable[[str], None]] = {}
+
+    def runner(device: torch.device, dtype: torch.dtype, *, note: Callable[[str], None]) -> EagerRunner:
+        made["note"] = note
+        return EagerRunner(dtype)
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
+    monkeypatch.setattr(module, "CudaRunner", runner)
+    assert pick_runner(EngineConfig(device="cuda"), CUDA)[1] == "captured kernels on cuda (a card)"
+    made["note"]("a step of 5 rows could not be captured")
+    assert caplog.records[0].levelname == "WARNING"
+    assert "could not be captured" in caplog.text

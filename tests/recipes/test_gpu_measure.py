@@ -36,7 +36,7 @@ def run(recipe: SimpleNamespace, *words: str) -> str:
 
 def test_rows_of_shapes(recipe: SimpleNamespace, tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
-    said = run(recipe, "--dry", "--only", "bandwidth,26b,e2b,31b-int4,tax", "--out", str(out))
+    said = run(recipe, "--dry", "--only", "bandwidth,26b,e2b,31b-int4,tax,linears", "--out", str(out))
     kept = json.loads(out.read_text())
     rows = {row["name"]: row for row in kept["rows"]}
     assert not [name for name in rows if "FAILED" in name], said
@@ -49,6 +49,7 @@ def test_rows_of_shapes(recipe: SimpleNamespace, tmp_path: Path) -> None:
         drafts = rows[f"{name} drafts, batch 1"]
         assert 1 < drafts["tokens_a_step"] <= 5
         assert drafts["plain"] > 0
+    assert len([name for name in rows if name.startswith("linear ")]) == 12
     assert rows["26b drafts, batch 1"]["acceptance"][0] == 0.844
     assert kept["facts"]["ended"] == "done"
     assert kept["facts"]["dry"] is True
@@ -80,6 +81,15 @@ def test_a_drafter_that_changes_texts_is_named(
     assert not row["equal"]
     assert row["wrong"].startswith(("mtp 1", "ngram 1", "replay 1"))
     assert "DIFFERENT" in row["said"]
+
+
+def test_what_was_not_compared_is_not_equal(recipe: SimpleNamespace) -> None:
+    journal = recipe.journal.Journal(None, {}, -100)
+    recipe.exact.random_texts(recipe.subjects.Place("cpu", dry=True), journal)
+    (row,) = journal.rows
+    assert row["tokens"] == 0
+    assert not row["equal"]
+    assert row["said"].startswith("nothing was compared")
 
 
 def test_budget_faults_and_resuming(

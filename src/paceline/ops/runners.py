@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from paceline.config import EngineConfig
@@ -10,6 +12,7 @@ from paceline.errors import UsageError
 from paceline.ops.base import Group, Runner
 from paceline.ops.reference import EagerRunner
 
+log = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -94,4 +97,6 @@ def _device_runner(config: EngineConfig, device: torch.device, group: Group | No
         return plain, f"plain torch on {device}: {reason}"
     from paceline.ops.cuda.runner import CudaRunner
 
-    return CudaRunner(device, dtype), f"captured kernels on {device} ({torch.cuda.get_device_name(device)})"
+    return CudaRunner(
+        device, dtype, note=log.warning
+    ), f"captured kernels on {device} ({torch.cuda.get_device_name(device)})"
