@@ -1,20 +1,19 @@
-"""Triton's interpreter, which runs kernels on a CPU: switched on before the first import of triton."""
+"""Import it where a test runs kernels in Triton's interpreter, which tests/conftest.py switches on: loops whose ends are
+numbers of the device run then. Numpy from 2.4 on makes no int of an array of one element, as the interpreter asks it to.
+"""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
+from triton.runtime import interpreter
 
-def switch_on() -> None:
-    """Raises ImportError where there is no triton."""
-    os.environ["TRITON_INTERPRET"] = "1"
-    from triton.runtime import interpreter
+_patch = interpreter._patch_lang_tensor
 
-    patch = interpreter._patch_lang_tensor
 
-    def patched(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)  # numpy from 2.4 on makes no int of an array of one element
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+def _patched(tensor: Any, scope: Any) -> None:
+    _patch(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
-    interpreter._patch_lang_tensor = patched
+
+interpreter._patch_lang_tensor = _patched

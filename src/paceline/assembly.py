@@ -78,7 +78,7 @@ def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
     adapter = find_adapter(config, path, say)
     tokenizer = load_tokenizer(path, config.chat_format)
     team = unless_built.enter_context(gather(config, path, source if _reads_kv(kind, source) else None))
-    runner, arithmetic = team.over(*pick_runner(config, device, team.group))
+    runner, arithmetic = team.over(*pick_runner(config, device, team.group, say))
     target = load_share(config, path, adapter, runner, team.shard)
     net = _load_network(config, (kind, source), target)
     runner.prepare([target.hidden_graph, target.logits_graph])  # before the cache takes of what is free

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import torch
 
@@ -52,15 +53,23 @@ def _why_no_cuda() -> str:
     return "this PyTorch sees no CUDA GPU: use device='cpu', or see whether nvidia-smi does"
 
 
-def pick_runner(config: EngineConfig, device: torch.device, group: Group | None = None) -> tuple[Runner, str]:
-    """(runner, what it is): the native kernels where they can run, plain torch elsewhere."""
+def pick_runner(
+    config: EngineConfig,
+    device: torch.device,
+    group: Group | None = None,
+    say: Callable[[str], None] | None = None,
+) -> tuple[Runner, str]:
+    """(runner, what it is): the native kernels where they can run, plain torch elsewhere.
+
+    `say` gets a line where something runs the slow way later on; None: it is logged.
+    """
     exact = config.activations == "float32"
     if device.type != "cpu":
         if exact:
             raise UsageError(
                 f"activations=float32 is for the CPU; on {device} they follow dtype: set dtype=float32"
             )
-        return _device_runner(config, device, group)
+        return _device_runner(config, device, group, say)
     if not config.native:
         return EagerRunner(torch.float32, group), "plain torch (native kernels switched off)"
     from paceline.ops import native
@@ -80,7 +89,9 @@ def pick_runner(config: EngineConfig, device: torch.device, group: Group | None 
     ), f"native kernels ({native.isa(exact)}, {threads} threads)"
 
 
-def _device_runner(config: EngineConfig, device: torch.device, group: Group | None) -> tuple[Runner, str]:
+def _device_runner(
+    config: EngineConfig, device: torch.device, group: Group | None, say: Callable[[str], None] | None
+) -> tuple[Runner, str]:
     """Captured kernels of our own on CUDA, plain torch where they cannot run, with the reason."""
     dtype = DTYPES.get(config.dtype, torch.bfloat16)
     plain = EagerRunner(dtype, group)
@@ -97,6 +108,5 @@ def _device_runner(config: EngineConfig, device: torch.device, group: Group | No
         return plain, f"plain torch on {device}: {reason}"
     from paceline.ops.cuda.runner import CudaRunner
 
-    return CudaRunner(
-        device, dtype, note=log.warning
-    ), f"captured kernels on {device} ({torch.cuda.get_device_name(device)})"
+    runner = CudaRunner(device, dtype, note=say or log.warning)
+    return runner, f"captured kernels on {device} ({torch.cuda.get_device_name(device)})"

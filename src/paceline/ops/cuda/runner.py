@@ -21,7 +21,8 @@ from paceline.ops.cuda.emitter import Unsupported
 from paceline.ops.cuda.lowering import lower
 from paceline.ops.cuda.plan import Captured, Device, Plan, Staging
 from paceline.ops.cuda.round import Round, fits
-from paceline.ops.cuda.weights import Matrix, Order, pack
+from paceline.ops.cuda.selftest import failures
+from paceline.ops.cuda.weights import Matrix, Order, kind_of, pack
 from paceline.ops.recording import Code, RecordingOps, Symbol
 from paceline.ops.reference import EagerRunner
 
@@ -40,13 +41,18 @@ class CudaRunner:
         dtype: torch.dtype = torch.bfloat16,
         *,
         capture: bool = True,
+        early: bool = False,
+        trusted: bool = False,
         note: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """`dtype`: what int8 and int4 weights are multiplied in. `note` gets a line where something is done the
-        slow way."""
+        """`dtype`: what int8 and int4 weights are multiplied in. `note` gets a line where something is done the slow way.
+
+        `early`: kernels are brought up while the one before still runs (programmatic dependent launch, from compute
+        capability 9.0 on). Off until it has been measured. `trusted`: no self-test before the first graphs.
+        """
         self.device, self._low, self._note = device, dtype, note
         taken = Capture(device) if capture and device.type == "cuda" else None
-        early = device.type == "cuda" and torch.cuda.get_device_capability(device) >= EARLY
+        early = early and device.type == "cuda" and torch.cuda.get_device_capability(device) >= EARLY
         self._shared = Device(device, Staging(device), taken, note, early)
         self._plans: dict[Graph, Plan | None] = {}
         self._packed: dict[
@@ -54,6 +60,8 @@ class CudaRunner:
         ] = {}  # the weights stay alive: ids are theirs
         self._rounds: dict[Graph, Round] = {}
         self._eager = EagerRunner(torch.float32)
+        self._tested: set[str] | None = None if trusted else set()  # kinds of weights; None: not at all
+        self._broken = False
 
     def prepare(self, graphs: Seq[Graph]) -> None:
         """Lower `graphs` and bring their weights into the form that kernels read; others are let go of as loaded."""
@@ -67,9 +75,25 @@ class CudaRunner:
                 for weight in node.weights:
                     counts[id(weight)] = counts.get(id(weight), 0) + (2 if node.code is Code.EMBED else 1)
         own = {key for key, count in counts.items() if count == 1}
+        self._test([ops for _, ops, _ in recordings])
         for graph, ops, results in recordings:
             if graph not in self._plans:
-                self._plans[graph] = self._lower(ops, results, own)
+                self._plans[graph] = None if self._broken else self._lower(ops, results, own)
+
+    def _test(self, recordings: Seq[RecordingOps]) -> None:
+        """Have the card show that its results are right and depend on no other row, for each kind of weight, once."""
+        kinds = {kind_of(weight) for ops in recordings for node in ops.nodes for weight in node.weights}
+        wanted = {kind if kind in ("int8", "int4") else "float" for kind in kinds}
+        if self._tested is None or self._broken or wanted <= self._tested:
+            return
+        self._tested |= wanted
+        other = CudaRunner(self.device, self._low, capture=False, trusted=True)
+        if found := failures(other, wanted, self.device, self._low):
+            self._broken = True
+            self._note(
+                f"the kernels failed their self-test on {self.device} ({found[0]}): plain torch runs instead, slower. "
+                "Please report it with what `paceline self-test` prints"
+            )
 
     def _lower(self, ops: RecordingOps, results: Seq[Symbol], own: set[int]) -> Plan | None:
         """None where plain torch has to run a graph, which is said."""
@@ -111,7 +135,8 @@ class CudaRunner:
         """The lowered recording of `graph`, made now if it was not prepared; None: plain torch runs it."""
         if graph not in self._plans:
             ops = RecordingOps()
-            self._plans[graph] = self._lower(ops, graph(ops), set())
+            results = graph(ops)
+            self._plans[graph] = None if self._broken else self._lower(ops, results, set())
         return self._plans[graph]
 
     def draft_round(

@@ -62,7 +62,7 @@ def pack(weights: Seq[Weight], dtype: torch.dtype, order: Order = "plain") -> Ma
     outputs, inputs = data.shape[0], first.in_features
     splits, part = (1, inputs) if order == "pair" else split_of(outputs, inputs)
     if first.kind == "int4":
-        data, scale = interleaved(data, scale, inputs, dtype)
+        data, scale = in_blocks(data, scale, inputs, dtype)
         return Matrix(data, scale, INT4, outputs, inputs, dtype, splits, part)
     if first.kind == "int8":
         return Matrix(data, scale, INT8, outputs, inputs, dtype, splits, part)
@@ -111,11 +111,8 @@ def _plain(weight: Weight, dtype: torch.dtype) -> Weight:
     return Weight(torch.from_numpy(values).to(device, dtype), {v: k for k, v in FLOATS.items()}[dtype])  # type: ignore[arg-type]
 
 
-def interleaved(data: Tensor, scale: Tensor | None, inputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """[outputs, inputs / 2], low nibble first -> blocks of 256 inputs: byte j of a block holds inputs j and j + 128.
-
-    Of each four bytes the second and third change places, so that 16 bits hold neighbours once they are masked.
-    """
+def in_blocks(data: Tensor, scale: Tensor | None, inputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """[outputs, inputs / 2], low nibble first -> blocks of 256 inputs: byte j of a block holds inputs j and j + 128."""
     assert scale is not None
     padded = math.ceil(inputs / BLOCK) * BLOCK
     if padded != inputs:
@@ -125,10 +122,6 @@ def interleaved(data: Tensor, scale: Tensor | None, inputs: int, dtype: torch.dt
     step = max(1, (1 << 26) // padded)
     for i in range(0, len(data), step):
         piece = data[i : i + step]
-        values = (
-            torch.stack((piece & 15, piece >> 4), -1)
-            .view(len(piece), -1, 2, BLOCK // 8, 2, 2)
-            .transpose(-1, -2)
-        )
+        values = torch.stack((piece & 15, piece >> 4), -1).view(len(piece), -1, 2, BLOCK // 2)
         out[i : i + step] = (values[:, :, 0] | values[:, :, 1] << 4).flatten(1)
     return out, scale.to(dtype).contiguous()

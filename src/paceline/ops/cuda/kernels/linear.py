@@ -41,48 +41,9 @@ def _fetch(w, row, width, start, stop, LINES: tl.constexpr):
 
 
 @triton.jit
-def _bytes_to_float(w, DT: tl.constexpr):
-    """int8 -> DT, exactly. Beside bfloat16 by the bits of a float32, since conversions of integers are slow on cards."""
-    if DT == tl.bfloat16:
-        bits = (w.to(tl.uint8, bitcast=True).to(tl.uint32) ^ 0x80) | 0x4B000000
-        return (bits.to(tl.float32, bitcast=True) - 8388736.0).to(tl.bfloat16)
-    else:
-        return w.to(DT)
-
-
-@triton.jit
-def _nibbles(both):
-    """(low, high) - 8 in bfloat16, of bytes that hold two values of 4 bits.
-
-    Of 4 bytes the first and third are neighbours, then the second and fourth, see `weights.interleaved`.
-    """
-    return tl.inline_asm_elementwise(
-        """
-        {
-        .reg .b32 t, one, eight;
-        mov.b32 one, 0x3F803F80;
-        mov.b32 eight, 0xC308C308;
-        lop3.b32 $0, $4, 0x000f000f, 0x43004300, 0xEA;
-        shr.u32 t, $4, 8;
-        lop3.b32 $1, t, 0x000f000f, 0x43004300, 0xEA;
-        shr.u32 t, $4, 4;
-        lop3.b32 $2, t, 0x000f000f, 0x43004300, 0xEA;
-        shr.u32 t, $4, 12;
-        lop3.b32 $3, t, 0x000f000f, 0x43004300, 0xEA;
-        fma.rn.bf16x2 $0, $0, one, eight;
-        fma.rn.bf16x2 $1, $1, one, eight;
-        fma.rn.bf16x2 $2, $2, one, eight;
-        fma.rn.bf16x2 $3, $3, one, eight;
-        }
-        """,
-        "=&r,=&r,=&r,=&r,r", [both], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4,
-    )  # fmt: skip
-
-
-@triton.jit
 def _dot_float(
     acc, w, x, n, m, inside, start, stop, inputs, x_stride,
-    BK: tl.constexpr, EVEN: tl.constexpr, INT8: tl.constexpr, DT: tl.constexpr,
+    BK: tl.constexpr, EVEN: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """acc [BN, BM] plus a part of the inputs, of weights in rows of `inputs`."""
     for k in range(start, stop, BK):
@@ -95,8 +56,7 @@ def _dot_float(
         else:
             wt = tl.load(at, mask=(kk < stop)[None, :], other=0)
             xt = tl.load(x_at, mask=inside[None, :] & (kk < stop)[:, None], other=0.0)
-        wide = _bytes_to_float(wt, DT) if INT8 else wt.to(DT)
-        acc = tl.dot(wide, xt.to(DT), acc, input_precision="ieee")
+        acc = tl.dot(wt.to(DT), xt.to(DT), acc, input_precision="ieee")
     return acc
 
 
@@ -104,14 +64,12 @@ def _dot_float(
 def _dot_int4(
     acc, w, scale, x, n, m, inside, start, stop, inputs, x_stride, DT: tl.constexpr, BK: tl.constexpr
 ):  # fmt: skip
-    """The same of int4 weights, see `weights.interleaved`: BK is a block, a row has ceil(inputs / BK) of them."""
+    """The same of int4 weights, see `weights.in_blocks`: BK is a block, a row has ceil(inputs / BK) of them."""
     half: tl.constexpr = BK // 2
     groups: tl.constexpr = BK // 64  # of one half
     rows: tl.constexpr = n.shape[0]
     padded = tl.cdiv(inputs, BK) * BK
     j = tl.arange(0, half)
-    if DT != tl.bfloat16:  # values lie as they are stored: of each four the second and third change places
-        j = j // 4 * 4 + tl.where(j % 4 == 1, 2, tl.where(j % 4 == 2, 1, j % 4))
     for k in range(start, stop, BK):
         at = w + n[:, None].to(tl.int64) * (padded // 2) + (k // 2 + tl.arange(0, half))[None, :]
         both = tl.load(at, eviction_policy="evict_first")
@@ -120,8 +78,9 @@ def _dot_int4(
         )
         low_scale = tl.load(at_scale).to(DT)
         high_scale = tl.load(at_scale + groups).to(DT)
-        if DT == tl.bfloat16:
-            low, high = _nibbles(both)
+        if DT == tl.bfloat16:  # 0x4300 is 128, whose last bits count ones
+            low = ((both & 15).to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True) - 136.0
+            high = ((both >> 4).to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True) - 136.0
         else:
             low, high = (both & 15).to(DT) - 8.0, (both >> 4).to(DT) - 8.0
         low = (low.reshape(rows, groups, 32) * low_scale[:, :, None]).reshape(rows, half)
@@ -180,9 +139,7 @@ def linear_kernel(
         if KIND == 2:
             acc = _dot_int4(acc, w, scale, x, row, m, inside, start, stop, inputs, x_stride, DT, BK)
         else:
-            acc = _dot_float(
-                acc, w, x, row, m, inside, start, stop, inputs, x_stride, BK, EVEN, KIND == 1, DT
-            )
+            acc = _dot_float(acc, w, x, row, m, inside, start, stop, inputs, x_stride, BK, EVEN, DT)
         if KIND == 1:
             acc = acc * tl.load(scale + row)[:, None]
         if BIAS:

@@ -1,0 +1,276 @@
+"""The CUDA runner with its kernels interpreted on the CPU: plain torch's results, and one row's bits beside any others.
+
+The interpreter's product of bfloat16 is wrong, so weights are float32 here, or quantized and multiplied in float32.
+"""
+
+import gguf
+import pytest
+import torch
+
+import interpreted  # noqa: F401
+from checkpoints import VOCAB
+from decoders import build_decoder
+from paceline.bench import shapes
+from paceline.bench.random_target import RandomWeights, random_assistant
+from paceline.core import ForwardBatch
+from paceline.errors import UsageError
+from paceline.kv.cache import KVCache
+from paceline.models.families.gemma4 import GemmaTarget, target_shapes
+from paceline.models.families.gemma4_config import parse_assistant, parse_gemma
+from paceline.models.registry import load_target
+from paceline.ops.base import Weight
+from paceline.ops.cuda import runner as runners
+from paceline.ops.cuda import selftest
+from paceline.ops.cuda.kernels.attention import section_of
+from paceline.ops.cuda.runner import CudaRunner
+from paceline.ops.cuda.shape import round_up
+from paceline.ops.cuda.weights import pack
+from paceline.ops.quantize import quantize
+from paceline.ops.reference import EagerRunner, dequantize
+
+CPU = torch.device("cpu")
+SMALL = {
+    "vocab_size": 70, "vocab_size_per_layer_input": 70, "hidden_size": 48, "intermediate_size": 40,
+    "num_hidden_layers": 3, "head_dim": 16, "global_head_dim": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "sliding_window": 5, "max_position_embeddings": 256,
+}  # fmt: skip
+GEMMAS = {
+    "gemma-4-e2b": {"num_key_value_heads": 1, "num_kv_shared_layers": 1, "hidden_size_per_layer_input": 8},
+    "gemma-4-31b": {"num_global_key_value_heads": 1},
+    "gemma-4-26b-a4b": {"num_global_key_value_heads": 1, "num_experts": 4, "top_k_experts": 2,
+                        "moe_intermediate_size": 12},
+}  # fmt: skip
+TEXT = [7, 3, 61, 12, 44, 9, 30]
+
+
+def config_of(name):
+    fields = shapes.fields_of(name) | SMALL | GEMMAS[name]
+    return parse_gemma(fields | {"layer_types": [shapes.SLIDING, shapes.FULL, shapes.FULL]})
+
+
+def gemma(name, runner, kind="float32"):
+    config = config_of(name)
+    return GemmaTarget(config, RandomWeights(target_shapes(config), kind), runner, torch.float32)
+
+
+def cuda_runner(*graphs):
+    notes = []
+    return CudaRunner(CPU, torch.float32, trusted=True, note=notes.append), notes
+
+
+def cache_of(target):
+    pages = dict.fromkeys(target.layout.kinds, 8)
+    return KVCache(target.layout, pages, max_sequences=3, max_tokens=64, dtype=torch.float32)
+
+
+def written(target, chunks, text=TEXT):
+    """Logits of all rows, computed in such chunks."""
+    cache, out, at = cache_of(target), [], 0
+    cache.open(1, text)
+    for count in chunks:
+        with cache.tail([(1, text[at : at + count])]) as tail:
+            hidden = target.states(tail.rows(), cache)[0].clone()
+            out.append(target.logits(hidden).clone())
+            tail.commit([count])
+        at += count
+    return torch.cat(out)
+
+
+@pytest.mark.parametrize("name", GEMMAS)
+def test_gemma_gives_what_plain_torch_gives_and_the_same_bits_in_any_chunks(name):
+    runner, notes = cuda_runner()
+    target = gemma(name, runner)
+    runner.prepare([target.hidden_graph, target.logits_graph])
+    wanted = written(gemma(name, EagerRunner()), [7])
+    whole = written(target, [7])
+    assert not notes, "no graph fell back"
+    torch.testing.assert_close(whole, wanted, rtol=1e-4, atol=1e-4)
+    assert torch.equal(written(target, [1, 4, 2]), whole)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_quantized_weights_give_what_plain_torch_gives(kind):
+    runner, notes = cuda_runner()
+    target = gemma("gemma-4-31b", runner, kind)
+    runner.prepare([target.hidden_graph, target.logits_graph])
+    wanted = written(gemma("gemma-4-31b", EagerRunner(), kind), [4], TEXT[:4])
+    torch.testing.assert_close(written(target, [1, 3], TEXT[:4]), wanted, rtol=1e-4, atol=1e-4)
+    assert not notes
+
+
+@pytest.mark.parametrize("name", ["llama-tied-biases", "mistral-window", "qwen3-moe", "glm4-moe"])
+def test_other_families_give_what_plain_torch_gives(name, tmp_path):
+    build_decoder(name, tmp_path, num_hidden_layers=2)
+    runner, notes = cuda_runner()
+    target = load_target(tmp_path, runner=runner)
+    text = [token % VOCAB for token in TEXT[:4]]
+    wanted = written(load_target(tmp_path, runner=EagerRunner()), [4], text)
+    torch.testing.assert_close(written(target, [1, 3], text), wanted, rtol=1e-4, atol=1e-4)
+    assert not notes
+
+
+@pytest.mark.parametrize("name", ["deepseek", "qwen3_5"])
+def test_what_has_no_kernel_runs_by_plain_torch_and_is_said(name, tmp_path):
+    build_decoder(name, tmp_path)
+    runner, notes = cuda_runner()
+    target = load_target(tmp_path, runner=runner)
+    text = [token % VOCAB for token in TEXT[:4]]
+    cache_text = written(load_target(tmp_path, runner=EagerRunner()), [4], text)
+    torch.testing.assert_close(written(target, [4], text), cache_text)
+    assert "plain torch" in notes[0]
+
+
+def test_rows_of_several_texts_and_padding_change_no_bit():
+    runner, _ = cuda_runner()
+    target = gemma("gemma-4-31b", runner)
+    alone = written(target, [7])
+    cache = cache_of(target)
+    cache.open(1, TEXT)
+    cache.open(2, TEXT[:3])
+    with cache.tail([(1, TEXT[:5]), (2, TEXT[3:6])]) as tail:
+        target.states(tail.rows(), cache)
+        tail.commit([5, 3])
+    with cache.tail([(2, [5]), (1, TEXT[5:])]) as tail:  # three rows beside each other, one of another text
+        hidden = target.states(tail.rows(), cache)[0].clone()
+    assert torch.equal(target.logits(hidden)[1:], alone[5:])
+
+
+def test_a_row_of_a_tree_sees_its_own_branch():
+    runner, _ = cuda_runner()
+    target = gemma("gemma-4-31b", runner)
+    cache = cache_of(target)
+    cache.grow_branches(2)
+    cache.open(1, TEXT)
+    with cache.tail([(1, TEXT[:3])]) as tail:
+        target.states(tail.rows(), cache)
+        tail.commit([3])
+    tree = [TEXT[3], 8, TEXT[4], TEXT[5]]  # after the first 8, or TEXT[4] and on
+    with cache.tail([(1, tree)], [[-1, -1, 1]]) as tail:
+        branched = target.logits(target.states(tail.rows(), cache)[0].clone()).clone()
+        tail.commit([3], [[1, 2]])
+    with cache.tail([(1, [TEXT[6]])]) as tail:
+        last = target.logits(target.states(tail.rows(), cache)[0].clone()).clone()
+    alone = written(target, [7])
+    assert torch.equal(branched[[0, 2, 3]], alone[3:6])
+    assert torch.equal(last, alone[6:])
+
+
+def test_the_assistant_scores_as_with_plain_torch():
+    text = shapes.fields_of("gemma-4-e2b") | SMALL | GEMMAS["gemma-4-e2b"]
+    assistant = parse_assistant({
+        "model_type": "gemma4_assistant", "backbone_hidden_size": 48, "use_ordered_embeddings": True, "num_centroids": 10,
+        "centroid_intermediate_top_k": 3, "text_config": text | {
+            "hidden_size": 32, "num_hidden_layers": 2, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 0,
+            "layer_types": [shapes.SLIDING, shapes.FULL], "final_logit_softcapping": None,
+        },
+    })  # fmt: skip
+    found = []
+    for runner in (EagerRunner(), cuda_runner()[0]):
+        target = gemma("gemma-4-e2b", runner)
+        net = random_assistant(assistant, target)
+        cache = cache_of(target)
+        cache.open(1, TEXT)
+        with cache.tail([(1, TEXT[:6])]) as tail:
+            hidden = target.states(tail.rows(), cache)[0][-1:].clone()
+            tail.commit([6])
+        rows = ForwardBatch(torch.tensor([TEXT[6]]), torch.tensor([6], dtype=torch.int32),
+                            torch.tensor([cache.slot(1)], dtype=torch.int32), [0, 1])  # fmt: skip
+        found.append(net.step(rows, hidden, cache))
+    wanted, got = found
+    assert torch.equal(got.ids, wanted.ids)
+    torch.testing.assert_close(got.logits, wanted.logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(got.hidden, wanted.hidden, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["float32", "int8", "int4", "q4_0", "q5_0"])
+@pytest.mark.parametrize(("outputs", "inputs"), [(70, 96), (66, 1056)])
+def test_products_of_few_and_many_rows_have_the_same_bits(kind, outputs, inputs):
+    data = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(3))
+    weight = weight_of(data, kind)
+    runner = CudaRunner(CPU, torch.float32, trusted=True)
+
+    def graph(ops):
+        return (ops.linear(ops.given("x", inputs), weight),)
+
+    x = torch.randn(66, inputs, generator=torch.Generator().manual_seed(4))
+    matrix = pack([weight], torch.float32)
+    assert matrix.splits == (1 if inputs < 1024 else 2)
+    wanted = x @ dequantize(weight, None, torch.float32).T
+
+    def rows(n):
+        return ForwardBatch(
+            *(torch.zeros(n, dtype=t) for t in (torch.int64, torch.int32, torch.int32)), [0, n]
+        )
+
+    (many,) = runner.run(graph, rows(66), None, {"x": x})
+    torch.testing.assert_close(many, wanted, rtol=1e-4, atol=1e-4)
+    many = many.clone()
+    for n in (1, 3):
+        (few,) = runner.run(graph, rows(n), None, {"x": x})
+        assert torch.equal(few, many[:n])
+
+
+def weight_of(data, kind):
+    if kind == "float32":
+        return Weight(data, kind)
+    if kind in ("int8", "int4"):
+        return quantize(data, kind)
+    made = gguf.quants.quantize(data.numpy(), gguf.GGMLQuantizationType[kind.upper()])
+    return Weight(torch.from_numpy(made), kind)
+
+
+def test_sections_of_keys_grow_with_the_position_alone():
+    assert [section_of(p) for p in (0, 127, 128, 4095, 4096, 4607, 4608)] == [0, 0, 1, 31, 32, 32, 33]
+
+
+def test_rows_are_padded_to_few_sizes():
+    assert [round_up(n) for n in (1, 2, 3, 5, 64, 65, 300, 600)] == [1, 2, 4, 8, 64, 128, 320, 768]
+
+
+def test_a_weight_that_two_graphs_read_is_packed_once_and_others_are_released():
+    runner, _ = cuda_runner()
+    target = gemma("gemma-4-31b", runner)
+    layer = target.layers[0]
+    runner.prepare([target.hidden_graph, target.logits_graph])
+    assert layer.attention.q.data.is_meta
+    assert not target.embedding.data.is_meta
+    assert target.head is target.embedding
+
+
+def test_inputs_of_another_width_are_refused():
+    runner, _ = cuda_runner()
+    target = gemma("gemma-4-31b", runner)
+    with pytest.raises(UsageError, match="input 'hidden' must be"):
+        target.logits(torch.zeros(2, 7))
+
+
+class Wrong:
+    """A runner whose results are off in one way."""
+
+    def __init__(self, inner, change):
+        self.inner, self.change = inner, change
+
+    def run(self, graph, rows, cache, given):
+        return tuple(self.change(out, rows) for out in self.inner.run(graph, rows, cache, given))
+
+
+def test_the_self_test_passes_what_is_right_and_names_what_is_not():
+    right = EagerRunner(torch.float64)  # whose products of one row and of many are alike, nearly
+    rounded = Wrong(right, lambda out, rows: out.float().round(decimals=3).double())
+    assert not selftest.failures(rounded, ["float", "int8"], CPU, torch.float32)
+    noisy = Wrong(rounded, lambda out, rows: out + (1e-3 if rows.count == 17 else 0.0))
+    assert "beside 16 more rows" in selftest.failures(noisy, ["int4"], CPU, torch.float32)[0]
+    broken = Wrong(rounded, lambda out, rows: out * 1.1)
+    found = selftest.failures(broken, ["float"], CPU, torch.float32)
+    assert "float weights are off by" in found[0]
+    assert "attention is off by" in found[1]
+
+
+def test_a_failed_self_test_is_said_and_plain_torch_runs(monkeypatch):
+    monkeypatch.setattr(runners, "failures", lambda *args: ["products with int8 weights are off by 90%"])
+    notes = []
+    runner = CudaRunner(CPU, torch.float32, note=notes.append)
+    target = gemma("gemma-4-31b", runner, "int8")
+    runner.prepare([target.hidden_graph, target.logits_graph])
+    assert "products with int8 weights are off" in notes[0]
+    assert torch.equal(written(target, [7]), written(gemma("gemma-4-31b", EagerRunner(), "int8"), [7]))
