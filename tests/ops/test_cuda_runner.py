@@ -11,10 +11,11 @@ import interpreted  # noqa: F401
 from checkpoints import VOCAB
 from decoders import build_decoder
 from paceline.bench import shapes
-from paceline.bench.random_target import RandomWeights, random_assistant
+from paceline.bench.random_target import RandomWeights
 from paceline.core import ForwardBatch
 from paceline.errors import UsageError
 from paceline.kv.cache import KVCache
+from paceline.models.drafters.gemma4_assistant import GemmaAssistant, assistant_shapes
 from paceline.models.families.gemma4 import GemmaTarget, target_shapes
 from paceline.models.families.gemma4_config import parse_assistant, parse_gemma
 from paceline.models.registry import load_target
@@ -27,6 +28,7 @@ from paceline.ops.cuda.shape import round_up
 from paceline.ops.cuda.weights import pack
 from paceline.ops.quantize import quantize
 from paceline.ops.reference import EagerRunner, dequantize
+from paceline.soft_tokens import MediaRows
 
 CPU = torch.device("cpu")
 SMALL = {
@@ -155,6 +157,19 @@ def test_a_row_of_a_tree_sees_its_own_branch():
     assert torch.equal(last, alone[6:])
 
 
+def test_rows_of_a_picture_see_each_other_where_there_is_a_window():
+    found = []
+    for runner in (EagerRunner(), cuda_runner()[0]):
+        target = gemma("gemma-4-31b", runner)
+        cache = cache_of(target)
+        cache.open(1, TEXT)
+        with cache.tail([(1, TEXT)]) as tail:
+            rows = tail.rows()
+            rows.media = MediaRows([], [0, 0, 5, 5, 5, 0, 0])  # rows 2 to 4 are one picture
+            found.append(runner.run(target.hidden_graph, rows, cache, {})[0].clone())
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+
+
 def test_the_assistant_scores_as_with_plain_torch():
     text = shapes.fields_of("gemma-4-e2b") | SMALL | GEMMAS["gemma-4-e2b"]
     assistant = parse_assistant({
@@ -167,7 +182,7 @@ def test_the_assistant_scores_as_with_plain_torch():
     found = []
     for runner in (EagerRunner(), cuda_runner()[0]):
         target = gemma("gemma-4-e2b", runner)
-        net = random_assistant(assistant, target)
+        net = GemmaAssistant(assistant, RandomWeights(assistant_shapes(assistant), "float32"), target, runner)
         cache = cache_of(target)
         cache.open(1, TEXT)
         with cache.tail([(1, TEXT[:6])]) as tail:

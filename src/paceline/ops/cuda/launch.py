@@ -291,7 +291,7 @@ def attention(spec: Attend) -> Launch:
         part_mass = context.scratch("mass", 1 if whole else parts * 2 * lanes)
         dtype = k.dtype if k.dtype in TYPES else torch.float32
         common: dict[str, Any] = {"WINDOW": keys.window, "SEES": keys.sees, "GROUP": group, "R": lanes}
-        rows = context.meta("positions"), context.meta("ends")
+        rows = context.meta("positions"), context.meta("ends"), context.meta("reach")
         start(attending.attention_kernel, (tiles, layer.kv_heads, 1 if whole else sections), context)(
             q.data, k, v, table, context.tiles(number), *rows, context.meta("slots"), out.data, part_out, part_mass,
             layer.kv_heads, layer.head_dim, layer.value_dim, q.stride, out.stride, table.stride(0), sections,

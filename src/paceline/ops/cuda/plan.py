@@ -23,7 +23,7 @@ from paceline.ops.cuda.emitter import Lowered
 from paceline.ops.cuda.kernels.attention import COLUMNS
 from paceline.ops.cuda.launch import power
 from paceline.ops.cuda.places import allocate
-from paceline.ops.cuda.shape import Bucket, Layout, Reach, fill, round_up
+from paceline.ops.cuda.shape import FIELDS, Bucket, Layout, Reach, Step, fill, round_up
 
 STAGES = 8  # steps that may be on their way to the device at a time
 Captured = Callable[[], None]  # enqueues all that was captured
@@ -181,7 +181,9 @@ class Plan:
         size = layout.size(2 * power(len(further)) if further else 0)
         staged = self._shared.staging.take(size)
         host = staged.numpy()
-        bucket = fill(host, layout, numbers, runs, self.reaches)
+        bucket = fill(
+            host, layout, Step(numbers, runs, None if rows.media is None else rows.media.reach), self.reaches
+        )
         if branches is not None and cache is not None:
             cache.copy_pages(branches.copies)
             bucket = self._branch(host, layout, bucket, further)
@@ -248,7 +250,7 @@ class Plan:
 
     def _context(self, bucket: Bucket) -> Context:
         layout = Layout(bucket.rows, len(self.reaches))
-        places = {name: layout.field(name) for name in ("tokens", "positions", "slots", "ends")}
+        places = {name: layout.field(name) for name in FIELDS}
         places |= {
             "count": 0,
             "further_count": 1,

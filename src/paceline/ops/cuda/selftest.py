@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.core import ForwardBatch
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import LayerKV, Layout
-from paceline.ops.base import Ops, Runner, Value, Weight
+from paceline.ops.base import Ops, Runner, Value, Weight, WeightKind
 from paceline.ops.quantize import quantize
 from paceline.ops.reference import dequantize
 
@@ -47,7 +47,7 @@ def _products(runner: Runner, kind: str, device: torch.device, dtype: torch.dtyp
 
     alone: Tensor | None = None
     for rows in ROWS:
-        (got,) = runner.run(graph, _bare(rows, device), None, {"x": x})
+        (got,) = runner.run(graph, _bare(rows, device), None, {"x": x[:rows]})
         wrong = float((got - wanted[:rows]).norm() / wanted[:rows].norm())
         if not wrong < WRONG:
             return f"products with {kind} weights are off by {wrong:.1%} for {rows} rows"
@@ -106,4 +106,4 @@ def _bare(rows: int, device: torch.device) -> ForwardBatch:
     return ForwardBatch(small.long(), small, small, [0, rows])
 
 
-_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+_NAMES: dict[torch.dtype, WeightKind] = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}

@@ -15,7 +15,7 @@ import numpy as np
 from paceline.ops.cuda.kernels.attention import section_of
 
 FEW = 64  # rows up to which parts of the inputs, and sections of the keys, have programs of their own
-FIELDS = ("tokens", "positions", "slots", "ends")
+FIELDS = ("tokens", "positions", "slots", "ends", "reach")
 HEAD = 4  # integers before the fields: rows, further rows of trees, and two to align
 
 
@@ -93,34 +93,39 @@ def sections_of(runs: Seq[int], positions: Seq[int], reach: Reach) -> int:
     return most
 
 
-def fill(
-    buffer: np.ndarray,
-    layout: Layout,
-    numbers: tuple[list[int], list[int], list[int]],
-    runs: Seq[int],
-    reaches: Seq[Reach],
-) -> Bucket:
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The integers of a forward, by row, and its runs: rows of one text, or branch, with rising positions."""
+
+    numbers: tuple[list[int], list[int], list[int]]  # tokens, positions, slots
+    runs: Seq[int]
+    reach: Seq[int] | None = (
+        None  # of pictures: the end of what a row sees where there is a window, 0 for itself
+    )
+
+
+def fill(buffer: np.ndarray, layout: Layout, step: Step, reaches: Seq[Reach]) -> Bucket:
     """Write a step into `buffer`; what has to be launched for it."""
-    tokens, positions, slots = numbers
+    tokens, positions, slots = step.numbers
     count = len(tokens)
     buffer[0], buffer[1] = count, 0
-    for name, values in zip(FIELDS, (tokens, positions, slots)):
+    last = positions if step.reach is None else [max(p, end - 1) for p, end in zip(positions, step.reach)]
+    for name, values in zip(("tokens", "positions", "slots", "reach"), (tokens, positions, slots, last)):
         at = layout.field(name)
-        buffer[at : at + count], buffer[at + count : at + layout.rows] = (
-            values,
-            0,
-        )  # padding reads what is there
+        buffer[at : at + count] = values
+        buffer[at + count : at + layout.rows] = 0  # padding reads what is there
     at = layout.field("ends")
-    for start, end in pairwise(runs):
+    for start, end in pairwise(step.runs):
         if start < end:
             buffer[at + start : at + end] = positions[end - 1]
     tiles, sections = [], []
     for i, reach in enumerate(reaches):
-        found = tiles_of(runs, reach.per_tile)
+        found = tiles_of(step.runs, reach.per_tile)
         at, number = layout.tiles(i), len(found) // 2
         programs = min(power(number), layout.rows)
         buffer[at : at + 2 * programs] = 0
         buffer[at : at + len(found)] = found
         tiles.append(programs)
-        sections.append(power(sections_of(runs, positions, reach)) if layout.rows <= FEW else 1)
+        few = layout.rows <= FEW
+        sections.append(power(sections_of(step.runs, positions, reach)) if few else 1)
     return Bucket(layout.rows, tuple(tiles), tuple(sections))

@@ -44,7 +44,14 @@ def _section_start(section):
 
 @triton.jit
 def _columns(
-    tiles, positions, ends, WINDOW: tl.constexpr, SEES: tl.constexpr, GROUP: tl.constexpr, R: tl.constexpr
+    tiles,
+    positions,
+    ends,
+    reach,
+    WINDOW: tl.constexpr,
+    SEES: tl.constexpr,
+    GROUP: tl.constexpr,
+    R: tl.constexpr,
 ):
     """Of a tile: each column's row, head, whether there is one, its first and last key; and those of all together.
 
@@ -63,6 +70,8 @@ def _columns(
     low = tl.zeros_like(last)
     if WINDOW >= 0:
         low = tl.maximum(last - WINDOW + SEES, 0)
+        if SEES == 1:  # rows of a picture see all of it
+            last = tl.maximum(last, tl.load(reach + row))
     begin = tl.min(tl.where(inside, low, 2147483647))
     end = tl.max(tl.where(inside, last, -1))
     return first, count, row, c % GROUP, inside, low, last, begin, end
@@ -120,7 +129,7 @@ def _join(most, mass, out, most_s, mass_s, out_s):
 
 @triton.jit(do_not_specialize=["sections"])
 def attention_kernel(
-    q, k, v, table, tiles, positions, ends, slots, out, part_out, part_mass,
+    q, k, v, table, tiles, positions, ends, reach, slots, out, part_out, part_mass,
     kv_heads, key_width, value_width, q_stride, out_stride, table_stride, sections,
     PDL: tl.constexpr, WINDOW: tl.constexpr, SEES: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr,
     D: tl.constexpr,
@@ -129,7 +138,7 @@ def attention_kernel(
     """One tile and K/V head; WHOLE: all sections, else that of program_id(2), written to `part_out` and `part_mass`."""
     ready(PDL)
     first, count, row, head, inside, low, last, begin, end = _columns(
-        tiles, positions, ends, WINDOW, SEES, GROUP, R
+        tiles, positions, ends, reach, WINDOW, SEES, GROUP, R
     )
     if count == 0:
         return
@@ -193,12 +202,14 @@ def attention_kernel(
 
 @triton.jit(do_not_specialize=["sections"])
 def join_kernel(
-    tiles, positions, ends, out, part_out, part_mass, kv_heads, value_width, out_stride, sections,
+    tiles, positions, ends, reach, out, part_out, part_mass, kv_heads, value_width, out_stride, sections,
     WINDOW: tl.constexpr, SEES: tl.constexpr, GROUP: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Join the sections of a tile, B columns of its values at a time."""
     ready(PDL)
-    _, count, row, head, inside, _, _, begin, end = _columns(tiles, positions, ends, WINDOW, SEES, GROUP, R)
+    _, count, row, head, inside, _, _, begin, end = _columns(
+        tiles, positions, ends, reach, WINDOW, SEES, GROUP, R
+    )
     if count == 0:
         return
     h = tl.program_id(1)
