@@ -8,14 +8,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from interpreted import switch_on
+import interpreted  # noqa: F401
 from paceline.config import EngineConfig
 from paceline.core import ForwardBatch
 from paceline.ops.base import Ops, Value, Weight
 from paceline.ops.reference import EagerRunner
 from paceline.ops.runners import pick_runner
-
-switch_on()
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 

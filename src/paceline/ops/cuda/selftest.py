@@ -106,4 +106,8 @@ def _bare(rows: int, device: torch.device) -> ForwardBatch:
     return ForwardBatch(small.long(), small, small, [0, rows])
 
 
-_NAMES: dict[torch.dtype, WeightKind] = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+_NAMES: dict[torch.dtype, WeightKind] = {
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
