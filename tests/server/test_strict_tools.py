@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence as Seq
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -15,10 +16,12 @@ from paceline.text.formats.gemma_arguments import CLOSE
 from paceline.text.formats.gemma_calls import OPEN
 from paceline.text.grammar import Grammars
 from paceline.text.phases import InsideCalls
+from paceline.text.schemas import held_arguments
 from paceline.text.tokenizer import Tokenizer
 from server.fake_engine import FakeEngine, make_tokenizer
-from server.grammars import calls_and_text, grammars_of
+from server.grammars import calls_and_text, calls_in, grammars_of
 from server.serving import served
+from server.test_grammar import sample
 from testing import VOCAB, Setup, make_engine, prompts, run, totals
 
 SCHEMA = {
@@ -59,6 +62,96 @@ def test_a_call_that_begins_fits_and_free_text_is_free(setup: tuple[Tokenizer, G
         assert value["unit"] in ("C", "F")
         assert isinstance(value["city"], str)
         assert isinstance(value.get("days", 0), int)
+
+
+HELD: list[dict[str, Any]] = [
+    {"x": {"type": "integer", "minimum": 1, "maximum": 3}},
+    {"x": {"type": "number", "exclusiveMinimum": 0, "multipleOf": 0.5}},
+    {"x": {"type": "string", "pattern": "^[a-c]{2}$"}},
+    {"x": {"type": "string", "pattern": "^[ab]{0,2}b/[ab]*$", "maxLength": 5}},
+    {"x": {"type": "string", "format": "date"}},
+    {"x": {"type": "string", "format": "uri"}},
+    {"x": {"type": "string", "format": "phone"}},
+    {"x": {"allOf": [{"type": "string", "minLength": 2}, {"pattern": "^a"}]}},
+    {"x": {"type": "integer", "multipleOf": 7}},
+    {
+        "x": {
+            "allOf": [
+                {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]},
+                {"properties": {"b": {"type": "null"}}, "required": ["b"]},
+            ]
+        }
+    },
+    {"x": {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 3}},
+    {"x": {"type": "array", "maxItems": 0}},
+    {"x": {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True, "minItems": 1}},
+    {"x": {"const": {"k": [1, "v", None]}}},
+    {
+        "x": {
+            "oneOf": [
+                {"type": "object", "properties": {"k": {"const": "a"}}},
+                {"type": "object", "properties": {"k": {"const": "b"}}},
+            ]
+        }
+    },
+    {"x": {"type": "object", "additionalProperties": {"type": "integer", "minimum": 5, "maximum": 9}}},
+    {"x": {"type": ["integer", "null"]}},
+    {
+        "x": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "additionalProperties": False,
+            "anyOf": [{"required": ["a"]}, {"required": ["b"]}],
+        }
+    },
+]
+
+
+@pytest.mark.parametrize("properties", HELD, ids=lambda given: json.dumps(given["x"])[:50])
+def test_arguments_fit_whatever_the_schema_says(
+    setup: tuple[Tokenizer, Grammars], properties: dict[str, Any]
+) -> None:
+    """The same schemas as for an answer, in the model's notation."""
+    tokenizer, grammars = setup
+    schema = {"type": "object", "properties": properties, "required": ["x"]}
+    make = grammars.compile_call({"f": held_arguments(schema)}, 1)
+    for seed in range(4):
+        [(name, value)] = calls_in(sample(tokenizer, make(), seed, bored=30))
+        assert name == "f"
+        jsonschema.Draft202012Validator(schema).validate(value)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(
+    ("inner", "word"),
+    [
+        ({"not": {"type": "string"}}, "not"),
+        ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, "uniqueItems"),
+        ({"type": "array", "contains": {"type": "integer"}}, "contains"),
+        ({"if": {"type": "string"}}, "if"),
+        ({"type": "object", "minProperties": 1}, "minProperties"),
+        ({"oneOf": [{"type": "string"}, {"type": "string"}]}, "oneOf"),
+        ({"allOf": [{"type": "string", "maxLength": 1}, {"maxLength": 2}]}, "allOf"),
+    ],
+)
+def test_what_cannot_be_held_is_refused_by_name(inner: dict[str, Any], word: str, strict: bool) -> None:
+    """Of strict tools, and of tools that have to be called; others take any arguments."""
+    tokenizer = make_tokenizer()
+    grammars = grammars_of(tokenizer)
+    tool = {"name": "f", "strict": strict, "parameters": {"type": "object", "properties": {"x": inner}}}
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "x"}],
+        "tools": [{"type": "function", "function": tool}],
+    }
+    with served(FakeEngine(tokenizer), grammars=grammars) as s:
+        for choice in ("auto", "required"):
+            answer = s.post("/v1/chat/completions", tool_choice=choice, max_tokens=3, **body)
+            if choice == "auto" and not strict:
+                assert answer.status_code == 200, answer.text
+            else:
+                assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools"), answer.text
+                assert word in answer.json()["error"]["message"]
+    grammars.close()
 
 
 def test_masks_along_a_draft_are_those_of_writing_it(setup: tuple[Tokenizer, Grammars]) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from paceline.core import Constraint, Delta, SamplingParams, Stats, TokenLogprob
-from paceline.errors import PacelineError, PromptError
+from paceline.errors import PacelineError, PromptError, UsageError
 from paceline.server.conversation import rendered
 from paceline.server.errors import ApiError
 from paceline.server.foreign import settle
@@ -28,6 +28,7 @@ from paceline.server.usage import report, usage
 from paceline.server.visible import ChatText
 from paceline.text.grammar import Lead
 from paceline.text.marked import Answer
+from paceline.text.schemas import held_arguments
 
 
 @dataclass(slots=True)
@@ -213,13 +214,13 @@ async def _constraint(
     grammars, most = room.grammars, _most_calls(body)
     try:
         if forced is not None:
-            return await asyncio.to_thread(grammars.compile_call, forced, most, lead)
+            return await asyncio.to_thread(grammars.compile_call, _held(forced), most, lead)
         if answer is not None and may_call:
             kind, source, _ = grammar_source(body, service.config)
-            tools = _strict_calls(body)
+            tools = _held(_strict_calls(body))
             return await asyncio.to_thread(grammars.compile_either, kind, source, tools, most, lead)
         if may_call and any(tool.function.strict for tool in body.tools or []):
-            return await asyncio.to_thread(grammars.compile_strict, _strict_calls(body), lead)
+            return await asyncio.to_thread(grammars.compile_strict, _held(_strict_calls(body)), lead)
     except PacelineError as error:
         raise refuse("tools", str(error), code="bad_grammar") from error
     return answer
@@ -295,6 +296,17 @@ def _forced_calls(body: ChatRequest) -> dict[str, dict[str, Any]] | None:
             raise refuse("tool_choice", f"no tool is called {name[:80]!r}")
         return {name: known[name]}
     return known if body.tool_choice == "required" else None
+
+
+def _held(tools: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Schemas in the words that a grammar holds. Raises UsageError, with the tool's name and the keyword."""
+    out = {}
+    for name, schema in tools.items():
+        try:
+            out[name] = held_arguments(schema)
+        except UsageError as error:
+            raise UsageError(f"{name}: {error}") from error
+    return out
 
 
 def _strict_calls(body: ChatRequest) -> dict[str, dict[str, Any]]:

@@ -26,6 +26,10 @@ RESERVED = frozenset(
 )  # template variables that are not for chat_template_kwargs
 
 
+_HARMLESS = frozenset({"backend", "disable_any_whitespace", "disable_fallback", "disable_additional_properties",
+                       "whitespace_pattern"})  # fmt: skip
+
+
 def settle(body: Sampling) -> None:
     """Change `body` so that it has the same meaning without foreign fields. Raises ApiError 400."""
     _settle_format(body)
@@ -53,6 +57,8 @@ def settle(body: Sampling) -> None:
 
 def _settle_format(body: Sampling) -> None:
     """One response_format out of all the ways to ask for one."""
+    if body.response_format is not None:
+        body.response_format = _in_our_words(body.response_format)
     made = [f for f in (body.response_format,) if f is not None and f.type != "text"]
     made += _formats(body)
     if len(made) > 1:
@@ -62,14 +68,35 @@ def _settle_format(body: Sampling) -> None:
         body.response_format = made[0]
 
 
+def _in_our_words(given: ResponseFormat) -> ResponseFormat:
+    """A format whose schema or expression stands where other servers have it."""
+    where = next((n for n in ("schema_", "value", "pattern") if getattr(given, n) is not None), None)
+    if where is None:
+        if given.type == "json":
+            raise refuse("response_format.schema", "is missing: give the JSON schema")
+        return given
+    said, value = f"response_format.{where.rstrip('_')}", getattr(given, where)
+    if given.type in ("json", "json_object", "json_schema") and given.json_schema is None:
+        return _format(said, "json", value)
+    if given.type == "regex" and isinstance(value, str) and given.regex is None:
+        return _format(said, "regex", value)
+    raise refuse(said, f"says nothing beside type {given.type!r}: leave it out, or use another type")
+
+
 def _formats(body: Sampling) -> list[ResponseFormat]:
     inner = body.structured_outputs
     given: list[tuple[str, str, Any]] = [
         ("guided_json", "json", body.guided_json), ("guided_regex", "regex", body.guided_regex),
         ("guided_choice", "choice", body.guided_choice), ("guided_grammar", "grammar", body.guided_grammar),
         ("json_schema", "json", body.json_schema), ("grammar", "grammar", body.grammar or None),
+        ("regex", "regex", body.regex), ("ebnf", "grammar", body.ebnf), ("choice", "choice", body.choice),
+        ("format", "object" if body.format == "json" else "json", body.format or None),
     ]  # fmt: skip
     if inner is not None:
+        for name in set(inner.model_extra or ()) - _HARMLESS:
+            raise refuse(
+                f"structured_outputs.{name[:40]}", "is not supported: give json, regex, choice or grammar"
+            )
         where = "structured_outputs."
         given += [
             (where + "json", "json", inner.json_), (where + "regex", "regex", inner.regex),

@@ -77,13 +77,25 @@ class ResponseFormat(Part):
                 _described("json_schema", "object"),
                 _described("grammar", "string"),
                 _described("regex", "string"),
+                {"properties": {"schema": {"type": "object"}}, "required": ["schema"]},
+                {"properties": {"value": {"type": ["object", "string"]}}, "required": ["value"]},
+                {"properties": {"pattern": {"type": "string", "minLength": 1}}, "required": ["pattern"]},
             ]
         }
     )
-    type: Literal["text", "json_object", "json_schema", "grammar", "regex"]
+    type: Literal["text", "json_object", "json_schema", "grammar", "regex", "json"]
     json_schema: JsonSchema | None = None
     grammar: str | None = None
     regex: str | None = None
+    schema_: dict[str, Any] | None = Field(
+        None, alias="schema", description="llama.cpp's place of a JSON schema"
+    )
+    value: dict[str, Any] | str | None = Field(
+        None, description="that of text-generation-inference, also of a regex"
+    )
+    pattern: str | None = Field(None, description="the same as regex")
+    name: str | None = Field(None, description="accepted and ignored")
+    strict: bool | None = Field(None, description="accepted and ignored")
     _said: str | None = PrivateAttr(None)
 
     @property
@@ -241,6 +253,10 @@ class Sampling(Named):
     structured_outputs: StructuredOutputs | None = None
     json_schema: dict[str, Any] | None = Field(None, description="a response_format of llama.cpp's")
     grammar: str | None = Field(None, description="a response_format of llama.cpp's, but in Lark")
+    format: Literal["", "json"] | dict[str, Any] | None = Field(None, description="Ollama's")
+    regex: str | None = Field(None, description="a response_format of SGLang's")
+    ebnf: str | None = Field(None, description="a response_format of SGLang's, but in Lark")
+    choice: list[str] | None = Field(None, min_length=1, max_length=1024, description="guided_choice")
     speculation: Speculation | None = None
     cache_salt: str | None = Field(None, max_length=256, description="shares prefixes only with equal salts")
     cache_prompt: bool | None = Field(None, description="false: shares no prefix with another request")

@@ -25,6 +25,7 @@ from paceline.server.unknown import Unknown
 from paceline.text.formats.base import ChatFormat
 from paceline.text.formats.probe import PLAIN
 from paceline.text.grammar import Lead, check_depth
+from paceline.text.schemas import held
 from paceline.text.tokenizer import Tokenizer
 
 _GBNF = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)  # a rule of llama.cpp's grammars
@@ -181,12 +182,13 @@ def grammar_source(body: Sampling, config: ServerConfig) -> tuple[str, str, str]
     wanted = body.response_format
     assert wanted is not None
     if wanted.type == "json_object":
-        return "json", '{"type":"object"}', wanted.said or "response_format"
+        param = wanted.said or "response_format"
+        return "json", schema_text({"type": "object"}, param, config, hold=True), param
     if wanted.type == "json_schema":
         if wanted.json_schema is None:
             raise refuse("response_format.json_schema", "is missing")
         param = wanted.said or "response_format.json_schema.schema"
-        return "json", schema_text(wanted.json_schema.schema_ or {}, param, config), param
+        return "json", schema_text(wanted.json_schema.schema_ or {}, param, config, hold=True), param
     source = wanted.grammar if wanted.type == "grammar" else wanted.regex
     param = wanted.said or f"response_format.{wanted.type}"
     if not source:
@@ -198,8 +200,11 @@ def grammar_source(body: Sampling, config: ServerConfig) -> tuple[str, str, str]
     return ("lark" if wanted.type == "grammar" else "regex"), source, param
 
 
-def schema_text(schema: dict[str, Any], param: str, config: ServerConfig) -> str:
-    """A client's JSON schema as text, within the limits of depth and size. Raises ApiError 400."""
+def schema_text(schema: dict[str, Any], param: str, config: ServerConfig, hold: bool = False) -> str:
+    """A client's JSON schema as text, within the limits of depth and size. Raises ApiError 400.
+
+    `hold`: in the words that a grammar holds (text/schemas.py).
+    """
     try:
         check_depth(schema, config.max_schema_depth)
     except UsageError as error:
@@ -211,7 +216,10 @@ def schema_text(schema: dict[str, Any], param: str, config: ServerConfig) -> str
         raise refuse(param, "has a lone surrogate, which is no character: remove it") from error
     if len(text) > config.max_schema:
         raise refuse(param, f"over {config.max_schema} characters", code="bad_grammar")
-    return text
+    try:
+        return json.dumps(held(schema)) if hold else text
+    except UsageError as error:
+        raise refuse(param, str(error), code="bad_grammar") from error
 
 
 def salt_of(key: str, body: Sampling) -> str:

@@ -1,12 +1,13 @@
 """A Lark grammar, as llguidance reads it, for Gemma 4's tool calls with arguments that fit their schemas.
 
-Of JSON schema it follows types, enum, const, properties, required, items, anyOf, oneOf, local $ref and lengths
-of strings; anything else allows any value of the notation. Properties come in the order of the schema.
+Schemas come as `text/schemas.py` makes them. What this notation cannot hold is refused by its name. Properties come in
+the order of the schema.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from paceline.errors import UsageError
@@ -18,6 +19,23 @@ _MOST_OPTIONAL, _MOST_OPTIONS = (
     400,
     1500,
 )  # llguidance follows 2000 rules at a time, an optional property takes four
+_NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_UNHELD = (
+    "not", "if", "then", "else", "contains", "minContains", "maxContains", "prefixItems", "patternProperties",
+    "propertyNames", "minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies",
+    "uniqueItems", "unevaluatedItems", "unevaluatedProperties", "$dynamicRef",
+)  # fmt: skip
+_NOTES = (
+    "title",
+    "description",
+    "default",
+    "examples",
+    "$comment",
+    "$schema",
+    "$defs",
+    "definitions",
+    "discriminator",
+)
 _COMMON = """
 value: string | NUMBER | "true" | "false" | "null" | array | object
 array: "[" (value ("," value)*)? "]"
@@ -44,51 +62,134 @@ def opened_calls(lark: Lark, tools: Tools) -> str:
 
 class _Writer:
     def __init__(self, lark: Lark) -> None:
-        self.rules, self.mark = lark.rules, lark.mark
+        self.rules, self.mark, self._lark = lark.rules, lark.mark, lark
         self._named: dict[tuple[int, str], str] = {}  # (root schema, $ref) -> rule
         # A mark that is no token of its own has to be kept out of strings by its first character.
         self.text = "(.|\\n)" if QUOTE in lark.marks else "[^<]"
 
     def arguments(self, schema: dict[str, Any]) -> str:
+        if "$ref" in schema or "allOf" in schema or "anyOf" in schema:
+            return self._value(schema, schema)
         if not schema.get("properties"):
-            return "object" if schema.get("additionalProperties", "properties" not in schema) else '"{" "}"'
+            return (
+                self._pairs(schema, schema)
+                if schema.get("additionalProperties", "properties" not in schema)
+                else '"{" "}"'
+            )
         return self._object(schema, schema)
 
     def _value(self, schema: Any, root: dict[str, Any]) -> str:
         if not isinstance(schema, dict):
+            if schema is False:
+                raise UsageError("a schema of false cannot be held: leave the property out")
             return "value"
+        for word in _UNHELD:
+            if word in schema:
+                raise UsageError(f"{word} cannot be held in this model's notation of calls: leave it out")
         if "$ref" in schema:
+            if set(schema) - {"$ref", *_NOTES}:
+                return self._value(self._merged({**schema, "allOf": [{"$ref": schema["$ref"]}]}, root), root)
             return self._reference(str(schema["$ref"]), root)
         if "const" in schema or isinstance(schema.get("enum"), list):
             options = [schema["const"]] if "const" in schema else schema["enum"]
             return self._either([self._literal(option) for option in options])
-        for word in ("anyOf", "oneOf", "allOf"):
+        if isinstance(schema.get("allOf"), list):
+            return self._value(self._merged(schema, root), root)
+        for word in ("anyOf", "oneOf"):
             options = schema.get(word)
-            if isinstance(options, list) and (word != "allOf" or len(options) == 1):
-                return self._either([self._value(option, root) for option in options])
+            if isinstance(options, list):
+                base = {k: v for k, v in schema.items() if k != word and k not in _NOTES}
+                joined = [
+                    self._merged({**base, "allOf": [option]}, root) if set(base) - {"type"} else option
+                    for option in options
+                ]
+                return self._either([self._value(option, root) for option in joined])
         kinds = schema.get("type")
         kinds = kinds if isinstance(kinds, list) else [kinds]
         return self._either([self._of_type(kind, schema, root) for kind in kinds])
+
+    def _merged(self, schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
+        """The parts of allOf in one. Raises UsageError where two of them say different things."""
+        out = {k: v for k, v in schema.items() if k not in ("allOf", "$ref")}
+        patterns = [out.pop("pattern")] if "pattern" in out else []
+        for given in schema["allOf"]:
+            part = self._found(given, root)
+            if not isinstance(part, dict):
+                continue
+            if "allOf" in part:
+                part = self._merged(part, root)
+            for word, value in part.items():
+                if word == "pattern":
+                    patterns += value if isinstance(value, list) else [value]
+                elif word == "required":
+                    out[word] = list(dict.fromkeys([*out.get(word, []), *value]))
+                elif word == "properties" and not set(out.get(word, {})) & set(value):
+                    out[word] = {**out.get(word, {}), **value}
+                elif word in _NOTES or word == "additionalProperties":
+                    out.setdefault(word, value)
+                elif out.setdefault(word, value) != value:
+                    raise UsageError(
+                        f"allOf with two values of {word} cannot be held in this model's notation of calls: write one"
+                    )
+        return out | ({"pattern": patterns} if patterns else {})
+
+    def _found(self, schema: Any, root: dict[str, Any]) -> Any:
+        for _ in range(8):
+            if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
+                return schema
+            found: Any = root
+            for step in schema["$ref"].removeprefix("#/").split("/"):
+                found = found.get(step) if isinstance(found, dict) else None
+            rest = {k: v for k, v in schema.items() if k != "$ref"}
+            schema = found if not set(rest) - set(_NOTES) else {**rest, "allOf": [found]}
+        return schema
 
     def _of_type(self, kind: Any, schema: dict[str, Any], root: dict[str, Any]) -> str:
         if kind == "string":
             return self._string(schema)
         if kind == "array":
-            item = self._value(schema.get("items"), root)
-            empty = "" if isinstance(schema.get("minItems"), int) and schema["minItems"] > 0 else "?"
-            return self._rule(f'"[" ({item} ("," {item})*){empty} "]"')
+            return self._array(schema, root)
         if kind == "object":
-            return self._object(schema, root) if schema.get("properties") else "object"
+            return self._object(schema, root) if schema.get("properties") else self._pairs(schema, root)
+        if kind in ("integer", "number") and any(word in schema for word in _NUMERIC):
+            words = {word: schema[word] for word in _NUMERIC if word in schema}
+            return self._lark.json({"type": kind} | words)
         simple = {"integer": "INTEGER", "number": "NUMBER", "boolean": '("true" | "false")', "null": '"null"'}
         return simple.get(kind, "value") if isinstance(kind, str) else "value"
 
+    def _array(self, schema: dict[str, Any], root: dict[str, Any]) -> str:
+        low, high = schema.get("minItems"), schema.get("maxItems")
+        low = low if isinstance(low, int) else 0
+        if high == 0 or schema.get("items") is False:
+            return '("[" "]")'
+        item = self._value(schema.get("items"), root)
+        more = f"{{{max(0, low - 1)},{high - 1 if isinstance(high, int) else ''}}}"
+        return self._rule(f'"[" ({item} ("," {item}){more}){"" if low else "?"} "]"')
+
+    def _pairs(self, schema: dict[str, Any], root: dict[str, Any]) -> str:
+        """An object of any keys, with values of one schema."""
+        inner = schema.get("additionalProperties")
+        if inner is False:
+            return '("{" "}")'
+        value = self._value(inner, root)
+        if value == "value":
+            return "object"
+        return self._rule(f'"{{" (KEY ":" {value} ("," KEY ":" {value})*)? "}}"')
+
     def _string(self, schema: dict[str, Any]) -> str:
-        low, high = schema.get("minLength"), schema.get("maxLength")
-        if not isinstance(low, int) and not isinstance(high, int):
+        low, high, patterns = schema.get("minLength"), schema.get("maxLength"), schema.get("pattern", [])
+        bounds = isinstance(low, int) or isinstance(high, int)
+        if not bounds and not patterns:
             return "string"
-        count = f"{{{low if isinstance(low, int) else 0},{high if isinstance(high, int) else ''}}}"
+        count = (
+            f"{{{low if isinstance(low, int) else 0},{high if isinstance(high, int) else ''}}}"
+            if bounds
+            else "*"
+        )
+        patterns = patterns if isinstance(patterns, list) else [patterns]
+        parts = [f"/{self.text}{count}/", *(f"/{_whole(pattern)}/" for pattern in patterns)]
         name = f"TEXT_{len(self.rules)}"
-        self.rules.append(f"{name}: /{self.text}{count}/")
+        self.rules.append(f"{name}: {' & '.join(parts)}")
         return f"({self.mark(QUOTE)} {name} {self.mark(QUOTE)})"
 
     def _object(self, schema: dict[str, Any], root: dict[str, Any]) -> str:
@@ -118,17 +219,16 @@ class _Writer:
         return self._named[key]
 
     def _literal(self, value: Any) -> str:
+        """A value of enum or const, as the notation writes it."""
         if isinstance(value, str):
-            return (
-                f"({self.mark(QUOTE)} {literal(value)} {self.mark(QUOTE)})"
-                if value
-                else f"({self.mark(QUOTE)} {self.mark(QUOTE)})"
-            )
-        return (
-            literal(json.dumps(value, separators=(",", ":")))
-            if not isinstance(value, (dict, list))
-            else "value"
-        )
+            return f"({self.mark(QUOTE)} {literal(value) + ' ' if value else ''}{self.mark(QUOTE)})"
+        if isinstance(value, list):
+            inner = ' "," '.join(map(self._literal, value))
+            return f'("[" {inner} "]")'
+        if isinstance(value, dict):
+            inner = ' "," '.join(f"{literal(key + ':')} {self._literal(one)}" for key, one in value.items())
+            return f'("{{" {inner} "}}")'
+        return literal(json.dumps(value))
 
     def _either(self, options: list[str]) -> str:
         if len(options) > _MOST_OPTIONS:
@@ -139,3 +239,12 @@ class _Writer:
         name = f"rule_{len(self.rules)}"
         self.rules.append(f"{name}: {body}")
         return name
+
+
+def _whole(pattern: str) -> str:
+    """A pattern of JSON schema, which may fit anywhere, as one of a whole text between slashes."""
+    lead = "" if pattern.startswith("^") else "(?s:.*)"
+    tail = "" if pattern.endswith("$") and not pattern.endswith(r"\$") else "(?s:.*)"
+    inner = pattern.removeprefix("^")
+    inner = inner if tail else inner.removesuffix("$")
+    return re.sub(r"(?<!\\)/", r"\/", f"{lead}(?:{inner}){tail}")

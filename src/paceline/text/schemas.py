@@ -1,0 +1,368 @@
+"""JSON schemas that people write -> ones that a grammar holds: what fits the result fits the original.
+
+Formats become patterns; unknown ones are annotations, as JSON Schema has it. `oneOf` becomes `anyOf` where no two options
+fit at the same time, or are made so: their discriminator is required, or properties that they do not name are left out.
+Numbers get a bound on their digits: a small model may write them without end. What cannot be held is refused by its name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from itertools import permutations
+from typing import Any
+
+from paceline.errors import UsageError
+
+Schema = Any  # a dict, or true or false
+_LARGEST = 10**15  # of a number without a bound of its own
+_STEP = 1e-9  # digits behind the point
+_MOST_UNIQUE = 5  # values of which every order is listed
+_VALUE = "paceline-any"  # the definition of any value with bounded numbers
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_ONES = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames",
+         "unevaluatedItems", "unevaluatedProperties", "additionalItems")  # fmt: skip
+_COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+_NARROWER = {
+    "idn-email": "email",
+    "idn-hostname": "hostname",
+    "iri": "uri",
+    "iri-reference": "uri",
+    "uri-reference": "uri",
+    "uri-template": "uri",
+}
+_NOTES = {"title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly", "$schema",
+          "$defs", "definitions"}  # fmt: skip
+_TYPES = ("null", "boolean", "number", "string", "array", "object")
+
+_YEAR = r"([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
+_LEAP = r"([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][48]|[2468]0|[13579][26])00)"
+_DAY = (
+    r"(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)"
+    r"|02-(0[1-9]|1[0-9]|2[0-8])"
+)
+_DATE = rf"({_YEAR}-({_DAY})|{_LEAP}-02-29)"
+_CLOCK = r"([01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_CLOCK}:[0-5][0-9](\.[0-9]{{1,9}})?(Z|[+-]{_CLOCK})"
+_N = r"[0-9]{1,6}"
+_SPAN = rf"({_N}Y({_N}M({_N}D)?)?|{_N}M({_N}D)?|{_N}D)"
+_HOURS = rf"T({_N}H({_N}M({_N}S)?)?|{_N}M({_N}S)?|{_N}S)"
+_POINTER = r"(/[A-Za-z0-9_.-]{0,64}){0,16}"
+_OCTET = r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_GROUP = r"[0-9a-fA-F]{1,4}"
+_NAME = r"[A-Za-z0-9]([A-Za-z0-9-]{0,30}[A-Za-z0-9])?"
+_HOST = rf"{_NAME}(\.{_NAME}){{0,4}}"
+_PATH = r"[A-Za-z0-9._~!$&'()*+,;=:@/-]{0,200}"
+FORMATS: Mapping[str, str] = {
+    "email": rf"[A-Za-z0-9_+-]{{1,30}}(\.[A-Za-z0-9_+-]{{1,30}}){{0,2}}@{_NAME}(\.{_NAME}){{1,4}}",
+    "hostname": _HOST, "ipv4": rf"{_OCTET}(\.{_OCTET}){{3}}",
+    "ipv6": rf"(({_GROUP}:){{7}}{_GROUP}|({_GROUP}:){{1,6}}:{_GROUP}|::({_GROUP})?)",
+    "uuid": r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+    "uri": rf"(https?|ftp|file)://{_HOST}(:[1-9][0-9]{{0,3}})?(/{_PATH})?(\?{_PATH})?(#{_PATH})?",
+    "date": _DATE, "time": _TIME, "date-time": f"{_DATE}T{_TIME}",
+    "duration": f"P({_N}W|{_SPAN}({_HOURS})?|{_HOURS})",
+    "json-pointer": _POINTER, "relative-json-pointer": f"(0|[1-9][0-9]?)(#|{_POINTER})",
+}  # fmt: skip
+
+
+def held(schema: Schema) -> Schema:
+    """A schema whose every value fits `schema`, in words that llguidance knows. Raises UsageError, with the keyword."""
+    if not isinstance(schema, dict):
+        return schema
+    maker = _Maker(schema)
+    made = maker.of(schema, "")
+    if not isinstance(made, dict) or "$ref" in made:
+        made = {**schema, **made} if isinstance(made, dict) else schema
+    for place, name, needed in maker.needed:  # a reference that goes round takes no words beside it
+        made[place][name] = made[place][name] | {"required": [*_required(made[place][name]), needed]}
+    if maker.uses_value:
+        made = made | {"$defs": {**made.get("$defs", {}), _VALUE: maker.value()}}
+    return made
+
+
+def held_arguments(schema: dict[str, Any]) -> dict[str, Any]:
+    """`held` for the arguments of a tool, which are an object; without properties it is empty. Raises UsageError."""
+    if not schema:
+        return schema  # any arguments
+    whole = schema if "$ref" in schema else {**schema, "type": "object"}
+    if whole.get("properties") == {}:
+        whole = {"additionalProperties": False} | whole
+    made: dict[str, Any] = held(whole)
+    return made
+
+
+def _refuse(where: str, keyword: str, why: str) -> UsageError:
+    return UsageError(f"{where + ': ' if where else ''}{keyword} {why}")
+
+
+class _Maker:
+    def __init__(self, root: dict[str, Any]) -> None:
+        self.root = root
+        self.uses_value = False
+        self.needed: dict[tuple[str, str, str], None] = {}  # definitions, and what they shall require
+        text = json.dumps(root)
+        self._has_ids, self._joins = '"$id"' in text, '"allOf"' in text
+
+    def of(self, schema: Schema, where: str) -> Schema:
+        if not isinstance(schema, dict):
+            return schema
+        out = dict(schema)
+        for name in _MAPS:
+            if isinstance(out.get(name), dict):
+                out[name] = {k: self.of(v, f"{where}.{k}".strip(".")) for k, v in out[name].items()}
+        for name in _LISTS:
+            if isinstance(out.get(name), list):
+                out[name] = [self.of(v, f"{where}.{name}".strip(".")) for v in out[name]]
+        for name in _ONES:
+            if name in out:
+                out[name] = self._inner(out[name], f"{where}.{name}".strip("."))
+        self._references(out, where)
+        for name in _COUNTS:
+            if isinstance(out.get(name), float) and out[name].is_integer():
+                out[name] = int(out[name])
+        if "oneOf" in out:
+            out = self._one_of(out, where)
+        if out.get("uniqueItems") is True:
+            out = _unique(out, self._resolved(out.get("items")), where)
+        out.pop("uniqueItems", None)
+        return self._open(_bounded(_formatted(out), where))
+
+    def _inner(self, value: Any, where: str) -> Any:
+        return [self.of(v, where) for v in value] if isinstance(value, list) else self.of(value, where)
+
+    def _references(self, schema: dict[str, Any], where: str) -> None:
+        if where and isinstance(schema.get("$id"), str):
+            raise _refuse(where, "$id", "within a schema cannot be held: leave it out")
+        target = schema.get("$ref")
+        if isinstance(target, str) and not target.startswith("#") and not self._has_ids:
+            raise _refuse(where, "$ref", f"{target[:80]!r} is not within the schema: put it under $defs")
+
+    def _open(self, schema: dict[str, Any]) -> Schema:
+        """Values that the schema says nothing of, with bounded numbers."""
+        if not set(schema) - _NOTES:
+            return self._any()
+        if {"$ref", *_LISTS[:3]} & set(schema):  # llguidance cannot join two definitions that go round
+            return schema
+        more: dict[str, Any] = {}
+        kind = schema.get("type")
+        names = {"patternProperties", "propertyNames"}
+        if kind == "object" and not names & set(schema) and schema.get("additionalProperties", True) is True:
+            more["additionalProperties"] = self._any()
+        if kind == "array" and not {"items", "prefixItems", "contains"} & set(schema):
+            more["items"] = self._any()
+        return schema | more
+
+    def _any(self) -> Schema:
+        if self._has_ids or self._joins:  # a reference could mean another document, or be joined with itself
+            return True
+        self.uses_value = True
+        return {"$ref": f"#/$defs/{_VALUE}"}
+
+    def value(self) -> dict[str, Any]:
+        again = self._any()
+        return _bounded({"type": [*_TYPES], "items": again, "additionalProperties": again})
+
+    # oneOf
+
+    def _one_of(self, schema: dict[str, Any], where: str) -> dict[str, Any]:
+        options = schema["oneOf"]
+        rest = {k: v for k, v in schema.items() if k not in ("oneOf", "discriminator")}
+        if not isinstance(options, list) or "anyOf" in rest:
+            raise _refuse(where, "oneOf", "beside anyOf cannot be held: write one of them")
+        views = [self._resolved(option) for option in options]
+        if not all(isinstance(view, dict) for view in views):
+            raise _refuse(where, "oneOf", "with an option that fits anything cannot be held: use anyOf")
+        named = self._discriminator(schema, views)
+        if named is not None:
+            return rest | {
+                "anyOf": [self._requiring(o, v, named) for o, v in zip(options, views, strict=True)]
+            }
+        if _all_differ(views):
+            return rest | {"anyOf": options}
+        if _all_differ([view | _closing(view) for view in views]):
+            return rest | {
+                "anyOf": [_closed(option, view) for option, view in zip(options, views, strict=True)]
+            }
+        raise _refuse(
+            where, "oneOf", "has options that can fit at the same time, which cannot be held: use anyOf, or give each "
+            "option a property with another constant"
+        )  # fmt: skip
+
+    def _requiring(self, option: dict[str, Any], view: dict[str, Any], name: str) -> dict[str, Any]:
+        if name in _required(view):
+            return option
+        steps = str(option.get("$ref", "")).split("/")
+        if len(steps) == 3 and steps[0] == "#" and steps[1] in ("$defs", "definitions"):
+            self.needed[steps[1], steps[2], name] = None
+            return option
+        return option | {"required": [*_required(view), name]}
+
+    def _resolved(self, option: Schema) -> Schema:
+        """An option that is a reference alone, as what it refers to."""
+        for _ in range(8):
+            if not isinstance(option, dict) or set(option) - {"title", "description"} != {"$ref"}:
+                return option
+            found: Any = self.root
+            for step in str(option["$ref"]).removeprefix("#/").split("/"):
+                name = step.replace("~1", "/").replace("~0", "~")
+                found = found.get(name) if isinstance(found, dict) else None
+            if not isinstance(found, dict):
+                return option
+            option = found
+        return option
+
+    def _discriminator(self, schema: dict[str, Any], options: list[dict[str, Any]]) -> str | None:
+        """A property that has other constants in each option."""
+        said = schema.get("discriminator")
+        first = said.get("propertyName") if isinstance(said, dict) else None
+        names = [first] if isinstance(first, str) else list(_properties(options[0])) if options else []
+        for name in names:
+            sets = [_values(_properties(option).get(name)) for option in options]
+            if all(_is_object(o) for o in options) and _all_apart(sets):
+                return name
+        return None
+
+
+def _all_apart(sets: list[frozenset[str] | None]) -> bool:
+    known = [one for one in sets if one is not None]
+    return len(known) == len(sets) and sum(map(len, known)) == len(frozenset[str]().union(*known))
+
+
+def _is_object(schema: dict[str, Any]) -> bool:
+    return schema.get("type") == "object"
+
+
+def _properties(schema: dict[str, Any]) -> dict[str, Any]:
+    found = schema.get("properties")
+    return found if isinstance(found, dict) else {}
+
+
+def _required(schema: dict[str, Any]) -> list[str]:
+    found = schema.get("required")
+    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+
+
+def _all_differ(views: list[dict[str, Any]]) -> bool:
+    return all(_apart(a, b) for i, a in enumerate(views) for b in views[:i])
+
+
+def _closing(schema: dict[str, Any]) -> dict[str, Any]:
+    """Words that keep an object from having properties that it does not name."""
+    if not _is_object(schema) or "patternProperties" in schema or not _properties(schema):
+        return {}
+    if schema.get("additionalProperties") is False:
+        return {}
+    own = _properties(schema)
+    return {"properties": own, "additionalProperties": False}
+
+
+def _closed(option: dict[str, Any], view: dict[str, Any]) -> dict[str, Any]:
+    """`option` without further properties; a reference keeps its own words for those it names."""
+    more = _closing(view)
+    if "$ref" in option and more:
+        more["properties"] = dict.fromkeys(more["properties"], True)
+    elif more:
+        more["properties"] = _properties(option)
+    return option | more
+
+
+def _values(schema: Any) -> frozenset[str] | None:
+    """The values that a schema allows, as JSON, where it lists them."""
+    if not isinstance(schema, dict):
+        return None
+    if "const" in schema:
+        return frozenset([json.dumps(schema["const"], sort_keys=True)])
+    if isinstance(schema.get("enum"), list):
+        return frozenset(json.dumps(value, sort_keys=True) for value in schema["enum"])
+    return None
+
+
+def _types(schema: dict[str, Any]) -> frozenset[str]:
+    kind = schema.get("type", [*_TYPES])
+    kinds = frozenset([kind] if isinstance(kind, str) else [k for k in kind if isinstance(k, str)])
+    return kinds | {"number"} if "integer" in kinds else kinds
+
+
+def _apart(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether nothing can fit both."""
+    if not _types(one) & _types(other):
+        return True
+    a, b = _values(one), _values(other)
+    if a is not None and b is not None:
+        return not a & b
+    if not (_is_object(one) and _is_object(other)):
+        return False
+    for here, there in ((one, other), (other, one)):
+        if there.get("additionalProperties") is False and set(_required(here)) - set(_properties(there)):
+            return True
+    for name in set(_required(one)) & set(_required(other)):
+        a, b = _values(_properties(one).get(name)), _values(_properties(other).get(name))
+        if a is not None and b is not None and not a & b:
+            return True
+    return False
+
+
+def _unique(schema: dict[str, Any], inner: Schema, where: str) -> dict[str, Any]:
+    """Arrays of few listed values as every array of them in any order."""
+    most = schema.get("maxItems")
+    if isinstance(most, int) and most <= 1:
+        return schema
+    inner = {"enum": [False, True]} if isinstance(inner, dict) and inner.get("type") == "boolean" else inner
+    values = _values(inner)
+    if values is None or len(values) > _MOST_UNIQUE or "prefixItems" in schema:
+        raise _refuse(
+            where, "uniqueItems", f"is held for arrays of up to {_MOST_UNIQUE} listed values (enum) only: leave it out"
+        )  # fmt: skip
+    least = schema.get("minItems", 0)
+    top = len(values) if most is None else min(most, len(values))
+    listed = [json.loads(value) for value in sorted(values)]
+    arrays = [list(one) for size in range(least, top + 1) for one in permutations(listed, size)]
+    if not arrays:
+        raise _refuse(where, "minItems", "asks for more different items than there are")
+    return {k: v for k, v in schema.items() if k not in ("items", "minItems", "maxItems", "type")} | {
+        "enum": arrays
+    }
+
+
+def _formatted(schema: dict[str, Any]) -> dict[str, Any]:
+    """`format` by a pattern of our own, by llguidance, or left out as an annotation."""
+    name = schema.get("format")
+    name = _NARROWER.get(name, name) if isinstance(name, str) else None
+    if "format" not in schema:
+        return schema
+    rest = {k: v for k, v in schema.items() if k != "format"}
+    if name is None or name not in FORMATS:
+        return rest
+    pattern = f"^({FORMATS[name]})$"
+    if "pattern" in rest:
+        return rest | {"allOf": [*rest.get("allOf", []), {"pattern": pattern}]}
+    return rest | {"pattern": pattern}
+
+
+def _bounded(schema: dict[str, Any], where: str = "") -> dict[str, Any]:
+    """Numbers of at most 16 digits, and 9 behind the point, where the schema's own bounds are no others."""
+    kinds = schema.get("type")
+    kinds = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
+    if not {"number", "integer"} & set(map(str, kinds)) or {"enum", "const"} & set(schema):
+        return schema
+    limits = _limits(schema, ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf"))
+    if any(abs(limit) >= (2**63 if kinds == ["integer"] else _LARGEST * 10) for limit in limits):
+        raise _refuse(
+            where, "minimum and maximum", f"are held up to {_LARGEST:.0e} only: leave larger ones out"
+        )
+    if any(abs(limit) > _LARGEST or 0 < abs(limit) < _STEP * 100 for limit in limits):
+        return schema
+    out = dict(schema)
+    if not _limits(schema, ("minimum", "exclusiveMinimum")):
+        out["minimum"] = -_LARGEST
+    if not _limits(schema, ("maximum", "exclusiveMaximum")):
+        out["maximum"] = _LARGEST
+    if "number" in kinds and "multipleOf" not in out:
+        out["multipleOf"] = _STEP
+    return out
+
+
+def _limits(schema: dict[str, Any], names: Iterable[str]) -> list[float]:
+    values = (schema.get(name) for name in names)
+    return [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
