@@ -203,7 +203,7 @@ def test_what_is_piped_is_one_prompt(monkeypatch: pytest.MonkeyPatch, capsys: Ca
 
 
 def test_info_tells_sizes_without_loading(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    assert call(monkeypatch, "info", "--no-measure") == 0
+    assert call(monkeypatch, "info", "demo", "--no-measure") == 0
     out = capsys.readouterr().out
     assert "gemma4_text" in out
     assert "per token" in out

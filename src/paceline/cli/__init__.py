@@ -26,7 +26,8 @@ COMMANDS = {
     "list": "List the models that are on this machine.",
     "pull": "Download a model and the drafter that was published for it.",
     "rm": "Remove models from the cache of downloads.",
-    "info": "Say what a model is, what it needs and what would be used.",
+    "info": "Say what a model is, what it needs and what would be used; without one, what is installed.",
+    "self-test": "Test this installation: kernels, losslessness, an answer.",
     "quantize": "Store a model with int8 or int4 weights.",
     "convert": "Write a model as GGUF, or a GGUF model as safetensors.",
     "train": "Train or adapt a drafter for a target.",
@@ -43,7 +44,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"paceline.cli.{cmd_name}")
+        module = importlib.import_module(f"paceline.cli.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         return command
 

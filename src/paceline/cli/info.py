@@ -58,9 +58,17 @@ def command(
 ) -> None:  # fmt: skip
     """Say what TARGET and its drafter are, whether they will run here, how fast, and what is unsupported and why.
 
+    Without TARGET: what is installed here, in a form to paste into a report of a bug.
+
     Reads configs and file headers only; a config.json alone is enough. Of a model on the hub no weights are downloaded.
     The published Gemma 4, Qwen3, Llama 3 and SmolLM2 models are known without a network, too.
     """
+    if target is None and named is None:
+        from paceline.cli import doctor
+
+        found = doctor.facts()
+        click.echo(json.dumps(found, indent=2) if as_json else "\n".join(doctor.lines(found)))
+        return
     import tempfile
 
     from paceline.bench.outlook import Outlook
