@@ -28,12 +28,16 @@ def unusable(version, libc):
     """One line that says why this Python or C library will not do, else None. `version`: (3, 12); `libc`: as libc_ver."""
     if not OLDEST <= version <= NEWEST:
         wanted = "{}.{} to {}.{}".format(*OLDEST, *NEWEST)
-        return "paceline needs Python %s, this one is %d.%d: set PYTHON=python3.12, say, and run it again" % (wanted, *version)
+        return "paceline needs Python %s, this one is %d.%d: set PYTHON=python3.12, say, and run it again" % (
+            wanted,
+            *version,
+        )
     name, number = libc
     if sys.platform == "linux":
         if name != "glibc":
-            return "PyTorch has no packages for a C library other than glibc (this is %s): use a glibc system or image" % (
-                name or "musl, it seems"
+            return (
+                "PyTorch has no packages for a C library other than glibc (this is %s): use a glibc system or image"
+                % (name or "musl, it seems")
             )
         parts = tuple(int(part) for part in number.split(".")[:2] if part.isdigit())
         if parts and parts < LEAST_GLIBC:
@@ -46,12 +50,22 @@ def choose(driver, system, reachable):
     if system != "linux":
         return ["torch==" + VERSION], "PyTorch " + VERSION, CPU_SIZE, CPU_INSTALLED
     if driver:
-        return ["torch==" + VERSION], "PyTorch %s with CUDA, for the NVIDIA driver that is here" % VERSION, CUDA_SIZE, CUDA_INSTALLED
+        return (
+            ["torch==" + VERSION],
+            "PyTorch %s with CUDA, for the NVIDIA driver that is here" % VERSION,
+            CUDA_SIZE,
+            CUDA_INSTALLED,
+        )
     name = "PyTorch %s, its CPU build" % VERSION
     arguments = ["torch==%s+cpu" % VERSION]
     if reachable:
         return [*arguments, "--extra-index-url", INDEX + "cpu"], name, CPU_SIZE, CPU_INSTALLED
-    return arguments, name + " by name from your own index (PyTorch's cannot be reached)", CPU_SIZE, CPU_INSTALLED
+    return (
+        arguments,
+        name + " by name from your own index (PyTorch's cannot be reached)",
+        CPU_SIZE,
+        CPU_INSTALLED,
+    )
 
 
 def reachable(url, seconds=5.0):
@@ -71,13 +85,21 @@ def main():
     if wrong:
         sys.exit("scripts/setup: " + wrong)
     driver = os.path.exists(DRIVER)
-    arguments, what, size, installed = choose(driver, sys.platform, not driver and reachable(INDEX + "cpu/torch/"))
+    arguments, what, size, installed = choose(
+        driver, sys.platform, not driver and reachable(INDEX + "cpu/torch/")
+    )
     free = shutil.disk_usage(".").free // 2**20 if given.free is None else given.free
     need = size + installed + REST + REST_INSTALLED
     if free < need:
-        sys.exit("scripts/setup: %d MB are free here, and about %d are needed: make room, then run it again" % (free, need))
-    print("%s: about %d MB to download, %d MB installed; then paceline and the rest: %d MB, %d MB" % (
-        what, size, installed, REST, REST_INSTALLED), file=sys.stderr)
+        sys.exit(
+            "scripts/setup: %d MB are free here, and about %d are needed: make room, then run it again"
+            % (free, need)
+        )
+    print(
+        "%s: about %d MB to download, %d MB installed; then paceline and the rest: %d MB, %d MB"
+        % (what, size, installed, REST, REST_INSTALLED),
+        file=sys.stderr,
+    )
     print("\n".join(arguments))
 
 

@@ -63,7 +63,8 @@ def test_every_command_has_its_row_and_every_row_a_command() -> None:
 
 
 ALONE = [
-    f"paceline {name}" for name in ("run", "serve", "check", "bench", "info", "train", "audit", "quantize", "self-test")
+    f"paceline {name}"
+    for name in ("run", "serve", "check", "bench", "info", "train", "audit", "quantize", "self-test")
 ]
 
 
