@@ -24,7 +24,7 @@ from paceline.ops.cuda import runner as runners
 from paceline.ops.cuda import selftest
 from paceline.ops.cuda.kernels.attention import section_of
 from paceline.ops.cuda.runner import CudaRunner
-from paceline.ops.cuda.shape import round_up
+from paceline.ops.cuda.shape import lanes_of, round_up
 from paceline.ops.cuda.weights import pack
 from paceline.ops.quantize import quantize
 from paceline.ops.reference import EagerRunner, dequantize
@@ -100,7 +100,7 @@ def test_quantized_weights_give_what_plain_torch_gives(kind):
     assert not notes
 
 
-@pytest.mark.parametrize("name", ["llama-tied-biases", "mistral-window", "qwen3-moe", "glm4-moe"])
+@pytest.mark.parametrize("name", ["llama-tied-biases", "mistral-window", "qwen3-moe", "glm4-moe", "deepseek"])
 def test_other_families_give_what_plain_torch_gives(name, tmp_path):
     build_decoder(name, tmp_path, num_hidden_layers=2)
     runner, notes = cuda_runner()
@@ -111,9 +111,8 @@ def test_other_families_give_what_plain_torch_gives(name, tmp_path):
     assert not notes
 
 
-@pytest.mark.parametrize("name", ["deepseek", "qwen3_5"])
-def test_what_has_no_kernel_runs_by_plain_torch_and_is_said(name, tmp_path):
-    build_decoder(name, tmp_path)
+def test_what_has_no_kernel_runs_by_plain_torch_and_is_said(tmp_path):
+    build_decoder("qwen3_5", tmp_path)
     runner, notes = cuda_runner()
     target = load_target(tmp_path, runner=runner)
     text = [token % VOCAB for token in TEXT[:4]]
@@ -232,6 +231,18 @@ def weight_of(data, kind):
         return quantize(data, kind)
     made = gguf.quants.quantize(data.numpy(), gguf.GGMLQuantizationType[kind.upper()])
     return Weight(torch.from_numpy(made), kind)
+
+
+def test_heads_that_share_keys_are_cut_into_tiles():
+    assert [lanes_of(n) for n in (1, 2, 8, 16, 24, 128, 71)] == [
+        (1, 1),
+        (2, 1),
+        (8, 1),
+        (16, 1),
+        (12, 2),
+        (16, 8),
+        (1, 71),
+    ]
 
 
 def test_sections_of_keys_grow_with_the_position_alone():

@@ -111,8 +111,6 @@ class Emitter:
         layer, heads, window, sees = (number_of(node, i) for i in range(4))
         out = self.define(node.outputs[0])
         self.out.reads_rows = True
-        if out.width != q.width:
-            raise Unsupported("latent attention")
         if (keys := Keys(layer, heads, window, sees)) not in self.out.attends:
             self.out.attends.append(keys)
         self.emit("attention", launch.attention(launch.Attend(q, out, keys)), [q], [out])

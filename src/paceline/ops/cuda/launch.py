@@ -20,7 +20,7 @@ from paceline.ops.cuda.kernels import attention as attending
 from paceline.ops.cuda.kernels import rows as rowwise
 from paceline.ops.cuda.kernels.linear import BLOCK, linear_kernel, sum_kernel
 from paceline.ops.cuda.places import Ref
-from paceline.ops.cuda.shape import FEW
+from paceline.ops.cuda.shape import FEW, lanes_of
 from paceline.ops.cuda.weights import INT4, INT8, TILE, Matrix
 
 ELEMENTS = 1024  # of a row, that a program of an elementwise kernel has
@@ -279,31 +279,31 @@ def attention(spec: Attend) -> Launch:
         cache = context.cache
         assert cache is not None
         layer = cache.layout.layers[keys.layer]
-        group = keys.heads // layer.kv_heads
+        group, per_kv = lanes_of(keys.heads // layer.kv_heads)
+        groups = layer.kv_heads * per_kv
         number = context.reach(keys)
         tiles, sections = context.bucket.tiles[number], context.bucket.sections[number]
         k, v, table = cache.k[keys.layer], cache.v[keys.layer], cache.tables[layer.kind]
-        lanes, whole = max(attending.COLUMNS, power(group)), not context.bucket.few
+        lanes, whole = attending.COLUMNS, not context.bucket.few
         d, dv = power(layer.head_dim), power(layer.value_dim)
         block = 64 if d <= 512 else 32
-        parts = tiles * layer.kv_heads * sections
+        parts = tiles * groups * sections
         part_out = context.scratch("attention", 1 if whole else parts * lanes * layer.value_dim)
         part_mass = context.scratch("mass", 1 if whole else parts * 2 * lanes)
         dtype = k.dtype if k.dtype in TYPES else torch.float32
         common: dict[str, Any] = {"WINDOW": keys.window, "SEES": keys.sees, "GROUP": group, "R": lanes}
         rows = context.meta("positions"), context.meta("ends"), context.meta("reach")
-        start(attending.attention_kernel, (tiles, layer.kv_heads, 1 if whole else sections), context)(
+        start(attending.attention_kernel, (tiles, groups, 1 if whole else sections), context)(
             q.data, k, v, table, context.tiles(number), *rows, context.meta("slots"), out.data, part_out, part_mass,
-            layer.kv_heads, layer.head_dim, layer.value_dim, q.stride, out.stride, table.stride(0), sections,
+            layer.kv_heads, per_kv, layer.head_dim, layer.value_dim, q.stride, out.stride, table.stride(0), sections,
             WHOLE=whole, D=max(16, d), DV=max(16, dv), BN=block, PAGE=cache.page_size, DT=TYPES[dtype],
             num_warps=4 if d <= 256 else 8, num_stages=2 if d <= 128 else 1, **common,
         )  # fmt: skip
         if not whole:
             columns = min(64, max(16, dv))
-            start(attending.join_kernel, (tiles, layer.kv_heads, triton.cdiv(layer.value_dim, columns)), context)(
-                context.tiles(number), *rows, out.data, part_out, part_mass, layer.kv_heads, layer.value_dim,
-                out.stride, sections,
-                B=columns, **common,
+            start(attending.join_kernel, (tiles, groups, triton.cdiv(layer.value_dim, columns)), context)(
+                context.tiles(number), *rows, out.data, part_out, part_mass, layer.value_dim, out.stride,
+                sections, B=columns, **common,
             )  # fmt: skip
 
     return run

@@ -23,7 +23,7 @@ from paceline.ops.cuda.emitter import Lowered
 from paceline.ops.cuda.kernels.attention import COLUMNS
 from paceline.ops.cuda.launch import power
 from paceline.ops.cuda.places import allocate
-from paceline.ops.cuda.shape import FIELDS, Bucket, Layout, Reach, Step, fill, round_up
+from paceline.ops.cuda.shape import FIELDS, Bucket, Layout, Reach, Step, fill, lanes_of, round_up
 
 STAGES = 8  # steps that may be on their way to the device at a time
 Captured = Callable[[], None]  # enqueues all that was captured
@@ -142,8 +142,8 @@ class Plan:
         self.reaches, self._reach, self._capacity = [], {}, 0
         self._held.clear()
         for keys in self.lowered.attends:
-            group = keys.heads // cache.layout.layers[keys.layer].kv_heads
-            reach = Reach(keys.window, keys.sees, max(COLUMNS, power(group)) // group)
+            heads, _ = lanes_of(keys.heads // cache.layout.layers[keys.layer].kv_heads)
+            reach = Reach(keys.window, keys.sees, COLUMNS // heads)
             if reach not in self.reaches:
                 self.reaches.append(reach)
             self._reach[keys] = self.reaches.index(reach)
@@ -243,10 +243,10 @@ class Plan:
             return
         for keys, number in self._reach.items():
             layer = cache.layout.layers[keys.layer]
-            lanes = max(COLUMNS, power(keys.heads // layer.kv_heads))
-            parts = context.bucket.tiles[number] * layer.kv_heads * context.bucket.sections[number]
-            context.scratch("attention", parts * lanes * layer.value_dim)
-            context.scratch("mass", parts * 2 * lanes)
+            heads, _ = lanes_of(keys.heads // layer.kv_heads)
+            parts = context.bucket.tiles[number] * (keys.heads // heads) * context.bucket.sections[number]
+            context.scratch("attention", parts * COLUMNS * layer.value_dim)
+            context.scratch("mass", parts * 2 * COLUMNS)
 
     def _context(self, bucket: Bucket) -> Context:
         layout = Layout(bucket.rows, len(self.reaches))

@@ -179,5 +179,3 @@ def _supported(ops: RecordingOps) -> None:
             raise Unsupported("linear attention")
         if node.code is Code.REDUCE:
             raise Unsupported("a target over several processes")
-        if node.code is Code.ATTENTION and node.outputs[0].width != node.inputs[0].width:
-            raise Unsupported("latent attention")

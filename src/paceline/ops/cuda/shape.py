@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from paceline.ops.cuda.kernels.attention import section_of
+from paceline.ops.cuda.kernels.attention import COLUMNS, section_of
 
 FEW = 64  # rows up to which parts of the inputs, and sections of the keys, have programs of their own
 FIELDS = ("tokens", "positions", "slots", "ends", "reach")
@@ -48,6 +48,12 @@ def round_up(count: int) -> int:
         return 1 << max(0, count - 1).bit_length()
     step = 64 if count <= 512 else 256
     return -(-count // step) * step
+
+
+def lanes_of(group: int) -> tuple[int, int]:
+    """(heads of a tile, groups of so many that share a K/V head) of `group` heads that do."""
+    heads = next(n for n in range(min(group, COLUMNS), 0, -1) if group % n == 0)
+    return heads, group // heads
 
 
 def power(count: int) -> int:

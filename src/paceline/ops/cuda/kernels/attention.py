@@ -79,7 +79,7 @@ def _columns(
 
 @triton.jit
 def _section(
-    q_t, k, v, table, section, begin, end, low, last, inside, h, kv_heads, key_width, value_width,
+    q_t, k, v, table, section, begin, end, low, last, inside, kv, kv_heads, key_width, value_width,
     D: tl.constexpr, DV: tl.constexpr, R: tl.constexpr, BN: tl.constexpr, PAGE: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """(maximum [R], sum [R], weighted sum [DV, R]) over the keys of one section that columns see."""
@@ -93,7 +93,7 @@ def _section(
         j = j0 + tl.arange(0, BN)
         known = (j <= end) & (j >= begin)
         page = tl.load(table + j // PAGE, mask=known, other=0).to(tl.int64)
-        place = (page * PAGE + j % PAGE) * kv_heads + h
+        place = (page * PAGE + j % PAGE) * kv_heads + kv
         keys = tl.load(
             k + (place * key_width)[:, None] + d[None, :],
             mask=known[:, None] & (d < key_width)[None, :],
@@ -130,7 +130,7 @@ def _join(most, mass, out, most_s, mass_s, out_s):
 @triton.jit(do_not_specialize=["sections"])
 def attention_kernel(
     q, k, v, table, tiles, positions, ends, reach, slots, out, part_out, part_mass,
-    kv_heads, key_width, value_width, q_stride, out_stride, table_stride, sections,
+    kv_heads, per_kv, key_width, value_width, q_stride, out_stride, table_stride, sections,
     PDL: tl.constexpr, WINDOW: tl.constexpr, SEES: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr,
     D: tl.constexpr,
     DV: tl.constexpr, R: tl.constexpr, BN: tl.constexpr, PAGE: tl.constexpr, DT: tl.constexpr,
@@ -142,7 +142,8 @@ def attention_kernel(
     )
     if count == 0:
         return
-    h = tl.program_id(1)
+    h = tl.program_id(1)  # a group of GROUP heads, of which `per_kv` share a K/V head
+    kv = h // per_kv
     d, dv = tl.arange(0, D), tl.arange(0, DV)
     pages = table + tl.load(slots + first).to(tl.int64) * table_stride
     at = q + row.to(tl.int64)[None, :] * q_stride + (h * GROUP + head)[None, :] * key_width + d[:, None]
@@ -188,11 +189,11 @@ def attention_kernel(
         z = tl.program_id(2)
         if s0 + z <= s1:
             most_s, mass_s, out_s = _section(
-                q_t, k, v, pages, s0 + z, begin, end, low, last, inside, h, kv_heads, key_width, value_width, D, DV,
+                q_t, k, v, pages, s0 + z, begin, end, low, last, inside, kv, kv_heads, key_width, value_width, D, DV,
                 R, BN,
                 PAGE, DT,
             )  # fmt: skip
-            part = ((tl.program_id(0) * kv_heads + h) * sections + z).to(tl.int64)
+            part = ((tl.program_id(0) * tl.num_programs(1) + h) * sections + z).to(tl.int64)
             c = tl.arange(0, R)
             tl.store(part_mass + part * (2 * R) + c, most_s)
             tl.store(part_mass + part * (2 * R) + R + c, mass_s)
@@ -202,7 +203,7 @@ def attention_kernel(
 
 @triton.jit(do_not_specialize=["sections"])
 def join_kernel(
-    tiles, positions, ends, reach, out, part_out, part_mass, kv_heads, value_width, out_stride, sections,
+    tiles, positions, ends, reach, out, part_out, part_mass, value_width, out_stride, sections,
     WINDOW: tl.constexpr, SEES: tl.constexpr, GROUP: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Join the sections of a tile, B columns of its values at a time."""
@@ -214,7 +215,7 @@ def join_kernel(
         return
     h = tl.program_id(1)
     c, dv = tl.arange(0, R), tl.program_id(2) * B + tl.arange(0, B)
-    part = ((tl.program_id(0) * kv_heads + h) * sections).to(tl.int64)
+    part = ((tl.program_id(0) * tl.num_programs(1) + h) * sections).to(tl.int64)
     most = tl.full([R], float("-inf"), tl.float32)
     mass = tl.zeros([R], tl.float32)
     total = tl.zeros([B, R], tl.float32)
