@@ -39,7 +39,7 @@ LATENT = GROUPED | {
     "v_head_dim": 20,
 }  # fmt: skip
 DEEP_YARN = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}
-LINEAR, FULL = "linear_attention", "full_attention"
+LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
 HYBRID: dict[str, Any] = {
     "num_hidden_layers": 5, "layer_types": [LINEAR, LINEAR, FULL, LINEAR, FULL], "head_dim": 16,
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
@@ -66,6 +66,19 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-whole": ("DeepseekV3", LATENT | {"q_lora_rank": None, "attention_bias": True, "rope_interleave": False}),
     "deepseek-odd": ("DeepseekV3", LATENT | {"attention_bias": True, "norm_topk_prob": False, "rope_parameters": YARN}),
     "qwen3_5": ("Qwen3_5", HYBRID),
+    "gemma3": ("Gemma3", {
+        "layer_types": [SLIDING, SLIDING, FULL, SLIDING], "sliding_window": WINDOW, "head_dim": 16,
+        "query_pre_attn_scalar": 24, "tie_word_embeddings": True, "rope_parameters": {
+            FULL: {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+        },
+    }),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1, 0], "pad_token_id": 0}),
+    "olmo2": ("Olmo2", {"num_key_value_heads": 4, "pad_token_id": 0}),
+    "granite": ("Granite", {
+        "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.7, "logits_scaling": 4.0,
+        "attention_bias": True,
+    }),
     "glm4-moe": ("Glm4Moe", GROUPED | {"head_dim": 16, "attention_bias": True, "routed_scaling_factor": 1.7}),
     "glm4-norms": ("Glm4Moe", GROUPED | {"head_dim": 24, "use_qk_norm": True, "n_group": 2, "rope_parameters": YARN}),
     "qwen3_5-moe": ("Qwen3_5Moe", HYBRID | HYBRID_EXPERTS),

@@ -71,9 +71,7 @@ def xml() -> tuple[str, str]:
 
 def glm(line: str) -> tuple[str, str]:
     pairs = {"s": RAW, "n": "5", "o": '{"k": true}'}
-    inner = "".join(
-        f"<arg_key>{k}</arg_key>{line}<arg_value>{v}</arg_value>{line}" for k, v in pairs.items()
-    )
+    inner = "".join(f"<arg_key>{k}</arg_key>{line}<arg_value>{v}</arg_value>{line}" for k, v in pairs.items())
     one = f"<tool_call>f{line}{inner}</tool_call>"
     return one, f"{one}{line}<tool_call>g{line}</tool_call>"
 
@@ -95,7 +93,10 @@ def gemma() -> tuple[str, str]:
 
 def harmony() -> tuple[str, str]:
     one = f"<|channel|>commentary to=functions.f <|constrain|>json<|message|>{A}<|call|>"
-    return one, one + "<|start|>assistant<|channel|>commentary to=functions.g <|constrain|>json<|message|>{}<|call|>"
+    return (
+        one,
+        one + "<|start|>assistant<|channel|>commentary to=functions.g <|constrain|>json<|message|>{}<|call|>",
+    )
 
 
 def kimi() -> tuple[str, str]:

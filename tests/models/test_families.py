@@ -167,6 +167,16 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "heads": ("llama", {"num_key_value_heads": 3}, "do not divide"),
     "partial": ("llama", {"partial_rotary_factor": 0.5}, "rotate whole heads"),
     "missing": ("llama", {"intermediate_size": None}, "lacks intermediate_size"),
+    "gemma3 caps": ("gemma3", {"attn_logit_softcapping": 50.0}, "Gemma 3 caps no scores"),
+    "gemma3 kinds": ("gemma3", {"layer_types": ["full_attention"]}, "must name 4 layers"),
+    "gemma3 local": (
+        "gemma3",
+        {"rope_parameters": {"full_attention": {}, "sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+        "layers with a window have plain rotary embeddings",
+    ),
+    "gemma3 act": ("gemma3", {"hidden_activation": "relu"}, "uses gelu_pytorch_tanh"),
+    "smollm3 turns": ("smollm3", {"no_rope_layers": [1, 2, 1, 0]}, "must have a 0 or 1 for each of 4 layers"),
+    "olmo2 biases": ("olmo2", {"attention_bias": True}, "have no biases"),
     "kinds": ("mistral", {"layer_types": ["full_attention"] * 4}, "Ministral"),
     "qwen kinds": ("qwen2", {"layer_types": ["full_attention"]}, "layer_types must name 4"),
     "no window": ("qwen2", {"layer_types": ["sliding_attention"] * 4}, "no sliding_window in use"),
@@ -202,6 +212,27 @@ def test_what_cannot_be_run_is_one_line(case: str, tmp_path: Path) -> None:
         load_target(tmp_path)
     assert "\n" not in str(caught.value)
     assert inspect(tmp_path).unsupported == [str(caught.value)]
+
+
+def test_the_text_of_a_gemma3_that_sees_is_read_from_older_configs_too(tmp_path: Path) -> None:
+    """As google/gemma-3-4b-it: the text model is a part of config.json, rotary bases and the pattern have old names."""
+    build_decoder("gemma3", tmp_path / "text", layer_types=["sliding_attention"] * 3 + ["full_attention"])
+    wanted = logits_of(load_target(tmp_path / "text"), prompts(), 7)
+    config = json.loads((tmp_path / "text" / "config.json").read_text())
+    for key in ("layer_types", "rope_parameters", "model_type", "tie_word_embeddings", "eos_token_id"):
+        config.pop(key)
+    config |= {"sliding_window_pattern": 4, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+               "rope_scaling": {"rope_type": "linear", "factor": 8.0}}  # fmt: skip
+    outer = {"model_type": "gemma3", "text_config": config, "eos_token_id": [1, 5]}
+    (tmp_path / "text" / "config.json").write_text(json.dumps(outer))
+    (tmp_path / "text" / "generation_config.json").unlink()
+    file = tmp_path / "text" / "model.safetensors"
+    renamed = {f"language_model.{name}": tensor for name, tensor in load_file(file).items()}
+    save_file(renamed | {"vision_tower.vision_model.post_layernorm.weight": torch.ones(3)}, file)
+    target = load_target(tmp_path / "text")
+    assert target.eos_token_ids == (1, 5)
+    for got, known in zip(logits_of(target, prompts(), 7), wanted, strict=True):
+        assert torch.equal(got, known)
 
 
 def test_a_drafter_as_target_is_called_one(tmp_path: Path) -> None:

@@ -69,7 +69,9 @@ def joined(s: Served, asked: dict[str, Any]) -> tuple[dict[str, Any], str, dict[
     """The message that a client puts together from a stream, its end, and the usage."""
     message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
     reason, used = "", {}
-    with s.client.stream("POST", CHAT, json={"stream": True, "stream_options": {"include_usage": True}, **asked}) as r:
+    with s.client.stream(
+        "POST", CHAT, json={"stream": True, "stream_options": {"include_usage": True}, **asked}
+    ) as r:
         for line in r.iter_lines():
             if not line.startswith("data: {"):
                 continue
@@ -82,9 +84,13 @@ def joined(s: Served, asked: dict[str, Any]) -> tuple[dict[str, Any], str, dict[
                 for call in delta.get("tool_calls", ()):
                     if "id" in call:
                         assert call["index"] == len(message["tool_calls"])
-                        message["tool_calls"].append({"id": call["id"], "type": "function", "function": call["function"]})
+                        message["tool_calls"].append(
+                            {"id": call["id"], "type": "function", "function": call["function"]}
+                        )
                     else:
-                        message["tool_calls"][call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+                        message["tool_calls"][call["index"]]["function"]["arguments"] += call["function"][
+                            "arguments"
+                        ]
     return message, reason, used
 
 
@@ -97,21 +103,30 @@ def test_answers_come_parted_through_every_api(server: tuple[str, Served, ChatFo
         message = choice["message"]
         assert message.get("reasoning_content", "") == thought, script
         assert (message["content"] or "") == text, script
-        told = [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in message.get("tool_calls", [])]
+        told = [
+            (c["function"]["name"], json.loads(c["function"]["arguments"]))
+            for c in message.get("tool_calls", [])
+        ]
         assert told == calls, script
         assert choice["finish_reason"] == ("tool_calls" if calls else "stop")
         details = plain["usage"]["completion_tokens_details"]
         assert bool(details["reasoning_tokens"]) == bool(thought)
         assert details["reasoning_tokens"] < plain["usage"]["completion_tokens"]
         drafted = s.post(CHAT, **body(think, speculation={"draft_tokens": 7})).json()
-        ids = [c.pop("id") for m in (message, drafted["choices"][0]["message"]) for c in m.get("tool_calls", [])]
+        ids = [
+            c.pop("id") for m in (message, drafted["choices"][0]["message"]) for c in m.get("tool_calls", [])
+        ]
         assert drafted["choices"] == plain["choices"]
         if FAMILIES[name].needs.get("short_ids"):
             assert all(len(one) == 9 and one.isalnum() for one in ids)
         streamed, reason, used = joined(s, body(think))
         for call in streamed["tool_calls"]:
             call.pop("id")
-        assert streamed == {"content": text, "reasoning_content": thought, "tool_calls": message.get("tool_calls", [])}
+        assert streamed == {
+            "content": text,
+            "reasoning_content": thought,
+            "tool_calls": message.get("tool_calls", []),
+        }
         assert reason == choice["finish_reason"]
         assert used["completion_tokens_details"]["reasoning_tokens"] == details["reasoning_tokens"]
         responses(s, think, (thought, text, calls))
@@ -123,7 +138,10 @@ def responses(s: Served, think: bool | None, want: tuple[str, str, list[tuple[st
     tools = [{"type": "function", **tool["function"]} for tool in DECLARED]
     made = s.post("/v1/responses", input="hi", tools=tools, max_output_tokens=400, seed=1, **effort).json()
     items = made["output"]
-    shown = {kind: [item for item in items if item["type"] == kind] for kind in ("reasoning", "message", "function_call")}
+    shown = {
+        kind: [item for item in items if item["type"] == kind]
+        for kind in ("reasoning", "message", "function_call")
+    }
     assert "".join(item["content"][0]["text"] for item in shown["reasoning"]) == want[0]
     assert "".join(item["content"][0]["text"] for item in shown["message"]) == want[1]
     assert [(item["name"], json.loads(item["arguments"])) for item in shown["function_call"]] == want[2]
@@ -131,7 +149,13 @@ def responses(s: Served, think: bool | None, want: tuple[str, str, list[tuple[st
 
 def ollama(s: Served, think: bool | None, want: tuple[str, str, list[tuple[str, Any]]]) -> None:
     switch = {} if think is None else {"think": think}
-    asked = {"messages": U, "tools": DECLARED, "options": {"num_predict": 400, "seed": 1}, "stream": False, **switch}
+    asked = {
+        "messages": U,
+        "tools": DECLARED,
+        "options": {"num_predict": 400, "seed": 1},
+        "stream": False,
+        **switch,
+    }
     message = s.post("/api/chat", **asked).json()["message"]
     calls = [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", [])]
     assert (message.get("thinking", ""), message["content"], calls) == want
@@ -159,7 +183,11 @@ def test_forced_calls_and_formats_hold_behind_the_thought(server: tuple[str, Ser
             assert mask is not None
             allowed = {tokenizer.token_text(int(i)) for i in mask.nonzero()[0]}
             first = tokenizer.token_text(tokenizer.encode(one.calls[0], add_bos=False)[0])
-            may = {tokenizer.token_text(tokenizer.encode(one.thought[0], add_bos=False)[0])} if one.thought else set()
+            may = (
+                {tokenizer.token_text(tokenizer.encode(one.thought[0], add_bos=False)[0])}
+                if one.thought
+                else set()
+            )
             thinks = think or (think is None and one.thinks)
             assert allowed == ({first} | (may if thinks else set()))
 
@@ -169,10 +197,16 @@ def test_results_of_calls_are_shown_to_the_model(server: tuple[str, Served, Chat
     name, s, chat = server
     s.engine.script = FAMILIES[name].said + "ok"
     calls = [
-        {"id": "call_abc123def456", "type": "function", "function": {"name": "f", "arguments": '{"s": "Paris"}'}},
+        {
+            "id": "call_abc123def456",
+            "type": "function",
+            "function": {"name": "f", "arguments": '{"s": "Paris"}'},
+        },
         {"id": "call_other", "type": "function", "function": {"name": "g", "arguments": "{}"}},
     ]
-    results = [{"role": "tool", "tool_call_id": c["id"], "content": f"result {i}"} for i, c in enumerate(calls)]
+    results = [
+        {"role": "tool", "tool_call_id": c["id"], "content": f"result {i}"} for i, c in enumerate(calls)
+    ]
     talk = [*U, {"role": "assistant", "content": None, "tool_calls": calls}, *results]
     answer = s.post(CHAT, **body(None, messages=talk))
     if chat.calls is None:
@@ -189,10 +223,14 @@ def test_one_call_where_parallel_calls_are_off(server: tuple[str, Served, ChatFo
     if one.calls is None or (one.opened and not one.switches):
         return
     s.engine.script = one.calls[1]
-    message = s.post(CHAT, **body(False if one.switches else None, parallel_tool_calls=False)).json()["choices"][0]
+    message = s.post(CHAT, **body(False if one.switches else None, parallel_tool_calls=False)).json()[
+        "choices"
+    ][0]
     [call] = message["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == ARGUMENTS
     if name == "families/hermes_3":  # a template for use with tools only
         return
-    off = s.post(CHAT, **body(False if one.switches else None, tool_choice="none")).json()["choices"][0]["message"]
+    off = s.post(CHAT, **body(False if one.switches else None, tool_choice="none")).json()["choices"][0][
+        "message"
+    ]
     assert "tool_calls" not in off

@@ -213,7 +213,12 @@ def test_a_lark_grammar_may_speak_of_gbnf(s: Served) -> None:
     assert answer["choices"][0]["text"] == "a ::= b"
 
 
-ONE_KEY = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+ONE_KEY = {
+    "type": "object",
+    "properties": {"a": {"const": 1}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
 FORMATS: list[tuple[dict[str, Any], Any]] = [
     ({"guided_json": SCHEMA}, dict), ({"guided_json": json.dumps(SCHEMA)}, dict), ({"json_schema": SCHEMA}, dict),
     ({"structured_outputs": {"json": SCHEMA}}, dict), ({"structured_outputs": {"json_object": True}}, dict),

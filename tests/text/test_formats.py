@@ -79,7 +79,12 @@ def theirs(source: str, messages: Any, tools: Any, switches: dict[str, Any]) -> 
     oracle = PreTrainedTokenizerFast(tokenizer_object=gemma_style(), bos_token="<bos>", eos_token="<eos>")
     try:
         made: str = oracle.apply_chat_template(
-            messages, chat_template=source, tokenize=False, tools=tools, add_generation_prompt=True, **switches
+            messages,
+            chat_template=source,
+            tokenize=False,
+            tools=tools,
+            add_generation_prompt=True,
+            **switches,
         )
     except (TemplateError, TypeError):
         return None
@@ -103,11 +108,15 @@ def test_prompts_are_those_of_transformers(family: tuple[str, Tokenizer, ChatFor
     assert json.dumps(messages) == before, "the client's messages were changed"
     if "call" in cell or "result" in cell:
         assert (got is not None) or chat.calls is None or "hermes" in name
-        for said_before in (["f", "12 degrees"] + (["grey"] if "parallel" in cell else [])) if chat.calls and got else ():
+        for said_before in (
+            (["f", "12 degrees"] + (["grey"] if "parallel" in cell else [])) if chat.calls and got else ()
+        ):
             assert said_before in got
 
 
-def run(chat: ChatFormat, pieces: Sequence[str], inside: bool = False, tools: Any = TOOLS) -> tuple[str, str, list[Any]]:
+def run(
+    chat: ChatFormat, pieces: Sequence[str], inside: bool = False, tools: Any = TOOLS
+) -> tuple[str, str, list[Any]]:
     """(what was thought, what was said, calls with their arguments as text)."""
     parser, thought, text, calls = chat.parser(inside, tools), "", "", []
     for events in [*(parser.feed(piece) for piece in pieces), parser.finish()]:
@@ -241,7 +250,13 @@ def test_deep_arguments_thoughts_without_end_and_answers_in_json() -> None:
     assert json.loads(run(named("qwen-xml"), [xml])[2][0][1]) == {"o": value}
     endless = "<think>\n" + "hm <think> </thin\n" * 2000
     assert run(named("hermes"), [endless]) == ("hm <think> </thin\n" * 2000, "", [])
-    for said_as_json in ('{"name": "Bob", "age": 3}', '{"name": "h", "parameters": {}}', '{"x": 1}', "{", '{"name"'):
+    for said_as_json in (
+        '{"name": "Bob", "age": 3}',
+        '{"name": "h", "parameters": {}}',
+        '{"x": 1}',
+        "{",
+        '{"name"',
+    ):
         assert run(named("llama3"), list(said_as_json)) == ("", said_as_json, [])
     assert run(named("harmony"), ["no channel at all"]) == ("", "no channel at all", [])
     for chat in map(named, NAMES):
@@ -255,7 +270,21 @@ def test_garbage_of_marks_is_parsed_alike_however_it_is_cut(seed: int) -> None:
     rng = random.Random(seed)
     for name in NAMES:
         chat = named(name)
-        bits = [*chat.marks, "{", "}", '"', '"name": ', "f", '"arguments": ', ":", ",", "\n", "<", "[", "function=f>"]
+        bits = [
+            *chat.marks,
+            "{",
+            "}",
+            '"',
+            '"name": ',
+            "f",
+            '"arguments": ',
+            ":",
+            ",",
+            "\n",
+            "<",
+            "[",
+            "function=f>",
+        ]
         text = "".join(rng.choices(bits, k=30))
         whole = run(chat, [text])
         assert run(chat, list(text)) == whole, (name, text)
@@ -276,14 +305,18 @@ def sample(tokenizer: Tokenizer, constraint: Any, seed: int) -> str:
             allowed = np.flatnonzero(mask).tolist()
             if 1 in allowed:
                 return tokenizer.decode(out, skip_special=False)
-            ends = [i for i in allowed if tokenizer.token_text(i) in '"}],<>/' or tokenizer.token_text(i) in FAST]
+            ends = [
+                i for i in allowed if tokenizer.token_text(i) in '"}],<>/' or tokenizer.token_text(i) in FAST
+            ]
             token = rng.choice(ends if ends and (len(out) > 50 or rng.random() < 0.3) else allowed)
         constraint.commit([token])
         out.append(token)
     raise AssertionError("it did not end: " + tokenizer.decode(out, skip_special=False)[:300])
 
 
-FAST = {m for family in FAMILIES.values() for m in (*family.special, *family.added)} | set("\u010aparmetknsol=")
+FAST = {m for family in FAMILIES.values() for m in (*family.special, *family.added)} | set(
+    "\u010aparmetknsol="
+)
 
 
 def fits(name: str, arguments: Any) -> bool:
@@ -318,14 +351,25 @@ def test_forced_calls_are_written_in_the_models_own_notation(name: str, marks: b
         for lead, before in leads:
             for make, answers in (
                 (grammars.compile_call({"f": F}, 1, lead), [simple]),
-                (grammars.compile_either("json", '{"type":"object"}', {"f": F}, 1, lead), [simple, one.said + "{}"]),
+                (
+                    grammars.compile_either("json", '{"type":"object"}', {"f": F}, 1, lead),
+                    [simple, one.said + "{}"],
+                ),
                 (grammars.compile("json", '{"type":"object"}', lead), [one.said + "{}"]),
             ):
                 for answer in answers:
                     ids = [*tokenizer.encode(before + answer, add_bos=False), 1]
                     masks = make().masks(ids)
-                    wrong = [i for i, (m, t) in enumerate(zip(masks, ids, strict=False)) if m is not None and not m[t]]
-                    assert not wrong, (lead, before + answer, tokenizer.decode(ids[: wrong[0]], skip_special=False))
+                    wrong = [
+                        i
+                        for i, (m, t) in enumerate(zip(masks, ids, strict=False))
+                        if m is not None and not m[t]
+                    ]
+                    assert not wrong, (
+                        lead,
+                        before + answer,
+                        tokenizer.decode(ids[: wrong[0]], skip_special=False),
+                    )
     finally:
         grammars.close()
         ChatTemplate.of(tokenizer).close()
@@ -349,7 +393,11 @@ def test_strict_tools_leave_text_free_and_hold_calls(name: str) -> None:
     try:
         make = grammars.compile_strict({"f": F})
         good = simplest(one.calls[0], one.format)
-        bad = good.replace('"n": 5', '"n": 500').replace('"x"', '"far too long"').replace("\nx\n", "\nfar too long\n")
+        bad = (
+            good.replace('"n": 5', '"n": 500')
+            .replace('"x"', '"far too long"')
+            .replace("\nx\n", "\nfar too long\n")
+        )
         bad = bad.replace(">x<", ">far too long<")
         said = one.said + "Just <text>."
         for answer, allowed in ((good, True), (said, True), (bad, False)):

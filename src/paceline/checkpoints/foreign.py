@@ -10,7 +10,7 @@ from paceline.errors import LoadError
 from paceline.files import read_json
 
 OLDER = {
-    "gemma": "Gemma 1", "gemma2": "Gemma 2", "gemma3": "Gemma 3", "gemma3_text": "Gemma 3", "gemma3n": "Gemma 3n",
+    "gemma": "Gemma 1", "gemma2": "Gemma 2", "gemma3n": "Gemma 3n",
     "gemma3n_text": "Gemma 3n", "paligemma": "PaliGemma", "t5gemma": "T5Gemma", "recurrent_gemma": "RecurrentGemma",
 }  # fmt: skip
 ASSISTANT_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")

@@ -184,6 +184,7 @@ class DFlashNet(GraphNet):
         for layer in self.layers:
             a, h = layer.attention, ops.rms_norm(x, layer.norm_in, config.eps)
             assert isinstance(a, Attention)
+            assert a.inv_freq is not None
             store(ops, h, a, config)
             q = a.q(ops, h)
             if a.q_norm is not None:

@@ -38,6 +38,10 @@ FAMILIES: Mapping[str, str] = {
     "qwen3_5": "qwen3_5", "qwen3_5_text": "qwen3_5", "qwen3_5_moe": "qwen3_5", "qwen3_5_moe_text": "qwen3_5",
     "qwen3_next": "qwen3_5",
     "glm4_moe": "glm4_moe",
+    "gemma3_text": "gemma3", "gemma3": "gemma3",
+    "smollm3": "smollm3",
+    "olmo2": "olmo2",
+    "granite": "granite",
 }  # fmt: skip
 
 

@@ -22,9 +22,11 @@ class Attention:
     k: Linear
     v: Linear
     o: Linear
-    q_norm: Tensor | None  # [head_dim]
+    q_norm: Tensor | None  # [head_dim], or of all heads
     k_norm: Tensor | None
-    inv_freq: Tensor  # [columns that are rotated / 2], one tensor for all layers
+    inv_freq: (
+        Tensor | None
+    )  # [columns that are rotated / 2], one tensor for all layers; None: nothing is rotated
     storage: int
     window: int | None
 
@@ -41,7 +43,8 @@ def attention_shapes(config: DecoderConfig) -> tuple[Shapes, Shapes]:
         "v_proj": (narrow, hidden),
         "o_proj": (hidden, wide),
     }
-    return matrices, {name: (config.head_dim,) for name in ("q_norm", "k_norm") if config.head_norms}
+    sizes = (wide, narrow) if config.wide_norms else (config.head_dim, config.head_dim)
+    return matrices, {name: (size,) for name, size in zip(("q_norm", "k_norm"), sizes) if config.head_norms}
 
 
 def attend(ops: Ops, h: Value, a: Attention | LatentAttention | DeltaNet, config: DecoderConfig) -> Value:
@@ -53,12 +56,10 @@ def attend(ops: Ops, h: Value, a: Attention | LatentAttention | DeltaNet, config
     wide = config.heads * config.head_dim
     both, k, v = a.q(ops, h), a.k(ops, h), a.v(ops, h)
     q = ops.columns(both, 0, wide) if config.gated else both
-    if a.q_norm is not None:
-        q = ops.rms_norm(q, a.q_norm, config.eps, config.heads)
-        k = ops.rms_norm(k, a.k_norm, config.eps, config.kv_heads)
-    stretch = config.rotary.attention
-    q = ops.scale(ops.rotary(q, a.inv_freq, config.heads, stretch), config.head_dim**-0.5)
-    ops.store_kv(a.storage, ops.rotary(k, a.inv_freq, config.kv_heads, stretch), v)
+    q = _turned(ops, q, a.q_norm, a, (config, config.heads))
+    scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+    ops.store_kv(a.storage, _turned(ops, k, a.k_norm, a, (config, config.kv_heads)), v)
+    q = ops.scale(q, scale)
     y = ops.attention(q, a.storage, config.heads, a.window, sees_itself=True)
     return a.o(ops, ops.gated(ops.columns(both, wide, 2 * wide), y, "sigmoid") if config.gated else y)
 
@@ -66,9 +67,15 @@ def attend(ops: Ops, h: Value, a: Attention | LatentAttention | DeltaNet, config
 def store(ops: Ops, h: Value, a: Attention, config: DecoderConfig) -> None:
     """Write the row's K and V, of its normed input, and nothing else."""
     k, v = a.k(ops, h), a.v(ops, h)
-    if a.k_norm is not None:
-        k = ops.rms_norm(k, a.k_norm, config.eps, config.kv_heads)
-    ops.store_kv(a.storage, ops.rotary(k, a.inv_freq, config.kv_heads, config.rotary.attention), v)
+    ops.store_kv(a.storage, _turned(ops, k, a.k_norm, a, (config, config.kv_heads)), v)
+
+
+def _turned(ops: Ops, x: Value, norm: Tensor | None, a: Attention, which: tuple[DecoderConfig, int]) -> Value:
+    """Heads of q or k, normed and rotated as the layer does; `which`: the config, and how many heads."""
+    config, heads = which
+    if norm is not None:
+        x = ops.rms_norm(x, norm, config.eps, 1 if config.wide_norms else heads)
+    return x if a.inv_freq is None else ops.rotary(x, a.inv_freq, heads, config.rotary.attention)
 
 
 def read_attention(
@@ -97,7 +104,7 @@ def read_attention(
         o=linear("o_proj"),
         q_norm=norm("q_norm"),
         k_norm=norm("k_norm"),
-        inv_freq=inv_freq,
+        inv_freq=None if index in config.unturned else inv_freq,
         storage=storage,
         window=config.window if config.kinds[index] == SLIDING else None,
     )

@@ -30,8 +30,10 @@ from paceline.ops.base import Experts, Ops, Runner, Value, Weight
 class Layer:
     attention: Attention | LatentAttention | DeltaNet
     mlp: Mlp | Experts | Mixture
-    norm_in: Tensor  # [H]
-    norm_post: Tensor  # [H]
+    norm_in: Tensor  # [H], before attention, or after it where the config places norms so
+    norm_post: Tensor  # [H], the same of the MLP
+    after_attention: Tensor | None = None  # [H], where norms stand before and after
+    after_mlp: Tensor | None = None
 
 
 def decoder_shapes(config: DecoderConfig) -> Shapes:
@@ -43,7 +45,7 @@ def decoder_shapes(config: DecoderConfig) -> Shapes:
     attention, norms = attention_shapes(config)
     for i, kind in enumerate(config.kinds):
         at = f"layers.{i}"
-        shapes[f"{at}.input_layernorm.weight"] = shapes[f"{at}.post_attention_layernorm.weight"] = (hidden,)
+        shapes |= {f"{at}.{name}.weight": (hidden,) for name in config.norm_names.values()}
         matrices: Shapes = {}
         if kind == LINEAR:
             assert config.delta is not None
@@ -79,8 +81,15 @@ class DecoderTarget(GraphTarget):
     def __init__(self, config: DecoderConfig, weights: Weights, runner: Runner, dtype: torch.dtype) -> None:
         super().__init__(config, weights, runner, dtype)
         self.config = config
-        inv_freq = inverse_frequencies(config.rotary, config.rotated or config.head_dim).to(weights.device)
-        self.layers = tuple(read_layer(weights, config, i, inv_freq) for i in range(len(config.kinds)))
+        size = config.rotated or config.head_dim
+        turns = {
+            kind: inverse_frequencies(config.rotary_of(kind), size) for kind in dict.fromkeys(config.kinds)
+        }
+        turns = {kind: turn.to(weights.device) for kind, turn in turns.items()}
+        self.layers = tuple(
+            read_layer(weights, config, i, turns[kind]) for i, kind in enumerate(config.kinds)
+        )
+        self.embedding_scale = config.embedding_scale
         self.norm = self.norm + config.norm_shift
         self._set_layout(decoder_layout(config), attention_outputs(self.layers))
 
@@ -88,16 +97,31 @@ class DecoderTarget(GraphTarget):
         x = ops.embed(ops.tokens(), self.embedding, self.embedding_scale)
         kept = [x] if 0 in self.tapped else []
         for i, layer in enumerate(self.layers):
-            h = ops.rms_norm(x, layer.norm_in, self.config.eps)
-            x = ops.add(x, attend(ops, h, layer.attention, self.config))
-            h = ops.rms_norm(x, layer.norm_post, self.config.eps)
-            x = ops.add(x, feed(ops, h, layer.mlp))
+            x = self._layer(ops, x, layer)
             if i + 1 in self.tapped:
                 kept.append(x)
         return (ops.rms_norm(x, self.norm, self.config.eps), *kept)
 
+    def _layer(self, ops: Ops, x: Value, layer: Layer) -> Value:
+        config = self.config
+        late = config.placement == "after"
+        h = x if late else ops.rms_norm(x, layer.norm_in, config.eps)
+        x = self._add(
+            ops, x, attend(ops, h, layer.attention, config), layer.norm_in if late else layer.after_attention
+        )
+        h = x if late else ops.rms_norm(x, layer.norm_post, config.eps)
+        return self._add(ops, x, feed(ops, h, layer.mlp), layer.norm_post if late else layer.after_mlp)
+
+    def _add(self, ops: Ops, x: Value, y: Value, norm: Tensor | None) -> Value:
+        """x + what attention or the MLP gives, normed and scaled as the config says."""
+        y = y if norm is None else ops.rms_norm(y, norm, self.config.eps)
+        scale = self.config.residual_scale
+        return ops.add(x, y if scale == 1.0 else ops.scale(y, scale))
+
     def _logits(self, ops: Ops) -> tuple[Value]:
-        return (ops.linear(ops.given("hidden", self.hidden_size), self.head),)
+        logits = ops.linear(ops.given("hidden", self.hidden_size), self.head)
+        scale = self.config.logit_scale
+        return (logits if scale == 1.0 else ops.scale(logits, scale),)
 
 
 def attention_outputs(layers: Iterable[Layer]) -> list[Weight]:
@@ -113,5 +137,5 @@ def read_layer(
 
     attention = read_attention(weights, config, index, at, inv_freq)
     mlp = read_mlp(weights, config, index, f"{at}.mlp")
-    before, after = f"{at}.input_layernorm", f"{at}.post_attention_layernorm"
-    return Layer(attention, mlp, read_norm(weights, config, before), read_norm(weights, config, after))
+    norms = {field: read_norm(weights, config, f"{at}.{name}") for field, name in config.norm_names.items()}
+    return Layer(attention, mlp, **norms)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from paceline.errors import ConfigError
 from paceline.models.fields import MOST, Fields, shown, token_ids
 from paceline.models.layers.delta_net import DeltaConfig
 from paceline.models.spec import FULL, SLIDING, MoeConfig, Split, layers_line
+from paceline.ops.base import Activation
 
+Placement = Literal["before", "after", "both"]
 PARTIAL = "partial_rotary_factor"
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -86,6 +88,34 @@ class DecoderConfig:
     rotated: int | None = None  # first columns of a head that are rotated; None: all
     norm_shift: float = 0.0  # what is added to the stored weights of norms
     delta: DeltaConfig | None = None  # of layers of linear attention
+    placement: Placement = "before"  # of a layer's norms: before attention and MLP, after them, or both
+    activation: Activation = "silu"  # of the MLP
+    wide_norms: bool = False  # q and k are normed over all heads at once
+    unturned: frozenset[int] = frozenset()  # layers without rotary embeddings
+    local_rotary: Rotary | None = None  # of layers with a window; None: as all others
+    embedding_scale: float = 1.0
+    attention_scale: float | None = None  # of scores; None: head_dim ** -0.5
+    residual_scale: float = 1.0  # of what attention and MLP add to a row
+    logit_scale: float = 1.0
+
+    def rotary_of(self, kind: str) -> Rotary:
+        """That of layers of `kind`."""
+        return self.local_rotary if self.local_rotary is not None and kind == SLIDING else self.rotary
+
+    @property
+    def norm_names(self) -> dict[str, str]:
+        """The fields of a `Layer` that are norms, and what their tensors are called."""
+        if self.placement == "after":
+            return {"norm_in": "post_attention_layernorm", "norm_post": "post_feedforward_layernorm"}
+        if self.placement == "before":
+            return {"norm_in": "input_layernorm", "norm_post": "post_attention_layernorm"}
+        names = (
+            "input_layernorm",
+            "pre_feedforward_layernorm",
+            "post_attention_layernorm",
+            "post_feedforward_layernorm",
+        )
+        return dict(zip(("norm_in", "norm_post", "after_attention", "after_mlp"), names))
 
     @property
     def layer_count(self) -> int:

@@ -10,7 +10,7 @@ import torch
 from paceline.checkpoints.loading import Shapes, Weights
 from paceline.models.layers.decoder_config import DecoderConfig, Routing
 from paceline.models.layers.linear import Linear, read_linear
-from paceline.ops.base import Experts, Ops, Value, Weight
+from paceline.ops.base import Activation, Experts, Ops, Value, Weight
 
 CHOICE_BIAS, SHARED_GATE = "e_score_correction_bias", "shared_expert_gate"
 
@@ -20,6 +20,7 @@ class Mlp:
     gate: Linear
     up: Linear
     down: Linear
+    activation: Activation = "silu"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,14 +71,17 @@ def feed(ops: Ops, h: Value, mlp: Mlp | Experts | Mixture) -> Value:
         return ops.add(ops.moe(h, h, mlp.experts), shared)
     if isinstance(mlp, Experts):
         return ops.moe(h, h, mlp)
-    return mlp.down(ops, ops.gated(mlp.gate(ops, h), mlp.up(ops, h), "silu"))
+    return mlp.down(ops, ops.gated(mlp.gate(ops, h), mlp.up(ops, h), mlp.activation))
 
 
 def read_mlp(weights: Weights, config: DecoderConfig, index: int, at: str) -> Mlp | Experts | Mixture:
     """The MLP of layer `index`, whose tensors are named `at`.*"""
 
     def dense(name: str) -> Mlp:
-        return Mlp(*(read_linear(weights, config, f"{name}.{part}_proj") for part in ("gate", "up", "down")))
+        gate, up, down = (
+            read_linear(weights, config, f"{name}.{part}_proj") for part in ("gate", "up", "down")
+        )
+        return Mlp(gate, up, down, config.activation)
 
     if index not in config.sparse:
         return dense(at)
