@@ -8,11 +8,11 @@ from itertools import pairwise
 
 from paceline import LLM
 from paceline.core import Draft
-from paceline.drafters.base import DraftContext
+from paceline.drafters.base import DraftContext, Drafter
 from paceline.engine.engine import Engine
 
 
-class LastTime:
+class LastTime(Drafter):
     name = "last-time"
     needs_hidden = False
     max_tokens = 4

@@ -13,9 +13,11 @@ from paceline.drafters import mtp
 from paceline.engine import emit as emitting
 from paceline.engine import step as stepping
 from paceline.engine import verify as verifying
+from paceline.engine.plan import StepPlan
 from paceline.engine.state import EngineState
-from paceline.kv.cache import PAGE_SIZE, KVCache
+from paceline.kv.cache import KVCache
 from paceline.kv.prefix import PrefixIndex
+from paceline.kv.store import PAGE_SIZE
 from paceline.sampling import verify
 from paceline.sampling.history import Counts
 from paceline.text.stream import Pushed, TextStream
@@ -27,8 +29,8 @@ Plant = Callable[[Patch], None]
 def keep_a_rejected_token(patch: Patch) -> None:
     right = verifying.verify_match
 
-    def wrong(tokens: list[int], draft: list[int]) -> Verdict:
-        verdict = right(tokens, draft)
+    def wrong(tokens: list[int], draft: list[int], *rest: Any) -> Verdict:
+        verdict = right(tokens, draft, *rest)
         if verdict.accepted < len(draft):
             return Verdict(verdict.accepted + 1, tokens[verdict.accepted + 1])
         return verdict
@@ -39,8 +41,8 @@ def keep_a_rejected_token(patch: Patch) -> None:
 def correct_one_row_late(patch: Patch) -> None:
     right = verifying.verify_match
 
-    def wrong(tokens: list[int], draft: list[int]) -> Verdict:
-        verdict = right(tokens, draft)
+    def wrong(tokens: list[int], draft: list[int], *rest: Any) -> Verdict:
+        verdict = right(tokens, draft, *rest)
         return Verdict(verdict.accepted, tokens[min(verdict.accepted + 1, len(draft))])
 
     patch.setattr(verifying, "verify_match", wrong)
@@ -101,15 +103,14 @@ def draft_what_was_drafted_before_preemption(patch: Patch) -> None:
     last: dict[int, list[int]] = {}
     stale: dict[int, list[int]] = {}
 
-    def wrong(state: EngineState, work: Any) -> Any:
-        proposed = propose(state, work)
-        draft = proposed.draft
-        for i, w in enumerate(work):
+    def wrong(state: EngineState, plan: StepPlan) -> None:
+        propose(state, plan)
+        draft = plan.draft
+        for i, request in enumerate(plan.requests):
             if draft.tokens[i]:
-                old = stale.pop(w.sequence.id, draft.tokens[i])
-                last[w.sequence.id] = draft.tokens[i]
+                old = stale.pop(request.sequence.id, draft.tokens[i])
+                last[request.sequence.id] = draft.tokens[i]
                 draft.tokens[i] = (old + draft.tokens[i])[: len(draft.tokens[i])]
-        return proposed
 
     def remember(self: EngineState, sequence: Sequence) -> None:
         stale[sequence.id] = last.get(sequence.id, [])

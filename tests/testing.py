@@ -186,7 +186,7 @@ class TinyNet:
         """Step by step only."""
 
 
-class RandomDrafter:
+class RandomDrafter(Drafter):
     """Random tokens, random lengths, and the distribution they came from: mostly wrong, which is what finds bugs."""
 
     name = "random"
@@ -212,7 +212,7 @@ class RandomDrafter:
         pass
 
 
-class ScriptedDrafter:
+class ScriptedDrafter(Drafter):
     """Knows the right texts, by prompt, and damages them as `wrong(position in the draft)` says."""
 
     name = "scripted"

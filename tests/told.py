@@ -6,6 +6,7 @@ target's own hidden states, which the network asks for.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,9 +19,9 @@ from paceline.core import SamplingParams
 from paceline.drafters.base import Kept
 from paceline.drafters.registry import over
 from paceline.drafters.states import MemoryDrafter
+from paceline.engine import step as stepping
 from paceline.engine.engine import Engine, EngineParts
 from paceline.engine.forced import ForcedAcceptance
-from paceline.engine.state import EngineState
 from paceline.kv.cache import KVCache
 from paceline.models.base import Cached
 from paceline.models.drafters.base import FINAL
@@ -166,22 +167,22 @@ def play(scene: str, target: Path, drafter: Path, reference: Reference, runner: 
 
 
 def a_row_late(patch: pytest.MonkeyPatch) -> None:
-    tell = EngineState.tell
+    notify = stepping.notify
 
-    def late(self: EngineState, work: Any, keep: Any, paths: Any, states: Any, starts: Any) -> None:
-        tell(self, work, keep, paths, tuple(torch.roll(part, 1, 0) for part in states), starts)
+    def late(state: Any, plan: Any, result: Any, states: Any, starts: Any) -> None:
+        notify(state, plan, result, tuple(torch.roll(part, 1, 0) for part in states), starts)
 
-    patch.setattr(EngineState, "tell", late)
+    patch.setattr(stepping, "notify", late)
 
 
 def refused_rows_are_told(patch: pytest.MonkeyPatch) -> None:
-    tell = EngineState.tell
+    notify = stepping.notify
 
-    def all_of_them(self: EngineState, work: Any, keep: Any, paths: Any, states: Any, starts: Any) -> None:
-        every = [b - a if k else 0 for a, b, k in zip(starts, starts[1:], keep, strict=False)]
-        tell(self, work, every, paths, states, starts)
+    def all_of_them(state: Any, plan: Any, result: Any, states: Any, starts: Any) -> None:
+        every = [b - a if k else 0 for a, b, k in zip(starts, starts[1:], result.keep, strict=False)]
+        notify(state, plan, replace(result, keep=every), states, starts)
 
-    patch.setattr(EngineState, "tell", all_of_them)
+    patch.setattr(stepping, "notify", all_of_them)
 
 
 def a_prefix_hit_without_states(patch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,9 @@ from paceline.train import GemmaAssistant, TargetTeacher, TrainOptions, Windows,
 from paceline.train.compare import compare, open_engine, prompts_of
 from paceline.train.data import DataReport, encode_records, read_records
 from paceline.train.encoding import TargetEncoder
-from paceline.train.export import Exported, export
+from paceline.train.export import export
 from paceline.train.loop import Run
+from paceline.train.methods.base import Exported
 from paceline.train.methods.gemma_assistant.files import set_head
 from paceline.train.parallel import Captured
 from paceline.train.plot import line_chart

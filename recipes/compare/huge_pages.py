@@ -19,7 +19,8 @@ import torch
 
 from paceline import memory
 from paceline.core import ForwardBatch
-from paceline.kv.cache import PAGE_SIZE, KVCache
+from paceline.kv.cache import KVCache
+from paceline.kv.store import PAGE_SIZE
 from paceline.models.families.gemma4 import GemmaTarget
 from paceline.models.registry import load_target
 from paceline.ops.native import NativeRunner

@@ -16,10 +16,10 @@ from typing import Any
 
 from common import RecipeError, run_main, say, write_json
 
-from paceline.control.startup.calibration_file import FILE_NAME, VERSION
-from paceline.control.startup.selftest import Watcher, summarise
 from paceline.core import SamplingParams
 from paceline.llm import LLM
+from paceline.startup.calibration_file import FILE_NAME, VERSION
+from paceline.startup.selftest import Watcher, summarise
 
 DRAFT, TEMPERATURE = 4, 0.8
 

@@ -33,10 +33,10 @@ from paceline.ops.reference import EagerRunner  # noqa: E402
 from paceline.train.capture import TargetTeacher  # noqa: E402
 from paceline.train.dense import DenseTarget  # noqa: E402
 from paceline.train.encoding import TargetEncoder  # noqa: E402
-from paceline.train.export import Exported, _stored  # noqa: E402
+from paceline.train.export import _stored  # noqa: E402
 from paceline.train.loop import make_optimizers  # noqa: E402
 from paceline.train.methods import Eagle3  # noqa: E402
-from paceline.train.methods.base import Start  # noqa: E402
+from paceline.train.methods.base import Exported, Start  # noqa: E402
 from paceline.train.objectives import acceptance, expected_tokens, find_objective, shaped  # noqa: E402
 from paceline.train.openings import opening  # noqa: E402
 from paceline.train.options import TrainOptions  # noqa: E402

@@ -10,7 +10,7 @@ Importing this package is cheap: torch is loaded with the first model.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.core import Completion, Delta, SamplingParams, Stats, TokenLogprob
 from paceline.errors import (
@@ -23,42 +23,17 @@ from paceline.errors import (
     RequestFailed,
     UsageError,
     WeightsError,
-)
+)  # fmt: skip
+from paceline.lazy import attributes
 
 if TYPE_CHECKING:
     from paceline.async_llm import AsyncLLM
     from paceline.llm import LLM
 
 __version__ = "0.1.0"
-
 __all__ = [
-    "LLM",
-    "AsyncLLM",
-    "CapacityError",
-    "Completion",
-    "ConfigError",
-    "Delta",
-    "LoadError",
-    "PacelineError",
-    "PairError",
-    "PromptError",
-    "RequestFailed",
-    "SamplingParams",
-    "Stats",
-    "TokenLogprob",
-    "UsageError",
-    "WeightsError",
+    "LLM", "AsyncLLM", "CapacityError", "Completion", "ConfigError", "Delta", "LoadError", "PacelineError", "PairError",
+    "PromptError", "RequestFailed", "SamplingParams", "Stats", "TokenLogprob", "UsageError", "WeightsError",
     "__version__",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "LLM":
-        from paceline.llm import LLM
-
-        return LLM
-    if name == "AsyncLLM":
-        from paceline.async_llm import AsyncLLM
-
-        return AsyncLLM
-    raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+]  # fmt: skip
+__getattr__ = attributes(__name__, LLM="paceline.llm", AsyncLLM="paceline.async_llm")

@@ -20,7 +20,6 @@ from paceline.checkpoints.loading import Transform
 from paceline.config import EngineConfig
 from paceline.control.adaptive import AdaptivePolicy
 from paceline.control.fixed import FixedPolicy
-from paceline.control.startup import Pair, start_up
 from paceline.core import MAX_DRAFT_TOKENS
 from paceline.drafters import registry
 from paceline.drafters.base import Drafter
@@ -47,6 +46,7 @@ from paceline.models.target import GraphTarget
 from paceline.ops.base import Runner
 from paceline.ops.runners import DTYPES, pick_device, pick_runner
 from paceline.parallel.team import gather, per_rank
+from paceline.startup import Pair, start_up
 from paceline.survey import check_models, other_vocabulary, same_vocabulary, why_not_together
 from paceline.text.formats.choose import load_tokenizer
 from paceline.text.tokenizer import Tokenizer
@@ -154,13 +154,13 @@ def _tree(config: EngineConfig, kind: str, drafters: dict[str, Drafter], cache: 
     """The shape of drafts that branch, with room for them in the cache. Raises UsageError."""
     if config.draft_tree is None:
         return None
-    if not any(getattr(drafter, "branches", False) for drafter in drafters.values()):
+    if not any(drafter.branches for drafter in drafters.values()):
         raise UsageError(
             f"draft_tree={config.draft_tree}, but the drafter {kind} drafts chains: leave draft_tree out, or "
             "use a drafter that branches (mtp with one module, eagle3)"
         )
     for drafter in drafters.values():
-        if isinstance(drafter, MemoryDrafter) and getattr(drafter, "branches", False):
+        if isinstance(drafter, MemoryDrafter) and drafter.branches:
             drafter.cache.grow_branches(config.max_batch * (MAX_DRAFT_TOKENS - 1))
     cache.grow_branches(config.max_batch * (MAX_DRAFT_TOKENS - 1))
     return Shape.parse(config.draft_tree)

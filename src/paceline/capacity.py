@@ -10,9 +10,10 @@ import torch
 
 from paceline.config import EngineConfig
 from paceline.errors import CapacityError
-from paceline.kv.cache import KVCache, stored_as
+from paceline.kv.cache import KVCache
 from paceline.kv.layout import Layout
 from paceline.kv.plan import plan_pages
+from paceline.kv.store import stored_as
 from paceline.models.base import Cached
 from paceline.models.inspection import inspect
 

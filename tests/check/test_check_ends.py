@@ -22,6 +22,7 @@ from paceline.drafters.mtp import MTPDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.engine import step as stepping
 from paceline.engine import verify as verifying
+from paceline.engine.plan import StepPlan
 from paceline.engine.verify import verify
 from paceline.errors import CapacityError, UsageError
 from testing import Setup, TinyAssistant, TinyTarget, make_engine, prompts
@@ -37,18 +38,19 @@ class Fails:
     def __init__(self, error: BaseException, after: int, when: Callable[[Any], bool]) -> None:
         self.error, self.after, self.when, self.looks = error, after, when, 0
 
-    def __call__(self, state: Any, work: Any, draft: Any, *rest: Any) -> Any:
-        self.looks += self.when(work)
-        if self.looks > self.after and self.when(work):
+    def __call__(self, state: Any, plan: StepPlan, *rest: Any) -> Any:
+        texts = [request.sequence for request in plan.requests]
+        self.looks += self.when(texts)
+        if self.looks > self.after and self.when(texts):
             raise self.error
-        return verify(state, work, draft, *rest)
+        return verify(state, plan, *rest)
 
 
-def drafting(work: Any) -> bool:
-    return any(w.sequence.params.drafter == "mtp" for w in work)
+def drafting(texts: Any) -> bool:
+    return any(text.params.drafter == "mtp" for text in texts)
 
 
-def always(work: Any) -> bool:
+def always(texts: Any) -> bool:
     return True
 
 
@@ -103,7 +105,7 @@ def test_a_step_that_raises_refutes_and_says_where(check: Callable[..., Shown]) 
 
 
 def test_what_breaks_only_in_a_batch_names_the_batch(check: Callable[..., Shown]) -> None:
-    found = last(check(RuntimeError("too wide"), 0, lambda work: len(work) > 2))
+    found = last(check(RuntimeError("too wide"), 0, lambda texts: len(texts) > 2))
     assert found["crash"]["where"]["breaks alone, too"] == "no text of it"
     assert "mtp drafting" in found["crash"]["where"]["drafter"]
     assert "ngram drafting" in found["crash"]["where"]["drafter"]
@@ -118,7 +120,7 @@ def test_plain_decoding_that_raises_is_told_as_such(check: Callable[..., Shown])
 
 @pytest.mark.parametrize("rule", ["reject", "block"])
 def test_a_rule_that_raises_keeps_the_findings_before(rule: str, check: Callable[..., Shown]) -> None:
-    shown = check(RuntimeError("no distribution"), 0, lambda work: work[0].sequence.params.verify == rule)
+    shown = check(RuntimeError("no distribution"), 0, lambda texts: texts[0].params.verify == rule)
     found = last(shown)
     assert (found["name"], found["outcome"]) == (f"distribution of {rule}", "refuted")
     assert rule in found["crash"]["where"]["drafter"]
@@ -164,7 +166,7 @@ def test_an_interrupt_keeps_what_was_compared(after: int, check: Callable[..., S
 
 
 def test_an_interrupt_in_a_distribution_keeps_all_that_was_shown(check: Callable[..., Shown]) -> None:
-    shown = check(KeyboardInterrupt(), 0, lambda work: work[0].sequence.params.verify == "block")
+    shown = check(KeyboardInterrupt(), 0, lambda texts: texts[0].params.verify == "block")
     assert last(shown)["name"] == "distribution of block"
     assert shown[0] == 130
 
@@ -173,9 +175,9 @@ def test_an_interrupt_after_a_difference_is_still_a_refutation(
     monkeypatch: pytest.MonkeyPatch, check: Callable[..., Shown]
 ) -> None:
     monkeypatch.setattr(
-        verifying, "verify_match", lambda tokens, draft: Verdict(len(draft), tokens[len(draft)])
+        verifying, "verify_match", lambda tokens, draft, *_: Verdict(len(draft), tokens[len(draft)])
     )
-    shown = check(KeyboardInterrupt(), 0, lambda work: work[0].sequence.params.verify == "reject")
+    shown = check(KeyboardInterrupt(), 0, lambda texts: texts[0].params.verify == "reject")
     assert shown[0] == 1
     assert "DOES NOT HOLD: REFUTED" in shown[2]
     assert shown[1]["ended"] == "interrupted"

@@ -17,7 +17,7 @@ from paceline.core import ForwardBatch, SamplingParams, Verdict
 from paceline.drafters.mtp import MTPDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.states import StateDrafter
-from paceline.engine.state import EngineState
+from paceline.engine import step as stepping
 from paceline.kv.cache import KVCache
 from planted import LAW
 from testing import RandomDrafter, Setup, TinyAssistant, TinyNet, TinyTarget, make_cache, make_engine, prompts
@@ -77,12 +77,12 @@ def test_drafts_of_a_drafter_with_a_memory(monkeypatch: pytest.MonkeyPatch) -> N
         return drafts.finding(results, exact=True).outcome
 
     assert outcome() == "holds"
-    tell = EngineState.tell
+    notify = stepping.notify
 
-    def late(self: EngineState, work: Any, keep: Any, paths: Any, states: Any, starts: Any) -> None:
-        tell(self, work, keep, paths, tuple(torch.roll(part, 1, 0) for part in states), starts)
+    def late(state: Any, plan: Any, result: Any, states: Any, starts: Any) -> None:
+        notify(state, plan, result, tuple(torch.roll(part, 1, 0) for part in states), starts)
 
-    monkeypatch.setattr(EngineState, "tell", late)
+    monkeypatch.setattr(stepping, "notify", late)
     assert outcome() == "refuted"
 
 
@@ -100,13 +100,13 @@ def test_a_drafter_that_never_hits_is_reported_as_not_shown() -> None:
     )
 
 
-def keep_a_rejected_token(tokens: Any, draft: Any) -> Verdict:
+def keep_a_rejected_token(tokens: Any, draft: Any, *_: Any) -> Verdict:
     kept = next((i for i, t in enumerate(draft) if t != tokens[i]), len(draft))
     kept = min(kept + 1, len(draft))
     return Verdict(kept, tokens[kept])
 
 
-def correction_one_row_late(tokens: Any, draft: Any) -> Verdict:
+def correction_one_row_late(tokens: Any, draft: Any, *_: Any) -> Verdict:
     kept = next((i for i, t in enumerate(draft) if t != tokens[i]), len(draft))
     return Verdict(kept, tokens[min(kept + 1, len(tokens) - 1)] if draft else tokens[kept])
 

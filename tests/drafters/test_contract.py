@@ -91,7 +91,7 @@ class Deaf(Stranger):
 
 def test_a_stranger_with_a_memory_drafts_as_ours_does() -> None:
     check_drafter(lambda t, c: Stranger(), TinyTarget(), make_cache(200))
-    with pytest.raises(AssertionError, match=r"makes it fail.*may not change"):
+    with pytest.raises(AssertionError, match=r"on_commit fails.*may not change"):
         check_drafter(lambda t, c: Painter(), TinyTarget(), make_cache(200))
     params = SamplingParams(max_tokens=20)
     texts = prompts(3)

@@ -11,7 +11,8 @@ from paceline.drafters.base import DraftContext
 from paceline.drafters.contract import GreedyPicker
 from paceline.drafters.draft_model import ModelDrafter
 from paceline.engine.engine import Engine
-from paceline.kv.cache import PAGE_SIZE, KVCache
+from paceline.kv.cache import KVCache
+from paceline.kv.store import PAGE_SIZE
 from testing import VOCAB, Setup, TinyTarget, make_cache, make_engine, prompts, run
 
 

@@ -9,7 +9,7 @@ import pytest
 from paceline.control.base import DraftPlan, PlannedRow, PlanRow, Proposal, StepOutcome
 from paceline.control.fixed import FixedPolicy
 from paceline.core import Draft, SamplingParams
-from paceline.drafters.base import DraftContext
+from paceline.drafters.base import DraftContext, Drafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.engine.engine import Engine
 from paceline.engine.propose import check_draft
@@ -19,7 +19,7 @@ GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 REPEATING = [[2, 3, 4, 5, 6, 7] * 4]
 
 
-class Scripted:
+class Scripted(Drafter):
     """Drafts one token again and again, and remembers which limits it was given."""
 
     needs_hidden = False

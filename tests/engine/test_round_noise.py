@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from paceline.core import SamplingParams
-from paceline.engine import picker
+from paceline.engine import sampler
 from paceline.sampling.verify import uniforms
 from testing import Setup, make_engine, prompts, run
 
@@ -29,13 +29,13 @@ def test_overlapping_rounds_have_uniforms_of_their_own() -> None:
 @pytest.mark.parametrize("rule", ["reject", "block"])
 def test_overlapping_rounds_draw_with_noise_of_their_own(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[tuple[int, int, int]] = []
-    whole = picker.choose_candidates
+    whole = sampler.choose_candidates
 
     def spy(logits: Any, ids: Any, rows: Any, purpose: int, vocab_size: Any) -> Any:
         used.extend((row.seed, row.position, purpose) for row in rows)
         return whole(logits, ids, rows, purpose, vocab_size)
 
-    monkeypatch.setattr(picker, "choose_candidates", spy)
+    monkeypatch.setattr(sampler, "choose_candidates", spy)
     params = SamplingParams(max_tokens=30, temperature=1.0, seed=3, verify=rule)  # type: ignore[arg-type]
     done = run(make_engine(Setup(drafter="mtp", k=4)), prompts(1), params)
     assert sum(c.stats.drafted for c in done) == len(used)

@@ -15,10 +15,6 @@ from safetensors.torch import load_file, save_file
 from paceline.control.base import RowOutcome
 from paceline.control.confidence import BINS
 from paceline.control.cost_model import CostTable, DraftCost
-from paceline.control.startup import profile_store
-from paceline.control.startup.calibration_file import FILE_NAME, Known, known_of, read_calibration
-from paceline.control.startup.profiling import measure_steps
-from paceline.control.startup.selftest import ENOUGH, complaint, summarise
 from paceline.core import Draft, ForwardBatch, SamplingParams
 from paceline.drafters.base import DraftContext
 from paceline.drafters.mtp import MTPDrafter
@@ -27,6 +23,10 @@ from paceline.hub.resolve import bundled
 from paceline.kv.cache import KVCache
 from paceline.llm import LLM
 from paceline.models.families.gemma4 import GemmaTarget
+from paceline.startup import profile_store
+from paceline.startup.calibration_file import FILE_NAME, Known, known_of, read_calibration
+from paceline.startup.profiling import measure_steps
+from paceline.startup.selftest import ENOUGH, complaint, summarise
 
 KEY = {"machine": "a", "target": "b"}
 TABLE = CostTable((1, 5, 32), (1.0, 1.5, 4.0), {"mtp": DraftCost(0.1, 0.2, 0.3)})
@@ -131,7 +131,7 @@ def test_the_bundled_assistant_brings_its_calibration() -> None:
 def test_without_a_file_a_self_test_finds_out(
     pair: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.control.startup.LIMIT", 60.0)
+    monkeypatch.setattr("paceline.startup.LIMIT", 60.0)
     llm = load(pair, said)
     assert "self-test of" in llm.info["acceptance"]
     assert float(llm.info["acceptance"].split()[0]) > 0.45
@@ -143,7 +143,7 @@ def test_a_self_test_that_would_take_too_long_is_left_out_and_says_so(
     pair: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = CostTable((1, 9), (0.5, 1.0))
-    monkeypatch.setattr("paceline.control.startup.measure_steps", lambda parts, limit: slow)
+    monkeypatch.setattr("paceline.startup.measure_steps", lambda parts, limit: slow)
     llm = load(pair, said)
     assert "self-test would take" in llm.info["acceptance"]
 
@@ -175,7 +175,7 @@ def test_only_a_pair_that_hardly_fits_is_complained_of() -> None:
 def test_what_was_measured_is_kept_for_the_next_start(
     pair: Path, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.control.startup.LIMIT", 60.0)
+    monkeypatch.setattr("paceline.startup.LIMIT", 60.0)
     first = load(pair, said, profile_dir=str(tmp_path / "new"))
     (kept,) = (tmp_path / "new").iterdir()
     assert str(kept) in first.info["cost_profile"]

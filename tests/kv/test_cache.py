@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from paceline.errors import CapacityError
-from paceline.kv.cache import PAGE_SIZE, KVCache
+from paceline.kv.cache import KVCache
 from paceline.kv.layout import LayerKV, Layout
 from paceline.kv.pages import OutOfPages, PagePool
 from paceline.kv.plan import plan_pages
+from paceline.kv.store import PAGE_SIZE
 
 WINDOW = 20
 LAYOUT = Layout(

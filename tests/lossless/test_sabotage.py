@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from paceline.drafters.mtp import MTPDrafter
 from paceline.engine import emit as emitting
 from paceline.engine import verify as verifying
 from paceline.engine.state import EngineState
-from paceline.kv.cache import PAGE_SIZE, KVCache
+from paceline.kv.cache import KVCache
+from paceline.kv.store import PAGE_SIZE
 from paceline.sampling.history import Counts
 from paceline.text.stream import Pushed, TextStream
 from testing import Setup, TinyAssistant, TinyTarget, make_cache, make_engine, prompts, run, tiny_tokenizer
@@ -118,8 +120,8 @@ BATTERY = [
 def keep_a_rejected_token(patch: Patch) -> None:
     right = verifying.verify_match
 
-    def wrong(tokens: list[int], draft: list[int]) -> Verdict:
-        verdict = right(tokens, draft)
+    def wrong(tokens: list[int], draft: list[int], *rest: Any) -> Verdict:
+        verdict = right(tokens, draft, *rest)
         if verdict.accepted < len(draft):
             return Verdict(verdict.accepted + 1, tokens[verdict.accepted + 1])
         return verdict
@@ -130,8 +132,8 @@ def keep_a_rejected_token(patch: Patch) -> None:
 def correct_one_row_late(patch: Patch) -> None:
     right = verifying.verify_match
 
-    def wrong(tokens: list[int], draft: list[int]) -> Verdict:
-        verdict = right(tokens, draft)
+    def wrong(tokens: list[int], draft: list[int], *rest: Any) -> Verdict:
+        verdict = right(tokens, draft, *rest)
         return Verdict(verdict.accepted, tokens[min(verdict.accepted + 1, len(draft))])
 
     patch.setattr(verifying, "verify_match", wrong)
@@ -161,9 +163,9 @@ def advance_the_drafters_position(patch: Patch) -> None:
 def feed_the_wrong_hidden_row(patch: Patch) -> None:
     right = verifying._keep
 
-    def wrong(state, request, w, verdict, out, where):  # type: ignore[no-untyped-def]
-        right(state, request, w, verdict, out, where)
-        out.hidden_rows[-1] = where[2]  # the first row, as if nothing had been accepted
+    def wrong(state, plan, b, verdict, row, out):  # type: ignore[no-untyped-def]
+        right(state, plan, b, verdict, row, out)
+        out.hidden_rows[-1] = row  # the first row, as if nothing had been accepted
 
     patch.setattr(verifying, "_keep", wrong)
 

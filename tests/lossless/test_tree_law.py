@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.core import SamplingParams
-from paceline.sampling.verify import Uniforms, siblings, verify_reject_tree, verify_typical_tree
+from paceline.sampling.verify import Uniforms, siblings, verify_reject, verify_typical
 
 SIZE = 3  # tokens
 Group = list[tuple[int, torch.Tensor]]  # siblings in the order drawn, each with what it was drawn from
@@ -70,7 +70,7 @@ def written(seed: int, *, again: bool = False, drops: bool = False) -> dict[tupl
 def outcomes(
     p: dict[tuple[int, ...], torch.Tensor], q: list[torch.Tensor], tokens: list[int], parents: list[int]
 ) -> Iterator[tuple[list[int], float, torch.Tensor]]:
-    """What may become of a tree: (path, chance, law of the next token). Also asks `verify_reject_tree` each time."""
+    """What may become of a tree: (path, chance, law of the next token). Also asks `verify_reject` each time."""
     rows = [()] + [tuple(tokens[j] for j in path_of(parents, node)) for node in range(len(tokens))]
     stacked = torch.stack([p[row] for row in rows])
 
@@ -83,9 +83,7 @@ def outcomes(
                 yield from go(j, [*path, j], chance * kept, swapped(accept, j, 0.5 * kept))
             chance, accept = chance * (1 - kept), swapped(accept, j, 0.5 + 0.5 * kept)
         if chance > 0:
-            found = verify_reject_tree(
-                stacked, q, tokens, parents, Uniforms(accept, [0.5] * (len(tokens) + 1))
-            )
+            found = verify_reject(stacked, q, tokens, Uniforms(accept, [0.5] * (len(tokens) + 1)), parents)
             assert found.path == path
             assert end[found.next_token] > 0
             yield path, chance, end
@@ -123,6 +121,6 @@ def test_typical_follows_its_own_token_first_then_a_likely_one() -> None:
         [[0.5, 0.4, 0.1], [0.2, 0.7, 0.1], [0.1, 0.1, 0.8], [0.3, 0.3, 0.4]], dtype=torch.float64
     )
     draft, parents, params = [1, 2, 0], [-1, 0, -1], SamplingParams(typical_epsilon=0.3, typical_delta=1.0)
-    assert verify_typical_tree(p, [0, 1, 1, 2], draft, parents, params).path == [2]
-    found = verify_typical_tree(p, [2, 2, 1, 2], draft, parents, params)
+    assert verify_typical(p, [0, 1, 1, 2], draft, params, parents).path == [2]
+    found = verify_typical(p, [2, 2, 1, 2], draft, params, parents)
     assert (found.path, found.next_token) == ([0, 1], 1)

@@ -101,7 +101,7 @@ def test_preemption_and_prefixes(drafter: str, temperature: float, tight: bool, 
     assert not prefix or got[0].stats.cached_prompt_tokens == 32
     assert 0 < totals(got)[1] < totals(got)[0]
     cache = engine.state.cache
-    assert len(cache._free_branches) == cache.branches
+    assert len(cache.free_branches) == cache.branches
     cache.prefix.clear()
     assert all(pool.free == pool.count for pool in cache.pools.values())
 
@@ -348,7 +348,7 @@ def test_a_fork_that_does_not_fit_takes_nothing() -> None:
     free = [pool.free for pool in cache.pools.values()]
 
     def untouched() -> bool:
-        return [pool.free for pool in cache.pools.values()] == free and len(cache._free_branches) == 3
+        return [pool.free for pool in cache.pools.values()] == free and len(cache.free_branches) == 3
 
     with cache.tail([(0, [2, 3, 4, 5])], [[-1, -1, -1]]):
         assert not untouched()

@@ -9,8 +9,9 @@ import torch
 
 from paceline.core import ForwardBatch
 from paceline.errors import UsageError
-from paceline.kv.cache import KVCache, StoreType
+from paceline.kv.cache import KVCache
 from paceline.kv.layout import LayerKV, Layout
+from paceline.kv.store import StoreType
 from paceline.ops import native
 from paceline.ops.base import Ops, Value
 from paceline.ops.reference import ReferenceOps

@@ -86,4 +86,4 @@ def test_every_row_is_that_of_its_chain(target: GraphTarget) -> None:
         assert cache.committed(1) == len(text) - 1
         held = {kind: pool.count - pool.free for kind, pool in cache.pools.items()}
         assert max(held.values()) <= -(-len(text) // cache.page_size) + 3
-    assert len(cache._free_branches) == cache.branches
+    assert len(cache.free_branches) == cache.branches

@@ -10,8 +10,9 @@ import pytest
 
 from paceline.text.formats.events import CallArguments, CallStart
 from paceline.text.formats.gemma_calls import GemmaCallParser
-from paceline.text.grammar import Grammars, Vocabulary
+from paceline.text.grammar import Grammars
 from paceline.text.tokenizer import Tokenizer
+from paceline.text.vocabulary import Vocabulary
 from server.fake_engine import MARKS, make_tokenizer
 
 

@@ -33,7 +33,7 @@ BAD: dict[str, Callable[[], Exception | list[int]]] = {
 }  # fmt: skip
 
 
-class Moody:
+class Moody(Drafter):
     """A real drafter that works for `good` more drafts; then it raises `bad`, or proposes it for every row."""
 
     def __init__(self, inner: Drafter) -> None:

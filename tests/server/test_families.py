@@ -13,7 +13,8 @@ from paceline.server.loading import make_render
 from paceline.text.chat import ChatTemplate
 from paceline.text.formats.base import ChatFormat
 from paceline.text.formats.choose import format_of
-from paceline.text.grammar import Grammars, Vocabulary
+from paceline.text.grammar import Grammars
+from paceline.text.vocabulary import Vocabulary
 from server.fake_engine import FakeEngine
 from server.serving import Served, served
 

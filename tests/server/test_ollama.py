@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from paceline.text.grammar import Grammars, Vocabulary
+from paceline.text.grammar import Grammars
+from paceline.text.vocabulary import Vocabulary
 from server.fake_engine import MARKS, FakeEngine, make_tokenizer
 from server.serving import Served, served
 

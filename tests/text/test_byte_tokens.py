@@ -6,9 +6,10 @@ import pytest
 from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 
-from paceline.text.grammar import Grammars, Vocabulary
+from paceline.text.grammar import Grammars
 from paceline.text.stream import Detokenizer
 from paceline.text.tokenizer import Tokenizer
+from paceline.text.vocabulary import Vocabulary
 
 LETTERS = [*"abcdefghijklmnopqrstuvwxyz", *'"{}:,[]', "▁", "1"]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]

@@ -21,8 +21,9 @@ from paceline.text.formats.choose import format_of
 from paceline.text.formats.events import CallArguments, CallStart, Text, Thought
 from paceline.text.formats.needs import suited
 from paceline.text.formats.probe import NAMES, named
-from paceline.text.grammar import Grammars, Lead, Vocabulary
+from paceline.text.grammar import Grammars, Lead
 from paceline.text.tokenizer import Tokenizer
+from paceline.text.vocabulary import Vocabulary
 from text.tiny_tokenizers import gemma_style
 
 

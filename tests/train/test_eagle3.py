@@ -28,7 +28,8 @@ from paceline.train import Eagle3, GemmaAssistant, Mtp, Recipe, Text, TrainOptio
 from paceline.train import capture as capture_module
 from paceline.train.capture import TargetTeacher, load_frozen
 from paceline.train.compare import open_engine
-from paceline.train.export import Exported, export
+from paceline.train.export import export
+from paceline.train.methods.base import Exported
 from paceline.train.methods.eagle3.files import default_taps
 from paceline.train.methods.eagle3.module import Eagle3Module
 from paceline.train.parallel import DraftModule, choose_anchors, valid_steps

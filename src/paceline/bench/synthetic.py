@@ -21,7 +21,6 @@ from paceline.config import EngineConfig
 from paceline.control.adaptive import AdaptivePolicy
 from paceline.control.cost_model import unmeasured
 from paceline.control.fixed import FixedPolicy
-from paceline.control.startup.profiling import measure_steps
 from paceline.core import MAX_DRAFT_TOKENS
 from paceline.drafters.base import Drafter
 from paceline.drafters.mtp import MTPDrafter
@@ -33,6 +32,7 @@ from paceline.models.families.gemma4_config import AssistantConfig, GemmaConfig
 from paceline.models.registry import load_network
 from paceline.ops.base import Runner, WeightKind
 from paceline.ops.runners import DTYPES, pick_device, pick_runner
+from paceline.startup.profiling import measure_steps
 from paceline.tree import Shape
 
 Say = Callable[[str], None]

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
 from uuid import uuid4
 
 import torch
@@ -21,7 +20,7 @@ from paceline.check.crash import Where, over
 from paceline.check.scenes import CHURN, TOGETHER, UNSHARED, play
 from paceline.check.subject import Subject
 from paceline.core import SamplingParams, Sequence
-from paceline.drafters.base import DraftContext, Drafter, Kept, Listener, listener
+from paceline.drafters.base import DraftContext, Drafter, Kept
 from paceline.drafters.contract import GreedyPicker
 from paceline.drafters.draft_model import ModelDrafter
 from paceline.drafters.mtp import MTPDrafter
@@ -52,7 +51,7 @@ def of(subject: Subject) -> dict[str, Drafter]:
     """The drafters that have a state, by name."""
     all_of_them = subject.engine.state.drafters.items()
     kinds = (MTPDrafter, ModelDrafter, TranslatedDrafter)
-    return {n: d for n, d in all_of_them if isinstance(d, kinds) or listener(d) is not None}
+    return {n: d for n, d in all_of_them if isinstance(d, kinds) or d.taps}
 
 
 def measure(
@@ -103,7 +102,7 @@ def _compare(subject: Subject, drafter: Drafter, story: Story, out: Compared, no
         if isinstance(drafter, ModelDrafter)
         else _clean_text(drafter, texts)
         if isinstance(drafter, TranslatedDrafter)
-        else _clean_told(subject, cast(Listener, drafter), texts)
+        else _clean_told(subject, drafter, texts)
     )
     for (at, draft), again in zip(drafts, clean, strict=True):
         right, gap = again(len(draft))
@@ -197,7 +196,7 @@ def _clean_text(drafter: TranslatedDrafter, texts: Seq[list[int]]) -> Iterator[C
 
 
 def _clean_told(
-    subject: Subject, drafter: Listener, texts: Seq[list[int]]
+    subject: Subject, drafter: Drafter, texts: Seq[list[int]]
 ) -> Iterator[Callable[[int], Clean]]:
     """As a text of its own, which shares nothing that is remembered."""
     target, cache = subject.engine.state.target, subject.engine.state.cache

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from paceline.check.subject import Subject
 from paceline.core import Delta, SamplingParams, Stats, TokenLogprob
-from paceline.kv.cache import PAGE_SIZE
+from paceline.kv.store import PAGE_SIZE
 
 Request = tuple[Seq[int], SamplingParams]
 

@@ -93,7 +93,7 @@ def _devices() -> str:
 def _memory() -> dict[str, str]:
     import torch
 
-    from paceline.assembly import free_memory
+    from paceline.capacity import free_memory
     from paceline.memory import why_not
 
     free = free_memory(torch.device("cpu")) / 2**30

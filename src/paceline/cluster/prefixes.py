@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Seq
 
-PAGE = 16  # tokens: engines share prefixes by such pages (kv/cache.py)
+PAGE = 16  # tokens: engines share prefixes by such pages (kv/store.py)
 MOST = 200_000  # pages that are remembered, about 200 bytes each
 
 

@@ -23,15 +23,8 @@ class FixedPolicy:
     def plan(
         self, rows: Seq[PlanRow], free_proposals: Seq[Proposal | None], prefill_rows: int = 0
     ) -> DraftPlan:
-        pairs = zip(rows, free_proposals, strict=True)
-        return DraftPlan(
-            tuple(
-                [
-                    fixed_row(row, proposal, self.k if row.want == "auto" else row.want)
-                    for row, proposal in pairs
-                ]
-            )
-        )
+        wants = [self.k if row.want == "auto" else row.want for row in rows]
+        return DraftPlan(tuple(map(fixed_row, rows, free_proposals, wants)))
 
     def observe(self, outcome: StepOutcome) -> None:
         """A fixed length learns nothing."""

@@ -1,13 +1,14 @@
-"""What a drafter is: a stranger that sees a read-only context (see guard.py) and returns tokens.
+"""What a drafter is: it sees a read-only context (see guard.py) and returns tokens, whoever wrote it.
 
 Under the rule `match` nothing that a drafter does can change the text, only the speed.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -117,47 +118,9 @@ class Kept:
     ]  # [n, hidden size] for each tap; overwritten by the next step: copy what is wanted
 
 
-class Drafter(Protocol):
-    name: str
-    max_tokens: int
-    needs_hidden: bool  # the engine keeps the target's hidden states only if some drafter asks
-    # It may have `branches = True`, too: then its drafts may be trees, as `Picker.width` says.
-
-    def draft(self, context: DraftContext) -> Draft:
-        """Propose up to limits[b] tokens for each row b."""
-        ...
-
-    def forget(self, sequence_id: int) -> None:
-        """The sequence is gone: free what was kept for it."""
-        ...
-
-
-class Listener(Drafter, Protocol):
-    """A drafter with a memory: it is told of each row of its texts that is kept, once and in order, prompts included."""
-
-    taps: Seq[
-        int
-    ]  # the hidden states it is told: after that many decoder layers of the target, or FINAL; not empty
-
-    def begin(self, sequence: Sequence) -> int:
-        """A text is to be computed: how many of its first rows need not be told, since they are still remembered.
-
-        The target computes the others even where it remembers them itself. len(sequence.tokens) or more: none is needed.
-        """
-        ...
-
-    def on_commit(self, kept: list[Kept]) -> None:
-        """Rows of some texts were kept. Refused drafts are never told."""
-        ...
-
-    def lacks(self, sequence: Sequence) -> str | None:
-        """Why it cannot draft for a text that it hears of, as a reason of control/reasons.py; None if it can."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the target said at the rows of a draft that was verified, also behind the first refused token."""
+    """The target's tokens at the rows of a draft that was verified, also behind the first refused token."""
 
     sequence: Sequence  # with what was kept
     first: int  # the place of the first drafted token in the text
@@ -167,24 +130,44 @@ class Seen:
     ]  # the target's tokens in these places, and the one after; fewer where it could say none
 
 
-class Watcher(Drafter, Protocol):
-    """A drafter that is told the target's tokens at every row of its texts' drafts.
+class Drafter(ABC):
+    """Derive from it: what is not said there has the defaults of a drafter without a memory.
 
-    Not under the rules `reject` and `block`, where sampling is on: a text may not depend twice on the noise of a place.
+    Two hooks bring news of a text after a step, each with what it asks for: `on_commit` the rows that were kept with
+    hidden states of the target, `on_verify` the target's tokens at all rows of a draft.
     """
 
-    watches: bool
+    name: str
+    max_tokens: int  # of a draft
+    needs_hidden: bool = False  # `DraftContext.states` has the target's last hidden state of each text
+    branches: bool = False  # its drafts may be trees, as `Picker.width` says
+    # hidden states for `on_commit`: after so many decoder layers of the target, or FINAL; empty: it is not called
+    taps: Seq[int] = ()
+    watches: bool = False  # whether `on_verify` is called
 
-    def on_verify(self, seen: list[Seen]) -> None:
-        """Drafts of some texts were verified."""
-        ...
+    @abstractmethod
+    def draft(self, context: DraftContext) -> Draft:
+        """Propose up to limits[b] tokens for each row b."""
 
+    def forget(self, sequence_id: int) -> None:  # noqa: B027  a drafter may keep nothing
+        """The sequence is gone: free what was kept for it. May be called twice."""
 
-def watcher(drafter: Drafter | None) -> Watcher | None:
-    """The drafter, if it is one that wants to be told what the target said."""
-    return cast(Watcher, drafter) if getattr(drafter, "watches", False) else None
+    def begin(self, sequence: Sequence) -> int:
+        """A text is to be computed: how many of its first rows `on_commit` need not bring, since they are still known.
 
+        The target computes the others even where it remembers them itself. len(sequence.tokens) or more: none is needed.
+        """
+        return len(sequence.tokens)
 
-def listener(drafter: Drafter | None) -> Listener | None:
-    """The drafter, if it is one that wants to be told."""
-    return cast(Listener, drafter) if getattr(drafter, "taps", ()) else None
+    def lacks(self, sequence: Sequence) -> str | None:
+        """Why it cannot draft for a text now, as a reason of control/reasons.py; None if it can."""
+        return None
+
+    def on_commit(self, kept: list[Kept]) -> None:  # noqa: B027
+        """Rows of some texts were kept: each row of a text once and in order, prompts included, refused drafts never."""
+
+    def on_verify(self, seen: list[Seen]) -> None:  # noqa: B027
+        """Drafts of some texts were verified.
+
+        Not under the rules `reject` and `block`, where sampling is on: noise of a place may not be used twice.
+        """

@@ -17,8 +17,8 @@ from dataclasses import FrozenInstanceError
 import torch
 
 from paceline.core import MAX_DRAFT_TOKENS, Draft, SamplingParams, Sequence
-from paceline.drafters.base import DraftContext, Drafter, Kept, Leaf, Listener, Seen, listener, watcher
-from paceline.drafters.guard import ReadOnlyError, ask, begin, show, tell
+from paceline.drafters.base import DraftContext, Drafter, Kept, Leaf, Seen
+from paceline.drafters.guard import ReadOnlyError, ask, begin, on_commit, on_verify
 from paceline.kv.cache import KVCache
 from paceline.models.base import Target
 from paceline.models.drafters.base import FINAL
@@ -76,16 +76,16 @@ def check_drafter(make: Make, target: Target, cache: KVCache, rounds: int = 6) -
     drafter = make(target, cache)
     assert drafter.name, "a drafter has a name"
     assert drafter.max_tokens >= 1, "a drafter can draft at least one token"
-    told, watching = listener(drafter), watcher(drafter)
+    assert isinstance(drafter, Drafter), "a drafter derives from paceline.drafters.base.Drafter"
     texts: dict[int, Sequence] = {}
     for i in range(3):
         prompt = [rng.randrange(target.vocab_size) for _ in range(rng.randrange(1, 30))]
         texts[i] = Sequence(i, prompt, len(prompt), SamplingParams(), seed=i)
         cache.open(i, prompt, share=False)
-        if told is not None:
-            assert begin(told, texts[i], {}) >= 0, "it cannot remember fewer rows than none"
+        if drafter.taps:
+            assert begin(drafter, texts[i], {}) >= 0, "it cannot remember fewer rows than none"
     for turn in range(rounds):
-        hidden = [_advance(target, cache, text, told) for text in texts.values()]
+        hidden = [_advance(target, cache, text, drafter) for text in texts.values()]
         context = _context(list(texts.values()), hidden, cache, rng)
         before = _snapshot(texts, cache)
         changes = "a drafter changes neither the texts nor the target's cache"
@@ -100,10 +100,10 @@ def check_drafter(make: Make, target: Target, cache: KVCache, rounds: int = 6) -
             kept = tokens[: rng.randrange(len(tokens) + 1)]
             rest = [rng.randrange(target.vocab_size) for _ in range(len(tokens) + 1 - len(kept))]
             text.tokens += [*kept, rest[0]]
-            if watching is not None and tokens:
+            if drafter.watches and tokens:
                 failed = dict[str, str]()
-                show(watching, [Seen(text, first, tuple(tokens), (*kept, *rest))], [failed])
-                assert not failed, f"what the target said makes it fail: {failed}"
+                on_verify(drafter, [Seen(text, first, tuple(tokens), (*kept, *rest))], [failed])
+                assert not failed, f"on_verify fails: {failed}"
         if turn == rounds // 2:
             gone = texts.pop(0)
             cache.close(gone.id)
@@ -114,24 +114,24 @@ def check_drafter(make: Make, target: Target, cache: KVCache, rounds: int = 6) -
         cache.close(text.id)
 
 
-def _advance(target: Target, cache: KVCache, text: Sequence, told: Listener | None) -> torch.Tensor:
-    """Compute all but the last token, and tell who wants to hear of it; the hidden state before it."""
+def _advance(target: Target, cache: KVCache, text: Sequence, drafter: Drafter) -> torch.Tensor:
+    """Compute all but the last token, and call `on_commit`; the hidden state before it."""
     new = text.tokens[text.committed : -1]
     if not new:
         return torch.zeros(1, target.hidden_size, dtype=target.dtype)
     with cache.tail([(text.id, new)]) as tail:
         rows = tail.rows(target.device)
-        states = (target.forward(rows, cache),) if told is None else target.states(rows, cache)
+        states = target.states(rows, cache) if drafter.taps else (target.forward(rows, cache),)
         hidden = states[0][-1:].clone()
         tail.commit([len(new)])
     text.committed += len(new)
-    if told is not None:
-        parts = [states[0 if tap == FINAL else 1 + target.tapped.index(tap)] for tap in told.taps]
+    if drafter.taps:
+        parts = [states[0 if tap == FINAL else 1 + target.tapped.index(tap)] for tap in drafter.taps]
         before, failed = [part.clone() for part in parts], dict[str, str]()
-        tell(told, [Kept(text, text.committed - len(new), parts)], [failed])
-        assert not failed, f"what it is told makes it fail: {failed}"
+        on_commit(drafter, [Kept(text, text.committed - len(new), parts)], [failed])
+        assert not failed, f"on_commit fails: {failed}"
         kept = all(torch.equal(a, b) for a, b in zip(before, parts, strict=True))
-        assert kept, "a drafter does not change the hidden states that it is told"
+        assert kept, "a drafter does not change the hidden states that on_commit brings"
     return hidden
 
 

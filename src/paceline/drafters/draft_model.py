@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from paceline.core import MAX_DRAFT_TOKENS, Draft, Sequence
-from paceline.drafters.base import DraftContext
+from paceline.drafters.base import DraftContext, Drafter
 from paceline.kv.cache import KVCache
 from paceline.kv.pages import OutOfPages
 from paceline.models.base import Target, rows_of
@@ -18,7 +18,7 @@ from paceline.models.base import Target, rows_of
 CHUNK = 512  # prompt tokens per forward when it catches up
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     name = "model"
     needs_hidden = False
 

@@ -1,4 +1,4 @@
-"""What a stranger's drafter is given instead of the engine's own objects, so that nothing it does can change a text.
+"""What a third party's drafter is given instead of the engine's own objects, so that nothing it does can change a text.
 
 Texts are copies that grow with the original; they and their parameters refuse to be changed, and a change by force stays
 in the copy. Tensors of the cache share its memory, since copies would cost more than a draft brings: they refuse every
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from paceline.core import Draft, SamplingParams, Sequence
-from paceline.drafters.base import DraftContext, Drafter, Kept, Listener, Seen, Watcher
+from paceline.drafters.base import DraftContext, Drafter, Kept, Seen
 from paceline.kv.cache import KVCache
 
 _WRITES = {
@@ -31,27 +31,27 @@ _SHOWN = (
 
 
 class ReadOnlyError(TypeError):
-    """A drafter tried to change what it is only shown."""
+    """A drafter tried to change what it may only read."""
 
 
 def ask(drafter: Drafter, context: DraftContext) -> Draft:
-    """What a drafter proposes. A stranger, also one that derives from a drafter of ours, gets a guarded context."""
+    """What a drafter proposes. A third party's, also one that derives from a drafter of ours, gets a guarded context."""
     return drafter.draft(context if _is_ours(drafter) else guarded(context))
 
 
-def tell(drafter: Listener, kept: list[Kept], parked: list[dict[str, str]]) -> None:
-    """Tell a drafter what was kept, as guarded as in `ask`. One that fails is `parked`, by row."""
+def on_commit(drafter: Drafter, kept: list[Kept], parked: list[dict[str, str]]) -> None:
+    """The hook of that name, as guarded as `ask`. A drafter that fails is `parked` [rows], with the reason."""
     try:
         if not _is_ours(drafter):
             kept = [Kept(shown(drafter, k.sequence), k.first, [read_only(s) for s in k.states]) for k in kept]
         drafter.on_commit(kept)
-    except Exception as error:  # noqa: BLE001  a drafter is a stranger: whatever it raises costs speed, never text
+    except Exception as error:  # noqa: BLE001  whatever a third party's drafter raises costs speed, never text
         for one in parked:
             one[drafter.name] = failure(error)
 
 
-def show(drafter: Watcher, seen: list[Seen], parked: list[dict[str, str]]) -> None:
-    """Tell a drafter what the target said, as `tell` does."""
+def on_verify(drafter: Drafter, seen: list[Seen], parked: list[dict[str, str]]) -> None:
+    """The hook of that name, as `on_commit`."""
     try:
         drafter.on_verify([replace(one, sequence=shown(drafter, one.sequence)) for one in seen])
     except Exception as error:  # noqa: BLE001  as above
@@ -59,7 +59,7 @@ def show(drafter: Watcher, seen: list[Seen], parked: list[dict[str, str]]) -> No
             one[drafter.name] = failure(error)
 
 
-def begin(drafter: Listener, sequence: Sequence, parked: dict[str, str]) -> int:
+def begin(drafter: Drafter, sequence: Sequence, parked: dict[str, str]) -> int:
     """How many of a text's first rows the target need not compute for the drafter's sake."""
     try:
         return int(drafter.begin(shown(drafter, sequence)))
@@ -68,7 +68,7 @@ def begin(drafter: Listener, sequence: Sequence, parked: dict[str, str]) -> int:
         return len(sequence.tokens)
 
 
-def lacks(drafter: Listener, sequence: Sequence, parked: dict[str, str]) -> str | None:
+def lacks(drafter: Drafter, sequence: Sequence, parked: dict[str, str]) -> str | None:
     """Why the drafter cannot draft for a text now."""
     try:
         return drafter.lacks(shown(drafter, sequence))
@@ -83,7 +83,7 @@ def failure(error: Exception) -> str:
 
 
 def shown(drafter: Drafter, sequence: Sequence) -> Sequence:
-    """A text as the drafter may see it: itself, or a view of it for a stranger."""
+    """A text as the drafter may see it: itself, or a view of it for a third party's."""
     return sequence if _is_ours(drafter) else cast(Sequence, _view(sequence))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from paceline.core import MAX_DRAFT_TOKENS, Draft, Sequence
-from paceline.drafters.base import DraftContext, Seen
+from paceline.drafters.base import DraftContext, Drafter, Seen
 
 LONGEST = 4  # tokens of an n-gram before the one that it says
 MOST = 2**16  # n-grams of a text, the latest ones
@@ -57,8 +57,8 @@ class _Text:
         return best
 
 
-class LookaheadDrafter:
-    """Implements `Watcher`. What it knows of a text is of that text alone."""
+class LookaheadDrafter(Drafter):
+    """What it knows of a text is of that text alone."""
 
     name = "lookahead"
     max_tokens = MAX_DRAFT_TOKENS

@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 
 from paceline.core import MAX_DRAFT_TOKENS, Draft, ForwardBatch
-from paceline.drafters.base import DraftContext, Leaf, take_round
+from paceline.drafters.base import DraftContext, Drafter, Leaf, take_round
 from paceline.models.base import rows_of
 from paceline.models.drafters.base import AssistantNet
 from paceline.ops.base import RoundStart
 
 
-class MTPDrafter:
+class MTPDrafter(Drafter):
     name = "mtp"
     needs_hidden = True
     branches = True

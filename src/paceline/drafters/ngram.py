@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from paceline.core import MAX_DRAFT_TOKENS, Draft, Sequence
 from paceline.drafters.alignment import Alignment, Words
-from paceline.drafters.base import DraftContext
+from paceline.drafters.base import DraftContext, Drafter
 from paceline.ops.search import LENGTHS, Search, search
 
 LONGEST = LENGTHS[-1]  # tokens of a match: a longer one says nothing more
@@ -29,7 +29,7 @@ class _Text:
     found: tuple[list[int], int] = ([], 0)
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     name = "ngram"
     needs_hidden = False
 
@@ -48,7 +48,7 @@ class NgramDrafter:
         if not best or (copied and length >= best):
             return copied, length
         period = tokens[end : end + limit]
-        return period if len(period) == limit else [period[j % len(period)] for j in range(limit)], best
+        return period if len(period) == limit else (period * (limit // len(period) + 1))[:limit], best
 
     def _text(self, sequence: Sequence) -> _Text:
         text = self._texts.get(sequence.id)

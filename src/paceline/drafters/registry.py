@@ -63,7 +63,11 @@ def load_third_party(name: str, target: Target, cache: KVCache) -> Drafter:
         raise LoadError(
             f"the drafter {name!r} could not be made ({type(error).__name__}: {error}): update it"
         ) from error
-    if missing := {*getattr(drafter, "taps", ())} - {FINAL, *target.tapped}:
+    if not isinstance(drafter, Drafter):
+        raise LoadError(
+            f"the drafter {name!r} is a {type(drafter).__name__}: derive its class from paceline.drafters.base.Drafter"
+        )
+    if missing := {*drafter.taps} - {FINAL, *target.tapped}:
         raise LoadError(
             f"the drafter {name!r} wants hidden states after layer {min(missing)}, which its factory did not announce: "
             "give the factory an attribute `taps`"

@@ -8,7 +8,7 @@ token after it.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from paceline.core import MAX_DRAFT_TOKENS, Draft, ForwardBatch, Sequence
-from paceline.drafters.base import DraftContext, Kept, Leaf, take_round
+from paceline.drafters.base import DraftContext, Drafter, Kept, Leaf, take_round
 from paceline.errors import CapacityError
 from paceline.kv.cache import KVCache
 from paceline.models.base import rows_of
@@ -43,7 +43,7 @@ class _Text:
         return sum(len(part) for part in self.states)
 
 
-class MemoryDrafter(ABC):
+class MemoryDrafter(Drafter):
     """What it is told, and for which texts it has room; how it drafts is its kinds' own."""
 
     needs_hidden = False

@@ -18,7 +18,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from paceline.core import MAX_DRAFT_TOKENS, Draft, Sequence
-from paceline.drafters.base import DraftContext
+from paceline.drafters.base import DraftContext, Drafter
 from paceline.drafters.contract import GreedyPicker
 from paceline.drafters.draft_model import ModelDrafter
 from paceline.kv.cache import KVCache
@@ -80,7 +80,7 @@ class _Picker(GreedyPicker):
         return [row for row in rows if not self._enough(row, self.tokens[row])]
 
 
-class TranslatedDrafter:
+class TranslatedDrafter(Drafter):
     name = "model"
     needs_hidden = False
 

@@ -7,30 +7,28 @@ from __future__ import annotations
 
 import time
 
-from paceline.core import Delta, Draft, FinishReason, TokenLogprob, Verdict
+from paceline.core import Delta, FinishReason, TokenLogprob, Verdict
+from paceline.engine.plan import StepPlan, StepResult
 from paceline.engine.request import Origin, RequestState
-from paceline.engine.scheduler import ScheduledChunk
 from paceline.engine.state import EngineState
-from paceline.engine.verify import Verified
 from paceline.tree import depths
 
 _DRAFTED: list[Origin] = ["draft"]
 
 
-def emit(state: EngineState, work: list[ScheduledChunk], draft: Draft, verified: Verified) -> list[Delta]:
+def emit(state: EngineState, plan: StepPlan, result: StepResult) -> list[Delta]:
     deltas: list[Delta] = []
-    for i, w in enumerate(work):
-        if w.sequence.id not in state.requests:
+    draft = plan.draft
+    for row, (request, verdict) in enumerate(zip(plan.requests, result.verdicts, strict=True)):
+        if request.sequence.id not in state.requests:
             continue  # it failed in this step
-        request = state.requests[w.sequence.id]
-        verdict = verified.verdicts[i]
-        w.sequence.committed += verified.keep[i]
+        request.sequence.committed += result.keep[row]
         if verdict is None:
             continue
-        parents = draft.tree(i)
-        deep = range(1, len(draft.tokens[i]) + 1) if parents is None else depths(parents)
-        request.record(deep, verdict.accepted, draft.reasons[i], draft.drafter[i])
-        deltas.append(_advance(state, request, draft.tokens[i], verdict, verified.logprobs[i]))
+        parents, tokens = draft.tree(row), draft.tokens[row]
+        deep = range(1, len(tokens) + 1) if parents is None else depths(parents)
+        request.record(deep, verdict.accepted, draft.reasons[row], draft.drafter[row])
+        deltas.append(_advance(state, request, tokens, verdict, result.logprobs[row]))
     return deltas
 
 
@@ -75,7 +73,7 @@ def _follow(state: EngineState, request: RequestState, new: list[int]) -> bool:
     assert request.sequence.constraint is not None
     try:
         request.sequence.constraint.commit(new)
-    except Exception as error:  # noqa: BLE001  a constraint is a stranger, as a drafter is
+    except Exception as error:  # noqa: BLE001  a constraint is third-party code, as a drafter may be
         state.fail(request, f"the constraint failed: {error}")
         return False
     return True

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 from typing import Literal
 
 from paceline.control.base import NGRAM, DraftPlan, PlannedRow, PlanRow, Proposal, StopRule
@@ -18,129 +17,118 @@ from paceline.core import OWN_NOISE, Draft, VerifyRule
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.drafters.guard import ask, failure, lacks
 from paceline.engine.picker import StepPicker
+from paceline.engine.plan import Found, StepPlan
 from paceline.engine.request import RequestState
-from paceline.engine.scheduler import ScheduledChunk
 from paceline.engine.state import EngineState
 from paceline.ops.base import Stop
 from paceline.sampling.shape import is_greedy
 from paceline.tree import Shape, depths, preorder, products
 
-Found = tuple[list[int], list[float]]  # tokens of a proposal, and their confidences
+_NO_PROPOSAL = NoDraftReason.NO_PROPOSAL.value
+_IDS = {int}  # types of token ids: a bool is none
 
 
-@dataclass(slots=True)
-class Proposed:
-    draft: Draft
-    prefill_rows: int = 0
-    unused: dict[int, Found] = field(default_factory=dict)  # n-gram proposals not taken, by sequence id
-    seconds: dict[str, float] = field(default_factory=dict)  # that drafting took, by network drafter
-
-
-def propose(state: EngineState, work: list[ScheduledChunk]) -> Proposed:
-    """Drafts for all rows of `work`; rows that do not decode, or may not draft, are empty with their reason."""
-    out = Proposed(Draft.empty(len(work), NoDraftReason.PREFILL.value))
-    out.draft.q = [None] * len(work)
-    at = [i for i, w in enumerate(work) if w.count == 1 and w.last]
-    out.prefill_rows = sum([w.count for w in work]) - len(at)
+def propose(state: EngineState, plan: StepPlan) -> None:
+    """Drafts for all rows of `plan`; rows that do not decode, or may not draft, stay empty with their reason."""
+    at = plan.decoding
     if not at:
-        return out
-    requests = [state.requests[work[i].sequence.id] for i in at]
-    rows = [_plan_row(state, request) for request in requests]
-    found = _look_up(state, requests, rows)
+        return
+    hidden = _has_hidden(state, plan)
+    rows = [_plan_row(state, plan.requests[b], hidden[b]) for b in at]
+    found = _look_up(state, plan, at, rows)
     proposals = [None if one is None else Proposal(tuple(one[1])) for one in found]
-    plan = state.policy.plan(rows, proposals, out.prefill_rows)
-    for j, (i, request, planned) in enumerate(zip(at, requests, plan.rows, strict=True)):
-        own = found[j]
-        out.draft.reasons[i] = _reason(state, request, planned)
-        if planned.drafter == NGRAM and planned.limit and own is not None:
-            out.draft.tokens[i], out.draft.confidence[i] = own[0][: planned.limit], own[1][: planned.limit]
-            out.draft.drafter[i], out.draft.reasons[i] = NGRAM, None
-        elif own is not None and own[0]:
-            out.unused[request.sequence.id] = own
-    _ask_networks(state, requests, at, plan, out)
-    return out
+    wanted = state.policy.plan(rows, proposals, plan.prefill_rows)
+    draft = plan.draft
+    for b, own, planned in zip(at, found, wanted.rows, strict=True):
+        draft.reasons[b] = _reason(state, plan.requests[b], planned)
+        if own is None:
+            continue
+        if planned.drafter == NGRAM and planned.limit:
+            draft.tokens[b], draft.confidence[b] = own[0][: planned.limit], own[1][: planned.limit]
+            draft.drafter[b], draft.reasons[b] = NGRAM, None
+        elif own[0]:
+            plan.lookups[b] = own
+    _ask_networks(state, plan, at, wanted, hidden)
 
 
-def _plan_row(state: EngineState, request: RequestState) -> PlanRow:
-    sequence = request.sequence
-    name = request.network
-    drafter = state.drafters.get(name) if name is not None and name not in request.parked else None
-    most = drafter.max_tokens if drafter is not None else 0
-    if drafter is not None and drafter.needs_hidden and not _has_hidden(state, request):
-        most = 0
-    told = state.listener(request) if most and state.listens else None
-    if told is not None and lacks(told, sequence, request.parked):
-        most = 0
+def _has_hidden(state: EngineState, plan: StepPlan) -> list[bool]:
+    """Which rows have the target's hidden state before their last token."""
+    at = state.hidden_at
+    return [
+        at.get(slot) == request.sequence.committed - 1
+        for slot, request in zip(plan.slots, plan.requests, strict=True)
+    ]
+
+
+def _plan_row(state: EngineState, request: RequestState, has_hidden: bool) -> PlanRow:
+    sequence, drafter = request.sequence, state.drafter_of(request)
+    most, tree = 0, None
+    if drafter is not None:
+        most = drafter.max_tokens if has_hidden or not drafter.needs_hidden else 0
+        if most and drafter.taps and lacks(drafter, sequence, request.parked):
+            most = 0
+        tree = state.tree if drafter.branches and request.rule != "block" else None
     want: int | Literal["auto"] | None = sequence.params.draft_tokens
     if sequence.params.drafter == "none":
         want = 0
     elif want is None:
         want = state.draft_tokens
     return PlanRow(
-        sequence.id, want, max(request.room(state.max_len) - 1, 0), name if drafter is not None else None, most,
-        not is_greedy(sequence), state.tree if getattr(drafter, "branches", False) and request.rule != "block" else None,
+        sequence.id, want, max(request.room(state.max_len) - 1, 0), None if drafter is None else request.network, most,
+        not is_greedy(sequence), tree,
     )  # fmt: skip
-
-
-def _has_hidden(state: EngineState, request: RequestState) -> bool:
-    slot = state.cache.slot(request.sequence.id)
-    return state.hidden_at.get(slot) == request.sequence.committed - 1
 
 
 def _reason(state: EngineState, request: RequestState, planned: PlannedRow) -> str | None:
     """Why a row drafts nothing. A network that is asked and says nothing has no proposal."""
     if planned.limit:
-        return NoDraftReason.NO_PROPOSAL.value
+        return _NO_PROPOSAL
     if planned.reason in (NoDraftReason.NO_DRAFTER, NoDraftReason.NO_PROPOSAL):
         if request.parked:
             return next(iter(request.parked.values()))
-        told = state.listener(request)
-        if told is not None and (why := lacks(told, request.sequence, request.parked)):
+        drafter = state.drafter_of(request)
+        if drafter is not None and drafter.taps and (why := lacks(drafter, request.sequence, request.parked)):
             return why
     return None if planned.reason is None else planned.reason.value
 
 
-def _look_up(state: EngineState, requests: list[RequestState], rows: list[PlanRow]) -> list[Found | None]:
-    """What n-gram lookup finds, by row; None where it is not asked."""
-    out: list[Found | None] = [None] * len(requests)
+def _look_up(state: EngineState, plan: StepPlan, at: list[int], rows: list[PlanRow]) -> list[Found | None]:
+    """What n-gram lookup finds for the rows `at` of the plan; None where it is not asked."""
+    out: list[Found | None] = [None] * len(at)
     drafter = state.drafters.get(NGRAM)
-    asked = [i for i, request in enumerate(requests) if request.copies and NGRAM not in request.parked]
-    if drafter is None or not asked:
+    if drafter is None:
         return out
-    limits = [min(rows[i].room, drafter.max_tokens) if rows[i].want != 0 else 0 for i in asked]
-    draft = _ask(state, drafter, [requests[i] for i in asked], [Stop(limit) for limit in limits])
+    asked = [j for j, b in enumerate(at) if plan.requests[b].copies and NGRAM not in plan.requests[b].parked]
+    if not asked:
+        return out
+    stops = [Stop(min(rows[j].room, drafter.max_tokens) if rows[j].want != 0 else 0) for j in asked]
+    draft = _ask(state, drafter, plan, [at[j] for j in asked], (stops, [], None))
     if draft is not None:
-        for i, tokens, confidence in zip(asked, draft.tokens, draft.confidence, strict=True):
-            out[i] = tokens, confidence
+        for j, tokens, confidence in zip(asked, draft.tokens, draft.confidence, strict=True):
+            out[j] = tokens, confidence
     return out
 
 
 def _ask_networks(
-    state: EngineState, requests: list[RequestState], at: list[int], plan: DraftPlan, out: Proposed
+    state: EngineState, plan: StepPlan, at: list[int], wanted: DraftPlan, hidden: list[bool]
 ) -> None:
-    """Let each network draft for the rows that are planned for it, and copy what it says."""
+    """Let each network draft for the rows that are planned for it."""
     groups: dict[str, list[int]] = {}
-    for j, planned in enumerate(plan.rows):
+    for j, planned in enumerate(wanted.rows):
         if planned.limit and planned.drafter is not None and planned.drafter != NGRAM:
             groups.setdefault(planned.drafter, []).append(j)
-    for name, rows in groups.items():
-        own = [requests[j] for j in rows]
+    for name, own in groups.items():
         begin = time.perf_counter()
-        stops, trees = [_stop(plan.rows[j], plan.stop) for j in rows], [plan.rows[j].tree for j in rows]
-        draft = _ask(state, state.drafters[name], own, stops, trees)
-        out.seconds[name] = time.perf_counter() - begin
-        for n, j in enumerate(rows):
-            i = at[j]
+        rows = [at[j] for j in own]
+        stops = [_stop(wanted.rows[j], wanted.stop) for j in own]
+        how = stops, [wanted.rows[j].tree for j in own], [hidden[b] for b in rows]
+        draft = _ask(state, state.drafters[name], plan, rows, how)
+        plan.seconds[name] = time.perf_counter() - begin
+        for n, b in enumerate(rows):
             if draft is None:
-                out.draft.reasons[i] = requests[j].parked[name]
+                plan.draft.reasons[b] = plan.requests[b].parked[name]
             elif draft.tokens[n]:
-                out.draft.tokens[i], out.draft.confidence[i] = draft.tokens[n], draft.confidence[n]
-                out.draft.drafter[i], out.draft.reasons[i] = name, None
-                if draft.q is not None and out.draft.q is not None:
-                    out.draft.q[i] = draft.q[n] or None
-                if draft.parents is not None and draft.parents[n] is not None:
-                    out.draft.parents = out.draft.parents or [None] * len(out.draft.tokens)
-                    out.draft.parents[i] = draft.parents[n]
+                plan.take(b, draft, n, name)
 
 
 def _stop(planned: PlannedRow, rule: StopRule) -> Stop:
@@ -151,17 +139,22 @@ def _stop(planned: PlannedRow, rule: StopRule) -> Stop:
 def _ask(
     state: EngineState,
     drafter: Drafter,
-    requests: list[RequestState],
-    stops: list[Stop],
-    trees: Seq[Shape | None] = (),
+    plan: StepPlan,
+    rows: list[int],
+    how: tuple[list[Stop], list[Shape | None], list[bool] | None],
 ) -> Draft | None:
-    """What a drafter proposes, checked; None if it failed, and then it is not asked again for these requests."""
-    sequences, limits = [request.sequence for request in requests], [stop.most for stop in stops]
-    slots = [state.cache.slot(s.id) for s in sequences]
-    has_hidden = [_has_hidden(state, request) for request in requests]
+    """What a drafter proposes for some rows, checked; None if it failed, and then it is not asked again for them.
+
+    `how`: where each row ends, how it may branch (empty: not), and whether it has a hidden state (None: nobody asks).
+    """
+    stops, trees, has_hidden = how
+    requests, limits = [plan.requests[b] for b in rows], [stop.most for stop in stops]
     states = state.hidden if drafter.needs_hidden else None
     picker = StepPicker(requests, stops, state.target.vocab_size, trees)
-    context = DraftContext(sequences, limits, slots, states, has_hidden, state.cache, picker)
+    context = DraftContext(
+        [request.sequence for request in requests], limits, [plan.slots[b] for b in rows], states,
+        has_hidden or [False] * len(rows), state.cache, picker,
+    )  # fmt: skip
     try:
         draft = ask(drafter, context)
         check_draft(draft, limits, state.target.vocab_size)
@@ -169,7 +162,7 @@ def _ask(
         _check_distributions(draft, [request.rule for request in requests])
         if draft.parents is not None:
             _check_trees(draft, draft.parents, picker)
-    except Exception as error:  # noqa: BLE001  a drafter is a stranger: whatever it raises costs speed, never text
+    except Exception as error:  # noqa: BLE001  whatever a third party's drafter raises costs speed, never text
         for request in requests:
             request.parked[drafter.name] = failure(error)
         return None
@@ -185,9 +178,9 @@ def check_draft(draft: Draft, limits: Seq[int], vocab_size: int) -> None:
             raise ValueError(
                 f"{len(tokens)} tokens with {len(confidence)} confidences, at most {limit} allowed"
             )
-        for token in tokens:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-                raise ValueError(f"token {token!r} is not an id in 0..{vocab_size - 1}")
+        if tokens and ({*map(type, tokens)} != _IDS or min(tokens) < 0 or max(tokens) >= vocab_size):
+            wrong = next(t for t in tokens if type(t) is not int or not 0 <= t < vocab_size)
+            raise ValueError(f"token {wrong!r} is not an id in 0..{vocab_size - 1}")
 
 
 def _check_trees(draft: Draft, parents: list[list[int] | None], picker: StepPicker) -> None:

@@ -31,17 +31,15 @@ class RequestState:
     text: str = ""
     origins: list[Origin] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    network: str | None = field(
+        init=False
+    )  # the drafter of `drafter` that is not n-gram lookup, if one is asked for
+    copies: bool = field(init=False)  # whether n-gram lookup is asked for
 
-    @property
-    def network(self) -> str | None:
-        """The drafter that drafts token by token, if one is asked for."""
-        first = self.drafter.partition("+")[0]
-        return None if first in ("none", "ngram") else first
-
-    @property
-    def copies(self) -> bool:
-        """Whether n-gram lookup is asked for."""
-        return "ngram" in self.drafter.split("+")
+    def __post_init__(self) -> None:
+        names = self.drafter.split("+")
+        self.network = None if names[0] in ("none", "ngram") else names[0]
+        self.copies = "ngram" in names
 
     def room(self, max_len: int) -> int:
         """How many tokens may still be emitted."""
@@ -59,13 +57,8 @@ class RequestState:
         stats.drafted += len(drafted)
         stats.accepted += accepted
         stats.drafters[drafter] = stats.drafters.get(drafter, 0) + 1
-        for counts, positions in (
-            (stats.drafted_by_position, drafted), (stats.accepted_by_position, range(1, accepted + 1))
-        ):  # fmt: skip
-            for position in positions:
-                if position > len(counts):
-                    counts.append(0)
-                counts[position - 1] += 1
+        _count(stats.drafted_by_position, drafted)
+        _count(stats.accepted_by_position, range(1, accepted + 1))
 
     def completion(self, finish_reason: FinishReason, error: str | None = None) -> Completion:
         s = self.sequence
@@ -82,3 +75,12 @@ class RequestState:
             logprobs=self.logprobs if s.params.logprobs is not None else None,
             error=error,
         )
+
+
+def _count(counts: list[int], positions: Seq[int]) -> None:
+    """Count each of some positions, from 1, once; `counts` grows with them."""
+    deepest = max(positions, default=0)
+    if deepest > len(counts):
+        counts += [0] * (deepest - len(counts))
+    for position in positions:
+        counts[position - 1] += 1

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from paceline.control.reasons import NoDraftReason
-from paceline.core import Draft
-from paceline.engine.scheduler import ScheduledChunk
+from paceline.engine.plan import StepPlan
 from paceline.engine.state import EngineState
 from paceline.errors import CapacityError
 from paceline.kv.pages import OutOfPages
@@ -12,63 +11,34 @@ from paceline.kv.tail import Tail
 from paceline.tree import trunk
 
 
-def reserve(
-    state: EngineState, work: list[ScheduledChunk], draft: Draft
-) -> tuple[list[ScheduledChunk], Draft, Tail | None]:
-    """(work, draft, tail) for what fits; the tail is None when nothing is left to do."""
-    while work:
-        items = [
-            (w.sequence.id, w.sequence.tokens[w.sequence.committed : w.sequence.committed + w.count] + tokens)
-            for w, tokens in zip(work, draft.tokens, strict=True)
-        ]
-        sure = [w.count - w.last for w in work]  # a text that cannot go on does not keep its last token
+def reserve(state: EngineState, plan: StepPlan) -> Tail | None:
+    """Room for what of the plan fits, which is all that it has afterwards; None when nothing is left to do."""
+    while plan.requests:
+        # a text that cannot go on does not keep its last token
+        sure = [count - last for count, last in zip(plan.counts, plan.last, strict=True)]
         try:
-            return work, draft, state.cache.tail(items, draft.parents, sure)
+            return state.cache.tail(plan.items(), plan.draft.parents, sure)
         except OutOfPages as error:
-            if draft.parents is not None and any(draft.parents):
-                _cut_to_chains(draft, draft.parents)
-            elif any(draft.tokens):
-                draft = _without_drafts(draft)
+            if any(plan.draft.parents or ()):
+                _cut_to_chains(plan)
+            elif any(plan.draft.tokens):
+                plan.give_up_drafts(NoDraftReason.MEMORY.value)
             elif len(state.scheduler.running) > 1:
-                victim = state.scheduler.running[-1]
-                state.preempt(victim)
-                work, draft = _without(work, draft, victim.id)
+                newest = state.scheduler.running[-1]
+                state.preempt(newest)
+                for row in [b for b, request in enumerate(plan.requests) if request.sequence is newest]:
+                    plan.drop(row)
             else:
-                request = state.requests[work[0].sequence.id]
-                state.fail(request, f"{error}")
-                work, draft = _without(work, draft, work[0].sequence.id)
+                state.fail(plan.requests[0], f"{error}")
+                plan.drop(0)
         except CapacityError as error:
-            state.fail(state.requests[work[0].sequence.id], f"{error}")
-            work, draft = _without(work, draft, work[0].sequence.id)
-    return work, draft, None
+            state.fail(plan.requests[0], f"{error}")
+            plan.drop(0)
+    return None
 
 
-def _cut_to_chains(draft: Draft, parents: list[list[int] | None]) -> None:
+def _cut_to_chains(plan: StepPlan) -> None:
     """Leave of each tree its first branch."""
-    for i, tree in enumerate(parents):
-        if tree is not None:
-            draft.select(i, range(trunk(tree)))
-
-
-def _without_drafts(draft: Draft) -> Draft:
-    reasons = [
-        NoDraftReason.MEMORY.value if t else r for t, r in zip(draft.tokens, draft.reasons, strict=True)
-    ]
-    empty = Draft.empty(len(draft.tokens), NoDraftReason.MEMORY.value)
-    empty.reasons, empty.q = reasons, [None] * len(reasons)
-    return empty
-
-
-def _without(
-    work: list[ScheduledChunk], draft: Draft, sequence_id: int
-) -> tuple[list[ScheduledChunk], Draft]:
-    keep = [i for i, w in enumerate(work) if w.sequence.id != sequence_id]
-    q, parents = draft.q, draft.parents
-    return [work[i] for i in keep], Draft(
-        [draft.tokens[i] for i in keep],
-        [draft.confidence[i] for i in keep],
-        [q[i] for i in keep] if q is not None else None,
-        [draft.reasons[i] for i in keep],
-        [draft.drafter[i] for i in keep],
-        [parents[i] for i in keep] if parents is not None else None,
-    )
+    for row, parents in enumerate(plan.draft.parents or ()):
+        if parents is not None:
+            plan.draft.select(row, range(trunk(parents)))

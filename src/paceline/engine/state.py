@@ -12,10 +12,10 @@ import torch
 from paceline.control.base import DraftPolicy
 from paceline.core import Delta, ForwardBatch, Sequence
 from paceline.drafters import guard
-from paceline.drafters.base import Drafter, Kept, Listener, Seen, Watcher, listener, watcher
+from paceline.drafters.base import Drafter
 from paceline.engine.forced import ForcedAcceptance
 from paceline.engine.request import RequestState
-from paceline.engine.scheduler import ScheduledChunk, Scheduler
+from paceline.engine.scheduler import Scheduler
 from paceline.kv.cache import KVCache
 from paceline.kv.pages import OutOfPages
 from paceline.models.base import Target, put_rows, rows_of
@@ -39,17 +39,17 @@ class EngineState:
     hidden_at: dict[int, int] = field(default_factory=dict)  # slot -> the text position it belongs to
     failures: list[Delta] = field(default_factory=list)
     forced: ForcedAcceptance | None = None  # benchmarks only: see engine/forced.py
-    listens: bool = False  # some drafter is told what is kept,
-    taps: bool = False  # and of more than the states after the final norm
-    watches: bool = False  # some drafter is told what the target said at all rows of a draft
+    commits: bool = False  # some drafter's `on_commit` is called,
+    taps: bool = False  # with more than the states after the final norm
+    watches: bool = False  # some drafter's `on_verify` is called
     tree: Shape | None = None  # of drafts, where drafter and cache can branch
     preemptions: int = 0
     steps: int = 0
 
     def __post_init__(self) -> None:
-        wanted = {tap for drafter in self.drafters.values() for tap in getattr(drafter, "taps", ())}
-        self.listens, self.taps = bool(wanted), bool(wanted - {FINAL})
-        self.watches = any(watcher(drafter) for drafter in self.drafters.values())
+        wanted = {tap for drafter in self.drafters.values() for tap in drafter.taps}
+        self.commits, self.taps = bool(wanted), bool(wanted - {FINAL})
+        self.watches = any(drafter.watches for drafter in self.drafters.values())
 
     def most(self, sequence: Sequence, count: int) -> int:
         """How many of the next `count` tokens of a text belong in one forward."""
@@ -65,7 +65,8 @@ class EngineState:
         if self.cache.open_sequences and not self.cache.fits(len(sequence.tokens) + 1):
             return False
         request = self.requests[sequence.id]
-        told = self.listener(request)
+        drafter = self.drafter_of(request)
+        told = drafter if drafter is not None and drafter.taps else None
         most = None if told is None else guard.begin(told, sequence, request.parked)
         try:
             keys = content_keys(sequence.tokens, sequence.media) if sequence.media else None
@@ -82,54 +83,10 @@ class EngineState:
             request.stats.cached_prompt_tokens = known
         return True
 
-    def listener(self, request: RequestState) -> Listener | None:
-        """The drafter that is told what is kept of a text, if its request asked for one and it has not failed."""
+    def drafter_of(self, request: RequestState) -> Drafter | None:
+        """The network that drafts for a text, if its request asked for one and it has not failed."""
         name = request.network
-        return None if name is None or name in request.parked else listener(self.drafters.get(name))
-
-    def show(self, seen: list[Seen]) -> None:
-        """Tell drafters that watch what the target said to drafts of texts that are alive."""
-        news: dict[str, tuple[Watcher, list[Seen], list[dict[str, str]]]] = {}
-        for one in seen:
-            request = self.requests.get(one.sequence.id)
-            name = None if request is None else request.network
-            drafter = None if name is None else watcher(self.drafters.get(name))
-            if request is None or drafter is None or name in request.parked:
-                continue
-            _, told, parked = news.setdefault(drafter.name, (drafter, [], []))
-            told.append(one)
-            parked.append(request.parked)
-        for told_now in news.values():
-            guard.show(*told_now)
-
-    def tell(
-        self,
-        work: list[ScheduledChunk],
-        keep: list[int],
-        paths: list[list[int] | None],
-        states: tuple[torch.Tensor, ...],
-        starts: list[int],
-    ) -> None:
-        """Tell drafters with a memory what was kept, of `states` as `look` gives them; `starts` [B + 1] row offsets,
-        `paths` [B] the places of what was kept of trees, whose rows stand behind one of the text.
-        """
-        news: dict[str, tuple[Listener, list[Kept], list[dict[str, str]]]] = {}
-        for w, count, path, start in zip(work, keep, paths, starts, strict=False):
-            request = self.requests.get(w.sequence.id)
-            drafter = None if request is None else self.listener(request)
-            if request is None or drafter is None or not count:
-                continue
-            places = [0 if tap == FINAL else 1 + self.target.tapped.index(tap) for tap in drafter.taps]
-            if path is None:
-                rows = [states[place][start : start + count] for place in places]
-            else:
-                at = [start, *(start + 1 + node for node in path)]
-                rows = [rows_of(states[place], at) for place in places]
-            _, kept, parked = news.setdefault(drafter.name, (drafter, [], []))
-            kept.append(Kept(w.sequence, w.sequence.committed - count, rows))
-            parked.append(request.parked)
-        for told in news.values():
-            guard.tell(*told)
+        return None if name is None or name in request.parked else self.drafters.get(name)
 
     def keep_hidden(self, slots: list[tuple[int, int]], hidden: torch.Tensor, rows: list[int]) -> None:
         """Remember hidden[rows] for cache slots, given as (slot, text position of the row)."""

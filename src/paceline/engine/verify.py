@@ -3,86 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 
 import torch
 
 from paceline.core import OWN_NOISE, Draft, TokenLogprob, Verdict
 from paceline.drafters.base import Seen
-from paceline.engine.picker import ConstraintFailed, logit_rows, tree_rows
+from paceline.engine.plan import StepPlan, StepResult
 from paceline.engine.request import RequestState
-from paceline.engine.scheduler import ScheduledChunk
+from paceline.engine.shaping import ConstraintFailed, logit_rows, tree_rows
 from paceline.engine.state import EngineState
 from paceline.models.base import rows_of
 from paceline.sampling.choose import Choice, choose, distribution, logprobs
 from paceline.sampling.shape import LogitRow, is_greedy
-from paceline.sampling.verify import (
-    uniforms,
-    verify_block,
-    verify_match,
-    verify_reject,
-    verify_reject_tree,
-    verify_tree,
-    verify_typical,
-    verify_typical_tree,
-)
+from paceline.sampling.verify import uniforms, verify_block, verify_match, verify_reject, verify_typical
 from paceline.tree import trunk
 
 
-@dataclass(slots=True)
-class Verified:
-    keep: list[int]  # [B] tokens of each row's tail that become committed
-    verdicts: list[Verdict | None]  # [B] None: nothing was sampled (prefill) or the text failed
-    logprobs: list[list[TokenLogprob]]  # [B][accepted + 1], empty if not asked for
-    hidden_slots: list[tuple[int, int]] = field(default_factory=list)  # (cache slot, text position)
-    hidden_rows: list[int] = field(default_factory=list)  # row of the hidden state that belongs there
-    seen: list[Seen] = field(default_factory=list)  # of drafts that are no trees, where some drafter watches
-
-    @property
-    def paths(self) -> list[list[int] | None]:
-        """[B] of a tree, the places of its kept tokens."""
-        return [None if verdict is None else verdict.path for verdict in self.verdicts]
-
-
-def verify(
-    state: EngineState, work: list[ScheduledChunk], draft: Draft, hidden: torch.Tensor, starts: list[int]
-) -> Verified:
+def verify(state: EngineState, plan: StepPlan, hidden: torch.Tensor, starts: list[int]) -> StepResult:
     """hidden [N, H] are the rows of the step, starts [B + 1] their offsets."""
-    out = Verified([w.count for w in work], [None] * len(work), [[] for _ in work])
+    size, draft = len(plan.requests), plan.draft
+    out = StepResult(list(plan.counts), [None] * size, [[] for _ in range(size)])
     wanted: list[int] = []  # rows of `hidden` whose logits are needed
     shaping: list[LogitRow] = []
-    spans: list[tuple[int, int]] = []  # (index into work, first index into `wanted`)
-    for i, w in enumerate(work):
-        if w.last:
-            first = starts[i] + w.count - 1
-            rows = _shaping(state, state.requests[w.sequence.id], i, draft)
+    spans: list[tuple[int, int]] = []  # (row of the plan, first index into `wanted`)
+    for b, (request, last) in enumerate(zip(plan.requests, plan.last, strict=True)):
+        if last:
+            rows = _shaping(state, request, b, draft)
             if not rows:
-                out.keep[i] = 0
+                out.keep[b] = 0
                 continue
-            spans.append((i, len(wanted)))
+            first = starts[b] + plan.counts[b] - 1
+            spans.append((b, len(wanted)))
             wanted += range(first, first + len(rows))
             shaping += rows
     if not wanted:
         return out
     logits = state.target.logits(hidden if len(wanted) == hidden.shape[0] else rows_of(hidden, wanted))
     choice = choose(logits, shaping)
-    for i, first in spans:
-        request = state.requests[work[i].sequence.id]
-        end = first + len(draft.tokens[i]) + 1
-        found = _verdict(state, request, i, draft, (choice, shaping, first, end))
-        verdict = _sound(found, choice.ok[first:end], draft.tokens[i])
+    sound = all(choice.ok)
+    for b, first in spans:
+        request, tokens = plan.requests[b], draft.tokens[b]
+        span = slice(first, first + len(tokens) + 1)
+        q = draft.q[b] if draft.q is not None else None
+        found = _verdict(state, request, (tokens, draft.tree(b), q), (choice, shaping, span))
+        verdict = found if sound else _sound(found, choice.ok[span], tokens)
         if verdict is None:
-            out.keep[i] = 0
+            out.keep[b] = 0
             mask = shaping[first].mask
             state.fail(request, _NAN if mask is None or mask.any() else _SHUT, scrub=True)
             continue
-        if state.watches and draft.tokens[i] and draft.tree(i) is None:
-            _see(request, draft.tokens[i], (choice, first, end), out)
-        _keep(state, request, work[i], verdict, out, (i, starts[i], wanted[first]))
+        if state.watches and tokens and draft.tree(b) is None:
+            _see(request, tokens, choice, span, out)
+        _keep(state, plan, b, verdict, wanted[first], out)
         if request.sequence.params.logprobs is not None:
-            tokens = [*(draft.tokens[i][j] for j in verdict.places), verdict.next_token]
-            at = [first + row for row in _rows(verdict)]
-            out.logprobs[i] = _logprobs(request, logits, choice, at, tokens)
+            said = [*(tokens[j] for j in verdict.places), verdict.next_token]
+            out.logprobs[b] = _logprobs(
+                request, logits, choice, [first + row for row in _rows(verdict)], said
+            )
     return out
 
 
@@ -130,63 +107,47 @@ def _sound(verdict: Verdict, ok: Seq[bool], tokens: list[int]) -> Verdict | None
 def _verdict(
     state: EngineState,
     request: RequestState,
-    i: int,
-    draft: Draft,
-    span: tuple[Choice, list[LogitRow], int, int],
+    row: tuple[list[int], list[int] | None, Seq[torch.Tensor | None] | None],
+    span: tuple[Choice, list[LogitRow], slice],
 ) -> Verdict:
-    choice, shaping, first, end = span
-    tokens = draft.tokens[i]
-    parents = draft.tree(i)
+    """Of one row: its draft, the parents of a tree, what its tokens were drawn from; `span` are its rows of logits."""
+    (tokens, parents, q), (choice, shaping, own) = row, span
+    first = shaping[own.start]
     if state.forced is not None:
-        end = end if parents is None else first + 1 + trunk(parents)
-        found = state.forced.verdict(choice.tokens[first:end], request.sequence.seed, shaping[first].position)
+        deep = len(tokens) if parents is None else trunk(parents)
+        chosen = choice.tokens[own.start : own.start + deep + 1]
+        found = state.forced.verdict(chosen, request.sequence.seed, first.position)
         found.path = None if parents is None else list(range(found.accepted))
         return found
-    if request.rule == "match" or not tokens or is_greedy(shaping[first]) or choice.shaped is None:
-        own = choice.tokens[first:end]
-        return verify_match(own, tokens) if parents is None else verify_tree(own, tokens, parents)
-    p = distribution(choice.shaped[first:end], shaping[first:end])  # [k + 1, V]
+    if request.rule == "match" or not tokens or is_greedy(first) or choice.shaped is None:
+        return verify_match(choice.tokens[own], tokens, parents)
+    p = distribution(choice.shaped[own], shaping[own])  # [k + 1, V]
     if request.rule == "typical":
-        own, params = choice.tokens[first:end], shaping[first].params
-        if parents is not None:
-            return verify_typical_tree(p, own, tokens, parents, params)
-        return verify_typical(p, own, tokens, params)
-    distributions = draft.q[i] if draft.q is not None else None
-    q = list(distributions) if distributions is not None else [None] * len(tokens)
-    noise = uniforms(request.sequence.seed, shaping[first].position, len(tokens))
-    if parents is not None:
-        return verify_reject_tree(p, q, tokens, parents, noise)
-    verify = verify_reject if request.rule == "reject" else verify_block
-    return verify(p, q, tokens, noise)
+        return verify_typical(p, choice.tokens[own], tokens, first.params, parents)
+    q = q or [None] * len(tokens)
+    noise = uniforms(request.sequence.seed, first.position, len(tokens))
+    if request.rule == "block":
+        return verify_block(p, q, tokens, noise)
+    return verify_reject(p, q, tokens, noise, parents)
 
 
-def _see(request: RequestState, drafted: list[int], span: tuple[Choice, int, int], out: Verified) -> None:
+def _see(request: RequestState, drafted: list[int], choice: Choice, span: slice, out: StepResult) -> None:
     """Note the target's tokens at the rows of a draft, unless their noise may be used once more."""
-    choice, first, end = span
     sequence = request.sequence
     if request.rule in OWN_NOISE or is_greedy(sequence):
-        sound = (*choice.ok[first:end], False).index(False)
-        chosen = tuple(choice.tokens[first : first + sound])
-        out.seen.append(Seen(sequence, len(sequence.tokens), tuple(drafted), chosen))
+        sound = (*choice.ok[span], False).index(False)
+        chosen = tuple(choice.tokens[span][:sound])
+        out.seen.append((request, Seen(sequence, len(sequence.tokens), tuple(drafted), chosen)))
 
 
-def _keep(
-    state: EngineState,
-    request: RequestState,
-    w: ScheduledChunk,
-    verdict: Verdict,
-    out: Verified,
-    where: tuple[int, int, int],
-) -> None:
-    """Record a verdict; the hidden state of the last kept row feeds the next draft."""
-    i, _, row = where
-    out.verdicts[i] = verdict
-    out.keep[i] = w.count + verdict.accepted
-    if request.network not in state.drafters:
-        return
-    position = w.sequence.committed + w.count + verdict.accepted - 1
-    out.hidden_slots.append((state.cache.slot(w.sequence.id), position))
-    out.hidden_rows.append(row + _rows(verdict)[-1])
+def _keep(state: EngineState, plan: StepPlan, b: int, verdict: Verdict, row: int, out: StepResult) -> None:
+    """Record a verdict; the hidden state of the last kept row feeds the next draft. `row`: of the last pending token."""
+    request, kept = plan.requests[b], plan.counts[b] + verdict.accepted
+    out.verdicts[b], out.keep[b] = verdict, kept
+    if state.hidden is not None and request.network in state.drafters:
+        path = verdict.path
+        out.hidden_slots.append((plan.slots[b], request.sequence.committed + kept - 1))
+        out.hidden_rows.append(row + (verdict.accepted if path is None else path[-1] + 1 if path else 0))
 
 
 def _logprobs(

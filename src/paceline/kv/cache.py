@@ -8,128 +8,21 @@ recurrent state instead of keys is in kv/states.py.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Literal
-
-import numpy as np
-import torch
 
 from paceline.core import MAX_DRAFT_TOKENS
-from paceline.errors import CapacityError, UsageError
+from paceline.errors import CapacityError
 from paceline.kv.kept import keep, offer
-from paceline.kv.layout import STATE, Layout
-from paceline.kv.pages import OutOfPages, PagePool
-from paceline.kv.prefix import Node, PrefixIndex
-from paceline.kv.states import States
+from paceline.kv.layout import STATE
+from paceline.kv.pages import OutOfPages
+from paceline.kv.prefix import Node
+from paceline.kv.store import PAGE_SIZE, Entry, PageStore
 from paceline.kv.tail import Tail
-from paceline.memory import Arena
 from paceline.tree import depths
 
-PAGE_SIZE = 16  # tokens
-MEMORY_PAGE = 4096  # bytes: no system has smaller ones
-StoreType = torch.dtype | Literal["packed"]
 
-
-def stored_as(dtype: StoreType) -> torch.dtype:
-    """The type of the elements of a cache."""
-    return torch.bfloat16 if isinstance(dtype, str) else dtype
-
-
-@dataclass(slots=True)
-class Entry:
-    slot: int
-    pages: dict[str, list[int]]  # kind -> page id by page index
-    first: dict[str, int]  # kind -> first page index that is still held
-    committed: int
-    parent: Node | str | None  # where the next whole page goes in the prefix index, None = not shared
-    open_page: list[int]  # committed tokens of the page that is not whole yet
-    turn: int = 0  # committed tokens at which a window has left a page behind
-    state: int = -1
-    stops: list[int] = field(default_factory=list)  # page ends at which the state is kept for other texts
-    copied: int = 0  # the last page end at which it was copied,
-    latest: int | None = None  # and that copy, where it is given up for the next one
-    keys: list[int] | None = None  # that stand for the first tokens in the prefix index
-
-
-def _zeros(
-    arena: Arena, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
-) -> torch.Tensor:
-    if torch.device(device).type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return arena.zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
-
-
-class KVCache:
-    """K and V of every layer that owns them, shared by up to `max_sequences` sequences of up to `max_tokens`."""
-
-    def __init__(
-        self,
-        layout: Layout,
-        pages: dict[str, int],
-        *,
-        max_sequences: int,
-        max_tokens: int,
-        dtype: StoreType,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        """`pages`: kind -> number of pages, or of states. K/V tensors are [pages * page_size, kv_heads, head_dim]; a
-        latent has one.
-
-        Packed ones are of bfloat16, each page as native kernels that multiply pairs of it want it; `at` reads both kinds.
-        """
-        self.layout, self.page_size, self.packed = layout, PAGE_SIZE, dtype == "packed"
-        self.max_tokens, self.max_sequences = max_tokens, max_sequences
-        self.max_pages = -(-max_tokens // PAGE_SIZE)
-        arena = Arena()
-        shapes = [(pages[s.kind] * PAGE_SIZE, s.kv_heads, s.head_dim) for s in layout.layers]
-        try:
-            self.k = [_zeros(arena, shape, stored_as(dtype), device) for shape in shapes]
-            self.v = [
-                k if layer.latent is not None else _zeros(arena, shape, stored_as(dtype), device)
-                for k, layer, shape in zip(self.k, layout.layers, shapes)
-            ]
-            self.states = None
-            if layout.states:
-                exact = torch.float64 if dtype == torch.float64 else torch.float32
-                count = pages.get(STATE, 2 * max_sequences)
-                zeros = partial(_zeros, arena, dtype=exact, device=device)
-                self.states = States(layout.states, count, max_sequences, zeros)
-        except RuntimeError as error:
-            raise CapacityError(
-                f"no memory for the K/V cache ({error}): lower cache_memory or max_batch"
-            ) from error
-        self._host = {kind: np.zeros((max_sequences, self.max_pages), np.int32) for kind in layout.kinds}
-        self.tables = {kind: torch.from_numpy(table).to(device) for kind, table in self._host.items()}
-        self._mirrored = torch.device(device).type == "cpu"  # then `tables` are views of `_host`
-        self.moved = False  # `_host` names a page that `tables` do not
-        self.pools = {kind: PagePool(pages[kind], partial(self._evict, kind)) for kind in layout.kinds}
-        if self.states is not None:
-            self.pools[STATE] = PagePool(self.states.count, partial(self._evict, STATE))
-        self.prefix = PrefixIndex(PAGE_SIZE, self.pools)
-        self._kinds = layout.kinds
-        self._free_slots = list(range(max_sequences - 1, -1, -1))
-        self.branches, self._free_branches = 0, list[int]()  # at a time, beside the first of each sequence
-        self._entries: dict[int, Entry] = {}
-        self.scrubbed: list[tuple[str, int]] | None = None  # pages, for who has the other heads' K/V
-
-    def grow_branches(self, count: int) -> None:
-        """Make room in the page tables for so many branches of trees at a time. Nothing may be open, or bound to them."""
-        if not self.layout.branches:
-            raise UsageError("what this model caches cannot branch: leave draft_tree out")
-        shape = (self.max_sequences + count, self.max_pages)
-        for kind in self._kinds:
-            self._host[kind] = np.zeros(shape, dtype=np.int32)
-            self.tables[kind] = torch.from_numpy(self._host[kind]).to(self.tables[kind].device)
-        self._free_branches = list(range(self.max_sequences + count - 1, self.max_sequences - 1, -1))
-        self.branches = count
-
-    def _evict(self, kind: str, count: int) -> int:
-        return self.prefix.evict(kind, count)
-
-    # -- sequences ---------------------------------------------------------------------------------------------
+class KVCache(PageStore):
+    """The K/V of up to `max_sequences` sequences of up to `max_tokens`."""
 
     def open(
         self,
@@ -170,8 +63,8 @@ class KVCache:
             for page in held:
                 self.pools[kind].share(page)
             entry.pages[kind], entry.first[kind] = [0] * min(first, len(path)) + held, min(first, len(path))
-            self._host[kind][entry.slot, : len(path)] = entry.pages[kind]
-        self._entries[sequence_id] = entry
+            self.host_tables[kind][entry.slot, : len(path)] = entry.pages[kind]
+        self.entries[sequence_id] = entry
         return entry.committed
 
     def _take_state(self, path: list[Node]) -> int:
@@ -211,7 +104,7 @@ class KVCache:
 
     def close(self, sequence_id: int, *, scrub: bool = False) -> None:
         """Free everything the sequence holds. `scrub` zeroes its private pages (after NaN, which masks do not stop)."""
-        entry = self._entries.pop(sequence_id)
+        entry = self.entries.pop(sequence_id)
         if self.states is not None and not scrub:
             offer(self, entry, entry.state)
         for kind, pages in entry.pages.items():
@@ -225,7 +118,7 @@ class KVCache:
 
     def most(self, sequence_id: int, count: int) -> int:
         """How many of the next `count` tokens of a text should be in one tail: a state is kept on the way."""
-        entry = self._entries[sequence_id]
+        entry = self.entries[sequence_id]
         if self.states is None or not entry.stops or entry.stops[0] <= entry.committed:
             return count
         stop = entry.stops[0]
@@ -235,56 +128,15 @@ class KVCache:
             else min(count, stop - entry.committed)
         )
 
-    def scrub(self, kind: str, page: int) -> None:
-        """Make zeros of a page."""
-        if self.scrubbed is not None:
-            self.scrubbed.append((kind, page))
-        for i, layer in enumerate(self.layout.layers):
-            if layer.kind == kind:
-                for store in self._stores(i):
-                    store[page * PAGE_SIZE : (page + 1) * PAGE_SIZE].zero_()
-
     def slot(self, sequence_id: int) -> int:
-        return self._entries[sequence_id].slot
+        return self.entries[sequence_id].slot
 
     def committed(self, sequence_id: int) -> int:
-        return self._entries[sequence_id].committed
+        return self.entries[sequence_id].committed
 
     @property
     def open_sequences(self) -> int:
-        return len(self._entries)
-
-    def _stores(self, layer: int) -> tuple[torch.Tensor, ...]:
-        k, v = self.k[layer], self.v[layer]
-        return (k,) if v is k else (k, v)
-
-    def _all_stores(self) -> list[torch.Tensor]:
-        states = [] if self.states is None else [*self.states.states, *self.states.recent]
-        return [store for layer in range(len(self.k)) for store in self._stores(layer)] + states
-
-    @property
-    def nbytes(self) -> int:
-        return sum(store.nbytes for store in self._all_stores())
-
-    @property
-    def holds(self) -> str:
-        """What K and V are kept as, in words."""
-        return "packed bfloat16" if self.packed else str(self.k[0].dtype).removeprefix("torch.")
-
-    def touch(self, most: int) -> None:
-        """Have the system back the first `most` bytes with memory now, the same share of each layer, instead of when
-        they are first used: that takes milliseconds in the middle of a text, on virtual machines tens of them.
-        """
-        for store in self._all_stores():
-            if store.is_cpu:
-                rows = min(1.0, most / self.nbytes) * len(store)
-                store[: int(rows)].view(torch.uint8).view(-1)[::MEMORY_PAGE].bitwise_or_(0)  # as it was
-
-    def usage(self) -> dict[str, float]:
-        """Share of pages in use by sequences, by kind; pages that only the prefix index holds count as free."""
-        texts = self._entries.values()
-        live = {kind: {p for e in texts for p in e.pages[kind][e.first[kind] :]} for kind in self._kinds}
-        return {kind: len(pages) / self.pools[kind].count for kind, pages in live.items()}
+        return len(self.entries)
 
     def fits(self, count: int) -> bool:
         """Whether `count` tokens of a new text would find free or evictable pages."""
@@ -295,20 +147,6 @@ class KVCache:
             if not self._free_slots or missing > self.prefix.evictable(kind, missing):
                 return False
         return True
-
-    def at(self, layer: int, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V [..., kv_heads, head_dim, or value_dim] at places `index` of a layer: page * page_size + place."""
-        k, v = self.k[layer], self.v[layer]
-        if not self.packed:
-            keys = k[index]
-            return keys, keys[..., : self.layout.layers[layer].latent] if v is k else v[index]
-        page, place = index // PAGE_SIZE, index % PAGE_SIZE
-        shape = -1, k.shape[1], k.shape[2]  # of pages, see native/attention_packed.h
-        keys = k.view(*shape[:2], shape[2] // 2, PAGE_SIZE, 2)[page, :, :, place]
-        values = v.view(*shape[:2], PAGE_SIZE // 2, shape[2], 2)[page, :, place // 2, :, place % 2]
-        return keys.flatten(-2), values
-
-    # -- steps -------------------------------------------------------------------------------------------------
 
     def tail(
         self,
@@ -332,25 +170,14 @@ class KVCache:
             if self.states is not None:
                 assert i not in trees, "a recurrent state cannot branch"
                 stays = max(0, deep - MAX_DRAFT_TOKENS - 1) if sure is None else sure[i]
-                entry = self._entries[sequence_id]
+                entry = self.entries[sequence_id]
                 self.states.aim(
                     entry.slot, entry.committed, deep, stays, entry.stops[0] if entry.stops else None
                 )
-        return Tail(self, items, trees)
-
-    def copy_pages(self, copies: Seq[tuple[int, int, int]]) -> None:
-        """Copy pages of all layers: (from a slot, to a slot, the page's index in both), as `Branches` wants it."""
-        if not copies:
-            return
-        for layer, spec in enumerate(self.layout.layers):
-            table = self._host[spec.kind]
-            source, to = ([int(table[copy[end], copy[2]]) for copy in copies] for end in (0, 1))
-            for store in self._stores(layer):
-                pages = store.view(-1, PAGE_SIZE, *store.shape[1:])
-                pages[to] = pages[source]
+        return Tail(self, items, trees, self._commit)
 
     def _reserve(self, sequence_id: int, count: int) -> None:
-        entry = self._entries[sequence_id]
+        entry = self.entries[sequence_id]
         end = entry.committed + count
         if end > self.max_tokens:
             raise CapacityError(f"{end} tokens do not fit into max_model_len={self.max_tokens}")
@@ -359,18 +186,12 @@ class KVCache:
             have = len(pages)
             if need > have:
                 pages.extend(self.pools[kind].take(need - have))
-                self._host[kind][entry.slot, have:need] = pages[have:]
+                self.host_tables[kind][entry.slot, have:need] = pages[have:]
                 self.moved = True
-
-    def _sync(self) -> None:
-        if not self._mirrored and self.moved:
-            for kind, table in self.tables.items():
-                table.copy_(torch.from_numpy(self._host[kind]), non_blocking=True)
-            self.moved = False
 
     def _commit(self, sequence_id: int, tokens: list[int]) -> None:
         """Advance over `tokens`, computed from the committed position on; index whole pages, free those out of reach."""
-        entry = self._entries[sequence_id]
+        entry = self.entries[sequence_id]
         if entry.parent is not None:
             self._index(entry, tokens)
         entry.committed += len(tokens)

@@ -5,26 +5,22 @@ branch lies in the cache as a chain would, and to keep one is to take its pages.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from paceline.kv.pages import OutOfPages
+from paceline.kv.store import PageStore
 from paceline.tree import Branches, branches, depths
-
-if TYPE_CHECKING:
-    from paceline.kv.cache import KVCache
 
 
 class Fork:
     """The branches of one sequence in one tail. Raises OutOfPages with nothing taken."""
 
-    def __init__(self, cache: KVCache, sequence_id: int, pending: int, parents: list[int]) -> None:
+    def __init__(self, cache: PageStore, sequence_id: int, pending: int, parents: list[int]) -> None:
         """`pending`: tokens of the tail before the tree."""
         self._cache, self._id, self._pending = cache, sequence_id, pending
-        self._entry = cache._entries[sequence_id]
+        self._entry = cache.entries[sequence_id]
         self.depth, self._chains = depths(parents), branches(parents)
         self._first, self._committed = self._entry.committed // cache.page_size, self._entry.committed
         count = len(self._chains) - 1
-        if count > len(cache._free_branches):
+        if count > len(cache.free_branches):
             raise OutOfPages("all branches are in use: draft narrower trees")
         ends = [self._committed + pending + len(chain) for chain in self._chains[1:]]
         self._sizes = [-(-end // cache.page_size) - self._first for end in ends]
@@ -38,15 +34,15 @@ class Fork:
                 for page in pages:
                     cache.pools[kind].release(page)
             raise
-        self._slots = [cache._free_branches.pop() for _ in range(count)]
+        self._slots = [cache.free_branches.pop() for _ in range(count)]
         cache.moved = True
         for kind, pages in taken.items():
             shared = slice(self._entry.first[kind], self._first)
             self._pages[kind] = []
             for slot, size in zip(self._slots, self._sizes, strict=True):
-                own, table = pages[-size:], cache._host[kind][slot]
+                own, table = pages[-size:], cache.host_tables[kind][slot]
                 del pages[-size:]
-                table[shared] = cache._host[kind][self._entry.slot, shared]
+                table[shared] = cache.host_tables[kind][self._entry.slot, shared]
                 table[self._first : self._first + size] = own
                 self._pages[kind].append(own)
 
@@ -71,17 +67,17 @@ class Fork:
     def end(self, path: list[int]) -> None:
         """Let the sequence have the pages of the branch that begins with `path`, and give back those of the others."""
         cache, entry, first = self._cache, self._entry, self._first
-        failed = self._id not in cache._entries  # then its pages may hold NaN: see `KVCache.close`
+        failed = self._id not in cache.entries  # then its pages may hold NaN: see `KVCache.close`
         kept = next(i for i, chain in enumerate(self._chains) if chain[: len(path)] == path) - 1
         cache.moved = True
         for kind, held in self._pages.items():
             if kept >= 0 and not failed:
                 pages = slice(first, first + self._sizes[kept])
                 entry.pages[kind][pages], held[kept] = held[kept], entry.pages[kind][pages]
-                cache._host[kind][entry.slot, pages] = entry.pages[kind][pages]
+                cache.host_tables[kind][entry.slot, pages] = entry.pages[kind][pages]
             for page in (page for pages in held for page in pages):
                 if failed:
                     cache.scrub(kind, page)
                 cache.pools[kind].release(page)
-        cache._free_branches += self._slots
+        cache.free_branches += self._slots
         self._pages, self._slots = {}, []

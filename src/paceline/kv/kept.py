@@ -6,17 +6,13 @@ used for longest give way to texts that are open.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from paceline.kv.layout import STATE
 from paceline.kv.pages import OutOfPages
 from paceline.kv.prefix import Node
-
-if TYPE_CHECKING:
-    from paceline.kv.cache import Entry, KVCache
+from paceline.kv.store import Entry, PageStore
 
 
-def offer(cache: KVCache, entry: Entry, state: int) -> None:
+def offer(cache: PageStore, entry: Entry, state: int) -> None:
     """Let texts that begin like this one begin with `state`, a copy of its own or itself."""
     assert cache.states is not None
     node, at = entry.parent, entry.committed // cache.page_size * cache.page_size
@@ -26,7 +22,7 @@ def offer(cache: KVCache, entry: Entry, state: int) -> None:
         cache.prefix.insert(node.key[0], node.key[1], {STATE: state})  # type: ignore[arg-type]
 
 
-def keep(cache: KVCache, entry: Entry) -> None:
+def keep(cache: PageStore, entry: Entry) -> None:
     """Where the state of a text stands at a page end, offer a copy, if there is room for one: the text may end before the
     next. The copy of the page end before is given up, unless that was a stop.
     """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from paceline.errors import CapacityError
-from paceline.kv.cache import PAGE_SIZE
 from paceline.kv.layout import STATE, Layout
+from paceline.kv.store import PAGE_SIZE
 
 
 def plan_pages(

@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 import torch
 
 from paceline.core import ForwardBatch, Numbers, Tensors
 from paceline.kv.fork import Fork
 from paceline.kv.pages import OutOfPages
+from paceline.kv.store import PageStore
 from paceline.tree import Branches
-
-if TYPE_CHECKING:
-    from paceline.kv.cache import KVCache
 
 
 class Tail:
     """Reserved space for one step. `commit` keeps a prefix of each row's tokens; leaving without it keeps nothing."""
 
     def __init__(
-        self, cache: KVCache, items: Seq[tuple[int, list[int]]], trees: dict[int, list[int]] | None = None
+        self,
+        cache: PageStore,
+        items: Seq[tuple[int, list[int]]],
+        trees: dict[int, list[int]],
+        advance: Callable[[int, list[int]], None],
     ) -> None:
-        self._cache = cache
+        """`trees`: parents of the last tokens of some items. `advance`(sequence id, tokens) commits them."""
+        self._cache, self._advance = cache, advance
         self._items = items
         self._forks: dict[int, Fork] = {}
         try:
-            for i, parents in trees.items() if trees else ():
+            for i, parents in trees.items():
                 self._forks[i] = Fork(cache, items[i][0], len(items[i][1]) - len(parents), parents)
         except OutOfPages:
             self._end_forks()
             raise
-        cache._sync()
+        cache.sync()
 
     def rows(self, device: torch.device | str = "cpu", skip: Seq[int] | None = None) -> ForwardBatch:
         """The rows of a forward: all tokens of all sequences, flattened; `skip` [B] leaves out that many first ones,
@@ -46,7 +49,7 @@ class Tail:
         starts = [0]
         branches = Branches([], [], []) if self._forks else None
         for i, (sequence_id, new) in enumerate(self._items):
-            entry = self._cache._entries[sequence_id]
+            entry = self._cache.entries[sequence_id]
             first = skip[i] if skip is not None else 0
             if branches is not None:
                 branches.runs.append(len(tokens))
@@ -76,7 +79,7 @@ class Tail:
                 kept = kept[:before] + [tokens[before + node] for node in path]
                 fork.end(path)
             if count:
-                self._cache._commit(sequence_id, kept)
+                self._advance(sequence_id, kept)
 
     def _end_forks(self) -> None:
         while self._forks:

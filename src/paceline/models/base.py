@@ -7,8 +7,9 @@ from typing import Protocol
 import torch
 
 from paceline.core import ForwardBatch
-from paceline.kv.cache import KVCache, StoreType
+from paceline.kv.cache import KVCache
 from paceline.kv.layout import Layout
+from paceline.kv.store import StoreType
 from paceline.ops.uploads import upload
 
 

@@ -9,7 +9,7 @@ import torch
 
 from paceline.checkpoints.loading import Tensors, Transform, Weights
 from paceline.errors import PairError
-from paceline.kv.cache import stored_as
+from paceline.kv.store import stored_as
 from paceline.models.config import parse_target, read_config
 from paceline.models.drafters.base import FINAL
 from paceline.models.drafters.gemma4_assistant import GemmaAssistant, assistant_shapes, check_pair

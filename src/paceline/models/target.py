@@ -12,8 +12,9 @@ from torch import Tensor
 from paceline.checkpoints.loading import Weights
 from paceline.core import ForwardBatch
 from paceline.errors import PairError, unreadable
-from paceline.kv.cache import KVCache, StoreType
+from paceline.kv.cache import KVCache
 from paceline.kv.layout import Layout
+from paceline.kv.store import StoreType
 from paceline.models.spec import ModelConfig
 from paceline.ops.base import Ops, Runner, Value, Weight
 

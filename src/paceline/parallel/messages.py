@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from paceline.config import EngineConfig
 from paceline.core import Numbers
 from paceline.errors import PacelineError
-from paceline.kv.cache import StoreType
+from paceline.kv.store import StoreType
 from paceline.tree import Branches
 
 

@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.core import ForwardBatch
-from paceline.kv.cache import KVCache, StoreType
+from paceline.kv.cache import KVCache
 from paceline.kv.layout import Layout
+from paceline.kv.store import StoreType
 from paceline.ops.base import Drawn, Graph, RoundStart, Rule, Runner, Stop
 from paceline.ops.recording import Code, RecordingOps
 from paceline.parallel.messages import Forward, NewCache

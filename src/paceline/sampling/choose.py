@@ -157,9 +157,8 @@ def _draw_whole(
     """
     edits: dict[int, torch.Tensor | np.ndarray] = {}
     broken: list[int] = []  # rows with a NaN that an edit may have hidden
-    rules: list[Rule] = []
+    rules = [rule_of(row) for row in rows]
     for i, row in enumerate(rows):
-        rules.append(rule_of(row))
         mask = row.mask
         if mask is None and not (row.params.edits or row.stop_ids):
             continue
@@ -178,7 +177,7 @@ def _draw_whole(
     tokens, mass = draw(logits, ids, rules, noise.TARGET, confidence, edits)
     for i in broken:
         tokens[i], mass[i] = -1, 0.0
-    return tokens, mass, not edits and all(rule is _GREEDY for rule in rules)
+    return tokens, mass, not edits and rules.count(_GREEDY) == len(rules)
 
 
 def rule_of(row: LogitRow) -> Rule:

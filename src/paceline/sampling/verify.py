@@ -51,24 +51,42 @@ def uniforms(seed: int, position: int, k: int) -> Uniforms:
     return Uniforms(accept, [noise.scalar(seed, position, noise.RESIDUAL, i) for i in range(k + 1)])
 
 
-def verify_match(target_tokens: Seq[int], draft: Seq[int]) -> Verdict:
-    """Keep the draft up to its first difference from the target's tokens at the same k + 1 positions."""
-    kept = 0
-    while kept < len(draft) and draft[kept] == target_tokens[kept]:
-        kept += 1
-    return Verdict(kept, target_tokens[kept])
+def verify_match(target_tokens: Seq[int], draft: Seq[int], parents: Seq[int] | None = None) -> Verdict:
+    """Keep the draft as far as it equals the target's tokens at the same k + 1 places.
+
+    With `parents` the draft is a tree (see tree.py), and a chain without: target_tokens[0] follows the text, [j + 1]
+    follows token j of the draft.
+    """
+
+    def follow(row: int, children: Seq[int]) -> int | None:
+        return next((j for j in children if draft[j] == target_tokens[row]), None)
+
+    if parents is not None:
+        return _verdict(target_tokens, _walk(parents, follow))
+    for kept, (drafted, own) in enumerate(zip(draft, target_tokens)):
+        if drafted != own:
+            return Verdict(kept, own)
+    return Verdict(len(draft), target_tokens[len(draft)])
 
 
-def verify_typical(p: torch.Tensor, own: Seq[int], draft: Seq[int], params: SamplingParams) -> Verdict:
+def verify_typical(
+    p: torch.Tensor,
+    own: Seq[int],
+    draft: Seq[int],
+    params: SamplingParams,
+    parents: Seq[int] | None = None,
+) -> Verdict:
     """Lossy. Keep a draft token that is the target's own, or whose p exceeds min(epsilon, delta * exp(-entropy of p)).
 
-    p [k + 1, V] float64; own [k + 1] the target's tokens there.
+    p [k + 1, V] float64; own [k + 1] the target's tokens there, which go before others of a tree.
     """
     least = _least(p, params)
-    kept = 0
-    while kept < len(draft) and (draft[kept] == own[kept] or float(p[kept, draft[kept]]) > least[kept]):
-        kept += 1
-    return Verdict(kept, own[kept])
+
+    def follow(row: int, children: Seq[int]) -> int | None:
+        likely = (j for j in children if float(p[row, draft[j]]) > least[row])
+        return next((j for j in children if draft[j] == own[row]), next(likely, None))
+
+    return _verdict(own, _walk(parents, follow, len(draft)), parents is None)
 
 
 def _least(p: torch.Tensor, params: SamplingParams) -> list[float]:
@@ -80,56 +98,27 @@ def _least(p: torch.Tensor, params: SamplingParams) -> list[float]:
     return least
 
 
-def verify_reject(p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int], draws: Uniforms) -> Verdict:
-    """Speculative sampling. p [k + 1, V] float64; q [k] distributions [V], None = one-hot on the draft token."""
-    ratio = _ratios(p, q, draft)
-    kept = 0
-    while kept < len(draft) and draws.accept[kept] < ratio[kept]:
-        kept += 1
-    return Verdict(kept, _pick(_next_distribution(p, q, draft, kept, 1.0), draws.pick[kept]))
-
-
-def verify_tree(target_tokens: Seq[int], draft: Seq[int], parents: Seq[int]) -> Verdict:
-    """`verify_match` of a tree (see tree.py): target_tokens[0] follows the text, [j + 1] follows token j of the draft."""
-
-    def follow(after: int, children: list[int]) -> int | None:
-        return next((j for j in children if draft[j] == target_tokens[after + 1]), None)
-
-    path = _walk(parents, follow)
-    return Verdict(len(path), target_tokens[_row(path)], path)
-
-
-def verify_typical_tree(
-    p: torch.Tensor, own: Seq[int], draft: Seq[int], parents: Seq[int], params: SamplingParams
+def verify_reject(
+    p: torch.Tensor,
+    q: Seq[torch.Tensor | None],
+    draft: Seq[int],
+    draws: Uniforms,
+    parents: Seq[int] | None = None,
 ) -> Verdict:
-    """Lossy. `verify_typical` of a tree, rows as in `verify_tree`: the target's own token goes before another one."""
-    least = _least(p, params)
+    """Speculative sampling. p [k + 1, V] float64; q [k] distributions [V], None = one-hot on the draft token.
 
-    def follow(after: int, children: list[int]) -> int | None:
-        likely = [j for j in children if float(p[after + 1, draft[j]]) > least[after + 1]]
-        return next((j for j in children if draft[j] == own[after + 1]), next(iter(likely), None))
-
-    path = _walk(parents, follow)
-    return Verdict(len(path), own[_row(path)], path)
-
-
-def verify_reject_tree(
-    p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int], parents: Seq[int], draws: Uniforms
-) -> Verdict:
-    """`verify_reject` of a tree (arXiv 2305.09781, without replacement 2402.14992): a token's children are tried in
-    turn, each against what those before it have left of p.
-
-    q[j] is what token j was drawn from, given its path and the siblings before it. Rows of p as in `verify_tree`.
+    Of a tree (arXiv 2305.09781, without replacement 2402.14992) a token's children are tried in turn, each against what
+    those before it have left of p: q[j] is what token j was drawn from, given its path and the siblings before it.
     """
 
-    def follow(after: int, children: list[int]) -> int | None:
-        ratios, _ = siblings(p[after + 1], q, draft, children)
+    def follow(row: int, children: Seq[int]) -> int | None:
+        ratios, _ = siblings(p[row], q, draft, children)
         return next((j for j, ratio in zip(children, ratios, strict=True) if draws.accept[j] < ratio), None)
 
-    path = _walk(parents, follow)
-    row = _row(path)
-    _, rest = siblings(p[row], q, draft, [j for j, parent in enumerate(parents) if parent == row - 1])
-    return Verdict(len(path), _pick(rest, draws.pick[row]), path)
+    path = _walk(parents, follow, len(draft))
+    row = path[-1] + 1 if path else 0
+    _, rest = siblings(p[row], q, draft, _children(parents, row - 1, len(draft)))
+    return Verdict(len(path), _pick(rest, draws.pick[row]), None if parents is None else path)
 
 
 def siblings(
@@ -145,19 +134,30 @@ def siblings(
     return ratios, p
 
 
-def _walk(parents: Seq[int], follow: Callable[[int, list[int]], int | None]) -> list[int]:
-    """The path through a tree of which `follow` says each step: after a token, to one of its children or None."""
+def _children(parents: Seq[int] | None, after: int, count: int) -> list[int]:
+    """The places of the tokens that come right after the one at place `after`, -1 for the text."""
+    if parents is None:
+        return [after + 1] if after + 1 < count else []
+    return [j for j, parent in enumerate(parents) if parent == after]
+
+
+def _walk(
+    parents: Seq[int] | None, follow: Callable[[int, Seq[int]], int | None], count: int = 0
+) -> list[int]:
+    """The path through a draft of `count` tokens of which `follow` says each step: of the row that says what comes next,
+    and the places of the tokens that may, to one of them or None.
+    """
     path: list[int] = []
     after: int | None = -1
     while after is not None:
-        after = follow(after, [j for j, parent in enumerate(parents) if parent == after])
+        after = follow(after + 1, _children(parents, after, count))
         path += [] if after is None else [after]
     return path
 
 
-def _row(path: list[int]) -> int:
-    """The row that says what follows a path."""
-    return path[-1] + 1 if path else 0
+def _verdict(own: Seq[int], path: list[int], chain: bool = False) -> Verdict:
+    """Keep a path, and write the target's own token after it."""
+    return Verdict(len(path), own[path[-1] + 1 if path else 0], None if chain else path)
 
 
 def verify_block(p: torch.Tensor, q: Seq[torch.Tensor | None], draft: Seq[int], draws: Uniforms) -> Verdict:

@@ -15,8 +15,9 @@ from paceline.server.service import Render, Room, Service
 from paceline.text.chat import ChatTemplate
 from paceline.text.formats.choose import format_of
 from paceline.text.formats.needs import suited, suited_tools
-from paceline.text.grammar import Grammars, Vocabulary
+from paceline.text.grammar import Grammars
 from paceline.text.tokenizer import Tokenizer
+from paceline.text.vocabulary import Vocabulary
 
 Say = Callable[[str], None]
 

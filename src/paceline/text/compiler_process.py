@@ -8,13 +8,11 @@ from __future__ import annotations
 import json
 import resource
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.errors import UsageError
 from paceline.text.helper import Helper
-
-if TYPE_CHECKING:
-    from paceline.text.grammar import Vocabulary
+from paceline.text.vocabulary import Vocabulary
 
 MEMORY = 4 * 2**30  # bytes of address space
 

@@ -11,7 +11,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import llguidance
@@ -26,6 +25,7 @@ from paceline.text.formats.hermes import HERMES
 from paceline.text.formats.lark import SPACES, Lark, escaped
 from paceline.text.phases import AfterThinking, InsideCalls
 from paceline.text.tokenizer import Tokenizer
+from paceline.text.vocabulary import Vocabulary
 
 Lead = Literal[
     "bare", "none", "may", "open"
@@ -38,18 +38,6 @@ _SHOWN = 300  # characters of what llguidance says is wrong
 
 class GrammarFailed(RequestFailed):
     """A request's grammar became too complex on the way."""
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """What llguidance has to know: the text of tokenizer.json, the model's width, and what ends a text."""
-
-    tokenizer_json: str
-    size: int
-    end_ids: tuple[int, ...]
-
-    def load(self) -> Any:
-        return llguidance.LLTokenizer(self.tokenizer_json, n_vocab=self.size, eos_token=list(self.end_ids))
 
 
 class Grammars:

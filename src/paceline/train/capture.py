@@ -19,7 +19,8 @@ import torch
 from paceline.config import EngineConfig
 from paceline.core import ForwardBatch
 from paceline.errors import WeightsError
-from paceline.kv.cache import PAGE_SIZE, KVCache
+from paceline.kv.cache import KVCache
+from paceline.kv.store import PAGE_SIZE
 from paceline.kv.tail import Tail
 from paceline.models.registry import load_target
 from paceline.models.target import GraphTarget

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from paceline.train.calibration import Calibration
 from paceline.train.checkpoint import write_atomic
-from paceline.train.export import Exported, export
+from paceline.train.export import export
 from paceline.train.finish import judge
 from paceline.train.loop import Hooks, Report, Run, RunResult
 from paceline.train.methods import GemmaAssistant, Method
-from paceline.train.methods.base import Init
+from paceline.train.methods.base import Exported, Init
 from paceline.train.options import TrainOptions
 from paceline.train.parallel import DraftModule
 from paceline.train.rounds import Acceptance

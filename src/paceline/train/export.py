@@ -10,34 +10,18 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
 from paceline.train.calibration import FILE_NAME as CALIBRATION_FILE
 from paceline.train.checkpoint import check_space, disk_errors
+from paceline.train.methods.base import Exported, Method
 from paceline.train.parallel import DraftModule
 
-if TYPE_CHECKING:
-    from paceline.train.methods.base import Method
-
 WEIGHTS_FILE = "model.safetensors"
-TORCH_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
-
-
-@dataclass(slots=True)
-class Exported:
-    """What goes into the folder beside the weights."""
-
-    config: Mapping[str, Any]  # the drafter's config.json, as it began
-    draft_tokens: int
-    dtype: torch.dtype
-    target: Path | None = None  # where the method's `copies` come from
-    calibration: Mapping[str, Any] | None = None
-    texts: dict[str, str] = field(default_factory=dict)  # more files, e.g. the model card
 
 
 def export(method: Method, module: DraftModule, folder: Path, exported: Exported) -> None:

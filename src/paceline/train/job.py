@@ -22,9 +22,9 @@ from paceline.train.compare import BASELINES, Comparison, compare, mean_tokens, 
 from paceline.train.data import DataReport, encode_records, read_records
 from paceline.train.distil import RUN_FOLDER, Distilled, Recipe, carry_out
 from paceline.train.encoding import TargetEncoder
-from paceline.train.export import Exported, export, publish
+from paceline.train.export import export, publish
 from paceline.train.loop import Hooks, Run
-from paceline.train.methods.base import Start
+from paceline.train.methods.base import Exported, Start
 from paceline.train.options import TrainOptions
 from paceline.train.regenerate import regenerate
 from paceline.train.selfwritten import OwnTexts

@@ -16,7 +16,8 @@ from torch import Tensor
 from paceline.checkpoints.loading import Rename, Shapes, Weights
 from paceline.core import ForwardBatch
 from paceline.errors import PairError, WeightsError
-from paceline.kv.cache import KVCache, StoreType
+from paceline.kv.cache import KVCache
+from paceline.kv.store import StoreType
 from paceline.models.layers.decoder import decoder_layout
 from paceline.models.layers.decoder_config import DecoderConfig
 from paceline.models.target import GraphTarget, bare_rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -13,13 +13,13 @@ from paceline.config import EngineConfig
 from paceline.drafters.base import Drafter
 from paceline.models.target import GraphTarget
 from paceline.train.capture import TargetTeacher
-from paceline.train.export import Exported
 from paceline.train.parallel import DraftModule
 from paceline.train.windows import Windows
 
 if TYPE_CHECKING:
     from paceline.train.loop import Hooks, Run
 
+TORCH_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 Init = str | Path | Mapping[str, Any]  # "scratch", a drafter's folder, or its config.json
 
 
@@ -40,6 +40,18 @@ class Told:
     title: str
     tags: str
     loads: str  # who can load it
+
+
+@dataclass(slots=True)
+class Exported:
+    """What goes into the folder beside the weights."""
+
+    config: Mapping[str, Any]  # the drafter's config.json, as it began
+    draft_tokens: int
+    dtype: torch.dtype
+    target: Path | None = None  # where the method's `copies` come from
+    calibration: Mapping[str, Any] | None = None
+    texts: dict[str, str] = field(default_factory=dict)  # more files, e.g. the model card
 
 
 class Method(Protocol):

@@ -23,7 +23,7 @@ from paceline.models.families.gemma4_config import GemmaConfig
 from paceline.models.layers.decoder_config import DecoderConfig
 from paceline.models.registry import load_network
 from paceline.models.target import GraphTarget
-from paceline.train.export import TORCH_NAMES, Exported
+from paceline.train.methods.base import TORCH_NAMES, Exported
 from paceline.train.parallel import DraftModule
 
 if TYPE_CHECKING:

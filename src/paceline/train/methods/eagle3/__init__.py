@@ -15,8 +15,7 @@ from paceline.errors import PairError, UsageError
 from paceline.models.config import parse_target, read_config
 from paceline.models.drafters.eagle3 import FLAGS
 from paceline.train.capture import TargetTeacher, load_frozen
-from paceline.train.export import Exported
-from paceline.train.methods.base import Init, Start, Told
+from paceline.train.methods.base import Exported, Init, Start, Told
 from paceline.train.methods.eagle3.files import (
     default_taps,
     fresh_config,

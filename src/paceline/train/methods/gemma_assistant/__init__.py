@@ -20,8 +20,7 @@ from paceline.models.families.gemma4_config import GemmaConfig
 from paceline.models.registry import load_assistant
 from paceline.models.target import GraphTarget
 from paceline.train.capture import TargetTeacher, load_frozen
-from paceline.train.export import Exported
-from paceline.train.methods.base import Init, Start, Told
+from paceline.train.methods.base import Exported, Init, Start, Told
 from paceline.train.methods.gemma_assistant.files import config_of, generation_config, scratch_config
 from paceline.train.methods.gemma_assistant.heads import HeadOptions
 from paceline.train.methods.gemma_assistant.module import DrafterModule

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from paceline.train.export import TORCH_NAMES, Exported
+from paceline.train.methods.base import TORCH_NAMES, Exported
 from paceline.train.methods.gemma_assistant.heads import CentroidHead
 from paceline.train.methods.gemma_assistant.module import DrafterModule, DrafterShape
 

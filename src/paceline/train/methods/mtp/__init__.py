@@ -16,8 +16,7 @@ from paceline.models.drafters.mtp import parse_mtp
 from paceline.models.registry import load_network
 from paceline.models.target import GraphTarget
 from paceline.train.capture import TargetTeacher, load_frozen
-from paceline.train.export import Exported
-from paceline.train.methods.base import Init, Start, Told
+from paceline.train.methods.base import Exported, Init, Start, Told
 from paceline.train.methods.mtp.module import MtpModule
 from paceline.train.methods.speculators import (
     SpeculatorsMethod,

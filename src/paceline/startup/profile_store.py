@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from paceline.control.cost_model import CostTable, DraftCost, table_of
-from paceline.control.startup.calibration_file import Known, known_of
+from paceline.startup.calibration_file import Known, known_of
 
 VERSION = 6
 

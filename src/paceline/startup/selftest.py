@@ -14,10 +14,10 @@ from paceline.control.base import RowOutcome, StepOutcome
 from paceline.control.confidence import BINS
 from paceline.control.cost_model import CostModel, CostTable
 from paceline.control.fixed import FixedPolicy
-from paceline.control.startup.calibration_file import Known
 from paceline.core import SamplingParams
 from paceline.engine.engine import Engine, EngineParts
 from paceline.errors import UsageError
+from paceline.startup.calibration_file import Known
 from paceline.text.chat import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 

@@ -17,12 +17,12 @@ from paceline import __version__
 from paceline.config import EngineConfig
 from paceline.control.adaptive import KnownPair
 from paceline.control.cost_model import CostTable, unmeasured
-from paceline.control.startup import profile_store
-from paceline.control.startup.calibration_file import FILE_NAME, Known, read_calibration
-from paceline.control.startup.profiling import measure_steps
-from paceline.control.startup.selftest import LIMIT, LONGEST, complaint, estimate, run_selftest
 from paceline.engine.engine import EngineParts
 from paceline.files import fingerprint
+from paceline.startup import profile_store
+from paceline.startup.calibration_file import FILE_NAME, Known, read_calibration
+from paceline.startup.profiling import measure_steps
+from paceline.startup.selftest import LIMIT, LONGEST, complaint, estimate, run_selftest
 
 Say = Callable[[str], None]
 MEASURING = 2.0  # seconds that it may take to measure costs

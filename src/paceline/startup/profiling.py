@@ -38,7 +38,7 @@ _WARM = 2  # turns after which nothing is recorded, compiled or captured any mor
 ROUNDS = (Shape(1, 4, network=True), Shape(1, 1, network=True), Shape(2, 4, network=True))
 
 
-class Filler:
+class Filler(Drafter):
     """Drafts tokens that cost nothing and are hardly ever right."""
 
     name, max_tokens, needs_hidden = "filler", 16, False
@@ -100,7 +100,9 @@ def measure_steps(parts: EngineParts, limit: float) -> CostTable | None:
     seen: dict[Shape, list[StepOutcome]] = {}
     turn = first = _WARM if parts.target.device.type == "cuda" else 0
     try:
-        for shape in shapes if first else ():  # kernels are compiled and steps captured before anything is timed
+        for shape in (
+            shapes if first else ()
+        ):  # kernels are compiled and steps captured before anything is timed
             _timed(engine, policy, shape, warm=True)
         end = time.perf_counter() + limit
         while turn == first or time.perf_counter() < end:
