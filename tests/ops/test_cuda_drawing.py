@@ -1,10 +1,17 @@
 """Draws by Triton kernels, interpreted on the CPU, against the host's: the same token from the same logits."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from paceline.core import SamplingParams
+from paceline.ops.draws import Draw
+from paceline.sampling import choose as choosing
 from paceline.sampling import noise
 from paceline.sampling.choose import choose, choose_candidates, rule_of
 from paceline.sampling.shape import Counts, LogitRow, edited_there
@@ -115,6 +122,59 @@ def test_broken_rows_fail_alone(values):
     assert [token < 0 for token in tokens] == [i in (1, 2, 4, 6, 7) for i in range(8)]
     assert [tokens[i] for i in (0, 3, 5)] == [whole[0][i] for i in (0, 3, 5)]
     assert [sure[i] for i in (1, 2, 4, 6, 7)] == [0.0] * 5
+
+
+def test_the_kernels_compile_for_a_card(tmp_path):
+    """Without one: see tests/compiled.py, which does the same for a whole Gemma."""
+    script = Path(__file__).parents[1] / "compiled.py"
+    changes = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, script, "draws"],
+        env=os.environ | changes,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == [
+        "peaks",
+        "scan",
+        "finish",
+        "gather_kernel",
+        "advance_kernel",
+        "advance_kernel",
+    ]
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """`choose` and `choose_candidates` as on a GPU, of tensors on the CPU."""
+
+    def run(ask, *args):
+        with monkeypatch.context() as m:
+            m.setattr(choosing, "draw_of", lambda *_: Draw(drawing.draw, masks=False))
+            return ask(*args)
+
+    return run
+
+
+def test_requests_of_all_kinds_choose_as_on_the_host(kernels):
+    """Masks, edits and plain rows side by side; drafts with noise of their own, too."""
+    logits, rows = make_logits(6, 120, 1), make_rows(6, 2)
+    rows[1].params = SamplingParams(temperature=1.0, logit_bias={5: 40.0})
+    rows[2].params = SamplingParams(temperature=0.8, repetition_penalty=1.4, min_tokens=9, max_tokens=20)
+    rows[2].history, rows[2].stop_ids = Counts([4, 5], list(range(8))), (0, 1)
+    rows[3].mask = np.arange(100) % 3 == 0
+    rows[4].mask, logits[4, 7] = np.arange(120) != 7, torch.nan  # refused, and still an error
+    here, there = choose(logits, rows), kernels(choose, logits, rows)
+    assert (there.tokens, there.ok) == (here.tokens, here.ok)
+    assert there.ok == [i != 4 for i in range(6)]
+    torch.testing.assert_close(there.shaped, here.shaped)
+    for purpose in (noise.TARGET, noise.DRAFT):
+        drafted = choose_candidates(logits, None, rows, purpose, 120)
+        own = kernels(choose_candidates, logits, None, rows, purpose, 120)
+        assert own.tokens == drafted.tokens
+        assert own.confidence == pytest.approx(drafted.confidence, rel=1e-4)
 
 
 def test_edited_rows_are_the_hosts():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from functools import cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from paceline.ops import cuda, native_sampling
 from paceline.ops.base import Rule
 
 
-class Draw(Protocol):
+class Call(Protocol):
     def __call__(
         self,
         logits: torch.Tensor,
@@ -28,20 +28,25 @@ class Draw(Protocol):
         rows) and filters.
 
         The token is -1, at confidence 0, where the row has a NaN or nothing finite. Without `confidence` that of greedy
-        rows may be left out. `edits`, by row: a tensor [C] takes the place of that of `logits`; on the CPU also a bool
-        array that says by token id what the row may take.
+        rows may be left out. `edits`, by row: a tensor [C] takes the place of that of `logits`; with `Draw.masks` also a
+        bool array that says by token id what the row may take.
         """
         ...
+
+
+class Draw(NamedTuple):
+    call: Call
+    masks: bool  # it takes what a constraint allows as it is
 
 
 def draw_of(logits: torch.Tensor, ids: torch.Tensor | None) -> Draw | None:
     """What draws from such logits; None: only the code of `paceline.sampling` does."""
     if native_sampling.suits(logits, ids):
-        return native_sampling.draw
+        return Draw(native_sampling.draw, masks=True)
     if logits.is_cuda and _has_kernels(logits.get_device()):
         from paceline.ops.cuda import drawing
 
-        return drawing.draw if drawing.suits(logits, ids) else None
+        return Draw(drawing.draw, masks=False) if drawing.suits(logits, ids) else None
     return None
 
 

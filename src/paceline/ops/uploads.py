@@ -1,4 +1,4 @@
-"""Small lists of integers on their way to a device."""
+"""Small values on their way to a device: to a GPU out of pinned memory, so that nobody waits for what it computes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import torch
 
 
 def upload(values: Seq[int], device: torch.device | str, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    """`values` on `device`. A GPU takes them out of pinned memory, so that nobody waits for what it still computes."""
-    here = torch.tensor(values, dtype=dtype)
-    return (
-        here.pin_memory().to(device, non_blocking=True)
-        if torch.device(device).type == "cuda"
-        else here.to(device)
-    )
+    """A list on `device`."""
+    return to_device(torch.tensor(values, dtype=dtype), device)
+
+
+def to_device(values: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """A tensor of the host on `device`."""
+    pinned = torch.device(device).type == "cuda" and values.is_cpu
+    return values.pin_memory().to(device, non_blocking=True) if pinned else values.to(device)

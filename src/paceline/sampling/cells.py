@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from paceline.ops.uploads import to_device
+
 
 @dataclass(slots=True)
 class Cells:
@@ -66,4 +68,4 @@ class Cells:
         return columns[found], found
 
     def _here(self, values: np.ndarray) -> Any:
-        return values if self.lib is np else self.lib.as_tensor(values).to(self.x.device)
+        return values if self.lib is np else to_device(self.lib.as_tensor(values), self.x.device)

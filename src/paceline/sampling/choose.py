@@ -162,19 +162,19 @@ def _draw_whole(
         mask = row.mask
         if mask is None and not (row.params.edits or row.stop_ids):
             continue
-        if is_only_masked(row) and (mask is None or logits.is_cpu):
+        if is_only_masked(row) and (mask is None or draw.masks):
             if mask is not None:
                 edits[i] = mask
             continue
         own = None if ids is None else ids[i]
-        if not logits.is_cpu:
+        if not draw.masks:
             edits[i] = edited_there(logits[i], own, row)
             continue
         x = logits[i].detach().numpy()
         edits[i] = torch.from_numpy(edited(x, None if own is None else own.numpy(), row))
         if np.isnan(x.max()):
             broken.append(i)
-    tokens, mass = draw(logits, ids, rules, noise.TARGET, confidence, edits)
+    tokens, mass = draw.call(logits, ids, rules, noise.TARGET, confidence, edits)
     for i in broken:
         tokens[i], mass[i] = -1, 0.0
     return tokens, mass, not edits and rules.count(_GREEDY) == len(rules)
@@ -198,14 +198,15 @@ def _draw(
     """The token of each row; -1 where there is none, or where the logits had a NaN that a mask has hidden."""
     draw = draw_of(shaped, ids)
     rules = [(0.0 if is_greedy(r) else 1.0, r.seed & _M64, r.position, 0, 1.0, -math.inf) for r in rows]
+    if draw is not None and not draw.masks:
+        sound = shaped.masked_fill(logits.amax(-1).isnan()[:, None], torch.nan)
+        return draw.call(sound, ids, rules, purpose, False)[0]
     if shaped.device.type != "cpu":
-        nan = logits.amax(-1).isnan()
-        if draw is not None:
-            return draw(shaped.masked_fill(nan[:, None], torch.nan), ids, rules, purpose, False)[0]
-        return [int(t) for t in draw_device(shaped, ids, rows, purpose).masked_fill(nan, -1).tolist()]
+        picked = draw_device(shaped, ids, rows, purpose).masked_fill(logits.amax(-1).isnan(), -1)
+        return [int(t) for t in picked.tolist()]
     broken = np.isnan(logits.detach().numpy().max(-1))  # [M]
     if draw is not None:
-        tokens, _ = draw(shaped, ids, rules, purpose, False)
+        tokens, _ = draw.call(shaped, ids, rules, purpose, False)
         return [-1 if b else t for b, t in zip(broken, tokens, strict=True)]
     x, cells = shaped.numpy(), None if ids is None else ids.numpy()
     return [

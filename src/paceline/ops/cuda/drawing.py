@@ -18,6 +18,7 @@ import torch
 
 from paceline.ops.base import Rule
 from paceline.ops.cuda.kernels import draw as kernels
+from paceline.ops.uploads import to_device
 
 WORDS = kernels.WORDS.value
 _ROW = (
@@ -139,10 +140,7 @@ def draw(
     tokens: list[int] = []
     sure: list[float] = []
     plain = all(rule[0] == 0 for rule in rules)
-    encoded = torch.from_numpy(encode(rules))
-    if logits.is_cuda:  # out of pinned memory, so that the host is not held up before it has asked for all
-        encoded = encoded.pin_memory()
-    encoded = encoded.to(logits.device, non_blocking=True)
+    encoded = to_device(torch.from_numpy(encode(rules)), logits.device)
     for begin in range(0, len(rules), _MOST_ROWS):
         end = min(begin + _MOST_ROWS, len(rules))
         drawer = drawer_for(_power(end - begin), logits.shape[1], str(logits.device))
