@@ -26,7 +26,7 @@ def kind_of(value: Any) -> str | None:
     """How Triton types an argument; None: as a constant."""
     if isinstance(value, torch.Tensor):
         return "*" + TYPES[value.dtype]
-    if isinstance(value, bool) or value is None or isinstance(value, int) and value == 1:
+    if isinstance(value, bool) or value is None or (isinstance(value, int) and value == 1):
         return None
     if isinstance(value, int):
         return "i32" if -(2**31) <= value < 2**31 else "i64"
