@@ -10,6 +10,7 @@ from paceline.errors import PacelineError, PairError
 from paceline.models.drafters.networks import kind_of
 from paceline.models.inspection import check
 from paceline.text.chat import ChatTemplate
+from paceline.text.formats.choose import format_of
 from paceline.text.tokenizer import Tokenizer
 
 SAME_VOCABULARY = 0.99  # of the tokens: fine-tunes rename a few special ones
@@ -100,4 +101,4 @@ def describe_text(folder: Path, rows: int = 0) -> tuple[dict[str, str], list[str
         ChatTemplate.of(tokenizer)
     except PacelineError as error:
         return facts | {"template": "unusable"}, [str(error)]
-    return facts | {"template": f"{len(tokenizer.template):,} characters"}, []
+    return facts | {"template": f"{len(tokenizer.template):,} characters, {format_of(tokenizer).described}"}, []

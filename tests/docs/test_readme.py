@@ -136,3 +136,21 @@ def test_the_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> No
     (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
     exec(compile(block.replace("max_tokens=128", "max_tokens=16"), "README.md", "exec"), {})
     assert capsys.readouterr().out.strip()
+
+
+def test_the_table_of_families_is_what_the_formats_have() -> None:
+    from families import F_, FAMILIES
+    from paceline.text.formats.probe import NAMES, named
+
+    text = (ROOT / "docs" / "families.md").read_text(encoding="utf-8")
+    cells = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    rows = {first.strip("`"): rest for first, *rest in cells}
+    assert set(rows) == {family.format for family in FAMILIES.values()}
+    assert set(NAMES) | {"think", "json"} == set(rows)
+    for name, (_, chat, *said) in rows.items():
+        of_it = [family for family in FAMILIES.values() if family.format == name]
+        thinks, calls = any(one.thought for one in of_it), all(one.calls for one in of_it)
+        parallel = calls and name != "harmony"  # gpt-oss ends an answer with its call
+        assert [chat, *said] == ["yes", *("yes" if has else "no" for has in (thinks, calls, parallel, calls))], name
+        assert name in ("think", "json") or (named(name).calls is not None) == calls
+    assert F_ + "qwen3" in FAMILIES

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from jinja2 import TemplateError
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from families import ARGUMENTS, FAMILIES, RAW, TOOLS, F, tokenizer_of
@@ -21,7 +23,7 @@ from paceline.text.formats.choose import format_of
 from paceline.text.formats.events import CallArguments, CallStart, Text, Thought
 from paceline.text.formats.needs import suited
 from paceline.text.formats.probe import NAMES, named
-from paceline.text.grammar import Grammars, Lead
+from paceline.text.grammar import GrammarFailed, Grammars, Lead
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.vocabulary import Vocabulary
 from text.tiny_tokenizers import gemma_style
@@ -409,3 +411,28 @@ def test_strict_tools_leave_text_free_and_hold_calls(name: str) -> None:
     finally:
         grammars.close()
         ChatTemplate.of(tokenizer).close()
+
+
+def test_a_vocabulary_that_cannot_write_a_grammar_is_refused() -> None:
+    backend = Backend(models.BPE({"<eos>": 0, "y": 1, "e": 2, "s": 3}, []))
+    backend.add_special_tokens(["<eos>"])
+    backend.decoder = decoders.ByteLevel()
+    grammars = Grammars(Vocabulary(backend.to_str(), 4, (0,)), {}, 20.0, named("hermes"))
+    try:
+        with pytest.raises(UsageError, match="cannot write what the grammar asks for"):
+            grammars.compile_call(TOOLS, 1)
+        constraint = grammars.compile("regex", "yes!")()
+        constraint.commit([1, 2, 3])
+        with pytest.raises(GrammarFailed, match="cannot write what the grammar asks for"):
+            constraint.masks([])
+    finally:
+        grammars.close()
+
+
+def test_a_template_that_cannot_be_tried_out_is_plain_chat_and_says_so() -> None:
+    tokenizer = Tokenizer(gemma_style(), {}, template="{{ raise_exception('never') }}")
+    assert format_of(tokenizer).described.startswith("taken for plain chat: the chat template cannot be tried out")
+    tokenizer.format, tokenizer.chat_format = None, "mistral"
+    assert format_of(tokenizer).described == "format mistral (thoughts, tool calls)"
+    assert format_of(Tokenizer(gemma_style(), {})).described == "format plain"
+    ChatTemplate.of(tokenizer).close()

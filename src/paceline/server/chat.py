@@ -26,6 +26,7 @@ from paceline.server.sse import DONE, event
 from paceline.server.trace import Trace
 from paceline.server.usage import report, usage
 from paceline.server.visible import ChatText
+from paceline.text.formats.hermes import HERMES
 from paceline.text.grammar import Lead
 from paceline.text.marked import Answer
 from paceline.text.schemas import held_arguments
@@ -54,8 +55,9 @@ class Chat:
         known = {tool.function.name: tool.function.parameters or {} for tool in self.body.tools or []}
         tools = known if known and self.body.tool_choice != "none" else None
         most = 1 if self.body.parallel_tool_calls is False else self.service.config.max_tools
+        chat = room.format if room.format.calls is not None or tools is None else replace(room.format, calls=HERMES)
         for index in range(self.params.n):
-            answer = Answer(room.tokenizer, self.params, room.format, self.thinking, tools)
+            answer = Answer(room.tokenizer, self.params, chat, self.thinking, tools)
             name = f"{self.id[-16:]}_{index}" if not room.format.needs.short_ids else self.id[-16:]
             self.choices.append(ChatText(answer, name, older, most, room.format.needs.short_ids))
 
@@ -169,6 +171,8 @@ async def prepare_chat(service: Service, body: ChatRequest, key: str) -> Chat:
     room = service.check(body)
     text, prompt, changed = await asyncio.to_thread(render_chat, service, room, body)
     warnings += changed
+    if body.tools and body.tool_choice != "none" and not room.format.tools_shown:
+        warnings.append("tools: the model's chat template does not show them: describe them in a message")
     space = service.room_after(prompt, "messages")
     inside = room.format.opened_by(text, text_of(body.messages[-1].content) if continues(body) else None)
     constraint = await _constraint(service, room, body, _lead(room, body, text, inside))

@@ -58,6 +58,8 @@ def load(config: EngineConfig, service: Service, say: Say) -> ServedEngine:
     engine = build_engine(config, say)
     assert engine.tokenizer is not None, "an assembled engine has a tokenizer"
     service.loaded = furnish(engine.tokenizer, Facts.of(engine), service.config.grammar_timeout)
+    if service.loaded.format.note:
+        say(f"chats are {service.loaded.format.described}; --chat-format names another format")
     return ServedEngine(engine)
 
 

@@ -239,7 +239,7 @@ class Turn:
                 out.append(
                     {"function": {"name": made["name"], "arguments": json.loads(made["arguments"] or "{}")}}
                 )
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
         return out
 

@@ -31,6 +31,8 @@ Lead = Literal[
     "bare", "none", "may", "open"
 ]  # before what a grammar holds: no chat, no thought, perhaps one, its rest
 _KEPT = 64
+_STUCK = "NoExtensionBias"  # llguidance: no token goes on
+_UNWRITABLE = "the model's vocabulary cannot write what the grammar asks for: ask for something else"
 _MOST = 8  # calls in one section
 _ANSWER = "answer"
 _SHOWN = 300  # characters of what llguidance says is wrong
@@ -173,11 +175,17 @@ class Grammars:
             matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
             if matcher.is_error():
                 raise UsageError(f"the grammar cannot be compiled: {_error(matcher)}")
+            self._check_writable(matcher.deep_copy())
             self._check_looking_ahead(matcher.deep_copy())
             self._kept[grammar] = matcher
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
             return matcher
+
+    def _check_writable(self, matcher: Any) -> None:
+        """Raise UsageError for a grammar that the vocabulary cannot even begin."""
+        if not _unpacked(matcher).any() or _STUCK in str(matcher.get_error()):
+            raise UsageError(_UNWRITABLE)
 
     def _check_looking_ahead(self, matcher: Any) -> None:
         """Raise UsageError for a grammar that cannot take a token back: drafts are looked at before they are kept."""
@@ -266,6 +274,8 @@ class GrammarConstraint:
             return self._only_end()
         known = _unpacked(self._matcher)[: self._vocab_size]
         if self._matcher.is_error():
+            if _STUCK in str(self._matcher.get_error()):
+                raise GrammarFailed(_UNWRITABLE)
             raise GrammarFailed(f"the grammar became too complex: {_error(self._matcher)}")
         mask = np.zeros(self._vocab_size, dtype=bool)
         mask[: len(known)] = known

@@ -97,6 +97,14 @@ class ChatFormat:
     extra_marks: tuple[str, ...] = ()
 
     @property
+    def described(self) -> str:
+        """In one line: its name, and what of thoughts and calls it has, or why it has neither."""
+        if self.note:
+            return f"taken for plain chat: {self.note}"
+        parts = [what for what, has in (("thoughts", self.thoughts), ("tool calls", self.calls)) if has]
+        return f"format {self.name}" + (f" ({', '.join(parts)})" if parts else "")
+
+    @property
     def marks(self) -> tuple[str, ...]:
         """What the parsers have to see of an answer, although the vocabulary may have it as special tokens."""
         calls = self.calls.marks if self.calls is not None else ()
