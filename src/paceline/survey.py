@@ -101,4 +101,6 @@ def describe_text(folder: Path, rows: int = 0) -> tuple[dict[str, str], list[str
         ChatTemplate.of(tokenizer)
     except PacelineError as error:
         return facts | {"template": "unusable"}, [str(error)]
-    return facts | {"template": f"{len(tokenizer.template):,} characters, {format_of(tokenizer).described}"}, []
+    return facts | {
+        "template": f"{len(tokenizer.template):,} characters, {format_of(tokenizer).described}"
+    }, []

@@ -55,7 +55,11 @@ class Chat:
         known = {tool.function.name: tool.function.parameters or {} for tool in self.body.tools or []}
         tools = known if known and self.body.tool_choice != "none" else None
         most = 1 if self.body.parallel_tool_calls is False else self.service.config.max_tools
-        chat = room.format if room.format.calls is not None or tools is None else replace(room.format, calls=HERMES)
+        chat = (
+            room.format
+            if room.format.calls is not None or tools is None
+            else replace(room.format, calls=HERMES)
+        )
         for index in range(self.params.n):
             answer = Answer(room.tokenizer, self.params, chat, self.thinking, tools)
             name = f"{self.id[-16:]}_{index}" if not room.format.needs.short_ids else self.id[-16:]

@@ -175,23 +175,20 @@ class Grammars:
             matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
             if matcher.is_error():
                 raise UsageError(f"the grammar cannot be compiled: {_error(matcher)}")
-            self._check_writable(matcher.deep_copy())
             self._check_looking_ahead(matcher.deep_copy())
             self._kept[grammar] = matcher
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
             return matcher
 
-    def _check_writable(self, matcher: Any) -> None:
-        """Raise UsageError for a grammar that the vocabulary cannot even begin."""
-        if not _unpacked(matcher).any() or _STUCK in str(matcher.get_error()):
-            raise UsageError(_UNWRITABLE)
-
     def _check_looking_ahead(self, matcher: Any) -> None:
-        """Raise UsageError for a grammar that cannot take a token back: drafts are looked at before they are kept."""
+        """Raise UsageError for what the vocabulary cannot begin, and for a grammar that cannot take a token back:
+        drafts are looked at before they are kept."""
         allowed = np.flatnonzero(_unpacked(matcher))
         token = next((int(i) for i in allowed if i not in self._vocabulary.end_ids), None)
-        if token is not None and matcher.consume_token(token) and not matcher.rollback(1):
+        if _STUCK in str(matcher.get_error()) or (token is not None and not matcher.consume_token(token)):
+            raise UsageError(_UNWRITABLE)
+        if token is not None and not matcher.rollback(1):
             raise UsageError(f"the grammar cannot be used: {_error(matcher)}")
 
 
