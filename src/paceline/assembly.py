@@ -55,6 +55,7 @@ from paceline.tree import Shape
 
 Say = Callable[[str], None]
 DRAFT_CACHE_SHARE = 0.25  # of that, for an independent draft model
+FLOATS = ("float32", "bfloat16", "float16")
 _AS_CHOSEN = ("verify", "draft_tokens", "max_batch", "prefill_chunk", "step_tokens", "prefix_cache")
 
 
@@ -226,10 +227,11 @@ def find_models(config: EngineConfig) -> tuple[Path, tuple[str, Path | None, str
 
 def _settings(config: EngineConfig, target: Target, arithmetic: str) -> dict[str, str]:
     """What a start-up measurement depends on, beside machine and weights."""
+    drafter = config.quantize_drafter or "auto"
     return {
         "device": str(target.device),
         "arithmetic": arithmetic,
-        "precision": f"{target.dtype}, {target.kv_dtype}, {config.dtype}, {config.quantize}, {config.quantize_drafter}"
+        "precision": f"{target.dtype}, {target.kv_dtype}, {config.dtype}, {config.quantize}, {drafter}"
         + ("" if config.adapter is None else f", {config.adapter}"),
         "threads": str(config.threads or torch.get_num_threads()),
     }
@@ -334,7 +336,7 @@ def _load_network(
         return None
     if read_config(source).get("model_type") in ASSISTANT_TYPES:
         return None  # it reads K/V of the target
-    transform = _transform(config.quantize_drafter)
+    transform = network_transform(config, target)
     return load_network(source, target, dtype=DTYPES.get(config.dtype), transform=transform)
 
 
@@ -345,9 +347,24 @@ def _state_drafter(name: str, net: GraphNet, config: EngineConfig, cache: KVCach
     return registry.over(name, net, own)
 
 
-def _transform(kind: Literal["int8", "int4"] | None, adapter: Adapter | None = None) -> Transform | None:
+def network_transform(config: EngineConfig, target: GraphTarget) -> Transform | None:
+    """Of a drafter over hidden states. On a CPU with native kernels it is int8 unless something else is asked for: a step
+    reads half as much, and which token is kept is the target's choice. What is stored quantized stays as it is.
+    """
+    kind = config.quantize_drafter
+    native = target.device.type == "cpu" and target.runner.reads_blocks
+    if kind is not None or not native or config.dtype != "auto" or config.verify != "match":
+        return _transform(kind)
+    quantized = _transform("int8")
+    assert quantized is not None, "int8 is a kind"
+    return lambda name, weight: quantized(name, weight) if weight.kind in FLOATS else weight
+
+
+def _transform(
+    kind: Literal["int8", "int4", "none"] | None, adapter: Adapter | None = None
+) -> Transform | None:
     """What is done to each weight while it is loaded: the adapter is merged first, then it is quantized."""
-    if kind is None:
+    if kind is None or kind == "none":
         return adapter
     from paceline.ops.quantize import quantizer
 

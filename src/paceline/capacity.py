@@ -81,10 +81,10 @@ def plan_context(
         return pages, longest
 
 
-def bytes_on_gpu(model: Path, quantize: Literal["int8", "int4"] | None, dtype: str = "auto") -> int:
+def bytes_on_gpu(model: Path, quantize: Literal["int8", "int4", "none"] | None, dtype: str = "auto") -> int:
     """About what the weights of a checkpoint take on a GPU. What is stored in fewer bits than 16 stays as it is."""
     found = inspect(model, itemsize=2)
-    if quantize is not None:
+    if quantize is not None and quantize != "none":
         return int(found.parameters * PER_WEIGHT[quantize])
     packed = {"I8", "U8", "I32", "Q4_0"} & set(found.dtypes)
     return found.weight_bytes if packed else found.parameters * (4 if dtype == "float32" else 2)

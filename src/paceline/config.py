@@ -56,7 +56,7 @@ class EngineConfig:
     step_tokens: int = 512  # prompt tokens per step when nothing decodes
     prefix_cache: bool = True
     quantize: Literal["int8", "int4"] | None = None
-    quantize_drafter: Literal["int8", "int4"] | None = None
+    quantize_drafter: Literal["int8", "int4", "none"] | None = None  # None: see assembly.network_transform
     media: bool = True  # read pictures and sound, where the model can
     image_tokens: int | None = None  # soft tokens of a picture at most; None = what the model was made for
     threads: int | None = None  # CPU threads; None = one per core
@@ -91,8 +91,8 @@ class EngineConfig:
             check_draft_tokens(self.draft_tokens)
         if self.draft_tree is not None:
             Shape.parse(self.draft_tree)
-        for name in ("quantize", "quantize_drafter"):
-            if getattr(self, name) not in (None, "int8", "int4"):
+        for name, more in (("quantize", ()), ("quantize_drafter", ("none",))):
+            if getattr(self, name) not in (None, "int8", "int4", *more):
                 raise UsageError(
                     f"{name}={shown(getattr(self, name))} is unknown: use int8 or int4, or leave it out"
                 )
@@ -162,7 +162,7 @@ class EngineOptions(TypedDict, total=False):
     step_tokens: int
     prefix_cache: bool
     quantize: Literal["int8", "int4"] | None
-    quantize_drafter: Literal["int8", "int4"] | None
+    quantize_drafter: Literal["int8", "int4", "none"] | None
     media: bool
     image_tokens: int | None
     threads: int | None

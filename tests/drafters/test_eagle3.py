@@ -15,15 +15,17 @@ from safetensors.torch import load_file, save_file
 from checkpoints import VOCAB
 from eagle3_files import build_eagle3, eagle3_reference
 from paceline import LLM
-from paceline.assembly import choose_drafter
+from paceline.assembly import choose_drafter, network_transform
 from paceline.config import EngineConfig
 from paceline.engine.picker import StepPicker
 from paceline.errors import ConfigError, LoadError, PairError, UsageError, WeightsError
 from paceline.hub.resolve import find_assistant
+from paceline.models.drafters.eagle3 import Eagle3Net
 from paceline.models.inspection import inspect
 from paceline.models.registry import load_network, load_target
 from paceline.ops import native
 from paceline.ops.base import Runner, Stop
+from paceline.ops.runners import pick_runner
 from told import DEPTH, PARTLY, Pair, params, texts
 
 HIDDEN = 48
@@ -125,7 +127,26 @@ def test_it_is_found_beside_and_inside_the_target(llama: Path, tmp_path: Path) -
         choose_drafter(EngineConfig(target=str(target), drafter="mtp"), target)
 
 
-@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
+@pytest.mark.skipif(not native.available(), reason="needs the compiled kernels")
+@pytest.mark.parametrize(
+    ("asked", "kind"),
+    [({}, "int8"), ({"quantize_drafter": "none"}, "float32"), ({"quantize_drafter": "int4"}, "int4"),
+     ({"dtype": "float32"}, "float32"), ({"verify": "reject"}, "float32")],
+)  # fmt: skip
+def test_it_is_int8_on_a_cpu_where_no_text_can_change(
+    asked: dict[str, Any], kind: str, llama: Path, tmp_path: Path
+) -> None:
+    drafter = build_eagle3(tmp_path, hidden=HIDDEN, width=64, vocab=VOCAB, draft_vocab=32)
+    config = EngineConfig(target=str(llama), drafter=str(drafter), **asked)
+    target = load_target(llama, runner=pick_runner(config, torch.device("cpu"))[0])
+    net = load_network(drafter, target, transform=network_transform(config, target))
+    assert isinstance(net, Eagle3Net)
+    assert net.layer.attention.q.weight.kind == kind
+    eager = load_target(llama)
+    assert network_transform(EngineConfig(target=str(llama)), eager) is None
+
+
+@pytest.mark.parametrize("quantize", [None, "none", "int8", "int4"])
 def test_it_runs_as_a_user_loads_it(quantize: Any, llama: Path, tmp_path: Path) -> None:
     drafter = build_eagle3(tmp_path, hidden=HIDDEN, width=64, vocab=VOCAB, draft_vocab=32)
     settings: dict[str, Any] = {"max_model_len": 128, "profile_dir": "none", "draft_tokens": 3}

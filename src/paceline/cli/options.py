@@ -83,7 +83,8 @@ ENGINE = [
                  help="What weights are multiplied with on CPU; auto rounds it to bfloat16 for bfloat16 weights, where "
                  "the processor has twice the speed for that, and to 8 or 16 bits for int4 and blocks of GGUF files."),
     click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Quantize the target's weights at load."),
-    click.option("--quantize-drafter", type=click.Choice(["int8", "int4"]), help="Quantize the drafter's."),
+    click.option("--quantize-drafter", type=click.Choice(["int8", "int4", "none"]),
+                 help="Quantize the drafter's. Left out, a drafter that reads hidden states is int8 on a CPU."),
     click.option("--chat-format", default="auto", show_default=True, metavar="NAME",
                  help="How the model writes thoughts and tool calls, a name of docs/families.md; auto: as its chat "
                  "template writes them."),
