@@ -28,6 +28,7 @@ OF_METHOD = {  # options that are those of one method: None where nothing is sai
     "gemma-assistant": ("head", "clusters", "recall"),
     "eagle3": ("draft_vocabulary", "taps", "flags", "shared_head"),
     "mtp": (),
+    "dflash": ("draft_vocabulary", "taps", "shared_head", "layers"),
 }
 TRAINING = (
     "objective", "weights", "draft_tokens", "steps", "batch", "accumulate", "length", "anchors", "optimizer", "lr",
@@ -122,12 +123,12 @@ TRAINING = (
     "--draft-vocabulary",
     type=click.IntRange(min=2),
     metavar="N",
-    help="eagle3: draft only the N tokens that the target writes most often.  [default: 8192, or all]",
+    help="eagle3, dflash: draft only the N tokens that the target writes most often.  [default: 8192, or all]",
 )
 @click.option(
     "--taps",
     metavar="N,N,N",
-    help="eagle3: layers after which it reads.  [default: 2, the middle and the last but 3]",
+    help="eagle3, dflash: layers after which it reads.  [default: 2, the middle and the last but 3]",
 )
 @click.option(
     "--flags",
@@ -138,8 +139,9 @@ TRAINING = (
     "--shared-head",
     is_flag=True,
     default=None,
-    help="eagle3: use the target's own head, which stays as it is; the file is smaller, and only paceline reads it.",
+    help="eagle3, dflash: use the target's own head, which stays as it is; the file is smaller, only paceline reads it.",
 )
+@click.option("--layers", type=click.IntRange(1, 16), help="dflash: layers of a block.  [default: 2]")
 @click.option(
     "--head",
     type=click.Choice(["keep", "dense", "centroid"]),
@@ -254,14 +256,15 @@ def make_job(target: str, values: dict[str, Any]) -> Job:
 
 def make_method(name: str, values: dict[str, Any]) -> Method:
     """The method with its options. Raises UsageError for an option of another one."""
-    from paceline.train.methods import Eagle3, GemmaAssistant, Mtp
+    from paceline.train.methods import GemmaAssistant, Mtp
     from paceline.train.methods.gemma_assistant import HeadOptions
 
-    for other, options in OF_METHOD.items():
-        given = [option for option in options if values[option] is not None]
-        if given and other != name:
+    every = dict.fromkeys(option for options in OF_METHOD.values() for option in options)
+    for option in every:
+        owners = [method for method, options in OF_METHOD.items() if option in options]
+        if values[option] is not None and name not in owners:
             raise UsageError(
-                f"--{given[0].replace('_', '-')} is of --method {other}, and this is {name}: leave it out"
+                f"--{option.replace('_', '-')} is of --method {' and '.join(owners)}, and this is {name}: leave it out"
             )
     said = {option: values[option] for option in OF_METHOD[name] if values[option] is not None}
     if name == "gemma-assistant":
@@ -270,6 +273,13 @@ def make_method(name: str, values: dict[str, Any]) -> Method:
         )
     if name == "mtp":
         return Mtp()
+    return _reader(name, said, values["draft_tokens"])
+
+
+def _reader(name: str, said: dict[str, Any], draft_tokens: int | None) -> Method:
+    """A method whose drafter reads layers of one's choice."""
+    from paceline.train.methods import DFlash, Eagle3
+
     more: dict[str, Any] = {}
     if "flags" in said:
         more["flags"] = tuple(flag.strip() for flag in said["flags"].split(",") if flag.strip())
@@ -280,6 +290,12 @@ def make_method(name: str, values: dict[str, Any]) -> Method:
             raise UsageError(
                 f"--taps {said['taps']} is no list of layers: give three like 2,15,27"
             ) from error
+    if name == "dflash":
+        if draft_tokens is not None:
+            more["block"] = draft_tokens + 1
+        if "layers" in said:
+            more["layers"] = said["layers"]
+        return DFlash(said.get("draft_vocabulary"), shared=said.get("shared_head", False), **more)
     return Eagle3(said.get("draft_vocabulary"), shared=said.get("shared_head", False), **more)
 
 

@@ -7,14 +7,16 @@ from pathlib import Path
 from paceline.errors import UsageError
 from paceline.models.config import parse_target, read_config
 from paceline.train.methods.base import Method
+from paceline.train.methods.dflash import DFlash
 from paceline.train.methods.eagle3 import Eagle3
 from paceline.train.methods.gemma_assistant import GemmaAssistant
 from paceline.train.methods.mtp import Mtp
 
-METHODS: dict[str, type[GemmaAssistant] | type[Eagle3] | type[Mtp]] = {
+METHODS: dict[str, type[GemmaAssistant] | type[Eagle3] | type[Mtp] | type[DFlash]] = {
     "gemma-assistant": GemmaAssistant,
     "eagle3": Eagle3,
     "mtp": Mtp,
+    "dflash": DFlash,
 }
 
 
@@ -34,4 +36,4 @@ def method_of(folder: Path) -> Method:
     return found[0]
 
 
-__all__ = ["METHODS", "Eagle3", "GemmaAssistant", "Method", "Mtp", "method_for", "method_of"]
+__all__ = ["METHODS", "DFlash", "Eagle3", "GemmaAssistant", "Method", "Mtp", "method_for", "method_of"]

@@ -47,6 +47,10 @@ class Attention(nn.Module):
         k = rotate(self._split(self.k_proj(x), self.k_norm), positions, self.inv_freq)
         return k, self._split(self.v_proj(x), None)
 
+    def queries(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """[B, n, width] -> [B, heads, n, d], scaled"""
+        return rotate(self._split(self.q_proj(x), self.q_norm), positions, self.inv_freq) * self.scale
+
     def forward(
         self, x: torch.Tensor, positions: torch.Tensor, keys: Keys, mask: torch.Tensor
     ) -> torch.Tensor:
@@ -55,8 +59,7 @@ class Attention(nn.Module):
         """
         batch, rows, _ = x.shape
         group = self.heads // self.kv_heads
-        q = rotate(self._split(self.q_proj(x), self.q_norm), positions, self.inv_freq) * self.scale
-        q = q.view(batch, self.kv_heads, group, rows, self.head_dim)
+        q = self.queries(x, positions).view(batch, self.kv_heads, group, rows, self.head_dim)
         (k0, v0), *own = keys
         scores = (q.flatten(2, 3) @ k0.mT).view(batch, self.kv_heads, group, rows, -1)
         scores = scores.float().masked_fill(~mask[:, None], -torch.inf)
