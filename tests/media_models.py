@@ -11,6 +11,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -40,6 +41,10 @@ VISION: dict[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 12, "position_embedding_size": 512, "patch_size": 16, "pooling_kernel_size": 3,
 }  # fmt: skip
+AUDIO: dict[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "subsampling_conv_channels": [128, 4],
+    "output_proj_dims": 40,
+}  # fmt: skip
 BOTH_WAYS = {
     "use_bidirectional_attention": "vision",
     "attention_k_eq_v": True,
@@ -65,16 +70,17 @@ def build_seeing(kind: str, folder: Path, *, seed: int = 0, **text: Any) -> PreT
     """Make, save and return the transformers model of one kind (eager attention, float32)."""
     torch.manual_seed(seed)
     text_config, vision = TEXT | KINDS[kind][0] | text, VISION | KINDS[kind][1]
+    audio: Any = {"audio_embed_dim": 640} if kind == "unified12b" else AUDIO if kind == "e2b" else None
     if kind == "unified12b":
         text_config = {k: v for k, v in text_config.items() if "per_layer_input" not in k}
         vision = {"mm_embed_dim": 48, "output_proj_dims": 48, "mm_posemb_size": 128}
         config: Any = Gemma4UnifiedConfig(
-            text_config=text_config, vision_config=vision, audio_config=None, **IDS
+            text_config=text_config, vision_config=vision, audio_config=audio, **IDS
         )
         model: PreTrainedModel = Gemma4UnifiedForConditionalGeneration(config)
     else:
         config = Gemma4Config(
-            text_config=text_config, vision_config=vision, audio_config=None, tie_word_embeddings=False, **IDS
+            text_config=text_config, vision_config=vision, audio_config=audio, tie_word_embeddings=False, **IDS
         )
         model = Gemma4ForConditionalGeneration(config)
     _randomize(model)
@@ -90,7 +96,7 @@ def build_seeing(kind: str, folder: Path, *, seed: int = 0, **text: Any) -> PreT
 def _randomize(model: PreTrainedModel) -> None:
     """Matrices of unit gain, norms that differ, clips that bite; nobody writes a placeholder."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if name.endswith(("embed_scale", "inv_freq")):
+        if name.endswith(("embed_scale", "inv_freq", "inv_timescales", "softcap")):
             continue
         if name.endswith(("input_max", "output_max")):
             tensor.uniform_(0.8, 1.6)
@@ -101,7 +107,7 @@ def _randomize(model: PreTrainedModel) -> None:
         elif "position_embedding" in name or "pos_embedding" in name:
             tensor.normal_(0, 1.0)
         elif tensor.dim() >= 2:
-            tensor.normal_(0, tensor.shape[-1] ** -0.5)
+            tensor.normal_(0, (tensor.numel() / tensor.shape[0]) ** -0.5)
         elif name.endswith(".bias") or name.endswith("std_bias"):
             tensor.normal_(0, 0.3)
         else:
@@ -139,3 +145,11 @@ def file_of(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
     out = io.BytesIO()
     image.save(out, form, **options)
     return out.getvalue()
+
+
+def tone(seconds: float, rate: int = 16_000, seed: int = 0) -> Any:
+    """float32 samples: a few tones that come and go, with noise."""
+    rng = np.random.default_rng(seed)
+    t = np.arange(int(seconds * rate)) / rate
+    waves = sum(np.sin(2 * np.pi * f * t + seed) * np.sin(3 * t + f) for f in (220, 440 + 50 * seed, 1330))
+    return (0.2 * waves + 0.02 * rng.standard_normal(len(t))).astype(np.float32)

@@ -72,10 +72,11 @@ class AsyncLLM:
         params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         on_done: Callable[[int, Completion], None] | None = None,
+        images: Seq[Any] = (),
         **said: Unpack[SamplingOptions],
     ) -> list[Completion]:
         """As `LLM.generate`. `on_done` is called in the loop's thread."""
-        requests = self._llm.requests(prompts, params, said)
+        requests = await asyncio.to_thread(self._llm.requests, prompts, params, said, images)
         return await _collect(lambda: self._llm.completions(requests), on_done)
 
     async def chat(

@@ -17,8 +17,8 @@ from paceline.engine.engine import Engine
 from paceline.engine.shared import Call, SharedEngine
 from paceline.errors import UsageError, shown
 from paceline.media.reader import MediaReader
-from paceline.media.talk import MediaItem, Talk, chat_prompt
-from paceline.soft_tokens import MediaPrompt
+from paceline.media.talk import MediaItem, Talk, opened, prompt_of
+from paceline.soft_tokens import copied
 from paceline.text.chat import ChatTemplate
 from paceline.text.formats.choose import format_of
 from paceline.text.marked import Answer, parted
@@ -101,7 +101,7 @@ class LLM:
 
     @property
     def reader(self) -> MediaReader | None:
-        """What reads pictures for this model; None for one that has no tokens for them."""
+        """What reads pictures; None where nothing can."""
         return self.engine.parts.media if isinstance(self.engine.parts.media, MediaReader) else None
 
     @property
@@ -135,7 +135,7 @@ class LLM:
         called as each prompt is finished; `progress` shows a bar on standard error. A text that failed has finish_reason
         "error"; the others are untouched. Raises UsageError for what cannot be run, before anything is.
         """
-        requests = self.requests(self._with(images, prompts), params, said)
+        requests = self.requests(prompts, params, said, images)
         done: dict[int, Completion] = {}
         with _Bar(len(requests) if progress else 0) as bar:
             for found in self.completions(requests):
@@ -183,7 +183,7 @@ class LLM:
         loop early, an exception in it, closing the stream or losing it cancels the request.
         """
         if _is_talk(prompt):
-            ids, thinking = self._render(prompt)
+            ids, thinking = self.render(prompt)
             (one,) = self._each(params, said, [len(ids)], fill=True)
             return self._stream(ids, one, Answer(self.tokenizer, one, format_of(self.tokenizer), thinking))
         (request,) = self.requests([prompt], params, said)  # type: ignore[arg-type]  # checked there
@@ -205,10 +205,11 @@ class LLM:
         prompts: Prompt | Seq[Prompt],
         params: SamplingParams | Seq[SamplingParams] | None,
         said: Mapping[str, Any],
+        images: Seq[Any] = (),
     ) -> list[tuple[list[int], SamplingParams]]:
         """Token ids and parameters of what `generate` is asked for, checked. Raises UsageError."""
-        listed = _listed(prompts)
-        ids = [self.tokenizer.encode(p) if isinstance(p, str) else _as_ids(p) for p in listed]
+        listed = _listed(self._with(images, prompts))
+        ids = [self.tokenizer.encode(p) if isinstance(p, str) else copied(p) for p in listed]
         each = self._each(params, said, [len(one) for one in ids], fill=False)
         for prompt, one in zip(ids, each, strict=True):
             self.engine.check(prompt, one)
@@ -221,7 +222,7 @@ class LLM:
         said: Mapping[str, Any],
     ) -> tuple[list[tuple[list[int], SamplingParams]], Callable[[int, Completion], None]]:
         """What `chat` is asked for as requests, and what takes the thinking parts out of a completion's text."""
-        rendered = [self._render(talk) for talk in _talks(messages)]
+        rendered = [self.render(talk) for talk in _talks(messages)]
         each = self._each(params, said, [len(ids) for ids, _ in rendered], fill=True)
 
         def finish(i: int, completion: Completion) -> None:
@@ -289,12 +290,13 @@ class LLM:
             )
         return [replace(one, **said) for one in listed] if said else list(listed)
 
-    def _render(self, messages: Seq[Message]) -> tuple[list[int], bool]:
-        """(prompt, whether it has opened a thinking part)."""
+    def render(self, messages: Seq[Message]) -> tuple[list[int], bool]:
+        """(prompt of a conversation, whether it has opened a thinking part). Raises UsageError."""
         template = ChatTemplate.of(self.tokenizer)
         plain = [_message(i, message, template) for i, message in enumerate(messages)]
-        ids, text = chat_prompt(template.render, plain, self.tokenizer, self.reader)
-        return ids, format_of(self.tokenizer).opened_by(text)
+        talk = opened(plain, self.reader)
+        text = template.render(talk.messages)
+        return prompt_of(text, talk, self.tokenizer, self.reader), format_of(self.tokenizer).opened_by(text)
 
     def _visible(self, done: Completion, params: SamplingParams, thinking: bool) -> str:
         answer = Answer(self.tokenizer, params, format_of(self.tokenizer), thinking)
@@ -343,10 +345,6 @@ def _check_names(said: Mapping[str, Any]) -> None:
 
 def _is_ids(value: object) -> bool:
     return isinstance(value, list | tuple) and bool(value) and all(isinstance(t, int) for t in value)
-
-
-def _as_ids(prompt: Seq[int]) -> list[int]:
-    return prompt if isinstance(prompt, MediaPrompt) else list(prompt)
 
 
 def _is_talk(value: object) -> TypeGuard[Seq[Message]]:

@@ -47,6 +47,11 @@ def media_of(prompt: list[int]) -> tuple[SoftTokens, ...]:
     return prompt.media if isinstance(prompt, MediaPrompt) else ()
 
 
+def copied(prompt: Seq[int]) -> list[int]:
+    """A list of the ids of a prompt, with its media."""
+    return prompt if isinstance(prompt, MediaPrompt) else list(prompt)
+
+
 def content_keys(tokens: list[int], media: Seq[SoftTokens]) -> list[int]:
     """`tokens` with a number of its own for each row of each picture: equal where the content is equal."""
     if not media:

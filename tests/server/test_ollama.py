@@ -125,12 +125,12 @@ def test_tags_and_names(s: Served) -> None:
 
 
 BAD: list[tuple[str, dict[str, Any], str]] = [
-    ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["AA"]}]}, "images"),
+    ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["AA"]}]}, "reads text only"),
     ("/api/chat", {"messages": TALK, "options": {"temperature": "hot"}}, "options.temperature"),
     ("/api/chat", {"messages": TALK, "options": {"num_predict": 0}}, "max_tokens"),
     ("/api/chat", {"messages": [{"role": "root", "content": "x"}]}, "messages.0.role"),
     ("/api/generate", {"prompt": "x", "suffix": "y"}, "suffix"),
-    ("/api/generate", {"prompt": "x", "images": ["AA"]}, "images"),
+    ("/api/generate", {"prompt": "x", "images": ["AA"]}, "reads text only"),
     ("/api/generate", {"prompt": "x", "raw": True, "system": "y"}, "system"),
     ("/api/generate", {"prompt": "x" * 600, "raw": True}, "prompt"),
 ]  # fmt: skip

@@ -59,6 +59,11 @@ def profile_dir() -> str:
     return str(Path(os.environ.get("XDG_CACHE_HOME") or home) / "paceline")
 
 
+def as_number(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """The number that was chosen among texts."""
+    return None if value is None else int(value)
+
+
 TARGET = [
     click.argument("target", required=False),
     click.option("--target", "named", metavar="TARGET", help="The same as the argument TARGET."),
@@ -92,6 +97,9 @@ ENGINE = [
     click.option("--max-batch", type=click.IntRange(min=1), default=16, show_default=True,
                  help="Texts that are computed side by side."),
     click.option("--cache-memory", type=Bytes(), help="Memory for the K/V cache, e.g. 2G; default: a share."),
+    click.option("--media/--no-media", default=True, help="Read pictures and sound, where the model can."),
+    click.option("--image-tokens", type=click.Choice(["70", "140", "280", "560", "1120"]), callback=as_number,
+                 help="Soft tokens of a picture at most: more see finer print, and take longer.  [default: the model's]"),
     click.option("--threads", type=click.IntRange(1, 256), help="CPU threads; default: one per core."),
     click.option("--tensor-parallel", type=click.IntRange(1, 64), default=1, show_default=True,
                  help="Processes that compute the target together, each with a share of its weights and K/V."),

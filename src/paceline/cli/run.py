@@ -37,6 +37,13 @@ class Show:
     default=None,
     help="Put the prompt into the model's chat template, or continue it as it is.  [default: --chat if there is one]",
 )
+@click.option(
+    "--image",
+    "images",
+    multiple=True,
+    metavar="PATH",
+    help="A picture to show before the prompt (- for standard input); may be given several times.",
+)
 @click.option("--system", metavar="TEXT", help="The system prompt of a chat.")
 @click.option(
     "--when-full",
@@ -61,6 +68,7 @@ def command(
     target: str | None,
     file: str | None,
     chat: bool | None,
+    images: tuple[str, ...],
     system: str | None,
     when_full: str,
     stats: bool,
@@ -77,6 +85,7 @@ def command(
     \b
     paceline run smollm2
     paceline run ./gemma-4-E2B-it "Why is the sky blue?" -t 0.8
+    paceline run ./gemma-4-E2B-it "What does the sign say?" --image street.jpg
     paceline run "def parse(" --stats --show-drafts
     git diff | paceline run smollm2 --drafter ngram
     """
@@ -86,7 +95,7 @@ def command(
         raise click.UsageError("give either PROMPT or --file, not both")
     if file is not None:
         prompt = read_text(file)
-    elif prompt is None and not sys.stdin.isatty():
+    elif prompt is None and not sys.stdin.isatty() and "-" not in images:
         prompt = read_text("-")
         if not prompt:
             raise UsageError("standard input is empty: give PROMPT or -f FILE, or start it in a terminal")
@@ -101,10 +110,13 @@ def command(
             raise UsageError(
                 "--system needs a chat model, or --chat: without a template there is no place for it"
             )
+        if images and (prompt is None or not chat):
+            raise UsageError("--image needs a prompt and a model that chats: give PROMPT beside it")
         if prompt is None:
             _converse(llm, said, (chat, system, when_full == "refuse"), Show(stats, show_drafts, False))
         else:
-            _write(llm, (prompt, chat, system), said, Show(stats, show_drafts, as_json))
+            content = _content(prompt, images) if images else prompt
+            _write(llm, (content, chat, system), said, Show(stats, show_drafts, as_json))
 
 
 def _target_and_prompt(words: tuple[str, ...], target: str | None) -> tuple[str, str | None]:
@@ -147,19 +159,23 @@ def _converse(llm: LLM, said: dict[str, Any], talk: tuple[bool, str | None, bool
     converse(conversation, reader, Screen())
 
 
-def _request(llm: LLM, prompt: str, chat: bool, system: str | None) -> tuple[list[int], bool | None]:
+def _content(prompt: str, images: tuple[str, ...]) -> list[dict[str, Any]]:
+    """A message with pictures before its text."""
+    from paceline.media.sources import MOST_BYTES
+
+    shown = [sys.stdin.buffer.read(MOST_BYTES + 1) if path == "-" else path for path in images]
+    return [*({"type": "image", "image": one} for one in shown), {"type": "text", "text": prompt}]
+
+
+def _request(llm: LLM, prompt: Any, chat: bool, system: str | None) -> tuple[list[int], bool | None]:
     """(token ids, whether the prompt has opened a thinking part: None for a text that is continued)."""
     if not chat:
         return llm.tokenizer.encode(prompt), None
-    from paceline.text.chat import ChatTemplate
-    from paceline.text.formats.choose import format_of
-
     messages = [] if system is None else [{"role": "system", "content": system}]
-    text = ChatTemplate.of(llm.tokenizer).render([*messages, {"role": "user", "content": prompt}])
-    return llm.tokenizer.encode(text, add_bos=False), format_of(llm.tokenizer).opened_by(text)
+    return llm.render([*messages, {"role": "user", "content": prompt}])
 
 
-def _write(llm: LLM, asked: tuple[str, bool, str | None], said: dict[str, Any], show: Show) -> None:
+def _write(llm: LLM, asked: tuple[Any, bool, str | None], said: dict[str, Any], show: Show) -> None:
     """Write one text to standard output. A chat may be as long as the context."""
     from paceline.cli.writing import LOSSY, told, why
 

@@ -12,6 +12,7 @@ class NoDraftReason(StrEnum):
     MEMORY = "memory"
     DRAFTER_MEMORY = "drafter memory"  # the drafter's own cache has no room for this text
     NO_STATES = "no hidden states"  # the drafter was not told the target's hidden states of all of this text
+    BLIND = "drafter cannot see pictures"  # the text has some, and the drafter reads tokens alone
     PREFILL = "prefill"
     DRAFTER_FAILED = "drafter failed"
     NO_DRAFTER = "no drafter"

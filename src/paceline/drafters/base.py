@@ -141,6 +141,7 @@ class Drafter(ABC):
     max_tokens: int  # of a draft
     needs_hidden: bool = False  # `DraftContext.states` has the target's last hidden state of each text
     branches: bool = False  # its drafts may be trees, as `Picker.width` says
+    blind: bool = False  # it embeds tokens itself, so it is not asked for texts with pictures
     # hidden states for `on_commit`: after so many decoder layers of the target, or FINAL; empty: it is not called
     taps: Seq[int] = ()
     watches: bool = False  # whether `on_verify` is called

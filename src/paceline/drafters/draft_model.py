@@ -21,6 +21,7 @@ CHUNK = 512  # prompt tokens per forward when it catches up
 class ModelDrafter(Drafter):
     name = "model"
     needs_hidden = False
+    blind = True
 
     def __init__(
         self, model: Target, cache: KVCache, vocab_size: int, max_tokens: int = MAX_DRAFT_TOKENS

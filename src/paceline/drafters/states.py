@@ -47,6 +47,7 @@ class MemoryDrafter(Drafter):
     """What it is told, and for which texts it has room; how it drafts is its kinds' own."""
 
     needs_hidden = False
+    blind = True
 
     def __init__(self, name: str, net: ToldNet, cache: KVCache, max_tokens: int = MAX_DRAFT_TOKENS) -> None:
         self.name, self.cache, self.max_tokens = name, cache, max_tokens

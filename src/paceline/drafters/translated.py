@@ -83,6 +83,7 @@ class _Picker(GreedyPicker):
 class TranslatedDrafter(Drafter):
     name = "model"
     needs_hidden = False
+    blind = True
 
     def __init__(self, model: Target, cache: KVCache, own: Spelling, target: Spelling) -> None:
         self.max_tokens = MAX_DRAFT_TOKENS

@@ -11,6 +11,7 @@ import torch
 
 from paceline.control.base import DraftPolicy
 from paceline.control.fixed import FixedPolicy
+from paceline.control.reasons import NoDraftReason
 from paceline.core import Completion, Delta, SamplingParams, Sequence, Stats, VerifyRule
 from paceline.drafters.base import Drafter
 from paceline.engine.forced import ForcedAcceptance
@@ -194,9 +195,13 @@ class Engine:
         prompt, said = sequence.tokens[: sequence.prompt_len], sequence.tokens[sequence.prompt_len :]
         stream = TextStream(parts.tokenizer, params) if parts.tokenizer is not None else None
         text = stream.push(said).text if stream is not None else ""
+        blind = [
+            name for name, one in parts.drafters.items() if sequence.media and one.blind
+        ]
         return RequestState(
             sequence, request_id, index, rule, params.drafter or parts.default_drafter, Counts(prompt, said), stream,
             frozenset(ends), Stats(lossy=rule == "typical" and not is_greedy(sequence)), text=text,
+            parked=dict.fromkeys(blind, NoDraftReason.BLIND.value),
         )  # fmt: skip
 
     def _reference(self, params: SamplingParams) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ from paceline.files import read_json
 from paceline.media.reader import MediaReader, MediaTokens
 from paceline.models.config import read_config
 from paceline.models.target import GraphTarget
-from paceline.models.towers.base import BUDGETS, VisionTower
-from paceline.models.towers.load import plan_vision
+from paceline.models.towers.base import BUDGETS
+from paceline.models.towers.load import plan_audio, plan_vision
 from paceline.soft_tokens import Kind
 from paceline.text.tokenizer import Tokenizer
 
@@ -46,12 +46,9 @@ def reader_of(
     tokens = media_tokens(raw, min(target.vocab_size, tokenizer.vocab_size))
     if not tokens:
         return None
-    towers: dict[Kind, Callable[[], VisionTower] | str] = {}
-    if "image" in tokens:
-        towers["image"] = (
-            refused or _without("PIL", "pictures need Pillow") or plan_vision(folder, raw, target)
-        )
-    return MediaReader(tokenizer, tokens, towers, config.image_tokens or _budget(folder))
+    vision = refused or _without("PIL", "pictures need Pillow") or plan_vision(folder, raw, target)
+    audio = refused or plan_audio(folder, raw, target)
+    return MediaReader(tokenizer, tokens, vision, audio, config.image_tokens or _budget(folder))
 
 
 def _without(module: str, why: str) -> str | None:

@@ -9,15 +9,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from paceline.errors import PromptError, UsageError
-from paceline.media.pixels import VERSION, Cut, Pixels, read_pixels, size_of, soft_tokens
+from paceline.errors import PromptError
+from paceline.media.pixels import VERSION, Cut, read_pixels, size_of, soft_tokens
+from paceline.media.sound import prepared, read_samples
 from paceline.media.sources import of_any
 from paceline.media.talk import MediaItem, Talk
-from paceline.models.towers.base import BUDGETS, VisionTower
+from paceline.models.towers.base import BUDGETS, AudioTower, VisionTower
 from paceline.soft_tokens import Kind, MediaPrompt, SoftTokens
 from paceline.text.tokenizer import Tokenizer
 
@@ -41,8 +41,9 @@ class _Ready:
     item: MediaItem
     key: int
     count: int
-    pixels: Pixels | None
-    vectors: torch.Tensor | None = None  # that were known already
+    encode: Callable[[], torch.Tensor]  # computes them, or gives those that are known
+    together: bool = False
+    known: bool = False
 
 
 class MediaReader:
@@ -52,12 +53,17 @@ class MediaReader:
         self,
         tokenizer: Tokenizer,
         tokens: Mapping[Kind, MediaTokens],
-        towers: Mapping[Kind, Callable[[], VisionTower] | str],
+        vision: Callable[[], VisionTower] | str,
+        audio: Callable[[], AudioTower] | str,
         default: int = 280,
     ) -> None:
-        """`towers`: what loads each at its first use, or why there is none. `default`: soft tokens of a picture."""
+        """`vision`, `audio`: what loads a tower at its first use, or why there is none. `default`: soft tokens of a
+        picture.
+        """
         self.tokenizer, self.tokens, self.default = tokenizer, tokens, default
-        self._loads, self._loaded = towers, dict[Kind, VisionTower]()
+        self._load_vision, self._load_audio = vision, audio
+        self._seeing: VisionTower | None = None
+        self._listening: AudioTower | None = None
         self._lock, self._loading, self._working = threading.Lock(), threading.Lock(), threading.Lock()
         self._store: OrderedDict[tuple[str, int], torch.Tensor] = OrderedDict()
         self._known: dict[
@@ -73,18 +79,23 @@ class MediaReader:
 
     def why_not(self, kind: Kind) -> str | None:
         """Why media of a kind cannot be read; None if they can."""
-        found = self._loads.get(kind, "this model reads text only")
+        found = self._load_vision if kind == "image" else self._load_audio
         return found if isinstance(found, str) else None
 
-    def tower(self, kind: Kind) -> VisionTower:
-        """Loaded at the first use. Raises UsageError."""
+    def _vision(self) -> VisionTower:
+        """Loaded at the first use."""
         with self._loading:
-            if kind not in self._loaded:
-                load = self._loads.get(kind, "this model reads text only")
-                if isinstance(load, str):
-                    raise UsageError(load)
-                self._loaded[kind] = load()
-            return self._loaded[kind]
+            if self._seeing is None:
+                self._seeing = self._load_vision() if callable(self._load_vision) else None
+            assert self._seeing is not None, "`why_not` is asked before"
+            return self._seeing
+
+    def _hearing(self) -> AudioTower:
+        with self._loading:
+            if self._listening is None:
+                self._listening = self._load_audio() if callable(self._load_audio) else None
+            assert self._listening is not None, "`why_not` is asked before"
+            return self._listening
 
     def prompt(self, text: str, talk: Talk, salt: str = "", *, add_bos: bool | None = False) -> MediaPrompt:
         """The prompt of a rendered text with one placeholder for each item of `talk`, in order. Raises PromptError."""
@@ -93,13 +104,28 @@ class MediaReader:
         ready = [self._prepare(item, salt) for item in talk.items]
         expanded = pieces[0]
         for one, piece in zip(ready, pieces[1:], strict=True):
-            expanded += self._run_text(one) + piece
+            expanded += self._run_text(one.item.kind, one.count) + piece
         ids = self._encode(expanded, talk.marks, add_bos)
         return MediaPrompt(ids, self._placed(ids, ready, salt))
 
+    def measured(self, text: str, talk: Talk, *, add_bos: bool | None = False) -> list[int]:
+        """The ids of such a prompt, by the headers of its pictures: no tower runs. Raises PromptError."""
+        kinds, pieces = self._split(text)
+        self._compare(kinds, talk.items)
+        expanded = pieces[0]
+        for item, piece in zip(talk.items, pieces[1:], strict=True):
+            expanded += self._run_text(item.kind, self.count(item)) + piece
+        return self._encode(expanded, talk.marks, add_bos)
+
     def count(self, item: MediaItem) -> int:
-        """Soft tokens of an item, by its header alone. Raises PromptError."""
-        return soft_tokens(size_of(of_any(item.source, item.where or "the picture")), self._cut(item))
+        """Soft tokens of an item; of a picture by its header alone. Raises PromptError."""
+        if item.kind == "audio":
+            return self._prepare(item, "").count
+        if (why := self.why_not("image")) is not None:
+            raise PromptError(why)
+        return soft_tokens(
+            size_of(of_any(item.source, item.where or "the picture")), self._cut(item, self._vision())
+        )
 
     # -- text ----------------------------------------------------------------------------------------------------
 
@@ -132,9 +158,9 @@ class MediaReader:
                 "the placeholders stand in another order than the parts: give them in the prompt's order"
             )
 
-    def _run_text(self, one: _Ready) -> str:
-        ids, show = self.tokens[one.item.kind], self.tokenizer.token_text
-        return show(ids.begin) + show(ids.placeholder) * one.count + show(ids.end)
+    def _run_text(self, kind: Kind, count: int) -> str:
+        ids, show = self.tokens[kind], self.tokenizer.token_text
+        return show(ids.begin) + show(ids.placeholder) * count + show(ids.end)
 
     def _encode(self, text: str, marks: Mapping[str, str], add_bos: bool | None) -> list[int]:
         """Ids of a text; what stands for typed placeholders is cut in two, so that it is characters."""
@@ -155,66 +181,78 @@ class MediaReader:
             token = self.tokens[one.item.kind].placeholder
             start = ids.index(token, at)
             at = start + one.count
-            vectors, together = self._vectors(one, salt)
+            vectors = self._vectors(one, salt)
             if ids[start:at] != [token] * one.count or len(vectors) != one.count:
                 raise PromptError(
                     f"{one.item.where or 'the picture'}: its soft tokens do not fit its placeholders"
                 )
-            media.append(SoftTokens(one.item.kind, start, vectors, one.key, together))
+            media.append(SoftTokens(one.item.kind, start, vectors, one.key, one.together))
         return media
 
     # -- content -------------------------------------------------------------------------------------------------
 
-    def _cut(self, item: MediaItem) -> Cut:
+    def _cut(self, item: MediaItem, tower: VisionTower) -> Cut:
         budget = self.default if item.budget is None else item.budget
         if budget not in BUDGETS:
-            where = item.where or "the picture"
-            raise PromptError(
-                f"{where}: a picture has a budget of {', '.join(map(str, BUDGETS))} soft tokens"
-            )
-        grid = self.tower("image").grid
-        return Cut(budget, grid.patch, grid.pooling)
+            raise PromptError(f"a picture has a budget of {', '.join(map(str, BUDGETS))} soft tokens")
+        return Cut(budget, tower.grid.patch, tower.grid.pooling)
 
     def _prepare(self, item: MediaItem, salt: str) -> _Ready:
         if (why := self.why_not(item.kind)) is not None:
             raise PromptError(f"{item.where}: {why}" if item.where else why)
-        cut = self._cut(item)
         try:
-            data = of_any(item.source, item.where or "the picture")
-            file = salt, hashlib.sha256(data).digest(), cut.budget
-            with self._lock:
-                known = self._store.get((salt, self._known.get(file, -1)))
-                if known is not None:
-                    self._store.move_to_end((salt, self._known[file]))
-                    return _Ready(item, self._known[file], len(known), None, known)
-            pixels = read_pixels(data, cut)
+            return self._picture(item, salt) if item.kind == "image" else self._sound(item)
         except PromptError as error:
-            raise PromptError(
-                f"{item.where}: {error}" if item.where not in str(error) else str(error)
-            ) from error
-        key = content_key(pixels, cut)
+            said = str(error)
+            raise PromptError(f"{item.where}: {said}" if item.where not in said else said) from error
+
+    def _picture(self, item: MediaItem, salt: str) -> _Ready:
+        tower = self._vision()
+        cut = self._cut(item, tower)
+        data = of_any(item.source, item.where or "the picture")
+        file = salt, hashlib.sha256(data).digest(), cut.budget
+        with self._lock:
+            key = self._known.get(file, -1)
+            known = self._store.get((salt, key))
+            if known is not None:
+                self._store.move_to_end((salt, key))
+                return _Ready(item, key, len(known), lambda: known, tower.together, True)
+        pixels = read_pixels(data, cut)
+        key = content_key(f"image {cut.budget} {pixels.height} {pixels.width} ", pixels.rgb)
         with self._lock:
             self._known[file] = key
+        values = torch.frombuffer(bytearray(pixels.rgb), dtype=torch.uint8)
+        values = values.view(pixels.height, pixels.width, 3)
         count = (pixels.height // cut.side) * (pixels.width // cut.side)
-        return _Ready(item, key, count, pixels)
+        return _Ready(item, key, count, lambda: tower.encode(values), tower.together)
 
-    def _vectors(self, one: _Ready, salt: str) -> tuple[torch.Tensor, bool]:
-        """(soft tokens, whether they see each other), by the tower where the store has none."""
-        tower = self.tower(one.item.kind)
-        if one.vectors is not None:
-            return one.vectors, tower.together
-        with self._working:  # one picture at a time, first come, first served
+    def _sound(self, item: MediaItem) -> _Ready:
+        tower = self._hearing()
+        if isinstance(item.source, tuple | list) and len(item.source) == 2:  # samples and their rate
+            samples = prepared(*item.source)
+        else:
+            samples = read_samples(of_any(item.source, item.where or "the sound"))
+        count = tower.count(len(samples))
+        if not count:
+            raise PromptError(
+                f"the sound has {len(samples)} samples at 16 kHz, too few to hear: send a longer one"
+            )
+        key = content_key(f"audio {len(samples)} ", samples.tobytes())
+        return _Ready(item, key, count, lambda: tower.encode(samples))
+
+    def _vectors(self, one: _Ready, salt: str) -> torch.Tensor:
+        """The soft tokens of an item, by the tower where the store has none."""
+        if one.known:
+            return one.encode()
+        with self._working:  # one at a time, first come, first served
             with self._lock:
                 known = self._store.get((salt, one.key))
-            if known is None:
-                assert one.pixels is not None
-                pixels = torch.frombuffer(bytearray(one.pixels.rgb), dtype=torch.uint8)
-                known = tower.encode(pixels.view(one.pixels.height, one.pixels.width, 3))
-        if not bool(torch.isfinite(known).all()):
-            raise PromptError(f"{one.item.where or 'the picture'}: the tower gives no numbers (NaN) for it")
+            vectors = one.encode() if known is None else known
+        if not bool(torch.isfinite(vectors).all()):
+            raise PromptError(f"{one.item.where or one.item.kind}: the tower gives no numbers (NaN) for it")
         with self._lock:
-            self._keep((salt, one.key), known)
-        return known, tower.together
+            self._keep((salt, one.key), vectors)
+        return vectors
 
     def _keep(self, key: tuple[str, int], vectors: torch.Tensor) -> None:
         self._store[key] = vectors
@@ -224,12 +262,7 @@ class MediaReader:
             self._known.clear()
 
 
-def content_key(pixels: Pixels, cut: Cut) -> int:
-    """What tells the content of pictures apart: their pixels, size, budget and the version of what made them."""
-    head = f"{VERSION} image {cut.budget} {pixels.height} {pixels.width} ".encode()
-    return int.from_bytes(hashlib.sha256(head + pixels.rgb).digest(), "big")
-
-
-def describe(reader: MediaReader) -> dict[str, Any]:
-    """What `info` says of it."""
-    return {kind: reader.why_not(kind) or "yes" for kind in reader.tokens}
+def content_key(head: str, content: bytes) -> int:
+    """What tells contents apart: their bytes, what they are, and the version of what made them."""
+    digest = hashlib.sha256(f"{VERSION} {head}".encode() + content).digest()
+    return int.from_bytes(digest, "big")

@@ -32,6 +32,15 @@ def of_any(source: Any, where: str = "the picture") -> bytes:
     return _of_object(source, where)
 
 
+def of_client(source: Any, where: str) -> bytes:
+    """Bytes of what a client has sent: a data URL, or base64 alone. Nothing is fetched or opened. Raises PromptError."""
+    if not isinstance(source, str):
+        raise PromptError(f"{where} is no text: send a data URL, 'data:image/png;base64,...'")
+    if re.match(r"[a-z][a-z0-9+.-]*:", source[:64], re.IGNORECASE):
+        return of_url(source, where)
+    return of_base64(source, where)
+
+
 def of_url(url: str, where: str) -> bytes:
     """Bytes of a data URL. Nothing is fetched. Raises PromptError."""
     found = _DATA_URL.match(url)

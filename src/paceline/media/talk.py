@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PromptError
+from paceline.media.sources import of_client
 from paceline.soft_tokens import Kind
 from paceline.text.tokenizer import Tokenizer
 
@@ -64,12 +65,15 @@ _FORMS: Mapping[str, Kind] = {
     "image": "image", "image_url": "image", "input_image": "image", "audio": "audio", "input_audio": "audio",
     "audio_url": "audio",
 }  # fmt: skip
+_NAMES: Mapping[Kind, tuple[str, ...]] = {
+    "image": ("image_url", "image", "url"), "audio": ("input_audio", "audio", "audio_url", "url"),
+}  # fmt: skip
 
 
 def taken(messages: Seq[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[MediaItem]]:
     """The messages with bare parts, {"type": "image"}, in place of those that hold media, and these in order.
 
-    Raises PromptError for a part that is neither text nor known.
+    Raises PromptError for a part that is not known.
     """
     out, items = list[dict[str, Any]](), list[MediaItem]()
     for i, message in enumerate(messages):
@@ -86,9 +90,11 @@ def _part(part: Any, where: str, items: list[MediaItem]) -> Mapping[str, Any]:
         return {"type": "text", "text": part["text"]}
     if kind not in _FORMS:
         raise PromptError(f"{where} is no part that can be read: give type text, image or audio")
-    source = next(
-        (part[name] for name in (kind, _FORMS[kind], "url", "data") if part.get(name) is not None), None
-    )
+    if part.get("file_id") is not None:
+        raise PromptError(
+            f"{where}: no files are stored here: send the bytes as a data URL instead of file_id"
+        )
+    source = next((part[name] for name in (kind, *_NAMES[_FORMS[kind]]) if part.get(name) is not None), None)
     inner = source if isinstance(source, Mapping) else {}
     if inner:
         source = next((inner[name] for name in ("url", "data") if inner.get(name) is not None), None)
@@ -109,23 +115,38 @@ def _budget(part: Mapping[str, Any], where: str) -> int | None:
     return None if detail is None else DETAIL[detail]
 
 
-def chat_prompt(
-    render: Callable[[list[dict[str, Any]]], str],
-    messages: Seq[Mapping[str, Any]],
-    tokenizer: Tokenizer,
-    reader: MediaReader | None,
-    add_bos: bool | None = False,
-) -> tuple[list[int], str]:
-    """(prompt, its text) of a conversation with or without media. Raises PromptError."""
+def opened(messages: Seq[Mapping[str, Any]], reader: MediaReader | None, *, served: bool = False) -> Talk:
+    """A conversation ready to be rendered. Raises PromptError for media that nothing here reads.
+
+    `served`: it comes from a client, for whom no file is opened.
+    """
     plain, items = taken(messages)
     if reader is None:
         if items:
             raise PromptError(f"{items[0].where}: this model reads text only")
-        text = render(plain)
-        return tokenizer.encode(text, add_bos=add_bos), text
+        return Talk(plain)
     talk = hidden(plain, reader.placeholders)
-    talk.items = items
-    text = render(talk.messages)
-    if not items and not talk.marks:
-        return tokenizer.encode(text, add_bos=add_bos), text
-    return reader.prompt(text, talk, add_bos=add_bos), text
+    for item in items:
+        if (why := reader.why_not(item.kind)) is not None:
+            raise PromptError(f"{item.where}: {why}")
+    talk.items = (
+        [replace(item, source=of_client(item.source, item.where)) for item in items] if served else items
+    )
+    return talk
+
+
+def prompt_of(
+    text: str, talk: Talk, tokenizer: Tokenizer, reader: MediaReader | None, salt: str = "", *,
+    add_bos: bool | None = False,
+) -> list[int]:  # fmt: skip
+    """Ids of the rendered text, with soft tokens where the conversation has media. Raises PromptError."""
+    if reader is None or not (talk.items or talk.marks):
+        return tokenizer.encode(text, add_bos=add_bos)
+    return reader.prompt(text, talk, salt, add_bos=add_bos)
+
+
+def shown_text(text: str, talk: Talk) -> str:
+    """A rendered text with what was typed in place of its marks."""
+    for mark, typed in talk.marks.items():
+        text = text.replace(mark, typed)
+    return text

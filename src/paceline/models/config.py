@@ -16,11 +16,13 @@ from paceline.models.families.gemma4_config import parse_assistant
 from paceline.models.fields import said_of
 from paceline.models.spec import ModelConfig
 
+_PLACEHOLDERS = ("image_token_id", "audio_token_id", "video_token_id")
+
 
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a model folder, or what a GGUF file has instead. Raises LoadError.
 
-    The eos ids of generation_config.json win, as in transformers.
+    The eos ids of generation_config.json win, as in transformers; its suppressed tokens stand beside them.
     """
     if is_gguf(folder):
         found = config_of(folder)
@@ -34,9 +36,18 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ConfigError(str(error)) from error
     if raw is None:
         raise ConfigError(explain_folder(folder))
-    if generation.get("eos_token_id") is not None:
-        raw["eos_token_id"] = generation["eos_token_id"]
+    for name in ("eos_token_id", "suppress_tokens"):
+        if generation.get(name) is not None:
+            raw[name] = generation[name]
     return raw
+
+
+def suppressed_ids(raw: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
+    """Tokens that are never written: those that the model's makers name, and placeholders of media."""
+    said = raw.get("suppress_tokens")
+    found = [*(said if isinstance(said, list) else ()), *(raw.get(name) for name in _PLACEHOLDERS)]
+    numbers = {i for i in found if isinstance(i, int) and not isinstance(i, bool)}
+    return tuple(sorted(i for i in numbers if 0 <= i < vocab_size))
 
 
 def parse_target(raw: Mapping[str, Any]) -> ModelConfig:

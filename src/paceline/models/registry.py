@@ -10,7 +10,7 @@ import torch
 from paceline.checkpoints.loading import Tensors, Transform, Weights
 from paceline.errors import PairError
 from paceline.kv.store import stored_as
-from paceline.models.config import parse_target, read_config
+from paceline.models.config import parse_target, read_config, suppressed_ids
 from paceline.models.drafters.base import FINAL
 from paceline.models.drafters.gemma4_assistant import GemmaAssistant, assistant_shapes, check_pair
 from paceline.models.drafters.networks import plan_network
@@ -51,7 +51,8 @@ def load_target(
     what (rank, of how many) has of it; its results are right beside a `runner` that adds up over the ranks.
     """
     folder, device = Path(path), torch.device(device)
-    config = parse_target(read_config(folder))
+    raw = read_config(folder)
+    config = parse_target(raw)
     spec = spec_of(config.model_type)
     tensors = Tensors(folder, spec.shapes(config), config.shared_layers, config.tied)
     active, stored = choose_dtypes(dtype, device)
@@ -61,6 +62,7 @@ def load_target(
         weights, config = sharded(weights, Shard.of(split_of(config), *shard))
     target = spec.build(config, weights, runner, active)
     target.shard = shard
+    target.suppress(suppressed_ids(raw, config.vocab_size))
     tensors.finish()
     return target
 

@@ -38,6 +38,7 @@ class GraphTarget(ABC):
         self.kv_dtype: StoreType = dtype
         self.layer_count = config.layer_count
         self.tapped: tuple[int, ...] = ()
+        self._silent: Tensor | None = None  # tokens that are never written
         self.shard: tuple[int, int] | None = None  # (rank, of how many), if it has a share of the model only
         # Bound methods are made anew at each access; a runner keeps its recording under one object.
         self.hidden_graph = self._hidden
@@ -49,6 +50,10 @@ class GraphTarget(ABC):
         self.layout = layout
         rounded = all(weight.kind == "bfloat16" for weight in outputs)
         self.kv_dtype = "packed" if rounded and self.runner.packs(layout) else self.kv_dtype
+
+    def suppress(self, tokens: Seq[int]) -> None:
+        """Give these tokens a logit of -inf from now on, so that plain decoding and verification never choose them."""
+        self._silent = torch.tensor(tokens, device=self.device) if tokens else None
 
     def tap(self, layers: Seq[int]) -> None:
         """Have `states` give the hidden states after that many layers, too. Before the first forward."""
@@ -84,7 +89,7 @@ class GraphTarget(ABC):
         return self.runner.run(self.hidden_graph, rows, cache, {})
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[M, hidden_size] -> [M, vocab_size], float32, soft-capped; -inf for tokens that are not `readable`."""
+        """[M, hidden_size] -> [M, vocab_size], float32, soft-capped; -inf for tokens that are never read or written."""
         count = hidden.shape[0]
         if count not in self._bare:
             self._bare[count] = bare_rows(hidden)
@@ -92,6 +97,8 @@ class GraphTarget(ABC):
         logits = logits.float() if logits.dtype != torch.float64 else logits
         if self.readable < self.vocab_size:
             logits[:, self.readable :] = -torch.inf
+        if self._silent is not None:
+            logits.index_fill_(1, self._silent, -torch.inf)
         return logits
 
 

@@ -65,7 +65,10 @@ def build_app(service: Service, keys: Keys, write: Write | None = None) -> FastA
             _add_page(app, PAGES.get(file.name, f"/{file.name}"), file)
     for file in (page / "vendor").iterdir():
         _add_page(app, f"/vendor/{file.name}", file)
-    app.add_middleware(Gate, config=service.config, keys=keys, count=service.metrics.answered, write=write)
+    counted = service.metrics.answered
+    app.add_middleware(
+        Gate, config=service.config, keys=keys, count=counted, write=write, limit=service.most_bytes
+    )
     return app
 
 

@@ -12,13 +12,14 @@ from typing import Any
 
 from paceline.core import Constraint, Delta, SamplingParams, Stats, TokenLogprob
 from paceline.errors import PacelineError, PromptError, UsageError
+from paceline.media.talk import opened, prompt_of
 from paceline.server.conversation import rendered
 from paceline.server.errors import ApiError
 from paceline.server.foreign import settle
 from paceline.server.generation import Ask, joined
 from paceline.server.history import continues, history, unfinished
 from paceline.server.logprobs import chat_logprobs
-from paceline.server.params import refuse, sampling_params, text_of
+from paceline.server.params import refuse, refuse_prompt, sampling_params, text_of
 from paceline.server.schema import ChatRequest, Function, NamedTool, Tool
 from paceline.server.service import Room, Service, grammar_source, salt_of, schema_text
 from paceline.server.settings import ServerConfig
@@ -26,6 +27,7 @@ from paceline.server.sse import DONE, event
 from paceline.server.trace import Trace
 from paceline.server.usage import report, usage
 from paceline.server.visible import ChatText
+from paceline.soft_tokens import media_of
 from paceline.text.formats.hermes import HERMES
 from paceline.text.grammar import Lead
 from paceline.text.marked import Answer
@@ -156,7 +158,10 @@ class Chat:
         return chat_logprobs(self.room.tokenizer, entries) if self.body.logprobs else None
 
     def usage(self, stats: Iterable[Stats]) -> dict[str, Any]:
-        out = usage(len(self.ask.jobs[0][0]), self.completion_tokens, stats, predicted=self.ask.predicted)
+        prompt = self.ask.jobs[0][0]
+        out = usage(
+            len(prompt), self.completion_tokens, stats, predicted=self.ask.predicted, media=media_of(prompt)
+        )
         thoughts = sum(choice.answer.reasoning_tokens for choice in self.choices)
         out["completion_tokens_details"]["reasoning_tokens"] = thoughts
         return out
@@ -173,7 +178,7 @@ async def prepare_chat(service: Service, body: ChatRequest, key: str) -> Chat:
     warnings = service.warnings(body)
     settle(body)
     room = service.check(body)
-    text, prompt, changed = await asyncio.to_thread(render_chat, service, room, body)
+    text, prompt, changed = await asyncio.to_thread(render_chat, service, room, body, salt_of(key, body))
     warnings += changed
     if body.tools and body.tool_choice != "none" and not room.format.tools_shown:
         warnings.append("tools: the model's chat template does not show them: describe them in a message")
@@ -234,7 +239,9 @@ async def _constraint(
     return answer
 
 
-def render_chat(service: Service, room: Room, body: ChatRequest) -> tuple[str, list[int], list[str]]:
+def render_chat(
+    service: Service, room: Room, body: ChatRequest, salt: str = "", *, measure: bool = False
+) -> tuple[str, list[int], list[str]]:
     """The prompt of a conversation, as text and as ids, and what of the messages was changed. Raises ApiError 400."""
     tools = _tools(body, service.config)
     goes_on, options = continues(body), _options(body)
@@ -245,13 +252,18 @@ def render_chat(service: Service, room: Room, body: ChatRequest) -> tuple[str, l
         return room.render(messages, tools, options)
 
     try:
-        messages = history(body.messages, room.takes_parts, room.tokenizer.template)
+        talk = opened(
+            history(body.messages, room.takes_parts, room.tokenizer.template), room.reader, served=True
+        )
+        messages = talk.messages
         where = f"messages.{len(messages) - 1}"
         whole = partial(unfinished, render, where=where) if goes_on else render
         text, changed = rendered(whole, messages, strict=service.config.strict)
-        return text, room.tokenizer.encode(text, add_bos=None), changed
+        if measure and room.reader is not None:
+            return text, room.reader.measured(text, talk, add_bos=None), changed
+        return text, prompt_of(text, talk, room.tokenizer, room.reader, salt, add_bos=None), changed
     except PromptError as error:
-        raise refuse("messages", str(error), code="bad_prompt") from error
+        raise refuse_prompt(error) from error
     except ApiError:
         raise
     except PacelineError as error:

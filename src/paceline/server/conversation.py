@@ -78,7 +78,7 @@ def _text(message: Message) -> str:
     content = message["content"]
     if isinstance(content, str):
         return content.strip()
-    return next((part["text"].strip() for part in content if part["text"].strip()), "")
+    return next((part["text"].strip() for part in content if part.get("text", "").strip()), "")
 
 
 def _joined(one: Message, other: Message) -> Message:

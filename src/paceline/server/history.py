@@ -48,10 +48,11 @@ def history(
     return out
 
 
-def _content(content: Content | None, parts: bool) -> str | list[dict[str, str]]:
-    if not parts or not isinstance(content, list) or not content:
+def _content(content: Content | None, parts: bool) -> str | list[dict[str, Any]]:
+    seen = isinstance(content, list) and any(part.media is not None for part in content)
+    if not isinstance(content, list) or not content or not (parts or seen):
         return text_of(content)
-    return [{"type": "text", "text": part.text or ""} for part in content]
+    return [part.media or {"type": "text", "text": part.text or ""} for part in content]
 
 
 def continues(body: ChatRequest) -> bool:

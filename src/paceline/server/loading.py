@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.assembly import build_engine
@@ -11,6 +11,7 @@ from paceline.config import EngineConfig
 from paceline.core import Delta, SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import UsageError
+from paceline.media.reader import MediaReader
 from paceline.server.service import Render, Room, Service
 from paceline.text.chat import ChatTemplate
 from paceline.text.formats.choose import format_of
@@ -57,9 +58,11 @@ def load(config: EngineConfig, service: Service, say: Say) -> ServedEngine:
     """Build the engine and set `service.loaded`. Raises PacelineError."""
     engine = build_engine(config, say)
     assert engine.tokenizer is not None, "an assembled engine has a tokenizer"
-    service.loaded = furnish(engine.tokenizer, Facts.of(engine), service.config.grammar_timeout)
-    if service.loaded.format.note:
-        say(f"chats are {service.loaded.format.described}; --chat-format names another format")
+    room = furnish(engine.tokenizer, Facts.of(engine), service.config.grammar_timeout)
+    reader = engine.parts.media
+    service.loaded = replace(room, reader=reader if isinstance(reader, MediaReader) else None)
+    if room.format.note:
+        say(f"chats are {room.format.described}; --chat-format names another format")
     return ServedEngine(engine)
 
 

@@ -54,7 +54,7 @@ class Message(Part):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    images: list[Any] | None = Field(None, description="not supported: must be empty")
+    images: list[str] | None = Field(None, max_length=64, description="base64, shown before the text")
     tool_calls: list[Call] | None = Field(None, max_length=128)
     tool_name: str | None = Field(None, max_length=256)
 
@@ -78,7 +78,7 @@ class GenerateAsked(Asked):
     prompt: str = ""
     system: str | None = None
     suffix: str | None = Field(None, description="not supported: must be empty")
-    images: list[Any] | None = Field(None, description="not supported: must be empty")
+    images: list[str] | None = Field(None, max_length=64, description="base64, shown before the text")
     raw: bool | None = Field(None, description="continue the prompt as it is, without the chat template")
 
 
@@ -156,14 +156,12 @@ def _common(service: Service, body: Asked) -> dict[str, Any]:
 def _chat(service: Service, body: ChatAsked) -> ChatRequest:
     said = []
     for i, message in enumerate(body.messages):
-        if message.images:
-            raise refuse(f"messages.{i}.images", "this server reads text only: leave them out")
         calls = [
             {"id": f"call_{i}_{k}", "function": one.function}
             for k, one in enumerate(message.tool_calls or [])
         ]
         said.append(
-            {"role": message.role, "content": message.content, "tool_calls": calls or None,
+            {"role": message.role, "content": _seen(message.images, message.content), "tool_calls": calls or None,
              "reasoning_content": message.thinking, "name": message.tool_name}
         )  # fmt: skip
     return ChatRequest.model_validate(
@@ -172,21 +170,28 @@ def _chat(service: Service, body: ChatAsked) -> ChatRequest:
 
 
 def _as_chat(service: Service, body: GenerateAsked) -> ChatRequest:
-    _only_text(body)
+    _only_text(body, ("suffix",))
     system = [{"role": "system", "content": body.system}] if body.system else []
-    said = [*system, {"role": "user", "content": body.prompt}]
+    said = [*system, {"role": "user", "content": _seen(body.images, body.prompt)}]
     return ChatRequest.model_validate(_common(service, body) | {"messages": said, "think": body.think})
 
 
 def _completion(service: Service, body: GenerateAsked) -> CompletionRequest:
-    _only_text(body)
+    _only_text(body, ("images", "suffix"))
     if body.system:
         raise refuse("system", "raw: true takes the prompt as it is: put it there")
     return CompletionRequest.model_validate(_common(service, body) | {"prompt": body.prompt})
 
 
-def _only_text(body: GenerateAsked) -> None:
-    for name in ("images", "suffix"):
+def _seen(images: list[str] | None, text: str | None) -> str | list[dict[str, Any]] | None:
+    """Content with the pictures before the text."""
+    if not images:
+        return text
+    return [*({"type": "image", "image": one} for one in images), {"type": "text", "text": text or ""}]
+
+
+def _only_text(body: GenerateAsked, names: tuple[str, ...]) -> None:
+    for name in names:
         if getattr(body, name):
             raise refuse(name, "is not supported: leave it out")
 

@@ -13,11 +13,19 @@ from paceline.server.errors import ApiError
 from paceline.server.schema import ChatRequest, CompletionRequest, Content, Sampling
 from paceline.server.settings import ServerConfig
 
+_PART = re.compile(r"(messages\.\d+\.content\.\d+[\w.]*):? (.*)", re.DOTALL)
 _FIELD = re.compile(r"(\w+)(\[|=| has| leaves)")
 
 
 def refuse(param: str, message: str, code: str = "invalid_value") -> ApiError:
     return ApiError(400, f"{param}: {message}", param=param, code=code)
+
+
+def refuse_prompt(error: Exception) -> ApiError:
+    """A prompt that cannot be, by the part of the messages that is wrong where one is."""
+    found = _PART.match(str(error))
+    param, said = (found[1], found[2]) if found else ("messages", str(error))
+    return refuse(param, said, code="bad_prompt")
 
 
 def text_of(content: Content | None) -> str:

@@ -120,23 +120,35 @@ class StructuredOutputs(Part):
     json_object: bool | None = None
 
 
+_MEDIA = ("image_url", "input_image", "image", "input_audio", "audio", "audio_url")
+
+
 class TextPart(Part):
+    """Text, or a picture or clip with the names of several APIs: `media` is such a part as it was sent."""
+
     model_config = ConfigDict(extra="ignore", strict=True)
-    type: Literal["text", "input_text", "output_text", "refusal"]
+    type: str = Field(max_length=64)
     text: str | None = None
+    media: dict[str, Any] | None = Field(None, description="not for clients to set")
 
     @model_validator(mode="before")
     @classmethod
     def _refusal(cls, data: Any) -> Any:
         """What the model refused to say is text of its turn."""
-        refused = isinstance(data, dict) and data.get("type") == "refusal" and "text" not in data
-        return {"type": "refusal", "text": data.get("refusal")} if refused else data
+        if not isinstance(data, dict):
+            return data
+        if data.get("type") in _MEDIA:
+            return {"type": data["type"], "media": data}
+        refused = data.get("type") == "refusal" and "text" not in data
+        return {"type": "refusal", "text": data.get("refusal")} if refused else {**data, "media": None}
 
     @field_validator("type", mode="before")
     @classmethod
     def _only_text(cls, value: Any) -> Any:
-        if value not in ("text", "input_text", "output_text", "refusal"):
-            raise ValueError(f"parts of type {str(value)[:40]!r} are not supported yet: send text only")
+        if value not in ("text", "input_text", "output_text", "refusal", *_MEDIA):
+            raise ValueError(
+                f"parts of type {str(value)[:40]!r} are not supported: send text, images or audio"
+            )
         return value
 
 

@@ -112,8 +112,12 @@ class Gate:
         keys: Keys,
         count: Callable[[str, int], None],
         write: Write | None = None,
+        limit: Callable[[], int] | None = None,
     ) -> None:
-        """`count` is told the path and the status of every answer, `write` a line for each request."""
+        """`count` is told the path and the status of every answer, `write` a line for each request. `limit`: most bytes
+        of a body, where it is not the config's.
+        """
+        self._limit = limit or (lambda: config.max_body)
         self._app, self._config, self._keys, self._count, self._write = app, config, keys, count, write
         self._cors = Cors(config.cors_origins)
         self._hosts = {"localhost", config.host.lower(), *(host.lower() for host in config.allowed_hosts)}
@@ -236,7 +240,7 @@ class Gate:
             )
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes:
-        limit = self._config.max_body
+        limit = self._limit()
         length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 18 or int(length) > _READ_ON * limit:
             raise self._too_large()
@@ -259,7 +263,7 @@ class Gate:
             raise ApiError(408, "the body came too slowly", code="slow", headers=_CLOSE) from None
 
     def _too_large(self) -> ApiError:
-        message = f"the body is over {self._config.max_body} bytes"
+        message = f"the body is over {self._limit()} bytes"
         return ApiError(413, message, code="too_large", headers=_CLOSE)
 
 

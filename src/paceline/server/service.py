@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from paceline.core import Constraint, SamplingParams
 from paceline.engine.worker import NotReady, Worker
 from paceline.errors import UsageError, unreadable
+from paceline.media.reader import MediaReader
 from paceline.server.errors import ApiError
 from paceline.server.generation import Ask, Generation
 from paceline.server.metrics import Metrics
@@ -77,6 +78,7 @@ class Room:
     readable: int = 2**31  # tokens from here on are in no prompt, see `Target`
     chat: bool = False  # the model was taught to chat
     format: ChatFormat = PLAIN  # how it writes thoughts and calls
+    reader: MediaReader | None = None  # of pictures and sound
 
 
 @dataclass(slots=True)
@@ -96,6 +98,12 @@ class Service:
     def names(self) -> tuple[str, ...]:
         """What clients may call the model, its own name first."""
         return tuple(dict.fromkeys([self.model, *self.config.served_model_names]))
+
+    def most_bytes(self) -> int:
+        """Of a request's body: more where pictures are read."""
+        reader = None if self.loaded is None else self.loaded.reader
+        sees = reader is not None and reader.why_not("image") is None
+        return max(self.config.max_body, self.config.max_media_body) if sees else self.config.max_body
 
     @property
     def room(self) -> Room:

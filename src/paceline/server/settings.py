@@ -48,6 +48,7 @@ class ServerConfig:
     header_timeout: float = 10.0  # seconds for a request's head to arrive
     drain_timeout: float = 30.0  # seconds that open requests get after SIGTERM
     max_body: int = 4 * 2**20  # bytes
+    max_media_body: int = 48 * 2**20  # bytes, where the model reads pictures or sound
     max_header: int = 32 * 2**10  # bytes
     max_prompts: int = 64  # in one completion request
     max_n: int = 16

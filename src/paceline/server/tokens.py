@@ -55,7 +55,7 @@ async def tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
         )
         chat = ChatRequest.model_construct(**{name: getattr(body, name) for name in names})
         settle(chat)
-        _, ids, _ = await asyncio.to_thread(render_chat, service, room, chat)
+        _, ids, _ = await asyncio.to_thread(render_chat, service, room, chat, measure=True)
     else:
         text = body.prompt if body.prompt is not None else body.content or ""
         special = body.add_special if body.add_special_tokens is None else body.add_special_tokens

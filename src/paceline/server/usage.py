@@ -9,20 +9,29 @@ from typing import Any
 from paceline.control.reasons import NoDraftReason
 from paceline.core import Stats
 from paceline.server.predicted import Predicted
+from paceline.soft_tokens import SoftTokens
 
 
 def usage(
-    prompt: int, completion: int, stats: Iterable[Stats] = (), *, predicted: Predicted | None = None
+    prompt: int,
+    completion: int,
+    stats: Iterable[Stats] = (),
+    *,
+    predicted: Predicted | None = None,
+    media: Iterable[SoftTokens] = (),
 ) -> dict[str, Any]:
     """The usage object; cached and prediction tokens are known once texts are finished."""
-    done = list(stats)
+    done, soft = list(stats), {"image": 0, "audio": 0}
+    for item in media:
+        soft[item.kind] += item.end - item.start
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {
             "cached_tokens": sum(s.cached_prompt_tokens for s in done),
-            "audio_tokens": 0,
+            "audio_tokens": soft["audio"],
+            "image_tokens": soft["image"],
         },
         "completion_tokens_details": {
             "accepted_prediction_tokens": predicted.accepted if predicted is not None else 0,

@@ -47,7 +47,8 @@ def _config_of(path: Path, states: tuple[State, ...]) -> Config:
 def read_config(model: Gguf) -> Config:
     """The config of a GGUF model. ConfigError for an unknown architecture and for metadata that is missing."""
     architecture = check_architecture(model.path, model)
-    return READERS[architecture](_Keys(model, architecture))
+    silent = model.get("tokenizer.ggml.suppress_tokens")
+    return READERS[architecture](_Keys(model, architecture)) | ({"suppress_tokens": silent} if silent else {})
 
 
 def check_architecture(path: Path, model: Mapping[str, Any]) -> str:

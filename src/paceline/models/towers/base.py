@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 BUDGETS = (70, 140, 280, 560, 1120)  # soft tokens of a picture, at most
 
@@ -29,4 +31,14 @@ class VisionTower(Protocol):
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
         """uint8 [height, width, 3], both multiples of the grid's side -> soft tokens [n, hidden_size] float32."""
+        ...
+
+
+class AudioTower(Protocol):
+    def count(self, samples: int) -> int:
+        """Soft tokens of so many samples at 16 kHz; 0 if they are too few."""
+        ...
+
+    def encode(self, samples: NDArray[np.float32]) -> torch.Tensor:
+        """Samples [n] at 16 kHz in [-1, 1] -> soft tokens [count, hidden_size] float32."""
         ...

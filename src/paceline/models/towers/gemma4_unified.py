@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -56,7 +58,7 @@ def unified_shapes(config: UnifiedConfig) -> Shapes:
 
 def published_name(name: str) -> str:
     """A tensor as the published files call it, for one that transformers has saved from memory."""
-    if name.startswith("embed_vision.multimodal_embedder."):
+    if name.startswith(("embed_vision.multimodal_embedder.", "embed_audio.multimodal_embedder.")):
         return name.replace("multimodal_embedder.", "")
     own = ("embed_vision.patch_", "embed_vision.pos_")
     return name.replace("embed_vision.", "vision_embedder.", 1) if name.startswith(own) else name
@@ -92,3 +94,34 @@ class UnifiedVision:
         h = self._norm(h, "patch_ln2") + (self.places[x, 0].float() + self.places[y, 1].float())
         h = norm(self._norm(h, "pos_norm"), None, self.config.eps)
         return F.linear(h, self.projection.float())
+
+
+@dataclass(frozen=True, slots=True)
+class UnifiedAudioConfig:
+    samples: int  # of a soft token, at 16 kHz
+    eps: float
+    out: int
+
+
+def parse_unified_audio(raw: Mapping[str, Any], out: int) -> UnifiedAudioConfig:
+    """The `audio_config` of a config.json. Raises ConfigError."""
+    fields = Fields(raw, "audio_config")
+    return UnifiedAudioConfig(fields.size("audio_embed_dim", 640), fields.number("rms_norm_eps", 1e-6), out)
+
+
+class UnifiedAudio:
+    """Each 40 ms of sound through one matrix; implements `AudioTower`."""
+
+    def __init__(self, config: UnifiedAudioConfig, take: Take) -> None:
+        self.config, self.projection = config, take("embed_audio.embedding_projection.weight")
+
+    def count(self, samples: int) -> int:
+        """As `AudioTower`."""
+        return -(-samples // self.config.samples)
+
+    @torch.no_grad()
+    def encode(self, samples: NDArray[np.float32]) -> Tensor:
+        """As `AudioTower`."""
+        frames = torch.from_numpy(samples.copy()).to(self.projection.device)
+        frames = F.pad(frames, (0, -len(samples) % self.config.samples)).view(-1, self.config.samples)
+        return F.linear(norm(frames, None, self.config.eps), self.projection.float())

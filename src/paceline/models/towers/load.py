@@ -14,11 +14,20 @@ from paceline.checkpoints.loading import Shapes, Tensors, canonical, read_entrie
 from paceline.models.config import parse_target
 from paceline.models.families.gemma4_config import GemmaConfig
 from paceline.models.target import GraphTarget
-from paceline.models.towers.base import VisionTower
-from paceline.models.towers.gemma4_unified import UnifiedVision, parse_unified, published_name, unified_shapes
+from paceline.models.towers.base import AudioTower, VisionTower
+from paceline.models.towers.gemma4_audio import GemmaAudio, audio_shapes, parse_audio
+from paceline.models.towers.gemma4_unified import (
+    UnifiedAudio,
+    UnifiedVision,
+    parse_unified,
+    parse_unified_audio,
+    published_name,
+    unified_shapes,
+)
 from paceline.models.towers.gemma4_vision import GemmaVision, parse_vision, vision_shapes
 
 _VISION = ("vision_tower.", "embed_vision.", "vision_embedder.")
+_AUDIO = ("audio_tower.", "embed_audio.")
 
 
 def plan_vision(folder: Path, raw: Mapping[str, Any], target: GraphTarget) -> Callable[[], VisionTower] | str:
@@ -29,7 +38,7 @@ def plan_vision(folder: Path, raw: Mapping[str, Any], target: GraphTarget) -> Ca
     said, config = raw.get("vision_config"), parse_target(raw)
     if not isinstance(said, Mapping) or not isinstance(config, GemmaConfig):
         return "this model reads text only"
-    if not any(_tower_name(name) for name in read_entries(folder)):
+    if not any(_named(_VISION, name) for name in read_entries(folder)):
         return "the files of this model hold no vision tower: get them from the original repository"
     if config.model_type == "gemma4_unified":
         unified = parse_unified(said, target.hidden_size, config.bidirectional)
@@ -38,11 +47,29 @@ def plan_vision(folder: Path, raw: Mapping[str, Any], target: GraphTarget) -> Ca
     return partial(GemmaVision, vision, _taker(folder, vision_shapes(vision), target.device))
 
 
-def _taker(folder: Path, shapes: Shapes, device: torch.device) -> Callable[[str], Tensor]:
-    tensors = Tensors(folder, shapes, rename=_tower_name)
+def plan_audio(folder: Path, raw: Mapping[str, Any], target: GraphTarget) -> Callable[[], AudioTower] | str:
+    """As `plan_vision`, of what hears."""
+    said, config = raw.get("audio_config"), parse_target(raw)
+    if not isinstance(said, Mapping) or not isinstance(config, GemmaConfig):
+        return "this model does not hear: use Gemma 4 E2B, E4B or 12B for sound"
+    if not any(_named(_AUDIO, name) for name in read_entries(folder)):
+        return "the files of this model hold no audio tower: get them from the original repository"
+    if config.model_type == "gemma4_unified":
+        unified = parse_unified_audio(said, target.hidden_size)
+        name = {"embed_audio.embedding_projection.weight": (unified.out, unified.samples)}
+        return partial(UnifiedAudio, unified, _taker(folder, name, target.device, _AUDIO))
+    audio = parse_audio(said, target.hidden_size)
+    return partial(GemmaAudio, audio, _taker(folder, audio_shapes(audio), target.device, _AUDIO))
+
+
+def _taker(
+    folder: Path, shapes: Shapes, device: torch.device, begins: tuple[str, ...] = _VISION
+) -> Callable[[str], Tensor]:
+    tensors = Tensors(folder, shapes, rename=partial(_named, begins))
     return lambda name: tensors.take(name).to(device)
 
 
-def _tower_name(name: str) -> str | None:
+def _named(begins: tuple[str, ...], name: str) -> str | None:
+    """A tensor's published name, if it begins in one of these ways."""
     name = published_name(canonical(name))
-    return name if name.startswith(_VISION) else None
+    return name if name.startswith(begins) else None

@@ -1,0 +1,209 @@
+"""The same picture through every door gives the same answer: library, command line, OpenAI's two APIs and Ollama's."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from media_models import ID, build_seeing, file_of, picture
+from paceline import LLM, AsyncLLM, UsageError
+from paceline.cli import main
+from paceline.config import EngineConfig
+from paceline.server.loading import load
+from server.serving import Served, served
+
+OPTIONS: dict[str, Any] = {"activations": "float32", "threads": 1, "max_model_len": 512, "cache_memory": 2**26,
+                           "profile_dir": "none", "drafter": "none"}  # fmt: skip
+SAID = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+IMAGE = file_of(picture(100, 70))
+URL = "data:image/png;base64," + base64.b64encode(IMAGE).decode()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("seeing")
+    build_seeing("e2b", folder)
+    (folder / "generation_config.json").write_text(json.dumps({"suppress_tokens": [ID["<image|>"]]}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with LLM(folder, **OPTIONS) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Served]:
+    config = EngineConfig(target=str(folder), **OPTIONS)
+    with served(load=lambda service: load(config, service, lambda line: None)) as server:
+        yield server
+
+
+def asked(source: Any = IMAGE, **more: Any) -> list[dict[str, Any]]:
+    parts = [{"type": "image", "image": source, **more}, {"type": "text", "text": "what"}]
+    return [{"role": "user", "content": parts}]
+
+
+@pytest.fixture(scope="module")
+def answer(llm: LLM) -> Any:
+    return llm.chat(asked(), **SAID)[0]
+
+
+def test_library(llm: LLM, answer: Any, tmp_path: Path) -> None:
+    import numpy as np
+
+    path = tmp_path / "a picture.png"
+    path.write_bytes(IMAGE)
+    for source in (path, str(path), URL, picture(100, 70), np.asarray(picture(100, 70))):
+        assert llm.chat(asked(source), **SAID)[0].token_ids == answer.token_ids
+    text = "".join(llm.tokenizer.token_text(token) for token in answer.prompt_token_ids)
+    marks = "<|image>" + "<|image|>" * 280 + "<image|>"
+    assert marks in text
+    said = llm.generate(text.replace(marks, "<|image|>"), images=[IMAGE], **SAID)[0]
+    assert said.token_ids == answer.token_ids
+    few = llm.chat(asked(max_soft_tokens=70), **SAID)[0]
+    assert len(few.prompt_token_ids) < 110 < len(answer.prompt_token_ids)
+
+
+def test_asyncio(folder: Path, answer: Any) -> None:
+    async def run() -> Any:
+        llm = AsyncLLM(folder, **OPTIONS)
+        one, two = await asyncio.gather(llm.chat(asked(), **SAID), llm.chat(asked(), **SAID))
+        llm.close()
+        return one[0].token_ids, two[0].token_ids
+
+    assert asyncio.run(run()) == (answer.token_ids, answer.token_ids)
+
+
+def test_command_line(
+    folder: Path,
+    answer: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "x.png"
+    path.write_bytes(IMAGE)
+    words = ["run", str(folder), "what", "--image", str(path), "-n", "8", "-t", "0", "--ignore-eos", "--json",
+             "--max-model-len", "512", "--drafter", "none", "--threads", "1", "--activations", "float32"]  # fmt: skip
+
+    def call(*more: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["paceline", *words, *more])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return int(stop.value.code or 0), *capfd.readouterr()
+
+    code, out, err = call()
+    assert code == 0, err
+    assert json.loads(out)["prompt_tokens"] == len(answer.prompt_token_ids)
+    assert json.loads(out)["text"] == answer.text
+    code, _, err = call("--no-media")
+    assert code != 0
+    assert "switched off" in err
+
+
+def test_openai_chat(server: Served, answer: Any) -> None:
+    for part in (
+        {"type": "image_url", "image_url": {"url": URL, "detail": "auto"}},
+        {"type": "image_url", "image_url": URL},
+        {"type": "input_image", "image_url": URL},
+        {"type": "image", "image": URL},
+    ):
+        content = [part, {"type": "text", "text": "what"}]
+        got = server.post(
+            "/v1/chat/completions", messages=[{"role": "user", "content": content}], **SAID
+        ).json()
+        assert got["choices"][0]["message"]["content"] == answer.text, got
+        usage = got["usage"]
+        assert usage["prompt_tokens"] == len(answer.prompt_token_ids)
+        assert usage["prompt_tokens_details"]["image_tokens"] == 280
+    assert usage["prompt_tokens_details"]["cached_tokens"] > 250
+
+
+def test_responses_and_ollama(server: Served, answer: Any) -> None:
+    content = [
+        {"type": "input_image", "image_url": URL, "detail": "auto"},
+        {"type": "input_text", "text": "what"},
+    ]
+    said = {"temperature": 0, "max_output_tokens": 8, "ignore_eos": True}
+    got = server.post("/v1/responses", input=[{"role": "user", "content": content}], **said).json()
+    assert got["output"][-1]["content"][0]["text"] == answer.text
+    raw = base64.b64encode(IMAGE).decode()
+    options = {"temperature": 0, "num_predict": 8}
+    said = {"stream": False, "options": options, "ignore_eos": True}
+    chat = [{"role": "user", "content": "what", "images": [raw]}]
+    for path, body in (
+        ("/api/chat", {"messages": chat}),
+        ("/api/generate", {"prompt": "what", "images": [raw]}),
+    ):
+        got = server.post(path, **body, **said).json()
+        assert got["prompt_eval_count"] == len(answer.prompt_token_ids), got
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"type": "image_url", "image_url": {"url": "https://example.org/x.png"}}, "nothing is fetched"),
+        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "nothing is fetched"),
+        ({"type": "image", "image": "/etc/passwd"}, "base64"),
+        ({"type": "input_image", "file_id": "file-1"}, "file_id"),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,!!"}}, "base64"),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}, "empty"),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,PGh0bWw+"}}, "a web page"),
+        ({"type": "image_url", "image_url": {"url": URL, "detail": "huge"}}, "detail"),
+        ({"type": "image_url", "image_url": {"url": URL}, "max_soft_tokens": 99}, "budget"),
+        ({"type": "image_url"}, "no image"),
+        (
+            {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
+            "messages.0.content.1",
+        ),
+        ({"type": "video_url", "video_url": {"url": URL}}, "video_url"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_what_is_refused_names_its_part(server: Served, part: dict[str, Any], message: str) -> None:
+    content = [{"type": "text", "text": "x"}, part]
+    got = server.post("/v1/chat/completions", messages=[{"role": "user", "content": content}], **SAID)
+    assert got.status_code == 400
+    error = got.json()["error"]
+    assert message in error["message"], error
+    assert "content.1" in error["message"] + str(error["param"])
+    assert "0x" not in error["message"]
+    assert server.client.get("/health").status_code == 200
+
+
+def test_a_typed_placeholder_is_text(llm: LLM, server: Served) -> None:
+    typed = [{"role": "user", "content": "is <|image|> a word, or <image|>"}]
+    ids = llm.chat(typed, **SAID)[0].prompt_token_ids
+    assert ID["<|image|>"] not in ids
+    assert ID["<image|>"] not in ids
+    assert "is <|image|> a word, or <image|>" in llm.tokenizer.decode(ids)
+    got = server.post("/v1/chat/completions", messages=typed, **SAID).json()
+    assert got["usage"]["prompt_tokens"] == len(ids)
+    beside = [{"role": "user", "content": [*asked()[0]["content"], {"type": "text", "text": "<|image|>"}]}]
+    assert llm.chat(beside, **SAID)[0].prompt_token_ids.count(ID["<|image|>"]) == 280
+
+
+def test_counts_must_agree(llm: LLM) -> None:
+    with pytest.raises(UsageError, match="give one for each"):
+        llm.generate("<|image|><|image|>", images=[IMAGE])
+    with pytest.raises(UsageError, match="one prompt"):
+        llm.generate(["<|image|>", "x"], images=[IMAGE])
+
+
+def test_suppressed_tokens_are_never_written(llm: LLM) -> None:
+    silent = [ID["<image|>"], ID["<|image|>"], ID["<|audio|>"], ID["<|video|>"]]
+    for drafter in ("none", "ngram"):
+        pushed = dict.fromkeys(silent, 100.0) | {30: 99.0}
+        done = llm.generate(
+            "a", max_tokens=4, logit_bias=pushed, temperature=0, ignore_eos=True, drafter=drafter
+        )
+        assert done[0].token_ids == [30] * 4
