@@ -97,20 +97,21 @@ def _read_wav(data: bytes) -> tuple[Samples, int]:
 
 def _numbers(body: bytes, kind: int, bits: int) -> Samples:
     if kind == _FLOAT:
-        return np.frombuffer(body, f"<f{bits // 8}").astype(np.float32)
+        return np.asarray(np.frombuffer(body, np.dtype(f"<f{bits // 8}")), np.float32)
     if bits == 8:
         return (np.frombuffer(body, np.uint8).astype(np.float32) - 128) / 128
     if bits == 24:
         three = np.frombuffer(body, np.uint8).reshape(-1, 3)
-        wide = np.zeros((len(three), 4), np.uint8)
-        wide[:, 1:] = three
-        return (wide.view("<i4")[:, 0] / 2.0**31).astype(np.float32)
-    return (np.frombuffer(body, f"<i{bits // 8}") / 2.0 ** (bits - 1)).astype(np.float32)
+        four = np.zeros((len(three), 4), np.uint8)
+        four[:, 1:] = three
+        return (four.view("<i4")[:, 0] / 2.0**31).astype(np.float32)
+    wide = np.frombuffer(body, np.dtype(f"<i{bits // 8}")) / 2.0 ** (bits - 1)
+    return np.asarray(wide, np.float32)
 
 
 def _read_other(data: bytes) -> tuple[Samples, int]:
     try:
-        import soundfile
+        import soundfile  # type: ignore[import-untyped]
     except (ImportError, OSError) as error:  # the library itself may be missing
         raise PromptError("sound that is no WAV needs soundfile: pip install 'paceline[media]'") from error
     try:

@@ -56,7 +56,7 @@ def plan_audio(folder: Path, raw: Mapping[str, Any], target: GraphTarget) -> Cal
         return "the files of this model hold no audio tower: get them from the original repository"
     if config.model_type == "gemma4_unified":
         unified = parse_unified_audio(said, target.hidden_size)
-        name = {"embed_audio.embedding_projection.weight": (unified.out, unified.samples)}
+        name: Shapes = {"embed_audio.embedding_projection.weight": (unified.out, unified.samples)}
         return partial(UnifiedAudio, unified, _taker(folder, name, target.device, _AUDIO))
     audio = parse_audio(said, target.hidden_size)
     return partial(GemmaAudio, audio, _taker(folder, audio_shapes(audio), target.device, _AUDIO))
