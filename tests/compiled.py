@@ -1,4 +1,4 @@
-"""Compiles what would be launched, for a card that need not be there: what Triton's interpreter lets pass, a compiler may not.
+"""Compiles what would be launched, for a card that need not be there: Triton's interpreter lets pass what a compiler may not.
 
 Run as `python tests/compiled.py SCENE FOLDER`, without the interpreter. Nothing is computed; each kernel is compiled for
 compute capability 9.0 with the types, constants and options of its launch, and its name is printed.

@@ -80,7 +80,11 @@ def build_seeing(kind: str, folder: Path, *, seed: int = 0, **text: Any) -> PreT
         model: PreTrainedModel = Gemma4UnifiedForConditionalGeneration(config)
     else:
         config = Gemma4Config(
-            text_config=text_config, vision_config=vision, audio_config=audio, tie_word_embeddings=False, **IDS
+            text_config=text_config,
+            vision_config=vision,
+            audio_config=audio,
+            tie_word_embeddings=False,
+            **IDS,
         )
         model = Gemma4ForConditionalGeneration(config)
     _randomize(model)

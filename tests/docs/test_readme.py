@@ -151,6 +151,9 @@ def test_the_table_of_families_is_what_the_formats_have() -> None:
         of_it = [family for family in FAMILIES.values() if family.format == name]
         thinks, calls = any(one.thought for one in of_it), all(one.calls for one in of_it)
         parallel = calls and name != "harmony"  # gpt-oss ends an answer with its call
-        assert [chat, *said] == ["yes", *("yes" if has else "no" for has in (thinks, calls, parallel, calls))], name
+        assert [chat, *said] == [
+            "yes",
+            *("yes" if has else "no" for has in (thinks, calls, parallel, calls)),
+        ], name
         assert name in ("think", "json") or (named(name).calls is not None) == calls
     assert F_ + "qwen3" in FAMILIES

@@ -51,7 +51,13 @@ def prompt(s: Served) -> str:
 def test_langchain_binds_tools_and_sends_results(s: Served) -> None:
     s.engine.script = WROTE
     first = {"content": "Weather in Paris?", "role": "user"}
-    asked = {"messages": [first], "tools": [FREE], "parallel_tool_calls": True, "temperature": 0.0, "stream": False}
+    asked = {
+        "messages": [first],
+        "tools": [FREE],
+        "parallel_tool_calls": True,
+        "temperature": 0.0,
+        "stream": False,
+    }
     message = s.post(CHAT, **asked).json()["choices"][0]["message"]
     [call] = message["tool_calls"]
     assert (call["type"], json.loads(call["function"]["arguments"])) == ("function", {"city": "Paris"})
@@ -71,7 +77,9 @@ def test_instructor_forces_a_call_or_a_format(s: Served, mode: str) -> None:
         "tools": {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "get_weather"}}},
         "required": {"tools": [TOOL], "tool_choice": "required"},
         "json_object": {"response_format": {"type": "json_object"}},
-        "json_schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "W", "schema": CITY}}},
+        "json_schema": {
+            "response_format": {"type": "json_schema", "json_schema": {"name": "W", "schema": CITY}}
+        },
     }[mode]
     off = {"chat_template_kwargs": {"enable_thinking": False}}
     asked = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 600, **more, **off}
@@ -88,7 +96,9 @@ def test_instructor_forces_a_call_or_a_format(s: Served, mode: str) -> None:
 
 
 def test_aider_streams_an_edit(s: Served) -> None:
-    s.engine.script = "<think>\nhm\n</think>\n\na.py\n```\n<<<<<<< SEARCH\nx\n=======\ny\n>>>>>>> REPLACE\n```\n"
+    s.engine.script = (
+        "<think>\nhm\n</think>\n\na.py\n```\n<<<<<<< SEARCH\nx\n=======\ny\n>>>>>>> REPLACE\n```\n"
+    )
     talk = [{"role": "system", "content": "Act as an expert developer."}, {"role": "user", "content": "Change it"},
             {"role": "assistant", "content": "Ok."}, {"role": "user", "content": "a.py: x"}]  # fmt: skip
     content = thought = ""
@@ -106,7 +116,10 @@ def test_openai_agents_and_codex_over_responses(s: Served) -> None:
     """Both send whole conversations, a developer's instructions, tools of other kinds, and ask for a stream."""
     s.engine.script = WROTE
     function = {"type": "function", **FUNCTION, "strict": False}
-    others = [{"type": "web_search"}, {"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}}]
+    others = [
+        {"type": "web_search"},
+        {"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}},
+    ]
     asked = {
         "model": "fake", "instructions": "You are a coding agent.", "store": False,
         "include": ["reasoning.encrypted_content"],
@@ -133,13 +146,22 @@ def test_openai_agents_and_codex_over_responses(s: Served) -> None:
     more = asked | {"input": [*asked["input"], *output, result], "stream": False}
     [*_, said] = s.post(RESPONSES, **{k: v for k, v in more.items() if k != "model"}).json()["output"]
     assert said["content"][0]["text"] == "Sunny."
-    for part in ("You are a coding agent.", "Be brief.", "<think>\nThey ask.\n</think>", '{"city": "Paris"}', "sunny"):
+    for part in (
+        "You are a coding agent.",
+        "Be brief.",
+        "<think>\nThey ask.\n</think>",
+        '{"city": "Paris"}',
+        "sunny",
+    ):
         assert part in prompt(s)
 
 
 def test_an_answer_that_is_begun_may_be_a_thought_or_text_about_one(s: Served) -> None:
     s.engine.script = " so\n</think>\n\nyes"
-    begun = [{"role": "user", "content": "what is <think>?"}, {"role": "assistant", "content": "<think>\nI think"}]
+    begun = [
+        {"role": "user", "content": "what is <think>?"},
+        {"role": "assistant", "content": "<think>\nI think"},
+    ]
     message = s.post(CHAT, messages=begun).json()["choices"][0]["message"]
     assert (message.get("reasoning_content"), message["content"]) in (("so", "yes"), (" so", "yes"))
     s.engine.script = "a mark"
@@ -151,7 +173,9 @@ def test_the_card_says_the_format_and_tools_that_no_one_sees_are_told(s: Served)
     card = s.client.get("/v1/models/fake").json()
     assert (card["thinking"], card["chat_format"]) == (True, "hermes")
     tokenizer = tokenizer_of("families/phi3")
-    engine = FakeEngine(tokenizer, script='<tool_call>{"name": "get_weather", "arguments": {"city": "x"}}</tool_call>')
+    engine = FakeEngine(
+        tokenizer, script='<tool_call>{"name": "get_weather", "arguments": {"city": "x"}}</tool_call>'
+    )
     engine.max_len = 4096
     with served(engine, chat=(make_render(tokenizer)[0], format_of(tokenizer))) as plain:
         answer = plain.post(CHAT, messages=[{"role": "user", "content": "x"}], tools=[FREE]).json()

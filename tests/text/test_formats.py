@@ -431,7 +431,9 @@ def test_a_vocabulary_that_cannot_write_a_grammar_is_refused() -> None:
 
 def test_a_template_that_cannot_be_tried_out_is_plain_chat_and_says_so() -> None:
     tokenizer = Tokenizer(gemma_style(), {}, template="{{ raise_exception('never') }}")
-    assert format_of(tokenizer).described.startswith("taken for plain chat: the chat template cannot be tried out")
+    assert format_of(tokenizer).described.startswith(
+        "taken for plain chat: the chat template cannot be tried out"
+    )
     tokenizer.format, tokenizer.chat_format = None, "mistral"
     assert format_of(tokenizer).described == "format mistral (thoughts, tool calls)"
     assert format_of(Tokenizer(gemma_style(), {})).described == "format plain"

@@ -195,9 +195,7 @@ class Engine:
         prompt, said = sequence.tokens[: sequence.prompt_len], sequence.tokens[sequence.prompt_len :]
         stream = TextStream(parts.tokenizer, params) if parts.tokenizer is not None else None
         text = stream.push(said).text if stream is not None else ""
-        blind = [
-            name for name, one in parts.drafters.items() if sequence.media and one.blind
-        ]
+        blind = [name for name, one in parts.drafters.items() if sequence.media and one.blind]
         return RequestState(
             sequence, request_id, index, rule, params.drafter or parts.default_drafter, Counts(prompt, said), stream,
             frozenset(ends), Stats(lossy=rule == "typical" and not is_greedy(sequence)), text=text,

@@ -97,9 +97,9 @@ def _read_wav(data: bytes) -> tuple[Samples, int]:
 
 def _numbers(body: bytes, kind: int, bits: int) -> Samples:
     if kind == _FLOAT:
-        return np.asarray(np.frombuffer(body, np.dtype(f"<f{bits // 8}")), np.float32)
+        return np.frombuffer(body, np.dtype(f"<f{bits // 8}")).astype(np.float32)
     if bits == 8:
-        return (np.frombuffer(body, np.uint8).astype(np.float32) - 128) / 128
+        return (np.frombuffer(body, np.uint8).astype(np.float32) - np.float32(128)) / np.float32(128)
     if bits == 24:
         three = np.frombuffer(body, np.uint8).reshape(-1, 3)
         four = np.zeros((len(three), 4), np.uint8)

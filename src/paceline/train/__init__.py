@@ -28,6 +28,6 @@ from paceline.train.options import TrainOptions
 from paceline.train.windows import Text, Windows, pack
 
 __all__ = [
-    "DFlash", "Distilled", "Eagle3", "GemmaAssistant", "HeadOptions", "Mtp", "Recipe", "TargetTeacher", "Text", "TrainOptions",
-    "Windows", "distil", "pack",
+    "DFlash", "Distilled", "Eagle3", "GemmaAssistant", "HeadOptions", "Mtp", "Recipe", "TargetTeacher", "Text",
+    "TrainOptions", "Windows", "distil", "pack",
 ]  # fmt: skip

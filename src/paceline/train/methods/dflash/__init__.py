@@ -19,8 +19,7 @@ from paceline.models.registry import load_network
 from paceline.models.target import GraphTarget
 from paceline.ops.reference import dequantize
 from paceline.train.capture import TargetTeacher, load_frozen
-from paceline.train.export import Exported
-from paceline.train.methods.base import Init, Start, Told
+from paceline.train.methods.base import Exported, Init, Start, Told
 from paceline.train.methods.dflash.module import DFlashModule
 from paceline.train.methods.eagle3.files import default_taps
 from paceline.train.methods.eagle3.vocabulary import choose
