@@ -168,7 +168,7 @@ BAD: list[tuple[str, dict[str, Any], str | None]] = [
     ("completions", {"prompt": "x", "top_p": 0}, "top_p"),
     ("completions", {"prompt": "x", "seed": 2**70}, "seed"),
     ("completions", {"prompt": "x", "stop": ["a"] * 17}, "stop"),
-    ("completions", {"prompt": "x", "stop": [""]}, "stop"),
+    ("completions", {"prompt": "x", "logprobs": True}, "logprobs"),
     ("completions", {"prompt": "x", "stop": "a" * 300}, "stop"),
     ("completions", {"prompt": "x", "logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
     ("completions", {"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias"),

@@ -5,7 +5,9 @@ Commands are modules that are imported when they are called, so that `paceline -
 
 from __future__ import annotations
 
+import codecs
 import importlib
+import io
 import os
 import signal
 import sys
@@ -83,9 +85,23 @@ def group(ctx: click.Context, traceback: bool) -> None:
     ctx.obj = {"traceback": traceback}
 
 
+def _fit_streams() -> None:
+    """Streams that are closed, and terminals that cannot show every character."""
+    if sys.stderr is None:  # type: ignore[redundant-expr]
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # type: ignore[unreachable]
+    if sys.stdin is None:  # type: ignore[redundant-expr]
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  # type: ignore[unreachable]
+    if sys.stdout is None:  # type: ignore[redundant-expr]
+        _exit(4, "standard output is closed: send it to a file or to /dev/null")  # type: ignore[unreachable]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
+            stream.reconfigure(errors="replace")
+
+
 def main() -> None:
     """Entry point: a deliberate error becomes one line and its exit code."""
     show = "--traceback" in sys.argv[1:] or bool(os.environ.get("PACELINE_TRACEBACK"))
+    _fit_streams()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     try:

@@ -180,7 +180,7 @@ def read_text(path: str) -> str:
     """A prompt from a file, or from standard input for `-`."""
     try:
         with click.open_file(path, encoding="utf-8") as file:
-            return str(file.read())
+            return str(file.read()).removeprefix("\ufeff")  # a byte order mark is no part of the text
     except OSError as error:
         raise UsageError(
             f"cannot read {path} ({error.strerror}): give a file, or - for standard input"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from paceline.errors import LoadError
 from paceline.hub.names import HubName
 
+T = TypeVar("T")
+PAUSES = (1.0, 4.0)  # seconds before the second and the third try
+PASSING = (429, 500, 502, 503, 504)  # answers of a server that is busy
 TIMEOUT = 10.0  # seconds until the first bytes of a part
 
 
@@ -44,6 +49,29 @@ def told(hub_id: str) -> Iterator[None]:
         ) from error
 
 
+def patiently(work: Callable[[], T]) -> T:
+    """What `work` gives, tried again after a pause where the hub is only busy."""
+    for pause in PAUSES:
+        try:
+            return work()
+        except Exception as error:
+            if not _passes(error):
+                raise
+            time.sleep(pause)
+    return work()
+
+
+def _passes(error: BaseException | None) -> bool:
+    """Whether a later try may do. The library puts the server's answer behind errors of its own."""
+    from huggingface_hub import errors
+
+    while error is not None:
+        if isinstance(error, errors.HfHubHTTPError) and error.response is not None:
+            return error.response.status_code in PASSING
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def _line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
@@ -65,7 +93,7 @@ def listing(hub: HubName) -> tuple[str, dict[str, int]]:
         with told(hub.id):
             from huggingface_hub import HfApi
 
-            about = HfApi().model_info(hub.id, revision=hub.revision, files_metadata=True)
+            about = patiently(lambda: HfApi().model_info(hub.id, revision=hub.revision, files_metadata=True))
     except LoadError:
         here = downloaded(hub)
         if here is None:

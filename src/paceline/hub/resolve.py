@@ -28,7 +28,7 @@ from paceline.hub.names import (
     parse_hub,
 )
 from paceline.hub.outline import holds_gguf, outline
-from paceline.hub.repository import listing, told
+from paceline.hub.repository import listing, patiently, told
 from paceline.models.config import read_config
 from paceline.models.drafters.networks import own
 
@@ -125,9 +125,8 @@ def download(hub_id: str, revision: str | None = None) -> Path:
     from huggingface_hub import snapshot_download
 
     with told(hub_id):
-        return Path(
-            snapshot_download(hub_id, revision=revision, allow_patterns=WANTED, ignore_patterns=["*/*"])
-        )
+        wanted = {"allow_patterns": WANTED, "ignore_patterns": ["*/*"]}
+        return Path(patiently(lambda: snapshot_download(hub_id, revision=revision, **wanted)))
 
 
 def find_assistant(target: Path, config: Mapping[str, Any]) -> tuple[Path | None, str]:

@@ -95,7 +95,7 @@ class Version(BaseModel):
 class Tokens(BaseModel):
     count: int
     max_model_len: int
-    tokens: list[int]
+    tokens: list[int] | list[dict[str, Any]]  # with_pieces: id and piece
     token_strs: list[str] = []  # if they were asked for
 
 

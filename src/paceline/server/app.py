@@ -20,6 +20,7 @@ from paceline.server import answers
 from paceline.server.chat import prepare_chat
 from paceline.server.completions import prepare_completion
 from paceline.server.errors import ApiError, as_api_error
+from paceline.server.heads import Heads
 from paceline.server.ollama import add_ollama
 from paceline.server.paths import no_such_path
 from paceline.server.request_log import Write
@@ -65,6 +66,7 @@ def build_app(service: Service, keys: Keys, write: Write | None = None) -> FastA
             _add_page(app, PAGES.get(file.name, f"/{file.name}"), file)
     for file in (page / "vendor").iterdir():
         _add_page(app, f"/vendor/{file.name}", file)
+    app.add_middleware(Heads)
     counted = service.metrics.answered
     app.add_middleware(
         Gate, config=service.config, keys=keys, count=counted, write=write, limit=service.most_bytes
@@ -237,7 +239,7 @@ def _add_limits(schemas: dict[str, Any], service: Service) -> None:
     prompts[3] |= {"minItems": 1, "maxItems": service.config.max_prompts}
     prompts[2]["minItems"] = 1
     prompts[2]["items"]["exclusiveMaximum"] = prompts[3]["items"]["items"]["exclusiveMaximum"] = width
-    word = {"minLength": 1, "maxLength": c.max_stop_length}
+    word = {"maxLength": c.max_stop_length}
     for name in ("ChatRequest", "CompletionRequest", "ResponsesRequest"):
         fields = schemas[name]["properties"]
         if c.strict:

@@ -19,7 +19,7 @@ from paceline.server.foreign import settle
 from paceline.server.generation import Ask, joined
 from paceline.server.history import continues, history, unfinished
 from paceline.server.logprobs import chat_logprobs
-from paceline.server.params import refuse, refuse_prompt, sampling_params, text_of
+from paceline.server.params import refuse, refuse_prompt, sampling_params, settle_length, text_of
 from paceline.server.schema import ChatRequest, Function, NamedTool, Tool
 from paceline.server.service import Room, Service, grammar_source, salt_of, schema_text
 from paceline.server.settings import ServerConfig
@@ -183,6 +183,7 @@ async def prepare_chat(service: Service, body: ChatRequest, key: str) -> Chat:
     if body.tools and body.tool_choice != "none" and not room.format.tools_shown:
         warnings.append("tools: the model's chat template does not show them: describe them in a message")
     space = service.room_after(prompt, "messages")
+    settle_length(body, len(prompt))
     inside = room.format.opened_by(text, text_of(body.messages[-1].content) if continues(body) else None)
     constraint = await _constraint(service, room, body, _lead(room, body, text, inside))
     extra: dict[str, Any] = {"constraint": constraint, "stop_token_ids": _stops(room, body)}

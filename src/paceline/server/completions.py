@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from paceline.core import Delta, SamplingParams, Stats, TokenLogprob
+from paceline.core import Delta, SamplingParams, Stats
 from paceline.errors import PacelineError
 from paceline.server.foreign import settle
 from paceline.server.generation import Ask, Generation, joined
-from paceline.server.logprobs import completion_logprobs
-from paceline.server.params import refuse, sampling_params
+from paceline.server.logprobs import Entries, Entry, completion_logprobs
+from paceline.server.params import refuse, sampling_params, settle_length
 from paceline.server.schema import CompletionRequest
 from paceline.server.scoring import scoring_jobs
 from paceline.server.service import Room, Service, salt_of
@@ -23,14 +23,14 @@ from paceline.server.sse import DONE, event
 from paceline.server.trace import Trace
 from paceline.server.usage import report, usage
 
-Entry = TokenLogprob | int
 _SHORT = 2048  # characters
 
 
 @dataclass(slots=True)
 class _Choice:
-    text: str = ""
-    entries: list[Entry] = field(default_factory=list)
+    text: str
+    shown: list[tuple[Entry, int]]  # with where in the text they begin
+    entries: Entries
     reason: str = ""
 
 
@@ -59,7 +59,7 @@ class Completion:
     async def answer(self) -> dict[str, Any]:
         """The whole answer, not streamed."""
         await self._score()
-        choices = [_Choice(*self._echo(i // self.params.n)) for i in range(len(self.texts) * self.params.n)]
+        choices = [self._echo(i // self.params.n) for i in range(len(self.texts) * self.params.n)]
         stats: Any = ()
         if self.body.max_tokens != 0:
             async with self.service.generate(self.ask) as generation:
@@ -67,7 +67,7 @@ class Completion:
                     choice = choices[prompt * self.params.n + delta.index]
                     self.completion_tokens += len(delta.token_ids)
                     choice.text += delta.text
-                    choice.entries += delta.logprobs
+                    choice.shown += choice.entries.push(delta.logprobs, delta.text, delta.finish_reason)
                     choice.reason = delta.finish_reason or ""
             stats = generation.stats.values()
         return {
@@ -76,7 +76,7 @@ class Completion:
                 {
                     "index": i,
                     "text": choice.text,
-                    "logprobs": self._logprobs(choice.entries, 0),
+                    "logprobs": self._logprobs(choice.shown),
                     "finish_reason": choice.reason or "length",
                 }
                 for i, choice in enumerate(choices)
@@ -100,14 +100,14 @@ class Completion:
         include = bool(options and options.include_usage)
         await self._score()
         stats: Any = ()
+        choices = [self._echo(i // self.params.n) for i in range(len(self.texts) * self.params.n)]
         if self.body.echo or self.body.max_tokens == 0:
-            for i in range(len(self.texts) * self.params.n):
-                text, entries = self._echo(i // self.params.n)
+            for i, choice in enumerate(choices):
                 last = "length" if self.body.max_tokens == 0 else None
-                yield event(self._chunk(i, text, self._logprobs(entries, 0), last))
+                yield event(self._chunk(i, choice.text, self._logprobs(choice.shown), last))
         if self.body.max_tokens != 0:
             async with self.service.generate(self.ask) as generation:
-                async for chunks in self._chunks(generation):
+                async for chunks in self._chunks(generation, choices):
                     yield chunks
             stats = generation.stats.values()
         if include:
@@ -115,20 +115,18 @@ class Completion:
             yield event({**self._head(), "choices": [], "usage": self._usage(stats), **told})
         yield DONE
 
-    async def _chunks(self, generation: Generation) -> AsyncIterator[bytes]:
+    async def _chunks(self, generation: Generation, choices: list[_Choice]) -> AsyncIterator[bytes]:
         """The events of what is ready at the same time, as one piece."""
         options, n = self.body.stream_options, self.params.n
         continuous = bool(options and options.include_usage and options.continuous_usage_stats)
         wants_trace = bool(self.body.speculation and self.body.speculation.trace)
         traces = [Trace(self.room.tokenizer) for _ in range(len(self.texts) * n)]
-        offsets = [len(text) if self.body.echo else 0 for text in self.texts for _ in range(n)]
         left = len(self.texts) * n
         async for batch in generation.batches():
             out = []
             for prompt, delta in batch if wants_trace else joined(batch):
                 i = prompt * n + delta.index
-                chunk = self._delta_chunk(i, delta, offsets[i])
-                offsets[i] += len(delta.text)
+                chunk = self._delta_chunk(i, delta, choices[i].entries)
                 if wants_trace:
                     chunk["paceline"] = traces[i].of(delta)
                 if continuous:
@@ -136,14 +134,21 @@ class Completion:
                 left -= delta.finish_reason is not None
                 if not left:
                     chunk |= report(generation.stats.values(), self.params.seed, self.warnings)
-                if delta.text or delta.finish_reason or delta.logprobs or continuous or wants_trace:
+                shown = chunk["choices"][0]["logprobs"]
+                if (
+                    delta.text
+                    or delta.finish_reason
+                    or continuous
+                    or wants_trace
+                    or (shown and shown["tokens"])
+                ):
                     out.append(event(chunk))
             if out:
                 yield b"".join(out)
 
-    def _delta_chunk(self, index: int, delta: Delta, offset: int) -> dict[str, Any]:
+    def _delta_chunk(self, index: int, delta: Delta, entries: Entries) -> dict[str, Any]:
         self.completion_tokens += len(delta.token_ids)
-        logprobs = self._logprobs(list(delta.logprobs), offset)
+        logprobs = self._logprobs(entries.push(delta.logprobs, delta.text, delta.finish_reason))
         return self._chunk(index, delta.text, logprobs, delta.finish_reason)
 
     def _chunk(self, index: int, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
@@ -158,10 +163,8 @@ class Completion:
             "model": self.service.model,
         }
 
-    def _logprobs(self, entries: list[Entry], offset: int) -> dict[str, Any] | None:
-        if self.body.logprobs is None:
-            return None
-        return completion_logprobs(self.room.tokenizer, entries, offset)
+    def _logprobs(self, entries: list[tuple[Entry, int]]) -> dict[str, Any] | None:
+        return None if self.body.logprobs is None else completion_logprobs(self.room.tokenizer, entries)
 
     def _usage(self, stats: Any) -> dict[str, Any]:
         prompt = sum(len(p) for p in self._prompts)
@@ -172,10 +175,13 @@ class Completion:
             predicted=self.ask.predicted,
         )
 
-    def _echo(self, prompt: int) -> tuple[str, list[Entry]]:
-        if not self.body.echo:
-            return "", []
-        return self.texts[prompt], list(self.scores[prompt]) if self.scores else []
+    def _echo(self, prompt: int) -> _Choice:
+        """A choice as it begins: with the prompt, where that is asked for."""
+        text = self.texts[prompt] if self.body.echo else ""
+        entries = Entries(self.room.tokenizer)
+        return _Choice(
+            text, entries.echo(self.scores[prompt] if self.scores and self.body.echo else [], text), entries
+        )
 
     async def _score(self) -> None:
         """Log probabilities of the prompts' own tokens, for echo with logprobs."""
@@ -202,6 +208,7 @@ async def prepare_completion(service: Service, body: CompletionRequest, key: str
             "n", f"{len(prompts)} prompts with n={body.n or 1} are over {service.config.max_texts} texts"
         )
     space = min(service.room_after(prompt, "prompt") for prompt in prompts)
+    settle_length(body, max(map(len, prompts)))
     extra: dict[str, Any] = {"constraint": await service.constraint(body)}
     extra["stop_token_ids"] = tuple(body.stop_token_ids or [])
     if (

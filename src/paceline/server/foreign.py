@@ -38,7 +38,9 @@ def settle(body: Sampling) -> None:
     if body.cache_prompt is False:
         body.cache_salt = f"alone/{uuid.uuid4().hex}"
     if body.max_tokens is None:
-        body.max_tokens = body.n_predict
+        body.max_tokens = body.n_predict if body.n_predict is not None else body.max_new_tokens
+    if body.repetition_penalty is None:
+        body.repetition_penalty = body.repeat_penalty
     if isinstance(body, CompletionRequest) and body.suffix:
         raise refuse(
             "suffix", "text to insert before is not supported: leave it out, or put it into the prompt"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from paceline.assembly import build_engine
@@ -11,6 +12,7 @@ from paceline.config import EngineConfig
 from paceline.core import Delta, SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import UsageError
+from paceline.files import read_json
 from paceline.media.reader import MediaReader
 from paceline.server.service import Render, Room, Service
 from paceline.text.chat import ChatTemplate
@@ -77,13 +79,24 @@ class Facts:
     drafters: tuple[str, ...]
     sampling: Mapping[str, float]  # what the model's makers suggest
     chat: bool
+    about: Mapping[str, Any] = field(default_factory=dict)  # format, family, bytes and dtype of the files
 
     @classmethod
     def of(cls, engine: Engine) -> Facts:
         target, names = engine.state.target, tuple(engine.drafter_names)
         ends = tuple(target.eos_token_ids)
         sampling, chat = engine.info["sampling"], engine.info["chat"]
-        return cls(engine.max_len, target.vocab_size, target.readable, ends, names, sampling, chat)
+        about = _about(Path(str(engine.info.get("target", ""))), str(engine.info.get("dtype", "")))
+        return cls(engine.max_len, target.vocab_size, target.readable, ends, names, sampling, chat, about)
+
+
+def _about(path: Path, dtype: str) -> dict[str, Any]:
+    """What is said of a model's files, as far as the files tell."""
+    if path.is_file():
+        return {"format": "gguf", "bytes": path.stat().st_size, "dtype": dtype}
+    family = (read_json(path / "config.json") or {}).get("model_type") if path.is_dir() else None
+    size = sum(file.stat().st_size for file in path.glob("*.safetensors")) if path.is_dir() else 0
+    return {"format": "safetensors", "family": family, "bytes": size, "dtype": dtype}
 
 
 def furnish(tokenizer: Tokenizer, facts: Facts, grammar_timeout: float) -> Room:
@@ -94,7 +107,7 @@ def furnish(tokenizer: Tokenizer, facts: Facts, grammar_timeout: float) -> Room:
     render, takes_parts = make_render(tokenizer)
     return Room(
         tokenizer, render, Grammars.of(tokenizer, vocabulary, chat, grammar_timeout), facts.max_len, facts.vocab_size,
-        facts.drafters, facts.sampling, takes_parts, facts.readable, facts.chat, chat,
+        facts.drafters, facts.sampling, takes_parts, facts.readable, facts.chat, chat, facts.about,
     )  # fmt: skip
 
 

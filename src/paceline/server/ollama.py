@@ -18,7 +18,8 @@ from pydantic import Field
 from paceline import __version__
 from paceline.server.chat import Chat, prepare_chat
 from paceline.server.completions import Completion, prepare_completion
-from paceline.server.errors import as_api_error
+from paceline.server.errors import ApiError, as_api_error
+from paceline.server.ollama_models import model_about, model_card
 from paceline.server.params import refuse
 from paceline.server.schema import ChatRequest, CompletionRequest, FunctionCall, Named, Part, Tool
 from paceline.server.service import Service
@@ -67,6 +68,15 @@ class Asked(Named):
     options: Options | None = None
     think: bool | str | None = None
     keep_alive: Any = Field(None, description="has no effect")
+    truncate: bool | None = Field(
+        None, description="false: a chat over the context is refused, not shortened"
+    )
+
+
+class ShowAsked(Part):
+    model: str | None = Field(None, max_length=256)
+    name: str | None = Field(None, max_length=256, description="the older name of model")
+    verbose: bool | None = Field(None, description="accepted and ignored")
 
 
 class ChatAsked(Asked):
@@ -86,16 +96,16 @@ def add_ollama(app: FastAPI, service: Service) -> None:
     @app.post("/api/chat", include_in_schema=False)
     async def chat(body: ChatAsked, request: Request) -> HttpResponse:
         if not body.messages:
-            return _loaded(service, {"message": {"role": "assistant", "content": ""}})
+            return _loaded(service, body, {"message": {"role": "assistant", "content": ""}})
         warnings = _settled(service, body)
-        ready = await prepare_chat(service, _chat(service, body), request.state.salt)
-        ready.warnings += warnings
+        ready, left_out = await _fitting(service, body, request.state.salt)
+        ready.warnings += warnings + left_out
         return await _answer(Turn(service, ready, body, "message"), request)
 
     @app.post("/api/generate", include_in_schema=False)
     async def generate(body: GenerateAsked, request: Request) -> HttpResponse:
         if not body.prompt:
-            return _loaded(service, {"response": ""})
+            return _loaded(service, body, {"response": ""})
         warnings = _settled(service, body)
         ready: Chat | Completion
         if body.raw:
@@ -108,22 +118,71 @@ def add_ollama(app: FastAPI, service: Service) -> None:
     @app.get("/api/tags", include_in_schema=False)
     async def tags() -> JSONResponse:
         made = datetime.fromtimestamp(service.created, UTC).isoformat()
-        return JSONResponse({"models": [
-            {"name": name, "model": name, "modified_at": made, "details": {}}
-            for name in service.names
-        ]})  # fmt: skip
+        return JSONResponse(
+            {"models": [model_card(service, name) | {"modified_at": made} for name in service.names]}
+        )
+
+    @app.get("/api/ps", include_in_schema=False)
+    async def running() -> JSONResponse:
+        ends = datetime.fromtimestamp(service.created, UTC).replace(year=9999).isoformat()
+        more = {"expires_at": ends, "size_vram": 0} | (
+            {"context_length": service.loaded.max_len} if service.loaded is not None else {}
+        )
+        names = service.names if service.loaded is not None else ()
+        return JSONResponse({"models": [model_card(service, name) | more for name in names]})
+
+    @app.post("/api/show", include_in_schema=False)
+    async def show(body: ShowAsked) -> JSONResponse:
+        asked = body.model or body.name or service.model
+        if asked not in service.names and asked.removesuffix(LATEST) not in service.names:
+            raise ApiError(404, f"model {asked[:80]!r} not found", param="model", code="model_not_found")
+        return JSONResponse(model_about(service))
 
     @app.get("/api/version", include_in_schema=False)
     async def version() -> JSONResponse:
         return JSONResponse({"version": __version__})
 
 
-def _loaded(service: Service, said: dict[str, Any]) -> JSONResponse:
-    """A request without text only asks for the model to be there."""
+def _loaded(service: Service, body: Asked, said: dict[str, Any]) -> JSONResponse:
+    """A request without text only asks for the model to be there, or to go: it stays, as it is the only one."""
     _ = service.room
-    return JSONResponse(
-        {"model": service.model, "created_at": _now(), **said, "done": True, "done_reason": "load"}
+    unload = body.keep_alive == 0 or (
+        isinstance(body.keep_alive, str) and body.keep_alive.strip("smh") == "0"
     )
+    reason = "unload" if unload and not isinstance(body.keep_alive, bool) else "load"
+    return JSONResponse(
+        {"model": service.model, "created_at": _now(), **said, "done": True, "done_reason": reason}
+    )
+
+
+async def _fitting(service: Service, body: ChatAsked, salt: str) -> tuple[Chat, list[str]]:
+    """The chat, without its oldest turns where they are over the context, as Ollama has it. Raises ApiError."""
+    try:
+        return await prepare_chat(service, _chat(service, body), salt), []
+    except ApiError as error:
+        said = body.messages
+        turns = [i for i, message in enumerate(said) if message.role == "user"][1:]
+        if error.code != "context_length_exceeded" or body.truncate is False or not turns:
+            raise
+        refusal = error
+    found: tuple[Chat, list[str]] | None = None
+    low, high = 0, len(turns) - 1
+    while low <= high:  # the fewest turns that have to go
+        at = (low + high) // 2
+        kept = [m for i, m in enumerate(said) if i >= turns[at] or m.role in ("system", "developer")]
+        try:
+            chat = await prepare_chat(
+                service, _chat(service, body.model_copy(update={"messages": kept})), salt
+            )
+            gone = len(said) - len(kept)
+            found, high = (chat, [f"messages: the oldest {gone} were left out, to fit the context"]), at - 1
+        except ApiError as error:
+            if error.code != "context_length_exceeded":
+                raise
+            low = at + 1
+    if found is None:
+        raise refusal
+    return found
 
 
 async def _answer(turn: Turn, request: Request) -> HttpResponse:
@@ -265,6 +324,7 @@ class Lines(EventStream):
     """JSON, one object a line."""
 
     media_type = "application/x-ndjson"
+    waiting = b""  # there are no comments in such a stream
 
     def failure(self, error: Exception) -> bytes:
         return _line({"error": as_api_error(error).message})

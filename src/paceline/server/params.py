@@ -42,8 +42,8 @@ def check_limits(body: Sampling, config: ServerConfig) -> None:
     stops = stop_strings(body)
     if len(stops) > config.max_stop:
         raise refuse("stop", f"at most {config.max_stop} strings")
-    if any(not s or len(s) > config.max_stop_length for s in stops):
-        raise refuse("stop", f"each string needs 1 to {config.max_stop_length} characters")
+    if any(len(s) > config.max_stop_length for s in stops):
+        raise refuse("stop", f"each string may have up to {config.max_stop_length} characters")
     if len(body.logit_bias or {}) > config.max_logit_bias:
         raise refuse("logit_bias", f"at most {config.max_logit_bias} tokens")
     if isinstance(body, ChatRequest):
@@ -63,7 +63,17 @@ def check_limits(body: Sampling, config: ServerConfig) -> None:
 
 
 def stop_strings(body: Sampling) -> list[str]:
-    return [body.stop] if isinstance(body.stop, str) else list(body.stop or [])
+    """Those that say something: front ends send empty ones for none."""
+    return [stop for stop in ([body.stop] if isinstance(body.stop, str) else body.stop or []) if stop]
+
+
+def settle_length(body: Sampling, prompt: int) -> None:
+    """`max_length` counts the tokens of the prompt, too. Raises ApiError 400 if it leaves none."""
+    if body.max_length is None or body.max_tokens is not None:
+        return
+    if body.max_length <= prompt:
+        raise refuse("max_length", f"the prompt alone has {prompt} tokens: give more, or max_tokens")
+    body.max_tokens = body.max_length - prompt
 
 
 def token_id(key: str) -> int:

@@ -9,7 +9,7 @@ PATHS = (
     "/version", "/metrics", "/docs", "/openapi.json",
 )  # fmt: skip
 _CHAT = "use POST /v1/chat/completions"
-_OLLAMA = "of Ollama's API there are POST /api/chat, POST /api/generate, GET /api/tags and GET /api/version"
+_OLLAMA = "of Ollama's API there are POST /api/chat, /api/generate and /api/show, GET /api/tags, /api/ps and /api/version"
 _WRITES = "this server only writes text"
 _ELSEWHERE = {
     "/v1/embeddings": f"embeddings are not what this server does: {_WRITES}",

@@ -240,12 +240,15 @@ class Sampling(Named):
 
     max_tokens: int | None = Field(None, ge=-1, le=2**31 - 1, description=_AS_MANY_AS_FIT)
     n_predict: int | None = Field(None, ge=-1, le=2**31 - 1, description="the same as max_tokens")
+    max_new_tokens: int | None = Field(None, ge=1, le=2**31 - 1, description="the same as max_tokens")
+    max_length: int | None = Field(None, ge=1, le=2**31 - 1, description="of prompt and answer together")
     min_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1, description="0 and -1: off")
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, ge=1e-3, le=1e3)
+    repeat_penalty: float | None = Field(None, ge=1e-3, le=1e3, description="the same as repetition_penalty")
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[str, float] | None = None
@@ -349,8 +352,18 @@ class CompletionRequest(Sampling):
     max_tokens: int | None = Field(
         None, ge=-1, le=2**31 - 1, description="0 writes nothing: useful with echo; -1: as many as fit"
     )
-    logprobs: int | None = Field(None, ge=0)
+    logprobs: int | None = Field(
+        None, ge=0, description="how many likely tokens to show beside the chosen one"
+    )
     echo: bool | None = None
+
+    @field_validator("logprobs", mode="before")
+    @classmethod
+    def _a_number(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            raise ValueError("give how many likely tokens to show beside the chosen one, 0 or more, or null")
+        return value
+
     best_of: int | None = Field(None, ge=1, description="only as many as n")
     suffix: str | None = Field(
         None, description="not supported: must be empty", json_schema_extra={"maxLength": 0}

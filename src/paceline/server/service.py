@@ -79,6 +79,7 @@ class Room:
     chat: bool = False  # the model was taught to chat
     format: ChatFormat = PLAIN  # how it writes thoughts and calls
     reader: MediaReader | None = None  # of pictures and sound
+    about: Mapping[str, Any] = field(default_factory=dict)  # format, family, bytes and dtype of its files
 
 
 @dataclass(slots=True)

@@ -43,9 +43,15 @@ async def _gone(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Sends chunks as they come. An error before the first one is raised, so that it gets its own status."""
+    """Sends chunks as they come. An error before the first one is raised, so that it gets its own status.
+
+    That holds for the first `patience` seconds. Then the headers are sent, and `waiting` each `pause` seconds until the
+    first chunk: proxies end a connection on which nothing moves while a long prompt is read.
+    """
 
     media_type = "text/event-stream"
+    patience, pause = 0.5, 5.0
+    waiting = b": waiting\n\n"
 
     def __init__(self, chunks: AsyncIterator[bytes]) -> None:
         super().__init__(None, 200, {"X-Accel-Buffering": "no"})
@@ -64,12 +70,27 @@ class EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         async with aclosing(self._chunks) as chunks:  # type: ignore[type-var]
-            first = await anext(chunks)
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await send({"type": "http.response.body", "body": first, "more_body": True})
+            first = asyncio.ensure_future(anext(chunks))
             try:
-                async for chunk in chunks:
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            except Exception as error:  # noqa: BLE001  the status is sent: the error goes into the stream
-                await send({"type": "http.response.body", "body": self.failure(error), "more_body": True})
+                await asyncio.wait({first}, timeout=self.patience)
+                error = first.exception() if first.done() else None
+                if error is not None:
+                    raise error
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                await self._rest(first, chunks, send)
+            finally:
+                first.cancel()
+                await asyncio.gather(first, return_exceptions=True)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _rest(self, first: asyncio.Future[bytes], chunks: AsyncIterator[bytes], send: Send) -> None:
+        try:
+            while not first.done():
+                if self.waiting:
+                    await send({"type": "http.response.body", "body": self.waiting, "more_body": True})
+                await asyncio.wait({first}, timeout=self.pause)
+            await send({"type": "http.response.body", "body": first.result(), "more_body": True})
+            async for chunk in chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except Exception as error:  # noqa: BLE001  the status is sent: the error goes into the stream
+            await send({"type": "http.response.body", "body": self.failure(error), "more_body": True})

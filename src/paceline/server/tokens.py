@@ -13,6 +13,7 @@ from paceline.server.foreign import settle
 from paceline.server.params import refuse
 from paceline.server.schema import ChatRequest, Ids, Message, Part, TemplateOptions, Tool
 from paceline.server.service import Service
+from paceline.text.tokenizer import Tokenizer
 
 
 class TokenizeRequest(Part):
@@ -31,6 +32,8 @@ class TokenizeRequest(Part):
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateOptions | None = None
     return_token_strs: bool | None = None
+    parse_special: bool | None = Field(None, description="false: special tokens in the text are text")
+    with_pieces: bool | None = Field(None, description="tokens as {id, piece}, as llama.cpp has them")
 
 
 class DetokenizeRequest(Part):
@@ -62,13 +65,24 @@ async def tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
         if special is None:
             special = body.content is None
         try:
-            ids = await asyncio.to_thread(room.tokenizer.encode, text, None if special else False)
+            marks = body.parse_special is not False
+            ids = await asyncio.to_thread(room.tokenizer.encode, text, None if special else False, marks)
         except PacelineError as error:
             raise refuse(given[0], str(error), code="bad_prompt") from error
-    out = {"count": len(ids), "max_model_len": room.max_len, "tokens": ids}
+    shown = [{"id": i, "piece": _piece(room.tokenizer, i)} for i in ids] if body.with_pieces else ids
+    out: dict[str, Any] = {"count": len(ids), "max_model_len": room.max_len, "tokens": shown}
     if body.return_token_strs:
         out["token_strs"] = [room.tokenizer.token_text(token) for token in ids]
     return out
+
+
+def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
+    """The token's text, or its bytes where they are no whole characters."""
+    piece = tokenizer.piece(token, skip_special=False)
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
 
 
 def detokenize(service: Service, body: DetokenizeRequest) -> dict[str, Any]:

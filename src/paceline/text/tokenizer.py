@@ -47,6 +47,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self._added = {i: token.content for i, token in added.items()}
+        self._twins: dict[int, str] = {}  # entries of ids that no text is encoded with
         self._pieces: dict[tuple[int, bool, bool], bytes] = {}
         self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.special_tokens = _special_tokens(config)  # e.g. bos_token -> "<bos>"
@@ -93,7 +94,9 @@ class Tokenizer:
     def from_gguf(cls, model: Metadata) -> Tokenizer:
         """The tokenizer that a GGUF file's metadata describes. Raises ConfigError."""
         parts = build_tokenizer(model)
-        return cls(parts.backend, parts.config, parts.eos_ids, parts.template)
+        made = cls(parts.backend, parts.config, parts.eos_ids, parts.template)
+        made._twins = parts.twins
+        return made
 
     @classmethod
     def from_sentencepiece(cls, folder: Path) -> Tokenizer:
@@ -118,17 +121,28 @@ class Tokenizer:
         found: dict[str, int] = cls.load(folder)._backend.get_vocab(with_added_tokens=True)
         return found
 
-    def encode(self, text: str, add_bos: bool | None = None) -> list[int]:
-        """Token ids; special tokens written in `text` count as such. add_bos None = as the tokenizer says."""
+    def encode(self, text: str, add_bos: bool | None = None, marks: bool = True) -> list[int]:
+        """Token ids; special tokens written in `text` count as such, with `marks` False as text.
+
+        add_bos None = as the tokenizer says.
+        """
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise PromptError("the text has a lone surrogate, which is no character: remove it") from error
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        backend = self._backend if marks else self._without_marks
+        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
         wanted = self.adds_bos if add_bos is None else add_bos
         if wanted and self.bos_id is not None and ids[:1] != [self.bos_id]:
             return [self.bos_id, *ids]
         return ids
+
+    @cached_property
+    def _without_marks(self) -> Backend:
+        """Encodes special tokens as the text that they are spelled by."""
+        made = Backend.from_str(self._backend.to_str())
+        made.encode_special_tokens = True
+        return made
 
     def decode(self, ids: Seq[int], skip_special: bool = True, begins: bool = True) -> str:
         """Text of `ids`, as transformers decodes them; bytes that are no UTF-8 become U+FFFD.
@@ -188,7 +202,8 @@ class Tokenizer:
         return text[len(self._backend.decode(before, skip_special_tokens=False)) :].encode()
 
     def _entry(self, token: int) -> str | None:
-        return self._added.get(token) or (self._backend.id_to_token(token) if token >= 0 else None)
+        found = self._added.get(token) or self._twins.get(token)
+        return found or (self._backend.id_to_token(token) if token >= 0 else None)
 
     def _is_written(self, token: int, skip_special: bool) -> bool:
         return not (skip_special and token in self.special_ids) and self._entry(token) is not None

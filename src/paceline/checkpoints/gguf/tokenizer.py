@@ -90,6 +90,7 @@ class GgufTokenizer:
     config: dict[str, Any]
     eos_ids: tuple[int, ...]
     template: str | None
+    twins: dict[int, str]  # ids whose token is also that of a later id, which a text is encoded with
 
 
 def build_tokenizer(model: Metadata) -> GgufTokenizer:
@@ -116,7 +117,10 @@ def build_tokenizer(model: Metadata) -> GgufTokenizer:
     whole = model.get("tokenizer.ggml.pre") in WHOLE_WORDS
     config["add_bos_token"] = bool(model.get("tokenizer.ggml.add_bos_token", kind == "llama" or whole))
     template = model.get("tokenizer.chat_template")
-    return GgufTokenizer(backend, config, end_ids(model), template if isinstance(template, str) else None)
+    last = {token: i for i, token in enumerate(tokens)}
+    twins = {i: token for i, token in enumerate(tokens) if last[token] != i}
+    template = template if isinstance(template, str) else None
+    return GgufTokenizer(backend, config, end_ids(model), template, twins)
 
 
 def end_ids(model: Metadata) -> tuple[int, ...]:
@@ -161,11 +165,7 @@ def _id(model: Metadata, key: str, count: int) -> int | None:
 
 def _bpe(model: Metadata, tokens: list[str], merges: list[tuple[str, str]], **options: Any) -> Backend:
     vocab = {token: i for i, token in enumerate(tokens)}
-    if len(vocab) != len(tokens):
-        twice = next(token for i, token in enumerate(tokens) if vocab[token] != i)
-        raise ConfigError(
-            f"{model.path}: the token {twice[:40]!a} is in the vocabulary twice: get another GGUF file"
-        )
+    merges = list(dict.fromkeys(merges))  # of one that is listed twice the first rank counts, as in llama.cpp
     try:
         return Backend(models.BPE(vocab=vocab, merges=merges, **options))
     except Exception as error:  # the library raises nothing narrower
