@@ -1,7 +1,7 @@
-"""Compiles what would be launched, for a card that need not be there: Triton's interpreter lets pass what a compiler may not.
+"""Compiles what would be launched, for a card that need not be there: a compiler refuses what the interpreter lets pass.
 
-Run as `python tests/compiled.py SCENE FOLDER`, without the interpreter. Nothing is computed; each kernel is compiled for
-compute capability 9.0 with the types, constants and options of its launch, and its name is printed.
+Run as `python tests/compiled.py SCENE FOLDER`, without the interpreter. Nothing is computed; each kernel is compiled
+for compute capability 9.0 with the types, constants and options of its launch, and its name is printed.
 """
 
 from __future__ import annotations

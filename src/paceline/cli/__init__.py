@@ -87,12 +87,12 @@ def group(ctx: click.Context, traceback: bool) -> None:
 
 def _fit_streams() -> None:
     """Streams that are closed, and terminals that cannot show every character."""
-    if sys.stderr is None:  # type: ignore[redundant-expr]
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # type: ignore[unreachable]
-    if sys.stdin is None:  # type: ignore[redundant-expr]
-        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  # type: ignore[unreachable]
-    if sys.stdout is None:  # type: ignore[redundant-expr]
-        _exit(4, "standard output is closed: send it to a file or to /dev/null")  # type: ignore[unreachable]
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
+    if sys.stdout is None:
+        _exit(4, "standard output is closed: send it to a file or to /dev/null")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
             stream.reconfigure(errors="replace")

@@ -125,8 +125,13 @@ def download(hub_id: str, revision: str | None = None) -> Path:
     from huggingface_hub import snapshot_download
 
     with told(hub_id):
-        wanted = {"allow_patterns": WANTED, "ignore_patterns": ["*/*"]}
-        return Path(patiently(lambda: snapshot_download(hub_id, revision=revision, **wanted)))
+        return Path(
+            patiently(
+                lambda: snapshot_download(
+                    hub_id, revision=revision, allow_patterns=WANTED, ignore_patterns=["*/*"]
+                )
+            )
+        )
 
 
 def find_assistant(target: Path, config: Mapping[str, Any]) -> tuple[Path | None, str]:

@@ -107,7 +107,8 @@ def furnish(tokenizer: Tokenizer, facts: Facts, grammar_timeout: float) -> Room:
     render, takes_parts = make_render(tokenizer)
     return Room(
         tokenizer, render, Grammars.of(tokenizer, vocabulary, chat, grammar_timeout), facts.max_len, facts.vocab_size,
-        facts.drafters, facts.sampling, takes_parts, facts.readable, facts.chat, chat, facts.about,
+        facts.drafters, facts.sampling, takes_parts, facts.readable, facts.chat, chat,
+        about=facts.about,
     )  # fmt: skip
 
 

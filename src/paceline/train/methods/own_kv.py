@@ -49,8 +49,10 @@ class Attention(nn.Module):
 
     def queries(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """[B, n, width] -> [B, heads, n, d], scaled"""
-        turned: torch.Tensor = rotate(self._split(self.q_proj(x), self.q_norm), positions, self.inv_freq)
-        return turned * self.scale
+        scaled: torch.Tensor = (
+            rotate(self._split(self.q_proj(x), self.q_norm), positions, self.inv_freq) * self.scale
+        )
+        return scaled
 
     def forward(
         self, x: torch.Tensor, positions: torch.Tensor, keys: Keys, mask: torch.Tensor
