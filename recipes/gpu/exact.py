@@ -23,7 +23,7 @@ from paceline import LLM
 from paceline.check import forward
 from paceline.check.subject import Subject
 from paceline.core import Completion, Draft, SamplingParams
-from paceline.drafters.base import DraftContext
+from paceline.drafters.base import DraftContext, Drafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.engine.engine import Engine
 
@@ -31,10 +31,10 @@ LENGTHS = range(1, 9)
 FEW = Wanted("31b", layers=6, batch=8, length=1280)
 
 
-class Replay:
+class Replay(Drafter):
     """Drafts what the text will be, as it was written before, with every fourth token wrong."""
 
-    name, max_tokens, needs_hidden = "replay", 16, False
+    name, max_tokens = "replay", 16
 
     def __init__(self, vocab_size: int) -> None:
         self.texts: dict[tuple[int, ...], list[int]] = {}  # by prompt: all tokens
@@ -50,9 +50,6 @@ class Replay:
         sure = [[0.5] * len(own) for own in tokens]
         reasons = [None if own else "no proposal" for own in tokens]
         return Draft(tokens, sure, None, list(reasons), [self.name] * len(tokens))
-
-    def forget(self, sequence_id: int) -> None:
-        """Nothing is kept per sequence."""
 
 
 def invariance(place: Place, journal: Journal) -> None:
