@@ -11,7 +11,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from paceline.core import Constraint, Delta, SamplingParams, Stats, TokenLogprob
-from paceline.text.stream import TextStream
+from paceline.text.stream import TextStream, stop_ids_of
 from paceline.text.tokenizer import Tokenizer
 
 WORDS = [
@@ -143,7 +143,8 @@ class FakeEngine:
                 logprobs.append(TokenLogprob(token, raw, raw, top))
             if text.constraint is not None:
                 text.constraint.commit([token])
-            if (token in self.tokenizer.eos_ids and not params.ignore_eos) or token in params.stop_token_ids:
+            ends = stop_ids_of(self.tokenizer, params.stop) | {*params.stop_token_ids}
+            if (token in self.tokenizer.eos_ids and not params.ignore_eos) or token in ends:
                 finish = "stop"
             elif len(text.out) + len(new) >= min(params.max_tokens, self.max_len - len(text.prompt)):
                 finish = "length"

@@ -365,9 +365,7 @@ def test_earlier_calls_reach_the_template_as_objects(s: Served) -> None:
     ]  # fmt: skip
     assert s.post("/v1/chat/completions", messages=messages, max_tokens=3).status_code == 200
     messages[1]["tool_calls"][0]["function"]["arguments"] = "{bad"  # type: ignore[index]
-    bad = s.post("/v1/chat/completions", messages=messages)
-    assert bad.status_code == 400
-    assert bad.json()["error"]["param"] == "messages.1.tool_calls"
+    assert s.post("/v1/chat/completions", messages=messages, max_tokens=3).status_code == 200
 
 
 def test_models_metrics_page_and_docs(s: Served) -> None:

@@ -13,6 +13,7 @@ from paceline.server.conversation import rendered
 from paceline.server.history import history
 from paceline.server.schema import Message
 from paceline.text.chat import ChatTemplate, TemplateRefused
+from paceline.text.formats.probe import PLAIN as PLAIN_FORMAT
 from server.serving import Served, served
 
 # As Mistral's, Llama 2's and Gemma 2's templates say it, without what does not matter here
@@ -155,12 +156,11 @@ def test_a_template_with_the_role_keeps_the_developer() -> None:
 
 
 @pytest.fixture
-def strict_turns(templates: dict[str, ChatTemplate], monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+def strict_turns(templates: dict[str, ChatTemplate]) -> Iterator[Served]:
     def render(messages: Any, tools: Any, options: Any) -> str:
         return templates["strict"].render(messages)
 
-    monkeypatch.setattr("server.serving.render", render)
-    with served() as s:
+    with served(chat=(render, PLAIN_FORMAT)) as s:
         yield s
 
 

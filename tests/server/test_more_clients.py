@@ -50,7 +50,7 @@ def test_offsets_are_where_the_tokens_text_begins(prompt: Any, script: str) -> N
             for token, begin in zip(found["tokens"], begins, strict=True):
                 if token.startswith("bytes:"):
                     data = bytes.fromhex(token.removeprefix("bytes:").replace("\\x", ""))
-                    assert data in text[begin].encode()
+                    assert data in text[begin].encode() or text[begin] == "\ufffd"
                 elif token not in ("<bos>", "<eos>", "<|turn>"):
                     assert text[begin:].startswith(token)
 

@@ -14,8 +14,8 @@ import pytest
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
-from paceline.errors import UsageError
-from paceline.server.errors import ApiError
+from paceline.errors import PromptError, UsageError
+from paceline.media.talk import opened
 from paceline.server.history import history, unfinished
 from paceline.server.schema import Message
 from paceline.text.chat import ChatTemplate
@@ -283,7 +283,7 @@ def test_what_clients_send_is_rendered_as_in_transformers(
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "image", "video"])
-def test_pictures_and_sounds_are_refused_at_the_door(kind: str) -> None:
+def test_a_model_that_reads_text_refuses_pictures_and_sounds(kind: str) -> None:
     part = {"type": kind, kind: {"url": "data:x"}}
-    with pytest.raises((ApiError, ValueError), match=kind):
-        history([Message.model_validate(said("user", [text("a"), part]))], True)
+    with pytest.raises((PromptError, ValueError), match=kind):
+        opened(history([Message.model_validate(said("user", [text("a"), part]))], True), None, served=True)
