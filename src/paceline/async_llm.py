@@ -18,6 +18,7 @@ from typing import Any, TypeVar, Unpack
 from paceline.config import EngineOptions, SamplingOptions
 from paceline.core import Completion, Delta, SamplingParams
 from paceline.llm import LLM, Message, Prompt
+from paceline.soft_tokens import Kind
 from paceline.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -73,10 +74,12 @@ class AsyncLLM:
         *,
         on_done: Callable[[int, Completion], None] | None = None,
         images: Seq[Any] = (),
+        audio: Seq[Any] = (),
         **said: Unpack[SamplingOptions],
     ) -> list[Completion]:
         """As `LLM.generate`. `on_done` is called in the loop's thread."""
-        requests = await asyncio.to_thread(self._llm.requests, prompts, params, said, images)
+        media: Mapping[Kind, Seq[Any]] = {"image": images, "audio": audio}
+        requests = await asyncio.to_thread(self._llm.requests, prompts, params, said, media)
         return await _collect(lambda: self._llm.completions(requests), on_done)
 
     async def chat(

@@ -17,8 +17,8 @@ from paceline.engine.engine import Engine
 from paceline.engine.shared import Call, SharedEngine
 from paceline.errors import UsageError, shown
 from paceline.media.reader import MediaReader
-from paceline.media.talk import MediaItem, Talk, opened, prompt_of
-from paceline.soft_tokens import copied
+from paceline.media.talk import Talk, opened, prompt_of
+from paceline.soft_tokens import Kind, copied
 from paceline.text.chat import ChatTemplate
 from paceline.text.formats.choose import format_of
 from paceline.text.marked import Answer, parted
@@ -125,17 +125,19 @@ class LLM:
         on_done: Callable[[int, Completion], None] | None = None,
         progress: bool = False,
         images: Seq[Any] = (),
+        audio: Seq[Any] = (),
         **said: Unpack[SamplingOptions],
     ) -> list[Completion]:
         """Write all prompts to their ends, side by side; results in the order of the prompts.
 
         A prompt is a text or a list of token ids. Without `params` the model's own suggestions hold, see `params`;
-        keywords say single values of them. `images` stand for the `<|image|>` of one prompt, in order: paths, bytes, data
-        URLs, PIL images or uint8 arrays. With n > 1 the further texts are in `.siblings`. `on_done(i, completion)` is
-        called as each prompt is finished; `progress` shows a bar on standard error. A text that failed has finish_reason
-        "error"; the others are untouched. Raises UsageError for what cannot be run, before anything is.
+        keywords say single values of them. `images` and `audio` stand for the `<|image|>`, `<|audio|>` of one prompt, in
+        order: paths, bytes, data URLs, PIL images, uint8 arrays, (samples, rate). With n > 1 the further texts are in
+        `.siblings`. `on_done(i, completion)` is called as each prompt is finished; `progress` shows a bar on standard
+        error. A text that failed has finish_reason "error"; the others are untouched. Raises UsageError for what cannot
+        be run, before anything is.
         """
-        requests = self.requests(prompts, params, said, images)
+        requests = self.requests(prompts, params, said, {"image": images, "audio": audio})
         done: dict[int, Completion] = {}
         with _Bar(len(requests) if progress else 0) as bar:
             for found in self.completions(requests):
@@ -205,10 +207,10 @@ class LLM:
         prompts: Prompt | Seq[Prompt],
         params: SamplingParams | Seq[SamplingParams] | None,
         said: Mapping[str, Any],
-        images: Seq[Any] = (),
+        media: Mapping[Kind, Seq[Any]] | None = None,
     ) -> list[tuple[list[int], SamplingParams]]:
         """Token ids and parameters of what `generate` is asked for, checked. Raises UsageError."""
-        listed = _listed(self._with(images, prompts))
+        listed = _listed(self._with(media, prompts))
         ids = [self.tokenizer.encode(p) if isinstance(p, str) else copied(p) for p in listed]
         each = self._each(params, said, [len(one) for one in ids], fill=False)
         for prompt, one in zip(ids, each, strict=True):
@@ -231,19 +233,18 @@ class LLM:
 
         return [(ids, one) for (ids, _), one in zip(rendered, each, strict=True)], finish
 
-    def _with(self, images: Seq[Any], prompts: Prompt | Seq[Prompt]) -> Prompt | Seq[Prompt]:
-        """A prompt whose placeholders stand for `images`. Raises UsageError and PromptError."""
-        if not images:
+    def _with(
+        self, media: Mapping[Kind, Seq[Any]] | None, prompts: Prompt | Seq[Prompt]
+    ) -> Prompt | Seq[Prompt]:
+        """A prompt whose placeholders stand for pictures and sound. Raises UsageError and PromptError."""
+        if not media or not any(len(given) for given in media.values()):
             return prompts
         listed, reader = _listed(prompts), self.reader
         if len(listed) != 1 or not isinstance(listed[0], str):
-            raise UsageError(
-                "images belong to one prompt that is a text: call generate once for each, or chat"
-            )
+            raise UsageError("images belong to one prompt that is a text: call generate for each, or chat")
         if reader is None:
-            raise UsageError("this model reads text only: leave images out")
-        items = [MediaItem("image", image, f"images[{i}]") for i, image in enumerate(images)]
-        return reader.prompt(listed[0], Talk([], items), add_bos=None)
+            raise UsageError("this model reads text only: leave images and audio out")
+        return reader.prompt(listed[0], Talk([], reader.in_order(listed[0], media)), add_bos=None)
 
     def completions(
         self, requests: Seq[tuple[list[int], SamplingParams]]

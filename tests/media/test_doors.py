@@ -15,6 +15,8 @@ import pytest
 from media_models import ID, build_seeing, file_of, picture
 from paceline import LLM, AsyncLLM, UsageError
 from paceline.cli import main
+from paceline.cli.attached import files_in
+from paceline.cli.conversation import Conversation
 from paceline.config import EngineConfig
 from paceline.server.loading import load
 from server.serving import Served, served
@@ -110,6 +112,89 @@ def test_command_line(
     assert "switched off" in err
 
 
+def told(conversation: Conversation, line: str, kind: str = "note") -> str:
+    return ("" if kind == "said" else "\n").join(
+        piece.text for piece in conversation.take(line) if piece.kind == kind
+    )
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [("{path}", "a.png"), ("'{path}'", "a b.png"), ('"{path}"', "a b.png"), ("{escaped}", "a b.png"),
+     ("{url}", "a b.png"), ("./{relative}", "a.PNG")],
+)  # fmt: skip
+def test_a_path_in_a_message_is_a_picture(
+    llm: LLM, answer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelling: str, name: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(IMAGE)
+    monkeypatch.chdir(tmp_path)
+    words = spelling.format(
+        path=path, escaped=str(path).replace(" ", "\\ "), url=path.as_uri(), relative=name
+    )
+    assert files_in(f"what {words}")[0] == "what"
+    conversation = Conversation(llm, {"max_tokens": 8, "temperature": 0, "ignore_eos": True}, chat=True)
+    assert f"attached {name}" in told(conversation, words)
+    assert not conversation.turns.messages
+    assert told(conversation, "what", "said") == answer.text
+    assert not conversation.attached
+
+
+def test_conversation_with_pictures(llm: LLM, answer: Any, tmp_path: Path) -> None:
+    path, saved = tmp_path / "a.png", tmp_path / "talk.json"
+    path.write_bytes(IMAGE)
+    said = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    conversation = Conversation(llm, said, chat=True)
+    assert "280 tokens" in told(conversation, f"/image {path}")
+    assert told(conversation, "/drop") == "1 files are taken back"
+    assert "there is no file b.png: it stays text" in told(conversation, f"/new {path}") + told(
+        conversation, "b.png"
+    )
+    assert "check the path" in told(conversation, "/image b.png", "error")
+    assert "/image needs the name" in told(conversation, "/image", "error")
+    assert files_in("see https://x.org/a.png") == ("see https://x.org/a.png", [], [])
+    conversation = Conversation(llm, said, chat=True)
+    assert told(conversation, f"{path} what", "said") == answer.text
+    one = told(conversation, "and now?", "said")
+    assert "messages are in" in told(conversation, f"/save {saved}")
+    again = Conversation(llm, said, chat=True)
+    assert "messages are read" in told(again, f"/load {saved}")
+    again.turns.messages = again.turns.messages[:2]
+    assert told(again, "and now?", "said") == one
+    stored = json.loads(saved.read_text())
+    stored["messages"][0]["content"][0]["image"] = str(path)
+    saved.write_text(json.dumps(stored))
+    assert "no saved conversation" in told(again, f"/load {saved}", "error")
+
+
+def test_files_of_prompts(folder: Path, llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture, source, out = tmp_path / "a.png", tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    picture.write_bytes(IMAGE)
+    lines = [{"prompt": "a <|image|> b", "images": [str(picture)]}, {"prompt": "a <|image|>", "images": []},
+             {"prompt": "a", "images": "x"},
+             {"prompt": "<|audio|><|image|>", "images": [str(picture)], "audio": ["x"]}]  # fmt: skip
+    source.write_text("\n".join(map(json.dumps, lines)))
+    words = ["generate", str(folder), str(source), "-o", str(out), "-n", "8", "-t", "0", "--ignore-eos",
+             "--max-model-len", "512", "--drafter", "none", "--threads", "1", "--activations", "float32"]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["paceline", *words])
+    with pytest.raises(SystemExit):
+        main()
+    done = {record["id"]: record for record in map(json.loads, out.read_text().splitlines())}
+    assert done[1]["text"] == llm.generate("a <|image|> b", images=[IMAGE], **SAID)[0].text
+    assert "list of paths" in done[3]["error"]
+    assert "audio[0]" in done[4]["error"]
+
+
+def test_info(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["paceline", "info", str(folder), "--no-measure"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert not stop.value.code
+    said = capsys.readouterr().out
+    assert "pictures     read, as 280 tokens at most" in said
+    assert "sound        read, 25 tokens a second" in said
+
+
 def test_openai_chat(server: Served, answer: Any) -> None:
     for part in (
         {"type": "image_url", "image_url": {"url": URL, "detail": "auto"}},
@@ -146,6 +231,22 @@ def test_responses_and_ollama(server: Served, answer: Any) -> None:
     ):
         got = server.post(path, **body, **said).json()
         assert got["prompt_eval_count"] == len(answer.prompt_token_ids), got
+
+
+def test_completions_and_cards(server: Served, llm: LLM) -> None:
+    expected = llm.generate("a <|image|> b", images=[IMAGE], **SAID)[0]
+    body = {"prompt": "a <|image|> b", "images": [URL], **SAID}
+    got = server.post("/v1/completions", **body).json()
+    assert got["choices"][0]["text"] == expected.text
+    assert got["usage"]["prompt_tokens_details"]["image_tokens"] == 280
+    for wrong in ({"images": ["/etc/passwd"]}, {"images": [URL, URL]}, {"prompt": ["a", "b"]}):
+        assert server.post("/v1/completions", **(body | wrong)).status_code == 400
+    assert server.client.get("/v1/models").json()["data"][0]["modalities"] == ["text", "image", "audio"]
+    assert {"vision", "audio"} <= set(server.post("/api/show", model="fake").json()["capabilities"])
+    counted = server.post(
+        "/tokenize", messages=[{"role": "user", "content": [{"type": "image", "image": URL}]}]
+    ).json()
+    assert counted["tokens"].count(ID["<|image|>"]) == 280
 
 
 @pytest.mark.parametrize(

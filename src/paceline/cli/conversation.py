@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.cli.attached import Attachment, attach, content, files_in, typed_path
 from paceline.cli.options import SAMPLING_NAMES
 from paceline.cli.turns import Turns, checked
 from paceline.cli.writing import LOSSY, Painter, Piece, clean, told, why
@@ -19,6 +20,7 @@ from paceline.errors import PacelineError, UsageError
 if TYPE_CHECKING:
     from paceline.core import Delta, Stats
     from paceline.llm import LLM
+    from paceline.soft_tokens import Kind
 
 QUOTES = '"""'
 SETTINGS = sorted({*SAMPLING_NAMES, "drafter", "draft_tokens"})
@@ -31,6 +33,8 @@ HELP = {
     "/set NAME VALUE": "change a sampling setting, e.g. /set temperature 0.7; without VALUE the model's own",
     "/show": "the model, the settings, how full the context is",
     "/stats": "how fast the last answer was; /stats on and /stats off: after every answer",
+    "/image PATH": "show a picture with the next message; a path in a message does the same (also /audio PATH)",
+    "/drop": "take back what is attached to the next message",
     "/drafts": "colour the tokens that were drafted, or no longer",
     "/save FILE": "write the conversation to a file",
     "/load FILE": "go on with a saved conversation",
@@ -58,10 +62,12 @@ class Conversation:
         self.done = self.always_stats = False
         self.stats: Stats | None = None
         self.turns = Turns(llm, refuse=refuse)
+        self.attached: list[Attachment] = []  # to the next message
         self._stop = False
         self._commands: dict[str, Callable[[str], Iterator[Piece]]] = {
             "help": self._help, "new": self._new, "system": self._system, "set": self._set, "show": self._show,
             "stats": self._stats, "drafts": self._drafts, "save": self._save, "load": self._load, "exit": self._exit,
+            "image": self._image, "audio": self._audio, "drop": self._drop,
         }  # fmt: skip
         if system:
             self._use_system(system)
@@ -84,8 +90,10 @@ class Conversation:
             if found is not None:
                 yield from self._command(found[1], (found[2] or "").strip())
             elif text.strip():
-                with closing(self._answer(text)) as pieces:
-                    yield from pieces
+                text = yield from self._taken(text)
+                if text:
+                    with closing(self._answer(text)) as pieces:
+                        yield from pieces
         except PacelineError as error:
             yield Piece(str(error), "error")
 
@@ -97,11 +105,33 @@ class Conversation:
         hint = f"did you mean /{near[0]}?" if near else "/help says what there is"
         raise UsageError(f"no such command /{name}: {hint}")
 
+    def _taken(self, text: str) -> Generator[Piece, None, str]:
+        """The text without the paths in it, whose files are attached. Files alone wait for the next message."""
+        rest, files, missing = files_in(text) if self.chat else (text, [], [])
+        if files and self.llm.reader is None:
+            yield Piece(f"{Path(files[0]).name} stays text: this model reads text only", "note")
+            return text
+        for path in files:
+            yield self.attach(path)
+        for path in missing:
+            yield Piece(f"there is no file {path}: it stays text", "note")
+        return rest
+
+    def attach(self, path: str, kind: Kind | None = None) -> Piece:
+        """Show a file with the next message. Raises UsageError for one that cannot be read."""
+        if not self.chat:
+            raise UsageError(
+                "a picture needs a chat model, or --chat: here every text is continued on its own"
+            )
+        self.attached.append(attach(self.llm.reader, path, kind))
+        return Piece(str(self.attached[-1]), "note")
+
     def _answer(self, text: str) -> Generator[Piece]:
         self._stop = False
         context = self.llm.engine.max_len
         if self.chat:
-            prompt = self.turns.prompt(text, self.said.get("max_tokens"))
+            question = content(text, self.attached)
+            prompt = self.turns.prompt(question, self.said.get("max_tokens"))
             ids, thinking = prompt.ids, _opened(self.llm, prompt.text)
             if prompt.dropped:
                 yield Piece(
@@ -125,7 +155,8 @@ class Conversation:
                         break
         finally:
             if self.chat and tokens:
-                self.turns.add(text, painter.said, prompt, tokens)
+                self.turns.add(question, painter.said, prompt, tokens)
+                self.attached = []
         yield from self._end(
             last, why(None if last is None else last.finish_reason, params.max_tokens, room, context)
         )
@@ -150,8 +181,19 @@ class Conversation:
         width = max(map(len, HELP)) + 2
         yield Piece("\n".join(f"{name:{width}}{what}" for name, what in HELP.items()), "note")
 
+    def _image(self, rest: str) -> Iterator[Piece]:
+        yield self.attach(typed_path(rest, "/image"), "image")
+
+    def _audio(self, rest: str) -> Iterator[Piece]:
+        yield self.attach(typed_path(rest, "/audio"), "audio")
+
+    def _drop(self, rest: str) -> Iterator[Piece]:
+        count, self.attached = len(self.attached), []
+        yield Piece(f"{count} files are taken back" if count else "nothing is attached", "note")
+
     def _new(self, rest: str) -> Iterator[Piece]:
         self.turns.clear()
+        self.attached = []
         yield Piece("a new conversation", "note")
 
     def _system(self, rest: str) -> Iterator[Piece]:

@@ -39,11 +39,11 @@ Ready = tuple[Line, list[int]]  # a line and its prompt's token ids
 def command(places: tuple[str, ...], out: str, target: str | None, overwrite: bool, **values: Any) -> None:
     """Write the answers to many prompts.
 
-    Each line of IN.jsonl is an object with `prompt` (text or token ids), optionally `id`, and any sampling parameter for
-    that line. Every line is checked before the first token is written: one that cannot be used gives a record with its
-    `id`, `error` and `line`, and the others are written. Lines that OUT.jsonl has answers to are not done again, so an
-    interrupted run is continued by the same command, and so is one whose bad lines were corrected. A file that holds
-    anything else is left alone.
+    Each line of IN.jsonl is an object with `prompt` (text or token ids), optionally `id`, `images` and `audio` (lists of
+    paths, for the prompt's placeholders), and any sampling parameter for that line. Every line is checked before the
+    first token is written: one that cannot be used gives a record with its `id`, `error` and `line`, and the others are
+    written. Lines that OUT.jsonl has answers to are not done again, so an interrupted run is continued by the same
+    command, and so is one whose bad lines were corrected. A file that holds anything else is left alone.
     """
     if len(places) > 2 or (len(places) == 2 and target is not None):
         raise click.UsageError("give TARGET and IN.jsonl once each")
@@ -136,8 +136,7 @@ class _Own:
     def _check(self, line: Line) -> list[int] | str:
         assert line.said is not None
         try:
-            ids = self._llm.tokenizer.encode(line.prompt) if isinstance(line.prompt, str) else line.prompt
-            self._llm.engine.check(ids, self._llm.params(**line.said))
+            ((ids, _),) = self._llm.requests([line.prompt], self._llm.params(**line.said), {}, line.media)
         except UsageError as error:
             return str(error)
         return ids
@@ -162,7 +161,9 @@ class _Cluster:
         self._pool = Pool(target, options, config)
 
     def check(self, lines: list[Line]) -> list[list[int] | str]:
-        return self._pool.check([(line.prompt, line.said or {}) for line in lines])
+        found = self._pool.check([(line.prompt, line.said or {}) for line in lines])
+        alone = "pictures and sound are read by one engine: leave --ray out"
+        return [alone if line.media else one for line, one in zip(lines, found, strict=True)]
 
     def write(self, todo: list[Ready]) -> Iterator[tuple[int, Completion]]:
         return enumerate(self._pool.write([(ids, line.said or {}) for line, ids in todo]))

@@ -114,6 +114,11 @@ def _look(config: EngineConfig, outlook: Outlook, measure: bool) -> Seen:
         text, troubles = describe_text(folder, found[0].vocab_size)
         sampling, wrong = describe_sampling(folder)
         text, troubles = text | sampling, troubles + wrong
+        if not found[0].unsupported:
+            from paceline.media.build import describe_media
+
+            media, wrong = describe_media(folder)
+            text, troubles = text | media, troubles + wrong
     find_adapter(config, folder, lambda line: text.update(adapter=line.removeprefix("adapter ")))
     troubles = [trouble for one in found for trouble in one.unsupported] + troubles
     seen = Seen(found, drafter, device, arithmetic, pages, text, troubles)

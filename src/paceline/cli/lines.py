@@ -17,11 +17,13 @@ from typing import Any
 
 from paceline.core import SamplingParams
 from paceline.errors import UsageError
+from paceline.soft_tokens import Kind
 
 Record = dict[str, Any]
 DONE = {"id", "text", "finish_reason", "tokens", "seed", "tokens_per_step"}  # every answer has these fields
 MORE = {"texts", "error", "logprobs"}  # some have these
 REFUSED = {"id", "error", "line"}  # a line that could not be used
+_MEDIA: Mapping[str, Kind] = {"images": "image", "audio": "audio"}  # fields of a line
 BOM = b"\xef\xbb\xbf"
 LONGEST_ERROR = 500  # characters: an error quotes what it is about
 
@@ -37,6 +39,7 @@ class Line:
         None  # sampling parameters of the line and of the command; the rest is the model's own
     )
     error: str | None = None
+    media: Mapping[Kind, list[str]] = field(default_factory=dict)  # paths, for the prompt's placeholders
 
     def refused(self, error: object) -> Line:
         return Line(self.number, self.id, error=_clean(str(error)))
@@ -80,7 +83,7 @@ def _line(number: int, raw: bytes, base: Record) -> Line:
         record = _parse(raw)
         line = Line(number, _id(record.get("id", number)))
         prompt = _prompt(record)
-        return Line(number, line.id, prompt, _params(record, base))
+        return Line(number, line.id, prompt, _params(record, base), media=_media(record))
     except UsageError as error:
         return line.refused(f"line {number}: {error}")
 
@@ -124,10 +127,23 @@ def _prompt(record: Record) -> str | list[int]:
     raise UsageError('give an object with "prompt", a text or a list of token ids')
 
 
+def _media(record: Record) -> dict[Kind, list[str]]:
+    """Paths of pictures and sound. Raises UsageError."""
+    found: dict[Kind, list[str]] = {}
+    for name, kind in _MEDIA.items():
+        paths = record.get(name)
+        if paths is None:
+            continue
+        if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+            raise UsageError(f'{name} has to be a list of paths: write "{name}": ["file"]')
+        found[kind] = paths
+    return found
+
+
 def _params(record: Record, base: Record) -> Record:
     """What the line and the command say of sampling, checked. Raises UsageError."""
     names = set(SamplingParams.names()) - {"constraint"}
-    unknown = sorted(set(record) - names - {"id", "prompt"})
+    unknown = sorted(set(record) - names - {"id", "prompt", *_MEDIA})
     if unknown:
         raise UsageError(f"unknown field {unknown[0]!r}: use id, prompt and sampling parameters")
     own = {name: value for name, value in record.items() if name in names}

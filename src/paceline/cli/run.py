@@ -15,8 +15,10 @@ from paceline.cli.options import ENGINE, SAMPLING, apply, profile_dir, read_text
 from paceline.errors import RequestFailed, UsageError
 
 if TYPE_CHECKING:
+    from paceline.cli.conversation import Conversation
     from paceline.core import Delta, SamplingParams
     from paceline.llm import LLM
+    from paceline.soft_tokens import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,13 @@ class Show:
     metavar="PATH",
     help="A picture to show before the prompt (- for standard input); may be given several times.",
 )
+@click.option(
+    "--audio",
+    "sounds",
+    multiple=True,
+    metavar="PATH",
+    help="Sound to play before the prompt; may be given several times.",
+)
 @click.option("--system", metavar="TEXT", help="The system prompt of a chat.")
 @click.option(
     "--when-full",
@@ -69,6 +78,7 @@ def command(
     file: str | None,
     chat: bool | None,
     images: tuple[str, ...],
+    sounds: tuple[str, ...],
     system: str | None,
     when_full: str,
     stats: bool,
@@ -86,19 +96,13 @@ def command(
     paceline run smollm2
     paceline run ./gemma-4-E2B-it "Why is the sky blue?" -t 0.8
     paceline run ./gemma-4-E2B-it "What does the sign say?" --image street.jpg
+    paceline run ./gemma-4-E2B-it "Write down what is said." --audio talk.wav
     paceline run "def parse(" --stats --show-drafts
     git diff | paceline run smollm2 --drafter ngram
     """
     options, said = split(values)
     target, prompt = _target_and_prompt(words, target)
-    if prompt is not None and file is not None:
-        raise click.UsageError("give either PROMPT or --file, not both")
-    if file is not None:
-        prompt = read_text(file)
-    elif prompt is None and not sys.stdin.isatty() and "-" not in images:
-        prompt = read_text("-")
-        if not prompt:
-            raise UsageError("standard input is empty: give PROMPT or -f FILE, or start it in a terminal")
+    prompt = _read(prompt, file, piped="-" not in (*images, *sounds))
     if prompt is None and as_json:
         raise UsageError("--json is for one prompt: give PROMPT or -f FILE, or pipe it in")
     from paceline.cli.writing import chats
@@ -107,16 +111,34 @@ def command(
     with LLM(target, say=lambda line: click.echo(line, err=True), **options) as llm:
         chat = chats(llm, chat)
         if system is not None and not chat:
-            raise UsageError(
-                "--system needs a chat model, or --chat: without a template there is no place for it"
-            )
-        if images and (prompt is None or not chat):
-            raise UsageError("--image needs a prompt and a model that chats: give PROMPT beside it")
+            raise UsageError("--system needs a chat model, or --chat: there is no other place for it")
+        shown = _files(images, sounds)
+        if shown and not chat:
+            raise UsageError("--image and --audio need a model that chats: leave them out, or add --chat")
         if prompt is None:
-            _converse(llm, said, (chat, system, when_full == "refuse"), Show(stats, show_drafts, False))
+            how = chat, system, when_full == "refuse"
+            _converse(_conversation(llm, said, how, Show(stats, show_drafts, False)), shown)
         else:
-            content = _content(prompt, images) if images else prompt
+            content = _content(prompt, shown) if shown else prompt
             _write(llm, (content, chat, system), said, Show(stats, show_drafts, as_json))
+
+
+def _files(images: tuple[str, ...], sounds: tuple[str, ...]) -> list[tuple[Kind, str]]:
+    return [*(("image", path) for path in images), *(("audio", path) for path in sounds)]
+
+
+def _read(prompt: str | None, file: str | None, *, piped: bool) -> str | None:
+    """The prompt as given, from a file, or from what is piped in; None: a conversation. Raises UsageError."""
+    if prompt is not None and file is not None:
+        raise click.UsageError("give either PROMPT or --file, not both")
+    if file is not None:
+        return read_text(file)
+    if prompt is None and piped and not sys.stdin.isatty():
+        text = read_text("-")
+        if not text:
+            raise UsageError("standard input is empty: give PROMPT or -f FILE, or start it in a terminal")
+        return text
+    return prompt
 
 
 def _target_and_prompt(words: tuple[str, ...], target: str | None) -> tuple[str, str | None]:
@@ -145,26 +167,44 @@ def names_a_model(word: str) -> bool:
     )
 
 
-def _converse(llm: LLM, said: dict[str, Any], talk: tuple[bool, str | None, bool], show: Show) -> None:
+def _conversation(
+    llm: LLM, said: dict[str, Any], talk: tuple[bool, str | None, bool], show: Show
+) -> Conversation:
     from paceline.cli.conversation import Conversation
-    from paceline.cli.terminal import Screen, choose_reader, colours, converse
 
     chat, system, refuse = talk
     conversation = Conversation(llm, said, chat=chat, system=system, drafts=show.drafts, refuse=refuse)
     conversation.always_stats = show.stats
-    what = "A conversation." if chat else "Each text is continued on its own: this model does not chat."
-    off = "" if colours() or not show.drafts else " Colours are off: drafted tokens look as the others."
+    return conversation
+
+
+def _converse(conversation: Conversation, files: list[tuple[Kind, str]]) -> None:
+    """`files` go with the first message."""
+    from paceline.cli.terminal import Screen, choose_reader, colours, converse
+
+    what = (
+        "A conversation."
+        if conversation.chat
+        else "Each text is continued on its own: this model does not chat."
+    )
+    plain = conversation.drafts and not colours()
+    off = " Colours are off: drafted tokens look as the others." if plain else ""
     click.echo(f"{what} /help says what there is, Ctrl-D leaves.{off}", err=True)
+    for kind, path in files:
+        click.echo(conversation.attach(path, kind).text, err=True)
     reader = choose_reader(Path(profile_dir()) / "history", conversation.commands)
     converse(conversation, reader, Screen())
 
 
-def _content(prompt: str, images: tuple[str, ...]) -> list[dict[str, Any]]:
-    """A message with pictures before its text."""
+def _content(prompt: str, files: list[tuple[Kind, str]]) -> list[dict[str, Any]]:
+    """A message with pictures and sound before its text."""
     from paceline.media.sources import MOST_BYTES
 
-    shown = [sys.stdin.buffer.read(MOST_BYTES + 1) if path == "-" else path for path in images]
-    return [*({"type": "image", "image": one} for one in shown), {"type": "text", "text": prompt}]
+    parts: list[dict[str, Any]] = [
+        {"type": kind, kind: sys.stdin.buffer.read(MOST_BYTES + 1) if path == "-" else Path(path)}
+        for kind, path in files
+    ]
+    return [*parts, {"type": "text", "text": prompt}]
 
 
 def _request(llm: LLM, prompt: Any, chat: bool, system: str | None) -> tuple[list[int], bool | None]:

@@ -41,14 +41,15 @@ class Turns:
         self.clear()
         self.system, self.messages = system, list(messages)
 
-    def prompt(self, text: str, wanted: int | None) -> Prompt:
-        """The prompt with `text` as the user's next message, which is not kept yet. `wanted`: tokens to leave room for.
+    def prompt(self, said: str | list[Message], wanted: int | None) -> Prompt:
+        """The prompt with a text, or parts, as the user's next message, which is not kept yet. `wanted`: tokens to leave
+        room for.
 
         Where room is short the oldest turns are left out, so many that the next turns fit, too: each time that the
-        beginning changes, all of it has to be computed again. Raises PromptError if `text` alone does not fit, or nothing
+        beginning changes, all of it has to be computed again. Raises PromptError if it does not fit alone, or nothing
         may be left out.
         """
-        context, question = self._llm.engine.max_len, {"role": "user", "content": text}
+        context, question = self._llm.engine.max_len, {"role": "user", "content": said}
         room = min(wanted or context // 4, context // 2)
         first = self.first
         shown, ids = self._rendered(first, question)
@@ -69,7 +70,7 @@ class Turns:
         dropped, self.first = first - self.first, first
         return Prompt(shown, ids, dropped)
 
-    def add(self, question: str, answer: str, prompt: Prompt, tokens: Seq[int]) -> None:
+    def add(self, question: str | list[Message], answer: str, prompt: Prompt, tokens: Seq[int]) -> None:
         """Keep a turn: `tokens` are those of the answer, marks and end included."""
         self.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         ids = [*prompt.ids, *tokens]
@@ -88,11 +89,15 @@ class Turns:
         return next((i for i in later if self.messages[i]["role"] == "user"), len(self.messages))
 
     def _rendered(self, first: int, question: Message) -> tuple[str, list[int]]:
+        from paceline.media.talk import opened, prompt_of
         from paceline.text.chat import ChatTemplate
 
-        messages = [*_system(self.system), *self.messages[first:], question]
-        text = ChatTemplate.of(self._llm.tokenizer).render(messages)
-        return text, self._goes_on(text) or self._llm.tokenizer.encode(text, add_bos=False)
+        tokenizer, reader = self._llm.tokenizer, self._llm.reader
+        talk = opened([*_system(self.system), *self.messages[first:], question], reader)
+        text = ChatTemplate.of(tokenizer).render(talk.messages)
+        if talk.items or talk.marks:
+            return text, prompt_of(text, talk, tokenizer, reader)
+        return text, self._goes_on(text) or tokenizer.encode(text, add_bos=False)
 
     def _goes_on(self, text: str) -> list[int] | None:
         """Ids of a prompt that begins with what the model has seen: its own tokens, which the prefix cache holds.
@@ -125,6 +130,18 @@ def checked(messages: object) -> list[Message] | None:
     for one in messages:
         if not isinstance(one, Mapping) or one.get("role") not in ("user", "assistant"):
             return None
-        if not isinstance(one.get("content"), str):
+        if not isinstance(one.get("content"), str) and not _parts(one.get("content")):
             return None
     return [{"role": one["role"], "content": one["content"]} for one in messages]
+
+
+def _parts(content: object) -> bool:
+    """Texts, and files as data URLs: a saved conversation names no path."""
+    if not isinstance(content, list) or not content:
+        return False
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        value = part.get(kind) if isinstance(part, Mapping) and kind in ("text", "image", "audio") else None
+        if not isinstance(value, str) or (kind != "text" and not value.startswith("data:")):
+            return False
+    return True

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from paceline.config import EngineConfig
+from paceline.errors import LoadError
 from paceline.files import read_json
 from paceline.media.reader import MediaReader, MediaTokens
-from paceline.models.config import read_config
+from paceline.models.config import parse_target, read_config
 from paceline.models.target import GraphTarget
 from paceline.models.towers.base import BUDGETS
 from paceline.models.towers.load import plan_audio, plan_vision
@@ -49,6 +53,36 @@ def reader_of(
     vision = refused or _without("PIL", "pictures need Pillow") or plan_vision(folder, raw, target)
     audio = refused or plan_audio(folder, raw, target)
     return MediaReader(tokenizer, tokens, vision, audio, config.image_tokens or _budget(folder))
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    hidden_size: int
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+
+def describe_media(folder: Path) -> tuple[dict[str, str], list[str]]:
+    """({"pictures": what is read of them, or why not, "sound": ...}, what is wrong) of a model that is not loaded.
+
+    Nothing for one without special tokens for media.
+    """
+    raw, found = read_config(folder), dict[str, str]()
+    config = parse_target(raw)
+    tokens, host = media_tokens(raw, config.vocab_size), _Planned(config.hidden_size)
+    try:
+        vision = _without("PIL", "pictures need Pillow") or plan_vision(folder, raw, host)
+        audio = plan_audio(folder, raw, host)
+    except LoadError as error:
+        return {}, [str(error)]
+    if "image" in tokens:
+        least, most = BUDGETS[0], BUDGETS[-1]
+        read = f"read, as {_budget(folder)} tokens at most ({least} to {most}: --image-tokens)"
+        found["pictures"] = f"not read: {vision}" if isinstance(vision, str) else read
+    if "audio" in tokens:
+        found["sound"] = (
+            f"not read: {audio}" if isinstance(audio, str) else "read, 25 tokens a second, 30 s a clip"
+        )
+    return found, []
 
 
 def _without(module: str, why: str) -> str | None:

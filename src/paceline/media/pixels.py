@@ -137,7 +137,7 @@ def as_rgb(picture: Image.Image) -> Image.Image:
     picture.load()
     picture = ImageOps.exif_transpose(picture)
     if picture.mode.startswith("I"):  # 16 bits of gray, which Pillow alone would clip to white
-        gray = np.asarray(picture).astype(np.int64) >> 8
+        gray = np.asarray(picture) >> 8
         picture = Image.fromarray(gray.clip(0, 255).astype(np.uint8))
     if "transparency" in picture.info or picture.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
         clear = picture.convert("RGBA")

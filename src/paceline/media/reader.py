@@ -9,12 +9,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from paceline.errors import PromptError
-from paceline.media.pixels import VERSION, Cut, read_pixels, size_of, soft_tokens
-from paceline.media.sound import prepared, read_samples
+from paceline.media.decoder import Decoder
+from paceline.media.pixels import VERSION, Cut, soft_tokens
+from paceline.media.sound import prepared
 from paceline.media.sources import of_any
 from paceline.media.talk import MediaItem, Talk
 from paceline.models.towers.base import BUDGETS, AudioTower, VisionTower
@@ -61,7 +63,7 @@ class MediaReader:
         picture.
         """
         self.tokenizer, self.tokens, self.default = tokenizer, tokens, default
-        self._load_vision, self._load_audio = vision, audio
+        self._load_vision, self._load_audio, self._decoder = vision, audio, Decoder()
         self._seeing: VisionTower | None = None
         self._listening: AudioTower | None = None
         self._lock, self._loading, self._working = threading.Lock(), threading.Lock(), threading.Lock()
@@ -117,6 +119,13 @@ class MediaReader:
             expanded += self._run_text(item.kind, self.count(item)) + piece
         return self._encode(expanded, talk.marks, add_bos)
 
+    def in_order(self, text: str, given: Mapping[Kind, Seq[Any]]) -> list[MediaItem]:
+        """What is given for a prompt's placeholders, in their order; what has none comes last."""
+        left = {kind: [MediaItem(kind, one, f"{kind}[{i}]") for i, one in enumerate(some)]
+                for kind, some in given.items()}  # fmt: skip
+        items = [left[kind].pop(0) for kind in self._split(text)[0] if left.get(kind)]
+        return [*items, *(item for rest in left.values() for item in rest)]
+
     def count(self, item: MediaItem) -> int:
         """Soft tokens of an item; of a picture by its header alone. Raises PromptError."""
         if item.kind == "audio":
@@ -124,7 +133,8 @@ class MediaReader:
         if (why := self.why_not("image")) is not None:
             raise PromptError(why)
         return soft_tokens(
-            size_of(of_any(item.source, item.where or "the picture")), self._cut(item, self._vision())
+            self._decoder.size(of_any(item.source, item.where or "the picture")),
+            self._cut(item, self._vision()),
         )
 
     # -- text ----------------------------------------------------------------------------------------------------
@@ -217,7 +227,7 @@ class MediaReader:
             if known is not None:
                 self._store.move_to_end((salt, key))
                 return _Ready(item, key, len(known), lambda: known, tower.together, True)
-        pixels = read_pixels(data, cut)
+        pixels = self._decoder.pixels(data, cut)
         key = content_key(f"image {cut.budget} {pixels.height} {pixels.width} ", pixels.rgb)
         with self._lock:
             self._known[file] = key
@@ -231,7 +241,7 @@ class MediaReader:
         if isinstance(item.source, tuple | list) and len(item.source) == 2:  # samples and their rate
             samples = prepared(*item.source)
         else:
-            samples = read_samples(of_any(item.source, item.where or "the sound"))
+            samples = self._decoder.samples(of_any(item.source, item.where or "the sound"))
         count = tower.count(len(samples))
         if not count:
             raise PromptError(

@@ -90,7 +90,9 @@ def _read_wav(data: bytes) -> tuple[Samples, int]:
         (_FLOAT, 32),
         (_FLOAT, 64),
     }:
-        raise PromptError(f"a WAV file of format {kind} with {bits} bits and {channels} channels is not read")
+        raise PromptError(
+            f"a WAV file of format {kind} with {bits} bits and {channels} channels is not read: save it as 16 bits"
+        )
     whole = len(body) // (channels * bits // 8) * channels * bits // 8
     return _numbers(body[:whole], kind, bits).reshape(-1, channels), rate
 

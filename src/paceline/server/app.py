@@ -118,6 +118,7 @@ def _card(service: Service, name: str) -> dict[str, Any]:
             "drafters": list(room.drafters),
             "sampling": dict(room.sampling),
         }
+        card["modalities"] = ["text", *room.reads]
         card |= {"chat": room.chat, "thinking": room.format.switches, "chat_format": room.format.name}
     return card
 

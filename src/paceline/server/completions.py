@@ -5,23 +5,26 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from paceline.core import Delta, SamplingParams, Stats
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, PromptError
+from paceline.media.sources import of_client
+from paceline.media.talk import Talk
 from paceline.server.foreign import settle
 from paceline.server.generation import Ask, Generation, joined
 from paceline.server.logprobs import Entries, Entry, completion_logprobs
-from paceline.server.params import refuse, sampling_params, settle_length
+from paceline.server.params import refuse, refuse_prompt, sampling_params, settle_length
 from paceline.server.schema import CompletionRequest
 from paceline.server.scoring import scoring_jobs
 from paceline.server.service import Room, Service, salt_of
 from paceline.server.sse import DONE, event
 from paceline.server.trace import Trace
 from paceline.server.usage import report, usage
+from paceline.soft_tokens import Kind, media_of
 
 _SHORT = 2048  # characters
 
@@ -173,6 +176,7 @@ class Completion:
             self.completion_tokens,
             stats,
             predicted=self.ask.predicted,
+            media=[item for ids in self._prompts for item in media_of(ids)],
         )
 
     def _echo(self, prompt: int) -> _Choice:
@@ -201,7 +205,8 @@ async def prepare_completion(service: Service, body: CompletionRequest, key: str
     warnings = service.warnings(body)
     settle(body)
     room = service.check(body)
-    work = partial(_prompts, room, body, service)
+    salt = salt_of(key, body)
+    work = partial(_prompts, room, body, service, salt)
     texts, prompts = work() if _is_short(body) else await asyncio.to_thread(work)
     if len(prompts) * (body.n or 1) > service.config.max_texts:
         raise refuse(
@@ -218,17 +223,19 @@ async def prepare_completion(service: Service, body: CompletionRequest, key: str
     ):
         extra["drafter"] = "ngram"
     params = sampling_params(body, space, extra, room.sampling)
-    ask = service.ask([(prompt, params) for prompt in prompts], salt_of(key, body), arrived)
+    ask = service.ask([(prompt, params) for prompt in prompts], salt, arrived)
     ask = replace(ask, predicted=service.predicted(params))
     return Completion(service, room, body, ask, params, texts, warnings)
 
 
 def _is_short(body: CompletionRequest) -> bool:
     """Whether reading the prompt takes less time than handing it to another thread."""
-    return isinstance(body.prompt, str) and len(body.prompt) <= _SHORT
+    return isinstance(body.prompt, str) and len(body.prompt) <= _SHORT and not (body.images or body.audio)
 
 
-def _prompts(room: Room, body: CompletionRequest, service: Service) -> tuple[list[str], list[list[int]]]:
+def _prompts(
+    room: Room, body: CompletionRequest, service: Service, salt: str
+) -> tuple[list[str], list[list[int]]]:
     given: list[Any]
     if isinstance(body.prompt, str) or (body.prompt and isinstance(body.prompt[0], int)):
         given = [body.prompt]
@@ -239,7 +246,9 @@ def _prompts(room: Room, body: CompletionRequest, service: Service) -> tuple[lis
     texts, prompts = [], []
     for prompt in given:
         try:
-            ids = room.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            ids = _ids(room, body, prompt, salt)
+        except PromptError as error:
+            raise refuse_prompt(error) from error
         except PacelineError as error:
             raise refuse("prompt", str(error), code="bad_prompt") from error
         prompts.append(ids)
@@ -248,3 +257,19 @@ def _prompts(room: Room, body: CompletionRequest, service: Service) -> tuple[lis
         if not isinstance(prompt, str) and body.echo:
             texts[-1] = room.tokenizer.decode(ids)
     return texts, prompts
+
+
+def _ids(room: Room, body: CompletionRequest, prompt: str | list[int], salt: str) -> list[int]:
+    """Of one prompt, whose placeholders stand for what the body holds. Raises PromptError."""
+    given: Mapping[Kind, list[str]] = {"image": body.images or [], "audio": body.audio or []}
+    if not any(given.values()):
+        return room.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    if not isinstance(body.prompt, str):
+        raise PromptError("images: they belong to one prompt that is a text: send one request for each")
+    if room.reader is None:
+        raise PromptError(f"{next(kind for kind, sent in given.items() if sent)}: this model reads text only")
+    items = [
+        replace(item, source=of_client(item.source, item.where))
+        for item in room.reader.in_order(body.prompt, given)
+    ]
+    return room.reader.prompt(body.prompt, Talk([], items), salt, add_bos=None)

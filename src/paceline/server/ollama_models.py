@@ -28,6 +28,7 @@ def model_about(service: Service) -> dict[str, Any]:
     family = str(about.get("family") or "unknown")
     can = ["completion", *(["tools"] if room.format.calls is not None else [])]
     can += ["thinking"] if room.format.thoughts is not None else []
+    can += [{"image": "vision", "audio": "audio"}[kind] for kind in room.reads]
     suggested = "\n".join(f"{name} {value}" for name, value in room.sampling.items())
     return {
         "modelfile": "", "license": "", "parameters": suggested, "template": room.tokenizer.template or "",

@@ -356,6 +356,10 @@ class CompletionRequest(Sampling):
         None, ge=0, description="how many likely tokens to show beside the chosen one"
     )
     echo: bool | None = None
+    images: list[str] | None = Field(
+        None, max_length=64, description="data URLs, for the prompt's placeholders"
+    )
+    audio: list[str] | None = Field(None, max_length=64, description="as `images`")
 
     @field_validator("logprobs", mode="before")
     @classmethod

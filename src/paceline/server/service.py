@@ -23,6 +23,7 @@ from paceline.server.request_log import Told
 from paceline.server.schema import Named, Sampling
 from paceline.server.settings import ServerConfig
 from paceline.server.unknown import Unknown
+from paceline.soft_tokens import Kind
 from paceline.text.formats.base import ChatFormat
 from paceline.text.formats.probe import PLAIN
 from paceline.text.grammar import Lead, check_depth
@@ -81,6 +82,12 @@ class Room:
     reader: MediaReader | None = None  # of pictures and sound
     about: Mapping[str, Any] = field(default_factory=dict)  # format, family, bytes and dtype of its files
 
+    @property
+    def reads(self) -> list[Kind]:
+        """What it reads beside text."""
+        kinds: tuple[Kind, ...] = ("image", "audio")
+        return [kind for kind in kinds if self.reader is not None and self.reader.why_not(kind) is None]
+
 
 @dataclass(slots=True)
 class Service:
@@ -102,9 +109,8 @@ class Service:
 
     def most_bytes(self) -> int:
         """Of a request's body: more where pictures are read."""
-        reader = None if self.loaded is None else self.loaded.reader
-        sees = reader is not None and reader.why_not("image") is None
-        return max(self.config.max_body, self.config.max_media_body) if sees else self.config.max_body
+        reads = self.loaded is not None and self.loaded.reads
+        return max(self.config.max_body, self.config.max_media_body) if reads else self.config.max_body
 
     @property
     def room(self) -> Room:

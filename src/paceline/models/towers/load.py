@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from torch import Tensor
 from paceline.checkpoints.loading import Shapes, Tensors, canonical, read_entries
 from paceline.models.config import parse_target
 from paceline.models.families.gemma4_config import GemmaConfig
-from paceline.models.target import GraphTarget
 from paceline.models.towers.base import AudioTower, VisionTower
 from paceline.models.towers.gemma4_audio import GemmaAudio, audio_shapes, parse_audio
 from paceline.models.towers.gemma4_unified import (
@@ -30,7 +29,17 @@ _VISION = ("vision_tower.", "embed_vision.", "vision_embedder.")
 _AUDIO = ("audio_tower.", "embed_audio.")
 
 
-def plan_vision(folder: Path, raw: Mapping[str, Any], target: GraphTarget) -> Callable[[], VisionTower] | str:
+class Host(Protocol):
+    """What of a language model its towers have to fit."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+
+def plan_vision(folder: Path, raw: Mapping[str, Any], target: Host) -> Callable[[], VisionTower] | str:
     """What loads the tower of the model whose config.json says `raw`, or why it sees nothing.
 
     Names and shapes are compared now, values are read later. Raises LoadError.
@@ -47,7 +56,7 @@ def plan_vision(folder: Path, raw: Mapping[str, Any], target: GraphTarget) -> Ca
     return partial(GemmaVision, vision, _taker(folder, vision_shapes(vision), target.device))
 
 
-def plan_audio(folder: Path, raw: Mapping[str, Any], target: GraphTarget) -> Callable[[], AudioTower] | str:
+def plan_audio(folder: Path, raw: Mapping[str, Any], target: Host) -> Callable[[], AudioTower] | str:
     """As `plan_vision`, of what hears."""
     said, config = raw.get("audio_config"), parse_target(raw)
     if not isinstance(said, Mapping) or not isinstance(config, GemmaConfig):
