@@ -75,6 +75,11 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     }),
     "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1, 0], "pad_token_id": 0}),
     "olmo2": ("Olmo2", {"num_key_value_heads": 4, "pad_token_id": 0}),
+    "olmo3": ("Olmo3", {
+        "num_key_value_heads": 4, "pad_token_id": 0, "sliding_window": WINDOW, "layer_types": None, "rope_parameters": {
+            FULL: YARN, SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+        },
+    }),
     "granite": ("Granite", {
         "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.7, "logits_scaling": 4.0,
         "attention_bias": True,

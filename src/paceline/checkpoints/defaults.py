@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoints.gguf.metadata import round_trip
+from paceline.checkpoints.gguf.keys import round_trip
 from paceline.checkpoints.gguf.reader import Gguf
 from paceline.errors import ConfigError
 from paceline.files import read_json

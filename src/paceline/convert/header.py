@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from paceline.checkpoints.gguf.names import WINDOWED
 from paceline.checkpoints.gguf.rotary import EXACT
 from paceline.models.families.gemma4_config import AssistantConfig, GemmaConfig
 from paceline.models.layers.decoder_config import DecoderConfig, Rotary
@@ -22,6 +23,8 @@ from paceline.models.spec import FULL, SLIDING
 
 ARCHITECTURES: Mapping[str, str] = {
     "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe",
+    "gemma3": "gemma3", "gemma3_text": "gemma3", "smollm3": "smollm3", "olmo2": "olmo2", "olmo3": "olmo2",
+    "granite": "granite",
 }  # fmt: skip
 NO_ROTATION = 1e30
 Config = DecoderConfig | GemmaConfig | AssistantConfig
@@ -46,8 +49,9 @@ def metadata(config: Config) -> Values:
 
 
 def context_of(config: DecoderConfig) -> int:
-    """The longest text that a model without a window computes alike: these architectures know none."""
-    return min(config.max_len, config.window) if config.window is not None else config.max_len
+    """The longest text that is computed alike: most architectures know no window."""
+    cut = config.window is not None and architecture_of(config) not in WINDOWED
+    return min(config.max_len, config.window or config.max_len) if cut else config.max_len
 
 
 def rotary_factors(config: Config) -> NDArray[np.float32] | None:
@@ -72,10 +76,14 @@ def not_said(config: Config, found: Config) -> list[str]:
         found, AssistantConfig
     ):  # its clusters only save time
         return not_said(config.text, found.text)
-    skipped = {"model_type", "eos_token_ids", "modalities"}
+    skipped = {"model_type", "eos_token_ids", "modalities", "bidirectional"}  # the last two are of pictures
     if isinstance(config, DecoderConfig) and isinstance(found, DecoderConfig):
-        skipped |= {"max_len", "kinds", "window"}  # see `context_of`
-        turns, again = (inverse_frequencies(c.rotary, config.head_dim) for c in (config, found))
+        skipped |= (
+            {"max_len"} if architecture_of(config) in WINDOWED else {"max_len", "kinds", "window"}
+        )  # see `context_of`
+        turns, again = (
+            inverse_frequencies(c.rotary, config.rotated or config.head_dim) for c in (config, found)
+        )
         attention = math.isclose(config.rotary.attention, found.rotary.attention, rel_tol=EXACT)
         if attention and torch.allclose(turns, again, rtol=EXACT, atol=0):
             skipped.add("rotary")
@@ -96,9 +104,29 @@ def _decoder(config: DecoderConfig) -> Values:
         "rope.dimension_count": config.head_dim,
         "rope.freq_base": config.rotary.theta,
     }
-    out |= _scaling(config.rotary)
+    out |= _scaling(config.rotary) | _particular(config)
     if config.moe is not None:
         out |= _experts(config.moe.experts, config.moe.top_k, config.moe.intermediate_size)
+    return out
+
+
+def _particular(config: DecoderConfig) -> Values:
+    """What only some architectures have."""
+    out: Values = {}
+    if architecture_of(config) in WINDOWED and config.window is not None:
+        out |= {
+            "attention.sliding_window": config.window,
+            "attention.sliding_window_pattern": [kind == SLIDING for kind in config.kinds],
+        }
+    if config.local_rotary is not None:
+        out["rope.freq_base_swa"] = config.local_rotary.theta
+    if config.model_type == "granite":
+        out |= {
+            "embedding_scale": config.embedding_scale,
+            "attention.scale": config.attention_scale,
+            "residual_scale": config.residual_scale,
+            "logit_scale": 1.0 / config.logit_scale,
+        }
     return out
 
 

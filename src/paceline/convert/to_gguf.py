@@ -21,7 +21,7 @@ from paceline.checkpoints.defaults import GGUF_KEYS, read_defaults
 from paceline.checkpoints.foreign import ASSISTANT_TYPES
 from paceline.checkpoints.gguf.blocks import BY_NAME
 from paceline.checkpoints.gguf.metadata import read_config as read_gguf_config
-from paceline.checkpoints.gguf.names import ROTATED, interleaved_rows, names_of
+from paceline.checkpoints.gguf.names import interleaved_rows, names_of, norm_shift, rotated_heads
 from paceline.checkpoints.gguf.reader import Gguf
 from paceline.checkpoints.gguf.tokenizer import end_ids
 from paceline.checkpoints.loading import Tensors
@@ -69,6 +69,7 @@ class Stored:
     part: int = 0
     parts: int = 1
     heads: int = 0  # > 0: rows of that many heads go from half and half to pairs side by side
+    shift: float = 0.0  # what is added to the values
 
     @property
     def nbytes(self) -> int:
@@ -159,11 +160,11 @@ def _plan(config: Config, tensors: Tensors, wanted: str | None, notes: list[str]
             else entry.shape
         )
         for i, name in enumerate(names):
-            rotated = ROTATED.search(name) if architecture == "llama" else None
             heads = 0
-            if rotated is not None and isinstance(config, DecoderConfig):
-                heads = config.heads if rotated[1] == "q" else config.kv_heads
-            out.append(Stored(name, source, shape, _kind_of(name, entry, wanted), i, len(names), heads))
+            if isinstance(config, DecoderConfig):
+                heads = rotated_heads(architecture, name, config.heads, config.kv_heads)
+            kind, shift = _kind_of(name, entry, wanted), norm_shift(architecture, name)
+            out.append(Stored(name, source, shape, kind, i, len(names), heads, shift))
     uneven = [one for one in out if wanted in BLOCKS and len(one.shape) > 1 and one.shape[-1] % ELEMENTS]
     if uneven:
         notes.append(f"{len(uneven)} tensors have rows of no multiple of {ELEMENTS} values: kept as f16")
@@ -280,6 +281,8 @@ def _values(data: Tensor, one: Stored) -> Iterator[NDArray[Any]]:
         data = data.chunk(one.parts, -2)[one.part]
     if one.heads:
         data = data[torch.from_numpy(interleaved_rows(data.shape[0], one.heads))]
+    if one.shift:
+        data = data.float() + one.shift
     rows = data.reshape(-1, data.shape[-1]) if data.dim() > 1 else data.reshape(1, -1)
     step = max(1, PIECE // rows.shape[-1])
     for start in range(0, len(rows), step):

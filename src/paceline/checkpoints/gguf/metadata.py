@@ -8,22 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from paceline.checkpoints.gguf.decoders import DECODERS
+from paceline.checkpoints.gguf.keys import FULL, SLIDING, Config, Keys, common, round_trip
 from paceline.checkpoints.gguf.names import NAMES
 from paceline.checkpoints.gguf.reader import Gguf, State, states
-from paceline.checkpoints.gguf.rotary import llama3_scaling, rotating_share
-from paceline.checkpoints.gguf.tokenizer import end_ids
+from paceline.checkpoints.gguf.rotary import rotating_share
 from paceline.errors import ConfigError
 
-Config = dict[str, Any]
-SLIDING, FULL = "sliding_attention", "full_attention"
-_YARN = {"attention_factor": "yarn_attn_factor", "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
 # File types that are no model of text, by what they are
 OTHERS = {
     "clip": "the vision part of a model",
@@ -48,7 +43,7 @@ def read_config(model: Gguf) -> Config:
     """The config of a GGUF model. ConfigError for an unknown architecture and for metadata that is missing."""
     architecture = check_architecture(model.path, model)
     silent = model.get("tokenizer.ggml.suppress_tokens")
-    return READERS[architecture](_Keys(model, architecture)) | ({"suppress_tokens": silent} if silent else {})
+    return READERS[architecture](Keys(model, architecture)) | ({"suppress_tokens": silent} if silent else {})
 
 
 def check_architecture(path: Path, model: Mapping[str, Any]) -> str:
@@ -74,206 +69,13 @@ def check_architecture(path: Path, model: Mapping[str, Any]) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Keys:
-    model: Gguf
-    architecture: str
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self.model.get(f"{self.architecture}.{name}", default)
-
-    def need(self, name: str) -> Any:
-        value = self.get(name)
-        if value is None:
-            raise ConfigError(
-                f"{self.model.path} lacks {self.architecture}.{name} in its metadata: get a file of a newer converter"
-            )
-        return value
-
-    def size(self, name: str, default: int | None = None) -> int:
-        """A whole number; where layers differ the one of the first layer."""
-        value = self.need(name) if default is None else self.get(name, default)
-        if isinstance(value, np.ndarray) and len(value):
-            value = value[0].item()
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ConfigError(
-                f"{self.model.path}: {self.architecture}.{name} is no whole number: get another GGUF file"
-            )
-        return value
-
-    def number(self, name: str, default: float) -> float:
-        value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(
-                f"{self.model.path}: {self.architecture}.{name} is no number: get another GGUF file"
-            )
-        return round_trip(value)
-
-    def per_layer(self, name: str, count: int) -> list[int]:
-        """A value for each layer, whether the file gives one or a list. ConfigError for a list of another length."""
-        value = self.need(name)
-        listed = value.tolist() if isinstance(value, np.ndarray) else [value] * count
-        if len(listed) < count:
-            raise ConfigError(
-                f"{self.model.path}: {self.architecture}.{name} has {len(listed)} values for {count} layers: get another "
-                "GGUF file"
-            )
-        return [int(x) for x in listed[:count]]
-
-    def has(self, tensor: str) -> bool:
-        return tensor in self.model.tensors
-
-    def shape(self, tensor: str) -> tuple[int, ...]:
-        if tensor not in self.model.tensors:
-            raise ConfigError(
-                f"{self.model.path} has no tensor {tensor}, so it is no whole model: download it again, all parts of it"
-            )
-        return self.model.tensors[tensor].shape
-
-
-def round_trip(value: float) -> float:
-    """The short decimal number that a float32 stands for: 1e-05 instead of 9.999999747378752e-06."""
-    return float(str(np.float32(value))) if isinstance(value, float) else float(value)
-
-
-def _common(keys: _Keys) -> Config:
-    """What all architectures have."""
-    heads = keys.size("attention.head_count")
-    hidden = keys.size("embedding_length")
-    config: Config = {
-        "vocab_size": keys.shape("token_embd.weight")[0],
-        "hidden_size": hidden,
-        "num_hidden_layers": keys.size("block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": keys.size("attention.head_count_kv", heads),
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon", 1e-6),
-        "max_position_embeddings": keys.size("context_length"),
-        "tie_word_embeddings": not keys.has("output.weight"),
-    }
-    ends = list(end_ids(keys.model))
-    if ends:
-        config["eos_token_id"] = ends
-    return config
-
-
-def _decoder(keys: _Keys, model_type: str, name: str, sparse: bool = False) -> Config:
-    """Llama and its relatives; `sparse`: the width of an MLP may be missing, since all layers have experts."""
-    config = _common(keys)
-    heads, hidden = config["num_attention_heads"], config["hidden_size"]
-    if heads < 1:
-        raise ConfigError(
-            f"{keys.model.path}: {keys.architecture}.attention.head_count is {heads}: get another GGUF file"
-        )
-    theta = keys.number("rope.freq_base", 10_000.0)
-    head_dim = keys.size("attention.key_length", hidden // heads)
-    return config | {
-        "model_type": model_type,
-        "architectures": [name],
-        "head_dim": head_dim,
-        "intermediate_size": keys.size("feed_forward_length", 0 if sparse else None) or None,
-        "hidden_act": "silu",
-        "rope_theta": theta,
-        "rope_scaling": _scaling(keys, head_dim, theta),
-    }
-
-
-def _scaling(keys: _Keys, head_dim: int, theta: float) -> Config | None:
-    if keys.has("rope_freqs.weight"):
-        factors = keys.model.floats("rope_freqs.weight").ravel()
-        scaling = llama3_scaling(factors, head_dim, theta)
-        if scaling is None:
-            raise ConfigError(
-                f"{keys.model.path}: its rope_freqs.weight is not the scaling of Llama 3: use the safetensors checkpoint "
-                "of this model"
-            )
-        return scaling
-    kind = keys.get("rope.scaling.type", "none")
-    factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
-    if kind == "none" or (kind == "linear" and factor == 1.0):
-        return None
-    scaling = {"rope_type": str(kind), "factor": factor}
-    if keys.get("rope.scaling.original_context_length") is not None:
-        scaling["original_max_position_embeddings"] = keys.size("rope.scaling.original_context_length")
-    for name, key in _YARN.items():
-        if kind == "yarn" and keys.get(f"rope.scaling.{key}") is not None:
-            scaling[name] = keys.number(f"rope.scaling.{key}", 1.0)
-    return scaling
-
-
-def _llama(keys: _Keys) -> Config:
-    if keys.size("expert_count", 0):
-        raise ConfigError(
-            f"{keys.model.path} is a Mixtral (llama with experts), which paceline does not run: use a dense model"
-        )
-    return _decoder(keys, "llama", "LlamaForCausalLM") | {
-        "attention_bias": keys.has("blk.0.attn_q.bias"),
-        "mlp_bias": keys.has("blk.0.ffn_gate.bias"),
-    }
-
-
-def _qwen2(keys: _Keys) -> Config:
-    return _decoder(keys, "qwen2", "Qwen2ForCausalLM") | {"use_sliding_window": False}
-
-
-def _qwen3(keys: _Keys) -> Config:
-    return _decoder(keys, "qwen3", "Qwen3ForCausalLM") | {
-        "attention_bias": False,
-        "use_sliding_window": False,
-    }
-
-
-def _qwen3moe(keys: _Keys) -> Config:
-    return _decoder(keys, "qwen3_moe", "Qwen3MoeForCausalLM") | {
-        "attention_bias": False,
-        "use_sliding_window": False,
-        "num_experts": keys.size("expert_count"),
-        "num_experts_per_tok": keys.size("expert_used_count"),
-        "moe_intermediate_size": keys.size("expert_feed_forward_length"),
-        "norm_topk_prob": True,  # llama.cpp's graph of qwen3moe always normalises
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    }
-
-
-def _qwen35moe(keys: _Keys) -> Config:
-    return _qwen35(keys, "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM") | {
-        "num_experts": keys.size("expert_count"),
-        "num_experts_per_tok": keys.size("expert_used_count"),
-        "moe_intermediate_size": keys.size("expert_feed_forward_length"),
-        "shared_expert_intermediate_size": keys.size("expert_shared_feed_forward_length"),
-    }
-
-
-def _qwen35(keys: _Keys, model_type: str = "qwen3_5_text", name: str = "Qwen3_5ForCausalLM") -> Config:
-    config = _decoder(keys, model_type, name, sparse="moe" in model_type)
-    values, modules = keys.size("ssm.time_step_rank"), keys.size("nextn_predict_layers", 0)
-    count = config["num_hidden_layers"] - modules
-    recurrent = keys.get("attention.recurrent_layers")
-    kinds = None
-    if isinstance(recurrent, np.ndarray) and len(recurrent) >= count:
-        kinds = ["linear_attention" if one else FULL for one in recurrent[:count].tolist()]
-    return config | {
-        "num_hidden_layers": count,
-        "mtp_num_hidden_layers": modules,
-        "layer_types": kinds,
-        "full_attention_interval": keys.size("full_attention_interval", 4),
-        "partial_rotary_factor": keys.size("rope.dimension_count") / max(config["head_dim"], 1),
-        "linear_conv_kernel_dim": keys.size("ssm.conv_kernel"),
-        "linear_key_head_dim": keys.size("ssm.state_size"),
-        "linear_num_key_heads": keys.size("ssm.group_count"),
-        "linear_num_value_heads": values,
-        "linear_value_head_dim": keys.size("ssm.inner_size") // max(values, 1),
-        "gguf_layout": True,  # see parse_qwen3_5
-    }
-
-
-def _gemma4(keys: _Keys) -> Config:
+def _gemma4(keys: Keys) -> Config:
     """A target's config, of type gemma4_text."""
     return {"model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"]} | _gemma4_text(keys)
 
 
-def _gemma4_text(keys: _Keys) -> Config:
-    config = _common(keys)
+def _gemma4_text(keys: Keys) -> Config:
+    config = common(keys)
     count = config["num_hidden_layers"]
     kinds = [SLIDING if x else FULL for x in keys.per_layer("attention.sliding_window_pattern", count)]
     kv_heads = keys.per_layer("attention.head_count_kv", count)
@@ -314,7 +116,7 @@ def _gemma4_text(keys: _Keys) -> Config:
     return config
 
 
-def _gemma4_rope(keys: _Keys) -> Config:
+def _gemma4_rope(keys: Keys) -> Config:
     share = 1.0
     if keys.has("rope_freqs.weight"):
         found = rotating_share(keys.model.floats("rope_freqs.weight").ravel())
@@ -333,7 +135,7 @@ def _gemma4_rope(keys: _Keys) -> Config:
     }
 
 
-def _gemma4_assistant(keys: _Keys) -> Config:
+def _gemma4_assistant(keys: Keys) -> Config:
     text = _gemma4_text(keys) | {"num_kv_shared_layers": keys.size("block_count"), "attention_k_eq_v": False}
     centroids = "masked_embd_centroids.weight"
     return {
@@ -348,8 +150,8 @@ def _gemma4_assistant(keys: _Keys) -> Config:
     }
 
 
-READERS: Mapping[str, Callable[[_Keys], Config]] = {
-    "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "qwen3moe": _qwen3moe, "qwen35": _qwen35, "qwen35moe": _qwen35moe,
+READERS: Mapping[str, Callable[[Keys], Config]] = {
+    **DECODERS,
     "gemma4": _gemma4,
     "gemma4-assistant": _gemma4_assistant,
 }  # fmt: skip

@@ -1,6 +1,6 @@
 """Tensor names of GGUF architectures -> the names that Hugging Face checkpoints have, without their prefix.
 
-`Piece` says from which tensors one is made: most are taken as they are; rows of q and k of the architecture `llama` are
+`Piece` says from which tensors one is made: most are taken as they are; rows of q and k of some architectures are
 put back into the order of half-split rotary embeddings, and gate and up of experts are laid one upon the other. Both
 move whole rows only, so they work on blocks as they are stored, too. Source of the names: llama.cpp's
 `gguf-py/gguf/tensor_mapping.py`.
@@ -83,6 +83,14 @@ _GEMMA = _ATTENTION | _HEAD_NORMS | _MLP | {
     "post_ffw_norm_1.weight": "post_feedforward_layernorm_1.weight",
     "post_ffw_norm_2.weight": "post_feedforward_layernorm_2.weight",
 }  # fmt: skip
+_AFTER = {
+    "post_attention_norm.weight": "post_attention_layernorm.weight",
+    "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
+}
+_AROUND = _AFTER | {
+    "attn_norm.weight": "input_layernorm.weight",
+    "ffn_norm.weight": "pre_feedforward_layernorm.weight",
+}
 _GEMMA_TOP = _TOP | {
     "per_layer_token_embd.weight": "embed_tokens_per_layer.weight",
     "per_layer_model_proj.weight": "per_layer_model_projection.weight",
@@ -102,22 +110,41 @@ NAMES: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
     "qwen3moe": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _EXPERTS | _TWO_NORMS),
     "qwen35": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _DELTA | _NEXTN),
     "qwen35moe": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _EXPERTS | _SHARED_EXPERT | _DELTA | _NEXTN),
+    "gemma3": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _AROUND),
+    "smollm3": (_TOP, _ATTENTION | _MLP | _TWO_NORMS),
+    "olmo2": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _AFTER),
+    "granite": (_TOP, _ATTENTION | _BIASES | _MLP | _MLP_BIASES | _TWO_NORMS),
     "gemma4": (_GEMMA_TOP, _GEMMA),
     "gemma4-assistant": (_ASSISTANT_TOP, _GEMMA),
 }
 # Tensors that say something about the config and are no weights: the factors of scaled rotary embeddings.
 DERIVED = re.compile(r"(blk\.\d+\.)?rope_freqs\.weight")
-ROTATED = re.compile(r"attn_([qk])\.(weight|bias)")
+_ROTATED = re.compile(r"attn_([qk])\.(weight|bias)")
+_PAIRED = ("llama", "smollm3", "granite")  # q and k are stored with rotated pairs side by side
+_SHIFTS = {"gemma3": 1.0}  # what llama.cpp's converter adds to the norms of a checkpoint
+WINDOWED = ("gemma3", "olmo2", "gemma4", "gemma4-assistant")  # files say which layers have a window
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """One checkpoint tensor: the GGUF tensors that are laid along the second last axis, in order; `heads` > 0: rows of
-    that many heads go back from pairs side by side to half and half."""
+    that many heads go back from pairs side by side to half and half; `shift` is subtracted from the values."""
 
     sources: tuple[str, ...]
     shape: tuple[int, ...]
     heads: int = 0
+    shift: float = 0.0
+
+
+def rotated_heads(architecture: str, name: str, heads: int, kv_heads: int) -> int:
+    """Heads of a GGUF tensor whose rows are stored pair by pair; 0 where they are in the order of the checkpoint."""
+    found = _ROTATED.search(name) if architecture in _PAIRED else None
+    return 0 if found is None else heads if found[1] == "q" else kv_heads
+
+
+def norm_shift(architecture: str, name: str) -> float:
+    """What a GGUF tensor holds beside the values of the checkpoint."""
+    return _SHIFTS.get(architecture, 0.0) if name.endswith("norm.weight") else 0.0
 
 
 def pieces(model: Gguf, heads: int, kv_heads: int) -> dict[str, Piece]:
@@ -140,11 +167,11 @@ def pieces(model: Gguf, heads: int, kv_heads: int) -> dict[str, Piece]:
     for name, made_of in sources.items():
         made_of.sort(key=lambda source: "ffn_up_exps" in source)  # gate first
         shapes = [model.tensors[source].shape for source in made_of]
-        rotated = ROTATED.search(made_of[0]) if architecture == "llama" else None
-        count = 0 if rotated is None else heads if rotated[1] == "q" else kv_heads
+        count = rotated_heads(architecture, made_of[0], heads, kv_heads)
         shape = _joined(model, made_of, shapes)
         row = name.endswith("shared_expert_gate.weight") and len(shape) == 1  # a matrix of one row
-        out[name] = Piece(tuple(made_of), (1, *shape) if row else shape, count)
+        shift = norm_shift(architecture, made_of[0])
+        out[name] = Piece(tuple(made_of), (1, *shape) if row else shape, count, shift)
         if count and out[name].shape[0] % (2 * count):
             raise WeightsError(
                 f"{model.path}: {made_of[0]} has {out[name].shape[0]} rows, which are no {count} heads: get another file"

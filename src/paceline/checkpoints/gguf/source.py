@@ -42,11 +42,11 @@ class GgufCheckpoint:
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor as it is computed with: F32, F16, BF16 and I32 as stored, the values of any block type as float32,
         which holds them exactly."""
-        plain = PLAIN.get(self.kind(name))
-        if plain is None:
-            return torch.from_numpy(self.floats(name))
+        plain, piece = PLAIN.get(self.kind(name)), self.pieces[name]
+        if plain is None or piece.shift:
+            return torch.from_numpy(self.floats(name) - np.float32(piece.shift))
         stored, dtype = plain
-        data = np.ascontiguousarray(self.blocks(name)).view(stored).reshape(self.pieces[name].shape)
+        data = np.ascontiguousarray(self.blocks(name)).view(stored).reshape(piece.shape)
         return torch.from_numpy(data).view(dtype)
 
     def kind(self, name: str) -> str:

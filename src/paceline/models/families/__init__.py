@@ -40,7 +40,7 @@ FAMILIES: Mapping[str, str] = {
     "glm4_moe": "glm4_moe",
     "gemma3_text": "gemma3", "gemma3": "gemma3",
     "smollm3": "smollm3",
-    "olmo2": "olmo2",
+    "olmo2": "olmo2", "olmo3": "olmo2",
     "granite": "granite",
 }  # fmt: skip
 

@@ -9,10 +9,14 @@ from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.models.families import ModelSpec
-from paceline.models.fields import Fields, shown
+from paceline.models.fields import Fields
 from paceline.models.layers.decoder import DecoderTarget, decoder_layout, decoder_shapes
-from paceline.models.layers.decoder_config import DecoderConfig, Rotary, parse_decoder
-from paceline.models.spec import FULL, SLIDING
+from paceline.models.layers.decoder_config import (
+    DecoderConfig,
+    listed_kinds,
+    parse_decoder,
+    rotary_by_kind,
+)
 
 EVERY = 6  # layers, of which the last has no window, where config.json does not name them
 GLOBAL, LOCAL = 1_000_000.0, 10_000.0  # rotary bases of layers without and with a window
@@ -35,42 +39,15 @@ def parse_gemma3(raw: Mapping[str, Any]) -> DecoderConfig:
     fields.refuse("final_logit_softcapping", (None,), "Gemma 3 caps no logits, Gemma 2 does")
     fields.refuse("use_bidirectional_attention", (None, False), "an embedding model writes no text")
     fields.refuse("attention_bias", (None, False), "Gemma 3's projections have no biases")
-    whole, local = _rotaries(text, fields)
+    whole, local = rotary_by_kind(text, fields, (GLOBAL, fields.number("rope_local_base_freq", LOCAL)))
     plain = {**text, "rope_parameters": whole, "rope_scaling": None, "model_type": str(raw.get("model_type"))}
-    config = parse_decoder(plain, _kinds(text, fields))
+    config = parse_decoder(plain, listed_kinds(fields, fields.size("sliding_window_pattern", EVERY)))
     return replace(
         config,
         placement="both", activation="gelu", head_norms=True, norm_shift=1.0, local_rotary=local,
         embedding_scale=config.hidden_size**0.5,
         attention_scale=fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
     )  # fmt: skip
-
-
-def _kinds(text: Mapping[str, Any], fields: Fields) -> tuple[str, ...]:
-    count, given = fields.size("num_hidden_layers"), text.get("layer_types")
-    if given is None:
-        every = fields.size("sliding_window_pattern", EVERY)
-        return tuple(SLIDING if (i + 1) % every else FULL for i in range(count))
-    if (
-        not isinstance(given, list)
-        or len(given) != count
-        or not all(kind in (SLIDING, FULL) for kind in given)
-    ):
-        raise ConfigError(
-            f"gemma3: layer_types={shown(given)} must name {count} layers, each {SLIDING} or {FULL}"
-        )
-    return tuple(given)
-
-
-def _rotaries(text: Mapping[str, Any], fields: Fields) -> tuple[dict[str, Any], Rotary]:
-    """(rope_parameters of layers without a window, the rotary embeddings of those with one)."""
-    given = text.get("rope_parameters")
-    if isinstance(given, Mapping) and FULL in given:
-        local = Fields(given.get(SLIDING) or {}, "gemma3.rope_parameters")
-        local.refuse("rope_type", (None, "default"), "layers with a window have plain rotary embeddings")
-        return {"rope_theta": GLOBAL, **(given.get(FULL) or {})}, Rotary(local.number("rope_theta", LOCAL))
-    whole = {"rope_theta": fields.number("rope_theta", GLOBAL), **(text.get("rope_scaling") or {})}
-    return whole, Rotary(fields.number("rope_local_base_freq", LOCAL))
 
 
 SPEC = ModelSpec(parse_gemma3, decoder_shapes, decoder_layout, DecoderTarget)

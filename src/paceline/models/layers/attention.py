@@ -29,6 +29,7 @@ class Attention:
     )  # [columns that are rotated / 2], one tensor for all layers; None: nothing is rotated
     storage: int
     window: int | None
+    stretch: float = 1.0  # what rotated q and k are multiplied with, each
 
 
 def attention_shapes(config: DecoderConfig) -> tuple[Shapes, Shapes]:
@@ -75,7 +76,7 @@ def _turned(ops: Ops, x: Value, norm: Tensor | None, a: Attention, which: tuple[
     config, heads = which
     if norm is not None:
         x = ops.rms_norm(x, norm, config.eps, 1 if config.wide_norms else heads)
-    return x if a.inv_freq is None else ops.rotary(x, a.inv_freq, heads, config.rotary.attention)
+    return x if a.inv_freq is None else ops.rotary(x, a.inv_freq, heads, a.stretch)
 
 
 def read_attention(
@@ -107,6 +108,7 @@ def read_attention(
         inv_freq=None if index in config.unturned else inv_freq,
         storage=storage,
         window=config.window if config.kinds[index] == SLIDING else None,
+        stretch=config.rotary_of(config.kinds[index]).attention,
     )
 
 

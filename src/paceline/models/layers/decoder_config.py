@@ -222,6 +222,41 @@ def sliding_kinds(raw: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(given)
 
 
+def listed_kinds(fields: Fields, every: int) -> tuple[str, ...]:
+    """Layer kinds as `layer_types` lists them, else a layer without a window after `every` - 1 that have one."""
+    count, given = fields.size("num_hidden_layers"), fields.raw.get("layer_types")
+    if given is None:
+        return tuple(SLIDING if (i + 1) % every else FULL for i in range(count))
+    if not isinstance(given, list) or len(given) != count or not all(k in (SLIDING, FULL) for k in given):
+        raise ConfigError(
+            f"{fields.where}: layer_types={shown(given)} must name {count} layers, each {SLIDING} or {FULL}"
+        )
+    return tuple(given)
+
+
+def rotary_by_kind(
+    raw: Mapping[str, Any], fields: Fields, thetas: tuple[float, float]
+) -> tuple[dict[str, Any], Rotary]:
+    """(rope_parameters of layers without a window, the rotary embeddings of those with one, which are never scaled).
+
+    transformers 5 writes `rope_parameters` by kind; older ones `rope_theta` and `rope_scaling` of the layers without.
+    `thetas`: the bases of both kinds where they are not said.
+    """
+    given = raw.get("rope_parameters")
+    if isinstance(given, Mapping) and (FULL in given or SLIDING in given):
+        local = Fields(given.get(SLIDING) or {}, f"{fields.where}.rope_parameters")
+        local.refuse("rope_type", (None, "default"), "layers with a window have plain rotary embeddings")
+        return {"rope_theta": thetas[0], **(given.get(FULL) or {})}, Rotary(
+            local.number("rope_theta", thetas[1])
+        )
+    scaled = raw.get("rope_scaling") or given or {}
+    if not isinstance(scaled, Mapping):
+        raise ConfigError(
+            f"{fields.where}: rope_scaling is {shown(scaled)}, not an object: download config.json again"
+        )
+    return {"rope_theta": fields.number("rope_theta", thetas[0]), **scaled}, Rotary(thetas[1])
+
+
 def _rotary(fields: Fields, partial: bool) -> Rotary:
     raw = fields.raw
     name = "rope_parameters" if raw.get("rope_parameters") is not None else "rope_scaling"

@@ -1,0 +1,153 @@
+"""The metadata of plain decoders -> their config.json: Llama and its relatives, Qwen, Gemma 3, OLMo, Granite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from paceline.checkpoints.gguf.keys import FULL, SLIDING, Config, Keys, decoder, round_trip
+from paceline.errors import ConfigError
+
+
+def _llama(keys: Keys) -> Config:
+    if keys.size("expert_count", 0):
+        raise ConfigError(
+            f"{keys.model.path} is a Mixtral (llama with experts), which paceline does not run: use a dense model"
+        )
+    return decoder(keys, "llama", "LlamaForCausalLM") | {
+        "attention_bias": keys.has("blk.0.attn_q.bias"),
+        "mlp_bias": keys.has("blk.0.ffn_gate.bias"),
+    }
+
+
+def _qwen2(keys: Keys) -> Config:
+    return decoder(keys, "qwen2", "Qwen2ForCausalLM") | {"use_sliding_window": False}
+
+
+def _qwen3(keys: Keys) -> Config:
+    return decoder(keys, "qwen3", "Qwen3ForCausalLM") | {
+        "attention_bias": False,
+        "use_sliding_window": False,
+    }
+
+
+def _qwen3moe(keys: Keys) -> Config:
+    return decoder(keys, "qwen3_moe", "Qwen3MoeForCausalLM") | {
+        "attention_bias": False,
+        "use_sliding_window": False,
+        "num_experts": keys.size("expert_count"),
+        "num_experts_per_tok": keys.size("expert_used_count"),
+        "moe_intermediate_size": keys.size("expert_feed_forward_length"),
+        "norm_topk_prob": True,  # llama.cpp's graph of qwen3moe always normalises
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+def _qwen35moe(keys: Keys) -> Config:
+    return _qwen35(keys, "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM") | {
+        "num_experts": keys.size("expert_count"),
+        "num_experts_per_tok": keys.size("expert_used_count"),
+        "moe_intermediate_size": keys.size("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": keys.size("expert_shared_feed_forward_length"),
+    }
+
+
+def _qwen35(keys: Keys, model_type: str = "qwen3_5_text", name: str = "Qwen3_5ForCausalLM") -> Config:
+    config = decoder(keys, model_type, name, sparse="moe" in model_type)
+    values, modules = keys.size("ssm.time_step_rank"), keys.size("nextn_predict_layers", 0)
+    count = config["num_hidden_layers"] - modules
+    recurrent = keys.get("attention.recurrent_layers")
+    kinds = None
+    if isinstance(recurrent, np.ndarray) and len(recurrent) >= count:
+        kinds = ["linear_attention" if one else FULL for one in recurrent[:count].tolist()]
+    return config | {
+        "num_hidden_layers": count,
+        "mtp_num_hidden_layers": modules,
+        "layer_types": kinds,
+        "full_attention_interval": keys.size("full_attention_interval", 4),
+        "partial_rotary_factor": keys.size("rope.dimension_count") / max(config["head_dim"], 1),
+        "linear_conv_kernel_dim": keys.size("ssm.conv_kernel"),
+        "linear_key_head_dim": keys.size("ssm.state_size"),
+        "linear_num_key_heads": keys.size("ssm.group_count"),
+        "linear_num_value_heads": values,
+        "linear_value_head_dim": keys.size("ssm.inner_size") // max(values, 1),
+        "gguf_layout": True,  # see parse_qwen3_5
+    }
+
+
+def _windows(keys: Keys, count: int, every: int) -> Config:
+    """`layer_types` and `sliding_window`; `every`: a layer without a window, where the file does not say which."""
+    window = keys.size("attention.sliding_window", 0)
+    said = keys.get("attention.sliding_window_pattern", every)
+    if isinstance(said, np.ndarray):
+        slides = [bool(one) for one in keys.per_layer("attention.sliding_window_pattern", count)]
+    else:
+        every = keys.size("attention.sliding_window_pattern", every)
+        slides = [every < 1 or i % every < every - 1 for i in range(count)]
+    kinds = [SLIDING if one and window else FULL for one in slides]
+    return {"layer_types": kinds, "sliding_window": window or None}
+
+
+def _two_rotaries(keys: Keys, config: Config, local: float) -> Config:
+    """The same with rotary embeddings for each kind of layer; those with a window are never scaled."""
+    theta, scaling = config.pop("rope_theta"), config.pop("rope_scaling")
+    plain = {"rope_type": "default", "rope_theta": keys.number("rope.freq_base_swa", local)}
+    return config | {
+        "rope_parameters": {
+            FULL: {"rope_type": "default", "rope_theta": theta} | (scaling or {}),
+            SLIDING: plain,
+        }
+    }
+
+
+def _gemma3(keys: Keys) -> Config:
+    config = _two_rotaries(keys, decoder(keys, "gemma3_text", "Gemma3ForCausalLM"), 10_000.0)
+    del config["hidden_act"]
+    count, heads = config["num_hidden_layers"], config["num_attention_heads"]
+    softcap = keys.get("final_logit_softcapping")
+    return config | _windows(keys, count, 6) | {
+        "hidden_activation": "gelu_pytorch_tanh",
+        # as llama.cpp has it: the file does not say it, and 62 layers are those of the 27B
+        "query_pre_attn_scalar": config["hidden_size"] // heads if count == 62 else config["head_dim"],
+        "final_logit_softcapping": None if softcap is None else round_trip(softcap),
+    }  # fmt: skip
+
+
+def _smollm3(keys: Keys) -> Config:
+    config = decoder(keys, "smollm3", "SmolLM3ForCausalLM")
+    turned = [int((i + 1) % 4 != 0) for i in range(config["num_hidden_layers"])]  # llama.cpp knows no other
+    return config | {"no_rope_layers": turned, "use_sliding_window": False}
+
+
+def _olmo2(keys: Keys) -> Config:
+    """OLMo 3 is an OLMo 2 with windows."""
+    config = decoder(keys, "olmo2", "Olmo2ForCausalLM") | {"attention_bias": False}
+    if not keys.size("attention.sliding_window", 0):
+        return config
+    config = _two_rotaries(keys, config, config["rope_theta"])
+    named = {"model_type": "olmo3", "architectures": ["Olmo3ForCausalLM"]}
+    return config | _windows(keys, config["num_hidden_layers"], 4) | named
+
+
+def _granite(keys: Keys) -> Config:
+    if keys.get("rope.scaling.finetuned", True) is False:
+        raise ConfigError(
+            f"{keys.model.path} is a Granite without rotary embeddings, which paceline does not run: use another file"
+        )
+    config = decoder(keys, "granite", "GraniteForCausalLM")
+    return config | {
+        "attention_bias": keys.has("blk.0.attn_q.bias"),
+        "mlp_bias": keys.has("blk.0.ffn_gate.bias"),
+        "embedding_multiplier": keys.number("embedding_scale", 1.0),
+        "attention_multiplier": keys.number("attention.scale", config["head_dim"] ** -0.5),
+        "residual_multiplier": keys.number("residual_scale", 1.0),
+        "logits_scaling": keys.number("logit_scale", 1.0),
+    }
+
+
+DECODERS: Mapping[str, Callable[[Keys], Config]] = {
+    "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "qwen3moe": _qwen3moe, "qwen35": _qwen35, "qwen35moe": _qwen35moe,
+    "gemma3": _gemma3, "smollm3": _smollm3, "olmo2": _olmo2, "granite": _granite,
+}  # fmt: skip
