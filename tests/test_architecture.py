@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -112,7 +113,8 @@ MAY_IMPORT = {
     "__main__": {"cli"},
 }
 BASE = {"errors", "core", "config", "files", "tree", "soft_tokens", "child", "lazy"}
-LINES, FUNCTION_LINES, PARAMETERS = 400, 50, 6
+LINES, FUNCTION_LINES, CLASS_LINES, PARAMETERS = 400, 50, 250, 6
+MOST_FILES = 16  # in a room below models, so that a newcomer sees what belongs there
 
 
 def room(path: Path) -> str:
@@ -129,6 +131,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
             yield from (a.name.split(".")[1] for a in node.names if a.name.startswith("paceline."))
 
 
+@cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
@@ -151,6 +154,10 @@ def test_imports_go_one_way(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_sizes(path: Path) -> None:
     assert path.read_text(encoding="utf-8").count("\n") <= LINES
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.ClassDef):
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            assert lines <= CLASS_LINES, f"{node.name} has {lines} lines"
     for function in functions(parse(path)):
         if any("triton.jit" in ast.unparse(d) for d in function.decorator_list):
             continue  # a kernel: it can be given no objects, and its parts share registers
@@ -161,6 +168,41 @@ def test_sizes(path: Path) -> None:
         own = [n for n in names if n not in ("self", "cls")]
         command = room(path) == "cli"  # a command's parameters are its options
         assert command or len(own) <= PARAMETERS, f"{function.name} has {len(own)} parameters"
+
+
+def modules_of(tree: ast.AST, modules: dict[str, Path]) -> set[str]:
+    """The modules of ours that a file imports, in functions too, but for what only type checkers read."""
+    seen: set[str] = set()
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module:
+            within = {f"{node.module}.{a.name}" for a in node.names}
+            seen |= within & modules.keys() or {node.module} & modules.keys()
+        elif isinstance(node, ast.Import):
+            seen |= {a.name for a in node.names} & modules.keys()
+        waiting += ast.iter_child_nodes(node)
+    return seen
+
+
+def test_no_circles() -> None:
+    """Neither between rooms nor inside one: modules can be sorted so that each imports only what comes before it."""
+    modules = {
+        ".".join(p.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__"): p
+        for p in FILES
+    }
+    left = {name: modules_of(parse(path), modules) - {name} for name, path in modules.items()}
+    while free := {name for name, needs in left.items() if not needs & left.keys()}:
+        for name in free:
+            del left[name]
+    assert not left, f"these import each other, directly or over others: {sorted(left)}"
+
+
+def test_no_room_of_models_is_crowded() -> None:
+    folders = [SOURCE / "models", *(p for p in (SOURCE / "models").iterdir() if p.is_dir())]
+    assert not [folder.name for folder in folders if len(list(folder.glob("*.py"))) > MOST_FILES]
 
 
 @pytest.mark.parametrize("path", NATIVE, ids=lambda p: p.name)

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, TypeGuard, Unpack
 
 from paceline.assembly import build_engine
@@ -25,6 +24,7 @@ from paceline.text.marked import Answer, parted
 from paceline.text.tokenizer import Tokenizer
 
 Prompt = str | list[int]
+Media = Mapping[Kind, Seq[Any]]
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
 A_MESSAGE = "{'role': 'user', 'content': '...'}"
 
@@ -64,9 +64,7 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *what: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -207,10 +205,10 @@ class LLM:
         prompts: Prompt | Seq[Prompt],
         params: SamplingParams | Seq[SamplingParams] | None,
         said: Mapping[str, Any],
-        media: Mapping[Kind, Seq[Any]] | None = None,
+        media: Media | None = None,
     ) -> list[tuple[list[int], SamplingParams]]:
         """Token ids and parameters of what `generate` is asked for, checked. Raises UsageError."""
-        listed = _listed(self._with(media, prompts))
+        listed = _with_media(media, _listed(prompts), self.reader)
         ids = [self.tokenizer.encode(p) if isinstance(p, str) else copied(p) for p in listed]
         each = self._each(params, said, [len(one) for one in ids], fill=False)
         for prompt, one in zip(ids, each, strict=True):
@@ -232,19 +230,6 @@ class LLM:
                 one.text = self._visible(one, each[i], rendered[i][1])
 
         return [(ids, one) for (ids, _), one in zip(rendered, each, strict=True)], finish
-
-    def _with(
-        self, media: Mapping[Kind, Seq[Any]] | None, prompts: Prompt | Seq[Prompt]
-    ) -> Prompt | Seq[Prompt]:
-        """A prompt whose placeholders stand for pictures and sound. Raises UsageError and PromptError."""
-        if not media or not any(len(given) for given in media.values()):
-            return prompts
-        listed, reader = _listed(prompts), self.reader
-        if len(listed) != 1 or not isinstance(listed[0], str):
-            raise UsageError("images belong to one prompt that is a text: call generate for each, or chat")
-        if reader is None:
-            raise UsageError("this model reads text only: leave images and audio out")
-        return reader.prompt(listed[0], Talk([], reader.in_order(listed[0], media)), add_bos=None)
 
     def completions(
         self, requests: Seq[tuple[list[int], SamplingParams]]
@@ -280,16 +265,7 @@ class LLM:
         if params is None:
             room = [{"max_tokens": max(self.engine.max_len - n, 1)} if fill else {} for n in lengths]
             return [self.params(**(more | dict(said))) for more in room]
-        listed = [params] * len(lengths) if isinstance(params, SamplingParams) else params
-        if isinstance(listed, Mapping):
-            raise UsageError("params is a dict: give SamplingParams(...), or its values as keywords")
-        if not isinstance(listed, Seq) or not all(isinstance(one, SamplingParams) for one in listed):
-            raise UsageError(f"params={shown(params)} is not possible: give SamplingParams, or a list")
-        if len(listed) != len(lengths):
-            raise UsageError(
-                f"{len(lengths)} prompts but {len(listed)} sampling params: give one for all, or one for each"
-            )
-        return [replace(one, **said) for one in listed] if said else list(listed)
+        return _given(params, len(lengths), said)
 
     def render(self, messages: Seq[Message]) -> tuple[list[int], bool]:
         """(prompt of a conversation, whether it has opened a thinking part). Raises UsageError."""
@@ -344,6 +320,20 @@ def _check_names(said: Mapping[str, Any]) -> None:
             raise UsageError(f"unknown sampling parameter {name!r}: {hint}")
 
 
+def _given(
+    params: SamplingParams | Seq[SamplingParams], count: int, said: Mapping[str, Any]
+) -> list[SamplingParams]:
+    """The parameters of each of `count` prompts, `said` changed. Raises UsageError for what is none."""
+    listed = [params] * count if isinstance(params, SamplingParams) else params
+    if isinstance(listed, Mapping):
+        raise UsageError("params is a dict: give SamplingParams(...), or its values as keywords")
+    if not isinstance(listed, Seq) or not all(isinstance(one, SamplingParams) for one in listed):
+        raise UsageError(f"params={shown(params)} is not possible: give SamplingParams, or a list")
+    if len(listed) != count:
+        raise UsageError(f"{count} prompts but {len(listed)} sampling params: give one for all or for each")
+    return [replace(one, **said) for one in listed] if said else list(listed)
+
+
 def _is_ids(value: object) -> bool:
     return isinstance(value, list | tuple) and bool(value) and all(isinstance(t, int) for t in value)
 
@@ -365,6 +355,17 @@ def _listed(prompts: object) -> list[Any]:
         if not isinstance(prompt, str) and not _is_ids(prompt) and prompt != []:
             raise UsageError(f"prompts[{i}]={shown(prompt)} is not possible: {wanted}")
     return list(prompts)
+
+
+def _with_media(media: Media | None, listed: list[Any], reader: MediaReader | None) -> list[Any]:
+    """The one prompt, whose placeholders stand for media, if there is any. Raises UsageError and PromptError."""
+    if not media or not any(len(given) for given in media.values()):
+        return listed
+    if len(listed) != 1 or not isinstance(listed[0], str):
+        raise UsageError("images belong to one prompt that is a text: call generate for each, or chat")
+    if reader is None:
+        raise UsageError("this model reads text only: leave images and audio out")
+    return [reader.prompt(listed[0], Talk([], reader.in_order(listed[0], media)), add_bos=None)]
 
 
 def _message(index: int, message: Message, template: ChatTemplate) -> Message:

@@ -232,7 +232,7 @@ def test_threads_may_stream_and_generate_at_once(llm: LLM) -> None:
 
 
 def test_a_reference_is_copied_from() -> None:
-    llm = LLM("demo", drafter="ngram", max_model_len=1024)
+    llm = LLM("demo", drafter="ngram", max_model_len=1024, draft_tokens=4)  # whatever steps take
     params = SamplingParams(max_tokens=40)
     plain = llm.generate(PROMPTS[1], params)[0]
     told = llm.generate(PROMPTS[1], SamplingParams(max_tokens=40, reference=PROMPTS[1] + plain.text))[0]

@@ -119,10 +119,7 @@ class Conversation:
 
     def attach(self, path: str, kind: Kind | None = None) -> Piece:
         """Show a file with the next message. Raises UsageError for one that cannot be read."""
-        if not self.chat:
-            raise UsageError(
-                "a picture needs a chat model, or --chat: here every text is continued on its own"
-            )
+        self._need_chat("a picture")
         self.attached.append(attach(self.llm.reader, path, kind))
         return Piece(str(self.attached[-1]), "note")
 
@@ -175,6 +172,11 @@ class Conversation:
         if self.always_stats and self.stats is not None:
             yield Piece("\n".join(told(self.stats)), "note")
 
+    def _need_chat(self, what: str) -> None:
+        """Raises UsageError."""
+        if not self.chat:
+            raise UsageError(f"{what} needs a chat model, or --chat: here every text is continued on its own")
+
     # Commands
 
     def _help(self, rest: str) -> Iterator[Piece]:
@@ -203,10 +205,7 @@ class Conversation:
         yield Piece(f"system prompt: {shown}" if shown else "there is no system prompt", "note")
 
     def _use_system(self, text: str) -> None:
-        if not self.chat:
-            raise UsageError(
-                "a system prompt needs a chat model, or --chat: here every text is continued on its own"
-            )
+        self._need_chat("a system prompt")
         text = clean(text).strip().removeprefix(QUOTES).removesuffix(QUOTES).strip()
         wanted = None if text in ('""', "''", "") else text
         self.turns.check(wanted)
@@ -253,10 +252,8 @@ class Conversation:
         elif rest:
             raise UsageError(f"/stats {rest} means nothing: type /stats, /stats on or /stats off")
         else:
-            lines = (
-                told(self.stats) if self.stats is not None else ["no answer has been written to its end yet"]
-            )
-            yield Piece("\n".join(lines), "note")
+            lines = None if self.stats is None else told(self.stats)
+            yield Piece("\n".join(lines or ["no answer has been written to its end yet"]), "note")
 
     def _drafts(self, rest: str) -> Iterator[Piece]:
         self.drafts = not self.drafts
@@ -290,10 +287,7 @@ class Conversation:
         system = None if saved is None else saved.get("system")
         if saved is None or messages is None or not isinstance(system, str | None):
             raise UsageError(f"{path} is no saved conversation: give a file that /save has written")
-        if not self.chat:
-            raise UsageError(
-                "a conversation needs a chat model, or --chat: here every text is continued on its own"
-            )
+        self._need_chat("a conversation")
         settings = saved.get("settings")
         said = {k: v for k, v in settings.items() if k in SETTINGS} if isinstance(settings, dict) else {}
         self.llm.params(**said)

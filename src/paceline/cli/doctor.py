@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from paceline import __version__
-from paceline.cli.options import profile_dir
+from paceline.cli.options import profile_dir, sized
 
 OF_EXTRA = {
     "serve": ("fastapi", "uvicorn", "llguidance"),
@@ -108,8 +108,6 @@ def _caches() -> dict[str, str]:
 
 def _folder(path: Path) -> str:
     """A folder, what is in it, and whether it can be written."""
-    from paceline.cli.info import sized
-
     nearest = next(p for p in (path, *path.parents) if p.exists())
     if not os.access(nearest, os.W_OK | os.X_OK) or not nearest.is_dir():
         return f"{path}: cannot be written, so nothing is kept; change its permissions, or set XDG_CACHE_HOME"

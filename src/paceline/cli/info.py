@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import TARGET, apply, one_target
+from paceline.cli.options import TARGET, apply, one_target, sized
 
 if TYPE_CHECKING:
     import torch
@@ -255,12 +255,3 @@ def _describe(one: Inspection) -> str:
     lines += [f"  not loaded {part}: {sized(size)}" for part, size in one.skipped.items()]
     lines += [f"  UNSUPPORTED {why}" for why in one.unsupported]
     return "\n".join(lines)
-
-
-def sized(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.2f} GiB"

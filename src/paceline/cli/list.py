@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paceline.cli.info import sized
-from paceline.cli.options import profile_dir
+from paceline.cli.options import profile_dir, sized
 
 if TYPE_CHECKING:
     from paceline.hub.cache import Cached

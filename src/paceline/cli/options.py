@@ -187,3 +187,13 @@ def read_text(path: str) -> str:
         ) from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text: convert it first") from error
+
+
+def sized(count: int) -> str:
+    """Bytes as people read them."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from paceline.cli.info import sized
+from paceline.cli.options import sized
 
 
 @click.command()

@@ -21,9 +21,9 @@ from paceline.control.allocation import (
     Batch,
     Option,
     allocate,
+    best_of,
     break_even,
     least_survival,
-    proposal_gain,
 )
 from paceline.control.base import (
     NGRAM,
@@ -98,7 +98,7 @@ class AdaptivePolicy:
         self._step += 1
         if len(rows) != len(free_proposals):
             raise ValueError(
-                f"{len(free_proposals)} proposals for {len(rows)} rows: give one for each, or None"
+                f"{len(free_proposals)} proposals for {len(rows)} rows: give one or None for each"
             )
         out: list[PlannedRow | None] = []
         for row, proposal in zip(rows, free_proposals, strict=True):
@@ -109,8 +109,10 @@ class AdaptivePolicy:
                 out.append(PlannedRow(None, 0, reason))
             else:
                 out.append(None if row.want == "auto" else fixed_row(row, proposal, want))
-        fixed = sum([planned.limit for planned in out if planned is not None])
-        batch = Batch(len(rows) + prefill_rows + fixed, len(rows))
+        fixed, self._measuring = [planned for planned in out if planned is not None], False
+        if len(fixed) == len(out):
+            return DraftPlan(tuple(fixed))
+        batch = Batch(len(rows) + prefill_rows + sum([planned.limit for planned in fixed]), len(rows))
         return self._decide(rows, free_proposals, batch, out)
 
     def _decide(
@@ -126,16 +128,14 @@ class AdaptivePolicy:
                 self._found(i, rows[i], proposals[i], found)
                 self._network(i, rows[i], floor, networks)
                 self._tree(i, rows[i], networks, trees)
-        best = self._best(networks, found, batch)
+        best = best_of(networks, found, batch, self._costs)
         if trees:
-            best = self._chain_or_tree(
-                best, allocate([*(found | networks | trees).values()], batch, self._costs)
-            )
-        measuring = bool(best.taken) and self._drafted >= REFERENCE and batch.rows == len(rows)
-        self._measuring = measuring
-        if best.taken and not measuring:
+            tree = allocate([*(found | networks | trees).values()], batch, self._costs)
+            best = self._chain_or_tree(best, tree)
+        self._measuring = bool(best.taken) and self._drafted >= REFERENCE and batch.rows == len(rows)
+        if best.taken and not self._measuring:
             return self._drafting(rows, out, best, batch)
-        if measuring:
+        if self._measuring:
             self._drafted = 0
             idle = PlannedRow(None, 0, NoDraftReason.MEASURING)
             return DraftPlan(tuple([planned or idle for planned in out]))
@@ -210,35 +210,6 @@ class AdaptivePolicy:
         self._chains = 0
         return tree
 
-    def _best(self, networks: dict[int, Option], found: dict[int, Option], batch: Batch) -> Allocation:
-        """The best of: proposals alone, the network alone, and each row what gains it more."""
-        if not found or not networks:
-            return allocate([*(found or networks).values()], batch, self._costs)
-        ways = [
-            allocate([*found.values()], batch, self._costs),
-            allocate([*networks.values()], batch, self._costs),
-        ]
-        rate = max([way.rate for way in ways])
-        row_seconds = self._row_seconds(batch, len(networks))
-        mixed = dict(networks)
-        for i, option in found.items():
-            other = networks.get(i)
-            if other is not None and other.drafter is not None:
-                price = rate * (row_seconds + self._costs.draft_cost(other.drafter).token)
-                call = rate * self._costs.draft_cost(other.drafter).call / len(networks)
-                if proposal_gain(other.survival, price, call) > proposal_gain(
-                    option.survival, rate * row_seconds
-                ):
-                    continue
-            mixed[i] = option
-        ways.append(allocate([*mixed.values()], batch, self._costs))
-        return max(ways, key=lambda way: way.rate)
-
-    def _row_seconds(self, batch: Batch, more: int) -> float:
-        """What a target row costs beside so many others that verify."""
-        few, many = (self._costs.step_seconds(batch.rows + n, True) for n in (more, 3 * more))
-        return (many - few) / (2 * more)
-
     def _drafting(
         self, rows: Seq[PlanRow], out: Seq[PlannedRow | None], best: Allocation, batch: Batch
     ) -> DraftPlan:
@@ -267,7 +238,7 @@ class AdaptivePolicy:
         if not drafters:
             return StopRule()
         costs = [self._costs.draft_cost(drafter) for drafter in drafters]
-        row_seconds = self._row_seconds(batch, sum([row.limit > 0 for row in planned]))
+        row_seconds = self._costs.row_seconds(batch.rows, sum([row.limit > 0 for row in planned]))
         return StopRule(
             rate * (row_seconds + max([cost.token for cost in costs])),
             rate * max([cost.call for cost in costs]),

@@ -77,6 +77,31 @@ def allocate(options: Sequence[Option], batch: Batch, costs: CostModel) -> Alloc
     return Allocation(taken, best_tokens, best_seconds)
 
 
+def best_of(
+    networks: Mapping[int, Option], found: Mapping[int, Option], batch: Batch, costs: CostModel
+) -> Allocation:
+    """The best of: proposals alone, the networks alone, and each row what gains it more. Options by row."""
+    if not found or not networks:
+        return allocate([*(found or networks).values()], batch, costs)
+    ways = [allocate([*some.values()], batch, costs) for some in (found, networks)]
+    rate = max([way.rate for way in ways])
+    price = rate * costs.row_seconds(batch.rows, len(networks))
+    mixed = dict(networks)
+    for row, option in found.items():
+        other = networks.get(row)
+        if other is not None and other.drafter is not None:
+            _, call, token = costs.draft_cost(other.drafter)
+            gain = proposal_gain(other.survival, price + rate * token, rate * call / len(networks))
+            if gain > proposal_gain(option.survival, price):
+                continue
+        mixed[row] = option
+    return max([*ways, allocate([*mixed.values()], batch, costs)], key=_rate)
+
+
+def _rate(way: Allocation) -> float:
+    return way.rate
+
+
 def _order(entry: tuple[float, int, int, str | None, Sequence[int]]) -> tuple[float, int, int]:
     return entry[:3]
 

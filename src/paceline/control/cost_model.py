@@ -82,6 +82,11 @@ class CostModel:
         factor = self._pace * (self._verifying if verifying else 1.0)
         return [factor * value for value in self._table[max(rows, 1) - 1 : rows + more]]
 
+    def row_seconds(self, rows: int, more: int) -> float:
+        """What a target row costs beside `rows` others, where `more` of its kind verify."""
+        few, many = (self.step_seconds(rows + n, True) for n in (more, 3 * more))
+        return (many - few) / (2 * more)
+
     def draft_cost(self, drafter: str) -> DraftCost:
         """Of a round, now. A drafter that was never timed is guessed at a tenth of a plain step for each call."""
         known = self._drafts.get(drafter)

@@ -23,8 +23,10 @@ class FixedPolicy:
     def plan(
         self, rows: Seq[PlanRow], free_proposals: Seq[Proposal | None], prefill_rows: int = 0
     ) -> DraftPlan:
-        wants = [self.k if row.want == "auto" else row.want for row in rows]
-        return DraftPlan(tuple(map(fixed_row, rows, free_proposals, wants)))
+        both = zip(rows, free_proposals, strict=True)
+        return DraftPlan(
+            tuple([fixed_row(row, found, self.k if row.want == "auto" else row.want) for row, found in both])
+        )
 
     def observe(self, outcome: StepOutcome) -> None:
         """A fixed length learns nothing."""

@@ -38,6 +38,61 @@ class _Reach:
     keys: int  # S
 
 
+class _Reaches:
+    """Which keys the rows of a forward see, by kind of layer, and how the rows are padded to [B, T]."""
+
+    def __init__(self, rows: ForwardBatch, cache: KVCache | None, runs: Seq[int]) -> None:
+        """`runs` [B + 1]: where rows that stand one behind the other begin."""
+        self._rows, self._cache, self._runs = rows, cache, runs
+        self._reach: dict[tuple[str, int | None, int | None, int], _Reach] = {}
+        self._pad: tuple[Tensor, Tensor, int] | None = None
+
+    def padding(self) -> tuple[Tensor, Tensor, int]:
+        """Row of each place of [B, T], places of the rows, and T. Places past an end repeat the last row."""
+        if self._pad is None:
+            starts, device = self._runs, self._rows.tokens.device
+            counts = [b - a for a, b in pairwise(starts)]
+            longest = max(counts)
+            take = [a + min(t, n - 1) for a, n in zip(starts, counts) for t in range(longest)]
+            back = [b * longest + t for b, n in enumerate(counts) for t in range(n)]
+            self._pad = (torch.tensor(take, device=device), torch.tensor(back, device=device), longest)
+        return self._pad
+
+    def of(self, kind: str, window: int | None, ahead: int | None, group: int) -> _Reach:
+        """Keys from the first to the last that any row of a sequence sees; no other sequence's are read."""
+        key = (kind, window, ahead, group)
+        if key not in self._reach:
+            assert self._cache is not None
+            take, _, longest = self.padding()
+            batch = len(self._runs) - 1
+            position = self._rows.positions.long()[take].view(batch, longest)  # [B, T]
+            # [B, T] last visible key
+            last = position[:, -1:].expand_as(position) if ahead is None else position + ahead
+            first = torch.zeros_like(last)
+            if window is not None:
+                first = (last - window + (1 if ahead == 0 else 0)).clamp(min=0)
+                last = self._reached(last, take)
+            begin, end = first[:, :1], last[:, -1:]  # [B, 1]
+            keys = max(1, int((end - begin).max()) + 1)
+            j = begin + torch.arange(keys, device=position.device)  # [B, S]
+            mask = (j[:, None] <= last[..., None]) & (j[:, None] >= first[..., None])  # [B, T, S]
+            j = torch.minimum(j, end).clamp(min=0)
+            page = self._cache.page_size
+            slots = self._rows.slots.long()[take].view(batch, longest)[:, :1]  # [B, 1]
+            index = self._cache.tables[kind][slots, j // page].long() * page + j % page
+            mask = mask[:, None].repeat_interleave(group, dim=2)
+            self._reach[key] = _Reach(index.flatten(), mask, keys)
+        return self._reach[key]
+
+    def _reached(self, last: Tensor, take: Tensor) -> Tensor:
+        """`last` [B, T], further for rows of pictures whose rows see each other."""
+        media = self._rows.media
+        if media is None or media.reach is None:
+            return last
+        reach = torch.tensor(media.reach, device=last.device)[take].view(last.shape)
+        return torch.maximum(last, reach - 1)
+
+
 class EagerRunner:
     """Runs a graph by calling it. `dtype` is that of activations."""
 
@@ -100,8 +155,7 @@ class ReferenceOps:
         self._further = [] if branches is None else branches.further
         if branches is not None and cache is not None:
             cache.copy_pages(branches.copies)
-        self._reach: dict[tuple[str, int | None, int | None, int], _Reach] = {}
-        self._pad: tuple[Tensor, Tensor, int] | None = None
+        self._reaches = _Reaches(rows, cache, self._runs)
 
     # -- inputs ----------------------------------------------------------------------------------------------
 
@@ -217,8 +271,8 @@ class ReferenceOps:
         assert self.cache is not None
         spec = self.cache.layout.layers[layer]
         group = heads // spec.kv_heads
-        reach = self._reach_of(spec.kind, window, last, group)
-        take, back, longest = self._padding()
+        reach = self._reaches.of(spec.kind, window, last, group)
+        take, back, longest = self._reaches.padding()
         batch = len(self._runs) - 1
         q = q[take].view(batch, longest, spec.kv_heads, group, spec.head_dim)
         q = q.permute(0, 2, 1, 3, 4).reshape(batch, spec.kv_heads, longest * group, spec.head_dim)
@@ -238,51 +292,6 @@ class ReferenceOps:
             scores = (q[:, :, rows] @ k.transpose(-1, -2)).masked_fill(~mask[:, :, rows], float("-inf"))
             outs.append(torch.softmax(scores, dim=-1, dtype=self._exact).to(v.dtype) @ v)
         return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
-
-    def _padding(self) -> tuple[Tensor, Tensor, int]:
-        """Row of each place of [B, T], places of the rows, and T. Places past an end repeat the last row."""
-        if self._pad is None:
-            starts, device = self._runs, self.rows.tokens.device
-            counts = [b - a for a, b in pairwise(starts)]
-            longest = max(counts)
-            take = [a + min(t, n - 1) for a, n in zip(starts, counts) for t in range(longest)]
-            back = [b * longest + t for b, n in enumerate(counts) for t in range(n)]
-            self._pad = (torch.tensor(take, device=device), torch.tensor(back, device=device), longest)
-        return self._pad
-
-    def _reach_of(self, kind: str, window: int | None, ahead: int | None, group: int) -> _Reach:
-        """Keys from the first to the last that any row of a sequence sees; no other sequence's are read."""
-        key = (kind, window, ahead, group)
-        if key not in self._reach:
-            assert self.cache is not None
-            take, _, longest = self._padding()
-            batch = len(self._runs) - 1
-            position = self.rows.positions.long()[take].view(batch, longest)  # [B, T]
-            # [B, T] last visible key
-            last = position[:, -1:].expand_as(position) if ahead is None else position + ahead
-            first = torch.zeros_like(last)
-            if window is not None:
-                first = (last - window + (1 if ahead == 0 else 0)).clamp(min=0)
-                last = self._reached(last, take)
-            begin, end = first[:, :1], last[:, -1:]  # [B, 1]
-            keys = max(1, int((end - begin).max()) + 1)
-            j = begin + torch.arange(keys, device=position.device)  # [B, S]
-            mask = (j[:, None] <= last[..., None]) & (j[:, None] >= first[..., None])  # [B, T, S]
-            j = torch.minimum(j, end).clamp(min=0)
-            page = self.cache.page_size
-            slots = self.rows.slots.long()[take].view(batch, longest)[:, :1]  # [B, 1]
-            index = self.cache.tables[kind][slots, j // page].long() * page + j % page
-            mask = mask[:, None].repeat_interleave(group, dim=2)
-            self._reach[key] = _Reach(index.flatten(), mask, keys)
-        return self._reach[key]
-
-    def _reached(self, last: Tensor, take: Tensor) -> Tensor:
-        """`last` [B, T], further for rows of pictures whose rows see each other."""
-        media = self.rows.media
-        if media is None or media.reach is None:
-            return last
-        reach = torch.tensor(media.reach, device=last.device)[take].view(last.shape)
-        return torch.maximum(last, reach - 1)
 
     # -- linear attention ------------------------------------------------------------------------------------
 
