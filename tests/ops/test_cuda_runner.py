@@ -15,13 +15,14 @@ from paceline.bench.random_target import RandomWeights
 from paceline.core import ForwardBatch
 from paceline.errors import UsageError
 from paceline.kv.cache import KVCache
+from paceline.kv.layout import LayerKV, Layout
 from paceline.models.drafters.gemma4_assistant import GemmaAssistant, assistant_shapes
 from paceline.models.families.gemma4 import GemmaTarget, target_shapes
 from paceline.models.families.gemma4_config import parse_assistant, parse_gemma
 from paceline.models.registry import load_target
 from paceline.ops.base import Weight
 from paceline.ops.cuda import runner as runners
-from paceline.ops.cuda import selftest
+from paceline.ops.cuda import selftest, shape
 from paceline.ops.cuda.kernels.attention import section_of
 from paceline.ops.cuda.runner import CudaRunner
 from paceline.ops.cuda.shape import lanes_of, round_up
@@ -111,6 +112,36 @@ def test_other_families_give_what_plain_torch_gives(name, tmp_path):
     assert not notes
 
 
+def test_heads_of_one_key_in_several_tiles_and_many_rows(monkeypatch):
+    """Tiles of two heads of four, and programs that go over all sections, as with many heads and long prompts."""
+    monkeypatch.setattr(shape, "COLUMNS", 2)
+    monkeypatch.setattr(shape, "FEW", 1)
+    layout = Layout((LayerKV("full", 2, 16),), {"full": None})
+    x = torch.randn(3, 4, 8 * 16, generator=torch.Generator().manual_seed(2))
+
+    def graph(ops):
+        ops.store_kv(0, ops.given("k", 32), ops.given("v", 32))
+        return (ops.attention(ops.given("q", 8 * 16), 0, 8, None, True),)
+
+    found = []
+    for runner in (EagerRunner(), cuda_runner()[0]):
+        cache = KVCache(layout, {"full": 4}, max_sequences=1, max_tokens=32, dtype=torch.float32)
+        cache.open(1, [0] * 4)
+        with cache.tail([(1, [0] * 4)]) as tail:
+            given = {"q": x[0], "k": x[1, :, :32].contiguous(), "v": x[2, :, :32].contiguous()}
+            found.append(runner.run(graph, tail.rows(), cache, given)[0].clone())
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [256, 128, 96])
+def test_an_embedding_in_words(width):
+    weight = weight_of(torch.randn(9, width, generator=torch.Generator().manual_seed(3)), "int8")
+    rows = ForwardBatch(torch.tensor([8, 2]), *(torch.zeros(2, dtype=torch.int32) for _ in range(2)), [0, 2])
+    runner = CudaRunner(CPU, torch.float32, trusted=True)
+    (found,) = runner.run(lambda ops: (ops.embed(ops.tokens(), weight, 2.0),), rows, None, {})
+    torch.testing.assert_close(found, dequantize(weight, None, torch.float32)[[8, 2]] * 2)
+
+
 def test_what_has_no_kernel_runs_by_plain_torch_and_is_said(tmp_path):
     build_decoder("qwen3_5", tmp_path)
     runner, notes = cuda_runner()
@@ -196,8 +227,13 @@ def test_the_assistant_scores_as_with_plain_torch():
     torch.testing.assert_close(got.hidden, wanted.hidden, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["float32", "int8", "int4", "q4_0", "q5_0"])
-@pytest.mark.parametrize(("outputs", "inputs"), [(70, 96), (66, 1056)])
+@pytest.mark.parametrize(
+    ("kind", "outputs", "inputs"),
+    [
+        ("float32", 70, 96), ("float32", 66, 1056), ("int8", 66, 1056), ("int8", 70, 256), ("int8", 66, 1152),
+        ("int4", 70, 96), ("int4", 66, 1056), ("q4_0", 66, 1056), ("q5_0", 70, 96),
+    ],
+)  # fmt: skip
 def test_products_of_few_and_many_rows_have_the_same_bits(kind, outputs, inputs):
     data = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(3))
     weight = weight_of(data, kind)

@@ -30,7 +30,6 @@ class Context:
     tiles: Callable[[int], Tensor]  # int32 [tiles, 2], of a `Reach` by its number
     reach: Callable[[Keys], int]  # the number of an attention's `Reach`
     cache: KVCache | None
-    early: bool  # a kernel may be brought up while the one before it still runs
     scratch: Callable[[str, int], Tensor]  # float32 of so many elements, the plan's own, by name
 
 

@@ -18,10 +18,10 @@ from torch import Tensor
 from paceline.ops.cuda.context import Context, Keys, Launch
 from paceline.ops.cuda.kernels import attention as attending
 from paceline.ops.cuda.kernels import rows as rowwise
-from paceline.ops.cuda.kernels.linear import BLOCK, linear_kernel, sum_kernel
+from paceline.ops.cuda.kernels.linear import linear_kernel, sum_kernel
 from paceline.ops.cuda.places import Ref
 from paceline.ops.cuda.shape import FEW, lanes_of
-from paceline.ops.cuda.weights import INT4, INT8, TILE, Matrix
+from paceline.ops.cuda.weights import INT8, TILE, WORDS, Matrix
 
 ELEMENTS = 1024  # of a row, that a program of an elementwise kernel has
 TYPES: dict[torch.dtype, Any] = {
@@ -41,10 +41,10 @@ def warps(width: int) -> int:
     return 4 if width <= 2048 else 8
 
 
-def start(kernel: Any, grid: tuple[int, ...], context: Context) -> Any:
+def start(kernel: Any, grid: tuple[int, ...]) -> Any:
     """What takes the arguments of a kernel and enqueues it. Products and sums stay apart, whatever a compiler likes: the
     same arithmetic stands in several kernels, and has to give the same bits."""
-    return partial(kernel[grid], PDL=context.early, launch_pdl=context.early, enable_fp_fusion=False)
+    return partial(kernel[grid], enable_fp_fusion=False)
 
 
 def parts_of(ref: Ref, context: Context) -> int:
@@ -55,19 +55,12 @@ def parts_of(ref: Ref, context: Context) -> int:
 def tile_of(matrix: Matrix, rows: int) -> tuple[int, int, int, int, int]:
     """(outputs, rows, inputs, warps, stages) of a program's tile."""
     if matrix.dtype == torch.float32:
-        return TILE, 16, BLOCK if matrix.kind == INT4 else 32, 4, 2
+        return TILE, 16, matrix.block or 32, 4, 2
     few = rows <= FEW
     lanes = max(16, power(min(rows, FEW)))
-    if matrix.kind == INT4:
-        return (TILE, lanes, BLOCK, 4, 3) if few else (2 * TILE, 2 * TILE, BLOCK, 8, 2)
-    if matrix.kind == INT8:
-        return (
-            (TILE, lanes, 256, 4, 4)
-            if few and lanes <= 16
-            else (TILE, lanes, 128, 4, 4)
-            if few
-            else (128, 128, 64, 8, 3)
-        )
+    if matrix.block:
+        stages = 4 if lanes <= 16 else 3 if lanes <= 32 else 2
+        return (TILE, lanes, matrix.block, 4, stages) if few else (2 * TILE, 2 * TILE, matrix.block, 8, 2)
     return (
         (TILE, lanes, 128 if lanes <= 32 else 64, 4, 4)
         if few
@@ -83,13 +76,14 @@ def linear(matrix: Matrix, x: Ref, out: Ref, bias: Tensor | None, act: int) -> L
         bn, bm, bk, num_warps, stages = tile_of(matrix, rows)
         inner = not context.bucket.few
         even = matrix.part % bk == 0 and matrix.inputs % bk == 0
+        asm = matrix.dtype == torch.bfloat16 and isinstance(linear_kernel, triton.runtime.JITFunction)
         grid = triton.cdiv(rows, bm), triton.cdiv(matrix.outputs, bn), 1 if inner else matrix.splits
-        start(linear_kernel, grid, context)(
+        start(linear_kernel, grid)(
             x.data, matrix.data, matrix.data if matrix.scale is None else matrix.scale,
             x.data if bias is None else bias, out.data,
             rows, matrix.outputs, matrix.inputs, matrix.part, x.stride, out.stride, out.split_stride,
             KIND=matrix.kind, ACT=act, SPLITS=matrix.splits, INNER=inner, BIAS=bias is not None, EVEN=even,
-            DT=TYPES[matrix.dtype], BN=bn, BM=bm, BK=bk, num_warps=num_warps, num_stages=stages,
+            ASM=asm, DT=TYPES[matrix.dtype], BN=bn, BM=bm, BK=bk, num_warps=num_warps, num_stages=stages,
         )  # fmt: skip
 
     return run
@@ -100,7 +94,7 @@ def add_parts(x: Ref, out: Ref) -> Launch:
 
     def run(context: Context) -> None:
         grid = context.bucket.rows, triton.cdiv(x.width, ELEMENTS)
-        start(sum_kernel, grid, context)(
+        start(sum_kernel, grid)(
             x.data, out.data, context.bucket.rows, x.width, x.split_stride, x.stride, out.stride, SPLITS=parts_of(x,
             context), B=ELEMENTS
         )  # fmt: skip
@@ -110,12 +104,13 @@ def add_parts(x: Ref, out: Ref) -> Launch:
 
 def embed(table: Matrix, out: Ref, factor: float) -> Launch:
     """out = table[tokens] * factor"""
+    data = table.data.view(torch.int8) if table.kind == WORDS else table.data
 
     def run(context: Context) -> None:
         grid = context.bucket.rows, triton.cdiv(table.inputs, ELEMENTS)
-        start(rowwise.embed_kernel, grid, context)(
-            context.meta("tokens"), table.data, table.data if table.scale is None else table.scale, out.data, factor,
-            table.inputs, table.outputs, out.stride, INT8=table.kind == INT8, B=ELEMENTS,
+        start(rowwise.embed_kernel, grid)(
+            context.meta("tokens"), data, data if table.scale is None else table.scale, out.data, factor,
+            table.inputs, table.outputs, out.stride, INT8=table.kind in (INT8, WORDS), BLOCK=table.block, B=ELEMENTS,
         )  # fmt: skip
 
     return run
@@ -142,7 +137,7 @@ def norm(spec: Norm) -> Launch:
     residual, last = spec.residual or x, z or to
 
     def run(context: Context) -> None:
-        start(rowwise.norm_kernel, (context.bucket.rows,), context)(
+        start(rowwise.norm_kernel, (context.bucket.rows,))(
             x.data, residual.data, x.data if post[0] is None else post[0], x.data if pre[0] is None else pre[0],
             to.data, last.data,
             x.width, x.stride, residual.stride, to.stride, last.stride, x.split_stride, post[1], pre[1],
@@ -162,7 +157,7 @@ def group_norm(x: Ref, out: Ref, groups: int, weight: Norms) -> Launch:
     width, (scale, eps) = x.width // groups, weight or (None, 0.0)
 
     def run(context: Context) -> None:
-        start(rowwise.group_norm_kernel, (context.bucket.rows, groups), context)(
+        start(rowwise.group_norm_kernel, (context.bucket.rows, groups))(
             x.data, x.data if scale is None else scale, out.data, width, x.stride, out.stride, x.split_stride, eps,
             SPLITS=parts_of(x, context), WEIGHT=scale is not None, B=power(width),
         )  # fmt: skip
@@ -198,7 +193,7 @@ def heads(spec: Heads) -> Launch:
         q_norm, k_norm = (q.data if norm is None or norm[0] is None else norm[0] for norm in spec.norms[:2])
         table = cache.tables[cache.layout.layers[spec.layer].kind]
         first, second = k or q, v or q
-        start(rowwise.heads_kernel, (context.bucket.rows, spec.heads + own + (own if v is not None else 0)), context)(
+        start(rowwise.heads_kernel, (context.bucket.rows, spec.heads + own + (own if v is not None else 0)))(
             q.data, first.data, second.data, context.meta("positions"), context.meta("slots"), context.meta("count"),
             table,
             spec.inv_freq, q_norm, k_norm, spec.out.data, cache.k[spec.layer], cache.v[spec.layer],
@@ -225,7 +220,7 @@ def store(parts: Seq[Ref], layer: int) -> Launch:
         spec = cache.layout.layers[layer]
         table = cache.tables[spec.kind]
         for part, to in zip(parts, (cache.k[layer], cache.v[layer])):
-            start(rowwise.store_kernel, (context.bucket.rows, triton.cdiv(part.width, ELEMENTS)), context)(
+            start(rowwise.store_kernel, (context.bucket.rows, triton.cdiv(part.width, ELEMENTS)))(
                 part.data, context.meta("positions"), context.meta("slots"), context.meta("count"), table, to,
                 spec.kv_heads, part.width // spec.kv_heads, part.stride, table.stride(0), part.split_stride,
                 SPLITS=parts_of(part, context), PAGE=cache.page_size, B=ELEMENTS,
@@ -245,7 +240,7 @@ def _store_further(context: Context, layer: int) -> None:
     table = cache.tables[spec.kind]
     for part in (k,) if v is k else (k, v):
         width = part.shape[1] * part.shape[2]
-        start(attending.further_kernel, (context.bucket.further, triton.cdiv(width, ELEMENTS)), context)(
+        start(attending.further_kernel, (context.bucket.further, triton.cdiv(width, ELEMENTS)))(
             part, context.meta("further_rows"), context.meta("further_slots"), context.meta("positions"),
             context.meta("slots"),
             table, context.meta("further_count"), width, table.stride(0), PAGE=cache.page_size, B=ELEMENTS,
@@ -256,7 +251,7 @@ def rotary(x: Ref, out: Ref, count: int, inv_freq: Tensor, turn: float) -> Launc
     width = x.width // count
 
     def run(context: Context) -> None:
-        start(rowwise.rotary_kernel, (context.bucket.rows, count), context)(
+        start(rowwise.rotary_kernel, (context.bucket.rows, count))(
             x.data, context.meta("positions"), inv_freq, out.data, width, len(inv_freq), x.stride, out.stride,
             x.split_stride, turn,
             SPLITS=parts_of(x, context), B=power(width),
@@ -293,7 +288,7 @@ def attention(spec: Attend) -> Launch:
         dtype = k.dtype if k.dtype in TYPES else torch.float32
         common: dict[str, Any] = {"WINDOW": keys.window, "SEES": keys.sees, "GROUP": group, "R": lanes}
         rows = context.meta("positions"), context.meta("ends"), context.meta("reach")
-        start(attending.attention_kernel, (tiles, groups, 1 if whole else sections), context)(
+        start(attending.attention_kernel, (tiles, groups, 1 if whole else sections))(
             q.data, k, v, table, context.tiles(number), *rows, context.meta("slots"), out.data, part_out, part_mass,
             layer.kv_heads, per_kv, layer.head_dim, layer.value_dim, q.stride, out.stride, table.stride(0), sections,
             WHOLE=whole, D=max(16, d), DV=max(16, dv), BN=block, PAGE=cache.page_size, DT=TYPES[dtype],
@@ -301,7 +296,7 @@ def attention(spec: Attend) -> Launch:
         )  # fmt: skip
         if not whole:
             columns = min(64, max(16, dv))
-            start(attending.join_kernel, (tiles, groups, triton.cdiv(layer.value_dim, columns)), context)(
+            start(attending.join_kernel, (tiles, groups, triton.cdiv(layer.value_dim, columns)))(
                 context.tiles(number), *rows, out.data, part_out, part_mass, layer.value_dim, out.stride,
                 sections, B=columns, **common,
             )  # fmt: skip
@@ -313,7 +308,7 @@ def gated(gate: Ref, value: Ref, out: Ref, act: int) -> Launch:
     """out = act(gate) * value; a gate of one column is one for the whole row."""
 
     def run(context: Context) -> None:
-        start(rowwise.gated_kernel, (context.bucket.rows, triton.cdiv(value.width, ELEMENTS)), context)(
+        start(rowwise.gated_kernel, (context.bucket.rows, triton.cdiv(value.width, ELEMENTS)))(
             gate.data, value.data, out.data, value.width, gate.stride, value.stride, out.stride, gate.split_stride,
             value.split_stride, GATE_SPLITS=parts_of(gate, context), VALUE_SPLITS=parts_of(value, context), ACT=act,
             ONE=gate.width == 1 and value.width > 1, B=ELEMENTS,
@@ -327,7 +322,7 @@ def single(op: int, x: Ref, y: Ref | None, out: Ref, number: float, vector: Tens
     second = y or x
 
     def run(context: Context) -> None:
-        start(rowwise.single_kernel, (context.bucket.rows, triton.cdiv(out.width, ELEMENTS)), context)(
+        start(rowwise.single_kernel, (context.bucket.rows, triton.cdiv(out.width, ELEMENTS)))(
             x.data, second.data if vector is None else vector, out.data, number, out.width, x.stride, second.stride,
             out.stride,
             x.split_stride, second.split_stride, OP=op, X_SPLITS=parts_of(x, context), Y_SPLITS=parts_of(second,

@@ -31,7 +31,7 @@ def route(spec: Router) -> Launch:
     scores, out, experts = spec.scores, spec.out, spec.scores.width
 
     def run(context: Context) -> None:
-        start(mixing.route_kernel, (context.bucket.rows,), context)(
+        start(mixing.route_kernel, (context.bucket.rows,))(
             scores.data, scores.data if spec.bias is None else spec.bias,
             scores.data if spec.expert_scale is None else spec.expert_scale, out.data, experts, scores.split_stride,
             scores.stride, out.stride, spec.kept, SPLITS=parts_of(scores, context), SIGMOID=spec.bias is not None,
@@ -66,12 +66,12 @@ def experts(stack: Matrix, chosen: Chosen, x: Ref, out: Ref, act: int) -> Launch
         if listed:
             lists = context.scratch("listed", count * pairs).view(torch.int32)
             counts = context.scratch("counts", count).view(torch.int32)
-            start(mixing.list_kernel, (count,), context)(
+            start(mixing.list_kernel, (count,))(
                 route.data, lists, counts, pairs, route.stride, pairs, TOP=top, B=1024
             )
         bm = 64 if listed and rows >= 256 else 16
         wide = stack.dtype != torch.float32
-        start(mixing.experts_kernel, (count if listed else pairs, triton.cdiv(outputs, TILE)), context)(
+        start(mixing.experts_kernel, (count if listed else pairs, triton.cdiv(outputs, TILE)))(
             x.data, route.data, lists, counts, stack.data, stack.data if stack.scale is None else stack.scale,
             out.data, outputs,
             stack.inputs, per_row, x.stride, route.stride, out.stride, pairs, LISTED=listed, INT8=stack.kind == INT8,
@@ -85,7 +85,7 @@ def experts(stack: Matrix, chosen: Chosen, x: Ref, out: Ref, act: int) -> Launch
 
 def mix(route: Ref, x: Ref, out: Ref, top: int) -> Launch:
     def run(context: Context) -> None:
-        start(mixing.mix_kernel, (context.bucket.rows, triton.cdiv(out.width, ELEMENTS)), context)(
+        start(mixing.mix_kernel, (context.bucket.rows, triton.cdiv(out.width, ELEMENTS)))(
             route.data, x.data, out.data, out.width, route.stride, x.stride, out.stride, TOP=top, B=ELEMENTS
         )  # fmt: skip
 
@@ -94,7 +94,7 @@ def mix(route: Ref, x: Ref, out: Ref, top: int) -> Launch:
 
 def clusters(scores: Ref, chosen: Ref, ids: Ref, ordering: Tensor, size: int) -> Launch:
     def run(context: Context) -> None:
-        start(mixing.clusters_kernel, (context.bucket.rows,), context)(
+        start(mixing.clusters_kernel, (context.bucket.rows,))(
             scores.data, ordering, chosen.data, ids.data, scores.width, size, scores.split_stride, scores.stride,
             chosen.stride,
             ids.stride, SPLITS=parts_of(scores, context), TOP=chosen.width, SIZE=power(size), C=power(scores.width),
@@ -105,7 +105,7 @@ def clusters(scores: Ref, chosen: Ref, ids: Ref, ordering: Tensor, size: int) ->
 
 def gather(head: Matrix, x: Ref, chosen: Ref, out: Ref, size: int, top: int) -> Launch:
     def run(context: Context) -> None:
-        start(mixing.gather_kernel, (context.bucket.rows, top), context)(
+        start(mixing.gather_kernel, (context.bucket.rows, top))(
             x.data, chosen.data, head.data, head.data if head.scale is None else head.scale, out.data, size,
             head.inputs, x.stride,
             chosen.stride, out.stride, INT8=head.kind == INT8, DT=TYPES[head.dtype], SIZE=power(size), BK=64,

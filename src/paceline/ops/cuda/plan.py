@@ -75,7 +75,6 @@ class Device:
     staging: Staging
     capture: Callable[[Callable[[], None]], Captured] | None  # None: nothing is captured
     note: Callable[[str], None]
-    early: bool  # see Context
     scratch: dict[str, Tensor] = field(default_factory=dict)
     generation: int = 0  # of scratch: what was captured before a change is not replayed any more
 
@@ -263,7 +262,6 @@ class Plan:
             lambda number: self._meta[layout.tiles(number) :],
             self._reach.__getitem__,
             None if self._cache is None else self._cache(),
-            self._shared.early,
             self._scratch,
         )
 

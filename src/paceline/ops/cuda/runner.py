@@ -26,8 +26,6 @@ from paceline.ops.cuda.weights import Matrix, Order, kind_of, pack
 from paceline.ops.recording import Code, RecordingOps, Symbol
 from paceline.ops.reference import EagerRunner
 
-EARLY = 9, 0  # the compute capability from which on programmatic dependent launch is there
-
 
 class CudaRunner:
     """Implements `Runner`. Results are views of the plan's own places, valid until the next run of the same graph."""
@@ -41,19 +39,16 @@ class CudaRunner:
         dtype: torch.dtype = torch.bfloat16,
         *,
         capture: bool = True,
-        early: bool = False,
         trusted: bool = False,
         note: Callable[[str], None] = lambda line: None,
     ) -> None:
         """`dtype`: what int8 and int4 weights are multiplied in. `note` gets a line where something is done the slow way.
 
-        `early`: kernels are brought up while the one before still runs (programmatic dependent launch, from compute
-        capability 9.0 on). Off until it has been measured. `trusted`: no self-test before the first graphs.
+        `trusted`: no self-test before the first graphs.
         """
         self.device, self._low, self._note = device, dtype, note
         taken = Capture(device) if capture and device.type == "cuda" else None
-        early = early and device.type == "cuda" and torch.cuda.get_device_capability(device) >= EARLY
-        self._shared = Device(device, Staging(device), taken, note, early)
+        self._shared = Device(device, Staging(device), taken, note)
         self._plans: dict[Graph, Plan | None] = {}
         self._packed: dict[
             tuple[object, ...], tuple[Seq[Weight], Matrix]

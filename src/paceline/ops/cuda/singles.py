@@ -70,7 +70,7 @@ def _mixture(e: Emitter, node: Node) -> None:
         route, x = e.places[node.inputs[0]], e.whole(node.inputs[1])
         act = GATES.get(Code(number_of(node, 2)), 0) if node.integers[2] else 0
         out = e.define(node.outputs[0])
-        stack = _stack(e, node.weights, "halves" if act else "plain")
+        stack = _stack(e, node.weights, "halves" if act else "rows")
         picked = launch_experts.Chosen(route, len(node.weights), number_of(node, 0), number_of(node, 1))
         made = launch_experts.experts(stack, picked, x, out, act)
         e.emit("experts", made, [route, x], [out])
@@ -90,7 +90,7 @@ def _mixture(e: Emitter, node: Node) -> None:
         x, chosen = e.whole(node.inputs[0]), e.places[node.inputs[1]]
         out = e.define(node.outputs[0])
         made = launch_experts.gather(
-            e.pack(node.weights, "plain"), x, chosen, out, number_of(node, 0), number_of(node, 1)
+            e.pack(node.weights, "rows"), x, chosen, out, number_of(node, 0), number_of(node, 1)
         )
         e.emit("gather", made, [x, chosen], [out])
     else:

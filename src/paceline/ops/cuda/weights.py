@@ -1,4 +1,4 @@
-"""Weights in the form that the kernels of this room read: floats and int8 as they are, int4 in blocks of 256 inputs.
+"""Weights in the form that the kernels of this room read: floats as they are, integers in words of neighbours.
 
 Matrices that are multiplied with the same rows lie behind each other, so that one launch reads them all. A gate and the
 value beside it lie output by output.
@@ -17,10 +17,10 @@ from torch import Tensor
 
 from paceline.ops import blocks
 from paceline.ops.base import Weight
-from paceline.ops.cuda.kernels.linear import BLOCK, GROUP
+from paceline.ops.cuda.kernels.linear import BLOCK, BYTES, GROUP
 
-Order = Literal["plain", "pair", "halves"]  # see `pack`
-FLOAT, INT8, INT4 = range(3)
+Order = Literal["plain", "pair", "halves", "rows"]  # see `pack`
+FLOAT, INT8, INT4, WORDS = range(4)
 TILE = 64  # outputs of a tile at few rows
 PROGRAMS = 264  # that a product with few rows should have, about two for each multiprocessor of a large card
 MOST_SPLITS = 8
@@ -29,7 +29,10 @@ FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matrix:
-    """[outputs, inputs] on the device. int8: scale [outputs]; int4: [outputs, padded inputs / 32]."""
+    """[outputs, inputs] on the device. int8: scale [outputs]; int4: [outputs, padded inputs / 32].
+
+    INT4, and WORDS for int8: `data` is int32, in blocks of so many inputs, see `in_words`.
+    """
 
     data: Tensor
     scale: Tensor | None
@@ -39,6 +42,7 @@ class Matrix:
     dtype: torch.dtype  # what it is multiplied in
     splits: int  # parts of the inputs that are added up apart, a property of the weight: see linear.py
     part: int  # inputs of each
+    block: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -47,7 +51,8 @@ class Matrix:
 
 def pack(weights: Seq[Weight], dtype: torch.dtype, order: Order = "plain") -> Matrix:
     """Several weights of one kind and as many inputs, in one matrix. order: plain, behind each other; pair, a gate and a
-    value, output by output; halves, behind each other, each one's first and second half output by output.
+    value, output by output; halves, behind each other, each one's first and second half output by output; rows, as plain
+    where single rows are read: int8 is not put into words.
 
     `dtype`: what int8 and int4 are multiplied in. Floats are multiplied in their own type.
     """
@@ -62,9 +67,13 @@ def pack(weights: Seq[Weight], dtype: torch.dtype, order: Order = "plain") -> Ma
     outputs, inputs = data.shape[0], first.in_features
     splits, part = (1, inputs) if order == "pair" else split_of(outputs, inputs)
     if first.kind == "int4":
-        data, scale = in_blocks(data, scale, inputs, dtype)
-        return Matrix(data, scale, INT4, outputs, inputs, dtype, splits, part)
+        data, scale = _padded(data, scale, inputs, dtype)
+        return Matrix(in_words(data, BLOCK, 4), scale, INT4, outputs, inputs, dtype, splits, part, BLOCK)
     if first.kind == "int8":
+        block = next((size for size in (BLOCK, BYTES) if inputs % size == 0), 0)
+        if order in ("plain", "pair") and block:
+            data = in_words(data, block, 8)
+            return Matrix(data, scale, WORDS, outputs, inputs, dtype, splits, part, block)
         return Matrix(data, scale, INT8, outputs, inputs, dtype, splits, part)
     return Matrix(data, None, FLOAT, outputs, inputs, data.dtype, splits, part)
 
@@ -111,17 +120,29 @@ def _plain(weight: Weight, dtype: torch.dtype) -> Weight:
     return Weight(torch.from_numpy(values).to(device, dtype), {v: k for k, v in FLOATS.items()}[dtype])  # type: ignore[arg-type]
 
 
-def in_blocks(data: Tensor, scale: Tensor | None, inputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """[outputs, inputs / 2], low nibble first -> blocks of 256 inputs: byte j of a block holds inputs j and j + 128."""
+def _padded(data: Tensor, scale: Tensor | None, inputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """int4 with whole blocks of inputs: nibbles of zero with scales of zero."""
     assert scale is not None
     padded = math.ceil(inputs / BLOCK) * BLOCK
     if padded != inputs:
         data = torch.nn.functional.pad(data, (0, (padded - inputs) // 2), value=0x88)
         scale = torch.nn.functional.pad(scale, (0, (padded - inputs) // GROUP))
-    out = torch.empty_like(data)
-    step = max(1, (1 << 26) // padded)
+    return data, scale.to(dtype).contiguous()
+
+
+def in_words(data: Tensor, block: int, bits: int) -> Tensor:
+    """[outputs, bytes] -> int32 [outputs, words]. Word j of the w of a block holds its inputs j, j + w, j + 2w, ...
+
+    So what stands in one place of neighbouring words are neighbouring inputs, as an instruction wants them in a register.
+    bits 4: bytes hold two inputs, low nibble first.
+    """
+    out = torch.empty(len(data), data.shape[1] // 4, dtype=torch.int32, device=data.device)
+    step, parts = max(1, (1 << 26) // data.shape[1]), 32 // bits
     for i in range(0, len(data), step):
-        piece = data[i : i + step]
-        values = torch.stack((piece & 15, piece >> 4), -1).view(len(piece), -1, 2, BLOCK // 2)
-        out[i : i + step] = (values[:, :, 0] | values[:, :, 1] << 4).flatten(1)
-    return out, scale.to(dtype).contiguous()
+        piece = data[i : i + step].view(torch.uint8)
+        if bits == 4:
+            values = torch.stack((piece & 15, piece >> 4), -1).view(len(piece), -1, parts, block // parts)
+            piece = values[:, :, 0::2] | values[:, :, 1::2] << 4
+        placed = piece.view(len(piece), -1, 4, block // parts).transpose(2, 3).contiguous()
+        out[i : i + step] = placed.view(torch.int32).view(len(piece), -1)
+    return out

@@ -14,8 +14,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from paceline.ops.cuda.kernels.linear import ready
-
 _SECTION = tl.constexpr(128)  # keys, up to position
 _SHORT = tl.constexpr(4096)  # from which on sections have
 _LONG = tl.constexpr(512)
@@ -131,12 +129,11 @@ def _join(most, mass, out, most_s, mass_s, out_s):
 def attention_kernel(
     q, k, v, table, tiles, positions, ends, reach, slots, out, part_out, part_mass,
     kv_heads, per_kv, key_width, value_width, q_stride, out_stride, table_stride, sections,
-    PDL: tl.constexpr, WINDOW: tl.constexpr, SEES: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr,
+    WINDOW: tl.constexpr, SEES: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr,
     D: tl.constexpr,
     DV: tl.constexpr, R: tl.constexpr, BN: tl.constexpr, PAGE: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """One tile and K/V head; WHOLE: all sections, else that of program_id(2), written to `part_out` and `part_mass`."""
-    ready(PDL)
     first, count, row, head, inside, low, last, begin, end = _columns(
         tiles, positions, ends, reach, WINDOW, SEES, GROUP, R
     )
@@ -155,27 +152,9 @@ def attention_kernel(
         total = tl.zeros([DV, R], tl.float32)
         for s in range(s0, s1 + 1):
             most_s, mass_s, out_s = _section(
-                q_t,
-                k,
-                v,
-                pages,
-                s,
-                begin,
-                end,
-                low,
-                last,
-                inside,
-                h,
-                kv_heads,
-                key_width,
-                value_width,
-                D,
-                DV,
-                R,
-                BN,
-                PAGE,
-                DT,
-            )
+                q_t, k, v, pages, s, begin, end, low, last, inside, kv, kv_heads, key_width, value_width, D, DV, R, BN,
+                PAGE, DT,
+            )  # fmt: skip
             most, mass, total = _join(most, mass, total, most_s, mass_s, out_s)
         total = total / tl.where(mass == 0.0, 1.0, mass)[None, :]
         to = (
@@ -204,10 +183,9 @@ def attention_kernel(
 @triton.jit(do_not_specialize=["sections"])
 def join_kernel(
     tiles, positions, ends, reach, out, part_out, part_mass, value_width, out_stride, sections,
-    WINDOW: tl.constexpr, SEES: tl.constexpr, GROUP: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr, B: tl.constexpr,
+    WINDOW: tl.constexpr, SEES: tl.constexpr, GROUP: tl.constexpr, R: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Join the sections of a tile, B columns of its values at a time."""
-    ready(PDL)
     _, count, row, head, inside, _, _, begin, end = _columns(
         tiles, positions, ends, reach, WINDOW, SEES, GROUP, R
     )
@@ -235,10 +213,9 @@ def join_kernel(
 @triton.jit
 def further_kernel(
     store, rows, slots_to, positions, slots, table, count, width, table_stride, PAGE: tl.constexpr,
-    PDL: tl.constexpr, B: tl.constexpr
+    B: tl.constexpr
 ):  # fmt: skip
     """Copy a row's K or V [width] to where a further branch of a tree reads it."""
-    ready(PDL)
     i = tl.program_id(0)
     at = tl.program_id(1) * B + tl.arange(0, B)
     row = tl.load(rows + i)

@@ -9,20 +9,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from paceline.ops.cuda.kernels.linear import activated, ready
+from paceline.ops.cuda.kernels.linear import activated
 from paceline.ops.cuda.kernels.rows import load_sum
 
 
 @triton.jit
 def route_kernel(
     scores, bias, expert_scale, out, experts, split_stride, stride, out_stride, kept_groups,
-    PDL: tl.constexpr, SPLITS: tl.constexpr, SIGMOID: tl.constexpr, RENORM: tl.constexpr, SCALE: tl.constexpr,
+    SPLITS: tl.constexpr, SIGMOID: tl.constexpr, RENORM: tl.constexpr, SCALE: tl.constexpr,
     TOP: tl.constexpr,
     GROUPS: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
     """Of a row's scores: the shares of the TOP experts, then their numbers,
     as float32. Ties go to the lowest number."""
-    ready(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, E)
     keep = at < experts
@@ -75,11 +74,9 @@ def list_kernel(
     route_stride,
     capacity,
     TOP: tl.constexpr,
-    PDL: tl.constexpr,
     B: tl.constexpr,
 ):
     """For each expert: the pairs (row * TOP + rank) that it is chosen in, in order, and how many."""
-    ready(PDL)
     e = tl.program_id(0)
     found = 0
     for start in range(0, pairs, B):
@@ -130,12 +127,11 @@ def _expert_tile(
 @triton.jit(do_not_specialize=["capacity"])
 def experts_kernel(
     x, route, listed, counts, w, scale, out, outputs, inputs, per_row, x_stride, route_stride, out_stride, capacity,
-    PDL: tl.constexpr, LISTED: tl.constexpr, INT8: tl.constexpr, ACT: tl.constexpr, TOP: tl.constexpr, DT: tl.constexpr,
+    LISTED: tl.constexpr, INT8: tl.constexpr, ACT: tl.constexpr, TOP: tl.constexpr, DT: tl.constexpr,
     BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """out[row, rank * width + output] of the expert that is chosen in (row,
     rank); `per_row`: columns of x for a rank."""
-    ready(PDL)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     c = tl.arange(0, BM)
     if LISTED:
@@ -170,11 +166,9 @@ def mix_kernel(
     x_stride,
     out_stride,
     TOP: tl.constexpr,
-    PDL: tl.constexpr,
     B: tl.constexpr,
 ):
     """The sum of a row's experts times their shares, in the order of their ranks."""
-    ready(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * B + tl.arange(0, B)
     keep = at < width
@@ -188,10 +182,9 @@ def mix_kernel(
 @triton.jit
 def clusters_kernel(
     scores, ordering, chosen, ids, clusters, size, split_stride, stride, chosen_stride, ids_stride,
-    PDL: tl.constexpr, SPLITS: tl.constexpr, TOP: tl.constexpr, SIZE: tl.constexpr, C: tl.constexpr,
+    SPLITS: tl.constexpr, TOP: tl.constexpr, SIZE: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """The TOP clusters of a row, best first, and the ids of their tokens. Ties go to the lowest number."""
-    ready(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, C)
     x = load_sum(scores, row, stride, at, at < clusters, split_stride, SPLITS)
@@ -208,10 +201,9 @@ def clusters_kernel(
 @triton.jit
 def gather_kernel(
     x, chosen, w, scale, out, size, inputs, x_stride, chosen_stride, out_stride,
-    PDL: tl.constexpr, INT8: tl.constexpr, DT: tl.constexpr, SIZE: tl.constexpr, BK: tl.constexpr,
+    INT8: tl.constexpr, DT: tl.constexpr, SIZE: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Logits of the tokens of a chosen cluster, whose rows of `w` lie together."""
-    ready(PDL)
     row, rank = tl.program_id(0).to(tl.int64), tl.program_id(1)
     s = tl.arange(0, SIZE)
     r = tl.load(chosen + row * chosen_stride + rank).to(tl.int64) * size + s

@@ -14,30 +14,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-BLOCK = 256  # inputs that are packed together in int4: byte j of a block holds inputs j and j + 128
+BLOCK = 256  # inputs that are packed together in int4, and
+BYTES = 128  # in int8: word j of a block holds inputs j, j + 32, j + 64, ...
 GROUP = 32  # inputs of an int4 scale
-
-
-@triton.jit
-def ready(PDL: tl.constexpr):
-    """First in every kernel: the next one may be brought up now, and what the last one wrote is there.
-
-    PDL: programmatic dependent launch, from compute capability 9.0 on.
-    """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-
-
-@triton.jit
-def _fetch(w, row, width, start, stop, LINES: tl.constexpr):
-    """Ask for the first lines of 128 bytes of some rows, which no kernel writes, before the last kernel has ended."""
-    each: tl.constexpr = 1024 // w.dtype.element_ty.primitive_bitwidth
-    at = tl.minimum(start + tl.arange(0, LINES) * each, stop - 1)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [w + row[:, None].to(tl.int64) * width + at[None, :]],
-        dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
 
 
 @triton.jit
@@ -61,36 +40,182 @@ def _dot_float(
 
 
 @triton.jit
+def _nibbles(words, low, high):
+    """Eight tiles of bfloat16: nibble i of each word, minus 8, times scale i of its output.
+
+    low, high [outputs, 1]: the four scales each, as one int64. 0x4300 is 128, whose last bits count ones. Two words give
+    two neighbours of each tile, which is what a register holds; where tiles are computed one by one, taking bytes apart
+    costs more than reading them.
+    """
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 a, b, s, u, v;
+        prmt.b32 a, $8, $9, 0x5410;
+        prmt.b32 b, $8, $9, 0x7632;
+        mov.b64 {u, v}, $10;
+        lop3.b32 $0, a, 0x000F000F, 0x43004300, 0xEA;
+        shr.u32 a, a, 4;
+        lop3.b32 $1, a, 0x000F000F, 0x43004300, 0xEA;
+        shr.u32 a, a, 4;
+        lop3.b32 $2, a, 0x000F000F, 0x43004300, 0xEA;
+        shr.u32 a, a, 4;
+        lop3.b32 $3, a, 0x000F000F, 0x43004300, 0xEA;
+        mov.b32 a, 0xC308C308;
+        add.rn.bf16x2 $0, $0, a;
+        add.rn.bf16x2 $1, $1, a;
+        add.rn.bf16x2 $2, $2, a;
+        add.rn.bf16x2 $3, $3, a;
+        prmt.b32 s, u, u, 0x1010;
+        mul.rn.bf16x2 $0, $0, s;
+        prmt.b32 s, u, u, 0x3232;
+        mul.rn.bf16x2 $1, $1, s;
+        prmt.b32 s, v, v, 0x1010;
+        mul.rn.bf16x2 $2, $2, s;
+        prmt.b32 s, v, v, 0x3232;
+        mul.rn.bf16x2 $3, $3, s;
+        mov.b64 {u, v}, $12;
+        lop3.b32 $4, b, 0x000F000F, 0x43004300, 0xEA;
+        shr.u32 b, b, 4;
+        lop3.b32 $5, b, 0x000F000F, 0x43004300, 0xEA;
+        shr.u32 b, b, 4;
+        lop3.b32 $6, b, 0x000F000F, 0x43004300, 0xEA;
+        shr.u32 b, b, 4;
+        lop3.b32 $7, b, 0x000F000F, 0x43004300, 0xEA;
+        add.rn.bf16x2 $4, $4, a;
+        add.rn.bf16x2 $5, $5, a;
+        add.rn.bf16x2 $6, $6, a;
+        add.rn.bf16x2 $7, $7, a;
+        prmt.b32 s, u, u, 0x1010;
+        mul.rn.bf16x2 $4, $4, s;
+        prmt.b32 s, u, u, 0x3232;
+        mul.rn.bf16x2 $5, $5, s;
+        prmt.b32 s, v, v, 0x1010;
+        mul.rn.bf16x2 $6, $6, s;
+        prmt.b32 s, v, v, 0x3232;
+        mul.rn.bf16x2 $7, $7, s;
+        }""",
+        "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,l,l,l,l",
+        [words, low, high], dtype=(tl.bfloat16,) * 8, is_pure=True, pack=2,
+    )  # fmt: skip
+
+
+@triton.jit
+def _bytes(words):
+    """Four tiles of bfloat16: byte i of each word. 128 plus its last bits, minus 128, or 256 with the first bit set."""
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 a, b;
+        prmt.b32 a, $4, $5, 0x0400;
+        lop3.b32 b, a, 0x00800080, 0x43004300, 0xEA;
+        lop3.b32 a, a, 0x007F007F, 0x43004300, 0xEA;
+        sub.rn.bf16x2 $0, a, b;
+        prmt.b32 a, $4, $5, 0x0501;
+        lop3.b32 b, a, 0x00800080, 0x43004300, 0xEA;
+        lop3.b32 a, a, 0x007F007F, 0x43004300, 0xEA;
+        sub.rn.bf16x2 $1, a, b;
+        prmt.b32 a, $4, $5, 0x0602;
+        lop3.b32 b, a, 0x00800080, 0x43004300, 0xEA;
+        lop3.b32 a, a, 0x007F007F, 0x43004300, 0xEA;
+        sub.rn.bf16x2 $2, a, b;
+        prmt.b32 a, $4, $5, 0x0703;
+        lop3.b32 b, a, 0x00800080, 0x43004300, 0xEA;
+        lop3.b32 a, a, 0x007F007F, 0x43004300, 0xEA;
+        sub.rn.bf16x2 $3, a, b;
+        }""",
+        "=&r,=&r,=&r,=&r,r,r", [words], dtype=(tl.bfloat16,) * 4, is_pure=True, pack=2,
+    )  # fmt: skip
+
+
+@triton.jit
+def _nibble(words, scale, i: tl.constexpr, DT: tl.constexpr):
+    """One tile of `_nibbles`, in any type."""
+    return ((((words >> (4 * i)) & 15).to(DT) - 8.0) * tl.load(scale + i).to(DT)[:, None]).to(DT)
+
+
+@triton.jit
+def _inputs(x, m, k, inside, inputs, x_stride, W: tl.constexpr, DT: tl.constexpr, EVEN: tl.constexpr):
+    """W inputs [W, BM] of each row, from k on."""
+    kk = k + tl.arange(0, W)
+    keep = inside[None, :] if EVEN else inside[None, :] & (kk < inputs)[:, None]
+    return tl.load(x + m[None, :] * x_stride + kk[:, None], mask=keep, other=0.0).to(DT)
+
+
+@triton.jit
 def _dot_int4(
-    acc, w, scale, x, n, m, inside, start, stop, inputs, x_stride, DT: tl.constexpr, BK: tl.constexpr
+    acc, w, scale, x, n, m, inside, start, stop, inputs, x_stride,
+    DT: tl.constexpr, BK: tl.constexpr, ASM: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """The same of int4 weights, see `weights.in_blocks`: BK is a block, a row has ceil(inputs / BK) of them."""
-    half: tl.constexpr = BK // 2
-    groups: tl.constexpr = BK // 64  # of one half
-    rows: tl.constexpr = n.shape[0]
+    """The same of int4 weights: BK inputs are BK / 8 words, see `weights.in_words`, a row is padded to whole BK."""
+    W: tl.constexpr = BK // 8
     padded = tl.cdiv(inputs, BK) * BK
-    j = tl.arange(0, half)
     for k in range(start, stop, BK):
-        at = w + n[:, None].to(tl.int64) * (padded // 2) + (k // 2 + tl.arange(0, half))[None, :]
-        both = tl.load(at, eviction_policy="evict_first")
-        at_scale = (
-            scale + n[:, None].to(tl.int64) * (padded // 32) + (k // 32 + tl.arange(0, groups))[None, :]
-        )
-        low_scale = tl.load(at_scale).to(DT)
-        high_scale = tl.load(at_scale + groups).to(DT)
-        if DT == tl.bfloat16:  # 0x4300 is 128, whose last bits count ones
-            low = ((both & 15).to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True) - 136.0
-            high = ((both >> 4).to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True) - 136.0
+        at = w + n[:, None].to(tl.int64) * (padded // 8) + (k // 8 + tl.arange(0, W))[None, :]
+        words = tl.load(at, eviction_policy="evict_first")
+        own = scale + n.to(tl.int64) * (padded // W) + k // W
+        if ASM:
+            four = (scale.to(tl.pointer_type(tl.int64)) + n.to(tl.int64) * (padded // BK * 2) + k // BK * 2)[
+                :, None
+            ]
+            w0, w1, w2, w3, w4, w5, w6, w7 = _nibbles(words, tl.load(four), tl.load(four + 1))
         else:
-            low, high = (both & 15).to(DT) - 8.0, (both >> 4).to(DT) - 8.0
-        low = (low.reshape(rows, groups, 32) * low_scale[:, :, None]).reshape(rows, half)
-        high = (high.reshape(rows, groups, 32) * high_scale[:, :, None]).reshape(rows, half)
-        kk = k + j
-        x_at = x + m[None, :] * x_stride + kk[:, None]
-        x_low = tl.load(x_at, mask=inside[None, :] & (kk < inputs)[:, None], other=0.0)
-        x_high = tl.load(x_at + half, mask=inside[None, :] & (kk + half < inputs)[:, None], other=0.0)
-        acc = tl.dot(low.to(DT), x_low.to(DT), acc, input_precision="ieee")
-        acc = tl.dot(high.to(DT), x_high.to(DT), acc, input_precision="ieee")
+            w0, w1, w2, w3 = (
+                _nibble(words, own, 0, DT), _nibble(words, own, 1, DT), _nibble(words, own, 2, DT),
+                _nibble(words, own, 3, DT),
+            )  # fmt: skip
+            w4, w5, w6, w7 = (
+                _nibble(words, own, 4, DT), _nibble(words, own, 5, DT), _nibble(words, own, 6, DT),
+                _nibble(words, own, 7, DT),
+            )  # fmt: skip
+        acc = tl.dot(w0, _inputs(x, m, k, inside, inputs, x_stride, W, DT, EVEN), acc, input_precision="ieee")
+        acc = tl.dot(
+            w1, _inputs(x, m, k + W, inside, inputs, x_stride, W, DT, EVEN), acc, input_precision="ieee"
+        )
+        acc = tl.dot(
+            w2, _inputs(x, m, k + 2 * W, inside, inputs, x_stride, W, DT, EVEN), acc, input_precision="ieee"
+        )
+        acc = tl.dot(
+            w3, _inputs(x, m, k + 3 * W, inside, inputs, x_stride, W, DT, EVEN), acc, input_precision="ieee"
+        )
+        acc = tl.dot(
+            w4, _inputs(x, m, k + 4 * W, inside, inputs, x_stride, W, DT, EVEN), acc, input_precision="ieee"
+        )
+        acc = tl.dot(
+            w5, _inputs(x, m, k + 5 * W, inside, inputs, x_stride, W, DT, EVEN), acc, input_precision="ieee"
+        )
+        acc = tl.dot(
+            w6, _inputs(x, m, k + 6 * W, inside, inputs, x_stride, W, DT, EVEN), acc, input_precision="ieee"
+        )
+        acc = tl.dot(
+            w7, _inputs(x, m, k + 7 * W, inside, inputs, x_stride, W, DT, EVEN), acc, input_precision="ieee"
+        )
+    return acc
+
+
+@triton.jit
+def _dot_int8(
+    acc, w, x, n, m, inside, start, stop, inputs, x_stride,
+    DT: tl.constexpr, BK: tl.constexpr, ASM: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """The same of int8 weights in words: BK inputs are BK / 4 words, see `weights.in_words`."""
+    W: tl.constexpr = BK // 4
+    for k in range(start, stop, BK):
+        at = w + n[:, None].to(tl.int64) * (inputs // 4) + (k // 4 + tl.arange(0, W))[None, :]
+        words = tl.load(at, eviction_policy="evict_first")
+        if ASM:
+            w0, w1, w2, w3 = _bytes(words)
+        else:
+            w0, w1 = ((words << 24) >> 24).to(DT), ((words << 16) >> 24).to(DT)
+            w2, w3 = ((words << 8) >> 24).to(DT), (words >> 24).to(DT)
+        acc = tl.dot(w0, _inputs(x, m, k, inside, inputs, x_stride, W, DT, EVEN), acc, input_precision="ieee")
+        acc = tl.dot(
+            w1, _inputs(x, m, k + W, inside, inputs, x_stride, W, DT, EVEN), acc, input_precision="ieee"
+        )
+        acc = tl.dot(
+            w2, _inputs(x, m, k + 2 * W, inside, inputs, x_stride, W, DT, EVEN), acc, input_precision="ieee"
+        )
+        acc = tl.dot(
+            w3, _inputs(x, m, k + 3 * W, inside, inputs, x_stride, W, DT, EVEN), acc, input_precision="ieee"
+        )
     return acc
 
 
@@ -114,12 +239,13 @@ def linear_kernel(
     x, w, scale, bias, out,
     rows, outputs, inputs, part, x_stride, out_stride, split_stride,
     KIND: tl.constexpr, ACT: tl.constexpr, SPLITS: tl.constexpr, INNER: tl.constexpr, BIAS: tl.constexpr,
-    EVEN: tl.constexpr, PDL: tl.constexpr, DT: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    EVEN: tl.constexpr, ASM: tl.constexpr, DT: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """out[(part,) row, output] = x @ weight.T. KIND 0: float, 1: int8 with a scale per output, 2: int4.
+    """out[(part,) row, output] = x @ weight.T. KIND 0: float, 1: int8 with a scale per output, 2: int4, 3: int8 in words.
 
     `part`: inputs of each of SPLITS parts. INNER: this program goes over all parts. ACT: outputs 2i and 2i + 1 are gate
-    and value of result i. BIAS is added to the first part. EVEN: parts are whole tiles, and so are the outputs.
+    and value of result i. BIAS is added to the first part. EVEN: parts are whole tiles, and so are the outputs. ASM:
+    integers become bfloat16 by instructions of the card, to the same bits.
     """
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -127,20 +253,19 @@ def linear_kernel(
     row = tl.minimum(n, outputs - 1)  # of the weight: what lies past the end is computed and not stored
     total = tl.zeros([BN, BM], tl.float32)
     first = 0 if INNER else tl.program_id(2)
-    if PDL and not INNER:
-        width = tl.cdiv(inputs, BK) * BK // 2 if KIND == 2 else inputs
-        begins = first * part // 2 if KIND == 2 else first * part
-        _fetch(w, row, width, begins, width, 8)
-    ready(PDL)
     for s in range(first, SPLITS if INNER else first + 1):
         start = s * part
         stop = tl.minimum(start + part, inputs)
         acc = tl.zeros([BN, BM], tl.float32)
         if KIND == 2:
-            acc = _dot_int4(acc, w, scale, x, row, m, inside, start, stop, inputs, x_stride, DT, BK)
+            acc = _dot_int4(
+                acc, w, scale, x, row, m, inside, start, stop, inputs, x_stride, DT, BK, ASM, EVEN
+            )
+        elif KIND == 3:
+            acc = _dot_int8(acc, w, x, row, m, inside, start, stop, inputs, x_stride, DT, BK, ASM, EVEN)
         else:
             acc = _dot_float(acc, w, x, row, m, inside, start, stop, inputs, x_stride, BK, EVEN, DT)
-        if KIND == 1:
+        if KIND % 2 == 1:
             acc = acc * tl.load(scale + row)[:, None]
         if BIAS:
             if s == 0:
@@ -172,11 +297,9 @@ def sum_kernel(
     x_stride,
     out_stride,
     SPLITS: tl.constexpr,
-    PDL: tl.constexpr,
     B: tl.constexpr,
 ):
     """out [count, width] = the parts of x [SPLITS, count, width], added in order."""
-    ready(PDL)
     at = tl.program_id(1) * B + tl.arange(0, B)
     row = tl.program_id(0).to(tl.int64)
     keep = at < width

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from paceline.ops.cuda.kernels.linear import activated, ready
+from paceline.ops.cuda.kernels.linear import activated
 
 
 @triton.jit
@@ -32,17 +32,23 @@ def embed_kernel(
     vocabulary,
     out_stride,
     INT8: tl.constexpr,
-    PDL: tl.constexpr,
+    BLOCK: tl.constexpr,
     B: tl.constexpr,
 ):
-    """out[row] = table[tokens[row]] * factor. A token outside of the table gives NaN, which the choice refuses."""
-    ready(PDL)
+    """out[row] = table[tokens[row]] * factor. A token outside of the table gives NaN, which the choice refuses.
+
+    BLOCK: inputs of a block of int8 in words, see `weights.in_words`; 0: values lie as they come.
+    """
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * B + tl.arange(0, B)
     token = tl.load(tokens + row).to(tl.int64)
     known = (token >= 0) & (token < vocabulary)
     keep = (at < width) & known
-    value = tl.load(table + token * width + at, mask=keep, other=0.0).to(tl.float32)
+    place = at
+    if BLOCK > 0:
+        words: tl.constexpr = BLOCK // 4
+        place = at // BLOCK * BLOCK + at % words * 4 + at % BLOCK // words
+    value = tl.load(table + token * width + place, mask=keep, other=0.0).to(tl.float32)
     if INT8:
         value = value * tl.load(scale + token, mask=known, other=0.0)
     value = tl.where(known, value * factor, float("nan"))
@@ -54,10 +60,9 @@ def norm_kernel(
     x, residual, post, pre, y, z,
     width, x_stride, residual_stride, y_stride, z_stride, split_stride, eps_post, eps_pre, factor,
     SPLITS: tl.constexpr, POST: tl.constexpr, ADD: tl.constexpr, SCALE: tl.constexpr, PRE: tl.constexpr,
-    POST_WEIGHT: tl.constexpr, PRE_WEIGHT: tl.constexpr, KEEP: tl.constexpr, PDL: tl.constexpr, B: tl.constexpr,
+    POST_WEIGHT: tl.constexpr, PRE_WEIGHT: tl.constexpr, KEEP: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """y = residual + norm(x), times a factor; z = norm(y). Each part is there as the constants say."""
-    ready(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, B)
     keep = at < width
@@ -82,10 +87,9 @@ def norm_kernel(
 @triton.jit
 def group_norm_kernel(
     x, weight, out, width, x_stride, out_stride, split_stride, eps,
-    SPLITS: tl.constexpr, WEIGHT: tl.constexpr, PDL: tl.constexpr, B: tl.constexpr,
+    SPLITS: tl.constexpr, WEIGHT: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """The norm of each of the equal slices, `width` wide, of a row."""
-    ready(PDL)
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, B)
     keep = at < width
@@ -102,7 +106,7 @@ def heads_kernel(
     q_heads, kv_heads, width, half, q_stride, k_stride, v_stride, out_stride, table_stride,
     q_split, k_split, v_split, eps_q, eps_k, eps_v, turn, q_factor,
     Q_SPLITS: tl.constexpr, K_SPLITS: tl.constexpr, V_SPLITS: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr,
-    V_NORM: tl.constexpr, HAS_K: tl.constexpr, HAS_V: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
+    V_NORM: tl.constexpr, HAS_K: tl.constexpr, HAS_V: tl.constexpr, PAGE: tl.constexpr,
     B: tl.constexpr,
 ):  # fmt: skip
     """Heads of q, k and v of a row: normed, turned by its position; k and v go into the cache, q to `q_out`.
@@ -110,7 +114,6 @@ def heads_kernel(
     *_NORM: 0 none, 1 without a weight, 2 with. The first 2 * half columns are turned, pairs (i, i + half), and
     multiplied with `turn`.
     """
-    ready(PDL)
     row, head = tl.program_id(0), tl.program_id(1)
     at = tl.arange(0, B)
     keep = at < width
@@ -186,10 +189,9 @@ def _pair(
 @triton.jit
 def store_kernel(
     x, positions, slots, count, table, out, heads, width, x_stride, table_stride, split_stride,
-    SPLITS: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr, B: tl.constexpr,
+    SPLITS: tl.constexpr, PAGE: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """A row's K, or V, [heads * width] into the cache."""
-    ready(PDL)
     row = tl.program_id(0)
     at = tl.program_id(1) * B + tl.arange(0, B)
     keep = (at < heads * width) & (row < tl.load(count))
@@ -203,10 +205,9 @@ def store_kernel(
 @triton.jit
 def rotary_kernel(
     x, positions, inv_freq, out, width, half, x_stride, out_stride, split_stride, turn,
-    SPLITS: tl.constexpr, PDL: tl.constexpr, B: tl.constexpr,
+    SPLITS: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Heads of a row, turned by its position."""
-    ready(PDL)
     row, head = tl.program_id(0), tl.program_id(1)
     at = tl.arange(0, B)
     keep = at < width
@@ -227,11 +228,10 @@ def rotary_kernel(
 @triton.jit
 def gated_kernel(
     gate, value, out, width, gate_stride, value_stride, out_stride, gate_split, value_split,
-    GATE_SPLITS: tl.constexpr, VALUE_SPLITS: tl.constexpr, ACT: tl.constexpr, ONE: tl.constexpr, PDL: tl.constexpr,
+    GATE_SPLITS: tl.constexpr, VALUE_SPLITS: tl.constexpr, ACT: tl.constexpr, ONE: tl.constexpr,
     B: tl.constexpr,
 ):  # fmt: skip
     """out = act(gate) * value, of a tile of a row. ONE: the gate is one number for the row."""
-    ready(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * B + tl.arange(0, B)
     keep = at < width
@@ -243,10 +243,9 @@ def gated_kernel(
 @triton.jit
 def single_kernel(
     x, y, out, number, width, x_stride, y_stride, out_stride, x_split, y_split,
-    OP: tl.constexpr, X_SPLITS: tl.constexpr, Y_SPLITS: tl.constexpr, PDL: tl.constexpr, B: tl.constexpr,
+    OP: tl.constexpr, X_SPLITS: tl.constexpr, Y_SPLITS: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """One operation on a tile of a row. OP 0: copy, 1: add, 2: mul, 3: scale, 4: gelu, 5: softcap, 6: bias."""
-    ready(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * B + tl.arange(0, B)
     keep = at < width
