@@ -39,6 +39,10 @@ LATENT = GROUPED | {
     "v_head_dim": 20,
 }  # fmt: skip
 DEEP_YARN = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}
+LONG = {
+    "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.0, 1.5, 1.25, 1.0, 2.0], "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+}  # fmt: skip
 LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
 HYBRID: dict[str, Any] = {
     "num_hidden_layers": 5, "layer_types": [LINEAR, LINEAR, FULL, LINEAR, FULL], "head_dim": 16,
@@ -86,6 +90,17 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     }),
     "glm4-moe": ("Glm4Moe", GROUPED | {"head_dim": 16, "attention_bias": True, "routed_scaling_factor": 1.7}),
     "glm4-norms": ("Glm4Moe", GROUPED | {"head_dim": 24, "use_qk_norm": True, "n_group": 2, "rope_parameters": YARN}),
+    "glm4": ("Glm4", {"head_dim": 16, "pad_token_id": 0}),
+    "glm4-yarn": ("Glm4", {"head_dim": 24, "pad_token_id": 0, "attention_bias": False, "rope_parameters": YARN}),
+    "phi3": ("Phi3", {"sliding_window": WINDOW, "pad_token_id": 0}),
+    "phi4-mini": ("Phi3", {
+        "hidden_size": 64, "pad_token_id": 0, "tie_word_embeddings": True, "original_max_position_embeddings": 64,
+        "rope_parameters": LONG,
+    }),
+    "ministral": ("Ministral", {"layer_types": [SLIDING, FULL, SLIDING, FULL], "sliding_window": WINDOW, "head_dim": 16}),
+    "ministral3": ("Ministral3", {
+        "head_dim": 16, "pad_token_id": 0, "rope_parameters": DEEP_YARN | {"llama_4_scaling_beta": 0.1},
+    }),
     "qwen3_5-moe": ("Qwen3_5Moe", HYBRID | HYBRID_EXPERTS),
     "qwen3_next": ("Qwen3Next", HYBRID | HYBRID_EXPERTS | {"mlp_only_layers": [1], "norm_topk_prob": False}),
 }  # fmt: skip

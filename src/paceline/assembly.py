@@ -130,7 +130,9 @@ def load_share(
     """The target, or what a rank has of it."""
     transform, dtype = _transform(config.quantize, adapter), DTYPES.get(config.dtype)
     device = pick_device(config.device)
-    return load_target(path, device=device, runner=runner, dtype=dtype, transform=transform, shard=shard)
+    target = load_target(path, device=device, runner=runner, dtype=dtype, transform=transform, shard=shard)
+    target.expect(config.max_model_len)
+    return target
 
 
 def load_mtp(config: EngineConfig, source: Path, target: GraphTarget) -> GemmaAssistant:
@@ -314,6 +316,7 @@ def _draft_model(source: Path, config: EngineConfig, target: GraphTarget, tokeni
         runner=target.runner,
         transform=_transform(config.quantize_drafter),
     )
+    model.expect(config.max_model_len)
     model.runner.prepare([model.hidden_graph, model.logits_graph])
     if model.max_len < 32:
         raise UsageError(

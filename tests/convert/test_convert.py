@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 
 import paceline
 from checkpoints import FAMILIES, build_target
-from decoders import DECODERS, build_decoder
+from decoders import DECODERS, LONG, build_decoder
 from gguf_files import interleaved
 from paceline.checkpoints.defaults import ModelDefaults, read_defaults
 from paceline.checkpoints.gguf.reader import Gguf
@@ -44,7 +44,7 @@ SAID = [
     n
     for n in DECODERS
     if n not in ("qwen3-biases", "qwen3-moe-mixed")
-    and not n.startswith(("deepseek", "glm4", "qwen3_5", "qwen3_next"))
+    and not n.startswith(("deepseek", "glm4-moe", "glm4-norms", "qwen3_5", "qwen3_next"))
 ]
 
 
@@ -90,18 +90,15 @@ def test_a_folder_as_gguf_has_its_values_and_its_tokens(name: str, tmp_path: Pat
         assert torch.allclose(one[key], other[key], rtol=0, atol=1e-6 if name == "gemma3" else 0), key
     assert Tokenizer.load(file).encode("a b") == Tokenizer.load(folder).encode("a b")
     assert written.nbytes == file.stat().st_size
-    assert bool(written.notes) == name.endswith("window")  # GGUF's llama and qwen2 know no window
+    assert bool(written.notes) == (
+        name.endswith("window") or name == "ministral"
+    )  # GGUF's llama and qwen2 know no window
     assert {*tmp_path.iterdir()} == {folder, file}
 
 
-PLAIN = ["gemma3", "smollm3", "olmo3", "granite"]  # and their architectures in the package gguf
-ARCHS = dict(
-    zip(
-        PLAIN,
-        (gguf.MODEL_ARCH.GEMMA3, gguf.MODEL_ARCH.SMOLLM3, gguf.MODEL_ARCH.OLMO2, gguf.MODEL_ARCH.GRANITE),
-    )
-)
-PAIRED = ("smollm3", "granite")
+PLAIN = ["gemma3", "smollm3", "olmo3", "granite", "ministral3", "glm4", "phi4-mini"]
+ARCHS = dict(zip(PLAIN, ("gemma3", "smollm3", "olmo2", "granite", "mistral3", "glm4", "phi3")))
+PAIRED = ("smollm3", "granite", "ministral3")
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -110,7 +107,8 @@ def test_names_and_rows_are_those_of_llama_cpp(name: str, tmp_path: Path) -> Non
     model = decoder(name, tmp_path / "hf")
     write_gguf(tmp_path / "hf", tmp_path / "m.gguf", "f32")
     file, config = Gguf(tmp_path / "m.gguf"), model.config
-    known = gguf.get_tensor_name_map(ARCHS[name], config.num_hidden_layers)
+    arch = next(arch for arch, known in gguf.MODEL_ARCH_NAMES.items() if known == ARCHS[name])
+    known = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     expected = {}
     for key, value in model.state_dict().items():
         if key.startswith("lm_head") and config.tie_word_embeddings:
@@ -121,6 +119,11 @@ def test_names_and_rows_are_those_of_llama_cpp(name: str, tmp_path: Path) -> Non
                 data, config.num_attention_heads if "q_proj" in key else config.num_key_value_heads
             )
         expected[wanted] = data + 1 if name == "gemma3" and key.endswith("norm.weight") else data
+    factors = {
+        "rope_factors_long.weight": LONG["long_factor"],
+        "rope_factors_short.weight": LONG["short_factor"],
+    }
+    expected |= {key: np.array(said, np.float32) for key, said in factors.items() if name == "phi4-mini"}
     assert file.tensors.keys() == expected.keys()
     for key, data in expected.items():
         assert np.array_equal(file.floats(key), data), key

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from checkpoints import VOCAB, WINDOW, build_target
-from decoders import DECODERS, LLAMA3, SIZES, YARN, build_decoder
+from decoders import DECODERS, FULL, LLAMA3, LONG, SIZES, YARN, build_decoder
 from layouts import edit
 from paceline import LLM, SamplingParams
 from paceline.cli import main
@@ -178,6 +178,13 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "smollm3 turns": ("smollm3", {"no_rope_layers": [1, 2, 1, 0]}, "must have a 0 or 1 for each of 4 layers"),
     "olmo2 biases": ("olmo2", {"attention_bias": True}, "have no biases"),
     "kinds": ("mistral", {"layer_types": ["full_attention"] * 4}, "Ministral"),
+    "ministral kinds": ("ministral", {"layer_types": ["full_attention"]}, "must name 4 layers"),
+    "mistral3 text": ("mistral", {"model_type": "mistral3"}, "text_config is none of mistral, ministral3"),
+    "phi3 factors": ("phi4-mini", {"rope_parameters": LONG | {"long_factor": [-1.0]}}, "no lists of numbers above 0"),
+    "phi3 pairs": ("phi4-mini", {"rope_parameters": LONG | {"long_factor": [1.0] * 4, "short_factor": [1.0] * 4}},
+                   "short_factor has 4 numbers for 6 pairs"),
+    "phi3 scaled": ("phi3", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "LongRoPE or none"),
+    "glm4 share": ("glm4", {"rope_parameters": {PARTIAL: 1.5}}, "=1.5 of a head of 16 is"),
     "qwen kinds": ("qwen2", {"layer_types": ["full_attention"]}, "layer_types must name 4"),
     "no window": ("qwen2", {"layer_types": ["sliding_attention"] * 4}, "no sliding_window in use"),
     "top": ("qwen3-moe", {"num_experts_per_tok": 7}, "of only 6 experts"),
@@ -235,6 +242,40 @@ def test_the_text_of_a_gemma3_that_sees_is_read_from_older_configs_too(tmp_path:
         assert torch.equal(got, known)
 
 
+def test_the_text_of_a_mistral_3_that_sees_is_read(tmp_path: Path) -> None:
+    """As Ministral-3 and Mistral-Small-3.1 are stored: the text model is a part of config.json, beside the eye."""
+    build_decoder("ministral3", tmp_path)
+    wanted = logits_of(load_target(tmp_path), prompts(), 7)
+    text, file = json.loads((tmp_path / "config.json").read_text()), tmp_path / "model.safetensors"
+    outer = {"model_type": "mistral3", "eos_token_id": [1, 5], "text_config": text | {"eos_token_id": None}}
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    (tmp_path / "generation_config.json").unlink()
+    renamed = {f"language_model.{name}": tensor for name, tensor in load_file(file).items()}
+    save_file(renamed | {"vision_tower.ln_pre.weight": torch.ones(3)}, file)
+    target = load_target(tmp_path)
+    assert (target.eos_token_ids, target.max_len) == (
+        (1, 5),
+        64,
+    )  # past 64, queries grow with their positions
+    for got, known in zip(logits_of(target, prompts(), 7), wanted, strict=True):
+        assert torch.equal(got, known)
+
+
+def test_long_factors_hold_where_longer_texts_are_asked_for(tmp_path: Path) -> None:
+    """transformers takes them for texts that are longer than the original context of 64 tokens."""
+    theirs = build_decoder("phi4-mini", tmp_path)
+    text = torch.randint(3, VOCAB, (90,), generator=torch.Generator().manual_seed(1)).tolist()
+    target = load_target(tmp_path)
+    assert target.max_len == 64
+    target.expect(96)
+    assert target.max_len == 512
+    cache = KVCache(target.layout, {FULL: 8}, max_sequences=1, max_tokens=96, dtype=torch.float32)
+    cache.open(0, text, share=False)
+    with torch.no_grad(), cache.tail([(0, text)]) as tail:
+        got = target.logits(target.forward(tail.rows(), cache))
+        assert (got - theirs(torch.tensor([text])).logits[0]).abs().max() < TOLERANCE
+
+
 def test_a_drafter_as_target_is_called_one(tmp_path: Path) -> None:
     build_decoder("llama", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -273,12 +314,14 @@ def test_experts_are_read_as_they_are_stored(stored: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-@pytest.mark.parametrize("name", ["llama-tied-biases", "qwen3-moe", "deepseek", "deepseek-whole"])
+@pytest.mark.parametrize(
+    "name", ["llama-tied-biases", "qwen3-moe", "deepseek", "deepseek-whole", "phi4-mini"]
+)
 def test_quantized_folders_are_what_is_quantized_while_loading(name: str, kind: Any, tmp_path: Path) -> None:
     from paceline.ops.quantize import quantizer
 
     sizes: dict[str, Any] = {"hidden_size": 64} | (
-        {} if name.startswith("llama") else {"moe_intermediate_size": 32}
+        {} if name.startswith(("llama", "phi")) else {"moe_intermediate_size": 32}
     )
     build_decoder(name, tmp_path / "whole", **sizes)
     save_quantized(tmp_path / "whole", tmp_path / kind, kind)

@@ -24,7 +24,8 @@ from paceline.models.spec import FULL, SLIDING
 ARCHITECTURES: Mapping[str, str] = {
     "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe",
     "gemma3": "gemma3", "gemma3_text": "gemma3", "smollm3": "smollm3", "olmo2": "olmo2", "olmo3": "olmo2",
-    "granite": "granite",
+    "granite": "granite", "ministral": "llama", "ministral3": "mistral3", "mistral3": "mistral3", "glm4": "glm4",
+    "phi3": "phi3",
 }  # fmt: skip
 NO_ROTATION = 1e30
 Config = DecoderConfig | GemmaConfig | AssistantConfig
@@ -50,24 +51,29 @@ def metadata(config: Config) -> Values:
 
 def context_of(config: DecoderConfig) -> int:
     """The longest text that is computed alike: most architectures know no window."""
+    most = config.reach or config.max_len
     cut = config.window is not None and architecture_of(config) not in WINDOWED
-    return min(config.max_len, config.window or config.max_len) if cut else config.max_len
+    return min(most, config.window or most) if cut else most
 
 
-def rotary_factors(config: Config) -> NDArray[np.float32] | None:
-    """`rope_freqs.weight`: by what the frequency of each pair is divided; None where there is nothing to say."""
+def rotary_factors(config: Config) -> dict[str, NDArray[np.float32]]:
+    """Tensors that say by what the frequency of each pair is divided; none where there is nothing to say."""
     if isinstance(config, DecoderConfig):
-        if config.rotary.kind != "llama3":
-            return None
+        rotary = config.rotary
+        if rotary.kind == "longrope":
+            both = {"long": rotary.long_divisors or rotary.divisors, "short": rotary.divisors}
+            return {f"rope_factors_{name}.weight": np.array(x, np.float32) for name, x in both.items()}
+        if rotary.kind != "llama3":
+            return {}
         plain, scaled = (
             inverse_frequencies(r, config.head_dim) for r in (Rotary(config.rotary.theta), config.rotary)
         )
-        return (plain.double() / scaled.double()).float().numpy()
+        return {"rope_freqs.weight": (plain.double() / scaled.double()).float().numpy()}
     text = config.text if isinstance(config, AssistantConfig) else config
     pairs = next(layer.head_dim for layer in text.layers if layer.kind == FULL) // 2
     factors = np.full(pairs, NO_ROTATION, np.float32)
     factors[: int(pairs * text.rope[FULL].partial)] = 1
-    return factors
+    return {"rope_freqs.weight": factors}
 
 
 def not_said(config: Config, found: Config) -> list[str]:
@@ -101,10 +107,12 @@ def _decoder(config: DecoderConfig) -> Values:
         "attention.head_count_kv": config.kv_heads,
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
-        "rope.dimension_count": config.head_dim,
+        "rope.dimension_count": config.rotated or config.head_dim,
         "rope.freq_base": config.rotary.theta,
     }
     out |= _scaling(config.rotary) | _particular(config)
+    if config.query_growth:  # the multiplier says it, see conversion/mistral3.py of llama.cpp
+        out.pop("rope.scaling.yarn_attn_factor", None)
     if config.moe is not None:
         out |= _experts(config.moe.experts, config.moe.top_k, config.moe.intermediate_size)
     return out
@@ -120,6 +128,15 @@ def _particular(config: DecoderConfig) -> Values:
         }
     if config.local_rotary is not None:
         out["rope.freq_base_swa"] = config.local_rotary.theta
+    if architecture_of(config) == "phi3":
+        out = {"attention.sliding_window": config.window or 0}  # of all layers
+        out["rope.scaling.original_context_length"] = int(
+            config.rotary.original if config.rotary.divisors else config.max_len
+        )
+        if config.rotary.divisors:
+            out |= {"rope.scaling.type": "longrope", "rope.scaling.attn_factor": config.rotary.attention}
+    if config.query_growth:
+        out |= {"attention.temperature_scale": config.query_growth, "rope.scaling.yarn_log_multiplier": 1.0}
     if config.model_type == "granite":
         out |= {
             "embedding_scale": config.embedding_scale,

@@ -102,7 +102,7 @@ def write_gguf(
     factors = rotary_factors(config)
     tokenizer = Tokenizer.load(text_from or folder)
     head = _head(config, tokenizer, folder, plan) | {"general.name": out.stem}
-    total = sum(_padded(one.nbytes) for one in plan) + (0 if factors is None else _padded(factors.nbytes))
+    total = sum(_padded(one.nbytes) for one in plan) + sum(_padded(one.nbytes) for one in factors.values())
     check_space(out, total)
     with whole(out) as part:
         end = _write_head(part, architecture_of(config), head, plan, factors)
@@ -110,11 +110,12 @@ def write_gguf(
             start = _padded(end)
             file.truncate(start + total)
             file.seek(start)
-            _put(file, [] if factors is None else [factors])
+            for values in factors.values():
+                _put(file, [values])
             file.flush()
             notes += _check(part, config, tokenizer, folder)
-            for values in _converted(plan, tensors):
-                _put(file, values)
+            for pieces in _converted(plan, tensors):
+                _put(file, pieces)
                 tell(file.tell() - start, total)
     return Written(out.stat().st_size, notes)
 
@@ -202,7 +203,7 @@ def _write_head(
     architecture: str,
     head: dict[str, Any],
     plan: list[Stored],
-    factors: NDArray[np.float32] | None,
+    factors: dict[str, NDArray[np.float32]],
 ) -> int:
     """Everything before the tensors' values; returns its size."""
     gguf = _library()
@@ -218,7 +219,7 @@ def _write_head(
             writer.add_string(key, value)
         else:
             writer.add_array(key, value)
-    extra = [] if factors is None else [Stored("rope_freqs.weight", "", factors.shape, "f32")]
+    extra = [Stored(name, "", values.shape, "f32") for name, values in factors.items()]
     for one in [*extra, *plan]:
         kind = gguf.GGMLQuantizationType[one.kind.upper()]
         writer.add_tensor_info(one.name, one.shape, np.dtype(np.float32), one.nbytes, kind)

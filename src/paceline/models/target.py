@@ -55,6 +55,10 @@ class GraphTarget(ABC):
         """Give these tokens a logit of -inf from now on, so that plain decoding and verification never choose them."""
         self._silent = torch.tensor(tokens, device=self.device) if tokens else None
 
+    def expect(self, tokens: int | None) -> None:
+        """Be ready for texts of that many tokens, where a model computes long ones in another way; before any forward."""
+        assert tokens is None or tokens > 0, tokens
+
     def tap(self, layers: Seq[int]) -> None:
         """Have `states` give the hidden states after that many layers, too. Before the first forward."""
         count = self.layer_count

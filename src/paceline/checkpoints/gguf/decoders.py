@@ -147,7 +147,63 @@ def _granite(keys: Keys) -> Config:
     }
 
 
+def _mistral3(keys: Keys) -> Config:
+    config = decoder(keys, "mistral", "MistralForCausalLM") | {"sliding_window": None}
+    beta = keys.number("attention.temperature_scale", 0.0)
+    scaling = config.pop("rope_scaling")
+    if scaling and keys.get("rope.scaling.yarn_log_multiplier") is not None:
+        scaling |= {"mscale": 1.0, "mscale_all_dim": keys.number("rope.scaling.yarn_log_multiplier", 1.0)}
+    if not beta:
+        return config | {"rope_scaling": scaling}
+    rope = {"rope_theta": config.pop("rope_theta"), **(scaling or {}), "llama_4_scaling_beta": beta}
+    return config | {
+        "model_type": "ministral3",
+        "architectures": ["Ministral3ForCausalLM"],
+        "rope_parameters": rope,
+    }
+
+
+def _share(keys: Keys, config: Config) -> float:
+    """The share of a head that is rotated."""
+    return keys.size("rope.dimension_count", config["head_dim"]) / max(int(config["head_dim"]), 1)
+
+
+def _glm4(keys: Keys) -> Config:
+    if keys.get("rope.dimension_sections") is not None:
+        raise ConfigError(
+            f"{keys.model.path} is the text side of a GLM that sees, which paceline does not run: use a GLM-4 for text"
+        )
+    config = decoder(keys, "glm4", "Glm4ForCausalLM")
+    rope = {"rope_type": "default", "rope_theta": config.pop("rope_theta")} | (
+        config.pop("rope_scaling") or {}
+    )
+    return config | {
+        "attention_bias": keys.has("blk.0.attn_q.bias"),
+        "rope_parameters": rope | {"partial_rotary_factor": _share(keys, config)},
+    }
+
+
+def _phi3(keys: Keys) -> Config:
+    config = decoder(keys, "phi3", "Phi3ForCausalLM")
+    original = keys.size("rope.scaling.original_context_length", config["max_position_embeddings"])
+    rope: Config = {"rope_type": "default", "rope_theta": config.pop("rope_theta")}
+    del config["rope_scaling"]
+    if keys.has("rope_factors_short.weight"):
+        rope["rope_type"] = "longrope"
+        for which in ("short", "long"):
+            keys.shape(name := f"rope_factors_{which}.weight")
+            rope[f"{which}_factor"] = [round_trip(float(x)) for x in keys.model.floats(name).ravel()]
+        if keys.get("rope.scaling.attn_factor") is not None:
+            rope["attention_factor"] = keys.number("rope.scaling.attn_factor", 1.0)
+    return config | {
+        "rope_parameters": rope | {"partial_rotary_factor": _share(keys, config)},
+        "original_max_position_embeddings": original,
+        "sliding_window": keys.size("attention.sliding_window", 0) or None,
+    }
+
+
 DECODERS: Mapping[str, Callable[[Keys], Config]] = {
     "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "qwen3moe": _qwen3moe, "qwen35": _qwen35, "qwen35moe": _qwen35moe,
     "gemma3": _gemma3, "smollm3": _smollm3, "olmo2": _olmo2, "granite": _granite,
+    "mistral3": _mistral3, "glm4": _glm4, "phi3": _phi3,
 }  # fmt: skip

@@ -91,6 +91,15 @@ _AROUND = _AFTER | {
     "attn_norm.weight": "input_layernorm.weight",
     "ffn_norm.weight": "pre_feedforward_layernorm.weight",
 }
+_GLM4_NORMS = {
+    "attn_norm.weight": "input_layernorm.weight", "post_attention_norm.weight": "post_self_attn_layernorm.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight", "post_ffw_norm.weight": "post_mlp_layernorm.weight",
+}  # fmt: skip
+_FUSED_MLP = {"ffn_up.weight": "mlp.gate_up_proj.weight", "ffn_down.weight": "mlp.down_proj.weight"}
+_FUSED_ATTENTION = {
+    "attn_qkv.weight": "self_attn.qkv_proj.weight",
+    "attn_output.weight": "self_attn.o_proj.weight",
+}
 _GEMMA_TOP = _TOP | {
     "per_layer_token_embd.weight": "embed_tokens_per_layer.weight",
     "per_layer_model_proj.weight": "per_layer_model_projection.weight",
@@ -114,15 +123,18 @@ NAMES: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
     "smollm3": (_TOP, _ATTENTION | _MLP | _TWO_NORMS),
     "olmo2": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _AFTER),
     "granite": (_TOP, _ATTENTION | _BIASES | _MLP | _MLP_BIASES | _TWO_NORMS),
+    "mistral3": (_TOP, _ATTENTION | _MLP | _TWO_NORMS),
+    "glm4": (_TOP, _ATTENTION | _BIASES | _FUSED_MLP | _GLM4_NORMS),
+    "phi3": (_TOP, _FUSED_ATTENTION | _FUSED_MLP | _TWO_NORMS),
     "gemma4": (_GEMMA_TOP, _GEMMA),
     "gemma4-assistant": (_ASSISTANT_TOP, _GEMMA),
 }
 # Tensors that say something about the config and are no weights: the factors of scaled rotary embeddings.
-DERIVED = re.compile(r"(blk\.\d+\.)?rope_freqs\.weight")
+DERIVED = re.compile(r"(blk\.\d+\.)?rope_(freqs|factors_long|factors_short)\.weight")
 _ROTATED = re.compile(r"attn_([qk])\.(weight|bias)")
-_PAIRED = ("llama", "smollm3", "granite")  # q and k are stored with rotated pairs side by side
+_PAIRED = ("llama", "smollm3", "granite", "mistral3")  # q and k are stored with rotated pairs side by side
 _SHIFTS = {"gemma3": 1.0}  # what llama.cpp's converter adds to the norms of a checkpoint
-WINDOWED = ("gemma3", "olmo2", "gemma4", "gemma4-assistant")  # files say which layers have a window
+WINDOWED = ("gemma3", "olmo2", "phi3", "gemma4", "gemma4-assistant")  # files know windows
 
 
 @dataclass(frozen=True, slots=True)

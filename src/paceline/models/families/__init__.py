@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FAMILIES: Mapping[str, str] = {
     "gemma4_text": "gemma4", "gemma4_unified_text": "gemma4", "gemma4": "gemma4", "gemma4_unified": "gemma4",
     "llama": "llama",
-    "mistral": "mistral",
+    "mistral": "mistral", "ministral": "mistral", "ministral3": "mistral", "mistral3": "mistral",
     "qwen2": "qwen2",
     "qwen3": "qwen3", "qwen3_moe": "qwen3",
     "deepseek_v3": "deepseek_v3",
@@ -42,6 +42,8 @@ FAMILIES: Mapping[str, str] = {
     "smollm3": "smollm3",
     "olmo2": "olmo2", "olmo3": "olmo2",
     "granite": "granite",
+    "glm4": "glm4",
+    "phi3": "phi3",
 }  # fmt: skip
 
 

@@ -38,6 +38,8 @@ def attention_shapes(config: DecoderConfig) -> tuple[Shapes, Shapes]:
         return latent_shapes(config, config.latent)
     hidden = config.hidden_size
     wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    if "qkv" in config.fused:
+        return {"qkv_proj": (wide + 2 * narrow, hidden), "o_proj": (hidden, wide)}, {}
     matrices: Shapes = {
         "q_proj": (2 * wide if config.gated else wide, hidden),
         "k_proj": (narrow, hidden),
@@ -97,11 +99,19 @@ def read_attention(
 
     if config.latent is not None:
         return read_latent(weights, at, config, linear, inv_freq)
-    q = linear("q_proj")
+    q, k, v = (
+        _apart(linear("qkv_proj"), config)
+        if "qkv" in config.fused
+        else map(linear, ("q_proj", "k_proj", "v_proj"))
+    )
+    if config.paired:
+        q, k = (
+            part.rows(_halves(heads, config)) for part, heads in ((q, config.heads), (k, config.kv_heads))
+        )
     return Attention(
         q=_gates_last(q, config.heads) if config.gated else q,
-        k=linear("k_proj"),
-        v=linear("v_proj"),
+        k=k,
+        v=v,
         o=linear("o_proj"),
         q_norm=norm("q_norm"),
         k_norm=norm("k_norm"),
@@ -119,5 +129,18 @@ def storage_of(kinds: tuple[str, ...], index: int) -> int:
 
 def _gates_last(q: Linear, heads: int) -> Linear:
     """All queries, then all gates, which lie beside each other for each head."""
-    ids = torch.arange(q.weight.out_features).view(heads, 2, -1).transpose(0, 1).flatten()
-    return Linear(q.weight.rows(ids), None if q.bias is None else q.bias[ids])
+    return q.rows(torch.arange(q.weight.out_features).view(heads, 2, -1).transpose(0, 1).flatten())
+
+
+def _apart(qkv: Linear, config: DecoderConfig) -> tuple[Linear, Linear, Linear]:
+    wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    k, v = (slice(start, start + narrow) for start in (wide, wide + narrow))
+    return qkv.rows(slice(0, wide)), qkv.rows(k), qkv.rows(v)
+
+
+def _halves(heads: int, config: DecoderConfig) -> Tensor:
+    """The order of the rows of q or k in which pairs (i, i + half) rotate, of heads that store them side by side."""
+    rotated = config.rotated or config.head_dim
+    columns = torch.arange(config.head_dim)
+    head = torch.cat((columns[:rotated].view(-1, 2).T.flatten(), columns[rotated:]))
+    return (torch.arange(heads)[:, None] * config.head_dim + head).flatten()

@@ -7,7 +7,7 @@ for the arithmetic: transformers' models/llama, mistral, qwen2, qwen3, qwen3_moe
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -92,6 +92,18 @@ class DecoderTarget(GraphTarget):
         self.embedding_scale = config.embedding_scale
         self.norm = self.norm + config.norm_shift
         self._set_layout(decoder_layout(config), attention_outputs(self.layers))
+
+    def expect(self, tokens: int | None) -> None:
+        config = self.config.reaching(tokens)
+        if config is self.config:
+            return
+        turn = inverse_frequencies(config.rotary, config.rotated or config.head_dim).to(self.device)
+        self.config, self.max_len = config, config.max_len
+        self.layers = tuple(
+            replace(layer, attention=replace(layer.attention, inv_freq=turn))
+            for layer in self.layers
+            if isinstance(layer.attention, Attention)
+        )
 
     def _hidden(self, ops: Ops) -> tuple[Value, ...]:
         x = ops.embed(ops.tokens(), self.embedding, self.embedding_scale)

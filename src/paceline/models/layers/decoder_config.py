@@ -17,9 +17,10 @@ from paceline.models.layers.delta_net import DeltaConfig
 from paceline.models.spec import FULL, SLIDING, MoeConfig, Split, layers_line
 from paceline.ops.base import Activation
 
-Placement = Literal["before", "after", "both"]
+Placement = Literal["before", "after", "both", "both (GLM-4)"]
 PARTIAL = "partial_rotary_factor"
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+LONGROPE = ("longrope", "su")  # Phi's, under its newer and its older name
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class Rotary:
     high: float = 4.0
     original: float = 8192.0  # positions
     attention: float = 1.0  # what q and k are multiplied with, each
+    divisors: tuple[float, ...] = ()  # longrope: of the frequency of each pair, within the original context
+    long_divisors: tuple[float, ...] = ()  # and where texts may be longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,8 @@ class DecoderConfig:
     norm_shift: float = 0.0  # what is added to the stored weights of norms
     delta: DeltaConfig | None = None  # of layers of linear attention
     placement: Placement = "before"  # of a layer's norms: before attention and MLP, after them, or both
+    fused: frozenset[str] = frozenset()  # "qkv", "gate_up": stored as one matrix
+    paired: bool = False  # what is rotated of a head is stored pair by pair
     activation: Activation = "silu"  # of the MLP
     wide_norms: bool = False  # q and k are normed over all heads at once
     unturned: frozenset[int] = frozenset()  # layers without rotary embeddings
@@ -97,6 +102,17 @@ class DecoderConfig:
     attention_scale: float | None = None  # of scores; None: head_dim ** -0.5
     residual_scale: float = 1.0  # of what attention and MLP add to a row
     logit_scale: float = 1.0
+    reach: int | None = None  # tokens that the files promise, where max_len is less
+    query_growth: float = (
+        0.0  # past the original context queries grow by it, with the logarithm of the position
+    )
+
+    def reaching(self, tokens: int | None) -> DecoderConfig:
+        """For texts of up to `tokens`: LongRoPE has other factors for a context past the original one."""
+        long = self.rotary.long_divisors
+        if not long or self.reach is None or tokens is None or tokens <= self.max_len:
+            return self
+        return replace(self, rotary=replace(self.rotary, divisors=long), max_len=self.reach)
 
     def rotary_of(self, kind: str) -> Rotary:
         """That of layers of `kind`."""
@@ -115,6 +131,13 @@ class DecoderConfig:
             "post_attention_layernorm",
             "post_feedforward_layernorm",
         )
+        if self.placement == "both (GLM-4)":
+            names = (
+                "input_layernorm",
+                "post_attention_layernorm",
+                "post_self_attn_layernorm",
+                "post_mlp_layernorm",
+            )
         return dict(zip(("norm_in", "norm_post", "after_attention", "after_mlp"), names))
 
     @property
@@ -268,6 +291,8 @@ def _rotary(fields: Fields, partial: bool) -> Rotary:
     rope = Fields(said, f"{fields.where}.{name}")
     theta = rope.number("rope_theta", fields.number("rope_theta", 10_000.0))
     kind = said.get("rope_type", said.get("type", "default"))
+    if kind in LONGROPE and partial:
+        return _longrope(rope, theta, fields)
     if kind not in ROPE_TYPES:
         raise ConfigError(
             f"{rope.where}: rope type {shown(kind)} is not supported, only {', '.join(ROPE_TYPES)}: use a checkpoint "
@@ -292,6 +317,32 @@ def _rotary(fields: Fields, partial: bool) -> Rotary:
             f"{rope.where}: high_freq_factor={high:g} is not above low_freq_factor={low:g}: download config.json again"
         )
     return Rotary(theta, kind, factor, low, high, original)
+
+
+def _longrope(rope: Fields, theta: float, fields: Fields) -> Rotary:
+    """LongRoPE (arXiv 2402.13753); source: transformers' modeling_rope_utils. `original` is the context in which the
+    short factors hold."""
+    context = float(fields.size("max_position_embeddings"))
+    original = fields.number(
+        "original_max_position_embeddings", rope.number("original_max_position_embeddings", context)
+    )
+    short, long = rope.raw.get("short_factor"), rope.raw.get("long_factor") or []
+    lists = all(
+        isinstance(one, list) and all(isinstance(x, int | float) and x > 0 for x in one)
+        for one in (short, long)
+    )
+    if not short or not lists or original <= 1 or len(long) not in (0, len(short)):
+        raise ConfigError(
+            f"{rope.where}: short_factor and long_factor are no lists of numbers above 0 of one length, or the original "
+            f"context of {original:g} tokens is too short: download config.json again"
+        )
+    factor = rope.number("factor", context / original)
+    usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    stretch = rope.number("attention_factor", usual)
+    return Rotary(
+        theta, "longrope", factor, original=original, attention=stretch,
+        divisors=tuple(map(float, short)), long_divisors=tuple(map(float, long)),
+    )  # fmt: skip
 
 
 def _yarn(rope: Fields, theta: float, context: int) -> Rotary:

@@ -7,7 +7,7 @@ the mixed latents with W_UV. Source of truth: transformers' models/deepseek_v3.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -72,8 +72,8 @@ def read_latent(
     return LatentAttention(
         squeeze=linear("q_a_proj") if squeezed else None,
         squeeze_norm=weights.norm(f"{at}.q_a_layernorm") if squeezed else None,
-        q=ordered(linear("q_b_proj" if squeezed else "q_proj"), order),
-        down=ordered(linear(DOWN), kept),
+        q=linear("q_b_proj" if squeezed else "q_proj").rows(order),
+        down=linear(DOWN).rows(kept),
         norm=weights.norm(f"{at}.kv_a_layernorm"),
         absorb=tuple(Weight(part.contiguous(), both.kind) for part in ups),
         expand=tuple(Weight(part.contiguous(), both.kind) for part in outs),
@@ -87,13 +87,6 @@ def halves(latent: Latent, width: int) -> Tensor:
     """The order in which pairs (i, i + width / 2) rotate, of columns that may be stored pair by pair."""
     columns = torch.arange(width)
     return columns.view(-1, 2).T.flatten() if latent.interleaved else columns
-
-
-def ordered(linear: Linear, ids: Tensor) -> Linear:
-    """With its outputs in that order."""
-    ids = ids.to(linear.weight.data.device)
-    bias = None if linear.bias is None else linear.bias[ids]
-    return replace(linear, weight=linear.weight.rows(ids), bias=bias)
 
 
 def attend_latent(ops: Ops, h: Value, a: LatentAttention, config: DecoderConfig) -> Value:

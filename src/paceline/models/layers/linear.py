@@ -19,6 +19,11 @@ class Linear:
     def __call__(self, ops: Ops, x: Value) -> Value:
         return ops.linear(x, self.weight, self.bias)
 
+    def rows(self, ids: Tensor | slice) -> Linear:
+        """With the outputs `ids` in that order, a copy; of a slice a view."""
+        at = ids.to(self.weight.data.device) if isinstance(ids, Tensor) else ids
+        return Linear(self.weight.rows(at), None if self.bias is None else self.bias[at])
+
 
 def read_linear(weights: Weights, config: DecoderConfig, name: str) -> Linear:
     """The matrix `name`, with a bias where the config says that its kind has one."""

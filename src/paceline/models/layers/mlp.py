@@ -45,7 +45,10 @@ def mlp_shapes(config: DecoderConfig, index: int) -> tuple[Shapes, Shapes]:
     """(matrices of layer `index`, which may have biases; tensors named in full), named as within `mlp`."""
     hidden = config.hidden_size
     if index not in config.sparse:
-        return _dense_shapes(hidden, config.intermediate_size), {}
+        inner = config.intermediate_size
+        if "gate_up" in config.fused:
+            return {"gate_up_proj": (2 * inner, hidden), "down_proj": (hidden, inner)}, {}
+        return _dense_shapes(hidden, inner), {}
     shared = _dense_shapes(hidden, config.shared_expert) if config.shared_expert else {}
     matrices: Shapes = {f"{_shared_name(config)}.{name}": shape for name, shape in shared.items()}
     return matrices | ({SHARED_GATE: (1, hidden)} if config.shared_gate else {}), _expert_shapes(config)
@@ -83,6 +86,10 @@ def read_mlp(weights: Weights, config: DecoderConfig, index: int, at: str) -> Ml
         )
         return Mlp(gate, up, down, config.activation)
 
+    if index not in config.sparse and "gate_up" in config.fused:
+        both, inner = read_linear(weights, config, f"{at}.gate_up_proj"), config.intermediate_size
+        down = read_linear(weights, config, f"{at}.down_proj")
+        return Mlp(both.rows(slice(0, inner)), both.rows(slice(inner, 2 * inner)), down, config.activation)
     if index not in config.sparse:
         return dense(at)
     experts = _read_experts(weights, config, at)

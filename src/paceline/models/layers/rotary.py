@@ -13,6 +13,8 @@ from paceline.models.layers.decoder_config import Rotary
 def inverse_frequencies(rotary: Rotary, head_dim: int) -> Tensor:
     """Radians per position of each pair of a head, float32 [head_dim / 2]; source: transformers' modeling_rope_utils."""
     turn = 1.0 / rotary.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    if rotary.kind == "longrope":
+        return turn / torch.tensor(rotary.divisors, dtype=torch.float32)
     if rotary.kind == "linear":
         return turn / rotary.factor
     if rotary.kind == "yarn":
