@@ -188,7 +188,7 @@ BAD: list[tuple[str, dict[str, Any], str | None]] = [
     ("chat/completions", {"messages": [{"role": "user", "content": "explode"}]}, "messages"),
     ("chat/completions", {"messages": [{"role": "user", "content": "x" * 600}]}, "messages"),
     ("chat/completions", {"messages": [{"role": "user", "content": [
-        {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]}]}, "messages.0.content.0.type"),
+        {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]}]}, "messages.0.content.0.image_url"),
     ("chat/completions", {"messages": USER, "top_logprobs": 21, "logprobs": True}, "top_logprobs"),
     ("chat/completions", {"messages": USER, "top_logprobs": 2}, "top_logprobs"),
     ("chat/completions", {"messages": USER, "tool_choice": "required"}, "tool_choice"),
