@@ -248,7 +248,7 @@ def _prompts(
         try:
             ids = _ids(room, body, prompt, salt)
         except PromptError as error:
-            raise refuse_prompt(error) from error
+            raise refuse_prompt(error, "prompt") from error
         except PacelineError as error:
             raise refuse("prompt", str(error), code="bad_prompt") from error
         prompts.append(ids)

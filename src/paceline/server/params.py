@@ -21,10 +21,10 @@ def refuse(param: str, message: str, code: str = "invalid_value") -> ApiError:
     return ApiError(400, f"{param}: {message}", param=param, code=code)
 
 
-def refuse_prompt(error: Exception) -> ApiError:
-    """A prompt that cannot be, by the part of the messages that is wrong where one is."""
+def refuse_prompt(error: Exception, where: str = "messages") -> ApiError:
+    """A prompt that cannot be, by the part of the messages that is wrong where one is. `where`: the request's field."""
     found = _PART.match(str(error))
-    param, said = (found[1], found[2]) if found else ("messages", str(error))
+    param, said = (found[1], found[2]) if found else (where, str(error))
     return refuse(param, said, code="bad_prompt")
 
 
