@@ -128,7 +128,7 @@ def test_arguments_fit_whatever_the_schema_says(
         ({"not": {"type": "string"}}, "not"),
         ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, "uniqueItems"),
         ({"type": "array", "contains": {"type": "integer"}}, "contains"),
-        ({"if": {"type": "string"}}, "if"),
+        ({"if": {"type": "string"}, "then": {"maxLength": 3}}, "if"),
         ({"type": "object", "minProperties": 1}, "minProperties"),
         ({"oneOf": [{"type": "string"}, {"type": "string"}]}, "oneOf"),
         ({"allOf": [{"type": "string", "maxLength": 1}, {"maxLength": 2}]}, "allOf"),

@@ -195,6 +195,15 @@ FITS: list[Any] = [
         "required": ["oneOf"],
     },
     {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}], "items": False},
+    {
+        "type": "object",
+        "propertyNames": {"type": "string"},
+        "additionalProperties": {"type": "number"},
+    },  # zod's record
+    {"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": A, "required": ["a"]},
+    {"type": "object", "propertyNames": {"pattern": "^x[0-9]$"}, "additionalProperties": {"type": "boolean"}},
+    {**A, "unevaluatedProperties": False},
+    {"type": "string", "then": {"type": "null"}},
 ]
 
 
@@ -256,8 +265,8 @@ REFUSED = [
     ({"if": A, "then": B}, '"if", "then"'),
     ({"type": "array", "contains": {"type": "integer"}}, "contains"),
     ({"type": "object", "dependentRequired": {"a": ["b"]}}, "dependentRequired"),
-    ({"type": "object", "propertyNames": {"pattern": "^x"}}, "propertyNames"),
-    ({"unevaluatedProperties": False}, "unevaluatedProperties"),
+    ({"type": "object", "propertyNames": {"maxLength": 3}}, "propertyNames"),
+    ({"anyOf": [A, B], "unevaluatedProperties": False}, "unevaluatedProperties"),
     ({"$ref": "https://example.org/x.json"}, r"\$ref 'https://example.org/x.json' is not within the schema"),
     ({"type": "integer", "minimum": 10**20}, "minimum and maximum are held up to"),
     ({"properties": {"x": {"$id": "http://x.org/y", "type": "string"}}}, r"x: \$id"),

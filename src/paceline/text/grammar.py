@@ -212,7 +212,8 @@ def _unpacked(matcher: Any) -> np.ndarray:
 
 def _error(matcher: Any) -> str:
     """What is wrong, without the dump of the matcher's state."""
-    return _one_line(str(matcher.get_error()).partition("\n<state>")[0])
+    text = str(matcher.get_error()).partition("\n<state>")[0]
+    return _one_line(f"$ref: {text}" if text.startswith("Resource ") else text)
 
 
 def to_grammar(kind: str, source: str) -> str:

@@ -8,11 +8,12 @@ Numbers get a bound on their digits: a small model may write them without end. W
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import permutations
 from typing import Any
 
 from paceline.errors import UsageError
+from paceline.text.schema_formats import formatted
 
 Schema = Any  # a dict, or true or false
 _LARGEST = 10**15  # of a number without a bound of its own
@@ -24,46 +25,9 @@ _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _ONES = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames",
          "unevaluatedItems", "unevaluatedProperties", "additionalItems")  # fmt: skip
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
-_NARROWER = {
-    "idn-email": "email",
-    "idn-hostname": "hostname",
-    "iri": "uri",
-    "iri-reference": "uri",
-    "uri-reference": "uri",
-    "uri-template": "uri",
-}
 _NOTES = {"title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly", "$schema",
           "$defs", "definitions"}  # fmt: skip
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
-
-_YEAR = r"([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
-_LEAP = r"([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][48]|[2468]0|[13579][26])00)"
-_DAY = (
-    r"(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)"
-    r"|02-(0[1-9]|1[0-9]|2[0-8])"
-)
-_DATE = rf"({_YEAR}-({_DAY})|{_LEAP}-02-29)"
-_CLOCK = r"([01][0-9]|2[0-3]):[0-5][0-9]"
-_TIME = rf"{_CLOCK}:[0-5][0-9](\.[0-9]{{1,9}})?(Z|[+-]{_CLOCK})"
-_N = r"[0-9]{1,6}"
-_SPAN = rf"({_N}Y({_N}M({_N}D)?)?|{_N}M({_N}D)?|{_N}D)"
-_HOURS = rf"T({_N}H({_N}M({_N}S)?)?|{_N}M({_N}S)?|{_N}S)"
-_POINTER = r"(/[A-Za-z0-9_.-]{0,64}){0,16}"
-_OCTET = r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-_GROUP = r"[0-9a-fA-F]{1,4}"
-_NAME = r"[A-Za-z0-9]([A-Za-z0-9-]{0,30}[A-Za-z0-9])?"
-_HOST = rf"{_NAME}(\.{_NAME}){{0,4}}"
-_PATH = r"[A-Za-z0-9._~!$&'()*+,;=:@/-]{0,200}"
-FORMATS: Mapping[str, str] = {
-    "email": rf"[A-Za-z0-9_+-]{{1,30}}(\.[A-Za-z0-9_+-]{{1,30}}){{0,2}}@{_NAME}(\.{_NAME}){{1,4}}",
-    "hostname": _HOST, "ipv4": rf"{_OCTET}(\.{_OCTET}){{3}}",
-    "ipv6": rf"(({_GROUP}:){{7}}{_GROUP}|({_GROUP}:){{1,6}}:{_GROUP}|::({_GROUP})?)",
-    "uuid": r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
-    "uri": rf"(https?|ftp|file)://{_HOST}(:[1-9][0-9]{{0,3}})?(/{_PATH})?(\?{_PATH})?(#{_PATH})?",
-    "date": _DATE, "time": _TIME, "date-time": f"{_DATE}T{_TIME}",
-    "duration": f"P({_N}W|{_SPAN}({_HOURS})?|{_HOURS})",
-    "json-pointer": _POINTER, "relative-json-pointer": f"(0|[1-9][0-9]?)(#|{_POINTER})",
-}  # fmt: skip
 
 
 def held(schema: Schema) -> Schema:
@@ -72,8 +36,9 @@ def held(schema: Schema) -> Schema:
         return schema
     maker = _Maker(schema)
     made = maker.of(schema, "")
-    if not isinstance(made, dict) or "$ref" in made:
-        made = {**schema, **made} if isinstance(made, dict) else schema
+    if not isinstance(made, dict) or set(made) == {"$ref"}:
+        notes = {k: v for k, v in schema.items() if k in ("$defs", "definitions", "$id")}
+        made = notes | made if isinstance(made, dict) else schema
     for place, name, needed in maker.needed:  # a reference that goes round takes no words beside it
         made[place][name] = made[place][name] | {"required": [*_required(made[place][name]), needed]}
     if maker.uses_value:
@@ -85,6 +50,10 @@ def held_arguments(schema: dict[str, Any]) -> dict[str, Any]:
     """`held` for the arguments of a tool, which are an object; without properties it is empty. Raises UsageError."""
     if not schema:
         return schema  # any arguments
+    if "$ref" in schema and _types(_Maker(schema).target(schema)) != {"object"}:
+        raise _refuse("", "$ref", "has to be of type object, which the arguments of a tool are")
+    if "object" not in _types(schema):
+        raise _refuse("", "type", "is object for the arguments of a tool")
     whole = schema if "$ref" in schema else {**schema, "type": "object"}
     if whole.get("properties") == {}:
         whole = {"additionalProperties": False} | whole
@@ -118,6 +87,7 @@ class _Maker:
             if name in out:
                 out[name] = self._inner(out[name], f"{where}.{name}".strip("."))
         self._references(out, where)
+        out = _simpler(out)
         for name in _COUNTS:
             if isinstance(out.get(name), float) and out[name].is_integer():
                 out[name] = int(out[name])
@@ -126,7 +96,7 @@ class _Maker:
         if out.get("uniqueItems") is True:
             out = _unique(out, self._resolved(out.get("items")), where)
         out.pop("uniqueItems", None)
-        return self._open(_bounded(_formatted(out), where))
+        return self._open(_bounded(formatted(out), where))
 
     def _inner(self, value: Any, where: str) -> Any:
         return [self.of(v, where) for v in value] if isinstance(value, list) else self.of(value, where)
@@ -198,6 +168,11 @@ class _Maker:
             return option
         return option | {"required": [*_required(view), name]}
 
+    def target(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """What a schema's reference means; an empty one where that is not found."""
+        found = self._resolved({"$ref": schema["$ref"]})
+        return found if isinstance(found, dict) else {}
+
     def _resolved(self, option: Schema) -> Schema:
         """An option that is a reference alone, as what it refers to."""
         for _ in range(8):
@@ -222,6 +197,39 @@ class _Maker:
             if all(_is_object(o) for o in options) and _all_apart(sets):
                 return name
         return None
+
+
+def _simpler(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same in words that can be held, for words that zod and others write where simpler ones do."""
+    out = dict(schema)
+    if "if" not in out or not {"then", "else"} & set(out):
+        out = {k: v for k, v in out.items() if k not in ("if", "then", "else")}
+    if "contains" not in out:
+        out = {k: v for k, v in out.items() if k not in ("minContains", "maxContains")}
+    alone = not {"$ref", "$dynamicRef", "if", "dependentSchemas", "not", "contains", *_LISTS[:3]} & set(out)
+    for name, plain in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
+        if name in out and (alone or out[name] is True):
+            unevaluated = out.pop(name)
+            out = {plain: unevaluated} | out
+    return _named_keys(out)
+
+
+def _named_keys(schema: dict[str, Any]) -> dict[str, Any]:
+    """`propertyNames` as properties or patterns, as far as it is one of few names, or a pattern."""
+    names = schema.get("propertyNames")
+    rest = {k: v for k, v in schema.items() if k != "propertyNames"}
+    if names is True or (isinstance(names, dict) and not set(names) - _NOTES - {"type"}):
+        return rest if names is True or names.get("type", "string") == "string" else schema
+    if not isinstance(names, dict) or {"properties", "patternProperties"} & set(rest):
+        return schema
+    inner, words = rest.get("additionalProperties", True), set(names) - _NOTES - {"type"}
+    listed = [names["const"]] if words == {"const"} else names.get("enum") if words == {"enum"} else None
+    if isinstance(listed, list):
+        own = {name: inner for name in listed if isinstance(name, str)}
+        return rest | {"properties": own, "additionalProperties": False}
+    if words == {"pattern"} and isinstance(names["pattern"], str):
+        return rest | {"patternProperties": {names["pattern"]: inner}, "additionalProperties": False}
+    return schema
 
 
 def _all_apart(sets: list[frozenset[str] | None]) -> bool:
@@ -323,21 +331,6 @@ def _unique(schema: dict[str, Any], inner: Schema, where: str) -> dict[str, Any]
     return {k: v for k, v in schema.items() if k not in ("items", "minItems", "maxItems", "type")} | {
         "enum": arrays
     }
-
-
-def _formatted(schema: dict[str, Any]) -> dict[str, Any]:
-    """`format` by a pattern of our own, by llguidance, or left out as an annotation."""
-    name = schema.get("format")
-    name = _NARROWER.get(name, name) if isinstance(name, str) else None
-    if "format" not in schema:
-        return schema
-    rest = {k: v for k, v in schema.items() if k != "format"}
-    if name is None or name not in FORMATS:
-        return rest
-    pattern = f"^({FORMATS[name]})$"
-    if "pattern" in rest:
-        return rest | {"allOf": [*rest.get("allOf", []), {"pattern": pattern}]}
-    return rest | {"pattern": pattern}
 
 
 def _bounded(schema: dict[str, Any], where: str = "") -> dict[str, Any]:

@@ -7,24 +7,24 @@ the order of the schema.
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 from paceline.errors import UsageError
 from paceline.text.formats.events import Tools
 from paceline.text.formats.gemma_arguments import QUOTE
 from paceline.text.formats.lark import Lark, either, literal
+from paceline.text.formats.values import UNHELD, needed, slashed, unheld, whole
 
 _MOST_OPTIONAL, _MOST_OPTIONS = (
     400,
     1500,
 )  # llguidance follows 2000 rules at a time, an optional property takes four
 _NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-_UNHELD = (
-    "not", "if", "then", "else", "contains", "minContains", "maxContains", "prefixItems", "patternProperties",
-    "propertyNames", "minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies",
-    "uniqueItems", "unevaluatedItems", "unevaluatedProperties", "$dynamicRef",
-)  # fmt: skip
+_IMPLIED = {  # words of a schema without a type, and the type that they speak of
+    **dict.fromkeys(("minLength", "maxLength", "pattern"), "string"), **dict.fromkeys(_NUMERIC, "number"),
+    **dict.fromkeys(("properties", "required", "additionalProperties"), "object"),
+    **dict.fromkeys(("items", "minItems", "maxItems"), "array"),
+}  # fmt: skip
 _NOTES = (
     "title",
     "description",
@@ -68,7 +68,8 @@ class _Writer:
         self.text = "(.|\\n)" if QUOTE in lark.marks else "[^<]"
 
     def arguments(self, schema: dict[str, Any]) -> str:
-        if "$ref" in schema or "allOf" in schema or "anyOf" in schema:
+        self._check(schema)
+        if {"$ref", "allOf", "anyOf", "oneOf", "const", "enum"} & set(schema):
             return self._value(schema, schema)
         if not schema.get("properties"):
             return (
@@ -78,14 +79,18 @@ class _Writer:
             )
         return self._object(schema, schema)
 
+    @staticmethod
+    def _check(schema: dict[str, Any]) -> None:
+        for word in UNHELD:
+            if word in schema:
+                raise unheld(word)
+
     def _value(self, schema: Any, root: dict[str, Any]) -> str:
         if not isinstance(schema, dict):
             if schema is False:
                 raise UsageError("a schema of false cannot be held: leave the property out")
             return "value"
-        for word in _UNHELD:
-            if word in schema:
-                raise UsageError(f"{word} cannot be held in this model's notation of calls: leave it out")
+        self._check(schema)
         if "$ref" in schema:
             if set(schema) - {"$ref", *_NOTES}:
                 return self._value(self._merged({**schema, "allOf": [{"$ref": schema["$ref"]}]}, root), root)
@@ -104,7 +109,8 @@ class _Writer:
                     for option in options
                 ]
                 return self._either([self._value(option, root) for option in joined])
-        kinds = schema.get("type")
+        implied = list(dict.fromkeys(kind for word, kind in _IMPLIED.items() if word in schema))
+        kinds = schema.get("type", implied or None)
         kinds = kinds if isinstance(kinds, list) else [kinds]
         return self._either([self._of_type(kind, schema, root) for kind in kinds])
 
@@ -112,13 +118,12 @@ class _Writer:
         """The parts of allOf in one. Raises UsageError where two of them say different things."""
         out = {k: v for k, v in schema.items() if k not in ("allOf", "$ref")}
         patterns = [out.pop("pattern")] if "pattern" in out else []
-        for given in schema["allOf"]:
-            part = self._found(given, root)
-            if not isinstance(part, dict):
-                continue
-            if "allOf" in part:
-                part = self._merged(part, root)
-            for word, value in part.items():
+        parts = [self._found(given, root) for given in schema["allOf"]]
+        _check_closed([schema, *parts])
+        if not all(isinstance(part, dict) or part is True for part in parts):
+            raise unheld("allOf")
+        for part in (part for part in parts if isinstance(part, dict)):
+            for word, value in (self._merged(part, root) if "allOf" in part else part).items():
                 if word == "pattern":
                     patterns += value if isinstance(value, list) else [value]
                 elif word == "required":
@@ -168,6 +173,7 @@ class _Writer:
 
     def _pairs(self, schema: dict[str, Any], root: dict[str, Any]) -> str:
         """An object of any keys, with values of one schema."""
+        needed(schema)
         inner = schema.get("additionalProperties")
         if inner is False:
             return '("{" "}")'
@@ -187,14 +193,14 @@ class _Writer:
             else "*"
         )
         patterns = patterns if isinstance(patterns, list) else [patterns]
-        parts = [f"/{self.text}{count}/", *(f"/{_whole(pattern)}/" for pattern in patterns)]
+        parts = [f"/{self.text}{count}/", *slashed([whole(pattern) for pattern in patterns])]
         name = f"TEXT_{len(self.rules)}"
         self.rules.append(f"{name}: {' & '.join(parts)}")
         return f"({self.mark(QUOTE)} {name} {self.mark(QUOTE)})"
 
     def _object(self, schema: dict[str, Any], root: dict[str, Any]) -> str:
         """Properties in order, optional ones may be left out: two chains, with and without a comma first."""
-        required = schema["required"] if isinstance(schema.get("required"), list) else []
+        required = needed(schema)
         properties = list(schema["properties"].items()) if isinstance(schema["properties"], dict) else []
         if sum(name not in required for name, _ in properties) > _MOST_OPTIONAL:
             raise UsageError(f"an object has over {_MOST_OPTIONAL} optional properties: make some required")
@@ -213,7 +219,7 @@ class _Writer:
             for step in reference.removeprefix("#/").split("/") if reference.startswith("#/") else ["?"]:
                 found = found.get(step) if isinstance(found, dict) else None
             if found is None:
-                return "value"
+                raise UsageError(f"$ref {reference[:80]!r} is not within the schema: put it under $defs")
             name = self._named[key] = f"ref_{len(self._named)}"
             self.rules.append(f"{name}: {self._value(found, root)}")
         return self._named[key]
@@ -241,10 +247,14 @@ class _Writer:
         return name
 
 
-def _whole(pattern: str) -> str:
-    """A pattern of JSON schema, which may fit anywhere, as one of a whole text between slashes."""
-    lead = "" if pattern.startswith("^") else "(?s:.*)"
-    tail = "" if pattern.endswith("$") and not pattern.endswith(r"\$") else "(?s:.*)"
-    inner = pattern.removeprefix("^")
-    inner = inner if tail else inner.removesuffix("$")
-    return re.sub(r"(?<!\\)/", r"\/", f"{lead}(?:{inner}){tail}")
+def _check_closed(parts: list[Any]) -> None:
+    """Raise UsageError where one part of allOf takes no properties of another."""
+    objects = [part for part in parts if isinstance(part, dict)]
+    names = [set(part.get("properties") or ()) for part in objects]
+    for part, own in zip(objects, names, strict=True):
+        more = part.get("additionalProperties", True)
+        is_open = more is True or (isinstance(more, dict) and "$ref" in more)
+        if not is_open and own != set().union(*names):
+            raise UsageError(
+                "additionalProperties within allOf cannot be held: say it once, for all properties"
+            )

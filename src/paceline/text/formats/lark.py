@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.text.formats.events import Tools
-from paceline.text.formats.kinds import kinds_of, resolved
 
 SPACES = {"whitespace_flexible": True, "whitespace_pattern": r"[ \n\t\r]{0,16}"}  # bounded: no endless blanks
 
@@ -49,25 +48,6 @@ class Lark:
         """An object that fits a schema."""
         return self.json({**schema, "type": "object"} if "$ref" not in schema else schema)
 
-    def value(self, schema: Mapping[str, Any], key: str, end: str) -> str:
-        """The value of one argument in a notation of tags, and the text `end` that closes it."""
-        properties = schema.get("properties")
-        inner = properties.get(key) if isinstance(properties, Mapping) else None
-        inner = inner if isinstance(inner, Mapping) else {}
-        if isinstance(inner.get("$ref"), str):
-            found = resolved(inner["$ref"], schema)
-            inner = found if isinstance(found, Mapping) else {}
-        kinds = kinds_of(schema, key)
-        if "string" not in kinds:
-            definitions = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
-            return f"{self.json({**definitions, **inner})} {self.spelled(end)}"
-        if kinds == {"string"} and (texts := _texts(inner)):
-            return f"({' | '.join(map(literal, texts))}) {self.spelled(end)}"
-        if any(mark in end for mark in self.marks):  # a token, which no text holds
-            text = self.rule(f"/{_text_pattern(inner)}/", "TEXT")
-            return f"{text}? {self.spelled(end.lstrip(chr(10)))}"
-        return self.rule(f"/{_text_pattern(inner)}{escaped(end)}/", "value[lazy]")
-
     def until(self, mark: str) -> str:
         """Any text up to a mark, and the mark."""
         if mark in self.marks:
@@ -76,24 +56,6 @@ class Lark:
 
     def text(self, start: str) -> str:
         return "\n".join([start, *self.rules]) + "\n"
-
-
-def _texts(schema: Mapping[str, Any]) -> list[str]:
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    return [v for v in values if isinstance(v, str)] if isinstance(values, Sequence) else []
-
-
-def _text_pattern(schema: Mapping[str, Any]) -> str:
-    """A regular expression for a text of a schema of strings."""
-    low, high = schema.get("minLength"), schema.get("maxLength")
-    if isinstance(schema.get("pattern"), str):
-        pattern: str = schema["pattern"]
-        lead = "" if pattern.startswith("^") else "(?s:.*)"
-        tail = "" if pattern.endswith("$") else "(?s:.*)"
-        return f"{lead}(?:{pattern.removeprefix('^').removesuffix('$').replace('/', chr(92) + '/')}){tail}"
-    if isinstance(low, int) or isinstance(high, int):
-        return f"(?s:.){{{low if isinstance(low, int) else 0},{high if isinstance(high, int) else ''}}}"
-    return "(?s:.*)"
 
 
 def literal(text: str) -> str:

@@ -10,6 +10,7 @@ from paceline.text.formats.base import EventParser
 from paceline.text.formats.events import Tools
 from paceline.text.formats.lark import Lark, either, literal
 from paceline.text.formats.tagged_calls import TaggedCallParser, Tags
+from paceline.text.formats.values import properties_of, value
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +45,24 @@ class TaggedCalls:
         return either([self._call(lark, name, schema) for name, schema in tools.items()])
 
     def _call(self, lark: Lark, name: str, schema: Mapping[str, Any]) -> str:
-        properties = schema.get("properties")
-        required = schema.get("required")
-        required = required if isinstance(required, list) else []
+        properties, required = properties_of(schema)
         parts = []
-        for key in properties if isinstance(properties, Mapping) else ():
+        for key in properties:
             opening = lark.spelled(f"{self.tags.key[0]}{key}{self.before_value}")
-            one = lark.rule(f"{opening} {lark.value(schema, key, self.behind_value)}")
+            one = lark.rule(f"{opening} {value(lark, schema, key, self.behind_value)}")
             parts.append(one if key in required else f"({one})?")
-        if not parts and schema.get("additionalProperties", "properties" not in schema) is not False:
-            parts.append(f"{self._any(lark)}*")
+        more = schema.get("additionalProperties", "properties" not in schema)
+        if not parts and more is not False:
+            parts.append(f"{self._any(lark, schema, more)}*")
         head = self.tags.lead + name + self.behind_name
         head = ("\n" + head) if self.tags.lead else head
         return lark.rule(f"{literal(head)} {' '.join(parts)} {literal(self.tail)}")
 
-    def _any(self, lark: Lark) -> str:
-        """An argument of a tool that says nothing of its arguments."""
+    def _any(self, lark: Lark, schema: Mapping[str, Any], inner: Any) -> str:
+        """An argument of a tool that does not name its arguments; `inner`: what they have to be."""
         key = lark.rule("/[A-Za-z_][A-Za-z0-9_]{0,63}/", "KEY")
-        value = lark.value({}, "", self.behind_value)
-        return lark.rule(f"{lark.spelled(self.tags.key[0])} {key} {lark.spelled(self.before_value)} {value}")
+        text = value(lark, {**schema, "properties": {"": inner}}, "", self.behind_value)
+        return lark.rule(f"{lark.spelled(self.tags.key[0])} {key} {lark.spelled(self.before_value)} {text}")
 
 
 QWEN = TaggedCalls(
