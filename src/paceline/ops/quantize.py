@@ -72,7 +72,7 @@ def quantize(data: Tensor, kind: QuantKind) -> Weight:
 def _int8(x: Tensor) -> tuple[Tensor, Tensor]:
     scale = x.abs().amax(-1) / 127  # [out]
     safe = scale.clamp(min=torch.finfo(torch.float32).tiny)
-    return (x / safe[:, None]).round().clamp(-127, 127).to(torch.int8), scale
+    return (x / safe[:, None]).round_().clamp_(-127, 127).to(torch.int8), scale
 
 
 def _int4(x: Tensor) -> tuple[Tensor, Tensor]:
