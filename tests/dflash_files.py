@@ -30,9 +30,13 @@ def build_dflash(
     layers: int = 2,
     original: bool = False,
     seed: int = 0,
+    layer: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Path:
-    """Save a drafter for a target of `hidden` columns and `vocab` tokens; `original`: in z-lab's layout."""
+    """Save a drafter for a target of `hidden` columns and `vocab` tokens; `original`: in z-lab's layout.
+
+    layer: changes of the config of its layers. changes: of config.json.
+    """
     g = torch.Generator().manual_seed(seed)
 
     def matrix(out: int, inner: int) -> Tensor:
@@ -63,19 +67,19 @@ def build_dflash(
         tensors["d2t"] = ids - torch.arange(draft_vocab)
         tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill_(0, ids, True)
         tensors["lm_head.weight"] = matrix(draft_vocab, hidden) * 4
-    layer = {
+    about = {
         "model_type": "qwen3", "hidden_size": hidden, "intermediate_size": INNER, "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "num_hidden_layers": layers, "vocab_size": vocab,
         "rms_norm_eps": EPS, "rope_theta": THETA, "max_position_embeddings": 512, "hidden_act": "silu",
-    }  # fmt: skip
+    } | (layer or {})  # fmt: skip
     if original:
         inner = {"mask_token_id": MASK, "target_layer_ids": [tap - 1 for tap in taps]}
-        config = layer | {"architectures": ["DFlashDraftModel"], "block_size": BLOCK, "dflash_config": inner}
+        config = about | {"architectures": ["DFlashDraftModel"], "block_size": BLOCK, "dflash_config": inner}
     else:
         config = {
             "speculators_model_type": "dflash", "architectures": ["DFlashSpeculator"], "block_size": BLOCK,
             "mask_token_id": MASK, "aux_hidden_state_layer_ids": list(taps), "draft_vocab_size": draft_vocab or vocab,
-            "transformer_layer_config": layer,
+            "transformer_layer_config": about,
         }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "model.safetensors")
@@ -109,14 +113,26 @@ class DFlashReference:
         low, high = x.chunk(2, -1)
         return x * cos + torch.cat((-high, low), -1) * sin
 
+    def mask(self, layer: int, rows: int, before: int) -> Tensor:
+        """[rows, before + rows], which keys a row of the block sees in a layer."""
+        said = self.config.get("transformer_layer_config", self.config)
+        at, key = before + torch.arange(rows)[:, None], torch.arange(before + rows)[None]
+        if "layer_types" not in said or said["layer_types"][layer] == "full_attention":
+            return torch.ones(rows, before + rows, dtype=torch.bool)
+        seen = key > at - said["sliding_window"]
+        return seen & (key <= at) if self.config.get("sliding_window_non_causal") is False else seen
+
     def attention(self, at: str, x: Tensor, context: Tensor) -> Tensor:
-        """Queries of the block alone; keys and values of context and block, all of them seen."""
+        """Queries of the block alone; keys and values of context and block."""
         q, both = (x @ self.w[f"{at}.q_proj.weight"].T).view(len(x), -1, HEAD_DIM), torch.cat((context, x))
         k, v = ((both @ self.w[f"{at}.{name}_proj.weight"].T).view(len(both), -1, HEAD_DIM) for name in "kv")
         q = self.rotated(self.norm(f"{at}.q_norm", q), len(context))
         k = self.rotated(self.norm(f"{at}.k_norm", k), 0)
         k, v = (part.repeat_interleave(HEADS // KV_HEADS, 1) for part in (k, v))
-        out = F.scaled_dot_product_attention(*(part.transpose(0, 1)[None] for part in (q, k, v)))
+        mask = self.mask(int(at.split(".")[1]), len(x), len(context))
+        out = F.scaled_dot_product_attention(
+            *(part.transpose(0, 1)[None] for part in (q, k, v)), attn_mask=mask
+        )
         return out[0].transpose(0, 1).flatten(1) @ self.w[f"{at}.o_proj.weight"].T
 
     def draft(self, text: list[int], states: Tensor, count: int) -> tuple[list[int], list[Tensor]]:

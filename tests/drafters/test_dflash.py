@@ -26,12 +26,20 @@ from told import Pair, params, texts
 
 HIDDEN = 48
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 16}
+# shorter than a block and than the texts: both ends of a window lie within what a row could see
+WINDOWS = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 5,
+    "use_sliding_window": True,
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "original": {"original": True},
     "anchor": {"sample_from_anchor": True, "draft_vocab": 30},
     "last layer": {"taps": (2, 4), "layers": 3},
     "yarn": {"original": True, "rope_theta": None, "rope_parameters": YARN},
     "final norm": {"taps": (1, 4), "original": True},  # transformers norms the state after all layers
+    "windows": {"original": True, **WINDOWS},
+    "causal windows": {"sliding_window_non_causal": False, "layer": WINDOWS},
 }
 
 
@@ -76,8 +84,10 @@ BAD: dict[str, tuple[dict[str, Any], type[LoadError], str]] = {
     "unknown flag": ({"markov_rank": 8}, ConfigError, "dflash: markov_rank=8 is not known to this version"),
     "unknown inner flag": (
         {"original": True, "dflash_config": INNER | {"use_swa": True}}, ConfigError, "use_swa=True is not known"),
-    "sliding layers": (
-        {"original": True, "layer_types": ["sliding_attention"] * 2}, ConfigError, "a layer with a sliding window"),
+    "sliding layers without a window": (
+        {"original": True, "layer_types": ["sliding_attention"] * 2}, ConfigError, "there is no sliding_window in use"),
+    "a window of nothing": ({"original": True, **WINDOWS, "sliding_window": 0}, ConfigError, "sliding_window is 0"),
+    "a causality of words": ({"sliding_window_non_causal": "no"}, ConfigError, "sliding_window_non_causal='no'"),
     "no layer": ({"transformer_layer_config": None}, ConfigError, "has no transformer_layer_config"),
     "no mask": ({"mask_token_id": None}, ConfigError, "mask_token_id is None, no token of a vocabulary"),
     "a mask beyond": ({"mask_token_id": VOCAB}, ConfigError, f"mask_token_id is {VOCAB}, no token"),

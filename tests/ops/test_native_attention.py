@@ -117,7 +117,8 @@ def test_values_may_be_the_beginnings_of_keys(isa: str, kv_heads: int, width: in
 
 @pytest.mark.parametrize("kv_heads", [1, 4])
 @pytest.mark.parametrize("packed", [False, True], ids=["float32", "packed"])
-def test_a_row_of_a_block_sees_those_after_it(kv_heads: int, packed: bool) -> None:
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_row_of_a_block_sees_those_after_it(window: int | None, kv_heads: int, packed: bool) -> None:
     """All rows of a text in the run, however they are cut among threads; a text has the same bits beside others."""
     kind, width = "full_attention", 32
     cache, rows = filled(Layout((LayerKV(kind, kv_heads, width),), {kind: None}), packed)
@@ -125,14 +126,14 @@ def test_a_row_of_a_block_sees_those_after_it(kv_heads: int, packed: bool) -> No
     runner = native.NativeRunner(2)
 
     def run(rows: ForwardBatch, q: torch.Tensor) -> torch.Tensor:
-        graph = lambda ops: (ops.block_attention(ops.given("q", HEADS * width), 0, HEADS),)  # noqa: E731
+        graph = lambda ops: (ops.block_attention(ops.given("q", HEADS * width), 0, HEADS, window),)  # noqa: E731
         return runner.run(graph, rows, cache, {"q": q})[0].clone()
 
     got = run(rows, q)
-    want = ReferenceOps(rows, cache, {}, torch.float64).block_attention(q.double(), 0, HEADS)
+    want = ReferenceOps(rows, cache, {}, torch.float64).block_attention(q.double(), 0, HEADS, window)
     bounds = {"rtol": 0.0, "atol": 0.02} if packed else {"rtol": 1e-5, "atol": 1e-5}
     torch.testing.assert_close(got.double(), want, **bounds)
-    causal = ReferenceOps(rows, cache, {}, torch.float64).attention(q.double(), 0, HEADS, None, True)
+    causal = ReferenceOps(rows, cache, {}, torch.float64).attention(q.double(), 0, HEADS, window, True)
     assert not torch.allclose(want, causal, atol=0.05)
     for begin, end in pairwise(rows.starts):
         alone = run(part(rows, begin, end), q[begin:end].contiguous())

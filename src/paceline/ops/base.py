@@ -176,8 +176,10 @@ class Ops(Protocol):
         """
         ...
 
-    def block_attention(self, q: Value, layer: int, heads: int) -> Value:
-        """As `attention` without a window, but a row sees all rows of its sequence in this run, also those after it."""
+    def block_attention(self, q: Value, layer: int, heads: int, window: int | None = None) -> Value:
+        """As `attention` of rows that see themselves, but a row sees all rows of its sequence in this run that are after
+        it, too.
+        """
         ...
 
     def add(self, x: Value, y: Value) -> Value: ...

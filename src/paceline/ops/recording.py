@@ -116,8 +116,8 @@ class RecordingOps:
         width = q.width if latent is None else heads * latent
         return self._attend(q, [layer, heads, -1 if window is None else window, int(sees_itself)], width)
 
-    def block_attention(self, q: Value, layer: int, heads: int) -> Value:
-        return self._attend(q, [layer, heads, -1, 2], q.width)
+    def block_attention(self, q: Value, layer: int, heads: int, window: int | None = None) -> Value:
+        return self._attend(q, [layer, heads, -1 if window is None else window, 2], q.width)
 
     def _attend(self, q: Value, numbers: list[int], width: int) -> Value:
         layer = numbers[0]

@@ -70,7 +70,7 @@ class _Reaches:
             last = position[:, -1:].expand_as(position) if ahead is None else position + ahead
             first = torch.zeros_like(last)
             if window is not None:
-                first = (last - window + (1 if ahead == 0 else 0)).clamp(min=0)
+                first = (position - window + (-1 if ahead == -1 else 1)).clamp(min=0)
                 last = self._reached(last, take)
             begin, end = first[:, :1], last[:, -1:]  # [B, 1]
             keys = max(1, int((end - begin).max()) + 1)
@@ -263,8 +263,8 @@ class ReferenceOps:
         assert latent == self.cache.layout.layers[layer].latent
         return self._read(q, layer, heads, window, 0 if sees_itself else -1)
 
-    def block_attention(self, q: Tensor, layer: int, heads: int) -> Tensor:
-        return self._read(q, layer, heads, None, None)
+    def block_attention(self, q: Tensor, layer: int, heads: int, window: int | None = None) -> Tensor:
+        return self._read(q, layer, heads, window, None)
 
     def _read(self, q: Tensor, layer: int, heads: int, window: int | None, last: int | None) -> Tensor:
         """`last`: the last key that a row sees, from its own position on; None: the last row's of its sequence."""

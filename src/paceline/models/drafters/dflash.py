@@ -1,8 +1,9 @@
 """DFlash: a block of masked positions drafted in one forward, over K/V that are made of the target's hidden states.
 
 Entry p holds, in each layer, keys and values of hidden_norm(fc(states of row p)); no token goes into it. A draft is a
-block: the text's last token and masks behind it, which see all entries and each other. Sources of truth: z-lab's
-dflash/model.py, speculators' models/dflash.
+block: the text's last token and masks behind it, which see all entries and each other. In a layer with a window a row
+sees the last so many keys, and `sliding_window_non_causal: false` hides the rows behind it from it there. Sources of
+truth: z-lab's dflash/model.py, speculators' models/dflash; where a window ends, as vLLM and transformers run it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from paceline.core import ForwardBatch
 from paceline.errors import ConfigError, PairError
 from paceline.kv.cache import KVCache
 from paceline.models.drafters.base import FINAL
-from paceline.models.drafters.speculators import parse_layers
+from paceline.models.drafters.speculators import parse_layers, windows_of
 from paceline.models.drafters.state_net import (
     Fits,
     GraphNet,
@@ -40,10 +41,10 @@ from paceline.models.target import GraphTarget
 from paceline.ops.base import Graph, Ops, Value
 
 KIND = "dflash"
-TAPS, INNER = "aux_hidden_state_layer_ids", "dflash_config"
+TAPS, INNER, CAUSAL = "aux_hidden_state_layer_ids", "dflash_config", "sliding_window_non_causal"
 OWN = {
     "block_size", "draft_vocab_size", "target_hidden_size", "mask_token_id", "num_target_layers", "sample_from_anchor",
-    "sliding_window_non_causal", TAPS, INNER,
+    TAPS, INNER, CAUSAL,
 }  # fmt: skip
 KNOWN = ("mask_token_id", "target_layer_ids")  # of its inner keys
 
@@ -61,6 +62,8 @@ class DFlashConfig:
     mask: int  # the token of all others
     first: int  # the row that gives the first token of a draft
     normed: bool  # the state after all layers is that after the final norm, as transformers gives it
+    windows: tuple[int | None, ...]  # of each layer: how many keys a row sees, itself included; None: all
+    causal: bool  # in layers with a window a row does not see those of its block behind it
 
     def taps_of(self, layers: int) -> tuple[int, ...]:
         """The taps for a target of so many layers. Raises PairError."""
@@ -74,7 +77,7 @@ class DFlashConfig:
 
 def parse_dflash(raw: Mapping[str, Any]) -> DFlashConfig:
     """The drafter that a config.json describes, in the layout of `speculators` or the original. Raises ConfigError."""
-    layers, fields = parse_layers(raw, KIND, OWN), Fields(raw, KIND)
+    layers, fields = parse_layers(raw, KIND, OWN, slides=True), Fields(raw, KIND)
     inner = raw.get(INNER) or {}
     if not isinstance(inner, Mapping):
         raise ConfigError(f"dflash: {INNER} is {shown(inner)}, not an object: download config.json again")
@@ -85,7 +88,8 @@ def parse_dflash(raw: Mapping[str, Any]) -> DFlashConfig:
             f"dflash: {INNER}.{unknown[0]}={shown(inner[unknown[0]])} is not known to this version, which would draft "
             "without it: update paceline, or use the drafter ngram"
         )
-    fields.refuse("sample_from_anchor", (None, True, False), "it is either true or false")
+    for name in ("sample_from_anchor", CAUSAL):
+        fields.refuse(name, (None, True, False), "it is either true or false")
     original = raw.get(TAPS) is None
     said = inner.get("target_layer_ids") if original else raw[TAPS]
     if not isinstance(said, list) or not said or not all(type(x) is int and x >= 0 for x in said):
@@ -107,6 +111,9 @@ def parse_dflash(raw: Mapping[str, Any]) -> DFlashConfig:
         mask,
         0 if raw.get("sample_from_anchor") else 1,
         original,
+        windows_of(raw),
+        raw.get(CAUSAL)
+        is False,  # vLLM, too, takes a file that does not say for one whose rows see each other
     )
 
 
@@ -181,7 +188,7 @@ class DFlashNet(GraphNet):
     def _block(self, ops: Ops) -> tuple[Value, ...]:
         config = self.config.layers
         x = ops.embed(ops.tokens(), self.embedding, self.embedding_scale)
-        for layer in self.layers:
+        for layer, window in zip(self.layers, self.config.windows, strict=True):
             a, h = layer.attention, ops.rms_norm(x, layer.norm_in, config.eps)
             assert isinstance(a, Attention)
             assert a.inv_freq is not None
@@ -191,7 +198,11 @@ class DFlashNet(GraphNet):
                 q = ops.rms_norm(q, a.q_norm, config.eps, config.heads)
             q = ops.rotary(q, a.inv_freq, config.heads, config.rotary.attention)
             q = ops.scale(q, config.head_dim**-0.5)
-            x = ops.add(x, a.o(ops, ops.block_attention(q, a.storage, config.heads)))
+            if window is not None and self.config.causal:
+                y = ops.attention(q, a.storage, config.heads, window, sees_itself=True)
+            else:
+                y = ops.block_attention(q, a.storage, config.heads, window)
+            x = ops.add(x, a.o(ops, y))
             x = ops.add(x, feed(ops, ops.rms_norm(x, layer.norm_post, config.eps), layer.mlp))
         return (ops.rms_norm(x, self.norm, config.eps),)
 

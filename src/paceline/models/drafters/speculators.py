@@ -10,8 +10,8 @@ from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.models.families import spec_of
-from paceline.models.fields import shown
-from paceline.models.layers.decoder_config import DecoderConfig
+from paceline.models.fields import Fields, shown
+from paceline.models.layers.decoder_config import DecoderConfig, sliding_kinds
 from paceline.models.spec import FULL, SLIDING
 
 LAYERS = ("llama", "qwen3")  # model types that a layer may be of
@@ -42,13 +42,18 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 
 
-def parse_layers(raw: Mapping[str, Any], kind: str, own: Collection[str]) -> DecoderConfig:
-    """The decoder layers of a drafter `kind`, whose `own` keys are known, too. Raises ConfigError."""
+def parse_layers(
+    raw: Mapping[str, Any], kind: str, own: Collection[str], slides: bool = False
+) -> DecoderConfig:
+    """The decoder layers of a drafter `kind`, whose `own` keys are known, too. Raises ConfigError.
+
+    `slides`: they may have windows. They keep all keys all the same: `kinds` are those of their K/V.
+    """
     nested = raw.get("transformer_layer_config")
     if "speculators_model_type" in raw and not isinstance(nested, Mapping):
         raise ConfigError(f"{kind}: config.json has no transformer_layer_config: download it again")
     inner: Mapping[str, Any] = nested if isinstance(nested, Mapping) else raw
-    known = KNOWN.union(own) if inner is nested else KNOWN.union(own, LAYER_KEYS)
+    known = KNOWN.union(own) if inner is nested else KNOWN.union(own, LAYER_KEYS, ELSEWHERE if slides else ())
     if unknown := [key for key, value in raw.items() if key not in known and value not in (None, False, "")]:
         raise ConfigError(
             f"{kind}: {unknown[0]}={shown(raw[unknown[0]])} is not known to this version, which would draft without it: "
@@ -59,7 +64,8 @@ def parse_layers(raw: Mapping[str, Any], kind: str, own: Collection[str]) -> Dec
         raise ConfigError(
             f"{kind}: a layer of model_type {shown(family)} is not supported, only {', '.join(LAYERS)}"
         )
-    if SLIDING in (inner.get("layer_types") or ()):
+    listed = SLIDING in (inner.get("layer_types") or ())
+    if listed and not slides:
         raise ConfigError(f"{kind}: a layer with a sliding window is not supported: use the drafter ngram")
     plain = {key: value for key, value in inner.items() if key not in ELSEWHERE and value is not None}
     defaults = DEFAULTS[family] if inner is nested else {}
@@ -68,3 +74,14 @@ def parse_layers(raw: Mapping[str, Any], kind: str, own: Collection[str]) -> Dec
     )
     assert isinstance(layers, DecoderConfig)
     return replace(layers, kinds=(FULL,) * len(layers.kinds))
+
+
+def windows_of(raw: Mapping[str, Any]) -> tuple[int | None, ...]:
+    """The window of each decoder layer that `parse_layers` has read, None: it sees all. Raises ConfigError."""
+    nested = raw.get("transformer_layer_config")
+    inner = nested if isinstance(nested, Mapping) else raw
+    kinds = sliding_kinds({"model_type": "layers", **inner})
+    if SLIDING not in kinds:
+        return (None,) * len(kinds)
+    window = Fields(inner, "layers").size("sliding_window", least=1)
+    return tuple(window if kind == SLIDING else None for kind in kinds)

@@ -94,7 +94,7 @@ def sections_of(runs: Seq[int], positions: Seq[int], reach: Reach) -> int:
         if start < end:
             last = max(0, positions[end - 1] - (reach.sees == 0))
             first = positions[start] - (reach.sees == 0)
-            low = 0 if reach.window < 0 else max(0, first - reach.window + (reach.sees == 1))
+            low = 0 if reach.window < 0 else max(0, first - reach.window + (reach.sees != 0))
             most = max(most, section_of(last) - section_of(low) + 1)
     return most
 

@@ -61,13 +61,17 @@ def _columns(
     c = tl.arange(0, R)
     inside = c < count * GROUP
     row = first + tl.where(inside, c // GROUP, 0)
+    here = tl.load(positions + row)
     if SEES == 2:
         last = tl.load(ends + row)
     else:
-        last = tl.load(positions + row) - (1 - SEES)
+        last = here - (1 - SEES)
     low = tl.zeros_like(last)
     if WINDOW >= 0:
-        low = tl.maximum(last - WINDOW + SEES, 0)
+        if SEES == 0:
+            low = tl.maximum(here - WINDOW - 1, 0)
+        else:
+            low = tl.maximum(here - WINDOW + 1, 0)
         if SEES == 1:  # rows of a picture see all of it
             last = tl.maximum(last, tl.load(reach + row))
     begin = tl.min(tl.where(inside, low, 2147483647))

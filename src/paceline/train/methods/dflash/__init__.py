@@ -152,6 +152,10 @@ def _load(folder: Path, teacher: TargetTeacher) -> Start:
         raise PairError(f"{folder} is no DFlash drafter in speculators format: give one, or --init scratch")
     config = parse_dflash(raw)
     ids = load_network(folder, target).ids  # which checks the rest
+    if any(config.windows):
+        raise PairError(
+            f"{folder} has layers with a sliding window, which are not trained: use --init scratch"
+        )
     found = Tensors(folder, dflash_shapes(config, folder))
     if found.scales or "embed_tokens.weight" in found.entries or config.layers.biases:
         raise PairError(
