@@ -58,6 +58,7 @@ class EngineConfig:
     quantize: Literal["int8", "int4"] | None = None
     quantize_drafter: Literal["int8", "int4", "none"] | None = None  # None: see assembly.network_transform
     media: bool = True  # read pictures and sound, where the model can
+    mmproj: str | None = None  # the file with a GGUF model's towers; None = the one beside it that fits
     image_tokens: int | None = None  # soft tokens of a picture at most; None = what the model was made for
     threads: int | None = None  # CPU threads; None = one per core
     tensor_parallel: int = (
@@ -133,10 +134,13 @@ def _check_kinds(config: EngineConfig) -> None:
         "drafter": "give 'none' to decode without one, 'auto' for the one that fits, or a kind or a model",
         "adapter": name, "chat_format": "give auto, or a name of docs/families.md",
         "device": "give auto, cpu, cuda, cuda:N or mps", "profile_dir": "give a folder or None",
+        "mmproj": "give the path of an mmproj file or None",
     }  # fmt: skip
     for field, what in texts.items():
         value = getattr(config, field)
-        if not isinstance(value, str) and not (value is None and field in ("adapter", "profile_dir")):
+        if not isinstance(value, str) and not (
+            value is None and field in ("adapter", "profile_dir", "mmproj")
+        ):
             raise UsageError(f"{field}={shown(value)} is not possible: {what}")
     for field in ("prefix_cache", "media", "native", "remeasure"):
         if not isinstance(getattr(config, field), bool):
@@ -164,6 +168,7 @@ class EngineOptions(TypedDict, total=False):
     quantize: Literal["int8", "int4"] | None
     quantize_drafter: Literal["int8", "int4", "none"] | None
     media: bool
+    mmproj: str | os.PathLike[str] | None
     image_tokens: int | None
     threads: int | None
     tensor_parallel: int

@@ -273,6 +273,43 @@ def test_exported_conversations_come_back_and_paceline_run_reads_them(tmp_path: 
     assert all("choose one that was exported" in message for message in refused)
 
 
+def test_pictures_go_to_the_server_and_come_back_from_files(tmp_path: Path) -> None:
+    from paceline.cli.turns import checked
+
+    url, sound = "data:image/png;base64,iVBORw==", "data:audio/wav;base64,UklGRg=="
+    source = f"""{TURNS}
+        const c = talk("what", "a cat", "and", "b");
+        c.turns[0].media = [{{ url: "{url}", name: "cat.png" }}, {{ url: "{sound}", name: "" }}];
+        c.turns[2] = {{ role: "user", content: "", media: [{{ url: "{url}", name: "" }}] }};
+        const bad = ["javascript:alert(1)", "https://x.org/a.png", "data:text/html;base64,AA==", 5, null];
+        const media = bad.map((url) => ({{ url }}));
+        const broken = t.checked({{ id: "a", turns: [{{ role: "user", content: "", media }}] }});
+        const json = t.asJson(c, {{}});
+        const run = JSON.stringify({{ kind: "paceline conversation", messages: [{{ role: "user", content: [
+          {{ type: "image", image: "data:application/octet-stream;base64,iVBORw==" }},
+          {{ type: "text", text: "x" }}] }}] }});
+        console.log(JSON.stringify([t.messages(c), JSON.parse(json), t.fromJson(json), t.checked(c), broken.turns[0],
+          t.fromJson(run).turns[0], t.asMarkdown(c), t.title(talk("")), t.surelyFits(t.messages(c), 1e9)]));"""
+    sent, saved, back, kept, broken, run, text, empty, fits = node(tmp_path, source)  # type: ignore[misc]
+    picture = {"type": "image_url", "image_url": {"url": url}}
+    assert sent[0]["content"][0] == picture
+    assert sent[0]["content"][1] == {
+        "type": "input_audio",
+        "input_audio": {"data": "UklGRg==", "format": "wav"},
+    }
+    assert sent[0]["content"][2] == {"type": "text", "text": "what"}
+    assert sent[2]["content"] == [picture]
+    assert checked(saved["messages"]) == saved["messages"]  # `paceline run` reads it
+    assert [one["url"] for one in back["turns"][0]["media"]] == [url, sound]
+    assert kept["turns"][0]["media"][0] == {"url": url, "name": "cat.png"}
+    assert broken == {"role": "user", "content": ""}
+    assert run == {"role": "user", "content": "x", "media": [{"url": url, "name": ""}]}
+    assert "*cat.png*" in text
+    assert url not in text
+    assert empty == "New chat"
+    assert not fits
+
+
 def test_without_a_store_conversations_last_as_long_as_the_page(tmp_path: Path) -> None:
     source = f"""{TURNS}
         import {{ Store }} from "./store.js";

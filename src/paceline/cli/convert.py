@@ -47,8 +47,8 @@ def command(
 ) -> None:
     """Convert TARGET (a folder, a hub id, `demo`, `smollm2` or a GGUF file) to the format that --out names.
 
-    A folder becomes one GGUF file, which llama.cpp loads. A GGUF file, or a folder in Meta's layout (consolidated.pth and
-    params.json), becomes a folder in Hugging Face layout.
+    A folder becomes one GGUF file, which llama.cpp loads, with an mmproj file beside it for what sees and hears. A GGUF
+    file, or a folder in Meta's layout (consolidated.pth and params.json), becomes a folder in Hugging Face layout.
     """
     from paceline.checkpoints.gguf.reader import is_gguf
     from paceline.convert.from_meta import in_metas_layout
@@ -97,6 +97,7 @@ def _to_gguf(source: Path, target: str, out: Path, kind: str | None, drafter: st
     from paceline.assembly import choose_drafter
     from paceline.config import EngineConfig
     from paceline.convert.output import check_free
+    from paceline.convert.projector import write_projector
     from paceline.convert.to_gguf import write_gguf
 
     models = [(source, out)]
@@ -116,6 +117,10 @@ def _to_gguf(source: Path, target: str, out: Path, kind: str | None, drafter: st
         click.echo(f"{to}: {written.nbytes / 1e6:.1f} MB")
         for note in written.notes:
             click.echo(f"note: {to.name}: {note}", err=True)
+    towers = out.with_name(f"mmproj-{out.name}")
+    size = write_projector(source, towers, kind, force=force)
+    if size is not None:
+        click.echo(f"{towers}: {size / 1e6:.1f} MB")
 
 
 @contextmanager

@@ -98,6 +98,8 @@ ENGINE = [
                  help="Texts that are computed side by side."),
     click.option("--cache-memory", type=Bytes(), help="Memory for the K/V cache, e.g. 2G; default: a share."),
     click.option("--media/--no-media", default=True, help="Read pictures and sound, where the model can."),
+    click.option("--mmproj", metavar="FILE",
+                 help="The file with a GGUF model's towers.  [default: the one beside it that fits]"),
     click.option("--image-tokens", type=click.Choice(["70", "140", "280", "560", "1120"]), callback=as_number,
                  help="Soft tokens of a picture at most: more see finer print, and take longer.  [default: the model's]"),
     click.option("--threads", type=click.IntRange(1, 256), help="CPU threads; default: one per core."),

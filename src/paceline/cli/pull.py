@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 @click.argument("name")
 @click.option("--drafter/--no-drafter", default=True, show_default=True,
               help="Fetch the assistant that was published for the model, too, if there is one.")  # fmt: skip
-def command(name: str, drafter: bool) -> None:
+@click.option("--media/--no-media", default=True, show_default=True,
+              help="Fetch the mmproj file of a GGUF model, too: what sees and hears.")  # fmt: skip
+def command(name: str, drafter: bool, media: bool) -> None:
     """Download NAME (org/name[@revision] of the Hugging Face hub), and the drafter that was published for it.
 
     Of a repository of GGUF files one model is fetched: org/name:Q4_K_M, without a tag its Q4_K_M.
@@ -47,7 +49,24 @@ def command(name: str, drafter: bool) -> None:
             click.echo(f"its drafter {made} is in {resolve(made, 'assistant')}")
         except LoadError as error:
             raise LoadError(f"{name} is here, its drafter is not: {error}") from error
+    towers = _towers(folder, hub) if media else None
+    if towers is not None:
+        try:
+            click.echo(f"its towers {towers} are in {resolve(towers, 'assistant')}")
+        except LoadError as error:
+            raise LoadError(f"{name} is here, what sees and hears is not: {error}") from error
     click.echo(f"next: paceline run {name}")
+
+
+def _towers(folder: Path, hub: HubName) -> str | None:
+    """The mmproj file beside a GGUF model that has one."""
+    from paceline.checkpoints.gguf.reader import is_gguf
+    from paceline.hub.gguf import towers_of
+    from paceline.models.config import read_config
+
+    if not is_gguf(folder) or not str(read_config(folder).get("model_type")).startswith("gemma4"):
+        return None
+    return towers_of(hub)
 
 
 def _published(folder: Path, hub: HubName) -> str | None:

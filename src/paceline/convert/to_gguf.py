@@ -102,20 +102,20 @@ def write_gguf(
     factors = rotary_factors(config)
     tokenizer = Tokenizer.load(text_from or folder)
     head = _head(config, tokenizer, folder, plan) | {"general.name": out.stem}
-    total = sum(_padded(one.nbytes) for one in plan) + sum(_padded(one.nbytes) for one in factors.values())
+    total = sum(padded(one.nbytes) for one in plan) + sum(padded(one.nbytes) for one in factors.values())
     check_space(out, total)
     with whole(out) as part:
-        end = _write_head(part, architecture_of(config), head, plan, factors)
+        end = write_head(part, architecture_of(config), head, plan, factors)
         with part.open("r+b") as file:
-            start = _padded(end)
+            start = padded(end)
             file.truncate(start + total)
             file.seek(start)
             for values in factors.values():
-                _put(file, [values])
+                put(file, [values])
             file.flush()
             notes += _check(part, config, tokenizer, folder)
             for pieces in _converted(plan, tensors):
-                _put(file, pieces)
+                put(file, pieces)
                 tell(file.tell() - start, total)
     return Written(out.stat().st_size, notes)
 
@@ -194,11 +194,14 @@ def _head(config: Config, tokenizer: Tokenizer, folder: Path, plan: list[Stored]
     }
     out |= {GGUF_KEYS[name]: value for name, value in read_defaults(folder).given().items()}
     out |= {f"{architecture}.{key}": value for key, value in metadata(config).items()}
+    silent = read_config(folder).get("suppress_tokens")
+    if isinstance(silent, list) and silent:
+        out["tokenizer.ggml.suppress_tokens"] = silent
     words = vocabulary(tokenizer, text.vocab_size, architecture.startswith("gemma4"), folder)
     return out | {f"tokenizer.{key}": value for key, value in words.items()}
 
 
-def _write_head(
+def write_head(
     part: Path,
     architecture: str,
     head: dict[str, Any],
@@ -287,10 +290,10 @@ def _values(data: Tensor, one: Stored) -> Iterator[NDArray[Any]]:
     rows = data.reshape(-1, data.shape[-1]) if data.dim() > 1 else data.reshape(1, -1)
     step = max(1, PIECE // rows.shape[-1])
     for start in range(0, len(rows), step):
-        yield _encoded(rows[start : start + step], one)
+        yield encoded(rows[start : start + step], one)
 
 
-def _encoded(rows: Tensor, one: Stored) -> NDArray[Any]:
+def encoded(rows: Tensor, one: Stored) -> NDArray[Any]:
     if one.kind in BLOCKS:
         gguf = _library()
         packed: NDArray[np.uint8] = gguf.quants.quantize(
@@ -303,11 +306,11 @@ def _encoded(rows: Tensor, one: Stored) -> NDArray[Any]:
     return values.view(torch.int16).numpy() if one.kind == "bf16" else values.numpy()
 
 
-def _put(file: BinaryIO, values: Iterable[NDArray[Any]]) -> None:
+def put(file: BinaryIO, values: Iterable[NDArray[Any]]) -> None:
     for piece in values:
         file.write(np.ascontiguousarray(piece).data.cast("B"))
-    file.write(bytes(_padded(file.tell()) - file.tell()))
+    file.write(bytes(padded(file.tell()) - file.tell()))
 
 
-def _padded(size: int) -> int:
+def padded(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT

@@ -18,6 +18,8 @@ from paceline.ops.blocks import NAMES_OF_OTHERS, TYPES
 LABEL = re.compile(
     r"(?<![A-Z0-9])(UD-)?(I?Q\d_\w+|TQ\d_\d|BF16|FP?16|FP?32|(MX|NV)FP4\w*)(?![A-Z0-9])", re.IGNORECASE
 )
+TOWERS_FILE = re.compile(r"(^|[-_.])mmproj[-_.]", re.IGNORECASE)
+TOWERS_PREFERRED = ("BF16", "F32", "F16", "Q8_0")
 PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")  # where no tag is given
 UNREAD = {name.partition("_")[0] for name in NAMES_OF_OTHERS.values()} - {
     kind.name.partition("_")[0] for kind in TYPES.values()
@@ -67,6 +69,15 @@ def drafter_of(hub: HubName) -> str | None:
     """The name of the drafter's file that lies beside the models of a repository, Q8_0 where there are several."""
     names = [n for n in listing(hub)[1] if is_gguf(Path(n)) and DRAFTER_FILE.search(PurePosixPath(n).name)]
     first = min(names, key=lambda name: (tag_of(name) != "Q8_0", name), default=None)
+    at = "" if hub.revision is None else f"@{hub.revision}"
+    return None if first is None else f"{hub.id}{at}:{PurePosixPath(first).name}"
+
+
+def towers_of(hub: HubName) -> str | None:
+    """The name of the mmproj file that lies beside the models of a repository: of several the most exact as stored."""
+    names = [n for n in listing(hub)[1] if is_gguf(Path(n)) and TOWERS_FILE.search(PurePosixPath(n).name)]
+    rank = {kind: i for i, kind in enumerate(TOWERS_PREFERRED)}
+    first = min(names, key=lambda name: (rank.get(tag_of(name), len(rank)), name), default=None)
     at = "" if hub.revision is None else f"@{hub.revision}"
     return None if first is None else f"{hub.id}{at}:{PurePosixPath(first).name}"
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from paceline.checkpoints.gguf.projector import Projector
+from paceline.checkpoints.gguf.reader import is_gguf
 from paceline.config import EngineConfig
 from paceline.errors import LoadError
 from paceline.files import read_json
+from paceline.media.beside import projector_of
 from paceline.media.reader import MediaReader, MediaTokens
-from paceline.models.config import parse_target, read_config
+from paceline.models.config import parse_target, read_config, suppressed_ids
 from paceline.models.target import GraphTarget
-from paceline.models.towers.base import BUDGETS
-from paceline.models.towers.load import plan_audio, plan_vision
+from paceline.models.towers.base import BUDGETS, AudioTower, VisionTower
+from paceline.models.towers.load import Host, plan_audio, plan_projector, plan_vision
 from paceline.soft_tokens import Kind
 from paceline.text.tokenizer import Tokenizer
 
@@ -25,6 +28,10 @@ _IDS: Mapping[Kind, tuple[tuple[str, ...], ...]] = {  # placeholder, begin, end,
     "image": (("image_token_id",), ("boi_token_id",), ("eoi_token_id",)),
     "audio": (("audio_token_id",), ("boa_token_id",), ("eoa_token_id", "eoa_token_index")),
 }
+_TEXTS: Mapping[str, str] = {
+    "image_token_id": "<|image|>", "boi_token_id": "<|image>", "eoi_token_id": "<image|>", "video_token_id": "<|video|>",
+    "audio_token_id": "<|audio|>", "boa_token_id": "<|audio>", "eoa_token_id": "<audio|>",
+}  # fmt: skip
 _FILES = ("processor_config.json", "preprocessor_config.json")
 
 
@@ -47,12 +54,34 @@ def reader_of(
         refused = "pictures and sound are switched off (media=False)"
     elif config.tensor_parallel > 1:
         refused = "pictures are read by one process only: leave tensor_parallel out"
+    if is_gguf(folder) or config.mmproj is not None:
+        raw |= _ids_by_text(tokenizer)
+        target.suppress(suppressed_ids(raw, target.vocab_size))
     tokens = media_tokens(raw, min(target.vocab_size, tokenizer.vocab_size))
     if not tokens:
         return None
-    vision = refused or _without("PIL", "pictures need Pillow") or plan_vision(folder, raw, target)
-    audio = refused or plan_audio(folder, raw, target)
+    vision, audio = (refused, refused) if refused else plan_towers(folder, raw, target, config.mmproj)
     return MediaReader(tokenizer, tokens, vision, audio, config.image_tokens or _budget(folder))
+
+
+def plan_towers(
+    folder: Path, raw: Mapping[str, Any], target: Host, mmproj: str | None
+) -> tuple[Callable[[], VisionTower] | str, Callable[[], AudioTower] | str]:
+    """What loads a model's towers, or why there are none. Raises LoadError."""
+    pillow = _without("PIL", "pictures need Pillow")
+    file = projector_of(folder, mmproj, target.hidden_size)
+    if isinstance(file, Projector):
+        vision, audio = plan_projector(file, raw, target)
+        return pillow or vision, audio
+    if is_gguf(folder):
+        why = file or "a GGUF model sees and hears by an mmproj file, and none that fits is beside it: add it"
+        return why, why
+    return pillow or plan_vision(folder, raw, target), plan_audio(folder, raw, target)
+
+
+def _ids_by_text(tokenizer: Tokenizer) -> dict[str, int]:
+    """The ids that a GGUF file does not name, by what Gemma 4 calls them."""
+    return {name: found for name, text in _TEXTS.items() if (found := tokenizer.token_id(text)) is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +90,18 @@ class _Planned:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
-def describe_media(folder: Path) -> tuple[dict[str, str], list[str]]:
+def describe_media(folder: Path, mmproj: str | None = None) -> tuple[dict[str, str], list[str]]:
     """({"pictures": what is read of them, or why not, "sound": ...}, what is wrong) of a model that is not loaded.
 
     Nothing for one without special tokens for media.
     """
     raw, found = read_config(folder), dict[str, str]()
     config = parse_target(raw)
-    tokens, host = media_tokens(raw, config.vocab_size), _Planned(config.hidden_size)
     try:
-        vision = _without("PIL", "pictures need Pillow") or plan_vision(folder, raw, host)
-        audio = plan_audio(folder, raw, host)
+        if is_gguf(folder):
+            raw |= _ids_by_text(Tokenizer.load(folder))
+        tokens, host = media_tokens(raw, config.vocab_size), _Planned(config.hidden_size)
+        vision, audio = plan_towers(folder, raw, host, mmproj) if tokens else ("", "")
     except LoadError as error:
         return {}, [str(error)]
     if "image" in tokens:

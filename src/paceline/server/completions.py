@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
@@ -17,7 +18,7 @@ from paceline.media.talk import Talk
 from paceline.server.foreign import settle
 from paceline.server.generation import Ask, Generation, joined
 from paceline.server.logprobs import Entries, Entry, completion_logprobs
-from paceline.server.params import refuse, refuse_prompt, sampling_params, settle_length
+from paceline.server.params import refuse, sampling_params, settle_length
 from paceline.server.schema import CompletionRequest
 from paceline.server.scoring import scoring_jobs
 from paceline.server.service import Room, Service, salt_of
@@ -27,6 +28,7 @@ from paceline.server.usage import report, usage
 from paceline.soft_tokens import Kind, media_of
 
 _SHORT = 2048  # characters
+_MEDIA = re.compile(r"((?:images?|audio)(?:\[\d+\])?)[:. ]")  # which part an error is about
 
 
 @dataclass(slots=True)
@@ -247,10 +249,9 @@ def _prompts(
     for prompt in given:
         try:
             ids = _ids(room, body, prompt, salt)
-        except PromptError as error:
-            raise refuse_prompt(error, "prompt") from error
         except PacelineError as error:
-            raise refuse("prompt", str(error), code="bad_prompt") from error
+            where = _MEDIA.match(str(error))
+            raise refuse(where[1] if where else "prompt", str(error), code="bad_prompt") from error
         prompts.append(ids)
         texts.append(prompt if isinstance(prompt, str) else "")
         service.room_after(ids, "prompt")

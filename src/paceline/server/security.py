@@ -39,7 +39,8 @@ SAFE = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
     "content-security-policy": (
-        "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "default-src 'self'; img-src 'self' data:; media-src 'self' data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'; "
         "require-trusted-types-for 'script'; trusted-types 'none'"  # no page makes HTML of a text
     ),
 }

@@ -43,7 +43,8 @@ def read_config(model: Gguf) -> Config:
     """The config of a GGUF model. ConfigError for an unknown architecture and for metadata that is missing."""
     architecture = check_architecture(model.path, model)
     silent = model.get("tokenizer.ggml.suppress_tokens")
-    return READERS[architecture](Keys(model, architecture)) | ({"suppress_tokens": silent} if silent else {})
+    config = READERS[architecture](Keys(model, architecture))
+    return config if silent is None else config | {"suppress_tokens": [int(i) for i in silent]}
 
 
 def check_architecture(path: Path, model: Mapping[str, Any]) -> str:

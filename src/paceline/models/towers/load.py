@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
+from paceline.checkpoints.gguf.projector import Projector
 from paceline.checkpoints.loading import Shapes, Tensors, canonical, read_entries
 from paceline.models.config import parse_target
 from paceline.models.families.gemma4_config import GemmaConfig
@@ -24,9 +24,11 @@ from paceline.models.towers.gemma4_unified import (
     unified_shapes,
 )
 from paceline.models.towers.gemma4_vision import GemmaVision, parse_vision, vision_shapes
+from paceline.models.towers.parts import Take
 
 _VISION = ("vision_tower.", "embed_vision.", "vision_embedder.")
 _AUDIO = ("audio_tower.", "embed_audio.")
+_SOUND = "embed_audio.embedding_projection.weight"
 
 
 class Host(Protocol):
@@ -49,11 +51,81 @@ def plan_vision(folder: Path, raw: Mapping[str, Any], target: Host) -> Callable[
         return "this model reads text only"
     if not any(_named(_VISION, name) for name in read_entries(folder)):
         return "the files of this model hold no vision tower: get them from the original repository"
-    if config.model_type == "gemma4_unified":
-        unified = parse_unified(said, target.hidden_size, config.bidirectional)
-        return partial(UnifiedVision, unified, _taker(folder, unified_shapes(unified), target.device))
-    vision = parse_vision(said, target.hidden_size, config.bidirectional)
-    return partial(GemmaVision, vision, _taker(folder, vision_shapes(vision), target.device))
+    unified = config.model_type == "gemma4_unified"
+    take = partial(_taker, folder, begins=_VISION, device=target.device)
+    return _vision(said, target.hidden_size, config.bidirectional, unified, take)
+
+
+def _vision(
+    said: Mapping[str, Any], hidden_size: int, together: bool, unified: bool, taker: Callable[[Shapes], Take]
+) -> Callable[[], VisionTower]:
+    if unified:
+        config = parse_unified(said, hidden_size, together)
+        return partial(UnifiedVision, config, taker(unified_shapes(config)))
+    vision = parse_vision(said, hidden_size, together)
+    return partial(GemmaVision, vision, taker(vision_shapes(vision)))
+
+
+def _audio(
+    said: Mapping[str, Any], hidden_size: int, unified: bool, taker: Callable[[Shapes], Take]
+) -> Callable[[], AudioTower]:
+    if unified:
+        config = parse_unified_audio(said, hidden_size)
+        return partial(UnifiedAudio, config, taker({_SOUND: (config.out, config.samples)}))
+    audio = parse_audio(said, hidden_size)
+    return partial(GemmaAudio, audio, taker(audio_shapes(audio)))
+
+
+def stored_towers(folder: Path, raw: Mapping[str, Any]) -> dict[str, tuple[Shapes, Take]]:
+    """Names, shapes and values of the towers in a model folder, by part. Raises LoadError."""
+    config, found = parse_target(raw), dict[str, tuple[Shapes, Take]]()
+    names = read_entries(folder)
+    if not isinstance(config, GemmaConfig):
+        return found
+
+    def keep(part: str, begins: tuple[str, ...], shapes: Shapes) -> Take:
+        take = _taker(folder, shapes, device=torch.device("cpu"), begins=begins)
+        found[part] = shapes, take
+        return take
+
+    unified = config.model_type == "gemma4_unified"
+    said = {part: raw.get(f"{part}_config") for part in ("vision", "audio")}
+    if isinstance(said["vision"], Mapping) and any(_named(_VISION, name) for name in names):
+        taker = partial(keep, "vision", _VISION)
+        _vision(said["vision"], config.hidden_size, config.bidirectional, unified, taker)
+    if isinstance(said["audio"], Mapping) and any(_named(_AUDIO, name) for name in names):
+        _audio(said["audio"], config.hidden_size, unified, partial(keep, "audio", _AUDIO))
+    return found
+
+
+def plan_projector(
+    file: Projector, raw: Mapping[str, Any], target: Host
+) -> tuple[Callable[[], VisionTower] | str, Callable[[], AudioTower] | str]:
+    """As `plan_vision` and `plan_audio`, of a GGUF model whose towers are in a file of their own."""
+    config = parse_target(raw)
+    if not isinstance(config, GemmaConfig):
+        return "this model reads text only", "this model reads text only"
+    together = (
+        not config.ple_size
+    )  # the file does not say it: models without per-layer embeddings see both ways
+    take = partial(_projected, file, target.device)
+    hidden, unified = target.hidden_size, file.unified
+    vision = (
+        _vision(file.vision, hidden, together, unified, take) if file.vision else _without(file, "vision")
+    )
+    audio = _audio(file.audio, hidden, unified, take) if file.audio else _without(file, "audio")
+    return vision, audio
+
+
+def _without(file: Projector, part: str) -> str:
+    return f"{file.path.name} holds no {part} tower: give one that does with --mmproj"
+
+
+def _projected(file: Projector, device: torch.device, shapes: Shapes) -> Take:
+    """Raises WeightsError for a tensor that is missing or of another shape; values are read later."""
+    for name, shape in shapes.items():
+        file.check(name, shape)
+    return lambda name: file.tensor(name, shapes[name]).to(device)
 
 
 def plan_audio(folder: Path, raw: Mapping[str, Any], target: Host) -> Callable[[], AudioTower] | str:
@@ -63,17 +135,11 @@ def plan_audio(folder: Path, raw: Mapping[str, Any], target: Host) -> Callable[[
         return "this model does not hear: use Gemma 4 E2B, E4B or 12B for sound"
     if not any(_named(_AUDIO, name) for name in read_entries(folder)):
         return "the files of this model hold no audio tower: get them from the original repository"
-    if config.model_type == "gemma4_unified":
-        unified = parse_unified_audio(said, target.hidden_size)
-        name: Shapes = {"embed_audio.embedding_projection.weight": (unified.out, unified.samples)}
-        return partial(UnifiedAudio, unified, _taker(folder, name, target.device, _AUDIO))
-    audio = parse_audio(said, target.hidden_size)
-    return partial(GemmaAudio, audio, _taker(folder, audio_shapes(audio), target.device, _AUDIO))
+    take = partial(_taker, folder, begins=_AUDIO, device=target.device)
+    return _audio(said, target.hidden_size, config.model_type == "gemma4_unified", take)
 
 
-def _taker(
-    folder: Path, shapes: Shapes, device: torch.device, begins: tuple[str, ...] = _VISION
-) -> Callable[[str], Tensor]:
+def _taker(folder: Path, shapes: Shapes, *, device: torch.device, begins: tuple[str, ...]) -> Take:
     tensors = Tensors(folder, shapes, rename=partial(_named, begins))
     return lambda name: tensors.take(name).to(device)
 

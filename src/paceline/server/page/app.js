@@ -3,11 +3,12 @@
 import { Chat } from "./chat.js";
 import { button, download, keep, kept, make } from "./dom.js";
 import { Lab, QUESTIONS } from "./lab.js";
+import { Tray } from "./pictures.js";
 import { Settings } from "./settings.js";
 import { Store } from "./store.js";
-import { about } from "./stream.js";
+import { about, countTokens } from "./stream.js";
 import { startTheme } from "./theme.js";
-import { asJson, asMarkdown, fromJson, newConversation, title } from "./turns.js";
+import { asJson, asMarkdown, fromJson, messages, newConversation, title } from "./turns.js";
 
 const $ = (id) => document.getElementById(id);
 const VIEWS = ["chat", "write", "race"];
@@ -26,6 +27,14 @@ const chat = new Chat({
   changed: list, say: (text) => notice(text), offer: (text, undo) => notice(text, undo), server: look, asTokens: () => $("as-tokens").checked,
   race: (messages) => { choose("race"); lab.race(messages); },
 }, store, settings);
+
+/** Tokens of one picture or clip: those of a message with it, less those of one without. */
+async function tokensOf(one) {
+  const [withIt, without] = await Promise.all([[one], []].map((media) => countTokens({
+    model: card.id, messages: messages({ system: "", turns: [{ role: "user", content: "x", media }] }) })));
+  return withIt - without;
+}
+chat.tray = new Tray($("tray"), (text) => notice(text), () => card?.modalities ?? [], tokensOf);
 
 /** Ask the server how it is, show it, and resolve with the state: ready, loading, draining, ... or lost. */
 async function look() {
@@ -49,6 +58,9 @@ function useModel(model) {
   card = chat.model = lab.model = model;
   settings.use(model);
   $("tab-chat").hidden = model.chat === false;
+  const reads = ["image", "audio"].filter((kind) => model.modalities?.includes(kind));
+  $("attach").hidden = !reads.length;
+  $("attached").accept = reads.map((kind) => `${kind}/*`).join(",");
   $("prompt").placeholder = `Message ${model.id}`;
   $("model-name").textContent = model.id;
   if (view !== "chat") lab.show(view);
@@ -124,6 +136,18 @@ function listen() {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); chat.send(); }
     if (event.key === "ArrowUp" && !$("prompt").value) { event.preventDefault(); chat.editLast(); }
   });
+  $("attached").addEventListener("change", async () => { await chat.tray.add([...$("attached").files]); $("attached").value = ""; $("prompt").focus(); });
+  $("prompt").addEventListener("paste", (event) => {
+    const files = [...(event.clipboardData?.files ?? [])];
+    if (files.length) { event.preventDefault(); chat.tray.add(files); }
+  });
+  for (const name of ["dragover", "drop"]) {
+    $("chat").addEventListener(name, (event) => {
+      if (!event.dataTransfer?.types.includes("Files")) return;
+      event.preventDefault();
+      if (name === "drop") chat.tray.add([...event.dataTransfer.files]);
+    });
+  }
   $("stop").addEventListener("click", () => { chat.stop(); $("prompt").focus(); });
   $("new").addEventListener("click", () => begin(newConversation()));
   $("list").addEventListener("click", async ({ target }) => {

@@ -8,9 +8,10 @@ import { firstThatFits, messages, newAnswer, newConversation, surelyFits } from 
 const DRAW = 60, SAVE = 3000; // ms from one time to the next while an answer is written
 
 export class Chat {
-  #parts; #on; #store; #settings; #running = new Map(); #view = null; #editing = -1;
+  #parts; #on; #store; #settings; #running = new Map(); #view = null; #editing = -1; #trays = new Map();
   conversation = newConversation();
   model = null; // the server's card of it
+  tray = null; // pictures and sound of the next message
 
   /** `parts`: {thread, turns, empty, system, systemText, prompt, send, stop, tip, told}. `on`: {changed, race, offer, server, say, asTokens} */
   constructor(parts, on, store, settings) {
@@ -34,12 +35,14 @@ export class Chat {
   }
 
   open(conversation) {
+    if (this.tray) this.#trays.set(this.conversation.id, this.tray.media);
     this.conversation = conversation;
     this.#editing = -1;
     keep("open", conversation.turns.length ? conversation.id : "", "sessionStorage");
     this.#parts.systemText.value = conversation.system;
     this.#parts.system.open = false;
     this.#parts.prompt.value = kept(this.#draftName(), "sessionStorage") ?? "";
+    this.tray?.set(this.#trays.get(conversation.id) ?? []);
     this.#fitPrompt();
     this.draw();
     this.#parts.thread.scrollTop = this.#parts.thread.scrollHeight;
@@ -68,7 +71,7 @@ export class Chat {
   /** The text of the prompt as the next message. It stays there if the server cannot take it now. */
   async send() {
     const text = this.#parts.prompt.value;
-    if (!text.trim() || this.busy) return;
+    if (!(text.trim() || this.tray?.media?.length) || this.busy) return;
     const { conversation } = this;
     const state = await this.#on.server();
     if (state !== "ready") {
@@ -79,7 +82,9 @@ export class Chat {
     keep(this.#draftName(), "", "sessionStorage");
     this.#parts.prompt.value = "";
     this.#fitPrompt();
-    conversation.turns.push({ role: "user", content: text });
+    const media = this.tray?.media ?? [];
+    this.tray?.set([]);
+    conversation.turns.push({ role: "user", content: text, ...(media.length ? { media } : {}) });
     await this.#answer(conversation);
   }
 
@@ -219,7 +224,7 @@ export class Chat {
       this.#parts.turns.querySelector(`[data-index="${index}"] [data-act="edit"]`)?.focus();
     } else if (turn.role === "user") {
       this.#cutAt(index, "The conversation goes on from the edited message.");
-      this.conversation.turns.push({ role: "user", content: text });
+      this.conversation.turns.push({ ...turn, content: text });
       this.#parts.prompt.focus();
       this.#answer(this.conversation);
     } else {

@@ -3,6 +3,7 @@
 import { button, make } from "./dom.js";
 import { markdown } from "./markdown.js";
 import { Meter, showPositions, showSteps } from "./meters.js";
+import { shown } from "./pictures.js";
 import { TokenView } from "./tokens.js";
 import { ending, figures } from "./turns.js";
 
@@ -10,7 +11,7 @@ const act = (name, text, label) => button(text, { "data-act": name, class: "act"
 
 export function userTurn(turn, index, busy) {
   return make("article", { class: "turn user", "data-index": index, "aria-label": "You" },
-    make("div", { class: "said" }, turn.content),
+    make("div", { class: "said" }, ...shown(turn.media ?? []), turn.content),
     make("div", { class: "acts" }, ...(busy ? [] : [act("edit", "Edit", "Edit this message"), act("copy", "Copy", "Copy this message")])));
 }
 

@@ -1,5 +1,7 @@
 // A conversation as data: what is kept of it, what the model sees of it, how it is exported. Nothing here draws.
 
+import { checkedMedia, contentOf, mediaOf } from "./pictures.js";
+
 const KIND = "paceline conversation"; // as `paceline run` writes it by /save: /load reads our export
 
 export const newId = () => Date.now().toString(36) + Math.random().toString(36).slice(2, 10);
@@ -14,7 +16,7 @@ export const newAnswer = (model) =>
 /** A conversation as it comes from a store that anything may have written to; null if it is none. */
 export function checked(record) {
   if (!isObject(record) || !isText(record.id) || !Array.isArray(record.turns)) return null;
-  const turns = record.turns.filter((turn) => isObject(turn) && ["user", "assistant"].includes(turn.role) && isText(turn.content));
+  const turns = record.turns.map((turn) => (Array.isArray(turn?.content) ? { ...turn, ...mediaOf(turn.content) } : turn)).filter((turn) => isObject(turn) && ["user", "assistant"].includes(turn.role) && isText(turn.content));
   return {
     id: record.id, revision: count(record.revision), updated: count(record.updated), system: isText(record.system) ? record.system : "",
     first: Math.min(count(record.first), turns.length), turns: turns.map(checkedTurn),
@@ -22,7 +24,10 @@ export function checked(record) {
 }
 
 function checkedTurn(turn) {
-  if (turn.role === "user") return { role: "user", content: turn.content };
+  if (turn.role === "user") {
+    const media = checkedMedia(turn.media);
+    return { role: "user", content: turn.content, ...(media.length ? { media } : {}) };
+  }
   const texts = Object.fromEntries(["thoughts", "finish", "error", "note", "model"].map((name) => [name, isText(turn[name]) ? turn[name] : ""]));
   return {
     ...newAnswer(""), ...texts, content: turn.content, finish: texts.finish || "interrupted", steps: checkedSteps(turn.steps),
@@ -44,19 +49,23 @@ const isText = (value) => typeof value === "string";
 const count = (value) => (Number.isInteger(value) && value > 0 ? value : 0);
 
 export function title(conversation) {
-  const line = conversation.turns.find((turn) => turn.role === "user")?.content.trim().split("\n")[0] ?? "";
+  const asked = conversation.turns.find((turn) => turn.role === "user");
+  const line = asked?.content.trim().split("\n")[0] || (asked?.media ?? [])[0]?.name || "";
   const letters = [...line];
   return letters.length > 60 ? `${letters.slice(0, 59).join("")}…` : line || "New chat";
 }
 
+const parts = (content) => (typeof content === "string" ? [{ type: "text", text: content }] : content);
+
 /** What the model is sent: without turns that say nothing, and neighbours of one role joined, as templates want it. */
 export function messages({ system, turns }, first = 0) {
   const out = system.trim() ? [{ role: "system", content: system.trim() }] : [];
-  for (const { role, content } of turns.slice(first)) {
-    const last = out.at(-1);
-    if (!content) continue;
-    if (last?.role === role) last.content += `\n\n${content}`;
-    else out.push({ role, content });
+  for (const turn of turns.slice(first)) {
+    const { role } = turn, last = out.at(-1), content = contentOf(turn);
+    if (!content.length) continue;
+    if (last?.role !== role) out.push({ role, content });
+    else if (typeof last.content === "string" && typeof content === "string") last.content += `\n\n${content}`;
+    else last.content = [...parts(last.content), ...parts(content)];
   }
   return out;
 }
@@ -79,7 +88,7 @@ export async function firstThatFits({ turns, first }, context, wanted, tokens) {
 }
 
 /** Whether the prompt fits whatever its tokens are: each is a byte at least, and a template adds little. */
-export const surelyFits = (sent, context, wanted) =>
+export const surelyFits = (sent, context, wanted) => sent.every(({ content }) => typeof content === "string") &&
   new TextEncoder().encode(JSON.stringify(sent)).length + 64 * sent.length + 512 + (wanted ?? context / 4) <= context;
 
 /** Why an answer ended, if not by itself. */
@@ -106,12 +115,19 @@ export function figures({ steps, report, seconds }) {
 export function asMarkdown(conversation) {
   const parts = [`# ${title(conversation)}`];
   if (conversation.system.trim()) parts.push("## System", conversation.system.trim());
-  for (const turn of conversation.turns) parts.push(`## ${turn.role === "user" ? "User" : turn.model || "Assistant"}`, turn.content);
+  for (const turn of conversation.turns) {
+    parts.push(`## ${turn.role === "user" ? "User" : turn.model || "Assistant"}`, ...(turn.media ?? []).map((one) => `*${one.name || "a picture"}*`), turn.content);
+  }
   return `${parts.join("\n\n")}\n`;
 }
 
+/** A message as /load of `paceline run` reads it. */
+const saved = ({ role, content }) => ({ role, content: typeof content === "string" ? content : content.map((part) => (
+  part.type === "image_url" ? { type: "image", image: part.image_url.url }
+    : part.type === "input_audio" ? { type: "audio", audio: `data:audio/wav;base64,${part.input_audio.data}` } : part)) });
+
 export const asJson = (conversation, settings) =>
-  `${JSON.stringify({ kind: KIND, system: conversation.system.trim() || null, settings, messages: messages({ ...conversation, system: "" }) }, null, 1)}\n`;
+  `${JSON.stringify({ kind: KIND, system: conversation.system.trim() || null, settings, messages: messages({ ...conversation, system: "" }).map(saved) }, null, 1)}\n`;
 
 /** Of an exported file, or one of /save. Throws if it is neither. */
 export function fromJson(text) {
