@@ -51,7 +51,7 @@ def write_projector(folder: Path, out: Path, kind: str | None, *, force: bool = 
         "general.name": out.stem,
     }
     with whole(out) as part:
-        end = write_head(part, "clip", head, plan, None)
+        end = write_head(part, "clip", head, plan, {})
         with part.open("r+b") as file:
             file.truncate(padded(end) + total)
             file.seek(padded(end))
