@@ -11,7 +11,6 @@ table says, with noise; the policy believes that table, or that what drafting ad
 from __future__ import annotations
 
 import argparse
-import math
 import random
 import statistics
 import time
@@ -20,11 +19,11 @@ from dataclasses import dataclass
 from itertools import product
 
 from paceline.control.adaptive import AdaptivePolicy, KnownPair
-from paceline.control.allocation import should_continue
 from paceline.control.base import DraftPlan, DraftPolicy, PlanRow, RowOutcome, StepOutcome
-from paceline.control.confidence import worth_of
 from paceline.control.cost_model import CostTable, DraftCost
 from paceline.control.fixed import FixedPolicy
+from paceline.ops.base import Stop
+from paceline.ops.rounds import Ends
 
 ROWS = (1, 2, 3, 5, 9, 17, 33, 64)
 # In plain steps of one row: what each further row adds up to 8 rows and beyond, and a draft round
@@ -80,25 +79,17 @@ def requests(world: World, rng: random.Random) -> Iterator[Request]:
 def draft(plan: DraftPlan, live: list[Request], world: World, rng: random.Random) -> list[RowOutcome]:
     """What the network drafts within the plan, and what is kept of it."""
     confidence: list[list[float]] = [[] for _ in live]
-    alive = [1.0] * len(live)
+    rule = plan.stop
+    ends = Ends([Stop(row.limit, row.chance[1:], row.worth, rule.price, rule.call) for row in plan.rows])
     kept = [0] * len(live)
     active = [i for i, row in enumerate(plan.rows) if row.limit]
     for j in range(MOST):
-        gains = []
         for i in active:
-            row, mean = plan.rows[i], live[i].mean
+            mean = live[i].mean
             chance = mean if world.blind else rng.betavariate(SPREAD * mean, SPREAD * (1 - mean))
             kept[i] += kept[i] == j and rng.random() < chance
             confidence[i].append(chance)
-            if j + 1 >= row.limit:
-                gains.append(-math.inf)
-            elif row.chance:
-                alive[i] *= worth_of(row.worth, chance)
-                gains.append(alive[i] * row.chance[j + 1] - plan.stop.price)
-            else:
-                gains.append(math.inf)
-        on = should_continue(gains, plan.stop.call)
-        active = [i for i, more in zip(active, on, strict=True) if more]
+        active = ends.go_on(active, j, [confidence[i][-1] for i in active])
     return [
         RowOutcome(request.id, row.drafter, len(c), n, tuple(c))
         for request, row, c, n in zip(live, plan.rows, confidence, kept, strict=True)

@@ -9,9 +9,11 @@ import random
 import pytest
 
 from paceline.control.acceptance import AcceptanceEstimator, PairPrior, ProposalEstimator
-from paceline.control.allocation import Batch, Option, allocate, break_even, proposal_gain, should_continue
+from paceline.control.allocation import Batch, Option, allocate, break_even, proposal_gain
 from paceline.control.confidence import ConfidenceCalibrator, worth_of
 from paceline.control.cost_model import CostModel, CostTable, DraftCost, table_of
+from paceline.ops.base import Stop
+from paceline.ops.rounds import Ends
 
 ROWS = (1, 2, 3, 5, 9, 17, 33)
 
@@ -64,10 +66,13 @@ def test_break_even_is_where_a_draft_just_pays() -> None:
     assert break_even("mtp", Batch(1, 1), 1, model(row=2.0)) > 1
 
 
-def test_should_continue() -> None:
-    assert should_continue([0.3, -0.1, 0.3], 0.5) == [True, False, True]
-    assert should_continue([0.3, -0.1], 0.5) == [False, False]
-    assert should_continue([math.inf, -math.inf], 0.5) == [True, False]
+def test_rows_go_on_that_gain_if_together_they_pay_for_the_call() -> None:
+    good, poor, sure = (Stop(4, (chance,), ((1.0, 0.0),), 0.2, 0.5) for chance in (0.5, 0.1, math.inf))
+    assert Ends([good, poor, good]).go_on([0, 1, 2], 0, [0.9] * 3) == [0, 2]
+    assert Ends([good, poor]).go_on([0, 1], 0, [0.9] * 2) == []
+    assert Ends([sure, Stop(1)]).go_on([0, 1], 0, [0.9] * 2) == [0]
+    with pytest.raises(ValueError, match="what a confidence is worth"):
+        Ends([Stop(4, (0.5,))]).go_on([0], 0, [0.9])
 
 
 def test_a_request_leaves_the_prior_as_its_evidence_grows() -> None:

@@ -18,9 +18,7 @@ class Option:
     drafter: str | None  # the network; None: a proposal, which costs nothing to make
     survival: Sequence[float]  # [tokens] that the first 1, 2, ... are all kept, falling
     chances: Sequence[float] = ()  # [tokens] of a network: that each is kept if those before it are
-    depths: Sequence[
-        int
-    ] = ()  # of a tree, whose tokens are its likeliest ones: how deep they stand; empty: a chain
+    depths: Sequence[int] = ()  # of a tree, whose tokens are its likeliest: how deep they are; empty: a chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +135,3 @@ def break_even(drafter: str | None, batch: Batch, rows: int, costs: CostModel) -
                 seconds += costs.draft_seconds(drafter, length, drafting * length)
             shares.append((plain * seconds - batch.texts) / (drafting * length))
     return min(shares)
-
-
-def should_continue(gains: Sequence[float], call: float) -> list[bool]:
-    """Which rows draft one more token, by what it gains each of them net of its price (see `StopRule`).
-
-    Those that gain something, if together they pay for the call of the network.
-    """
-    total = sum([gain for gain in gains if gain > 0.0])
-    return [gain > 0.0 and total >= call for gain in gains]

@@ -1,4 +1,4 @@
-"""What is drafted in one round: tokens that drafters draw (sampler.py) until it is not worth going on (stops.py).
+"""What is drafted in one round: tokens that drafters draw (sampler.py) until it is not worth going on (ops/rounds.py).
 
 A tree grows level by level: of the tokens that may follow its branches the likeliest are taken, as its shape allows.
 """
@@ -16,8 +16,8 @@ from paceline.core import MAX_DRAFT_TOKENS, OWN_NOISE, Draft
 from paceline.drafters.base import Leaf
 from paceline.engine.request import RequestState
 from paceline.engine.sampler import DraftSampler
-from paceline.engine.stops import RoundStops
 from paceline.ops.base import Rule, Stop
+from paceline.ops.rounds import Ends
 from paceline.sampling import noise
 from paceline.sampling.shape import LogitRow, is_greedy
 from paceline.tree import Shape, path_to
@@ -39,7 +39,7 @@ class StepPicker:
         self, requests: list[RequestState], stops: list[Stop], vocab_size: int, trees: Seq[Shape | None] = ()
     ) -> None:
         """`trees`: how the draft of each row may branch; empty: none may."""
-        self._sampler, self._ends = DraftSampler(requests, vocab_size), RoundStops(stops)
+        self._sampler, self._ends = DraftSampler(requests, vocab_size), Ends(stops)
         self._requests, self._stops = requests, stops
         shapes = trees or [None] * len(requests)
         self._shapes = [shape or Shape(stop.most, 1) for shape, stop in zip(shapes, stops, strict=True)]

@@ -26,14 +26,10 @@ class StepPlan:
     last: list[bool]  # [B] they are all that is pending: a token is sampled behind them
     slots: list[int]  # [B] of the cache
     draft: Draft  # of B rows, with `q` and `parents`
+    decoding: list[int]  # the rows that may draft: those with one pending token
     lookups: dict[int, Found] = field(default_factory=dict)  # found and not taken, by row
     seconds: dict[str, float] = field(default_factory=dict)  # that drafting took, by network drafter
     prefill_rows: int = 0
-
-    @property
-    def decoding(self) -> list[int]:
-        """The rows that may draft: those with one pending token."""
-        return [b for b, (count, last) in enumerate(zip(self.counts, self.last)) if last and count == 1]
 
     def items(self) -> list[tuple[int, list[int]]]:
         """(sequence id, tokens to compute) by row, as `KVCache.tail` takes them."""
@@ -75,6 +71,7 @@ class StepPlan:
         for values in by_row:
             if values is not None:
                 del values[row]
+        self.decoding = [b - (b > row) for b in self.decoding if b != row]
         self.lookups = {b - (b > row): found for b, found in self.lookups.items() if b != row}
 
 
@@ -89,10 +86,10 @@ def plan_step(state: EngineState) -> StepPlan:
     work = state.scheduler.plan(state.admit, state.most)
     requests = [state.requests[w.sequence.id] for w in work]
     counts, last = [w.count for w in work], [w.last for w in work]
-    plan = StepPlan(
-        requests, counts, last, [state.cache.slot(w.sequence.id) for w in work], _nothing(len(work))
-    )
-    plan.prefill_rows = sum(counts) - len(plan.decoding)
+    slots = [state.cache.slot(w.sequence.id) for w in work]
+    decoding = [b for b, w in enumerate(work) if w.last and w.count == 1]
+    plan = StepPlan(requests, counts, last, slots, _nothing(len(work)), decoding)
+    plan.prefill_rows = sum(counts) - len(decoding)
     return plan
 
 

@@ -31,9 +31,7 @@ class RequestState:
     text: str = ""
     origins: list[Origin] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    network: str | None = field(
-        init=False
-    )  # the drafter of `drafter` that is not n-gram lookup, if one is asked for
+    network: str | None = field(init=False)  # of `drafter`, what is not n-gram lookup, if one is asked for
     copies: bool = field(init=False)  # whether n-gram lookup is asked for
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Where the rows of a draft round end, by their stop rules, for rounds drawn elsewhere than in native/round.cpp."""
+"""Where the rows of a draft round end, by their stop rules; native/round.cpp has the same in C++."""
 
 from __future__ import annotations
 
@@ -9,40 +9,57 @@ from paceline.ops.base import Drawn, Stop
 
 
 class Ends:
-    """Takes in one step of all rows after the other, and leaves out what a row no longer asked for."""
+    """Of one round, by row: how far each may go, and the chance that all of its tokens so far are kept.
+
+    A row goes on while its next token gains more than it costs, if all rows together pay for the call of the network.
+    """
 
     def __init__(self, stops: Seq[Stop]) -> None:
-        """Raises ValueError for a stop with chances and nothing that says what a confidence is worth."""
-        if any(stop.chance and not stop.worth for stop in stops):
-            raise ValueError("a stop with chances has to say what a confidence is worth")
-        self._stops = stops
-        self._alive = [1.0] * len(stops)  # chance that all of a row's tokens so far are kept
+        """A stop with chances that does not say what a confidence is worth raises ValueError once its row is asked."""
+        self.stops = stops
+        self._alive = [1.0] * len(stops)
         self._active = list(range(len(stops)))
         self.drawn = Drawn([], [])
 
     def take(self, tokens: Seq[int], confidence: Seq[float]) -> bool:
-        """The tokens [N] of a step (-1 where a row has none), and their confidences; whether any row goes on."""
-        count, step = len(self._stops), len(self.drawn.tokens)
+        """Take in the tokens [N] of a step (-1 where a row has none), and their confidences, without what a row no longer
+        asked for; whether any row goes on.
+        """
+        count, step = len(self.stops), len(self.drawn.tokens)
         found, sure = [-1] * count, [0.0] * count
-        gains: dict[int, float] = {}
         for row in self._active:
             found[row], sure[row] = tokens[row], confidence[row]
-            gain = self._gain(row, step, confidence[row]) if tokens[row] >= 0 else -1.0
-            if gain > 0:
-                gains[row] = gain
         self.drawn.tokens.append(found)
         self.drawn.confidence.append(sure)
-        takes = max([self._stops[row].step for row in gains], default=0.0)
-        self._active = list(gains) if sum(gains.values()) >= takes else []
+        rows = [row for row in self._active if tokens[row] >= 0]
+        self._active = self.go_on(rows, step, [confidence[row] for row in rows])
         return bool(self._active)
 
+    def go_on(self, rows: Seq[int], step: int, confidence: Seq[float]) -> list[int]:
+        """Those of `rows` for which a token after that of `step`, drafted with `confidence` [rows], is worth its cost."""
+        gains = [self._gain(row, step, sure) for row, sure in zip(rows, confidence, strict=True)]
+        on = [row for row, gain in zip(rows, gains, strict=True) if gain > 0.0]
+        call = max([self.stops[row].step for row in on], default=0.0)
+        return on if sum([gain for gain in gains if gain > 0.0]) >= call else []
+
+    def after(self, row: int, drafted: int) -> Stop:
+        """What is left of a row's rule once it has drafted so many tokens."""
+        stop = self.stops[row]
+        if not drafted:
+            return stop
+        chance = tuple([self._alive[row] * chance for chance in stop.chance[drafted:]])
+        most = stop.most - drafted if chance or not stop.chance else min(stop.most - drafted, 1)
+        return stop._replace(most=most, chance=chance)
+
     def _gain(self, row: int, step: int, confidence: float) -> float:
-        """Tokens that another one gains, net of its price."""
-        most, chance, worth, price, _ = self._stops[row]
+        """Tokens that another one gains after that of `step`, net of its price."""
+        most, chance, worth, price, _ = self.stops[row]
         if step + 1 >= most:
             return -math.inf
         if not chance:
             return math.inf
+        if not worth:
+            raise ValueError("a stop with chances has to say what a confidence is worth")
         self._alive[row] *= _worth_of(worth, confidence)
         return self._alive[row] * chance[step] - price if step < len(chance) else -math.inf
 

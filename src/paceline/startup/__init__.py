@@ -26,13 +26,7 @@ from paceline.startup.selftest import LIMIT, LONGEST, complaint, estimate, run_s
 
 Say = Callable[[str], None]
 MEASURING = 2.0  # seconds that it may take to measure costs
-NETWORKS = (
-    "mtp",
-    "eagle3",
-    "dflash",
-    "heads",
-    "model",
-)  # whose acceptance is kept and tested; other drafters are strangers
+NETWORKS = ("mtp", "eagle3", "dflash", "heads", "model")  # whose acceptance is kept and tested
 
 
 @dataclass(frozen=True, slots=True)

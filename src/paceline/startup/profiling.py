@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from paceline.control.base import DraftPlan, PlannedRow, PlanRow, Proposal, StepOutcome
 from paceline.control.cost_model import CostTable, DraftCost, table_of
+from paceline.control.fixed import FixedPolicy
 from paceline.core import Draft, SamplingParams
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.engine.engine import Engine, EngineParts
@@ -41,21 +42,19 @@ ROUNDS = (Shape(1, 4, network=True), Shape(1, 1, network=True), Shape(2, 4, netw
 class Filler(Drafter):
     """Drafts tokens that cost nothing and are hardly ever right."""
 
-    name, max_tokens, needs_hidden = "filler", 16, False
+    name, max_tokens = "filler", 16
 
     def draft(self, context: DraftContext) -> Draft:
         tokens = [[0] * limit for limit in context.limits]
         confidence = [[0.0] * limit for limit in context.limits]
         return Draft(tokens, confidence, None, ["no proposal"] * len(tokens), [self.name] * len(tokens))
 
-    def forget(self, sequence_id: int) -> None:
-        """Nothing is kept per sequence."""
 
-
-class Prescribed:
-    """The policy that drafts what it is told and keeps what became of the last step."""
+class Prescribed(FixedPolicy):
+    """Drafts as a shape says, and keeps what became of the last step."""
 
     def __init__(self, network: str) -> None:
+        super().__init__(0)
         self._network = network
         self.shape = STEPS[0]
         self.last: StepOutcome | None = None
@@ -70,9 +69,6 @@ class Prescribed:
     def observe(self, outcome: StepOutcome) -> None:
         self.last = outcome
 
-    def forget(self, id: int) -> None:
-        """Nothing is kept for a request."""
-
 
 def measure_steps(parts: EngineParts, limit: float) -> CostTable | None:
     """Steps by target rows, and rounds of `parts.default_drafter`, within about `limit` seconds, or two steps.
@@ -85,24 +81,14 @@ def measure_steps(parts: EngineParts, limit: float) -> CostTable | None:
     network = parts.drafters.get(parts.default_drafter)
     if network is not None:
         drafters[network.name] = network
-    engine = Engine(
-        replace(
-            parts,
-            policy=policy,
-            drafters=drafters,
-            default_drafter=Filler.name,
-            prefix_cache=False,
-            forced=None,
-            draft_tree=None,
-        )
-    )
+    bare = replace(parts, policy=policy, drafters=drafters, default_drafter=Filler.name)
+    engine = Engine(replace(bare, prefix_cache=False, forced=None, draft_tree=None))
     shapes = [s for s in (*STEPS, *(ROUNDS if network else ())) if s.texts <= parts.max_batch]
     seen: dict[Shape, list[StepOutcome]] = {}
     turn = first = _WARM if parts.target.device.type == "cuda" else 0
     try:
-        for shape in (
-            shapes if first else ()
-        ):  # kernels are compiled and steps captured before anything is timed
+        # kernels are compiled and steps captured before anything is timed
+        for shape in shapes if first else ():
             _timed(engine, policy, shape, warm=True)
         end = time.perf_counter() + limit
         while turn == first or time.perf_counter() < end:
@@ -127,10 +113,9 @@ def _timed(engine: Engine, policy: Prescribed, shape: Shape, *, warm: bool) -> S
     for _ in range(2 if warm else 1):
         engine.step()
     outcome = policy.last
-    right = (
-        outcome is not None and len(outcome.rows) == shape.texts and outcome.drafted == shape.texts * shape.k
-    )
-    return outcome if right else None
+    if outcome is None or len(outcome.rows) != shape.texts or outcome.drafted != shape.texts * shape.k:
+        return None
+    return outcome
 
 
 def _seat(engine: Engine, policy: Prescribed, shape: Shape) -> bool:
