@@ -143,7 +143,7 @@ class TinyAssistant:
 
 
 class TinyNet:
-    """Implements `StateNet`: the target's layers over a cache of its own, and a little of the states that it is told."""
+    """Implements `StateNet`: the target's layers over a cache of its own, and a little of the states that it is given."""
 
     taps = (1, FINAL)
     ids = None

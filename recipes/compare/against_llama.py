@@ -126,9 +126,9 @@ def measure(ways: dict[str, Way], prompts: Seq[list[int]], rounds: int) -> dict[
 def gap_at(llm: LLM, context: list[int], token: int) -> float | None:
     """By how much the target prefers its own next token to `token`, nats; None if `token` is not near the top."""
     params = SamplingParams(max_tokens=1, ignore_eos=True, drafter="none", logprobs=8)
-    (told,) = llm.generate([context], params)[0].logprobs or [None]
-    assert told is not None, "one token was asked for"
-    return next((told.raw - distribution for other, distribution in told.top if other == token), None)
+    (got,) = llm.generate([context], params)[0].logprobs or [None]
+    assert got is not None, "one token was asked for"
+    return next((got.raw - distribution for other, distribution in got.top if other == token), None)
 
 
 def agreement(llm: LLM, prompts: Seq[list[int]], found: dict[str, list[list[Reply]]]) -> dict[str, Any]:

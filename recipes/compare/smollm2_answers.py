@@ -67,9 +67,9 @@ def theirs(url: str, prompt: str, tokens: int) -> float:
         "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
         "cache_prompt": False,
     }  # fmt: skip
-    told = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=600).raise_for_status().json()
-    assert told["usage"]["completion_tokens"] == tokens, told["usage"]
-    return float(told["timings"]["prompt_ms"] + told["timings"]["predicted_ms"])
+    got = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=600).raise_for_status().json()
+    assert got["usage"]["completion_tokens"] == tokens, got["usage"]
+    return float(got["timings"]["prompt_ms"] + got["timings"]["predicted_ms"])
 
 
 @click.command()

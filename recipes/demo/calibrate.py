@@ -19,21 +19,21 @@ from common import RecipeError, run_main, say, write_json
 from paceline.core import SamplingParams
 from paceline.llm import LLM
 from paceline.startup.calibration_file import FILE_NAME, VERSION
-from paceline.startup.selftest import Watcher, summarise
+from paceline.startup.selftest import Recorder, summarise
 
 DRAFT, TEMPERATURE = 4, 0.8
 
 
 def measure(llm: LLM, prompts: list[list[int]], new: int, temperature: float) -> dict[str, Any]:
     """What became of all drafts of one temperature."""
-    watcher = Watcher(DRAFT)
-    llm.engine.state.policy = watcher
+    recorder = Recorder(DRAFT)
+    llm.engine.state.policy = recorder
     for i, prompt in enumerate(prompts):
         llm.generate(prompt, SamplingParams(max_tokens=new, temperature=temperature, seed=i, drafter="mtp"))
-    tested = summarise(watcher.rows)
+    tested = summarise(recorder.rows)
     if tested is None:
         raise RecipeError(
-            f"only {len(watcher.rows)} drafts at temperature {temperature:g}: give more prompts"
+            f"only {len(recorder.rows)} drafts at temperature {temperature:g}: give more prompts"
         )
     first = tested.known.acceptance[0]
     say(f"temperature {temperature:g}: {tested.drafts} drafts, {first:.3f} of first tokens kept")

@@ -16,7 +16,7 @@ HERE = Path(__file__).resolve().parent
 
 
 class RecipeError(Exception):
-    """A problem to be told in one line; nothing was overwritten."""
+    """A problem to be reported in one line; nothing was overwritten."""
 
 
 def say(text: str) -> None:

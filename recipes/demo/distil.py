@@ -175,15 +175,15 @@ class DrafterRun:
 
     def train(self, minutes: float, rate: Callable[[float], float] = schedule) -> None:
         """Train for so many minutes from now; `rate` maps the fraction done to a learning-rate factor."""
-        began = told = saved = time.monotonic()
+        began = reported = saved = time.monotonic()
         start = self.elapsed
         while (spent := time.monotonic() - began) < minutes * 60:
             self.follow()
             self.step(rate(spent / (minutes * 60)))
             now = time.monotonic()
             self.elapsed = start + now - began
-            if now - told > 20:
-                told = now
+            if now - reported > 20:
+                reported = now
                 shown = " ".join(f"{a:.3f}" for a in self.accepted)
                 say(f"distil: {spent / 60:.1f}/{minutes:.1f} min, step {self.count}, 1-TV by step {shown}")
             if now - saved > self.plan.save_every:
@@ -244,7 +244,7 @@ def distil_draft(folder: Path, target: Path, plan: DistilPlan, tokens: np.ndarra
     data = Windows(tokens, plan.seed)
     own = OwnText(plan, data)
     table, small = tables(big, plan.length), tables(shape, plan.length)
-    began = told = time.monotonic()
+    began = reported = time.monotonic()
     mean = 0.0
     while (spent := time.monotonic() - began) < plan.minutes * 60:
         if target.stat().st_mtime != stamp:
@@ -258,8 +258,8 @@ def distil_draft(folder: Path, target: Path, plan: DistilPlan, tokens: np.ndarra
         loss.backward()
         optimiser.step(schedule(spent / (plan.minutes * 60)))
         mean += 0.05 * (float(accepted.detach()) - mean)
-        if time.monotonic() - told > 20:
-            told = time.monotonic()
+        if time.monotonic() - reported > 20:
+            reported = time.monotonic()
             say(f"draft model: {spent / 60:.1f}/{plan.minutes:.1f} min, 1-TV {mean:.3f}")
     state = {"params": {k: v.detach() for k, v in params.items()}, "shape": asdict(shape)}
     write_atomic(folder / "draft.pt", lambda path: torch.save(state, path))

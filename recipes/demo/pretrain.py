@@ -150,15 +150,15 @@ def pretrain(
     run.load()
     budget = plan.minutes * 60
     began = time.monotonic() - run.elapsed
-    saved = checked = told = run.elapsed
+    saved = checked = reported = run.elapsed
     loss, steps = float("nan"), 0
     while run.elapsed < budget:
         now = run.step(min(run.elapsed / budget, 0.9999))
         loss = now if steps == 0 else 0.95 * loss + 0.05 * now
         run.elapsed = time.monotonic() - began
         steps += 1
-        if run.elapsed - told > 15 or steps <= 3:
-            told = run.elapsed
+        if run.elapsed - reported > 15 or steps <= 3:
+            reported = run.elapsed
             say(
                 f"pretrain: {run.elapsed / 60:5.1f}/{plan.minutes:.0f} min, step {run.optimiser.count}, "
                 f"{run.seen} tokens, {run.seen / max(run.elapsed, 1):.0f}/s, loss {loss:.3f}"

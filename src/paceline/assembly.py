@@ -136,7 +136,7 @@ def load_share(
 
 
 def load_mtp(config: EngineConfig, source: Path, target: GraphTarget) -> GemmaAssistant:
-    """The network that reads the target's K/V, shared out as the target is."""
+    """The network that reads the target's K/V, sharded as the target is."""
     transform = _transform(config.quantize_drafter)
     return load_assistant(source, target, dtype=DTYPES.get(config.dtype), transform=transform)
 
@@ -259,7 +259,7 @@ def _load_drafters(
         drafters["mtp"] = MTPDrafter(net)
     elif source is not None and kind.startswith("model"):
         drafters["model"] = _draft_model(source, config, target, tokenizer)
-    elif kind in registry.WATCHING:
+    elif kind in registry.LOOKAHEAD:
         drafters["lookahead"] = LookaheadDrafter()
     elif kind in registry.third_party():
         drafters[kind] = registry.load_third_party(kind, target, cache)
@@ -271,7 +271,7 @@ def choose_drafter(
 ) -> tuple[str, Path | None, str]:
     """(kind, folder, why). `find` makes a folder of a name. Raises UsageError when what was asked for is not there."""
     name = config.drafter
-    if name in ("none", "ngram", *registry.WATCHING) or name in registry.third_party():
+    if name in ("none", "ngram", *registry.LOOKAHEAD) or name in registry.third_party():
         return name, None, "as asked"
     if name == "auto":
         found, why = find_assistant(target, read_config(target))

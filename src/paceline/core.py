@@ -208,7 +208,7 @@ class Sequence:
     reference: tuple[int, ...] = ()  # tokens of params.reference
     salt: str = ""  # prefix-cache scope: only sequences with the same salt share pages
     constraint: Constraint | None = None
-    shown: Any = None  # what strangers are shown of it, see drafters/guard.py
+    shown: Any = None  # what a third party's drafter is shown of it, see drafters/guard.py
     media: tuple[SoftTokens, ...] = ()  # of the prompt
 
     @property

@@ -1,7 +1,7 @@
-"""Reading the small text files of a model folder, which anyone may have written: bounded, and told what they are.
+"""Reading the small text files of a model folder, which anyone may have written: bounded, and recognised.
 
 A file that is not what its name says (a Git LFS pointer, a web page, a pipe) is named as what it is.
-Weights are not read here, only told apart.
+Weights are not read here, only fingerprinted.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def fingerprint(folder: Path) -> str:
-    """Tells two sets of weights apart without reading them whole: names, sizes, config and samples of the bytes."""
+    """Distinguishes two sets of weights without reading them whole: names, sizes, config and samples of the bytes."""
     seen = hashlib.sha256()
     # a GGUF model is its file
     files = [folder] if folder.is_file() else sorted([folder / "config.json", *folder.glob("*.safetensors")])

@@ -78,7 +78,7 @@ class LLM:
         if engine.tokenizer is not None and isinstance(engine.tokenizer.chat, ChatTemplate):
             engine.tokenizer.chat.close()
         engine.close()
-        del self._shared  # the calls that are running keep it until they are told
+        del self._shared  # the calls that are running keep it until they end
 
     @property
     def engine(self) -> Engine:

@@ -1,6 +1,6 @@
 """A process that computes a share of a target along with others: rank 0 starts it (parallel/team.py), and nobody else.
 
-It has the weights and K/V of its heads, and computes what it is told, one forward after the other, until its line to
+It has the weights and K/V of its heads, and computes the forwards that it is sent, one after the other, until its line to
 rank 0 is closed.
 """
 
@@ -51,38 +51,38 @@ class Share:
         self.device, self.facts = device, facts(arithmetic, target)
         self._caches: dict[int, KVCache] = {}
 
-    def compute(self, told: Forward) -> None:
-        for key in told.dropped:
+    def compute(self, forward: Forward) -> None:
+        for key in forward.dropped:
             self._caches.pop(key, None)
-        if told.new is not None:
-            new = told.new
-            self._caches[told.cache] = KVCache(
+        if forward.new is not None:
+            new = forward.new
+            self._caches[forward.cache] = KVCache(
                 self._target.layout, dict(new.pages), max_sequences=new.max_sequences, max_tokens=new.max_tokens,
                 dtype=new.dtype, device=self.device,
             )  # fmt: skip
             if new.branches:
-                self._caches[told.cache].grow_branches(new.branches)
-        cache = self._caches[told.cache]
-        for kind, slots, pages in told.tables:
+                self._caches[forward.cache].grow_branches(new.branches)
+        cache = self._caches[forward.cache]
+        for kind, slots, pages in forward.tables:
             cache.tables[kind][slots] = torch.from_numpy(pages).to(self.device)
-        for kind, page in told.scrubbed:
+        for kind, page in forward.scrubbed:
             cache.scrub(kind, page)
-        rows = ForwardBatch.of(told.numbers, told.starts, partial(tensors_of, self.device))
-        rows.branches = told.branches
-        given = {name: torch.from_numpy(value).to(self.device) for name, value in told.given.items()}
-        self._runner.run(self._graphs[told.graph], rows, cache, given)
+        rows = ForwardBatch.of(forward.numbers, forward.starts, partial(tensors_of, self.device))
+        rows.branches = forward.branches
+        given = {name: torch.from_numpy(value).to(self.device) for name, value in forward.given.items()}
+        self._runner.run(self._graphs[forward.graph], rows, cache, given)
 
 
 def main(line: Connection) -> None:
-    told: queue.SimpleQueue[Forward] = queue.SimpleQueue()
+    sent: queue.SimpleQueue[Forward] = queue.SimpleQueue()
     order: Order = line.recv()
-    threading.Thread(target=_listen, args=(line, told), daemon=True).start()
+    threading.Thread(target=_receive, args=(line, sent), daemon=True).start()
     try:
         share = Share(order)
         line.send(Ready(share.facts))
         share.group.connect(None if order.port is None else join_store(order.port), share.device)
         while True:
-            share.compute(told.get())
+            share.compute(sent.get())
     except BaseException as error:  # noqa: BLE001  rank 0 says it
         ours = error if isinstance(error, PacelineError) else None
         text = str(error) if ours is not None else f"{type(error).__name__}: {first_line(error)}"
@@ -91,11 +91,11 @@ def main(line: Connection) -> None:
         os._exit(1)
 
 
-def _listen(line: Connection, told: queue.SimpleQueue[Forward]) -> None:
+def _receive(line: Connection, sent: queue.SimpleQueue[Forward]) -> None:
     """Hand on what rank 0 says. Once it is gone, or has closed the line, end at once, whatever is going on."""
     try:
         while True:
-            told.put(line.recv())
+            sent.put(line.recv())
     except (EOFError, OSError):
         os._exit(0)
 

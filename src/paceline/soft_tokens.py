@@ -1,6 +1,6 @@
 """Pictures and sound clips in a prompt: rows whose embeddings a tower has computed, soft tokens in place of text.
 
-The prompt holds a placeholder's id at each of these rows. What tells two pictures apart is `SoftTokens.key`.
+The prompt holds a placeholder's id at each of these rows. What distinguishes two pictures is `SoftTokens.key`.
 """
 
 from __future__ import annotations

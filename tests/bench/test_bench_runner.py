@@ -360,11 +360,11 @@ def test_report_is_complete_and_self_contained() -> None:
     assert "<script" not in html
     data = json.loads(json.dumps(to_json(runs, {"provenance": {}})))
     assert len(data["runs"]) == 24
-    for run, told in zip(
+    for run, got in zip(
         runs, data["runs"], strict=True
     ):  # thousands of them in a run: how they are distributed
-        assert (told["gaps"]["0.0"], told["gaps"]["1.0"]) == (min(run.gaps), max(run.gaps))
-        assert list(told["gaps"].values()) == sorted(told["gaps"].values())
+        assert (got["gaps"]["0.0"], got["gaps"]["1.0"]) == (min(run.gaps), max(run.gaps))
+        assert list(got["gaps"].values()) == sorted(got["gaps"].values())
     assert report.terminal_table(table).row_count == 4
     narrow = Console(width=80, record=True, file=io.StringIO())
     narrow.print(report.terminal_table(table, 80))

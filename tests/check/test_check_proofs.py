@@ -66,7 +66,7 @@ def test_identity_holds_and_is_not_vacuous() -> None:
 
 
 def test_drafts_of_a_drafter_with_a_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are those of a clean start, until it is told of each row what belongs to the row before."""
+    """They are those of a clean start, until `on_commit` brings of each row what belongs to the row before."""
 
     def outcome() -> str:
         target = TinyTarget()

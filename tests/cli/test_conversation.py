@@ -203,9 +203,9 @@ def test_several_lines_stand_in_quotes(demo: LLM) -> None:
 
 def test_every_command_is_explained_and_a_slip_is_met_with_a_hint(demo: LLM) -> None:
     conversation = talk(demo)
-    told = lines(take(conversation, "/help"), "note")
-    assert all(name in told for name in HELP)
-    assert all(f"/{name}" in told for name in conversation._commands if name != "help")
+    got = lines(take(conversation, "/help"), "note")
+    assert all(name in got for name in HELP)
+    assert all(f"/{name}" in got for name in conversation._commands if name != "help")
     assert "did you mean /help" in lines(take(conversation, "/hlep"), "error")
     assert "/help says" in lines(take(conversation, "/zzz"), "error")
     for leave in ("/exit", "/bye", "/quit"):

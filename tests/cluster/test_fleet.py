@@ -63,7 +63,7 @@ def expected() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def proxy() -> int:
-    """Where Ray's own HTTP proxy listens."""
+    """Where Ray's own HTTP proxy is bound."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         return int(found.getsockname()[1])
 

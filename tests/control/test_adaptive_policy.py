@@ -1,4 +1,4 @@
-"""The policy of `auto`, through what it plans and what it is told."""
+"""The policy of `auto`, through what it plans and what it observes."""
 
 from __future__ import annotations
 

@@ -273,7 +273,7 @@ def test_a_folder_from_a_file_is_written_in_parts(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("paceline.convert.to_folder.SHARD", 60_000)
     seen: list[tuple[int, int]] = []
     size = write_folder(
-        tmp_path / "m.gguf", tmp_path / "out", "f32", tell=lambda done, total: seen.append((done, total))
+        tmp_path / "m.gguf", tmp_path / "out", "f32", report=lambda done, total: seen.append((done, total))
     )
     assert seen[-1] == (size, size)
     assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) > 1
@@ -343,7 +343,7 @@ def test_nothing_is_left_after_a_full_disk_or_an_interrupt(
 ) -> None:
     target, file, out = bundled("target"), tmp_path / "m.gguf", tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        write_gguf(target, file, None, tell=interrupted)
+        write_gguf(target, file, None, report=interrupted)
     with monkeypatch.context() as patch:
         patch.setattr(to_gguf, "_put", full)
         with pytest.raises(CapacityError, match=r"cannot write .*No space left on device.*: free space"):
@@ -355,7 +355,7 @@ def test_nothing_is_left_after_a_full_disk_or_an_interrupt(
     assert not list(tmp_path.iterdir())
     write_gguf(target, file, None)
     with pytest.raises(KeyboardInterrupt):
-        write_folder(file, out, tell=interrupted)
+        write_folder(file, out, report=interrupted)
     with monkeypatch.context() as patch:
         patch.setattr("safetensors.torch.save_file", full)
         with pytest.raises(CapacityError, match=r"cannot write .*No space left on device"):
@@ -374,7 +374,7 @@ def test_what_is_there_is_replaced_by_force_alone(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="exists already: name another with -o, or give --force"):
         write_gguf(target, file, None)
     with pytest.raises(KeyboardInterrupt):
-        write_gguf(target, file, None, force=True, tell=interrupted)
+        write_gguf(target, file, None, force=True, report=interrupted)
     assert file.read_text() == "mine"
     write_gguf(target, file, "q8_0", force=True)
     assert Gguf(file)["general.file_type"] == 7

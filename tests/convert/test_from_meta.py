@@ -222,14 +222,14 @@ def test_the_command(
 
     out = tmp_path / "out"
     assert call("convert", str(meta), "-o", str(out), "--to", "f16") == 0
-    told = capsys.readouterr()
-    assert f"{out}: 0.3 MB" in told.out
-    assert "note: out: there is no tokenizer.model" in told.err
+    got = capsys.readouterr()
+    assert f"{out}: 0.3 MB" in got.out
+    assert "note: out: there is no tokenizer.model" in got.err
     byte_level(out)
     assert call("info", str(out), "--no-measure") == 0
-    told = capsys.readouterr()
-    assert "not loaded parallel heads: " in told.out
-    assert f"heads+ngram: {out} holds 3 parallel heads" in told.out
+    got = capsys.readouterr()
+    assert "not loaded parallel heads: " in got.out
+    assert f"heads+ngram: {out} holds 3 parallel heads" in got.out
     assert call("info", str(meta), "--no-measure") == 3
     assert "is in Meta's layout: `paceline convert" in capsys.readouterr().err
     assert call("convert", str(out), "-o", str(tmp_path / "m.gguf")) == 0

@@ -64,22 +64,22 @@ def test_the_contract_notices(kind: Any, message: str) -> None:
         check_drafter(lambda t, c: kind(), TinyTarget(), make_cache(200))
 
 
-class Stranger(StateDrafter):
+class ThirdParty(StateDrafter):
     """A drafter with a memory that is not ours."""
 
     def __init__(self) -> None:
-        super().__init__("stranger", TinyNet(TinyTarget()), make_cache(200))
+        super().__init__("third_party", TinyNet(TinyTarget()), make_cache(200))
 
 
-class Painter(Stranger):
-    """Writes into the states that it is told."""
+class Painter(ThirdParty):
+    """Writes into the states that it is given."""
 
     def on_commit(self, kept: Any) -> None:
         kept[0].states[0][0] = 0.0
 
 
-class Deaf(Stranger):
-    """Fails when it is told something, or asked whether it can draft."""
+class Failing(ThirdParty):
+    """Fails in its hooks, or asked whether it can draft."""
 
     def __init__(self, fails: str) -> None:
         super().__init__()
@@ -89,24 +89,24 @@ class Deaf(Stranger):
         raise RuntimeError("not today")
 
 
-def test_a_stranger_with_a_memory_drafts_as_ours_does() -> None:
-    check_drafter(lambda t, c: Stranger(), TinyTarget(), make_cache(200))
+def test_a_third_party_with_a_memory_drafts_as_ours_does() -> None:
+    check_drafter(lambda t, c: ThirdParty(), TinyTarget(), make_cache(200))
     with pytest.raises(AssertionError, match=r"on_commit fails.*may not change"):
         check_drafter(lambda t, c: Painter(), TinyTarget(), make_cache(200))
     params = SamplingParams(max_tokens=20)
     texts = prompts(3)
-    ours, theirs = make_engine(Setup(drafter="states")), make_engine(Setup(), Stranger())
-    told = [run(engine, texts, params) for engine in (ours, theirs)]
-    assert [c.token_ids for c in told[0]] == [c.token_ids for c in told[1]]
-    assert totals(told[0]) == totals(told[1])
-    assert totals(told[0])[1] > 0
+    ours, theirs = make_engine(Setup(drafter="states")), make_engine(Setup(), ThirdParty())
+    got = [run(engine, texts, params) for engine in (ours, theirs)]
+    assert [c.token_ids for c in got[0]] == [c.token_ids for c in got[1]]
+    assert totals(got[0]) == totals(got[1])
+    assert totals(got[0])[1] > 0
 
 
 @pytest.mark.parametrize("fails", ["begin", "on_commit", "lacks"])
 def test_a_memory_that_fails_is_parked_and_the_text_goes_on(fails: str) -> None:
     params = SamplingParams(max_tokens=20)
     texts = prompts(3)
-    done = run(make_engine(Setup(), Deaf(fails)), texts, params)
+    done = run(make_engine(Setup(), Failing(fails)), texts, params)
     assert [c.token_ids for c in done] == [c.token_ids for c in run(make_engine(Setup()), texts, params)]
     for c in done:
         assert any(r.startswith("drafter failed: RuntimeError: not today") for r in c.stats.reasons)
@@ -117,17 +117,17 @@ def test_taps_that_a_factory_does_not_announce_are_refused(monkeypatch: pytest.M
         name = "theirs"
 
         def load(self) -> Any:
-            return lambda target, cache: Stranger()
+            return lambda target, cache: ThirdParty()
 
     target = TinyTarget()
     monkeypatch.setattr("paceline.drafters.registry.entry_points", lambda group: [Point()])
-    assert load_third_party("theirs", target, make_cache()).name == "stranger"
+    assert load_third_party("theirs", target, make_cache()).name == "third_party"
     target.tapped = ()  # type: ignore[assignment]
     with pytest.raises(LoadError, match="after layer 1, which its factory did not announce"):
         load_third_party("theirs", target, make_cache())
     assert third_party_taps("theirs") == ()
-    monkeypatch.setattr(Point, "load", lambda self: Stranger)
-    monkeypatch.setattr(Stranger, "taps", (FINAL, 1), raising=False)
+    monkeypatch.setattr(Point, "load", lambda self: ThirdParty)
+    monkeypatch.setattr(ThirdParty, "taps", (FINAL, 1), raising=False)
     assert third_party_taps("theirs") == (1,)
 
 
@@ -224,7 +224,7 @@ def test_the_contract_notices_who_changes_the_context(kind: str) -> None:
         check_drafter(lambda t, c: Loud(), TinyTarget(), make_cache(200))
 
 
-def test_what_a_stranger_computes_from_the_cache_is_its_own() -> None:
+def test_what_a_third_party_computes_from_the_cache_is_its_own() -> None:
     tensor = torch.arange(6.0)
     shown = read_only(tensor)
     mine = shown * 2

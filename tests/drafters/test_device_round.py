@@ -21,7 +21,7 @@ from paceline.ops.base import RoundStart, Stop
 from paceline.ops.cuda import round as rounds
 from paceline.ops.reference import EagerRunner
 from standin import NativeDrawer, ReferencePlan, StandInRunner
-from told import DEPTH, Reference, play
+from tapping import DEPTH, Reference, play
 
 pytestmark = pytest.mark.skipif(not native_sampling.available(), reason="needs the compiled draws")
 MAKE = StepPicker.__init__

@@ -22,7 +22,7 @@ from paceline.errors import ConfigError, LoadError, PairError, WeightsError
 from paceline.models.inspection import inspect
 from paceline.models.registry import load_network, load_target
 from paceline.ops.base import Runner
-from told import Pair, params, texts
+from tapping import Pair, params, texts
 
 HIDDEN = 48
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 16}
@@ -74,9 +74,9 @@ def test_it_runs_as_a_user_loads_it(quantize: Any, llama: Path, tmp_path: Path) 
     each = params(20, temperature=0.8, seed=3)
     plain = LLM(str(target), drafter="none", **settings).generate(["0123abc"], each)[0]
     llm = LLM(str(target), drafter=str(beside), quantize_drafter=quantize, **settings)
-    told = llm.generate(["0123abc"], each)[0]
-    assert told.token_ids == plain.token_ids
-    assert told.stats.drafters.get("dflash")
+    got = llm.generate(["0123abc"], each)[0]
+    assert got.token_ids == plain.token_ids
+    assert got.stats.drafters.get("dflash")
 
 
 INNER = {"mask_token_id": 3, "target_layer_ids": [0, 2]}
@@ -126,5 +126,5 @@ def test_weights_that_are_no_numbers_change_no_text(llama: Path, tmp_path: Path)
     settings: dict[str, Any] = {"max_model_len": 128, "profile_dir": "none", "draft_tokens": 3}
     each = params(20, temperature=0.8, seed=3)
     plain = LLM(str(llama), drafter="none", **settings).generate(["0123abc"], each)[0]
-    told = LLM(str(llama), drafter=str(drafter), **settings).generate(["0123abc"], each)[0]
-    assert told.token_ids == plain.token_ids
+    got = LLM(str(llama), drafter=str(drafter), **settings).generate(["0123abc"], each)[0]
+    assert got.token_ids == plain.token_ids

@@ -34,7 +34,7 @@ def plain(texts: list[list[int]], params: Any) -> list[list[int]]:
     return [c.token_ids for c in run(make_engine(Setup()), texts, params)]
 
 
-def told(done: list[Completion]) -> set[str]:
+def reasons_of(done: list[Completion]) -> set[str]:
     return {reason for c in done for reason in c.stats.reasons}
 
 
@@ -48,7 +48,7 @@ def test_a_full_cache_changes_no_text_and_parks_nobody(
     drafter = small(pages, sequences)
     done = run(make_engine(Setup(), drafter), texts, params)
     assert [c.token_ids for c in done] == plain(texts, params)
-    assert not any(reason.startswith("drafter failed") for reason in told(done))
+    assert not any(reason.startswith("drafter failed") for reason in reasons_of(done))
     assert any(c.stats.drafted for c in done) == (pages > 0)
     assert drafter.cache.open_sequences == 0
 

@@ -26,7 +26,7 @@ from paceline.models.registry import load_network, load_target
 from paceline.ops import native
 from paceline.ops.base import Runner, Stop
 from paceline.ops.runners import pick_runner
-from told import DEPTH, PARTLY, Pair, params, texts
+from tapping import DEPTH, PARTLY, Pair, params, texts
 
 HIDDEN = 48
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -153,9 +153,9 @@ def test_it_runs_as_a_user_loads_it(quantize: Any, llama: Path, tmp_path: Path) 
     each = params(20, temperature=0.8, seed=3)
     plain = LLM(str(llama), drafter="none", **settings).generate(["0123abc"], each)[0]
     llm = LLM(str(llama), drafter=str(drafter), quantize_drafter=quantize, **settings)
-    told = llm.generate(["0123abc"], each)[0]
-    assert told.token_ids == plain.token_ids
-    assert told.stats.drafters.get("eagle3")
+    got = llm.generate(["0123abc"], each)[0]
+    assert got.token_ids == plain.token_ids
+    assert got.stats.drafters.get("eagle3")
 
 
 @pytest.mark.skipif(not native.available(), reason="needs the compiled kernels")

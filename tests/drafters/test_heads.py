@@ -26,7 +26,7 @@ from paceline.errors import LoadError, PairError, UsageError, WeightsError
 from paceline.models.inspection import inspect
 from paceline.models.registry import load_network, load_target
 from paceline.ops.base import Runner
-from told import Pair, cache_of, params, texts
+from tapping import Pair, cache_of, params, texts
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +94,9 @@ def test_it_runs_as_a_user_loads_it(quantize: Any, made: Path, llama: Path, tmp_
     plain = LLM(str(made), drafter="none", **settings).generate(["0123abc"], each)[0]
     llm = LLM(str(made), **settings)
     assert llm.info["drafter"] == "heads+ngram"
-    told = llm.generate(["0123abc"], each)[0]
-    assert told.token_ids == plain.token_ids
-    assert told.stats.drafters.get("heads")
+    got = llm.generate(["0123abc"], each)[0]
+    assert got.token_ids == plain.token_ids
+    assert got.stats.drafters.get("heads")
 
 
 def test_texts_follow_the_exact_distribution_under_reject(meta: Path, made: Path) -> None:
@@ -108,9 +108,9 @@ def test_texts_follow_the_exact_distribution_under_reject(meta: Path, made: Path
         rows = meta_forward(meta, [*prompt, *text])[len(prompt) - 1 : -1, 0, list(allowed)] / heat
         law[text] = float(torch.softmax(rows, -1)[range(length), [allowed.index(t) for t in text]].prod())
     wanted = params(length, temperature=heat, allowed_token_ids=allowed, seed=5, n=count, verify="reject")
-    told = pair.engine().run({"a": (prompt, wanted)})["a"]
-    seen = Counter(tuple(one.token_ids) for one in told)
-    drafted, kept = (sum(getattr(one.stats, name) for one in told) for name in ("drafted", "accepted"))
+    got = pair.engine().run({"a": (prompt, wanted)})["a"]
+    seen = Counter(tuple(one.token_ids) for one in got)
+    drafted, kept = (sum(getattr(one.stats, name) for one in got) for name in ("drafted", "accepted"))
     assert drafted > kept > 0
     assert not compare([seen[text] for text in law], list(law.values()), alpha=1e-5).refuted
 

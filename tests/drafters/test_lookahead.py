@@ -1,4 +1,4 @@
-"""Lookahead guesses with what the target said itself, forgets it with the text, and is told no noise of `reject`."""
+"""Lookahead guesses with what the target said itself, forgets it with the text, and sees no noise of `reject`."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_another_drafters_draft_teaches_the_pool_and_not_the_confidence() -> Non
 
 
 class Witness(LookaheadDrafter):
-    """A stranger, who keeps what he is told."""
+    """A third party's drafter that keeps what its hook brings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,12 +111,12 @@ class Witness(LookaheadDrafter):
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("rule", ["match", "reject", "block", "typical"])
 def test_it_is_told_the_targets_tokens_at_all_rows(rule: Any, temperature: float) -> None:
-    """Unless the noise of a refused row is used once more, for a later token of the text: see `Watcher`."""
+    """Unless the noise of a refused row is used once more, for a later token of the text: see `Witness`."""
     witness = Witness()
     engine = make_engine(Setup(k=3), witness, verify=rule)
     (done,) = run(engine, prompts(1), SamplingParams(max_tokens=20, temperature=temperature, seed=3))
-    told = rule in ("match", "typical") or temperature == 0
-    assert bool(witness.seen) == told
+    got = rule in ("match", "typical") or temperature == 0
+    assert bool(witness.seen) == got
     whole = [*done.prompt_token_ids, *done.token_ids]
     for one in witness.seen:
         assert len(one.chosen) == len(one.drafted) + 1
@@ -138,9 +138,9 @@ class Broken(LookaheadDrafter):
 def test_one_that_fails_is_parked_and_changes_nothing() -> None:
     texts, params = prompts(2), SamplingParams(max_tokens=20)
     plain = run(make_engine(Setup()), texts, params)
-    told = run(make_engine(Setup(k=3), Broken()), texts, params)
-    assert [one.token_ids for one in told] == [one.token_ids for one in plain]
-    assert any("drafter failed: ReadOnlyError" in reason for one in told for reason in one.stats.reasons)
+    got = run(make_engine(Setup(k=3), Broken()), texts, params)
+    assert [one.token_ids for one in got] == [one.token_ids for one in plain]
+    assert any("drafter failed: ReadOnlyError" in reason for one in got for reason in one.stats.reasons)
 
 
 def test_texts_know_nothing_of_each_other() -> None:
@@ -188,9 +188,9 @@ def test_a_user_chooses_it_by_name() -> None:
         assert choose_drafter(EngineConfig(drafter=name), bundled("target")) == (name, None, "as asked")
     params = SamplingParams(max_tokens=40, temperature=0.7, seed=1)
     with LLM("demo", drafter=name, max_model_len=256, profile_dir="none", draft_tokens=4) as llm:
-        told = llm.generate("def add(a, b):\n    return a", params)[0]
+        got = llm.generate("def add(a, b):\n    return a", params)[0]
         assert llm.info["drafter"] == name
     with LLM("demo", drafter="none", max_model_len=256, profile_dir="none") as llm:
-        assert told.token_ids == llm.generate("def add(a, b):\n    return a", params)[0].token_ids
-    assert told.stats.drafters.get("lookahead")
-    assert totals([told])[0] > 0
+        assert got.token_ids == llm.generate("def add(a, b):\n    return a", params)[0].token_ids
+    assert got.stats.drafters.get("lookahead")
+    assert totals([got])[0] > 0

@@ -22,7 +22,7 @@ from paceline.hub.resolve import find_assistant
 from paceline.models.inspection import inspect
 from paceline.models.registry import load_network, load_target
 from paceline.ops.base import Runner
-from told import Pair, params, texts
+from tapping import Pair, params, texts
 
 # what is built: family of the target, and the modules
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -73,9 +73,9 @@ def test_its_steps_are_those_of_transformers(modules: int, llama: Path, tmp_path
                 else f"mtp_block.{rest}"
             )
             weights[f"layers.{int(at) - 4}.{rest}"] = tensor
-    told = theirs.load_state_dict(weights, strict=False)
-    assert not told.unexpected_keys
-    assert not [name for name in told.missing_keys if name.startswith("layers.")]
+    got = theirs.load_state_dict(weights, strict=False)
+    assert not got.unexpected_keys
+    assert not [name for name in got.missing_keys if name.startswith("layers.")]
     for text in texts(3):
         states = pair.states(text)
         with torch.no_grad():
@@ -148,9 +148,9 @@ def test_it_runs_as_a_user_loads_it(quantize: Any, modules: int, tmp_path: Path)
     plain = LLM(str(folder), drafter="none", **settings).generate(["0123abc"], each)[0]
     llm = LLM(str(folder), **settings)
     assert llm.info["drafter_path"] == str(folder)
-    told = llm.generate(["0123abc"], each)[0]
-    assert told.token_ids == plain.token_ids
-    assert told.stats.drafters.get("mtp")
+    got = llm.generate(["0123abc"], each)[0]
+    assert got.token_ids == plain.token_ids
+    assert got.stats.drafters.get("mtp")
 
 
 def _raw(folder: Path) -> dict[str, Any]:

@@ -85,10 +85,10 @@ def test_a_draft_depends_on_the_text_alone(draft: Path) -> None:
     target, own = Tokenizer.load(bundled("target")), Tokenizer.load(draft)
     drafter, found = drafter_of(draft), 0
     text = target.encode("".join(WORDS))
-    told = sequence_of(text[:1])
+    got = sequence_of(text[:1])
     for end in range(2, len(text), 5):
-        told.tokens = text[:end]
-        tokens, confidence = drafted(drafter, told, 4)
+        got.tokens = text[:end]
+        tokens, confidence = drafted(drafter, got, 4)
         again = drafted(drafter_of(draft) if end % 50 == 2 else drafter, sequence_of(text[:end], end), 4)
         drafter.forget(end)
         assert (tokens, confidence) == (again[0], pytest.approx(again[1], abs=1e-4))
@@ -97,7 +97,7 @@ def test_a_draft_depends_on_the_text_alone(draft: Path) -> None:
         assert all(0 <= c <= 1 for c in confidence)
         found += len(tokens)
     shadow = drafter._texts[0].shadow.tokens
-    whole = b"".join(target.piece(t, False) for t in told.tokens).decode("utf-8", "ignore")
+    whole = b"".join(target.piece(t, False) for t in got.tokens).decode("utf-8", "ignore")
     assert own.decode(shadow) == whole.removeprefix("<bos>")
     drafter.forget(0)
     assert not drafter._texts
@@ -109,13 +109,13 @@ def test_what_may_still_change_is_not_remembered(draft: Path, monkeypatch: pytes
     """`x` by `x`, of which two, four and eight are one token of the draft model each: with a planted bug it is seen."""
 
     def equal() -> list[bool]:
-        drafter, told = drafter_of(draft), sequence_of([])
+        drafter, got = drafter_of(draft), sequence_of([])
         drafter._target, drafter._own = Letters(), Tokenizer.load(draft)
         out = []
         for end in range(1, 24):
-            told.tokens = [ord("x")] * end
-            clean = sequence_of(list(told.tokens), end)
-            out.append(_scores(drafter, told) == pytest.approx(_scores(drafter, clean), abs=1e-4))
+            got.tokens = [ord("x")] * end
+            clean = sequence_of(list(got.tokens), end)
+            out.append(_scores(drafter, got) == pytest.approx(_scores(drafter, clean), abs=1e-4))
             drafter.forget(end)
         return out
 
@@ -206,8 +206,8 @@ def test_the_text_stays_the_targets(temperature: float, draft: Path) -> None:
     with LLM("demo", drafter=str(draft), **settings) as llm:
         assert llm.info["drafter"] == "model+ngram"
         assert llm.info["drafter_reason"] == "as asked; of another vocabulary, so it drafts by the text"
-        told = llm.generate(list(WORDS), SamplingParams(**{**_fields(each), "drafter": "model"}))
-        assert [done.token_ids for done in told] == plain
+        got = llm.generate(list(WORDS), SamplingParams(**{**_fields(each), "drafter": "model"}))
+        assert [done.token_ids for done in got] == plain
 
 
 def _fields(params: SamplingParams) -> dict[str, Any]:
@@ -234,9 +234,9 @@ def test_smollm2_drafts_for_the_bundled_target() -> None:
     with LLM("demo", drafter="none", **settings) as llm:
         plain = llm.generate(["The river is wide"], SamplingParams(**each))[0]
     with LLM("demo", drafter="smollm2", say=lines.append, **settings) as llm:
-        told = llm.generate(["The river is wide"], SamplingParams(**each, drafter="model"))[0]
-    assert told.token_ids == plain.token_ids
-    assert told.stats.accepted > 2
+        got = llm.generate(["The river is wide"], SamplingParams(**each, drafter="model"))[0]
+    assert got.token_ids == plain.token_ids
+    assert got.stats.accepted > 2
     assert "drafter model+ngram (as asked; of another vocabulary, so it drafts by the text)" in lines[0]
 
 

@@ -32,10 +32,10 @@ def idle(engine: Engine) -> bool:
     return free and cache.open_sequences == 0 and not engine.state.requests and not engine.has_work
 
 
-class Stranger(RandomDrafter):
+class ThirdParty(RandomDrafter):
     """A drafter whose answer a test decides."""
 
-    name = "stranger"
+    name = "third_party"
 
     def __init__(self, answer: Any) -> None:
         super().__init__()
@@ -63,10 +63,10 @@ NONSENSE = {
 def test_a_drafter_that_fails_is_parked_and_the_text_stays_right(answer: Any) -> None:
     texts, params = prompts(2), SamplingParams(max_tokens=12, temperature=0.7, seed=3)
     expected = run(make_engine(Setup()), texts, params)
-    stranger = Stranger(answer)
-    got = run(make_engine(Setup(), stranger), texts, params)
+    third_party = ThirdParty(answer)
+    got = run(make_engine(Setup(), third_party), texts, params)
     assert [c.token_ids for c in got] == [c.token_ids for c in expected]
-    assert stranger.asked <= 2  # once for each text at most
+    assert third_party.asked <= 2  # once for each text at most
     for c in got:
         assert c.stats.drafted == 0
         assert any(reason.startswith("drafter failed") for reason in c.stats.reasons)
@@ -235,7 +235,7 @@ def test_text_streams_and_stop_strings_cut_ids_and_logprobs_alike() -> None:
     tokenizer = tiny_tokenizer()
     prompt = prompts(1)[0]
     free = run(make_engine(Setup(), tokenizer=tokenizer), [prompt], SamplingParams(max_tokens=30))[0]
-    assert free.text == tokenizer.decode(free.token_ids)
+    assert free.text == tokenizer.decode(free.token_ids, begins=False)
     stop = free.text[10:12]
     oracle = OracleDrafter([prompt + free.token_ids])
     params = SamplingParams(max_tokens=30, stop=(stop,), logprobs=1)

@@ -44,7 +44,7 @@ class Scripted(Drafter):
 
 
 class Recording(FixedPolicy):
-    """Keeps what it was asked and told."""
+    """Keeps what it was asked and what it observed."""
 
     def __init__(self, k: int) -> None:
         super().__init__(k)
@@ -96,8 +96,8 @@ def test_the_policy_is_asked_and_told_once_in_a_step() -> None:
     done = run(engine_of(policy, Scripted()), prompts(3), GREEDY)
     decoded = [outcome for outcome in policy.outcomes if outcome.rows]
     assert len(policy.rows) == len(decoded)
-    for asked, told in zip(policy.rows, decoded, strict=True):
-        assert [row.id for row in asked] == [row.id for row in told.rows]
+    for asked, got in zip(policy.rows, decoded, strict=True):
+        assert [row.id for row in asked] == [row.id for row in got.rows]
     assert sorted(policy.forgotten) == list(range(len(done)))
     accepted = sum(row.accepted for outcome in decoded for row in outcome.rows)
     assert accepted >= sum(c.stats.accepted for c in done)

@@ -1,4 +1,4 @@
-"""Whatever strangers write: nothing but our own errors, in one line, within 5 s and 500 MB. Under a minute in all.
+"""Whatever third parties write: nothing but our own errors, in one line, within 5 s and 500 MB. Under a minute in all.
 
 Lines of `generate` are in tests/cli/test_generate.py. Each input is a good one with one or two values changed.
 """

@@ -235,10 +235,10 @@ def test_a_reference_is_copied_from() -> None:
     llm = LLM("demo", drafter="ngram", max_model_len=1024, draft_tokens=4)  # whatever steps take
     params = SamplingParams(max_tokens=40)
     plain = llm.generate(PROMPTS[1], params)[0]
-    told = llm.generate(PROMPTS[1], SamplingParams(max_tokens=40, reference=PROMPTS[1] + plain.text))[0]
-    assert told.token_ids == plain.token_ids
-    assert told.stats.accepted > 20
-    assert told.stats.steps < plain.stats.steps
+    got = llm.generate(PROMPTS[1], SamplingParams(max_tokens=40, reference=PROMPTS[1] + plain.text))[0]
+    assert got.token_ids == plain.token_ids
+    assert got.stats.accepted > 20
+    assert got.stats.steps < plain.stats.steps
 
 
 def test_info_says_what_was_chosen_and_why(llm: LLM) -> None:

@@ -1,4 +1,4 @@
-"""What strangers do to the engine: drafters with false distributions, constraints that end early or break."""
+"""What third parties do to the engine: drafters with false distributions, constraints that end early or break."""
 
 from __future__ import annotations
 

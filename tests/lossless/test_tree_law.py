@@ -24,7 +24,7 @@ def laws(seed: int) -> dict[tuple[int, ...], torch.Tensor]:
 
 
 def groups(q: torch.Tensor, count: int, *, again: bool = False) -> Iterator[tuple[float, Group]]:
-    """All draws of so many siblings with their chances, each without those before it; `again`: told as if with them."""
+    """All draws of so many siblings with their chances, each without those before it; `again`: as if with them."""
     if not count:
         yield 1.0, []
         return
@@ -32,8 +32,8 @@ def groups(q: torch.Tensor, count: int, *, again: bool = False) -> Iterator[tupl
         rest = q.clone()
         rest[token] = 0
         for chance, group in groups(rest / rest.sum(), count - 1, again=again):
-            told = [(t, q if again else own) for t, own in group]
-            yield float(q[token]) * chance, [(token, q), *told]
+            got = [(t, q if again else own) for t, own in group]
+            yield float(q[token]) * chance, [(token, q), *got]
 
 
 def after(group: Group, token: int) -> int:
@@ -112,7 +112,7 @@ def test_every_tree_enumerated() -> None:
 
 
 def test_enumeration_notices_what_is_wrong() -> None:
-    assert max(away(seed, again=True) for seed in range(2)) > 1e-3  # told that siblings were put back
+    assert max(away(seed, again=True) for seed in range(2)) > 1e-3  # reported as if siblings were put back
     assert max(away(seed, drops=True) for seed in range(2)) > 1e-3
 
 

@@ -157,12 +157,12 @@ def test_a_tree_shrinks_to_its_first_branch_before_a_text_gives_way() -> None:
     tails: list[tuple[int, bool]] = []  # free pages, and whether the tail branches
     tail = engine.state.cache.tail
 
-    def watched(items: Any, parents: Any = None, sure: Any = None) -> Any:
+    def observed(items: Any, parents: Any = None, sure: Any = None) -> Any:
         out = tail(items, parents, sure)
         tails.append((engine.state.cache.pools["full_attention"].free, bool(out._forks)))
         return out
 
-    engine.state.cache.tail = watched  # type: ignore[method-assign]
+    engine.state.cache.tail = observed  # type: ignore[method-assign]
     (got,) = run(engine, [prompt], params)
     assert got.token_ids == want.token_ids
     assert engine.state.preemptions == 0
@@ -193,13 +193,13 @@ def test_branches_are_those_of_a_chain(drafter: str) -> None:
         ours = engine.state.drafters[drafter]
         draft = ours.draft
 
-        def watched(context: DraftContext, draft: Any = draft, drafts: Any = drafts) -> Draft:
+        def observed(context: DraftContext, draft: Any = draft, drafts: Any = drafts) -> Draft:
             out = draft(context)
             for row, sequence in enumerate(context.sequences):
                 drafts[tuple(sequence.tokens)] = list(out.tokens[row]), out.tree(row)
             return out
 
-        ours.draft = watched  # type: ignore[method-assign]
+        ours.draft = observed  # type: ignore[method-assign]
         run(engine, texts, params)
         seen.append(drafts)
     common = [text for text in seen[0].keys() & seen[1] if len(seen[0][text][0]) == 3 and seen[1][text][1]]
@@ -217,7 +217,7 @@ def test_branches_are_those_of_a_chain(drafter: str) -> None:
 
 
 class Ear(TreeDrafter):
-    """Is told the hidden states of what is kept."""
+    """Keeps the hidden states that its hook brings."""
 
     taps = (1, FINAL)
 
@@ -240,7 +240,7 @@ class Ear(TreeDrafter):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_hidden_states_are_those_of_the_path(temperature: float) -> None:
-    """What drafters are told, and what they find at the text's end, is to the bit what plain decoding computes."""
+    """What hooks bring, and what they find at the text's end, is to the bit what plain decoding computes."""
     texts = prompts(3, seed=5)
     params = SamplingParams(max_tokens=30, temperature=temperature, seed=4)
     plain = run(make_engine(Setup()), texts, params)
@@ -260,8 +260,8 @@ def test_hidden_states_are_those_of_the_path(temperature: float) -> None:
     assert [c.token_ids for c in run(engine, texts, params)] == [c.token_ids for c in plain]
     states = [_states(text) for text in known]
     for heard, whole in zip(ear.heard.values(), states, strict=True):
-        told = torch.cat(heard)
-        assert torch.equal(told, whole[: len(told)])
+        got = torch.cat(heard)
+        assert torch.equal(got, whole[: len(got)])
     ends = [row[-8:] for whole in states for row in whole]
     assert all(any(torch.equal(state, row) for row in ends) for _, state in last)
 

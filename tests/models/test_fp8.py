@@ -82,8 +82,8 @@ def test_sizes_are_those_of_the_files(made: Path) -> None:
     assert seen.unsupported == []
     assert seen.parameters == plain.parameters
     stored = (made / "small" / "model.safetensors").stat().st_size
-    told = seen.weight_bytes + sum(seen.skipped.values())
-    assert 0.9 * stored < told <= stored
+    got = seen.weight_bytes + sum(seen.skipped.values())
+    assert 0.9 * stored < got <= stored
     assert inspect(made / "small", target=made / "small").unsupported == []
 
 

@@ -348,7 +348,7 @@ def test_a_folder_is_named_in_many_ways(tmp_path, monkeypatch, capsys):
 
 
 def test_a_cache_folder_is_its_snapshot(tmp_path):
-    """Row 18: `models--org--name` itself is opened; an unfinished one is told as that."""
+    """Row 18: `models--org--name` itself is opened; an unfinished one is reported as that."""
     repository = tmp_path / "models--google--gemma-4-E2B-it"
     model(repository / "snapshots" / "abc")
     newer = model(repository / "snapshots" / "def")

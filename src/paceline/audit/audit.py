@@ -93,17 +93,17 @@ class Report:
         return asdict(self) | {"exit_code": EXIT[self.verdict]}
 
 
-Tell = Callable[[str, float], None]
+Notify = Callable[[str, float], None]
 
 
 @dataclass(slots=True)
 class Audit:
-    """Ask `url` and `against` what `plan` says. `tell` hears what is asked and the share that is done."""
+    """Ask `url` and `against` what `plan` says. `notify` hears what is asked and the share that is done."""
 
     url: Endpoint
     against: Endpoint
     plan: Plan = field(default_factory=Plan)
-    tell: Tell = lambda what, share: None
+    notify: Notify = lambda what, share: None
     report: Report = field(default_factory=Report)
 
     def run(self) -> Report:
@@ -118,7 +118,7 @@ class Audit:
 
     def _ask(self, side: Endpoint, what: str, prompt: str, params: dict[str, Any]) -> Answer:
         done = self.url.asked + self.against.asked
-        self.tell(what, done / self.plan.requests)
+        self.notify(what, done / self.plan.requests)
         return side.complete(prompt, params)
 
     def _greedy(self) -> None:

@@ -1,4 +1,4 @@
-"""config.json of published models by name, so that what they need can be told before anything is downloaded.
+"""config.json of published models by name, so that what they need is known before anything is downloaded.
 
 Source: the config.json files of these repositories on the hub. Sizes follow from them: tests/bench/test_estimate.py
 compares their parameters with the published numbers.

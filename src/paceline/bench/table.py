@@ -214,6 +214,6 @@ def to_json(runs: Seq[Run], extra: dict[str, Any]) -> dict[str, Any]:
 
 def _told(run: Run) -> dict[str, Any]:
     """All of a run, but of its thousands of waits between tokens how they are distributed: by share of them, seconds."""
-    told, gaps = asdict(run), sorted(run.gaps)
-    told["gaps"] = {str(share): quantile(gaps, share) for share in GAPS if gaps}
-    return told
+    record, gaps = asdict(run), sorted(run.gaps)
+    record["gaps"] = {str(share): quantile(gaps, share) for share in GAPS if gaps}
+    return record

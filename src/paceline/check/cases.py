@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from paceline.check.crash import Where, over
-from paceline.check.scenes import Scene, Told, play
+from paceline.check.scenes import Output, Scene, play
 from paceline.check.subject import Subject
 from paceline.core import SamplingParams
 
@@ -34,11 +34,11 @@ class Case:
 
     prompt: tuple[int, ...]
     params: SamplingParams
-    told: Told
+    output: Output
 
     @property
     def answer(self) -> list[int]:
-        return self.told.tokens
+        return self.output.tokens
 
 
 class EveryThird:
@@ -88,27 +88,27 @@ def make_case(subject: Subject, number: int, length: int) -> Case:
         asked = {"drafter": "none", "batch": "1 text alone", "temperature": f"{params.temperature:g}"}
         return asked | {"seed": f"{params.seed}", "prompt": subject.excerpt(prompt)}
 
-    def write(asked: SamplingParams) -> Told:
+    def write(asked: SamplingParams) -> Output:
         with over(where):
             return play(subject, [(prompt, replace(asked, n=1))], alone)[0]
 
-    told = write(params)
-    ends = _ending(subject, told, params, ENDS[(number + number // len(ENDS)) % len(ENDS)])
+    output = write(params)
+    ends = _ending(subject, output, params, ENDS[(number + number // len(ENDS)) % len(ENDS)])
     if ends is not params:
-        told = write(ends)
-    return Case(prompt, ends, told)
+        output = write(ends)
+    return Case(prompt, ends, output)
 
 
-def _ending(subject: Subject, told: Told, params: SamplingParams, end: str) -> SamplingParams:
+def _ending(subject: Subject, output: Output, params: SamplingParams, end: str) -> SamplingParams:
     """Let the text end at something that it says itself, late enough for whole blocks to come before."""
-    at = 2 * len(told.tokens) // 3
+    at = 2 * len(output.tokens) // 3
     if end == "length" or at < 4:
         return params
     if end == "stop string":
         tokenizer = subject.engine.tokenizer
-        stop = tokenizer.decode(told.tokens[at : at + 2], begins=False) if tokenizer else ""
+        stop = tokenizer.decode(output.tokens[at : at + 2], begins=False) if tokenizer else ""
         return replace(params, stop=(stop,)) if stop else params
     if end == "stop token":
-        return replace(params, stop_token_ids=(told.tokens[at],))
-    first = told.tokens.index(told.tokens[at])
-    return replace(params, stop_token_ids=(told.tokens[at],), min_tokens=min(first + 2, params.max_tokens))
+        return replace(params, stop_token_ids=(output.tokens[at],))
+    first = output.tokens.index(output.tokens[at])
+    return replace(params, stop_token_ids=(output.tokens[at],), min_tokens=min(first + 2, params.max_tokens))

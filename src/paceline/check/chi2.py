@@ -60,7 +60,7 @@ def compare(counts: Seq[int], distribution: Seq[float], alpha: float = 1e-4, pow
 def compare_samples(one: Seq[int], other: Seq[int], alpha: float = 1e-4, power: float = 0.9) -> Fit:
     """Whether two samples, counted over the same cells, come from one distribution (test of homogeneity).
 
-    `detectable`: two distributions at least this far apart (total variation) are told apart with chance `power`.
+    `detectable`: two distributions at least this far apart (total variation) are distinguished with chance `power`.
     """
     n, m = sum(one), sum(other)
     if not n or not m:

@@ -35,7 +35,7 @@ def over(where: Callable[[], Where]) -> Iterator[None]:
 
 
 def describe(error: Exception) -> Crash:
-    """`error` as the certificate tells it; short of memory is nobody's bug."""
+    """`error` as the certificate reports it; short of memory is nobody's bug."""
     cause = error.__cause__ if isinstance(error, Broken) and error.__cause__ is not None else error
     short = isinstance(cause, (CapacityError, MemoryError, torch.OutOfMemoryError))
     return Crash(

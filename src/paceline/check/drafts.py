@@ -1,4 +1,4 @@
-"""Whether drafts are those of a clean start. A wrong one changes no text, it only costs speed: nothing else would tell.
+"""Whether drafts are those of a clean start. A wrong one changes no text, it only costs speed: nothing else shows it.
 
 What a drafter that reads the target's cache and hidden state, or keeps a cache of its own, proposed in the midst of
 a batch is held against what it says of the same text computed alone, from its beginning, step by step: Gemma 4's
@@ -76,10 +76,10 @@ def _measure(subject: Subject, size: tuple[int, int], noise_floor: float, out: R
         for turn, scene in enumerate((UNSHARED, CHURN, TOGETHER)):
             prompts = [subject.prompts[(turn * texts + i) % len(subject.prompts)] for i in range(texts)]
             with over(partial(_where, subject, params, f"{texts} texts {scene.name}", prompts[0])):
-                all_told = play(subject, [(p, params) for p in prompts], scene)
-            for prompt, told in zip(prompts, all_told, strict=True):
+                outputs = play(subject, [(p, params) for p in prompts], scene)
+            for prompt, output in zip(prompts, outputs, strict=True):
                 with over(partial(_where, subject, params, "1 text from a clean start", prompt)):
-                    _compare(subject, drafter, (prompt, told.tokens, told.drafts), out[name], noise_floor)
+                    _compare(subject, drafter, (prompt, output.tokens, output.drafts), out[name], noise_floor)
 
 
 def _where(subject: Subject, params: SamplingParams, batch: str, prompt: Seq[int]) -> Where:

@@ -19,7 +19,7 @@ import torch
 from paceline.check.cases import KINDS, Case, make_case
 from paceline.check.certificate import Divergence, Finding
 from paceline.check.crash import Where, over
-from paceline.check.scenes import CHURN, SQUEEZE, TOGETHER, UNSHARED, Scene, Told, play
+from paceline.check.scenes import CHURN, SQUEEZE, TOGETHER, UNSHARED, Output, Scene, play
 from paceline.check.subject import Subject
 from paceline.core import SamplingParams
 from paceline.sampling import noise
@@ -53,19 +53,19 @@ class Score:
     failures: set[str] = field(default_factory=set)  # of drafters: why they were parked
     divergence: Divergence | None = None
 
-    def add(self, subject: Subject, case: Case, params: SamplingParams, told: Told) -> None:
+    def add(self, subject: Subject, case: Case, params: SamplingParams, output: Output) -> None:
         name = params.drafter or ""
         self.tokens += len(case.answer)
         self.texts += 1
-        self.drafted[name] = self.drafted.get(name, 0) + told.stats.drafted
-        self.accepted[name] = self.accepted.get(name, 0) + told.stats.accepted
+        self.drafted[name] = self.drafted.get(name, 0) + output.stats.drafted
+        self.accepted[name] = self.accepted.get(name, 0) + output.stats.accepted
         self.prompts.add(case.prompt)
         self.temperatures.add(params.temperature)
         self.lengths.add(str(params.draft_tokens))
-        self.reused += told.stats.cached_prompt_tokens
-        self.stopped += told.finish == "stop"
+        self.reused += output.stats.cached_prompt_tokens
+        self.stopped += output.finish == "stop"
         self.outgrown += subject.window is not None and len(case.prompt) + len(case.answer) > subject.window
-        failed = [reason for reason in told.stats.reasons if reason.startswith("drafter failed")]
+        failed = [reason for reason in output.stats.reasons if reason.startswith("drafter failed")]
         self.failures |= {f"{name}: {reason}" for reason in failed}
 
 
@@ -97,11 +97,13 @@ def compare(
             if time.perf_counter() > end:
                 break
             done = _play(subject, scene, batch)
-            for (case, params), told in zip(batch, done, strict=True):
-                score.divergence = compare_one(subject, case, (params, scene, len(batch)), told, noise_floor)
+            for (case, params), output in zip(batch, done, strict=True):
+                score.divergence = compare_one(
+                    subject, case, (params, scene, len(batch)), output, noise_floor
+                )
                 if score.divergence is not None:
                     return score
-                score.add(subject, case, params, told)
+                score.add(subject, case, params, output)
             score.batches.add(len(batch))
             score.scenes.add(scene.name)
             score.preemptions = subject.engine.state.preemptions - before
@@ -113,7 +115,7 @@ def compare(
 Batch = list[tuple[Case, SamplingParams]]
 
 
-def _play(subject: Subject, scene: Scene, batch: Batch) -> list[Told]:
+def _play(subject: Subject, scene: Scene, batch: Batch) -> list[Output]:
     with over(lambda: _blamed(subject, scene, batch)):
         return play(subject, [(case.prompt, params) for case, params in batch], scene)
 
@@ -162,19 +164,22 @@ Again = tuple[SamplingParams, Scene, int]  # how a text was asked for again, and
 
 
 def compare_one(
-    subject: Subject, case: Case, where: Again, told: Told, noise_floor: float
+    subject: Subject, case: Case, where: Again, output: Output, noise_floor: float
 ) -> Divergence | None:
     """The first difference of a text from the one without a drafter, if there is one."""
-    if told.tokens != case.told.tokens or told.error:
-        return _explain(subject, case, where, told, noise_floor)
-    for what, mine, other in (("text", case.told.text, told.text), ("end", case.told.finish, told.finish)):
+    if output.tokens != case.output.tokens or output.error:
+        return _explain(subject, case, where, output, noise_floor)
+    for what, mine, other in (
+        ("text", case.output.text, output.text),
+        ("end", case.output.finish, output.finish),
+    ):
         if mine != other:
-            return _other(subject, case, where, told, f"{what}: {mine!r} without, {other!r} with")
+            return _other(subject, case, where, output, f"{what}: {mine!r} without, {other!r} with")
     allowed = 1e-5 + 8 * noise_floor
-    for i, (a, b) in enumerate(zip(case.told.logprobs, told.logprobs, strict=True)):
+    for i, (a, b) in enumerate(zip(case.output.logprobs, output.logprobs, strict=True)):
         if a.token != b.token or abs(a.raw - b.raw) > allowed or abs(a.shaped - b.shaped) > allowed:
             words = f"log probability of token {i}: {a.raw:.5f}, shaped {a.shaped:.5f}"
-            return _other(subject, case, where, told, f"{words} without, {b.raw:.5f}, {b.shaped:.5f} with")
+            return _other(subject, case, where, output, f"{words} without, {b.raw:.5f}, {b.shaped:.5f} with")
     return None
 
 
@@ -186,9 +191,9 @@ def _name(where: Again) -> str:
     )
 
 
-def _explain(subject: Subject, case: Case, where: Again, told: Told, noise_floor: float) -> Divergence:
+def _explain(subject: Subject, case: Case, where: Again, output: Output, noise_floor: float) -> Divergence:
     """Where and how the texts part, and whether rounding can be the cause."""
-    mine, other = case.told.tokens, told.tokens
+    mine, other = case.output.tokens, output.tokens
     at = next(
         (i for i, (a, b) in enumerate(zip(mine, other, strict=False)) if a != b), min(len(mine), len(other))
     )
@@ -199,16 +204,21 @@ def _explain(subject: Subject, case: Case, where: Again, told: Told, noise_floor
         plain_text=subject.decode(mine[start : at + 8]), other_text=subject.decode(other[start : at + 8]),
         gap=gap, noise_floor=noise_floor,
         kind="near-tie" if gap is not None and gap < 4 * noise_floor else "bug",
-        what=told.error or ("" if gap is not None else f"ended by {told.finish!r}, without by {case.told.finish!r}"),
+        what=output.error or ("" if gap is not None else _ends(case, output)),
     )  # fmt: skip
 
 
-def _other(subject: Subject, case: Case, where: Again, told: Told, what: str) -> Divergence:
+def _ends(case: Case, output: Output) -> str:
+    return f"ended by {output.finish!r}, without by {case.output.finish!r}"
+
+
+def _other(subject: Subject, case: Case, where: Again, output: Output, what: str) -> Divergence:
     """The tokens are equal, but not what was said of them."""
-    last = len(told.tokens) - 1
+    last = len(output.tokens) - 1
     return Divergence(
-        case=_name(where), position=last, plain_token=_token(case.answer, last), other_token=_token(told.tokens, last),
-        plain_text=case.told.text[-80:], other_text=told.text[-80:], gap=None, noise_floor=0.0, kind="bug", what=what,
+        case=_name(where), position=last, plain_token=_token(case.answer, last), other_token=_token(output.tokens, last),
+        plain_text=case.output.text[-80:], other_text=output.text[-80:],
+        gap=None, noise_floor=0.0, kind="bug", what=what,
     )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def _adopt(llm: LLM, other: LLM) -> None:
         and "mtp" not in llm.engine.state.drafters
     ):
         raise UsageError(
-            "over several ranks Gemma's MTP drafter is shared out along with its target: name it as the first --drafter"
+            "over several ranks Gemma's MTP drafter is sharded along with its target: name it as the first --drafter"
         )
     other.engine.close()  # what runs over its ranks is not taken over
     for name, drafter in other.engine.state.drafters.items():

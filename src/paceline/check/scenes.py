@@ -16,7 +16,7 @@ Request = tuple[Seq[int], SamplingParams]
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """`apart`: steps between two requests. `churn`: strangers with half a prompt in common come and are cancelled.
+    """`apart`: steps between two requests. `churn`: unrelated requests with half a prompt in common come and go.
 
     `squeeze`: so few pages in the cache that texts are preempted. `salt` scopes shared prefixes; without `share` a page
     that a text gives back is another's at once.
@@ -37,8 +37,8 @@ UNSHARED = Scene("short of memory, nothing shared", squeeze=True, share=False)
 
 
 @dataclass(slots=True)
-class Told:
-    """One text as its deltas told it."""
+class Output:
+    """One text as its deltas brought it."""
 
     tokens: list[int] = field(default_factory=list)
     text: str = ""
@@ -58,7 +58,7 @@ class Told:
         self.stats = delta.stats or self.stats
 
 
-def play(subject: Subject, requests: Seq[Request], scene: Scene = TOGETHER) -> list[Told]:
+def play(subject: Subject, requests: Seq[Request], scene: Scene = TOGETHER) -> list[Output]:
     """Run requests in a scene; the first text of each."""
     state = subject.engine.state
     shares, state.share_prefixes = state.share_prefixes, state.share_prefixes and scene.share
@@ -69,11 +69,11 @@ def play(subject: Subject, requests: Seq[Request], scene: Scene = TOGETHER) -> l
         state.share_prefixes = shares
 
 
-def _play(subject: Subject, requests: Seq[Request], scene: Scene) -> list[Told]:
+def _play(subject: Subject, requests: Seq[Request], scene: Scene) -> list[Output]:
     engine = subject.engine
-    told = [Told() for _ in requests]
+    output = [Output() for _ in requests]
     names = {f"check-{i}": i for i in range(len(requests))}
-    waiting, step, stranger = list(names), 0, ""
+    waiting, step, unrelated = list(names), 0, ""
     try:
         while waiting or engine.has_work:
             while waiting and (not scene.apart or step % scene.apart == 0 or not engine.has_work):
@@ -82,23 +82,23 @@ def _play(subject: Subject, requests: Seq[Request], scene: Scene) -> list[Told]:
                 engine.add(name, list(prompt), params, scene.salt)
                 if scene.apart:
                     break
-            if scene.churn and step % 5 == 1 and not all(one.finish for one in told):
-                engine.cancel(stranger)
-                stranger = f"stranger-{step}"
-                engine.add(stranger, *_stranger(requests[step % len(requests)], step), scene.salt)
-            elif all(one.finish for one in told):
-                engine.cancel(stranger)
+            if scene.churn and step % 5 == 1 and not all(one.finish for one in output):
+                engine.cancel(unrelated)
+                unrelated = f"unrelated-{step}"
+                engine.add(unrelated, *_unrelated(requests[step % len(requests)], step), scene.salt)
+            elif all(one.finish for one in output):
+                engine.cancel(unrelated)
             for delta in engine.step():
                 if delta.request in names and delta.index == 0:
-                    told[names[delta.request]].add(delta)
+                    output[names[delta.request]].add(delta)
             step += 1
     finally:
-        for name in (*names, stranger):
+        for name in (*names, unrelated):
             engine.cancel(name)
-    return told
+    return output
 
 
-def _stranger(request: Request, step: int) -> tuple[list[int], SamplingParams]:
+def _unrelated(request: Request, step: int) -> tuple[list[int], SamplingParams]:
     """A text that shares half a prompt, and then goes its own way."""
     prompt, params = request
     half = len(prompt) // 2 + 1

@@ -21,7 +21,7 @@ MLX = ("experts.switch_glu", "switch_mlp")  # what MLX writes for `experts`: Gem
 def fuse(entries: dict[str, Entry], expected: Mapping[str, tuple[int, ...]]) -> None:
     """Replace what experts are stored as by the stacks that are expected and not there, in place.
 
-    What does not fit together is left as it is, to be told as missing.
+    What does not fit together is left as it is, to be reported as missing.
     """
     for name, shape in expected.items():
         at, _, stack = name.rpartition(".")

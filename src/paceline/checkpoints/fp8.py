@@ -57,7 +57,7 @@ def _fit(data: Entry, scale: Entry) -> bool:
 
 
 def _block(folder: Path) -> object:
-    """The size of blocks that config.json names; where it names none, shapes have to tell."""
+    """The size of blocks that config.json names; where it names none, the shapes decide."""
     try:
         said = (read_json(folder / "config.json") or {}).get("quantization_config")
     except LoadError as error:

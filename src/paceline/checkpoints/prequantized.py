@@ -1,4 +1,4 @@
-"""Which tool quantized a checkpoint, told by the names and types of its tensors, which a config may leave out."""
+"""Which tool quantized a checkpoint, recognised by the names and types of its tensors, which a config may leave out."""
 
 from __future__ import annotations
 

@@ -83,10 +83,10 @@ def command(
 
     \b
     Greedy texts are compared token by token, each side also with its own repeat. Where two texts part, the gap
-    between the two tokens tells a near-tie (rounding) from a fault. Short sampled texts are compared by chi-squared.
+    between the two tokens shows a near-tie (rounding) or a fault. Short sampled texts are compared by chi-squared.
     Sampling parameters and logprobs must mean the same with speculation on.
 
-    The exit code is 0 if it is lossless (near-ties are said), 1 if not, 3 if it cannot be told.
+    The exit code is 0 if it is lossless (near-ties are said), 1 if not, 3 if it is undecided.
     """
     from paceline.audit.audit import EXIT, Plan, to_text
     from paceline.audit.client import Endpoint

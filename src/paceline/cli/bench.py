@@ -133,9 +133,9 @@ def command(
     said += [f"Ended early: {ended}."] if ended else []
     click.echo("\n" + "\n".join(said))
     extra = facts | {"provenance": provenance("paceline " + " ".join(sys.argv[1:])), "ended": ended}
-    told = to_json(runs, extra)
-    told["verdict"] = [*subject.says, *told["verdict"]]
-    _write(json_path, lambda: json.dumps(told, indent=1, default=str) + "\n")
+    record = to_json(runs, extra)
+    record["verdict"] = [*subject.says, *record["verdict"]]
+    _write(json_path, lambda: json.dumps(record, indent=1, default=str) + "\n")
     _write(html_path, lambda: _page(table, said, extra))
 
 

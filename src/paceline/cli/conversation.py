@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli.attached import Attachment, attach, content, files_in, typed_path
 from paceline.cli.options import SAMPLING_NAMES
 from paceline.cli.turns import Turns, checked
-from paceline.cli.writing import LOSSY, Painter, Piece, clean, told, why
+from paceline.cli.writing import LOSSY, Painter, Piece, clean, stats_lines, why
 from paceline.errors import PacelineError, UsageError
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class Conversation:
         if self.stats is not None and self.stats.lossy:
             yield Piece(LOSSY, "note")
         if self.always_stats and self.stats is not None:
-            yield Piece("\n".join(told(self.stats)), "note")
+            yield Piece("\n".join(stats_lines(self.stats)), "note")
 
     def _need_chat(self, what: str) -> None:
         """Raises UsageError."""
@@ -252,7 +252,7 @@ class Conversation:
         elif rest:
             raise UsageError(f"/stats {rest} means nothing: type /stats, /stats on or /stats off")
         else:
-            lines = None if self.stats is None else told(self.stats)
+            lines = None if self.stats is None else stats_lines(self.stats)
             yield Piece("\n".join(lines or ["no answer has been written to its end yet"]), "note")
 
     def _drafts(self, rest: str) -> Iterator[Piece]:

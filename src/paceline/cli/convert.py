@@ -13,7 +13,7 @@ from paceline.cli.options import TARGET, apply, one_target
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
-    from paceline.convert.output import Tell
+    from paceline.convert.output import Report
 
 FLOATS = ("f32", "bf16", "f16")
 KINDS = (*FLOATS, "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
@@ -83,11 +83,11 @@ def _to_folder(source: Path, out: Path, kind: str | None, drafter: str, force: b
             "--drafter goes with a target in Hugging Face layout: convert the drafter's file by itself"
         )
     notes: list[str] = []
-    with progress(out.name) as tell:
+    with progress(out.name) as report:
         if metas:
-            size, notes = convert_meta(source, out, kind, force=force, tell=tell)
+            size, notes = convert_meta(source, out, kind, force=force, report=report)
         else:
-            size = write_folder(source, out, kind or "bf16", force=force, tell=tell)
+            size = write_folder(source, out, kind or "bf16", force=force, report=report)
     click.echo(f"{out}: {size / 1e6:.1f} MB")
     for note in notes:
         click.echo(f"note: {out.name}: {note}", err=True)
@@ -112,8 +112,8 @@ def _to_gguf(source: Path, target: str, out: Path, kind: str | None, drafter: st
     for _, to in models:
         check_free(to, force)
     for path, to in models:
-        with progress(to.name) as tell:
-            written = write_gguf(path, to, kind, source, force=force, tell=tell)
+        with progress(to.name) as report:
+            written = write_gguf(path, to, kind, source, force=force, report=report)
         click.echo(f"{to}: {written.nbytes / 1e6:.1f} MB")
         for note in written.notes:
             click.echo(f"note: {to.name}: {note}", err=True)
@@ -124,7 +124,7 @@ def _to_gguf(source: Path, target: str, out: Path, kind: str | None, drafter: st
 
 
 @contextmanager
-def progress(name: str) -> Iterator[Tell]:
+def progress(name: str) -> Iterator[Report]:
     """A bar on standard error while a file is written; nothing is left of it."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn

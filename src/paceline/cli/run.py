@@ -217,7 +217,7 @@ def _request(llm: LLM, prompt: Any, chat: bool, system: str | None) -> tuple[lis
 
 def _write(llm: LLM, asked: tuple[Any, bool, str | None], said: dict[str, Any], show: Show) -> None:
     """Write one text to standard output. A chat may be as long as the context."""
-    from paceline.cli.writing import LOSSY, told, why
+    from paceline.cli.writing import LOSSY, stats_lines, why
 
     prompt, chat, system = asked
     ids, thinking = _request(llm, prompt, chat, system)
@@ -235,7 +235,7 @@ def _write(llm: LLM, asked: tuple[Any, bool, str | None], said: dict[str, Any], 
     if last.stats is not None and last.stats.lossy:
         click.echo(LOSSY, err=True)
     if show.stats and last.stats is not None:
-        click.echo("\n".join(["", *told(last.stats)]), err=True)
+        click.echo("\n".join(["", *stats_lines(last.stats)]), err=True)
 
 
 def _stream(

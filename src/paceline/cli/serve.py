@@ -95,7 +95,7 @@ _FLEET_FLAGS = ("replicas", "max_replicas", "ray_address", "ready_timeout")
 def command(target: str | None, named: str | None, config_file: str | None, **flags: Any) -> None:
     """Serve TARGET (default: the bundled demo pair) to OpenAI clients, with a page at /.
 
-    Binds to loopback unless told otherwise. Flags win over the file given with --config. With --replicas this process is
+    Binds to loopback unless there is --host. Flags win over the file given with --config. With --replicas this process is
     the ingress of as many engines, see docs/cluster.md.
     """
     try:

@@ -109,7 +109,7 @@ def why(reason: str | None, asked: int, room: int, context: int) -> str | None:
     return f"stopped at max_tokens={asked} (-n gives more)"
 
 
-def told(stats: Stats) -> list[str]:
+def stats_lines(stats: Stats) -> list[str]:
     """Lines on how fast a text was and what speculation did for it."""
     seconds = max(stats.seconds, 1e-9)
     lines = [

@@ -1,4 +1,4 @@
-"""Replicas on a Ray cluster, this machine's own or one that is there: joined, deployed, watched until ready, deleted."""
+"""Replicas on a Ray cluster, this machine's own or one that is there: joined, deployed, observed until ready, deleted."""
 
 from __future__ import annotations
 

@@ -31,15 +31,15 @@ class ReplicaMetrics(Collector):
             tokens.add_metric([replica], seen.tokens[replica])
             running.add_metric([replica], count)
         yield from (tokens, running)
-        told = GaugeMetricFamily(
+        family = GaugeMetricFamily(
             "paceline_replica",
             "What a replica said of itself with its last request",
             labels=["replica", "value"],
         )
         for replica, gauges in list(seen.gauges.items()):
             for name, value in gauges.items():
-                told.add_metric([replica, name], value)
-        yield told
+                family.add_metric([replica, name], value)
+        yield family
         yield GaugeMetricFamily(
             "paceline_replica_kinds", "Kinds of replicas seen: texts move within one", value=len(seen.kinds)
         )

@@ -212,7 +212,7 @@ class RemoteWorker(Worker):
                 self.replicas.open[replica] -= 1
 
     def _move(self, order: Order, journey: Journey, params: SamplingParams, rule: VerifyRule) -> None:
-        """The replica is lost: what the next one is told. Raises RequestFailed if none can go on."""
+        """The replica is lost: what the next one is sent. Raises RequestFailed if none can go on."""
         if journey.begun and rule != "match" and params.temperature > 0:
             raise RequestFailed(
                 f"the replica that wrote this text was lost, and with verify={rule} none can go on with it: "

@@ -83,7 +83,7 @@ class PairPrior:
             f"drafter {self._drafter}: only {seen:.0%} of first draft tokens were kept over {self._drafts} drafts, "
             f"this pair should reach about {self._known:.0%}. Likely causes: the target was fine-tuned or quantised "
             "after the drafter was made, a drafter of another target, text unlike what the drafter was trained on, or "
-            "a high temperature. The text is still right; `paceline check` tells which"
+            "a high temperature. The text is still right; `paceline check` shows which"
         )
 
 

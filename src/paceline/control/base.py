@@ -70,7 +70,7 @@ class RowOutcome:
     # be compared, and how many of them agree
     unused: tuple[float, ...] = ()
     agreed: int = 0
-    # Of a tree, whose first branch is told above: whether its tokens were kept, the likeliest first, and how deep it was
+    # Of a tree, whose first branch is above: whether its tokens were kept, the likeliest first, and how deep it was
     likeliest: tuple[bool, ...] = ()
     levels: int = 0
 

@@ -1,7 +1,7 @@
 """What steps and draft rounds take on this machine: a table measured at load times slow factors.
 
 One factor is for all steps, one more for steps that verify drafts, one for each drafter's rounds. One slow step does not
-say which of them is wrong, so a step that verifies moves both of its factors, and a plain step tells them apart.
+say which of them is wrong, so a step that verifies moves both of its factors, and a plain step separates them.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ class NoDraftReason(StrEnum):
     NO_ROOM = "budget"  # the request ends before a draft could be kept
     MEMORY = "memory"
     DRAFTER_MEMORY = "drafter memory"  # the drafter's own cache has no room for this text
-    NO_STATES = "no hidden states"  # the drafter was not told the target's hidden states of all of this text
+    NO_STATES = "no hidden states"  # the drafter has not got the target's hidden states of all of this text
     BLIND = "drafter cannot see pictures"  # the text has some, and the drafter reads tokens alone
     PREFILL = "prefill"
     DRAFTER_FAILED = "drafter failed"

@@ -18,7 +18,7 @@ from torch import Tensor
 from paceline.checkpoints.gguf.names import half_split_rows
 from paceline.checkpoints.loading import Shapes
 from paceline.checkpoints.sentencepiece import read_vocabulary
-from paceline.convert.output import Tell, check_free, check_space, whole
+from paceline.convert.output import Report, check_free, check_space, whole
 from paceline.convert.to_folder import FLOATS, cast, ids_of, shards_of, write_json, write_text, write_weights
 from paceline.errors import ConfigError, LoadError, WeightsError
 from paceline.files import check_file, read_json
@@ -50,7 +50,7 @@ def in_metas_layout(folder: Path) -> bool:
 
 
 def convert_meta(
-    folder: Path, out: Path, kind: str | None = None, *, force: bool = False, tell: Tell = lambda done, total: None
+    folder: Path, out: Path, kind: str | None = None, *, force: bool = False, report: Report = lambda done, total: None
 ) -> tuple[int, list[str]]:  # fmt: skip
     """Write the model to the folder `out`, weights as `kind` or as stored: (their bytes, what a user should know).
 
@@ -92,7 +92,7 @@ def convert_meta(
             write_text(part, tokenizer)
             write_json(part / "generation_config.json", ids_of(tokenizer))
         write_json(part / "config.json", raw | {"dtype": str(dtype).removeprefix("torch.")})
-        done = write_weights(part, shards, named, lambda count: tell(count, total))
+        done = write_weights(part, shards, named, lambda count: report(count, total))
     return done, notes
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.errors import CapacityError, UsageError
 
-Tell = Callable[[int, int], None]  # bytes done, bytes in all
+Report = Callable[[int, int], None]  # bytes done, bytes in all
 
 
 def check_free(out: Path, force: bool) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.checkpoints.defaults import read_defaults
 from paceline.checkpoints.gguf.source import GgufCheckpoint
-from paceline.convert.output import Tell, check_free, check_space, whole
+from paceline.convert.output import Report, check_free, check_space, whole
 from paceline.errors import UsageError
 from paceline.models.families.qwen3_5 import GGUF_LAYOUT
 from paceline.models.inspection import check
@@ -32,7 +32,12 @@ STACKED = re.compile(r"(?P<at>layers\.\d+\.mlp\.experts)\.(?P<part>gate_up_proj|
 
 
 def write_folder(
-    file: Path, out: Path, kind: str = "bf16", *, force: bool = False, tell: Tell = lambda done, total: None
+    file: Path,
+    out: Path,
+    kind: str = "bf16",
+    *,
+    force: bool = False,
+    report: Report = lambda done, total: None,
 ) -> int:
     """Write the GGUF model `file` to the folder `out`, weights as `kind`; returns their bytes.
 
@@ -62,7 +67,7 @@ def write_folder(
         config = checkpoint.config | ids_of(tokenizer) | {"dtype": str(dtype).removeprefix("torch.")}
         write_json(part / "config.json", config)
         write_json(part / "generation_config.json", ids_of(tokenizer) | read_defaults(file).given())
-        done = write_weights(part, shards, named, lambda count: tell(count, total))
+        done = write_weights(part, shards, named, lambda count: report(count, total))
         check(part)
     return done
 
@@ -85,7 +90,7 @@ def write_weights(
     folder: Path,
     shards: list[list[str]],
     named: Callable[[str], Iterable[tuple[str, Tensor]]],
-    tell: Callable[[int], None],
+    report: Callable[[int], None],
 ) -> int:
     """Write the tensors that `named` gives for each stored one, file by file; returns their bytes."""
     done, names = 0, dict[str, str]()
@@ -98,7 +103,7 @@ def write_weights(
             for key, value in named(stored):
                 tensors[key] = value
                 done += value.nbytes
-            tell(done)
+            report(done)
         _save(tensors, folder / name)
         names |= dict.fromkeys(tensors, name)
     if len(shards) > 1:

@@ -35,7 +35,7 @@ from paceline.convert.header import (
     not_said,
     rotary_factors,
 )
-from paceline.convert.output import Tell, check_free, check_space, whole
+from paceline.convert.output import Report, check_free, check_space, whole
 from paceline.convert.vocabulary import SAMPLES, differing, vocabulary
 from paceline.errors import ConfigError, LoadError, UsageError
 from paceline.models.config import parse_target, read_config
@@ -87,7 +87,7 @@ class Written:
 
 def write_gguf(
     folder: Path, out: Path, kind: str | None, text_from: Path | None = None, *, force: bool = False,
-    tell: Tell = lambda done, total: None,
+    report: Report = lambda done, total: None,
 ) -> Written:  # fmt: skip
     """Write the model in `folder` to the file `out`; kind None: as stored. `text_from`: the folder with the tokenizer.
 
@@ -116,7 +116,7 @@ def write_gguf(
             notes += _check(part, config, tokenizer, folder)
             for pieces in _converted(plan, tensors):
                 put(file, pieces)
-                tell(file.tell() - start, total)
+                report(file.tell() - start, total)
     return Written(out.stat().st_size, notes)
 
 

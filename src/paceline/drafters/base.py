@@ -144,7 +144,7 @@ class Drafter(ABC):
     blind: bool = False  # it embeds tokens itself, so it is not asked for texts with pictures
     # hidden states for `on_commit`: after so many decoder layers of the target, or FINAL; empty: it is not called
     taps: Seq[int] = ()
-    watches: bool = False  # whether `on_verify` is called
+    observes: bool = False  # whether `on_verify` is called
 
     @abstractmethod
     def draft(self, context: DraftContext) -> Draft:

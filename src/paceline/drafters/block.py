@@ -51,12 +51,12 @@ class BlockDrafter(MemoryDrafter):
 
     def _take_in(self, texts: list[Sequence]) -> None:
         """Compute all that waits, in one forward."""
-        told = [(s, self._texts[s.id]) for s in texts if self._texts[s.id].waiting]
-        if not told:
+        behind = [(s, self._texts[s.id]) for s in texts if self._texts[s.id].waiting]
+        if not behind:
             return
-        tail = self.cache.tail([(s.id, s.tokens[self.cache.committed(s.id) : -1]) for s, _ in told])
-        states = joined([part for _, text in told for part in text.states])
+        tail = self.cache.tail([(s.id, s.tokens[self.cache.committed(s.id) : -1]) for s, _ in behind])
+        states = joined([part for _, text in behind for part in text.states])
         self.net.absorb(tail.rows(self.net.device), states, self.cache)
-        tail.commit([text.waiting for _, text in told])
-        for _, text in told:
+        tail.commit([text.waiting for _, text in behind])
+        for _, text in behind:
             text.states = []

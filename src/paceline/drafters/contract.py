@@ -100,7 +100,7 @@ def check_drafter(make: Make, target: Target, cache: KVCache, rounds: int = 6) -
             kept = tokens[: rng.randrange(len(tokens) + 1)]
             rest = [rng.randrange(target.vocab_size) for _ in range(len(tokens) + 1 - len(kept))]
             text.tokens += [*kept, rest[0]]
-            if drafter.watches and tokens:
+            if drafter.observes and tokens:
                 failed = dict[str, str]()
                 on_verify(drafter, [Seen(text, first, tuple(tokens), (*kept, *rest))], [failed])
                 assert not failed, f"on_verify fails: {failed}"

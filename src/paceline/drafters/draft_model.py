@@ -28,7 +28,7 @@ class ModelDrafter(Drafter):
     ) -> None:
         """`vocab_size` is the target's: padding beyond it is cut off, a shorter head is filled with -inf."""
         self.model, self.cache, self.vocab_size, self.max_tokens = model, cache, vocab_size, max_tokens
-        # tokens whose K/V stand at the committed position on, by sequence: the one not used for longest first
+        # tokens whose K/V begin at the committed position, by sequence: the one not used for longest first
         self._written: dict[int, list[int]] = {}
         self._refused: set[int] = set()  # sequences that did not fit, and no memory has come free since
 

@@ -63,7 +63,7 @@ class LookaheadDrafter(Drafter):
     name = "lookahead"
     max_tokens = MAX_DRAFT_TOKENS
     needs_hidden = False
-    watches = True
+    observes = True
 
     def __init__(self) -> None:
         self._texts: dict[int, _Text] = {}

@@ -1,6 +1,6 @@
 """Multi-token prediction: Gemma 4's assistant network reads the target's hidden state and K/V and drafts a few tokens.
 
-It keeps no cache. All steps of a round stand at one position, that of the pending token (the last text token, whose
+It keeps no cache. All steps of a round have one position, that of the pending token (the last text token, whose
 K/V the target has not computed yet), and see only committed keys.
 """
 

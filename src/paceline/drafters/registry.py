@@ -19,14 +19,14 @@ from paceline.drafters.states import MemoryDrafter, StateDrafter
 from paceline.errors import LoadError, UsageError, shown
 from paceline.kv.cache import KVCache
 from paceline.models.base import Target
-from paceline.models.drafters.base import FINAL, BlockNet, ChainNet, ParallelNet, StateNet, ToldNet
+from paceline.models.drafters.base import FINAL, BlockNet, ChainNet, ParallelNet, StateNet, TappedNet
 
-WATCHING = ("lookahead", "lookahead+ngram")
+LOOKAHEAD = ("lookahead", "lookahead+ngram")
 BUILT_IN = (
     "auto",
     "none",
     "ngram",
-    *WATCHING,
+    *LOOKAHEAD,
     *(name for kind in (*KINDS, "model") for name in (kind, f"{kind}+ngram")),
 )
 PACKAGED = ("demo", "smollm2")  # models that need no folder, see hub/resolve.py
@@ -75,7 +75,7 @@ def load_third_party(name: str, target: Target, cache: KVCache) -> Drafter:
     return drafter
 
 
-def over(name: str, net: ToldNet, cache: KVCache) -> MemoryDrafter:
+def over(name: str, net: TappedNet, cache: KVCache) -> MemoryDrafter:
     """The drafter that works as a network wants it, with that one's own cache."""
     if net.parallel:
         return HeadsDrafter(name, cast(ParallelNet, net), cache)

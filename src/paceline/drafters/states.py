@@ -2,7 +2,7 @@
 
 An entry of that cache needs hidden states that only the target's forward of this very row gives. So it is made of the
 rows that the engine has kept, and what a round of drafts writes behind them is written over by the next rows. A text
-whose rows were not all told is not drafted for. Pages are shared by prefix: an entry depends on its text up to the
+some of whose rows it has not seen is not drafted for. Pages are shared by prefix: an entry depends on its text up to the
 token after it.
 """
 
@@ -21,21 +21,21 @@ from paceline.drafters.base import DraftContext, Drafter, Kept, Leaf, take_round
 from paceline.errors import CapacityError
 from paceline.kv.cache import KVCache
 from paceline.models.base import rows_of
-from paceline.models.drafters.base import ParallelNet, StateNet, ToldNet
+from paceline.models.drafters.base import ParallelNet, StateNet, TappedNet
 from paceline.ops.base import RoundStart
 from paceline.tree import preorder, renumbered
 
 CHUNK = 512  # rows of a forward when it catches up
 WAITING = MAX_DRAFT_TOKENS + 1  # rows that may wait for the next draft, which computes them along
 Forward = Callable[[ForwardBatch, torch.Tensor, KVCache], tuple[torch.Tensor, ...]]
-MEMORY, UNTOLD = "drafter memory", "no hidden states"  # as NoDraftReason
+MEMORY, NO_STATES = "drafter memory", "no hidden states"  # as NoDraftReason
 
 
 @dataclass(slots=True)
 class _Text:
-    """ForwardBatch that have been told and are not committed in the drafter's cache; the last of them never is."""
+    """Rows that `on_commit` brought and that are not committed in the drafter's cache; the last of them never is."""
 
-    told: int  # rows of the text that are in the cache or wait
+    known: int  # rows of the text that are in the cache or wait
     states: list[torch.Tensor] = field(default_factory=list)  # [n, width] of those that wait, in order
 
     @property
@@ -44,19 +44,19 @@ class _Text:
 
 
 class MemoryDrafter(Drafter):
-    """What it is told, and for which texts it has room; how it drafts is its kinds' own."""
+    """Its hooks, and for which texts it has room; how it drafts is its kinds' own."""
 
     needs_hidden = False
     blind = True
 
-    def __init__(self, name: str, net: ToldNet, cache: KVCache, max_tokens: int = MAX_DRAFT_TOKENS) -> None:
+    def __init__(self, name: str, net: TappedNet, cache: KVCache, max_tokens: int = MAX_DRAFT_TOKENS) -> None:
         self.name, self.cache, self.max_tokens = name, cache, max_tokens
         self.taps, self._shift = net.taps, net.shift
         self._texts: dict[int, _Text] = {}
         self._lacking: dict[int, str] = {}  # texts that cannot be drafted for, and why
         self._ids = None if net.ids is None else net.ids[None]
 
-    # -- what the engine tells -------------------------------------------------------------------------------------
+    # -- hooks of the engine -------------------------------------------------------------------------------------
 
     def begin(self, sequence: Sequence) -> int:
         self.forget(sequence.id)
@@ -79,21 +79,21 @@ class MemoryDrafter(Drafter):
             if text is None:
                 continue
             count = len(rows.states[0])
-            skip = text.told - rows.first
+            skip = text.known - rows.first
             if skip < 0:
-                self._drop(rows.sequence.id, UNTOLD)
+                self._drop(rows.sequence.id, NO_STATES)
             elif skip < count:
                 text.states.append(_side_by_side([part[skip:] for part in rows.states]))
-                text.told += count - skip
+                text.known += count - skip
                 if text.waiting > WAITING:
                     self._catch_up(rows.sequence)
 
     def lacks(self, sequence: Sequence) -> str | None:
         text = self._texts.get(sequence.id)
         if text is None:
-            return self._lacking.get(sequence.id, UNTOLD)
+            return self._lacking.get(sequence.id, NO_STATES)
         begun = text.states or not self._shift
-        return None if begun and text.told == len(sequence.tokens) - 1 else UNTOLD
+        return None if begun and text.known == len(sequence.tokens) - 1 else NO_STATES
 
     def forget(self, sequence_id: int) -> None:
         self._lacking.pop(sequence_id, None)
@@ -154,7 +154,7 @@ class MemoryDrafter(Drafter):
         return active
 
     def _waiting(self, sequence: Sequence) -> int:
-        """Rows that are told and not committed."""
+        """Rows that have been brought and are not committed."""
         return len(sequence.tokens) - 1 - self.cache.committed(sequence.id)
 
     @abstractmethod
@@ -274,7 +274,7 @@ class StateDrafter(EntryDrafter):
     def _level(
         self, context: DraftContext, trees: list[tuple[int, _Tree]], leaves: list[Leaf], ends: list[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits after each of `leaves`, which stand at `ends` in the trees, and the states of the next step."""
+        """Logits after each of `leaves`, which are at the places `ends` of the trees, and the states of the next step."""
         orders = [preorder(tree.parents, [1.0] * len(tree.parents)) for _, tree in trees]
         items = []
         for (b, tree), order in zip(trees, orders, strict=True):

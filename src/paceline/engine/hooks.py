@@ -43,7 +43,7 @@ def notify(
     verified: list[tuple[RequestState, Drafter, Seen]] = []
     for request, seen in result.seen:
         drafter = state.drafter_of(request)
-        if drafter is not None and drafter.watches and request.sequence.id in state.requests:
+        if drafter is not None and drafter.observes and request.sequence.id in state.requests:
             verified.append((request, drafter, seen))
     _call(guard.on_verify, verified)
 

@@ -41,7 +41,7 @@ class EngineState:
     forced: ForcedAcceptance | None = None  # benchmarks only: see engine/forced.py
     commits: bool = False  # some drafter's `on_commit` is called,
     taps: bool = False  # with more than the states after the final norm
-    watches: bool = False  # some drafter's `on_verify` is called
+    observes: bool = False  # some drafter's `on_verify` is called
     tree: Shape | None = None  # of drafts, where drafter and cache can branch
     preemptions: int = 0
     steps: int = 0
@@ -49,7 +49,7 @@ class EngineState:
     def __post_init__(self) -> None:
         wanted = {tap for drafter in self.drafters.values() for tap in drafter.taps}
         self.commits, self.taps = bool(wanted), bool(wanted - {FINAL})
-        self.watches = any(drafter.watches for drafter in self.drafters.values())
+        self.observes = any(drafter.observes for drafter in self.drafters.values())
 
     def most(self, sequence: Sequence, count: int) -> int:
         """How many of the next `count` tokens of a text belong in one forward."""
@@ -66,16 +66,16 @@ class EngineState:
             return False
         request = self.requests[sequence.id]
         drafter = self.drafter_of(request)
-        told = drafter if drafter is not None and drafter.taps else None
-        most = None if told is None else guard.begin(told, sequence, request.parked)
+        tapping = drafter if drafter is not None and drafter.taps else None
+        most = None if tapping is None else guard.begin(tapping, sequence, request.parked)
         try:
             keys = content_keys(sequence.tokens, sequence.media) if sequence.media else None
             known = self.cache.open(
                 sequence.id, sequence.tokens, sequence.salt, share=self.share_prefixes, most=most, keys=keys
             )
         except OutOfPages:
-            if told is not None:
-                told.forget(sequence.id)
+            if tapping is not None:
+                tapping.forget(sequence.id)
             return False
         sequence.committed = known
         if not request.admitted:

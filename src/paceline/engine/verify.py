@@ -52,7 +52,7 @@ def verify(state: EngineState, plan: StepPlan, hidden: torch.Tensor, starts: lis
             mask = shaping[first].mask
             state.fail(request, _NAN if mask is None or mask.any() else _SHUT, scrub=True)
             continue
-        if state.watches and tokens and draft.tree(b) is None:
+        if state.observes and tokens and draft.tree(b) is None:
             _see(request, tokens, choice, span, out)
         _keep(state, plan, b, verdict, wanted[first], out)
         if request.sequence.params.logprobs is not None:

@@ -12,7 +12,7 @@ from paceline.checkpoints.gguf.names import DERIVED
 from paceline.checkpoints.gguf.reader import SPLIT, Gguf, header, is_gguf
 from paceline.errors import LoadError, WeightsError
 from paceline.hub.names import DRAFTER_FILE, HubName, models_among
-from paceline.hub.repository import listing, patiently, read_part, told
+from paceline.hub.repository import listing, patiently, read_part, readable_errors
 from paceline.ops.blocks import NAMES_OF_OTHERS, TYPES
 
 LABEL = re.compile(
@@ -155,7 +155,7 @@ def download_gguf(hub: HubName) -> Path:
     from huggingface_hub import snapshot_download
 
     files = choose(hub, listing(hub)[1])
-    with told(hub.id):
+    with readable_errors(hub.id):
         names = [glob.escape(name) for name in files]  # they are taken as patterns
         folder = Path(
             patiently(lambda: snapshot_download(hub.id, revision=hub.revision, allow_patterns=names))

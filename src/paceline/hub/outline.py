@@ -20,7 +20,7 @@ from paceline.checkpoints.loading import read_entries
 from paceline.errors import LoadError
 from paceline.hub.gguf import choose, outline_gguf
 from paceline.hub.names import CACHE_PREFIX, HubName, models_among
-from paceline.hub.repository import downloaded, files_in, listing, told
+from paceline.hub.repository import downloaded, files_in, listing, readable_errors
 from paceline.models.config import parse_target, read_config
 from paceline.models.drafters.networks import PARSERS
 from paceline.models.families import spec_of
@@ -45,7 +45,7 @@ def outline(hub: HubName, scratch: Path, with_text: bool = False) -> Path:
     The config is looked at before the headers are asked for. `with_text`: tokenizer and template, too, which come last.
     Raises LoadError for a repository that cannot be read, and ConfigError for a config that cannot be run.
     """
-    with told(hub.id):
+    with readable_errors(hub.id):
         ready = _downloaded(hub)
         if ready is not None:
             return ready

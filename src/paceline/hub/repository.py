@@ -18,7 +18,7 @@ TIMEOUT = 10.0  # seconds until the first bytes of a part
 
 
 @contextmanager
-def told(hub_id: str) -> Iterator[None]:
+def readable_errors(hub_id: str) -> Iterator[None]:
     """Turn what the hub's library raises into a LoadError of one line."""
     from huggingface_hub import errors
 
@@ -90,7 +90,7 @@ def downloaded(hub: HubName) -> Path | None:
 def listing(hub: HubName) -> tuple[str, dict[str, int]]:
     """(commit, bytes of each file by its name); of what is downloaded where the hub cannot be asked. LoadError."""
     try:
-        with told(hub.id):
+        with readable_errors(hub.id):
             from huggingface_hub import HfApi
 
             about = patiently(lambda: HfApi().model_info(hub.id, revision=hub.revision, files_metadata=True))
@@ -113,7 +113,10 @@ def read_part(hub: HubName, name: str, begin: int, end: int) -> bytes:
 
     headers = build_hf_headers() | {"Range": f"bytes={begin}-{end - 1}"}
     url = hf_hub_url(hub.id, name, revision=hub.revision)
-    with told(hub.id), get_session().stream("GET", url, headers=headers, timeout=TIMEOUT) as answer:
+    with (
+        readable_errors(hub.id),
+        get_session().stream("GET", url, headers=headers, timeout=TIMEOUT) as answer,
+    ):
         if answer.status_code >= 400:
             answer.read()
         hf_raise_for_status(answer)

@@ -28,7 +28,7 @@ from paceline.hub.names import (
     parse_hub,
 )
 from paceline.hub.outline import holds_gguf, outline
-from paceline.hub.repository import listing, patiently, told
+from paceline.hub.repository import listing, patiently, readable_errors
 from paceline.models.config import read_config
 from paceline.models.drafters.networks import own
 
@@ -124,7 +124,7 @@ def download(hub_id: str, revision: str | None = None) -> Path:
     """The local snapshot of a hub repository; what is not cached is fetched with a progress bar."""
     from huggingface_hub import snapshot_download
 
-    with told(hub_id):
+    with readable_errors(hub_id):
         return Path(
             patiently(
                 lambda: snapshot_download(
@@ -199,7 +199,7 @@ def _modules(target: Path, config: Mapping[str, Any]) -> tuple[str | None, str |
     try:
         kind, what = own(target, config)
     except LoadError:
-        return None, None  # which loading it tells better
+        return None, None  # loading it gives the better message
     return (None, what) if kind is None else (f"{target} holds {what}", None)
 
 

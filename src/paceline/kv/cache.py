@@ -37,13 +37,13 @@ class KVCache(PageStore):
         """Give the sequence a slot and return how many of its first tokens are already committed (a prefix hit).
 
         A hit never covers all tokens: the last one must be computed, since its hidden state is needed. Nor more than
-        `most`: of the others somebody needs the hidden states. `keys`: what tells the first tokens apart, where tokens
+        `most`: of the others somebody needs the hidden states. `keys`: what distinguishes the first tokens, where tokens
         alone do not (soft_tokens.py); as many as there are keys.
         """
         if not self._free_slots:
             raise OutOfPages("all sequence slots are in use: raise max_batch")
-        told_apart = tokens if keys is None else keys + tokens[len(keys) :]
-        known = self.prefix.match(told_apart, salt) if share else []
+        distinct = tokens if keys is None else keys + tokens[len(keys) :]
+        known = self.prefix.match(distinct, salt) if share else []
         known = known if most is None else known[: most // PAGE_SIZE]
         path = self._usable(known)
         parent = (path[-1] if path else salt) if share else None

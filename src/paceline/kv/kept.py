@@ -23,7 +23,7 @@ def offer(cache: PageStore, entry: Entry, state: int) -> None:
 
 
 def keep(cache: PageStore, entry: Entry) -> None:
-    """Where the state of a text stands at a page end, offer a copy, if there is room for one: the text may end before the
+    """Where the state of a text is at a page end, offer a copy, if there is room for one: the text may end before the
     next. The copy of the page end before is given up, unless that was a stop.
     """
     assert cache.states is not None

@@ -59,7 +59,7 @@ class Layout:
 
     @property
     def branches(self) -> bool:
-        """Whether several continuations of a text can be computed side by side: what is cached of a token stands at its
+        """Whether several continuations of a text can be computed side by side: what is cached of a token is at its
         position, and changes nothing that is cached of the others.
         """
         return not self.states

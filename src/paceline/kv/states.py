@@ -1,4 +1,4 @@
-"""Recurrent states of linear attention: for each text one that stands at a multiple of 8, and what rows since then hold.
+"""Recurrent states of linear attention: one for each text, at an offset of 8 n tokens, and what rows since then hold.
 
 A state cannot be rolled back, so it never goes over a row that may be refused: a forward first brings it to the last such
 place in what is sure to stay, from the kept rows, and goes on from there in a copy that is thrown away. A refused row is

@@ -77,7 +77,7 @@ def load_assistant(
 ) -> GemmaAssistant:
     """Load the MTP drafter made for `target`, on its device. Raises PairError, ConfigError and WeightsError.
 
-    `runner` None: the target's. dtype as for `load_target`. It is shared out as the target is.
+    `runner` None: the target's. dtype as for `load_target`. It is sharded as the target is.
     """
     folder = Path(path)
     config = parse_assistant(read_config(folder))

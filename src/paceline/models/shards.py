@@ -1,4 +1,4 @@
-"""How one target is shared out among ranks: which rows and columns of each weight a rank has, by the weight's name.
+"""How one target is sharded among ranks: which rows and columns of each weight a rank has, by the weight's name.
 
 Query heads are cut evenly, and so are the inner sizes of MLPs and experts. A rank has the K/V heads that its query
 heads read; where there are fewer of them than ranks, several ranks have the same. What is not named here (embeddings,
@@ -68,7 +68,7 @@ class Shard:
 
 
 def split_of(config: ModelConfig) -> Split:
-    """What of a model is cut. Raises UsageError for a family that is not shared out."""
+    """What of a model is cut. Raises UsageError for a family that cannot be sharded."""
     cut = spec_of(config.model_type).split
     if cut is None:
         able = [name for name in FAMILIES if spec_of(name).split is not None]

@@ -53,7 +53,7 @@ class ModelConfig(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What of a model can be shared out among ranks (models/shards.py)."""
+    """What of a model can be sharded among ranks (models/shards.py)."""
 
     heads: int
     kv_heads: tuple[int, ...]  # by layer

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from paceline.ops.extension import extension
 
-LENGTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32)  # of a match that are told apart; a longer one says nothing more
+LENGTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32)  # of a match that are distinguished; a longer one says nothing more
 BYTES = array("i").itemsize  # of a token
 
 

@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks, and what they say."""
+"""What rank 0 sends the other ranks, and what they answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank 0's runner: what of a graph is shared out, the other ranks compute along."""
+"""Rank 0's runner: what of a graph is sharded, the other ranks compute along."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from paceline.parallel.messages import Forward, NewCache
 
 
 class Others(Protocol):
-    def tell(self, forward: Forward) -> None: ...
+    def send(self, forward: Forward) -> None: ...
 
     def lose(self, error: BaseException) -> BaseException:
         """They are out of step from now on; the error that says what happened."""
@@ -71,10 +71,10 @@ class SharedRunner:
         number = self._graphs.get(graph)
         if number is None:
             return self._inner.run(graph, rows, cache, given)
-        assert cache is not None, "what is shared out reads K/V"
+        assert cache is not None, "what is sharded reads K/V"
         with undisturbed():
             try:
-                self._others.tell(self._forward(number, rows, cache, given))
+                self._others.send(self._forward(number, rows, cache, given))
                 return self._inner.run(graph, rows, cache, given)
             except BaseException as error:
                 raise self._others.lose(error) from error

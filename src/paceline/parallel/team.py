@@ -1,4 +1,4 @@
-"""Rank 0's view of the others: processes of this machine that it starts, tells what to do, and ends.
+"""Rank 0's view of the others: processes of this machine that it starts, sends forwards to, and ends.
 
 A rank's line to rank 0 is a pair of sockets. It ends when the line is closed, so none is left when rank 0 is killed.
 """
@@ -145,7 +145,7 @@ class Team(Alone):
         except EngineLost as error:
             raise self.lose(error) from None
 
-    def tell(self, forward: Forward) -> None:
+    def send(self, forward: Forward) -> None:
         if self._lost:
             raise EngineLost(self._lost)
         message = ForkingPickler.dumps(forward)

@@ -26,7 +26,7 @@ __all__ = [
     "is_only_masked", "is_plain", "shape", "shape_candidates",
 ]  # fmt: skip
 
-GREEDY_BELOW = 1e-5  # colder than this cannot be told from greedy in float32
+GREEDY_BELOW = 1e-5  # colder than this cannot be distinguished from greedy in float32
 
 
 @dataclass(slots=True)

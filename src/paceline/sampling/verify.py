@@ -42,7 +42,7 @@ class Odds:
 
 
 def uniforms(seed: int, position: int, k: int) -> Uniforms:
-    """The noise of one verification whose first draft token stands at absolute `position`.
+    """The noise of one verification whose first draft token is at absolute `position`.
 
     Addressed by (first position, index in the block): `block` looks at all of its uniforms, so one that a later round
     used again at the same absolute position would already be known to have failed.

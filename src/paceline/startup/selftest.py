@@ -41,7 +41,7 @@ class Tested:
     drafts: int  # how many first tokens were judged
 
 
-class Watcher(FixedPolicy):
+class Recorder(FixedPolicy):
     """Drafts a fixed number and remembers what became of it."""
 
     def __init__(self, k: int) -> None:
@@ -53,7 +53,7 @@ class Watcher(FixedPolicy):
 
 
 def estimate(table: CostTable) -> float:
-    """Seconds that the fewest steps which tell something would take, at least."""
+    """Seconds that the fewest steps that are evidence would take, at least."""
     texts = len(PROMPTS)
     return ENOUGH / texts * CostModel(table).step_seconds(texts * (DRAFT + 1), True) * 1.3
 
@@ -64,8 +64,8 @@ def run_selftest(parts: EngineParts, limit: float = LIMIT) -> Tested | None:
     None if too few drafts were judged to know anything. The cache is empty before and after.
     """
     assert parts.tokenizer is not None, "an assembled engine has a tokenizer"
-    watcher = Watcher(DRAFT)
-    engine = Engine(replace(parts, policy=watcher, prefix_cache=False, draft_tokens=DRAFT, draft_tree=None))
+    recorder = Recorder(DRAFT)
+    engine = Engine(replace(parts, policy=recorder, prefix_cache=False, draft_tokens=DRAFT, draft_tree=None))
     end = time.perf_counter() + limit
     names: list[str] = []
     try:
@@ -77,7 +77,7 @@ def run_selftest(parts: EngineParts, limit: float = LIMIT) -> Tested | None:
     finally:
         for name in names:
             engine.cancel(name)
-    return summarise(watcher.rows)
+    return summarise(recorder.rows)
 
 
 def _prompts(tokenizer: Tokenizer, most: int) -> Iterator[list[int]]:

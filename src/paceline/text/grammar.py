@@ -1,6 +1,6 @@
 """Grammars as constraints, through llguidance: JSON schemas, Lark, regular expressions, tool calls in a model's notation.
 
-A stranger's grammar is first compiled in a process of its own, which is killed when it takes too long; only what
+A user's grammar is first compiled in a process of its own, which is killed when it takes too long; only what
 passed there is compiled here. Compiled grammars are kept in memory, the least recently used one goes first.
 """
 

@@ -1,4 +1,4 @@
-"""A process of our own that does what strangers may make endless or huge, so that it can be killed.
+"""A process of our own that does what third parties may make endless or huge, so that it can be killed.
 
 It is started at the first use and kept; after it was killed the next use starts another. One JSON object per line
 goes in, one comes out; the first one in is a greeting that says what the process is to know.

@@ -16,7 +16,7 @@ from paceline.core import Constraint
 class AfterThinking:
     """A constraint that begins behind the thinking part, if there is one.
 
-    Up to two tokens of `gap` (line breaks) may stand between: what follows is not told of them.
+    Up to two tokens of `gap` (line breaks) may stand between: what follows does not see them.
     """
 
     def __init__(

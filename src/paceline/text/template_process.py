@@ -1,6 +1,6 @@
 """A process that compiles a chat template and renders it, with bounds on its memory (text/chat.py).
 
-A template is a stranger's program. The sandbox refuses what it knows to be too much; whatever else it finds to do,
+A template is third-party code. The sandbox refuses what it knows to be too much; whatever else it finds to do,
 it does here, where it can be killed.
 """
 
@@ -44,7 +44,7 @@ def _compiled(source: str) -> CodeType | str:
         return sandbox.Sandbox().compile(source)
     except MemoryError:
         raise
-    except Exception as error:  # noqa: BLE001  a stranger's program: `break` outside of a loop is Python's SyntaxError
+    except Exception as error:  # noqa: BLE001  third-party code: `break` outside of a loop is Python's SyntaxError
         return str(error) or type(error).__name__
 
 

@@ -12,7 +12,7 @@ import torch
 
 from paceline.train.compare import Comparison
 from paceline.train.loop import RunResult
-from paceline.train.methods.base import Told
+from paceline.train.methods.base import CardText
 from paceline.train.options import TrainOptions
 from paceline.train.plot import line_chart
 from paceline.train.rounds import Acceptance
@@ -22,9 +22,9 @@ CURVES_FILE = "curves.svg"
 
 @dataclass(slots=True)
 class Story:
-    """What the card tells."""
+    """What the card says."""
 
-    told: Told
+    card_text: CardText
     target: str
     init: str
     command: str
@@ -57,9 +57,9 @@ def write_card(story: Story) -> str:
     """README.md of the drafter's folder."""
     parts = [
         _front(story),
-        f"# {story.told.title} for {story.target}",
+        f"# {story.card_text.title} for {story.target}",
         "Made with `paceline train`. It drafts tokens that the target checks: it can change the speed of a text, never "
-        f"the text. {story.told.loads}",
+        f"the text. {story.card_text.loads}",
         f"## Acceptance\n\n{_held_out(story)}",
         *_real(story),
         f"![acceptance by position]({CURVES_FILE})",
@@ -70,7 +70,7 @@ def write_card(story: Story) -> str:
 
 
 def _front(story: Story) -> str:
-    return f"---\nbase_model: {story.target}\ntags: [{story.told.tags}]\n---"
+    return f"---\nbase_model: {story.target}\ntags: [{story.card_text.tags}]\n---"
 
 
 def _table(head: Seq[str], rows: Seq[Seq[object]]) -> str:

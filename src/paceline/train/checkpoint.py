@@ -1,7 +1,7 @@
 """The state of a run in one file, replaced atomically: whatever happens, the last good one is there.
 
 The file is safetensors: parameters, the optimizer's moments and the best parameters so far, with the counters
-as JSON metadata. No pickle, so a checkpoint from a stranger cannot run code.
+as JSON metadata. No pickle, so a third party's checkpoint cannot run code.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class Outcome:
     comparison: Comparison | None
     kept: Literal["new", "old"]
     folder: Path  # where the trained drafter lies
-    lines: list[str] = field(default_factory=list)  # what to tell
+    lines: list[str] = field(default_factory=list)  # what to report
 
 
 def load_data(job: Job, hooks: Hooks) -> Data:
@@ -228,7 +228,7 @@ def _card(job: Job, outcome: Outcome, report: DataReport) -> dict[str, str]:
         target=job.target.name, init=init, command=job.command, options=job.options, result=done.run,
         before=done.before, after=done.after, data=report.files, data_line=report.line(),
         comparison=outcome.comparison, note=done.note, calibration=calibration, version=__version__,
-        told=job.recipe.method.told,
+        card_text=job.recipe.method.card_text,
     )  # fmt: skip
     return {
         "README.md": write_card(story),

@@ -97,7 +97,7 @@ def observe_held(
     module: DraftModule, teacher: Teacher, held: Windows, options: TrainOptions,
     phase: Callable[[int, int], None], *, running: bool = False,
 ) -> list[Observed]:  # fmt: skip
-    """Every draft round of the first `eval_windows` held-out windows; `phase` is told how far it is."""
+    """Every draft round of the first `eval_windows` held-out windows; `phase` is notified how far it is."""
     rows = range(min(len(held), options.eval_windows))
     window = 4 * len(module.head) * held.length  # bytes of its distributions
     size = max(1, min(options.batch, LAW_BYTES // window))

@@ -15,7 +15,7 @@ Place = Callable[[float, float], tuple[float, float]]
 
 
 def line_chart(title: str, x_label: str, series: Mapping[str, Points]) -> str:
-    """An SVG with one line per series; the legend stands at the right. Empty series are left out."""
+    """An SVG with one line per series; the legend is at the right. Empty series are left out."""
     shown = {name: points for name, points in series.items() if points}
     xs = [x for points in shown.values() for x, _ in points] or [0.0, 1.0]
     ys = [y for points in shown.values() for _, y in points] or [0.0, 1.0]

@@ -17,7 +17,7 @@ from paceline.train.windows import Text
 GROUP = 64  # texts handed to the engine at once, and kept together
 
 
-Done = Callable[[int, Completion], None]  # told of each text that is finished
+Done = Callable[[int, Completion], None]  # called with each text that is finished
 
 
 class Writer(Protocol):

@@ -203,7 +203,7 @@ def _joined(model: Gguf, names: list[str], shapes: list[tuple[int, ...]]) -> tup
 
 
 def half_split_rows(rows: int, heads: int) -> NDArray[np.int64]:
-    """Which stored row stands at each row of the checkpoint.
+    """Which stored row is at each row of the checkpoint.
 
     llama.cpp's converter writes, in each head, row i of the first half and row i of the second side by side.
     """
@@ -211,7 +211,7 @@ def half_split_rows(rows: int, heads: int) -> NDArray[np.int64]:
 
 
 def interleaved_rows(rows: int, heads: int) -> NDArray[np.int64]:
-    """The other way round: which row of the checkpoint stands at each stored row."""
+    """The other way round: which row of the checkpoint is at each stored row."""
     return np.argsort(half_split_rows(rows, heads))
 
 

@@ -16,7 +16,7 @@ def llama3_scaling(factors: NDArray[np.float32], head_dim: int, theta: float) ->
 
     A frequency with fewer than `low` turns in the original context is divided by `factor`, one with more than `high`
     is kept, and between them 1 / factor changes over linearly in the number of turns. Only two of (low, high,
-    context) can be told from the factors, so low is 1, as in every published Llama 3. Source: transformers'
+    context) can be read off the factors, so low is 1, as in every published Llama 3. Source: transformers'
     modeling_rope_utils.
     """
     if not 1 < theta < 1e30 or len(factors) * 2 != head_dim:

@@ -37,7 +37,7 @@ class AssistantNet(Protocol):
         ...
 
 
-class ToldNet(Protocol):
+class TappedNet(Protocol):
     """A small network with K/V of its own that reads hidden states of the target: entry p holds the states of row p and
     tokens up to p + `shift`.
     """
@@ -49,7 +49,7 @@ class ToldNet(Protocol):
     device: torch.device
 
 
-class StateNet(ToldNet, Protocol):
+class StateNet(TappedNet, Protocol):
     """One that drafts token by token, each from its own state for the one before: `shift` is 1."""
 
     def absorb(
@@ -78,7 +78,7 @@ class StateNet(ToldNet, Protocol):
         ...
 
 
-class ChainNet(ToldNet, Protocol):
+class ChainNet(TappedNet, Protocol):
     """One of `shift` stages with K/V of their own, of which each drafts one token: stage k reads what stage k - 1 gives
     for row p beside token p + k.
     """
@@ -92,7 +92,7 @@ class ChainNet(ToldNet, Protocol):
         ...
 
 
-class BlockNet(ToldNet, Protocol):
+class BlockNet(TappedNet, Protocol):
     """One that drafts a block in one forward: `shift` is 0, since no token goes into an entry."""
 
     block: int  # rows of a block: the text's last token, and `mask`s
@@ -112,9 +112,9 @@ class BlockNet(ToldNet, Protocol):
         ...
 
 
-class ParallelNet(ToldNet, Protocol):
+class ParallelNet(TappedNet, Protocol):
     """One of heads side by side over the same states: `shift` is 1, though no token goes into an entry, so that the row
-    before a text's last token is always told.
+    before a text's last token is always given.
     """
 
     def absorb(self, rows: ForwardBatch, states: torch.Tensor, cache: KVCache) -> None:

@@ -63,7 +63,7 @@ def misfit(
 
 
 class GraphNet(ABC):
-    """`layers` describes the decoder layers, each with K/V of its own; `width` is that of the states it is told."""
+    """`layers` describes the decoder layers, each with K/V of its own; `width` is that of the states it is given."""
 
     shift, parallel = 1, 0
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from paceline.models.target import GraphTarget
     from paceline.ops.base import Runner
 
-# model_type of config.json -> module of this room; the order is that in which a user is told what paceline runs
+# model_type of config.json -> module of this room; the order is that in which messages list what paceline runs
 FAMILIES: Mapping[str, str] = {
     "gemma4_text": "gemma4", "gemma4_unified_text": "gemma4", "gemma4": "gemma4", "gemma4_unified": "gemma4",
     "llama": "llama",
@@ -70,7 +70,7 @@ def model_type_of(raw: Mapping[str, Any], known: tuple[str, ...], role: str) -> 
     kind = raw.get("model_type")
     named = foreign_config(raw)  # drafters of other engines may have no type, or that of their layers
     if not isinstance(kind, str):
-        unnamed = f"config.json has no model_type, so the {role} cannot be told: download it again"
+        unnamed = f"config.json has no model_type, so the {role} is unknown: download it again"
         raise ConfigError(named or unnamed)
     if kind in known and foreign_drafter(raw) is None:  # drafters of others bear the type of their layers
         return kind

@@ -62,7 +62,7 @@ class GemmaConfig:
     )
     moe: MoeConfig | None
     modalities: tuple[str, ...]  # towers that the checkpoint may hold
-    pad_id: int  # the token whose per-layer embedding stands at soft tokens
+    pad_id: int  # the token whose per-layer embedding soft tokens take
     bidirectional: bool  # rows of a picture see each other in sliding layers
 
     def window_of(self, kind: str) -> int | None:

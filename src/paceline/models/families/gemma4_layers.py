@@ -76,7 +76,7 @@ def layout_of(config: GemmaConfig) -> Layout:
 
 
 def split_gemma(config: GemmaConfig) -> Split:
-    """What of it can be shared out among ranks."""
+    """What of it can be sharded among ranks."""
     inner = [layer.intermediate_size for layer in config.layers]
     if config.moe is not None:
         inner.append(config.moe.intermediate_size)

@@ -158,7 +158,7 @@ class DecoderConfig:
 
 
 def split_decoder(config: DecoderConfig) -> Split:
-    """What of it can be shared out among ranks."""
+    """What of it can be sharded among ranks."""
     dense = len(config.sparse) < len(config.kinds)
     inner = [config.intermediate_size] * dense + (
         [config.moe.intermediate_size] if config.sparse and config.moe else []

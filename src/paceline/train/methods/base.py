@@ -34,7 +34,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class CardText:
     """What a model card says of a kind of drafter."""
 
     title: str
@@ -58,7 +58,7 @@ class Method(Protocol):
     """Its own options are fields."""
 
     name: ClassVar[str]
-    told: ClassVar[Told]
+    card_text: ClassVar[CardText]
     copies: ClassVar[tuple[str, ...]]  # files of the target's folder that belong into the drafter's
     defaults: ClassVar[Mapping[str, Any]]  # of TrainOptions, where they are others
 

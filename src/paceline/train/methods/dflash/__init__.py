@@ -19,7 +19,7 @@ from paceline.models.registry import load_network
 from paceline.models.target import GraphTarget
 from paceline.ops.reference import dequantize
 from paceline.train.capture import TargetTeacher, load_frozen
-from paceline.train.methods.base import Exported, Init, Start, Told
+from paceline.train.methods.base import CardText, Exported, Init, Start
 from paceline.train.methods.dflash.module import DFlashModule
 from paceline.train.methods.eagle3.files import default_taps
 from paceline.train.methods.eagle3.vocabulary import choose
@@ -47,7 +47,7 @@ class DFlash(SpeculatorsMethod):
     shared: bool = False
 
     name: ClassVar[str] = KIND
-    told: ClassVar[Told] = Told(
+    card_text: ClassVar[CardText] = CardText(
         "DFlash drafter", "speculative-decoding, dflash",
         "It has the layout of `speculators`, which vLLM reads: compared with their source, not loaded there.",
     )  # fmt: skip

@@ -15,7 +15,7 @@ from paceline.errors import PairError, UsageError
 from paceline.models.config import parse_target, read_config
 from paceline.models.drafters.eagle3 import FLAGS
 from paceline.train.capture import TargetTeacher, load_frozen
-from paceline.train.methods.base import Exported, Init, Start, Told
+from paceline.train.methods.base import CardText, Exported, Init, Start
 from paceline.train.methods.eagle3.files import (
     default_taps,
     fresh_config,
@@ -44,7 +44,7 @@ class Eagle3(SpeculatorsMethod):
     shared: bool = False
 
     name: ClassVar[str] = "eagle3"
-    told: ClassVar[Told] = Told(
+    card_text: ClassVar[CardText] = CardText(
         "EAGLE-3 drafter", "speculative-decoding, eagle3",
         "It has the layout of `speculators`, which vLLM reads: compared with their source, not loaded there.",
     )  # fmt: skip

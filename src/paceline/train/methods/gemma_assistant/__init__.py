@@ -20,7 +20,7 @@ from paceline.models.families.gemma4_config import GemmaConfig
 from paceline.models.registry import load_assistant
 from paceline.models.target import GraphTarget
 from paceline.train.capture import TargetTeacher, load_frozen
-from paceline.train.methods.base import Exported, Init, Start, Told
+from paceline.train.methods.base import CardText, Exported, Init, Start
 from paceline.train.methods.gemma_assistant.files import config_of, generation_config, scratch_config
 from paceline.train.methods.gemma_assistant.heads import HeadOptions
 from paceline.train.methods.gemma_assistant.module import DrafterModule
@@ -37,7 +37,7 @@ class GemmaAssistant:
     head: HeadOptions = field(default_factory=HeadOptions)
 
     name: ClassVar[str] = "gemma-assistant"
-    told: ClassVar[Told] = Told(
+    card_text: ClassVar[CardText] = CardText(
         "MTP drafter", "speculative-decoding, mtp, gemma4",
         "transformers 5.22 and other Gemma 4 engines load it as a `gemma4_assistant`.",
     )  # fmt: skip

@@ -44,7 +44,7 @@ def rebuild_head(run: Run, options: HeadOptions, phase: Phase) -> tuple[DrafterM
 
 
 def _counted(batches: Iterator[torch.Tensor], count: int, phase: Phase) -> Iterator[torch.Tensor]:
-    """The same batches; tells how far it is."""
+    """The same batches; reports how far it is."""
     for index, batch in enumerate(batches):
         phase("fitting the head", index, count)
         yield batch

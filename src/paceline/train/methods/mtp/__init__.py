@@ -16,7 +16,7 @@ from paceline.models.drafters.mtp import parse_mtp
 from paceline.models.registry import load_network
 from paceline.models.target import GraphTarget
 from paceline.train.capture import TargetTeacher, load_frozen
-from paceline.train.methods.base import Exported, Init, Start, Told
+from paceline.train.methods.base import CardText, Exported, Init, Start
 from paceline.train.methods.mtp.module import MtpModule
 from paceline.train.methods.speculators import (
     SpeculatorsMethod,
@@ -33,7 +33,7 @@ from paceline.train.windows import Windows
 @dataclass(frozen=True, slots=True)
 class Mtp(SpeculatorsMethod):
     name: ClassVar[str] = "mtp"
-    told: ClassVar[Told] = Told(
+    card_text: ClassVar[CardText] = CardText(
         "MTP drafter", "speculative-decoding, mtp",
         "It has the layout of `speculators`' own MTP format: compared with its source, not loaded there.",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Drafters that are told hidden states, in an engine: what they draft, against an independent reading of their source.
+"""Drafters that read hidden states, in an engine: what they draft, against an independent reading of their source.
 
 `Reference.draft(text, states, count)` reads a whole text in plain torch: no cache, no graph, nothing of paceline but the
 target's own hidden states, which the network asks for.
@@ -61,13 +61,13 @@ class Pair:
         self.net: Any = load_network(drafter, self.target)
         self.target.runner.prepare([self.target.hidden_graph, self.target.logits_graph])
         self.target.runner.prepare(self.net.graphs)
-        self.drafter: MemoryDrafter = over("told", self.net, cache_of(self.net, sizes.get("own", 64)))
+        self.drafter: MemoryDrafter = over("tapping", self.net, cache_of(self.net, sizes.get("own", 64)))
         self.cache = cache_of(self.target, sizes.get("pages", 64))
 
     def engine(self, **changes: Any) -> Engine:
         parts: dict[str, Any] = {
-            "target": self.target, "cache": self.cache, "drafters": {"told": self.drafter},
-            "default_drafter": "told", "policy": FixedPolicy(DEPTH), "draft_tokens": DEPTH, "step_tokens": 24,
+            "target": self.target, "cache": self.cache, "drafters": {"tapping": self.drafter},
+            "default_drafter": "tapping", "policy": FixedPolicy(DEPTH), "draft_tokens": DEPTH, "step_tokens": 24,
             "prefill_chunk": 9,
         }  # fmt: skip
         return Engine(EngineParts(**parts | changes))
@@ -77,7 +77,7 @@ class Pair:
         return self.reference.draft(text, self.states(text), count)[0]
 
     def states(self, text: list[int]) -> torch.Tensor:
-        """What the network is told of all rows but the last."""
+        """What the network is given of all rows but the last."""
         cache = cache_of(self.target)
         cache.open(0, text)
         with cache.tail([(0, text[:-1])]) as tail:
@@ -135,12 +135,12 @@ def prefix_hit(pair: Pair) -> int:
     engine.run({"a": (first, params(4)), "b": (second, params(4, drafter="none"))})
     engine.add("a", [*first, 5, 6], params(8))
     engine.add("b", [*second, 5, 6], params(8))
-    told = {r.request_id: r.stats for r in engine.state.requests.values()}
+    stats = {r.request_id: r.stats for r in engine.state.requests.values()}
     compared = pair.right(engine)
-    assert told["a"].cached_prompt_tokens == 32
-    assert told["b"].cached_prompt_tokens == 0  # it is computed again, for the drafter's sake
-    assert told["a"].drafted
-    assert told["b"].drafted
+    assert stats["a"].cached_prompt_tokens == 32
+    assert stats["b"].cached_prompt_tokens == 0  # it is computed again, for the drafter's sake
+    assert stats["a"].drafted
+    assert stats["b"].drafted
     return compared
 
 
@@ -186,7 +186,7 @@ def refused_rows_are_told(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_prefix_hit_without_states(patch: pytest.MonkeyPatch) -> None:
-    """The target takes its whole prefix, and the drafter what it is told as if that began where its own ends."""
+    """The target takes its whole prefix, and the drafter what `on_commit` brings as if that began where its own ends."""
     begin, on_commit = MemoryDrafter.begin, MemoryDrafter.on_commit
 
     def all_known(self: MemoryDrafter, sequence: Any) -> int:
@@ -196,9 +196,9 @@ def a_prefix_hit_without_states(patch: pytest.MonkeyPatch) -> None:
     def renumbered(self: MemoryDrafter, kept: list[Kept]) -> None:
         for rows in kept:
             text = self._texts[rows.sequence.id]
-            if text.told < rows.first:  # as if they had been told
-                text.states.append(torch.zeros(rows.first - text.told, self.net.width))  # type: ignore[attr-defined]
-                text.told = rows.first
+            if text.known < rows.first:  # as if they had been brought
+                text.states.append(torch.zeros(rows.first - text.known, self.net.width))  # type: ignore[attr-defined]
+                text.known = rows.first
         on_commit(self, kept)
 
     patch.setattr(MemoryDrafter, "begin", all_known)

@@ -1,4 +1,4 @@
-"""Every drafter that is told hidden states: it drafts what its published source drafts, whatever became of the texts
+"""Every drafter that reads hidden states: it drafts what its published source drafts, whatever became of the texts
 before, and changes no text. A planted bug of the telling is seen.
 """
 
@@ -31,7 +31,7 @@ from paceline.models.registry import load_target
 from paceline.ops import native
 from paceline.ops.base import Runner
 from paceline.ops.reference import EagerRunner
-from told import BUGS, DEPTH, SCENES, Pair, Reference, params, play, texts
+from tapping import BUGS, DEPTH, SCENES, Pair, Reference, params, play, texts
 
 Made = tuple[Path, Path, Reference]  # a target, its drafter, what that one should draft
 
@@ -132,10 +132,10 @@ def test_the_text_is_that_of_plain_decoding_without_room_for_the_drafter(
     pair = Pair(*made, own=5)
     each = {str(i): (text, params(12, temperature=temperature, seed=i)) for i, text in enumerate(texts(3))}
     plain = pair.engine(drafters={}, default_drafter="none").run(each)
-    told = pair.engine().run(each)
-    assert {k: v[0].token_ids for k, v in told.items()} == {k: v[0].token_ids for k, v in plain.items()}
-    assert any("drafter memory" in v[0].stats.reasons for v in told.values())
-    assert any(v[0].stats.drafted for v in told.values())
+    got = pair.engine().run(each)
+    assert {k: v[0].token_ids for k, v in got.items()} == {k: v[0].token_ids for k, v in plain.items()}
+    assert any("drafter memory" in v[0].stats.reasons for v in got.values())
+    assert any(v[0].stats.drafted for v in got.values())
     assert pair.drafter.cache.open_sequences == 0
 
 
@@ -155,9 +155,9 @@ def test_lossless(kit: str, settings: dict[str, Any], llama: Path, tmp_path: Pat
     plain = pair.engine(drafters={}, default_drafter="none").run(each)
     engine = pair.engine()
     for _ in range(2):
-        told = engine.run(each)
-        assert {k: v[0].token_ids for k, v in told.items()} == {k: v[0].token_ids for k, v in plain.items()}
-        assert sum(v[0].stats.drafted for v in told.values()) > 20
+        got = engine.run(each)
+        assert {k: v[0].token_ids for k, v in got.items()} == {k: v[0].token_ids for k, v in plain.items()}
+        assert sum(v[0].stats.drafted for v in got.values()) > 20
     assert engine.state.preemptions
 
 
@@ -174,8 +174,8 @@ def test_the_proofs_hold(made: Made) -> None:
     engine = build_engine(EngineConfig(target=str(target), drafter=str(drafter), **settings))
     name = engine.info["drafter"].partition("+")[0]
     plan = Plan(Effort(tokens=300, length=14, cases=9), samples=0, length=24, texts=2)
-    told = prove(Subject(engine, tuple(map(tuple, texts(6)))), plan, {}, lambda name, share: None)
-    assert told.holds, told.to_text()
-    clean = next(found for found in told.findings if found.name == "drafts of a clean start")
+    got = prove(Subject(engine, tuple(map(tuple, texts(6)))), plan, {}, lambda name, share: None)
+    assert got.holds, got.to_text()
+    clean = next(found for found in got.findings if found.name == "drafts of a clean start")
     assert clean.counts[f"{name}: drafts"] > 20
     assert clean.counts[f"{name}: different"] == 0
