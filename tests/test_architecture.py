@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -203,6 +204,18 @@ def test_no_circles() -> None:
 def test_no_room_of_models_is_crowded() -> None:
     folders = [SOURCE / "models", *(p for p in (SOURCE / "models").iterdir() if p.is_dir())]
     assert not [folder.name for folder in folders if len(list(folder.glob("*.py"))) > MOST_FILES]
+
+
+ROOMS = sorted(
+    p for p in FILES if p.name == "__init__.py" and p.parent != SOURCE and p.parent.parent.name != "methods"
+)
+
+
+@pytest.mark.parametrize("path", ROOMS, ids=lambda p: str(p.parent.relative_to(SOURCE)))
+def test_each_room_says_what_belongs_there(path: Path) -> None:
+    assert re.search(r"\bbelongs?\b", ast.get_docstring(parse(path)) or ""), (
+        "say what belongs there, and what does not"
+    )
 
 
 @pytest.mark.parametrize("path", NATIVE, ids=lambda p: p.name)

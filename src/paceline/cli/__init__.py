@@ -1,6 +1,8 @@
 """The command line: options -> config -> one call. The only room that reads the environment.
 
 Commands are modules that are imported when they are called, so that `paceline --help` needs no torch.
+
+Here belongs how options and answers look. What a command does belongs to the room that it calls.
 """
 
 from __future__ import annotations

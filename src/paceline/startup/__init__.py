@@ -2,6 +2,8 @@
 
 Acceptance comes from the first of these that exists: the calibration file beside the drafter, what an earlier start has
 kept, a self-test where it is cheap. `Startup.info` says which it was, and why there is none.
+
+Here belongs what is measured or read once. What is learnt while texts are written belongs to `control/`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """Training drafters for frozen targets.
 
+Here belongs what all methods share: capture, rounds, the loop, export. What one kind of drafter does differently
+belongs to `methods/`, and drafting with the result to `drafters/`.
+
 From Python, with token windows at hand (an array [N, T], one text per row, or `pack(texts, length)`):
 
     from paceline.train import Recipe, TrainOptions, Windows, distil
