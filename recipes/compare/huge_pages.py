@@ -21,7 +21,7 @@ from paceline import memory
 from paceline.core import ForwardBatch
 from paceline.kv.cache import KVCache
 from paceline.kv.store import PAGE_SIZE
-from paceline.models.families.gemma4 import GemmaTarget
+from paceline.models.families.gemma4.target import GemmaTarget
 from paceline.models.registry import load_target
 from paceline.ops.native import NativeRunner
 

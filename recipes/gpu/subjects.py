@@ -28,7 +28,7 @@ from paceline.control.adaptive import AdaptivePolicy
 from paceline.control.cost_model import unmeasured
 from paceline.engine.engine import Engine
 from paceline.engine.forced import ForcedAcceptance
-from paceline.models.families.gemma4_config import parse_gemma
+from paceline.models.families.gemma4.config import parse_gemma
 from paceline.ops.base import WeightKind
 from paceline.ops.runners import pick_device, pick_runner
 

@@ -22,8 +22,8 @@ from paceline.drafters.mtp import MTPDrafter
 from paceline.engine.engine import Engine, EngineParts
 from paceline.errors import CapacityError, PacelineError, UsageError
 from paceline.models.drafters.gemma4_assistant import assistant_shapes, check_pair
-from paceline.models.families.gemma4 import GemmaTarget, target_shapes
-from paceline.models.families.gemma4_config import parse_gemma
+from paceline.models.families.gemma4.config import parse_gemma
+from paceline.models.families.gemma4.target import GemmaTarget, target_shapes
 from paceline.ops.base import WeightKind
 from paceline.ops.reference import EagerRunner, dequantize
 

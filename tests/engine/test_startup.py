@@ -22,7 +22,7 @@ from paceline.engine.engine import EngineParts
 from paceline.hub.resolve import bundled
 from paceline.kv.cache import KVCache
 from paceline.llm import LLM
-from paceline.models.families.gemma4 import GemmaTarget
+from paceline.models.families.gemma4.target import GemmaTarget
 from paceline.startup import profile_store
 from paceline.startup.calibration_file import FILE_NAME, Known, known_of, read_calibration
 from paceline.startup.profiling import measure_steps

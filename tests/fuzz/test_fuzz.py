@@ -26,7 +26,7 @@ from paceline.errors import LoadError, PacelineError
 from paceline.files import read_json
 from paceline.hub.resolve import bundled
 from paceline.models.config import parse_target
-from paceline.models.families.gemma4_config import parse_assistant
+from paceline.models.families.gemma4.config import parse_assistant
 from paceline.models.inspection import inspect
 from paceline.text.chat import ChatTemplate
 from paceline.text.tokenizer import Tokenizer

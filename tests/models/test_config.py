@@ -15,7 +15,7 @@ from transformers import (
 
 from checkpoints import FAMILIES, SIZES, build_assistant, build_target, finish
 from paceline.models.config import parse_target, read_config
-from paceline.models.families.gemma4_config import parse_assistant
+from paceline.models.families.gemma4.config import parse_assistant
 from paceline.models.registry import inspect, load_target
 
 

@@ -20,8 +20,8 @@ from paceline.checkpoints.loading import SKIPPED, Tensors, Weights, canonical
 from paceline.errors import UsageError, WeightsError
 from paceline.hub.resolve import bundled, resolve
 from paceline.models.config import parse_target, read_config
-from paceline.models.families.gemma4 import target_shapes
-from paceline.models.families.gemma4_config import GemmaConfig
+from paceline.models.families.gemma4.config import GemmaConfig
+from paceline.models.families.gemma4.target import target_shapes
 from paceline.ops import native
 from paceline.ops.base import Weight
 from paceline.ops.quantize import quantizer

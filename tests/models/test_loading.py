@@ -12,7 +12,7 @@ import torch
 from checkpoints import build_assistant, build_target
 from paceline.checkpoints.loading import Tensors, Weights
 from paceline.models.drafters.gemma4_assistant import assistant_shapes
-from paceline.models.families.gemma4 import target_shapes
+from paceline.models.families.gemma4.target import target_shapes
 from paceline.models.registry import choose_dtypes, load_assistant, load_target
 from paceline.ops.base import Weight
 

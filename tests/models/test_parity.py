@@ -9,7 +9,7 @@ from transformers import Gemma4ForCausalLM
 from checkpoints import FAMILIES, VOCAB, WINDOW, build_assistant, build_target
 from paceline.core import ForwardBatch
 from paceline.kv.cache import KVCache
-from paceline.models.families.gemma4 import GemmaTarget
+from paceline.models.families.gemma4.target import GemmaTarget
 from paceline.models.registry import load_assistant, load_target
 
 TOLERANCE = 1e-4

@@ -17,8 +17,8 @@ from paceline.errors import UsageError
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import LayerKV, Layout
 from paceline.models.drafters.gemma4_assistant import GemmaAssistant, assistant_shapes
-from paceline.models.families.gemma4 import GemmaTarget, target_shapes
-from paceline.models.families.gemma4_config import parse_assistant, parse_gemma
+from paceline.models.families.gemma4.config import parse_assistant, parse_gemma
+from paceline.models.families.gemma4.target import GemmaTarget, target_shapes
 from paceline.models.registry import load_target
 from paceline.ops.base import Weight
 from paceline.ops.cuda import runner as runners

@@ -11,7 +11,7 @@ import torch
 from checkpoints import FAMILIES, VOCAB, build_assistant, build_target
 from paceline.core import ForwardBatch
 from paceline.kv.cache import KVCache
-from paceline.models.families.gemma4 import GemmaTarget
+from paceline.models.families.gemma4.target import GemmaTarget
 from paceline.models.registry import load_assistant, load_target
 from paceline.ops import native
 

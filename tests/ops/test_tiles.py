@@ -13,7 +13,7 @@ from paceline.core import ForwardBatch
 from paceline.errors import UsageError
 from paceline.kv.cache import KVCache
 from paceline.memory import Loaded
-from paceline.models.families.gemma4 import GemmaTarget
+from paceline.models.families.gemma4.target import GemmaTarget
 from paceline.models.registry import load_target
 from paceline.ops import native, tiles
 from paceline.ops.base import Ops, Value, Weight

@@ -13,8 +13,8 @@ from torch import Tensor
 from paceline.bench.shapes import stored_as
 from paceline.checkpoints.loading import Shapes
 from paceline.models.drafters.gemma4_assistant import GemmaAssistant, assistant_shapes, check_pair
-from paceline.models.families.gemma4 import GemmaTarget, target_shapes
-from paceline.models.families.gemma4_config import AssistantConfig, GemmaConfig
+from paceline.models.families.gemma4.config import AssistantConfig, GemmaConfig
+from paceline.models.families.gemma4.target import GemmaTarget, target_shapes
 from paceline.ops.base import Runner, Weight, WeightKind
 from paceline.ops.blocks import BLOCKS
 from paceline.ops.quantize import GROUP

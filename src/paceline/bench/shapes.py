@@ -12,8 +12,8 @@ from typing import Any
 from paceline.checkpoints.loading import Shapes
 from paceline.errors import CapacityError, UsageError
 from paceline.models.drafters.gemma4_assistant import assistant_shapes
-from paceline.models.families.gemma4 import target_shapes
-from paceline.models.families.gemma4_config import AssistantConfig, GemmaConfig, parse_assistant, parse_gemma
+from paceline.models.families.gemma4.config import AssistantConfig, GemmaConfig, parse_assistant, parse_gemma
+from paceline.models.families.gemma4.target import target_shapes
 from paceline.models.spec import FULL, SLIDING
 from paceline.ops.base import WeightKind
 from paceline.ops.blocks import BLOCKS

@@ -28,7 +28,7 @@ from paceline.drafters.registry import over
 from paceline.engine.engine import Engine, EngineParts
 from paceline.engine.forced import ForcedAcceptance
 from paceline.errors import UsageError
-from paceline.models.families.gemma4_config import AssistantConfig, GemmaConfig
+from paceline.models.families.gemma4.config import AssistantConfig, GemmaConfig
 from paceline.models.registry import load_network
 from paceline.ops.base import Runner, WeightKind
 from paceline.ops.runners import DTYPES, pick_device, pick_runner

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from paceline.checkpoints.gguf.names import WINDOWED
 from paceline.checkpoints.gguf.rotary import EXACT
-from paceline.models.families.gemma4_config import AssistantConfig, GemmaConfig
+from paceline.models.families.gemma4.config import AssistantConfig, GemmaConfig
 from paceline.models.layers.decoder_config import DecoderConfig, Rotary
 from paceline.models.layers.rotary import inverse_frequencies
 from paceline.models.spec import FULL, SLIDING

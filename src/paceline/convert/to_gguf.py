@@ -42,7 +42,7 @@ from paceline.models.config import parse_target, read_config
 from paceline.models.drafters.gemma4_assistant import assistant_shapes
 from paceline.models.drafters.heads import ROOM
 from paceline.models.families import spec_of
-from paceline.models.families.gemma4_config import AssistantConfig, GemmaConfig, parse_assistant
+from paceline.models.families.gemma4.config import AssistantConfig, GemmaConfig, parse_assistant
 from paceline.models.layers.decoder_config import DecoderConfig
 from paceline.text.tokenizer import Tokenizer
 

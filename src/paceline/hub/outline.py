@@ -24,7 +24,7 @@ from paceline.hub.repository import downloaded, files_in, listing, readable_erro
 from paceline.models.config import parse_target, read_config
 from paceline.models.drafters.networks import PARSERS
 from paceline.models.families import spec_of
-from paceline.models.families.gemma4_config import parse_assistant
+from paceline.models.families.gemma4.config import parse_assistant
 
 CONFIGS = (
     "config.json",

@@ -2,6 +2,6 @@
 
 At the top: what all have in common (spec, base, target, fields), and what finds its way among them (config,
 inspection, registry, shards, adapter). `families/` has a file for each family, `layers/` what families share,
-`drafters/` the networks that draft. Nothing here drafts, samples or schedules, and nothing reads bytes of a file: see
-`drafters`, `engine` and `checkpoints` of the package.
+`drafters/` the networks that draft. Drafting, sampling and scheduling belong to `drafters` and
+`engine` of the package, and bytes of files to `checkpoints`.
 """

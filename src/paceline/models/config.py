@@ -12,7 +12,7 @@ from paceline.checkpoints.gguf.reader import is_gguf
 from paceline.errors import ConfigError, LoadError
 from paceline.files import read_json
 from paceline.models.families import FAMILIES, model_type_of, spec_of
-from paceline.models.families.gemma4_config import parse_assistant
+from paceline.models.families.gemma4.config import parse_assistant
 from paceline.models.fields import said_of
 from paceline.models.spec import ModelConfig
 

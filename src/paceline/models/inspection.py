@@ -18,7 +18,7 @@ from paceline.models.drafters.gemma4_assistant import assistant_shapes, check_pa
 from paceline.models.drafters.heads import ROOM
 from paceline.models.drafters.networks import kind_of, plan_network
 from paceline.models.families import spec_of
-from paceline.models.families.gemma4_config import GemmaConfig, parse_assistant
+from paceline.models.families.gemma4.config import GemmaConfig, parse_assistant
 from paceline.models.spec import ModelConfig
 from paceline.ops.base import Runner
 

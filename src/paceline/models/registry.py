@@ -16,9 +16,9 @@ from paceline.models.drafters.gemma4_assistant import GemmaAssistant, assistant_
 from paceline.models.drafters.networks import plan_network
 from paceline.models.drafters.state_net import GraphNet
 from paceline.models.families import spec_of
-from paceline.models.families.gemma4 import GemmaTarget
-from paceline.models.families.gemma4_config import GemmaConfig, parse_assistant
-from paceline.models.families.gemma4_layers import split_gemma
+from paceline.models.families.gemma4.config import GemmaConfig, parse_assistant
+from paceline.models.families.gemma4.layers import split_gemma
+from paceline.models.families.gemma4.target import GemmaTarget
 from paceline.models.inspection import Inspection, inspect
 from paceline.models.shards import Shard, sharded, split_of
 from paceline.models.target import GraphTarget

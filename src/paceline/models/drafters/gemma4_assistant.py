@@ -19,9 +19,9 @@ from paceline.core import ForwardBatch
 from paceline.errors import PairError, WeightsError
 from paceline.kv.cache import KVCache
 from paceline.models.drafters.base import HeadOutput
-from paceline.models.families.gemma4 import GemmaTarget
-from paceline.models.families.gemma4_config import AssistantConfig, GemmaConfig
-from paceline.models.families.gemma4_layers import decoder_layer, layer_shapes, layout_of, read_layers
+from paceline.models.families.gemma4.config import AssistantConfig, GemmaConfig
+from paceline.models.families.gemma4.layers import decoder_layer, layer_shapes, layout_of, read_layers
+from paceline.models.families.gemma4.target import GemmaTarget
 from paceline.ops.base import Drawn, Ops, RoundStart, Rule, Runner, Stop, Value, Weight
 
 

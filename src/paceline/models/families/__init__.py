@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 # model_type of config.json -> module of this room; the order is that in which messages list what paceline runs
 FAMILIES: Mapping[str, str] = {
-    "gemma4_text": "gemma4", "gemma4_unified_text": "gemma4", "gemma4": "gemma4", "gemma4_unified": "gemma4",
+    "gemma4_text": "gemma4.target", "gemma4_unified_text": "gemma4.target",
+    "gemma4": "gemma4.target", "gemma4_unified": "gemma4.target",
     "llama": "llama",
     "mistral": "mistral", "ministral": "mistral", "ministral3": "mistral", "mistral3": "mistral",
     "qwen2": "qwen2",

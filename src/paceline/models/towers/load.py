@@ -12,7 +12,7 @@ import torch
 from paceline.checkpoints.gguf.projector import Projector
 from paceline.checkpoints.loading import Shapes, Tensors, canonical, read_entries
 from paceline.models.config import parse_target
-from paceline.models.families.gemma4_config import GemmaConfig
+from paceline.models.families.gemma4.config import GemmaConfig
 from paceline.models.towers.base import AudioTower, VisionTower
 from paceline.models.towers.gemma4_audio import GemmaAudio, audio_shapes, parse_audio
 from paceline.models.towers.gemma4_unified import (

@@ -2,7 +2,7 @@
 
 `linear`, `rows`, `attention` and `experts` hold the kernels; `weights` what they read; `lowering` makes launches of a
 recording, by `launch`; `places` says where values lie, `shape` what a step brings along; `plan` captures and replays;
-`runner` is what the rest of the program sees. No model and no drafter is known here, and no policy.
+`runner` is what the rest of the program sees. Models, drafters and the policy do not belong here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What can be trained: one loop, a folder for each method. To add one: CONTRIBUTING.md."""
+"""What can be trained: one loop, a folder for each method. To add one: CONTRIBUTING.md.
+
+Here belongs what one kind of drafter does differently. What all share belongs to the room above.
+"""
 
 from __future__ import annotations
 

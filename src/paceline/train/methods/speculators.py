@@ -19,7 +19,7 @@ from paceline.config import EngineConfig
 from paceline.drafters.base import Drafter
 from paceline.drafters.registry import over
 from paceline.models.config import parse_target, read_config
-from paceline.models.families.gemma4_config import GemmaConfig
+from paceline.models.families.gemma4.config import GemmaConfig
 from paceline.models.layers.decoder_config import DecoderConfig
 from paceline.models.registry import load_network
 from paceline.models.target import GraphTarget

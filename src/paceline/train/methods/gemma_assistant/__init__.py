@@ -16,7 +16,7 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.mtp import MTPDrafter
 from paceline.errors import PairError
 from paceline.models.config import parse_target, read_config
-from paceline.models.families.gemma4_config import GemmaConfig
+from paceline.models.families.gemma4.config import GemmaConfig
 from paceline.models.registry import load_assistant
 from paceline.models.target import GraphTarget
 from paceline.train.capture import TargetTeacher, load_frozen

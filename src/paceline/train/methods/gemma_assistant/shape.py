@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from paceline.errors import PairError, WeightsError
 from paceline.kv.layout import Layout
 from paceline.models.config import read_config
-from paceline.models.families.gemma4_config import parse_assistant
-from paceline.models.families.gemma4_layers import inverse_frequencies
+from paceline.models.families.gemma4.config import parse_assistant
+from paceline.models.families.gemma4.layers import inverse_frequencies
 from paceline.train.methods.gemma_assistant.module import DrafterModule, DrafterShape, LayerShape
 
 INIT_SCALE = 0.02

@@ -16,8 +16,8 @@ from paceline.checkpoints.loading import Shapes, Weights
 from paceline.core import ForwardBatch
 from paceline.kv.cache import KVCache
 from paceline.models.families import ModelSpec
-from paceline.models.families.gemma4_config import GemmaConfig, parse_gemma
-from paceline.models.families.gemma4_layers import (
+from paceline.models.families.gemma4.config import GemmaConfig, parse_gemma
+from paceline.models.families.gemma4.layers import (
     Layer,
     decoder_layer,
     layer_shapes,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.checkpoints.loading import Shapes, Weights
 from paceline.kv.layout import LayerKV, Layout
-from paceline.models.families.gemma4_config import GemmaConfig, LayerConfig
+from paceline.models.families.gemma4.config import GemmaConfig, LayerConfig
 from paceline.models.spec import FULL, SLIDING, MoeConfig, Split
 from paceline.models.towers.base import BUDGETS
 from paceline.ops.base import Experts, Ops, Value, Weight
