@@ -79,7 +79,7 @@ MAY_IMPORT = {
         "drafters",
         "memory",
     },
-    "check": {"llm", "engine", "assembly", "text", "models", "kv", "ops", "sampling", "drafters"},
+    "check": {"llm", "engine", "assembly", "text", "media", "models", "kv", "ops", "sampling", "drafters"},
     "cluster": {
         "assembly",
         "hub",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.check import distribution, drafts, forward, identity
+from paceline.check import distribution, drafts, forward, identity, pictures
 from paceline.check.certificate import INTERRUPTED, Certificate, Finding
 from paceline.check.crash import describe
 from paceline.check.distribution import Rule, Sampled, Trial
@@ -69,6 +69,7 @@ def prove(subject: Subject, plan: Plan, provenance: Mapping[str, Any], report: R
     facts = {
         "target": info.get("target", "in memory"),
         "drafters": ", ".join(subject.drafters),
+        "pictures": pictures.described(subject),
         "arithmetic": info.get("arithmetic", "plain torch"),
         "precision": f"{info.get('dtype', state.target.dtype)}, K/V {state.cache.holds}, on {state.target.device}",
     }
@@ -97,6 +98,15 @@ def _stages(subject: Subject, plan: Plan, report: Report) -> list[Stage]:
         ),
         Stage(identity.NAME, compare, lambda: identity.finding(subject, score)),
     ]
+    if not isinstance(pictures.reader_of(subject), str):
+        seen = pictures.Seen()
+        out.append(
+            Stage(
+                pictures.NAME,
+                lambda: pictures.compare(subject, plan.effort.seconds, rows.logits, seen),
+                lambda: pictures.finding(subject, seen),
+            )
+        )
     if drafts.of(subject):
         out.append(Stage(drafts.NAME, draft, lambda: drafts.finding(clean, exact=rows.logits == 0)))
     return out + (_distributions(subject, plan, report) if plan.samples else [])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from paceline.check.subject import Subject
 from paceline.core import Delta, SamplingParams, Stats, TokenLogprob
 from paceline.kv.store import PAGE_SIZE
+from paceline.soft_tokens import copied
 
 Request = tuple[Seq[int], SamplingParams]
 
@@ -79,7 +80,7 @@ def _play(subject: Subject, requests: Seq[Request], scene: Scene) -> list[Output
             while waiting and (not scene.apart or step % scene.apart == 0 or not engine.has_work):
                 name = waiting.pop(0)
                 prompt, params = requests[names[name]]
-                engine.add(name, list(prompt), params, scene.salt)
+                engine.add(name, copied(prompt), params, scene.salt)
                 if scene.apart:
                     break
             if scene.churn and step % 5 == 1 and not all(one.finish for one in output):
