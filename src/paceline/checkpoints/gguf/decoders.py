@@ -202,8 +202,68 @@ def _phi3(keys: Keys) -> Config:
     }
 
 
+def _qwen3next(keys: Keys) -> Config:
+    config = _qwen35moe(keys) | {"model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"]}
+    return config | {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+
+
+def _routed(keys: Keys) -> Config:
+    """Experts by sigmoids and a bias, as DeepSeek-V3 and GLM-4-MoE have them."""
+    if keys.size("expert_gating_func", 2) != 2:
+        raise ConfigError(
+            f"{keys.model.path} chooses experts by another function than sigmoids (DeepSeek-V2, Kimi-VL and others), "
+            "which paceline does not run: use DeepSeek-V3"
+        )
+    return {
+        "n_routed_experts": keys.size("expert_count"),
+        "num_experts_per_tok": keys.size("expert_used_count"),
+        "moe_intermediate_size": keys.size("expert_feed_forward_length"),
+        "n_shared_experts": keys.size("expert_shared_count", 0),
+        "first_k_dense_replace": keys.size("leading_dense_block_count", 0),
+        "norm_topk_prob": bool(keys.get("expert_weights_norm", False)),
+        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+        "n_group": keys.size("expert_group_count", 1),
+        "topk_group": keys.size("expert_group_used_count", 1),
+    }
+
+
+def _deepseek2(keys: Keys) -> Config:
+    config = decoder(keys, "deepseek_v3", "DeepseekV3ForCausalLM") | _routed(keys)
+    rotated = keys.size("rope.dimension_count")
+    scaling = config["rope_scaling"]
+    if scaling and keys.get("rope.scaling.yarn_log_multiplier") is not None:
+        grows = round(
+            keys.number("rope.scaling.yarn_log_multiplier", 0.1) / 0.1, 6
+        )  # the converter writes a tenth
+        config["rope_scaling"] = scaling | {"mscale": grows, "mscale_all_dim": grows}
+    return config | {
+        "num_key_value_heads": config["num_attention_heads"],
+        "head_dim": rotated,
+        "q_lora_rank": keys.size("attention.q_lora_rank", 0) or None,
+        "kv_lora_rank": keys.size("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": keys.size("attention.key_length_mla") - rotated,
+        "v_head_dim": keys.size("attention.value_length_mla"),
+        "rope_interleave": True,
+        "attention_bias": False,
+    }
+
+
+def _glm4moe(keys: Keys) -> Config:
+    modules = keys.size("nextn_predict_layers", 0)
+    config = decoder(keys, "glm4_moe", "Glm4MoeForCausalLM") | _routed(keys)
+    return config | {
+        "num_hidden_layers": config["num_hidden_layers"] - modules,
+        "num_nextn_predict_layers": modules,
+        "attention_bias": keys.has("blk.0.attn_q.bias"),
+        "use_qk_norm": keys.has("blk.0.attn_q_norm.weight"),
+        "partial_rotary_factor": _share(keys, config),
+    }
+
+
 DECODERS: Mapping[str, Callable[[Keys], Config]] = {
     "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "qwen3moe": _qwen3moe, "qwen35": _qwen35, "qwen35moe": _qwen35moe,
     "gemma3": _gemma3, "smollm3": _smollm3, "olmo2": _olmo2, "granite": _granite,
     "mistral3": _mistral3, "glm4": _glm4, "phi3": _phi3,
+    "qwen3next": _qwen3next, "deepseek2": _deepseek2, "glm4moe": _glm4moe,
 }  # fmt: skip

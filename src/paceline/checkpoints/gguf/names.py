@@ -63,6 +63,21 @@ _DELTA = {  # of linear attention, see models/layers/delta_net.py
     "ssm_out.weight": "linear_attn.out_proj.weight",
     "attn_norm.weight": "input_layernorm.weight", "post_attention_norm.weight": "post_attention_layernorm.weight",
 }  # fmt: skip
+_DELTA_NEXT = _DELTA | {"ssm_ba.weight": "linear_attn.in_proj_ba.weight"}
+_ROUTED = _EXPERTS | {
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_shexp.weight": "mlp.shared_experts.gate_proj.weight",
+    "ffn_up_shexp.weight": "mlp.shared_experts.up_proj.weight",
+    "ffn_down_shexp.weight": "mlp.shared_experts.down_proj.weight",
+}
+_LATENT = {
+    "attn_q.weight": "self_attn.q_proj.weight", "attn_q_a.weight": "self_attn.q_a_proj.weight",
+    "attn_q_a_norm.weight": "self_attn.q_a_layernorm.weight", "attn_q_b.weight": "self_attn.q_b_proj.weight",
+    "attn_kv_a_mqa.weight": "self_attn.kv_a_proj_with_mqa.weight",
+    "attn_kv_a_norm.weight": "self_attn.kv_a_layernorm.weight", "attn_kv_b.weight": "self_attn.kv_b_proj.weight",
+    "attn_k_b.weight": "self_attn.kv_b_proj.weight", "attn_v_b.weight": "self_attn.kv_b_proj.weight",
+    "attn_output.weight": "self_attn.o_proj.weight",
+}  # fmt: skip
 _NEXTN = {  # of modules for multi-token prediction, see models/drafters/mtp.py
     "nextn.eh_proj.weight": "eh_proj.weight", "nextn.enorm.weight": "enorm.weight", "nextn.hnorm.weight": "hnorm.weight",
     "nextn.shared_head_norm.weight": "shared_head.norm.weight",
@@ -119,6 +134,21 @@ NAMES: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
     "qwen3moe": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _EXPERTS | _TWO_NORMS),
     "qwen35": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _DELTA | _NEXTN),
     "qwen35moe": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _EXPERTS | _SHARED_EXPERT | _DELTA | _NEXTN),
+    "qwen3next": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _EXPERTS | _SHARED_EXPERT | _DELTA_NEXT | _NEXTN),
+    "deepseek2": (_TOP, _LATENT | _MLP | _ROUTED | _TWO_NORMS),
+    "glm4moe": (
+        _TOP,
+        _ATTENTION
+        | _BIASES
+        | _HEAD_NORMS
+        | _MLP
+        | _ROUTED
+        | _NEXTN
+        | {
+            "attn_norm.weight": "input_layernorm.weight",
+            "post_attention_norm.weight": "post_attention_layernorm.weight",
+        },
+    ),
     "gemma3": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _AROUND),
     "smollm3": (_TOP, _ATTENTION | _MLP | _TWO_NORMS),
     "olmo2": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _AFTER),
@@ -140,12 +170,14 @@ WINDOWED = ("gemma3", "olmo2", "phi3", "gemma4", "gemma4-assistant")  # files kn
 @dataclass(frozen=True, slots=True)
 class Piece:
     """One checkpoint tensor: the GGUF tensors that are laid along the second last axis, in order; `heads` > 0: rows of
-    that many heads go back from pairs side by side to half and half; `shift` is subtracted from the values."""
+    that many heads go back from pairs side by side to half and half; `shift` is subtracted from the values. `latent`:
+    of each head the keys [heads, rank, width], turned, and then the values [heads, width, rank]."""
 
     sources: tuple[str, ...]
     shape: tuple[int, ...]
     heads: int = 0
     shift: float = 0.0
+    latent: bool = False
 
 
 def rotated_heads(architecture: str, name: str, heads: int, kv_heads: int) -> int:
@@ -177,9 +209,14 @@ def pieces(model: Gguf, heads: int, kv_heads: int) -> dict[str, Piece]:
         sources.setdefault(f"layers.{inside[1]}.{known}" if inside else known, []).append(name)
     out = {}
     for name, made_of in sources.items():
-        made_of.sort(key=lambda source: "ffn_up_exps" in source)  # gate first
+        made_of.sort(
+            key=lambda source: "ffn_up_exps" in source or "attn_v_b." in source
+        )  # gate and keys first
         shapes = [model.tensors[source].shape for source in made_of]
         count = rotated_heads(architecture, made_of[0], heads, kv_heads)
+        if len(made_of) == 2 and "attn_k_b." in made_of[0]:
+            out[name] = Piece(tuple(made_of), _latent(model, made_of, shapes), latent=True)
+            continue
         shape = _joined(model, made_of, shapes)
         row = name.endswith("shared_expert_gate.weight") and len(shape) == 1  # a matrix of one row
         shift = norm_shift(architecture, made_of[0])
@@ -200,6 +237,15 @@ def _joined(model: Gguf, names: list[str], shapes: list[tuple[int, ...]]) -> tup
             f"{model.path}: {' and '.join(names)} do not fit together: the file is damaged, download it again"
         )
     return (*first[:-2], sum(s[-2] for s in shapes), first[-1])
+
+
+def _latent(model: Gguf, names: list[str], shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    keys, values = shapes
+    if len(keys) != 3 or len(values) != 3 or keys[0] != values[0] or keys[1] != values[2]:
+        raise WeightsError(
+            f"{model.path}: {' and '.join(names)} do not fit together: the file is damaged, download it again"
+        )
+    return (keys[0] * (keys[2] + values[1]), keys[1])
 
 
 def half_split_rows(rows: int, heads: int) -> NDArray[np.int64]:

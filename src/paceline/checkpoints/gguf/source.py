@@ -51,6 +51,8 @@ class GgufCheckpoint:
 
     def kind(self, name: str) -> str:
         """The block type of a tensor, "Q4_1"; "mixed" where it is made of several that differ."""
+        if self.pieces[name].latent:
+            return "mixed"
         kinds = {self.model.tensors[source].kind for source in self.pieces[name].sources}
         return kinds.pop() if len(kinds) == 1 else "mixed"
 
@@ -72,6 +74,9 @@ class GgufCheckpoint:
     def floats(self, name: str) -> NDArray[np.float32]:
         """The values of a tensor in its shape."""
         sources = self.pieces[name].sources
+        if self.pieces[name].latent:
+            keys, values = (self.model.floats(source) for source in sources)
+            return np.concatenate([keys.swapaxes(1, 2), values], axis=1).reshape(self.pieces[name].shape)
         if self.kind(name) == "mixed":
             return np.concatenate([self.model.floats(source) for source in sources], axis=-2)
         return dequantize(self.kind(name), self.blocks(name)).reshape(self.pieces[name].shape)

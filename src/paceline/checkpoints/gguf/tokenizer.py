@@ -37,6 +37,12 @@ _CASED_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _TEKKEN = _CASED % ("", "") + r"|\p{N}" + _CASED_REST
 _GPT4O = _CASED % (_SUFFIX, _SUFFIX) + r"|\p{N}{1,3}" + _CASED_REST
+_DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    "[一-龥\u3040-ゟ゠-ヿ]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"""
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
 _DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
 
 # `tokenizer.ggml.pre` -> expressions that cut the text one after the other
@@ -57,6 +63,7 @@ SPLITS: Mapping[str, tuple[str, ...]] = {
         (_QWEN2,),
     ),
     "qwen35": (_QWEN35,),
+    "deepseek-v3": _DEEPSEEK3,
     "tekken": (_TEKKEN,),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), (_GPT4O,)),
 }  # fmt: skip

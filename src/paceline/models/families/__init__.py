@@ -38,12 +38,11 @@ FAMILIES: Mapping[str, str] = {
     "deepseek_v3": "deepseek_v3",
     "qwen3_5": "qwen3_5", "qwen3_5_text": "qwen3_5", "qwen3_5_moe": "qwen3_5", "qwen3_5_moe_text": "qwen3_5",
     "qwen3_next": "qwen3_5",
-    "glm4_moe": "glm4_moe",
+    "glm4_moe": "glm4", "glm4": "glm4",
     "gemma3_text": "gemma3", "gemma3": "gemma3",
     "smollm3": "smollm3",
     "olmo2": "olmo2", "olmo3": "olmo2",
     "granite": "granite",
-    "glm4": "glm4",
     "phi3": "phi3",
 }  # fmt: skip
 

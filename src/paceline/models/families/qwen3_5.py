@@ -35,7 +35,7 @@ def parse_qwen3_5(raw: Mapping[str, Any]) -> DecoderConfig:
         plain[INNER] = text.get(SHARED)  # no layer without experts
     config = parse_decoder(plain, _kinds(fields), PARTIAL)
     stored = bool(text.get(GGUF_LAYOUT))
-    delta = parse_delta(fields, grouped=kind == NEXT, tiled=stored)
+    delta = parse_delta(fields, grouped=kind == NEXT, decayed=stored)
     shift = 0.0 if stored else 1.0
     config = replace(config, head_norms=True, gated=True, norm_shift=shift, delta=delta)
     if not sparse:

@@ -22,8 +22,9 @@ MOST_KERNEL = 8
 
 @dataclass(frozen=True, slots=True)
 class DeltaConfig:
-    """Sizes of such layers. `grouped`: projections lie side by side for each key head, as Qwen3-Next has them. `tiled`:
-    as llama.cpp writes them, value head v reads key head v mod key_heads, and A_log holds the decay itself."""
+    """Sizes of such layers. `grouped`: projections lie side by side for each key head, as Qwen3-Next has them. `decayed`:
+    as llama.cpp writes them, A_log holds the decay itself, and of grouped ones those of the rates alone are so. `tiled`:
+    value head v reads key head v mod key_heads."""
 
     key_heads: int
     value_heads: int
@@ -32,6 +33,7 @@ class DeltaConfig:
     kernel: int
     grouped: bool = False
     tiled: bool = False
+    decayed: bool = False
 
     @property
     def keys(self) -> int:
@@ -66,8 +68,8 @@ class DeltaNet:
     storage: int
 
 
-def parse_delta(fields: Fields, grouped: bool, tiled: bool) -> DeltaConfig:
-    """Raises ConfigError."""
+def parse_delta(fields: Fields, grouped: bool, decayed: bool) -> DeltaConfig:
+    """llama.cpp tiles the heads of models whose projections are not grouped. Raises ConfigError."""
     names = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
     keys, values, key_dim, value_dim = (fields.size(name) for name in names)
     kernel = fields.size("linear_conv_kernel_dim", least=2)
@@ -76,7 +78,7 @@ def parse_delta(fields: Fields, grouped: bool, tiled: bool) -> DeltaConfig:
             f"{fields.where}: linear attention of {values} value heads over {keys} key heads with a convolution over "
             f"{kernel} rows is not possible: value heads are a multiple of key heads, rows at most {MOST_KERNEL}"
         )
-    return DeltaConfig(keys, values, key_dim, value_dim, kernel, grouped, tiled)
+    return DeltaConfig(keys, values, key_dim, value_dim, kernel, grouped, decayed and not grouped, decayed)
 
 
 def delta_shapes(config: DeltaConfig, hidden: int, at: str) -> Shapes:
@@ -89,10 +91,12 @@ def delta_shapes(config: DeltaConfig, hidden: int, at: str) -> Shapes:
         "in_proj_a": heads,
     }
     if config.grouped:
-        inputs = {"in_proj_qkvz": config.channels + config.values, "in_proj_ba": 2 * heads}
+        whole = {"in_proj_qkvz": config.channels + config.values}
+        apart = {"in_proj_qkv": config.channels, "in_proj_z": config.values}
+        inputs = (apart if config.decayed else whole) | {"in_proj_ba": 2 * heads}
     shapes: Shapes = {f"{at}.{name}.weight": (width, hidden) for name, width in inputs.items()}
     return shapes | {
-        f"{at}.conv1d.weight": (config.channels, *(() if config.tiled else (1,)), config.kernel),
+        f"{at}.conv1d.weight": (config.channels, *(() if config.decayed else (1,)), config.kernel),
         f"{at}.dt_bias": (heads,),
         f"{at}.A_log": (heads,),
         f"{at}.norm.weight": (config.value_dim,),
@@ -103,9 +107,11 @@ def delta_shapes(config: DeltaConfig, hidden: int, at: str) -> Shapes:
 def read_delta(weights: Weights, config: DeltaConfig, at: str, storage: int) -> DeltaNet:
     """A layer of a loaded model."""
     if config.grouped:
-        qkv, z, b, a = _ungrouped(
-            weights.matrix(f"{at}.in_proj_qkvz"), weights.matrix(f"{at}.in_proj_ba"), config
-        )
+        b, a = _rates(weights.matrix(f"{at}.in_proj_ba"), config)
+        if config.decayed:
+            qkv, z = weights.matrix(f"{at}.in_proj_qkv"), weights.matrix(f"{at}.in_proj_z")
+        else:
+            qkv, z = _ungrouped(weights.matrix(f"{at}.in_proj_qkvz"), config)
     else:
         qkv, z, b, a = (weights.matrix(f"{at}.in_proj_{name}") for name in ("qkv", "z", "b", "a"))
     decay = weights.vector(f"{at}.A_log")
@@ -116,22 +122,26 @@ def read_delta(weights: Weights, config: DeltaConfig, at: str, storage: int) -> 
         config.value_dim,
         weights.vector(f"{at}.conv1d.weight").view(config.channels, -1).T.contiguous(),
         weights.vector(f"{at}.dt_bias"),
-        decay if config.tiled else -decay.exp(),
+        decay if config.decayed else -decay.exp(),
         config.tiled,
     )
     return DeltaNet(qkv, z, b, a, rule, weights.norm(f"{at}.norm"), weights.matrix(f"{at}.out_proj"), storage)
 
 
-def _ungrouped(qkvz: Weight, ba: Weight, config: DeltaConfig) -> tuple[Weight, Weight, Weight, Weight]:
+def _ungrouped(qkvz: Weight, config: DeltaConfig) -> tuple[Weight, Weight]:
     """The projections one after the other, of those that lie side by side for each key head."""
     per = config.value_heads // config.key_heads
     sizes = [config.key_dim] * 2 + [per * config.value_dim] * 2
     wide = torch.arange(qkvz.out_features).view(config.key_heads, -1)
     q, k, v, z = (part.flatten() for part in torch.split(wide, sizes, dim=1))
+    return qkvz.rows(torch.cat((q, k, v))), qkvz.rows(z)
+
+
+def _rates(ba: Weight, config: DeltaConfig) -> tuple[Weight, Weight]:
     b, a = (
         part.flatten() for part in torch.arange(ba.out_features).view(config.key_heads, -1).chunk(2, dim=1)
     )
-    return qkvz.rows(torch.cat((q, k, v))), qkvz.rows(z), ba.rows(b), ba.rows(a)
+    return ba.rows(b), ba.rows(a)
 
 
 def recur(ops: Ops, h: Value, net: DeltaNet, eps: float) -> Value:
