@@ -21,7 +21,7 @@ from paceline.ops.cuda import round as rounds
 from paceline.ops.cuda.drawing import Drawer, Logits
 from paceline.ops.cuda.places import Place, Ref
 from paceline.ops.cuda.plan import Held, Staging
-from paceline.ops.cuda.shape import Bucket, Layout, fill, round_up
+from paceline.ops.cuda.shape import Bucket, Layout, Step, fill, round_up
 from paceline.ops.recording import RecordingOps, Symbol
 from paceline.ops.reference import EagerRunner, ReferenceOps
 
@@ -63,7 +63,7 @@ class ReferencePlan:
         self.cache, self.layout = cache, Layout(round_up(rows.count), 0)
         assert rows.numbers is not None
         host = self.staging.take(self.layout.size(0))
-        bucket = fill(host.numpy(), self.layout, rows.numbers, rows.starts, [])
+        bucket = fill(host.numpy(), self.layout, Step(rows.numbers, rows.starts), [])
         self.staging.send(self._meta, self.layout.size(0))
         return bucket
 
