@@ -126,5 +126,7 @@ def test_weights_that_are_no_numbers_change_no_text(llama: Path, tmp_path: Path)
     settings: dict[str, Any] = {"max_model_len": 128, "profile_dir": "none", "draft_tokens": 3}
     each = params(20, temperature=0.8, seed=3)
     plain = LLM(str(llama), drafter="none", **settings).generate(["0123abc"], each)[0]
-    got = LLM(str(llama), drafter=str(drafter), quantize_drafter="none", **settings).generate(["0123abc"], each)[0]
-    assert got.token_ids == plain.token_ids
+    told = LLM(str(llama), drafter=str(drafter), quantize_drafter="none", **settings).generate(
+        ["0123abc"], each
+    )[0]
+    assert told.token_ids == plain.token_ids

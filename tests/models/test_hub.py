@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
@@ -72,7 +74,12 @@ def test_a_gguf_file_with_brackets_in_its_name_is_the_one_that_is_fetched(tmp_pa
             type("ConnectError", (Exception,), {"__module__": "httpx2"})("no route"),
             r"\(no route\): check the network",
         ),
-        (RepositoryNotFoundError.__new__(RepositoryNotFoundError), "neither a local folder nor a repository"),
+        (
+            RepositoryNotFoundError(
+                "404", response=SimpleNamespace(status_code=404, headers={}, request=None)
+            ),
+            "neither a local folder nor a repository",
+        ),
     ],
 )
 def test_download_fails_in_one_line(error, words, monkeypatch):
