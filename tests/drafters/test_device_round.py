@@ -75,7 +75,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, stop: Stop) -> None:
 def test_rows_end_by_their_stops(step: float, runner: StandInRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Piece by piece, as the picker ends them step by step, where rows pay for a step together, too."""
     planned(monkeypatch, Stop(6, (0.5,) * 8, ((0.2, 0.8),) * 12, price=0.05, step=step))
-    params = SamplingParams(max_tokens=4, seed=1, temperature=0.8)
+    params = SamplingParams(max_tokens=6, seed=1, temperature=0.8)
     whole = drafts(params, draft_tokens=6)
     lengths = {len(drawn.tokens) for drawn in runner.drawn}
     assert len(lengths) > 1
