@@ -26,10 +26,10 @@ def own_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 class OneRay(LoadScopeScheduling):
-    """Tests go to whichever process is free, but those that start a Ray all to the same one."""
+    """Files go to whichever process is free, so that models are made once; those with a Ray to one."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "ray" if nodeid.startswith("tests/cluster/") else nodeid
+        return "ray" if nodeid.startswith("tests/cluster/") else nodeid.partition("::")[0]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneRay:

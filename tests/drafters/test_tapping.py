@@ -82,13 +82,15 @@ KITS: dict[str, Callable[[Path, Path], Made]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=KITS)
-def made(request: pytest.FixtureRequest, llama: Path, tmp_path: Path) -> Made:
-    return KITS[request.param](llama, tmp_path / "drafter")
+@pytest.fixture(scope="module", params=KITS)
+def made(request: pytest.FixtureRequest, llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return KITS[request.param](llama, tmp_path_factory.mktemp("kit") / "drafter")
 
 
 @pytest.mark.parametrize("scene", SCENES)
 def test_drafts_are_those_of_a_clean_start(scene: str, made: Made, runner: Runner) -> None:
+    if isinstance(runner, EagerRunner) and scene in ("partly", "cancelled"):
+        pytest.skip("the two other scenes hold all of plain torch's forwards")
     play(scene, *made, runner)
 
 
@@ -125,12 +127,9 @@ def test_each_step_is_within_1e_4(made: Made, runner: Runner) -> None:
         assert float((logits - right).abs().max()) < 1e-4 * float(right.abs().max())
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_the_text_is_that_of_plain_decoding_without_room_for_the_drafter(
-    temperature: float, made: Made
-) -> None:
+def test_the_text_is_that_of_plain_decoding_without_room_for_the_drafter(made: Made) -> None:
     pair = Pair(*made, own=5)
-    each = {str(i): (text, params(12, temperature=temperature, seed=i)) for i, text in enumerate(texts(3))}
+    each = {str(i): (text, params(12, temperature=0.8, seed=i)) for i, text in enumerate(texts(3))}
     plain = pair.engine(drafters={}, default_drafter="none").run(each)
     got = pair.engine().run(each)
     assert {k: v[0].token_ids for k, v in got.items()} == {k: v[0].token_ids for k, v in plain.items()}
@@ -141,7 +140,7 @@ def test_the_text_is_that_of_plain_decoding_without_room_for_the_drafter(
 
 @pytest.mark.parametrize("kit", [*KITS, "gemma"])
 @pytest.mark.parametrize(
-    "settings", [{}, {"temperature": 0.8, "top_p": 0.9}, {"repetition_penalty": 1.3}], ids=str
+    "settings", [{}, {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.3}], ids=str
 )
 def test_lossless(kit: str, settings: dict[str, Any], llama: Path, tmp_path: Path) -> None:
     """With the native kernels, where there are some: batches, preemption, prefix hits."""
