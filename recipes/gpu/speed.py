@@ -110,7 +110,9 @@ def drafted(place: Place, journal: Journal, name: str, engine: Engine, batch: in
     chances = ACCEPTANCE.get(name.partition("-")[0], USUAL)
     bench = _bench(place, engine, chances)
     cell, setting = Cell("synthetic", batch, 0.0), Setting("mtp", 4)
-    run_beside(replace(bench, least=0.0), cell, setting, 0)  # all graphs of such texts are captured afterwards
+    run_beside(
+        replace(bench, least=0.0), cell, setting, 0
+    )  # all graphs of such texts are captured afterwards
     run, plain = run_beside(bench, cell, setting, 1)
     kept = 1 + sum(run.accepted_by_position) / max(run.steps, 1)
     step = kept / run.speed * batch if run.speed else float("nan")
