@@ -139,6 +139,7 @@ KIMI = (
     "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>",
     "<|tool_call_argument_begin|>",
 )  # fmt: skip
+TOLD = {"told_calls": ("<tool_call>\n", "\n</tool_call>", "\n")}
 F_ = "families/"
 FAMILIES = {
     "google_v5": Family("gemma", gemma(), ("<|channel>thought\n", "<channel|>"), special=GEMMA, switches=True),
@@ -146,6 +147,10 @@ FAMILIES = {
     F_ + "qwen3": Family("hermes", hermes(), THINK, added=MARKS, thinks=True, switches=True),
     F_ + "qwen3_instruct_2507": Family("hermes", hermes(), added=MARKS),
     F_ + "hermes_3": Family("hermes", hermes(), added=MARKS[2:], needs={"whole_tools": True}),
+    F_ + "granite_3_3": Family(
+        "granite", listed("<|tool_call|>", ""), ("<think>", "</think>"), special=("<|tool_call|>",), switches=True,
+        needs={"told_calls": ("<|tool_call|>", "", None)},
+    ),
     F_ + "granite_4": Family("hermes", hermes(), special=MARKS[2:]),
     F_ + "qwen3_coder": Family("qwen-xml", xml(), added=MARKS[2:]),
     F_ + "qwen3_5_think": Family("qwen-xml", xml(), THINK, True, added=MARKS, thinks=True, switches=True),
@@ -194,9 +199,9 @@ FAMILIES = {
         "json", listed("<TOOLCALL>", "</TOOLCALL>"),
         THINK, True, thinks=True,
     ),
-    F_ + "smollm3": Family("think", None, ("<think>\n", "\n</think>\n"), added=MARKS[:2], thinks=True, switches=True),
-    F_ + "phi3": Family("plain"),
-    F_ + "gemma3": Family("plain"),
+    F_ + "smollm3": Family("think", None, ("<think>\n", "\n</think>\n"), added=MARKS[:2], thinks=True, switches=True, needs=TOLD),
+    F_ + "phi3": Family("plain", needs=TOLD),
+    F_ + "gemma3": Family("plain", needs=TOLD),
 }  # fmt: skip
 
 

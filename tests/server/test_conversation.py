@@ -136,6 +136,20 @@ def test_arguments_of_old_calls_are_carried_whatever_they_are(templates, given, 
     )
 
 
+def test_results_of_calls_are_never_lost(templates: dict[str, ChatTemplate]) -> None:
+    """A template that knows no such role shows them as the user's; one that writes them as JSON is left alone."""
+    talk = [*said("u:A a:B"), {"role": "tool", "content": '{"sky": "very grey"}'}]
+    for name in ("strict", "no-system"):
+        text, warnings = rendered(templates[name].render, talk)
+        assert text.endswith('[user:{"sky": "very grey"}]')
+        assert warnings == [
+            "messages: the chat template takes no results of calls: they were given as the user's"
+        ]
+    escaped = ChatTemplate("{% for m in messages %}{{ m.content | tojson }}{% endfor %}", {})
+    assert rendered(escaped.render, talk)[1] == []
+    escaped.close()
+
+
 def test_a_call_without_arguments_and_what_was_refused() -> None:
     sent = [
         {"role": "user", "content": "A"},

@@ -186,6 +186,7 @@ def test_an_answer_that_is_cut_off_shows_no_mark(family: tuple[str, Tokenizer, C
 MARKS_IN_STRINGS = {
     "hermes": '{"s": "</tool_call> <tool_call> [TOOL_CALLS] </think>"}',
     "llama3": '{"s": "</tool_call> ; {\\"name\\": \\"g\\"}"}',
+    "granite": '{"s": "<|tool_call|>[{ ]"}',
     "mistral-list": '{"s": "[TOOL_CALLS] ] }"}', "mistral": '{"s": "[TOOL_CALLS]g[ARGS]{}"}',
     "deepseek": '{"s": "<｜tool▁call▁end｜> ``` }"}', "deepseek-v3.1": '{"s": "<｜tool▁calls▁end｜>"}',
     "harmony": '{"s": "<|end|> <|call|>"}', "kimi": '{"s": "<|tool_call_end|>"}', "json": '{"s": "</TOOLCALL>]"}',

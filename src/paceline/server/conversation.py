@@ -7,6 +7,7 @@ alternate. Clients send other histories. Nothing is changed where the template t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from itertools import combinations
 from typing import Any
@@ -68,10 +69,16 @@ def _try(
 
 
 def _lost(messages: list[Message], text: str) -> list[int]:
-    """Which system messages the prompt does not hold: an instruction never goes missing in silence."""
-    return [
-        i for i, message in enumerate(messages) if message["role"] == "system" and _text(message) not in text
-    ]
+    """Which system messages the prompt does not hold, and which results of calls if it holds none of them."""
+    system = [i for i, one in enumerate(messages) if one["role"] == "system" and _text(one) not in text]
+    results = [i for i, one in enumerate(messages) if one["role"] == "tool" and _text(one)]
+    hidden = [i for i in results if _word(_text(messages[i])) not in text]
+    return system + (hidden if len(hidden) == len(results) else [])
+
+
+def _word(text: str) -> str:
+    """The longest run of letters and digits: templates may write a result as JSON or in lines."""
+    return max(re.findall(r"[A-Za-z0-9]+", text), key=len, default="")
 
 
 def _text(message: Message) -> str:
@@ -133,6 +140,14 @@ def _user_first(messages: list[Message]) -> list[Message]:
     return [*messages[:at], {"role": "user", "content": ""}, *messages[at:]]
 
 
+def _results_by_user(messages: list[Message]) -> list[Message]:
+    """Results of calls as turns of the user."""
+    return [
+        {"role": "user", "content": message["content"]} if message["role"] == "tool" else message
+        for message in messages
+    ]
+
+
 def _object_arguments(messages: list[Message]) -> list[Message]:
     """Arguments that are no object, as one with their text."""
 
@@ -154,6 +169,7 @@ def _object_arguments(messages: list[Message]) -> list[Message]:
 
 _REPAIRS: tuple[tuple[Repair, str], ...] = (
     (_object_arguments, f"{_WORDS} arguments of a call that are no object: they stand in one, as text"),
+    (_results_by_user, f"{_WORDS} results of calls: they were given as the user's"),
     (_system_first, f"{_WORDS} system message there: all of them were put first, as one"),
     (_in_user, f"{_WORDS} system message: it was put before the first message of the user"),
     (_alternating, f"{_WORDS} two turns of one role in a row: they were joined"),

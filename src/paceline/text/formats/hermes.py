@@ -1,4 +1,7 @@
-"""`<tool_call>` around one JSON object a call: Hermes 2 and 3, Qwen 2.5 and 3, Granite 4, SmolLM3 and many others."""
+"""`<tool_call>` around one JSON object a call: Hermes 2 and 3, Qwen 2.5 and 3, Granite 4, SmolLM3 and many others.
+
+Granite 3 writes one list behind `<|tool_call|>`.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,11 @@ class JsonCalls:
     def marks(self) -> tuple[str, ...]:
         return tuple(one for one in (self.opening, self.closing, *self.also) if one)
 
+    @property
+    def told(self) -> tuple[str, str, str | None]:
+        """What stands before, behind and between calls; without a joint they are one list."""
+        return self.opening + self.around[0], self.around[1] + self.closing, self.joint
+
     def parser(self, tools: Tools) -> EventParser:
         return JsonCallParser(tools, self.opening, self.closing, self.also)
 
@@ -44,3 +52,4 @@ class JsonCalls:
 
 
 HERMES = JsonCalls("hermes", "<tool_call>", "</tool_call>", "\n", ("\n", "\n"))
+GRANITE = JsonCalls("granite", "<|tool_call|>", "", None)  # 3.0 to 3.3

@@ -39,6 +39,8 @@ def _one(message: dict[str, Any], needs: Needs) -> dict[str, Any]:
     calls = made.get("tool_calls")
     if calls:
         made["tool_calls"] = [_call(call, needs) for call in calls]
+        if needs.told_calls is not None:
+            made["content"] = _told(made.pop("content", None), calls, needs.told_calls)
         if needs.null_content and not made.get("content"):
             made["content"] = None
     if needs.short_ids and made.get("tool_call_id") is not None:
@@ -46,6 +48,22 @@ def _one(message: dict[str, Any], needs: Needs) -> dict[str, Any]:
     if needs.thoughts_as != "reasoning_content" and made.get("role") == "assistant":
         _place_thoughts(made, needs.thoughts_as)
     return made
+
+
+def _told(content: Any, calls: list[dict[str, Any]], marks: tuple[str, str, str | None]) -> Any:
+    """The content with the calls behind it, as the model writes them: its template shows no others."""
+    before, behind, joint = marks
+    texts = []
+    for call in calls:
+        function = call.get("function") or {}
+        name, given = json.dumps(function.get("name"), ensure_ascii=False), function.get("arguments")
+        arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        texts.append(f'{{"name": {name}, "arguments": {arguments}}}')
+    joined = f"[{', '.join(texts)}]" if joint is None else f"{behind}{joint}{before}".join(texts)
+    text = before + joined + behind
+    if isinstance(content, list):
+        return [*content, {"type": "text", "text": text}]
+    return f"{content}\n{text}" if content else text
 
 
 def _call(call: dict[str, Any], needs: Needs) -> dict[str, Any]:

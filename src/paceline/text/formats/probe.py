@@ -57,6 +57,7 @@ SIGNS = (
     _sign(kimi.KIMI, r"<\|tool_call_begin\|>[^<]*<\|tool_call_argument_begin\|>", r"<\|tool_call_argument_begin\|>"),
     _sign(mistral.NEW, rf"\[TOOL_CALLS\]\s*{_T}", None),
     _sign(mistral.OLD, rf'\[TOOL_CALLS\]\s*\[\s*\{{[^\n]*"name":\s*"{_T}"', r"\[TOOL_CALLS\]"),
+    _sign(hermes.GRANITE, rf'<\|tool_call\|>\s*\[\s*\{{[^\n]*"name":\s*"{_T}"', r"<\|tool_call\|>"),
     _sign(hermes.HERMES, rf'<tool_call>\s*\{{[^\n]*"name":\s*"{_T}"', r"<tool_call>"),
     _sign(llama.LLAMA, rf'\{{"name":\s*"{_T}",\s*"parameters":'),
 )  # fmt: skip
@@ -160,10 +161,12 @@ def _calls(render: Render, source: str) -> tuple[Sign | None, Needs]:
     if strange:  # a notation that is not known here
         return None, Needs()
     shown = _tried(render, [_user()], (TOOL,)) if TOOL not in _tried(render, [_user()], ()) else ""
-    for sign in SIGNS if TOOL in shown else ():
-        if sign.source is not None and sign.source.search(shown):
-            return sign, Needs()
-    return next((one for one in SIGNS if one.source is not None and one.source.search(source)), None), Needs()
+    texts = [shown, source] if TOOL in shown else [source]
+    signs = ((text, one) for text in texts for one in SIGNS if one.source is not None)
+    sign = next((one for text, one in signs if one.source is not None and one.source.search(text)), None)
+    calls = hermes.HERMES if sign is None else sign.calls  # what a model without a notation is held to
+    told = calls.told if isinstance(calls, hermes.JsonCalls) else None
+    return sign, Needs(told_calls=told)
 
 
 _OBJECT = re.compile(
