@@ -199,7 +199,9 @@ FAMILIES = {
         "json", listed("<TOOLCALL>", "</TOOLCALL>"),
         THINK, True, thinks=True,
     ),
-    F_ + "smollm3": Family("think", None, ("<think>\n", "\n</think>\n"), added=MARKS[:2], thinks=True, switches=True, needs=TOLD),
+    F_ + "smollm3": Family(
+        "think", None, ("<think>\n", "\n</think>\n"), added=MARKS[:2], thinks=True, switches=True, needs=TOLD,
+    ),
     F_ + "phi3": Family("plain", needs=TOLD),
     F_ + "gemma3": Family("plain", needs=TOLD),
 }  # fmt: skip
