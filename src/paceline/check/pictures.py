@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from paceline.check.certificate import Divergence, Finding
 from paceline.check.crash import over
-from paceline.check.scenes import CHURN, SQUEEZE, TOGETHER, UNSHARED, Scene, Told, play
+from paceline.check.scenes import CHURN, SQUEEZE, TOGETHER, UNSHARED, Scene, Output, play
 from paceline.check.subject import Subject
 from paceline.core import SamplingParams
 from paceline.errors import PromptError
@@ -48,7 +48,7 @@ class Asked:
     name: str
     prompt: MediaPrompt
     params: SamplingParams
-    told: Told  # without a drafter
+    told: Output  # without a drafter
 
 
 @dataclass(slots=True)
@@ -205,7 +205,7 @@ def _where(batch: Batch) -> dict[str, str]:
     }
 
 
-def _count(seen: Seen, one: Asked, told: Told, rows: int) -> None:
+def _count(seen: Seen, one: Asked, told: Output, rows: int) -> None:
     seen.texts += 1
     seen.tokens += len(told.tokens)
     seen.rows += sum(len(item.vectors) for item in one.prompt.media)
@@ -217,7 +217,7 @@ def _count(seen: Seen, one: Asked, told: Told, rows: int) -> None:
 
 
 def _difference(
-    subject: Subject, one: Asked, where: tuple[SamplingParams, Scene], told: Told, noise_floor: float
+    subject: Subject, one: Asked, where: tuple[SamplingParams, Scene], told: Output, noise_floor: float
 ) -> Divergence | None:
     mine, other = one.told.tokens, told.tokens
     if mine == other and not told.error and one.told.text == told.text:
