@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from paceline.check.certificate import Divergence, Finding
 from paceline.check.crash import over
-from paceline.check.scenes import CHURN, SQUEEZE, TOGETHER, UNSHARED, Scene, Output, play
+from paceline.check.scenes import CHURN, SQUEEZE, TOGETHER, UNSHARED, Output, Scene, play
 from paceline.check.subject import Subject
 from paceline.core import SamplingParams
 from paceline.errors import PromptError
