@@ -84,7 +84,9 @@ def write_gguf(
         small_tokenizer(writer)
     for name, data in tensors.items():
         kind = gguf.GGMLQuantizationType.F32 if kind_of is None else kind_of(name, data)
-        if kind == gguf.GGMLQuantizationType.F32:
+        if data.dtype == np.int64:
+            writer.add_tensor(name, data)
+        elif kind == gguf.GGMLQuantizationType.F32:
             writer.add_tensor(name, data.astype(np.float32))
         else:
             writer.add_tensor(name, gguf.quants.quantize(data.astype(np.float32), kind), raw_dtype=kind)

@@ -5,12 +5,19 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 import paceline
 from checkpoints import build_target
 from decoders import build_decoder
+from eagle3_files import EPS, HEAD_DIM, HEADS, INNER, KV_HEADS, THETA, build_eagle3
+from gguf_files import gguf_name, interleaved
+from gguf_files import write_gguf as write_tensors
 from paceline.assembly import choose_drafter
+from paceline.checkpoints.gguf.source import GgufCheckpoint
 from paceline.config import EngineConfig
 from paceline.convert.to_gguf import write_gguf
 from paceline.errors import PairError, UsageError
@@ -18,6 +25,10 @@ from paceline.hub.resolve import bundled, find_assistant, resolve
 from paceline.models.config import read_config
 from small_tokenizers import SIZE, byte_level, fallback
 
+EAGLE = {
+    "fc.weight": "fc.weight", "input_norm.weight": "enc.output_norm.weight", "d2t": "d2t", "t2d": "t2d",
+    "midlayer.hidden_norm.weight": "blk.0.attn_norm_2.weight",
+}  # fmt: skip
 GREEDY = paceline.SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
 
 
@@ -122,3 +133,41 @@ def test_a_file_is_no_adapter(drafts: Path) -> None:
         UsageError, match="is a GGUF file, which cannot be used here: give the folder of a LoRA"
     ):
         paceline.LLM(str(drafts / "target"), adapter=str(drafts / "draft.gguf"))
+
+
+def test_an_eagle_3_drafts_from_a_file_as_from_its_folder(tmp_path: Path) -> None:
+    """Written as llama.cpp's converter does: rows of q and k in pairs, ids where the checkpoint has offsets, no mask."""
+    build_decoder("llama", tmp_path / "t", vocab_size=SIZE)
+    byte_level(tmp_path / "t", "llama-bpe")
+    folder = build_eagle3(
+        tmp_path / "e", hidden=48, vocab=SIZE, draft_vocab=90, original=True, norm_before_fc=True
+    )
+    tensors = {}
+    for name, value in load_file(folder / "model.safetensors").items():
+        data = value.numpy()
+        if "q_proj" in name or "k_proj" in name:
+            data = interleaved(data, HEADS if "q_proj" in name else KV_HEADS)
+        made = EAGLE.get(name) or gguf_name(name.replace("midlayer", "layers.0"))
+        tensors[made] = data + np.arange(len(data)) if name == "d2t" else data
+    fields = {
+        "block_count": 1, "context_length": 512, "embedding_length": 48, "feed_forward_length": INNER,
+        "attention.head_count": HEADS, "attention.head_count_kv": KV_HEADS, "attention.key_length": HEAD_DIM,
+        "attention.layer_norm_rms_epsilon": EPS, "rope.freq_base": THETA, "vocab_size": SIZE, "norm_before_fc": True,
+        "target_layers": [1, 2, 3], "target_hidden_size": 48,
+    }  # fmt: skip
+    del tensors["t2d"]
+    file = write_tensors(tmp_path / "e.gguf", "eagle3", fields, tensors)
+    checkpoint = GgufCheckpoint(file)
+    for name, value in load_file(folder / "model.safetensors").items():
+        if name != "t2d":
+            assert torch.equal(checkpoint.tensor(name.replace("midlayer", "layers.0")), value), name
+    found = {}
+    for drafter in ("none", str(folder), str(file)):
+        with paceline.LLM(
+            str(tmp_path / "t"), drafter=drafter, draft_tokens=3, max_model_len=64, threads=1
+        ) as llm:
+            (found[drafter],) = llm.generate([2, 30, 31, 32], GREEDY)
+    assert len({tuple(one.token_ids) for one in found.values()}) == 1
+    one, other = found[str(folder)].stats, found[str(file)].stats
+    assert (one.drafted, one.accepted) == (other.drafted, other.accepted)
+    assert one.drafted > 8

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoints.foreign import ASSISTANT_TYPES, explain_folder
+from paceline.checkpoints.foreign import ASSISTANT_TYPES, explain_folder, foreign_drafter
 from paceline.checkpoints.gguf.metadata import config_of
 from paceline.checkpoints.gguf.reader import is_gguf
 from paceline.errors import ConfigError, LoadError
@@ -26,6 +26,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     if is_gguf(folder):
         found = config_of(folder)
+        if foreign_drafter(found) is not None:  # which is checked where it is paired
+            return found
         with said_of(folder):
             (parse_assistant if found["model_type"] in ASSISTANT_TYPES else parse_target)(found)
         return found

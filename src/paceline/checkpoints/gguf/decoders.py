@@ -261,9 +261,24 @@ def _glm4moe(keys: Keys) -> Config:
     }
 
 
+def _eagle3(keys: Keys) -> Config:
+    """An EAGLE-3 drafter, as its original config.json has it."""
+    taps, rows = keys.get("target_layers"), "output.weight"
+    config = decoder(keys, "llama", "LlamaForCausalLMEagle3")
+    config |= {
+        "target_hidden_size": keys.size("target_hidden_size"),
+        "norm_before_residual": bool(keys.get("norm_before_residual", False)),
+        "norm_before_fc": bool(keys.get("norm_before_fc", False)),
+        "draft_vocab_size": keys.shape(rows)[0] if keys.has(rows) else config["vocab_size"],
+    }
+    layers = taps.tolist() if isinstance(taps, np.ndarray) else taps
+    return config | ({} if layers is None else {"eagle_aux_hidden_state_layer_ids": layers})
+
+
 DECODERS: Mapping[str, Callable[[Keys], Config]] = {
     "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "qwen3moe": _qwen3moe, "qwen35": _qwen35, "qwen35moe": _qwen35moe,
     "gemma3": _gemma3, "smollm3": _smollm3, "olmo2": _olmo2, "granite": _granite,
     "mistral3": _mistral3, "glm4": _glm4, "phi3": _phi3,
     "qwen3next": _qwen3next, "deepseek2": _deepseek2, "glm4moe": _glm4moe,
+    "eagle3": _eagle3,
 }  # fmt: skip

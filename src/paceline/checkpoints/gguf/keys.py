@@ -82,12 +82,12 @@ def round_trip(value: float) -> float:
     return float(str(np.float32(value))) if isinstance(value, float) else float(value)
 
 
-def common(keys: Keys) -> Config:
-    """What all architectures have."""
+def common(keys: Keys, whole: bool = True) -> Config:
+    """What all architectures have; not `whole`: a drafter, which may read the embeddings of its target."""
     heads = keys.size("attention.head_count")
-    hidden = keys.size("embedding_length")
+    hidden, table = keys.size("embedding_length"), "token_embd.weight"
     config: Config = {
-        "vocab_size": keys.shape("token_embd.weight")[0],
+        "vocab_size": keys.shape(table)[0] if keys.has(table) or whole else keys.size("vocab_size"),
         "hidden_size": hidden,
         "num_hidden_layers": keys.size("block_count"),
         "num_attention_heads": heads,
@@ -104,7 +104,7 @@ def common(keys: Keys) -> Config:
 
 def decoder(keys: Keys, model_type: str, name: str, sparse: bool = False) -> Config:
     """Llama and its relatives; `sparse`: the width of an MLP may be missing, since all layers have experts."""
-    config = common(keys)
+    config = common(keys, whole=keys.architecture != "eagle3")
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     if heads < 1:
         raise ConfigError(

@@ -120,6 +120,7 @@ _GEMMA_TOP = _TOP | {
     "per_layer_model_proj.weight": "per_layer_model_projection.weight",
     "per_layer_proj_norm.weight": "per_layer_projection_norm.weight",
 }
+_EAGLE_TOP = _TOP | {"fc.weight": "fc.weight", "enc.output_norm.weight": "input_norm.weight", "d2t": "d2t"}
 _ASSISTANT_TOP = _TOP | {
     "nextn.pre_projection.weight": "pre_projection.weight", "nextn.post_projection.weight": "post_projection.weight",
     "masked_embd_centroids.weight": "masked_embedding.centroids.weight",
@@ -153,6 +154,7 @@ NAMES: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
     "smollm3": (_TOP, _ATTENTION | _MLP | _TWO_NORMS),
     "olmo2": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _AFTER),
     "granite": (_TOP, _ATTENTION | _BIASES | _MLP | _MLP_BIASES | _TWO_NORMS),
+    "eagle3": (_EAGLE_TOP, _ATTENTION | _MLP | _TWO_NORMS | {"attn_norm_2.weight": "hidden_norm.weight"}),
     "mistral3": (_TOP, _ATTENTION | _MLP | _TWO_NORMS),
     "glm4": (_TOP, _ATTENTION | _BIASES | _FUSED_MLP | _GLM4_NORMS),
     "phi3": (_TOP, _FUSED_ATTENTION | _FUSED_MLP | _TWO_NORMS),
@@ -162,7 +164,13 @@ NAMES: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
 # Tensors that say something about the config and are no weights: the factors of scaled rotary embeddings.
 DERIVED = re.compile(r"(blk\.\d+\.)?rope_(freqs|factors_long|factors_short)\.weight")
 _ROTATED = re.compile(r"attn_([qk])\.(weight|bias)")
-_PAIRED = ("llama", "smollm3", "granite", "mistral3")  # q and k are stored with rotated pairs side by side
+_PAIRED = (
+    "eagle3",
+    "llama",
+    "smollm3",
+    "granite",
+    "mistral3",
+)  # q and k are stored with rotated pairs side by side
 _SHIFTS = {"gemma3": 1.0}  # what llama.cpp's converter adds to the norms of a checkpoint
 WINDOWED = ("gemma3", "olmo2", "phi3", "gemma4", "gemma4-assistant")  # files know windows
 
@@ -178,6 +186,7 @@ class Piece:
     heads: int = 0
     shift: float = 0.0
     latent: bool = False
+    offsets: bool = False  # ids are stored, of which checkpoints hold what is added to 0, 1, ...
 
 
 def rotated_heads(architecture: str, name: str, heads: int, kv_heads: int) -> int:
@@ -220,7 +229,7 @@ def pieces(model: Gguf, heads: int, kv_heads: int) -> dict[str, Piece]:
         shape = _joined(model, made_of, shapes)
         row = name.endswith("shared_expert_gate.weight") and len(shape) == 1  # a matrix of one row
         shift = norm_shift(architecture, made_of[0])
-        out[name] = Piece(tuple(made_of), (1, *shape) if row else shape, count, shift)
+        out[name] = Piece(tuple(made_of), (1, *shape) if row else shape, count, shift, offsets=name == "d2t")
         if count and out[name].shape[0] % (2 * count):
             raise WeightsError(
                 f"{model.path}: {made_of[0]} has {out[name].shape[0]} rows, which are no {count} heads: get another file"

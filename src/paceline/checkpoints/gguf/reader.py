@@ -26,6 +26,7 @@ from paceline.errors import LoadError, WeightsError
 from paceline.files import check_content, check_regular
 
 MAGIC = b"GGUF"
+INTEGERS = ("I32", "I64")
 VERSIONS = (2, 3)
 SPLIT = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})(?P<end>\.gguf)", re.IGNORECASE)
 STRING, ARRAY, BOOL = 8, 9, 7
@@ -120,7 +121,7 @@ class Gguf(Metadata):
     def floats(self, name: str) -> NDArray[np.float32]:
         """The values of a tensor, in its shape. WeightsError for one of integers."""
         tensor = self.tensors[name]
-        if tensor.kind == "I32":
+        if tensor.kind in INTEGERS:
             raise WeightsError(f"{tensor.file}: the tensor {name} holds integers, not weights: {DAMAGED}")
         return dequantize(tensor.kind, self.raw(name))
 
@@ -324,7 +325,7 @@ class _File:
             kind = NAMES_OF_OTHERS.get(number, f"number {number}")
             raise WeightsError(
                 f"{self.path}: the tensor {_named(name)} has type {kind}, which is not supported: use a file of "
-                f"{', '.join(t.name for t in TYPES.values() if t.name != 'I32')}"
+                f"{', '.join(t.name for t in TYPES.values() if t.name not in INTEGERS)}"
             )
         if 0 in shape or shape[-1] % layout.elements:
             _wrong(

@@ -19,7 +19,7 @@ from paceline.checkpoints.gguf.reader import Gguf
 # kind -> (numpy's type of the same width, torch's type)
 PLAIN: Mapping[str, tuple[str, torch.dtype]] = {
     "F32": ("<f4", torch.float32), "F16": ("<f2", torch.float16), "BF16": ("<i2", torch.bfloat16),
-    "I32": ("<i4", torch.int32),
+    "I32": ("<i4", torch.int32), "I64": ("<i8", torch.int64),
 }  # fmt: skip
 
 
@@ -40,13 +40,15 @@ class GgufCheckpoint:
         return sum(self.model.tensors[source].nbytes for source in self.pieces[name].sources)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A tensor as it is computed with: F32, F16, BF16 and I32 as stored, the values of any block type as float32,
+        """A tensor as it is computed with: F32, F16, BF16 and integers as stored, values of any block type as float32,
         which holds them exactly."""
         plain, piece = PLAIN.get(self.kind(name)), self.pieces[name]
         if plain is None or piece.shift:
             return torch.from_numpy(self.floats(name) - np.float32(piece.shift))
         stored, dtype = plain
         data = np.ascontiguousarray(self.blocks(name)).view(stored).reshape(piece.shape)
+        if piece.offsets:
+            data = data - np.arange(len(data), dtype=data.dtype)
         return torch.from_numpy(data).view(dtype)
 
     def kind(self, name: str) -> str:
