@@ -13,7 +13,7 @@ TALK = [{"role": "user", "content": "What is the capital of Australia?"}]
 WEATHER = [{"role": "user", "content": "What is the weather in Paris for the next 3 days?"}]
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {
     "type": "object", "properties": {"city": {"enum": ["London", "Paris", "Tokyo"]}, "days": {"type": "integer"}},
-    "required": ["city", "days"]}}}  # fmt: skip
+    "required": ["city", "days"], "additionalProperties": False}}}  # fmt: skip
 
 
 class Person(BaseModel):

@@ -67,8 +67,8 @@ def test_every_parameter_with_every_drafter(drafter: str, name: str) -> None:
             assert plain(setup, texts, neutral) != expected
 
 
-@pytest.mark.parametrize("batch", [1, 2, 5])
-@pytest.mark.parametrize("k", range(1, 9))
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("k", [1, 2, 5, 8])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_draft_lengths_and_batches(drafter: str, k: int, batch: int) -> None:
     params = SamplingParams(max_tokens=24, seed=5, temperature=0.7)
@@ -116,8 +116,8 @@ def test_prefix_hits(drafter: str) -> None:
 
 @pytest.mark.parametrize("prefix", [False, True], ids=["no prefix", "prefix hit"])
 @pytest.mark.parametrize("tight", [False, True], ids=["roomy", "preempted"])
-@pytest.mark.parametrize("batch", [1, 2, 5])
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.2])
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("drafter", ["ngram", "mtp", "states", "model", "scripted"])
 def test_batch_by_preemption_by_prefix(
     drafter: str, temperature: float, batch: int, tight: bool, prefix: bool

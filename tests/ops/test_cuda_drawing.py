@@ -72,8 +72,8 @@ def check(logits, ids, rows):
     [
         (1, False, [0, 4, 5]),
         (63, True, [1, 2, 3]),
-        (300, False, range(6)),
-        (300, True, range(6, 11)),
+        (300, False, range(4)),
+        (300, True, range(6, 9)),
         (4097, False, [2]),
     ],
 )
@@ -94,7 +94,7 @@ def test_candidates_may_be_the_same_for_all_rows():
     )
 
 
-@pytest.mark.parametrize("values", FILTERS[3:10], ids=str)
+@pytest.mark.parametrize("values", FILTERS[3:10:2], ids=str)
 def test_a_row_that_has_no_room_is_read_again(values, monkeypatch):
     """Flat rows have more columns to keep than are copied. What is kept is the same to the bit."""
     logits, rows = make_logits(2, 1000, 0), make_rows(2, 4, **{**values, "temperature": 1.0})
@@ -112,7 +112,7 @@ def test_neighbours_change_nothing():
     assert ([t[0][0] for t in alone], [t[1][0] for t in alone]) == together
 
 
-@pytest.mark.parametrize("values", [{}, {"temperature": 0.0}, *FILTERS[2:8:2]], ids=str)
+@pytest.mark.parametrize("values", [{"temperature": 0.0}, *FILTERS[2:8:3]], ids=str)
 def test_broken_rows_fail_alone(values):
     logits, rows = make_logits(8, 300, 1), make_rows(8, 3, **values)
     whole = check(logits, None, rows)

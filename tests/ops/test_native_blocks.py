@@ -80,7 +80,7 @@ def rounded(x: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", BLOCK_KINDS)
-@pytest.mark.parametrize(("out", "width"), [(100, 256), (7, 768), (53, 2304), (33, 32), (16, 96), (1, 4128)])
+@pytest.mark.parametrize(("out", "width"), [(53, 2304), (33, 32), (16, 96), (1, 4128)])
 def test_exact_linears_have_the_bits_of_float32_weights(kind: str, out: int, width: int) -> None:
     if width % BLOCKS[kind].elements:
         width = 1280 if width > 1024 else 512
@@ -95,7 +95,7 @@ def test_exact_linears_have_the_bits_of_float32_weights(kind: str, out: int, wid
 
 
 @pytest.mark.parametrize("kind", BLOCK_KINDS)
-@pytest.mark.parametrize(("out", "width"), [(100, 256), (7, 768), (53, 2304), (33, 32), (1, 4128)])
+@pytest.mark.parametrize(("out", "width"), [(53, 2304), (33, 32), (1, 4128)])
 def test_inputs_are_rounded_and_nothing_else_is(kind: str, out: int, width: int) -> None:
     if width % BLOCKS[kind].elements:
         width = 1280 if width > 1024 else 512
@@ -126,7 +126,7 @@ def test_bits_do_not_depend_on_rows_or_threads(kind: str, exact: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", BLOCK_KINDS)
-@pytest.mark.parametrize("byte", [0x00, 0x7F, 0x80, 0x81, 0xFF])
+@pytest.mark.parametrize("byte", [0x7F, 0x80, 0xFF])
 def test_no_sum_of_integers_overflows(kind: str, byte: int) -> None:
     """The largest weights of either sign times the largest inputs: sums of 16 and 32 bits must hold them."""
     weight, x = blocked(kind, 40, 1024, byte=byte), torch.ones(3, 1024)

@@ -139,7 +139,7 @@ TABLE = quantize(torch.randn(70000, 32), "int4")
 
 
 @pytest.mark.parametrize("name", sorted(OPS))
-@pytest.mark.parametrize("scale", [0.01, 1.0, 40.0])
+@pytest.mark.parametrize("scale", [0.01, 40.0])
 def test_row_op(name: str, scale: float) -> None:
     width = 64
     generator = torch.Generator().manual_seed(4)

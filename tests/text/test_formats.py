@@ -269,11 +269,10 @@ def test_deep_arguments_thoughts_without_end_and_answers_in_json() -> None:
         named("qwen")
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_garbage_of_marks_is_parsed_alike_however_it_is_cut(seed: int) -> None:
-    rng = random.Random(seed)
-    for name in NAMES:
-        chat = named(name)
+@pytest.mark.parametrize("name", NAMES)
+def test_garbage_of_marks_is_parsed_alike_however_it_is_cut(name: str) -> None:
+    rng, chat = random.Random(name), named(name)
+    for _ in range(25):
         bits = [
             *chat.marks,
             "{",
@@ -339,7 +338,7 @@ def test_forced_calls_are_written_in_the_models_own_notation(name: str, marks: b
     vocabulary = Vocabulary(tokenizer.to_json(), tokenizer.vocab_size, (1,))
     grammars = Grammars.of(tokenizer, vocabulary, chat, 20.0)
     try:
-        for seed in range(4):
+        for seed in range(2):
             most = 1 + seed % 2
             text = sample(tokenizer, grammars.compile_call(TOOLS, most)(), seed)
             thought, rest, calls = run(chat, [text])
