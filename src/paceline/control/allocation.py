@@ -10,7 +10,7 @@ from paceline.control.cost_model import CostModel
 TREE_ROWS = 2  # of the drafter for each token of a tree: some are drawn and not taken
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: made for each row of each step
 class Option:
     """What one row may draft."""
 

@@ -14,7 +14,7 @@ NGRAM = "ngram"
 Line = tuple[float, float]  # chance that a token is kept at confidence 0, and what it rises by until 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: made for each row of each step
 class PlanRow:
     """One decoding request of the step."""
 
@@ -27,14 +27,14 @@ class PlanRow:
     tree: Shape | None = None  # how its drafts may branch
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: made for each row of each step
 class Proposal:
     """Tokens that n-gram lookup found for a row at no cost to the network, by their confidences in 0..1."""
 
     confidence: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: made for each row of each step
 class PlannedRow:
     drafter: str | None  # whose tokens the row takes; None: it drafts nothing
     limit: int  # tokens at most
@@ -59,7 +59,7 @@ class DraftPlan:
     stop: StopRule = StopRule()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: made for each row of each step
 class RowOutcome:
     id: int
     drafter: str | None = None  # whose tokens were verified; None: nobody's
