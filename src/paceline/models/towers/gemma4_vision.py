@@ -20,6 +20,7 @@ from paceline.models.towers.parts import BOUNDS, Linear, Take, axial_rotary, nor
 
 _LINEARS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
             "mlp.up_proj", "mlp.down_proj")  # fmt: skip
+_SLICE = 512  # rows of the MLP at a time: its inner values are four times as wide
 _NORMS = (
     "input_layernorm",
     "post_attention_layernorm",
@@ -110,8 +111,11 @@ class _Layer:
         before, after, pre, post = self.norms
         x = x + norm(self._attend(norm(x, before, eps), places), after, eps)
         h = norm(x, pre, eps)
-        h = self.down(F.gelu(self.gate(h), approximate="tanh").mul_(self.up(h)))
+        h = torch.cat([self._mlp(part) for part in h.split(_SLICE)])
         return x + norm(h, post, eps)
+
+    def _mlp(self, h: Tensor) -> Tensor:
+        return self.down(F.gelu(self.gate(h), approximate="tanh").mul_(self.up(h)))
 
     def _attend(self, h: Tensor, places: tuple[Tensor, Tensor]) -> Tensor:
         """h [N, hidden]; torch's fused attention goes through blocks of keys and holds no matrix of scores."""
