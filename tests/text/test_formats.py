@@ -180,6 +180,10 @@ def test_an_answer_that_is_cut_off_shows_no_mark(family: tuple[str, Tokenizer, C
             got = run(chat, [answer[:at]], inside)
             assert thought.startswith(got[0].rstrip("\n")) or got[0].startswith(thought)
             assert len(got[2]) <= len(calls)
+            assert not got[2] or len(got[2]) < len(calls) or (text + "\n").startswith(got[1]), (
+                answer[:at],
+                got,
+            )
             assert [n for n, _ in got[2]] == [n for n, _ in calls[: len(got[2])]]
 
 

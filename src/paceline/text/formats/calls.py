@@ -59,8 +59,11 @@ class CallParser(ABC):
         return True
 
     def between(self) -> bool:
-        """Behind a call: drop what says nothing."""
+        """Behind a call: drop what says nothing, such as a mark that is cut off at the end of the text."""
         rest = self.rest.lstrip()
+        if self.ended and rest and any(begins(rest, one) for one in (*self.fillers, *self.openers)):
+            self.rest = ""
+            return False
         filler = max((one for one in self.fillers if rest.startswith(one)), key=len, default="")
         if filler and (self.ended or not any(begins(rest, one) for one in self.fillers)):
             self.rest = rest[len(filler) :]

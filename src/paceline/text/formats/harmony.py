@@ -115,9 +115,10 @@ class HarmonyParser:
         if rest.startswith((START, CHANNEL)):
             self._rest, self._state = rest, self._header
             return True
-        if not rest or (
-            not self._ended and any(one.startswith(rest) for one in (END, CALL, RETURN, START, CHANNEL))
-        ):
+        if any(
+            one.startswith(rest) for one in (END, CALL, RETURN, START, CHANNEL)
+        ):  # nothing, or half a mark
+            self._rest = "" if self._ended else self._rest
             return False
         self._kind, self._state = "text", self._body
         return True

@@ -90,6 +90,8 @@ class JsonCallParser(CallParser):
             self._nested -= 1
             return True if self._nested >= 0 else self._ends()
         found = _KEY.match(rest)
+        if found is None and self.ended and self._started and rest.startswith('"'):
+            self.rest = ""  # half a key, cut off
         if found is None:
             unfit = bool(rest) and not rest.startswith('"')
             return self._ends() if self.ended or unfit or len(rest) > HEAD else False

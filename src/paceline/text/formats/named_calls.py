@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from paceline.text.formats.calls import HEAD, CallParser, JsonValue, begins
+from paceline.text.formats.calls import HEAD, CallParser, JsonValue
 from paceline.text.formats.events import Tools
 
 
@@ -62,11 +62,3 @@ class NamedCallParser(CallParser):
         if self._value.done:
             self.state = self.between
         return self._value.done
-
-    def between(self) -> bool:
-        """Behind a call or the mark of a section. A mark that is cut off at the end of the text says nothing."""
-        rest = self.rest.strip()
-        if self.ended and rest and any(begins(rest, one) for one in (*self.openers, *self.fillers)):
-            self.rest = ""
-            return False
-        return super().between()
