@@ -73,8 +73,8 @@ def test_a_drafter_that_changes_texts_is_named(
     from paceline.engine import verify
 
     right = verify.verify_match
-    monkeypatch.setattr(verify, "verify_match", lambda own, tokens: right([t ^ 1 for t in own], tokens) if tokens else
-                        right(own, tokens))  # fmt: skip
+    monkeypatch.setattr(verify, "verify_match", lambda own, tokens, *tree:
+                        right([t ^ 1 for t in own] if tokens else own, tokens, *tree))  # fmt: skip
     journal = recipe.journal.Journal(None, {}, 100)
     recipe.exact.random_texts(recipe.subjects.Place("cpu", dry=True), journal)
     (row,) = journal.rows
