@@ -20,7 +20,7 @@ from paceline.models.towers.parts import BOUNDS, Linear, Take, axial_rotary, nor
 
 _LINEARS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
             "mlp.up_proj", "mlp.down_proj")  # fmt: skip
-_SLICE = 512  # rows of the MLP at a time: its inner values are four times as wide
+_SLICE = 256  # rows of the MLP at a time: its inner values are four times as wide
 _NORMS = (
     "input_layernorm",
     "post_attention_layernorm",
