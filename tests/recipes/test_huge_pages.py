@@ -32,7 +32,7 @@ def test_every_kind_is_held_against_ordinary_pages(texts: str) -> None:
     assert all("ordinary 1.000" in line and "huge again" in line for line in lines)
 
 
-@pytest.mark.parametrize("option", ["--rounds", "--context", "--rows", "--texts"])
+@pytest.mark.parametrize("option", ["--rounds", "--texts"])
 def test_nothing_to_measure_is_refused(option: str) -> None:
     done = compare(option, "0")
     assert done.returncode == 2

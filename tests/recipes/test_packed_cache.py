@@ -28,7 +28,7 @@ def test_both_kinds_are_held_against_each_other() -> None:
     assert all("float32" in line and "packed x" in line for line in lines)
 
 
-@pytest.mark.parametrize("option", ["--rounds", "--batch"])
+@pytest.mark.parametrize("option", ["--rounds"])
 def test_nothing_to_measure_is_refused(option: str) -> None:
     done = compare(option, "0")
     assert done.returncode == 2
