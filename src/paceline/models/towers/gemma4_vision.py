@@ -111,7 +111,7 @@ class _Layer:
         before, after, pre, post = self.norms
         x = x + norm(self._attend(norm(x, before, eps), places), after, eps)
         h = norm(x, pre, eps)
-        h = torch.cat([self._mlp(part) for part in h.split(_SLICE)])
+        h = torch.cat([self._mlp(part) for part in torch.split(h, _SLICE)])
         return x + norm(h, post, eps)
 
     def _mlp(self, h: Tensor) -> Tensor:
