@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import httpx
+import httpx2
 import pytest
 from huggingface_hub import errors
 
@@ -19,7 +19,7 @@ def test_a_hub_that_is_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> N
         calls.append(status)
         if status == 200:
             return "got"
-        answer = httpx.Response(status, request=httpx.Request("GET", "http://hub/x"))
+        answer = httpx2.Response(status, request=httpx2.Request("GET", "http://hub/x"))
         try:
             raise errors.HfHubHTTPError("busy", response=answer)
         except errors.HfHubHTTPError as error:
