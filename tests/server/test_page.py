@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from paceline.text.formats.probe import PLAIN
 from server.fake_engine import MAX_LEN, FakeEngine, make_tokenizer
 from server.serving import Served, served
 
@@ -283,7 +284,8 @@ def test_a_conversation_longer_than_the_context(page: Page, s: Served) -> None:
 
 def test_the_settings_are_the_models_until_they_are_set(page: Page, s: Served) -> None:
     assert s.service.loaded is not None
-    s.service.loaded = replace(s.service.loaded, sampling={"temperature": 0.6, "top_k": 64}, thinks=True)
+    switches = replace(PLAIN, switches=True)
+    s.service.loaded = replace(s.service.loaded, sampling={"temperature": 0.6, "top_k": 64}, format=switches)
     page.open()
     page.say("one", 1)
     assert (s.engine.last_params.temperature, s.engine.last_params.top_k) == (0.6, 64)
