@@ -345,7 +345,7 @@ def test_nothing_is_left_after_a_full_disk_or_an_interrupt(
     with pytest.raises(KeyboardInterrupt):
         write_gguf(target, file, None, report=interrupted)
     with monkeypatch.context() as patch:
-        patch.setattr(to_gguf, "_put", full)
+        patch.setattr(to_gguf, "put", full)
         with pytest.raises(CapacityError, match=r"cannot write .*No space left on device.*: free space"):
             write_gguf(target, file, None)
     with monkeypatch.context() as patch:
