@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from paceline.errors import UsageError
 from paceline.text.grammar import to_grammar
-from paceline.text.schemas import held
+from paceline.text.schemas import held, held_arguments
 
 END = 256
 
@@ -277,3 +277,9 @@ REFUSED = [
 def test_what_cannot_be_held_is_refused_by_name(schema: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         written(schema, 0)
+
+
+@pytest.mark.parametrize("kind", [None, 5, {}, "string", []])
+def test_arguments_whose_type_is_no_object_are_refused(kind: Any) -> None:
+    with pytest.raises(UsageError, match="is object for the arguments of a tool"):
+        held_arguments({"type": kind, "properties": {}})

@@ -288,7 +288,8 @@ def _values(schema: Any) -> frozenset[str] | None:
 
 def _types(schema: dict[str, Any]) -> frozenset[str]:
     kind = schema.get("type", [*_TYPES])
-    kinds = frozenset([kind] if isinstance(kind, str) else [k for k in kind if isinstance(k, str)])
+    each = kind if isinstance(kind, list) else [kind]  # what is no name is no type
+    kinds = frozenset(k for k in each if isinstance(k, str))
     return kinds | {"number"} if "integer" in kinds else kinds
 
 
