@@ -85,6 +85,22 @@ def draws() -> None:
         )
 
 
+def words() -> None:
+    """Products with int4 and int8 in words, of one row and of many, in bfloat16."""
+    from paceline.core import ForwardBatch
+    from paceline.ops.cuda.runner import CudaRunner
+    from paceline.ops.quantize import quantize
+
+    runner = CudaRunner(torch.device("cpu"), torch.bfloat16, trusted=True)
+    for weight in (quantize(torch.randn(64, 512), "int4"), quantize(torch.randn(64, 512), "int8")):
+        for rows in (1, 70):
+            batch = ForwardBatch(
+                *(torch.zeros(rows, dtype=t) for t in (torch.int64, torch.int32, torch.int32)), [0, rows]
+            )
+            given = {"x": torch.zeros(rows, 512)}
+            runner.run(lambda ops, own=weight: (ops.linear(ops.given("x", 512), own),), batch, None, given)
+
+
 def gemma(folder: Path) -> None:
     """A prompt, a step and a draft round of a small Gemma with its assistant, in bfloat16."""
     from checkpoints import build_assistant, build_target
@@ -115,4 +131,9 @@ def gemma(folder: Path) -> None:
 
 if __name__ == "__main__":
     triton.runtime.jit.JITFunction.run = compile_launch
-    gemma(Path(sys.argv[2])) if sys.argv[1] == "gemma" else draws()
+    if sys.argv[1] == "gemma":
+        gemma(Path(sys.argv[2]))
+    elif sys.argv[1] == "words":
+        words()
+    else:
+        draws()

@@ -16,4 +16,18 @@ def _patched(tensor: Any, scope: Any) -> None:
     scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
 
+def _masked(real: Any, at: int) -> Any:
+    """With masks that are booleans: the interpreter's own `&` of a row and a number gives integers."""
+
+    def run(self: Any, *args: Any) -> Any:
+        mask = args[at]
+        mask = interpreter.TensorHandle(mask.data.astype(bool), mask.dtype)
+        return real(self, *args[:at], mask, *args[at + 1 :])
+
+    return run
+
+
 interpreter._patch_lang_tensor = _patched
+_builder = interpreter.InterpreterBuilder
+_builder.create_masked_load = _masked(_builder.create_masked_load, 1)
+_builder.create_masked_store = _masked(_builder.create_masked_store, 2)

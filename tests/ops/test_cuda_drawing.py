@@ -124,26 +124,26 @@ def test_broken_rows_fail_alone(values):
     assert [sure[i] for i in (1, 2, 4, 6, 7)] == [0.0] * 5
 
 
-def test_the_kernels_compile_for_a_card(tmp_path):
+@pytest.mark.parametrize(
+    ("scene", "kernels"),
+    [
+        ("draws", ["peaks", "scan", "finish", "gather_kernel", "advance_kernel", "advance_kernel"]),
+        ("words", ["linear_kernel"] * 4),
+    ],
+)
+def test_the_kernels_compile_for_a_card(scene, kernels, tmp_path):
     """Without one: see tests/compiled.py, which does the same for a whole Gemma."""
     script = Path(__file__).parents[1] / "compiled.py"
     changes = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, script, "draws"],
+        [sys.executable, script, scene],
         env=os.environ | changes,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split() == [
-        "peaks",
-        "scan",
-        "finish",
-        "gather_kernel",
-        "advance_kernel",
-        "advance_kernel",
-    ]
+    assert done.stdout.split() == kernels
 
 
 @pytest.fixture

@@ -290,7 +290,7 @@ def seen(s: Served, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def render(messages: Any, tools: Any, options: Any) -> str:
         out.append((messages, tools, options))
-        return "a prompt"
+        return " ".join(["a prompt", *(str(message.get("content")) for message in messages)])
 
     monkeypatch.setattr(s.service, "loaded", type(room)(**{
         name: getattr(room, name) for name in type(room).__dataclass_fields__} | {"render": render}))  # fmt: skip
