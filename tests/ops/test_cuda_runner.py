@@ -152,14 +152,39 @@ def test_an_embedding_in_words(width):
     torch.testing.assert_close(found, dequantize(weight, None, torch.float32)[[8, 2]] * 2)
 
 
-def test_what_has_no_kernel_runs_by_plain_torch_and_is_said(tmp_path):
-    build_decoder("qwen3_5", tmp_path)
+def test_what_has_no_kernel_runs_by_plain_torch_and_is_said():
+    weight = weight_of(torch.randn(9, 64, generator=torch.Generator().manual_seed(3)), "int4")
+    runner, notes = cuda_runner()
+    rows = ForwardBatch(torch.tensor([8, 2]), *(torch.zeros(2, dtype=torch.int32) for _ in range(2)), [0, 2])
+    (found,) = runner.run(lambda ops: (ops.embed(ops.tokens(), weight, 1.0),), rows, None, {})
+    torch.testing.assert_close(found, dequantize(weight, None, torch.float32)[[8, 2]])
+    assert "embedding in int4" in notes[0]
+    assert "plain torch" in notes[0]
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next"])
+def test_linear_attention_in_any_chunks_and_behind_refused_drafts(name, tmp_path):
+    """Texts of two states beside each other; a state is brought on over kept rows, and never over a refused one."""
+    build_decoder(name, tmp_path, num_hidden_layers=2, layer_types=["linear_attention", "full_attention"])
     runner, notes = cuda_runner()
     target = load_target(tmp_path, runner=runner)
-    text = [token % VOCAB for token in TEXT[:4]]
-    cache_text = written(load_target(tmp_path, runner=EagerRunner()), [4], text)
-    torch.testing.assert_close(written(target, [4], text), cache_text)
-    assert "plain torch" in notes[0]
+    text = [(7 * i + 3) % VOCAB for i in range(13)]
+    wanted = written(load_target(tmp_path, runner=EagerRunner()), [13], text)
+    whole = written(target, [13], text)
+    assert not notes
+    torch.testing.assert_close(whole, wanted, rtol=1e-4, atol=1e-4)
+    cache, at = cache_of(target), 0
+    cache.open(1, text)
+    cache.open(2, text[:5])
+    for kept, refused in ((1, 0), (8, 2), (1, 2), (3, 0)):
+        beside = [(2, text[at : at + 1])] if at < 5 else []
+        tail = [*text[at : at + kept], *([1] * refused)]
+        with cache.tail([*beside, (1, tail)]) as rows:
+            hidden = target.states(rows.rows(), cache)[0].clone()
+            found = target.logits(hidden)[len(beside) :][:kept]
+            rows.commit([*([1] * len(beside)), kept])
+        assert torch.equal(found, whole[at : at + kept])
+        at += kept
 
 
 def test_rows_of_several_texts_and_padding_change_no_bit(dense):

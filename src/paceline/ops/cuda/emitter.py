@@ -31,6 +31,7 @@ class Lowered:
     givens: dict[str, Ref]
     attends: list[Keys]
     reads_rows: bool
+    recurs: bool = False  # it brings on recurrent states
     names: list[str] = field(default_factory=list)  # what each launch is, for people
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -18,12 +19,24 @@ from torch import Tensor
 from paceline.core import ForwardBatch
 from paceline.errors import CapacityError, UsageError
 from paceline.kv.cache import KVCache
+from paceline.kv.layout import RECENT
 from paceline.ops.cuda.context import Context, Keys
 from paceline.ops.cuda.emitter import Lowered
 from paceline.ops.cuda.kernels.attention import COLUMNS
 from paceline.ops.cuda.launch import power
 from paceline.ops.cuda.places import allocate
-from paceline.ops.cuda.shape import FIELDS, Bucket, Layout, Reach, Step, fill, lanes_of, round_up
+from paceline.ops.cuda.shape import (
+    FIELDS,
+    TEXTS,
+    Bucket,
+    Layout,
+    Reach,
+    Step,
+    fill,
+    fill_texts,
+    lanes_of,
+    round_up,
+)
 
 STAGES = 8  # steps that may be on their way to the device at a time
 Captured = Callable[[], None]  # enqueues all that was captured
@@ -127,7 +140,7 @@ class Plan:
             ) from error
         self._capacity = capacity
         self._meta = torch.zeros(
-            Layout(capacity, len(self.reaches)).size(4 * capacity),
+            self._layout(capacity).size(4 * capacity),
             dtype=torch.int32,
             device=self._shared.device,
         )
@@ -176,7 +189,7 @@ class Plan:
         numbers = rows.numbers or (rows.tokens.tolist(), rows.positions.tolist(), rows.slots.tolist())
         branches = rows.branches
         runs, further = (rows.starts, []) if branches is None else (branches.runs, branches.further)
-        layout = Layout(padded, len(self.reaches))
+        layout = self._layout(padded)
         size = layout.size(2 * power(len(further)) if further else 0)
         staged = self._shared.staging.take(size)
         host = staged.numpy()
@@ -186,8 +199,13 @@ class Plan:
         if branches is not None and cache is not None:
             cache.copy_pages(branches.copies)
             bucket = self._branch(host, layout, bucket, further)
+        if self.lowered.recurs and cache is not None:
+            bucket = replace(bucket, texts=fill_texts(host, layout, texts_of(rows.starts, numbers, cache)))
         self._shared.staging.send(self._meta, size)
         return bucket
+
+    def _layout(self, rows: int) -> Layout:
+        return Layout(rows, len(self.reaches), self.lowered.recurs)
 
     def _branch(
         self, host: np.ndarray, layout: Layout, bucket: Bucket, further: Seq[tuple[int, int]]
@@ -248,8 +266,10 @@ class Plan:
             context.scratch("mass", parts * 2 * COLUMNS)
 
     def _context(self, bucket: Bucket) -> Context:
-        layout = Layout(bucket.rows, len(self.reaches))
+        layout = self._layout(bucket.rows)
         places = {name: layout.field(name) for name in FIELDS}
+        if self.lowered.recurs:
+            places |= {f"text_{name}": layout.text(name) for name in TEXTS}
         places |= {
             "count": 0,
             "further_count": 1,
@@ -273,3 +293,21 @@ class Plan:
             self._shared.scratch[name] = held
             self._shared.generation += 1
         return held
+
+
+def texts_of(
+    starts: Seq[int], numbers: tuple[list[int], list[int], list[int]], cache: KVCache
+) -> list[tuple[int, ...]]:
+    """(first row, rows, state, where it stands, where it is to be left) of each text. Raises UsageError."""
+    states, (_, positions, slots) = cache.states, numbers
+    assert states is not None, "the layout of a model with linear attention has states"
+    out: list[tuple[int, ...]] = []
+    for start, end in pairwise(starts):
+        if start == end:
+            continue
+        place, first, last = int(states.place[slots[start]]), positions[start], positions[end - 1] + 1
+        begin, goal = int(states.folded[place]), int(states.goal[slots[start]])
+        if begin > first or max(begin, goal) > last or first - min(begin, first) + states.history > RECENT:
+            raise UsageError("a recurrent state stands behind the rows: reserve them with KVCache.tail")
+        out.append((start, end - start, place, begin, goal))
+    return out

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -124,7 +125,11 @@ class CudaRunner:
         plan = self.plan(graph)
         if plan is None:
             return self._eager.run(graph, rows, cache, given)
-        return plan.run(rows, cache, given)
+        out = plan.run(rows, cache, given)
+        if plan.lowered.recurs and cache is not None and cache.states is not None:
+            slots = rows.slots.tolist() if rows.numbers is None else rows.numbers[2]
+            cache.states.settle([slots[start] for start, end in pairwise(rows.starts) if start < end])
+        return out
 
     def plan(self, graph: Graph) -> Plan | None:
         """The lowered recording of `graph`, made now if it was not prepared; None: plain torch runs it."""
@@ -170,7 +175,5 @@ class Capture:
 def _supported(ops: RecordingOps) -> None:
     """Raise Unsupported before any weight is taken for a graph that cannot be lowered."""
     for node in ops.nodes:
-        if node.code in (Code.DELTA, Code.KEEP):
-            raise Unsupported("linear attention")
         if node.code is Code.REDUCE:
             raise Unsupported("a target over several processes")

@@ -16,6 +16,7 @@ from paceline.ops.cuda.kernels.attention import COLUMNS, section_of
 
 FEW = 64  # rows up to which parts of the inputs, and sections of the keys, have programs of their own
 FIELDS = ("tokens", "positions", "slots", "ends", "reach")
+TEXTS = ("start", "rows", "place", "begin", "goal")  # of linear attention, by text: see `States`
 HEAD = 4  # integers before the fields: rows, further rows of trees, and two to align
 
 
@@ -36,6 +37,7 @@ class Bucket:
     tiles: tuple[int, ...] = ()  # programs for the tiles of each `Reach`,
     sections: tuple[int, ...] = ()  # and for their sections
     further: int = 0  # rows of trees that are stored for other branches, too
+    texts: int = 0  # programs for texts with a recurrent state
 
     @property
     def few(self) -> bool:
@@ -63,10 +65,10 @@ def power(count: int) -> int:
 class Layout:
     """Where the integers of a step with so many rows lie in its buffer of int32."""
 
-    def __init__(self, rows: int, tables: int) -> None:
-        """`tables`: how many tables of tiles there are."""
+    def __init__(self, rows: int, tables: int, recurs: bool = False) -> None:
+        """`tables`: how many tables of tiles there are. `recurs`: there is linear attention."""
         self.rows, self._tables = rows, tables
-        self.fixed = HEAD + (len(FIELDS) + 2 * tables) * rows
+        self.fixed = HEAD + (len(FIELDS) + 2 * tables + (len(TEXTS) if recurs else 0)) * rows
 
     def field(self, name: str) -> int:
         return HEAD + FIELDS.index(name) * self.rows
@@ -74,8 +76,21 @@ class Layout:
     def tiles(self, table: int) -> int:
         return HEAD + (len(FIELDS) + 2 * table) * self.rows
 
+    def text(self, name: str) -> int:
+        return self.tiles(self._tables) + TEXTS.index(name) * self.rows
+
     def size(self, further: int) -> int:
         return self.fixed + 2 * further
+
+
+def fill_texts(buffer: np.ndarray, layout: Layout, texts: Seq[Seq[int]]) -> int:
+    """Write what `TEXTS` names of each text; how many programs have to be launched."""
+    programs = min(power(len(texts)), layout.rows)
+    for i, name in enumerate(TEXTS):
+        at = layout.text(name)
+        buffer[at : at + programs] = 0
+        buffer[at : at + len(texts)] = [text[i] for text in texts]
+    return programs
 
 
 def tiles_of(runs: Seq[int], per_tile: int) -> list[int]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.ops.base import Weight
-from paceline.ops.cuda import launch, launch_experts
+from paceline.ops.cuda import launch, launch_delta, launch_experts
 from paceline.ops.cuda.emitter import Emitter, Unsupported, norm_of, number_of, vector_of, vector_or_none
 from paceline.ops.cuda.places import Place, Ref
 from paceline.ops.cuda.weights import Matrix, Order, kind_of
@@ -41,6 +41,8 @@ def single(e: Emitter, node: Node) -> None:
         e.emit("store", launch.store(parts, number_of(node, 0)), parts, [])
     elif code is Code.ATTENTION:
         e.attend(node, e.whole(node.inputs[0]))
+    elif code in (Code.DELTA, Code.KEEP):
+        _recur(e, node)
     else:
         _mixture(e, node)
 
@@ -51,6 +53,21 @@ def _embed(e: Emitter, node: Node) -> None:
         raise Unsupported("an embedding in int4")
     e.out.reads_rows = True
     e.emit("embed", launch.embed(table, out, node.number), [], [out])
+
+
+def _recur(e: Emitter, node: Node) -> None:
+    held = [e.places[symbol] for symbol in node.inputs]
+    e.out.reads_rows = e.out.recurs = True
+    layer = number_of(node, 0)
+    if node.code is Code.KEEP:
+        e.emit("keep", launch_delta.keep(held, layer), held, [])
+        return
+    key_heads, heads, key_dim, value_dim, kernel = (number_of(node, i) for i in range(1, 6))
+    conv, dt_bias, decay = (value for value in node.integers if isinstance(value, Tensor))
+    sizes, out = (key_heads, heads, key_dim, value_dim, kernel), e.define(node.outputs[0])
+    vectors, tiled = (conv, dt_bias, decay), bool(number_of(node, 9))
+    spec = launch_delta.Delta(held, out, layer, sizes, vectors, tiled)
+    e.emit("delta", launch_delta.delta(spec), held, [out])
 
 
 def _elementwise(e: Emitter, node: Node) -> None:
@@ -94,9 +111,7 @@ def _mixture(e: Emitter, node: Node) -> None:
         )
         e.emit("gather", made, [x, chosen], [out])
     else:
-        raise Unsupported({Code.DELTA: "linear attention", Code.KEEP: "linear attention",
-                           Code.REDUCE: "a target over several processes"}.get(code,
-                           code.name.lower()))  # fmt: skip
+        raise Unsupported("a target over several processes" if code is Code.REDUCE else code.name.lower())
 
 
 def _stack(e: Emitter, weights: Seq[Weight], order: Order) -> Matrix:
