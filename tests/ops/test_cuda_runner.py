@@ -20,7 +20,7 @@ from paceline.models.drafters.gemma4_assistant import GemmaAssistant, assistant_
 from paceline.models.families.gemma4.config import parse_assistant, parse_gemma
 from paceline.models.families.gemma4.target import GemmaTarget, target_shapes
 from paceline.models.registry import load_target
-from paceline.ops.base import Weight
+from paceline.ops.base import Experts, Weight
 from paceline.ops.cuda import runner as runners
 from paceline.ops.cuda import selftest, shape
 from paceline.ops.cuda.kernels.attention import section_of
@@ -108,6 +108,35 @@ def test_quantized_weights_give_what_plain_torch_gives(kind):
     runner.prepare([target.hidden_graph, target.logits_graph])
     wanted = written(gemma("gemma-4-31b", EagerRunner(), kind), [3], TEXT[:3])
     torch.testing.assert_close(written(target, [1, 2], TEXT[:3]), wanted, rtol=1e-4, atol=1e-4)
+    assert not notes
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "inner"), [("int8", 128, 256), ("int8", 48, 12), ("int4", 64, 288)]
+)
+def test_quantized_experts_of_few_rows_and_of_many(kind, width, inner):
+    generator = torch.Generator().manual_seed(5)
+
+    def made(*shape):
+        return torch.randn(*shape, generator=generator) * shape[-1] ** -0.5
+
+    gate_up = tuple(weight_of(made(2 * inner, width), kind) for _ in range(3))
+    down = tuple(weight_of(made(width, inner), kind) for _ in range(3))
+    experts = Experts(weight_of(made(3, width), "float32"), gate_up, down, 2, "gelu")
+    x = torch.randn(18, width, generator=generator)
+
+    def graph(ops):
+        value = ops.given("x", width)
+        return (ops.moe(value, value, experts),)
+
+    runner, notes = cuda_runner()
+    for count in (2, 18):
+        rows = ForwardBatch(
+            *(torch.zeros(count, dtype=t) for t in (torch.int64, torch.int32, torch.int32)), [0, count]
+        )
+        (wanted,) = EagerRunner().run(graph, rows, None, {"x": x[:count]})
+        (found,) = runner.run(graph, rows, None, {"x": x[:count]})
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     assert not notes
 
 

@@ -68,6 +68,11 @@ def tile_of(matrix: Matrix, rows: int) -> tuple[int, int, int, int, int]:
     )
 
 
+def by_card(matrix: Matrix) -> bool:
+    """Whether integers become bfloat16 by instructions of the card, which Triton's interpreter has not."""
+    return matrix.dtype == torch.bfloat16 and isinstance(linear_kernel, triton.runtime.JITFunction)
+
+
 def linear(matrix: Matrix, x: Ref, out: Ref, bias: Tensor | None, act: int) -> Launch:
     """out = x @ matrix.T, in parts where `out` has them; act: of gate and value that lie output by output."""
 
@@ -76,14 +81,13 @@ def linear(matrix: Matrix, x: Ref, out: Ref, bias: Tensor | None, act: int) -> L
         bn, bm, bk, num_warps, stages = tile_of(matrix, rows)
         inner = not context.bucket.few
         even = matrix.part % bk == 0 and matrix.inputs % bk == 0
-        asm = matrix.dtype == torch.bfloat16 and isinstance(linear_kernel, triton.runtime.JITFunction)
         grid = triton.cdiv(rows, bm), triton.cdiv(matrix.outputs, bn), 1 if inner else matrix.splits
         start(linear_kernel, grid)(
             x.data, matrix.data, matrix.data if matrix.scale is None else matrix.scale,
             x.data if bias is None else bias, out.data,
             rows, matrix.outputs, matrix.inputs, matrix.part, x.stride, out.stride, out.split_stride,
             KIND=matrix.kind, ACT=act, SPLITS=matrix.splits, INNER=inner, BIAS=bias is not None, EVEN=even,
-            ASM=asm, DT=TYPES[matrix.dtype], BN=bn, BM=bm, BK=bk, num_warps=num_warps, num_stages=stages,
+            ASM=by_card(matrix), DT=TYPES[matrix.dtype], BN=bn, BM=bm, BK=bk, num_warps=num_warps, num_stages=stages,
         )  # fmt: skip
 
     return run

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.ops.cuda.context import Context, Launch
 from paceline.ops.cuda.kernels import experts as mixing
-from paceline.ops.cuda.launch import ELEMENTS, TYPES, parts_of, power, start
+from paceline.ops.cuda.launch import ELEMENTS, TYPES, by_card, parts_of, power, start
 from paceline.ops.cuda.places import Ref
 from paceline.ops.cuda.weights import INT8, TILE, Matrix
 
@@ -71,13 +71,12 @@ def experts(stack: Matrix, chosen: Chosen, x: Ref, out: Ref, act: int) -> Launch
             )
         bm = 64 if listed and rows >= 256 else 16
         wide = stack.dtype != torch.float32
+        bk = stack.block or (128 if wide else 32)
         start(mixing.experts_kernel, (count if listed else pairs, triton.cdiv(outputs, TILE)))(
             x.data, route.data, lists, counts, stack.data, stack.data if stack.scale is None else stack.scale,
-            out.data, outputs,
-            stack.inputs, per_row, x.stride, route.stride, out.stride, pairs, LISTED=listed, INT8=stack.kind == INT8,
-            ACT=act,
-            TOP=top, DT=TYPES[stack.dtype], BN=TILE, BM=bm, BK=128 if wide else 32, num_warps=4,
-            num_stages=3 if wide else 2,
+            out.data, outputs, stack.inputs, per_row, x.stride, route.stride, out.stride, pairs, LISTED=listed,
+            KIND=stack.kind, ASM=by_card(stack), EVEN=stack.inputs % bk == 0, ACT=act, TOP=top, DT=TYPES[stack.dtype],
+            BN=TILE, BM=bm, BK=bk, num_warps=4, num_stages=3 if wide else 2,
         )  # fmt: skip
 
     return run

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-
 import torch
 from torch import Tensor
 
-from paceline.ops.base import Weight
 from paceline.ops.cuda import launch, launch_delta, launch_experts
 from paceline.ops.cuda.emitter import Emitter, Unsupported, norm_of, number_of, vector_of, vector_or_none
 from paceline.ops.cuda.places import Place, Ref
-from paceline.ops.cuda.weights import Matrix, Order, kind_of
 from paceline.ops.recording import Code, Node
 
 GATES = {Code.GATED_GELU: 1, Code.GATED_SILU: 2, Code.GATED_SIGMOID: 3}
@@ -87,7 +83,7 @@ def _mixture(e: Emitter, node: Node) -> None:
         route, x = e.places[node.inputs[0]], e.whole(node.inputs[1])
         act = GATES.get(Code(number_of(node, 2)), 0) if node.integers[2] else 0
         out = e.define(node.outputs[0])
-        stack = _stack(e, node.weights, "halves" if act else "rows")
+        stack = e.pack(node.weights, "halves" if act else "plain")
         picked = launch_experts.Chosen(route, len(node.weights), number_of(node, 0), number_of(node, 1))
         made = launch_experts.experts(stack, picked, x, out, act)
         e.emit("experts", made, [route, x], [out])
@@ -112,12 +108,6 @@ def _mixture(e: Emitter, node: Node) -> None:
         e.emit("gather", made, [x, chosen], [out])
     else:
         raise Unsupported("a target over several processes" if code is Code.REDUCE else code.name.lower())
-
-
-def _stack(e: Emitter, weights: Seq[Weight], order: Order) -> Matrix:
-    if kind_of(weights[0]) == "int4":
-        raise Unsupported("experts in int4")
-    return e.pack(weights, order)
 
 
 def _route(e: Emitter, node: Node) -> None:

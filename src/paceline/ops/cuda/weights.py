@@ -71,7 +71,7 @@ def pack(weights: Seq[Weight], dtype: torch.dtype, order: Order = "plain") -> Ma
         return Matrix(in_words(data, BLOCK, 4), scale, INT4, outputs, inputs, dtype, splits, part, BLOCK)
     if first.kind == "int8":
         block = next((size for size in (BLOCK, BYTES) if inputs % size == 0), 0)
-        if order in ("plain", "pair") and block:
+        if order != "rows" and block:
             data = in_words(data, block, 8)
             return Matrix(data, scale, WORDS, outputs, inputs, dtype, splits, part, block)
         return Matrix(data, scale, INT8, outputs, inputs, dtype, splits, part)

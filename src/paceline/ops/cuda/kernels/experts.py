@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from paceline.ops.cuda.kernels.linear import activated
+from paceline.ops.cuda.kernels.linear import activated, dot_float, dot_int4, dot_int8
 from paceline.ops.cuda.kernels.rows import load_sum
 
 
@@ -94,25 +94,22 @@ def list_kernel(
 @triton.jit
 def _expert_tile(
     x, w, scale, out, n, p, inside, expert, outputs, inputs, per_row, x_stride, out_stride,
-    INT8: tl.constexpr, ACT: tl.constexpr, TOP: tl.constexpr, DT: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
-    BK: tl.constexpr,
+    KIND: tl.constexpr, ASM: tl.constexpr, EVEN: tl.constexpr, ACT: tl.constexpr, TOP: tl.constexpr, DT: tl.constexpr,
+    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     row = (p // TOP).to(tl.int64)
     rank = p % TOP
-    weight = w + expert.to(tl.int64) * outputs * inputs
-    r = tl.minimum(n, outputs - 1)
+    m = row * x_stride + rank * per_row
+    r = expert.to(tl.int64) * outputs + tl.minimum(n, outputs - 1)
     acc = tl.zeros([BN, BM], tl.float32)
-    for k in range(0, inputs, BK):
-        kk = k + tl.arange(0, BK)
-        wt = tl.load(weight + r[:, None] * inputs + kk[None, :], mask=(kk < inputs)[None, :], other=0.0)
-        xt = tl.load(
-            x + (row * x_stride + rank * per_row)[None, :] + kk[:, None],
-            mask=inside[None, :] & (kk < inputs)[:, None],
-            other=0.0,
-        )
-        acc = tl.dot(wt.to(DT), xt.to(DT), acc, input_precision="ieee")
-    if INT8:
-        acc = acc * tl.load(scale + expert.to(tl.int64) * outputs + r)[:, None]
+    if KIND == 2:
+        acc = dot_int4(acc, w, scale, x, r, m, inside, 0, inputs, inputs, 1, DT, BK, ASM, EVEN)
+    elif KIND == 3:
+        acc = dot_int8(acc, w, x, r, m, inside, 0, inputs, inputs, 1, DT, BK, ASM, EVEN)
+    else:
+        acc = dot_float(acc, w, x, r, m, inside, 0, inputs, inputs, 1, BK, EVEN, DT)
+    if KIND % 2 == 1:
+        acc = acc * tl.load(scale + r)[:, None]
     if ACT > 0:
         gate, value = tl.split(acc.reshape(BN // 2, 2, BM).permute(0, 2, 1))
         result = activated(gate, ACT) * value
@@ -127,11 +124,13 @@ def _expert_tile(
 @triton.jit(do_not_specialize=["capacity"])
 def experts_kernel(
     x, route, listed, counts, w, scale, out, outputs, inputs, per_row, x_stride, route_stride, out_stride, capacity,
-    LISTED: tl.constexpr, INT8: tl.constexpr, ACT: tl.constexpr, TOP: tl.constexpr, DT: tl.constexpr,
-    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    LISTED: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr, EVEN: tl.constexpr, ACT: tl.constexpr,
+    TOP: tl.constexpr, DT: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """out[row, rank * width + output] of the expert that is chosen in (row,
-    rank); `per_row`: columns of x for a rank."""
+    """out[row, rank * width + output] of the expert that is chosen in (row, rank); `per_row`: columns of x for a rank.
+
+    KIND, ASM and EVEN as in `linear_kernel`.
+    """
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     c = tl.arange(0, BM)
     if LISTED:
@@ -141,18 +140,16 @@ def experts_kernel(
             inside = start + c < count
             p = tl.load(listed + expert.to(tl.int64) * capacity + start + c, mask=inside, other=0)
             _expert_tile(
-                x, w, scale, out, n, p, inside, expert, outputs, inputs, per_row, x_stride, out_stride, INT8, ACT,
-                TOP, DT,
-                BN, BM, BK,
+                x, w, scale, out, n, p, inside, expert, outputs, inputs, per_row, x_stride, out_stride, KIND, ASM,
+                EVEN, ACT, TOP, DT, BN, BM, BK,
             )  # fmt: skip
     else:
         pair = tl.program_id(0)
         at = route + (pair // TOP).to(tl.int64) * route_stride + TOP + pair % TOP
         expert = tl.load(at).to(tl.int32)
         _expert_tile(
-            x, w, scale, out, n, pair + c * 0, c == 0, expert, outputs, inputs, per_row, x_stride, out_stride, INT8,
-            ACT, TOP,
-            DT, BN, BM, BK,
+            x, w, scale, out, n, pair + c * 0, c == 0, expert, outputs, inputs, per_row, x_stride, out_stride, KIND,
+            ASM, EVEN, ACT, TOP, DT, BN, BM, BK,
         )  # fmt: skip
 
 

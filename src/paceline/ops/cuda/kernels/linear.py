@@ -20,7 +20,7 @@ GROUP = 32  # inputs of an int4 scale
 
 
 @triton.jit
-def _dot_float(
+def dot_float(
     acc, w, x, n, m, inside, start, stop, inputs, x_stride,
     BK: tl.constexpr, EVEN: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
@@ -141,7 +141,7 @@ def _inputs(x, m, k, inside, inputs, x_stride, W: tl.constexpr, DT: tl.constexpr
 
 
 @triton.jit
-def _dot_int4(
+def dot_int4(
     acc, w, scale, x, n, m, inside, start, stop, inputs, x_stride,
     DT: tl.constexpr, BK: tl.constexpr, ASM: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
@@ -192,7 +192,7 @@ def _dot_int4(
 
 
 @triton.jit
-def _dot_int8(
+def dot_int8(
     acc, w, x, n, m, inside, start, stop, inputs, x_stride,
     DT: tl.constexpr, BK: tl.constexpr, ASM: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
@@ -258,13 +258,11 @@ def linear_kernel(
         stop = tl.minimum(start + part, inputs)
         acc = tl.zeros([BN, BM], tl.float32)
         if KIND == 2:
-            acc = _dot_int4(
-                acc, w, scale, x, row, m, inside, start, stop, inputs, x_stride, DT, BK, ASM, EVEN
-            )
+            acc = dot_int4(acc, w, scale, x, row, m, inside, start, stop, inputs, x_stride, DT, BK, ASM, EVEN)
         elif KIND == 3:
-            acc = _dot_int8(acc, w, x, row, m, inside, start, stop, inputs, x_stride, DT, BK, ASM, EVEN)
+            acc = dot_int8(acc, w, x, row, m, inside, start, stop, inputs, x_stride, DT, BK, ASM, EVEN)
         else:
-            acc = _dot_float(acc, w, x, row, m, inside, start, stop, inputs, x_stride, BK, EVEN, DT)
+            acc = dot_float(acc, w, x, row, m, inside, start, stop, inputs, x_stride, BK, EVEN, DT)
         if KIND % 2 == 1:
             acc = acc * tl.load(scale + row)[:, None]
         if BIAS:
