@@ -139,7 +139,7 @@ KIMI = (
     "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>",
     "<|tool_call_argument_begin|>",
 )  # fmt: skip
-TOLD = {"told_calls": ("<tool_call>\n", "\n</tool_call>", "\n")}
+TOLD = {"calls_as_text": ("<tool_call>\n", "\n</tool_call>", "\n")}
 F_ = "families/"
 FAMILIES = {
     "google_v5": Family("gemma", gemma(), ("<|channel>thought\n", "<channel|>"), special=GEMMA, switches=True),
@@ -149,7 +149,7 @@ FAMILIES = {
     F_ + "hermes_3": Family("hermes", hermes(), added=MARKS[2:], needs={"whole_tools": True}),
     F_ + "granite_3_3": Family(
         "granite", listed("<|tool_call|>", ""), ("<think>", "</think>"), special=("<|tool_call|>",), switches=True,
-        needs={"told_calls": ("<|tool_call|>", "", None)},
+        needs={"calls_as_text": ("<|tool_call|>", "", None)},
     ),
     F_ + "granite_4": Family("hermes", hermes(), special=MARKS[2:]),
     F_ + "qwen3_coder": Family("qwen-xml", xml(), added=MARKS[2:]),

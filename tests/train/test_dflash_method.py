@@ -141,6 +141,8 @@ def test_it_learns_is_exported_and_goes_on(llama: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused_by_name(llama: Path) -> None:
     with pytest.raises(PairError, match="no DFlash drafter in speculators format"):
         DFlash().start(DFlash().teacher(llama), windows(2, 0), llama, 0)
+    with pytest.raises(UsageError, match="layers and head are those of --init: leave them out"):
+        DFlash(layers=3).start(DFlash().teacher(llama), windows(2, 0), llama, 0)
     with pytest.raises(PairError, match="give --taps that rise from 0 to 4"):
         DFlash(taps=(3, 9)).check(llama)
     with pytest.raises(UsageError, match="a block of 1 rows"):

@@ -30,8 +30,8 @@ from paceline.train.capture import TargetTeacher, load_frozen
 from paceline.train.compare import open_engine
 from paceline.train.export import export
 from paceline.train.methods.base import Exported
-from paceline.train.methods.eagle3.files import default_taps
 from paceline.train.methods.eagle3.module import Eagle3Module
+from paceline.train.methods.speculators import default_taps
 from paceline.train.parallel import DraftModule, choose_anchors, valid_steps
 from small_tokenizers import SIZE, byte_level
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 import torch
 
-from paceline.errors import CapacityError
+from paceline.errors import CapacityError, UsageError
 from paceline.kv.layout import RECENT, LayerState
 
 GRAIN = 8  # tokens from a place where a state may stand to the next, see architecture.md
@@ -74,6 +74,17 @@ class States:
                 "draft fewer"
             )
         self.goal[slot] = goal
+
+    def span(self, slot: int, first: int, last: int) -> tuple[int, int, int]:
+        """(its state, where that stands, where it is to be left) of a text whose rows `first` up to `last` are computed.
+
+        Raises UsageError where the rows between are not kept any more.
+        """
+        place, goal = int(self.place[slot]), int(self.goal[slot])
+        begin = int(self.folded[place])
+        if begin > first or max(begin, goal) > last or first - min(begin, first) + self.history > RECENT:
+            raise UsageError("a recurrent state stands behind the rows: reserve them with KVCache.tail")
+        return place, begin, goal
 
     def settle(self, slots: Seq[int]) -> None:
         """After a forward: the states of `slots` stand where they should."""

@@ -304,11 +304,9 @@ class ReferenceOps:
         for start, end in pairwise(self.rows.starts):
             if start == end:
                 continue
-            place, first, last = int(states.place[slots[start]]), positions[start], positions[end - 1] + 1
-            begin, goal = int(states.folded[place]), int(states.goal[slots[start]])
-            oldest, recent = min(begin, first) - states.history, states.recent[layer][place]
-            if begin > first or max(begin, goal) > last or first - oldest > RECENT:
-                raise UsageError("a recurrent state stands behind the rows: reserve them with KVCache.tail")
+            first, last = positions[start], positions[end - 1] + 1
+            place, begin, goal = states.span(slots[start], first, last)
+            oldest, recent = begin - states.history, states.recent[layer][place]
             before = [position % RECENT for position in range(max(oldest, 0), first)]
             x = torch.cat((recent.new_zeros(max(0, -oldest), held.shape[1]), recent[before], held[start:end]))
             state = states.states[layer][place]

@@ -19,7 +19,6 @@ from torch import Tensor
 from paceline.core import ForwardBatch
 from paceline.errors import CapacityError, UsageError
 from paceline.kv.cache import KVCache
-from paceline.kv.layout import RECENT
 from paceline.ops.cuda.context import Context, Keys
 from paceline.ops.cuda.emitter import Lowered
 from paceline.ops.cuda.kernels.attention import COLUMNS
@@ -303,11 +302,7 @@ def texts_of(
     assert states is not None, "the layout of a model with linear attention has states"
     out: list[tuple[int, ...]] = []
     for start, end in pairwise(starts):
-        if start == end:
-            continue
-        place, first, last = int(states.place[slots[start]]), positions[start], positions[end - 1] + 1
-        begin, goal = int(states.folded[place]), int(states.goal[slots[start]])
-        if begin > first or max(begin, goal) > last or first - min(begin, first) + states.history > RECENT:
-            raise UsageError("a recurrent state stands behind the rows: reserve them with KVCache.tail")
-        out.append((start, end - start, place, begin, goal))
+        if start < end:
+            span = states.span(slots[start], positions[start], positions[end - 1] + 1)
+            out.append((start, end - start, *span))
     return out

@@ -79,7 +79,7 @@ class Needs:
     short_ids: bool = False  # ids of calls of nine letters and digits
     single_calls: bool = False  # one call a message
     whole_tools: bool = False  # tools with a description and parameters, were they empty
-    told_calls: tuple[str, str, str | None] | None = (
+    calls_as_text: tuple[str, str, str | None] | None = (
         None  # earlier calls are shown as text alone: see `JsonCalls.told`
     )
     thoughts_as: str = "reasoning_content"  # the field for earlier thoughts; "parts": in the content

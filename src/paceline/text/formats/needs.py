@@ -39,8 +39,8 @@ def _one(message: dict[str, Any], needs: Needs) -> dict[str, Any]:
     calls = made.get("tool_calls")
     if calls:
         made["tool_calls"] = [_call(call, needs) for call in calls]
-        if needs.told_calls is not None:
-            made["content"] = _told(made.pop("content", None), calls, needs.told_calls)
+        if needs.calls_as_text is not None:
+            made["content"] = _with_calls(made.pop("content", None), calls, needs.calls_as_text)
         if needs.null_content and not made.get("content"):
             made["content"] = None
     if needs.short_ids and made.get("tool_call_id") is not None:
@@ -50,7 +50,7 @@ def _one(message: dict[str, Any], needs: Needs) -> dict[str, Any]:
     return made
 
 
-def _told(content: Any, calls: list[dict[str, Any]], marks: tuple[str, str, str | None]) -> Any:
+def _with_calls(content: Any, calls: list[dict[str, Any]], marks: tuple[str, str, str | None]) -> Any:
     """The content with the calls behind it, as the model writes them: its template shows no others."""
     before, behind, joint = marks
     texts = []

@@ -166,7 +166,7 @@ def _calls(render: Render, source: str) -> tuple[Sign | None, Needs]:
     sign = next((one for text, one in signs if one.source is not None and one.source.search(text)), None)
     calls = hermes.HERMES if sign is None else sign.calls  # what a model without a notation is held to
     told = calls.told if isinstance(calls, hermes.JsonCalls) else None
-    return sign, Needs(told_calls=told)
+    return sign, Needs(calls_as_text=told)
 
 
 _OBJECT = re.compile(

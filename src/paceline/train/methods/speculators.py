@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,11 +19,13 @@ from paceline.checkpoints.loading import find_files
 from paceline.config import EngineConfig
 from paceline.drafters.base import Drafter
 from paceline.drafters.registry import over
+from paceline.errors import PairError
 from paceline.models.config import parse_target, read_config
 from paceline.models.families.gemma4.config import GemmaConfig
 from paceline.models.layers.decoder_config import DecoderConfig
 from paceline.models.registry import load_network
 from paceline.models.target import GraphTarget
+from paceline.train.capture import TargetTeacher, load_frozen
 from paceline.train.methods.base import TORCH_NAMES, Exported
 from paceline.train.parallel import DraftModule
 
@@ -30,6 +33,12 @@ if TYPE_CHECKING:
     from paceline.train.loop import Hooks, Run
 
 CACHE_SHARE = 0.1  # of what is free, for the drafter's own K/V in a comparison
+
+
+def default_taps(layers: int) -> tuple[int, ...]:
+    """Where EAGLE-3 reads; in a target of few layers three around its middle."""
+    taps = (2, layers // 2, layers - 3)
+    return taps if taps[0] < taps[1] < taps[2] else (layers // 2 - 1, layers // 2, layers // 2 + 1)
 
 
 class SpeculatorsMethod(ABC):
@@ -57,6 +66,25 @@ class SpeculatorsMethod(ABC):
             return over(name, net, make_cache(net, replace(config, max_model_len=None), CACHE_SHARE))
 
         return make
+
+
+class TappingMethod(SpeculatorsMethod):
+    """One whose drafter reads hidden states of some layers of the target."""
+
+    taps: tuple[int, ...] | None
+
+    def check(self, target: Path) -> None:
+        layers = parse_target(read_config(target)).layer_count
+        taps = self.taps or default_taps(layers)
+        if taps[0] < 0 or taps[-1] > layers or any(a >= b for a, b in pairwise(taps)):
+            raise PairError(
+                f"hidden states after layers {list(taps)} cannot be read of {target}, which has {layers} layers: give "
+                f"--taps that rise from 0 to {layers}"
+            )
+
+    def teacher(self, target: Path, device: str = "cpu") -> TargetTeacher:
+        self.check(target)
+        return TargetTeacher(load_frozen(target, device))
 
 
 def speculators_config(target: GraphTarget, algorithm: str) -> dict[str, Any]:

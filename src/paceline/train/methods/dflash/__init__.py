@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,18 +12,18 @@ import torch
 from paceline.checkpoints.loading import Tensors
 from paceline.core import MAX_DRAFT_TOKENS
 from paceline.errors import PairError, UsageError
-from paceline.models.config import parse_target, read_config
+from paceline.models.config import read_config
 from paceline.models.drafters.dflash import KIND, TAPS, dflash_shapes, parse_dflash
 from paceline.models.registry import load_network
 from paceline.models.target import GraphTarget
 from paceline.ops.reference import dequantize
-from paceline.train.capture import TargetTeacher, load_frozen
+from paceline.train.capture import TargetTeacher
 from paceline.train.methods.base import CardText, Exported, Init, Start
 from paceline.train.methods.dflash.module import DFlashModule
-from paceline.train.methods.eagle3.files import default_taps
 from paceline.train.methods.eagle3.vocabulary import choose
 from paceline.train.methods.speculators import (
-    SpeculatorsMethod,
+    TappingMethod,
+    default_taps,
     finished_config,
     fresh_parameters,
     layer_config,
@@ -37,7 +36,7 @@ VOCABULARY, LAYERS, BLOCK = 8192, 2, 4
 
 
 @dataclass(frozen=True, slots=True)
-class DFlash(SpeculatorsMethod):
+class DFlash(TappingMethod):
     """`vocabulary`, `taps`, `shared`: as `Eagle3`. `block`: rows of a draft, the text's last token included."""
 
     vocabulary: int | None = None
@@ -65,23 +64,14 @@ class DFlash(SpeculatorsMethod):
                 f"{MAX_DRAFT_TOKENS} and --layers from 1"
             )
 
-    def check(self, target: Path) -> None:
-        count = parse_target(read_config(target)).layer_count
-        taps = self.taps or default_taps(count)
-        if taps[0] < 0 or taps[-1] > count or any(a >= b for a, b in pairwise(taps)):
-            raise PairError(
-                f"hidden states after layers {list(taps)} cannot be read of {target}, which has {count} layers: give "
-                f"--taps that rise from 0 to {count}"
-            )
-
-    def teacher(self, target: Path, device: str = "cpu") -> TargetTeacher:
-        self.check(target)
-        return TargetTeacher(load_frozen(target, device))
-
     def start(self, teacher: TargetTeacher, train: Windows, init: Init, seed: int) -> Start:
         if isinstance(init, Mapping) or init == "scratch":
             start = self._fresh(teacher, train, init if isinstance(init, Mapping) else None, seed)
         else:
+            if replace(self, block=BLOCK) != DFlash():
+                raise UsageError(
+                    "draft vocabulary, taps, layers and head are those of --init: leave them out"
+                )
             start = _load(Path(str(init)), teacher)
         assert isinstance(start.module, DFlashModule), "both make one"
         teacher.target.tap(start.module.taps)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,12 +11,10 @@ import torch
 
 from paceline.checkpoints.foreign import drafter_kind
 from paceline.errors import PairError, UsageError
-from paceline.models.config import parse_target, read_config
 from paceline.models.drafters.eagle3 import FLAGS
-from paceline.train.capture import TargetTeacher, load_frozen
+from paceline.train.capture import TargetTeacher
 from paceline.train.methods.base import CardText, Exported, Init, Start
 from paceline.train.methods.eagle3.files import (
-    default_taps,
     fresh_config,
     load_module,
     parse,
@@ -25,7 +22,7 @@ from paceline.train.methods.eagle3.files import (
 )
 from paceline.train.methods.eagle3.module import Eagle3Module
 from paceline.train.methods.eagle3.vocabulary import choose
-from paceline.train.methods.speculators import SpeculatorsMethod, finished_config, fresh_parameters
+from paceline.train.methods.speculators import TappingMethod, finished_config, fresh_parameters
 from paceline.train.parallel import DraftModule
 from paceline.train.windows import Windows
 
@@ -33,7 +30,7 @@ VOCABULARY = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Eagle3(SpeculatorsMethod):
+class Eagle3(TappingMethod):
     """`vocabulary` None: VOCABULARY tokens, or all if there are fewer. `taps` None: as EAGLE-3 chooses. `shared`: the
     head is the target's own rows, which the file then lacks; else it is learnt, from those on.
     """
@@ -60,19 +57,6 @@ class Eagle3(SpeculatorsMethod):
             raise UsageError(f"flag {unknown[0]!r} is unknown: use some of {', '.join(FLAGS)}")
         if {"norm_before_fc", "fc_norm"} <= {*self.flags}:
             raise UsageError("the flags norm_before_fc and fc_norm exclude each other: give one of them")
-
-    def check(self, target: Path) -> None:
-        layers = parse_target(read_config(target)).layer_count
-        taps = self.taps or default_taps(layers)
-        if taps[0] < 0 or taps[-1] > layers or any(a >= b for a, b in pairwise(taps)):
-            raise PairError(
-                f"hidden states after layers {list(taps)} cannot be read of {target}, which has {layers} layers: give "
-                f"--taps that rise from 0 to {layers}"
-            )
-
-    def teacher(self, target: Path, device: str = "cpu") -> TargetTeacher:
-        self.check(target)
-        return TargetTeacher(load_frozen(target, device))
 
     def start(self, teacher: TargetTeacher, train: Windows, init: Init, seed: int) -> Start:
         target = teacher.target

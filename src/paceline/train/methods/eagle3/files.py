@@ -29,7 +29,7 @@ from paceline.models.target import GraphTarget
 from paceline.train.capture import TargetTeacher
 from paceline.train.methods.base import Start
 from paceline.train.methods.eagle3.module import Eagle3Module
-from paceline.train.methods.speculators import layer_config, speculators_config
+from paceline.train.methods.speculators import default_taps, layer_config, speculators_config
 
 
 def fresh_config(
@@ -43,12 +43,6 @@ def fresh_config(
         "embed_requires_grad": False, "tie_word_embeddings": False, "transformer_layer_config": layer_config(target),
         "speculators_config": speculators_config(target, "eagle3"),
     }  # fmt: skip
-
-
-def default_taps(layers: int) -> tuple[int, ...]:
-    """Where EAGLE-3 reads; in a target of few layers three around its middle."""
-    taps = (2, layers // 2, layers - 3)
-    return taps if taps[0] < taps[1] < taps[2] else (layers // 2 - 1, layers // 2, layers // 2 + 1)
 
 
 def parse(raw: Mapping[str, Any], target: GraphTarget, where: str = "the new drafter") -> Eagle3Config:
