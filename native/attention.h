@@ -262,7 +262,9 @@ static bool attend_all(const AttentionArgs& a, Store& held) {
     attend(a, held, start);
   }
   for (int m = 0; m < s.count; ++m) {
-    float sum = reduce(s.sum[m]), total = sum > 0 ? sum : 1.0f;  // a row without keys gives zeros
+    float sum = reduce(s.sum[m]);
+    if (a.sinks) sum += vexp(broadcast(a.sinks[m % a.heads] - s.top[m]))[0];
+    const float total = sum > 0 ? sum : 1.0f;  // a row without keys gives zeros
     each(s.out[m], s.out[m], s.w, [total](V x) { return x / broadcast(total); });
   }
   return true;

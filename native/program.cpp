@@ -382,6 +382,8 @@ void Program::attention(const Step& step, int index) {
     args.last = position + own;
     args.reach = window < 0 || !own ? 0 : reach_of(row);
     args.span = window < 0 ? INT64_MAX / 2 : window + 1 - own;
+    const int64_t sinks = op.integers.size() > 4 ? op.integers[4] : 0;
+    args.sinks = sinks ? reinterpret_cast<const float*>(sinks) + head : nullptr;
     args.k = layer.k;
     args.v = layer.v;
     if (op.integers[3] == 2) {  // each row sees all that its sequence has in this run

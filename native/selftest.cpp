@@ -129,6 +129,9 @@ void check_attention(int rows, int heads, int d, int w, int last, int span, bool
   std::vector<int32_t> table(16);
   for (int i = 0; i < 16; ++i) table[i] = (5 * i + 3) % 16;
   AttentionArgs a{};
+  std::vector<float> sinks(heads);
+  for (float& v : sinks) v = 2 * normal();
+  if (rows == 5) a.sinks = sinks.data();
   a.q = q.data(), a.out = out.data(), a.q_stride = heads * d, a.out_stride = heads * w;
   a.rows = rows, a.heads = heads, a.kv_head = 1, a.last = last, a.span = span;
   const float *keys = pool.data(), *values = w < d ? keys : keys + 256 * 2 * d;
@@ -145,7 +148,7 @@ void check_attention(int rows, int heads, int d, int w, int last, int span, bool
   expect(k.attention(a), "attention refused", rows, d);
   for (int n = 0; n < rows * heads; ++n) {
     std::vector<double> sum(w);
-    double total = 0;
+    double total = a.sinks ? std::exp(static_cast<double>(sinks[n % heads])) : 0;
     int end = last + n / heads;
     for (int j = end > span ? end - span : 0; j < end; ++j) {
       int64_t at = ((table[j / 16] * 16 + j % 16) * 2 + 1) * d;

@@ -93,6 +93,7 @@ struct AttentionArgs {  // `heads` heads that read the same K/V head, of `rows` 
   int32_t slot;
   int64_t last, span;  // the first row sees keys max(0, last - span)..last-1, each further row one key further
   int64_t reach;       // all rows see keys up to reach-1, too
+  const float* sinks;  // by head, the score of a key without a value that each row sees, too; may be null
   Pages k, v;
 };
 

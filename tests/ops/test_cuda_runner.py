@@ -151,16 +151,23 @@ def test_other_families_give_what_plain_torch_gives(name, tmp_path):
     assert not notes
 
 
-def test_heads_of_one_key_in_several_tiles_and_many_rows(monkeypatch):
+@pytest.mark.parametrize("few", [4, 1])
+@pytest.mark.parametrize(
+    "sinks", [None, [0.0, -300.0, 2.0, 300.0, 1.0, -1.0, 0.5, 5.0]], ids=["plain", "sinks"]
+)
+def test_heads_of_one_key_in_several_tiles_and_many_rows(monkeypatch, sinks, few):
     """Tiles of two heads of four, and programs that go over all sections, as with many heads and long prompts."""
     monkeypatch.setattr(shape, "COLUMNS", 2)
-    monkeypatch.setattr(shape, "FEW", 1)
+    monkeypatch.setattr(shape, "FEW", few)
     layout = Layout((LayerKV("full", 2, 16),), {"full": None})
     x = torch.randn(3, 4, 8 * 16, generator=torch.Generator().manual_seed(2))
 
     def graph(ops):
         ops.store_kv(0, ops.given("k", 32), ops.given("v", 32))
-        return (ops.attention(ops.given("q", 8 * 16), 0, 8, None, True),)
+        q = ops.given("q", 8 * 16)
+        if sinks is not None:
+            return (ops.sink_attention(q, 0, None, torch.tensor(sinks)),)
+        return (ops.attention(q, 0, 8, None, True),)
 
     found = []
     for runner in (EagerRunner(), cuda_runner()[0]):

@@ -140,6 +140,42 @@ def test_a_row_of_a_block_sees_those_after_it(window: int | None, kv_heads: int,
         assert torch.equal(alone, got[begin:end])
 
 
+@pytest.mark.parametrize("isa", ["best", "avx2", "generic"])
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=packs)], ids=["float32", "packed"])
+def test_a_sink_takes_its_share_of_each_row(isa: str, window: int | None, packed: bool) -> None:
+    """Against float64; sinks far below and above all scores, and each head its own, however heads are cut."""
+    kind, width = "sliding_attention" if window else "full_attention", 32
+    if not native._extension().choose_isa(isa) or (packed and not native.bf16_dot()):
+        native._extension().choose_isa("best")
+        pytest.skip(f"not with {isa}")
+    cache, rows = filled(Layout((LayerKV(kind, 2, width),), {kind: window}), packed)
+    sinks = torch.tensor([0.5, 3.0, -2.0, 1.0, -300.0, 8.0, 400.0, 2.0])
+    q = torch.randn(rows.count, 8 * width) * 0.3
+    runner = native.NativeRunner(2)
+
+    def run(rows: ForwardBatch, q: torch.Tensor) -> torch.Tensor:
+        graph = lambda ops: (ops.sink_attention(ops.given("q", 8 * width), 0, window, sinks),)  # noqa: E731
+        return runner.run(graph, rows, cache, {"q": q})[0].clone()
+
+    got = run(rows, q)
+    want = ReferenceOps(rows, cache, {}, torch.float64).sink_attention(q.double(), 0, window, sinks)
+    bounds = {"rtol": 0.0, "atol": 0.02} if packed else {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(got.double(), want, **bounds)
+    by_head = got.view(rows.count, 8, width)
+    assert by_head[:, 6].abs().max() < 1e-30
+    assert by_head[:, 4].abs().mean() > 0.05
+    for size in (1, 5):
+        native.set_threads(1 + size % 2)
+        pieces = [
+            run(part(rows, at, min(at + size, rows.count)), q[at : at + size].contiguous())
+            for at in range(0, rows.count, size)
+        ]
+        assert torch.equal(torch.cat(pieces), got), size
+    native.set_threads(2)
+    assert native._extension().choose_isa("best")
+
+
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("counts", [(1, 7), (7, 1), (3, 4), (1, 1), (17, 2)])
 def test_texts_of_uneven_rows_share_the_threads(kv_heads: int, counts: tuple[int, int]) -> None:

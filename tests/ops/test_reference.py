@@ -8,7 +8,7 @@ import torch
 from paceline.core import ForwardBatch
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import LayerKV, Layout
-from paceline.ops import native, reference
+from paceline.ops import native, reaches
 from paceline.ops.base import Experts, Weight
 from paceline.ops.reference import EagerRunner, ReferenceOps, dequantize
 
@@ -26,14 +26,14 @@ def test_dequantize_int8_and_int4():
     assert weight.in_features == 64
 
 
-def naive_attention(q, k, v, heads: int, first: int, last: int):
+def naive_attention(q, k, v, sinks, first: int, last: int):
     """One row over keys first..last, head by head."""
-    kv_heads = k.shape[1]
+    heads, kv_heads = len(sinks), k.shape[1]
     out = []
     for h, x in enumerate(q.view(heads, -1)):
         g = h // (heads // kv_heads)
-        distribution = torch.softmax(k[first : last + 1, g] @ x, dim=0)
-        out.append(distribution @ v[first : last + 1, g])
+        scores = torch.cat((k[first : last + 1, g] @ x, sinks[h : h + 1]))  # the sink has no value
+        out.append(torch.softmax(scores, dim=0)[:-1] @ v[first : last + 1, g])
     return torch.cat(out)
 
 
@@ -41,7 +41,7 @@ def naive_attention(q, k, v, heads: int, first: int, last: int):
 @pytest.mark.parametrize("sees_itself", [True, False])
 @pytest.mark.parametrize("pieces", [1 << 27, 40])
 def test_attention_over_ragged_rows(window, sees_itself, pieces, monkeypatch):
-    monkeypatch.setattr(reference, "MAX_SCORES", pieces)
+    monkeypatch.setattr(reaches, "MAX_SCORES", pieces)
     kind = "sliding_attention" if window else "full_attention"
     layout = Layout((LayerKV(kind, 2, 4),), {kind: window})
     cache = KVCache(layout, {kind: 24}, max_sequences=3, max_tokens=64, dtype=torch.float64)
@@ -58,7 +58,13 @@ def test_attention_over_ragged_rows(window, sees_itself, pieces, monkeypatch):
     with cache.tail(tokens) as tail:
         rows = tail.rows()
     q = torch.randn(rows.count, 16, dtype=torch.float64)
-    got = ReferenceOps(rows, cache, {}, torch.float64).attention(q, 0, 4, window, sees_itself)
+    ops = ReferenceOps(rows, cache, {}, torch.float64)
+    none, sinks = (
+        torch.full((4,), -torch.inf, dtype=torch.float64),
+        torch.tensor([-2.0, 0.5, 3.0, 40.0]).double(),
+    )
+    got = ops.attention(q, 0, 4, window, sees_itself)
+    sunk = ops.sink_attention(q, 0, window, sinks) if sees_itself else None
     for n in range(rows.count):
         i = next(i for i in range(3) if rows.starts[i] <= n < rows.starts[i + 1])
         p = int(rows.positions[n])
@@ -66,8 +72,10 @@ def test_attention_over_ragged_rows(window, sees_itself, pieces, monkeypatch):
         if p - 1 > last:
             continue  # beyond what is committed: no drafter asks for it
         first = 0 if window is None else max(0, p - window + 1 if sees_itself else p - 1 - window)
-        expected = naive_attention(q[n], *keys[i], 4, first, last)
+        expected = naive_attention(q[n], *keys[i], none, first, last)
         assert torch.allclose(got[n], expected, atol=1e-12), (n, p)
+        if sunk is not None:
+            assert torch.allclose(sunk[n], naive_attention(q[n], *keys[i], sinks, first, last), atol=1e-12)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "silu"])

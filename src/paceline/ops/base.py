@@ -176,6 +176,12 @@ class Ops(Protocol):
         """
         ...
 
+    def sink_attention(self, q: Value, layer: int, window: int | None, sinks: torch.Tensor) -> Value:
+        """As `attention` of rows that see themselves, but the softmax of head h has the score `sinks` [heads] of h beside
+        those of its keys, which brings no value: what it takes is missing from the result.
+        """
+        ...
+
     def block_attention(self, q: Value, layer: int, heads: int, window: int | None = None) -> Value:
         """As `attention` of rows that see themselves, but a row sees all rows of its sequence in this run that are after
         it, too.

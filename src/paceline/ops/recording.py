@@ -116,13 +116,17 @@ class RecordingOps:
         width = q.width if latent is None else heads * latent
         return self._attend(q, [layer, heads, -1 if window is None else window, int(sees_itself)], width)
 
+    def sink_attention(self, q: Value, layer: int, window: int | None, sinks: torch.Tensor) -> Value:
+        numbers = [layer, len(sinks), -1 if window is None else window, 1]
+        return self._attend(q, numbers, q.width, sinks.float())
+
     def block_attention(self, q: Value, layer: int, heads: int, window: int | None = None) -> Value:
         return self._attend(q, [layer, heads, -1 if window is None else window, 2], q.width)
 
-    def _attend(self, q: Value, numbers: list[int], width: int) -> Value:
+    def _attend(self, q: Value, numbers: list[int], width: int, sinks: torch.Tensor | None = None) -> Value:
         layer = numbers[0]
         after = [self._stores[layer]] if layer in self._stores else []
-        return self._note(Code.ATTENTION, [q], [width], integers=numbers, after=after)[0]
+        return self._note(Code.ATTENTION, [q], [width], integers=[*numbers, sinks], after=after)[0]
 
     def add(self, x: Value, y: Value) -> Value:
         return self._note(Code.ADD, [x, y], [x.width])[0]

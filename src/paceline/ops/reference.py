@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -24,73 +23,9 @@ from paceline.kv.layout import RECENT, Layout
 from paceline.ops import blocks
 from paceline.ops.base import DeltaRule, Experts, Gate, Graph, Group, RoundStart, Rule, Stop, Weight
 from paceline.ops.delta import recur
+from paceline.ops.reaches import Reaches, attend
 
 INT4_GROUP = 32
-MAX_SCORES = 1 << 27  # attention scores held at once, in elements
-
-
-@dataclass(frozen=True, slots=True)
-class _Reach:
-    """Which keys the rows of each sequence read: shared by every layer of one kind."""
-
-    index: Tensor  # [B * S] into a layer's storage
-    mask: Tensor  # [B, 1, T * group, S]
-    keys: int  # S
-
-
-class _Reaches:
-    """Which keys the rows of a forward see, by kind of layer, and how the rows are padded to [B, T]."""
-
-    def __init__(self, rows: ForwardBatch, cache: KVCache | None, runs: Seq[int]) -> None:
-        """`runs` [B + 1]: where rows that stand one behind the other begin."""
-        self._rows, self._cache, self._runs = rows, cache, runs
-        self._reach: dict[tuple[str, int | None, int | None, int], _Reach] = {}
-        self._pad: tuple[Tensor, Tensor, int] | None = None
-
-    def padding(self) -> tuple[Tensor, Tensor, int]:
-        """Row of each place of [B, T], places of the rows, and T. Places past an end repeat the last row."""
-        if self._pad is None:
-            starts, device = self._runs, self._rows.tokens.device
-            counts = [b - a for a, b in pairwise(starts)]
-            longest = max(counts)
-            take = [a + min(t, n - 1) for a, n in zip(starts, counts) for t in range(longest)]
-            back = [b * longest + t for b, n in enumerate(counts) for t in range(n)]
-            self._pad = (torch.tensor(take, device=device), torch.tensor(back, device=device), longest)
-        return self._pad
-
-    def of(self, kind: str, window: int | None, ahead: int | None, group: int) -> _Reach:
-        """Keys from the first to the last that any row of a sequence sees; no other sequence's are read."""
-        key = (kind, window, ahead, group)
-        if key not in self._reach:
-            assert self._cache is not None
-            take, _, longest = self.padding()
-            batch = len(self._runs) - 1
-            position = self._rows.positions.long()[take].view(batch, longest)  # [B, T]
-            # [B, T] last visible key
-            last = position[:, -1:].expand_as(position) if ahead is None else position + ahead
-            first = torch.zeros_like(last)
-            if window is not None:
-                first = (position - window + (-1 if ahead == -1 else 1)).clamp(min=0)
-                last = self._reached(last, take)
-            begin, end = first[:, :1], last[:, -1:]  # [B, 1]
-            keys = max(1, int((end - begin).max()) + 1)
-            j = begin + torch.arange(keys, device=position.device)  # [B, S]
-            mask = (j[:, None] <= last[..., None]) & (j[:, None] >= first[..., None])  # [B, T, S]
-            j = torch.minimum(j, end).clamp(min=0)
-            page = self._cache.page_size
-            slots = self._rows.slots.long()[take].view(batch, longest)[:, :1]  # [B, 1]
-            index = self._cache.tables[kind][slots, j // page].long() * page + j % page
-            mask = mask[:, None].repeat_interleave(group, dim=2)
-            self._reach[key] = _Reach(index.flatten(), mask, keys)
-        return self._reach[key]
-
-    def _reached(self, last: Tensor, take: Tensor) -> Tensor:
-        """`last` [B, T], further for rows of pictures whose rows see each other."""
-        media = self._rows.media
-        if media is None or media.reach is None:
-            return last
-        reach = torch.tensor(media.reach, device=last.device)[take].view(last.shape)
-        return torch.maximum(last, reach - 1)
 
 
 class EagerRunner:
@@ -155,7 +90,7 @@ class ReferenceOps:
         self._further = [] if branches is None else branches.further
         if branches is not None and cache is not None:
             cache.copy_pages(branches.copies)
-        self._reaches = _Reaches(rows, cache, self._runs)
+        self._reaches = Reaches(rows, cache, self._runs)
 
     # -- inputs ----------------------------------------------------------------------------------------------
 
@@ -263,10 +198,21 @@ class ReferenceOps:
         assert latent == self.cache.layout.layers[layer].latent
         return self._read(q, layer, heads, window, 0 if sees_itself else -1)
 
+    def sink_attention(self, q: Tensor, layer: int, window: int | None, sinks: Tensor) -> Tensor:
+        return self._read(q, layer, len(sinks), window, 0, sinks)
+
     def block_attention(self, q: Tensor, layer: int, heads: int, window: int | None = None) -> Tensor:
         return self._read(q, layer, heads, window, None)
 
-    def _read(self, q: Tensor, layer: int, heads: int, window: int | None, last: int | None) -> Tensor:
+    def _read(
+        self,
+        q: Tensor,
+        layer: int,
+        heads: int,
+        window: int | None,
+        last: int | None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """`last`: the last key that a row sees, from its own position on; None: the last row's of its sequence."""
         assert self.cache is not None
         spec = self.cache.layout.layers[layer]
@@ -280,18 +226,12 @@ class ReferenceOps:
             part.view(batch, reach.keys, spec.kv_heads, -1).transpose(1, 2).to(q.dtype)
             for part in self.cache.at(layer, reach.index)
         )  # [B, kv_heads, S, d]
-        out = self._attend(q, k, v, reach.mask).view(batch, spec.kv_heads, longest, group, spec.value_dim)
+        if sinks is not None:  # [kv_heads, T * group, 1]
+            sinks = sinks.to(self._exact).view(spec.kv_heads, 1, group)
+            sinks = sinks.expand(-1, longest, -1).flatten(1)[..., None]
+        out = attend(q, (k, v), reach.mask, sinks, self._exact)
+        out = out.view(batch, spec.kv_heads, longest, group, spec.value_dim)
         return out.permute(0, 2, 1, 3, 4).reshape(batch * longest, heads * spec.value_dim)[back]
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """Softmax attention with scale 1; in pieces, so that a long prefill does not need [T, S] at once."""
-        piece = max(1, MAX_SCORES // (q.shape[0] * q.shape[1] * k.shape[2]))
-        outs = []
-        for start in range(0, q.shape[2], piece):
-            rows = slice(start, start + piece)
-            scores = (q[:, :, rows] @ k.transpose(-1, -2)).masked_fill(~mask[:, :, rows], float("-inf"))
-            outs.append(torch.softmax(scores, dim=-1, dtype=self._exact).to(v.dtype) @ v)
-        return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
 
     # -- linear attention ------------------------------------------------------------------------------------
 

@@ -114,7 +114,8 @@ class Emitter:
         self.out.reads_rows = True
         if (keys := Keys(layer, heads, window, sees)) not in self.out.attends:
             self.out.attends.append(keys)
-        self.emit("attention", launch.attention(launch.Attend(q, out, keys)), [q], [out])
+        spec = launch.Attend(q, out, keys, vector_or_none(node.integers[4]))
+        self.emit("attention", launch.attention(spec), [q], [out])
 
 
 def number_of(node: Node, index: int) -> int:

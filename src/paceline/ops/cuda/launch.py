@@ -269,6 +269,7 @@ class Attend:
     q: Ref
     out: Ref
     keys: Keys
+    sinks: Tensor | None  # [heads], float32
 
 
 def attention(spec: Attend) -> Launch:
@@ -291,9 +292,11 @@ def attention(spec: Attend) -> Launch:
         part_mass = context.scratch("mass", 1 if whole else parts * 2 * lanes)
         dtype = k.dtype if k.dtype in TYPES else torch.float32
         common: dict[str, Any] = {"WINDOW": keys.window, "SEES": keys.sees, "GROUP": group, "R": lanes}
+        common["SINKS"], sinks = spec.sinks is not None, q.data if spec.sinks is None else spec.sinks
         rows = context.meta("positions"), context.meta("ends"), context.meta("reach")
         start(attending.attention_kernel, (tiles, groups, 1 if whole else sections))(
-            q.data, k, v, table, context.tiles(number), *rows, context.meta("slots"), out.data, part_out, part_mass,
+            q.data, k, v, table, context.tiles(number), *rows, context.meta("slots"), sinks, out.data,
+            part_out, part_mass,
             layer.kv_heads, per_kv, layer.head_dim, layer.value_dim, q.stride, out.stride, table.stride(0), sections,
             WHOLE=whole, D=max(16, d), DV=max(16, dv), BN=block, PAGE=cache.page_size, DT=TYPES[dtype],
             num_warps=4 if d <= 256 else 8, num_stages=2 if d <= 128 else 1, **common,
@@ -301,7 +304,7 @@ def attention(spec: Attend) -> Launch:
         if not whole:
             columns = min(64, max(16, dv))
             start(attending.join_kernel, (tiles, groups, triton.cdiv(layer.value_dim, columns)))(
-                context.tiles(number), *rows, out.data, part_out, part_mass, layer.value_dim, out.stride,
+                context.tiles(number), *rows, sinks, out.data, part_out, part_mass, layer.value_dim, out.stride,
                 sections, B=columns, **common,
             )  # fmt: skip
 

@@ -129,11 +129,20 @@ def _join(most, mass, out, most_s, mass_s, out_s):
     return higher, mass * fade + mass_s * share, out * fade[None, :] + out_s * share[None, :]
 
 
+@triton.jit
+def _sunk(most, mass, total, sinks, head, inside):
+    """With the share of a key that has the score `sinks` of the head, and no value."""
+    sink = tl.load(sinks + head, mask=inside, other=0.0)
+    higher = tl.maximum(most, sink)
+    fade = tl.exp(most - higher)
+    return mass * fade + tl.exp(sink - higher), total * fade[None, :]
+
+
 @triton.jit(do_not_specialize=["sections"])
 def attention_kernel(
-    q, k, v, table, tiles, positions, ends, reach, slots, out, part_out, part_mass,
+    q, k, v, table, tiles, positions, ends, reach, slots, sinks, out, part_out, part_mass,
     kv_heads, per_kv, key_width, value_width, q_stride, out_stride, table_stride, sections,
-    WINDOW: tl.constexpr, SEES: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr,
+    WINDOW: tl.constexpr, SEES: tl.constexpr, GROUP: tl.constexpr, SINKS: tl.constexpr, WHOLE: tl.constexpr,
     D: tl.constexpr,
     DV: tl.constexpr, R: tl.constexpr, BN: tl.constexpr, PAGE: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
@@ -160,6 +169,8 @@ def attention_kernel(
                 PAGE, DT,
             )  # fmt: skip
             most, mass, total = _join(most, mass, total, most_s, mass_s, out_s)
+        if SINKS:
+            mass, total = _sunk(most, mass, total, sinks, h * GROUP + head, inside)
         total = total / tl.where(mass == 0.0, 1.0, mass)[None, :]
         to = (
             out
@@ -186,8 +197,9 @@ def attention_kernel(
 
 @triton.jit(do_not_specialize=["sections"])
 def join_kernel(
-    tiles, positions, ends, reach, out, part_out, part_mass, value_width, out_stride, sections,
-    WINDOW: tl.constexpr, SEES: tl.constexpr, GROUP: tl.constexpr, R: tl.constexpr, B: tl.constexpr,
+    tiles, positions, ends, reach, sinks, out, part_out, part_mass, value_width, out_stride, sections,
+    WINDOW: tl.constexpr, SEES: tl.constexpr, GROUP: tl.constexpr, SINKS: tl.constexpr, R: tl.constexpr,
+    B: tl.constexpr,
 ):  # fmt: skip
     """Join the sections of a tile, B columns of its values at a time."""
     _, count, row, head, inside, _, _, begin, end = _columns(
@@ -207,6 +219,8 @@ def join_kernel(
         mass_s = tl.load(part_mass + (part + z) * (2 * R) + R + c)
         at = part_out + (part + z) * (R * value_width) + c[None, :] * value_width + dv[:, None]
         most, mass, total = _join(most, mass, total, most_s, mass_s, tl.load(at, mask=keep, other=0.0))
+    if SINKS:
+        mass, total = _sunk(most, mass, total, sinks, h * GROUP + head, inside)
     total = total / tl.where(mass == 0.0, 1.0, mass)[None, :]
     to = (
         out + row.to(tl.int64)[None, :] * out_stride + (h * GROUP + head)[None, :] * value_width + dv[:, None]
