@@ -91,7 +91,7 @@ def build_seeing(kind: str, folder: Path, *, seed: int = 0, **text: Any) -> PreT
     model.eval()
     model.set_attn_implementation("eager")
     model.save_pretrained(folder)
-    _write_tokenizer(folder)
+    write_tokenizer(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE.read_text(encoding="utf-8"), encoding="utf-8")
     return model
 
@@ -122,7 +122,7 @@ def _randomize(model: PreTrainedModel) -> None:
             tensor.mul_(3.0)
 
 
-def _write_tokenizer(folder: Path) -> None:
+def write_tokenizer(folder: Path) -> None:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = ID | {letter: len(SPECIAL) + i for i, letter in enumerate(alphabet)}
     backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))

@@ -23,20 +23,24 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield Subject(llm.engine, ())
 
 
-def found(subject: Subject) -> Any:
+def found(subject: Subject, goal: int = 0) -> Any:
     seen = pictures.Seen()
     subject.engine.state.cache.prefix.clear()
-    pictures.compare(subject, 60.0, 0.0, seen)
+    pictures.compare(subject, 60.0, 0.0, seen, goal)
     return pictures.finding(subject, seen)
 
 
 def test_it_holds(subject: Subject) -> None:
-    shown = found(subject)
+    shown = found(subject, 150)
     assert shown.outcome == "holds", shown
+    assert shown.counts["tokens compared"] > 150
+    assert shown.counts["offsets in a picture where a hit ended"] > 4
     assert shown.counts["soft tokens"] > 300
     assert shown.counts["preemptions"] > 0
     assert shown.counts["tokens drafted"] > 0
-    assert {"two", "swapped", "neighbours", "budget 140"} <= set(shown.covered["prompts"].split(", "))
+    assert {"two", "swapped", "neighbours", "budget 140", "text alone"} <= set(
+        shown.covered["prompts"].split(", ")
+    )
     assert "made from a seed" in pictures.described(subject)
 
 

@@ -1,7 +1,8 @@
 """Whether token identity holds with pictures and sound in the prompt. They are made from a seed: no file is read.
 
-Each prompt is written without a drafter, alone and with nothing shared, then by every drafter: other draft lengths,
-batches, chunks of the prompt, shared prefixes, and so short of memory that the prompt is preempted and prefilled again.
+Chapter by chapter each prompt is written without a drafter, alone and with nothing shared, then by every drafter: other
+draft lengths, batches, chunks of the prompt, prefixes found in the cache up to somewhere in a picture, and so short of
+memory that the prompt is preempted and prefilled again.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from paceline.check.scenes import CHURN, SQUEEZE, TOGETHER, UNSHARED, Output, Sc
 from paceline.check.subject import Subject
 from paceline.core import SamplingParams
 from paceline.errors import PromptError
+from paceline.kv.store import PAGE_SIZE
 from paceline.media.pixels import VERSION
 from paceline.media.reader import MediaReader
 from paceline.media.talk import MediaItem, Talk
-from paceline.soft_tokens import MediaPrompt
+from paceline.soft_tokens import MediaPrompt, content_keys
 
 NAME = "token identity with pictures"
 ANSWER = 16  # tokens
@@ -63,6 +65,9 @@ class Seen:
     reused: int = 0
     preemptions: int = 0
     chunks: set[int] = field(default_factory=set)
+    within: set[int] = field(
+        default_factory=set
+    )  # rows of a picture that were found in the cache, the others not
     names: set[str] = field(default_factory=set)
     apart: bool | None = None  # the same ids with swapped pictures are told apart
     divergence: Divergence | None = None
@@ -90,28 +95,33 @@ def drawn(seed: int, width: int, height: int) -> NDArray[np.uint8]:
     return small[np.arange(height) * 5 // height][:, np.arange(width) * 7 // width]
 
 
-def prompts(reader: MediaReader, room: int) -> list[tuple[str, MediaPrompt]]:
-    """Those that fit into `room` tokens: one picture, two, the two swapped, neighbours, a wide one, budgets, sound."""
+def prompts(reader: MediaReader, room: int, chapter: int = 0) -> list[tuple[str, MediaPrompt]]:
+    """Those that fit into `room` tokens: one picture, two, the two swapped, neighbours, a wide one, sound, text alone.
+
+    Each chapter has other pictures, and other words before them, so that they begin elsewhere in a page. Large budgets
+    are in the first.
+    """
     shown = {kind: reader.tokenizer.token_text(ids.placeholder) for kind, ids in reader.tokens.items()}
-    one, two, wide = drawn(1, 90, 60), drawn(2, 90, 60), drawn(3, 900, 30)
-    see = shown["image"]
+    first = 3 * chapter
+    one, two, wide = drawn(first + 1, 90, 60), drawn(first + 2, 90, 60), drawn(first + 3, 900, 30)
+    see, lead = shown["image"], "x" * chapter
     asked: list[tuple[str, str, list[MediaItem]]] = [
-        ("one", f"A picture: {see} It shows", [_item(one)]),
-        ("two", f"First {see} and then {see} are", [_item(one), _item(two)]),
-        ("swapped", f"First {see} and then {see} are", [_item(two), _item(one)]),
-        ("neighbours", f"{see}{see} Both", [_item(two), _item(two)]),
-        ("wide", f"Long before it some words stand.\n\n{see}", [_item(wide)]),
+        ("one", f"{lead}A picture: {see} It shows", [_item(one)]),
+        ("two", f"{lead}First {see} and then {see} are", [_item(one), _item(two)]),
+        ("swapped", f"{lead}First {see} and then {see} are", [_item(two), _item(one)]),
+        ("neighbours", f"{lead}{see}{see} Both", [_item(two), _item(two)]),
+        ("wide", f"{lead}Long before it some words stand.\n\n{see}", [_item(wide)]),
+        ("text alone", f"{lead}No picture, no picture, no", []),
     ]
-    asked += [(f"budget {budget}", f"{see} is", [_item(one, budget)]) for budget in (140, 280, 560, 1120)]
+    asked += [
+        (f"budget {budget}", f"{see} is", [_item(one, budget)])
+        for budget in (140, 280, 560, 1120)
+        if not chapter
+    ]
     if reader.why_not("audio") is None and "audio" in shown:
-        tone = np.sin(np.arange(8000) * 0.17).astype(np.float32) * np.linspace(0, 0.5, 8000, dtype=np.float32)
-        asked.append(
-            (
-                "sound",
-                f"Hear {shown['audio']} and see {see}",
-                [MediaItem("audio", (tone, 16_000)), _item(one)],
-            )
-        )
+        tone = np.sin(np.arange(8000) * 0.17 + chapter).astype(np.float32)
+        sound = MediaItem("audio", (tone * np.linspace(0, 0.5, 8000, dtype=np.float32), 16_000))
+        asked.append(("sound", f"{lead}Hear {shown['audio']} and see {see}", [sound, _item(one)]))
     made = ((name, _fitting(reader, text, items, room)) for name, text, items in asked)
     return [(name, prompt) for name, prompt in made if prompt is not None]
 
@@ -129,23 +139,34 @@ def _fitting(reader: MediaReader, text: str, items: list[MediaItem], room: int) 
         return None  # a budget that the model does not have
 
 
-def compare(subject: Subject, seconds: float, noise_floor: float, seen: Seen) -> None:
-    """Compare each prompt with each drafter once, or no new batch after `seconds`. Raises Broken."""
+def compare(subject: Subject, seconds: float, noise_floor: float, seen: Seen, goal: int = 0) -> None:
+    """Compare whole chapters until `goal` tokens are compared, one at least, or no new batch after `seconds`.
+
+    Raises Broken.
+    """
+    end, chapter, before = time.perf_counter() + seconds, 0, subject.engine.state.preemptions
+    while seen.divergence is None and (not chapter or (seen.tokens < goal and time.perf_counter() < end)):
+        _chapter(subject, chapter, end, noise_floor, seen)
+        chapter += 1
+    seen.preemptions += subject.engine.state.preemptions - before
+
+
+def _chapter(subject: Subject, chapter: int, end: float, noise_floor: float, seen: Seen) -> None:
     reader = reader_of(subject)
     assert isinstance(reader, MediaReader), "it is asked before"
-    end, before = time.perf_counter() + seconds, subject.engine.state.preemptions
-    asked = [
-        _alone(subject, name, prompt, i)
-        for i, (name, prompt) in enumerate(prompts(reader, subject.engine.max_len - ANSWER))
-    ]
+    made = prompts(reader, subject.engine.max_len - ANSWER, chapter)
+    asked = [_alone(subject, name, prompt, i + chapter) for i, (name, prompt) in enumerate(made)]
     by_name = {one.name: one.told.logprobs[0] for one in asked if one.told.logprobs}
     if set(SWAPPED) <= set(by_name):
         first, second = (by_name[name] for name in SWAPPED)
-        seen.apart = (first.token, first.raw) != (second.token, second.raw)
-    for turn, batch in enumerate(_batches(subject, asked)):
-        if turn and time.perf_counter() > end:
-            break
-        scene, chunk = PLAYS[turn % len(PLAYS)][0], CHUNKS[turn % len(CHUNKS)]
+        seen.apart = seen.apart is not False and (first.token, first.raw) != (second.token, second.raw)
+    lots = random.Random(chapter)
+    for turn, batch in enumerate(_batches(subject, asked, chapter), 5 * chapter):
+        if seen.texts and time.perf_counter() > end:
+            return
+        scene, chunk = PLAYS[turn % len(PLAYS)][0], CHUNKS[turn // 2 % len(CHUNKS)]
+        if not scene.squeeze:
+            _remember(subject, [one.prompt for one, _ in batch], lots)
         with _chunked(subject, chunk, batch[0][0].prompt) as rows, over(lambda batch=batch: _where(batch)):  # type: ignore[misc]
             done = play(subject, [(one.prompt, params) for one, params in batch], scene)
         for (one, params), told in zip(batch, done, strict=True):
@@ -153,7 +174,18 @@ def compare(subject: Subject, seconds: float, noise_floor: float, seen: Seen) ->
             if seen.divergence is not None:
                 return
             _count(seen, one, told, rows)
-    seen.preemptions = subject.engine.state.preemptions - before
+
+
+def _remember(subject: Subject, prompts: Seq[MediaPrompt], lots: random.Random) -> None:
+    """Leave whole pages of each prompt's first rows in the prefix cache, so that hits end anywhere, also in a picture."""
+    plain = SamplingParams(max_tokens=1, drafter="none")
+    play(subject, [(prompt, plain) for prompt in prompts])
+    index = subject.engine.state.cache.prefix
+    for prompt in prompts:
+        pages = lots.randrange(len(prompt)) // PAGE_SIZE
+        for node in index.match([*content_keys(prompt, prompt.media), 0], "")[pages:]:
+            for kind, page in list(node.pages.items()):
+                index.take_back(kind, page)
 
 
 def _alone(subject: Subject, name: str, prompt: MediaPrompt, number: int) -> Asked:
@@ -163,21 +195,21 @@ def _alone(subject: Subject, name: str, prompt: MediaPrompt, number: int) -> Ask
     )
     params = replace(params, drafter="none")
     with over(lambda: {"drafter": "none", "prompt": name}):
-        told = play(subject, [(prompt, params)], Scene("alone", salt=f"pictures-{number}"))[0]
+        told = play(subject, [(prompt, params)], Scene("alone", share=False))[0]
     return Asked(name, prompt, params, told)
 
 
 Batch = list[tuple[Asked, SamplingParams]]
 
 
-def _batches(subject: Subject, asked: Seq[Asked]) -> Iterator[Batch]:
+def _batches(subject: Subject, asked: Seq[Asked], chapter: int) -> Iterator[Batch]:
     each = [
-        (one, replace(one.params, drafter=name, draft_tokens=LENGTHS[(2 * i + j) % len(LENGTHS)]))
+        (one, replace(one.params, drafter=name, draft_tokens=LENGTHS[(2 * i + j + chapter) % len(LENGTHS)]))
         for i, name in enumerate(subject.drafters)
         for j, one in enumerate(asked)
     ]
-    random.Random(1).shuffle(each)
-    turn = 0
+    random.Random(chapter).shuffle(each)
+    turn = 5 * chapter
     while each:
         size = PLAYS[turn % len(PLAYS)][1]
         yield each[:size]
@@ -188,7 +220,7 @@ def _batches(subject: Subject, asked: Seq[Asked]) -> Iterator[Batch]:
 def _chunked(subject: Subject, chunk: int, prompt: MediaPrompt) -> Iterator[int]:
     """Prompts are taken so many rows at a time, see CHUNKS."""
     scheduler = subject.engine.state.scheduler
-    run = len(prompt.media[0].vectors)
+    run = len(prompt.media[0].vectors) if prompt.media else 1
     rows = {0: len(prompt), -1: run - 1, 1: run + 1}.get(chunk, chunk)
     before = scheduler.step_tokens, scheduler.prefill_chunk
     scheduler.step_tokens = scheduler.prefill_chunk = max(rows, 1)
@@ -213,6 +245,8 @@ def _count(seen: Seen, one: Asked, told: Output, rows: int) -> None:
     seen.accepted += told.stats.accepted
     seen.reused += told.stats.cached_prompt_tokens
     seen.chunks.add(rows)
+    found = told.stats.cached_prompt_tokens
+    seen.within |= {found - item.start for item in one.prompt.media if item.start < found < item.end}
     seen.names.add(one.name)
 
 
@@ -240,6 +274,7 @@ def finding(subject: Subject, seen: Seen) -> Finding:
     counts = {
         "tokens compared": seen.tokens, "texts": seen.texts, "soft tokens": seen.rows, "tokens drafted": seen.drafted,
         "tokens kept": seen.accepted, "preemptions": seen.preemptions, "prompt tokens found in the cache": seen.reused,
+        "offsets in a picture where a hit ended": len(seen.within),
     }  # fmt: skip
     covered = {
         "drafters": ", ".join(subject.drafters),

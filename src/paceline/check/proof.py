@@ -103,7 +103,7 @@ def _stages(subject: Subject, plan: Plan, report: Report) -> list[Stage]:
         out.append(
             Stage(
                 pictures.NAME,
-                lambda: pictures.compare(subject, plan.effort.seconds, rows.logits, seen),
+                lambda: pictures.compare(subject, plan.effort.seconds, rows.logits, seen, total // 50),
                 lambda: pictures.finding(subject, seen),
             )
         )
