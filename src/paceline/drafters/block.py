@@ -16,6 +16,8 @@ from paceline.models.drafters.base import BlockNet
 
 
 class BlockDrafter(MemoryDrafter):
+    blind = False  # its entries hold states alone
+
     def __init__(self, name: str, net: BlockNet, cache: KVCache) -> None:
         super().__init__(name, net, cache, min(net.block - net.first, MAX_DRAFT_TOKENS))
         self.net = net

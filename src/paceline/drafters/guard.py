@@ -19,6 +19,7 @@ import torch
 from paceline.core import Draft, SamplingParams, Sequence
 from paceline.drafters.base import DraftContext, Drafter, Kept, Seen
 from paceline.kv.cache import KVCache
+from paceline.soft_tokens import SoftTokens
 
 _WRITES = {
     "__setitem__", "__delitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__",
@@ -133,6 +134,7 @@ class SequenceView:
     committed: int
     reference: tuple[int, ...]
     salt: str
+    media: tuple[SoftTokens, ...] = ()
     constraint: None = None  # its state is the engine's
 
     @property
@@ -147,10 +149,11 @@ class SequenceView:
 def _view(s: Sequence) -> SequenceView:
     if s.shown is None:
         params = replace(s.params, logit_bias=MappingProxyType(dict(s.params.logit_bias)))
-        s.shown = (ReadOnlyTokens(), params)
-    tokens, params = s.shown
+        media = tuple(replace(item, vectors=read_only(item.vectors)) for item in s.media)
+        s.shown = (ReadOnlyTokens(), params, media)
+    tokens, params, media = s.shown
     tokens.follow(s.tokens)
-    return SequenceView(s.id, tokens, s.prompt_len, params, s.seed, s.committed, s.reference, s.salt)
+    return SequenceView(s.id, tokens, s.prompt_len, params, s.seed, s.committed, s.reference, s.salt, media)
 
 
 class ReadOnlyTensor(torch.Tensor):

@@ -15,6 +15,7 @@ from paceline.models.drafters.base import ParallelNet
 
 
 class HeadsDrafter(EntryDrafter):
+    blind = False  # its entries hold states alone
     net: ParallelNet
 
     def __init__(self, name: str, net: ParallelNet, cache: KVCache) -> None:

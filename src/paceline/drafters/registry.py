@@ -19,7 +19,7 @@ from paceline.drafters.states import MemoryDrafter, StateDrafter
 from paceline.errors import LoadError, UsageError, shown
 from paceline.kv.cache import KVCache
 from paceline.models.base import Target
-from paceline.models.drafters.base import FINAL, BlockNet, ChainNet, ParallelNet, StateNet, TappedNet
+from paceline.models.drafters.base import FINAL, BlockNet, ChainNet, ParallelNet, SeeingNet, TappedNet
 
 LOOKAHEAD = ("lookahead", "lookahead+ngram")
 BUILT_IN = (
@@ -83,7 +83,9 @@ def over(name: str, net: TappedNet, cache: KVCache) -> MemoryDrafter:
         return BlockDrafter(name, cast(BlockNet, net), cache)
     if net.shift > 1:
         return ChainDrafter(name, cast(ChainNet, net), cache)
-    return StateDrafter(name, cast(StateNet, net), cache)
+    drafter = StateDrafter(name, cast(SeeingNet, net), cache)
+    drafter.blind = not cast(SeeingNet, net).sees
+    return drafter
 
 
 def check_kind(name: str) -> str:

@@ -23,6 +23,7 @@ from paceline.kv.cache import KVCache
 from paceline.models.base import rows_of
 from paceline.models.drafters.base import ParallelNet, StateNet, TappedNet
 from paceline.ops.base import RoundStart
+from paceline.soft_tokens import MediaRows, content_keys, media_rows
 from paceline.tree import preorder, renumbered
 
 CHUNK = 512  # rows of a forward when it catches up
@@ -61,12 +62,16 @@ class MemoryDrafter(Drafter):
     def begin(self, sequence: Sequence) -> int:
         self.forget(sequence.id)
         tokens, shift = sequence.tokens, self._shift
-        salt = f"{sequence.salt}\0{tokens[:shift]}"
+        keys = content_keys(tokens, sequence.media)
+        salt = f"{sequence.salt}\0{keys[:shift]}"
         try:
             if len(tokens) + MAX_DRAFT_TOKENS >= self.cache.max_tokens or not self.cache.fits(1):
                 raise CapacityError("the drafter's cache is full")
             # an entry stands for its last token
-            known = self.cache.open(sequence.id, [*tokens[shift:], 0], salt, share=len(tokens) >= shift)
+            known = self.cache.open(
+                sequence.id, [*tokens[shift:], 0], salt, share=len(tokens) >= shift,
+                keys=keys[shift:] if sequence.media else None,
+            )  # fmt: skip
         except CapacityError:
             self._lacking[sequence.id] = MEMORY
             return len(tokens)
@@ -179,7 +184,15 @@ class EntryDrafter(MemoryDrafter):
     def _absorb(self, sequence: Sequence, states: torch.Tensor) -> None:
         first = self.cache.committed(sequence.id) + 1
         tail = self.cache.tail([(sequence.id, sequence.tokens[first : first + len(states)])])
-        self.net.absorb(tail.rows(self.net.device), states, self.cache)
+        self.net.absorb(self._seen(tail.rows(self.net.device), [sequence]), states, self.cache)
+
+    def _seen(self, rows: ForwardBatch, sequences: Seq[Sequence]) -> ForwardBatch:
+        """`rows`, each of which reads the token after it, with the soft tokens among these. All rows are causal."""
+        if any(s.media for s in sequences):
+            firsts = [self.cache.committed(s.id) for s in sequences]
+            found = media_rows([s.media for s in sequences], firsts, rows.starts, self._shift)
+            rows.media = None if found is None else MediaRows(found.pieces, None)
+        return rows
 
     def _next(self, sequence: Sequence) -> list[int]:
         """The tokens of the entries that wait, one at least."""
@@ -190,7 +203,7 @@ class EntryDrafter(MemoryDrafter):
         texts = [self._texts[s.id] for s in sequences]
         states = joined([part for text in texts for part in text.states])
         tail = self.cache.tail([(s.id, self._next(s)) for s in sequences])
-        rows = tail.rows(self.net.device)
+        rows = self._seen(tail.rows(self.net.device), sequences)
         out = forward(rows, states, self.cache)
         last = [end - 1 for end in rows.starts[1:]]
         tail.commit([end - begin - 1 for begin, end in zip(rows.starts, rows.starts[1:], strict=False)])

@@ -78,6 +78,12 @@ class StateNet(TappedNet, Protocol):
         ...
 
 
+class SeeingNet(StateNet, Protocol):
+    """One that may take soft tokens (`ForwardBatch.media`) in place of embeddings in `absorb`."""
+
+    sees: bool  # whether it does
+
+
 class ChainNet(TappedNet, Protocol):
     """One of `shift` stages with K/V of their own, of which each drafts one token: stage k reads what stage k - 1 gives
     for row p beside token p + k.

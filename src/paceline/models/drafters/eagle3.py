@@ -166,7 +166,10 @@ class Eagle3Net(SteppingNet):
         self.head = head_of(weights, target, layer.hidden_size, ids)
         self._set_store(attention_outputs([self.layer]))
 
-    def _absorb(self, ops: Ops) -> tuple[Value, ...]:
+    def _embed(self, ops: Ops) -> tuple[Value, ...]:
+        return (ops.embed(ops.tokens(), self.embedding, self.embedding_scale),)
+
+    def _absorb(self, ops: Ops, token: Value | None = None) -> tuple[Value, ...]:
         x, eps = ops.given("states", self.width), self.config.layer.eps
         if self.norm_in is not None:
             x = ops.rms_norm(x, self.norm_in, eps)
@@ -177,7 +180,7 @@ class Eagle3Net(SteppingNet):
                 part = ops.rms_norm(ops.columns(x, i * each, (i + 1) * each), norm, eps)
                 whole = part if whole is None else ops.concat(whole, part)
             x = whole
-        return self._block(ops, ops.linear(x, self.fc))
+        return self._block(ops, ops.linear(x, self.fc), token)
 
     def _step(self, ops: Ops) -> tuple[Value, ...]:
         after, normed = self._block(ops, ops.given("hidden", self.hidden_size))
@@ -186,10 +189,10 @@ class Eagle3Net(SteppingNet):
     def _logits(self, ops: Ops) -> tuple[Value, ...]:
         return (ops.linear(ops.given("hidden", self.hidden_size), self.head),)
 
-    def _block(self, ops: Ops, x: Value) -> tuple[Value, Value]:
+    def _block(self, ops: Ops, x: Value, token: Value | None = None) -> tuple[Value, Value]:
         """(what the next step takes, what the head reads)."""
         config, layer = self.config.layer, self.layer
-        token = ops.embed(ops.tokens(), self.embedding, self.embedding_scale)
+        token = self._embed(ops)[0] if token is None else token
         h = ops.rms_norm(x, self.hidden_norm, config.eps)
         both = ops.concat(ops.rms_norm(token, layer.norm_in, config.eps), h)
         x = ops.add(h if self.config.norm_before_residual else x, attend(ops, both, layer.attention, config))

@@ -179,8 +179,11 @@ class MtpNet(SteppingNet):
         """Scores of the token at a depth."""
         return self._scored(self.stages[depth][1], hidden)
 
-    def _absorb(self, ops: Ops) -> tuple[Value, ...]:
-        return self._through(self.modules[0], "states", ops) * 2
+    def _embed(self, ops: Ops) -> tuple[Value, ...]:
+        return (_embedded(self.modules[0], ops),)
+
+    def _absorb(self, ops: Ops, token: Value | None = None) -> tuple[Value, ...]:
+        return self._through(self.modules[0], "states", ops, token) * 2
 
     def _step(self, ops: Ops) -> tuple[Value, ...]:
         (x,) = self._through(self.modules[0], "hidden", ops)
@@ -192,10 +195,10 @@ class MtpNet(SteppingNet):
     def _scores(self, module: Module, ops: Ops) -> tuple[Value, ...]:
         return (ops.linear(ops.given("hidden", self.hidden_size), module.head),)
 
-    def _through(self, module: Module, given: str, ops: Ops) -> tuple[Value]:
+    def _through(self, module: Module, given: str, ops: Ops, token: Value | None = None) -> tuple[Value]:
         """What the head reads and the next depth takes."""
         config, layer = self.config.layers, module.layer
-        token = ops.embed(ops.tokens(), module.embedding, module.embedding_scale)
+        token = _embedded(module, ops) if token is None else token
         token = ops.rms_norm(token, module.token_norm, config.eps)
         h = ops.rms_norm(ops.given(given, self.hidden_size), module.hidden_norm, config.eps)
         both = ops.concat(h, token) if self.config.hidden_first else ops.concat(token, h)
@@ -203,6 +206,10 @@ class MtpNet(SteppingNet):
         x = ops.add(x, attend(ops, ops.rms_norm(x, layer.norm_in, config.eps), layer.attention, config))
         x = ops.add(x, feed(ops, ops.rms_norm(x, layer.norm_post, config.eps), layer.mlp))
         return (ops.rms_norm(x, module.norm, config.eps),)
+
+
+def _embedded(module: Module, ops: Ops) -> Value:
+    return ops.embed(ops.tokens(), module.embedding, module.embedding_scale)
 
 
 def _read(weights: Weights, layers: DecoderConfig, k: int, inv_freq: Tensor, target: GraphTarget) -> Module:

@@ -112,6 +112,8 @@ class SteppingNet(GraphNet):
     ) -> None:
         super().__init__(layers, target, taps, width, ids)
         self.absorb_graph, self.step_graph = self._absorb, self._step
+        self.media_graph, self.embed_graph = self._absorb_given, self._embed
+        self.sees = layers.hidden_size == target.hidden_size  # soft tokens have the target's width
 
     @property
     def graphs(self) -> list[Graph]:
@@ -119,7 +121,14 @@ class SteppingNet(GraphNet):
 
     def absorb(self, rows: ForwardBatch, states: Tensor, cache: KVCache) -> tuple[Tensor, Tensor]:
         """Write K/V of rows whose hidden states the target has computed: (what `step` takes, what `logits` takes)."""
-        after, normed = self.runner.run(self.absorb_graph, rows, cache, {"states": states})
+        if rows.media is None:
+            after, normed = self.runner.run(self.absorb_graph, rows, cache, {"states": states})
+            return after, normed
+        embedded = self.runner.run(self.embed_graph, rows, None, {})[0].clone()
+        for row, vectors in rows.media.pieces:
+            embedded[row : row + len(vectors)] = vectors.to(embedded)
+        given = {"states": states, "embeddings": embedded}
+        after, normed = self.runner.run(self.media_graph, rows, cache, given)
         return after, normed
 
     def step(self, rows: ForwardBatch, hidden: Tensor, cache: KVCache) -> tuple[Tensor, Tensor]:
@@ -133,9 +142,16 @@ class SteppingNet(GraphNet):
         """All steps of a round with their draws in one native call; None on a runner that cannot."""
         return self.runner.draft_round(self.step_graph, start, cache, states, rules, stops)
 
+    def _absorb_given(self, ops: Ops) -> tuple[Value, ...]:
+        return self._absorb(ops, ops.given("embeddings", self.hidden_size))
+
     @abstractmethod
-    def _absorb(self, ops: Ops) -> tuple[Value, ...]:
-        """Of the input `states`: what the next step takes, what the head reads."""
+    def _embed(self, ops: Ops) -> tuple[Value, ...]:
+        """The scaled embeddings of the rows' tokens."""
+
+    @abstractmethod
+    def _absorb(self, ops: Ops, token: Value | None = None) -> tuple[Value, ...]:
+        """Of the input `states`: what the next step takes, what the head reads. `token`: embeddings of the rows."""
 
     @abstractmethod
     def _step(self, ops: Ops) -> tuple[Value, ...]:
