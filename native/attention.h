@@ -1,8 +1,9 @@
 // Softmax attention over the paged cache, of some rows at consecutive positions of one sequence: each K/V vector that is
 // loaded serves all of them and the heads that share it. Keys are taken in blocks of BLOCK that lie at absolute positions,
-// and a row goes through its own keys in one order, so neither its neighbours nor a cut into chunks changes a bit. Keys
-// and values are float32 here, pairs of bfloat16 in attention_packed.h; the rest is the same. Values narrower than keys
-// are the beginnings of these, in the same pool.
+// and a row goes through its own keys in one order, so neither its neighbours nor a cut into chunks changes a bit. A softmax
+// of its own is kept for each SEGMENT of keys, and these are joined in their order, whether one thread computes all of them
+// or each a thread. Keys and values are float32 here, pairs of bfloat16 in attention_packed.h; the rest is the same. Values
+// narrower than keys are the beginnings of these, in the same pool.
 #pragma once
 
 #include "rowops.h"
@@ -12,33 +13,43 @@ namespace PACELINE_ISA {
 
 constexpr int BLOCK = 64;          // keys per running-maximum update
 constexpr int PITCH = BLOCK + L;   // room for a block's scores: the last tile of keys may write past them
+template <int Q>
+constexpr int KEYS = Q == 3 ? L / 4 : L / Q;  // that are scored with Q queries in one tile
 
 struct Places {  // where the keys and values of a block lie, from place `begin` up to `end`
   int begin = 0, end = 0;
   const float *keys[BLOCK + L], *values[BLOCK];
 };
 
-struct Queries {  // vectors: heads of a row beside each other, row after row
-  int count;
+struct Queries {  // vectors: heads of a row beside each other, row after row, K/V head after K/V head
+  int count;     // of one K/V head
   int64_t d, w;  // floats of a query and of a key; of a value and of a result
-  const float* q[MOST_QUERIES];
-  float* out[MOST_QUERIES];
-  float top[MOST_QUERIES], high[MOST_QUERIES], shrink[MOST_QUERIES];
-  V sum[MOST_QUERIES];
+  const float** q;  // these four: of the K/V head at hand
+  float** out;
+  float* top;
+  V* sum;
+  float high[MOST_QUERIES + L], shrink[MOST_QUERIES + L];
   float p[MOST_QUERIES * PITCH];  // scores, then weights
-  Places now, next;
+  Places now{}, next{};
+  struct {
+    const float* q[MOST_QUERIES];
+    float *out[MOST_QUERIES], top[MOST_QUERIES + L];
+    V sum[MOST_QUERIES];
+  } all;
+
+  void turn_to(int g) { q = all.q + g * count, out = all.out + g * count, top = all.top + g * count, sum = all.sum + g * count; }
 };
 
-PL_INLINE void fetch(const float* vector, int64_t d) {
-  for (int64_t i = 0; i < d; i += 16) __builtin_prefetch(vector + i, 0, 3);
-}
-
-// Scores of Q queries with the L / Q keys from place `at`: L sums, whose lanes are added up together.
+// Scores of Q queries with the K keys from place `at`: up to L sums, whose lanes are added up together. The first queries
+// fetch those of the next block, a few lines at a time: who asks for many at once waits for memory, and computes nothing.
 template <int Q>
 PL_INLINE void scores(Queries& s, int m, int at) {
-  constexpr int K = L / Q;
+  constexpr int K = KEYS<Q>;
   V acc[L] = {};
   const float *keys[K], *queries[Q];
+  if (m == 0)
+    for (int j = at; j < at + K && j < BLOCK; ++j)
+      for (int64_t i = 0; i < s.d; i += 16) prefetch_far(s.next.keys[j] + i);
   PL_UNROLL
   for (int j = 0; j < K; ++j) keys[j] = s.now.keys[at + j];
   PL_UNROLL
@@ -69,23 +80,22 @@ PL_INLINE void scores(Queries& s, int m, int at) {
     std::memcpy(s.p + (m + q) * PITCH + at, reinterpret_cast<const float*>(&total) + q * K, K * sizeof(float));
 }
 
-// Scores of Q queries with the keys at places at..end-1; up to the next multiple of L / Q keys are scored.
+// Scores of Q queries with the keys at places at..end-1; up to the next multiple of KEYS<Q> are scored.
 template <int Q>
 PL_INLINE void scores_up_to(Queries& s, int m, int at, int end) {
-  for (; at < end; at += L / Q) scores<Q>(s, m, at);
+  for (; at < end; at += KEYS<Q>) scores<Q>(s, m, at);
 }
 
-// Scores of all queries with the keys of the block. Those of the next one are fetched meanwhile: the arithmetic units
-// are busy here, memory is not.
+// Scores of all queries with the keys of the block.
 static void score(Queries& s) {
   for (int at = s.now.begin; at < s.now.end; at += L) {
     const int end = at + L < s.now.end ? at + L : s.now.end;
-    for (int j = at; j < at + L && j < s.next.end; ++j) {
-      fetch(s.next.keys[j], s.d);
-      if (s.next.values[j] != s.next.keys[j]) fetch(s.next.values[j], s.w);
-    }
     int m = 0;
     for (; m + 4 <= s.count; m += 4) scores_up_to<4>(s, m, at, end);
+    if (m + 3 == s.count) {
+      scores_up_to<3>(s, m, at, end);
+      continue;
+    }
     for (; m + 2 <= s.count; m += 2) scores_up_to<2>(s, m, at, end);
     if (m < s.count) scores_up_to<1>(s, m, at, end);
   }
@@ -133,6 +143,10 @@ PL_INLINE void mix(Queries& s, int m, int lo, int hi, int64_t i) {
   const float* p = s.p + m * PITCH;
   for (int j = lo; j < hi; ++j) {
     const float* value = s.now.values[j] + i;
+    if (m == 0) {
+      PL_UNROLL
+      for (int c = 0; c < C * L; c += 16) prefetch_far(s.next.values[j] + i + c);
+    }
     V weight[Q];
     PL_UNROLL
     for (int q = 0; q < Q; ++q) weight[q] = broadcast(p[q * PITCH + j]);
@@ -185,7 +199,7 @@ PL_INLINE int place(int64_t key, int64_t start) {
 }
 
 // Where that which some row sees of the block at `start` lies.
-static bool find(const AttentionArgs& a, int64_t d, int64_t start, Places& found) {
+static bool find(const AttentionArgs& a, int64_t d, int64_t start, int64_t kv_head, Places& found) {
   const int32_t* table = a.k.table + a.slot * a.k.table_stride;
   const int64_t page_size = a.k.page_size, stride = d * a.k.kv_heads;
   const float *keys = static_cast<const float*>(a.k.pool), *values = static_cast<const float*>(a.v.pool);
@@ -194,7 +208,7 @@ static bool find(const AttentionArgs& a, int64_t d, int64_t start, Places& found
     int64_t page = (start + j) / page_size, in_page = (start + j) % page_size, at = table[page] * page_size + in_page;
     int64_t count = page_size - in_page < hi - j ? page_size - in_page : hi - j;
     if (table[page] < 0 || at + count > a.k.tokens) return false;
-    int64_t offset = at * stride + a.kv_head * d;
+    int64_t offset = at * stride + kv_head * d;
     for (int end = j + static_cast<int>(count); j < end; ++j, offset += stride) {
       found.keys[j] = keys + offset;
       found.values[j] = values + offset;
@@ -209,8 +223,8 @@ struct Floats {
   const AttentionArgs& a;
   Queries& s;
   void begin() {}
-  bool find(int64_t start) { return PACELINE_ISA::find(a, s.d, start, s.next); }  // the next block
-  void turn() { s.now = s.next, s.next.end = 0; }                                 // to that block
+  bool find(int64_t start, int g) { return PACELINE_ISA::find(a, s.d, start, a.kv_head + g, s.next); }  // the next block
+  void turn(int) { s.now = s.next; }                                                                // to that block
   void score() { PACELINE_ISA::score(s); }
   void weigh(int) {}  // the weights of a query have changed
   void mix(int m, int count, int lo, int hi) { mix_all(s, m, count, lo, hi); }
@@ -242,31 +256,109 @@ static void attend(const AttentionArgs& a, Store& held, int64_t start) {
   for (int r = 0; r < a.rows; ++r) held.mix(r * a.heads, a.heads, lo[r] > high ? lo[r] : high, hi[r]);
 }
 
+struct Softmax {  // of some keys of a query: the highest score, the sum of the weights, and that of the values
+  float top, sum;
+  float* out;
+};
+
+// Adds what further keys have brought; a segment of which the query sees nothing changes no bit.
+PL_INLINE void join(Softmax& all, const Softmax& more, int64_t w) {
+  if (more.sum == 0) return;
+  if (all.sum == 0) {
+    all.top = more.top, all.sum = more.sum;
+    std::memcpy(all.out, more.out, w * sizeof(float));
+    return;
+  }
+  const float top = all.top > more.top ? all.top : more.top;
+  const V a = vexp(broadcast(all.top - top)), b = vexp(broadcast(more.top - top));
+  all.top = top, all.sum = all.sum * a[0] + more.sum * b[0];
+  each2(all.out, more.out, all.out, w, [a, b](V x, V y) { return x * a + y * b; });
+}
+
+PL_INLINE float* out_of(const AttentionArgs& a, int m) {
+  const int g = m / (a.rows * a.heads), r = m / a.heads % a.rows, h = m % a.heads;
+  return a.out + r * a.out_stride + (g * a.heads + h) * static_cast<int64_t>(a.v.head_dim);
+}
+
+// Divides by the sum of the weights. A row without keys gives zeros.
+PL_INLINE void finish(const AttentionArgs& a, int m, const Softmax& all) {
+  float sum = all.sum;
+  if (a.sinks) sum += vexp(broadcast(a.sinks[m / (a.rows * a.heads) * a.heads + m % a.heads] - all.top))[0];
+  const V total = broadcast(sum > 0 ? sum : 1.0f);
+  each(all.out, all.out, a.v.head_dim, [total](V x) { return x / total; });
+}
+
+PL_INLINE Softmax nothing(float* out, int64_t w) {
+  each(out, out, w, [](V) { return V{}; });
+  return {-__builtin_inff(), 0, out};
+}
+
+// Joins the segments that other calls have left in `partial`.
+static void join_segments(const AttentionArgs& a) {
+  const int64_t w = a.v.head_dim, count = a.rows * a.heads * a.groups;
+  for (int m = 0; m < count; ++m) {
+    Softmax all = nothing(out_of(a, m), w);
+    for (int64_t i = 0; i < a.segments; ++i) {
+      float* at = a.partial + (i * count + m) * (w + 2);
+      join(all, {at[0], at[1], at + 2}, w);
+    }
+    finish(a, m, all);
+  }
+}
+
+// All queries over the keys from `start` up to `end`, within one segment. `after`: where the keys begin that are read next.
+template <class Store>
+static bool attend_segment(const AttentionArgs& a, Store& held, int64_t start, int64_t end, bool more) {
+  Queries& s = held.s;
+  for (int m = 0; m < s.count * a.groups; ++m) {
+    nothing(s.all.out[m], s.w);
+    s.all.top[m] = -__builtin_inff(), s.all.sum[m] = V{};
+  }
+  for (; start < end; start += BLOCK)
+    for (int g = 0; g < a.groups; ++g) {
+      held.turn(g);
+      s.turn_to(g);
+      const bool last = g + 1 == a.groups;
+      if ((!last || start + BLOCK < end || more) && !held.find(last ? start + BLOCK : start, last ? 0 : g + 1)) return false;
+      attend(a, held, start);
+    }
+  return true;
+}
+
 template <class Store>
 static bool attend_all(const AttentionArgs& a, Store& held) {
   Queries& s = held.s;
   s.d = a.k.head_dim, s.w = a.v.head_dim, s.count = a.rows * a.heads;
-  for (int r = 0, m = 0; r < a.rows; ++r)
-    for (int h = 0; h < a.heads; ++h, ++m) {
-      s.q[m] = a.q + r * a.q_stride + h * s.d;
-      s.out[m] = a.out + r * a.out_stride + h * s.w;
-      s.top[m] = -__builtin_inff(), s.sum[m] = V{};
-      each(s.out[m], s.out[m], s.w, [](V) { return V{}; });
-    }
+  const int count = s.count * a.groups;
+  Softmax whole[MOST_QUERIES];
+  for (int m = 0; m < count; ++m) {
+    const int g = m / s.count, r = m / a.heads % a.rows, h = m % a.heads;
+    s.all.q[m] = a.q + r * a.q_stride + (g * a.heads + h) * s.d;
+    s.all.out[m] = a.room + m * s.w;
+    if (!a.partial) whole[m] = nothing(out_of(a, m), s.w);
+  }
   held.begin();
-  int64_t start = first_key(a, 0) / BLOCK * BLOCK, end = last_key(a, a.rows - 1);
-  if (start < end && !held.find(start)) return false;
-  for (; start < end; start += BLOCK) {
-    held.turn();
-    if (start + BLOCK < end && !held.find(start + BLOCK)) return false;
-    attend(a, held, start);
+  const int64_t least = first_key(a, 0), most = last_key(a, a.rows - 1);
+  int64_t segment = a.partial ? a.segment : least / SEGMENT, last = a.partial ? segment + 1 : (most + SEGMENT - 1) / SEGMENT;
+  int64_t start = (segment * SEGMENT > least ? segment * SEGMENT : least) / BLOCK * BLOCK;
+  if (start < most && !held.find(start, 0)) return false;
+  for (; segment < last; ++segment) {
+    const int64_t end = (segment + 1) * SEGMENT < most ? (segment + 1) * SEGMENT : most;
+    if (!attend_segment(a, held, start, end, end < most)) return false;
+    start = end;
+    for (int m = 0; m < count; ++m) {
+      const Softmax part{s.all.top[m], reduce(s.all.sum[m]), s.all.out[m]};
+      if (!a.partial) {
+        join(whole[m], part, s.w);
+        continue;
+      }
+      float* at = a.partial + m * (s.w + 2);
+      at[0] = part.top, at[1] = part.sum;
+      std::memcpy(at + 2, part.out, s.w * sizeof(float));
+    }
   }
-  for (int m = 0; m < s.count; ++m) {
-    float sum = reduce(s.sum[m]);
-    if (a.sinks) sum += vexp(broadcast(a.sinks[m % a.heads] - s.top[m]))[0];
-    const float total = sum > 0 ? sum : 1.0f;  // a row without keys gives zeros
-    each(s.out[m], s.out[m], s.w, [total](V x) { return x / broadcast(total); });
-  }
+  if (!a.partial)
+    for (int m = 0; m < count; ++m) finish(a, m, whole[m]);
   return true;
 }
 

@@ -24,38 +24,36 @@ struct Packed {
 
   const AttentionArgs& a;
   Queries& s;
-  Groups now, next;
+  Groups now{}, next{};
+  const X* asked = nullptr;                      // the queries of the K/V head at hand
   alignas(64) X queries[MOST_QUERIES * WIDEST];  // [query][column]
   alignas(64) X weights[MOST_QUERIES * BLOCK];   // [query][place]
 
   Packed(const AttentionArgs& args, Queries& all) : a(args), s(all) {}
 
   void begin() {
-    for (int m = 0; m < s.count; ++m)
-      for (int64_t i = 0; i < s.d; i += L) round(s.q[m] + i, queries + m * s.d + i);
+    for (int m = 0; m < s.count * a.groups; ++m)
+      for (int64_t i = 0; i < s.d; i += L) round(s.all.q[m] + i, queries + m * s.d + i);
   }
 
-  bool find(int64_t start) {
+  bool find(int64_t start, int head) {
     const int32_t* table = a.k.table + a.slot * a.k.table_stride + start / L;
     s.next.begin = place(first_key(a, 0), start), s.next.end = place(last_key(a, a.rows - 1), start);
     for (int g = s.next.begin / L; g * L < s.next.end; ++g) {
       if (table[g] < 0 || (table[g] + 1) * static_cast<int64_t>(L) > a.k.tokens) return false;
-      const int64_t offset = (table[g] * static_cast<int64_t>(a.k.kv_heads) + a.kv_head) * L * s.d;
+      const int64_t offset = (table[g] * static_cast<int64_t>(a.k.kv_heads) + a.kv_head + head) * L * s.d;
       next.keys[g] = static_cast<const int16_t*>(a.k.pool) + offset;
       next.values[g] = static_cast<const int16_t*>(a.v.pool) + offset;
     }
     return true;
   }
 
-  void turn() {
-    now = next;
+  void turn(int head) {
+    now = next, asked = queries + head * s.count * s.d;
     s.now.begin = s.next.begin, s.now.end = s.next.end;
-    s.next.end = 0;
   }
 
   void score() {
-    for (int g = s.next.begin / L; g * L < s.next.end; ++g)
-      for (int64_t i = 0; i < L * s.d; i += 32) prefetch(next.keys[g] + i), prefetch(next.values[g] + i);
     const Flushed mode;
     const int last = (s.now.end + L - 1) / L;
     int g = s.now.begin / L;
@@ -98,12 +96,16 @@ struct Packed {
   template <int Q, int G>
   void tile(int m, int g) {
     V acc[Q][G] = {};
-    const int16_t* key[G];
-    const X* query = queries + m * s.d;
+    const int16_t *key[G], *ahead[G];
+    const X* query = asked + m * s.d;
     PL_UNROLL
-    for (int c = 0; c < G; ++c) key[c] = now.keys[g + c];
+    for (int c = 0; c < G; ++c) key[c] = now.keys[g + c], ahead[c] = next.keys[g + c];
     const int64_t d = s.d;
     for (int64_t i = 0; i < d; i += 2) {
+      if (m == 0) {
+        PL_UNROLL
+        for (int c = 0; c < G; ++c) prefetch_far(ahead[c] + i * L);
+      }
       typename By::W k[G];
       PL_UNROLL
       for (int c = 0; c < G; ++c) k[c] = pin(By::pairs(load_words(key[c] + i * L)));
@@ -146,6 +148,10 @@ struct Packed {
     const VW mask = seen - VW{};
     for (int j = first; j < last; ++j) {
       const int16_t* value = now.values[j / (L / 2)] + (j % (L / 2) * s.d + i) * 2;
+      if (m == 0) {
+        PL_UNROLL
+        for (int c = 0; c < C; ++c) prefetch_far(next.values[j / (L / 2)] + (j % (L / 2) * s.d + i + c * L) * 2);
+      }
       typename By::W v[C];
       PL_UNROLL
       for (int c = 0; c < C; ++c) v[c] = pin(By::pairs(load_words(value + c * 2 * L) & mask));

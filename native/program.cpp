@@ -10,7 +10,6 @@ namespace {
 
 constexpr int64_t kChunkBytes = 96 * 1024;  // weights per chunk: some microseconds, far more than taking a chunk costs
 constexpr int64_t kColumns = 1024, kCutRows = 64;  // with more rows the threads have enough to share
-constexpr int kHeads = 4;  // most heads of an attention call
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -75,59 +74,19 @@ int64_t Program::outputs_per_chunk(const Tiles& m) const {
   return std::max<int64_t>(std::min(groups, share), (m.out / outputs + 32767) / 32768) * outputs;
 }
 
-int64_t Program::group_of(const Op& op) const { return op.integers[1] / layers_[op.integers[0]].k.kv_heads; }
-
-Program::Shares Program::shares_of(const Op& op) const {
-  Shares s{layers_[op.integers[0]].k.kv_heads, group_of(op), kHeads};
-  while (s.per > 1 && runs() * s.count() < threads_) s.per /= 2;
-  return s;
-}
-
-// Heads of the widest attention call.
-int64_t Program::most_heads() {
-  if (most_heads_) return most_heads_;
-  most_heads_ = 1;
-  for (const Step& step : steps_)
-    for (const Op& op : step.ops)
-      if (op.code == ATTENTION) most_heads_ = std::max(most_heads_, std::min<int64_t>(kHeads, group_of(op)));
-  return most_heads_;
-}
-
-// Cuts the rows into runs at consecutive positions of one sequence, as long as an attention call takes them and the
-// threads have something to share: rows of a run share each load of a key or value.
-void Program::cut_runs() {
-  runs_.assign(1, 0);
-  if (heads_ == INT64_MAX) return;  // nobody asks, and there may be no positions
-  int64_t most = MOST_QUERIES / most_heads();
-  while (most > 1 && rows_.count > 1 && (rows_.count + most - 1) / most * heads_ < threads_) most /= 2;
-  runs_.clear();
-  for (int64_t r = 0, end; r < rows_.count; r = end) {
-    for (end = r + 1; goes_on(end) && reach_of(end) == reach_of(r);) ++end;
-    const int64_t parts = (end - r + most - 1) / most;  // of about the same length
-    for (int64_t p = 0; p < parts; ++p) runs_.push_back(r + p * (end - r) / parts);
-  }
-  runs_.push_back(rows_.count);
-  int64_t shortest = runs_[1], longest = shortest;
-  for (size_t r = 2; r < runs_.size(); ++r) {
-    shortest = std::min(shortest, runs_[r] - runs_[r - 1]);
-    longest = std::max(longest, runs_[r] - runs_[r - 1]);
-  }
-  uneven_ = longest > shortest + 1;
-}
-
 // Parts that a row of the step is cut into.
 int64_t Program::columns_of(const Step& step) const {
   if (!step.column_chunk || rows_.count > kCutRows) return 1;
   return (step.ops[0].values.back().width + kColumns - 1) / kColumns;
 }
 
-int64_t Program::chunks_of(const Step& step) const {
+int64_t Program::chunks_of(Step& step) {
   const Op& op = step.ops[0];
   int64_t total = 0;
   if (step.row_ops) {
     total = rows_.count * columns_of(step);
   } else if (op.code == ATTENTION) {
-    for (const Op& o : step.ops) total += runs() * shares_of(o).count();
+    total = share_out(step);
   } else if (op.code == LINEAR) {
     for (const Op& o : step.ops) {
       int64_t per = outputs_per_chunk(o.weights[0]);
@@ -146,13 +105,14 @@ int64_t Program::chunks_of(const Step& step) const {
 // False if a step has more chunks than the pool can count.
 bool Program::count_chunks() {
   const int64_t now[4] = {rows_.count, runs(), static_cast<int64_t>(texts_.size()), threads_};
-  if (std::equal(now, now + 4, counted_)) return true;
+  const bool known = std::equal(now, now + 4, counted_);
   counted_[0] = 0;
-  chunks_.clear();
-  for (const Step& step : steps_) {
-    const int64_t chunks = chunks_of(step);
+  chunks_.resize(steps_.size());
+  for (size_t s = 0; s < steps_.size(); ++s) {
+    if (known && steps_[s].ops[0].code != ATTENTION) continue;  // whose chunks depend on positions, too
+    const int64_t chunks = chunks_of(steps_[s]);
     if (chunks > Pool::max_chunks) return false;
-    chunks_.push_back(static_cast<int>(chunks));
+    chunks_[s] = static_cast<int>(chunks);
   }
   std::copy(now, now + 4, counted_);
   return true;
@@ -237,7 +197,7 @@ void Program::chunk(int step_index, int index, int thread) {
   if (!step.row_ops) {
     switch (step.ops[0].code) {
       case LINEAR: return linear(step, step_index, index, thread);
-      case ATTENTION: return attention(step, index);
+      case ATTENTION: return attention(step, index, thread);
       case EXPERTS: return experts(step.ops[0], index, thread);
       case DELTA: return delta(step, index, thread);
       default: return gather(step.ops[0], step_index, index, thread);
@@ -344,54 +304,6 @@ void Program::linear(const Step& step, int step_index, int index, int thread) {
     int64_t begin = index * per;
     kernels().linear(m, x, rows_.count, begin, std::min(begin + per, m.out), at(op.values[1], 0),
                      stride(op.values[1]));
-    return;
-  }
-}
-
-// Whether a row stands one place behind the one before it, in the same sequence.
-bool Program::goes_on(int64_t row) const {
-  return row < rows_.count && rows_.slots[row] == rows_.slots[row - 1] && rows_.positions[row] == rows_.positions[row - 1] + 1;
-}
-
-void Program::attention(const Step& step, int index) {
-  for (const Op& op : step.ops) {
-    const Layer& layer = layers_[op.integers[0]];
-    const Shares shares = shares_of(op);
-    const int64_t count = shares.count(), window = op.integers[2];
-    if (index >= runs() * count) {
-      index -= static_cast<int>(runs() * count);
-      continue;
-    }
-    int64_t run = index / count, share = index % count;
-    if (uneven_) {  // a thread takes some heads of all runs, and begins at one of its own: two at the same run are slower
-      share = index / runs();
-      run = (index + share * threads_ / count) % runs();
-    }
-    const int64_t kv_head = share / shares.parts(), part = share % shares.parts();
-    const int64_t head = kv_head * shares.group + part * shares.per;
-    const int64_t row = runs_[run], position = rows_.positions[row], own = op.integers[3] ? 1 : 0;
-    AttentionArgs args;
-    args.q = at(op.values[0], row) + head * layer.k.head_dim;
-    args.out = at(op.values[1], row) + head * layer.v.head_dim;
-    args.q_stride = stride(op.values[0]);
-    args.out_stride = stride(op.values[1]);
-    args.rows = static_cast<int>(runs_[run + 1] - row);
-    args.heads = static_cast<int>(std::min(shares.per, shares.group - part * shares.per));
-    args.kv_head = kv_head;
-    args.slot = rows_.slots[row];
-    args.last = position + own;
-    args.reach = window < 0 || !own ? 0 : reach_of(row);
-    args.span = window < 0 ? INT64_MAX / 2 : window + 1 - own;
-    const int64_t sinks = op.integers.size() > 4 ? op.integers[4] : 0;
-    args.sinks = sinks ? reinterpret_cast<const float*>(sinks) + head : nullptr;
-    args.k = layer.k;
-    args.v = layer.v;
-    if (op.integers[3] == 2) {  // each row sees all that its sequence has in this run
-      int64_t end = row + args.rows;
-      while (goes_on(end)) ++end;
-      args.reach = rows_.positions[end - 1] + 1;
-    }
-    if (!kernels().attention(args)) status_ = BAD_POSITION;
     return;
   }
 }

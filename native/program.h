@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -76,27 +77,30 @@ class Program : public Job {
   double spent() const { return spent_; }  // seconds of all runs that were not profiled
 
  private:
+  struct Shares {  // how an attention op is shared out: `per` of a `group` that reads the same K/V head, of `groups` K/V heads
+    int64_t kv_heads, group, per, groups;
+    int64_t chunks, partial, left;  // how many, and where what is kept of the op's segments begins
+    int64_t parts() const { return (group + per - 1) / per; }
+    int64_t count() const { return (kv_heads + groups - 1) / groups * parts(); }
+    int64_t floats(int64_t rows, const Layer& layer) const { return rows * groups * per * (2 + layer.v.head_dim); }  // of a segment
+  };
   struct Step {
     std::vector<Op> ops;
     bool row_ops = false;      // one chunk per row
     int64_t column_chunk = 0;  // > 0: only elementwise ops of one width, cut by columns too
     double seconds = 0;
+    std::vector<Shares> shares;  // of attention, by op
   };
   struct Buffer {
     void* data = nullptr;
     int64_t stride = 0;
-  };
-  struct Shares {  // how the heads of an attention op are shared out: `per` of a `group` that reads the same K/V head
-    int64_t kv_heads, group, per;
-    int64_t parts() const { return (group + per - 1) / per; }
-    int64_t count() const { return kv_heads * parts(); }
   };
   struct Text {  // rows of one text, its state, where that stands and shall stand
     int64_t row, count, place, begin, goal;
   };
   struct Scratch {  // of one thread
     std::vector<char> data;
-    std::vector<float> scales, values, more;
+    std::vector<float> scales, values, more, room;
     const float* source = nullptr;
     int kind = -1, step = -1;
     uint64_t run = 0;
@@ -109,10 +113,11 @@ class Program : public Job {
   }
   int64_t stride(const Value& v) const { return buffers_[v.buffer].stride; }
   int64_t columns_of(const Step& step) const;
-  int64_t chunks_of(const Step& step) const;
+  int64_t chunks_of(Step& step);
   int64_t outputs_per_chunk(const Tiles& m) const;
   int64_t group_of(const Op& op) const;
-  Shares shares_of(const Op& op) const;
+  int64_t share_out(Step& step);
+  AttentionArgs seen(const Op& op, int64_t run) const;
   int64_t most_heads();
   void cut_runs();
   bool count_chunks();
@@ -129,7 +134,10 @@ class Program : public Job {
   void route(const Op& op, int64_t row, int thread);
   void top_clusters(const Op& op, int64_t row);
   void linear(const Step& step, int step_index, int index, int thread);
-  void attention(const Step& step, int index);
+  void attention(const Step& step, int index, int thread);
+  void take(AttentionArgs& args, const Op& op, const Shares& shares, int64_t run, int64_t share, int thread);
+  void attend(const Op& op, const Shares& shares, int64_t index, int thread);
+  void attend_segment(const Op& op, const Shares& shares, int64_t index, int thread);
   bool find_texts(const Rows& rows);
   void delta(const Step& step, int index, int thread);
   void keep_row(const Op& op, int64_t row);
@@ -149,6 +157,11 @@ class Program : public Job {
   std::vector<int> chunks_;
   std::vector<int64_t> runs_;  // first rows, then the number of rows
   bool uneven_ = false;        // runs are of lengths that differ by more than one
+  bool segmented_ = false;     // attention is cut by keys, not by rows
+  int64_t longest_ = 1;        // run
+  std::vector<float> partial_;  // results of segments, before they are joined
+  std::unique_ptr<std::atomic<int>[]> left_;  // segments that are done, by run and share
+  int64_t lefts_ = 0;
   int64_t most_heads_ = 0;     // 0: not known
   Rows rows_;
   std::vector<Further> further_;  // sorted

@@ -82,18 +82,23 @@ struct Rows {  // what one run computes
   const int32_t* slots = nullptr;
 };
 
-constexpr int MOST_QUERIES = 32;  // rows * heads of an attention call
+constexpr int MOST_QUERIES = 96;  // rows * heads * groups of an attention call
+constexpr int SEGMENT = 256;      // keys that have a softmax of their own
 
-struct AttentionArgs {  // `heads` heads that read the same K/V head, of `rows` rows at consecutive positions of a sequence
+struct AttentionArgs {  // `rows` rows at consecutive positions of a sequence, `groups` K/V heads, `heads` heads that read each
   const float* q;
   float* out;
   int64_t q_stride, out_stride;  // from a row to the next
-  int rows, heads;
-  int64_t kv_head;
+  int rows, heads, groups;       // heads of a row lie beside each other
+  int64_t kv_head;               // the first of them
   int32_t slot;
   int64_t last, span;  // the first row sees keys max(0, last - span)..last-1, each further row one key further
   int64_t reach;       // all rows see keys up to reach-1, too
   const float* sinks;  // by head, the score of a key without a value that each row sees, too; may be null
+  float* room;         // [MOST_QUERIES][columns of a value] of this thread
+  float* partial;      // null, or one segment only is computed: to [query][2 + columns of a value], highest score and sum before the values
+  int64_t segment;     // which, that is keys segment * SEGMENT..
+  int64_t segments;    // of `attention_join`: [segments][query]...
   Pages k, v;
 };
 
@@ -125,6 +130,7 @@ struct Kernels {
   void (*linear)(const Tiles&, const Prepared&, int64_t rows, int64_t begin, int64_t end, float* y,
                  int64_t y_stride);  // y[r, o] for o in [begin, end), begin a multiple of `tile`
   bool (*attention)(const AttentionArgs&);  // false: a page id is out of range
+  void (*attention_join)(const AttentionArgs&);
   void (*store_packed)(const Pages&, bool keys, int64_t index, const float* x);  // place `index` of the pool, all heads
   int64_t (*delta_scratch)(int64_t key_dim, int64_t value_dim);
   void (*delta_rule)(const DeltaArgs&);

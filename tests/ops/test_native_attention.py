@@ -17,7 +17,7 @@ from paceline.ops.base import Ops, Value
 from paceline.ops.reference import ReferenceOps
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
-LENGTHS, HEADS = (230, 70), 4
+LENGTHS, HEADS = (300, 70), 4  # more than a segment of keys, and less
 packs = pytest.mark.skipif(
     not (native.available() and native.bf16_dot()), reason="needs products of bfloat16"
 )
@@ -31,7 +31,7 @@ def part(rows: ForwardBatch, start: int, end: int) -> ForwardBatch:
 def filled(layout: Layout, packed: bool) -> tuple[KVCache, ForwardBatch]:
     """Two texts, the second half of each still to be computed, over random keys and values."""
     dtype: StoreType = "packed" if packed else torch.float32
-    cache = KVCache(layout, dict.fromkeys(layout.kinds, 24), max_sequences=2, max_tokens=256, dtype=dtype)
+    cache = KVCache(layout, dict.fromkeys(layout.kinds, 24), max_sequences=2, max_tokens=320, dtype=dtype)
     torch.manual_seed(3)
     for store in (cache.k[0], cache.v[0]):
         store.normal_()
