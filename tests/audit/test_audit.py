@@ -35,15 +35,24 @@ class FakeServer:
         certain: bool = False,
         logprobs: bool = True,
         noisy: bool = False,
+        blind: bool = False,
     ) -> None:
         self.gap, self.flip, self.distribution, self.refuses = gap, flip, distribution, refuses
         self.certain, self.logprobs, self.noisy, self.count = certain, logprobs, noisy, 0
+        self.blind = blind  # to pictures: they are dropped in silence
 
     def __call__(self, request: httpx2.Request) -> httpx2.Response:
         if request.url.path == "/v1/models":
             return httpx2.Response(200, json={"data": [{"id": "fake"}]})
         body = json.loads(request.content)
         self.count += 1
+        chat = request.url.path.endswith("/chat/completions")
+        if chat:
+            parts = body["messages"][0]["content"]
+            looks = [part for part in parts if part["type"] == "text" or not self.blind]
+            body |= {"prompt": json.dumps(looks), "logprobs": body["top_logprobs"]}
+            if self.refuses == "image_url" and len(parts) > 1:
+                return httpx2.Response(400, json={"error": "reads text only"})
         if self.refuses in body:
             return httpx2.Response(400, json={"error": f"{self.refuses} is not supported with speculation"})
         if body["temperature"] == 1.0:
@@ -58,22 +67,26 @@ class FakeServer:
             swap = self.flip(body["prompt"], at) or (self.noisy and self.count % 2 == 0 and at == 3)
             words.append(other if swap else choice)
             tops.append({choice: -0.1, other: -0.1 - self.gap})
-        return self._reply(words, tops, body)
+        return self._reply(words, tops, body, chat)
 
-    def _reply(self, words: list[str], tops: list[dict[str, float]], body: dict[str, Any]) -> httpx2.Response:
+    def _reply(
+        self, words: list[str], tops: list[dict[str, float]], body: dict[str, Any], chat: bool = False
+    ) -> httpx2.Response:
         logprobs = None
         if tops and self.logprobs and "logprobs" in body:
             values = [0.0 if self.certain else top[word] for word, top in zip(words, tops, strict=True)]
             logprobs = {"tokens": words, "token_logprobs": values, "top_logprobs": tops}
-        return httpx2.Response(200, json={"choices": [{"text": "".join(words), "logprobs": logprobs}]})
+        text = "".join(words)
+        said = {"message": {"content": text}} if chat else {"text": text}
+        return httpx2.Response(200, json={"choices": [{**said, "logprobs": logprobs}]})
 
 
-def audited(one: FakeServer, other: FakeServer) -> Report:
+def audited(one: FakeServer, other: FakeServer, plan: Plan = PLAN) -> Report:
     sides = [
         Endpoint(f"http://{name}", transport=httpx2.MockTransport(server))
         for name, server in (("one", one), ("other", other))
     ]
-    return Audit(*sides, PLAN).run()
+    return Audit(*sides, plan).run()
 
 
 def third(prompt: str, at: int) -> bool:
@@ -109,6 +122,29 @@ def test_verdicts(server: FakeServer, verdict: str) -> None:
     report = audited(server, FakeServer(gap=2.0 if server.gap == 1.0 else server.gap))
     assert report.verdict == verdict, report.reason
     assert report.verdict.upper() in to_text(report)
+
+
+SEEING = Plan(prompts=1, tokens=8, samples=0, images=("data:image/png;base64,AAAA",))
+
+
+@pytest.mark.parametrize(
+    ("server", "verdict", "why"),
+    [
+        (FakeServer(), "lossless", "all 3 greedy texts"),
+        (FakeServer(flip=lambda prompt, at: "image_url" in prompt and at == 2), "not lossless", "2 of 3"),
+        (FakeServer(blind=True), "not lossless", "2 of 3"),
+        (FakeServer(refuses="image_url"), "features differ", "a picture: refused with 400"),
+    ],
+    ids=["same", "a fault", "blind", "refused"],
+)
+def test_pictures(server: FakeServer, verdict: str, why: str) -> None:
+    report = audited(server, other := FakeServer(), SEEING)
+    assert report.verdict == verdict
+    assert why in report.reason
+    assert (report.features.get("pictures") is not None) == server.blind
+    assert server.count + other.count == SEEING.requests
+    both = audited(FakeServer(blind=True), FakeServer(blind=True), SEEING)
+    assert "answers the same without the picture" in both.features["pictures"]
 
 
 def test_without_logprobs_a_difference_is_not_called_a_fault() -> None:
@@ -183,6 +219,7 @@ def test_what_is_no_server_is_said_in_one_line(answer: httpx2.Response, message:
         (["http://x", "--against", "http://y", "--key-env", "PACELINE_NO_SUCH_KEY"], "is not set"),
         (["http://x", "--against", "http://y", "--key-file", "/nowhere/key"], "cannot read the key file"),
         (["http://127.0.0.1:9", "--against-body", "{}"], "cannot be reached"),
+        (["http://127.0.0.1:9", "--against-body", "{}", "--image", __file__], "cannot be reached"),
     ],
 )
 def test_bad_input(arguments: list[str], message: str) -> None:

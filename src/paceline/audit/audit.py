@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from paceline.audit.client import TOP, Answer, Endpoint
 from paceline.audit.compare import Divergence, certain, divergence, logprob_gap
-from paceline.audit.prompts import PROMPTS, SAMPLED
+from paceline.audit.prompts import PROMPTS, QUESTIONS, SAMPLED
 from paceline.check.chi2 import Fit, compare_samples
 
 Verdict = Literal["lossless", "lossless up to near-ties", "not lossless", "features differ", "cannot tell"]
@@ -40,7 +40,10 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is asked. Requests in all: 4 * prompts + 2 * samples + 4 * features (each side is asked twice)."""
+    """How much is asked. Requests in all: 4 * prompts + 2 * samples + 4 * features (each side is asked twice).
+
+    Of each picture there are 4 for a question, and one of each side without it.
+    """
 
     prompts: int = len(PROMPTS)
     tokens: int = 64
@@ -48,10 +51,12 @@ class Plan:
     sample_tokens: int = 24  # the first one is never drafted
     temperature: float = 1.0
     near_tie: float = 0.3  # nats; logits of 16 to 32 in bfloat16 lie 0.125 apart
+    images: tuple[str, ...] = ()  # data URLs
 
     @property
     def requests(self) -> int:
-        return 4 * self.prompts + 2 * self.samples + 4 * len(FEATURES)
+        pictures = len(self.images) * (4 * len(QUESTIONS) + 2)
+        return 4 * self.prompts + 2 * self.samples + 4 * len(FEATURES) + pictures
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,7 @@ class Report:
 
 
 Notify = Callable[[str, float], None]
+Asked = str | tuple[str, str | None]  # a text to go on with, or a question and the picture that it is about
 
 
 @dataclass(slots=True)
@@ -111,35 +117,55 @@ class Audit:
         self.url.find_model()
         self.against.find_model()
         self._greedy()
+        self._pictures()
         self._sampled()
         self._features()
         self.report.verdict, self.report.reason = judge(self.report)
         return self.report
 
-    def _ask(self, side: Endpoint, what: str, prompt: str, params: dict[str, Any]) -> Answer:
+    def _ask(self, side: Endpoint, what: str, prompt: Asked, params: dict[str, Any]) -> Answer:
         done = self.url.asked + self.against.asked
         self.notify(what, done / self.plan.requests)
-        return side.complete(prompt, params)
+        return side.complete(prompt, params) if isinstance(prompt, str) else side.see(*prompt, params)
 
     def _greedy(self) -> None:
-        params = {"temperature": 0, "max_tokens": self.plan.tokens, "logprobs": TOP, "seed": 1}
         for i, prompt in enumerate(PROMPTS[: self.plan.prompts]):
-            mine, theirs = (
-                [self._ask(side, "greedy texts", prompt, params) for _ in range(2)]
-                for side in (self.url, self.against)
-            )
-            if not all(answer.ok for answer in (*mine, *theirs)):
-                bad = next(answer for answer in (*mine, *theirs) if not answer.ok)
-                self.report.features["greedy completion"] = f"refused with {bad.status}: {bad.error}"
-                continue
-            self.report.compared += 1
-            for pair in (mine, theirs):
-                own = divergence(i, pair[0], pair[1], self.plan.near_tie)
-                if own is not None:
-                    self.report.own.append(own)
-            found = divergence(i, mine[0], theirs[0], self.plan.near_tie)
-            if found is not None:
-                self.report.divergences.append(found)
+            self._compare(i, prompt, "greedy completion")
+
+    def _pictures(self) -> None:
+        """Greedy answers about each picture; and whether a side answers alike without it, which looks at none."""
+        for i, url in enumerate(self.plan.images):
+            first = len(PROMPTS) + i * len(QUESTIONS)
+            seen = [self._compare(first + j, (text, url), "a picture") for j, text in enumerate(QUESTIONS)]
+            sides = (("the audited side", self.url), ("the reference", self.against))
+            for number, (name, side) in enumerate(sides):
+                without = self._ask(side, "no picture", (QUESTIONS[0], None), self._params)
+                if seen[0] is not None and without.ok and without.text == seen[0][number].text:
+                    self.report.features["pictures"] = f"{name} answers the same without the picture"
+
+    @property
+    def _params(self) -> dict[str, Any]:
+        return {"temperature": 0, "max_tokens": self.plan.tokens, "logprobs": TOP, "seed": 1}
+
+    def _compare(self, number: int, prompt: Asked, what: str) -> tuple[Answer, Answer] | None:
+        """Ask each side twice and note what differs. One answer of each; None if one refused."""
+        mine, theirs = (
+            [self._ask(side, "greedy texts", prompt, self._params) for _ in range(2)]
+            for side in (self.url, self.against)
+        )
+        if not all(answer.ok for answer in (*mine, *theirs)):
+            bad = next(answer for answer in (*mine, *theirs) if not answer.ok)
+            self.report.features[what] = f"refused with {bad.status}: {bad.error}"
+            return None
+        self.report.compared += 1
+        for pair in (mine, theirs):
+            own = divergence(number, pair[0], pair[1], self.plan.near_tie)
+            if own is not None:
+                self.report.own.append(own)
+        found = divergence(number, mine[0], theirs[0], self.plan.near_tie)
+        if found is not None:
+            self.report.divergences.append(found)
+        return mine[0], theirs[0]
 
     def _sampled(self) -> None:
         texts: list[list[str]] = []

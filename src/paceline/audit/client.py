@@ -76,15 +76,31 @@ class Endpoint:
 
     def complete(self, prompt: str, params: Mapping[str, Any]) -> Answer:
         """One completion. A refusal (4xx, 5xx) is an answer too; an unreachable server raises UsageError."""
-        body = {"model": self.find_model(), "prompt": prompt, **params, **self.body}
+        answer, choice = self._answer("/completions", {"prompt": prompt, **params})
+        return answer or Answer(200, str(choice.get("text") or ""), tokens_of(choice.get("logprobs")))
+
+    def see(self, question: str, url: str | None, params: Mapping[str, Any]) -> Answer:
+        """One chat completion about the picture of a data URL, else about none. As `complete`."""
+        parts: list[dict[str, Any]] = [{"type": "text", "text": question}]
+        if url is not None:
+            parts.insert(0, {"type": "image_url", "image_url": {"url": url}})
+        asked = {"messages": [{"role": "user", "content": parts}], **params}
+        asked |= {"logprobs": True, "top_logprobs": params["logprobs"]} if "logprobs" in params else {}
+        answer, choice = self._answer("/chat/completions", asked)
+        said = choice.get("message")
+        text = str(said.get("content") or "") if isinstance(said, dict) else ""
+        return answer or Answer(200, text, tokens_of(choice.get("logprobs")))
+
+    def _answer(self, path: str, asked: Mapping[str, Any]) -> tuple[Answer | None, dict[str, Any]]:
+        """(a refusal, {}) or (None, the first choice)."""
         self.asked += 1
-        reply = self._request("POST", "/completions", body)
+        reply = self._request("POST", path, {"model": self.find_model(), **asked, **self.body})
         if reply.status_code != 200:
-            return Answer(reply.status_code, error=reply.text[:300])
+            return Answer(reply.status_code, error=reply.text[:300]), {}
         choices = self._json(reply).get("choices")
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-            raise UsageError(f"{self.url}/completions answered without choices: it is not OpenAI-compatible")
-        return Answer(200, str(choices[0].get("text") or ""), tokens_of(choices[0].get("logprobs")))
+            raise UsageError(f"{self.url}{path} answered without choices: it is not OpenAI-compatible")
+        return None, choices[0]
 
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
         reply = self._request(method, path, body)

@@ -23,5 +23,10 @@ PROMPTS = (
     "To be, or not to be,",
 )
 
+QUESTIONS = (
+    "What is in this picture?",
+    "Which colours does it have, from the top to the bottom?",
+)  # of a picture
+
 # Sampled texts: every second token is one of three or four, and both networks and n-gram lookup draft here.
 SAMPLED = "red, green, blue, red, blue, green, red, green, blue, green, red, blue, red, green,"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import mimetypes
 import os
 import sys
 from pathlib import Path
@@ -69,11 +71,18 @@ if TYPE_CHECKING:
     show_default=True,
     help="Seconds for one request.",
 )
+@click.option(
+    "--image",
+    "images",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Also ask about this picture, over chat completions; may be given several times.",
+)
 @click.option("--json", "json_path", metavar="FILE", help="Also write the report as JSON.")
 def command(
     url: str, against: str | None, model: str | None, against_model: str | None, body: str | None,
     against_body: str | None, key_env: str | None, key_file: str | None, against_key_env: str | None,
-    timeout: float, json_path: str | None, **effort: Any,
+    timeout: float, images: tuple[Path, ...], json_path: str | None, **effort: Any,
 ) -> None:  # fmt: skip
     """Ask URL, which speculates, and a reference, which does not, the same things; say whether they agree.
 
@@ -101,7 +110,7 @@ def command(
         against or url, against_model or (model if against is None else None),
         _key(against_key_env, None) or key, _body("--against-body", against_body), timeout,
     )  # fmt: skip
-    report = _run(one, other, Plan(**effort))
+    report = _run(one, other, Plan(**effort, images=tuple(map(_data_url, images))))
     click.echo(to_text(report))
     if json_path is not None:
         _write(json_path, json.dumps(report.to_json(), indent=1))
@@ -124,6 +133,15 @@ def _run(one: Endpoint, other: Endpoint, plan: Plan) -> Report:
         finally:
             one.close()
             other.close()
+
+
+def _data_url(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}; give a picture's file") from error
+    kind = mimetypes.guess_type(path.name)[0] or "image/png"
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def _write(path: str, text: str) -> None:
