@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import wave
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +158,16 @@ def tone(seconds: float, rate: int = 16_000, seed: int = 0) -> Any:
     t = np.arange(int(seconds * rate)) / rate
     waves = sum(np.sin(2 * np.pi * f * t + seed) * np.sin(3 * t + f) for f in (220, 440 + 50 * seed, 1330))
     return (0.2 * waves + 0.02 * rng.standard_normal(len(t))).astype(np.float32)
+
+
+def wav(samples: Any, rate: int = 16_000, bits: int = 16) -> bytes:
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(1 if samples.ndim == 1 else samples.shape[1])
+        file.setsampwidth(bits // 8)
+        file.setframerate(rate)
+        whole = np.round(samples.astype(np.float64) * (2 ** (bits - 1) - 1)).astype(np.int64)
+        data = (whole + 128).astype(np.uint8).tobytes() if bits == 8 else (whole << (32 - bits)).astype("<i4").view(
+            np.uint8).reshape(-1, 4)[:, 4 - bits // 8 :].tobytes()  # fmt: skip
+        file.writeframes(data)
+    return out.getvalue()

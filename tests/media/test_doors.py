@@ -12,12 +12,17 @@ from typing import Any
 
 import pytest
 
-from media_models import ID, build_seeing, file_of, picture
+from media_models import ID, build_seeing, file_of, picture, tone, wav
 from paceline import LLM, AsyncLLM, UsageError
+from paceline.audit.audit import Audit, Plan
+from paceline.audit.client import Endpoint
 from paceline.cli import main
 from paceline.cli.attached import files_in
 from paceline.cli.conversation import Conversation
 from paceline.config import EngineConfig
+from paceline.media.decoder import Decoder
+from paceline.models.towers.gemma4_audio import GemmaAudio
+from paceline.models.towers.gemma4_vision import GemmaVision
 from paceline.server.loading import load
 from server.serving import Served, served
 
@@ -308,3 +313,53 @@ def test_suppressed_tokens_are_never_written(llm: LLM) -> None:
             "a", max_tokens=4, logit_bias=pushed, temperature=0, ignore_eos=True, drafter=drafter
         )
         assert done[0].token_ids == [30] * 4
+
+
+def test_audit_with_a_picture(server: Served) -> None:
+    sides = [Endpoint(server.url, body={"speculation": wanted, "ignore_eos": True, "image_tokens": 70})
+             for wanted in ({"drafter": "ngram", "draft_tokens": 4}, {"drafter": "none"})]  # fmt: skip
+    try:
+        report = Audit(*sides, Plan(prompts=1, tokens=16, samples=0, images=(URL,))).run()
+    finally:
+        for side in sides:
+            side.close()
+    assert report.verdict == "lossless", report
+    assert report.compared == 3
+
+
+def test_a_second_question_about_a_picture_costs_what_text_costs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By counters: nothing decoded, no tower, and as many rows prefilled as of cached text of the same length."""
+    ran: list[str] = []
+    for owner, name in ((Decoder, "_ask"), (GemmaVision, "encode"), (GemmaAudio, "encode")):
+        first = getattr(owner, name)
+
+        def counted(*given: Any, first: Any = first, what: str = f"{owner.__name__}.{name}") -> Any:
+            ran.append(what)
+            return first(*given)
+
+        monkeypatch.setattr(owner, name, counted)
+    clip = {"type": "audio", "audio": wav(tone(0.5))}
+    with LLM(folder, **OPTIONS) as llm:
+        for media, ways in (({"type": "image", "image": IMAGE}, 2), (clip, 2)):
+            begun = llm.chat(
+                [{"role": "user", "content": [media, {"type": "text", "text": "what"}]}], **SAID
+            )[0]
+            assert len(ran) == ways, ran
+            ran.clear()
+            length = begun.prompt_token_ids.count(ID[f"<|{media['type']}|>"]) + 2
+            asked = []
+            for part in (media, {"type": "text", "text": "y" * length}):
+                for question in ("what", "why?"):
+                    parts = [part, {"type": "text", "text": question}]
+                    asked += llm.chat([{"role": "user", "content": parts}], **SAID)
+            assert not ran
+            seen, read = (one.stats.cached_prompt_tokens for one in (asked[1], asked[3]))
+            assert len(asked[1].prompt_token_ids) == len(asked[3].prompt_token_ids)
+            assert seen == read >= length // 16 * 16
+            later = llm.chat(
+                [{"role": "user", "content": [{"type": "text", "text": "other words first"}, media]}], **SAID
+            )
+            assert not ran, "in another place the tower's results are kept, too"
+            assert later[0].stats.cached_prompt_tokens < 64

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import struct
-import wave
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +11,13 @@ import pytest
 import torch
 from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
 
-from media_models import ID, build_seeing, file_of, picture, tone
+from media_models import ID, build_seeing, file_of, picture, tone, wav
 from paceline import LLM, UsageError
 from paceline.errors import PromptError
 from paceline.media.sound import read_samples, resampled
 from paceline.models.towers.gemma4_audio import features, frames_of
 
 LENGTHS = [162, 320, 321, 5600, 16_000, 68_800]  # samples at 16 kHz
-
-
-def wav(samples: Any, rate: int = 16_000, bits: int = 16) -> bytes:
-    out = io.BytesIO()
-    with wave.open(out, "wb") as file:
-        file.setnchannels(1 if samples.ndim == 1 else samples.shape[1])
-        file.setsampwidth(bits // 8)
-        file.setframerate(rate)
-        whole = np.round(samples.astype(np.float64) * (2 ** (bits - 1) - 1)).astype(np.int64)
-        data = (whole + 128).astype(np.uint8).tobytes() if bits == 8 else (whole << (32 - bits)).astype("<i4").view(
-            np.uint8).reshape(-1, 4)[:, 4 - bits // 8 :].tobytes()  # fmt: skip
-        file.writeframes(data)
-    return out.getvalue()
 
 
 @pytest.mark.parametrize("bits", [8, 16, 24, 32])

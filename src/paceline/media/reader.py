@@ -211,7 +211,7 @@ class MediaReader:
         if (why := self.why_not(item.kind)) is not None:
             raise PromptError(f"{item.where}: {why}" if item.where else why)
         try:
-            return self._picture(item, salt) if item.kind == "image" else self._sound(item)
+            return self._picture(item, salt) if item.kind == "image" else self._sound(item, salt)
         except PromptError as error:
             said = str(error)
             raise PromptError(f"{item.where}: {said}" if item.where not in said else said) from error
@@ -221,12 +221,9 @@ class MediaReader:
         cut = self._cut(item, tower)
         data = of_any(item.source, item.where or "the picture")
         file = salt, hashlib.sha256(data).digest(), cut.budget
-        with self._lock:
-            key = self._known.get(file, -1)
-            known = self._store.get((salt, key))
-            if known is not None:
-                self._store.move_to_end((salt, key))
-                return _Ready(item, key, len(known), lambda: known, tower.together, True)
+        known = self._remembered(item, file, tower.together)
+        if known is not None:
+            return known
         pixels = self._decoder.pixels(data, cut)
         key = content_key(f"image {cut.budget} {pixels.height} {pixels.width} ", pixels.rgb)
         with self._lock:
@@ -236,18 +233,37 @@ class MediaReader:
         count = (pixels.height // cut.side) * (pixels.width // cut.side)
         return _Ready(item, key, count, lambda: tower.encode(values), tower.together)
 
-    def _sound(self, item: MediaItem) -> _Ready:
-        tower = self._hearing()
+    def _remembered(self, item: MediaItem, file: tuple[str, bytes, int], together: bool) -> _Ready | None:
+        """An item by its file alone, if its soft tokens are kept: nothing is decoded."""
+        salt = file[0]
+        with self._lock:
+            key = self._known.get(file, -1)
+            known = self._store.get((salt, key))
+            if known is None:
+                return None
+            self._store.move_to_end((salt, key))
+        return _Ready(item, key, len(known), lambda: known, together, True)
+
+    def _sound(self, item: MediaItem, salt: str) -> _Ready:
+        tower, file = self._hearing(), None
         if isinstance(item.source, tuple | list) and len(item.source) == 2:  # samples and their rate
             samples = prepared(*item.source)
         else:
-            samples = self._decoder.samples(of_any(item.source, item.where or "the sound"))
+            data = of_any(item.source, item.where or "the sound")
+            file = salt, hashlib.sha256(data).digest(), -1
+            known = self._remembered(item, file, False)
+            if known is not None:
+                return known
+            samples = self._decoder.samples(data)
         count = tower.count(len(samples))
         if not count:
             raise PromptError(
                 f"the sound has {len(samples)} samples at 16 kHz, too few to hear: send a longer one"
             )
         key = content_key(f"audio {len(samples)} ", samples.tobytes())
+        if file is not None:
+            with self._lock:
+                self._known[file] = key
         return _Ready(item, key, count, lambda: tower.encode(samples))
 
     def _vectors(self, one: _Ready, salt: str) -> torch.Tensor:
