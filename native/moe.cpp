@@ -50,7 +50,7 @@ void choose_by_groups(float* law, const float* bias, float* choice, int64_t expe
 
 // values: input, route [2 * top_k]: expert ids ascending, then their shares. integers: top_k, router_scale
 // and expert_scale (0: none), whether shares add up to 1, bias of the choice (0: a softmax router), groups and how many of
-// them are kept. number: eps of the norm before it, below 0 without one.
+// them are kept, bias of the scores (0: none). number: eps of the norm before it, below 0 without one.
 void Program::route(const Op& op, int64_t row, int thread) {
   const Kernels& k = kernels();
   const Tiles& router = op.weights[0];
@@ -67,6 +67,7 @@ void Program::route(const Op& op, int64_t row, int thread) {
   float scale = 0;
   Prepared x = k.prepare(router.kind, normed, width, 1, width, room.data(), &scale);
   k.linear(router, x, 1, 0, experts, law, experts);
+  if (const float* added = reinterpret_cast<const float*>(op.integers[7])) k.add(law, added, law, experts);
   const float *bias = reinterpret_cast<const float*>(op.integers[4]), *choice = law;
   if (bias) choose_by_groups(law, bias, law + experts, experts, op.integers[5], op.integers[6]), choice = law + experts;
   else k.softmax(law, law, experts);
@@ -85,7 +86,7 @@ void Program::route(const Op& op, int64_t row, int thread) {
 }
 
 // values: route, input, output [top_k * out]. weights: one per expert. integers: top_k, input columns per rank
-// (0: shared), op code of what gate and up go through.
+// (0: shared), op code of what gate and up go through, biases [experts][out] (0: none).
 void Program::experts(const Op& op, int index, int thread) {
   const Kernels& k = kernels();
   const Tiles& m = op.weights[index];
@@ -97,7 +98,9 @@ void Program::experts(const Op& op, int index, int thread) {
       if (at(op.values[0], r)[i] == static_cast<float>(index)) places.emplace_back(r, i);
   if (places.empty()) return;
   int64_t n = static_cast<int64_t>(places.size());
-  const auto gated = op.integers[2] == GATED_SILU ? k.gated_silu : k.gated_gelu;
+  const int64_t act = op.integers[2];
+  const auto gated = act == GATED_CLAMPED ? k.gated_clamped : act == GATED_SILU ? k.gated_silu : k.gated_gelu;
+  const float* biases = reinterpret_cast<const float*>(op.integers[3]);
   s.values.resize(n * m.in);
   s.more.resize(n * m.out);
   for (int64_t i = 0; i < n; ++i)
@@ -108,7 +111,8 @@ void Program::experts(const Op& op, int index, int thread) {
   k.linear(m, x, n, 0, m.out, s.more.data(), m.out);
   for (int64_t i = 0; i < n; ++i) {
     float* y = at(op.values[2], places[i].first);
-    const float* from = s.more.data() + i * m.out;
+    float* from = s.more.data() + i * m.out;
+    if (biases) k.add(from, biases + index * m.out, from, m.out);
     int64_t half = m.out / 2;
     if (per_rank == 0) gated(from, from + half, y + places[i].second * half, half);  // gate and up
     else std::memcpy(y + places[i].second * m.out, from, m.out * 4);

@@ -19,7 +19,8 @@ bool bf16_dot_by_floats();  // whether pairs of bfloat16 are multiplied as float
 
 enum Code : int {
   EMBED, NORM, ROTARY, STORE, ADD, MUL, SCALE, GELU, GATED_GELU, GATED_SILU, BIAS, SOFTCAP, COPY, ROUTE, MIX, TOP_CLUSTERS, GATED_SIGMOID, KEEP,  // of one row
-  LINEAR, ATTENTION, EXPERTS, GATHER, DELTA
+  LINEAR, ATTENTION, EXPERTS, GATHER, DELTA,
+  GATED_CLAMPED = 24  // only what experts' gate and value go through
 };
 
 struct Value {  // `width` columns of a buffer, from `column`

@@ -42,6 +42,13 @@ static void gated_gelu(const float* x, const float* z, float* y, int64_t n) {
 static void gated_silu(const float* x, const float* z, float* y, int64_t n) {
   each2(x, z, y, n, [](V a, V b) { return vsilu(a) * b; });
 }
+static void gated_clamped(const float* x, const float* z, float* y, int64_t n) {  // gpt-oss's, see ops/base.py
+  const V most = broadcast(7.0f), least = broadcast(-7.0f), one = broadcast(1.0f);
+  each2(x, z, y, n, [=](V a, V b) {
+    a = vmin(most, a), b = vmin(most, vmax(least, b));
+    return a / (one + vexp(a * -1.702f)) * (b + one);
+  });
+}
 static void gated_sigmoid(const float* x, const float* z, float* y, int64_t n) {
   each2(x, z, y, n, [](V a, V b) { return b / (broadcast(1.0f) + vexp(-a)); });
 }

@@ -144,6 +144,7 @@ struct Kernels {
   void (*gelu)(const float*, float* y, int64_t n);
   void (*gated_gelu)(const float*, const float*, float* y, int64_t n);
   void (*gated_silu)(const float*, const float*, float* y, int64_t n);
+  void (*gated_clamped)(const float*, const float*, float* y, int64_t n);
   void (*gated_sigmoid)(const float*, const float*, float* y, int64_t n);
   void (*softcap)(const float*, float cap, float* y, int64_t n);
   void (*softmax)(const float*, float* y, int64_t n);

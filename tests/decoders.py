@@ -101,6 +101,10 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral3": ("Ministral3", {
         "head_dim": 16, "pad_token_id": 0, "rope_parameters": DEEP_YARN | {"llama_4_scaling_beta": 0.1},
     }),
+    "gpt-oss": ("GptOss", {
+        "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": WINDOW, "pad_token_id": 0,
+        "rope_parameters": YARN | {"truncate": False},
+    }),
     "qwen3_5-moe": ("Qwen3_5Moe", HYBRID | HYBRID_EXPERTS),
     "qwen3_next": ("Qwen3Next", HYBRID | HYBRID_EXPERTS | {"mlp_only_layers": [1], "norm_topk_prob": False}),
 }  # fmt: skip

@@ -237,7 +237,7 @@ def test_an_assistant_drafts_for_its_target_from_files(tmp_path: Path) -> None:
     assert found[str(drafter)].stats.accepted > 4
 
 
-FOLDERS = [*PLAIN, "llama3", "llama-tied-biases", "qwen2", "qwen3", "qwen3-moe", "e2b", "26b"]
+FOLDERS = [*PLAIN, "gpt-oss", "llama3", "llama-tied-biases", "qwen2", "qwen3", "qwen3-moe", "e2b", "26b"]
 
 
 @pytest.mark.parametrize("name", FOLDERS)

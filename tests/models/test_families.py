@@ -159,7 +159,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "rope": ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}, "'dynamic' is not supported"),
     "yarn": ("llama", {"rope_parameters": YARN | {"beta_fast": 0.5}}, "is not above beta_slow=1"),
     "yarn lacks": ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "lacks factor"),
-    "yarn cuts": ("llama", {"rope_parameters": YARN | {"truncate": False}}, "truncate=False is not supported"),
+    "yarn cuts": ("llama", {"rope_parameters": YARN | {"truncate": "no"}}, "truncate='no' is not supported"),
     "rope lacks": ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 4.0}}, "lacks low_freq_factor"),
     "rope order": ("llama", {"rope_parameters": LLAMA3 | {"high_freq_factor": 1.0}}, "is not above"),
     "rope list": ("llama", {"rope_parameters": None, "rope_scaling": [1]}, "not an object"),
@@ -315,13 +315,13 @@ def test_experts_are_read_as_they_are_stored(stored: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize(
-    "name", ["llama-tied-biases", "qwen3-moe", "deepseek", "deepseek-whole", "phi4-mini"]
+    "name", ["llama-tied-biases", "qwen3-moe", "deepseek", "deepseek-whole", "phi4-mini", "gpt-oss"]
 )
 def test_quantized_folders_are_what_is_quantized_while_loading(name: str, kind: Any, tmp_path: Path) -> None:
     from paceline.ops.quantize import quantizer
 
     sizes: dict[str, Any] = {"hidden_size": 64} | (
-        {} if name.startswith(("llama", "phi")) else {"moe_intermediate_size": 32}
+        {} if name.startswith(("llama", "phi", "gpt")) else {"moe_intermediate_size": 32}
     )
     build_decoder(name, tmp_path / "whole", **sizes)
     save_quantized(tmp_path / "whole", tmp_path / kind, kind)

@@ -3,6 +3,8 @@
 The interpreter's product of bfloat16 is wrong, so weights are float32 here, or quantized and multiplied in float32.
 """
 
+from dataclasses import replace
+
 import gguf
 import pytest
 import torch
@@ -112,9 +114,10 @@ def test_quantized_weights_give_what_plain_torch_gives(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "width", "inner"), [("int8", 128, 256), ("int8", 48, 12), ("int4", 64, 288)]
+    ("kind", "width", "inner", "activation"),
+    [("int8", 128, 256, "gelu"), ("int8", 48, 12, "clamped"), ("int4", 64, 288, "gelu")],
 )
-def test_quantized_experts_of_few_rows_and_of_many(kind, width, inner):
+def test_experts_of_few_rows_and_of_many(kind, width, inner, activation):
     generator = torch.Generator().manual_seed(5)
 
     def made(*shape):
@@ -122,7 +125,14 @@ def test_quantized_experts_of_few_rows_and_of_many(kind, width, inner):
 
     gate_up = tuple(weight_of(made(2 * inner, width), kind) for _ in range(3))
     down = tuple(weight_of(made(width, inner), kind) for _ in range(3))
-    experts = Experts(weight_of(made(3, width), "float32"), gate_up, down, 2, "gelu")
+    experts = Experts(weight_of(made(3, width), "float32"), gate_up, down, 2, activation)
+    if activation == "clamped":
+        biases = {
+            "router_bias": made(3),
+            "gate_up_bias": 30 * made(3, 2 * inner),
+            "down_bias": made(3, width),
+        }
+        experts = replace(experts, **biases)
     x = torch.randn(18, width, generator=generator)
 
     def graph(ops):
@@ -140,7 +150,9 @@ def test_quantized_experts_of_few_rows_and_of_many(kind, width, inner):
     assert not notes
 
 
-@pytest.mark.parametrize("name", ["llama-tied-biases", "mistral-window", "qwen3-moe", "glm4-moe", "deepseek"])
+@pytest.mark.parametrize(
+    "name", ["llama-tied-biases", "mistral-window", "qwen3-moe", "glm4-moe", "deepseek", "gpt-oss"]
+)
 def test_other_families_give_what_plain_torch_gives(name, tmp_path):
     build_decoder(name, tmp_path, num_hidden_layers=2)
     runner, notes = cuda_runner()

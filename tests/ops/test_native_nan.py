@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,8 @@ GROUPED = Experts(
     kept_groups=2, expert_scale=torch.ones(6),
 )  # fmt: skip
 BARE = Experts(EXPERTS.router, EXPERTS.gate_up, EXPERTS.down, 2, "silu", renormalize=False)
+ONES = {"router_bias": torch.ones(6), "gate_up_bias": torch.ones(6, 32), "down_bias": torch.ones(6, WIDTH)}
+BIASED = replace(EXPERTS, activation="clamped", **ONES)
 PACKED = Experts(
     EXPERTS.router, tuple(weight("int8", 32) for _ in range(6)), tuple(weight("int8", WIDTH, 16) for _ in range(6)),
     2, "gelu", eps=1e-6, router_scale=torch.ones(WIDTH), expert_scale=torch.ones(6),
@@ -78,6 +81,7 @@ OPS: dict[str, Callable[[Ops, Value], Value]] = PLAIN | {
     "norm": lambda ops, x: ops.rms_norm(x, None, 1e-6),
     "experts": lambda ops, x: ops.moe(x, x, EXPERTS),
     "grouped experts": lambda ops, x: ops.moe(x, x, GROUPED),
+    "biased experts": lambda ops, x: ops.moe(x, x, BIASED),
     "bare experts": lambda ops, x: ops.moe(x, x, BARE),
     **{
         f"linear {kind}": (lambda w: lambda ops, x: ops.linear(x, w))(weight(kind))

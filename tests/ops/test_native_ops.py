@@ -111,6 +111,7 @@ OPS: dict[str, Callable[[Ops, Value, Value], Value]] = {
     "experts": lambda ops, x, y: ops.moe(x, y, EXPERTS),
     "grouped experts": lambda ops, x, y: ops.moe(x, y, GROUPED),
     "ungrouped experts": lambda ops, x, y: ops.moe(x, y, replace(GROUPED, groups=1, kept_groups=1)),
+    "biased experts": lambda ops, x, y: ops.moe(x, y, BIASED),
     "per head": lambda ops, x, y: ops.per_head(x, HEADS),
     "per head, beside": lambda ops, x, y: ops.per_head(ops.columns(x, 16, 64), HEADS[:3], ops.columns(y, 1, 7)),
     "softcap": lambda ops, x, y: ops.softcap(x, 30.0),
@@ -131,6 +132,10 @@ GROUPED = Experts(
     make_weight("float32", 12, 64), tuple(make_weight("float32", 48, 64, e) for e in range(12)),
     tuple(make_weight("float32", 64, 24, e) for e in range(12)), 3, "silu", expert_scale=torch.full((12,), 2.5),
     choice_bias=torch.linspace(0.1, -0.1, 12), groups=4, kept_groups=2,
+)  # fmt: skip
+BIASED = replace(
+    EXPERTS, activation="clamped", router_bias=torch.linspace(-9, 9, 5), renormalize=True,
+    gate_up_bias=torch.linspace(-9, 9, 5 * 48).view(5, 48), down_bias=torch.linspace(-3, 3, 5 * 64).view(5, 64),
 )  # fmt: skip
 HEADS = tuple(make_weight("float32", 24, 16, h) for h in range(4))
 HEAD_NORM = torch.linspace(0.5, 1.5, 16)
@@ -160,7 +165,9 @@ def test_row_op(name: str, scale: float) -> None:
         want.abs().max().item() if "expert" in name or "per head" in name else scale
     )  # sums of products, for which a row's size counts
     error = (got.double() - want).abs() / want.abs().clamp(min=least)
-    assert error.max() < 1e-6
+    assert error.max() < (
+        3e-6 if name == "biased experts" else 1e-6
+    )  # shares hang on scores of some hundreds
     few = ForwardBatch(
         rows.tokens[9:14].contiguous(), rows.positions[9:14].contiguous(), rows.slots[:5], [0, 5]
     )

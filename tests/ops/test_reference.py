@@ -78,7 +78,7 @@ def test_attention_over_ragged_rows(window, sees_itself, pieces, monkeypatch):
             assert torch.allclose(sunk[n], naive_attention(q[n], *keys[i], sinks, first, last), atol=1e-12)
 
 
-@pytest.mark.parametrize("activation", ["gelu", "silu"])
+@pytest.mark.parametrize("activation", ["gelu", "silu", "clamped"])
 @pytest.mark.parametrize("normed", [False, True], ids=["bare", "normed"])
 @pytest.mark.parametrize("renormalize", [False, True], ids=["raw", "renormalized"])
 @pytest.mark.parametrize("runner", ["eager", "native"])
@@ -88,6 +88,13 @@ def test_experts_one_by_one(activation, normed, renormalize, runner):
     gate_up, down = torch.randn(count, 2 * wide, hidden), torch.randn(count, hidden, wide)
     router, scale, each = torch.randn(count, hidden), torch.rand(hidden), torch.rand(count)
     kind = {"eps": 1e-6, "router_scale": scale, "expert_scale": each} if normed else {}
+    biased = activation == "clamped"
+    biases = [
+        3 * torch.randn(count, *size) if biased else torch.zeros(count, *size)
+        for size in ((), (2 * wide,), (hidden,))
+    ]
+    if biased:
+        kind |= dict(zip(("router_bias", "gate_up_bias", "down_bias"), biases))
     experts = Experts(
         Weight(router, "float32"), tuple(Weight(w, "float32") for w in gate_up),
         tuple(Weight(w, "float32") for w in down), top, activation, renormalize=renormalize, **kind,
@@ -104,15 +111,18 @@ def test_experts_one_by_one(activation, normed, renormalize, runner):
     )
     for n in range(5):
         seen = x[n] * (x[n].pow(2).mean() + 1e-6) ** -0.5 * scale if normed else x[n]
-        distribution = torch.softmax(router @ seen, 0)
+        distribution = torch.softmax(router @ seen + biases[0], 0)
         chosen = distribution.topk(top).indices
         total = distribution[chosen].sum() if renormalize else 1.0
         want = torch.zeros(hidden)
         for e in chosen.tolist():
-            gate, up = (gate_up[e] @ y[n]).chunk(2)
+            gate, up = (gate_up[e] @ y[n] + biases[1][e]).chunk(2)
             gelu = torch.nn.functional.gelu(gate, approximate="tanh")
             h = (gelu if activation == "gelu" else gate * torch.sigmoid(gate)) * up
-            want += down[e] @ h * distribution[e] / total * (each[e] if normed else 1.0)
+            if biased:
+                low, (gate, up) = gate.clamp(max=7.0), (gate, up.clamp(-7.0, 7.0))
+                h = low * torch.sigmoid(1.702 * low) * (up + 1.0)
+            want += (down[e] @ h + biases[2][e]) * distribution[e] / total * (each[e] if normed else 1.0)
         assert torch.allclose(got[n], want, atol=1e-5)
 
 

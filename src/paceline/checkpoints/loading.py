@@ -24,6 +24,7 @@ from paceline.checkpoints.fp8 import widen, widened
 from paceline.checkpoints.gguf.blocks import DEQUANTIZERS
 from paceline.checkpoints.gguf.reader import is_gguf
 from paceline.checkpoints.gguf.source import GgufCheckpoint
+from paceline.checkpoints.interleaved import MXFP4, put_in_order, values_of
 from paceline.checkpoints.prequantized import kind_of
 from paceline.checkpoints.safetensors_file import Entry, broken, read_header
 from paceline.errors import LoadError, WeightsError
@@ -176,6 +177,7 @@ class Tensors:
         }
         self.scales |= unpack(entries, expected, folder)
         widen(entries, folder)
+        put_in_order(entries, folder)
         for some in (entries, self.scales):
             fuse(some, expected)
         self.skipped = {
@@ -269,6 +271,9 @@ class Tensors:
 
         if entry.parts:
             parts = [self._read(part) for part in entry.parts]
+            if entry.make is not None:
+                made = entry.make(*parts)
+                return values_of(made) if entry.dtype == MXFP4 else made
             return (parts[0] if len(parts) == 1 else torch.cat(parts, entry.axis)).view(entry.shape)
         if is_gguf(entry.file):
             return self._gguf(entry.file).tensor(entry.name)
@@ -286,6 +291,8 @@ class Tensors:
         """(blocks as the file holds them, uint8 [..., out, bytes of a row], their kind); None if it has other values."""
         entry = self.entries[name]
         kind: Any = entry.dtype.lower()
+        if entry.make is not None and entry.dtype == MXFP4:
+            return entry.make(*(self._read(part) for part in self.entries.pop(name).parts)), kind
         if not is_gguf(entry.file) or kind not in BLOCK_KINDS:
             return None
         return torch.from_numpy(self._gguf(entry.file).blocks(self.entries.pop(name).name)), kind

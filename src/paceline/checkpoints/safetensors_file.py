@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from paceline.errors import LoadError, WeightsError
 from paceline.files import check_file
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
@@ -27,7 +31,7 @@ MAX_HEADER_BYTES = 100_000_000  # as the format's own reader
 class Entry:
     """One tensor of a file. `name` as stored; with `parts`, those joined along `axis` and seen in this shape.
 
-    With `scale`, 8-bit floats that are read as bfloat16, see checkpoints/fp8.py.
+    With `scale`, 8-bit floats that are read as bfloat16, see checkpoints/fp8.py. With `make`, what it makes of the parts.
     """
 
     name: str
@@ -38,6 +42,7 @@ class Entry:
     parts: tuple[Entry, ...] = ()
     axis: int = 0
     scale: Entry | None = None
+    make: Callable[..., Tensor] | None = None
 
 
 def read_header(path: Path) -> list[Entry]:

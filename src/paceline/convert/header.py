@@ -25,7 +25,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe",
     "gemma3": "gemma3", "gemma3_text": "gemma3", "smollm3": "smollm3", "olmo2": "olmo2", "olmo3": "olmo2",
     "granite": "granite", "ministral": "llama", "ministral3": "mistral3", "mistral3": "mistral3", "glm4": "glm4",
-    "phi3": "phi3",
+    "phi3": "phi3", "gpt_oss": "gpt-oss",
 }  # fmt: skip
 NO_ROTATION = 1e30
 Config = DecoderConfig | GemmaConfig | AssistantConfig

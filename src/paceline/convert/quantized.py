@@ -24,6 +24,7 @@ from torch import Tensor
 from paceline.checkpoints.compressed import PACKED
 from paceline.checkpoints.fp8 import SCALE as BLOCK_SCALE
 from paceline.checkpoints.gguf.reader import is_gguf
+from paceline.checkpoints.interleaved import is_interleaved, order_of
 from paceline.checkpoints.loading import SCALE, canonical, find_files, may_skip, read_entries
 from paceline.errors import CapacityError, LoadError, UsageError
 from paceline.hub.resolve import ASSISTANT_KEY, find_assistant
@@ -33,6 +34,9 @@ from paceline.ops.base import Weight
 from paceline.ops.quantize import QuantKind, kind_for, quantize
 
 ENTRY = "paceline_quantization"
+ALREADY = {  # end of a tensor's name -> how it is quantized
+    PACKED: "by compressed-tensors", BLOCK_SCALE: "to 8-bit floats", "_proj_blocks": "to MXFP4",
+}  # fmt: skip
 CHUNK = 64  # rows per forward when measuring
 
 
@@ -43,9 +47,10 @@ def save_quantized(source: Path, out: Path, kind: QuantKind) -> dict[str, int]:
         raise UsageError(
             f"{source} is quantized already ({config[ENTRY].get('kind')}): quantize the original"
         )
-    for name in read_entries(source):
-        if name.endswith((PACKED, BLOCK_SCALE)):
-            how = "by compressed-tensors" if name.endswith(PACKED) else "to 8-bit floats"
+    entries = read_entries(source)
+    for name in entries:
+        how = next((how for end, how in ALREADY.items() if name.endswith(end)), None)
+        if how is not None:
             raise UsageError(f"{source} is quantized already, {how}: it can be run as it is")
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"{out} is not empty: name a new folder")
@@ -53,7 +58,7 @@ def save_quantized(source: Path, out: Path, kind: QuantKind) -> dict[str, int]:
     sizes = {"before": 0, "after": 0}
     with _whole_or_nothing(out):
         for path in find_files(source):
-            tensors = _quantize_file(path, kind, sizes)
+            tensors = _quantize_file(path, kind, sizes, is_interleaved(entries))
             save_file(tensors, out / path.name, metadata={"format": "pt"})
             names.update(dict.fromkeys(tensors, path.name))
         index = {"metadata": {"total_size": sizes["after"]}, "weight_map": names}
@@ -105,7 +110,8 @@ def _read_config(source: Path) -> dict[str, Any]:
     return dict(config)
 
 
-def _quantize_file(path: Path, kind: QuantKind, sizes: dict[str, int]) -> dict[str, Tensor]:
+def _quantize_file(path: Path, kind: QuantKind, sizes: dict[str, int], in_turns: bool) -> dict[str, Tensor]:
+    """`in_turns`: experts are put in order first, see checkpoints/interleaved.py."""
     out: dict[str, Tensor] = {}
     with safe_open(path, framework="pt", device="cpu") as file:
         for stored in file.keys():  # noqa: SIM118  not a dict
@@ -114,6 +120,9 @@ def _quantize_file(path: Path, kind: QuantKind, sizes: dict[str, int]) -> dict[s
                 continue
             data = file.get_tensor(stored)
             sizes["before"] += data.nbytes
+            if in_turns and (found := order_of(name, tuple(data.shape))) is not None:
+                stored = stored.removesuffix(name) + found[0]  # noqa: PLW2901  its name from here on
+                name, data = found[0], found[1](data)
             for key, tensor in _quantize_tensor(stored, name, data, kind).items():
                 out[key] = tensor
                 sizes["after"] += tensor.nbytes

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from paceline.checkpoints.defaults import read_defaults
 from paceline.checkpoints.gguf.source import GgufCheckpoint
+from paceline.checkpoints.interleaved import GATE_UP_BIAS, stored_as
 from paceline.convert.output import Report, check_free, check_space, whole
 from paceline.errors import UsageError
 from paceline.models.families.qwen3_5 import GGUF_LAYOUT
@@ -56,9 +57,13 @@ def write_folder(
         {name: piece.shape for name, piece in checkpoint.pieces.items()}, dtype.itemsize
     )
     check_space(out, total)
+    in_turns = any(name.endswith(GATE_UP_BIAS) for name in checkpoint.pieces)
 
     def named(stored: str) -> Iterator[tuple[str, Tensor]]:
-        for key, value in _named(stored, checkpoint.tensor(stored)):
+        name, data = stored, checkpoint.tensor(stored)
+        if in_turns:
+            name, data = stored_as(name, data)
+        for key, value in _named(name, data, not in_turns):
             yield key, cast(key, value, dtype)
 
     with whole(out) as part:
@@ -112,9 +117,9 @@ def write_weights(
     return done
 
 
-def _named(name: str, data: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """A tensor under the name that it has in checkpoints; experts of Qwen3-MoE one by one."""
-    stacked = STACKED.fullmatch(name)
+def _named(name: str, data: Tensor, apart: bool) -> Iterator[tuple[str, Tensor]]:
+    """A tensor under the name that it has in checkpoints; `apart`: experts one by one, as of Qwen3-MoE."""
+    stacked = STACKED.fullmatch(name) if apart else None
     if stacked is None:
         yield (name if name.startswith(OUTSIDE) else f"model.{name}"), data
         return

@@ -49,7 +49,19 @@ from paceline.text.tokenizer import Tokenizer
 FLOATS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 BLOCKS = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 KINDS = (*FLOATS, *BLOCKS)
-FILE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "bf16": 32}
+FILE_TYPES = {
+    "f32": 0,
+    "f16": 1,
+    "q4_0": 2,
+    "q4_1": 3,
+    "q8_0": 7,
+    "q5_0": 8,
+    "q5_1": 9,
+    "bf16": 32,
+    "mxfp4": 38,
+}
+AS_BLOCKS = "mxfp4"  # never asked for, but kept where experts are stored so
+EXPERT_BIAS = "_exps.bias"
 AT_LEAST_Q8 = ("token_embd.weight", "output.weight")  # they steer, and are a small part of large models
 ELEMENTS = 32  # of a block of any of BLOCKS
 ALIGNMENT = 32
@@ -60,7 +72,7 @@ CLUSTERS = "masked_embedding."
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One tensor of the file: the values of checkpoint tensor `source`, or of one `part` of `parts` along its rows."""
+    """One tensor of the file: the values of checkpoint tensor `source`, or of one `part` of `parts` along `axis`."""
 
     name: str
     source: str
@@ -70,6 +82,7 @@ class Stored:
     parts: int = 1
     heads: int = 0  # > 0: rows of that many heads go from half and half to pairs side by side
     shift: float = 0.0  # what is added to the values
+    axis: int = -2  # rows; -1: of biases of experts
 
     @property
     def nbytes(self) -> int:
@@ -155,25 +168,23 @@ def _plan(config: Config, tensors: Tensors, wanted: str | None, notes: list[str]
             raise ConfigError(
                 f"{tensors.folder}: GGUF's architecture {architecture} has no place for {source}: run the folder as it is"
             )
-        shape = (
-            (*entry.shape[:-2], entry.shape[-2] // len(names), entry.shape[-1])
-            if len(names) > 1
-            else entry.shape
-        )
+        axis, shape = -1 if names[0].endswith(EXPERT_BIAS) else -2, entry.shape
+        if len(names) > 1:
+            shape = (*shape[:axis], shape[axis] // len(names), *shape[axis:][1:])
         for i, name in enumerate(names):
             heads = 0
             if isinstance(config, DecoderConfig):
                 heads = rotated_heads(architecture, name, config.heads, config.kv_heads)
             kind, shift = _kind_of(name, entry, wanted), norm_shift(architecture, name)
-            out.append(Stored(name, source, shape, kind, i, len(names), heads, shift))
-    uneven = [one for one in out if wanted in BLOCKS and len(one.shape) > 1 and one.shape[-1] % ELEMENTS]
+            out.append(Stored(name, source, shape, kind, i, len(names), heads, shift, axis))
+    uneven = [one for one in out if wanted in BLOCKS and one.kind == "f16"]
     if uneven:
         notes.append(f"{len(uneven)} tensors have rows of no multiple of {ELEMENTS} values: kept as f16")
     return out
 
 
 def _kind_of(name: str, entry: Entry, wanted: str | None) -> str:
-    if len(entry.shape) == 1 or FULL_PRECISION in name:
+    if len(entry.shape) == 1 or FULL_PRECISION in name or name.endswith(EXPERT_BIAS):
         return "f32"
     if wanted not in BLOCKS:
         return wanted or entry.dtype.lower()
@@ -189,7 +200,7 @@ def _head(config: Config, tokenizer: Tokenizer, folder: Path, plan: list[Stored]
     kinds = Counter(one.kind for one in plan if len(one.shape) > 1)
     out: dict[str, Any] = {
         "general.type": "model",
-        "general.file_type": FILE_TYPES[kinds.most_common(1)[0][0]],
+        "general.file_type": FILE_TYPES[AS_BLOCKS if AS_BLOCKS in kinds else kinds.most_common(1)[0][0]],
         "general.quantization_version": 2,
     }
     out |= {GGUF_KEYS[name]: value for name, value in read_defaults(folder).given().items()}
@@ -275,14 +286,15 @@ def _converted(plan: list[Stored], tensors: Tensors) -> Iterator[Iterator[NDArra
     data = torch.empty(0)
     for one in plan:
         if one.part == 0:
-            data = tensors.take(one.source)
+            kept = tensors.take_blocks(one.source) if one.kind == AS_BLOCKS else None
+            data = tensors.take(one.source) if kept is None else kept[0]
         yield _values(data, one)
     tensors.finish()
 
 
 def _values(data: Tensor, one: Stored) -> Iterator[NDArray[Any]]:
     if one.parts > 1:
-        data = data.chunk(one.parts, -2)[one.part]
+        data = data.chunk(one.parts, one.axis)[one.part]
     if one.heads:
         data = data[torch.from_numpy(interleaved_rows(data.shape[0], one.heads))]
     if one.shift:
@@ -294,6 +306,8 @@ def _values(data: Tensor, one: Stored) -> Iterator[NDArray[Any]]:
 
 
 def encoded(rows: Tensor, one: Stored) -> NDArray[Any]:
+    if one.kind == AS_BLOCKS:
+        return rows.numpy()
     if one.kind in BLOCKS:
         gguf = _library()
         packed: NDArray[np.uint8] = gguf.quants.quantize(

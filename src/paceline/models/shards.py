@@ -115,6 +115,12 @@ class _ShardedWeights(Weights):
 
     def vector(self, name: str) -> Tensor:
         data = super().vector(name)
+        if name.endswith(".sinks"):  # one for each head
+            return data[self._even(len(data))].contiguous()
+        if name.endswith("gate_up_bias"):
+            return data[:, self._halves(data.shape[1])]
+        if name.endswith("experts.down_bias"):  # added to a sum over the ranks
+            return torch.zeros_like(data) if self.shard.rank else data
         owner, _, what = name.rpartition(".")
         ids = self._rows(owner, len(data)) if what == "bias" else None
         return data if ids is None else data[ids].contiguous()
@@ -123,9 +129,7 @@ class _ShardedWeights(Weights):
         if name.endswith(_COLUMNS):
             return self._columns(name, weight)
         if name.endswith("gate_up_proj"):
-            half = weight.out_features // 2
-            gate = self._even(half)
-            return weight.rows(torch.cat([torch.arange(half)[gate], torch.arange(half)[gate] + half]))
+            return weight.rows(self._halves(weight.out_features))
         ids = self._rows(name, weight.out_features)
         return weight if ids is None else weight.rows(ids)
 
@@ -139,6 +143,11 @@ class _ShardedWeights(Weights):
         layer = int(found[1])
         each = torch.arange(count).view(self.shard.split.kv_heads[layer], -1)  # [kv heads, head_dim]
         return each[self.shard.kv_heads(layer)].flatten()
+
+    def _halves(self, count: int) -> Tensor:
+        """This rank's share of gates and of values, of as many outputs."""
+        own = torch.arange(count // 2)[self._even(count // 2)]
+        return torch.cat([own, own + count // 2])
 
     def _even(self, count: int) -> slice:
         each = count // self.shard.ranks

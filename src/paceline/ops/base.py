@@ -26,6 +26,11 @@ WeightKind = Literal[
 ]  # fmt: skip
 Activation = Literal["gelu", "silu"]  # gelu: the tanh approximation
 Gate = Literal["gelu", "silu", "sigmoid"]  # sigmoid: without the input itself as a factor
+LIMIT, SLOPE = (
+    7.0,
+    1.702,
+)  # of the activation "clamped", gpt-oss's: g * sigmoid(SLOPE * g) * (u + 1), where g is the
+# gate but at most LIMIT, and u what is gated but from -LIMIT to LIMIT
 Value = Any  # torch.Tensor when executing, a symbol when recording
 
 
@@ -92,7 +97,7 @@ class Experts:
     gate_up: tuple[Weight, ...]
     down: tuple[Weight, ...]
     top_k: int
-    activation: Activation
+    activation: Activation | Literal["clamped"]
     renormalize: bool = True  # the chosen experts' shares add up to 1
     eps: float | None = None  # of an rms norm of the router's input; None: it is read as it is
     router_scale: torch.Tensor | None = None  # [H], what the router's input is multiplied with
@@ -101,6 +106,9 @@ class Experts:
     choice_bias: torch.Tensor | None = None
     groups: int = 1  # of E / groups experts each (with choice_bias)
     kept_groups: int = 1  # those whose two best add up to the most; experts of others are not chosen
+    router_bias: torch.Tensor | None = None  # [E], added to the router's scores
+    gate_up_bias: torch.Tensor | None = None  # [E, 2 * I]
+    down_bias: torch.Tensor | None = None  # [E, H]
 
 
 class Group(Protocol):

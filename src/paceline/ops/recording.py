@@ -24,9 +24,12 @@ class Code(IntEnum):
     EMBED, NORM, ROTARY, STORE, ADD, MUL, SCALE, GELU, GATED_GELU, GATED_SILU, BIAS, SOFTCAP, COPY = range(13)
     ROUTE, MIX, TOP_CLUSTERS, GATED_SIGMOID, KEEP, LINEAR, ATTENTION, EXPERTS, GATHER, DELTA = range(13, 23)
     REDUCE = 23  # between programs: see NativeRunner
+    GATED_CLAMPED = 24  # only what experts' gate and value go through
 
 
-GATED: Mapping[Gate, Code] = {"gelu": Code.GATED_GELU, "silu": Code.GATED_SILU, "sigmoid": Code.GATED_SIGMOID}
+GATED: Mapping[str, Code] = {
+    "gelu": Code.GATED_GELU, "silu": Code.GATED_SILU, "sigmoid": Code.GATED_SIGMOID, "clamped": Code.GATED_CLAMPED,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,7 +176,7 @@ class RecordingOps:
             number=-1.0 if experts.eps is None else experts.eps,
             integers=[
                 top_k, experts.router_scale, experts.expert_scale, int(experts.renormalize), experts.choice_bias,
-                experts.groups, experts.kept_groups,
+                experts.groups, experts.kept_groups, experts.router_bias,
             ],
         )  # fmt: skip
         up = self._note(
@@ -181,14 +184,14 @@ class RecordingOps:
             [route, expert_input],
             [top_k * inner],
             weights=list(experts.gate_up),
-            integers=[top_k, 0, int(GATED[experts.activation])],
+            integers=[top_k, 0, int(GATED[experts.activation]), experts.gate_up_bias],
         )[0]
         down = self._note(
             Code.EXPERTS,
             [route, up],
             [top_k * hidden],
             weights=list(experts.down),
-            integers=[top_k, inner, 0],
+            integers=[top_k, inner, 0, experts.down_bias],
         )[0]
         (mixed,) = self._note(Code.MIX, [route, down], [hidden], integers=[top_k])
         return self._reduce(mixed, experts.down[0])

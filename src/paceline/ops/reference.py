@@ -21,7 +21,19 @@ from paceline.errors import UsageError
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import RECENT, Layout
 from paceline.ops import blocks
-from paceline.ops.base import DeltaRule, Experts, Gate, Graph, Group, RoundStart, Rule, Stop, Weight
+from paceline.ops.base import (
+    LIMIT,
+    SLOPE,
+    DeltaRule,
+    Experts,
+    Gate,
+    Graph,
+    Group,
+    RoundStart,
+    Rule,
+    Stop,
+    Weight,
+)
 from paceline.ops.delta import recur
 from paceline.ops.reaches import Reaches, attend
 
@@ -266,7 +278,8 @@ class ReferenceOps:
         if experts.router_scale is not None:
             seen = seen * experts.router_scale.to(router_input.dtype)
         if experts.choice_bias is None:
-            law = torch.softmax(self.linear(seen, experts.router), dim=-1, dtype=self._exact)  # [N, E]
+            scores = self.linear(seen, experts.router, experts.router_bias)
+            law = torch.softmax(scores, dim=-1, dtype=self._exact)  # [N, E]
             share, chosen = torch.topk(law, experts.top_k, dim=-1)  # [N, top_k]
         else:
             law = torch.sigmoid(self.linear(seen.to(self._exact), experts.router))
@@ -279,9 +292,14 @@ class ReferenceOps:
         out = torch.zeros_like(expert_input)
         for e in sorted(set(chosen.flatten().tolist())):
             row, rank = torch.where(chosen == e)
-            gate, up = self.linear(expert_input[row], experts.gate_up[e]).chunk(2, dim=-1)
+            biases = experts.gate_up_bias, experts.down_bias
+            first, last = (None if bias is None else bias[e].to(out.dtype) for bias in biases)
+            gate, up = self.linear(expert_input[row], experts.gate_up[e], first).chunk(2, dim=-1)
             down = dequantize(experts.down[e], None, out.dtype)
-            value = F.linear(self.gated(gate, up, experts.activation), down)
+            kind = experts.activation
+            value = F.linear(
+                clamped(gate, up) if kind == "clamped" else self.gated(gate, up, kind), down, last
+            )
             out.index_add_(0, row, (value * share[row, rank, None]).to(out.dtype))
         return self._reduce(out) if experts.down[0].partial else out
 
@@ -301,6 +319,12 @@ class ReferenceOps:
         places = places[clusters].flatten(1)  # [N, C]
         rows = dequantize(head, places.flatten(), x.dtype).view(*places.shape, -1)  # [N, C, H]
         return ordering.view(-1)[places], (rows @ x[..., None]).squeeze(-1)
+
+
+def clamped(gate: Tensor, up: Tensor) -> Tensor:
+    """The activation of gpt-oss's experts, see `LIMIT`."""
+    gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
+    return gate * torch.sigmoid(SLOPE * gate) * (up + 1)
 
 
 def among_groups(choice: Tensor, experts: Experts) -> Tensor:

@@ -261,6 +261,21 @@ def _glm4moe(keys: Keys) -> Config:
     }
 
 
+def _gpt_oss(keys: Keys) -> Config:
+    config = decoder(keys, "gpt_oss", "GptOssForCausalLM", sparse=True)
+    scaling = config.pop("rope_scaling")
+    rope = (
+        {"rope_type": "default"} if scaling is None else scaling | {"truncate": False}
+    )  # files do not say it
+    return config | _windows(keys, config["num_hidden_layers"], 2) | {
+        "attention_bias": keys.has("blk.0.attn_q.bias"),
+        "intermediate_size": keys.size("expert_feed_forward_length"),
+        "num_local_experts": keys.size("expert_count"),
+        "num_experts_per_tok": keys.size("expert_used_count"),
+        "rope_parameters": {"rope_theta": config.pop("rope_theta"), **rope},
+    }  # fmt: skip
+
+
 def _eagle3(keys: Keys) -> Config:
     """An EAGLE-3 drafter, as its original config.json has it."""
     taps, rows = keys.get("target_layers"), "output.weight"
@@ -279,6 +294,6 @@ DECODERS: Mapping[str, Callable[[Keys], Config]] = {
     "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "qwen3moe": _qwen3moe, "qwen35": _qwen35, "qwen35moe": _qwen35moe,
     "gemma3": _gemma3, "smollm3": _smollm3, "olmo2": _olmo2, "granite": _granite,
     "mistral3": _mistral3, "glm4": _glm4, "phi3": _phi3,
-    "qwen3next": _qwen3next, "deepseek2": _deepseek2, "glm4moe": _glm4moe,
+    "gpt-oss": _gpt_oss, "qwen3next": _qwen3next, "deepseek2": _deepseek2, "glm4moe": _glm4moe,
     "eagle3": _eagle3,
 }  # fmt: skip

@@ -49,6 +49,10 @@ _EXPERTS = {
     "ffn_gate_inp.weight": "mlp.gate.weight", "ffn_gate_exps.weight": "mlp.experts.gate_up_proj",
     "ffn_up_exps.weight": "mlp.experts.gate_up_proj", "ffn_down_exps.weight": "mlp.experts.down_proj",
 }  # fmt: skip
+_BIASED_EXPERTS = _EXPERTS | {
+    "ffn_gate_inp.bias": "mlp.gate.bias", "ffn_gate_exps.bias": "mlp.experts.gate_up_bias",
+    "ffn_up_exps.bias": "mlp.experts.gate_up_bias", "ffn_down_exps.bias": "mlp.experts.down_bias",
+}  # fmt: skip
 _SHARED_EXPERT = {
     "ffn_gate_inp_shexp.weight": "mlp.shared_expert_gate.weight",
     "ffn_gate_shexp.weight": "mlp.shared_expert.gate_proj.weight",
@@ -157,6 +161,17 @@ NAMES: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
     "eagle3": (_EAGLE_TOP, _ATTENTION | _MLP | _TWO_NORMS | {"attn_norm_2.weight": "hidden_norm.weight"}),
     "mistral3": (_TOP, _ATTENTION | _MLP | _TWO_NORMS),
     "glm4": (_TOP, _ATTENTION | _BIASES | _FUSED_MLP | _GLM4_NORMS),
+    "gpt-oss": (
+        _TOP,
+        _ATTENTION
+        | _BIASES
+        | _BIASED_EXPERTS
+        | {
+            "attn_sinks.weight": "self_attn.sinks",
+            "attn_norm.weight": "input_layernorm.weight",
+            "post_attention_norm.weight": "post_attention_layernorm.weight",
+        },
+    ),
     "phi3": (_TOP, _FUSED_ATTENTION | _FUSED_MLP | _TWO_NORMS),
     "gemma4": (_GEMMA_TOP, _GEMMA),
     "gemma4-assistant": (_ASSISTANT_TOP, _GEMMA),
@@ -172,12 +187,12 @@ _PAIRED = (
     "mistral3",
 )  # q and k are stored with rotated pairs side by side
 _SHIFTS = {"gemma3": 1.0}  # what llama.cpp's converter adds to the norms of a checkpoint
-WINDOWED = ("gemma3", "olmo2", "phi3", "gemma4", "gemma4-assistant")  # files know windows
+WINDOWED = ("gemma3", "olmo2", "phi3", "gpt-oss", "gemma4", "gemma4-assistant")  # files know windows
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One checkpoint tensor: the GGUF tensors that are laid along the second last axis, in order; `heads` > 0: rows of
+    """One checkpoint tensor: the GGUF tensors that are laid along `axis`, in order; `heads` > 0: rows of
     that many heads go back from pairs side by side to half and half; `shift` is subtracted from the values. `latent`:
     of each head the keys [heads, rank, width], turned, and then the values [heads, width, rank]."""
 
@@ -186,6 +201,7 @@ class Piece:
     heads: int = 0
     shift: float = 0.0
     latent: bool = False
+    axis: int = -2  # rows; -1: of biases, which are a row for each expert
     offsets: bool = False  # ids are stored, of which checkpoints hold what is added to 0, 1, ...
 
 
@@ -226,10 +242,12 @@ def pieces(model: Gguf, heads: int, kv_heads: int) -> dict[str, Piece]:
         if len(made_of) == 2 and "attn_k_b." in made_of[0]:
             out[name] = Piece(tuple(made_of), _latent(model, made_of, shapes), latent=True)
             continue
-        shape = _joined(model, made_of, shapes)
+        axis = -1 if made_of[0].endswith("_exps.bias") else -2
+        shape = _joined(model, made_of, shapes, axis)
         row = name.endswith("shared_expert_gate.weight") and len(shape) == 1  # a matrix of one row
         shift = norm_shift(architecture, made_of[0])
-        out[name] = Piece(tuple(made_of), (1, *shape) if row else shape, count, shift, offsets=name == "d2t")
+        shape = (1, *shape) if row else shape
+        out[name] = Piece(tuple(made_of), shape, count, shift, axis=axis, offsets=name == "d2t")
         if count and out[name].shape[0] % (2 * count):
             raise WeightsError(
                 f"{model.path}: {made_of[0]} has {out[name].shape[0]} rows, which are no {count} heads: get another file"
@@ -237,15 +255,15 @@ def pieces(model: Gguf, heads: int, kv_heads: int) -> dict[str, Piece]:
     return out
 
 
-def _joined(model: Gguf, names: list[str], shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+def _joined(model: Gguf, names: list[str], shapes: list[tuple[int, ...]], axis: int) -> tuple[int, ...]:
     if len(shapes) == 1:
         return shapes[0]
     first = shapes[0]
-    if len(first) < 2 or any((*s[:-2], s[-1]) != (*first[:-2], first[-1]) for s in shapes):
+    if len(first) < 2 or len({(*s[:axis], 0, *s[axis:][1:]) for s in shapes}) > 1:
         raise WeightsError(
             f"{model.path}: {' and '.join(names)} do not fit together: the file is damaged, download it again"
         )
-    return (*first[:-2], sum(s[-2] for s in shapes), first[-1])
+    return (*first[:axis], sum(s[axis] for s in shapes), *first[axis:][1:])
 
 
 def _latent(model: Gguf, names: list[str], shapes: list[tuple[int, ...]]) -> tuple[int, ...]:

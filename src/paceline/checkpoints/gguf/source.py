@@ -65,7 +65,7 @@ class GgufCheckpoint:
         """
         piece = self.pieces[name]
         parts = [self.model.raw(source) for source in piece.sources]
-        data = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-2)
+        data = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=piece.axis)
         if not piece.heads:
             return data
         if data.ndim == 1:  # a bias: its values are its rows, and none of them is quantized
@@ -80,5 +80,6 @@ class GgufCheckpoint:
             keys, values = (self.model.floats(source) for source in sources)
             return np.concatenate([keys.swapaxes(1, 2), values], axis=1).reshape(self.pieces[name].shape)
         if self.kind(name) == "mixed":
-            return np.concatenate([self.model.floats(source) for source in sources], axis=-2)
+            axis = self.pieces[name].axis
+            return np.concatenate([self.model.floats(source) for source in sources], axis=axis)
         return dequantize(self.kind(name), self.blocks(name)).reshape(self.pieces[name].shape)

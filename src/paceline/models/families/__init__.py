@@ -44,6 +44,7 @@ FAMILIES: Mapping[str, str] = {
     "olmo2": "olmo2", "olmo3": "olmo2",
     "granite": "granite",
     "phi3": "phi3",
+    "gpt_oss": "gpt_oss",
 }  # fmt: skip
 
 

@@ -30,6 +30,7 @@ class Attention:
     storage: int
     window: int | None
     stretch: float = 1.0  # what rotated q and k are multiplied with, each
+    sinks: Tensor | None = None  # [heads]
 
 
 def attention_shapes(config: DecoderConfig) -> tuple[Shapes, Shapes]:
@@ -63,7 +64,10 @@ def attend(ops: Ops, h: Value, a: Attention | LatentAttention | DeltaNet, config
     scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
     ops.store_kv(a.storage, _turned(ops, k, a.k_norm, a, (config, config.kv_heads)), v)
     q = ops.scale(q, scale)
-    y = ops.attention(q, a.storage, config.heads, a.window, sees_itself=True)
+    if a.sinks is None:
+        y = ops.attention(q, a.storage, config.heads, a.window, sees_itself=True)
+    else:
+        y = ops.sink_attention(q, a.storage, a.window, a.sinks)
     return a.o(ops, ops.gated(ops.columns(both, wide, 2 * wide), y, "sigmoid") if config.gated else y)
 
 
@@ -119,6 +123,7 @@ def read_attention(
         storage=storage,
         window=config.window if config.kinds[index] == SLIDING else None,
         stretch=config.rotary_of(config.kinds[index]).attention,
+        sinks=weights.vector(f"{at}.sinks") if config.sinks else None,
     )
 
 

@@ -53,6 +53,7 @@ def decoder_shapes(config: DecoderConfig) -> Shapes:
         else:
             matrices |= {f"{at}.self_attn.{name}": shape for name, shape in attention.items()}
             shapes |= {f"{at}.self_attn.{name}.weight": shape for name, shape in norms.items()}
+            shapes |= {f"{at}.self_attn.sinks": (config.heads,)} if config.sinks else {}
         dense, named = mlp_shapes(config, i)
         matrices |= {f"{at}.mlp.{name}": shape for name, shape in dense.items()}
         shapes |= {f"{at}.mlp.{name}": shape for name, shape in named.items()}

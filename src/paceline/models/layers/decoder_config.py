@@ -37,6 +37,7 @@ class Rotary:
     attention: float = 1.0  # what q and k are multiplied with, each
     divisors: tuple[float, ...] = ()  # longrope: of the frequency of each pair, within the original context
     long_divisors: tuple[float, ...] = ()  # and where texts may be longer
+    rounded: bool = True  # yarn: the pairs between which scaling begins and ends are whole numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,8 @@ class DecoderConfig:
     attention_scale: float | None = None  # of scores; None: head_dim ** -0.5
     residual_scale: float = 1.0  # of what attention and MLP add to a row
     logit_scale: float = 1.0
+    sinks: bool = False  # heads of attention have one each, see `Ops.sink_attention`
+    biased_experts: bool = False  # router and experts have biases; experts' activation is "clamped"
     reach: int | None = None  # tokens that the files promise, where max_len is less
     query_growth: float = (
         0.0  # past the original context queries grow by it, with the logarithm of the position
@@ -348,7 +351,7 @@ def _longrope(rope: Fields, theta: float, fields: Fields) -> Rotary:
 def _yarn(rope: Fields, theta: float, context: int) -> Rotary:
     """YaRN (arXiv 2309.00071), with the defaults of transformers' modeling_rope_utils."""
     rope.refuse(
-        "truncate", (None, True), "the pairs between which scaling begins and ends are whole numbers here"
+        "truncate", (None, True, False), "whether the pairs where scaling begins and ends are rounded"
     )
     factor, original = rope.number("factor", 1.0), rope.number("original_max_position_embeddings", context)
     low, high = rope.number("beta_slow", 1.0), rope.number("beta_fast", 32.0)
@@ -365,4 +368,6 @@ def _yarn(rope: Fields, theta: float, context: int) -> Rotary:
     attention = growth(1.0)
     if both:
         attention = growth(rope.number("mscale", 1.0)) / growth(rope.number("mscale_all_dim", 1.0))
-    return Rotary(theta, "yarn", factor, low, high, original, rope.number("attention_factor", attention))
+    stretch = rope.number("attention_factor", attention)
+    rounded = rope.raw.get("truncate") is not False
+    return Rotary(theta, "yarn", factor, low, high, original, stretch, rounded=rounded)

@@ -13,6 +13,10 @@ from paceline.models.layers.linear import Linear, read_linear
 from paceline.ops.base import Activation, Experts, Ops, Value, Weight
 
 CHOICE_BIAS, SHARED_GATE = "e_score_correction_bias", "shared_expert_gate"
+# fields of `Experts` -> tensors within `mlp`
+EXPERT_BIASES = {
+    "router_bias": "gate.bias", "gate_up_bias": "experts.gate_up_bias", "down_bias": "experts.down_bias",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +62,9 @@ def _expert_shapes(config: DecoderConfig) -> Shapes:
     assert config.moe is not None
     count, inner, hidden = config.moe.experts, config.moe.intermediate_size, config.hidden_size
     bias: Shapes = {} if config.routing is None else {f"gate.{CHOICE_BIAS}": (count,)}
+    if config.biased_experts:
+        sizes = (count,), (count, 2 * inner), (count, hidden)
+        bias |= dict(zip(EXPERT_BIASES.values(), sizes))
     return bias | {
         "gate.weight": (count, hidden),
         "experts.gate_up_proj": (count, 2 * inner, hidden),
@@ -106,10 +113,16 @@ def _read_experts(weights: Weights, config: DecoderConfig, at: str) -> Experts:
         gate_up=weights.stack(f"{at}.experts.gate_up_proj"),
         down=weights.stack(f"{at}.experts.down_proj"),
         top_k=config.moe.top_k,
-        activation="silu",
+        activation="clamped" if config.biased_experts else "silu",
         renormalize=config.renormalize,
         **_routing(weights, config.routing, f"{at}.gate.{CHOICE_BIAS}"),
+        **_biases(weights, config, at),
     )
+
+
+def _biases(weights: Weights, config: DecoderConfig, at: str) -> dict[str, Any]:
+    names = EXPERT_BIASES if config.biased_experts else {}
+    return {field: weights.vector(f"{at}.{name}") for field, name in names.items()}
 
 
 def _routing(weights: Weights, routing: Routing | None, name: str) -> dict[str, Any]:

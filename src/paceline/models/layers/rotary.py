@@ -22,7 +22,9 @@ def inverse_frequencies(rotary: Rotary, head_dim: int) -> Tensor:
             head_dim * math.log(rotary.original / (turns * 2 * math.pi)) / (2 * math.log(rotary.theta))
             for turns in (rotary.high, rotary.low)
         )  # the pairs that make so many turns
-        begin, end = max(math.floor(first), 0), min(math.ceil(last), head_dim - 1)
+        if rotary.rounded:
+            first, last = math.floor(first), math.ceil(last)
+        begin, end = max(first, 0), min(last, head_dim - 1)
         share = (torch.arange(head_dim // 2, dtype=torch.float32) - begin) / ((end - begin) or 0.001)
         share = share.clamp(0, 1)
         return turn / rotary.factor * share + turn * (1 - share)

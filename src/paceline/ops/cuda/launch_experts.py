@@ -54,8 +54,8 @@ class Chosen:
     per_row: int
 
 
-def experts(stack: Matrix, chosen: Chosen, x: Ref, out: Ref, act: int) -> Launch:
-    """out[row, rank] of the expert chosen there. `stack`: all experts' matrices behind each other."""
+def experts(stack: Matrix, chosen: Chosen, x: Ref, out: Ref, act: int, bias: Tensor | None = None) -> Launch:
+    """out[row, rank] of the expert chosen there. `stack`: all experts' matrices behind each other, `bias` as well."""
     count, route, top, per_row = chosen.count, chosen.route, chosen.top, chosen.per_row
     outputs = stack.outputs // count
 
@@ -74,9 +74,10 @@ def experts(stack: Matrix, chosen: Chosen, x: Ref, out: Ref, act: int) -> Launch
         bk = stack.block or (128 if wide else 32)
         start(mixing.experts_kernel, (count if listed else pairs, triton.cdiv(outputs, TILE)))(
             x.data, route.data, lists, counts, stack.data, stack.data if stack.scale is None else stack.scale,
-            out.data, outputs, stack.inputs, per_row, x.stride, route.stride, out.stride, pairs, LISTED=listed,
-            KIND=stack.kind, ASM=by_card(stack), EVEN=stack.inputs % bk == 0, ACT=act, TOP=top, DT=TYPES[stack.dtype],
-            BN=TILE, BM=bm, BK=bk, num_warps=4, num_stages=3 if wide else 2,
+            x.data if bias is None else bias, out.data, outputs, stack.inputs, per_row, x.stride, route.stride,
+            out.stride, pairs, LISTED=listed, KIND=stack.kind, ASM=by_card(stack), EVEN=stack.inputs % bk == 0, ACT=act,
+            BIAS=bias is not None, TOP=top, DT=TYPES[stack.dtype], BN=TILE, BM=bm, BK=bk, num_warps=4,
+            num_stages=3 if wide else 2,
         )  # fmt: skip
 
     return run

@@ -11,6 +11,7 @@ from paceline.ops.cuda.places import Place, Ref
 from paceline.ops.recording import Code, Node
 
 GATES = {Code.GATED_GELU: 1, Code.GATED_SILU: 2, Code.GATED_SIGMOID: 3}
+EXPERT_GATES = GATES | {Code.GATED_CLAMPED: 4}
 SINGLE = {Code.COPY: 0, Code.ADD: 1, Code.MUL: 2, Code.SCALE: 3, Code.GELU: 4, Code.SOFTCAP: 5, Code.BIAS: 6}
 
 
@@ -81,11 +82,15 @@ def _mixture(e: Emitter, node: Node) -> None:
         _route(e, node)
     elif code is Code.EXPERTS:
         route, x = e.places[node.inputs[0]], e.whole(node.inputs[1])
-        act = GATES.get(Code(number_of(node, 2)), 0) if node.integers[2] else 0
+        act = EXPERT_GATES.get(Code(number_of(node, 2)), 0) if node.integers[2] else 0
         out = e.define(node.outputs[0])
         stack = e.pack(node.weights, "halves" if act else "plain")
         picked = launch_experts.Chosen(route, len(node.weights), number_of(node, 0), number_of(node, 1))
-        made = launch_experts.experts(stack, picked, x, out, act)
+        bias = vector_or_none(node.integers[3])
+        if bias is not None and act:  # gate and value lie output by output
+            bias = bias.view(len(bias), 2, -1).transpose(1, 2)
+        bias = None if bias is None else bias.float().contiguous()
+        made = launch_experts.experts(stack, picked, x, out, act, bias)
         e.emit("experts", made, [route, x], [out])
     elif code is Code.MIX:
         route, x = (e.places[symbol] for symbol in node.inputs)
@@ -111,7 +116,7 @@ def _mixture(e: Emitter, node: Node) -> None:
 
 
 def _route(e: Emitter, node: Node) -> None:
-    _, scale, expert_scale, renorm, bias, _, _ = node.integers
+    _, scale, expert_scale, renorm, bias, _, _, added = node.integers
     x = e.places[node.inputs[0]]
     matrix = e.pack(node.weights, "plain")
     if node.number < 0 and scale is not None:
@@ -125,7 +130,7 @@ def _route(e: Emitter, node: Node) -> None:
     else:
         x = e.whole(node.inputs[0])
     scores = Ref(Place(matrix.outputs, torch.float32, matrix.splits), 0, matrix.outputs)
-    e.emit("linear", launch.linear(matrix, x, scores, None, 0), [x], [scores])
+    e.emit("linear", launch.linear(matrix, x, scores, vector_or_none(added), 0), [x], [scores])
     out = e.places.define(node.outputs[0], torch.float32)
     spec = launch_experts.Router(
         scores,

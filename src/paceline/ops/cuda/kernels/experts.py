@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from paceline.ops.cuda.kernels.linear import activated, dot_float, dot_int4, dot_int8
+from paceline.ops.cuda.kernels.linear import activated, clamped, dot_float, dot_int4, dot_int8
 from paceline.ops.cuda.kernels.rows import load_sum
 
 
@@ -93,9 +93,9 @@ def list_kernel(
 
 @triton.jit
 def _expert_tile(
-    x, w, scale, out, n, p, inside, expert, outputs, inputs, per_row, x_stride, out_stride,
-    KIND: tl.constexpr, ASM: tl.constexpr, EVEN: tl.constexpr, ACT: tl.constexpr, TOP: tl.constexpr, DT: tl.constexpr,
-    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    x, w, scale, bias, out, n, p, inside, expert, outputs, inputs, per_row, x_stride, out_stride,
+    KIND: tl.constexpr, ASM: tl.constexpr, EVEN: tl.constexpr, ACT: tl.constexpr, BIAS: tl.constexpr,
+    TOP: tl.constexpr, DT: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     row = (p // TOP).to(tl.int64)
     rank = p % TOP
@@ -110,9 +110,14 @@ def _expert_tile(
         acc = dot_float(acc, w, x, r, m, inside, 0, inputs, inputs, 1, BK, EVEN, DT)
     if KIND % 2 == 1:
         acc = acc * tl.load(scale + r)[:, None]
+    if BIAS:
+        acc += tl.load(bias + r)[:, None]
     if ACT > 0:
         gate, value = tl.split(acc.reshape(BN // 2, 2, BM).permute(0, 2, 1))
-        result = activated(gate, ACT) * value
+        if ACT == 4:
+            result = clamped(gate, value)
+        else:
+            result = activated(gate, ACT) * value
         o = tl.program_id(1) * (BN // 2) + tl.arange(0, BN // 2)
         width = outputs // 2
     else:
@@ -123,13 +128,14 @@ def _expert_tile(
 
 @triton.jit(do_not_specialize=["capacity"])
 def experts_kernel(
-    x, route, listed, counts, w, scale, out, outputs, inputs, per_row, x_stride, route_stride, out_stride, capacity,
+    x, route, listed, counts, w, scale, bias, out, outputs, inputs, per_row, x_stride, route_stride, out_stride,
+    capacity,
     LISTED: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr, EVEN: tl.constexpr, ACT: tl.constexpr,
-    TOP: tl.constexpr, DT: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    BIAS: tl.constexpr, TOP: tl.constexpr, DT: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """out[row, rank * width + output] of the expert that is chosen in (row, rank); `per_row`: columns of x for a rank.
 
-    KIND, ASM and EVEN as in `linear_kernel`.
+    KIND, ASM and EVEN as in `linear_kernel`, BIAS [expert, output]. ACT: outputs 2i and 2i + 1 are gate and value.
     """
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     c = tl.arange(0, BM)
@@ -140,16 +146,16 @@ def experts_kernel(
             inside = start + c < count
             p = tl.load(listed + expert.to(tl.int64) * capacity + start + c, mask=inside, other=0)
             _expert_tile(
-                x, w, scale, out, n, p, inside, expert, outputs, inputs, per_row, x_stride, out_stride, KIND, ASM,
-                EVEN, ACT, TOP, DT, BN, BM, BK,
+                x, w, scale, bias, out, n, p, inside, expert, outputs, inputs, per_row, x_stride, out_stride, KIND,
+                ASM, EVEN, ACT, BIAS, TOP, DT, BN, BM, BK,
             )  # fmt: skip
     else:
         pair = tl.program_id(0)
         at = route + (pair // TOP).to(tl.int64) * route_stride + TOP + pair % TOP
         expert = tl.load(at).to(tl.int32)
         _expert_tile(
-            x, w, scale, out, n, pair + c * 0, c == 0, expert, outputs, inputs, per_row, x_stride, out_stride, KIND,
-            ASM, EVEN, ACT, TOP, DT, BN, BM, BK,
+            x, w, scale, bias, out, n, pair + c * 0, c == 0, expert, outputs, inputs, per_row, x_stride, out_stride,
+            KIND, ASM, EVEN, ACT, BIAS, TOP, DT, BN, BM, BK,
         )  # fmt: skip
 
 

@@ -234,6 +234,14 @@ def activated(gate, ACT: tl.constexpr):
         return 1.0 / (1.0 + tl.exp(-gate))
 
 
+@triton.jit
+def clamped(gate, value):
+    """The activation of gpt-oss's experts, see `LIMIT` in ops/base.py. What is no number stays none."""
+    g = tl.where(gate > 7.0, 7.0, gate)
+    v = tl.where(value > 7.0, 7.0, tl.where(value < -7.0, -7.0, value))
+    return g / (1.0 + tl.exp(-1.702 * g)) * (v + 1.0)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def linear_kernel(
     x, w, scale, bias, out,
