@@ -95,7 +95,7 @@ def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
         default_drafter=kind.partition("+")[0],
         policy=FixedPolicy(0),
         tokenizer=tokenizer,
-        media=reader_of(config, path, target, tokenizer),
+        media=reader_of(config, path, target, tokenizer, min(target.max_len, cache.max_tokens)),
         **{name: getattr(config, name) for name in _AS_CHOSEN},
         draft_tree=_tree(config, kind, drafters, cache),
         watch=team.watch,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from paceline.errors import UsageError, shown
-from paceline.soft_tokens import MediaRows, SoftTokens
+from paceline.soft_tokens import MediaRows, MediaUse, SoftTokens
 from paceline.tree import Branches, renumbered, trunk
 
 if TYPE_CHECKING:
@@ -227,8 +227,7 @@ Tensors = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor"]
 class ForwardBatch:
     """What one target forward computes: for each of B sequences a run of new tokens, flattened without padding.
 
-    `numbers` are tokens, positions and slots as lists; tensors cost more than a few rows are worth: `of` makes them when
-    they are first asked for. From then on only the tensors count.
+    `numbers` (tokens, positions, slots) hold until a tensor is asked for: a few rows are cheaper as lists. See `of`.
     """
 
     __slots__ = ("_make", "_tensors", "branches", "media", "numbers", "starts")
@@ -355,6 +354,7 @@ class Stats:
     seconds: float = 0.0  # from admission to the last token
     first_token_seconds: float = 0.0  # from submission to the first token
     cached_prompt_tokens: int = 0  # prompt tokens found in the prefix cache
+    media: MediaUse | None = None  # pictures and sound of the prompt
     lossy: bool = False  # verify="typical": it need not be a text that the model would have written
 
     @property

@@ -17,6 +17,27 @@ Kind = Literal["image", "audio"]
 _ABOVE_TOKENS = 1 << 40  # no vocabulary is as large
 
 
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What an item of a prompt has cost, in seconds. `known`: an earlier request has paid for its soft tokens."""
+
+    decoding: float = 0.0
+    tower: float = 0.0  # waiting for other pictures included
+    known: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MediaUse:
+    """Pictures and sound of a prompt, all together."""
+
+    images: int
+    clips: int
+    soft_tokens: int
+    known: int  # items whose soft tokens were kept from an earlier request
+    decoding_seconds: float
+    tower_seconds: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SoftTokens:
     """One picture or clip: rows `start` to `end` - 1 of a prompt."""
@@ -26,6 +47,7 @@ class SoftTokens:
     vectors: torch.Tensor  # [n, hidden_size] float32
     key: int  # SHA-256 of what was seen or heard, and of how it was prepared
     together: bool = False  # its rows see each other in layers with a window, also those after them
+    spent: Spent = Spent()
 
     @property
     def end(self) -> int:
@@ -45,6 +67,17 @@ class MediaPrompt(list[int]):
 def media_of(prompt: list[int]) -> tuple[SoftTokens, ...]:
     """What the placeholders of a prompt stand for; nothing for one of text alone."""
     return prompt.media if isinstance(prompt, MediaPrompt) else ()
+
+
+def use_of(media: Seq[SoftTokens]) -> MediaUse | None:
+    """None for a prompt of text alone."""
+    if not media:
+        return None
+    images, spent = sum(item.kind == "image" for item in media), [item.spent for item in media]
+    return MediaUse(
+        images, len(media) - images, sum(item.end - item.start for item in media), sum(one.known for one in spent),
+        sum(one.decoding for one in spent), sum(one.tower for one in spent),
+    )  # fmt: skip
 
 
 def copied(prompt: Seq[int]) -> list[int]:

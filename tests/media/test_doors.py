@@ -6,7 +6,10 @@ import asyncio
 import base64
 import json
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +22,15 @@ from paceline.audit.client import Endpoint
 from paceline.cli import main
 from paceline.cli.attached import files_in
 from paceline.cli.conversation import Conversation
+from paceline.cli.writing import stats_lines
 from paceline.config import EngineConfig
+from paceline.core import Stats
 from paceline.media.decoder import Decoder
 from paceline.models.towers.gemma4_audio import GemmaAudio
 from paceline.models.towers.gemma4_vision import GemmaVision
 from paceline.server.loading import load
+from paceline.server.media import MediaThreads
+from paceline.soft_tokens import MediaUse
 from server.serving import Served, served
 
 OPTIONS: dict[str, Any] = {"activations": "float32", "threads": 1, "max_model_len": 512, "cache_memory": 2**26,
@@ -363,3 +370,70 @@ def test_a_second_question_about_a_picture_costs_what_text_costs(
             )
             assert not ran, "in another place the tower's results are kept, too"
             assert later[0].stats.cached_prompt_tokens < 64
+
+
+def test_what_a_picture_costs_is_told(
+    folder: Path, server: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = [{"type": "image_url", "image_url": {"url": URL}}, {"type": "text", "text": "cost"}]
+    messages, told = [{"role": "user", "content": content}], []
+    for extra in ({"image_tokens": 140}, {"mm_processor_kwargs": {"max_soft_tokens": 140}}):
+        got = server.post("/v1/chat/completions", messages=messages, **SAID, **extra).json()
+        told.append(got["media"])
+        assert got["usage"]["prompt_tokens_details"]["image_tokens"] == told[-1]["soft_tokens"] == 126
+    assert [one["known"] for one in told] == [0, 1]
+    assert told[0]["tower_seconds"] > 0 == told[1]["tower_seconds"]
+    shown = server.client.get("/metrics").text
+    assert 'paceline_media_total{kind="image"}' in shown
+    assert 'paceline_media_seconds_total{stage="tower"}' in shown
+    plain = server.post("/v1/chat/completions", messages=[{"role": "user", "content": "x"}], **SAID).json()
+    assert "media" not in plain
+    lines = stats_lines(Stats(media=MediaUse(1, 0, 280, 1, 0.002, 0.0)))
+    assert "1 pictures, 0 clips, 280 soft tokens: decoded in 2 ms, tower 0 ms, 1 known from before" in lines
+
+
+def test_a_prompt_without_room_is_refused_before_the_tower(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GemmaVision, "encode", lambda self, pixels: pytest.fail("the tower runs"))
+    part = {"type": "image_url", "image_url": {"url": URL, "detail": "high"}}
+    content = [part, part, {"type": "text", "text": "what"}]
+    got = server.post("/v1/chat/completions", messages=[{"role": "user", "content": content}], **SAID)
+    assert got.status_code == 400
+    error = got.json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert "beside its pictures of 1120 + 1120" in error["message"], error
+    assert "a budget of 140 would fit" in error["message"]
+
+
+def test_texts_do_not_wait_for_towers_and_their_queue_ends(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, gate = EngineConfig(target=str(folder), **OPTIONS), threading.Event()
+    first = GemmaVision.encode
+    monkeypatch.setattr(GemmaVision, "encode", lambda self, pixels: gate.wait(60) and first(self, pixels))
+
+    def asks(server: Served, i: int) -> int:
+        url = "data:image/png;base64," + base64.b64encode(file_of(picture(50 + i, 50))).decode()
+        parts = [{"type": "image_url", "image_url": {"url": url, "detail": "low"}}]
+        return server.post(
+            "/v1/chat/completions", messages=[{"role": "user", "content": parts}], **SAID
+        ).status_code
+
+    with (
+        served(load=lambda service: load(config, service, lambda line: None)) as server,
+        ThreadPoolExecutor(40) as pool,
+    ):
+        server.service.media = MediaThreads(40)
+        waiting = [pool.submit(asks, server, i) for i in range(40)]
+        while server.service.media._busy < 40:
+            time.sleep(0.01)
+        plain = server.post("/v1/chat/completions", messages=[{"role": "user", "content": "x"}], **SAID)
+        assert plain.status_code == 200
+        part = {"type": "image_url", "image_url": {"url": URL}}
+        more = server.post("/v1/chat/completions", messages=[{"role": "user", "content": [part]}], **SAID)
+        assert more.status_code == 503
+        assert more.headers["retry-after"] == "5"
+        assert more.json()["error"]["code"] == "media_queue_full"
+        gate.set()
+        assert [one.result(timeout=60) for one in waiting] == [200] * 40

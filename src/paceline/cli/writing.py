@@ -118,6 +118,12 @@ def stats_lines(stats: Stats) -> list[str]:
         f"{stats.tokens_per_step:.2f} tokens per step ({stats.steps} steps; "
         f"kept {stats.accepted} of {stats.drafted} drafted)",
     ]
+    if (used := stats.media) is not None:
+        what = f"{used.images} pictures, {used.clips} clips, {used.soft_tokens} soft tokens"
+        lines.append(
+            f"{what}: decoded in {used.decoding_seconds * 1000:.0f} ms, tower {used.tower_seconds * 1000:.0f} ms"
+            + (f", {used.known} known from before" if used.known else "")
+        )
     if stats.drafted:
         kept = zip(stats.accepted_by_position + [0] * 16, stats.drafted_by_position, strict=False)
         lines.append("kept by position: " + " ".join(f"{a / d:.0%}" for a, d in kept))

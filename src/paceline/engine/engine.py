@@ -24,7 +24,7 @@ from paceline.kv.cache import KVCache
 from paceline.models.base import Target
 from paceline.sampling import noise
 from paceline.sampling.shape import Counts, check_token_ids, is_greedy
-from paceline.soft_tokens import media_of
+from paceline.soft_tokens import media_of, use_of
 from paceline.text.stream import TextStream, stop_ids_of
 from paceline.text.tokenizer import Tokenizer
 from paceline.tree import Shape
@@ -198,8 +198,8 @@ class Engine:
         blind = [name for name, one in parts.drafters.items() if sequence.media and one.blind]
         return RequestState(
             sequence, request_id, index, rule, params.drafter or parts.default_drafter, Counts(prompt, said), stream,
-            frozenset(ends), Stats(lossy=rule == "typical" and not is_greedy(sequence)), text=text,
-            parked=dict.fromkeys(blind, NoDraftReason.BLIND.value),
+            frozenset(ends), Stats(media=use_of(sequence.media), lossy=rule == "typical" and not is_greedy(sequence)),
+            text=text, parked=dict.fromkeys(blind, NoDraftReason.BLIND.value),
         )  # fmt: skip
 
     def _reference(self, params: SamplingParams) -> tuple[int, ...]:

@@ -46,9 +46,12 @@ def media_tokens(raw: Mapping[str, Any], vocab_size: int) -> dict[Kind, MediaTok
 
 
 def reader_of(
-    config: EngineConfig, folder: Path, target: GraphTarget, tokenizer: Tokenizer
+    config: EngineConfig, folder: Path, target: GraphTarget, tokenizer: Tokenizer, max_len: int | None = None
 ) -> MediaReader | None:
-    """None for a model without special tokens for media. Raises LoadError for a tower that does not fit its config."""
+    """None for a model without special tokens for media. Raises LoadError for a tower that does not fit its config.
+
+    `max_len`: tokens of a text at most.
+    """
     raw, refused = read_config(folder), None
     if not config.media:
         refused = "pictures and sound are switched off (media=False)"
@@ -61,7 +64,7 @@ def reader_of(
     if not tokens:
         return None
     vision, audio = (refused, refused) if refused else plan_towers(folder, raw, target, config.mmproj)
-    return MediaReader(tokenizer, tokens, vision, audio, config.image_tokens or _budget(folder))
+    return MediaReader(tokenizer, tokens, vision, audio, config.image_tokens or _budget(folder), max_len)
 
 
 def plan_towers(

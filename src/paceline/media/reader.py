@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from paceline.media.sound import prepared
 from paceline.media.sources import of_any
 from paceline.media.talk import MediaItem, Talk
 from paceline.models.towers.base import BUDGETS, AudioTower, VisionTower
-from paceline.soft_tokens import Kind, MediaPrompt, SoftTokens
+from paceline.soft_tokens import Kind, MediaPrompt, SoftTokens, Spent
 from paceline.text.tokenizer import Tokenizer
 
 KEPT_BYTES = 256 * 2**20  # of soft tokens of earlier requests
@@ -46,6 +47,11 @@ class _Ready:
     encode: Callable[[], torch.Tensor]  # computes them, or gives those that are known
     together: bool = False
     known: bool = False
+    decoding: float = 0.0  # seconds
+
+
+class TooLong(PromptError):
+    """The context does not hold the prompt."""
 
 
 class MediaReader:
@@ -58,11 +64,12 @@ class MediaReader:
         vision: Callable[[], VisionTower] | str,
         audio: Callable[[], AudioTower] | str,
         default: int = 280,
+        max_len: int | None = None,
     ) -> None:
         """`vision`, `audio`: what loads a tower at its first use, or why there is none. `default`: soft tokens of a
-        picture.
+        picture. `max_len`: tokens of a text at most.
         """
-        self.tokenizer, self.tokens, self.default = tokenizer, tokens, default
+        self.tokenizer, self.tokens, self.default, self.max_len = tokenizer, tokens, default, max_len
         self._load_vision, self._load_audio, self._decoder = vision, audio, Decoder()
         self._seeing: VisionTower | None = None
         self._listening: AudioTower | None = None
@@ -108,6 +115,7 @@ class MediaReader:
         for one, piece in zip(ready, pieces[1:], strict=True):
             expanded += self._run_text(one.item.kind, one.count) + piece
         ids = self._encode(expanded, talk.marks, add_bos)
+        _check_room(len(ids), ready, self.max_len)
         return MediaPrompt(ids, self._placed(ids, ready, salt))
 
     def measured(self, text: str, talk: Talk, *, add_bos: bool | None = False) -> list[int]:
@@ -191,12 +199,14 @@ class MediaReader:
             token = self.tokens[one.item.kind].placeholder
             start = ids.index(token, at)
             at = start + one.count
-            vectors = self._vectors(one, salt)
+            begin = time.perf_counter()
+            vectors, known = self._vectors(one, salt)
+            spent = Spent(one.decoding, 0.0 if known else time.perf_counter() - begin, known)
             if ids[start:at] != [token] * one.count or len(vectors) != one.count:
                 raise PromptError(
                     f"{one.item.where or 'the picture'}: its soft tokens do not fit its placeholders"
                 )
-            media.append(SoftTokens(one.item.kind, start, vectors, one.key, one.together))
+            media.append(SoftTokens(one.item.kind, start, vectors, one.key, one.together, spent))
         return media
 
     # -- content -------------------------------------------------------------------------------------------------
@@ -211,7 +221,9 @@ class MediaReader:
         if (why := self.why_not(item.kind)) is not None:
             raise PromptError(f"{item.where}: {why}" if item.where else why)
         try:
-            return self._picture(item, salt) if item.kind == "image" else self._sound(item, salt)
+            begin = time.perf_counter()
+            ready = self._picture(item, salt) if item.kind == "image" else self._sound(item, salt)
+            return replace(ready, decoding=time.perf_counter() - begin)
         except PromptError as error:
             said = str(error)
             raise PromptError(f"{item.where}: {said}" if item.where not in said else said) from error
@@ -266,10 +278,10 @@ class MediaReader:
                 self._known[file] = key
         return _Ready(item, key, count, lambda: tower.encode(samples))
 
-    def _vectors(self, one: _Ready, salt: str) -> torch.Tensor:
-        """The soft tokens of an item, by the tower where the store has none."""
+    def _vectors(self, one: _Ready, salt: str) -> tuple[torch.Tensor, bool]:
+        """(the soft tokens of an item, whether the store had them): else the tower computes them."""
         if one.known:
-            return one.encode()
+            return one.encode(), True
         with self._working:  # one at a time, first come, first served
             with self._lock:
                 known = self._store.get((salt, one.key))
@@ -278,7 +290,7 @@ class MediaReader:
             raise PromptError(f"{one.item.where or one.item.kind}: the tower gives no numbers (NaN) for it")
         with self._lock:
             self._keep((salt, one.key), vectors)
-        return vectors
+        return vectors, known is not None
 
     def _keep(self, key: tuple[str, int], vectors: torch.Tensor) -> None:
         self._store[key] = vectors
@@ -286,6 +298,20 @@ class MediaReader:
             self._store.popitem(last=False)
         if len(self._known) > 4096:
             self._known.clear()
+
+
+def _check_room(count: int, ready: Seq[_Ready], most: int | None) -> None:
+    """Raise TooLong for a prompt of `count` tokens that a context of `most` does not hold, before any tower runs."""
+    if most is None or count < most:
+        return
+    images = [one.count for one in ready if one.item.kind == "image"]
+    rest = count - sum(images)
+    fitting = [budget for budget in BUDGETS if rest + budget * len(images) < most]
+    hint = f"a budget of {fitting[-1]} would fit" if images and fitting else "send fewer or shorter ones"
+    raise TooLong(
+        f"the prompt has {count} tokens, {rest} beside its pictures of {' + '.join(map(str, images)) or 'none'}, and the "
+        f"context holds {most}, of which one must be left to write: {hint}"
+    )
 
 
 def content_key(head: str, content: bytes) -> int:

@@ -19,6 +19,7 @@ from paceline.server.foreign import settle
 from paceline.server.generation import Ask, joined
 from paceline.server.history import continues, history, unfinished
 from paceline.server.logprobs import chat_logprobs
+from paceline.server.media import has_media
 from paceline.server.params import refuse, refuse_prompt, sampling_params, settle_length, text_of
 from paceline.server.schema import ChatRequest, Function, NamedTool, Tool
 from paceline.server.service import Room, Service, grammar_source, salt_of, schema_text
@@ -178,7 +179,9 @@ async def prepare_chat(service: Service, body: ChatRequest, key: str) -> Chat:
     warnings = service.warnings(body)
     settle(body)
     room = service.check(body)
-    text, prompt, changed = await asyncio.to_thread(render_chat, service, room, body, salt_of(key, body))
+    text, prompt, changed = await service.media.run(
+        has_media(body.messages), render_chat, service, room, body, salt_of(key, body)
+    )
     warnings += changed
     if body.tools and body.tool_choice != "none" and not room.format.tools_shown:
         warnings.append("tools: the model's chat template does not show them: describe them in a message")
@@ -256,6 +259,7 @@ def render_chat(
         talk = opened(
             history(body.messages, room.takes_parts, room.tokenizer.template), room.reader, served=True
         )
+        talk.items = [replace(one, budget=one.budget or _budget(body)) for one in talk.items]
         messages = talk.messages
         where = f"messages.{len(messages) - 1}"
         whole = partial(unfinished, render, where=where) if goes_on else render
@@ -269,6 +273,16 @@ def render_chat(
         raise
     except PacelineError as error:
         raise refuse("messages", str(error), code="bad_template") from error
+
+
+def _budget(body: ChatRequest) -> int | None:
+    """Soft tokens of a picture that names none itself. Raises ApiError 400."""
+    if body.image_tokens is not None:
+        return body.image_tokens
+    most = (body.mm_processor_kwargs or {}).get("max_soft_tokens")
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int)):
+        raise refuse("mm_processor_kwargs.max_soft_tokens", "give 70, 140, 280, 560 or 1120")
+    return most
 
 
 def _thinking(body: ChatRequest) -> bool | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 import uuid
@@ -209,7 +208,8 @@ async def prepare_completion(service: Service, body: CompletionRequest, key: str
     room = service.check(body)
     salt = salt_of(key, body)
     work = partial(_prompts, room, body, service, salt)
-    texts, prompts = work() if _is_short(body) else await asyncio.to_thread(work)
+    seen = bool(body.images or body.audio)
+    texts, prompts = work() if _is_short(body) else await service.media.run(seen, work)
     if len(prompts) * (body.n or 1) > service.config.max_texts:
         raise refuse(
             "n", f"{len(prompts)} prompts with n={body.n or 1} are over {service.config.max_texts} texts"

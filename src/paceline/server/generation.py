@@ -17,6 +17,7 @@ from paceline.server.metrics import Metrics
 from paceline.server.predicted import Predicted
 from paceline.server.request_log import Told
 from paceline.server.usage import failure_of_drafter
+from paceline.soft_tokens import media_of, use_of
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +110,7 @@ class Generation:
                 sink, ask = self._sink(i), self.ask
                 self._worker.submit(Job(self._ids[i], prompt, params, sink, ask.salt, ask.deadline))
                 self._metrics.prompt(len(prompt))
+                self._metrics.media(use_of(media_of(prompt)))
         except Exception as error:
             self._outcome = type(error).__name__
             self._close()

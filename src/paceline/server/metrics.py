@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from paceline.core import MAX_DRAFT_TOKENS, Delta, Stats
 from paceline.engine.worker import Worker
 from paceline.server.usage import reason_code
+from paceline.soft_tokens import MediaUse
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _PATHS = (
@@ -66,6 +67,11 @@ class Metrics:
             "paceline_drafted_steps", "Steps with a draft, by drafter", ["drafter"], registry=r
         )
         self._cached = Counter("paceline_prefix_cache_tokens", "Prompt tokens found in the cache", registry=r)
+        self._media = Counter("paceline_media", "Pictures and clips of prompts", ["kind"], registry=r)
+        self._known = Counter("paceline_media_known", "Those whose soft tokens were kept", registry=r)
+        self._media_seconds = Counter(
+            "paceline_media_seconds", "Spent on pictures and sound", ["stage"], registry=r
+        )
         self._gauges(worker)
 
     def _gauges(self, worker: Worker) -> None:
@@ -126,3 +132,13 @@ class Metrics:
             self._reasons.labels(reason_code(name)).inc(count)
         for name, count in stats.drafters.items():
             self._drafters.labels(name).inc(count)
+
+    def media(self, used: MediaUse | None) -> None:
+        """Of a prompt, whatever number of texts it has."""
+        if used is None:
+            return
+        self._media.labels("image").inc(used.images)
+        self._media.labels("audio").inc(used.clips)
+        self._known.inc(used.known)
+        self._media_seconds.labels("decoding").inc(used.decoding_seconds)
+        self._media_seconds.labels("tower").inc(used.tower_seconds)

@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.core import SamplingParams
 from paceline.errors import UsageError
+from paceline.media.reader import TooLong
 from paceline.server.errors import ApiError
 from paceline.server.schema import ChatRequest, CompletionRequest, Content, Sampling
 from paceline.server.settings import ServerConfig
@@ -25,7 +26,7 @@ def refuse_prompt(error: Exception, where: str = "messages") -> ApiError:
     """A prompt that cannot be, by the part of the messages that is wrong where one is. `where`: the request's field."""
     found = _PART.match(str(error))
     param, said = (found[1], found[2]) if found else (where, str(error))
-    return refuse(param, said, code="bad_prompt")
+    return refuse(param, said, code="context_length_exceeded" if isinstance(error, TooLong) else "bad_prompt")
 
 
 def text_of(content: Content | None) -> str:

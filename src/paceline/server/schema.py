@@ -329,6 +329,10 @@ class ChatRequest(Sampling):
     think: bool | str | None = Field(None, description="Ollama's: whether to think")
     enable_thinking: bool | None = None
     chat_template_kwargs: TemplateOptions | None = None
+    image_tokens: int | None = Field(None, description="of each picture that names no budget, at most")
+    mm_processor_kwargs: dict[str, Any] | None = Field(
+        None, description="vLLM's: `max_soft_tokens` is image_tokens"
+    )
     continue_final_message: bool | None = Field(
         None,
         description="go on with the last message; so it is by itself for one of the assistant without calls",

@@ -16,6 +16,7 @@ from paceline.errors import UsageError, unreadable
 from paceline.media.reader import MediaReader
 from paceline.server.errors import ApiError
 from paceline.server.generation import Ask, Generation
+from paceline.server.media import MediaThreads
 from paceline.server.metrics import Metrics
 from paceline.server.params import check_limits, refuse, token_id
 from paceline.server.predicted import Predicted
@@ -97,6 +98,7 @@ class Service:
     metrics: Metrics
     created: int = field(default_factory=lambda: int(time.time()))
     loaded: Room | None = None
+    media: MediaThreads = field(default_factory=MediaThreads)
     unknown: Unknown = field(init=False)
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from pydantic import Field
 from paceline.errors import PacelineError
 from paceline.server.chat import render_chat
 from paceline.server.foreign import settle
+from paceline.server.media import has_media
 from paceline.server.params import refuse
 from paceline.server.schema import ChatRequest, Ids, Message, Part, TemplateOptions, Tool
 from paceline.server.service import Service
@@ -58,7 +59,8 @@ async def tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
         )
         chat = ChatRequest.model_construct(**{name: getattr(body, name) for name in names})
         settle(chat)
-        _, ids, _ = await asyncio.to_thread(render_chat, service, room, chat, measure=True)
+        seen = has_media(chat.messages)
+        _, ids, _ = await service.media.run(seen, render_chat, service, room, chat, measure=True)
     else:
         text = body.prompt if body.prompt is not None else body.content or ""
         special = body.add_special if body.add_special_tokens is None else body.add_special_tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from itertools import zip_longest
 from typing import Any
 
@@ -83,7 +84,14 @@ def speculation(stats: Iterable[Stats], seed: int | None) -> dict[str, Any]:
 
 def report(stats: Iterable[Stats], seed: int | None, warnings: list[str]) -> dict[str, Any]:
     """What an answer carries besides the standard fields; `warnings` only if there are any."""
+    stats = list(stats)
     told: dict[str, Any] = {"speculation": speculation(stats, seed)}
+    used = next((one.media for one in stats if one.media is not None), None)
+    if used is not None:
+        told["media"] = {
+            name: round(value, 6) if isinstance(value, float) else value
+            for name, value in asdict(used).items()
+        }
     return told | {"warnings": warnings} if warnings else told
 
 
