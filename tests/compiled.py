@@ -101,6 +101,44 @@ def words() -> None:
             runner.run(lambda ops, own=weight: (ops.linear(ops.given("x", 512), own),), batch, None, given)
 
 
+def sinks() -> None:
+    """Attention with sinks, and experts with biases behind the clamped gate, of one row and of many, in bfloat16."""
+    from paceline.kv.cache import KVCache
+    from paceline.kv.layout import LayerKV, Layout
+    from paceline.ops.base import Experts, Weight
+    from paceline.ops.cuda.runner import CudaRunner
+
+    cache = KVCache(
+        Layout((LayerKV("full", 2, 64),), {"full": None}),
+        {"full": 8},
+        max_sequences=1,
+        max_tokens=128,
+        dtype=torch.bfloat16,
+    )
+    whole, first, last = (
+        Weight(torch.zeros(*size).bfloat16(), "bfloat16") for size in ((4, 256), (512, 256), (256, 256))
+    )
+    biases = {
+        "router_bias": torch.zeros(4),
+        "gate_up_bias": torch.zeros(4, 512),
+        "down_bias": torch.zeros(4, 256),
+    }
+    experts = Experts(whole, (first,) * 4, (last,) * 4, 2, "clamped", **biases)
+
+    def graph(ops):
+        x = ops.given("x", 256)
+        ops.store_kv(0, ops.columns(x, 0, 128), ops.columns(x, 128, 256))
+        y = ops.sink_attention(x, 0, None, torch.zeros(4))
+        return (ops.moe(y, y, experts),)
+
+    runner = CudaRunner(torch.device("cpu"), torch.bfloat16, trusted=True)
+    cache.open(1, [0] * 71, share=False)
+    for count in (70, 1):
+        with cache.tail([(1, [0] * count)]) as tail:
+            runner.run(graph, tail.rows(), cache, {"x": torch.zeros(count, 256)})
+            tail.commit([count])
+
+
 def gemma(folder: Path) -> None:
     """A prompt, a step and a draft round of a small Gemma with its assistant, in bfloat16."""
     from checkpoints import build_assistant, build_target
@@ -135,5 +173,6 @@ if __name__ == "__main__":
         gemma(Path(sys.argv[2]))
     elif sys.argv[1] == "words":
         words()
+        sinks()
     else:
         draws()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from decoders import build_decoder
+from gguf_files import write_gguf as write_file
 from layouts import edit
 from paceline import SamplingParams
 from paceline.checkpoints.gguf.reader import Gguf
+from paceline.checkpoints.gguf.tokenizer import end_ids
 from paceline.checkpoints.loading import Tensors
 from paceline.convert.quantized import save_quantized
 from paceline.convert.to_gguf import write_gguf
@@ -170,6 +173,29 @@ def test_other_kinds_are_made_of_mxfp4(kind: str, made: Made, tmp_path: Path) ->
     assert load_target(made[1], transform=quantizer("int4")).layers[0].mlp.down[0].kind == "int4"
     with pytest.raises(UsageError, match="quantized already, to MXFP4: it can be run as it is"):
         save_quantized(made[1], tmp_path / "int8", "int8")
+
+
+def test_a_message_of_harmony_ends_no_answer(tmp_path: Path) -> None:
+    """<|end|> closes a thought, as it closes an answer of Phi-3: llama.cpp leaves it out for such vocabularies, too."""
+    marks = ["<|end|>", "<|return|>", "<|call|>", "<|start|>"]
+
+    def words(writer: gguf.GGUFWriter, tokens: list[str]) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-4o")
+        writer.add_token_list(["a", "b", *tokens])
+        writer.add_token_types([1, 1, *([3] * len(tokens))])
+        writer.add_token_merges(["a b"])
+        writer.add_eos_token_id(3)
+        writer.add_eot_token_id(2)
+
+    found = []
+    for tokens in (marks, marks[:2]):
+        file = tmp_path / f"{len(tokens)}.gguf"
+        write_file(
+            file, "gpt-oss", {}, {"output_norm.weight": np.ones(4)}, None, partial(words, tokens=tokens)
+        )
+        found.append(end_ids(Gguf(file)))
+    assert found == [(3, 4), (3, 2)]
 
 
 BYTES = torch.zeros(6, 192, 2, 16, dtype=torch.uint8)

@@ -124,11 +124,18 @@ def test_broken_rows_fail_alone(values):
     assert [sure[i] for i in (1, 2, 4, 6, 7)] == [0.0] * 5
 
 
+SINKS = [
+    "store_kernel", "attention_kernel", "linear_kernel", "route_kernel", "list_kernel", "experts_kernel",
+    "experts_kernel", "mix_kernel", "attention_kernel", "join_kernel", "linear_kernel", "experts_kernel",
+    "experts_kernel",
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("scene", "kernels"),
     [
         ("draws", ["peaks", "scan", "finish", "gather_kernel", "advance_kernel", "advance_kernel"]),
-        ("words", ["linear_kernel"] * 4),
+        ("words", ["linear_kernel"] * 4 + SINKS),
     ],
 )
 def test_the_kernels_compile_for_a_card(scene, kernels, tmp_path):

@@ -83,6 +83,7 @@ COMPOSED = ("qwen2", "qwen35")  # Qwen composes accents before it cuts (NFC), wh
 KINDS = ("gpt2", "llama", "gemma4")
 # Tokens that end a turn, by which llama.cpp, too, finds the end of a turn where the file gives no id for it.
 END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>")
+HARMONY = ("<|return|>", "<|call|>")  # of gpt-oss, where "<|end|>" ends a message, and the next one follows
 _NAMED = {
     "bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
@@ -136,7 +137,12 @@ def end_ids(model: Metadata) -> tuple[int, ...]:
     named = [_id(model, f"{key}_token_id", len(tokens)) for key in ("eos", "eot", "eom")]
     ids = [i for i in named if i is not None]
     types = _types(model)
-    turn = {i for i, t in enumerate(types) if t in (CONTROL, USER_DEFINED) and tokens[i] in END_OF_TURN}
+    known = {tokens[i]: i for i, t in enumerate(types) if t in (CONTROL, USER_DEFINED)}
+    if all(token in known for token in HARMONY):
+        return tuple(
+            dict.fromkeys([*(i for i in ids if tokens[i] != "<|end|>"), *(known[t] for t in HARMONY)])
+        )
+    turn = {i for token, i in known.items() if token in END_OF_TURN}
     return tuple(dict.fromkeys([*ids, *sorted(turn)]))
 
 
