@@ -86,8 +86,9 @@ def packed(data: Tensor, scale: Tensor) -> Tensor:
     bytes with value j in the low and value j + 16 in the high bits."""
     out = torch.empty(*data.shape[:-1], PAIRS + 1, dtype=torch.uint8)
     out[..., 0] = scale
-    values = torch.stack((data & 15, data >> 4), dim=-1).flatten(-2)  # [E, rows, n, 32]
-    out[..., 1:] = values[..., :PAIRS] | values[..., PAIRS:] << 4
+    for to, one in zip(out, data):  # one expert at a time: a stack may take gigabytes
+        values = torch.stack((one & 15, one >> 4), dim=-1).flatten(-2)  # [rows, n, 32]
+        to[..., 1:] = values[..., :PAIRS] | values[..., PAIRS:] << 4
     return out.flatten(2)
 
 
