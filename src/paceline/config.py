@@ -20,6 +20,7 @@ ELSEWHERE = {  # what other engines call it
 }  # fmt: skip
 MOST = {"threads": 256, "tensor_parallel": 64}  # of a whole number
 MOST_NUMBER = 2**62  # of any other: the kernels count in 64 bits
+IMAGE_TOKENS = (70, 140, 280, 560, 1120)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -60,6 +61,7 @@ class EngineConfig:
     media: bool = True  # read pictures and sound, where the model can
     mmproj: str | None = None  # the file with a GGUF model's towers; None = the one beside it that fits
     image_tokens: int | None = None  # soft tokens of a picture at most; None = what the model was made for
+    preload_media: bool = False  # load the towers at start, not with the first picture
     threads: int | None = None  # CPU threads; None = one per core
     tensor_parallel: int = (
         1  # processes of this machine that compute the target together, each with a share of it
@@ -142,7 +144,12 @@ def _check_kinds(config: EngineConfig) -> None:
             value is None and field in ("adapter", "profile_dir", "mmproj")
         ):
             raise UsageError(f"{field}={shown(value)} is not possible: {what}")
-    for field in ("prefix_cache", "media", "native", "remeasure"):
+    if config.image_tokens not in (None, *IMAGE_TOKENS):
+        least = ", ".join(map(str, IMAGE_TOKENS))
+        raise UsageError(
+            f"image_tokens={shown(config.image_tokens)} is not possible: give one of {least}, or None"
+        )
+    for field in ("prefix_cache", "media", "preload_media", "native", "remeasure"):
         if not isinstance(getattr(config, field), bool):
             raise UsageError(f"{field}={shown(getattr(config, field))} is not possible: give True or False")
 
@@ -170,6 +177,7 @@ class EngineOptions(TypedDict, total=False):
     media: bool
     mmproj: str | os.PathLike[str] | None
     image_tokens: int | None
+    preload_media: bool
     threads: int | None
     tensor_parallel: int
     native: bool

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,12 @@ from paceline.audit.client import Endpoint
 from paceline.cli import main
 from paceline.cli.attached import files_in
 from paceline.cli.conversation import Conversation
+from paceline.cli.serve import command as serve
 from paceline.cli.writing import stats_lines
 from paceline.config import EngineConfig
 from paceline.core import Stats
 from paceline.media.decoder import Decoder
+from paceline.media.reader import MediaReader
 from paceline.models.towers.gemma4_audio import GemmaAudio
 from paceline.models.towers.gemma4_vision import GemmaVision
 from paceline.server.loading import load
@@ -437,3 +441,41 @@ def test_texts_do_not_wait_for_towers_and_their_queue_ends(
         assert more.json()["error"]["code"] == "media_queue_full"
         gate.set()
         assert [one.result(timeout=60) for one in waiting] == [200] * 40
+
+
+CLIENT = Path(__file__).parents[1] / "clients" / "pictures.py"
+
+
+@pytest.mark.parametrize("sees", ["sees", "blind"])
+def test_clients(server: Served, sees: str) -> None:
+    """openai for Python, and the requests of Open WebUI and Ollama; the others by hand, as docs/clients.md says."""
+    with nullcontext(server) if sees == "sees" else served() as other:
+        done = subprocess.run(
+            [sys.executable, str(CLIENT), f"{other.url}/v1", "none", "fake", sees, "openai", "requests"],
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("passed") == 2
+
+
+def test_serve_has_the_options_of_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr("paceline.server.start.start", lambda file, flags, engine, *rest: seen.append(engine))
+    words = ["--no-media", "--mmproj", "x.gguf", "--image-tokens", "140", "--preload-media"]
+    serve.main(["demo", *words], standalone_mode=False)
+    wanted = {"media": False, "mmproj": "x.gguf", "image_tokens": 140, "preload_media": True}
+    assert seen[0].items() >= wanted.items()
+    with pytest.raises(UsageError, match="image_tokens=99 is not possible: give one of 70"):
+        EngineConfig(image_tokens=99)
+
+
+def test_towers_at_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+    for name in ("_vision", "_hearing"):
+        first = getattr(MediaReader, name)
+        monkeypatch.setattr(
+            MediaReader, name, lambda self, first=first, name=name: loaded.append(name) or first(self)
+        )
+    for preload in (False, True):
+        with LLM(folder, preload_media=preload, **OPTIONS):
+            assert loaded == ["_vision", "_hearing"] * preload

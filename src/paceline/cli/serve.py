@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from paceline.cli.options import RULES, TARGET, DraftTokens, apply, need_ray, one_target
+from paceline.cli.options import RULES, TARGET, DraftTokens, apply, as_number, need_ray, one_target
 
 _ENGINE_FLAGS = (
     "drafter",
@@ -21,6 +21,10 @@ _ENGINE_FLAGS = (
     "quantize",
     "threads",
     "tensor_parallel",
+    "media",
+    "mmproj",
+    "image_tokens",
+    "preload_media",
     "native",
     "profile_dir",
     "remeasure",
@@ -73,6 +77,22 @@ _FLEET_FLAGS = ("replicas", "max_replicas", "ray_address", "ready_timeout")
 @click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Quantize the target's weights.")
 @click.option("--threads", type=int, help="CPU threads.")
 @click.option("--tensor-parallel", type=int, help="Processes that compute the target together.")
+@click.option(
+    "--media/--no-media", default=None, help="Read pictures and sound, where the model can.  [default: on]"
+)
+@click.option("--mmproj", metavar="FILE", help="The file with a GGUF model's towers.")
+@click.option(
+    "--image-tokens",
+    type=click.Choice(["70", "140", "280", "560", "1120"]),
+    callback=as_number,
+    help="Soft tokens of a picture that names no budget, at most.",
+)
+@click.option(
+    "--preload-media",
+    is_flag=True,
+    default=None,
+    help="Load the towers at start, not with the first picture.",
+)
 @click.option("--native/--no-native", default=None, help="Compiled kernels on the CPU.")
 @click.option(
     "--profile-dir",

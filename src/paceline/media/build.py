@@ -64,7 +64,10 @@ def reader_of(
     if not tokens:
         return None
     vision, audio = (refused, refused) if refused else plan_towers(folder, raw, target, config.mmproj)
-    return MediaReader(tokenizer, tokens, vision, audio, config.image_tokens or _budget(folder), max_len)
+    reader = MediaReader(tokenizer, tokens, vision, audio, config.image_tokens or _budget(folder), max_len)
+    if config.preload_media:
+        reader.load()
+    return reader
 
 
 def plan_towers(

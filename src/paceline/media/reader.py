@@ -91,6 +91,13 @@ class MediaReader:
         found = self._load_vision if kind == "image" else self._load_audio
         return found if isinstance(found, str) else None
 
+    def load(self) -> None:
+        """Load the towers now, not with the first picture or clip. Raises LoadError."""
+        if self.why_not("image") is None and "image" in self.tokens:
+            self._vision()
+        if self.why_not("audio") is None and "audio" in self.tokens:
+            self._hearing()
+
     def _vision(self) -> VisionTower:
         """Loaded at the first use."""
         with self._loading:
