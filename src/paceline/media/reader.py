@@ -93,23 +93,22 @@ class MediaReader:
 
     def load(self) -> None:
         """Load the towers now, not with the first picture or clip. Raises LoadError."""
-        if self.why_not("image") is None and "image" in self.tokens:
-            self._vision()
-        if self.why_not("audio") is None and "audio" in self.tokens:
-            self._hearing()
+        for kind in self.tokens:
+            if self.why_not(kind) is None:
+                self._vision() if kind == "image" else self._hearing()
 
     def _vision(self) -> VisionTower:
         """Loaded at the first use."""
         with self._loading:
-            if self._seeing is None:
-                self._seeing = self._load_vision() if callable(self._load_vision) else None
+            if self._seeing is None and callable(self._load_vision):
+                self._seeing = self._load_vision()
             assert self._seeing is not None, "`why_not` is asked before"
             return self._seeing
 
     def _hearing(self) -> AudioTower:
         with self._loading:
-            if self._listening is None:
-                self._listening = self._load_audio() if callable(self._load_audio) else None
+            if self._listening is None and callable(self._load_audio):
+                self._listening = self._load_audio()
             assert self._listening is not None, "`why_not` is asked before"
             return self._listening
 
