@@ -129,7 +129,7 @@ void Program::take(AttentionArgs& args, const Op& op, const Shares& shares, int6
   args.k = layer.k;
   args.v = layer.v;
   std::vector<float>& room = scratch_[thread].room;
-  const size_t need = MOST_QUERIES * static_cast<size_t>(layer.v.head_dim);
+  const size_t need = attention_room(layer.k, layer.v);
   if (room.size() < need) room.resize(need);
   args.room = room.data();
 }

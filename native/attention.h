@@ -31,6 +31,7 @@ struct Queries {  // vectors: heads of a row beside each other, row after row, K
   float high[MOST_QUERIES + L], shrink[MOST_QUERIES + L];
   float p[MOST_QUERIES * PITCH];  // scores, then weights
   Places now{}, next{};
+  bool fetches = true;  // the next block, while this one is computed
   struct {
     const float* q[MOST_QUERIES];
     float *out[MOST_QUERIES], top[MOST_QUERIES + L];
@@ -40,6 +41,23 @@ struct Queries {  // vectors: heads of a row beside each other, row after row, K
   void turn_to(int g) { q = all.q + g * count, out = all.out + g * count, top = all.top + g * count, sum = all.sum + g * count; }
 };
 
+// Adds the products of C vectors of columns, from column `i`.
+template <int Q, int K, int C>
+PL_INLINE void columns(V (&acc)[L], const float* const (&queries)[Q], const float* const (&keys)[K], int64_t i) {
+  PL_UNROLL
+  for (int c = 0; c < C; ++c) {
+    V x[Q];
+    PL_UNROLL
+    for (int q = 0; q < Q; ++q) x[q] = pin(load(queries[q] + i + c * L));
+    PL_UNROLL
+    for (int j = 0; j < K; ++j) {
+      V k = load(keys[j] + i + c * L);
+      PL_UNROLL
+      for (int q = 0; q < Q; ++q) accumulate(acc[q * K + j], x[q], k);
+    }
+  }
+}
+
 // Scores of Q queries with the K keys from place `at`: up to L sums, whose lanes are added up together. The first queries
 // fetch those of the next block, a few lines at a time: who asks for many at once waits for memory, and computes nothing.
 template <int Q>
@@ -47,7 +65,7 @@ PL_INLINE void scores(Queries& s, int m, int at) {
   constexpr int K = KEYS<Q>;
   V acc[L] = {};
   const float *keys[K], *queries[Q];
-  if (m == 0)
+  if (m == 0 && s.fetches)
     for (int j = at; j < at + K && j < BLOCK; ++j)
       for (int64_t i = 0; i < s.d; i += 16) prefetch_far(s.next.keys[j] + i);
   PL_UNROLL
@@ -55,17 +73,8 @@ PL_INLINE void scores(Queries& s, int m, int at) {
   PL_UNROLL
   for (int q = 0; q < Q; ++q) queries[q] = s.q[m + q];
   int64_t i = 0;
-  for (; i + L <= s.d; i += L) {
-    V x[Q];
-    PL_UNROLL
-    for (int q = 0; q < Q; ++q) x[q] = pin(load(queries[q] + i));
-    PL_UNROLL
-    for (int j = 0; j < K; ++j) {
-      V k = load(keys[j] + i);
-      PL_UNROLL
-      for (int q = 0; q < Q; ++q) accumulate(acc[q * K + j], x[q], k);
-    }
-  }
+  for (; i + 4 * L <= s.d; i += 4 * L) columns<Q, K, 4>(acc, queries, keys, i);
+  for (; i + L <= s.d; i += L) columns<Q, K, 1>(acc, queries, keys, i);
   if (i < s.d) {
     int n = static_cast<int>(s.d - i);
     PL_UNROLL
@@ -143,7 +152,7 @@ PL_INLINE void mix(Queries& s, int m, int lo, int hi, int64_t i) {
   const float* p = s.p + m * PITCH;
   for (int j = lo; j < hi; ++j) {
     const float* value = s.now.values[j] + i;
-    if (m == 0) {
+    if (m == 0 && s.fetches) {
       PL_UNROLL
       for (int c = 0; c < C * L; c += 16) prefetch_far(s.next.values[j] + i + c);
     }
@@ -198,24 +207,31 @@ PL_INLINE int place(int64_t key, int64_t start) {
   return static_cast<int>(at < 0 ? 0 : at < BLOCK ? at : BLOCK);
 }
 
-// Where that which some row sees of the block at `start` lies.
-static bool find(const AttentionArgs& a, int64_t d, int64_t start, int64_t kv_head, Places& found) {
+// Calls `each` with what some row sees of the block at `start`: its place in the block, and in the pool.
+template <class F>
+PL_INLINE bool find_places(const AttentionArgs& a, int64_t start, Places& found, F each) {
   const int32_t* table = a.k.table + a.slot * a.k.table_stride;
-  const int64_t page_size = a.k.page_size, stride = d * a.k.kv_heads;
-  const float *keys = static_cast<const float*>(a.k.pool), *values = static_cast<const float*>(a.v.pool);
+  const int64_t page_size = a.k.page_size;
   int lo = found.begin = place(first_key(a, 0), start), hi = found.end = place(last_key(a, a.rows - 1), start);
   for (int j = lo; j < hi;) {
     int64_t page = (start + j) / page_size, in_page = (start + j) % page_size, at = table[page] * page_size + in_page;
     int64_t count = page_size - in_page < hi - j ? page_size - in_page : hi - j;
     if (table[page] < 0 || at + count > a.k.tokens) return false;
-    int64_t offset = at * stride + kv_head * d;
-    for (int end = j + static_cast<int>(count); j < end; ++j, offset += stride) {
-      found.keys[j] = keys + offset;
-      found.values[j] = values + offset;
-    }
+    for (int end = j + static_cast<int>(count); j < end; ++j, ++at) each(j, at);
   }
-  for (int j = 0; j < L && lo < hi; ++j) found.keys[hi + j] = found.keys[hi - 1];  // the last tile is a whole one
   return true;
+}
+
+static bool find(const AttentionArgs& a, int64_t d, int64_t start, int64_t kv_head, Places& found) {
+  const int64_t stride = d * a.k.kv_heads, offset = kv_head * d;
+  const float *keys = static_cast<const float*>(a.k.pool) + offset, *values = static_cast<const float*>(a.v.pool) + offset;
+  const bool known = find_places(a, start, found, [&](int j, int64_t at) {
+    found.keys[j] = keys + at * stride;
+    found.values[j] = values + at * stride;
+  });
+  const int hi = found.end;
+  for (int j = 0; j < L && known && found.begin < hi; ++j) found.keys[hi + j] = found.keys[hi - 1];  // the last tile is a whole one
+  return known;
 }
 
 struct Floats {

@@ -6,7 +6,7 @@
 // neighbouring keys. Pairs begin at even positions of the text: bits do not depend on what else a call computes.
 #pragma once
 
-#include "attention.h"
+#include "attention_bytes.h"
 
 namespace paceline {
 namespace PACELINE_ISA {
@@ -200,6 +200,10 @@ static bool attention(const AttentionArgs& a) {
       Packed<By> held(a, s);
       return attend_all(a, held);
     }
+  if (a.k.bytes) {
+    Bytes held(a, s);
+    return attend_all(a, held);
+  }
   Floats held{a, s};
   return attend_all(a, held);
 }

@@ -52,12 +52,12 @@ void pack(const MatrixTuple& m, int64_t out) {
   pack_tiles(matrix(m), reinterpret_cast<char*>(out));
 }
 
-void bind_cache(Program& p, const std::vector<LayerTuple>& layers, bool packed) {
+void bind_cache_as(Program& p, const std::vector<LayerTuple>& layers, bool packed, bool bytes) {
   std::vector<Layer> out;
   for (const auto& [k, v, tokens, kv_heads, head_dim, value_dim, table, table_stride, slots, page_size] : layers) {
     Layer layer;
     layer.k = {reinterpret_cast<void*>(k), tokens, reinterpret_cast<const int32_t*>(table), table_stride, slots,
-               page_size, kv_heads, head_dim, packed};
+               page_size, kv_heads, head_dim, packed, bytes};
     layer.v = layer.k;
     layer.v.pool = reinterpret_cast<void*>(v);
     layer.v.head_dim = value_dim;
@@ -65,6 +65,9 @@ void bind_cache(Program& p, const std::vector<LayerTuple>& layers, bool packed) 
   }
   p.bind_cache(std::move(out));
 }
+
+void bind_cache(Program& p, const std::vector<LayerTuple>& layers, bool packed) { bind_cache_as(p, layers, packed, false); }
+void bind_bytes(Program& p, const std::vector<LayerTuple>& layers) { bind_cache_as(p, layers, false, true); }
 
 // Recurrent states: (state, recent) of each layer, places and goals by slot, where they stand by state.
 void bind_states(Program& p, const std::vector<std::tuple<int64_t, int64_t>>& layers, int64_t place, int64_t goal, int64_t folded,
@@ -267,6 +270,7 @@ NB_MODULE(_native, m) {
       .def("add", &add)
       .def("bind", [](Program& p, int buffer, int64_t data, int64_t stride) { p.bind(buffer, reinterpret_cast<void*>(data), stride); })
       .def("bind_cache", &bind_cache)
+      .def("bind_bytes", &bind_bytes)
       .def("branch", &Program::branch)
       .def("reach", &Program::reach)
       .def("bind_states", &bind_states)

@@ -36,7 +36,7 @@ void Program::copy_pages() {
     for (int part = 0; part < (layer.v.pool == layer.k.pool ? 1 : 2); ++part) {  // one where the keys hold the values
       const Pages& pages = part ? layer.v : layer.k;
       for (const auto& [from, to, page] : copies_) {
-        const int64_t size = (pages.packed ? 2 : 4) * static_cast<int64_t>(pages.page_size) * pages.kv_heads * pages.head_dim;
+        const int64_t size = pages.page_size * pages.place_bytes();
         const auto at = [&](int32_t slot) {
           return static_cast<char*>(pages.pool) + pages.table[slot * pages.table_stride + page] * size;
         };

@@ -17,7 +17,7 @@ using namespace PACELINE_ISA;
 template <class By>
 static constexpr Kernels table() {
   return {PL_TEXT(PACELINE_ISA), L, TILE, has_bf16_dot, tile_bytes_any, pack_any, prepared_bytes_any<By>, prepare_any<By>, linear_any<By>,
-          attention<By>, join_segments, store_packed, delta_scratch, delta_rule, norm, rotary, embed_any, add, mul, scale, gelu, gated_gelu, gated_silu, gated_clamped, gated_sigmoid, softcap, softmax,
+          attention<By>, join_segments, store_bytes, store_packed, delta_scratch, delta_rule, norm, rotary, embed_any, add, mul, scale, gelu, gated_gelu, gated_silu, gated_clamped, gated_sigmoid, softcap, softmax,
           read_all, burn, burn_flops, burn_bf16_dot};
 }
 

@@ -273,6 +273,7 @@ void Program::store_at(const Op& op, int64_t row, int32_t slot) {
     const float* x = at(op.values[i], row);
     const int64_t width = static_cast<int64_t>(pages.kv_heads) * pages.head_dim;
     if (pages.packed) kernels().store_packed(pages, i == 0, index, x);
+    else if (pages.bytes) kernels().store_bytes(pages, index, x);
     else std::memcpy(static_cast<float*>(pages.pool) + index * width, x, width * sizeof(float));
   }
 }

@@ -220,6 +220,17 @@ PL_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 #endif
 PL_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }  // to the second-level cache
 
+PL_INLINE V load_bytes(const void* p) {  // L of them, as numbers
+#if defined(__AVX512F__)
+  return (V)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#elif defined(__AVX2__) && PL_LANES == 8
+  return (V)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
+  typedef int8_t Few __attribute__((vector_size(L), aligned(1), may_alias));
+  return __builtin_convertvector(*static_cast<const Few*>(p), V);
+#endif
+}
+
 #if defined(__AVX512F__)  // compilers turn the conversion below into five instructions
 PL_INLINE H load_int8(const void* p) { return (H)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
 #else

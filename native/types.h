@@ -65,6 +65,9 @@ struct Prepared {
   const float* row_scale = nullptr;
 };
 
+constexpr int SCALED = 32;  // columns of a key or value in int8 that have a float beside them
+inline int64_t vector_bytes(int64_t columns) { return columns + columns / SCALED * 4; }
+
 struct Pages {  // one layer's K or V pool with the page table of its kind
   void* pool = nullptr;  // floats [token][kv head][column]; packed: bfloat16, see attention_packed.h
   int64_t tokens = 0;  // rows of the pool
@@ -73,6 +76,11 @@ struct Pages {  // one layer's K or V pool with the page table of its kind
   int page_size = 16;
   int kv_heads = 0, head_dim = 0;  // of values narrower than the keys: the keys' pool
   bool packed = false;  // only if Kernels::bf16_dot
+  bool bytes = false;   // see attention_bytes.h
+
+  int64_t place_bytes() const {  // of a token
+    return kv_heads * (bytes ? vector_bytes(head_dim) : static_cast<int64_t>(head_dim) * (packed ? 2 : 4));
+  }
 };
 
 struct Rows {  // what one run computes
@@ -95,12 +103,16 @@ struct AttentionArgs {  // `rows` rows at consecutive positions of a sequence, `
   int64_t last, span;  // the first row sees keys max(0, last - span)..last-1, each further row one key further
   int64_t reach;       // all rows see keys up to reach-1, too
   const float* sinks;  // by head, the score of a key without a value that each row sees, too; may be null
-  float* room;         // [MOST_QUERIES][columns of a value] of this thread
+  float* room;         // `attention_room` floats of this thread
   float* partial;      // null, or one segment only is computed: to [query][2 + columns of a value], highest score and sum before the values
   int64_t segment;     // which, that is keys segment * SEGMENT..
   int64_t segments;    // of `attention_join`: [segments][query]...
   Pages k, v;
 };
+
+inline int64_t attention_room(const Pages& k, const Pages& v) {  // sums of all queries, and a block of keys and values
+  return MOST_QUERIES * static_cast<int64_t>(v.head_dim) + (k.bytes ? 2 * 64 * k.head_dim : 0);
+}
 
 struct DeltaArgs {  // one value head of linear attention over a run of rows of one text, see delta.h
   int64_t begin, store, first, end;  // positions: the state stands before `begin` and is stored before `store`; the run's rows
@@ -131,6 +143,7 @@ struct Kernels {
                  int64_t y_stride);  // y[r, o] for o in [begin, end), begin a multiple of `tile`
   bool (*attention)(const AttentionArgs&);  // false: a page id is out of range
   void (*attention_join)(const AttentionArgs&);
+  void (*store_bytes)(const Pages&, int64_t index, const float* x);
   void (*store_packed)(const Pages&, bool keys, int64_t index, const float* x);  // place `index` of the pool, all heads
   int64_t (*delta_scratch)(int64_t key_dim, int64_t value_dim);
   void (*delta_rule)(const DeltaArgs&);

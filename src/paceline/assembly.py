@@ -132,6 +132,8 @@ def load_share(
     device = pick_device(config.device)
     target = load_target(path, device=device, runner=runner, dtype=dtype, transform=transform, shard=shard)
     target.expect(config.max_model_len)
+    if config.kv_cache == "int8":
+        target.keep_bytes()
     return target
 
 

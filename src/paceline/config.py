@@ -53,6 +53,7 @@ class EngineConfig:
     )
     max_batch: int = 16  # texts computed side by side
     cache_memory: int | None = None  # bytes for K/V; None = a share of what is free
+    kv_cache: Literal["auto", "int8"] = "auto"  # what K/V are kept as; int8: fewer bytes, not exact
     prefill_chunk: int = 64  # prompt tokens per step beside decoding texts
     step_tokens: int = 512  # prompt tokens per step when nothing decodes
     prefix_cache: bool = True
@@ -89,6 +90,8 @@ class EngineConfig:
             raise UsageError(f"dtype={shown(self.dtype)} is unknown: use one of {', '.join(DTYPES)}")
         if self.activations not in ("auto", "float32"):
             raise UsageError(f"activations={shown(self.activations)} is unknown: use auto or float32")
+        if self.kv_cache not in ("auto", "int8"):
+            raise UsageError(f"kv_cache={shown(self.kv_cache)} is unknown: use auto or int8")
         check_rule(self.verify)
         if self.draft_tokens != "auto":
             check_draft_tokens(self.draft_tokens)
@@ -169,6 +172,7 @@ class EngineOptions(TypedDict, total=False):
     max_model_len: int | None
     max_batch: int
     cache_memory: int | None
+    kv_cache: Literal["auto", "int8"]
     prefill_chunk: int
     step_tokens: int
     prefix_cache: bool

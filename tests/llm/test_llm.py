@@ -289,6 +289,26 @@ def test_what_rounded_activations_lose_is_next_to_nothing(llm: LLM) -> None:
     assert loss.quantized_bits_per_byte == pytest.approx(loss.bits_per_byte, abs=1e-3)
 
 
+@pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
+def test_keys_and_values_can_be_int8(llm: LLM) -> None:
+    """A quarter of float32, the same text with drafters and without, and a loss that is told."""
+    options: dict[str, Any] = {"kv_cache": "int8", "max_model_len": 256, "profile_dir": "none"}
+    params = [SamplingParams(max_tokens=24, temperature=t, seed=3, ignore_eos=True) for t in (0.0, 0.8)]
+    texts = []
+    for more in ({"drafter": "none"}, {"drafter": "mtp+ngram"}):
+        with LLM("demo", **options, **more) as small:
+            assert small.info["cache_dtype"] == "int8"
+            texts.append([small.generate(PROMPTS[1], each)[0].token_ids for each in params])
+    assert texts[0] == texts[1]
+    exact = load_target(Path(llm.info["target"]), runner=native.NativeRunner())
+    text = (files("paceline.bench") / "data" / "prose.txt").read_text(encoding="utf-8")
+    ids = llm.tokenizer.encode(text)[:200]
+    rounded = load_target(Path(llm.info["target"]), runner=native.NativeRunner())
+    rounded.keep_bytes()
+    assert rounded.kv_dtype == "int8"
+    assert 0 < measure_loss(exact, rounded, ids, 1000).kl < 1e-3
+
+
 def test_a_full_drafter_path_is_accepted(llm: LLM) -> None:
     folder = os.fspath(llm.info["drafter_path"])
     assert LLM("demo", drafter=folder, max_model_len=128).info["drafter"] == "mtp+ngram"
@@ -298,6 +318,8 @@ BAD_OPTIONS = [
     ({"drafters": "none"}, "did you mean drafter"),
     ({"dtype": "float8"}, "float32"),
     ({"activations": "int8"}, "auto or float32"),
+    ({"kv_cache": "int4"}, "auto or int8"),
+    ({"kv_cache": "int8", "native": False}, "leave kv_cache out"),
     ({"device": "tpu"}, "cpu, cuda"),
     ({"verify": "lossy"}, "match, reject or block"),
     ({"draft_tokens": 20}, "0..16"),

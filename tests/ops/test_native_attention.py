@@ -269,3 +269,72 @@ def test_a_packed_cache_is_for_kernels_that_know_it() -> None:
     assert not native.NativeRunner(2).packs(odd)
     assert not native.NativeRunner(2).packs(latent)
     assert not native.NativeRunner(2, exact=True).packs(layout)
+
+
+@pytest.mark.parametrize("isa", ["best", "avx2", "generic"])
+@pytest.mark.parametrize(("kv_heads", "width"), [(1, 96), (2, 64), (4, 32)])
+def test_keys_and_values_in_int8(isa: str, kv_heads: int, width: int) -> None:
+    """Rounded as they are stored, and read as what was rounded; a row's bits are its own; no number stays none."""
+    kind = "full_attention"
+    cache = KVCache(
+        Layout((LayerKV(kind, kv_heads, width),), {kind: None}),
+        {kind: 24}, max_sequences=1, max_tokens=320, dtype="int8",
+    )  # fmt: skip
+    cache.open(0, [7] * 300, share=False)
+    with cache.tail([(0, [7] * 300)]) as tail:
+        rows = tail.rows()
+    k, v = torch.randn(2, rows.count, kv_heads * width)
+    k[:, 3] *= 8
+    v[7] = 0
+    q = torch.randn(rows.count, HEADS * width) * 0.3
+
+    def graph(ops: Ops) -> tuple[Value]:
+        ops.store_kv(0, ops.given("k", kv_heads * width), ops.given("v", kv_heads * width))
+        return (ops.attention(ops.given("q", HEADS * width), 0, HEADS, None, True),)
+
+    if not native._extension().choose_isa(isa):
+        pytest.skip(f"this processor has no {isa}")
+    runner = native.NativeRunner(2)
+    got = runner.run(graph, rows, cache, {"q": q, "k": k, "v": v})[0].clone()
+    index = cache.tables[kind][0, rows.positions.long() // 16].long() * 16 + rows.positions.long() % 16
+    for given, kept in zip((k, v), cache.at(0, index), strict=True):
+        parts, found = given.view(-1, 32), kept.reshape(-1, 32)
+        step = parts.abs().amax(1, keepdim=True) / 127
+        assert ((found - parts).abs() <= 0.5001 * step).all()
+        assert torch.equal(found.view(given.shape)[7], given[7]) or given is k
+    want = ReferenceOps(rows, cache, {}, torch.float64).attention(q.double(), 0, HEADS, None, True)
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+    for size in (1, 5, 40):
+        native.set_threads(1 + size % 3)
+        pieces = []
+        for at in range(0, rows.count, size):
+            some = slice(at, min(at + size, rows.count))
+            given = {name: x[some].contiguous() for name, x in (("q", q), ("k", k), ("v", v))}
+            pieces.append(runner.run(graph, part(rows, some.start, some.stop), cache, given)[0].clone())
+        assert torch.equal(torch.cat(pieces), got), size
+    v[280, 5], k[290, 1] = float("inf"), float("nan")
+    spoilt = runner.run(graph, rows, cache, {"q": q, "k": k, "v": v})[0]
+    assert torch.equal(spoilt[:280], got[:280])
+    assert spoilt[280:].isnan().any(1).all()
+    native.set_threads(2)
+    assert native._extension().choose_isa("best")
+
+
+def test_what_cannot_be_kept_in_int8_is_refused() -> None:
+    kind = "full_attention"
+    runner = native.NativeRunner(2)
+    odd, latent = (
+        Layout((LayerKV(kind, 1, 24),), {kind: None}),
+        Layout((LayerKV(kind, 1, 96, 64),), {kind: None}),
+    )
+    assert not runner.quantizes(odd)
+    assert not runner.quantizes(latent)
+    with pytest.raises(UsageError, match="kv_cache auto"):
+        KVCache(latent, {kind: 4}, max_sequences=1, max_tokens=32, dtype="int8")
+    layout = Layout((LayerKV(kind, 2, 64),), {kind: None})
+    cache = KVCache(layout, {kind: 4}, max_sequences=1, max_tokens=64, dtype="int8")
+    assert cache.nbytes == 64 * layout.bytes_per_token(1)[kind] == 64 * 2 * 2 * (64 + 8)
+    assert cache.holds == "int8"
+    cache.open(0, [7], share=False)
+    with cache.tail([(0, [7])]) as tail, pytest.raises(UsageError, match="one of float32"):
+        ReferenceOps(tail.rows(), cache, {}).store_kv(0, torch.zeros(1, 128), torch.zeros(1, 128))

@@ -249,6 +249,7 @@ def _describe(one: Inspection) -> str:
         lines.append(
             f"  K/V        {sized(size)} per token, {kind.replace('_', ' ')}"
             + (f", last {reach} kept" if reach else "")
+            + (f" ({sized(one.kv_as_int8[kind])} with --kv-cache int8)" if kind in one.kv_as_int8 else "")
         )
     if one.state_bytes:
         lines.append(f"  state      {sized(one.state_bytes)} per text, linear attention")

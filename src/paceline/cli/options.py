@@ -97,6 +97,8 @@ ENGINE = [
     click.option("--max-batch", type=click.IntRange(min=1), default=16, show_default=True,
                  help="Texts that are computed side by side."),
     click.option("--cache-memory", type=Bytes(), help="Memory for the K/V cache, e.g. 2G; default: a share."),
+    click.option("--kv-cache", type=click.Choice(["auto", "int8"]), default="auto", show_default=True,
+                 help="What keys and values are kept as on a CPU; int8: less memory, faster in long texts, not exact."),
     click.option("--media/--no-media", default=True, help="Read pictures and sound, where the model can."),
     click.option("--mmproj", metavar="FILE",
                  help="The file with a GGUF model's towers.  [default: the one beside it that fits]"),

@@ -27,7 +27,8 @@ _WRITES = {
 }  # fmt: skip
 
 _SHOWN = (
-    "k", "v", "tables", "layout", "page_size", "packed", "max_tokens", "max_sequences", "max_pages", "slot", "committed",
+    "k", "v", "tables", "layout", "page_size", "packed", "quantized", "max_tokens", "max_sequences",
+    "max_pages", "slot", "committed",
 )  # fmt: skip
 
 

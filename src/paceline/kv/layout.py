@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 STATE = "state"  # the kind of what is kept of a text once, not for each token
+SCALED = 32  # columns of a key or value in int8 that have a float32 beside them, what they are to be multiplied with
 RECENT = (
     48  # rows that are kept beside a recurrent state: a page, the longest tail, and what the first one reads
 )
@@ -73,8 +74,10 @@ class Layout:
         return itemsize * sum(layer.elements for layer in self.states)
 
     def bytes_per_token(self, itemsize: int) -> dict[str, int]:
-        """Bytes that one token costs, by kind."""
+        """Bytes that one token costs, by kind. Vectors of one byte a column have scales beside them."""
         out = dict.fromkeys(self.kinds, 0)
         for layer in self.layers:
-            out[layer.kind] += (2 if layer.latent is None else 1) * layer.kv_heads * layer.head_dim * itemsize
+            scales = 4 * (layer.head_dim // SCALED) if itemsize == 1 else 0
+            size = layer.kv_heads * (layer.head_dim * itemsize + scales)
+            out[layer.kind] += (2 if layer.latent is None else 1) * size
         return out

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from paceline.errors import CapacityError, UsageError
-from paceline.kv.layout import STATE, Layout
+from paceline.kv.layout import SCALED, STATE, LayerKV, Layout
 from paceline.kv.pages import PagePool
 from paceline.kv.prefix import Node, PrefixIndex
 from paceline.kv.states import States
@@ -24,12 +24,14 @@ from paceline.memory import Arena
 
 PAGE_SIZE = 16  # tokens
 MEMORY_PAGE = 4096  # bytes: no system has smaller ones
-StoreType = torch.dtype | Literal["packed"]
+StoreType = torch.dtype | Literal["packed", "int8"]
 
 
 def stored_as(dtype: StoreType) -> torch.dtype:
     """The type of the elements of a cache."""
-    return torch.bfloat16 if isinstance(dtype, str) else dtype
+    if isinstance(dtype, str):
+        return torch.int8 if dtype == "int8" else torch.bfloat16
+    return dtype
 
 
 @dataclass(slots=True)
@@ -56,6 +58,12 @@ def _zeros(
     return arena.zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
 
+def _widened(stored: torch.Tensor, width: int) -> torch.Tensor:
+    """[..., columns and scales] of int8 -> [..., width], float32."""
+    scales = stored[..., width:].contiguous().view(torch.float32)
+    return stored[..., :width].float() * scales.repeat_interleave(SCALED, -1)
+
+
 class PageStore:
     """K and V of every layer that owns them, in pages, and one page table per layer kind and sequence slot."""
 
@@ -71,19 +79,19 @@ class PageStore:
     ) -> None:
         """`pages`: kind -> number of pages or states. K/V are [pages * page_size, kv_heads, head_dim]; latents have one.
 
-        Packed ones are of bfloat16, each page as native kernels that multiply pairs of it want it; `at` reads both kinds.
+        Packed ones are of bfloat16, each page as native kernels that multiply pairs of it want it. In int8 the float32
+        scales of a vector lie behind its columns (native/attention_bytes.h). `at` reads all of them.
         """
-        self.layout, self.page_size, self.packed = layout, PAGE_SIZE, dtype == "packed"
+        self.layout, self.page_size = layout, PAGE_SIZE
+        self.packed, self.quantized = dtype == "packed", dtype == "int8"
         self.max_tokens, self.max_sequences = max_tokens, max_sequences
         self.max_pages = -(-max_tokens // PAGE_SIZE)
         arena = Arena()
-        shapes = [(pages[s.kind] * PAGE_SIZE, s.kv_heads, s.head_dim) for s in layout.layers]
         try:
-            self.k = [_zeros(arena, shape, stored_as(dtype), device) for shape in shapes]
-            self.v = [
-                k if layer.latent is not None else _zeros(arena, shape, stored_as(dtype), device)
-                for k, layer, shape in zip(self.k, layout.layers, shapes)
-            ]
+            kept = partial(_zeros, arena, dtype=stored_as(dtype), device=device)
+            self.k = [kept(self._shape(pages[layer.kind], layer)) for layer in layout.layers]
+            pairs = zip(self.k, layout.layers)
+            self.v = [k if layer.latent is not None else kept(tuple(k.shape)) for k, layer in pairs]
             self.states = None
             if layout.states:
                 exact = torch.float64 if dtype == torch.float64 else torch.float32
@@ -108,6 +116,12 @@ class PageStore:
         self.branches, self.free_branches = 0, list[int]()  # at a time, beside the first of each sequence
         self.entries: dict[int, Entry] = {}
         self.scrubbed: list[tuple[str, int]] | None = None  # pages, for who has the other heads' K/V
+
+    def _shape(self, pages: int, layer: LayerKV) -> tuple[int, int, int]:
+        if self.quantized and layer.latent is not None:
+            raise UsageError("keys that hold their values, too, cannot be kept in int8: use kv_cache auto")
+        scales = 4 * (layer.head_dim // SCALED) if self.quantized else 0
+        return pages * PAGE_SIZE, layer.kv_heads, layer.head_dim + scales
 
     def grow_branches(self, count: int) -> None:
         """Make room in the page tables for so many branches of trees at a time. Nothing may be open, or bound to them."""
@@ -146,6 +160,9 @@ class PageStore:
     def at(self, layer: int, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V [..., kv_heads, head_dim, or value_dim] at places `index` of a layer: page * page_size + place."""
         k, v = self.k[layer], self.v[layer]
+        if self.quantized:
+            width = self.layout.layers[layer].head_dim
+            return _widened(k[index], width), _widened(v[index], width)
         if not self.packed:
             keys = k[index]
             return keys, keys[..., : self.layout.layers[layer].latent] if v is k else v[index]
@@ -169,6 +186,11 @@ class PageStore:
     def holds(self) -> str:
         """What K and V are kept as, in words."""
         return "packed bfloat16" if self.packed else str(self.k[0].dtype).removeprefix("torch.")
+
+    @property
+    def kind(self) -> StoreType:
+        """What to make another cache of the same kind with."""
+        return "packed" if self.packed else "int8" if self.quantized else self.k[0].dtype
 
     def touch(self, most: int) -> None:
         """Have the system back the first `most` bytes with memory now, the same share of each layer, instead of when

@@ -46,6 +46,7 @@ class Inspection:
     weights: dict[str, int] = field(default_factory=dict)  # part -> bytes
     dtypes: dict[str, int] = field(default_factory=dict)  # stored dtype -> tensors
     kv_per_token: dict[str, int] = field(default_factory=dict)  # layer kind -> bytes, for the given itemsize
+    kv_as_int8: dict[str, int] = field(default_factory=dict)  # the same in int8, where it can be kept so
     windows: dict[str, int | None] = field(
         default_factory=dict
     )  # layer kind -> tokens that are kept, None = all
@@ -110,7 +111,10 @@ def _describe_target(
     outputs = {entry.dtype for name, entry in tensors.entries.items() if ".self_attn.o_proj." in name}
     if runner is not None and runner.packs(layout) and outputs == {"BF16"}:  # as GraphTarget.kv_dtype
         itemsize = 2
-    return _config_facts(config) | _stored(tensors, shapes) | _cache_facts(layout, itemsize)
+    facts = _config_facts(config) | _stored(tensors, shapes) | _cache_facts(layout, itemsize)
+    if runner is not None and runner.quantizes(layout):
+        facts["kv_as_int8"] = layout.bytes_per_token(1)
+    return facts
 
 
 def _describe_drafter(folder: Path, raw: dict[str, Any], target: Path | str | None) -> dict[str, Any]:

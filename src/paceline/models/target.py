@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.checkpoints.loading import Weights
 from paceline.core import ForwardBatch
-from paceline.errors import PairError, unreadable
+from paceline.errors import PairError, UsageError, unreadable
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import Layout
 from paceline.kv.store import StoreType
@@ -50,6 +50,18 @@ class GraphTarget(ABC):
         self.layout = layout
         rounded = all(weight.kind == "bfloat16" for weight in outputs)
         self.kv_dtype = "packed" if rounded and self.runner.packs(layout) else self.kv_dtype
+
+    def keep_bytes(self) -> None:
+        """Have K/V cached in int8: smaller and faster to read, not exact. Raises UsageError."""
+        if not self.runner.quantizes(self.layout):
+            latent = any(layer.latent is not None for layer in self.layout.layers)
+            why = (
+                "this model caches latents"
+                if latent
+                else "the native CPU kernels do, for heads of 32, 64, ... columns"
+            )
+            raise UsageError(f"K/V cannot be kept in int8 here ({why}): leave kv_cache out")
+        self.kv_dtype = "int8"
 
     def suppress(self, tokens: Seq[int]) -> None:
         """Give these tokens a logit of -inf from now on, so that plain decoding and verification never choose them."""

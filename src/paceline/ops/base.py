@@ -315,6 +315,10 @@ class Runner(Protocol):
         """Whether it reads K/V of such layers from a packed cache, too, where they are pairs of bfloat16."""
         ...
 
+    def quantizes(self, layout: Layout) -> bool:
+        """Whether it can keep K/V of such layers in int8."""
+        ...
+
     def run(
         self, graph: Graph, rows: ForwardBatch, cache: KVCache | None, given: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:

@@ -28,7 +28,7 @@ def address(tensor: torch.Tensor, dtype: torch.dtype, rows: int, name: str) -> i
 
 def bind_cache(program: Any, cache: KVCache) -> None:
     """Have a program read and write this cache. Raises UsageError."""
-    layers, dtype = [], torch.bfloat16 if cache.packed else torch.float32
+    layers, dtype = [], torch.bfloat16 if cache.packed else torch.int8 if cache.quantized else torch.float32
     for spec, k, v in zip(cache.layout.layers, cache.k, cache.v, strict=True):
         table = cache.tables[spec.kind]
         layers.append((
@@ -38,7 +38,10 @@ def bind_cache(program: Any, cache: KVCache) -> None:
         ))  # fmt: skip
     if cache.page_size > 32:
         raise UsageError(f"native attention reads pages of up to 32 tokens, not {cache.page_size}")
-    program.bind_cache(layers, cache.packed)
+    if cache.quantized:
+        program.bind_bytes(layers)
+    else:
+        program.bind_cache(layers, cache.packed)
     if (states := cache.states) is not None:
         state, recent = ([address(s, torch.float32, 0, "states") for s in part] for part in states.stores)
         arrays = [numbers.ctypes.data for numbers in (states.place, states.goal, states.folded)]

@@ -23,7 +23,7 @@ import torch
 from paceline.core import ForwardBatch
 from paceline.errors import UsageError
 from paceline.kv.cache import KVCache
-from paceline.kv.layout import Layout
+from paceline.kv.layout import SCALED, Layout
 from paceline.memory import Arena
 from paceline.ops.base import Drawn, Graph, Group, RoundStart, Rule, Stop, Weight
 from paceline.ops.binding import address, bind_cache
@@ -147,6 +147,10 @@ class NativeRunner:
         """Where bfloat16 is multiplied in pairs, for heads of up to 512 columns, a multiple of 32, beside a V."""
         fits = all(s.head_dim in range(32, 513, 32) and s.latent is None for s in layout.layers)
         return bf16_dot() and not self._exact and fits
+
+    def quantizes(self, layout: Layout) -> bool:
+        """Heads whose columns have whole scales, with values of their own."""
+        return all(s.head_dim % SCALED == 0 and s.latent is None for s in layout.layers)
 
     def draft_round(
         self,

@@ -57,6 +57,10 @@ class EagerRunner:
         """Never."""
         return False
 
+    def quantizes(self, layout: Layout) -> bool:
+        """Never."""
+        return False
+
     @torch.no_grad()
     def run(
         self, graph: Graph, rows: ForwardBatch, cache: KVCache | None, given: Mapping[str, Tensor]
@@ -180,8 +184,10 @@ class ReferenceOps:
 
     def store_kv(self, layer: int, k: Tensor, v: Tensor | None) -> None:
         assert self.cache is not None
-        if self.cache.packed:
-            raise UsageError("only the native kernels write a packed K/V cache: make one of float32")
+        if self.cache.packed or self.cache.quantized:
+            raise UsageError(
+                f"only the native kernels write a K/V cache of {self.cache.holds}: make one of float32"
+            )
         spec = self.cache.layout.layers[layer]
         if spec.kind not in self._written:
             page = self.cache.page_size

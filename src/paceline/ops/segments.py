@@ -44,6 +44,10 @@ class Segments:
         for program in self._programs:
             program.bind_cache(layers, packed)
 
+    def bind_bytes(self, layers: list[Any]) -> None:
+        for program in self._programs:
+            program.bind_bytes(layers)
+
     def branch(self, further: list[tuple[int, int]], copies: list[tuple[int, int, int]]) -> None:
         """Pages are copied once, before all."""
         for i, program in enumerate(self._programs):

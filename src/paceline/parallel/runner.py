@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from paceline.core import ForwardBatch
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import Layout
-from paceline.kv.store import StoreType
 from paceline.ops.base import Drawn, Graph, RoundStart, Rule, Runner, Stop
 from paceline.ops.recording import Code, RecordingOps
 from paceline.parallel.messages import Forward, NewCache
@@ -59,6 +58,9 @@ class SharedRunner:
 
     def packs(self, layout: Layout) -> bool:
         return self._inner.packs(layout)
+
+    def quantizes(self, layout: Layout) -> bool:
+        return self._inner.quantizes(layout)
 
     def prepare(self, graphs: Seq[Graph]) -> None:
         for graph in shared(graphs):
@@ -105,8 +107,7 @@ class SharedRunner:
             self._caches += 1
             cache.scrubbed = []
             pages = {kind: pool.count for kind, pool in cache.pools.items()}
-            dtype: StoreType = "packed" if cache.packed else cache.k[0].dtype
-            new = NewCache(pages, cache.max_sequences, cache.max_tokens, dtype, cache.branches)
+            new = NewCache(pages, cache.max_sequences, cache.max_tokens, cache.kind, cache.branches)
             mirror.tables = {kind: np.zeros(table.shape, np.int32) for kind, table in cache.tables.items()}
         scrubbed, cache.scrubbed = cache.scrubbed or [], []
         dropped = [self._dropped.pop() for _ in range(len(self._dropped))]

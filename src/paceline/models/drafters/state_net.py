@@ -74,7 +74,7 @@ class GraphNet(ABC):
         self.dtype, self.device, self.max_len = target.dtype, target.device, target.max_len
         self.taps, self.width, self.ids = tuple(taps), width, ids
         self.hidden_size, self.layout = layers.hidden_size, decoder_layout(layers)
-        self.kv_dtype: StoreType = target.dtype if target.kv_dtype == "packed" else target.kv_dtype
+        self.kv_dtype: StoreType = target.dtype if isinstance(target.kv_dtype, str) else target.kv_dtype
         self._bare: dict[int, ForwardBatch] = {}  # rows for `logits`, by their number
         self.logits_graph = self._logits  # one stable object, see GraphTarget
 

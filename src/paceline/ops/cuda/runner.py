@@ -119,6 +119,10 @@ class CudaRunner:
         """Never: pages lie as they are."""
         return False
 
+    def quantizes(self, layout: Layout) -> bool:
+        """Never."""
+        return False
+
     def run(
         self, graph: Graph, rows: ForwardBatch, cache: KVCache | None, given: Mapping[str, Tensor]
     ) -> tuple[Tensor, ...]:
