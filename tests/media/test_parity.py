@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,18 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImagePr
 from media_models import ID, KINDS, SPECIAL, build_seeing, file_of, picture
 from paceline.config import EngineConfig
 from paceline.kv.cache import KVCache
+from paceline.media import pixels
 from paceline.media.build import reader_of
 from paceline.media.pixels import Cut, read_pixels
+from paceline.media.pixels import resized as pixels_resized
 from paceline.media.talk import MediaItem, Talk
+from paceline.models.config import read_config
+from paceline.models.families.gemma4.target import GemmaTarget
 from paceline.models.registry import load_target
+from paceline.models.towers.load import stored_towers
 from paceline.ops.native import NativeRunner
-from paceline.soft_tokens import MediaPrompt, media_rows, whole_runs
+from paceline.ops.reaches import Reaches
+from paceline.soft_tokens import MediaPrompt, MediaRows, media_rows, whole_runs
 from paceline.text.tokenizer import Tokenizer
 
 SIZES = [(100, 70), (9, 700), (900, 3), (17, 23), (1, 1), (480, 336), (640, 480)]  # width, height
@@ -197,3 +206,139 @@ def test_special_tokens_stand_around_a_picture(kit: Kit) -> None:
     assert prompt[item.end] == ID["<image|>"]
     assert list(prompt[item.start : item.end]) == [PLACEHOLDER] * len(item.vectors)
     assert min(i for i in prompt if i >= len(SPECIAL))
+
+
+# -- each of the tests above fails for a wrong reading ---------------------------------------------------------------
+
+
+def misread(patch: pytest.MonkeyPatch, kit: Kit, wrong: Any, **config: Any) -> None:
+    """Have a reader use a tower of another config, or with `wrong(name, tensor)` in place of its tensors."""
+    load = kit.reader._load_vision
+    _, take = stored_towers(kit.folder, read_config(kit.folder))["vision"]
+    tower = load.func(replace(load.args[0], **config), lambda name: wrong(name, take(name)))  # type: ignore[union-attr]
+    patch.setattr(kit.reader, "_seeing", tower)
+    forgotten(patch, kit.reader)
+
+
+def forgotten(patch: pytest.MonkeyPatch, reader: Any) -> None:
+    patch.setattr(reader, "_store", OrderedDict())
+    patch.setattr(reader, "_known", {})
+
+
+def as_stored(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def swapped(name: str, x: torch.Tensor) -> torch.Tensor:
+    """The tables of x and of y."""
+    return x.flip(1) if name.endswith("pos_embedding") else x.flip(0) if name.endswith("_table") else x
+
+
+def plus_one(name: str, x: torch.Tensor) -> torch.Tensor:
+    """Norms as Gemma's earlier models have them."""
+    return x + 1 if name.endswith("layernorm.weight") else x
+
+
+def channels_first(name: str, x: torch.Tensor) -> torch.Tensor:
+    """A patch's values by channel, row and column."""
+    return x.view(len(x), -1, 3).transpose(1, 2).flatten(1) if name.endswith("input_proj.weight") else x
+
+
+def spoilt(patch: pytest.MonkeyPatch, reader: Any, change: Any) -> None:
+    """Change what the tower gives."""
+    tower, first = reader._vision(), type(reader._vision()).encode
+    patch.setattr(type(tower), "encode", lambda self, pixels: change(first(self, pixels)))
+    forgotten(patch, reader)
+
+
+WRONG_TOWERS: dict[str, tuple[tuple[str, ...], Any]] = {
+    "x and y swapped": (("e2b", "unified12b"), lambda p, k: misread(p, k, swapped)),
+    "clipping left out": (("e2b",), lambda p, k: misread(p, k, as_stored, clipped=False)),
+    "not standardized": (("moe26b",), lambda p, k: misread(p, k, as_stored, standardize=False)),
+    "rotary of text": (("dense31b",), lambda p, k: misread(p, k, as_stored, theta=10_000.0)),
+    "norms plus one": (("e2b",), lambda p, k: misread(p, k, plus_one)),
+    "channels first": (("moe26b",), lambda p, k: misread(p, k, channels_first)),
+    "reversed": (("dense31b",), lambda p, k: spoilt(p, k.reader, lambda x: x.flip(0))),
+    "rounded": (("unified12b",), lambda p, k: spoilt(p, k.reader, lambda x: x.bfloat16().float())),
+}
+
+
+@pytest.mark.parametrize(
+    ("kit", "wrong"),
+    [(kind, w) for w, (kinds, _) in WRONG_TOWERS.items() for kind in kinds],
+    indirect=["kit"],
+)
+def test_soft_tokens_of_a_wrong_tower_are_refuted(
+    kit: Kit, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test_soft_tokens(kit, (100, 70))
+    WRONG_TOWERS[wrong][1](monkeypatch, kit)
+    with pytest.raises(AssertionError):
+        test_soft_tokens(kit, (100, 70))
+
+
+def other_rows(patch: pytest.MonkeyPatch, change: Any) -> None:
+    first = media_rows
+
+    def changed(*given: Any) -> Any:
+        found = first(*given)
+        return None if found is None else change(found)
+
+    patch.setattr(sys.modules[__name__], "media_rows", changed)
+
+
+def other_window(patch: pytest.MonkeyPatch, change: Any) -> None:
+    first = Reaches.of
+    patch.setattr(Reaches, "of", lambda self, kind, window, *rest: first(self, kind, change(window), *rest))
+
+
+ALL = 10**9  # a window that hides nothing, in which rows of pictures see each other
+WRONG_PROMPTS: dict[str, tuple[tuple[str, ...], Any]] = {
+    "the placeholder's per-layer row": (("e2b",), lambda p: p.setattr(GemmaTarget, "_padded", lambda s, rows, _: rows)),
+    "scaled as text is": (
+        ("e2b", "dense31b"),
+        lambda p: other_rows(p, lambda m: MediaRows([(i, v * 48**0.5) for i, v in m.pieces], m.reach)),
+    ),
+    "causal inside": (
+        ("moe26b", "dense31b", "unified12b"), lambda p: other_rows(p, lambda m: MediaRows(m.pieces, None))
+    ),
+    "full layers both ways": (
+        ("moe26b", "dense31b", "unified12b"), lambda p: other_window(p, lambda w: ALL if w is None else w)
+    ),
+    "a run not bounded by the window": (("moe26b", "unified12b"), lambda p: other_window(p, lambda w: w and ALL)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kit", "wrong"),
+    [(kind, w) for w, (kinds, _) in WRONG_PROMPTS.items() for kind in kinds],
+    indirect=["kit"],
+)
+def test_logits_of_a_wrong_prompt_are_refuted(kit: Kit, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    WRONG_PROMPTS[wrong][1](monkeypatch)
+    with pytest.raises(AssertionError):
+        test_logits(kit, "before", False)
+
+
+def resampled_before(how: Any) -> Any:
+    first = pixels.fitted
+
+    def fitted(image: Image.Image, cut: Cut) -> Any:
+        tall, wide = pixels.resized(image.height, image.width, cut)
+        return first(image.resize((wide, tall), how), cut)
+
+    return fitted
+
+
+WRONG_PIXELS: dict[str, tuple[str, Any]] = {
+    "bilinear": ("fitted", resampled_before(Image.Resampling.BILINEAR)),
+    "small pictures kept small": ("resized", lambda h, w, cut: (h // 48 * 48 or 48, w // 48 * 48 or 48)),
+    "sides rounded up": ("resized", lambda h, w, cut: tuple(side + 48 for side in pixels_resized(h, w, cut))),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_PIXELS)
+def test_wrong_pixels_are_refuted(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pixels, *WRONG_PIXELS[wrong])
+    with pytest.raises(AssertionError):
+        test_pixels_are_those_of_transformers((100, 70), 70)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ from media_models import ID, build_seeing, file_of, picture, tone, wav
 from paceline import LLM, UsageError
 from paceline.errors import PromptError
 from paceline.media.sound import read_samples, resampled
+from paceline.models.config import read_config
 from paceline.models.towers.gemma4_audio import features, frames_of
+from paceline.models.towers.load import stored_towers
 
 LENGTHS = [162, 320, 321, 5600, 16_000, 68_800]  # samples at 16 kHz
 
@@ -132,3 +136,28 @@ def test_a_model_that_does_not_hear_says_so(tmp_path: Path) -> None:
         pytest.raises(UsageError, match="does not hear"),
     ):
         llm.chat([{"role": "user", "content": [{"type": "audio", "audio": wav(tone(1))}]}])
+
+
+WRONG = {
+    "a thirteenth row": {"horizon": 13}, "clipping left out": {"clipped": False}, "scores cut at 5": {"cap": 5.0},
+    "whole residuals": {"residual": 1.0}, "scale as stored": {}, "another floor": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kit", "wrong"), [("e2b", wrong) for wrong in WRONG], indirect=["kit"])
+def test_soft_tokens_of_a_wrong_tower_are_refuted(
+    kit: Any, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = kit[1].reader
+    said, folder = reader._load_audio.args[0], Path(kit[1].info["target"])
+    _, take = stored_towers(folder, read_config(folder))["audio"]
+    tower = reader._load_audio.func(
+        replace(said, **WRONG[wrong]),
+        lambda name: take(name) * (0.5 if wrong == "scale as stored" and "per_dim_scale" in name else 1),
+    )
+    if wrong == "another floor":
+        monkeypatch.setattr("paceline.models.towers.gemma4_audio.FLOOR", 1e-5)
+    for name, value in {"_listening": tower, "_store": OrderedDict(), "_known": {}}.items():
+        monkeypatch.setattr(reader, name, value)
+    with pytest.raises(AssertionError):
+        test_soft_tokens(kit, 16_000)
