@@ -86,6 +86,34 @@ def minimax() -> tuple[str, str]:
     return head + inner + tail, head + inner + '<invoke name="g">\n</invoke>\n' + tail
 
 
+def seed() -> tuple[str, str]:
+    one = (
+        f"<seed:tool_call>\n<function=f>\n<parameter=s>{RAW}</parameter>\n<parameter=n>5</parameter>\n"
+        '<parameter=o>{"k": true}</parameter>\n</function>\n</seed:tool_call>'
+    )
+    return one, one + "\n<seed:tool_call>\n<function=g>\n</function>\n</seed:tool_call>"
+
+
+def dsml(section: str) -> tuple[str, str]:
+    pairs = (("s", "true", RAW), ("n", "false", "5"), ("o", "false", '{"k": true}'))
+    inner = "".join(
+        f'<｜DSML｜parameter name="{k}" string="{text}">{v}</｜DSML｜parameter>\n' for k, text, v in pairs
+    )
+    one = f'<｜DSML｜invoke name="f">\n{inner}</｜DSML｜invoke>\n'
+    head, tail = f"<｜DSML｜{section}>\n", f"</｜DSML｜{section}>"
+    return head + one + tail, f'{head}{one}<｜DSML｜invoke name="g">\n</｜DSML｜invoke>\n{tail}'
+
+
+def cohere() -> tuple[str, str]:
+    def call(name: str, arguments: str, number: int) -> str:
+        return f'\n    {{"tool_call_id": "{number}", "tool_name": "{name}", "parameters": {arguments}}}'
+
+    def section(text: str) -> str:
+        return f"<|START_ACTION|>[{text}\n]<|END_ACTION|>"
+
+    return section(call("f", A, 0)), section(call("f", A, 0) + "," + call("g", "{}", 1))
+
+
 def gemma() -> tuple[str, str]:
     one = f'<|tool_call>call:f{{s:<|"|>{RAW}<|"|>,n:5,o:{{k:true}}}}<tool_call|>'
     return one, one + "<|tool_call>call:g{}<tool_call|>"
@@ -139,6 +167,8 @@ KIMI = (
     "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>",
     "<|tool_call_argument_begin|>",
 )  # fmt: skip
+COHERE = ("<|START_THINKING|>", "<|END_THINKING|>")
+SEED = ("<seed:think>", "</seed:think>", "<seed:tool_call>", "</seed:tool_call>")
 TOLD = {"calls_as_text": ("<tool_call>\n", "\n</tool_call>", "\n")}
 F_ = "families/"
 FAMILIES = {
@@ -198,6 +228,25 @@ FAMILIES = {
     F_ + "nemotron_nano_v2": Family(
         "json", listed("<TOOLCALL>", "</TOOLCALL>"),
         THINK, True, thinks=True,
+    ),
+    F_ + "command_r7b": Family(
+        "cohere", cohere(), COHERE, switches=True, said="<|START_RESPONSE|>", needs={"whole_tools": True},
+        special=(*COHERE, "<|START_ACTION|>", "<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ),
+    F_ + "north": Family(
+        "cohere", cohere(), COHERE, True, thinks=True, switches=True, said="<|START_TEXT|>", needs={"whole_tools": True},
+        special=(*COHERE, "<|START_ACTION|>", "<|END_ACTION|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    ),
+    F_ + "seed_oss": Family(
+        "seed", seed(), SEED[:2], special=SEED, thinks=True, needs={"whole_tools": True},
+    ),
+    F_ + "deepseek_v3_2": Family(
+        "deepseek-v3.2", dsml("function_calls"), ("<think>", "</think>"), True, special=("｜DSML｜",), added=MARKS[:2],
+        switches=True,
+    ),
+    F_ + "deepseek_v4": Family(
+        "deepseek-v4", dsml("tool_calls"), ("<think>", "</think>"), True, special=("｜DSML｜",), added=MARKS[:2],
+        switches=True,
     ),
     F_ + "smollm3": Family(
         "think", None, ("<think>\n", "\n</think>\n"), added=MARKS[:2], thinks=True, switches=True, needs=TOLD,

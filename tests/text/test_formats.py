@@ -195,7 +195,9 @@ MARKS_IN_STRINGS = {
     "deepseek": '{"s": "<｜tool▁call▁end｜> ``` }"}', "deepseek-v3.1": '{"s": "<｜tool▁calls▁end｜>"}',
     "harmony": '{"s": "<|end|> <|call|>"}', "kimi": '{"s": "<|tool_call_end|>"}', "json": '{"s": "</TOOLCALL>]"}',
     "qwen-xml": "</parameter>\n<parameter> </function>", "glm": "</arg_value> <arg_key", "glm-4.7": "</tool_call> x",
-    "minimax": "</parameter></x>",
+    "minimax": "</parameter></x>", "seed": "</parameter></x> </function>",
+    "deepseek-v3.2": "</｜DSML｜parameter></x>", "deepseek-v4": "</｜DSML｜invoke> x",
+    "cohere": '{"s": "<|END_ACTION|> <|START_RESPONSE|> ]"}',
 }  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from paceline.server.trace import Trace
 from paceline.server.usage import report, usage
 from paceline.server.visible import ChatText
 from paceline.soft_tokens import media_of
+from paceline.text.formats.base import SWITCHES
 from paceline.text.formats.hermes import HERMES
 from paceline.text.grammar import Lead
 from paceline.text.marked import Answer
@@ -298,7 +299,9 @@ def _options(body: ChatRequest) -> dict[str, Any]:
     thinking = _thinking(body)
     if body.reasoning_effort in ("low", "medium", "high"):  # gpt-oss has such a switch
         options.setdefault("reasoning_effort", body.reasoning_effort)
-    return options if thinking is None else {"thinking": thinking} | options | {"enable_thinking": thinking}
+    if thinking is None:
+        return options
+    return {**dict.fromkeys(SWITCHES, thinking), **options, "enable_thinking": thinking}
 
 
 def _tools(body: ChatRequest, config: ServerConfig) -> list[dict[str, Any]] | None:

@@ -95,7 +95,7 @@ class Grammars:
         calls, lark = self._calls, Lark(self._marks)
         if self._said(lead, lark):
             return self.compile_either("regex", "(?s:.*)", tools, _MOST, lead)
-        inside = f"{calls.unit(lark, tools, _MOST)} {lark.mark(calls.closing)}"
+        inside = f"{calls.unit(lark, tools, _MOST)} {lark.spelled(calls.closing)}"
         opening, closing = self._marks.get(calls.opening), self._marks.get(calls.closing)
         if opening is not None and closing is not None:
             make = self._maker(_lark(lark.text(f"start: {inside}")))
@@ -104,9 +104,12 @@ class Grammars:
             free = lark.rule(r"/\s*[^\s{](?s:.*)/", "FREE")
             return self._behind_thought(self._maker(_lark(lark.text(f"start: {inside} | {free}"))), lead)
         unit, mark = lark.rule(inside), escaped(calls.opening)
+        token = next((one for one in self._marks if one in calls.opening), "")
         free = lark.rule(f"/(?s:.+)/ & ~/(?s:.*){mark}(?s:.*)/", "FREE")
-        if opening is not None:
-            start = f"start: ({free}? <[{opening}]> {unit})* {free}?"
+        if token:
+            before, _, behind = calls.opening.partition(token)
+            some = lark.rule(f"/(?s:.*){escaped(before)}/", "BEFORE") if before else f"{free}?"
+            start = f"start: ({some} {lark.mark(token)} {lark.spelled(behind)} {unit})* {free}?"
         else:
             before = lark.rule(f"/(?s:.*){mark}/", "before[lazy]")
             start = f"start: ({before} {unit})* {free}?"
@@ -120,7 +123,7 @@ class Grammars:
     def _units(self, lark: Lark, tools: dict[str, dict[str, Any]], most: int) -> str:
         calls = self._calls
         inside = calls.unit(lark, tools, most)
-        unit = lark.rule(f"{lark.mark(calls.opening)} {inside} {lark.mark(calls.closing)}")
+        unit = lark.rule(f"{lark.spelled(calls.opening)} {inside} {lark.spelled(calls.closing)}")
         if calls.joint is None or most == 1:
             return unit
         return f"{unit} ({lark.spelled(calls.joint)} {unit}){{0,{most - 1}}}"

@@ -13,6 +13,8 @@ from paceline.text.formats.events import AnswerParser, Event, Text, Thought, Too
 from paceline.text.formats.lark import Lark
 from paceline.text.formats.thoughts import Parted, ThoughtParser
 
+SWITCHES = ("enable_thinking", "thinking", "reasoning")  # what templates call thinking on or off
+
 
 class Calls(Protocol):
     """A notation of tool calls. An answer has units, each from `opening` to `closing`; both may be empty."""
@@ -111,7 +113,8 @@ class ChatFormat:
     def marks(self) -> tuple[str, ...]:
         """What the parsers have to see of an answer, although the vocabulary may have it as special tokens."""
         calls = self.calls.marks if self.calls is not None else ()
-        thoughts = (self.thoughts.opening, self.thoughts.closing) if self.thoughts is not None else ()
+        own = self.thoughts
+        thoughts = (own.opening, own.closing, own.said) if own is not None else ()
         return tuple(dict.fromkeys(one for one in (*calls, *thoughts, *self.extra_marks) if one))
 
     def parser(self, inside: bool = False, tools: Tools | None = None) -> AnswerParser:

@@ -2,6 +2,7 @@
 
 Hermes 2, Qwen 2.5 and 3, Granite 4: `<tool_call>`, a line {"name": "f", "arguments": {}}, `</tool_call>`.
 Mistral before Small 3.2: `[TOOL_CALLS][{"name": "f", "arguments": {}}, ...]`. Llama 3: {"name": "f", "parameters": {}}.
+Cohere: {"tool_call_id": "0", "tool_name": "f", "parameters": {}}.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from paceline.text.formats.calls import HEAD, CallParser, JsonValue
 from paceline.text.formats.events import Tools
 
-_NAMES, _ARGUMENTS = ("name", "function"), ("arguments", "parameters")
+_NAMES, _ARGUMENTS = ("name", "function", "tool_name"), ("arguments", "parameters")
 _KEYS = (*_NAMES, *_ARGUMENTS, "type", "id")
 _KEY = re.compile(r'"((?:[^"\\]|\\.)*)"\s*:\s*(?=\S)')
 SPACE = " \t\r\n"

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.errors import UsageError
-from paceline.text.formats import deepseek, gemma, harmony, hermes, kimi, llama, mistral, tagged
-from paceline.text.formats.base import Calls, ChatFormat, Needs, Thoughts, plain_thoughts
+from paceline.text.formats import cohere, deepseek, gemma, harmony, hermes, kimi, llama, mistral, tagged
+from paceline.text.formats.base import SWITCHES, Calls, ChatFormat, Needs, Thoughts, plain_thoughts
 
 Render = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None, dict[str, Any]], str]
 
@@ -27,7 +27,7 @@ _THOUGHTS = {
     "mistral": mistral.THOUGHTS, "seed": plain_thoughts("<seed:think>", "</seed:think>"),
     "thinking": plain_thoughts("<thinking>", "</thinking>"),
     "reasoning": plain_thoughts("<reasoning>", "</reasoning>"),
-    "cohere": plain_thoughts("<|START_THINKING|>", "<|END_THINKING|>", ""),
+    "cohere": cohere.RESPONSE, "cohere-text": cohere.TEXT,
 }  # fmt: skip
 
 
@@ -48,6 +48,10 @@ _T = re.escape(TOOL)
 SIGNS = (
     _sign(gemma.CALLS, rf"<\|tool_call>\s*call:{_T}", r"<\|tool_call>"),
     _sign(harmony.CALLS, rf"to=functions\.{_T}", r"to=functions"),
+    _sign(tagged.SEED, rf"<seed:tool_call>\s*<function={_T}>", r"<seed:tool_call>"),
+    _sign(tagged.DEEPSEEK_V32, rf'<｜DSML｜function_calls>\s*<｜DSML｜invoke name="{_T}"'),
+    _sign(tagged.DEEPSEEK_V4, rf'<｜DSML｜tool_calls>\s*<｜DSML｜invoke name="{_T}"'),
+    _sign(cohere.CALLS, rf'<\|START_ACTION\|>\s*\[[^\]]*"tool_name":\s*"{_T}"', r"<\|START_ACTION\|>"),
     _sign(tagged.QWEN, rf"<function={_T}>\s*<parameter=", r"<function=\w"),
     _sign(tagged.MINIMAX, rf'<minimax:tool_call>\s*<invoke name="{_T}"', r"<minimax:tool_call>"),
     _sign(tagged.GLM_COMPACT, rf"<tool_call>{_T}<arg_key>"),
@@ -216,6 +220,7 @@ def _shows_tools(render: Render) -> bool:
 
 def _thoughts(render: Render, source: str) -> tuple[Thoughts | None, str]:
     """The marks of thoughts, and the field of a message that the template reads earlier thoughts from."""
+    known = [one for one in _THOUGHTS.values() if not one.said or one.said in source]
     said = {"role": "assistant", "content": SAID}
     ways: dict[str, dict[str, Any]] = {
         "reasoning_content": said | {"reasoning_content": THOUGHT},
@@ -229,19 +234,19 @@ def _thoughts(render: Render, source: str) -> tuple[Thoughts | None, str]:
             talk = [asked[0], asked[1] | {k: v for k, v in message.items() if k != "role"}, *asked[2:]]
             shown = _tried(render, talk if call else [_user(), message], (TOOL,) if call else ())
             before, found, behind = shown.partition(THOUGHT)
-            for thoughts in _THOUGHTS.values() if found and SAID in behind else ():
+            for thoughts in known if found and SAID in behind else ():
                 opening = thoughts.opening
                 if before.rstrip().removesuffix("thought").rstrip().endswith(opening):
                     return thoughts, way
     prompts = [_tried(render, [_user()], (), **options) for options in ({}, {"enable_thinking": True})]
-    for thoughts in _THOUGHTS.values():
+    for thoughts in known:
         if any(prompt.rstrip().endswith(thoughts.opening) for prompt in prompts):
             return thoughts, "reasoning_content"
-    for thoughts in _THOUGHTS.values():
+    for thoughts in known:
         if thoughts.opening in source and thoughts.closing in source:
             return thoughts, "reasoning_content"
-    known = [one for one in _THOUGHTS.values() if "/" in one.closing and one.closing in source]
-    return (known[0] if known else None), "reasoning_content"
+    closed = [one for one in known if "/" in one.closing and one.closing in source]
+    return (closed[0] if closed else None), "reasoning_content"
 
 
 def _switch(render: Render, source: str, made: ChatFormat) -> dict[str, Any]:
@@ -251,8 +256,8 @@ def _switch(render: Render, source: str, made: ChatFormat) -> dict[str, Any]:
     on, off, unsaid = (
         _tried(render, [_user()], (), **options)
         for options in (
-            {"enable_thinking": True, "thinking": True},
-            {"enable_thinking": False, "thinking": False},
+            dict.fromkeys(SWITCHES, True),
+            dict.fromkeys(SWITCHES, False),
             {},
         )
     )

@@ -2,6 +2,7 @@
 
 Qwen3-Coder and Qwen3.5: `<tool_call>`, `<function=f>`, `<parameter=key>`, a line of value, `</parameter>`, `</function>`.
 GLM-4.5 to 4.7: `<tool_call>f`, `<arg_key>key</arg_key>`, `<arg_value>value</arg_value>`, `</tool_call>`.
+DeepSeek V3.2: `<｜DSML｜invoke name="f">`, `<｜DSML｜parameter name="key" string="true">value</｜DSML｜parameter>`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from paceline.text.formats.calls import HEAD, CallParser, begins, quoted
 from paceline.text.formats.events import Tools
-from paceline.text.formats.kinds import kind_of, kinds_of
+from paceline.text.formats.kinds import EVERY, kind_of, kinds_of
 from paceline.text.markers import first, held
 
 _NAME = re.compile(r"[\w.\-/: ]+")
@@ -35,6 +36,7 @@ class Tags:
     end: str  # of a call
     closing: str  # of what `opening` has begun
     trim: bool  # a line break on each side of a value is not the value's
+    kinds: tuple[str, ...] = ()  # behind a key: that its value is a string, that it is JSON
 
 
 class TaggedCallParser(CallParser):
@@ -83,11 +85,15 @@ class TaggedCallParser(CallParser):
         if rest.startswith(opening):
             at = rest.find(closing, len(opening))
             behind = rest[at + len(closing) :].lstrip() if self._tags.value[0] else rest[at + len(closing) :]
-            if at < 0 or begins(behind, self._tags.value[0]):
+            if (
+                at < 0
+                or begins(behind, self._tags.value[0])
+                or any(begins(behind, k) for k in self._tags.kinds)
+            ):
                 return False
             key = rest[len(opening) : at].strip()
-            self.rest = behind.removeprefix(self._tags.value[0])
             self._kinds = kinds_of(self.tools.get(self._name, {}), key)
+            self.rest = self._said(behind.removeprefix(self._tags.value[0]))
             self.argue(("{" if self._keys == 0 else ", ") + f'"{quoted(key)}": ')
             self._keys, self._begun, self.state = self._keys + 1, False, self._value
             return True
@@ -96,6 +102,14 @@ class TaggedCallParser(CallParser):
         self.argue("}" if self._keys else "{}")
         self.state = self.between
         return True
+
+    def _said(self, behind: str) -> str:
+        """Takes from before a value what says of which kind it is, where the notation has that."""
+        for kinds, mark in zip((frozenset({"string"}), EVERY), self._tags.kinds, strict=False):
+            if behind.startswith(mark):
+                self._kinds = self._kinds if self._kinds == {"string"} else kinds
+                return behind.removeprefix(mark)
+        return behind.removeprefix(">") if self._tags.kinds else behind
 
     def _value(self) -> bool:
         end, behind = self._value_end()

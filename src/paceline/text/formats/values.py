@@ -61,12 +61,12 @@ def needed(schema: Mapping[str, Any]) -> list[str]:
     return names
 
 
-def value(lark: Lark, schema: Mapping[str, Any], key: str, end: str) -> str:
-    """Lark for the value of one argument and the text `end` that closes it. Raises UsageError."""
+def value(lark: Lark, schema: Mapping[str, Any], key: str, end: str, json_only: bool = False) -> str:
+    """Lark for the value of one argument and the text `end` that closes it; as JSON if `json_only`. Raises UsageError."""
     properties = schema.get("properties")
     inner = properties.get(key) if isinstance(properties, Mapping) else None
     inner = inner if isinstance(inner, Mapping) else {}
-    kinds = kinds_of(schema, key)
+    kinds = kinds_of(schema, key) if not json_only else frozenset[str]()
     if kinds == {"string"} or (kinds == {"string", "null"} and not _plain(inner)):
         null = [f"{literal('null')} {lark.spelled(end)}"] if "null" in kinds else []
         return either([*null, *(_text(lark, one, end) for one in _strings(inner, schema, 0))])
@@ -172,10 +172,12 @@ def whole(pattern: str) -> str:
 
 def _free(lark: Lark, patterns: Sequence[str], end: str) -> str:
     """A text that fits all patterns, and `end`."""
-    if any(mark in end for mark in lark.marks):  # a token, which no text holds
-        text = lark.rule(" & ".join(slashed(patterns)), "TEXT")
+    marked = [at for mark in lark.marks if (at := end.find(mark)) >= 0]
+    if marked:  # a token, which no text holds
+        before, rest = end[: min(marked)].lstrip("\n"), end[min(marked) :]
+        text = lark.rule(" & ".join(slashed(patterns, escaped(before))), "TEXT")
         return (
-            f"{text}{'?' if all(map(_takes_nothing, patterns)) else ''} {lark.spelled(end.lstrip(chr(10)))}"
+            f"{text}{'?' if not before and all(map(_takes_nothing, patterns)) else ''} {lark.spelled(rest)}"
         )
     return lark.rule(" & ".join(slashed(patterns, escaped(end))), "value[lazy]")
 
