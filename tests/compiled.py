@@ -102,7 +102,7 @@ def words() -> None:
 
 
 def sinks() -> None:
-    """Attention with sinks, and experts with biases behind the clamped gate, of one row and of many, in bfloat16."""
+    """Attention with sinks, and experts in MXFP4 with biases behind the clamped gate, of one row and of many."""
     from paceline.kv.cache import KVCache
     from paceline.kv.layout import LayerKV, Layout
     from paceline.ops.base import Experts, Weight
@@ -115,15 +115,16 @@ def sinks() -> None:
         max_tokens=128,
         dtype=torch.bfloat16,
     )
-    whole, first, last = (
-        Weight(torch.zeros(*size).bfloat16(), "bfloat16") for size in ((4, 256), (512, 256), (256, 256))
+    router = Weight(torch.zeros(4, 256).bfloat16(), "bfloat16")
+    first, last = (
+        Weight(torch.full((n, 256 // 32 * 17), 120, dtype=torch.uint8), "mxfp4") for n in (512, 256)
     )
     biases = {
         "router_bias": torch.zeros(4),
         "gate_up_bias": torch.zeros(4, 512),
         "down_bias": torch.zeros(4, 256),
     }
-    experts = Experts(whole, (first,) * 4, (last,) * 4, 2, "clamped", **biases)
+    experts = Experts(router, (first,) * 4, (last,) * 4, 2, "clamped", **biases)
 
     def graph(ops):
         x = ops.given("x", 256)

@@ -86,7 +86,7 @@ def bytes_on_gpu(model: Path, quantize: Literal["int8", "int4", "none"] | None, 
     found = inspect(model, itemsize=2)
     if quantize is not None and quantize != "none":
         return int(found.parameters * PER_WEIGHT[quantize])
-    packed = {"I8", "U8", "I32", "Q4_0"} & set(found.dtypes)
+    packed = {"I8", "U8", "I32", "Q4_0", "MXFP4"} & set(found.dtypes)
     return found.weight_bytes if packed else found.parameters * (4 if dtype == "float32" else 2)
 
 

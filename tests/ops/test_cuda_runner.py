@@ -115,7 +115,12 @@ def test_quantized_weights_give_what_plain_torch_gives(kind):
 
 @pytest.mark.parametrize(
     ("kind", "width", "inner", "activation"),
-    [("int8", 128, 256, "gelu"), ("int8", 48, 12, "clamped"), ("int4", 64, 288, "gelu")],
+    [
+        ("int8", 128, 256, "gelu"),
+        ("int8", 48, 12, "clamped"),
+        ("int4", 64, 288, "gelu"),
+        ("mxfp4", 32, 32, "clamped"),
+    ],
 )
 def test_experts_of_few_rows_and_of_many(kind, width, inner, activation):
     generator = torch.Generator().manual_seed(5)
@@ -309,7 +314,7 @@ def test_the_assistant_scores_as_with_plain_torch():
     ("kind", "outputs", "inputs"),
     [
         ("float32", 70, 96), ("float32", 66, 1056), ("int8", 66, 1056), ("int8", 70, 256), ("int8", 66, 1152),
-        ("int4", 70, 96), ("int4", 66, 1056), ("q4_0", 66, 1056), ("q5_0", 70, 96),
+        ("int4", 70, 96), ("int4", 66, 1056), ("q4_0", 66, 1056), ("q5_0", 70, 96), ("mxfp4", 70, 96),
     ],
 )  # fmt: skip
 def test_products_of_few_and_many_rows_have_the_same_bits(kind, outputs, inputs):
@@ -397,7 +402,7 @@ class Wrong:
 def test_the_self_test_passes_what_is_right_and_names_what_is_not():
     right = EagerRunner(torch.float64)  # whose products of one row and of many are alike, nearly
     rounded = Wrong(right, lambda out, rows: out.float().round(decimals=3).double())
-    assert not selftest.failures(rounded, ["float", "int8"], CPU, torch.float32)
+    assert not selftest.failures(rounded, ["float", "int8", "mxfp4"], CPU, torch.float32)
     noisy = Wrong(rounded, lambda out, rows: out + (1e-3 if rows.count == 17 else 0.0))
     assert "beside 16 more rows" in selftest.failures(noisy, ["int4"], CPU, torch.float32)[0]
     broken = Wrong(rounded, lambda out, rows: out * 1.1)

@@ -56,6 +56,10 @@ def execute(name: str, inputs: dict[str, int]) -> dict[str, int]:
             result = given[0] & given[1] | given[2]
         elif op == "shr.u32":
             result = given[0] >> given[1]
+        elif op == "shl.b32":
+            result = given[0] << given[1] & BOTH
+        elif op == "and.b32":
+            result = given[0] & given[1]
         elif op == "mov.b64":
             low, high = (part.strip() for part in to.strip("{}").split(","))
             held[low], held[high] = given[0] & BOTH, given[0] >> 32
@@ -87,6 +91,30 @@ def test_nibbles_of_two_words_are_neighbours_times_their_scales(seed):
     for i in range(8):
         pair = (values[0, 32 * i + j : 32 * i + j + 2] - 8).to(torch.bfloat16) * scales[i]
         assert torch.equal(halves(done[f"${i}"]), pair)
+
+
+def test_floats_of_four_bits_are_neighbours_times_their_scales():
+    """Every value at every place of a word, with exponents from the smallest to the largest that is kept."""
+    exact = torch.tensor(
+        [0.0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64
+    )
+    generator = torch.Generator().manual_seed(1)
+    for j in range(0, 32, 2):
+        values = torch.randint(0, 16, (1, 256), generator=generator)
+        packed = (values[:, 0::2] | values[:, 1::2] << 4).to(torch.uint8)
+        words = in_words(packed, 256, 4)[0].tolist()
+        exponents = (
+            torch.randint(1, 129, (8,), generator=generator)
+            if j
+            else torch.tensor([0, 1, 2, 120, 125, 126, 127, 128])
+        )
+        scales = torch.ldexp(torch.ones(8), exponents - 1).to(torch.bfloat16)
+        low, high = scales.view(torch.uint8).view(torch.int64).tolist()
+        at = {"$8": words[j] & BOTH, "$9": words[j + 1] & BOTH} | dict.fromkeys(("$10", "$11"), low)
+        done = execute("_fractions", at | dict.fromkeys(("$12", "$13"), high))
+        for i in range(8):
+            pair = exact[values[0, 32 * i + j : 32 * i + j + 2]] * 2.0 ** (int(exponents[i]) - 127)
+            assert torch.equal(halves(done[f"${i}"]).double(), pair)
 
 
 @pytest.mark.parametrize("block", [128, 256])

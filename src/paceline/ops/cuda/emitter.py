@@ -91,7 +91,7 @@ class Emitter:
 
     def _multiplied_in(self, weight: Weight) -> torch.dtype:
         kind = kind_of(weight)
-        return self._low if kind in ("int8", "int4") else getattr(torch, kind)
+        return self._low if kind in ("int8", "int4", "mxfp4") else getattr(torch, kind)
 
     def define(self, symbol: Symbol, splits: int = 1) -> Ref:
         dtype = torch.float32 if splits > 1 else self._dtype(symbol)

@@ -79,7 +79,7 @@ class CudaRunner:
     def _test(self, recordings: Seq[RecordingOps]) -> None:
         """Have the card show that its results are right and depend on no other row, for each kind of weight, once."""
         kinds = {kind_of(weight) for ops in recordings for node in ops.nodes for weight in node.weights}
-        wanted = {kind if kind in ("int8", "int4") else "float" for kind in kinds}
+        wanted = {kind if kind in ("int8", "int4", "mxfp4") else "float" for kind in kinds}
         if self._tested is None or self._broken or wanted <= self._tested:
             return
         self._tested |= wanted

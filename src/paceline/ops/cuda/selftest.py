@@ -26,7 +26,7 @@ CHUNKS = (1, 7, 65)
 
 
 def failures(runner: Runner, kinds: Iterable[str], device: torch.device, dtype: torch.dtype) -> list[str]:
-    """What was wrong, a line each; none: all is well. `kinds`: float, int8 and int4, of the weights to be used."""
+    """What was wrong, a line each; none: all is well. `kinds`: float, int8, int4 and mxfp4, of the weights to be used."""
     found = [line for kind in sorted(set(kinds)) if (line := _products(runner, kind, device, dtype))]
     line = _attention(runner, device, dtype)
     return [*found, *([line] if line else [])]
@@ -34,11 +34,7 @@ def failures(runner: Runner, kinds: Iterable[str], device: torch.device, dtype: 
 
 def _products(runner: Runner, kind: str, device: torch.device, dtype: torch.dtype) -> str | None:
     data = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0)).to(device)
-    weight = (
-        Weight(data.to(dtype), _NAMES[dtype])
-        if kind == "float"
-        else quantize(data, "int8" if kind == "int8" else "int4")
-    )
+    weight = _weight(data, kind, dtype)
     x = torch.randn(ROWS[-1], SHAPE[1], generator=torch.Generator().manual_seed(1)).to(device)
     wanted = x.double() @ dequantize(weight, None, torch.float32).double().T
 
@@ -55,6 +51,18 @@ def _products(runner: Runner, kind: str, device: torch.device, dtype: torch.dtyp
         if not torch.equal(got[:1], alone):
             return f"products with {kind} weights of one row have other bits beside {rows - 1} more rows"
     return None
+
+
+def _weight(data: Tensor, kind: str, dtype: torch.dtype) -> Weight:
+    if kind == "float":
+        return Weight(data.to(dtype), _NAMES[dtype])
+    if kind != "mxfp4":
+        return quantize(data, "int8" if kind == "int8" else "int4")
+    blocks = torch.randint(
+        0, 256, (len(data), data.shape[1] // 32, 17), generator=torch.Generator().manual_seed(3)
+    )
+    blocks[..., 0] = 120 + blocks[..., 0] % 4  # exponents
+    return Weight(blocks.flatten(1).to(data.device, torch.uint8), "mxfp4")
 
 
 def _attention(runner: Runner, device: torch.device, dtype: torch.dtype) -> str | None:

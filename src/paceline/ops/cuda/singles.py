@@ -45,7 +45,7 @@ def single(e: Emitter, node: Node) -> None:
 
 
 def _embed(e: Emitter, node: Node) -> None:
-    table, out = e.pack(node.weights, "plain"), e.define(node.outputs[0])
+    table, out = e.pack(node.weights, "table"), e.define(node.outputs[0])
     if table.kind == 2:
         raise Unsupported("an embedding in int4")
     e.out.reads_rows = True

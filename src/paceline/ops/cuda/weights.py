@@ -19,8 +19,9 @@ from paceline.ops import blocks
 from paceline.ops.base import Weight
 from paceline.ops.cuda.kernels.linear import BLOCK, BYTES, GROUP
 
-Order = Literal["plain", "pair", "halves", "rows"]  # see `pack`
-FLOAT, INT8, INT4, WORDS = range(4)
+Order = Literal["plain", "pair", "halves", "rows", "table"]  # see `pack`
+FLOAT, INT8, INT4, WORDS, MXFP4 = range(5)
+LARGEST = 128  # exponent of MXFP4, whose scale times 2^126 bfloat16 holds
 TILE = 64  # outputs of a tile at few rows
 PROGRAMS = 264  # that a product with few rows should have, about two for each multiprocessor of a large card
 MOST_SPLITS = 8
@@ -31,7 +32,7 @@ FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Matrix:
     """[outputs, inputs] on the device. int8: scale [outputs]; int4: [outputs, padded inputs / 32].
 
-    INT4, and WORDS for int8: `data` is int32, in blocks of so many inputs, see `in_words`.
+    INT4, MXFP4 (scales times 2^126), and WORDS for int8: `data` is int32, in blocks of so many inputs, see `in_words`.
     """
 
     data: Tensor
@@ -52,11 +53,12 @@ class Matrix:
 def pack(weights: Seq[Weight], dtype: torch.dtype, order: Order = "plain") -> Matrix:
     """Several weights of one kind and as many inputs, in one matrix. order: plain, behind each other; pair, a gate and a
     value, output by output; halves, behind each other, each one's first and second half output by output; rows, as plain
-    where single rows are read: int8 is not put into words.
+    where single rows are read: int8 is not put into words, and MXFP4 becomes floats; table, where only the latter holds.
 
     `dtype`: what int8 and int4 are multiplied in. Floats are multiplied in their own type.
     """
-    parts = [_plain(weight, dtype) for weight in weights]
+    kept = order not in ("rows", "table") and dtype != torch.float16 and all(map(_in_range, weights))
+    parts = [_plain(weight, dtype, kept) for weight in weights]
     data = _joined([part.data for part in parts], order)
     first = parts[0]
     scale = (
@@ -67,8 +69,9 @@ def pack(weights: Seq[Weight], dtype: torch.dtype, order: Order = "plain") -> Ma
     outputs, inputs = data.shape[0], first.in_features
     splits, part = (1, inputs) if order == "pair" else split_of(outputs, inputs)
     if first.kind == "int4":
-        data, scale = _padded(data, scale, inputs, dtype)
-        return Matrix(in_words(data, BLOCK, 4), scale, INT4, outputs, inputs, dtype, splits, part, BLOCK)
+        kind = MXFP4 if weights[0].kind == "mxfp4" else INT4
+        data, scale = _padded(data, scale, (inputs, 0 if kind == MXFP4 else 0x88), dtype)
+        return Matrix(in_words(data, BLOCK, 4), scale, kind, outputs, inputs, dtype, splits, part, BLOCK)
     if first.kind == "int8":
         block = next((size for size in (BLOCK, BYTES) if inputs % size == 0), 0)
         if order != "rows" and block:
@@ -88,7 +91,7 @@ def split_of(outputs: int, inputs: int) -> tuple[int, int]:
 
 def kind_of(weight: Weight) -> str:
     """What a weight becomes, by which weights can be packed together."""
-    return {"q4_0": "int4", "int4": "int4", "int8": "int8"}.get(
+    return {"q4_0": "int4", "int4": "int4", "int8": "int8", "mxfp4": "mxfp4"}.get(
         weight.kind, weight.kind if weight.kind in FLOATS else "bfloat16"
     )
 
@@ -101,16 +104,26 @@ def _joined(parts: Seq[Tensor], order: Order) -> Tensor:
     return parts[0].contiguous() if len(parts) == 1 else torch.cat(tuple(parts))
 
 
-def _plain(weight: Weight, dtype: torch.dtype) -> Weight:
-    """Blocks of GGUF files as int4 where that is what they are, else as floats."""
+def _in_range(weight: Weight) -> bool:
+    """Of MXFP4, whether it can be kept so."""
+    return weight.kind == "mxfp4" and bool(
+        (weight.data.view(len(weight.data), -1, 17)[..., 0] <= LARGEST).all()
+    )
+
+
+def _plain(weight: Weight, dtype: torch.dtype, kept: bool) -> Weight:
+    """Blocks of GGUF files as int4 where that is what they are, MXFP4 in that form if it is `kept`, else as floats."""
     layout = weight.blocks
     if layout is None:
         return weight
     device = weight.data.device
-    if weight.kind == "q4_0":  # 2 bytes of scale, then 16 bytes: inputs j and j + 16 in one
+    if weight.kind == "q4_0" or kept:  # bytes of scale, then 16 bytes: inputs j and j + 16 in one
         raw = weight.data.view(weight.data.shape[0], -1, layout.size)
-        scale = raw[..., :2].contiguous().view(torch.float16).squeeze(-1).float()
-        low, high = raw[..., 2:] & 15, raw[..., 2:] >> 4
+        if kept:
+            scale = ((raw[..., 0].int() + 126) << 23).view(torch.float32)  # 2^(exponent - 1)
+        else:
+            scale = raw[..., :2].contiguous().view(torch.float16).squeeze(-1).float()
+        low, high = raw[..., -16:] & 15, raw[..., -16:] >> 4
         nibbles = torch.cat((low, high), -1).flatten(1)
         return Weight(nibbles[:, 0::2] | nibbles[:, 1::2] << 4, "int4", scale)
     values = np.empty((weight.out_features, weight.in_features), np.float32)
@@ -120,12 +133,15 @@ def _plain(weight: Weight, dtype: torch.dtype) -> Weight:
     return Weight(torch.from_numpy(values).to(device, dtype), {v: k for k, v in FLOATS.items()}[dtype])  # type: ignore[arg-type]
 
 
-def _padded(data: Tensor, scale: Tensor | None, inputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """int4 with whole blocks of inputs: nibbles of zero with scales of zero."""
+def _padded(
+    data: Tensor, scale: Tensor | None, row: tuple[int, int], dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """int4 with whole blocks of inputs: nibbles of zero with scales of zero. `row`: its inputs, and two such nibbles."""
     assert scale is not None
+    inputs, zeros = row
     padded = math.ceil(inputs / BLOCK) * BLOCK
     if padded != inputs:
-        data = torch.nn.functional.pad(data, (0, (padded - inputs) // 2), value=0x88)
+        data = torch.nn.functional.pad(data, (0, (padded - inputs) // 2), value=zeros)
         scale = torch.nn.functional.pad(scale, (0, (padded - inputs) // GROUP))
     return data, scale.to(dtype).contiguous()
 

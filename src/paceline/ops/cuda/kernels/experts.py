@@ -102,8 +102,8 @@ def _expert_tile(
     m = row * x_stride + rank * per_row
     r = expert.to(tl.int64) * outputs + tl.minimum(n, outputs - 1)
     acc = tl.zeros([BN, BM], tl.float32)
-    if KIND == 2:
-        acc = dot_int4(acc, w, scale, x, r, m, inside, 0, inputs, inputs, 1, DT, BK, ASM, EVEN)
+    if KIND % 2 == 0 and KIND > 0:
+        acc = dot_int4(acc, w, scale, x, r, m, inside, 0, inputs, inputs, 1, DT, BK, ASM, EVEN, KIND == 4)
     elif KIND == 3:
         acc = dot_int8(acc, w, x, r, m, inside, 0, inputs, inputs, 1, DT, BK, ASM, EVEN)
     else:

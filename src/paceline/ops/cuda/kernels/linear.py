@@ -100,6 +100,71 @@ def _nibbles(words, low, high):
 
 
 @triton.jit
+def _fractions(words, low, high):
+    """The same of floats of four bits: a sign, two bits of exponent, one of fraction.
+
+    Where bfloat16 has the end of its exponent and the beginning of its fraction they mean 2^-126 as much: scales say so.
+    """
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 a, b, s, u, v, p, q;
+        prmt.b32 a, $8, $9, 0x5410;
+        prmt.b32 b, $8, $9, 0x7632;
+        shl.b32 q, a, 12;
+        and.b32 q, q, 0x80008000;
+        shl.b32 p, a, 6;
+        lop3.b32 $0, p, 0x01C001C0, q, 0xEA;
+        shl.b32 q, a, 8;
+        and.b32 q, q, 0x80008000;
+        shl.b32 p, a, 2;
+        lop3.b32 $1, p, 0x01C001C0, q, 0xEA;
+        shl.b32 q, a, 4;
+        and.b32 q, q, 0x80008000;
+        shr.u32 p, a, 2;
+        lop3.b32 $2, p, 0x01C001C0, q, 0xEA;
+        and.b32 q, a, 0x80008000;
+        shr.u32 p, a, 6;
+        lop3.b32 $3, p, 0x01C001C0, q, 0xEA;
+        mov.b64 {u, v}, $10;
+        prmt.b32 s, u, u, 0x1010;
+        mul.rn.bf16x2 $0, $0, s;
+        prmt.b32 s, u, u, 0x3232;
+        mul.rn.bf16x2 $1, $1, s;
+        prmt.b32 s, v, v, 0x1010;
+        mul.rn.bf16x2 $2, $2, s;
+        prmt.b32 s, v, v, 0x3232;
+        mul.rn.bf16x2 $3, $3, s;
+        shl.b32 q, b, 12;
+        and.b32 q, q, 0x80008000;
+        shl.b32 p, b, 6;
+        lop3.b32 $4, p, 0x01C001C0, q, 0xEA;
+        shl.b32 q, b, 8;
+        and.b32 q, q, 0x80008000;
+        shl.b32 p, b, 2;
+        lop3.b32 $5, p, 0x01C001C0, q, 0xEA;
+        shl.b32 q, b, 4;
+        and.b32 q, q, 0x80008000;
+        shr.u32 p, b, 2;
+        lop3.b32 $6, p, 0x01C001C0, q, 0xEA;
+        and.b32 q, b, 0x80008000;
+        shr.u32 p, b, 6;
+        lop3.b32 $7, p, 0x01C001C0, q, 0xEA;
+        mov.b64 {u, v}, $12;
+        prmt.b32 s, u, u, 0x1010;
+        mul.rn.bf16x2 $4, $4, s;
+        prmt.b32 s, u, u, 0x3232;
+        mul.rn.bf16x2 $5, $5, s;
+        prmt.b32 s, v, v, 0x1010;
+        mul.rn.bf16x2 $6, $6, s;
+        prmt.b32 s, v, v, 0x3232;
+        mul.rn.bf16x2 $7, $7, s;
+        }""",
+        "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,l,l,l,l",
+        [words, low, high], dtype=(tl.bfloat16,) * 8, is_pure=True, pack=2,
+    )  # fmt: skip
+
+
+@triton.jit
 def _bytes(words):
     """Four tiles of bfloat16: byte i of each word. 128 plus its last bits, minus 128, or 256 with the first bit set."""
     return tl.inline_asm_elementwise(
@@ -127,9 +192,18 @@ def _bytes(words):
 
 
 @triton.jit
-def _nibble(words, scale, i: tl.constexpr, DT: tl.constexpr):
-    """One tile of `_nibbles`, in any type."""
-    return ((((words >> (4 * i)) & 15).to(DT) - 8.0) * tl.load(scale + i).to(DT)[:, None]).to(DT)
+def _nibble(words, scale, i: tl.constexpr, DT: tl.constexpr, FLOATS: tl.constexpr):
+    """One tile of `_nibbles`, or of `_fractions`, in any type."""
+    n = (words >> (4 * i)) & 15
+    own = tl.load(scale + i)
+    if FLOATS:
+        m = n & 7
+        twice = tl.where(m < 4, m, tl.where(m < 6, 2 * m - 4, 4 * m - 16))
+        signed = tl.where(n > 7, -twice, twice).to(tl.float32)
+        part = own.to(tl.float32) * 5.421010862427522e-20 * 1.0842021724855044e-19  # 2^-64 and 2^-63
+        return (signed * part[:, None]).to(DT)
+    else:
+        return ((n.to(DT) - 8.0) * own.to(DT)[:, None]).to(DT)
 
 
 @triton.jit
@@ -143,9 +217,12 @@ def _inputs(x, m, k, inside, inputs, x_stride, W: tl.constexpr, DT: tl.constexpr
 @triton.jit
 def dot_int4(
     acc, w, scale, x, n, m, inside, start, stop, inputs, x_stride,
-    DT: tl.constexpr, BK: tl.constexpr, ASM: tl.constexpr, EVEN: tl.constexpr,
+    DT: tl.constexpr, BK: tl.constexpr, ASM: tl.constexpr, EVEN: tl.constexpr, FLOATS: tl.constexpr,
 ):  # fmt: skip
-    """The same of int4 weights: BK inputs are BK / 8 words, see `weights.in_words`, a row is padded to whole BK."""
+    """The same of int4 weights: BK inputs are BK / 8 words, see `weights.in_words`, a row is padded to whole BK.
+
+    FLOATS: of floats of four bits (MXFP4), scales times 2^126.
+    """
     W: tl.constexpr = BK // 8
     padded = tl.cdiv(inputs, BK) * BK
     for k in range(start, stop, BK):
@@ -156,16 +233,15 @@ def dot_int4(
             four = (scale.to(tl.pointer_type(tl.int64)) + n.to(tl.int64) * (padded // BK * 2) + k // BK * 2)[
                 :, None
             ]
-            w0, w1, w2, w3, w4, w5, w6, w7 = _nibbles(words, tl.load(four), tl.load(four + 1))
+            if FLOATS:
+                w0, w1, w2, w3, w4, w5, w6, w7 = _fractions(words, tl.load(four), tl.load(four + 1))
+            else:
+                w0, w1, w2, w3, w4, w5, w6, w7 = _nibbles(words, tl.load(four), tl.load(four + 1))
         else:
-            w0, w1, w2, w3 = (
-                _nibble(words, own, 0, DT), _nibble(words, own, 1, DT), _nibble(words, own, 2, DT),
-                _nibble(words, own, 3, DT),
-            )  # fmt: skip
-            w4, w5, w6, w7 = (
-                _nibble(words, own, 4, DT), _nibble(words, own, 5, DT), _nibble(words, own, 6, DT),
-                _nibble(words, own, 7, DT),
-            )  # fmt: skip
+            w0, w1 = _nibble(words, own, 0, DT, FLOATS), _nibble(words, own, 1, DT, FLOATS)
+            w2, w3 = _nibble(words, own, 2, DT, FLOATS), _nibble(words, own, 3, DT, FLOATS)
+            w4, w5 = _nibble(words, own, 4, DT, FLOATS), _nibble(words, own, 5, DT, FLOATS)
+            w6, w7 = _nibble(words, own, 6, DT, FLOATS), _nibble(words, own, 7, DT, FLOATS)
         acc = tl.dot(w0, _inputs(x, m, k, inside, inputs, x_stride, W, DT, EVEN), acc, input_precision="ieee")
         acc = tl.dot(
             w1, _inputs(x, m, k + W, inside, inputs, x_stride, W, DT, EVEN), acc, input_precision="ieee"
@@ -249,7 +325,8 @@ def linear_kernel(
     KIND: tl.constexpr, ACT: tl.constexpr, SPLITS: tl.constexpr, INNER: tl.constexpr, BIAS: tl.constexpr,
     EVEN: tl.constexpr, ASM: tl.constexpr, DT: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """out[(part,) row, output] = x @ weight.T. KIND 0: float, 1: int8 with a scale per output, 2: int4, 3: int8 in words.
+    """out[(part,) row, output] = x @ weight.T. KIND 0: float, 1: int8 with a scale per output, 2: int4, 3: int8 in words,
+    4: MXFP4.
 
     `part`: inputs of each of SPLITS parts. INNER: this program goes over all parts. ACT: outputs 2i and 2i + 1 are gate
     and value of result i. BIAS is added to the first part. EVEN: parts are whole tiles, and so are the outputs. ASM:
@@ -265,8 +342,10 @@ def linear_kernel(
         start = s * part
         stop = tl.minimum(start + part, inputs)
         acc = tl.zeros([BN, BM], tl.float32)
-        if KIND == 2:
-            acc = dot_int4(acc, w, scale, x, row, m, inside, start, stop, inputs, x_stride, DT, BK, ASM, EVEN)
+        if KIND % 2 == 0 and KIND > 0:
+            acc = dot_int4(
+                acc, w, scale, x, row, m, inside, start, stop, inputs, x_stride, DT, BK, ASM, EVEN, KIND == 4
+            )
         elif KIND == 3:
             acc = dot_int8(acc, w, x, row, m, inside, start, stop, inputs, x_stride, DT, BK, ASM, EVEN)
         else:
