@@ -21,6 +21,7 @@ from paceline import SamplingParams
 from paceline.checkpoints.gguf.reader import Gguf
 from paceline.checkpoints.gguf.tokenizer import end_ids
 from paceline.checkpoints.loading import Tensors
+from paceline.convert import to_gguf
 from paceline.convert.quantized import save_quantized
 from paceline.convert.to_gguf import write_gguf
 from paceline.drafters.ngram import NgramDrafter
@@ -161,6 +162,24 @@ def test_its_file_is_that_of_llama_cpp(made: Made, tmp_path: Path) -> None:
     assert torch.equal(logits_of(one), logits_of(other))
     assert model["gpt-oss.attention.sliding_window"] == 8
     assert model["general.file_type"] == 38
+
+
+def test_gate_and_up_may_be_one_tensor_of_a_file(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the same converter writes them if it is asked to."""
+    names = to_gguf.names_of
+
+    def fused(architecture: str, name: str) -> list[str]:
+        return list(
+            dict.fromkeys(re.sub("(gate|up)_exps", "gate_up_exps", one) for one in names(architecture, name))
+        )
+
+    monkeypatch.setattr(to_gguf, "names_of", fused)
+    write_gguf(made[1], tmp_path / "m.gguf", None)
+    assert Gguf(tmp_path / "m.gguf").tensors["blk.3.ffn_gate_up_exps.bias"].shape == (6, 192)
+    one, other = (load_target(path, runner=native.NativeRunner(2)) for path in (made[1], tmp_path / "m.gguf"))
+    assert torch.equal(logits_of(one), logits_of(other))
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "bf16"])

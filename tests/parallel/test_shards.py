@@ -155,7 +155,7 @@ def test_the_mtp_drafter_reads_what_its_rank_has(family: str, tmp_path: Path) ->
     torch.testing.assert_close(together(2, load, draft)[0], alone(load, draft), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("family", ["dense", "26b", "llama-tied-biases", "qwen3-moe"])
+@pytest.mark.parametrize("family", ["dense", "26b", "llama-tied-biases", "qwen3-moe", "gpt-oss"])
 def test_native_segments_compute_what_plain_torch_does(family: str, tmp_path: Path) -> None:
     """And a row's bits do not depend on how the text is cut."""
     (build_target if family in FAMILIES else build_decoder)(family, tmp_path)

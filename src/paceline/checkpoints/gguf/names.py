@@ -53,6 +53,10 @@ _BIASED_EXPERTS = _EXPERTS | {
     "ffn_gate_inp.bias": "mlp.gate.bias", "ffn_gate_exps.bias": "mlp.experts.gate_up_bias",
     "ffn_up_exps.bias": "mlp.experts.gate_up_bias", "ffn_down_exps.bias": "mlp.experts.down_bias",
 }  # fmt: skip
+# what newer converters may write in place of gate and up of experts: all gates before all ups
+_GATE_UP = {
+    "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj", "ffn_gate_up_exps.bias": "mlp.experts.gate_up_bias",
+}  # fmt: skip
 _SHARED_EXPERT = {
     "ffn_gate_inp_shexp.weight": "mlp.shared_expert_gate.weight",
     "ffn_gate_shexp.weight": "mlp.shared_expert.gate_proj.weight",
@@ -226,6 +230,8 @@ def pieces(model: Gguf, heads: int, kv_heads: int) -> dict[str, Piece]:
             continue
         inside = _LAYER.fullmatch(name)
         known = layer.get(inside[2]) if inside else top.get(name)
+        if inside and known is None and "ffn_gate_exps.weight" in layer:
+            known = _GATE_UP.get(inside[2])
         if known is None:
             raise WeightsError(
                 f"{model.path}: the tensor {name[:80]!a} is not part of any {architecture} model that paceline "
