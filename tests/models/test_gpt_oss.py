@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from decoders import build_decoder
 from gguf_files import write_gguf as write_file
 from layouts import edit
-from paceline import SamplingParams
+from paceline import LLM, SamplingParams
 from paceline.checkpoints.gguf.reader import Gguf
 from paceline.checkpoints.gguf.tokenizer import end_ids
 from paceline.checkpoints.loading import Tensors
@@ -268,3 +269,24 @@ def test_the_config_that_openai_publishes(made: Made, tmp_path: Path) -> None:
     )  # what transformers takes where none is said
     assert parse_target(read_config(folder)).rotary == config.rotary  # type: ignore[attr-defined]
     assert load_target(folder).eos_token_ids == (3, 4, 5)
+
+
+def test_a_chat_ends_at_return_and_at_call_but_at_no_message(tmp_path: Path) -> None:
+    """The published end tokens, beside the published template; thoughts and messages end at <|end|> and go on."""
+    build_decoder("gpt-oss", tmp_path, vocab_size=SIZE + 8)
+    backend = byte_level(tmp_path, "gpt-4o")
+    names = ["<|return|>", "<|call|>", "<|end|>", "<|start|>", "<|message|>", "<|channel|>", "<|constrain|>"]
+    backend.add_special_tokens([AddedToken(name, special=True) for name in names])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    ids = {name: backend.token_to_id(name) for name in names}
+    edit(tmp_path / "generation_config.json", eos_token_id=[ids["<|return|>"], 0, ids["<|call|>"]])
+    template = Path(__file__).parents[1] / "text" / "templates" / "families" / "gptoss.jinja"
+    (tmp_path / "chat_template.jinja").write_text(template.read_text())
+    found = {}
+    with LLM(str(tmp_path), drafter="ngram", max_model_len=512, threads=1) as llm:
+        for name in names[:3]:
+            params = SamplingParams(max_tokens=6, temperature=0, logit_bias={ids[name]: 100.0})
+            (done,) = llm.chat([{"role": "user", "content": "a"}], params)
+            found[name] = done.finish_reason, len(done.token_ids)
+        assert llm.tokenizer.format.name == "harmony"
+    assert found == {"<|return|>": ("stop", 1), "<|call|>": ("stop", 1), "<|end|>": ("length", 6)}
