@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import builtins
 import json
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from media_models import ID, build_seeing, file_of, picture, tone, wav
 from paceline import LLM, AsyncLLM, UsageError
 from paceline.audit.audit import Audit, Plan
 from paceline.audit.client import Endpoint
+from paceline.checkpoints.loading import Tensors
 from paceline.cli import main
 from paceline.cli.attached import files_in
 from paceline.cli.conversation import Conversation
@@ -28,13 +30,16 @@ from paceline.cli.serve import command as serve
 from paceline.cli.writing import stats_lines
 from paceline.config import EngineConfig
 from paceline.core import Stats
+from paceline.media.build import reader_of
 from paceline.media.decoder import Decoder
-from paceline.media.reader import MediaReader
+from paceline.models.registry import load_target
 from paceline.models.towers.gemma4_audio import GemmaAudio
 from paceline.models.towers.gemma4_vision import GemmaVision
 from paceline.server.loading import load
 from paceline.server.media import MediaThreads
 from paceline.soft_tokens import MediaUse
+from paceline.text.helper import Helper
+from paceline.text.tokenizer import Tokenizer
 from server.serving import Served, served
 
 OPTIONS: dict[str, Any] = {"activations": "float32", "threads": 1, "max_model_len": 512, "cache_memory": 2**26,
@@ -469,13 +474,42 @@ def test_serve_has_the_options_of_pictures(monkeypatch: pytest.MonkeyPatch) -> N
         EngineConfig(image_tokens=99)
 
 
-def test_towers_at_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded: list[str] = []
-    for name in ("_vision", "_hearing"):
-        first = getattr(MediaReader, name)
-        monkeypatch.setattr(
-            MediaReader, name, lambda self, first=first, name=name: loaded.append(name) or first(self)
-        )
+def test_towers_at_start(folder: Path) -> None:
+    target, tokenizer = load_target(folder), Tokenizer.load(folder)
     for preload in (False, True):
-        with LLM(folder, preload_media=preload, **OPTIONS):
-            assert loaded == ["_vision", "_hearing"] * preload
+        reader = reader_of(EngineConfig(target=str(folder), preload_media=preload), folder, target, tokenizer)
+        assert reader is not None
+        assert (reader._seeing is not None, reader._listening is not None) == (preload, preload)
+
+
+def test_text_alone_pays_for_no_picture(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what is imported, read and started: no Pillow, no tensor of a tower, no process that decodes."""
+    found: list[str] = []
+
+    def spied(owner: Any, name: str, what: Any) -> None:
+        first = getattr(owner, name)
+
+        def spy(*given: Any, **named: Any) -> Any:
+            found.extend(filter(None, [what(*given)]))
+            return first(*given, **named)
+
+        monkeypatch.setattr(owner, name, spy)
+
+    spied(builtins, "__import__", lambda name, *_: name if name.split(".")[0] in ("PIL", "soundfile") else "")
+    spied(Tensors, "take", lambda self, name: name if "tower" in name or "embed_vision" in name else "")
+    spied(Helper, "_start", lambda self: "decoding" if "media" in self._module else "")
+    sizes = []
+    for media in (False, True):
+        with LLM(folder, media=media, **OPTIONS) as llm:
+            llm.chat([{"role": "user", "content": "what"}], **SAID)
+            sizes.append(llm.info["cache_bytes"])
+            assert not found
+            if media:
+                llm.chat(asked(max_soft_tokens=70), **SAID)
+            else:
+                with pytest.raises(UsageError, match="switched off"):
+                    llm.chat(asked(), **SAID)
+    assert sizes[0] == sizes[1]
+    assert {"decoding", "vision_tower.patch_embedder.input_proj.weight"} <= set(found), (
+        "the spies see nothing"
+    )
