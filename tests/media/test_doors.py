@@ -6,6 +6,7 @@ import asyncio
 import base64
 import builtins
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from media_models import ID, build_seeing, file_of, picture, tone, wav
 from paceline import LLM, AsyncLLM, UsageError
@@ -30,6 +32,7 @@ from paceline.cli.serve import command as serve
 from paceline.cli.writing import stats_lines
 from paceline.config import EngineConfig
 from paceline.core import Stats
+from paceline.errors import LoadError
 from paceline.media.build import reader_of
 from paceline.media.decoder import Decoder
 from paceline.models.registry import load_target
@@ -131,6 +134,13 @@ def test_command_line(
     code, _, err = call("--no-media")
     assert code != 0
     assert "switched off" in err
+    for wrong, why in (
+        ("no.png", "no.png: there is no file"),
+        ("https://x.org/a.png", "a.png is a web address"),
+    ):
+        code, _, err = call("--image", wrong)
+        assert code == 2
+        assert why in err
 
 
 def told(conversation: Conversation, line: str, kind: str = "note") -> str:
@@ -398,7 +408,7 @@ def test_what_a_picture_costs_is_told(
     plain = server.post("/v1/chat/completions", messages=[{"role": "user", "content": "x"}], **SAID).json()
     assert "media" not in plain
     lines = stats_lines(Stats(media=MediaUse(1, 0, 280, 1, 0.002, 0.0)))
-    assert "1 pictures, 0 clips, 280 soft tokens: decoded in 2 ms, tower 0 ms, 1 known from before" in lines
+    assert "1 picture, 280 soft tokens: decoded in 2 ms, tower 0 ms, 1 known from before" in lines
 
 
 def test_a_prompt_without_room_is_refused_before_the_tower(
@@ -513,3 +523,17 @@ def test_text_alone_pays_for_no_picture(folder: Path, monkeypatch: pytest.Monkey
     assert {"decoding", "vision_tower.patch_embedder.input_proj.weight"} <= set(found), (
         "the spies see nothing"
     )
+
+
+def test_a_tower_with_a_missing_tensor(folder: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    tensors = load_file(folder / "model.safetensors")
+    lost = next(name for name in tensors if name.endswith("layers.1.self_attn.q_proj.input_max"))
+    save_file(
+        {name: tensor for name, tensor in tensors.items() if name != lost}, broken / "model.safetensors"
+    )
+    target, tokenizer = load_target(broken), Tokenizer.load(broken)
+    with pytest.raises(LoadError, match=r"1 missing \(.*q_proj.input_max\).*--no-media"):
+        reader_of(EngineConfig(target=str(broken)), broken, target, tokenizer)
+    assert reader_of(EngineConfig(target=str(broken), media=False), broken, target, tokenizer) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -12,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.cli.options import ENGINE, SAMPLING, apply, profile_dir, read_text, split
-from paceline.errors import RequestFailed, UsageError
+from paceline.errors import PromptError, RequestFailed, UsageError
 
 if TYPE_CHECKING:
     from paceline.cli.conversation import Conversation
     from paceline.core import Delta, SamplingParams
     from paceline.llm import LLM
     from paceline.soft_tokens import Kind
+
+_PART = re.compile(r"^messages\.\d+\.content\.(\d+)\.\w+(?=[: ])")  # how an error names a file of --image
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +115,7 @@ def command(
         chat = chats(llm, chat)
         if system is not None and not chat:
             raise UsageError("--system needs a chat model, or --chat: there is no other place for it")
-        shown = _files(images, sounds)
-        if shown and not chat:
-            raise UsageError("--image and --audio need a model that chats: leave them out, or add --chat")
+        shown = _files(llm, chat, images, sounds)
         if prompt is None:
             how = chat, system, when_full == "refuse"
             _converse(_conversation(llm, said, how, Show(stats, show_drafts, False)), shown)
@@ -123,7 +124,12 @@ def command(
             _write(llm, (content, chat, system), said, Show(stats, show_drafts, as_json))
 
 
-def _files(images: tuple[str, ...], sounds: tuple[str, ...]) -> list[tuple[Kind, str]]:
+def _files(llm: LLM, chat: bool, images: tuple[str, ...], sounds: tuple[str, ...]) -> list[tuple[Kind, str]]:
+    """What is to be shown to the model. Raises UsageError for one that cannot be shown anything."""
+    if (images or sounds) and llm.reader is None:
+        raise UsageError("this model reads text only: leave --image and --audio out, or take another model")
+    if (images or sounds) and not chat:
+        raise UsageError("--image and --audio need a model that chats: leave them out, or add --chat")
     return [*(("image", path) for path in images), *(("audio", path) for path in sounds)]
 
 
@@ -201,7 +207,7 @@ def _content(prompt: str, files: list[tuple[Kind, str]]) -> list[dict[str, Any]]
     from paceline.media.sources import MOST_BYTES
 
     parts: list[dict[str, Any]] = [
-        {"type": kind, kind: sys.stdin.buffer.read(MOST_BYTES + 1) if path == "-" else Path(path)}
+        {"type": kind, kind: sys.stdin.buffer.read(MOST_BYTES + 1) if path == "-" else path}
         for kind, path in files
     ]
     return [*parts, {"type": "text", "text": prompt}]
@@ -212,7 +218,16 @@ def _request(llm: LLM, prompt: Any, chat: bool, system: str | None) -> tuple[lis
     if not chat:
         return llm.tokenizer.encode(prompt), None
     messages = [] if system is None else [{"role": "system", "content": system}]
-    return llm.render([*messages, {"role": "user", "content": prompt}])
+    try:
+        return llm.render([*messages, {"role": "user", "content": prompt}])
+    except PromptError as error:
+        raise PromptError(_PART.sub(lambda found: _named(prompt, int(found[1])), str(error))) from error
+
+
+def _named(content: list[dict[str, Any]], place: int) -> str:
+    """The file that a part of a message was, as the user has named it."""
+    given = content[place][content[place]["type"]]
+    return "standard input" if isinstance(given, bytes) else str(given)
 
 
 def _write(llm: LLM, asked: tuple[Any, bool, str | None], said: dict[str, Any], show: Show) -> None:

@@ -119,7 +119,8 @@ def stats_lines(stats: Stats) -> list[str]:
         f"kept {stats.accepted} of {stats.drafted} drafted)",
     ]
     if (used := stats.media) is not None:
-        what = f"{used.images} pictures, {used.clips} clips, {used.soft_tokens} soft tokens"
+        kinds = {"picture": used.images, "clip": used.clips, "soft token": used.soft_tokens}
+        what = ", ".join(f"{count} {kind}{'s' * (count != 1)}" for kind, count in kinds.items() if count)
         lines.append(
             f"{what}: decoded in {used.decoding_seconds * 1000:.0f} ms, tower {used.tower_seconds * 1000:.0f} ms"
             + (f", {used.known} known from before" if used.known else "")

@@ -63,7 +63,10 @@ def reader_of(
     tokens = media_tokens(raw, min(target.vocab_size, tokenizer.vocab_size))
     if not tokens:
         return None
-    vision, audio = (refused, refused) if refused else plan_towers(folder, raw, target, config.mmproj)
+    try:
+        vision, audio = (refused, refused) if refused else plan_towers(folder, raw, target, config.mmproj)
+    except LoadError as error:
+        raise type(error)(f"{error}; or read text alone: --no-media, media=False") from error
     reader = MediaReader(tokenizer, tokens, vision, audio, config.image_tokens or _budget(folder), max_len)
     if config.preload_media:
         reader.load()
