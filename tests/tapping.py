@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from checkpoints import VOCAB
+from paceline.control.base import DraftPlan
 from paceline.control.fixed import FixedPolicy
 from paceline.core import SamplingParams
 from paceline.drafters.base import Kept
@@ -157,7 +158,27 @@ def cancelled_neighbour(pair: Pair) -> int:
     return pair.right(engine)
 
 
-SCENES = {"partly": partly, "preempted": preempted, "prefix": prefix_hit, "cancelled": cancelled_neighbour}
+class Seldom(FixedPolicy):
+    """Drafts in two steps only: more rows wait before them than a draft computes along, or than may wait at all."""
+
+    steps = 0
+
+    def plan(self, rows: Any, free_proposals: Any, prefill_rows: int = 0) -> DraftPlan:
+        self.steps += 1
+        self.k = DEPTH if self.steps in (24, 103) else 0
+        return super().plan([replace(row, want="auto") for row in rows], free_proposals, prefill_rows)
+
+
+def seldom(pair: Pair) -> int:
+    engine = pair.engine(policy=Seldom(DEPTH), draft_tokens="auto")
+    for i, text in enumerate(texts(4, 12)):
+        engine.add(str(i), text, params(105, seed=i))
+    return pair.right(engine)
+
+
+SCENES = {
+    "partly": partly, "preempted": preempted, "prefix": prefix_hit, "cancelled": cancelled_neighbour, "seldom": seldom,
+}  # fmt: skip
 
 
 def play(scene: str, target: Path, drafter: Path, reference: Reference, runner: Runner | None = None) -> None:
@@ -199,7 +220,7 @@ def a_prefix_hit_without_states(patch: pytest.MonkeyPatch) -> None:
         for rows in kept:
             text = self._texts[rows.sequence.id]
             if text.known < rows.first:  # as if they had been brought
-                text.states.append(torch.zeros(rows.first - text.known, self.net.width))  # type: ignore[attr-defined]
+                text.waiting.put(torch.zeros(rows.first - text.known, self.net.width))  # type: ignore[attr-defined]
                 text.known = rows.first
         on_commit(self, kept)
 

@@ -173,6 +173,9 @@ class TinyNet:
             out.append(x)
         return torch.stack(out), torch.stack(out)
 
+    def feed(self, rows: ForwardBatch, states: torch.Tensor, cache: KVCache) -> None:
+        self.absorb(rows, states, cache)
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.target.logits(hidden).float()
 

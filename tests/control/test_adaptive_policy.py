@@ -84,6 +84,18 @@ def test_a_parked_request_is_probed_and_drafts_again_when_its_tokens_are_kept() 
     assert drafted(run(policy, CHEAP, 2000, 0.95)[-100:]) >= 90
 
 
+def test_a_network_that_did_not_pay_is_looked_at_again_when_it_is_due_or_soon() -> None:
+    policy = AdaptivePolicy(CHEAP, {("mtp", False): KnownPair((0.01,))})
+    run(policy, CHEAP, 4, 0.0)
+    request = policy._requests[0]
+    assert request.idle > policy._step + 1
+    assert (
+        policy.plan(rows(1), [Proposal((0.95,) * 8)]).rows[0].drafter == "ngram"
+    )  # what is found is taken all the same
+    policy.observe(StepOutcome((RowOutcome(0, "mtp", 1, 1, (0.9,)),), 0.01, {"mtp": 1e-3}))
+    assert request.idle == 0  # whatever was drafted is news
+
+
 def test_probes_take_little_of_the_time() -> None:
     policy = AdaptivePolicy(CHEAP, GOOD)
     run(policy, CHEAP, 500, 0.0)

@@ -22,7 +22,7 @@ REQUEST_MEMORY = 48.0  # and each request for itself
 KNOWN_WEIGHT = 8.0  # observations that a pair's known acceptance counts for at first
 PRIOR_WEIGHT = 8.0  # observations that the pair's prior counts for in a request
 # Drafts until an alarm, and the share of the known acceptance below which it comes
-ALARM_DRAFTS, ALARM_SHARE = 96, 0.4
+ALARM_DRAFTS, ALARM_SHARE = 64, 0.4
 # Acceptance by position of a drafter of which nothing is known, and the share of it that text drawn at a temperature has
 USUAL, SAMPLED_SHARE = (0.7, 0.7, 0.7, 0.68, 0.66), 0.8
 

@@ -43,8 +43,11 @@ from paceline.core import MAX_DRAFT_TOKENS
 from paceline.tree import Shape
 
 REFERENCE = 128  # drafted steps for each plain one that shows what plain steps take
-PROBING = 0.005  # of the time, for single tokens of rows that draft nothing otherwise
-FIRST_WAIT, LAST_WAIT = 16, 1024  # steps until a row's next probe: doubled by each that is refused
+PROBING = 0.003  # of the time, for single tokens of rows that draft nothing otherwise
+FIRST_WAIT, LAST_WAIT = 32, 1024  # steps until a row's next probe: doubled by each that is refused
+IDLE = (
+    FIRST_WAIT // 2
+)  # steps for which a network that did not pay is not thought about, where nobody else drafts
 SAVED = 2.0  # probes that the budget holds at most
 TREES = REFERENCE // 4  # steps with chains until a tree shows what trees bring
 DEEPER = 2  # tokens beyond its planned length that a row may draft while its confidence pays for them
@@ -67,6 +70,39 @@ class _Request:
     wait: int = FIRST_WAIT // 2  # steps from the last probe to the next
     due: int = 0  # the step from which it may be probed
     probing: bool = False  # its draft in this step is a probe
+    idle: int = 0  # the step from which its network is thought about again,
+    why: NoDraftReason = NoDraftReason.NO_CONFIDENCE  # and why it drafts nothing until then
+
+    def park(self, step: int, dear: bool) -> None:
+        """Its network does not pay in this step: nobody looks again until the next probe is due, or soon."""
+        self.why = NoDraftReason.PARKED_BY_COST if dear else NoDraftReason.NO_CONFIDENCE
+        self.idle = min(step + IDLE, self.due) if self.due > step else step + IDLE
+
+
+class _Pairs:
+    """What is known of each drafter, by its name and whether text is sampled."""
+
+    def __init__(self, known: Mapping[tuple[str, bool], KnownPair]) -> None:
+        self._known = dict(known)
+        self._priors: dict[tuple[str, bool], PairPrior] = {}
+        self._confidence: dict[tuple[str, bool], ConfidenceCalibrator] = {}
+        self._trees: dict[tuple[str, bool], TreeEstimator] = {}
+
+    def prior(self, drafter: str, sampled: bool) -> PairPrior:
+        key = drafter, sampled
+        if key not in self._priors:
+            known = self._known.get(key, KnownPair()).acceptance
+            self._priors[key] = PairPrior(drafter, known, sampled=sampled)
+        return self._priors[key]
+
+    def trees(self, drafter: str, sampled: bool) -> TreeEstimator:
+        return self._trees.setdefault((drafter, sampled), TreeEstimator())
+
+    def confidence(self, drafter: str, sampled: bool) -> ConfidenceCalibrator:
+        key = drafter, sampled
+        if key not in self._confidence:
+            self._confidence[key] = ConfidenceCalibrator(self._known.get(key, KnownPair()).bins)
+        return self._confidence[key]
 
 
 class AdaptivePolicy:
@@ -79,12 +115,8 @@ class AdaptivePolicy:
         """`table`: as measured at load. `known`: by (drafter, whether text is sampled). `warn`: gets alarms."""
         self.table = table
         self._costs = CostModel(table)
-        self._known = dict(known or {})
-        self._warn = warn
-        self._priors: dict[tuple[str, bool], PairPrior] = {}
-        self._confidence: dict[tuple[str, bool], ConfidenceCalibrator] = {}
+        self._pairs, self._warn = _Pairs(known or {}), warn
         self._requests: dict[int, _Request] = {}
-        self._trees: dict[tuple[str, bool], TreeEstimator] = {}
         self._chains = 0  # steps with chains since one with trees
         self._step = 0
         self._drafted = 0  # steps with drafts since a plain one
@@ -122,12 +154,16 @@ class AdaptivePolicy:
         networks: dict[int, Option] = {}
         trees: dict[int, Option] = {}
         found: dict[int, Option] = {}
-        floor = least_survival(batch, MAX_DRAFT_TOKENS * len(rows), self._costs)
         for i, planned in enumerate(out):
             if planned is None:
                 self._found(i, rows[i], proposals[i], found)
-                self._network(i, rows[i], floor, networks)
-                self._tree(i, rows[i], networks, trees)
+        awake = [i for i, planned in enumerate(out) if planned is None and self._awake(rows[i])]
+        if not awake and not found:
+            return self._parked(rows, networks, batch, out)
+        floor = least_survival(batch, MAX_DRAFT_TOKENS * len(rows), self._costs) if awake else 0.0
+        for i in awake:
+            self._network(i, rows[i], floor, networks)
+            self._tree(i, rows[i], networks, trees)
         best = best_of(networks, found, batch, self._costs)
         if trees:
             tree = allocate([*(found | networks | trees).values()], batch, self._costs)
@@ -139,13 +175,15 @@ class AdaptivePolicy:
             self._drafted = 0
             idle = PlannedRow(None, 0, NoDraftReason.MEASURING)
             return DraftPlan(tuple([planned or idle for planned in out]))
-        return self._parked(rows, networks, found, batch, out)
+        return self._parked(rows, networks, batch, out)
+
+    def _awake(self, row: PlanRow) -> bool:
+        return self._request(row).idle <= self._step
 
     def _parked(
         self,
         rows: Seq[PlanRow],
         networks: dict[int, Option],
-        found: dict[int, Option],
         batch: Batch,
         out: Seq[PlannedRow | None],
     ) -> DraftPlan:
@@ -160,9 +198,10 @@ class AdaptivePolicy:
             elif i == chosen:
                 planned.append(PlannedRow(rows[i].drafter, 1))
             else:
-                cost = i in networks and networks[i].drafter in dear
-                reason = NoDraftReason.PARKED_BY_COST if cost else NoDraftReason.NO_CONFIDENCE
-                planned.append(PlannedRow(None, 0, reason))
+                request = self._request(rows[i])
+                if i in networks:
+                    request.park(self._step, networks[i].drafter in dear)
+                planned.append(PlannedRow(None, 0, request.why))
         return DraftPlan(tuple(planned))
 
     def _probe(self, rows: Seq[PlanRow], candidates: Seq[int], batch: Batch) -> int | None:
@@ -184,7 +223,7 @@ class AdaptivePolicy:
 
     def _found(self, i: int, row: PlanRow, proposal: Proposal | None, found: dict[int, Option]) -> None:
         if proposal is not None and proposal.confidence:
-            lines = self._calibrator(NGRAM, row.sampled).lines()
+            lines = self._pairs.confidence(NGRAM, row.sampled).lines()
             survival = self._request(row).proposals.survival(proposal.confidence[: row.room], lines)
             found[i] = Option(i, None, survival)
 
@@ -199,7 +238,7 @@ class AdaptivePolicy:
         if chain is not None and chain.drafter is not None and row.tree is not None:
             request, most = self._request(row), min(row.drafter_max, row.room)
             request.promised, depths = likeliest(chain.chances, row.tree)
-            survival = self._tree_estimator(chain.drafter, row.sampled).survival(request.promised[:most])
+            survival = self._pairs.trees(chain.drafter, row.sampled).survival(request.promised[:most])
             trees[i] = Option(i, chain.drafter, survival, survival, depths)
 
     def _chain_or_tree(self, chain: Allocation, tree: Allocation) -> Allocation:
@@ -228,7 +267,7 @@ class AdaptivePolicy:
             most = min(length + DEEPER, len(option.survival))
             shape = Shape(min(max(option.depths[:length]) + DEEPER, row.tree.depth), row.tree.width)
             return PlannedRow(option.drafter, most, None, tuple(option.chances[:most]), (), shape)
-        lines = self._calibrator(option.drafter, row.sampled).lines()
+        lines = self._pairs.confidence(option.drafter, row.sampled).lines()
         chances = tuple(option.chances[: length + DEEPER])
         return PlannedRow(option.drafter, len(chances), None, chances, lines)
 
@@ -273,21 +312,22 @@ class AdaptivePolicy:
         if row.drafter == NGRAM:
             self._learn_proposal(request, row.confidence, row.accepted)
             return
+        request.idle = 0
         key = row.drafter, request.sampled
         self._estimator(request, row.drafter).add(row.drafted, row.accepted)
         if row.likeliest:
-            self._tree_estimator(*key).add(row.likeliest, request.promised)
+            self._pairs.trees(*key).add(row.likeliest, request.promised)
         else:
-            self._calibrator(*key).add(row.confidence, row.accepted)
+            self._pairs.confidence(*key).add(row.confidence, row.accepted)
         if request.probing:
             request.wait = 1 if row.accepted else min(max(2 * request.wait, FIRST_WAIT), LAST_WAIT)
         request.due, request.probing = self._step + request.wait, False
-        alarm = self._priors[key].alarm()
+        alarm = self._pairs.prior(*key).alarm()
         if alarm is not None and self._warn is not None:
             self._warn(alarm)
 
     def _learn_proposal(self, request: _Request, confidence: Seq[float], accepted: int) -> None:
-        calibrator = self._calibrator(NGRAM, request.sampled)
+        calibrator = self._pairs.confidence(NGRAM, request.sampled)
         lines = calibrator.lines()
         request.proposals.add([worth_of(lines, c) for c in confidence], accepted)
         calibrator.add(confidence, accepted)
@@ -303,19 +343,6 @@ class AdaptivePolicy:
 
     def _estimator(self, request: _Request, drafter: str) -> AcceptanceEstimator:
         key = drafter, request.sampled
-        estimator = request.estimators.get(key)
-        if estimator is None:
-            if key not in self._priors:
-                known = self._known.get(key, KnownPair())
-                self._priors[key] = PairPrior(drafter, known.acceptance, sampled=request.sampled)
-            estimator = request.estimators[key] = AcceptanceEstimator(self._priors[key])
-        return estimator
-
-    def _tree_estimator(self, drafter: str, sampled: bool) -> TreeEstimator:
-        return self._trees.setdefault((drafter, sampled), TreeEstimator())
-
-    def _calibrator(self, drafter: str, sampled: bool) -> ConfidenceCalibrator:
-        key = drafter, sampled
-        if key not in self._confidence:
-            self._confidence[key] = ConfidenceCalibrator(self._known.get(key, KnownPair()).bins)
-        return self._confidence[key]
+        if key not in request.estimators:
+            request.estimators[key] = AcceptanceEstimator(self._pairs.prior(*key))
+        return request.estimators[key]

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from paceline.control.cost_model import CostModel
 
+MARGIN = (
+    1.02  # drafts have to promise that much more than none: the best of several guesses is guessed too high
+)
 TREE_ROWS = 2  # of the drafter for each token of a tree: some are drawn and not taken
 
 
@@ -54,7 +57,7 @@ def allocate(options: Sequence[Option], batch: Batch, costs: CostModel) -> Alloc
     }
     depth = dict.fromkeys(prices, 0)
     best_tokens, best_seconds = float(batch.texts), costs.step_seconds(batch.rows, False)
-    best_rate, best_count = best_tokens / best_seconds, 0
+    best_rate, best_count = MARGIN * best_tokens / best_seconds, 0
     tokens, drafting = float(batch.texts), 0.0
     for count, (negative, position, _, drafter, depths) in enumerate(found, 1):
         tokens -= negative

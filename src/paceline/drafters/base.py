@@ -113,9 +113,18 @@ class Kept:
 
     sequence: Sequence  # with the token after the last of them
     first: int  # position of the first of them
-    states: Seq[
-        torch.Tensor
-    ]  # [n, hidden size] for each tap; overwritten by the next step: copy what is wanted
+    step: Seq[torch.Tensor]  # [rows of the step, hidden size] for each tap; overwritten by the next step
+    at: range | None = None  # which rows of it; None: all
+
+    def __len__(self) -> int:
+        return len(self.step[0]) if self.at is None else len(self.at)
+
+    @property
+    def states(self) -> list[torch.Tensor]:
+        """[n, hidden size] for each tap; overwritten by the next step: copy what is wanted."""
+        return (
+            list(self.step) if self.at is None else [part[self.at.start : self.at.stop] for part in self.step]
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,12 +53,12 @@ class BlockDrafter(MemoryDrafter):
 
     def _take_in(self, texts: list[Sequence]) -> None:
         """Compute all that waits, in one forward."""
-        behind = [(s, self._texts[s.id]) for s in texts if self._texts[s.id].waiting]
+        behind = [(s, self._texts[s.id]) for s in texts if len(self._texts[s.id].waiting)]
         if not behind:
             return
         tail = self.cache.tail([(s.id, s.tokens[self.cache.committed(s.id) : -1]) for s, _ in behind])
-        states = joined([part for _, text in behind for part in text.states])
+        states = joined([text.waiting.all() for _, text in behind])
         self.net.absorb(tail.rows(self.net.device), states, self.cache)
-        tail.commit([text.waiting for _, text in behind])
+        tail.commit([len(text.waiting) for _, text in behind])
         for _, text in behind:
-            text.states = []
+            text.waiting.keep(0)

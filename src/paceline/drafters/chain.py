@@ -32,10 +32,10 @@ class ChainDrafter(MemoryDrafter):
         context, picker = self._capped(context), context.picker
         for sequence in context.sequences:
             if self.lacks(sequence) is None:
-                self._catch_up(sequence)
+                self._catch_up(self._texts[sequence.id])
         active = self._with_room(context)
         drafted: dict[int, list[int]] = {b: [] for b in active}
-        waiting = [part for b in active for part in self._texts[context.sequences[b].id].states]
+        waiting = [self._texts[context.sequences[b].id].waiting.all() for b in active]
         states = joined(waiting) if active else torch.empty(0)
         for depth in range(max((context.limits[b] for b in active), default=0)):
             texts = [(context.sequences[b], drafted[b]) for b in active]

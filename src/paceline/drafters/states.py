@@ -4,6 +4,8 @@ An entry of that cache needs hidden states that only the target's forward of thi
 rows that the engine has kept, and what a round of drafts writes behind them is written over by the next rows. A text
 some of whose rows it has not seen is not drafted for. Pages are shared by prefix: an entry depends on its text up to the
 token after it.
+
+Rows wait until a draft computes them along. Where none comes, many at once get their K/V and nothing else.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import torch
 
 from paceline.core import MAX_DRAFT_TOKENS, Draft, ForwardBatch, Sequence
 from paceline.drafters.base import DraftContext, Drafter, Kept, Leaf, take_round
+from paceline.drafters.waiting import Waiting
 from paceline.errors import CapacityError
 from paceline.kv.cache import KVCache
 from paceline.models.base import rows_of
@@ -27,7 +30,8 @@ from paceline.soft_tokens import MediaRows, content_keys, media_rows
 from paceline.tree import preorder, renumbered
 
 CHUNK = 512  # rows of a forward when it catches up
-WAITING = MAX_DRAFT_TOKENS + 1  # rows that may wait for the next draft, which computes them along
+WAITING = MAX_DRAFT_TOKENS + 1  # rows that a draft computes along; more get their K/V before
+IDLE = 64  # rows that may wait while nothing is drafted: in one batch, K/V of a row take a tenth of a draft's time
 Forward = Callable[[ForwardBatch, torch.Tensor, KVCache], tuple[torch.Tensor, ...]]
 MEMORY, NO_STATES = "drafter memory", "no hidden states"  # as NoDraftReason
 
@@ -36,12 +40,9 @@ MEMORY, NO_STATES = "drafter memory", "no hidden states"  # as NoDraftReason
 class _Text:
     """Rows that `on_commit` brought and that are not committed in the drafter's cache; the last of them never is."""
 
+    sequence: Sequence
     known: int  # rows of the text that are in the cache or wait
-    states: list[torch.Tensor] = field(default_factory=list)  # [n, width] of those that wait, in order
-
-    @property
-    def waiting(self) -> int:
-        return sum(len(part) for part in self.states)
+    waiting: Waiting = field(default_factory=Waiting)  # the states of those that wait, in order
 
 
 class MemoryDrafter(Drafter):
@@ -75,7 +76,7 @@ class MemoryDrafter(Drafter):
         except CapacityError:
             self._lacking[sequence.id] = MEMORY
             return len(tokens)
-        self._texts[sequence.id] = _Text(known)
+        self._texts[sequence.id] = _Text(sequence, known)
         return known
 
     def on_commit(self, kept: list[Kept]) -> None:
@@ -83,37 +84,42 @@ class MemoryDrafter(Drafter):
             text = self._texts.get(rows.sequence.id)
             if text is None:
                 continue
-            count = len(rows.states[0])
-            skip = text.known - rows.first
+            count, skip = len(rows), text.known - rows.first
             if skip < 0:
                 self._drop(rows.sequence.id, NO_STATES)
             elif skip < count:
-                text.states.append(_side_by_side([part[skip:] for part in rows.states]))
+                text.waiting.add(rows, skip)
                 text.known += count - skip
-                if text.waiting > WAITING:
-                    self._catch_up(rows.sequence)
+                if len(text.waiting) > (IDLE if text.known > rows.sequence.prompt_len else WAITING):
+                    self._catch_up(text)
 
     def lacks(self, sequence: Sequence) -> str | None:
         text = self._texts.get(sequence.id)
         if text is None:
             return self._lacking.get(sequence.id, NO_STATES)
-        begun = text.states or not self._shift
+        begun = len(text.waiting) or not self._shift
         return None if begun and text.known == len(sequence.tokens) - 1 else NO_STATES
 
     def forget(self, sequence_id: int) -> None:
+        text = self._texts.get(sequence_id)
+        if text is not None and len(text.waiting) > WAITING:
+            self._catch_up(text)  # whoever goes on from this text shares its pages
+        self._close(sequence_id)
+
+    def _close(self, sequence_id: int) -> None:
         self._lacking.pop(sequence_id, None)
         if self._texts.pop(sequence_id, None) is not None:
             self.cache.close(sequence_id)
 
     def _drop(self, sequence_id: int, reason: str) -> None:
         """Give up a text and its memory until it is computed anew."""
-        self.forget(sequence_id)
+        self._close(sequence_id)
         self._lacking[sequence_id] = reason
 
-    def _catch_up(self, sequence: Sequence) -> None:
+    def _catch_up(self, text: _Text) -> None:
         """Compute all rows that wait but the last `shift`."""
-        text = self._texts[sequence.id]
-        states = joined(text.states)
+        sequence = text.sequence
+        states = text.waiting.all()
         while len(states) > self._shift:
             count = min(len(states) - self._shift, CHUNK)
             first = self.cache.committed(sequence.id)
@@ -125,7 +131,7 @@ class MemoryDrafter(Drafter):
             self._absorb(sequence, states[:count])
             tail.commit([count])
             states = states[count:]
-        text.states = [states.clone()]  # lets go of the others
+        text.waiting.keep(self._shift)
         return None
 
     @abstractmethod
@@ -149,6 +155,10 @@ class MemoryDrafter(Drafter):
             for b, limit in enumerate(context.limits)
             if limit > 0 and self.lacks(context.sequences[b]) is None
         ]
+        for text in [self._texts[context.sequences[b].id] for b in active]:
+            if len(text.waiting) > WAITING:
+                self._catch_up(text)
+        active = [b for b in active if self.lacks(context.sequences[b]) is None]
         while active:
             rows = [(context.sequences[b], context.limits[b]) for b in active]
             try:
@@ -184,7 +194,7 @@ class EntryDrafter(MemoryDrafter):
     def _absorb(self, sequence: Sequence, states: torch.Tensor) -> None:
         first = self.cache.committed(sequence.id) + 1
         tail = self.cache.tail([(sequence.id, sequence.tokens[first : first + len(states)])])
-        self.net.absorb(self._seen(tail.rows(self.net.device), [sequence]), states, self.cache)
+        self.net.feed(self._seen(tail.rows(self.net.device), [sequence]), states, self.cache)
 
     def _seen(self, rows: ForwardBatch, sequences: Seq[Sequence]) -> ForwardBatch:
         """`rows`, each of which reads the token after it, with the soft tokens among these. All rows are causal."""
@@ -201,14 +211,14 @@ class EntryDrafter(MemoryDrafter):
     def _look(self, sequences: Seq[Sequence], forward: Forward) -> tuple[tuple[torch.Tensor, ...], list[int]]:
         """Compute what waits: (what that gives for all of it, the last row of each text)."""
         texts = [self._texts[s.id] for s in sequences]
-        states = joined([part for text in texts for part in text.states])
+        states = joined([text.waiting.all() for text in texts])
         tail = self.cache.tail([(s.id, self._next(s)) for s in sequences])
         rows = self._seen(tail.rows(self.net.device), sequences)
         out = forward(rows, states, self.cache)
         last = [end - 1 for end in rows.starts[1:]]
         tail.commit([end - begin - 1 for begin, end in zip(rows.starts, rows.starts[1:], strict=False)])
-        for text, row in zip(texts, last, strict=True):
-            text.states = [states[row : row + 1].clone()]
+        for text in texts:
+            text.waiting.keep(1)
         return out, last
 
 
@@ -360,13 +370,6 @@ class StateDrafter(EntryDrafter):
             return False
         take_round(context.picker, active, drawn)
         return True
-
-
-def _side_by_side(parts: Seq[torch.Tensor]) -> torch.Tensor:
-    """A copy of several [n, H] as one [n, taps * H]. Torch would copy with threads of its own: see `rows_of`."""
-    if parts[0].is_cpu and parts[0].dtype != torch.bfloat16:
-        return torch.from_numpy(np.concatenate([part.numpy() for part in parts], axis=1))
-    return torch.cat(list(parts), dim=1)
 
 
 def joined(parts: Seq[torch.Tensor]) -> torch.Tensor:

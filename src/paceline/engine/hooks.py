@@ -5,7 +5,6 @@ states of them, `on_verify` with the target's tokens at all rows of a draft, ref
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 from typing import TypeVar
 
 import torch
@@ -19,6 +18,7 @@ from paceline.models.base import rows_of
 from paceline.models.drafters.base import FINAL
 
 T = TypeVar("T", Kept, Seen)
+_Rows = tuple[int, int, list[int] | None]  # (first row of a text, how many are kept, what is kept of a tree)
 
 
 def notify(
@@ -36,9 +36,9 @@ def notify(
         ):
             drafter = state.drafter_of(request)
             if count and drafter is not None and drafter.taps and request.sequence.id in state.requests:
-                rows = _rows(state, drafter.taps, states, (start, count), path)
-                s = request.sequence
-                committed.append((request, drafter, Kept(s, s.committed - count, rows)))
+                committed.append(
+                    (request, drafter, _kept(state, drafter, request, states, (start, count, path)))
+                )
         _call(guard.on_commit, committed)
     verified: list[tuple[RequestState, Drafter, Seen]] = []
     for request, seen in result.seen:
@@ -48,20 +48,17 @@ def notify(
     _call(guard.on_verify, verified)
 
 
-def _rows(
-    state: EngineState,
-    taps: Seq[int],
-    states: tuple[torch.Tensor, ...],
-    kept: tuple[int, int],
-    path: list[int] | None,
-) -> list[torch.Tensor]:
-    """Hidden states of the kept rows for each tap; `kept` is (first row, rows), `path` what is kept of a tree."""
-    start, count = kept
-    places = [0 if tap == FINAL else 1 + state.target.tapped.index(tap) for tap in taps]
+def _kept(
+    state: EngineState, drafter: Drafter, request: RequestState, states: tuple[torch.Tensor, ...], rows: _Rows
+) -> Kept:
+    """What the drafter is given of the kept rows."""
+    start, count, path = rows
+    places = [0 if tap == FINAL else 1 + state.target.tapped.index(tap) for tap in drafter.taps]
+    first = request.sequence.committed - count
     if path is None:
-        return [states[place][start : start + count] for place in places]
+        return Kept(request.sequence, first, [states[place] for place in places], range(start, start + count))
     at = [start, *(start + 1 + node for node in path)]
-    return [rows_of(states[place], at) for place in places]
+    return Kept(request.sequence, first, [rows_of(states[place], at) for place in places])
 
 
 def _call(

@@ -61,6 +61,10 @@ class StateNet(TappedNet, Protocol):
         """
         ...
 
+    def feed(self, rows: ForwardBatch, states: torch.Tensor, cache: KVCache) -> None:
+        """Write the same K/V, and compute nothing else that is not needed for them."""
+        ...
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[M, H] -> [M, C]"""
         ...
@@ -123,7 +127,7 @@ class ParallelNet(TappedNet, Protocol):
     before a text's last token is always given.
     """
 
-    def absorb(self, rows: ForwardBatch, states: torch.Tensor, cache: KVCache) -> None:
+    def feed(self, rows: ForwardBatch, states: torch.Tensor, cache: KVCache) -> None:
         """Write all heads' K/V of rows [N] whose `states` [N, width] the target has computed."""
         ...
 

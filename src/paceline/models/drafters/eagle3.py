@@ -26,7 +26,7 @@ from paceline.models.drafters.state_net import (
     misfit,
 )
 from paceline.models.fields import Fields, shown
-from paceline.models.layers.attention import attend
+from paceline.models.layers.attention import Attention, attend, store
 from paceline.models.layers.decoder import attention_outputs, decoder_shapes, read_layer
 from paceline.models.layers.decoder_config import DecoderConfig
 from paceline.models.layers.mlp import feed
@@ -170,6 +170,18 @@ class Eagle3Net(SteppingNet):
         return (ops.embed(ops.tokens(), self.embedding, self.embedding_scale),)
 
     def _absorb(self, ops: Ops, token: Value | None = None) -> tuple[Value, ...]:
+        return self._block(ops, self._seen(ops), token)
+
+    def _feed(self, ops: Ops) -> tuple[Value, ...]:
+        attention = self.layer.attention
+        if not isinstance(attention, Attention):
+            return self._absorb(ops)
+        both, _ = self._inputs(ops, self._seen(ops))
+        store(ops, both, attention, self.config.layer)
+        return (both,)
+
+    def _seen(self, ops: Ops) -> Value:
+        """What the layer reads of the target's hidden states, `states`."""
         x, eps = ops.given("states", self.width), self.config.layer.eps
         if self.norm_in is not None:
             x = ops.rms_norm(x, self.norm_in, eps)
@@ -180,7 +192,7 @@ class Eagle3Net(SteppingNet):
                 part = ops.rms_norm(ops.columns(x, i * each, (i + 1) * each), norm, eps)
                 whole = part if whole is None else ops.concat(whole, part)
             x = whole
-        return self._block(ops, ops.linear(x, self.fc), token)
+        return ops.linear(x, self.fc)
 
     def _step(self, ops: Ops) -> tuple[Value, ...]:
         after, normed = self._block(ops, ops.given("hidden", self.hidden_size))
@@ -192,10 +204,15 @@ class Eagle3Net(SteppingNet):
     def _block(self, ops: Ops, x: Value, token: Value | None = None) -> tuple[Value, Value]:
         """(what the next step takes, what the head reads)."""
         config, layer = self.config.layer, self.layer
-        token = self._embed(ops)[0] if token is None else token
-        h = ops.rms_norm(x, self.hidden_norm, config.eps)
-        both = ops.concat(ops.rms_norm(token, layer.norm_in, config.eps), h)
+        both, h = self._inputs(ops, x, token)
         x = ops.add(h if self.config.norm_before_residual else x, attend(ops, both, layer.attention, config))
         x = ops.add(x, feed(ops, ops.rms_norm(x, layer.norm_post, config.eps), layer.mlp))
         normed = ops.rms_norm(x, self.norm, config.eps)
         return (normed if self.config.norm_output else x), normed
+
+    def _inputs(self, ops: Ops, x: Value, token: Value | None = None) -> tuple[Value, Value]:
+        """(what attention reads, the normed state in it)."""
+        eps = self.config.layer.eps
+        token = self._embed(ops)[0] if token is None else token
+        h = ops.rms_norm(x, self.hidden_norm, eps)
+        return ops.concat(ops.rms_norm(token, self.layer.norm_in, eps), h), h

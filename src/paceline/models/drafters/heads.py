@@ -100,21 +100,21 @@ class HeadsNet(GraphNet):
         self.heads = tuple(read_layer(weights, config, k, inv_freq, ROOM) for k in range(self.parallel))
         self.norm, self.head = target.norm, target.head
         self._set_store(attention_outputs(self.heads))
-        self.absorb_graph, self.look_graph = self._absorb, self._look
+        self.feed_graph, self.look_graph = self._feed, self._look
 
     @property
     def graphs(self) -> list[Graph]:
-        return [self.absorb_graph, self.look_graph, *super().graphs]
+        return [self.feed_graph, self.look_graph, *super().graphs]
 
-    def absorb(self, rows: ForwardBatch, states: Tensor, cache: KVCache) -> None:
+    def feed(self, rows: ForwardBatch, states: Tensor, cache: KVCache) -> None:
         """Write all heads' K/V of rows [N] whose `states` [N, width] the target has computed."""
-        self.runner.run(self.absorb_graph, rows, cache, {"states": states})
+        self.runner.run(self.feed_graph, rows, cache, {"states": states})
 
     def look(self, rows: ForwardBatch, states: Tensor, cache: KVCache) -> tuple[Tensor, ...]:
         """The same, and what `logits` takes [N, H] of each head."""
         return self.runner.run(self.look_graph, rows, cache, {"states": states})
 
-    def _absorb(self, ops: Ops) -> tuple[Value, ...]:
+    def _feed(self, ops: Ops) -> tuple[Value, ...]:
         x = ops.given("states", self.width)
         for head in self.heads:
             h = ops.rms_norm(x, head.norm_in, self.config.eps)

@@ -25,7 +25,7 @@ from paceline.models.drafters.base import FINAL
 from paceline.models.drafters.speculators import parse_layers
 from paceline.models.drafters.state_net import Fits, Network, SteppingNet, misfit
 from paceline.models.fields import Fields, shown
-from paceline.models.layers.attention import attend
+from paceline.models.layers.attention import Attention, attend, store
 from paceline.models.layers.decoder import Layer, attention_outputs, decoder_shapes, read_layer
 from paceline.models.layers.decoder_config import DecoderConfig
 from paceline.models.layers.linear import read_norm
@@ -185,6 +185,14 @@ class MtpNet(SteppingNet):
     def _absorb(self, ops: Ops, token: Value | None = None) -> tuple[Value, ...]:
         return self._through(self.modules[0], "states", ops, token) * 2
 
+    def _feed(self, ops: Ops) -> tuple[Value, ...]:
+        config, layer = self.config.layers, self.modules[0].layer
+        if not isinstance(layer.attention, Attention):
+            return self._absorb(ops)
+        h = ops.rms_norm(self._inputs(ops, self.modules[0], "states"), layer.norm_in, config.eps)
+        store(ops, h, layer.attention, config)
+        return (h,)
+
     def _step(self, ops: Ops) -> tuple[Value, ...]:
         (x,) = self._through(self.modules[0], "hidden", ops)
         return ops.linear(x, self.modules[0].head), x
@@ -195,14 +203,19 @@ class MtpNet(SteppingNet):
     def _scores(self, module: Module, ops: Ops) -> tuple[Value, ...]:
         return (ops.linear(ops.given("hidden", self.hidden_size), module.head),)
 
-    def _through(self, module: Module, given: str, ops: Ops, token: Value | None = None) -> tuple[Value]:
-        """What the head reads and the next depth takes."""
-        config, layer = self.config.layers, module.layer
+    def _inputs(self, ops: Ops, module: Module, given: str, token: Value | None = None) -> Value:
+        """What the layer of a module reads."""
+        config = self.config.layers
         token = _embedded(module, ops) if token is None else token
         token = ops.rms_norm(token, module.token_norm, config.eps)
         h = ops.rms_norm(ops.given(given, self.hidden_size), module.hidden_norm, config.eps)
         both = ops.concat(h, token) if self.config.hidden_first else ops.concat(token, h)
-        x = ops.linear(both, module.projection)
+        return ops.linear(both, module.projection)
+
+    def _through(self, module: Module, given: str, ops: Ops, token: Value | None = None) -> tuple[Value]:
+        """What the head reads and the next depth takes."""
+        config, layer = self.config.layers, module.layer
+        x = self._inputs(ops, module, given, token)
         x = ops.add(x, attend(ops, ops.rms_norm(x, layer.norm_in, config.eps), layer.attention, config))
         x = ops.add(x, feed(ops, ops.rms_norm(x, layer.norm_post, config.eps), layer.mlp))
         return (ops.rms_norm(x, module.norm, config.eps),)

@@ -111,13 +111,13 @@ class SteppingNet(GraphNet):
         self, layers: DecoderConfig, target: GraphTarget, taps: Seq[int], width: int, ids: Tensor | None
     ) -> None:
         super().__init__(layers, target, taps, width, ids)
-        self.absorb_graph, self.step_graph = self._absorb, self._step
+        self.absorb_graph, self.step_graph, self.feed_graph = self._absorb, self._step, self._feed
         self.media_graph, self.embed_graph = self._absorb_given, self._embed
         self.sees = layers.hidden_size == target.hidden_size  # soft tokens have the target's width
 
     @property
     def graphs(self) -> list[Graph]:
-        return [self.absorb_graph, self.step_graph, *super().graphs]
+        return [self.absorb_graph, self.step_graph, self.feed_graph, *super().graphs]
 
     def absorb(self, rows: ForwardBatch, states: Tensor, cache: KVCache) -> tuple[Tensor, Tensor]:
         """Write K/V of rows whose hidden states the target has computed: (what `step` takes, what `logits` takes)."""
@@ -130,6 +130,13 @@ class SteppingNet(GraphNet):
         given = {"states": states, "embeddings": embedded}
         after, normed = self.runner.run(self.media_graph, rows, cache, given)
         return after, normed
+
+    def feed(self, rows: ForwardBatch, states: Tensor, cache: KVCache) -> None:
+        """Write the same K/V alone."""
+        if rows.media is not None:
+            self.absorb(rows, states, cache)
+            return
+        self.runner.run(self.feed_graph, rows, cache, {"states": states})
 
     def step(self, rows: ForwardBatch, hidden: Tensor, cache: KVCache) -> tuple[Tensor, Tensor]:
         """One more token of a draft: (logits [M, C], what the next step takes)."""
@@ -152,6 +159,10 @@ class SteppingNet(GraphNet):
     @abstractmethod
     def _absorb(self, ops: Ops, token: Value | None = None) -> tuple[Value, ...]:
         """Of the input `states`: what the next step takes, what the head reads. `token`: embeddings of the rows."""
+
+    @abstractmethod
+    def _feed(self, ops: Ops) -> tuple[Value, ...]:
+        """Of the input `states`: K/V of the layer, with as little else as they need."""
 
     @abstractmethod
     def _step(self, ops: Ops) -> tuple[Value, ...]:
