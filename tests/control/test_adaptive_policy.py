@@ -8,7 +8,7 @@ import pytest
 
 from paceline.control.acceptance import SIBLINGS, likeliest
 from paceline.control.adaptive import AdaptivePolicy, KnownPair
-from paceline.control.base import DraftPlan, PlannedRow, PlanRow, Proposal, RowOutcome, StepOutcome
+from paceline.control.base import DraftPlan, PlannedRow, PlanRow, Proposal, RowOutcome, StepOutcome, heat_of
 from paceline.control.cost_model import CostTable, DraftCost
 from paceline.control.reasons import NoDraftReason
 from paceline.tree import Shape
@@ -94,6 +94,25 @@ def test_a_network_that_did_not_pay_is_looked_at_again_when_it_is_due_or_soon() 
     )  # what is found is taken all the same
     policy.observe(StepOutcome((RowOutcome(0, "mtp", 1, 1, (0.9,)),), 0.01, {"mtp": 1e-3}))
     assert request.idle == 0  # whatever was drafted is news
+
+
+def test_temperatures_are_learnt_apart_and_begin_at_the_nearest_one() -> None:
+    policy = AdaptivePolicy(CHEAP, {("mtp", True): KnownPair((0.8, 0.8))})
+    heats = [heat_of(t) for t in (0.0, 0.3, 0.6, 0.7, 0.8, 1.0)]
+    assert heats == sorted(heats)
+    assert (heats[0], heats[2], len({*heats[3:]})) == (0, heats[3], 3)
+
+    def limit(heat: int, number: int, kept: int) -> int:
+        planned = policy.plan([PlanRow(number, "auto", 100, "mtp", 8, heat)], [None]).rows[0]
+        policy.observe(StepOutcome((RowOutcome(number, "mtp", 4, kept, (0.5,) * 4),), 0.01, {"mtp": 1e-3}))
+        return planned.limit
+
+    cool = [limit(heats[2], 0, 4) for _ in range(60)]
+    hot = [limit(heats[5], 1, 0) for _ in range(60)]
+    assert hot[0] >= cool[0] > 2  # what was seen at the other temperature
+    assert hot[-1] == 0
+    assert limit(heats[2], 2, 4) >= cool[-1] > 2  # and it stays as it was there
+    assert limit(heat_of(1.3), 3, 4) <= 2  # nearest to the hot one
 
 
 def test_probes_take_little_of_the_time() -> None:

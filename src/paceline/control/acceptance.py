@@ -47,12 +47,18 @@ class Counts:
 class PairPrior:
     """What requests of one drafter and one target keep on average."""
 
-    def __init__(self, drafter: str, known: Seq[float] = (), *, sampled: bool = False) -> None:
-        """`known`: acceptance by position, given that all before were kept, where it was measured for this pair."""
+    def __init__(
+        self, drafter: str, known: Seq[float] = (), *, sampled: bool = False, near: PairPrior | None = None
+    ) -> None:
+        """`known`: acceptance by position, given that all before were kept, where it was measured for this pair.
+
+        `near`: the same pair's at another temperature, where it begins.
+        """
         share = 1.0 if known or not sampled else SAMPLED_SHARE
         usual = known or USUAL
         self._drafter, self._known = drafter, known[0] if known else None
         self._start = [share * usual[min(j, len(usual) - 1)] for j in range(MAX_DRAFT_TOKENS)]
+        self._start = self._start if near is None else list(near.accept)
         self._counts = Counts(PAIR_MEMORY)
         self._drafts = self._kept = 0
         self._alarmed = False

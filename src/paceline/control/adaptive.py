@@ -63,9 +63,9 @@ class KnownPair:
 
 @dataclass(slots=True)
 class _Request:
-    estimators: dict[tuple[str, bool], AcceptanceEstimator] = field(default_factory=dict)
+    estimators: dict[tuple[str, int], AcceptanceEstimator] = field(default_factory=dict)
     proposals: ProposalEstimator = field(default_factory=ProposalEstimator)
-    sampled: bool = False
+    heat: int = 0
     promised: list[float] = field(default_factory=list)  # of its next tree, by its chains
     wait: int = FIRST_WAIT // 2  # steps from the last probe to the next
     due: int = 0  # the step from which it may be probed
@@ -80,19 +80,25 @@ class _Request:
 
 
 class _Pairs:
-    """What is known of each drafter, by its name and whether text is sampled."""
+    """What is known of each drafter, by its name and the heat of the text. What a confidence is worth is the same at all
+    temperatures, since it is that of the shaped distribution: only greedy text is apart.
+    """
 
     def __init__(self, known: Mapping[tuple[str, bool], KnownPair]) -> None:
         self._known = dict(known)
-        self._priors: dict[tuple[str, bool], PairPrior] = {}
+        self._priors: dict[tuple[str, int], PairPrior] = {}
         self._confidence: dict[tuple[str, bool], ConfidenceCalibrator] = {}
         self._trees: dict[tuple[str, bool], TreeEstimator] = {}
 
-    def prior(self, drafter: str, sampled: bool) -> PairPrior:
-        key = drafter, sampled
+    def prior(self, drafter: str, heat: int) -> PairPrior:
+        """Begins as that of the nearest temperature at which something was seen."""
+        key, sampled = (drafter, heat), heat > 0
         if key not in self._priors:
-            known = self._known.get(key, KnownPair()).acceptance
-            self._priors[key] = PairPrior(drafter, known, sampled=sampled)
+            known = self._known.get((drafter, sampled), KnownPair()).acceptance
+            others = [at for name, at in self._priors if name == drafter and at and sampled]
+            nearest = min(others, key=lambda at: abs(at - heat), default=0)
+            near = self._priors[drafter, nearest] if nearest else None
+            self._priors[key] = PairPrior(drafter, known, sampled=sampled, near=near)
         return self._priors[key]
 
     def trees(self, drafter: str, sampled: bool) -> TreeEstimator:
@@ -223,7 +229,7 @@ class AdaptivePolicy:
 
     def _found(self, i: int, row: PlanRow, proposal: Proposal | None, found: dict[int, Option]) -> None:
         if proposal is not None and proposal.confidence:
-            lines = self._pairs.confidence(NGRAM, row.sampled).lines()
+            lines = self._pairs.confidence(NGRAM, row.heat > 0).lines()
             survival = self._request(row).proposals.survival(proposal.confidence[: row.room], lines)
             found[i] = Option(i, None, survival)
 
@@ -238,7 +244,7 @@ class AdaptivePolicy:
         if chain is not None and chain.drafter is not None and row.tree is not None:
             request, most = self._request(row), min(row.drafter_max, row.room)
             request.promised, depths = likeliest(chain.chances, row.tree)
-            survival = self._pairs.trees(chain.drafter, row.sampled).survival(request.promised[:most])
+            survival = self._pairs.trees(chain.drafter, row.heat > 0).survival(request.promised[:most])
             trees[i] = Option(i, chain.drafter, survival, survival, depths)
 
     def _chain_or_tree(self, chain: Allocation, tree: Allocation) -> Allocation:
@@ -267,7 +273,7 @@ class AdaptivePolicy:
             most = min(length + DEEPER, len(option.survival))
             shape = Shape(min(max(option.depths[:length]) + DEEPER, row.tree.depth), row.tree.width)
             return PlannedRow(option.drafter, most, None, tuple(option.chances[:most]), (), shape)
-        lines = self._pairs.confidence(option.drafter, row.sampled).lines()
+        lines = self._pairs.confidence(option.drafter, row.heat > 0).lines()
         chances = tuple(option.chances[: length + DEEPER])
         return PlannedRow(option.drafter, len(chances), None, chances, lines)
 
@@ -313,7 +319,7 @@ class AdaptivePolicy:
             self._learn_proposal(request, row.confidence, row.accepted)
             return
         request.idle = 0
-        key = row.drafter, request.sampled
+        key = row.drafter, request.heat > 0
         self._estimator(request, row.drafter).add(row.drafted, row.accepted)
         if row.likeliest:
             self._pairs.trees(*key).add(row.likeliest, request.promised)
@@ -322,12 +328,12 @@ class AdaptivePolicy:
         if request.probing:
             request.wait = 1 if row.accepted else min(max(2 * request.wait, FIRST_WAIT), LAST_WAIT)
         request.due, request.probing = self._step + request.wait, False
-        alarm = self._pairs.prior(*key).alarm()
+        alarm = self._pairs.prior(row.drafter, request.heat).alarm()
         if alarm is not None and self._warn is not None:
             self._warn(alarm)
 
     def _learn_proposal(self, request: _Request, confidence: Seq[float], accepted: int) -> None:
-        calibrator = self._pairs.confidence(NGRAM, request.sampled)
+        calibrator = self._pairs.confidence(NGRAM, request.heat > 0)
         lines = calibrator.lines()
         request.proposals.add([worth_of(lines, c) for c in confidence], accepted)
         calibrator.add(confidence, accepted)
@@ -338,11 +344,11 @@ class AdaptivePolicy:
     def _request(self, row: PlanRow) -> _Request:
         request = self._requests.get(row.id)
         if request is None:
-            request = self._requests[row.id] = _Request(sampled=row.sampled)
+            request = self._requests[row.id] = _Request(heat=row.heat)
         return request
 
     def _estimator(self, request: _Request, drafter: str) -> AcceptanceEstimator:
-        key = drafter, request.sampled
+        key = drafter, request.heat
         if key not in request.estimators:
             request.estimators[key] = AcceptanceEstimator(self._pairs.prior(*key))
         return request.estimators[key]

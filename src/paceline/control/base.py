@@ -14,6 +14,11 @@ NGRAM = "ngram"
 Line = tuple[float, float]  # chance that a token is kept at confidence 0, and what it rises by until 1
 
 
+def heat_of(temperature: float) -> int:
+    """Which texts are learnt about together: 0 the greedy ones, then a number for each 0.2 of the temperature."""
+    return 0 if temperature <= 0.0 else 1 + int(5.0 * min(temperature, 2.0))
+
+
 @dataclass(slots=True)  # not frozen: made for each row of each step
 class PlanRow:
     """One decoding request of the step."""
@@ -23,7 +28,7 @@ class PlanRow:
     room: int  # tokens that may be drafted: the last one is always the target's own
     drafter: str | None = None  # the network drafter, if there is one
     drafter_max: int = 0  # tokens it can draft in this step at most
-    sampled: bool = False  # drawn at a temperature: drafts are kept more rarely
+    heat: int = 0  # see `heat_of`: the higher it is, the more rarely drafts are kept
     tree: Shape | None = None  # how its drafts may branch
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence as Seq
 from typing import Literal
 
-from paceline.control.base import NGRAM, DraftPlan, PlannedRow, PlanRow, Proposal, StopRule
+from paceline.control.base import NGRAM, DraftPlan, PlannedRow, PlanRow, Proposal, StopRule, heat_of
 from paceline.control.reasons import NoDraftReason
 from paceline.core import OWN_NOISE, Draft, VerifyRule
 from paceline.drafters.base import DraftContext, Drafter
@@ -75,7 +75,7 @@ def _plan_row(state: EngineState, request: RequestState, has_hidden: bool) -> Pl
         want = state.draft_tokens
     return PlanRow(
         sequence.id, want, max(request.room(state.max_len) - 1, 0), None if drafter is None else request.network, most,
-        not is_greedy(sequence), tree,
+        0 if is_greedy(sequence) else heat_of(sequence.params.temperature), tree,
     )  # fmt: skip
 
 
