@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from paceline.capacity import check_gpu, faster_on_cpu, free_memory, full, make_cache
+from paceline.checkpoints.card import describe_files
 from paceline.checkpoints.defaults import read_defaults
 from paceline.checkpoints.foreign import ASSISTANT_TYPES, KINDS
 from paceline.checkpoints.loading import Transform
@@ -118,6 +119,7 @@ def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
         "skipped": sorted(target.skipped),
         "sampling": read_defaults(path).given(),
         "chat": tokenizer.template is not None and path != bundled("target"),  # demo's is for servers
+        "files": describe_files(path, str(target.dtype).removeprefix("torch.")),
     } | known.info
     return Engine(
         replace(parts, default_drafter=kind, policy=AdaptivePolicy(known.table, known.known, say), info=info)

@@ -5,10 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 
+from gguf_files import write_gguf
+from paceline.checkpoints.card import describe_files
 from paceline.server.sse import EventStream, event
 from server.fake_engine import MAX_LEN, FakeEngine, make_tokenizer
 from server.serving import Served, served
@@ -197,3 +203,32 @@ def test_ollama_leaves_out_the_oldest_turns_of_a_long_chat(s: Served) -> None:
     assert "q11 " in shown
     alone = [{"role": "user", "content": "y" * 600}]
     assert s.post("/api/chat", messages=alone, stream=False).status_code == 400
+
+
+def test_a_gguf_file_says_its_architecture_size_and_types(tmp_path: Path) -> None:
+    q4 = gguf.GGMLQuantizationType.Q4_0
+    tensors = {"token_embd.weight": np.ones((96, 64)), "output_norm.weight": np.ones(64)}
+    file = write_gguf(
+        tmp_path / "a.gguf",
+        "llama",
+        {},
+        tensors,
+        lambda name, _: q4 if name.startswith("token") else gguf.GGMLQuantizationType.F32,
+    )
+    about = describe_files(file, "float32")
+    assert about == {
+        "format": "gguf",
+        "family": "llama",
+        "bytes": file.stat().st_size,
+        "dtype": "Q4_0",
+        "parameters": "6.2K",
+    }
+    with served() as s:
+        assert s.service.loaded is not None
+        s.service.loaded = replace(s.service.loaded, about=about)
+        details = s.client.get("/api/tags").json()["models"][0]["details"]
+        assert (details["family"], details["parameter_size"], details["quantization_level"]) == (
+            "llama",
+            "6.2K",
+            "Q4_0",
+        )

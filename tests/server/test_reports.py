@@ -38,7 +38,7 @@ def s() -> Iterator[Served]:
 def demo() -> Iterator[Served]:
     if not (DEMO / "target" / "config.json").is_file():
         pytest.skip("the demo pair is not here")
-    config = EngineConfig(target="demo", threads=1, max_model_len=512)
+    config = EngineConfig(target="demo", threads=1, max_model_len=512, step_tokens=64)
     with served(load=lambda service: load(config, service, lambda line: None)) as server:
         yield server
         assert server.service.loaded is not None
@@ -140,6 +140,42 @@ def test_a_prediction_of_a_real_pair(demo: Served) -> None:
         assert (details["accepted_prediction_tokens"] > 20) == some
         assert some or details["accepted_prediction_tokens"] == details["rejected_prediction_tokens"] == 0
         assert details["accepted_prediction_tokens"] <= answer["speculation"]["accepted"]
+
+
+def test_a_stream_says_how_far_its_prompt_is_read(demo: Served) -> None:
+    """The second time most of the prompt is in the prefix cache. Nothing of it is said unasked."""
+    text = "def f(x):\n    return x\n" * 25
+    for path, body, choice in (
+        (TEXT, {"prompt": text}, {"index": 0, "text": "", "logprobs": None, "finish_reason": None}),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": "class " + text}]},
+            {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None},
+        ),
+    ):
+        cached: list[int] = []
+        for _ in range(2):
+            asked = body | {"max_tokens": 4, "stream": True, "stream_options": {"include_usage": True}}
+            lines = demo.post(path, **asked, return_progress=True).text.split("\n\n")
+            events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+            told = [one["prompt_progress"] for one in events if "prompt_progress" in one]
+            usage = events[-1]["usage"]
+            total = usage["prompt_tokens"]
+            assert [one["choices"] for one in events[: len(told)]] == [[choice]] * len(told), (
+                "before any text"
+            )
+            assert {(one["total"], one["cache"]) for one in told} == {
+                (total, usage["prompt_tokens_details"]["cached_tokens"])
+            }
+            read = [one["processed"] for one in told]
+            assert read == sorted(set(read))
+            assert read[-1] == total
+            assert read[0] > told[0]["cache"]
+            assert len(read) == -(-(total - told[0]["cache"]) // 64), "a chunk of 64 tokens each"
+            cached.append(told[0]["cache"])
+        assert cached[0] < cached[1]
+        assert "prompt_progress" not in demo.post(path, **asked).text
+    assert demo.service.readings._wanted == {}
 
 
 def test_runs_are_found_over_the_borders_of_steps() -> None:

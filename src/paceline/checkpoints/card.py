@@ -1,14 +1,17 @@
-"""What a model's card (README.md) and config say of where it came from, and which drafter was made for its base."""
+"""What a model's card (README.md), config and files say of it: where it came from, which drafter was made for its base."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
+from paceline.checkpoints.gguf.reader import Gguf
 from paceline.errors import LoadError
-from paceline.files import read_text
+from paceline.files import read_json, read_text
 
 _BASE = re.compile(r"^base_model:[ \t]*(?:\n[ \t]*-[ \t]*)?[\"']?(?P<id>[\w.-]+/[\w.-]+)", re.MULTILINE)
 _GEMMA = re.compile(r"gemma-4-(?P<size>E2B|E4B|12B|26B-A4B|31B)", re.IGNORECASE)
@@ -49,3 +52,26 @@ def fitting_assistant(folder: Path, config: Mapping[str, Any]) -> str | None:
     hidden, layers = text.get("hidden_size"), text.get("num_hidden_layers")
     size = _SIZES.get((hidden, layers)) if isinstance(hidden, int) and isinstance(layers, int) else None
     return None if size is None else f"google/gemma-4-{size}-it-assistant"
+
+
+def describe_files(path: Path, dtype: str) -> dict[str, Any]:
+    """What is said of a model's files, as far as the files tell."""
+    if path.is_file():
+        return _of_gguf(Gguf(path))
+    family = (read_json(path / "config.json") or {}).get("model_type") if path.is_dir() else None
+    size = sum(file.stat().st_size for file in path.glob("*.safetensors")) if path.is_dir() else 0
+    return {"format": "safetensors", "family": family, "bytes": size, "dtype": dtype}
+
+
+def _of_gguf(model: Gguf) -> dict[str, Any]:
+    """Its architecture, its parameters as `134.5M`, and the type that most of its bytes have."""
+    kinds = Counter[str]()
+    for tensor in model.tensors.values():
+        kinds[tensor.kind] += tensor.nbytes
+    count = sum(prod(tensor.shape) for tensor in model.tensors.values())
+    size, unit = next(((n, u) for n, u in ((1e9, "B"), (1e6, "M"), (1e3, "K")) if count >= n), (1.0, ""))
+    return {
+        "format": "gguf", "family": model.get("general.architecture"),
+        "bytes": sum(file.path.stat().st_size for file in model.files),
+        "dtype": kinds.most_common(1)[0][0] if kinds else "", "parameters": f"{count / size:.1f}{unit}",
+    }  # fmt: skip

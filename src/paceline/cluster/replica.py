@@ -22,7 +22,7 @@ from paceline.engine.worker import Job, NotReady, Worker
 from paceline.errors import PacelineError, RequestFailed
 from paceline.files import fingerprint
 from paceline.memory import freeze_objects
-from paceline.server.generation import Channel
+from paceline.server.generation import Channel, Item
 from paceline.server.loading import Facts, ServedEngine, furnish
 from paceline.server.settings import ServerConfig
 
@@ -82,7 +82,7 @@ class Replica:
         finally:
             self._worker.cancel(order.id)
 
-    def _said(self, items: list[Delta | Exception]) -> Said:
+    def _said(self, items: list[Item]) -> Said:
         deltas = [item for item in items if isinstance(item, Delta)]
         error = next((item for item in items if isinstance(item, Exception)), None)
         if isinstance(error, NotReady) or (error is not None and self._worker.state == "failed"):

@@ -117,7 +117,10 @@ class Chat:
         left = len(self.choices)
         async with self.service.generate(self.ask) as generation:
             async for batch in generation.batches():
-                out = []
+                out = [
+                    event(self._chunk(0, {}) | {"prompt_progress": read.told()})
+                    for _, read in generation.progress
+                ]
                 for _, delta in batch if wants_trace else joined(batch):
                     if delta.index not in begun:
                         begun.add(delta.index)
@@ -199,7 +202,9 @@ async def prepare_chat(service: Service, body: ChatRequest, key: str) -> Chat:
         extra["drafter"] = "ngram"
     params = sampling_params(body, space, extra, room.sampling)
     ask = replace(
-        service.ask([(prompt, params)], salt_of(key, body), arrived), predicted=service.predicted(params)
+        service.ask([(prompt, params)], salt_of(key, body), arrived),
+        predicted=service.predicted(params),
+        progress=bool(body.stream and body.return_progress),
     )
     return Chat(service, room, body, ask, params, inside, warnings)
 

@@ -127,7 +127,10 @@ class Completion:
         traces = [Trace(self.room.tokenizer) for _ in range(len(self.texts) * n)]
         left = len(self.texts) * n
         async for batch in generation.batches():
-            out = []
+            out = [
+                event(self._chunk(prompt * n, "", None, None) | {"prompt_progress": read.told()})
+                for prompt, read in generation.progress
+            ]
             for prompt, delta in batch if wants_trace else joined(batch):
                 i = prompt * n + delta.index
                 chunk = self._delta_chunk(i, delta, choices[i].entries)
@@ -226,7 +229,11 @@ async def prepare_completion(service: Service, body: CompletionRequest, key: str
         extra["drafter"] = "ngram"
     params = sampling_params(body, space, extra, room.sampling)
     ask = service.ask([(prompt, params) for prompt in prompts], salt, arrived)
-    ask = replace(ask, predicted=service.predicted(params))
+    ask = replace(
+        ask,
+        predicted=service.predicted(params),
+        progress=bool(body.stream and body.return_progress),
+    )
     return Completion(service, room, body, ask, params, texts, warnings)
 
 

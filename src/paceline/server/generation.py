@@ -9,17 +9,20 @@ import uuid
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from paceline.core import Delta, SamplingParams, Stats
 from paceline.engine.worker import Job, Sink, Worker
 from paceline.errors import RequestFailed
 from paceline.server.metrics import Metrics
 from paceline.server.predicted import Predicted
+from paceline.server.progress import Progress, Readings
 from paceline.server.request_log import Told
 from paceline.server.usage import failure_of_drafter
 from paceline.soft_tokens import media_of, use_of
 
 log = logging.getLogger(__name__)
+Item = Delta | Progress | Exception
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class Ask:
     interval: float  # seconds from one batch to the next; an end does not wait for it
     predicted: Predicted | None = None  # counts what the prediction has brought
     told: Told | None = None  # for the request log
+    progress: bool = False  # `Generation.progress` says how far the prompts are read
 
 
 @dataclass(slots=True)
@@ -41,15 +45,15 @@ class Channel:
 
     loop: asyncio.AbstractEventLoop
     room: int  # items that may gather while the loop rests
-    items: deque[tuple[int, Delta | Exception]] = field(default_factory=deque)
+    items: deque[tuple[int, Item]] = field(default_factory=deque)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     awake: bool = False  # the loop will look at the items by itself
 
-    def put(self, prompt: int, item: Delta | Exception) -> None:
+    def put(self, prompt: int, item: Item) -> None:
         """On the worker's thread. Waking the loop costs more than the rest: not while it will look by itself, but an
         end need not wait for that."""
         self.items.append((prompt, item))
-        ends = isinstance(item, Exception) or item.finish_reason is not None
+        ends = not isinstance(item, Delta) or item.finish_reason is not None
         if self.awake and not ends and len(self.items) < self.room:
             return
         self.awake = True
@@ -58,7 +62,7 @@ class Channel:
         except RuntimeError:  # the loop is closed: nobody listens any more
             self.items.clear()
 
-    async def take(self) -> list[tuple[int, Delta | Exception]]:
+    async def take(self) -> list[tuple[int, Item]]:
         """On the loop: wait for items, and take them all."""
         while not self.items:
             self.awake = False
@@ -95,8 +99,9 @@ def joined(batch: list[tuple[int, Delta]]) -> list[tuple[int, Delta]]:
 class Generation:
     """Use as `async with`: leaving it, for whatever reason, frees everything in the engine."""
 
-    def __init__(self, worker: Worker, ask: Ask, metrics: Metrics) -> None:
-        self.ask = ask
+    def __init__(self, worker: Worker, ask: Ask, metrics: Metrics, readings: Readings) -> None:
+        self.ask, self._readings = ask, readings
+        self.progress: list[tuple[int, Progress]] = []  # (prompt, its progress) since the last batch
         self.stats: dict[tuple[int, int], Stats] = {}  # (prompt, text) -> stats of the finished ones
         self._worker, self._metrics = worker, metrics
         self._channel = Channel(asyncio.get_running_loop(), ask.buffer // 2)
@@ -108,6 +113,8 @@ class Generation:
         try:
             for i, (prompt, params) in enumerate(self.ask.jobs):
                 sink, ask = self._sink(i), self.ask
+                if ask.progress:
+                    self._readings.add(self._ids[i], partial(self._channel.put, i))
                 self._worker.submit(Job(self._ids[i], prompt, params, sink, ask.salt, ask.deadline))
                 self._metrics.prompt(len(prompt))
                 self._metrics.media(use_of(media_of(prompt)))
@@ -121,6 +128,9 @@ class Generation:
         self._close()
 
     def _close(self) -> None:
+        if self.ask.progress:
+            for request_id in self._ids:
+                self._readings.remove(request_id)
         if self._left:
             if self.ask.told is not None:
                 self.ask.told.finish[self._outcome] = None
@@ -146,13 +156,20 @@ class Generation:
                 yield item
 
     async def batches(self) -> AsyncIterator[list[tuple[int, Delta]]]:
-        """As `deltas`, but what comes within one interval comes together: it can be sent as one."""
+        """As `deltas`, but what comes within one interval comes together: it can be sent as one.
+
+        A batch is empty where only `progress` has something new.
+        """
         begin = time.monotonic()
         last: dict[tuple[int, int], float] = {}  # when each text had its last batch
         while self._left:
             batch: list[tuple[int, Delta]] = []
             failure: Exception | None = None
+            self.progress.clear()
             for prompt, item in await self._channel.take():
+                if isinstance(item, Progress):
+                    self.progress.append((prompt, item))
+                    continue
                 failure = self._failure(prompt, item)
                 if failure is not None:
                     break
@@ -163,7 +180,7 @@ class Generation:
                 if self.ask.predicted is not None:
                     self.ask.predicted.push((prompt, item.index), item)
             self._observe(batch, begin, last)
-            if batch:
+            if batch or self.progress:
                 yield batch
             if failure is not None:
                 raise failure

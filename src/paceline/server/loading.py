@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from paceline.assembly import build_engine
@@ -12,8 +11,8 @@ from paceline.config import EngineConfig
 from paceline.core import Delta, SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import UsageError
-from paceline.files import read_json
 from paceline.media.reader import MediaReader
+from paceline.server.progress import Readings
 from paceline.server.service import Render, Room, Service
 from paceline.text.chat import ChatTemplate
 from paceline.text.formats.choose import format_of
@@ -26,10 +25,10 @@ Say = Callable[[str], None]
 
 
 class ServedEngine:
-    """The engine as the worker sees it; `info` also says how full the cache is."""
+    """The engine as the worker sees it; `info` also says how full the cache is, `readings` how far prompts are read."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, readings: Readings | None = None) -> None:
+        self._engine, self._readings = engine, readings or Readings()
 
     @property
     def has_work(self) -> bool:
@@ -50,7 +49,10 @@ class ServedEngine:
         self._engine.cancel(request_id)
 
     def step(self) -> list[Delta]:
-        return self._engine.step()
+        found = self._readings.find(self._engine)
+        deltas = self._engine.step()
+        self._readings.look(found)
+        return deltas
 
     def watch(self) -> None:
         self._engine.parts.watch()
@@ -65,7 +67,7 @@ def load(config: EngineConfig, service: Service, say: Say) -> ServedEngine:
     service.loaded = replace(room, reader=reader if isinstance(reader, MediaReader) else None)
     if room.format.note:
         say(f"chats are {room.format.described}; --chat-format names another format")
-    return ServedEngine(engine)
+    return ServedEngine(engine, service.readings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +88,16 @@ class Facts:
         target, names = engine.state.target, tuple(engine.drafter_names)
         ends = tuple(target.eos_token_ids)
         sampling, chat = engine.info["sampling"], engine.info["chat"]
-        about = _about(Path(str(engine.info.get("target", ""))), str(engine.info.get("dtype", "")))
-        return cls(engine.max_len, target.vocab_size, target.readable, ends, names, sampling, chat, about)
-
-
-def _about(path: Path, dtype: str) -> dict[str, Any]:
-    """What is said of a model's files, as far as the files tell."""
-    if path.is_file():
-        return {"format": "gguf", "bytes": path.stat().st_size, "dtype": dtype}
-    family = (read_json(path / "config.json") or {}).get("model_type") if path.is_dir() else None
-    size = sum(file.stat().st_size for file in path.glob("*.safetensors")) if path.is_dir() else 0
-    return {"format": "safetensors", "family": family, "bytes": size, "dtype": dtype}
+        return cls(
+            engine.max_len,
+            target.vocab_size,
+            target.readable,
+            ends,
+            names,
+            sampling,
+            chat,
+            engine.info["files"],
+        )
 
 
 def furnish(tokenizer: Tokenizer, facts: Facts, grammar_timeout: float) -> Room:

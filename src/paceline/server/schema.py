@@ -258,6 +258,9 @@ class Sampling(Named):
     n: int | None = Field(None, ge=1)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    return_progress: bool | None = Field(
+        None, description="llama.cpp's: a stream says how far its prompt is read"
+    )
     ignore_eos: bool | None = None
     prediction: Prediction | None = None
     response_format: ResponseFormat | None = None
