@@ -1,4 +1,4 @@
-"""What a model's card (README.md), config and files say of it: where it came from, which drafter was made for its base."""
+"""What a model's card (README.md), config and files say: where it came from, and which drafter was made for its base."""
 
 from __future__ import annotations
 
