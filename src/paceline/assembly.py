@@ -110,16 +110,14 @@ def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
         "draft_tree": config.draft_tree,
         "verify": config.verify,
         "device": str(device),
-        "dtype": str(target.dtype).removeprefix("torch."),
+        **_files_info(path, target),
         "arithmetic": arithmetic,
         "tensor_parallel": team.ranks,
         "max_model_len": cache.max_tokens,
         "cache_bytes": cache.nbytes * team.ranks,
         "cache_dtype": cache.holds,
         "skipped": sorted(target.skipped),
-        "sampling": read_defaults(path).given(),
         "chat": tokenizer.template is not None and path != bundled("target"),  # demo's is for servers
-        "files": describe_files(path, str(target.dtype).removeprefix("torch.")),
     } | known.info
     return Engine(
         replace(parts, default_drafter=kind, policy=AdaptivePolicy(known.table, known.known, say), info=info)
@@ -151,6 +149,11 @@ def _reads_kv(kind: str, source: Path | None) -> bool:
         and kind.startswith("mtp")
         and read_config(source).get("model_type") in ASSISTANT_TYPES
     )
+
+
+def _files_info(path: Path, target: GraphTarget) -> dict[str, Any]:
+    dtype = str(target.dtype).removeprefix("torch.")
+    return {"dtype": dtype, "sampling": read_defaults(path).given(), "files": describe_files(path, dtype)}
 
 
 def _choice_info(kind: str, source: Path | None, why: str) -> dict[str, Any]:
