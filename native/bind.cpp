@@ -13,6 +13,7 @@
 #include "round.h"
 #include "sampling.h"
 #include "search.h"
+#include "tower.h"
 
 namespace nb = nanobind;
 using namespace paceline;
@@ -222,10 +223,23 @@ std::tuple<uint32_t, uint32_t> keys(uint64_t seed, int64_t position, uint32_t pu
   return out;
 }
 
+void add_layer(Tower& tower, const std::vector<int64_t>& norms, const std::vector<MatrixTuple>& linears, std::vector<float> bounds) {
+  if (norms.size() != TowerLayer::NORMS || linears.size() != TowerLayer::LINEARS ||
+      (!bounds.empty() && bounds.size() != 4 * TowerLayer::LINEARS))
+    throw nb::value_error("a tower's layer has six norms, seven linears, and for each of them four bounds or none");
+  TowerLayer layer;
+  for (size_t i = 0; i < norms.size(); ++i) layer.norms[i] = reinterpret_cast<const float*>(norms[i]);
+  for (size_t i = 0; i < linears.size(); ++i)
+    layer.linears[i] = {reinterpret_cast<const void*>(std::get<0>(linears[i])), std::get<2>(linears[i]), std::get<3>(linears[i]),
+                        std::get<4>(linears[i])};
+  layer.bounds = std::move(bounds);
+  tower.layers.push_back(std::move(layer));
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
-  m.attr("layout") = 23;  // raised whenever these signatures change; paceline/ops/native.py checks it
+  m.attr("layout") = 24;  // raised whenever these signatures change; paceline/ops/native.py checks it
   m.attr("most_rows") = static_cast<int>(Pool::max_chunks);  // of one run: a row has at least a chunk of its own
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("choose_isa", [](const std::string& name) { return choose_kernels(name.c_str()); });
@@ -240,7 +254,7 @@ NB_MODULE(_native, m) {
     return burn_multiply_adds(turns);
   });
   m.def("bf16_dot", [] { return kernels().bf16_dot(); });
-  m.def("bf16_dot_by_floats", [] { return bf16_dot_by_floats(); });
+  m.def("bf16_dot_way", [] { return std::string(bf16_dot_way()); });
   m.def("tile", [] { return kernels().tile; });
   m.def("packed_bytes", [](int kind, int64_t out, int64_t in) {
     return (out + kernels().tile - 1) / kernels().tile * kernels().tile_bytes(kind, in);
@@ -281,4 +295,15 @@ NB_MODULE(_native, m) {
       .def("seconds", &Program::seconds)
       .def("spent", &Program::spent)
       .def_prop_ro("steps", &Program::steps);
+  nb::class_<Tower>(m, "Tower")
+      .def("__init__", [](Tower* t, int64_t hidden, int64_t wide, int64_t heads, int64_t head_dim, float eps, int seen) {
+        new (t) Tower{hidden, wide, heads, head_dim, eps, seen, {}};
+      })
+      .def("add", &add_layer);
+  nb::class_<Sight>(m, "Sight")
+      .def("__init__", [](Sight* s, const Tower& tower, int64_t x, int64_t count, int64_t cos, int64_t sin) {
+        new (s) Sight(tower, reinterpret_cast<float*>(x), count, reinterpret_cast<const float*>(cos), reinterpret_cast<const float*>(sin));
+      }, nb::keep_alive<1, 2>())
+      .def("keys", &Sight::keys, nb::call_guard<nb::gil_scoped_release>())
+      .def("rows", &Sight::rows, nb::call_guard<nb::gil_scoped_release>());
 }

@@ -7,6 +7,10 @@
 #if defined(PACELINE_X86)
 #include <cpuid.h>
 #endif
+#if defined(PACELINE_X86) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace paceline {
 
@@ -26,9 +30,22 @@ double seconds(float (*work)(int64_t)) {
   return least;
 }
 
+// AMX, with its products of bfloat16. Linux gives its registers to a process that asks for them.
+bool has_registers() {
+#if defined(__linux__)
+  unsigned a, b, c, d;
+  constexpr unsigned tiles = 1u << 24 | 1u << 22;
+  constexpr long ask = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & tiles) == tiles && !syscall(SYS_arch_prctl, ask, tile_data);
+#else
+  return false;
+#endif
+}
+
 // A multiply-add of floats is half of a product of pairs, and what it multiplies has to be widened.
 const Kernels* faster_at_pairs() {
   const Kernels& k = kernels_avx512;
+  if (k.bf16_dot() && has_registers()) return &kernels_avx512_registers;
   return k.bf16_dot() && seconds(k.burn_bf16_dot) > 2.5 * seconds(k.burn) ? &kernels_avx512_floats : &k;
 }
 #endif
@@ -68,15 +85,15 @@ const Kernels*& current() {
 
 const Kernels& kernels() { return *current(); }
 
-bool bf16_dot_by_floats() {
+const char* bf16_dot_way() {
 #if defined(PACELINE_X86)
-  return current() == &kernels_avx512_floats;
-#else
-  return false;
+  if (current() == &kernels_avx512_registers) return "registers";
+  if (current() == &kernels_avx512_floats) return "floats";
 #endif
+  return kernels().bf16_dot() ? "pairs" : "";
 }
 
-// For tests: a set that this CPU can run, by name. "pairs" and "floats": avx512 with bfloat16 multiplied in that way.
+// For tests: a set that this CPU can run, by name. "pairs", "floats", "registers": avx512 with bfloat16 multiplied in that way.
 bool choose_kernels(const char* name) {
   const Kernels* chosen = nullptr;
   if (std::strcmp(name, "best") == 0 || std::strcmp(name, top()->name) == 0) chosen = top();
@@ -85,6 +102,7 @@ bool choose_kernels(const char* name) {
   else if (std::strcmp(name, "avx2") == 0 && top() != &kernels_generic) chosen = &kernels_avx2;
   else if (std::strcmp(name, "pairs") == 0 && top()->bf16_dot()) chosen = &kernels_avx512;
   else if (std::strcmp(name, "floats") == 0 && top()->bf16_dot()) chosen = &kernels_avx512_floats;
+  else if (std::strcmp(name, "registers") == 0 && top() == &kernels_avx512_registers) chosen = top();
 #endif
   if (chosen) current() = chosen;
   return chosen != nullptr;

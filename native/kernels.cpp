@@ -14,16 +14,17 @@ namespace paceline {
 
 using namespace PACELINE_ISA;
 
-template <class By>
+template <class By, class Seen = By>  // of linears, and of attention
 static constexpr Kernels table() {
   return {PL_TEXT(PACELINE_ISA), L, TILE, has_bf16_dot, tile_bytes_any, pack_any, prepared_bytes_any<By>, prepare_any<By>, linear_any<By>,
-          attention<By>, join_segments, store_bytes, store_packed, delta_scratch, delta_rule, norm, rotary, embed_any, add, mul, scale, gelu, gated_gelu, gated_silu, gated_clamped, gated_sigmoid, softcap, softmax,
+          attention<Seen>, join_segments, store_bytes, store_packed, delta_scratch, delta_rule, norm, rotary, embed_any, add, mul, scale, gelu, gated_gelu, gated_silu, gated_clamped, gated_sigmoid, softcap, softmax, clamp, exponents,
           read_all, burn, burn_flops, burn_bf16_dot};
 }
 
 #if defined(PL_PAIRS)
 extern const Kernels PL_JOIN(kernels_, PACELINE_ISA) = table<ByPairs>();
 extern const Kernels PL_JOIN(PL_JOIN(kernels_, PACELINE_ISA), _floats) = table<ByFloats>();
+extern const Kernels PL_JOIN(PL_JOIN(kernels_, PACELINE_ISA), _registers) = table<ByRegisters, ByFloats>();
 #else
 extern const Kernels PL_JOIN(kernels_, PACELINE_ISA) = table<NoPairs>();
 #endif

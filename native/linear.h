@@ -5,8 +5,7 @@
 // across lanes.
 #pragma once
 
-#include "simd.h"
-#include "types.h"
+#include "registers.h"
 
 namespace paceline {
 namespace PACELINE_ISA {
@@ -256,6 +255,11 @@ static void linear(const Tiles& m, const Prepared& x, int64_t rows, int64_t begi
     case BFLOAT16: return linear_of<Bfloat16>(m, x, rows, begin, end, y, y_stride);
     case INT8: return linear_of<Int8>(m, x, rows, begin, end, y, y_stride);
     case BF16_DOT:
+#if defined(PL_PAIRS)
+      if constexpr (By::in_registers) {
+        return linear_in_registers(m, padded(BF16_DOT, m.in), x, rows, begin, end, y, y_stride);
+      }
+#endif
       if constexpr (By::usable) {
         const Flushed mode;
         linear_of<Pairs<By>>(m, x, rows, begin, end, y, y_stride);
@@ -299,8 +303,9 @@ static void pack(const Matrix& m, int64_t tile, char* out) {
 // Of one row: none where inputs are used as they are.
 template <class By>
 static int64_t prepared_bytes(int kind, int64_t in) {
-  const int64_t size = kind == BF16_DOT ? sizeof(typename By::X) : 2;
-  return kind <= BFLOAT16 ? 0 : (padded(kind, in) * size + 63) / 64 * 64;
+  const int64_t size = kind == BF16_DOT ? sizeof(typename By::X) : 2, lines = (padded(kind, in) * size + 63) / 64;
+  if (kind <= BFLOAT16) return 0;
+  return (By::in_registers ? lines | 1 : lines) * 64;  // odd: 16 rows that are loaded at once lie in different sets of a cache
 }
 
 static float prepare_int16(const float* x, int64_t in, int16_t* y) {

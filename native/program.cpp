@@ -67,6 +67,7 @@ void Program::bind(int buffer, void* data, int64_t stride) {
 int64_t Program::outputs_per_chunk(const Tiles& m) const {
   const int64_t tiles = (m.out + kernels().tile - 1) / kernels().tile;
   int64_t group = rows_.count < 4 ? 4 : rows_.count > 6 ? 2 : 1;  // tiles that are taken together
+  if (m.kind == BF16_DOT && rows_.count > 32) group = 4;  // they share each load of the inputs, see registers.h
   while (group > 1 && group * threads_ > tiles) group /= 2;  // each thread has some
   const int64_t outputs = group * kernels().tile, bytes = group * std::max<int64_t>(1, kernels().tile_bytes(m.kind, m.in));
   int64_t groups = std::max<int64_t>(1, kChunkBytes / bytes);

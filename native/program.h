@@ -15,7 +15,7 @@ namespace paceline {
 
 const Kernels& kernels();  // the best that this CPU can run
 bool choose_kernels(const char* name);
-bool bf16_dot_by_floats();  // whether pairs of bfloat16 are multiplied as floats, not in one instruction
+const char* bf16_dot_way();  // how pairs of bfloat16 are multiplied: "registers", "pairs" or "floats"; "" if they are not
 
 enum Code : int {
   EMBED, NORM, ROTARY, STORE, ADD, MUL, SCALE, GELU, GATED_GELU, GATED_SILU, BIAS, SOFTCAP, COPY, ROUTE, MIX, TOP_CLUSTERS, GATED_SIGMOID, KEEP,  // of one row

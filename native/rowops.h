@@ -73,6 +73,27 @@ static void norm(const float* x, const float* weight, float* y, int64_t width, i
   }
 }
 
+static void clamp(const float* x, float lowest, float highest, float* y, int64_t n) {
+  each(x, y, n, [=](V a) { return vmin(broadcast(highest), vmax(broadcast(lowest), a)); });
+}
+
+// e^(x - the largest x); their sum is returned.
+static float exponents(const float* x, float* y, int64_t n) {
+  V most[4], total{};
+  for (V& m : most) m = broadcast(x[0]);
+  int64_t i = 0;
+  for (; i + 4 * L <= n; i += 4 * L)
+    for (int j = 0; j < 4; ++j) most[j] = vmax(load(x + i + j * L), most[j]);
+  float top = reduce_max(vmax(vmax(most[0], most[1]), vmax(most[2], most[3])));
+  for (; i < n; ++i) top = x[i] > top ? x[i] : top;
+  for (i = 0; i < n; i += L) {
+    const V e = vexp(load_at(x, i, n) - top);
+    store_at(y, i, n, e);
+    total += i + L <= n ? e : load_at(y, i, n);
+  }
+  return reduce(total);
+}
+
 static void softmax(const float* x, float* y, int64_t n) {
   float top = x[0];
   for (int64_t i = 1; i < n; ++i) top = x[i] > top ? x[i] : top;

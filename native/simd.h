@@ -147,7 +147,7 @@ class Flushed {  // while it lives, this thread takes subnormal numbers for 0 an
 };
 struct NoPairs {
   using X = int16_t;
-  static constexpr bool usable = false;
+  static constexpr bool usable = false, in_registers = false;
 };
 #if defined(__AVX512F__)
 #define PL_PAIRS
@@ -164,11 +164,15 @@ PL_INLINE HL to_bfloat16(V v) {
 struct ByPairs {  // one instruction: AMD's Zen 4 takes as long for it as for a multiply-add
   using X = int16_t;
   using W = H;
-  static constexpr bool usable = true;
+  static constexpr bool usable = true, in_registers = false;
   PL_INLINE HL round(V v) { return to_bfloat16(v); }
   PL_INLINE H pairs(VW w) { return (H)w; }
   PL_INLINE H input(const X* x) { return broadcast_pair(x); }
   PL_INLINE void add(V& a, H x, H w) { __asm__("vdpbf16ps %2, %1, %0" : "+v"(a) : "v"(x), "v"(w)); }
+};
+
+struct ByRegisters : ByPairs {  // linears in AMX's tile registers, see registers.h: other bits
+  static constexpr bool in_registers = true;
 };
 
 struct Both {
@@ -181,7 +185,7 @@ PL_INLINE Both pin(const Both& b) { return {pin(b.second), pin(b.first)}; }
 struct ByFloats {
   using X = float;  // rounded to bfloat16
   using W = Both;
-  static constexpr bool usable = true;
+  static constexpr bool usable = true, in_registers = false;
   PL_INLINE V round(V v) {
     typedef uint16_t Words __attribute__((vector_size(2 * L)));
     return (V)(__builtin_convertvector((Words)to_bfloat16(v), VW) << 16);

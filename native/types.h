@@ -161,6 +161,8 @@ struct Kernels {
   void (*gated_sigmoid)(const float*, const float*, float* y, int64_t n);
   void (*softcap)(const float*, float cap, float* y, int64_t n);
   void (*softmax)(const float*, float* y, int64_t n);
+  void (*clamp)(const float*, float lowest, float highest, float* y, int64_t n);
+  float (*exponents)(const float*, float* y, int64_t n);
   float (*read_all)(const float*, int64_t n);
   float (*burn)(int64_t turns);
   int64_t (*burn_flops)();
@@ -171,6 +173,7 @@ extern const Kernels kernels_generic;
 #if defined(PACELINE_X86)
 extern const Kernels kernels_avx2;
 extern const Kernels kernels_avx512, kernels_avx512_floats;  // pairs in one instruction, or by floats: the same bits
+extern const Kernels kernels_avx512_registers;               // pairs in AMX's tile registers
 #endif
 #if defined(PACELINE_ARM)
 extern const Kernels kernels_neon;

@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "soft_tokens": set(),
     "child": set(),
     "lazy": set(),
+    "turns": set(),
     "sampling": {"ops"},
     "kv": {"memory"},
     "ops": {"kv", "memory"},
@@ -111,7 +112,7 @@ MAY_IMPORT = {
     "__init__": {"async_llm", "llm"},
     "__main__": {"cli"},
 }
-BASE = {"errors", "core", "config", "files", "tree", "soft_tokens", "child", "lazy"}
+BASE = {"errors", "core", "config", "files", "tree", "soft_tokens", "child", "lazy", "turns"}
 LINES, FUNCTION_LINES, CLASS_LINES, PARAMETERS = 400, 50, 250, 6
 MOST_FILES = 16  # in a room below models, so that a newcomer sees what belongs there
 

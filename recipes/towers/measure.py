@@ -18,6 +18,7 @@ from transformers import Gemma4VisionConfig
 from transformers.models.gemma4.modeling_gemma4 import Gemma4VisionModel
 
 from paceline.media.pixels import Cut, resized
+from paceline.models.towers.base import whole
 from paceline.models.towers.gemma4_vision import GemmaVision, parse_vision
 
 WIDTH = 1536  # of the language model
@@ -73,10 +74,10 @@ def main() -> None:
             (torch.arange(count) % (width // 16), torch.arange(count) // (width // 16)), dim=-1
         )[None]
         before, mine, other = peak(), float("inf"), float("inf")
-        mine = best(lambda pixels=pixels: ours.encode(pixels))  # type: ignore[misc]
+        mine = best(lambda pixels=pixels: whole(ours.slices(pixels)))  # type: ignore[misc]
         above = peak() - before
         for _ in range(options.rounds):
-            mine = min(mine, best(lambda pixels=pixels: ours.encode(pixels)))  # type: ignore[misc]
+            mine = min(mine, best(lambda pixels=pixels: whole(ours.slices(pixels))))  # type: ignore[misc]
             if not options.alone:
                 with torch.no_grad():
                     other = min(other, best(lambda flat=flat, places=places: theirs(flat, places)))  # type: ignore[misc]

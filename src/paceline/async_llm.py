@@ -20,6 +20,7 @@ from paceline.core import Completion, Delta, SamplingParams
 from paceline.llm import LLM, Message, Prompt
 from paceline.soft_tokens import Kind
 from paceline.text.tokenizer import Tokenizer
+from paceline.turns import in_thread, wanted_while
 
 T = TypeVar("T")
 Found = Iterator[tuple[int, Completion] | None]
@@ -79,7 +80,7 @@ class AsyncLLM:
     ) -> list[Completion]:
         """As `LLM.generate`. `on_done` is called in the loop's thread."""
         media: Mapping[Kind, Seq[Any]] = {"image": images, "audio": audio}
-        requests = await asyncio.to_thread(self._llm.requests, prompts, params, said, media)
+        requests = await in_thread(self._llm.requests, prompts, params, said, media)
         return await _collect(lambda: self._llm.completions(requests), on_done)
 
     async def chat(
@@ -91,7 +92,7 @@ class AsyncLLM:
         **said: Unpack[SamplingOptions],
     ) -> list[Completion]:
         """As `LLM.chat`. `on_done` is called in the loop's thread."""
-        requests, finish = await asyncio.to_thread(self._llm.conversations, messages, params, said)
+        requests, finish = await in_thread(self._llm.conversations, messages, params, said)
 
         def finished(i: int, completion: Completion) -> None:
             finish(i, completion)
@@ -154,7 +155,11 @@ async def _read(make: Callable[[], Iterator[T]]) -> AsyncGenerator[T, None]:
         else:
             give(None, None, True)
 
-    threading.Thread(target=work, name="paceline-call", daemon=True).start()
+    def run() -> None:
+        with wanted_while(lambda: not left.is_set()):
+            work()
+
+    threading.Thread(target=run, name="paceline-call", daemon=True).start()
     try:
         while True:
             item, error, last = await inbox.get()

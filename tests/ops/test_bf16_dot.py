@@ -1,4 +1,4 @@
-"""Pairs of bfloat16 are multiplied in one instruction or by float32 multiply-adds, whichever is faster: the same bits."""
+"""Pairs of bfloat16 are multiplied in one instruction or by float32 multiply-adds: the same bits. AMX has bits of its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def both_ways(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, torch.
     results = []
     for way in ("pairs", "floats"):
         assert native._extension().choose_isa(way)
-        assert native._extension().bf16_dot_by_floats() is (way == "floats")
+        assert native._extension().bf16_dot_way() == way
         assert native.isa() == "avx512-bf16"
         results.append(compute())
     return results[0], results[1]
@@ -71,6 +71,45 @@ def test_linears(width: int, exponents: tuple[int, int]) -> None:
     if most == -65:  # every product is subnormal
         assert (x.bfloat16().double() @ weight.data.double().T).count_nonzero() == 20 * 53
         assert once.count_nonzero() == 0
+
+
+@pytest.mark.parametrize("width", [2, 34, 256, 6177])  # more than two blocks of inputs
+@pytest.mark.parametrize("exponents", [(-3, 3), (-80, -65), (-110, 126)])
+def test_linears_in_registers(width: int, exponents: tuple[int, int]) -> None:
+    """As exact as pairs are, and a row's bits depend on no other row."""
+    if not native._extension().choose_isa("registers"):
+        pytest.skip("needs AMX")
+    assert native.isa() == "avx512-amx"
+    torch.manual_seed(width)
+    least, most = exponents
+    weight = Weight(spread(96, width, least=least, most=most).bfloat16(), "bfloat16")
+    x, runner = spread(70, width, least=max(least, -140), most=min(most, 0)), native.NativeRunner(2)
+
+    def graph(ops: Ops) -> tuple[Value, ...]:
+        return (ops.linear(ops.given("x", width), weight),)
+
+    def some(begin: int, end: int) -> torch.Tensor:
+        positions = torch.arange(end - begin, dtype=torch.int32)
+        rows = ForwardBatch(positions.long(), positions, torch.zeros_like(positions), [0, end - begin])
+        return runner.run(graph, rows, None, {"x": x[begin:end].contiguous()})[0].clone()
+
+    whole, exact = some(0, 70), x.bfloat16().double() @ weight.data.double().T
+    size = x.bfloat16().double().abs() @ weight.data.double().abs().T
+    assert whole.isfinite().all()
+    assert ((whole - exact).abs() <= size * 3e-6 + 2.0**-125 * width).all()
+    for begin, count in [
+        (0, 1),
+        (69, 1),
+        (3, 2),
+        (20, 15),
+        (0, 16),
+        (7, 17),
+        (1, 31),
+        (38, 32),
+        (2, 33),
+        (9, 61),
+    ]:
+        assert torch.equal(some(begin, begin + count), whole[begin : begin + count]), (begin, count)
 
 
 @pytest.mark.parametrize("window", [None, 90])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from paceline.ops.base import Graph, Ops, Value, Weight
 
 PROMPT, TOKENS = "def parse(", 64
-SETS = ("generic", "avx2", "avx512", "avx512-bf16", "neon")
+SETS = ("generic", "avx2", "avx512", "floats", "neon")
 
 
 @click.command()

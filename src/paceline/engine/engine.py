@@ -28,6 +28,7 @@ from paceline.soft_tokens import media_of, use_of
 from paceline.text.stream import TextStream, stop_ids_of
 from paceline.text.tokenizer import Tokenizer
 from paceline.tree import Shape
+from paceline.turns import TakesTurns, Turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class EngineParts:
     default_drafter: str
     policy: DraftPolicy
     tokenizer: Tokenizer | None = None
-    media: object = None  # a MediaReader, for who makes prompts
+    media: TakesTurns | None = None  # a MediaReader, for who makes prompts
     verify: VerifyRule = "match"
     draft_tokens: int | Literal["auto"] = 4
     draft_tree: Shape | None = None  # then the cache must have room for branches: see `KVCache.grow_branches`
@@ -61,6 +62,7 @@ class Engine:
     def __init__(self, parts: EngineParts, ids: Iterator[int] | None = None) -> None:
         """`ids`: where the numbers of sequences come from, for engines that share a cache."""
         self._parts = parts
+        self._turns = Turns() if parts.media is None else parts.media.turns
         self._ids = itertools.count() if ids is None else ids
         target = parts.target
         self.max_len = min(target.max_len, parts.cache.max_tokens)
@@ -225,15 +227,15 @@ class Engine:
 
     def step(self) -> list[Delta]:
         """Advance everything by one step; what was written, a finished text's last delta with its stats."""
-        deltas = step(self.state) if self.state.scheduler.has_work else self.state.take_failures()
+        with self._turns.step():
+            deltas = step(self.state) if self.state.scheduler.has_work else self.state.take_failures()
         for delta in deltas:
             if delta.finish_reason is not None:
                 self._forget(delta)
         return deltas
 
     def _forget(self, delta: Delta) -> None:
-        ids = self._requests.get(delta.request)
-        if ids is not None:
+        if (ids := self._requests.get(delta.request)) is not None:
             ids.intersection_update(self.state.requests)
             if not ids:
                 del self._requests[delta.request]

@@ -23,6 +23,7 @@ from paceline.media.talk import MediaItem, Talk
 from paceline.models.towers.base import BUDGETS, AudioTower, VisionTower
 from paceline.soft_tokens import Kind, MediaPrompt, SoftTokens, Spent
 from paceline.text.tokenizer import Tokenizer
+from paceline.turns import Turns
 
 KEPT_BYTES = 256 * 2**20  # of soft tokens of earlier requests
 MOST_ITEMS: Mapping[Kind, int] = {"image": 16, "audio": 4}  # in a request
@@ -70,6 +71,7 @@ class MediaReader:
         picture. `max_len`: tokens of a text at most.
         """
         self.tokenizer, self.tokens, self.default, self.max_len = tokenizer, tokens, default, max_len
+        self.turns = Turns()  # with the engine's steps
         self._load_vision, self._load_audio, self._decoder = vision, audio, Decoder()
         self._seeing: VisionTower | None = None
         self._listening: AudioTower | None = None
@@ -249,7 +251,7 @@ class MediaReader:
         values = torch.frombuffer(bytearray(pixels.rgb), dtype=torch.uint8)
         values = values.view(pixels.height, pixels.width, 3)
         count = (pixels.height // cut.side) * (pixels.width // cut.side)
-        return _Ready(item, key, count, lambda: tower.encode(values), tower.together)
+        return _Ready(item, key, count, lambda: self.turns.run(tower.slices(values)), tower.together)
 
     def _remembered(self, item: MediaItem, file: tuple[str, bytes, int], together: bool) -> _Ready | None:
         """An item by its file alone, if its soft tokens are kept: nothing is decoded."""
@@ -282,7 +284,7 @@ class MediaReader:
         if file is not None:
             with self._lock:
                 self._known[file] = key
-        return _Ready(item, key, count, lambda: tower.encode(samples))
+        return _Ready(item, key, count, lambda: self.turns.run(tower.slices(samples)))
 
     def _vectors(self, one: _Ready, salt: str) -> tuple[torch.Tensor, bool]:
         """(the soft tokens of an item, whether the store had them): else the tower computes them."""

@@ -32,7 +32,7 @@ from paceline.ops.recording import Code, Node, RecordingOps, Symbol, place, sche
 from paceline.ops.segments import program_of
 from paceline.ops.tiles import KINDS, tiles, usable
 
-_LAYOUT = 23  # of the extension's signatures
+_LAYOUT = 24  # of the extension's signatures
 _OF_ROWS = (
     Code.EMBED,
     Code.ROTARY,
@@ -63,8 +63,9 @@ def available() -> bool:
 
 
 def isa(exact: bool = False) -> str:
-    """The instruction set in use: avx512-bf16 (if `exact` without its `bf16_dot()`), avx512, avx2, neon or generic."""
-    return str(_extension().isa()) + ("-bf16" if bf16_dot() and not exact else "")
+    """The instruction set in use: avx512-amx, avx512-bf16, avx512, avx2, neon, generic. `exact`: not of `bf16_dot()`."""
+    way = "" if exact else str(_extension().bf16_dot_way())
+    return str(_extension().isa()) + {"": "", "registers": "-amx"}.get(way, "-bf16")
 
 
 def bf16_dot() -> bool:

@@ -7,7 +7,7 @@ from types import ModuleType
 import torch
 
 from paceline.errors import UsageError
-from paceline.memory import Arena, Loaded, last_level_cache
+from paceline.memory import LINE, Arena, Loaded, last_level_cache
 from paceline.ops.base import Weight
 
 # In the order of `Kind` in native/types.h.
@@ -36,17 +36,30 @@ def tiles(
         ids = torch.arange(weight.out_features).view(-1, cluster)
         weight = weight.rows(torch.cat((ids, ids[:, -1:].expand(-1, padding)), dim=1).reshape(-1))
     scale = None if weight.scale is None else weight.scale.float().contiguous()
-    shape, kind = (weight.out_features, weight.in_features), KINDS[weight.kind]
-    if kind == KINDS["bfloat16"] and not exact and extension.bf16_dot():
-        kind = PAIRS
-    if exact and kind >= IN_BLOCKS:
-        kind += EXACT
+    shape, kind = (weight.out_features, weight.in_features), _kind(extension, weight, exact)
     out = arena.zeros(extension.packed_bytes(kind, *shape))
     rows = weight.data.data_ptr(), 0 if scale is None else scale.data_ptr(), *shape, kind
     extension.pack(rows, out.data_ptr())
     Loaded.add(out)
     extension.set_weights_in_cache(Loaded.total <= last_level_cache())
     return out, kind
+
+
+def packed(extension: ModuleType, weight: Weight, exact: bool) -> tuple[torch.Tensor, int]:
+    """As `tiles`, of a matrix without scales that no step of a language model reads."""
+    weight = usable(weight)
+    shape, kind = (weight.out_features, weight.in_features), _kind(extension, weight, exact)
+    out = torch.zeros(extension.packed_bytes(kind, *shape) + LINE, dtype=torch.uint8)
+    out = out[-out.data_ptr() % LINE :]
+    extension.pack((weight.data.data_ptr(), 0, *shape, kind), out.data_ptr())
+    return out, kind
+
+
+def _kind(extension: ModuleType, weight: Weight, exact: bool) -> int:
+    kind = KINDS[weight.kind]
+    if kind == KINDS["bfloat16"] and not exact and extension.bf16_dot():
+        return PAIRS
+    return kind + EXACT if exact and kind >= IN_BLOCKS else kind
 
 
 def usable(weight: Weight) -> Weight:

@@ -127,7 +127,7 @@ def _add_generation_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions", response_model=answers.ChatAnswer)
     async def chat(body: ChatRequest, request: Request) -> Response:
         """An answer to a conversation, streamed as server-sent events with `stream: true`."""
-        ready = await prepare_chat(service, body, request.state.salt)
+        ready = await until_disconnect(request.receive, prepare_chat(service, body, request.state.salt))
         service.tell(ready, request.state.told)
         if body.stream:
             return EventStream(ready.stream())
@@ -136,7 +136,7 @@ def _add_generation_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions", response_model=answers.CompletionAnswer)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """What follows a prompt, streamed as server-sent events with `stream: true`."""
-        ready = await prepare_completion(service, body, request.state.salt)
+        ready = await until_disconnect(request.receive, prepare_completion(service, body, request.state.salt))
         service.tell(ready, request.state.told)
         if body.stream:
             return EventStream(ready.stream())
@@ -145,7 +145,7 @@ def _add_generation_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/responses", response_model=answers.ResponsesAnswer)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """An answer to a conversation, in the shapes of OpenAI's Responses API."""
-        ready = await prepare_response(service, body, request.state.salt)
+        ready = await until_disconnect(request.receive, prepare_response(service, body, request.state.salt))
         service.tell(ready.chat, request.state.told)
         if body.stream:
             return EventStream(ready.stream())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -98,7 +98,7 @@ def add_ollama(app: FastAPI, service: Service) -> None:
         if not body.messages:
             return _loaded(service, body, {"message": {"role": "assistant", "content": ""}})
         warnings = _settled(service, body)
-        ready, left_out = await _fitting(service, body, request.state.salt)
+        ready, left_out = await until_disconnect(request.receive, _fitting(service, body, request.state.salt))
         ready.warnings += warnings + left_out
         return await _answer(Turn(service, ready, body, "message"), request)
 
@@ -107,11 +107,12 @@ def add_ollama(app: FastAPI, service: Service) -> None:
         if not body.prompt:
             return _loaded(service, body, {"response": ""})
         warnings = _settled(service, body)
-        ready: Chat | Completion
+        preparing: Coroutine[Any, Any, Chat | Completion]
         if body.raw:
-            ready = await prepare_completion(service, _completion(service, body), request.state.salt)
+            preparing = prepare_completion(service, _completion(service, body), request.state.salt)
         else:
-            ready = await prepare_chat(service, _as_chat(service, body), request.state.salt)
+            preparing = prepare_chat(service, _as_chat(service, body), request.state.salt)
+        ready = await until_disconnect(request.receive, preparing)
         ready.warnings += warnings
         return await _answer(Turn(service, ready, body, "response"), request)
 

@@ -7,7 +7,7 @@ behind them are zero there before each convolution, and no keys of attention.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from paceline.checkpoints.loading import Shapes
 from paceline.models.fields import Fields
+from paceline.models.towers.base import Slices
 from paceline.models.towers.parts import BOUNDS, Linear, Take, norm
 
 HOP, FRAME, TRANSFORM, MELS, RATE = 160, 320, 512, 128, 16_000
@@ -148,15 +149,21 @@ class _Layer:
         up, down = (Linear(take, f"{at}.{name}", self.config.clipped) for name in _FF)
         return take(f"{at}.pre_layer_norm.weight"), up, down, take(f"{at}.post_layer_norm.weight")
 
-    def __call__(self, x: Tensor, distances: Tensor) -> Tensor:
-        """x [T, hidden]; distances [horizon, hidden], the sinusoids of 0, 1, ... rows back."""
+    def parts(self, distances: Tensor) -> list[Callable[[Tensor], Tensor]]:
+        """What is done to x [T, hidden], in order; distances [horizon, hidden], the sinusoids of 0, 1, ... rows back."""
+        return [
+            lambda x: self._fed(x, 0), lambda x: self._seen(x, distances), self._convolved,
+            lambda x: norm(self._fed(x, 1), self.norms[2], 1e-6),
+        ]  # fmt: skip
+
+    def _seen(self, x: Tensor, distances: Tensor) -> Tensor:
+        return x + norm(self._attend(norm(x, self.norms[0], 1e-6), distances), self.norms[1], 1e-6)
+
+    def _convolved(self, x: Tensor) -> Tensor:
         eps = self.config.eps
-        x = self._fed(x, 0)
-        x = x + norm(self._attend(norm(x, self.norms[0], 1e-6), distances), self.norms[1], 1e-6)
         h = F.glu(self.start(norm(x, self.conv_norms[0], eps)), dim=-1)
         h = F.conv1d(F.pad(h.T, (self.config.kernel - 1, 0)), self.conv.to(h), groups=len(self.conv)).T
-        x = x + self.end(F.silu(norm(h, self.conv_norms[1], eps)))
-        return norm(self._fed(x, 1), self.norms[2], 1e-6)
+        return x + self.end(F.silu(norm(h, self.conv_norms[1], eps)))
 
     def _fed(self, x: Tensor, which: int) -> Tensor:
         pre, up, down, post = self.feeds[which]
@@ -199,7 +206,7 @@ class GemmaAudio:
         return -(-frames_of(samples) // 4)
 
     @torch.no_grad()
-    def encode(self, samples: NDArray[np.float32]) -> Tensor:
+    def slices(self, samples: NDArray[np.float32]) -> Slices:
         """As `AudioTower`."""
         x = torch.from_numpy(features(samples)).to(self.input.device)[None, None]  # [1, 1, frames, mels]
         for weight, scale in self.convs:
@@ -211,6 +218,8 @@ class GemmaAudio:
         angles = torch.arange(self.config.horizon, device=h.device)[:, None] * turns
         distances = torch.cat((angles.sin(), angles.cos()), dim=-1)
         for layer in self.layers:
-            h = layer(h, distances)
+            for part in layer.parts(distances):
+                yield
+                h = part(h)
         h = F.linear(h, *(part.to(h) for part in self.output))
         return F.linear(norm(h, None, self.config.eps), self.projection.to(h))

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from paceline.checkpoints.loading import Shapes
 from paceline.models.fields import Fields
-from paceline.models.towers.base import Grid
+from paceline.models.towers.base import Grid, Slices
 from paceline.models.towers.parts import Take, norm
 
 _NORM_EPS = 1e-5  # of the layer norms, torch's default
@@ -82,7 +82,7 @@ class UnifiedVision:
         return F.layer_norm(x, x.shape[-1:], weight.to(x), bias.to(x), _NORM_EPS)
 
     @torch.no_grad()
-    def encode(self, pixels: Tensor) -> Tensor:
+    def slices(self, pixels: Tensor) -> Slices:
         """As `VisionTower`. Values are in [0, 1], not shifted."""
         side = self.grid.side
         height, width = pixels.shape[0] // side, pixels.shape[1] // side  # in squares
@@ -93,6 +93,7 @@ class UnifiedVision:
         h = F.linear(self._norm(squares, "patch_ln1"), *(part.float() for part in self.dense))
         h = self._norm(h, "patch_ln2") + (self.places[x, 0].float() + self.places[y, 1].float())
         h = norm(self._norm(h, "pos_norm"), None, self.config.eps)
+        yield
         return F.linear(h, self.projection.float())
 
 
@@ -120,8 +121,9 @@ class UnifiedAudio:
         return -(-samples // self.config.samples)
 
     @torch.no_grad()
-    def encode(self, samples: NDArray[np.float32]) -> Tensor:
+    def slices(self, samples: NDArray[np.float32]) -> Slices:
         """As `AudioTower`."""
         frames = torch.from_numpy(samples.copy()).to(self.projection.device)
+        yield
         frames = F.pad(frames, (0, -len(samples) % self.config.samples)).view(-1, self.config.samples)
         return F.linear(norm(frames, None, self.config.eps), self.projection.float())

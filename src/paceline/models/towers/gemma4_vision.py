@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from paceline.checkpoints.loading import Shapes
 from paceline.models.fields import Fields
-from paceline.models.towers.base import Grid
+from paceline.models.towers.base import Grid, Slices
+from paceline.models.towers.encoder import Encoder, EncoderLayer
 from paceline.models.towers.parts import BOUNDS, Linear, Take, axial_rotary, norm
 
 _LINEARS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
@@ -106,6 +107,13 @@ class _Layer:
         linears = (Linear(take, f"{at}.{name}", config.clipped) for name in _LINEARS)
         self.q, self.k, self.v, self.o, self.gate, self.up, self.down = linears
 
+    def as_stored(self) -> EncoderLayer:
+        linears = [self.q, self.k, self.v, self.o, self.gate, self.up, self.down]
+        bounds = [one.bounds for one in linears if one.bounds is not None]
+        return EncoderLayer(
+            [*self.norms, self.q_norm, self.k_norm], [one.weight for one in linears], bounds or None
+        )
+
     def __call__(self, x: Tensor, places: tuple[Tensor, Tensor]) -> Tensor:
         eps = self.config.eps
         before, after, pre, post = self.norms
@@ -135,14 +143,20 @@ class GemmaVision:
         self.config, self.grid, self.together = config, config.grid, config.together
         self.input = take("vision_tower.patch_embedder.input_proj.weight")
         self.places = take("vision_tower.patch_embedder.position_embedding_table")
-        self.layers = [_Layer(take, f"vision_tower.encoder.layers.{i}", config) for i in range(config.layers)]
+        layers = (_Layer(take, f"vision_tower.encoder.layers.{i}", config) for i in range(config.layers))
+        native, self.encoder, self.layers = Encoder.available(self.input.device), None, list[_Layer]()
+        if native is not None:
+            parts = (layer.as_stored() for layer in layers)
+            self.encoder = Encoder(native, parts, config.heads, config.eps)
+        else:
+            self.layers = list(layers)
         self.standard = None
         if config.standardize:
             self.standard = take("vision_tower.std_bias").float(), take("vision_tower.std_scale").float()
         self.projection = take("embed_vision.embedding_projection.weight")
 
     @torch.no_grad()
-    def encode(self, pixels: Tensor) -> Tensor:
+    def slices(self, pixels: Tensor) -> Slices:
         """As `VisionTower`."""
         config, grid = self.config, self.grid
         height, width = pixels.shape[0] // grid.patch, pixels.shape[1] // grid.patch  # in patches
@@ -154,8 +168,12 @@ class GemmaVision:
         x = torch.arange(width, device=patches.device).repeat(height)
         h = F.linear(2 * (patches - 0.5), self.input.float())
         h = h + (self.places[0][x].float() + self.places[1][y].float())
+        yield
+        if self.encoder is not None:
+            yield from self.encoder.run(h, (x, y), config.theta)
         for layer in self.layers:
             h = layer(h, (x, y))
+            yield
         pooled = h.view(height // grid.pooling, grid.pooling, width // grid.pooling, grid.pooling, -1)
         h = pooled.mean(dim=(1, 3)).flatten(0, 1) * config.hidden_size**0.5
         if self.standard is not None:
