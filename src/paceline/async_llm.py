@@ -20,7 +20,7 @@ from paceline.core import Completion, Delta, SamplingParams
 from paceline.llm import LLM, Message, Prompt
 from paceline.soft_tokens import Kind
 from paceline.text.tokenizer import Tokenizer
-from paceline.turns import in_thread, wanted_while
+from paceline.turns import in_thread, until
 
 T = TypeVar("T")
 Found = Iterator[tuple[int, Completion] | None]
@@ -155,11 +155,7 @@ async def _read(make: Callable[[], Iterator[T]]) -> AsyncGenerator[T, None]:
         else:
             give(None, None, True)
 
-    def run() -> None:
-        with wanted_while(lambda: not left.is_set()):
-            work()
-
-    threading.Thread(target=run, name="paceline-call", daemon=True).start()
+    threading.Thread(target=until, args=(left, work), name="paceline-call", daemon=True).start()
     try:
         while True:
             item, error, last = await inbox.get()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from paceline.errors import RequestFailed
@@ -108,15 +109,16 @@ def wanted_while(wanted: Callable[[], bool]) -> Iterator[None]:
         _WANTED.reset(token)
 
 
+def until(left: threading.Event, work: Callable[[], T]) -> T:
+    """What `work` returns; pictures that it reads are given up once `left` is set."""
+    with wanted_while(lambda: not left.is_set()):
+        return work()
+
+
 async def in_thread(work: Callable[..., T], *args: Any) -> T:
     """`asyncio.to_thread`; if the caller is cancelled, pictures that `work` reads are given up, too."""
     left = threading.Event()
-
-    def run() -> T:
-        with wanted_while(lambda: not left.is_set()):
-            return work(*args)
-
     try:
-        return await asyncio.to_thread(run)
+        return await asyncio.to_thread(until, left, partial(work, *args))
     finally:
         left.set()

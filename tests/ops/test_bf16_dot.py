@@ -1,4 +1,4 @@
-"""Pairs of bfloat16 are multiplied in one instruction or by float32 multiply-adds: the same bits. AMX has bits of its own."""
+"""Pairs of bfloat16 in one instruction or by float32 multiply-adds: the same bits. AMX has bits of its own."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -10,6 +11,7 @@ from typing import ParamSpec, TypeVar
 
 from paceline.server.errors import ApiError
 from paceline.server.schema import Message, TextPart
+from paceline.turns import until
 
 MOST = 66  # two whose files are decoded, and 64 that wait
 T = TypeVar("T")
@@ -34,9 +36,14 @@ class MediaThreads:
                 headers={"Retry-After": "5"},
             )
         self._busy += 1
-        future = asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args, **named))
+        left = threading.Event()
+        reading = partial(until, left, partial(work, *args, **named))
+        future = asyncio.get_running_loop().run_in_executor(self._threads, reading)
         future.add_done_callback(self._free)
-        return await asyncio.shield(future)
+        try:
+            return await asyncio.shield(future)
+        finally:
+            left.set()
 
     def _free(self, future: asyncio.Future[T]) -> None:
         self._busy -= 1

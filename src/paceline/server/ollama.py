@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -107,12 +107,7 @@ def add_ollama(app: FastAPI, service: Service) -> None:
         if not body.prompt:
             return _loaded(service, body, {"response": ""})
         warnings = _settled(service, body)
-        preparing: Coroutine[Any, Any, Chat | Completion]
-        if body.raw:
-            preparing = prepare_completion(service, _completion(service, body), request.state.salt)
-        else:
-            preparing = prepare_chat(service, _as_chat(service, body), request.state.salt)
-        ready = await until_disconnect(request.receive, preparing)
+        ready = await until_disconnect(request.receive, _generated(service, body, request.state.salt))
         ready.warnings += warnings
         return await _answer(Turn(service, ready, body, "response"), request)
 
@@ -154,6 +149,13 @@ def _loaded(service: Service, body: Asked, said: dict[str, Any]) -> JSONResponse
     return JSONResponse(
         {"model": service.model, "created_at": _now(), **said, "done": True, "done_reason": reason}
     )
+
+
+async def _generated(service: Service, body: GenerateAsked, salt: str) -> Chat | Completion:
+    """What /api/generate asks for. Raises ApiError."""
+    if body.raw:
+        return await prepare_completion(service, _completion(service, body), salt)
+    return await prepare_chat(service, _as_chat(service, body), salt)
 
 
 async def _fitting(service: Service, body: ChatAsked, salt: str) -> tuple[Chat, list[str]]:

@@ -21,6 +21,7 @@ from paceline.models.towers.parts import BOUNDS, Linear, Take, axial_rotary, nor
 
 _LINEARS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
             "mlp.up_proj", "mlp.down_proj")  # fmt: skip
+_PATCHES = 2048  # of a slice
 _SLICE = 256  # rows of the MLP at a time: its inner values are four times as wide
 _NORMS = (
     "input_layernorm",
@@ -166,9 +167,11 @@ class GemmaVision:
         )
         y = torch.arange(height, device=patches.device).repeat_interleave(width)
         x = torch.arange(width, device=patches.device).repeat(height)
-        h = F.linear(2 * (patches - 0.5), self.input.float())
-        h = h + (self.places[0][x].float() + self.places[1][y].float())
-        yield
+        h = torch.empty(len(patches), config.hidden_size, device=patches.device)
+        for some in torch.arange(len(patches), device=patches.device).split(_PATCHES):
+            places = self.places[0][x[some]].float() + self.places[1][y[some]].float()
+            h[some] = F.linear(2 * (patches[some] - 0.5), self.input.float()) + places
+            yield
         if self.encoder is not None:
             yield from self.encoder.run(h, (x, y), config.theta)
         for layer in self.layers:
