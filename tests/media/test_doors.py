@@ -358,7 +358,7 @@ def test_a_second_question_about_a_picture_costs_what_text_costs(
 ) -> None:
     """By counters: nothing decoded, no tower, and as many rows prefilled as of cached text of the same length."""
     ran: list[str] = []
-    for owner, name in ((Decoder, "_ask"), (GemmaVision, "encode"), (GemmaAudio, "encode")):
+    for owner, name in ((Decoder, "_ask"), (GemmaVision, "slices"), (GemmaAudio, "slices")):
         first = getattr(owner, name)
 
         def counted(*given: Any, first: Any = first, what: str = f"{owner.__name__}.{name}") -> Any:
@@ -414,7 +414,7 @@ def test_what_a_picture_costs_is_told(
 def test_a_prompt_without_room_is_refused_before_the_tower(
     server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(GemmaVision, "encode", lambda self, pixels: pytest.fail("the tower runs"))
+    monkeypatch.setattr(GemmaVision, "slices", lambda self, pixels: pytest.fail("the tower runs"))
     part = {"type": "image_url", "image_url": {"url": URL, "detail": "high"}}
     content = [part, part, {"type": "text", "text": "what"}]
     got = server.post("/v1/chat/completions", messages=[{"role": "user", "content": content}], **SAID)
@@ -429,8 +429,8 @@ def test_texts_do_not_wait_for_towers_and_their_queue_ends(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, gate = EngineConfig(target=str(folder), **OPTIONS), threading.Event()
-    first = GemmaVision.encode
-    monkeypatch.setattr(GemmaVision, "encode", lambda self, pixels: gate.wait(60) and first(self, pixels))
+    first = GemmaVision.slices
+    monkeypatch.setattr(GemmaVision, "slices", lambda self, pixels: gate.wait(60) and first(self, pixels))
 
     def asks(server: Served, i: int) -> int:
         url = "data:image/png;base64," + base64.b64encode(file_of(picture(50 + i, 50))).decode()

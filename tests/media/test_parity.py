@@ -26,6 +26,7 @@ from paceline.media.talk import MediaItem, Talk
 from paceline.models.config import read_config
 from paceline.models.families.gemma4.target import GemmaTarget
 from paceline.models.registry import load_target
+from paceline.models.towers.base import Slices
 from paceline.models.towers.load import stored_towers
 from paceline.ops.native import NativeRunner
 from paceline.ops.reaches import Reaches
@@ -246,8 +247,12 @@ def channels_first(name: str, x: torch.Tensor) -> torch.Tensor:
 
 def spoilt(patch: pytest.MonkeyPatch, reader: Any, change: Any) -> None:
     """Change what the tower gives."""
-    tower, first = reader._vision(), type(reader._vision()).encode
-    patch.setattr(type(tower), "encode", lambda self, pixels: change(first(self, pixels)))
+    tower, first = reader._vision(), type(reader._vision()).slices
+
+    def changed(self: Any, pixels: torch.Tensor) -> Slices:
+        return change((yield from first(self, pixels)))
+
+    patch.setattr(type(tower), "slices", changed)
     forgotten(patch, reader)
 
 

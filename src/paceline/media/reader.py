@@ -71,8 +71,7 @@ class MediaReader:
         picture. `max_len`: tokens of a text at most.
         """
         self.tokenizer, self.tokens, self.default, self.max_len = tokenizer, tokens, default, max_len
-        self.turns = Turns()  # with the engine's steps
-        self._load_vision, self._load_audio, self._decoder = vision, audio, Decoder()
+        self._load_vision, self._load_audio, self._decoder, self.turns = vision, audio, Decoder(), Turns()
         self._seeing: VisionTower | None = None
         self._listening: AudioTower | None = None
         self._lock, self._loading, self._working = threading.Lock(), threading.Lock(), threading.Lock()

@@ -168,7 +168,7 @@ class GemmaVision:
         y = torch.arange(height, device=patches.device).repeat_interleave(width)
         x = torch.arange(width, device=patches.device).repeat(height)
         h = torch.empty(len(patches), config.hidden_size, device=patches.device)
-        for some in torch.arange(len(patches), device=patches.device).split(_PATCHES):
+        for some in torch.split(torch.arange(len(patches), device=patches.device), _PATCHES):
             places = self.places[0][x[some]].float() + self.places[1][y[some]].float()
             h[some] = F.linear(2 * (patches[some] - 0.5), self.input.float()) + places
             yield
