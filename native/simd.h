@@ -298,8 +298,17 @@ PL_INLINE float reduce(V a) {
   else return b[0];
 }
 
+// Of two numbers that do not compare the second. Compilers make a comparison and a slow blend of this.
+#if defined(__AVX512F__)
+PL_INLINE V vmax(V a, V b) { return (V)_mm512_max_ps((__m512)a, (__m512)b); }
+PL_INLINE V vmin(V a, V b) { return (V)_mm512_min_ps((__m512)a, (__m512)b); }
+#elif defined(__AVX2__) && PL_LANES == 8
+PL_INLINE V vmax(V a, V b) { return (V)_mm256_max_ps((__m256)a, (__m256)b); }
+PL_INLINE V vmin(V a, V b) { return (V)_mm256_min_ps((__m256)a, (__m256)b); }
+#else
 PL_INLINE V vmax(V a, V b) { return a > b ? a : b; }
 PL_INLINE V vmin(V a, V b) { return a < b ? a : b; }
+#endif
 PL_INLINE float reduce_max(V a) {
 #if PL_LANES == 16
   F8 b = __builtin_shufflevector(a, a, 0, 1, 2, 3, 4, 5, 6, 7), c = __builtin_shufflevector(a, a, 8, 9, 10, 11, 12, 13, 14, 15);
