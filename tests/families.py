@@ -30,7 +30,8 @@ def json_call(name: str, arguments: str, key: str = "arguments") -> str:
     return f'{{"name": "{name}", "{key}": {arguments}}}'
 
 
-A = '{"s": "a \\"b\\" </x>\\né🎉", "n": 5, "o": {"k": true}}'  # ARGUMENTS as a model writes them
+STRING = '"a \\"b\\" </x>\\né🎉"'
+A = f'{{"s": {STRING}, "n": 5, "o": {{"k": true}}}}'  # ARGUMENTS as a model writes them
 RAW = 'a "b" </x>\né🎉'
 
 
@@ -114,6 +115,11 @@ def cohere() -> tuple[str, str]:
     return section(call("f", A, 0)), section(call("f", A, 0) + "," + call("g", "{}", 1))
 
 
+def lfm2() -> tuple[str, str]:
+    one = f'f(s={STRING}, n=5, o={{"k": true}})'
+    return f"<|tool_call_start|>[{one}]<|tool_call_end|>", f"<|tool_call_start|>[{one}, g()]<|tool_call_end|>"
+
+
 def gemma() -> tuple[str, str]:
     one = f'<|tool_call>call:f{{s:<|"|>{RAW}<|"|>,n:5,o:{{k:true}}}}<tool_call|>'
     return one, one + "<|tool_call>call:g{}<tool_call|>"
@@ -169,6 +175,7 @@ KIMI = (
 )  # fmt: skip
 COHERE = ("<|START_THINKING|>", "<|END_THINKING|>")
 SEED = ("<seed:think>", "</seed:think>", "<seed:tool_call>", "</seed:tool_call>")
+LFM2 = ("<|tool_call_start|>", "<|tool_call_end|>")
 TOLD = {"calls_as_text": ("<tool_call>\n", "\n</tool_call>", "\n")}
 F_ = "families/"
 FAMILIES = {
@@ -247,6 +254,12 @@ FAMILIES = {
     F_ + "deepseek_v4": Family(
         "deepseek-v4", dsml("tool_calls"), ("<think>", "</think>"), True, special=("｜DSML｜",), added=MARKS[:2],
         switches=True,
+    ),
+    F_ + "lfm2": Family(
+        "lfm2", lfm2(), special=LFM2, needs={"calls_as_text": ("<|tool_call_start|>", "<|tool_call_end|>", None)}),
+    F_ + "lfm2_5": Family(
+        "lfm2", lfm2(), ("<think>", "</think>"), special=LFM2, added=MARKS[:2], thinks=True,
+        needs={"thoughts_as": "thinking"},
     ),
     F_ + "smollm3": Family(
         "think", None, ("<think>\n", "\n</think>\n"), added=MARKS[:2], thinks=True, switches=True, needs=TOLD,

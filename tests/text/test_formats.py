@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from families import ARGUMENTS, FAMILIES, RAW, TOOLS, F, tokenizer_of
+from families import ARGUMENTS, FAMILIES, RAW, STRING, TOOLS, F, tokenizer_of
 from families import A as WRITTEN
 from paceline.errors import UsageError
 from paceline.text.chat import ChatTemplate
@@ -197,6 +197,7 @@ MARKS_IN_STRINGS = {
     "qwen-xml": "</parameter>\n<parameter> </function>", "glm": "</arg_value> <arg_key", "glm-4.7": "</tool_call> x",
     "minimax": "</parameter></x>", "seed": "</parameter></x> </function>",
     "deepseek-v3.2": "</｜DSML｜parameter></x>", "deepseek-v4": "</｜DSML｜invoke> x",
+    "lfm2": '"<|tool_call_end|> )], g("',
     "cohere": '{"s": "<|END_ACTION|> <|START_RESPONSE|> ]"}',
 }  # fmt: skip
 
@@ -207,9 +208,11 @@ def test_marks_inside_of_arguments_are_the_arguments(family: tuple[str, Tokenize
     if one.calls is None or one.format == "gemma":
         return
     value = MARKS_IN_STRINGS[one.format]
-    plain = not value.startswith("{")
-    answer = one.calls[0].replace(RAW if plain else WRITTEN, value)
-    want = value if plain else json.loads(value)["s"]
+    written = {"{": WRITTEN, '"': STRING}.get(value[0], RAW)
+    answer = one.calls[0].replace(written, value)
+    want = {"{": lambda: json.loads(value)["s"], '"': lambda: json.loads(value)}.get(
+        value[0], lambda: value
+    )()
     for pieces in ([answer], list(answer)):
         thought, text, [[called, arguments]] = run(chat, pieces)
         assert (thought, text, called, json.loads(arguments)["s"]) == ("", "", "f", want)
@@ -251,6 +254,57 @@ def test_bad_calls_lose_nothing(bad: str) -> None:
         assert run(chat, pieces) == ("", text, calls), pieces
 
 
+PHI4 = (  # in short how llama.cpp's template of Phi-4-mini writes calls; the package of the others does not have it
+    "{% for t in tools or [] %}<|tool|>{{ t.function | tojson }}<|/tool|>{% endfor %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+    "<|tool_call|>{{ c.function | tojson }}<|/tool_call|>{% endfor %}<|end|>{% endfor %}<|assistant|>"
+)
+
+
+def test_objects_between_marks_of_a_templates_own_are_calls() -> None:
+    tokenizer = Tokenizer(gemma_style(), {}, template=PHI4)
+    chat = format_of(tokenizer)
+    assert (chat.name, chat.needs, chat.marks) == ("json", Needs(), ("<|tool_call|>", "<|/tool_call|>"))
+    one, two = (
+        '<|tool_call|>{"name": "f", "arguments": {}}<|/tool_call|>',
+        '<|tool_call|>[{"name": "g"}]<|/tool_call|>',
+    )
+    for pieces in ([one + two], list(one + two)):
+        assert run(chat, pieces) == ("", "", BOTH)
+    ChatTemplate.of(tokenizer).close()
+
+
+LFM2 = {  # bad answers and other spellings: text, calls
+    "as its template writes it": (
+        """[f(s='it's "x", or (y)', n=5, o={'k': True})]""", "",
+        [["f", """{"s": "it's \\"x\\", or (y)", "n": 5, "o": {"k": true}}"""]]),
+    "a line break": ("[f(s='a\nb')]", "", [["f", '{"s": "a\\nb"}']]),
+    "white space and no list": ("f( s = 'x' , n = 5 )", "", [["f", '{"s": "x", "n": 5}']]),
+    "JSON": ('[{"name": "f", "arguments": {"s": "x"}}, {"name": "g", "arguments": {}}]', "",
+        [["f", '{"s": "x"}'], ["g", "{}"]]),
+    "a text without quotes": ("[f(s=x y, n=True)]", "", [["f", '{"s": "x y", "n": true}']]),
+    "two joined": ("[f()g()]", "", BOTH), "two lists": ("[f()]<|tool_call_end|><|tool_call_start|>[g()]", "", BOTH),
+    "no name": ("[(s=1)]", "<|tool_call_start|>[(s=1)]<|tool_call_end|>", []),
+    "nested marks": ("<|tool_call_start|>[f()]<|tool_call_end|>", "<|tool_call_start|>", [["f", "{}"]]),
+    "arguments without names": ("[f('x')]", "'x')]<|tool_call_end|>", [["f", "{}"]]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", LFM2)
+def test_calls_of_lfm2_in_other_spellings(bad: str) -> None:
+    inner, text, calls = LFM2[bad]
+    answer, chat = f"<|tool_call_start|>{inner}<|tool_call_end|>", named("lfm2")
+    for pieces in ([answer], list(answer), *([answer[:at], answer[at:]] for at in range(len(answer)))):
+        assert run(chat, pieces) == ("", text, calls), pieces
+
+
+def test_calls_of_lfm2_that_are_cut_keep_what_they_have() -> None:
+    whole = "<|tool_call_start|>[f(s='ab', n=5)]"
+    cut = [run(named("lfm2"), [whole[:at]])[2] for at in range(len(whole))]
+    assert cut[whole.index("ab") + 1] == [["f", '{"s": "a']]
+    assert cut[whole.index("n=5") + 3] == [["f", '{"s": "ab", "n": 5']]
+
+
 def test_deep_arguments_thoughts_without_end_and_answers_in_json() -> None:
     deep = '{"a":' * 5000 + "1" + "}" * 5000
     calls = run(named("hermes"), [f'<tool_call>{{"name": "f", "arguments": {deep}}}</tool_call>'])[2]
@@ -258,6 +312,17 @@ def test_deep_arguments_thoughts_without_end_and_answers_in_json() -> None:
     value = "[" * 5000 + "]" * 5000
     xml = f"<tool_call>\n<function=f>\n<parameter=o>\n{value}\n</parameter>\n</function>\n</tool_call>"
     assert json.loads(run(named("qwen-xml"), [xml])[2][0][1]) == {"o": value}
+    section, end = "<｜DSML｜function_calls>", "</｜DSML｜invoke></｜DSML｜function_calls>"
+    for said, read in (
+        ('string="false">"x"', "x"),
+        ('string="true">"x"', '"x"'),
+        ('string="false">5', "5"),
+        (">x", "x"),
+    ):
+        mark = said if said[0] == ">" else " " + said
+        dsml = f'{section}<｜DSML｜invoke name="f"><｜DSML｜parameter name="s"{mark}</｜DSML｜parameter>{end}'
+        for pieces in ([dsml], list(dsml)):
+            assert json.loads(run(named("deepseek-v3.2"), pieces)[2][0][1]) == {"s": read}
     endless = "<think>\n" + "hm <think> </thin\n" * 2000
     assert run(named("hermes"), [endless]) == ("hm <think> </thin\n" * 2000, "", [])
     for said_as_json in (
@@ -389,7 +454,7 @@ def simplest(answer: str, format: str) -> str:
     short = '{"s": "x"}'
     if RAW in answer:
         answer = answer.replace(RAW, "x")
-    return answer.replace(WRITTEN, short).removesuffix("<|call|>")
+    return answer.replace(WRITTEN, short).replace(STRING, '"x"').removesuffix("<|call|>")
 
 
 @pytest.mark.parametrize("name", [name for name, one in FAMILIES.items() if one.calls])

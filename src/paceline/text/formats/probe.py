@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.errors import UsageError
-from paceline.text.formats import cohere, deepseek, gemma, harmony, hermes, kimi, llama, mistral, tagged
+from paceline.text.formats import cohere, deepseek, gemma, harmony, hermes, kimi, lfm2, llama, mistral, tagged
 from paceline.text.formats.base import SWITCHES, Calls, ChatFormat, Needs, Thoughts, plain_thoughts
 
 Render = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None, dict[str, Any]], str]
@@ -59,6 +59,7 @@ SIGNS = (
     _sign(deepseek.V3, rf"function<｜tool▁sep｜>{_T}\n```json"),
     _sign(deepseek.V31, rf"<｜tool▁call▁begin｜>\s*{_T}\s*<｜tool▁sep｜>"),
     _sign(kimi.KIMI, r"<\|tool_call_begin\|>[^<]*<\|tool_call_argument_begin\|>", r"<\|tool_call_argument_begin\|>"),
+    _sign(lfm2.CALLS, rf"<\|tool_call_start\|>\s*\[\s*{_T}\(", r"<\|tool_(?:call|list)_start\|>"),
     _sign(mistral.NEW, rf"\[TOOL_CALLS\]\s*{_T}", None),
     _sign(mistral.OLD, rf'\[TOOL_CALLS\]\s*\[\s*\{{[^\n]*"name":\s*"{_T}"', r"\[TOOL_CALLS\]"),
     _sign(hermes.GRANITE, rf'<\|tool_call\|>\s*\[\s*\{{[^\n]*"name":\s*"{_T}"', r"<\|tool_call\|>"),
@@ -169,7 +170,7 @@ def _calls(render: Render, source: str) -> tuple[Sign | None, Needs]:
     signs = ((text, one) for text in texts for one in SIGNS if one.source is not None)
     sign = next((one for text, one in signs if one.source is not None and one.source.search(text)), None)
     calls = hermes.HERMES if sign is None else sign.calls  # what a model without a notation is held to
-    told = calls.told if isinstance(calls, hermes.JsonCalls) else None
+    told = calls.told if isinstance(calls, hermes.JsonCalls | lfm2.PythonCalls) else None
     return sign, Needs(calls_as_text=told)
 
 

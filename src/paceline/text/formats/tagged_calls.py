@@ -47,7 +47,7 @@ class TaggedCallParser(CallParser):
         self._ends = re.compile("|".join(map(re.escape, dict.fromkeys([tags.value[1], tags.end]))))
         self._keys = 0
         self._kinds: frozenset[str] = frozenset()
-        self._begun = False
+        self._begun = self._text = False  # whether a value has begun, and is text that is shown as it comes
 
     def begin(self, marker: str) -> None:
         self._taken, self._keys = marker, 0
@@ -93,6 +93,7 @@ class TaggedCallParser(CallParser):
                 return False
             key = rest[len(opening) : at].strip()
             self._kinds = kinds_of(self.tools.get(self._name, {}), key)
+            self._text = self._kinds == {"string"}
             self.rest = self._said(behind.removeprefix(self._tags.value[0]))
             self.argue(("{" if self._keys == 0 else ", ") + f'"{quoted(key)}": ')
             self._keys, self._begun, self.state = self._keys + 1, False, self._value
@@ -104,32 +105,33 @@ class TaggedCallParser(CallParser):
         return True
 
     def _said(self, behind: str) -> str:
-        """Takes from before a value what says of which kind it is, where the notation has that."""
-        for kinds, mark in zip((frozenset({"string"}), EVERY), self._tags.kinds, strict=False):
+        """Takes from before a value what says whether it is a string or JSON, where the notation has that."""
+        for text, mark in zip((True, False), self._tags.kinds, strict=False):
             if behind.startswith(mark):
-                self._kinds = self._kinds if self._kinds == {"string"} else kinds
+                self._kinds = self._kinds if self._text else frozenset({"string"}) if text else EVERY
+                self._text = text
                 return behind.removeprefix(mark)
         return behind.removeprefix(">") if self._tags.kinds else behind
 
     def _value(self) -> bool:
         end, behind = self._value_end()
-        if self._kinds != {"string"} and behind is None and not self.ended:
+        if not self._text and behind is None and not self.ended:
             return False
         text = self.rest[:end]
         if not self._begun and (text or behind is not None):
-            self.argue('"' if self._kinds == {"string"} else "")
+            self.argue('"' if self._text else "")
             text = text.removeprefix("\n") if self._tags.trim else text
             self._begun = True
         if behind is None:
             return self._more(text, end)
         text = text.removesuffix("\n") if self._tags.trim else text
-        self.argue(quoted(text) + '"' if self._kinds == {"string"} else typed(text, self._kinds))
+        self.argue(quoted(text) + '"' if self._text else typed(text, self._kinds))
         self.rest, self.state = self.rest[behind:], self._next
         return True
 
     def _more(self, text: str, end: int) -> bool:
         """A piece of a value that goes on; at the end of the text, what is left of it."""
-        if self._kinds == {"string"}:
+        if self._text:
             kept = 0 if self.ended or not self._tags.trim else len(text) - len(text.removesuffix("\n"))
             self.argue(quoted(text[: len(text) - kept]))
             self.rest = self.rest[end - kept :]
