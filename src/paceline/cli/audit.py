@@ -161,7 +161,7 @@ def _key(variable: str | None, file: str | None) -> str | None:
         return value
     if file is not None:
         try:
-            lines = Path(file).read_text(encoding="utf-8").splitlines()
+            lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"cannot read the key file {file}: {error}") from error
         if not lines or not lines[0].strip():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -191,6 +193,12 @@ def read_text(path: str) -> str:
         ) from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text: convert it first") from error
+
+
+def json_line(record: dict[str, Any]) -> str:
+    """JSON on one line; what standard output cannot write is escaped, where other text has a question mark."""
+    encoding = codecs.lookup(sys.stdout.encoding or "utf-8").name
+    return json.dumps(record, ensure_ascii=encoding != "utf-8")
 
 
 def sized(count: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from contextlib import closing
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import ENGINE, SAMPLING, apply, profile_dir, read_text, split
+from paceline.cli.options import ENGINE, SAMPLING, apply, json_line, profile_dir, read_text, split
 from paceline.errors import PromptError, RequestFailed, UsageError
 
 if TYPE_CHECKING:
@@ -292,6 +291,6 @@ def _print_json(llm: LLM, ids: list[int], params: SamplingParams, thinking: bool
         "target": llm.info["target"], "drafter": llm.info["drafter"], "seed": done.seed, "prompt_tokens": len(ids),
         "tokens": len(done.token_ids), **({"error": done.error} if done.error else {}), "stats": stats,
     }  # fmt: skip
-    click.echo(json.dumps(answer, ensure_ascii=False))
+    click.echo(json_line(answer))
     if done.error is not None:
         raise RequestFailed(done.error)

@@ -59,7 +59,7 @@ class Keys:
         if path is None:
             return cls([])
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = Path(path).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "not UTF-8"
             raise UsageError(f"--api-key-file {path} cannot be read ({why}): check the path") from error

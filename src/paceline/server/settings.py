@@ -99,8 +99,7 @@ def is_loopback(host: str) -> bool:
 def read_config(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tables [server] and [engine] of a TOML file, checked by name and type. Raises UsageError."""
     try:
-        with Path(path).open("rb") as file:
-            tables = tomllib.load(file)
+        tables = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UsageError(f"--config {path} cannot be read ({error.strerror}): check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

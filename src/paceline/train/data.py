@@ -91,7 +91,7 @@ def read_records(paths: Seq[Path], report: DataReport) -> list[Record]:
     for path in find_files(paths):
         try:
             raw = path.read_bytes()
-            content = raw.decode("utf-8")
+            content = raw.decode("utf-8-sig")
         except UnicodeDecodeError:
             _skip(report, "not UTF-8 text")
             continue
