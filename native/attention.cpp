@@ -10,6 +10,7 @@ namespace {
 
 constexpr int kHeads = 16;       // most heads of an attention call that read the same K/V head
 constexpr int64_t kFewRows = 16;  // of which the partial results of all segments may be kept
+constexpr int64_t kMostKept = 1 << 24;  // floats of these
 constexpr int64_t kChunks = 3;   // of a thread, so that one that loses its core leaves something to others
 
 }  // namespace
@@ -53,7 +54,8 @@ void Program::cut_runs() {
     longest_ = std::max(longest_, runs_[r] - runs_[r - 1]);
   }
   uneven_ = longest_ > shortest + 1;
-  segmented_ = rows_.count <= kFewRows && runs() < kChunks * threads_;
+  const int64_t last = *std::max_element(rows_.positions, rows_.positions + rows_.count);
+  segmented_ = rows_.count <= kFewRows && runs() < kChunks * threads_ && rows_.count * widest_ * (last / SEGMENT + 1) <= kMostKept;
 }
 
 // What the rows of a run see: all but heads and memory.

@@ -48,7 +48,7 @@ void Program::add(Op op) {
   counted_[0] = most_heads_ = 0;
   reads_cache_ = reads_cache_ || op.code == STORE || op.code == ATTENTION;
   reads_states_ = reads_states_ || op.code == DELTA;
-  if (op.code == ATTENTION) heads_ = std::min(heads_, op.integers[1]);
+  if (op.code == ATTENTION) heads_ = std::min(heads_, op.integers[1]), widest_ = std::max(widest_, op.values[1].width);
   if (op.code == EMBED) token_limit_ = std::min(token_limit_, op.table.out);
   for (const Value& v : op.values)
     if (v.buffer >= static_cast<int>(buffers_.size())) buffers_.resize(v.buffer + 1), bound_ = false;

@@ -160,6 +160,7 @@ class Program : public Job {
   bool uneven_ = false;        // runs are of lengths that differ by more than one
   bool segmented_ = false;     // attention is cut by keys, not by rows
   int64_t longest_ = 1;        // run
+  int64_t widest_ = 0;         // result of attention
   std::vector<float> partial_;  // results of segments, before they are joined
   std::unique_ptr<std::atomic<int>[]> left_;  // segments that are done, by run and share
   int64_t lefts_ = 0;
