@@ -33,7 +33,7 @@ from paceline.cli.writing import stats_lines
 from paceline.config import EngineConfig
 from paceline.core import Stats
 from paceline.errors import LoadError
-from paceline.media.build import reader_of
+from paceline.media.build import describe_media, reader_of
 from paceline.media.decoder import Decoder
 from paceline.models.registry import load_target
 from paceline.models.towers.gemma4_audio import GemmaAudio
@@ -224,6 +224,9 @@ def test_info(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     said = capsys.readouterr().out
     assert "pictures     read, as 280 tokens at most" in said
     assert "sound        read, 25 tokens a second" in said
+    assert "a picture " not in said
+    found, _ = describe_media(folder, rate=lambda inputs, outputs: 1e8 * (inputs, outputs).index(40))
+    assert found["a picture"].startswith("about 1.2 s at 70, 4.4 s at 140, 17 s at 280, ")
 
 
 def test_openai_chat(server: Served, answer: Any) -> None:

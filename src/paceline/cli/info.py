@@ -117,7 +117,9 @@ def _look(config: EngineConfig, outlook: Outlook, measure: bool) -> Seen:
         if not found[0].unsupported:
             from paceline.media.build import describe_media
 
-            media, wrong = describe_media(folder)
+            media, wrong = describe_media(
+                folder, rate=_multiplied if measure and device.type == "cpu" else None
+            )
             text, troubles = text | media, troubles + wrong
     find_adapter(config, folder, lambda line: text.update(adapter=line.removeprefix("adapter ")))
     troubles = [trouble for one in found for trouble in one.unsupported] + troubles
@@ -125,6 +127,25 @@ def _look(config: EngineConfig, outlook: Outlook, measure: bool) -> Seen:
     if not found[0].unsupported and device.type == "cpu":
         _judge(seen, config, outlook, (folder, runner, measure))
     return seen
+
+
+def _multiplied(inputs: int, outputs: int) -> float:
+    """Operations a second of a product of 1024 rows with a float32 matrix, the best of a quarter of a second."""
+    import time
+
+    import torch
+
+    rows, matrix, best, end = (
+        torch.ones(1024, inputs),
+        torch.ones(outputs, inputs),
+        0.0,
+        time.perf_counter() + 0.25,
+    )
+    while time.perf_counter() < end:
+        begin = time.perf_counter()
+        torch.nn.functional.linear(rows, matrix)
+        best = max(best, 2 * rows.numel() * outputs / (time.perf_counter() - begin))
+    return best
 
 
 def _plan(seen: Seen, config: EngineConfig, outlook: Outlook, card: int | None, context: int) -> None:

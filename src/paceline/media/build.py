@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from paceline.media.reader import MediaReader, MediaTokens
 from paceline.models.config import parse_target, read_config, suppressed_ids
 from paceline.models.target import GraphTarget
 from paceline.models.towers.base import BUDGETS, AudioTower, VisionTower
+from paceline.models.towers.gemma4_vision import VisionConfig, picture_operations
 from paceline.models.towers.load import Host, plan_audio, plan_projector, plan_vision
 from paceline.soft_tokens import Kind
 from paceline.text.tokenizer import Tokenizer
@@ -99,10 +101,13 @@ class _Planned:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
-def describe_media(folder: Path, mmproj: str | None = None) -> tuple[dict[str, str], list[str]]:
+def describe_media(
+    folder: Path, mmproj: str | None = None, rate: Callable[[int, int], float] | None = None
+) -> tuple[dict[str, str], list[str]]:
     """({"pictures": what is read of them, or why not, "sound": ...}, what is wrong) of a model that is not loaded.
 
-    Nothing for one without special tokens for media.
+    Nothing for one without special tokens for media. `rate`: operations a second of a matrix of so many inputs and
+    outputs on this machine, for what a picture takes.
     """
     raw, found = read_config(folder), dict[str, str]()
     config = parse_target(raw)
@@ -117,11 +122,24 @@ def describe_media(folder: Path, mmproj: str | None = None) -> tuple[dict[str, s
         least, most = BUDGETS[0], BUDGETS[-1]
         read = f"read, as {_budget(folder)} tokens at most ({least} to {most}: --image-tokens)"
         found["pictures"] = f"not read: {vision}" if isinstance(vision, str) else read
+        tower = vision.args[0] if isinstance(vision, partial) else None
+        if rate is not None and isinstance(tower, VisionConfig):
+            found["a picture"] = _seconds(tower, rate(tower.hidden_size, tower.intermediate_size))
     if "audio" in tokens:
         found["sound"] = (
             f"not read: {audio}" if isinstance(audio, str) else "read, 25 tokens a second, 30 s a clip"
         )
     return found, []
+
+
+def _seconds(config: VisionConfig, rate: float) -> str:
+    """How long the tower takes for a picture of each budget, at so many operations a second."""
+    seconds = {budget: picture_operations(config, budget) / rate for budget in BUDGETS}
+    each = [
+        f"{one:.1f} s at {budget}" if one < 10 else f"{one:.0f} s at {budget}"
+        for budget, one in seconds.items()
+    ]
+    return f"about {', '.join(each)} tokens in the tower, by the speed of its largest matrix here"
 
 
 def _without(module: str, why: str) -> str | None:

@@ -97,6 +97,13 @@ def vision_shapes(config: VisionConfig) -> Shapes:
     return shapes
 
 
+def picture_operations(config: VisionConfig, budget: int) -> int:
+    """Floating-point operations of the tower for a picture of so many soft tokens."""
+    patches, inner = budget * config.grid.pooling**2, config.heads * config.head_dim
+    linears = 4 * config.hidden_size * inner + 3 * config.hidden_size * config.intermediate_size
+    return config.layers * patches * (2 * linears + 4 * patches * inner)
+
+
 class _Layer:
     def __init__(self, take: Take, at: str, config: VisionConfig) -> None:
         self.config = config
