@@ -10,10 +10,12 @@ import gguf
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import AutoModelForImageTextToText
 
 from media_models import ID, SPECIAL, VOCAB, build_seeing, file_of, picture, tone
 from paceline import LLM
 from paceline.checkpoints.gguf.projector import Projector, checkpoint_name, stored_name
+from paceline.cli.convert import command as convert
 from paceline.convert.projector import write_projector
 from paceline.convert.to_gguf import write_gguf
 from paceline.errors import LoadError, WeightsError
@@ -80,8 +82,12 @@ def test_a_gguf_model_sees_what_its_folder_sees(kind: str, tmp_path: Path) -> No
     write_gguf(folder, out / "m.gguf", "f32")
     assert read_config(out / "m.gguf")["suppress_tokens"] == [8, 11]
     write_projector(folder, out / "mmproj-m.gguf", "f32")
+    back = tmp_path / "back"
+    convert.main([str(out / "m.gguf"), "-o", str(back), "--to", "f32"], standalone_mode=False)
+    _, loaded = AutoModelForImageTextToText.from_pretrained(back, output_loading_info=True)
+    assert not any(loaded.values()), loaded
     both = []
-    for source in (folder, out / "m.gguf"):
+    for source in (folder, out / "m.gguf", back):
         with LLM(source, **OPTIONS) as llm:
             talks = [ASKED, HEARD] if kind == "e2b" else [ASKED]
             both.append(
@@ -93,9 +99,10 @@ def test_a_gguf_model_sees_what_its_folder_sees(kind: str, tmp_path: Path) -> No
             if kind == "dense31b":
                 assert llm.reader is not None
                 assert llm.render(ASKED)[0].media[0].together
-    for (ids, one), (other_ids, other) in zip(*both, strict=True):
-        assert (one - other).abs().max() < 1e-6 * one.abs().max()
-        assert ids == other_ids
+    for (ids, one), *others in zip(*both, strict=True):
+        for other_ids, other in others:
+            assert (one - other).abs().max() < 1e-6 * one.abs().max()
+            assert ids == other_ids
     _choices(folder, out)
 
 

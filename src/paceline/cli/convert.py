@@ -13,6 +13,7 @@ from paceline.cli.options import TARGET, apply, one_target
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
+    from paceline.checkpoints.gguf.projector import Projector
     from paceline.convert.output import Report
 
 FLOATS = ("f32", "bf16", "f16")
@@ -87,10 +88,24 @@ def _to_folder(source: Path, out: Path, kind: str | None, drafter: str, force: b
         if metas:
             size, notes = convert_meta(source, out, kind, force=force, report=report)
         else:
-            size = write_folder(source, out, kind or "bf16", force=force, report=report)
+            towers = _towers(source)
+            size = write_folder(source, out, kind or "bf16", towers=towers, force=force, report=report)
     click.echo(f"{out}: {size / 1e6:.1f} MB")
     for note in notes:
         click.echo(f"note: {out.name}: {note}", err=True)
+
+
+def _towers(source: Path) -> Projector | None:
+    """The mmproj file beside a GGUF model. Raises UsageError where several fit."""
+    from paceline.media.beside import projector_of
+    from paceline.models.config import parse_target, read_config
+
+    found = projector_of(source, None, parse_target(read_config(source)).hidden_size)
+    if isinstance(found, str):
+        raise UsageError(found.replace("name one with --mmproj", "leave one beside the model"))
+    if found is not None:
+        click.echo(f"towers: {found.path.name}", err=True)
+    return found
 
 
 def _to_gguf(source: Path, target: str, out: Path, kind: str | None, drafter: str, force: bool) -> None:

@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoints.defaults import read_defaults
+from paceline.checkpoints.gguf.projector import Projector
 from paceline.checkpoints.gguf.source import GgufCheckpoint
 from paceline.checkpoints.interleaved import GATE_UP_BIAS, stored_as
+from paceline.convert.around import config_around, name_inside
 from paceline.convert.output import Report, check_free, check_space, whole
 from paceline.errors import UsageError
 from paceline.models.families.qwen3_5 import GGUF_LAYOUT
 from paceline.models.inspection import check
+from paceline.models.towers.load import projected_shapes
 from paceline.text.tokenizer import Tokenizer
 
 FLOATS = {"bf16": torch.bfloat16, "f32": torch.float32, "f16": torch.float16}
@@ -37,10 +40,12 @@ def write_folder(
     out: Path,
     kind: str = "bf16",
     *,
+    towers: Projector | None = None,
     force: bool = False,
     report: Report = lambda done, total: None,
 ) -> int:
-    """Write the GGUF model `file` to the folder `out`, weights as `kind`; returns their bytes.
+    """Write the GGUF model `file` to the folder `out`, weights as `kind`; returns their bytes. `towers`: what it sees and
+    hears with.
 
     Raises UsageError, LoadError and CapacityError; then there is no folder.
     """
@@ -53,24 +58,29 @@ def write_folder(
             "written of it: paceline runs the file as it is, or take the safetensors checkpoint of this model"
         )
     dtype = FLOATS[kind]
-    shards, total = shards_of(
-        {name: piece.shape for name, piece in checkpoint.pieces.items()}, dtype.itemsize
-    )
+    seen = {} if towers is None else projected_shapes(towers, checkpoint.config)
+    shapes = {name: piece.shape for name, piece in checkpoint.pieces.items()} | seen
+    shards, total = shards_of(shapes, dtype.itemsize)
     check_space(out, total)
     in_turns = any(name.endswith(GATE_UP_BIAS) for name in checkpoint.pieces)
 
     def named(stored: str) -> Iterator[tuple[str, Tensor]]:
+        if towers is not None and stored in seen:
+            yield f"model.{stored}", cast(stored, towers.tensor(stored, seen[stored]), dtype)
+            return
         name, data = stored, checkpoint.tensor(stored)
         if in_turns:
             name, data = stored_as(name, data)
         for key, value in _named(name, data, not in_turns):
-            yield key, cast(key, value, dtype)
+            yield key if towers is None else name_inside(key), cast(key, value, dtype)
 
     with whole(out) as part:
         part.mkdir()
         write_text(part, tokenizer)
         config = checkpoint.config | ids_of(tokenizer) | {"dtype": str(dtype).removeprefix("torch.")}
-        write_json(part / "config.json", config)
+        write_json(
+            part / "config.json", config if towers is None else config_around(config, towers, tokenizer)
+        )
         write_json(part / "generation_config.json", ids_of(tokenizer) | read_defaults(file).given())
         done = write_weights(part, shards, named, lambda count: report(count, total))
         check(part)

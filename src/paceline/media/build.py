@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from paceline.checkpoints.gguf.projector import Projector
+from paceline.checkpoints.gguf.projector import MEDIA_TEXTS, Projector
 from paceline.checkpoints.gguf.reader import is_gguf
 from paceline.config import EngineConfig
 from paceline.errors import LoadError
@@ -30,10 +30,6 @@ _IDS: Mapping[Kind, tuple[tuple[str, ...], ...]] = {  # placeholder, begin, end,
     "image": (("image_token_id",), ("boi_token_id",), ("eoi_token_id",)),
     "audio": (("audio_token_id",), ("boa_token_id",), ("eoa_token_id", "eoa_token_index")),
 }
-_TEXTS: Mapping[str, str] = {
-    "image_token_id": "<|image|>", "boi_token_id": "<|image>", "eoi_token_id": "<image|>", "video_token_id": "<|video|>",
-    "audio_token_id": "<|audio|>", "boa_token_id": "<|audio>", "eoa_token_id": "<audio|>",
-}  # fmt: skip
 _FILES = ("processor_config.json", "preprocessor_config.json")
 
 
@@ -92,7 +88,9 @@ def plan_towers(
 
 def _ids_by_text(tokenizer: Tokenizer) -> dict[str, int]:
     """The ids that a GGUF file does not name, by what Gemma 4 calls them."""
-    return {name: found for name, text in _TEXTS.items() if (found := tokenizer.token_id(text)) is not None}
+    return {
+        name: found for name, text in MEDIA_TEXTS.items() if (found := tokenizer.token_id(text)) is not None
+    }
 
 
 @dataclass(frozen=True, slots=True)

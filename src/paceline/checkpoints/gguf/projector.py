@@ -21,6 +21,10 @@ ARCHITECTURE = "clip"
 KINDS: Mapping[str, str] = {  # projector type -> which part of which model it is
     "gemma4v": "vision", "gemma4uv": "vision", "gemma4a": "audio", "gemma4ua": "audio",
 }  # fmt: skip
+MEDIA_TEXTS: Mapping[str, str] = {  # ids of a config.json, which no GGUF file names -> what Gemma 4 calls them
+    "image_token_id": "<|image|>", "boi_token_id": "<|image>", "eoi_token_id": "<image|>", "video_token_id": "<|video|>",
+    "audio_token_id": "<|audio|>", "boa_token_id": "<|audio>", "eoa_token_id": "<audio|>",
+}  # fmt: skip
 _PATCH, _SIDE = 16, 48  # pixels of a patch, and of a square of the 12B
 BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 TOP: Mapping[str, str] = {  # in the file -> in a checkpoint
@@ -157,7 +161,8 @@ class Projector:
         pooling = int(self.model.get("clip.vision.projector.scale_factor", 3))
         common = {"patch_size": _PATCH, "pooling_kernel_size": pooling, "rms_norm_eps": eps}
         if self.unified:
-            return common | {"mm_embed_dim": patch[0], "mm_posemb_size": places[1]}
+            inner = self._shape("mm.input_projection.weight")[-1]
+            return common | {"mm_embed_dim": patch[0], "mm_posemb_size": places[1], "output_proj_dims": inner}
         heads, hidden = (
             int(self._said("vision", "attention.head_count")),
             int(self._said("vision", "embedding_length")),
@@ -165,7 +170,8 @@ class Projector:
         return common | {
             "hidden_size": hidden, "intermediate_size": int(self._said("vision", "feed_forward_length")),
             "num_hidden_layers": int(self._said("vision", "block_count")), "num_attention_heads": heads,
-            "head_dim": self._shape("v.blk.0.attn_q.weight")[0] // heads, "position_embedding_size": places[1],
+            "num_key_value_heads": heads, "head_dim": self._shape("v.blk.0.attn_q.weight")[0] // heads,
+            "position_embedding_size": places[1],
             "use_clipped_linears": "v.blk.0.attn_q.input_min" in self.model.tensors,
             "standardize": "v.std_bias" in self.model.tensors,
         }  # fmt: skip

@@ -117,6 +117,21 @@ def plan_projector(
     return vision, audio
 
 
+def projected_shapes(file: Projector, raw: Mapping[str, Any]) -> Shapes:
+    """Names and shapes of all tensors of an mmproj file, as a checkpoint has them. Raises LoadError."""
+    config, found = parse_target(raw), Shapes()
+
+    def keep(shapes: Shapes) -> Take:
+        found.update(shapes)
+        return lambda name: file.tensor(name, shapes[name])
+
+    if file.vision:
+        _vision(file.vision, config.hidden_size, False, file.unified, keep)
+    if file.audio:
+        _audio(file.audio, config.hidden_size, file.unified, keep)
+    return found
+
+
 def _without(file: Projector, part: str) -> str:
     return f"{file.path.name} holds no {part} tower: give one that does with --mmproj"
 
