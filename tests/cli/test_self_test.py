@@ -75,7 +75,7 @@ def test_the_self_test_finds_wrong_kernels(monkeypatch: pytest.MonkeyPatch, caps
     out = capsys.readouterr().out
     assert "FAILED  kernels" in out
     assert "1 of 2 failed" in out
-    assert native.isa() == str(native._extension().isa()) + {"": "", "registers": "-amx"}.get(
+    assert native.isa() == str(native._extension().isa()) + {"": "", "registers": "-amx-bf16"}.get(
         native._extension().bf16_dot_way(), "-bf16"
     )
 

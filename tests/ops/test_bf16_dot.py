@@ -79,7 +79,7 @@ def test_linears_in_registers(width: int, exponents: tuple[int, int]) -> None:
     """As exact as pairs are, and a row's bits depend on no other row."""
     if not native._extension().choose_isa("registers"):
         pytest.skip("needs AMX")
-    assert native.isa() == "avx512-amx"
+    assert native.isa() == "avx512-amx-bf16"
     torch.manual_seed(width)
     least, most = exponents
     weight = Weight(spread(96, width, least=least, most=most).bfloat16(), "bfloat16")

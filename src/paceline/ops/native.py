@@ -63,9 +63,9 @@ def available() -> bool:
 
 
 def isa(exact: bool = False) -> str:
-    """The instruction set in use: avx512-amx, avx512-bf16, avx512, avx2, neon, generic. `exact`: not of `bf16_dot()`."""
+    """The instruction set: avx512-amx-bf16, avx512-bf16, avx512, avx2, neon or generic; `exact` does without `bf16_dot()`."""
     way = "" if exact else str(_extension().bf16_dot_way())
-    return str(_extension().isa()) + {"": "", "registers": "-amx"}.get(way, "-bf16")
+    return str(_extension().isa()) + {"": "", "registers": "-amx-bf16"}.get(way, "-bf16")
 
 
 def bf16_dot() -> bool:
