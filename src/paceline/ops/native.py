@@ -63,7 +63,7 @@ def available() -> bool:
 
 
 def isa(exact: bool = False) -> str:
-    """The instruction set: avx512-amx-bf16, avx512-bf16, avx512, avx2, neon or generic; `exact` does without `bf16_dot()`."""
+    """The instruction set: avx512-amx-bf16, avx512-bf16, avx512, avx2, neon, generic; `exact`: without `bf16_dot()`."""
     way = "" if exact else str(_extension().bf16_dot_way())
     return str(_extension().isa()) + {"": "", "registers": "-amx-bf16"}.get(way, "-bf16")
 
