@@ -86,7 +86,7 @@ def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
     runner.prepare([target.hidden_graph, target.logits_graph])  # before the cache takes of what is free
     team.meet(target)
     cache = make_cache(target, config, 1.0 / team.ranks, beside)
-    _compare(tokenizer, target, say)
+    _compare(tokenizer, target, config.max_model_len, say)
     _announce(config, (kind, source, why), (path, arithmetic), say)
     drafters = _load_drafters(tokenizer, config, (kind, source), target, cache, net)
     parts = EngineParts(
@@ -176,9 +176,14 @@ def _tree(config: EngineConfig, kind: str, drafters: dict[str, Drafter], cache: 
     return Shape.parse(config.draft_tree)
 
 
-def _compare(tokenizer: Tokenizer, target: Target, say: Say) -> None:
+def _compare(tokenizer: Tokenizer, target: Target, asked: int | None, say: Say) -> None:
+    """Say where the tokenizer or the context that was `asked` for is not the model's."""
     if other := other_vocabulary(tokenizer.vocab_size, target.vocab_size):
         say(f"tokenizer: {other}")
+    if asked is not None and asked > target.max_len:
+        say(
+            f"the context is {target.max_len} tokens, which is all the model has here: {asked} were asked for"
+        )
 
 
 def _announce(

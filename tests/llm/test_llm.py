@@ -354,3 +354,10 @@ def test_config_knows_its_defaults() -> None:
         EngineConfig().draft_tokens == "auto"
     )  # what is measured to pay, for the library and the server, too
     assert EngineConfig.of({"draft_tokens": "auto"}).draft_tokens == "auto"
+
+
+def test_a_context_that_is_shorter_than_asked_for_is_said() -> None:
+    lines: list[str] = []
+    with LLM("demo", drafter="none", max_model_len=9999, profile_dir="none", say=lines.append) as llm:
+        assert llm.info["max_model_len"] == 4096
+    assert "the context is 4096 tokens, which is all the model has here: 9999 were asked for" in lines
