@@ -444,11 +444,11 @@ def test_texts_do_not_wait_for_towers_and_their_queue_ends(
 
     with (
         served(load=lambda service: load(config, service, lambda line: None)) as server,
-        ThreadPoolExecutor(40) as pool,
+        ThreadPoolExecutor(12) as pool,
     ):
-        server.service.media = MediaThreads(40)
-        waiting = [pool.submit(asks, server, i) for i in range(40)]
-        while server.service.media._busy < 40:
+        server.service.media = MediaThreads(12)
+        waiting = [pool.submit(asks, server, i) for i in range(12)]
+        while server.service.media._busy < 12:
             time.sleep(0.01)
         plain = server.post("/v1/chat/completions", messages=[{"role": "user", "content": "x"}], **SAID)
         assert plain.status_code == 200
@@ -458,7 +458,7 @@ def test_texts_do_not_wait_for_towers_and_their_queue_ends(
         assert more.headers["retry-after"] == "5"
         assert more.json()["error"]["code"] == "media_queue_full"
         gate.set()
-        assert [one.result(timeout=60) for one in waiting] == [200] * 40
+        assert [one.result(timeout=60) for one in waiting] == [200] * 12
 
 
 CLIENT = Path(__file__).parents[1] / "clients" / "pictures.py"
