@@ -321,7 +321,7 @@ class StateDrafter(EntryDrafter):
     def _first(self, context: DraftContext, active: Seq[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute what waits, and score the first token of each draft: (state of the next step, logits)."""
         (after, normed), last = self._look([context.sequences[b] for b in active], self.net.absorb)
-        return rows_of(after, last), self.net.logits(rows_of(normed, last))
+        return _ends(after, last), self.net.logits(_ends(normed, last))
 
     def _rows(self, context: DraftContext, active: Seq[int], drafted: dict[int, list[int]]) -> ForwardBatch:
         """The rows of a further step: the last token of each draft, one position further."""
@@ -370,6 +370,12 @@ class StateDrafter(EntryDrafter):
             return False
         take_round(context.picker, active, drawn)
         return True
+
+
+def _ends(values: torch.Tensor, last: list[int]) -> torch.Tensor:
+    """values[last]; of one text a view, which nothing writes to before the next round."""
+    one = len(last) == 1 and values.is_cpu
+    return values[last[0] : last[0] + 1] if one else rows_of(values, last)
 
 
 def joined(parts: Seq[torch.Tensor]) -> torch.Tensor:
