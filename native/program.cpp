@@ -226,9 +226,12 @@ void Program::row_op(const Op& op, int64_t row, int64_t begin, int64_t end) {
   switch (op.code) {
     case EMBED: return k.embed(op.table, rows_.tokens[row], op.number, y);
     case NORM: return k.norm(x, pointer(1), y, v[0].width, static_cast<int>(op.integers[0]), op.number);
-    case ROTARY:
-      return k.rotary(x, pointer(1), y, v[0].width, static_cast<int>(op.integers[0]), op.integers[2], op.number,
+    case ROTARY: {
+      float factor = op.number;
+      if (op.integers.size() > 3) factor *= pointer(4)[std::min<int64_t>(rows_.positions[row] / op.integers[3], op.integers[5] - 1)];
+      return k.rotary(x, pointer(1), y, v[0].width, static_cast<int>(op.integers[0]), op.integers[2], factor,
                       rows_.positions[row]);
+    }
     case STORE: return store(op, row);
     case ADD: return k.add(x + begin, at(v[1], row) + begin, y + begin, n);
     case MUL: return k.mul(x + begin, at(v[1], row) + begin, y + begin, n);

@@ -99,7 +99,8 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     }),
     "ministral": ("Ministral", {"layer_types": [SLIDING, FULL, SLIDING, FULL], "sliding_window": WINDOW, "head_dim": 16}),
     "ministral3": ("Ministral3", {
-        "head_dim": 16, "pad_token_id": 0, "rope_parameters": DEEP_YARN | {"llama_4_scaling_beta": 0.1},
+        "head_dim": 16, "pad_token_id": 0,
+        "rope_parameters": DEEP_YARN | {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16},
     }),
     "gpt-oss": ("GptOss", {
         "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": WINDOW, "pad_token_id": 0,

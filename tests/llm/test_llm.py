@@ -319,7 +319,7 @@ BAD_OPTIONS = [
     ({"dtype": "float8"}, "float32"),
     ({"activations": "int8"}, "auto or float32"),
     ({"kv_cache": "int4"}, "auto or int8"),
-    ({"kv_cache": "int8", "native": False}, "leave kv_cache out"),
+    ({"kv_cache": "int8", "native": False}, "leave --kv-cache"),
     ({"device": "tpu"}, "cpu, cuda"),
     ({"verify": "lossy"}, "match, reject or block"),
     ({"draft_tokens": 20}, "0..16"),

@@ -22,7 +22,7 @@ from paceline.models.drafters.gemma4_assistant import GemmaAssistant, assistant_
 from paceline.models.families.gemma4.config import parse_assistant, parse_gemma
 from paceline.models.families.gemma4.target import GemmaTarget, target_shapes
 from paceline.models.registry import load_target
-from paceline.ops.base import Experts, Weight
+from paceline.ops.base import Experts, Growth, Weight
 from paceline.ops.cuda import runner as runners
 from paceline.ops.cuda import selftest, shape
 from paceline.ops.cuda.kernels.attention import section_of
@@ -203,6 +203,24 @@ def test_an_embedding_in_words(width):
     runner = CudaRunner(CPU, torch.float32, trusted=True)
     (found,) = runner.run(lambda ops: (ops.embed(ops.tokens(), weight, 2.0),), rows, None, {})
     torch.testing.assert_close(found, dequantize(weight, None, torch.float32)[[8, 2]] * 2)
+
+
+def test_queries_that_grow_with_their_position():
+    x, turn = torch.randn(4, 48, generator=torch.Generator().manual_seed(3)), torch.tensor([0.5, 0.01, 0.0])
+    growth = Growth(torch.tensor([1.0, 1.5, 0.25]), 7)
+    positions = torch.tensor([6, 7, 20, 300], dtype=torch.int32)
+    rows = ForwardBatch(
+        torch.zeros(4, dtype=torch.int64), positions, torch.arange(4, dtype=torch.int32), [0, 1, 2, 3, 4]
+    )
+
+    def graph(ops):
+        return (ops.rotary(ops.given("x", 48), turn, 6, 2.0, growth),)
+
+    runner, notes = cuda_runner()
+    (wanted,) = EagerRunner().run(graph, rows, None, {"x": x})
+    (found,) = runner.run(graph, rows, None, {"x": x})
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    assert not notes
 
 
 def test_what_has_no_kernel_runs_by_plain_torch_and_is_said():

@@ -60,7 +60,7 @@ class GraphTarget(ABC):
                 if latent
                 else "the native CPU kernels do, for heads of 32, 64, ... columns"
             )
-            raise UsageError(f"K/V cannot be kept in int8 here ({why}): leave kv_cache out")
+            raise UsageError(f"K/V cannot be kept in int8 here ({why}): leave --kv-cache (kv_cache) out")
         self.kv_dtype = "int8"
 
     def suppress(self, tokens: Seq[int]) -> None:

@@ -111,6 +111,14 @@ class Experts:
     down_bias: torch.Tensor | None = None  # [E, H]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Growth:
+    """What queries are multiplied with by their position: factors[position // every], the last one past the end."""
+
+    factors: torch.Tensor  # [n], float32
+    every: int  # positions
+
+
 class Group(Protocol):
     """The processes, ranks, that compute one target together."""
 
@@ -157,9 +165,16 @@ class Ops(Protocol):
         """x * (mean(x^2) + eps)^-1/2 * weight in float32, over each of `groups` equal slices of a row."""
         ...
 
-    def rotary(self, x: Value, inv_freq: torch.Tensor, heads: int, factor: float = 1.0) -> Value:
+    def rotary(
+        self,
+        x: Value,
+        inv_freq: torch.Tensor,
+        heads: int,
+        factor: float = 1.0,
+        growth: Growth | None = None,
+    ) -> Value:
         """Rotate pairs (i, i + r/2) of each head by position * inv_freq[i], which has r/2 entries and may hold zeros, and
-        multiply these r columns with `factor`; the others stay."""
+        multiply these r columns with `factor` and with what `growth` has for the position; the others stay."""
         ...
 
     def store_kv(self, layer: int, k: Value, v: Value | None) -> None:

@@ -15,7 +15,7 @@ from enum import IntEnum
 import torch
 
 from paceline.errors import UsageError
-from paceline.ops.base import DeltaRule, Experts, Gate, Value, Weight
+from paceline.ops.base import DeltaRule, Experts, Gate, Growth, Value, Weight
 
 
 class Code(IntEnum):
@@ -99,8 +99,17 @@ class RecordingOps:
     def rms_norm(self, x: Value, weight: torch.Tensor | None, eps: float, groups: int = 1) -> Value:
         return self._note(Code.NORM, [x], [x.width], integers=[groups, weight], number=eps)[0]
 
-    def rotary(self, x: Value, inv_freq: torch.Tensor, heads: int, factor: float = 1.0) -> Value:
+    def rotary(
+        self,
+        x: Value,
+        inv_freq: torch.Tensor,
+        heads: int,
+        factor: float = 1.0,
+        growth: Growth | None = None,
+    ) -> Value:
         numbers: list[int | torch.Tensor | None] = [heads, inv_freq, 2 * len(inv_freq)]
+        if growth is not None:
+            numbers += [growth.every, growth.factors, len(growth.factors)]
         return self._note(Code.ROTARY, [x], [x.width], integers=numbers, number=factor)[0]
 
     def store_kv(self, layer: int, k: Value, v: Value | None) -> None:

@@ -29,6 +29,7 @@ from paceline.ops.base import (
     Gate,
     Graph,
     Group,
+    Growth,
     RoundStart,
     Rule,
     Stop,
@@ -141,7 +142,9 @@ class ReferenceOps:
         weight = None if weight is None else weight.to(self._exact)
         return F.rms_norm(wide, wide.shape[-1:], weight, eps).view(x.shape).to(x.dtype)
 
-    def rotary(self, x: Tensor, inv_freq: Tensor, heads: int, factor: float = 1.0) -> Tensor:
+    def rotary(
+        self, x: Tensor, inv_freq: Tensor, heads: int, factor: float = 1.0, growth: Growth | None = None
+    ) -> Tensor:
         if id(inv_freq) not in self._rotary:
             angles = self.rows.positions.to(self._exact)[:, None] * inv_freq.to(self._exact)  # [N, d / 2]
             self._rotary[id(inv_freq)] = (
@@ -149,6 +152,10 @@ class ReferenceOps:
                 angles.sin().to(x.dtype)[:, None],
             )
         cos, sin = (part * factor for part in self._rotary[id(inv_freq)])  # [N, 1, d / 2]
+        if growth is not None:
+            step = (self.rows.positions.long() // growth.every).clamp(max=len(growth.factors) - 1)
+            by = growth.factors[step].to(x.dtype)[:, None, None]
+            cos, sin = cos * by, sin * by
         half = len(inv_freq)
         x_ = x.view(x.shape[0], heads, -1)
         low, high, rest = x_[..., :half], x_[..., half : 2 * half], x_[..., 2 * half :]

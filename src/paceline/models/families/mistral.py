@@ -2,7 +2,7 @@
 and the text side of Mistral 3 and Ministral 3.
 
 Ministral 3 multiplies queries with 1 + beta * log(1 + position / original context), rounded down: with 1 within the
-original context, where its context ends here. Source of truth: transformers' models/mistral, ministral, ministral3.
+original context. Source of truth: transformers' models/mistral, ministral, ministral3.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def parse_mistral(raw: Mapping[str, Any]) -> DecoderConfig:
         layers = fields.size("num_hidden_layers")
         listed = kind == "ministral" and text.get("layer_types") is not None
         kinds = listed_kinds(fields, 1) if listed else (SLIDING,) * layers
-    return _within(parse_decoder({**text, "model_type": kind}, kinds), text)
+    return _growing(parse_decoder({**text, "model_type": kind}, kinds), text)
 
 
 def _text(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,14 +53,17 @@ def _text(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {**text, **{key: value for key, value in outer.items() if value is not None}}
 
 
-def _within(config: DecoderConfig, text: Mapping[str, Any]) -> DecoderConfig:
-    """With the context in which queries are not scaled by their position."""
+def _growing(config: DecoderConfig, text: Mapping[str, Any]) -> DecoderConfig:
+    """With what queries grow by past the original context."""
     said = text.get("rope_parameters")
     if not isinstance(said, Mapping) or not said.get(BETA):
         return config
     growth = Fields(said, f"{config.model_type}.rope_parameters").number(BETA, 0.0)
-    cut = min(config.max_len, int(config.rotary.original))
-    return replace(config, max_len=cut, reach=config.max_len, query_growth=growth)
+    if config.rotary.kind != "yarn" or config.rotary.original < 1:
+        raise ConfigError(
+            f"{config.model_type}: {BETA} needs YaRN and its original_max_position_embeddings: download config.json again"
+        )
+    return replace(config, query_growth=growth)
 
 
 SPEC = ModelSpec(parse_mistral, decoder_shapes, decoder_layout, DecoderTarget, split_decoder)

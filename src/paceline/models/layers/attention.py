@@ -13,7 +13,7 @@ from paceline.models.layers.delta_net import LINEAR, DeltaNet, read_delta, recur
 from paceline.models.layers.latent import LatentAttention, attend_latent, latent_shapes, read_latent
 from paceline.models.layers.linear import Linear, read_linear, read_norm
 from paceline.models.spec import SLIDING
-from paceline.ops.base import Ops, Value
+from paceline.ops.base import Growth, Ops, Value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +31,7 @@ class Attention:
     window: int | None
     stretch: float = 1.0  # what rotated q and k are multiplied with, each
     sinks: Tensor | None = None  # [heads]
+    growth: Growth | None = None  # of queries
 
 
 def attention_shapes(config: DecoderConfig) -> tuple[Shapes, Shapes]:
@@ -60,7 +61,7 @@ def attend(ops: Ops, h: Value, a: Attention | LatentAttention | DeltaNet, config
     wide = config.heads * config.head_dim
     both, k, v = a.q(ops, h), a.k(ops, h), a.v(ops, h)
     q = ops.columns(both, 0, wide) if config.gated else both
-    q = _turned(ops, q, a.q_norm, a, (config, config.heads))
+    q = _turned(ops, q, a.q_norm, a, (config, config.heads), a.growth)
     scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
     ops.store_kv(a.storage, _turned(ops, k, a.k_norm, a, (config, config.kv_heads)), v)
     q = ops.scale(q, scale)
@@ -77,12 +78,19 @@ def store(ops: Ops, h: Value, a: Attention, config: DecoderConfig) -> None:
     ops.store_kv(a.storage, _turned(ops, k, a.k_norm, a, (config, config.kv_heads)), v)
 
 
-def _turned(ops: Ops, x: Value, norm: Tensor | None, a: Attention, which: tuple[DecoderConfig, int]) -> Value:
+def _turned(
+    ops: Ops,
+    x: Value,
+    norm: Tensor | None,
+    a: Attention,
+    which: tuple[DecoderConfig, int],
+    growth: Growth | None = None,
+) -> Value:
     """Heads of q or k, normed and rotated as the layer does; `which`: the config, and how many heads."""
     config, heads = which
     if norm is not None:
         x = ops.rms_norm(x, norm, config.eps, 1 if config.wide_norms else heads)
-    return x if a.inv_freq is None else ops.rotary(x, a.inv_freq, heads, a.stretch)
+    return x if a.inv_freq is None else ops.rotary(x, a.inv_freq, heads, a.stretch, growth)
 
 
 def read_attention(
@@ -124,7 +132,17 @@ def read_attention(
         window=config.window if config.kinds[index] == SLIDING else None,
         stretch=config.rotary_of(config.kinds[index]).attention,
         sinks=weights.vector(f"{at}.sinks") if config.sinks else None,
+        growth=_growth(config, inv_freq.device),
     )
+
+
+def _growth(config: DecoderConfig, device: torch.device) -> Growth | None:
+    """1 + growth * log(1 + position / original context, rounded down); source: transformers' models/ministral3."""
+    if not config.query_growth:
+        return None
+    every = int(config.rotary.original)
+    steps = torch.arange(config.max_len // every + 1, dtype=torch.float32)
+    return Growth((1 + config.query_growth * torch.log(1 + steps)).to(device), every)
 
 
 def storage_of(kinds: tuple[str, ...], index: int) -> int:

@@ -251,14 +251,18 @@ def _store_further(context: Context, layer: int) -> None:
         )  # fmt: skip
 
 
-def rotary(x: Ref, out: Ref, count: int, inv_freq: Tensor, turn: float) -> Launch:
+def rotary(
+    x: Ref, out: Ref, count: int, inv_freq: Tensor, turn: float, growth: tuple[Tensor, int] | None
+) -> Launch:
+    """`growth`: as `ops.base.Growth` has it."""
     width = x.width // count
+    factors, every = growth or (inv_freq, 1)
 
     def run(context: Context) -> None:
         start(rowwise.rotary_kernel, (context.bucket.rows, count))(
-            x.data, context.meta("positions"), inv_freq, out.data, width, len(inv_freq), x.stride, out.stride,
-            x.split_stride, turn,
-            SPLITS=parts_of(x, context), B=power(width),
+            x.data, context.meta("positions"), inv_freq, factors, out.data, width, len(inv_freq), x.stride,
+            out.stride, x.split_stride, turn, every, len(factors) - 1,
+            SPLITS=parts_of(x, context), GROWS=growth is not None, B=power(width),
         )  # fmt: skip
 
     return run

@@ -221,7 +221,7 @@ class Lowering:
                 continue
             q = self._chain(node.inputs[0], (Code.SCALE, Code.ROTARY, Code.NORM))
             stores = [other for other in node.after if id(other) not in self._done and len(other.inputs) == 2]
-            if Code.ROTARY not in q.ops:
+            if Code.ROTARY not in q.ops or len(q.ops[Code.ROTARY].integers) > 3:  # growth: by itself
                 continue
             k = self._chain(stores[0].inputs[0], (Code.ROTARY, Code.NORM)) if stores else None
             v = self._chain(stores[0].inputs[1], (Code.NORM,)) if stores else None

@@ -204,10 +204,10 @@ def store_kernel(
 
 @triton.jit
 def rotary_kernel(
-    x, positions, inv_freq, out, width, half, x_stride, out_stride, split_stride, turn,
-    SPLITS: tl.constexpr, B: tl.constexpr,
+    x, positions, inv_freq, growth, out, width, half, x_stride, out_stride, split_stride, turn, every, most,
+    SPLITS: tl.constexpr, GROWS: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """Heads of a row, turned by its position."""
+    """Heads of a row, turned by its position. GROWS: and multiplied with growth[position // every], of `most` + 1."""
     row, head = tl.program_id(0), tl.program_id(1)
     at = tl.arange(0, B)
     keep = at < width
@@ -219,6 +219,8 @@ def rotary_kernel(
     sin = tl.where(at < half, -sin, sin)
     value = load_sum(x, row.to(tl.int64), x_stride, head * width + at, keep, split_stride, SPLITS)
     other = load_sum(x, row.to(tl.int64), x_stride, head * width + partner, keep, split_stride, SPLITS)
+    if GROWS:
+        turn *= tl.load(growth + tl.minimum(tl.load(positions + row) // every, most))
     value = tl.where(at < 2 * half, (value * cos + other * sin) * turn, value)
     tl.store(
         out + row.to(tl.int64) * out_stride + head * width + at, value.to(out.dtype.element_ty), mask=keep
