@@ -17,6 +17,7 @@ from server.serving import Served, served
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "hello"}]
+SWITCHES = ("enable_thinking", "thinking", "reasoning")  # what templates call it
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
 FUNCTION = {"name": "add", "description": "adds", "parameters": {"type": "object", "properties": {}}}
 
@@ -324,7 +325,7 @@ def test_every_way_to_switch_thinking(
     s.post(CHAT, messages=USER, max_tokens=1, **more)
     efforts = {"high": "high", "low": "low", "{'think': True": "medium"}  # gpt-oss has such a switch
     effort = next((effort for word, effort in efforts.items() if word in str(more)), None)
-    want = {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
+    want = {} if thinking is None else dict.fromkeys(SWITCHES, thinking)
     assert seen.pop()[2] == want | ({} if effort is None else {"reasoning_effort": effort})
 
 
@@ -332,7 +333,7 @@ def test_other_template_variables_are_handed_on(s: Served, seen: list[Any]) -> N
     s.post(
         CHAT, messages=USER, max_tokens=1, chat_template_kwargs={"enable_thinking": True, "style": "brief"}
     )
-    assert seen.pop()[2] == {"style": "brief", "enable_thinking": True, "thinking": True}
+    assert seen.pop()[2] == {"style": "brief"} | dict.fromkeys(SWITCHES, True)
 
 
 def test_older_functions_in_history_and_in_the_request(s: Served, seen: list[Any]) -> None:
