@@ -129,9 +129,9 @@ def vector_or_none(value: int | Tensor | None) -> Tensor | None:
     return value
 
 
-def vector_of(node: Node) -> Tensor:
-    """The vector that a node reads: a bias, or frequencies."""
-    return next(value for value in node.integers if isinstance(value, Tensor))
+def vector_of(node: Node, start: int = 0) -> Tensor:
+    """The first vector from `start` on that a node reads: a bias, or frequencies."""
+    return next(value for value in node.integers[start:] if isinstance(value, Tensor))
 
 
 def norm_of(node: Node | None) -> tuple[Tensor | None, float] | None:

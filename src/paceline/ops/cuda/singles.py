@@ -31,7 +31,7 @@ def single(e: Emitter, node: Node) -> None:
     elif code is Code.ROTARY:
         x, out = e.places[node.inputs[0]], e.define(node.outputs[0])
         e.out.reads_rows = True
-        growth = (vector_or_none(node.integers[4]), number_of(node, 3)) if len(node.integers) > 3 else None
+        growth = (vector_of(node, 4), number_of(node, 3)) if len(node.integers) > 3 else None
         turn = launch.rotary(x, out, number_of(node, 0), vector_of(node), node.number, growth)
         e.emit("rotary", turn, [x], [out])
     elif code is Code.STORE:
