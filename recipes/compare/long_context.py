@@ -20,6 +20,7 @@ from typing import Any
 
 import click
 import torch
+from smollm2_speed import read_speed
 
 from paceline.hub.resolve import locate
 from paceline.kv.cache import KVCache
@@ -29,16 +30,6 @@ from paceline.ops import native
 BEHIND = (512, 2048, 7000)
 CHUNK, TOKENS = 512, 16  # of a prompt in one forward; that are decoded behind each text
 Numbers = dict[str, Any]
-
-
-def read_speed() -> float:
-    """Bytes a second that all threads read from memory: the best of five passes over 400 MB."""
-    data, times = torch.ones(100_000_000), []
-    for _ in range(5):
-        begin = time.perf_counter()
-        native.measure_read(data)
-        times.append(time.perf_counter() - begin)
-    return 4 * data.numel() / min(times)
 
 
 def measure(threads: int, isa: str, kind: str, lengths: tuple[int, ...]) -> Numbers:

@@ -139,9 +139,12 @@ def test_steps_and_slices_have_half_of_the_time_each() -> None:
     assert slices_in_a_row == ["ll", "ll", "ll"]
 
 
-def test_slices_run_at_once_where_no_step_is_made() -> None:
+def test_slices_run_at_once_where_no_step_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     turns = Turns(clock)
+    monkeypatch.setattr(
+        threading.Condition, "wait", lambda *_: pytest.fail("slices waited for an idle engine")
+    )
     with turns.step():
         clock.now += 1
     clock.now += 2 * IDLE

@@ -175,7 +175,7 @@ def test_a_stream_says_how_far_its_prompt_is_read(demo: Served) -> None:
             cached.append(told[0]["cache"])
         assert cached[0] < cached[1]
         assert "prompt_progress" not in demo.post(path, **asked).text
-    assert demo.service.readings._wanted == {}
+    assert demo.service.watchers._wanted == {}
 
 
 def test_runs_are_found_over_the_borders_of_steps() -> None:

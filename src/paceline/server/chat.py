@@ -118,7 +118,7 @@ class Chat:
         async with self.service.generate(self.ask) as generation:
             async for batch in generation.batches():
                 out = [
-                    event(self._chunk(0, {}) | {"prompt_progress": read.told()})
+                    event(self._chunk(0, {}) | {"prompt_progress": read.fields()})
                     for _, read in generation.progress
                 ]
                 for _, delta in batch if wants_trace else joined(batch):

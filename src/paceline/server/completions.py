@@ -128,7 +128,7 @@ class Completion:
         left = len(self.texts) * n
         async for batch in generation.batches():
             out = [
-                event(self._chunk(prompt * n, "", None, None) | {"prompt_progress": read.told()})
+                event(self._chunk(prompt * n, "", None, None) | {"prompt_progress": read.fields()})
                 for prompt, read in generation.progress
             ]
             for prompt, delta in batch if wants_trace else joined(batch):

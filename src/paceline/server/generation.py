@@ -16,7 +16,7 @@ from paceline.engine.worker import Job, Sink, Worker
 from paceline.errors import RequestFailed
 from paceline.server.metrics import Metrics
 from paceline.server.predicted import Predicted
-from paceline.server.progress import Progress, Readings
+from paceline.server.progress import Progress, Watchers
 from paceline.server.request_log import Told
 from paceline.server.usage import failure_of_drafter
 from paceline.soft_tokens import media_of, use_of
@@ -99,8 +99,8 @@ def joined(batch: list[tuple[int, Delta]]) -> list[tuple[int, Delta]]:
 class Generation:
     """Use as `async with`: leaving it, for whatever reason, frees everything in the engine."""
 
-    def __init__(self, worker: Worker, ask: Ask, metrics: Metrics, readings: Readings) -> None:
-        self.ask, self._readings = ask, readings
+    def __init__(self, worker: Worker, ask: Ask, metrics: Metrics, watchers: Watchers) -> None:
+        self.ask, self._watchers = ask, watchers
         self.progress: list[tuple[int, Progress]] = []  # (prompt, its progress) since the last batch
         self.stats: dict[tuple[int, int], Stats] = {}  # (prompt, text) -> stats of the finished ones
         self._worker, self._metrics = worker, metrics
@@ -114,7 +114,7 @@ class Generation:
             for i, (prompt, params) in enumerate(self.ask.jobs):
                 sink, ask = self._sink(i), self.ask
                 if ask.progress:
-                    self._readings.add(self._ids[i], partial(self._channel.put, i))
+                    self._watchers.add(self._ids[i], partial(self._channel.put, i))
                 self._worker.submit(Job(self._ids[i], prompt, params, sink, ask.salt, ask.deadline))
                 self._metrics.prompt(len(prompt))
                 self._metrics.media(use_of(media_of(prompt)))
@@ -130,7 +130,7 @@ class Generation:
     def _close(self) -> None:
         if self.ask.progress:
             for request_id in self._ids:
-                self._readings.remove(request_id)
+                self._watchers.remove(request_id)
         if self._left:
             if self.ask.told is not None:
                 self.ask.told.finish[self._outcome] = None

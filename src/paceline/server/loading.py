@@ -12,7 +12,7 @@ from paceline.core import Delta, SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import UsageError
 from paceline.media.reader import MediaReader
-from paceline.server.progress import Readings
+from paceline.server.progress import Watchers
 from paceline.server.service import Render, Room, Service
 from paceline.text.chat import ChatTemplate
 from paceline.text.formats.choose import format_of
@@ -25,10 +25,10 @@ Say = Callable[[str], None]
 
 
 class ServedEngine:
-    """The engine as the worker sees it; `info` also says how full the cache is, `readings` how far prompts are read."""
+    """The engine as the worker sees it; `info` also says how full the cache is, `watchers` how far prompts are read."""
 
-    def __init__(self, engine: Engine, readings: Readings | None = None) -> None:
-        self._engine, self._readings = engine, readings or Readings()
+    def __init__(self, engine: Engine, watchers: Watchers | None = None) -> None:
+        self._engine, self._watchers = engine, watchers or Watchers()
 
     @property
     def has_work(self) -> bool:
@@ -49,9 +49,9 @@ class ServedEngine:
         self._engine.cancel(request_id)
 
     def step(self) -> list[Delta]:
-        found = self._readings.find(self._engine)
+        found = self._watchers.find(self._engine)
         deltas = self._engine.step()
-        self._readings.look(found)
+        self._watchers.look(found)
         return deltas
 
     def watch(self) -> None:
@@ -67,7 +67,7 @@ def load(config: EngineConfig, service: Service, say: Say) -> ServedEngine:
     service.loaded = replace(room, reader=reader if isinstance(reader, MediaReader) else None)
     if room.format.note:
         say(f"chats are {room.format.described}; --chat-format names another format")
-    return ServedEngine(engine, service.readings)
+    return ServedEngine(engine, service.watchers)
 
 
 @dataclass(frozen=True, slots=True)

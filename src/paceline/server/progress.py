@@ -22,14 +22,14 @@ class Progress:
     processed: int
     seconds: float
 
-    def told(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         return {
             "total": self.total, "cache": self.cached, "processed": self.processed,
             "time_ms": round(self.seconds * 1000),
         }  # fmt: skip
 
 
-class Readings:
+class Watchers:
     """Requests that want to know. `add` and `remove` from any thread, `find` and `look` on the worker's around a step."""
 
     def __init__(self) -> None:

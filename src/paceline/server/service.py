@@ -20,7 +20,7 @@ from paceline.server.media import MediaThreads
 from paceline.server.metrics import Metrics
 from paceline.server.params import check_limits, refuse, token_id
 from paceline.server.predicted import Predicted
-from paceline.server.progress import Readings
+from paceline.server.progress import Watchers
 from paceline.server.request_log import Told
 from paceline.server.schema import Named, Sampling
 from paceline.server.settings import ServerConfig
@@ -101,7 +101,7 @@ class Service:
     loaded: Room | None = None
     media: MediaThreads = field(default_factory=MediaThreads)
     unknown: Unknown = field(init=False)
-    readings: Readings = field(default_factory=Readings)
+    watchers: Watchers = field(default_factory=Watchers)
 
     def __post_init__(self) -> None:
         self.unknown = Unknown(self.config.strict)
@@ -182,7 +182,7 @@ class Service:
         return Predicted(self.room.tokenizer.encode(params.reference, add_bos=False))
 
     def generate(self, ask: Ask) -> Generation:
-        return Generation(self.worker, ask, self.metrics, self.readings)
+        return Generation(self.worker, ask, self.metrics, self.watchers)
 
     async def constraint(self, body: Sampling, lead: Lead = "bare") -> Callable[[], Constraint] | None:
         """What response_format asks for, compiled. Raises ApiError 400 for what cannot be."""
