@@ -1,5 +1,6 @@
 // Python's door. Addresses come as integers from paceline/ops, which has checked dtype, device, shape and contiguity.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -159,11 +160,29 @@ using RowsTuple = std::tuple<std::vector<int64_t>, std::vector<int32_t>, std::ve
 using HiddenTuple = std::tuple<int, int64_t, int64_t, int64_t>;  // buffer, width, states by slot and their number
 using OutputTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool>;
 using StopTuple = std::tuple<int, std::vector<double>, Worth, double, double>;
+// The program that reads the rows, those, which of them the round goes on from, its results (what the step reads, what the
+// head reads), the program of the head, its (input buffer, width), its scores
+using LeadTuple = std::tuple<Program*, RowsTuple, std::vector<int64_t>, std::tuple<int64_t, int64_t, int64_t, int64_t>, Program*,
+                             std::tuple<int, int64_t>, std::tuple<int64_t, int64_t>>;
+
+Lead lead_of(const LeadTuple& t, size_t count) {
+  const auto& [look, rows, last, results, head, input, scores] = t;
+  const auto& [tokens, positions, slots] = rows;
+  if (!look || !head || last.size() != count || positions.size() != tokens.size() || slots.size() != tokens.size())
+    throw nb::value_error("a lead needs its programs, a position and a slot for each token, and a row for each text");
+  for (int64_t row : last)
+    if (row < 0 || row >= static_cast<int64_t>(tokens.size())) throw nb::value_error("a round goes on from a row that its lead lacks");
+  const auto floats = [](int64_t at) { return reinterpret_cast<const float*>(at); };
+  const auto& [after, after_stride, seen, seen_stride] = results;
+  return {look, head, tokens, positions, slots, last, floats(after), after_stride, floats(seen), seen_stride, std::get<0>(input),
+          std::get<1>(input), floats(std::get<0>(scores)), std::get<1>(scores)};
+}
 
 std::tuple<int, std::vector<int64_t>, std::vector<double>> run_round(Program& program, const RowsTuple& rows,
                                                                      const HiddenTuple& hidden, const OutputTuple& output,
                                                                      const std::vector<RuleTuple>& rules,
-                                                                     const std::vector<StopTuple>& stops) {
+                                                                     const std::vector<StopTuple>& stops,
+                                                                     const std::optional<LeadTuple>& led) {
   const auto& [tokens, positions, slots] = rows;
   const size_t count = tokens.size();
   if (positions.size() != count || slots.size() != count || rules.size() != count || stops.size() != count)
@@ -172,7 +191,7 @@ std::tuple<int, std::vector<int64_t>, std::vector<double>> run_round(Program& pr
     if (!chance.empty() && worth.empty()) throw nb::value_error("a stop has to say what a confidence is worth");
   const float* states = reinterpret_cast<const float*>(std::get<2>(hidden));
   for (int32_t slot : slots)
-    if (slot < 0 || slot >= std::get<3>(hidden)) throw nb::value_error("a slot has no hidden state");
+    if (!led && (slot < 0 || slot >= std::get<3>(hidden))) throw nb::value_error("a slot has no hidden state");
   RoundPlan plan;
   plan.hidden_buffer = std::get<0>(hidden);
   plan.hidden_width = std::get<1>(hidden);
@@ -190,14 +209,18 @@ std::tuple<int, std::vector<int64_t>, std::vector<double>> run_round(Program& pr
     const auto& [most, chance, worth, price, step] = stops[r];
     how[r].stop = {most, chance, worth, price, step};
   }
+  Lead lead;
+  if (led) lead = lead_of(*led, count);
   std::vector<Drawn> out;
   int status;
   {
     nb::gil_scoped_release release;
     RoundStart start{tokens, positions, slots, {}};
-    for (int32_t slot : slots)
-      start.hidden.insert(start.hidden.end(), states + slot * plan.hidden_width, states + (slot + 1) * plan.hidden_width);
-    status = draft_round(program, plan, std::move(start), std::move(how), &out);
+    for (size_t r = 0; r < count && !led; ++r) {
+      const float* from = states + slots[r] * plan.hidden_width;
+      start.hidden.insert(start.hidden.end(), from, from + plan.hidden_width);
+    }
+    status = draft_round(program, plan, std::move(start), std::move(how), led ? &lead : nullptr, &out);
   }
   std::tuple<int, std::vector<int64_t>, std::vector<double>> result;
   std::get<0>(result) = status;
@@ -239,7 +262,7 @@ void add_layer(Tower& tower, const std::vector<int64_t>& norms, const std::vecto
 }  // namespace
 
 NB_MODULE(_native, m) {
-  m.attr("layout") = 24;  // raised whenever these signatures change; paceline/ops/native.py checks it
+  m.attr("layout") = 25;  // raised whenever these signatures change; paceline/ops/native.py checks it
   m.attr("most_rows") = static_cast<int>(Pool::max_chunks);  // of one run: a row has at least a chunk of its own
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("choose_isa", [](const std::string& name) { return choose_kernels(name.c_str()); });
@@ -290,7 +313,7 @@ NB_MODULE(_native, m) {
       .def("bind_states", &bind_states)
       .def("run", &run)
       .def("run_numbers", &run_numbers)
-      .def("draft_round", &run_round)
+      .def("draft_round", &run_round, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none())
       .def("profile", &Program::profile)
       .def("seconds", &Program::seconds)
       .def("spent", &Program::spent)

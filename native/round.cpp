@@ -20,7 +20,18 @@ double RoundRow::gain(int step, double confidence) {
   return static_cast<size_t>(step) < stop.chance.size() ? alive * stop.chance[step] - stop.price : -most;
 }
 
-int draft_round(Program& program, const RoundPlan& plan, RoundStart start, std::vector<RoundRow> how,
+int Lead::run() const {
+  if (int status = look->run({static_cast<int64_t>(tokens.size()), tokens.data(), positions.data(), slots.data()}))
+    return status;
+  const int64_t count = static_cast<int64_t>(last.size());
+  std::vector<float> read(count * head_width);
+  for (int64_t r = 0; r < count; ++r)
+    std::memcpy(read.data() + r * head_width, seen + last[r] * seen_stride, sizeof(float) * head_width);
+  head->bind(head_buffer, read.data(), head_width);
+  return head->run({count, nullptr, nullptr, nullptr});
+}
+
+int draft_round(Program& program, const RoundPlan& plan, RoundStart start, std::vector<RoundRow> how, const Lead* lead,
                 std::vector<Drawn>* out) {
   const int64_t all = static_cast<int64_t>(start.tokens.size()), width = plan.hidden_width;
   std::vector<int64_t> active(all);  // rows that still take part, in order; what is in `start` is theirs
@@ -29,15 +40,19 @@ int draft_round(Program& program, const RoundPlan& plan, RoundStart start, std::
   std::vector<double> gains(all);
   for (int64_t r = 0; r < all; ++r) active[r] = r;
   out->clear();
+  start.hidden.resize(all * width);
   program.bind(plan.hidden_buffer, start.hidden.data(), width);
   for (int step = 0; !active.empty(); ++step) {
     const int64_t count = static_cast<int64_t>(active.size());
+    const bool leads = lead && !step;
     const Rows rows{count, start.tokens.data(), start.positions.data(), start.slots.data()};
-    if (int status = program.run(rows)) return status;
+    if (int status = leads ? lead->run() : program.run(rows)) return status;
+    const float* logits = leads ? lead->logits : plan.logits;
+    const int64_t logits_stride = leads ? lead->logits_stride : plan.logits_stride;
     for (int64_t r = 0; r < count; ++r) {
       const RoundRow& row = how[active[r]];
       DrawRow& draw = draws[r] = row.draw;
-      draw.x = plan.logits + r * plan.logits_stride;
+      draw.x = logits + r * logits_stride;
       draw.ids = plan.ids ? plan.ids + r * plan.ids_stride : nullptr;
       noise_keys(row.seed, row.position + step, 0, &draw.k0, &draw.k1);
     }
@@ -57,11 +72,12 @@ int draft_round(Program& program, const RoundPlan& plan, RoundStart start, std::
     for (int64_t r = 0; r < count && gained >= takes; ++r) {
       const int64_t row = active[r];
       if (gains[r] <= 0) continue;
+      const float* after = leads ? lead->after + lead->last[r] * lead->after_stride : plan.after + r * plan.after_stride;
       active[left] = row;
       start.tokens[left] = drawn[r].token;
       start.positions[left] = start.positions[r] + (plan.moves ? 1 : 0);
       start.slots[left] = start.slots[r];
-      std::memcpy(start.hidden.data() + left * width, plan.after + r * plan.after_stride, sizeof(float) * width);
+      std::memcpy(start.hidden.data() + left * width, after, sizeof(float) * width);
       ++left;
     }
     active.resize(left);

@@ -53,8 +53,26 @@ struct RoundStart {  // by row: the last token, its position, the sequence's slo
   std::vector<float> hidden;  // [rows][hidden_width]
 };
 
-// Returns a Status; out is [steps][rows], without a token where a row did not take part any more.
-int draft_round(Program& program, const RoundPlan& plan, RoundStart start, std::vector<RoundRow> how,
+struct Lead {  // what gives a round's first token in place of the step: all rows that wait, and the scores of some of them
+  Program *look = nullptr, *head = nullptr;  // `look` has its input
+  std::vector<int64_t> tokens;
+  std::vector<int32_t> positions, slots;
+  std::vector<int64_t> last;      // by row of the round: which of those it goes on from
+  const float* after = nullptr;   // results of `look`: what the step reads,
+  int64_t after_stride = 0;
+  const float* seen = nullptr;    // and what `head` reads
+  int64_t seen_stride = 0;
+  int head_buffer = 0;            // its input, [rows][head_width]
+  int64_t head_width = 0;
+  const float* logits = nullptr;  // of `head`, as those of the step
+  int64_t logits_stride = 0;
+
+  int run() const;  // a Status
+};
+
+// Returns a Status; out is [steps][rows], without a token where a row did not take part any more. With a lead, `start`
+// has no states, and its positions are those of the rows `last`.
+int draft_round(Program& program, const RoundPlan& plan, RoundStart start, std::vector<RoundRow> how, const Lead* lead,
                 std::vector<Drawn>* out);
 
 }  // namespace paceline

@@ -131,7 +131,7 @@ class StandInRunner(EagerRunner):
         stops: list[Stop],
     ) -> Drawn | None:
         plan = self.plans.setdefault(graph, ReferencePlan(graph))
-        if not rounds.fits(plan):  # type: ignore[arg-type]
+        if not rounds.fits(plan, start):  # type: ignore[arg-type]
             return None
         if graph not in self.rounds:
             self.rounds[graph] = rounds.Round(plan, start.moves, start.ids)  # type: ignore[arg-type]

@@ -40,19 +40,19 @@ def drafts(params: SamplingParams) -> list[list[list[int]]]:
 )
 def test_one_call_equals_its_steps(params: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = []
-    whole = native.Plan.draft_round
+    whole = native.NativeRunner.draft_round
 
-    def counted(self: native.Plan, *args: Any) -> Any:
+    def counted(self: native.NativeRunner, *args: Any) -> Any:
         out = whole(self, *args)
         rounds.append(out is not None)
         return out
 
-    monkeypatch.setattr(native.Plan, "draft_round", counted)
+    monkeypatch.setattr(native.NativeRunner, "draft_round", counted)
     one = SamplingParams(max_tokens=24, seed=4, **params)
     together = drafts(one)
     simple = "repetition_penalty" not in params and "verify" not in params
     assert any(rounds) == simple  # edited logits and other rules go step by step
-    monkeypatch.setattr(native.Plan, "draft_round", lambda self, *args: None)
+    monkeypatch.setattr(native.NativeRunner, "draft_round", lambda self, *args: None)
     assert drafts(one) == together
     assert any(proposal for text in together for proposal in text)
 
@@ -79,19 +79,19 @@ def test_a_row_ends_where_its_confidence_does(temperature: float, monkeypatch: p
         return [t.token_ids for t in texts], [t.stats.drafted_by_position for t in texts]
 
     steps: list[int] = []
-    whole = native.Plan.draft_round
+    whole = native.NativeRunner.draft_round
 
-    def counted(self: native.Plan, *args: Any) -> Any:
+    def counted(self: native.NativeRunner, *args: Any) -> Any:
         out = whole(self, *args)
         steps.append(0 if out is None else len(out.tokens))
         return out
 
-    monkeypatch.setattr(native.Plan, "draft_round", counted)
+    monkeypatch.setattr(native.NativeRunner, "draft_round", counted)
     texts, together = lengths(6)
     assert set(steps) > {1, 2}  # rounds end as soon as nobody goes on,
     assert max(steps) == 5  # at the latest where a stop says no more
     assert all(counts == sorted(counts, reverse=True) and counts[0] > counts[-1] for counts in together)
-    monkeypatch.setattr(native.Plan, "draft_round", lambda self, *args: None)
+    monkeypatch.setattr(native.NativeRunner, "draft_round", lambda self, *args: None)
     assert lengths(6) == (texts, together)
     assert lengths(0)[0] == texts
 
@@ -118,7 +118,7 @@ def test_batches_with_different_lengths() -> None:
 def test_rows_that_are_worth_a_step_together_take_it(apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each gains 0.3 tokens net of its own price by each further one, and a call of the network takes 0.4 or 0.7."""
     if apart:
-        monkeypatch.setattr(native.Plan, "draft_round", lambda self, *args: None)
+        monkeypatch.setattr(native.NativeRunner, "draft_round", lambda self, *args: None)
 
     def longest(texts: int, step: float) -> int:
         stop = Stop(16, (0.5, 0.5), ((1.0, 0.0),) * 12, price=0.2, step=step)

@@ -165,13 +165,13 @@ def test_one_call_equals_its_steps(
     stop: Stop | None, settings: dict[str, Any], llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The native round moves on by a position with each token, and ends where the confidence does, as the steps do."""
-    make, whole, rounds = StepPicker.__init__, native.Plan.draft_round, [0]
+    make, whole, rounds = StepPicker.__init__, native.NativeRunner.draft_round, [0]
     if stop is not None:
         monkeypatch.setattr(
             StepPicker, "__init__", lambda self, r, stops, *rest: make(self, r, [stop] * len(stops), *rest)
         )
 
-    def counted(self: native.Plan, *args: Any) -> Any:
+    def counted(self: native.NativeRunner, *args: Any) -> Any:
         out = whole(self, *args)
         rounds[0] += out is not None
         return out
@@ -187,10 +187,10 @@ def test_one_call_equals_its_steps(
             out += [delta.proposed for delta in engine.step()]
         return out
 
-    monkeypatch.setattr(native.Plan, "draft_round", counted)
+    monkeypatch.setattr(native.NativeRunner, "draft_round", counted)
     together = drafts()
     assert rounds[0] > 3
-    monkeypatch.setattr(native.Plan, "draft_round", lambda self, *args: None)
+    monkeypatch.setattr(native.NativeRunner, "draft_round", lambda self, *args: None)
     assert drafts() == together
     lengths = {len(draft) for draft in together}
     assert DEPTH in lengths

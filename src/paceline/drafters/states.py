@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -23,9 +23,10 @@ from paceline.drafters.base import DraftContext, Drafter, Kept, Leaf, take_round
 from paceline.drafters.waiting import Waiting
 from paceline.errors import CapacityError
 from paceline.kv.cache import KVCache
+from paceline.kv.tail import Tail
 from paceline.models.base import rows_of
 from paceline.models.drafters.base import ParallelNet, StateNet, TappedNet
-from paceline.ops.base import RoundStart
+from paceline.ops.base import RoundStart, Rule
 from paceline.soft_tokens import MediaRows, content_keys, media_rows
 from paceline.tree import preorder, renumbered
 
@@ -210,16 +211,22 @@ class EntryDrafter(MemoryDrafter):
 
     def _look(self, sequences: Seq[Sequence], forward: Forward) -> tuple[tuple[torch.Tensor, ...], list[int]]:
         """Compute what waits: (what that gives for all of it, the last row of each text)."""
-        texts = [self._texts[s.id] for s in sequences]
-        states = joined([text.waiting.all() for text in texts])
-        tail = self.cache.tail([(s.id, self._next(s)) for s in sequences])
-        rows = self._seen(tail.rows(self.net.device), sequences)
+        states, rows, tail = self._waits(sequences)
         out = forward(rows, states, self.cache)
-        last = [end - 1 for end in rows.starts[1:]]
+        self._took(sequences, rows, tail)
+        return out, [end - 1 for end in rows.starts[1:]]
+
+    def _waits(self, sequences: Seq[Sequence]) -> tuple[torch.Tensor, ForwardBatch, Tail]:
+        """(states, rows) of all that waits of some texts, and the space for it."""
+        states = joined([self._texts[s.id].waiting.all() for s in sequences])
+        tail = self.cache.tail([(s.id, self._next(s)) for s in sequences])
+        return states, self._seen(tail.rows(self.net.device), sequences), tail
+
+    def _took(self, sequences: Seq[Sequence], rows: ForwardBatch, tail: Tail) -> None:
+        """What waited has been computed; the last row of each text waits on, for the token after it may be refused."""
         tail.commit([end - begin - 1 for begin, end in zip(rows.starts, rows.starts[1:], strict=False)])
-        for text in texts:
-            text.waiting.keep(1)
-        return out, last
+        for s in sequences:
+            self._texts[s.id].waiting.keep(1)
 
 
 @dataclass(slots=True)
@@ -237,10 +244,6 @@ class StateDrafter(EntryDrafter):
     branches = True
     net: StateNet
 
-    def __init__(self, name: str, net: StateNet, cache: KVCache, max_tokens: int = MAX_DRAFT_TOKENS) -> None:
-        super().__init__(name, net, cache, max_tokens)
-        self._states: torch.Tensor | None = None  # [slots, H] what a whole round begins with
-
     def _ahead(self, limit: int) -> int:
         return limit - 1
 
@@ -249,8 +252,11 @@ class StateDrafter(EntryDrafter):
         active = self._with_room(context)
         if not active:
             return picker.draft(self.name)
+        wide = any(picker.width(b) > 1 for b in active)
+        if not wide and self._in_one(context, active):
+            return picker.draft(self.name)
         hidden, logits = self._first(context, active)
-        if any(picker.width(b) > 1 for b in active):
+        if wide:
             return self._tree(context, active, hidden, logits)
         if self._whole(context, active, hidden, logits):
             return picker.draft(self.name)
@@ -266,8 +272,6 @@ class StateDrafter(EntryDrafter):
                 break
             if len(on) < len(active):
                 hidden, active = rows_of(hidden, on), [active[i] for i in on]
-            if not step and self._rest(context, active, drafted, hidden):
-                break
         return picker.draft(self.name)
 
     def _tree(
@@ -329,43 +333,51 @@ class StateDrafter(EntryDrafter):
         tail = self.cache.tail([(s.id, self._next(s) + tokens) for s, tokens in items])
         return tail.rows(self.net.device, [len(tokens) for _, tokens in items])
 
-    def _rest(
-        self, context: DraftContext, active: list[int], drafted: dict[int, list[int]], hidden: torch.Tensor
-    ) -> bool:
-        """Draft all further tokens in one call, where the requests are simple enough and the runner can."""
-        if hidden.dtype != torch.float32 or not hidden.is_cpu:
-            return False  # such runners draw the first token, too, or none
-        if self._states is None:
-            self._states = torch.zeros(self.cache.max_sequences, hidden.shape[1])
-        start = self._start(context, active, [drafted[b][-1] for b in active])
-        self._states.numpy()[start.slots] = hidden.numpy()
-        return self._round(context, active, start, self._states)
+    def _in_one(self, context: DraftContext, active: list[int]) -> bool:
+        """Compute what waits and draft all tokens in one call, where the requests are simple and the runner can."""
+        rules = context.picker.rules(active)
+        if rules is None or self.net.device.type != "cpu":
+            return False
+        sequences = [context.sequences[b] for b in active]
+        states, rows, tail = self._waits(sequences)
+        if rows.media is not None:
+            return False
+        last = [end - 1 for end in rows.starts[1:]]
+        tokens, positions = [s.tokens[-1] for s in sequences], [len(s.tokens) - 2 for s in sequences]
+        slots = [self.cache.slot(s.id) for s in sequences]
+        lead = self.net.lead(rows, last)
+        start = RoundStart(tokens, positions, slots, self.net.ids, moves=True, lead=lead)
+        if not self._round(context, active, start, (states, rules)):
+            return False
+        self._took(sequences, rows, tail)
+        return True
 
     def _whole(
         self, context: DraftContext, active: list[int], hidden: torch.Tensor, logits: torch.Tensor
     ) -> bool:
         """Draft all tokens in one call, the first one from `logits`, where the runner can."""
-        start = self._start(context, active, [0] * len(active))
-        return self._round(context, active, replace(start, first=logits), hidden)
-
-    def _start(self, context: DraftContext, active: Seq[int], tokens: list[int]) -> RoundStart:
-        texts = [context.sequences[b] for b in active]
-        slots = [self.cache.slot(text.id) for text in texts]
-        return RoundStart(tokens, [len(text.tokens) - 1 for text in texts], slots, self.net.ids, moves=True)
-
-    def _round(
-        self, context: DraftContext, active: list[int], start: RoundStart, states: torch.Tensor
-    ) -> bool:
         rules = context.picker.rules(active)
         if rules is None:
             return False
-        stops = [context.picker.stop(b) for b in active]
-        taken = 0 if start.first is not None else 1
-        stops = [
-            s._replace(most=min(s.most, context.limits[b] - taken))
-            for b, s in zip(active, stops, strict=True)
-        ]
-        drawn = self.net.draft_round(start, states, self.cache, rules, stops)
+        texts = [context.sequences[b] for b in active]
+        slots = [self.cache.slot(text.id) for text in texts]
+        places = [len(text.tokens) - 1 for text in texts]
+        start = RoundStart([0] * len(texts), places, slots, self.net.ids, moves=True, first=logits)
+        return self._round(context, active, start, (hidden, rules))
+
+    def _round(
+        self,
+        context: DraftContext,
+        active: list[int],
+        start: RoundStart,
+        how: tuple[torch.Tensor, list[Rule]],
+    ) -> bool:
+        """`how`: the states that it begins with, and the rule of each row."""
+        stops = []
+        for b in active:
+            stop, limit = context.picker.stop(b), context.limits[b]
+            stops.append(stop if stop.most <= limit else stop._replace(most=limit))
+        drawn = self.net.draft_round(start, how[0], self.cache, how[1], stops)
         if drawn is None:
             return False
         take_round(context.picker, active, drawn)

@@ -292,6 +292,16 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
+class Lead:
+    """What a draft round computes for its first token: rows of the target's states, scores after some of them."""
+
+    graph: Graph  # reads `states`, gives what the round's own graph takes and what `head` takes
+    head: Graph  # reads `hidden`, gives logits
+    rows: ForwardBatch
+    last: list[int]  # [N] which of the rows each row of the round goes on from
+
+
+@dataclass(frozen=True, slots=True)
 class RoundStart:
     """Where a draft round begins, by row [N]; plain numbers, since a tensor of so few costs more than its use."""
 
@@ -303,6 +313,7 @@ class RoundStart:
     )
     moves: bool = False  # each step stands one position after the last, not all at one
     first: torch.Tensor | None = None  # [N, C] scores of the first token: then `tokens` do not count
+    lead: Lead | None = None  # how to get these: then `tokens` and `positions` are those of its rows `last`
 
 
 class Runner(Protocol):
@@ -351,8 +362,8 @@ class Runner(Protocol):
     ) -> Drawn | None:
         """A draft round in one go, where the runner can (None where it cannot): each row as far as its stop says.
 
-        `graph` reads `hidden` [N, H], at first `states[start.slots]` (with `start.first` `states` itself), and gives
-        ([ids,] logits, hidden of the next step). Tokens are drawn with the noise of the target, `rules[i]` at its
-        position + step.
+        `graph` reads `hidden` [N, H], at first `states[start.slots]` (with `start.first` `states` itself, with
+        `start.lead` what that gives of `states`), and gives ([ids,] logits, hidden of the next step). Tokens are drawn
+        with the noise of the target, `rules[i]` at its position + step.
         """
         ...

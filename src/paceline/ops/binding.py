@@ -10,6 +10,19 @@ from paceline.errors import UsageError
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import RECENT
 
+_STATUS = {
+    1: "a token id is outside the vocabulary",
+    2: "a position or sequence slot lies outside the K/V cache",
+    3: "the recorded graph was run without the inputs or the cache that it reads",
+    4: "it has more rows than are computed at once",
+    5: "a recurrent state stands behind the rows, or too far before them: reserve them with KVCache.tail",
+}
+
+
+def refusal(what: str, status: int) -> str:
+    """Why native code did not run `what`."""
+    return f"native {what} refused: {_STATUS[status]}"
+
 
 def address(tensor: torch.Tensor, dtype: torch.dtype, rows: int, name: str) -> int:
     """data_ptr() of a tensor that native code may read. Raises UsageError."""

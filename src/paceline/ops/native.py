@@ -26,13 +26,14 @@ from paceline.kv.cache import KVCache
 from paceline.kv.layout import SCALED, Layout
 from paceline.memory import Arena
 from paceline.ops.base import Drawn, Graph, Group, RoundStart, Rule, Stop, Weight
-from paceline.ops.binding import address, bind_cache
+from paceline.ops.binding import address, bind_cache, refusal
+from paceline.ops.native_rounds import Rounds
 from paceline.ops.prefetch import Matrix, settle
 from paceline.ops.recording import Code, Node, RecordingOps, Symbol, place, schedule, shared_work
 from paceline.ops.segments import program_of
 from paceline.ops.tiles import KINDS, tiles, usable
 
-_LAYOUT = 24  # of the extension's signatures
+_LAYOUT = 25  # of the extension's signatures
 _OF_ROWS = (
     Code.EMBED,
     Code.ROTARY,
@@ -40,13 +41,6 @@ _OF_ROWS = (
     Code.ATTENTION,
     Code.DELTA,
 )  # read tokens, positions or slots
-_STATUS = {
-    1: "a token id is outside the vocabulary",
-    2: "a position or sequence slot lies outside the K/V cache",
-    3: "the recorded graph was run without the inputs or the cache that it reads",
-    4: "it has more rows than are computed at once",
-    5: "a recurrent state stands behind the rows, or too far before them: reserve them with KVCache.tail",
-}
 
 
 def why_not() -> str | None:
@@ -118,16 +112,20 @@ class NativeRunner:
         elif _extension().threads() == 1:
             set_threads(default_threads())
         self._plans: dict[Graph, Plan] = {}
+        self._rounds: dict[Graph, Rounds] = {}
         self._shared = Shared(exact, group)
         self._settled = 0  # values of the weights that were there when prefetching was timed
 
     def run(
         self, graph: Graph, rows: ForwardBatch, cache: KVCache | None, given: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
+        return self._plan(graph).run(rows, cache, given)
+
+    def _plan(self, graph: Graph) -> Plan:
         plan = self._plans.get(graph)
         if plan is None:
             plan = self._plans[graph] = Plan(graph, self._shared)
-        return plan.run(rows, cache, given)
+        return plan
 
     def prepare(self, graphs: Seq[Graph]) -> None:
         """Pack the weights of `graphs`, and let go of each as it was loaded unless it is a table."""
@@ -163,8 +161,9 @@ class NativeRunner:
         stops: list[Stop],
     ) -> Drawn | None:
         """All steps of a draft round, draws included, in one native call."""
-        plan = self._plans.get(graph)
-        return None if plan is None else plan.draft_round(start, cache, states, rules, stops)
+        if graph not in self._rounds:
+            self._rounds[graph] = Rounds(self._plan, graph)
+        return self._rounds[graph].run(start, cache, states, rules, stops)
 
     def plan(self, graph: Graph) -> Plan | None:
         """The recording of `graph`, None before its first run."""
@@ -211,12 +210,9 @@ class Plan:
             self.program.begin_step()
             for node in step:
                 self._add(node)
-        self._capacity = 0
+        self.capacity = 0
         self._tensors: dict[Symbol, torch.Tensor] = {}
         self._views: dict[int, tuple[torch.Tensor, ...]] = {}  # results, by number of rows
-        self._states: torch.Tensor | None = None  # what draft rounds begin with, and where it lies
-        self._states_at = 0
-        self._round: tuple[int | bool, ...] | None = None  # where a draft round finds its results
         self._cache: weakref.ref[KVCache] | None = None
 
     def _add(self, node: Node) -> None:
@@ -265,18 +261,14 @@ class Plan:
         self, rows: ForwardBatch, cache: KVCache | None, given: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
         count = rows.count
-        if count > self._capacity:
-            self._grow(count)
-        if cache is not None and (self._cache is None or self._cache() is not cache):
-            self._bind_cache(cache)
-        for symbol in self._read:
-            self._bind_given(symbol, given, count)
+        self.ready(count, cache)
+        self.give(given, count)
         if rows.branches is not None:
             self.program.branch(rows.branches.further, rows.branches.copies)
         if rows.media is not None and rows.media.reach is not None:
             self.program.reach(rows.media.reach)
         if status := self._run(rows, count):
-            raise UsageError(f"native forward refused: {_STATUS[status]}")
+            raise UsageError(refusal("forward", status))
         views = self._views.get(count)
         if views is None:
             views = self._views[count] = tuple(
@@ -301,51 +293,33 @@ class Plan:
             address(rows.slots, torch.int32, count, "rows.slots"),
         )
 
-    def draft_round(
-        self, start: RoundStart, cache: KVCache, states: torch.Tensor, rules: list[Rule], stops: list[Stop]
-    ) -> Drawn | None:
-        """Replay the recording for rows that go on, fed with the tokens and hidden states of the time before."""
-        count = len(start.tokens)
-        if count > self._capacity or len(self._results) not in (2, 3) or set(self._givens) != {"hidden"}:
-            return None  # the first run of a size records and grows; `run` does that
-        if states.dtype != torch.float32 or not states.is_cpu or start.first is not None:
-            return None
-        if self._cache is None or self._cache() is not cache:
+    def ready(self, count: int, cache: KVCache | None) -> None:
+        """Make room for so many rows, and bind the cache."""
+        if count > self.capacity:
+            self._grow(count)
+        if cache is not None and (self._cache is None or self._cache() is not cache):
             self._bind_cache(cache)
-        symbol = self._givens["hidden"]
-        if self._round is None:
-            after, logits = self._results[-1], self._results[-2]
-            ids = (0, 0) if len(self._results) == 2 else self._place(self._results[0])
-            if start.ids is not None:
-                ids = address(start.ids, torch.int64, logits.width, "ids"), 0
-            self._round = (*self._place(after), *self._place(logits), logits.width, *ids, start.moves)
-        if self._states is not states:  # a table that stays the same from round to round
-            if states.dim() != 2 or states.shape[1] != symbol.width:
-                raise UsageError(f"states must be [slots, {symbol.width}], not {tuple(states.shape)}")
-            self._states_at = address(states, torch.float32, max(start.slots) + 1, "states")
-            self._states = states
-        self._bound.clear()
-        status, drawn, sure = self.program.draft_round(
-            (start.tokens, start.positions, start.slots),
-            (self._buffers[symbol], symbol.width, self._states_at, self._states.shape[0]),
-            self._round,
-            rules,
-            stops,
-        )
-        if status:
-            raise UsageError(f"native draft round refused: {_STATUS[status]}")
-        split = [slice(i, i + count) for i in range(0, len(drawn), count)]
-        return Drawn([drawn[s] for s in split], [sure[s] for s in split])
 
-    def _place(self, symbol: Symbol) -> tuple[int, int]:
-        """(address of the first row, elements between rows) of a result."""
-        tensor = self._tensors[symbol.root]
-        return tensor.data_ptr() + symbol.column * tensor.element_size(), tensor.stride(0)
+    def give(self, given: Mapping[str, torch.Tensor], count: int) -> None:
+        """Bind the inputs of a run of so many rows."""
+        for symbol in self._read:
+            self._bind_given(symbol, given, count)
+
+    def input(self, name: str) -> tuple[int, int] | None:
+        """(buffer, columns) of the graph's one input, which native code may bind; None if it has another or more."""
+        if set(self._givens) != {name}:
+            return None
+        self._bound.clear()
+        return self._buffers[self._givens[name]], self._givens[name].width
+
+    def places(self) -> list[tuple[int, int, int]]:
+        """(address of the first row, elements between rows, columns) of each result, until the capacity grows."""
+        found = [(s, self._tensors[s.root]) for s in self._results]
+        return [(t.data_ptr() + s.column * t.element_size(), t.stride(0), s.width) for s, t in found]
 
     def _grow(self, count: int) -> None:
-        self._capacity = max(8, 1 << (count - 1).bit_length())
+        self.capacity = max(8, 1 << (count - 1).bit_length())
         self._views.clear()
-        self._round = None
         results = {symbol.root for symbol in self._results}
         by_index: dict[int, torch.Tensor] = {}
         for symbol, index in self._buffers.items():
@@ -353,7 +327,7 @@ class Plan:
                 dtype = torch.int64 if symbol.integer else torch.float32
                 if index not in by_index:
                     stride = symbol.width if symbol in results else apart(symbol.width)
-                    by_index[index] = torch.zeros(self._capacity, stride, dtype=dtype)
+                    by_index[index] = torch.zeros(self.capacity, stride, dtype=dtype)
                     self.program.bind(index, by_index[index].data_ptr(), stride)
                 self._tensors[symbol] = by_index[index]
 

@@ -17,40 +17,47 @@ def program_of(make: Callable[[], Any], group: Group | None, add_up: AddUp) -> A
     return make() if group is None else Segments(make, partial(add_up, group))
 
 
+def whole(program: Any) -> Any:
+    """The native program of a graph without sums, which is one."""
+    if isinstance(program, Segments):
+        (program,) = program.programs
+    return program
+
+
 class Segments:
     """Stands for one native `Program`. `cut` begins the next one, which reads the sum."""
 
     def __init__(self, make: Callable[[], Any], add_up: Callable[[Symbol, Symbol, int], None]) -> None:
         """`add_up(mine, whole, rows)` makes `whole` of the `mine` of all ranks."""
         self._make, self._add_up = make, add_up
-        self._programs = [make()]
+        self.programs = [make()]
         self._sums: list[tuple[Symbol, Symbol]] = []
 
     def cut(self, mine: Symbol, whole: Symbol) -> None:
-        self._programs.append(self._make())
+        self.programs.append(self._make())
         self._sums.append((mine, whole))
 
     def begin_step(self) -> None:
-        self._programs[-1].begin_step()
+        self.programs[-1].begin_step()
 
     def add(self, *op: Any) -> None:
-        self._programs[-1].add(*op)
+        self.programs[-1].add(*op)
 
     def bind(self, buffer: int, data: int, stride: int) -> None:
-        for program in self._programs:
+        for program in self.programs:
             program.bind(buffer, data, stride)
 
     def bind_cache(self, layers: list[Any], packed: bool) -> None:
-        for program in self._programs:
+        for program in self.programs:
             program.bind_cache(layers, packed)
 
     def bind_bytes(self, layers: list[Any]) -> None:
-        for program in self._programs:
+        for program in self.programs:
             program.bind_bytes(layers)
 
     def branch(self, further: list[tuple[int, int]], copies: list[tuple[int, int, int]]) -> None:
         """Pages are copied once, before all."""
-        for i, program in enumerate(self._programs):
+        for i, program in enumerate(self.programs):
             program.branch(further, [] if i else copies)
 
     def run(self, count: int, tokens: int, positions: int, slots: int) -> int:
@@ -59,13 +66,8 @@ class Segments:
     def run_numbers(self, tokens: list[int], positions: list[int], slots: list[int]) -> int:
         return self._run(len(tokens), lambda program: program.run_numbers(tokens, positions, slots))
 
-    def draft_round(self, *arguments: Any) -> Any:
-        """Only of a graph without sums, which is one program."""
-        (program,) = self._programs
-        return program.draft_round(*arguments)
-
     def _run(self, count: int, run: Callable[[Any], int]) -> int:
-        for i, program in enumerate(self._programs):
+        for i, program in enumerate(self.programs):
             if i:
                 self._add_up(*self._sums[i - 1], count)
             if status := run(program):

@@ -91,7 +91,8 @@ class SharedRunner:
         stops: list[Stop],
     ) -> Drawn | None:
         """None where each step needs the other ranks: then it goes step by step."""
-        if graph in self._graphs:
+        lead = start.lead
+        if graph in self._graphs or (lead and (lead.graph in self._graphs or lead.head in self._graphs)):
             return None
         return self._inner.draft_round(graph, start, cache, states, rules, stops)
 

@@ -9,7 +9,7 @@ import torch
 
 from paceline.core import ForwardBatch
 from paceline.kv.cache import KVCache
-from paceline.ops.base import Drawn, RoundStart, Rule, Stop
+from paceline.ops.base import Drawn, Lead, RoundStart, Rule, Stop
 
 FINAL = -1  # a tap: hidden states after the final norm
 
@@ -79,6 +79,10 @@ class StateNet(TappedNet, Protocol):
         self, start: RoundStart, states: torch.Tensor, cache: KVCache, rules: list[Rule], stops: list[Stop]
     ) -> Drawn | None:
         """All `step`s of a round with their draws in one go; None where that is not possible."""
+        ...
+
+    def lead(self, rows: ForwardBatch, last: list[int]) -> Lead:
+        """That `draft_round` shall begin with `absorb` of `rows`, and `logits` of those `last`."""
         ...
 
 

@@ -21,7 +21,7 @@ from paceline.kv.store import StoreType
 from paceline.models.layers.decoder import decoder_layout
 from paceline.models.layers.decoder_config import DecoderConfig
 from paceline.models.target import GraphTarget, bare_rows
-from paceline.ops.base import Drawn, Graph, Ops, RoundStart, Rule, Runner, Stop, Value, Weight
+from paceline.ops.base import Drawn, Graph, Lead, Ops, RoundStart, Rule, Runner, Stop, Value, Weight
 
 
 class Fits(Protocol):
@@ -148,6 +148,10 @@ class SteppingNet(GraphNet):
     ) -> Drawn | None:
         """All steps of a round with their draws in one native call; None on a runner that cannot."""
         return self.runner.draft_round(self.step_graph, start, cache, states, rules, stops)
+
+    def lead(self, rows: ForwardBatch, last: list[int]) -> Lead:
+        """What a round begins with that computes `rows` itself, and goes on from those `last`."""
+        return Lead(self.absorb_graph, self.logits_graph, rows, last)
 
     def _absorb_given(self, ops: Ops) -> tuple[Value, ...]:
         return self._absorb(ops, ops.given("embeddings", self.hidden_size))

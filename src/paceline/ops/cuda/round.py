@@ -155,9 +155,11 @@ class Round:
         )  # fmt: skip
 
 
-def fits(plan: Plan) -> bool:
-    """Whether a recording is one step of a draft round."""
-    return len(plan.lowered.results) in (2, 3) and set(plan.lowered.givens) == {"hidden"}
+def fits(plan: Plan, start: RoundStart) -> bool:
+    """Whether a recording is one step of a draft round, which begins with states or scores that are there."""
+    return (
+        start.lead is None and len(plan.lowered.results) in (2, 3) and set(plan.lowered.givens) == {"hidden"}
+    )
 
 
 def _no_tensors(numbers: object) -> tuple[Tensor, Tensor, Tensor]:

@@ -154,7 +154,7 @@ class CudaRunner:
     ) -> Drawn | None:
         """All steps on the device, draws included; the host reads one small tensor, or one for each `PIECE` of steps."""
         plan = self.plan(graph)
-        if plan is None or not fits(plan) or states.device.type != self.device.type:
+        if plan is None or not fits(plan, start) or states.device.type != self.device.type:
             return None
         if graph not in self._rounds:
             self._rounds[graph] = Round(plan, start.moves, start.ids)
