@@ -3,7 +3,7 @@
     python recipes/cluster/measure.py [--target demo] [--minutes 2] [throughput overhead prefixes kills]
 
 throughput  16 clients: two replicas of one thread against one engine of two threads, in tokens a second, and two
-            servers of one thread without Ray
+            servers of one thread without Ray; in turns, the median of the turns' ratios
 overhead    one stream without drafts: one replica of one thread against one engine of one thread, in ms for each token,
             and the processor time of the ingress for each token of 16 streams
 prefixes    8 conversations of 6 turns: prompt tokens found in a cache, two replicas against one engine
@@ -22,13 +22,16 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx2 as httpx
 
 PROMPTS = ["def parse(self, text):\n    ", "class Queue:\n", "import os\nimport ", "for item in items:\n"]
+TURNS = 3  # of each kind, in throughput
 COMMAND = [sys.executable, "-c", "from paceline.cli import main; main()", "serve"]
 
 
@@ -112,20 +115,27 @@ def processor_seconds(pid: int) -> float:
 
 
 def throughput(target: str, seconds: float) -> None:
-    with server(target, "--threads", "2") as (url, _):
-        one, _ = rate(url, 16, seconds)
-    with server(target, "--replicas", "2", "--threads", "1") as (url, _):
-        two, _ = rate(url, 16, seconds)
-    with (
-        server(target, "--threads", "1") as (a, _),
-        server(target, "--threads", "1") as (b, _),
-        ThreadPoolExecutor(2) as pool,
-    ):  # what smaller batches cost, without Ray
-        apart = sum(each for each, _ in pool.map(lambda url: rate(url, 8, seconds), (a, b)))
-    print(
-        f"throughput: one engine of 2 threads {one:.0f} tokens/s, two replicas of 1 {two:.0f}: {two / one:.2f}; "
-        f"two servers of 1 thread without Ray {apart:.0f}: {apart / one:.2f}"
-    )
+    apart = ["--threads", "1"]
+    kinds = {
+        "one engine of 2 threads": [["--threads", "2"]],
+        "two replicas of 1": [["--replicas", "2", *apart]],
+        "two servers of 1": [apart, apart],
+    }
+    rates: dict[str, list[float]] = {name: [] for name in kinds}
+    for _ in range(TURNS):
+        for name, servers in kinds.items():
+            with ExitStack() as up:  # nothing else runs meanwhile: an idle Ray takes time, too
+                urls = [up.enter_context(server(target, *options))[0] for options in servers]
+                share = partial(rate, clients=16 // len(urls), seconds=seconds / TURNS)
+                with ThreadPoolExecutor(len(urls)) as pool:
+                    rates[name].append(sum(each for each, _ in pool.map(share, urls)))
+    first = rates["one engine of 2 threads"]
+    for name, each in rates.items():
+        ratios = sorted(r / base for r, base in zip(each, first, strict=True))
+        print(
+            f"throughput: {name}: {median(each):.0f} tokens/s, over one engine {median(ratios):.2f} "
+            f"({ratios[0]:.2f} to {ratios[-1]:.2f} in {TURNS} turns)"
+        )
 
 
 def overhead(target: str, seconds: float) -> None:
@@ -237,7 +247,7 @@ if __name__ == "__main__":
     parser.add_argument("parts", nargs="*", choices=[*PARTS, "all"], default="all")
     parser.add_argument("--target", default="demo")
     parser.add_argument(
-        "--minutes", type=float, default=2.0, help="of kills; the other parts take a fifth of it"
+        "--minutes", type=float, default=2.0, help="of kills; the other parts take a fifth of it, each kind"
     )
     asked = parser.parse_args()
     for part in PARTS if "all" in asked.parts else asked.parts:

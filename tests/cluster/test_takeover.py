@@ -22,8 +22,8 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from paceline.cluster import worker as remote
 from paceline.cluster.batch import Pool
 from paceline.cluster.journey import AGAIN, Journey
-from paceline.cluster.wire import Hello, Order, Said, unpack
-from paceline.cluster.worker import Lost, RemoteWorker
+from paceline.cluster.wire import Hello, Lost, Order, Said, unpack
+from paceline.cluster.worker import RemoteWorker
 from paceline.core import Delta, SamplingParams
 from paceline.engine.worker import Job
 from paceline.errors import RequestFailed
@@ -60,6 +60,7 @@ class Flaky:
     visits: int = 0
     orders: list[Order] = field(default_factory=list)
     info: dict[str, Any] = field(default_factory=dict)
+    closed: bool = False
 
     def __post_init__(self) -> None:
         self.tokenizer = tiny_tokenizer()
@@ -86,6 +87,10 @@ class Flaky:
         if self.late:
             raise Lost("killed")
 
+    def close(self) -> None:
+        assert not self.closed
+        self.closed = True
+
 
 @contextmanager
 def running(fleet: Flaky) -> Iterator[RemoteWorker]:
@@ -96,6 +101,7 @@ def running(fleet: Flaky) -> Iterator[RemoteWorker]:
     yield worker
     worker.close()
     assert worker.join(10)
+    assert fleet.closed
 
 
 def texts(worker: RemoteWorker, prompt: list[int], params: SamplingParams, name: str = "a") -> list[Text]:

@@ -25,7 +25,7 @@ class Ingress:
 
     def __init__(self, replicas: Any, engine: EngineConfig, server: ServerConfig, fleet: FleetConfig) -> None:
         def load() -> Any:
-            return furnished(replicas, engine, self._service, fleet.ready_timeout)
+            return furnished(replicas, engine, self._service, fleet)
 
         worker = RemoteWorker(load, max_texts=server.max_texts)
         self._service = Service(served_name(server, engine.target), server, worker, Metrics(worker))

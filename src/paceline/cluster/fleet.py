@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import socket
@@ -20,8 +21,9 @@ from ray.serve.exceptions import DeploymentUnavailableError, RequestCancelledErr
 from paceline.cluster.config import FleetConfig, sized
 from paceline.cluster.metrics import ReplicaMetrics
 from paceline.cluster.replica import Replica
-from paceline.cluster.wire import Hello, Order, Recipes, Said
-from paceline.cluster.worker import Lost, RemoteWorker
+from paceline.cluster.stream import Box, Receiver
+from paceline.cluster.wire import Hello, Lost, Order, Recipes, Said
+from paceline.cluster.worker import RemoteWorker
 from paceline.config import EngineConfig
 from paceline.core import VerifyRule
 from paceline.engine.worker import NotReady
@@ -38,6 +40,7 @@ Say = Callable[[str], None]
 ROUTER = "paceline.cluster.router.PrefixRouter"
 TRIES = 3  # of a replica to load its model, before the deployment has failed
 CLOSING = 30.0  # seconds for the replicas to be taken down, once they are drained
+LAST_SECONDS = 5.0  # that a stream may be behind Ray with an order's last message
 OBJECT_STORE = 100 * 2**20  # bytes, on a cluster of our own: what crosses is small
 
 
@@ -73,30 +76,54 @@ class RayFleet:
 
     info: dict[str, Any] = {}  # noqa: RUF012  what the metrics ask of an engine: replicas have their own
 
-    def __init__(self, handle: Any, tokenizer: Tokenizer, verify: VerifyRule) -> None:
+    def __init__(self, handle: Any, tokenizer: Tokenizer, verify: VerifyRule, receiver: Receiver) -> None:
         self.tokenizer, self.verify = tokenizer, verify
-        self._write = handle.options(method_name="write", stream=True)
+        self._write = handle.options(method_name="write")
+        self._receiver = receiver
+        self._calls: set[asyncio.Task[None]] = set()
 
     async def write(self, order: Order) -> AsyncGenerator[Hello | Said, None]:
-        answers = self._write.remote(order)
-        ended = False
-        try:
-            async for answer in answers:
-                yield answer
-            ended = True
-        except (RayTaskError, RequestCancelledError):
-            raise
-        except DeploymentUnavailableError as error:
-            raise NotReady("no replica can be started: see Ray's log, and try again later") from error
-        except RayError as error:
-            raise Lost(f"it cannot be reached any more ({type(error).__name__})") from error
-        finally:
-            if not ended:
-                answers.cancel()
+        order.back = await self._receiver.open()
+        with self._receiver.box(order.id) as box:
+            response = self._write.remote(order)
+            call = asyncio.create_task(_outcome(response, box))
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
+            ended = False
+            try:
+                while not ended:
+                    answer = await box.get()
+                    if isinstance(answer, Exception):
+                        raise answer
+                    ended = isinstance(answer, Said) and answer.last
+                    yield answer
+            finally:
+                if not ended:
+                    response.cancel()
+
+    def close(self) -> None:
+        self._receiver.close()
 
 
-def furnished(handle: Any, engine: EngineConfig, service: Service, seconds: float) -> RayFleet:
+async def _outcome(response: Any, box: Box) -> None:
+    """What Ray says of an order's call, for as long as its stream has not said the last of it."""
+    try:
+        why = await response
+        if not why:
+            await asyncio.sleep(LAST_SECONDS)  # the stream may be behind
+        box.put_nowait(Said([], gone=why or "its last message is missing", last=True))
+    except DeploymentUnavailableError:
+        box.put_nowait(NotReady("no replica can be started: see Ray's log, and try again later"))
+    except RayError as error:
+        there = isinstance(error, RayTaskError | RequestCancelledError)
+        box.put_nowait(error if there else Lost(f"it cannot be reached any more ({type(error).__name__})"))
+    except Exception as error:  # noqa: BLE001  it is raised where the order's answers are taken
+        box.put_nowait(error)
+
+
+def furnished(handle: Any, engine: EngineConfig, service: Service, fleet: FleetConfig) -> RayFleet:
     """Set `service.loaded` by what a replica says of its model; the tokenizer is read here, no weights are."""
+    seconds = fleet.ready_timeout
     try:
         facts: Facts = handle.describe.remote().result(timeout_s=seconds)
     except TimeoutError as error:
@@ -108,7 +135,8 @@ def furnished(handle: Any, engine: EngineConfig, service: Service, seconds: floa
     service.loaded = replace(room, grammars=Recipes(room.grammars))
     assert isinstance(service.worker, RemoteWorker)
     service.metrics.registry.register(ReplicaMetrics(service.worker.replicas))
-    return RayFleet(handle, tokenizer, engine.verify)
+    host = "127.0.0.1" if fleet.ray_address is None else ray.util.get_node_ip_address()
+    return RayFleet(handle, tokenizer, engine.verify, Receiver(host))
 
 
 class Elsewhere:
@@ -141,7 +169,7 @@ class Elsewhere:
             [serve.RunTarget(app, name=name, route_prefix=None)], wait_for_applications_running=False
         )
         _until_ready(name, config.ready_timeout, lambda: service.worker.state == "loading")
-        return furnished(handle, engine, service, config.ready_timeout)
+        return furnished(handle, engine, service, config)
 
     def close(self) -> None:
         """Take the replicas down, and the cluster if it is ours. Where Ray itself has died it would never answer."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,21 +14,32 @@ from ray import serve
 
 from paceline import __version__
 from paceline.assembly import build_engine
+from paceline.cluster.stream import Item, Sender, Visit
 from paceline.cluster.wire import Hello, Order, Said, unpack
 from paceline.config import EngineConfig
 from paceline.core import Delta
 from paceline.engine.engine import Engine
-from paceline.engine.worker import Job, NotReady, Worker
+from paceline.engine.worker import Job, NotReady, StepEngine, Worker
 from paceline.errors import PacelineError, RequestFailed
 from paceline.files import fingerprint
 from paceline.memory import freeze_objects
-from paceline.server.generation import Channel, Item
 from paceline.server.loading import Facts, ServedEngine, furnish
 from paceline.server.settings import ServerConfig
 
 log = logging.getLogger(__name__)
-SWIFT = 2  # texts side by side up to which answers come once an interval; with more they come less often
 UNLIMITED = 2**31  # texts: the ingress counts them
+
+
+class SteppedWorker(Worker):
+    """Says when a step's deltas have all been delivered."""
+
+    def __init__(self, load: Callable[[], StepEngine], stepped: Callable[[], None]) -> None:
+        super().__init__(load, max_texts=UNLIMITED)
+        self._stepped = stepped
+
+    def _step(self, engine: StepEngine) -> None:
+        super()._step(engine)
+        self._stepped()
 
 
 class Replica:
@@ -42,7 +53,8 @@ class Replica:
         self._room = furnish(engine.tokenizer, self._facts, server.grammar_timeout)
         freeze_objects()
         self._name = serve.get_replica_context().replica_tag
-        self._worker = Worker(lambda: ServedEngine(engine), max_texts=UNLIMITED)
+        self._sender: Sender | None = None  # made on the event loop, with the first order
+        self._worker = SteppedWorker(lambda: ServedEngine(engine), self._stepped)
         self._worker.start()
         while self._worker.state == "loading":
             time.sleep(0.01)
@@ -55,41 +67,51 @@ class Replica:
         """Called by Serve every few seconds; it replaces a replica for which this raises."""
         if self._worker.state != "ready":
             raise RuntimeError(f"the engine is {self._worker.state}: {self._worker.error}")
+        if self._sender is not None and self._sender.failed:
+            raise RuntimeError("what the engine says is not sent any more: see the replica's log")
 
-    async def write(self, order: Order) -> AsyncGenerator[Hello | Said, None]:
-        """The answers to an order: Hello, then what was said, gathered for one interval each."""
-        yield Hello(self._name, self._kind, self._gauges())
+    async def write(self, order: Order) -> str:
+        """Write an order's texts; its ingress has Hello and what they say by the stream. Returns why not, or nothing."""
+        assert order.back is not None, "an order says where its answers go"
+        if self._sender is None:
+            self._sender = Sender(self._interval, self._said)
+        try:
+            stream = await self._sender.connect(order.back)
+        except OSError as error:
+            at = f"{order.back.host}:{order.back.port}"
+            return f"it cannot reach the server at {at} ({error}): let Ray's machines connect to that one"
+        with self._sender.visit(order.id, stream) as visit:
+            await self._write(order, visit)
+            return "its stream has ended" if stream.lost else ""
+
+    async def _write(self, order: Order, visit: Visit) -> None:
+        visit.say(Hello(self._name, self._kind, self._gauges()))
         if order.like not in (None, self._kind):
-            yield Said([], gone=f"it computes otherwise: {order.like} began the text, this is {self._kind}")
-            return
-        channel = Channel(asyncio.get_running_loop(), UNLIMITED)
+            why = f"it computes otherwise: {order.like} began the text, this is {self._kind}"
+            return visit.say(Said([], gone=why, last=True))
         try:
             params = await asyncio.to_thread(unpack, order.params, self._room.grammars)
-            put = lambda item: channel.put(0, item)  # noqa: E731
-            job = Job(order.id, order.prompt, params, put, order.salt, written=order.written)
+            visit.left = params.n if order.written is None else len(order.written)
+            job = Job(order.id, order.prompt, params, visit.put, order.salt, written=order.written)
             self._worker.submit(job)
-            left = params.n if order.written is None else len(order.written)
-            while left:
-                said = self._said([item for _, item in await channel.take()])
-                left -= sum(delta.finish_reason is not None for delta in said.deltas)
-                yield said
-                if said.error is not None or said.gone:
-                    return
-                if left:  # a message costs both sides much the same, however many tokens it has
-                    await channel.rest(self._interval * max(1.0, self._worker.load().texts / SWIFT))
+            await visit.done.wait()
         except PacelineError as error:
-            yield self._said([error])
+            visit.say(self._said([error]))
         finally:
             self._worker.cancel(order.id)
+
+    def _stepped(self) -> None:
+        if self._sender is not None:
+            self._sender.stepped()
 
     def _said(self, items: list[Item]) -> Said:
         deltas = [item for item in items if isinstance(item, Delta)]
         error = next((item for item in items if isinstance(item, Exception)), None)
         if isinstance(error, NotReady) or (error is not None and self._worker.state == "failed"):
-            return Said(deltas, gone=f"its engine is {self._worker.state}")
+            return Said(deltas, gone=f"its engine is {self._worker.state}", last=True)
         if error is not None and not isinstance(error, PacelineError):
             error = RequestFailed(f"the request failed: {type(error).__name__}")
-        return Said(deltas, error)
+        return Said(deltas, error, last=error is not None)
 
     def _gauges(self) -> dict[str, float]:
         """For the ingress's metrics, by the names they have there."""

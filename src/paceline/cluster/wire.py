@@ -16,6 +16,19 @@ from paceline.server.service import Grammars
 from paceline.text.grammar import Lead
 
 
+class Lost(Exception):
+    """The replica that had an order cannot go on with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where an ingress takes the streams of replicas (cluster/stream.py)."""
+
+    host: str
+    port: int
+    key: bytes = field(repr=False)
+
+
 @dataclass(slots=True)
 class Order:
     """One request, or what is left of it after a replica was lost."""
@@ -24,6 +37,7 @@ class Order:
     prompt: list[int]
     params: bytes  # see `pack`
     salt: str
+    back: Address | None = None  # where the answers go
     written: Mapping[int, list[int]] | None = None  # as in engine/worker.py's Job
     like: str | None = None  # only a replica of this kind may go on
     avoid: frozenset[str] = frozenset()  # replicas that need not be asked
@@ -40,13 +54,14 @@ class Hello:
     gauges: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Said:
     """What the texts of an order said since the last answer."""
 
     deltas: list[Delta]
     error: PacelineError | None = None  # the order has failed
     gone: str = ""  # why the replica can do nothing more for it, though another may
+    last: bool = False  # nothing follows
 
 
 class Recipe:

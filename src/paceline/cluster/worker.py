@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from paceline.cluster.journey import Journey
-from paceline.cluster.wire import Hello, Order, Said, pack
+from paceline.cluster.wire import Hello, Lost, Order, Said, pack
 from paceline.core import SamplingParams, VerifyRule
 from paceline.engine.worker import Job, Worker
 from paceline.errors import PacelineError, RequestFailed
@@ -33,10 +33,6 @@ FORGET_SECONDS = 3600.0  # after which a replica without requests has left the m
 LOOK_SECONDS = 0.2  # from one look at the time limits to the next
 
 
-class Lost(Exception):
-    """The replica that had an order cannot go on with it."""
-
-
 class Refused(Lost):
     """The replica computes otherwise than the one that began the text: it has written nothing of it."""
 
@@ -50,6 +46,9 @@ class Fleet(Protocol):
     def write(self, order: Order) -> AsyncGenerator[Hello | Said, None]:
         """The answers of the replica that takes the order. Raises Lost when it can be reached no more."""
         ...
+
+    def close(self) -> None:
+        """On the event loop, once no order is open."""
 
 
 class Replicas:
@@ -139,6 +138,13 @@ class RemoteWorker(Worker):
     async def _serve(self, fleet: Fleet) -> None:
         self._inbox.open()
         tasks: Any = _Tasks()
+        try:
+            await self._work(fleet, tasks)
+        finally:
+            await tasks.end()
+            fleet.close()
+
+    async def _work(self, fleet: Fleet, tasks: Any) -> None:
         while self.state == "ready" or (self.state == "draining" and self._open):
             for command in await self._inbox.take(LOOK_SECONDS):
                 if isinstance(command, Job):
@@ -147,7 +153,6 @@ class RemoteWorker(Worker):
                 elif command is not None:
                     self._forget(tasks, command)
             self._expire(tasks)
-        await tasks.end()
 
     async def _carry(self, fleet: Fleet, job: Job) -> None:
         """One job, from its first replica to its end; what goes wrong goes to its sink."""

@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Generic, TypeVar
 
 from paceline.core import Delta, SamplingParams, Stats
 from paceline.engine.worker import Job, Sink, Worker
@@ -23,6 +24,7 @@ from paceline.soft_tokens import media_of, use_of
 
 log = logging.getLogger(__name__)
 Item = Delta | Progress | Exception
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +42,20 @@ class Ask:
 
 
 @dataclass(slots=True)
-class Channel:
-    """From the worker's thread to an event loop; both ends belong to one request."""
+class Channel(Generic[T]):
+    """From the worker's thread to an event loop."""
 
     loop: asyncio.AbstractEventLoop
     room: int  # items that may gather while the loop rests
-    items: deque[tuple[int, Item]] = field(default_factory=deque)
+    items: deque[T] = field(default_factory=deque)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     awake: bool = False  # the loop will look at the items by itself
 
-    def put(self, prompt: int, item: Item) -> None:
-        """On the worker's thread. Waking the loop costs more than the rest: not while it will look by itself, but an
-        end need not wait for that."""
-        self.items.append((prompt, item))
-        ends = not isinstance(item, Delta) or item.finish_reason is not None
-        if self.awake and not ends and len(self.items) < self.room:
+    def put(self, item: T, urgent: bool) -> None:
+        """On the worker's thread. Waking the loop costs more than the rest: not while it will look by itself, but what
+        is urgent need not wait for that."""
+        self.items.append(item)
+        if self.awake and not urgent and len(self.items) < self.room:
             return
         self.awake = True
         try:
@@ -62,7 +63,7 @@ class Channel:
         except RuntimeError:  # the loop is closed: nobody listens any more
             self.items.clear()
 
-    async def take(self) -> list[tuple[int, Item]]:
+    async def take(self) -> list[T]:
         """On the loop: wait for items, and take them all."""
         while not self.items:
             self.awake = False
@@ -104,7 +105,7 @@ class Generation:
         self.progress: list[tuple[int, Progress]] = []  # (prompt, its progress) since the last batch
         self.stats: dict[tuple[int, int], Stats] = {}  # (prompt, text) -> stats of the finished ones
         self._worker, self._metrics = worker, metrics
-        self._channel = Channel(asyncio.get_running_loop(), ask.buffer // 2)
+        self._channel = Channel[tuple[int, Item]](asyncio.get_running_loop(), ask.buffer // 2)
         self._ids = [uuid.uuid4().hex for _ in ask.jobs]
         self._left = sum(params.n for _, params in ask.jobs)
         self._outcome = "disconnected"
@@ -114,7 +115,7 @@ class Generation:
             for i, (prompt, params) in enumerate(self.ask.jobs):
                 sink, ask = self._sink(i), self.ask
                 if ask.progress:
-                    self._watchers.add(self._ids[i], partial(self._channel.put, i))
+                    self._watchers.add(self._ids[i], partial(self._put, i))
                 self._worker.submit(Job(self._ids[i], prompt, params, sink, ask.salt, ask.deadline))
                 self._metrics.prompt(len(prompt))
                 self._metrics.media(use_of(media_of(prompt)))
@@ -138,14 +139,18 @@ class Generation:
                 self._worker.cancel(request_id)
         self._metrics.request_ended(self._outcome)
 
+    def _put(self, prompt: int, item: Item) -> None:
+        """On the worker's thread. An end does not wait for the interval."""
+        self._channel.put((prompt, item), not isinstance(item, Delta) or item.finish_reason is not None)
+
     def _sink(self, prompt: int) -> Sink:
         def sink(item: Delta | Exception) -> None:
             if len(self._channel.items) < self.ask.buffer or isinstance(item, Exception):
-                self._channel.put(prompt, item)
+                self._put(prompt, item)
             else:
                 self._worker.cancel(self._ids[prompt])
                 error = RequestFailed("the answer was read too slowly: read the stream as it comes")
-                self._channel.put(prompt, error)
+                self._put(prompt, error)
 
         return sink
 
