@@ -102,6 +102,7 @@ struct Form {
   using Scales = SCALES;
   static constexpr int top = TOP, zero = ZERO;
   static constexpr bool wide = BITS >= 6;  // inputs have 16 bits: who spends so many on weights wants them exact
+  static constexpr bool shorts = SHORTS<TOP, wide>;
   static constexpr int64_t unit = (BITS == 8 ? 4 : 2) * TILE;  // bytes of four inputs, without the high bits
   static constexpr int64_t high = Scales::size + GROUP / 4 * unit;
   static constexpr int64_t size = high + (BITS == 6 ? 8 : BITS == 5 ? 4 : 0) * TILE;

@@ -16,25 +16,31 @@ constexpr int MOST_TILE = 32;  // rows whose sums are kept together
 constexpr int PART = 16;       // inputs that share a scale
 constexpr int PLACE = 254;     // of 16 bits: PLACE * x + low
 
-struct Group {  // of a row's inputs
-  int8_t x[GROUP];  // -127..127
+template <class T>
+struct Inputs {  // of a row: a group
+  T x[GROUP];  // -127..127, or PLACE times as much
   float scale[2], sum;  // sum: of the rounded inputs
   int32_t start[2];  // what sums of integers start with, since weights are kept larger than they are
 };
+using Group = Inputs<int8_t>;
 struct WideGroup : Group {
   int8_t low[GROUP];
   int32_t low_start[2];
 };
-template <bool wide>
+template <bool shorts, bool wide>
 struct GroupFor {
+  using type = Inputs<int16_t>;
+};
+template <bool wide>
+struct GroupFor<false, wide> {
   using type = Group;
 };
 template <>
-struct GroupFor<true> {
+struct GroupFor<false, true> {
   using type = WideGroup;
 };
 template <class P>
-using GroupOf = typename GroupFor<P::wide>::type;
+using GroupOf = typename GroupFor<P::shorts, P::wide>::type;
 
 // --- linear --------------------------------------------------------------------------------------------------------
 
@@ -89,6 +95,36 @@ PL_INLINE V add_group(V total, const GroupOf<P>& x, const VW* w, const V* scale,
   return P::Scales::mins ? fma(least, broadcast(x.sum), total) : total;
 }
 
+struct RowGroups {  // a group of some rows
+  const char* x;
+  int64_t stride, rows;
+  template <class P>
+  const GroupOf<P>& at(int64_t r) const { return *reinterpret_cast<const GroupOf<P>*>(x + r * stride); }
+};
+
+// One group of vector i of outputs for R rows, or x.rows if R is 0: the weights of a part are widened once for all of them.
+template <class P, int R>
+PL_INLINE void add_shorts(V (*total)[VECTORS], int i, const RowGroups& x, const VW* w, const V* scale) {
+  constexpr int units = PART / 4;
+  constexpr bool one = P::Scales::parts == 1;
+  V both[R ? R : MOST_TILE];
+  PL_UNROLL
+  for (int part = 0; part < 2; ++part) {
+    H wide[units][2];
+    PL_UNROLL
+    for (int u = 0; u < units; ++u) widen<P::top>(w[part * units + u], wide[u]);
+    for (int64_t r = 0; r < (R ? R : x.rows); ++r) {
+      const GroupOf<P>& g = x.at<P>(r);
+      VI start{};
+      if constexpr (P::zero != 0) start = broadcast_word(&g.start[part]);
+      const V sum = __builtin_convertvector(dot<2 * units>(wide[0], g.x + part * PART, start), V);
+      if constexpr (!one) total[r][i] = fma(sum, scale[part] * g.scale[part], total[r][i]);
+      else if (part == 0) both[r] = sum * g.scale[0];
+      else total[r][i] = fma(fma(sum, broadcast(g.scale[1]), both[r]), scale[0], total[r][i]);
+    }
+  }
+}
+
 // Rows r0... of one tile: R of them, or `rows` if R is 0. Integers of a group stay in registers for all rows; sums of several
 // rows do not: with them there the compiler reads the integers again, and four rows take a quarter longer.
 template <class P, int R>
@@ -110,7 +146,9 @@ static void block_tile(const BlockCall& c, int64_t r0, int64_t rows, int64_t til
       VW w[units];
       PL_UNROLL
       for (int u = 0; u < units; ++u) w[u] = P::integers(p, u, i);
-      if constexpr (R > 0) {
+      if constexpr (P::shorts) {
+        add_shorts<P, R>(total, i, {x, c.x_stride, n}, w, scale);
+      } else if constexpr (R > 0) {
         PL_UNROLL
         for (int r = 0; r < R; ++r)
           total[r][i] = add_group<P>(total[r][i], *reinterpret_cast<const GroupOf<P>*>(x + r * c.x_stride), w, scale, least);
@@ -232,6 +270,7 @@ template <class P>
 static void round_group(const float* x, GroupOf<P>& out) {
   constexpr int N = GROUP / L, HALF = PART / L;
   constexpr float most = P::wide ? 127.0f * PLACE : 127.0f;
+  constexpr bool in_two = P::wide && !P::shorts;
   const V magic = broadcast(12582912.0f);
   float factors[2], scales[2], broken = 0;  // broken: 0, or no number
   for (int part = 0; part < 2; ++part) {
@@ -250,19 +289,21 @@ static void round_group(const float* x, GroupOf<P>& out) {
   if (broken == 0)
     for (int i = 0; i < N; ++i) n[i] = (VI)fma(load(x + i * L), broadcast(factors[i / HALF]), magic) - (VI)magic;
   int32_t sums[2], low_sums[2] = {};
-  if constexpr (P::wide) {
+  if constexpr (in_two) {
     VI low[N];
     for (int i = 0; i < N; ++i) {
       const VI high = (VI)fma(__builtin_convertvector(n[i], V), broadcast(1.0f / PLACE), magic) - (VI)magic;
       low[i] = n[i] - high * PLACE, n[i] = high;
     }
-    narrow(low, out.low, low_sums);
+    narrow(low, out.low);
+    sum_halves(low, low_sums);
     for (int part = 0; part < 2; ++part) out.low_start[part] = -P::zero * low_sums[part];
   }
-  narrow(n, out.x, sums);
+  narrow(n, out.x);
+  sum_halves(n, sums);
   out.sum = 0;
   for (int part = 0; part < 2; ++part) {
-    const int32_t whole = P::wide ? PLACE * sums[part] + low_sums[part] : sums[part];
+    const int32_t whole = in_two ? PLACE * sums[part] + low_sums[part] : sums[part];
     out.scale[part] = scales[part] + broken;
     out.sum += static_cast<float>(whole) * out.scale[part];
     out.start[part] = -P::zero * sums[part];

@@ -1,4 +1,4 @@
-// What the kernels of block kinds need beyond simd.h: float16, bytes, and dot products of bytes in 32-bit lanes. A lane
+// What the kernels of block kinds need beyond simd.h: float16, bytes, and dot products of integers in 32-bit lanes. A lane
 // holds four inputs of one output. Integers are exact: neither the order nor the instruction set changes a sum.
 #pragma once
 
@@ -19,6 +19,11 @@ constexpr int WIDE_ZERO = 128;  // a SIGNED weight is kept this much too large: 
 #else
 constexpr int WIDE_ZERO = 0;
 #endif
+
+// Whether inputs are multiplied in 16 bits, by weights that are widened to as many. AVX2's product of bytes wants one without a
+// sign, and its sums of 16 bits hold one product of such weights only: that takes twice as long, for wide inputs four times.
+template <int top, bool wide>
+constexpr bool SHORTS = DOTS && L == 8 && (wide || top == SIGNED);
 
 typedef uint16_t HalfMem __attribute__((vector_size(2 * L), aligned(1), may_alias));
 typedef uint8_t ByteMem __attribute__((vector_size(L), aligned(1), may_alias));
@@ -80,8 +85,19 @@ PL_INLINE VW look_up(const int8_t (&table)[16], VW at) {
 #endif
 }
 
-// 32 integers -127..127 as bytes; the sums of the first and last 16.
-PL_INLINE void narrow(const VI (&n)[32 / L], int8_t* out, int32_t (&sums)[2]) {
+// The sums of the first and last 16 of 32 integers: below 2^24, exact in any order.
+PL_INLINE void sum_halves(const VI (&n)[32 / L], int32_t (&sums)[2]) {
+  PL_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    VI sum{};
+    PL_UNROLL
+    for (int i = half * 16 / L; i < (half + 1) * 16 / L; ++i) sum += n[i];
+    sums[half] = static_cast<int32_t>(reduce(__builtin_convertvector(sum, V)));
+  }
+}
+
+// 32 integers -127..127 as bytes.
+PL_INLINE void narrow(const VI (&n)[32 / L], int8_t* out) {
 #if defined(__AVX512F__)
   for (int i = 0; i < 2; ++i)
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 16 * i), _mm512_cvtepi32_epi8((__m512i)n[i]));
@@ -92,13 +108,33 @@ PL_INLINE void narrow(const VI (&n)[32 / L], int8_t* out, int32_t (&sums)[2]) {
 #else
   for (int i = 0; i < 32; ++i) out[i] = static_cast<int8_t>(n[i / L][i % L]);
 #endif
-  PL_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    VI sum{};
-    PL_UNROLL
-    for (int i = half * 16 / L; i < (half + 1) * 16 / L; ++i) sum += n[i];
-    sums[half] = static_cast<int32_t>(reduce(__builtin_convertvector(sum, V)));  // small integers: exact in any order
+}
+
+// 32 integers of 16 bits. Of each four the second and third change places, as `widen` has them.
+PL_INLINE void narrow(const VI (&n)[32 / L], int16_t* out) {
+#if defined(__AVX2__) && PL_LANES == 8
+  for (int i = 0; i < 2; ++i) {
+    const __m256i v = _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)n[2 * i], (__m256i)n[2 * i + 1]), 0xd8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 16 * i), _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(v, 0xd8), 0xd8));
   }
+#else
+  for (int i = 0; i < 32; ++i) out[i / 4 * 4 + i % 2 * 2 + i % 4 / 2] = static_cast<int16_t>(n[i / L][i % L]);
+#endif
+}
+
+// Of each lane's four bytes the first and third as 16 bits, and the others.
+template <int top>
+PL_INLINE void widen(VW w, H (&out)[2]) {
+  if constexpr (top == SIGNED) out[0] = (H)w << 8 >> 8, out[1] = (H)w >> 8;
+  else out[0] = (H)(w & 0x00ff00ffu), out[1] = (H)(w >> 8 & 0x00ff00ffu);
+}
+
+// start + the sum of 2 N products of 16 bits in each lane.
+template <int N>
+PL_INLINE VI dot(const H* w, const int16_t* x, VI start) {
+  PL_UNROLL
+  for (int u = 0; u < N; ++u) accumulate(start, broadcast_pair(x + 2 * u), w[u]);
+  return start;
 }
 
 // start + the sum of 4 N products in each lane: weights `w`, and 4 N inputs at `x`, each -127..127.
@@ -114,18 +150,14 @@ PL_INLINE VI dot(const VW* w, const int8_t* x, VI start) {
   return start + odd;
 #elif defined(__AVX2__) && PL_LANES == 8
   const __m256i ones = _mm256_set1_epi16(1);
-  constexpr int fit = top == SIGNED ? 1 : 32767 / (2 * top * 127) < N ? 32767 / (2 * top * 127) : N;  // sums of int16
+  constexpr int fit = 32767 / (2 * top * 127) < N ? 32767 / (2 * top * 127) : N;  // sums of int16
   static_assert(fit > 0 && N % fit == 0, "what is summed in 16 bits must fit in them");
   PL_UNROLL
   for (int u = 0; u < N; u += fit) {
     __m256i sum{};
     PL_UNROLL
     for (int i = u; i < u + fit; ++i) {
-      const __m256i input = (__m256i)broadcast_word(x + 4 * i), weight = (__m256i)w[i];
-      __m256i two;
-      // The instruction wants one side without a sign: the weight's goes to the input, -128 becomes 128 without one.
-      if constexpr (top == SIGNED) two = _mm256_maddubs_epi16(_mm256_abs_epi8(weight), _mm256_sign_epi8(input, weight));
-      else two = _mm256_maddubs_epi16(weight, input);
+      const __m256i two = _mm256_maddubs_epi16((__m256i)w[i], (__m256i)broadcast_word(x + 4 * i));
       sum = i == u ? two : _mm256_add_epi16(sum, two);
     }
     start += (VI)_mm256_madd_epi16(sum, ones);

@@ -126,6 +126,19 @@ def test_bits_do_not_depend_on_rows_or_threads(kind: str, exact: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", BLOCK_KINDS)
+def test_bits_are_those_of_the_widest_vectors(kind: str, instruction_set: None) -> None:
+    """Sums of integers are exact, and floats are multiplied and added in one order, whatever a CPU multiplies integers with."""
+    if native.isa() != "avx2":
+        pytest.skip("generic code rounds every product, and the others are the widest")
+    results = []
+    for isa in ("avx2", "best"):
+        assert native._extension().choose_isa(isa)
+        weight, x = blocked(kind, 75, 512), inputs(9, 512)
+        results.append(native.NativeRunner(2).run(linear(weight), rows_of(9), None, {"x": x})[0].clone())
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("kind", BLOCK_KINDS)
 @pytest.mark.parametrize("byte", [0x7F, 0x80, 0xFF])
 def test_no_sum_of_integers_overflows(kind: str, byte: int) -> None:
     """The largest weights of either sign times the largest inputs: sums of 16 and 32 bits must hold them."""
