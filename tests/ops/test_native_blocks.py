@@ -127,7 +127,7 @@ def test_bits_do_not_depend_on_rows_or_threads(kind: str, exact: bool) -> None:
 
 @pytest.mark.parametrize("kind", BLOCK_KINDS)
 def test_bits_are_those_of_the_widest_vectors(kind: str, instruction_set: None) -> None:
-    """Sums of integers are exact, and floats are multiplied and added in one order, whatever a CPU multiplies integers with."""
+    """Sums of integers are exact, and floats are multiplied and added in one order, whatever multiplies the integers."""
     if native.isa() != "avx2":
         pytest.skip("generic code rounds every product, and the others are the widest")
     results = []
