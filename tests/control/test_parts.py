@@ -155,6 +155,24 @@ def test_a_plain_step_tells_the_factors_apart() -> None:
     assert costs.step_seconds(5, True) == pytest.approx(2.4, rel=0.1)
 
 
+def test_a_table_that_gives_rows_for_nothing_is_found_out_in_some_steps() -> None:
+    """Each number of rows has its own factor: what two rows take does not say what seventeen do."""
+    costs = CostModel(table_of((1, 17), (1.0, 1.0)))
+    for _ in range(12):
+        costs.observe(2, True, 1.2)
+        costs.observe(1, False, 1.0)
+        costs.observe(17, True, 4.2)
+    assert costs.step_seconds(1, False) == pytest.approx(1.0, rel=0.15)
+    assert costs.step_seconds(2, True) == pytest.approx(1.2, rel=0.15)
+    assert costs.step_seconds(17, True) > 2.5
+    assert costs.steps(1, 63, True) == sorted(costs.steps(1, 63, True))
+    assert costs.steps(1, 63, True)[16] == costs.step_seconds(17, True)
+    before = costs.step_seconds(17, True)
+    for _ in range(1000):
+        costs.observe(1, False, 1.0)
+    assert costs.step_seconds(17, True) < 0.5 * before, "drafts are tried again after many plain steps"
+
+
 def test_rounds_scale_as_they_are_timed() -> None:
     costs = model()
     for _ in range(200):

@@ -1,7 +1,9 @@
 """What steps and draft rounds take on this machine: a table measured at load times slow factors.
 
-One factor is for all steps, one more for steps that verify drafts, one for each drafter's rounds. One slow step does not
-say which of them is wrong, so a step that verifies moves both of its factors, and a plain step separates them.
+One factor is for all steps, one for each drafter's rounds. Steps that verify drafts have one for each number of rows,
+since what a further row takes is what a table gets wrong: it was measured on a short text, and perhaps beside other work.
+One slow step does not say which factor is wrong, so a step that verifies moves both of its own, and a plain step
+separates them.
 """
 
 from __future__ import annotations
@@ -10,12 +12,19 @@ import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 TABLE_ROWS = 64  # beyond it the last slope goes on
+KNOTS = tuple([1 << n for n in range(7)])  # numbers of rows, up to TABLE_ROWS, with a factor of their own
 UNKNOWN_STEP = 5e-3  # seconds of a step before anything is measured: only ratios matter
 RATE = 0.05  # of a factor's logarithm, for each step
 REFERENCE_RATE = 0.25  # the same, for plain steps amid drafted ones: they are rare
+BEGUN = 3.0  # verifying steps that the table counts for: the first ones of a size move its factor faster
+NEAR = 0.25  # share of rows below which one size says nothing of another
+SMALL = 0.01  # sum of what logarithms have moved, below which no plan is another
+# Plain steps after which what verifying ones took is trusted less, and how much of it is left
+FADE_AFTER, FADE = 64, 0.9
 OUTLIER = 2.0  # a step that took more than this multiple of its price counts as this much
 
 
@@ -68,19 +77,34 @@ class CostModel:
         self._scaled = table.measured  # else the first step sets the scale
         self._timed = set(table.drafts) if table.measured else set[str]()
         self._pace = 1.0  # what plain steps take, as a multiple of the table,
-        self._verifying = 1.0  # and those that verify, as a multiple of that
+        # and those that verify, as a multiple of that: its logarithm by KNOTS, and how many steps showed it
+        self._bends, self._seen = [0.0] * len(KNOTS), [0.0] * len(KNOTS)
+        self._verifying: list[float] = []  # the table of steps that verify; empty: it is to be made
+        self._moved = 0.0  # how far a logarithm has moved since
+        self._idle = 0  # plain steps since one that verified
         self._factors: dict[str, float] = {}  # of draft rounds, by drafter
 
     def step_seconds(self, rows: int, verifying: bool) -> float:
         """Of a step with so many target rows, its draft apart."""
-        return self._pace * (self._verifying if verifying else 1.0) * self._rung(rows)
+        return self.steps(rows, 0, True)[0] if verifying else self._pace * self._rung(rows)
 
     def steps(self, rows: int, more: int, verifying: bool) -> list[float]:
         """`step_seconds` of `rows`, `rows` + 1, ..., `rows` + `more`: a plan looks at dozens of them."""
         while len(self._table) < rows + more:
             self._table.append(self._rung(len(self._table) + 1))
-        factor = self._pace * (self._verifying if verifying else 1.0)
-        return [factor * value for value in self._table[max(rows, 1) - 1 : rows + more]]
+        table = self._bent() if verifying else self._table
+        return [self._pace * value for value in table[max(rows, 1) - 1 : rows + more]]
+
+    def _bent(self) -> list[float]:
+        """The table of steps that verify: one with more rows takes no less."""
+        if len(self._verifying) < len(self._table) or self._moved > SMALL:
+            bends: list[float] = []
+            for (left, low), (right, high) in pairwise(zip(KNOTS, self._bends, strict=True)):
+                bends += [low + (high - low) * n / (right - left) for n in range(right - left)]
+            bends += [self._bends[-1]] * (len(self._table) - len(bends))
+            bent = [math.exp(bend) * value for bend, value in zip(bends, self._table, strict=True)]
+            self._verifying, self._moved = list(accumulate(bent, max)), 0.0
+        return self._verifying
 
     def row_seconds(self, rows: int, more: int) -> float:
         """What a target row costs beside `rows` others, where `more` of its kind verify."""
@@ -107,18 +131,38 @@ class CostModel:
             return
         if not self._scaled:
             scale, self._scaled = seconds / self._rung(rows), True
-            self._table = [scale * value for value in self._table]
+            self._table, self._verifying = [scale * value for value in self._table], []
         error = _error(seconds, self.step_seconds(rows, verifying))
         if verifying:
-            # half of it may be the machine: then plain steps take longer, too
+            # some of it may be the machine: then plain steps take longer, too
             self._pace *= math.exp(0.5 * RATE * error)
-            self._verifying *= math.exp(0.5 * RATE * error)
+            self._bend(rows, error)
+            return
+        # drafted steps took what they took, whatever plain ones do: only the ratio between them was wrong
+        rate = REFERENCE_RATE if rare else RATE
+        self._pace *= math.exp(rate * error)
+        if rare:
+            self._bends, self._verifying = [bend - rate * error for bend in self._bends], []
         else:
-            # drafted steps took what they took, whatever plain ones do: only the ratio between them was wrong
-            rate = REFERENCE_RATE if rare else RATE
-            self._pace *= math.exp(rate * error)
-            if rare:
-                self._verifying *= math.exp(-rate * error)
+            self._fade()
+
+    def _bend(self, rows: int, error: float) -> None:
+        """A step of `rows` that verified took longer than its price: so do others, the less so the more they differ."""
+        for i, knot in enumerate(KNOTS):
+            near = min(knot, rows) / max(knot, rows)
+            if near < NEAR:
+                continue
+            self._seen[i] += near
+            moved = near * max(0.5 * RATE, 1.0 / (BEGUN + self._seen[i])) * error
+            self._bends[i] += moved
+            self._moved += abs(moved)
+        self._idle = 0
+
+    def _fade(self) -> None:
+        """A plain step: what was seen of others grows old."""
+        self._idle += 1
+        if self._idle % FADE_AFTER == 0:
+            self._bends, self._verifying = [FADE * bend for bend in self._bends], []
 
     def observe_draft(self, drafter: str, calls: int, tokens: int, seconds: float) -> None:
         """A round of a drafter: `calls` of its network, `tokens` of all rows."""
