@@ -13,6 +13,7 @@ namespace PACELINE_ISA {
 
 constexpr int MOST_TILE = 32;  // rows whose sums are kept together
 
+constexpr int FAR_ROWS = 6;    // up to which weights are fetched from memory to the second-level cache: more wait for arithmetic
 constexpr int PART = 16;       // inputs that share a scale
 constexpr int PLACE = 254;     // of 16 bits: PLACE * x + low
 
@@ -51,7 +52,7 @@ struct BlockCall {
   int64_t x_stride;  // bytes
   float* y;
   int64_t y_stride, end;  // outputs
-  bool far;  // weights are fetched from the last-level cache ahead of use
+  bool far;  // weights are fetched to the second-level cache, too, ahead of use
 };
 
 PL_INLINE void store_totals(const BlockCall& c, int64_t r0, int64_t rows, int64_t tile, const V (*total)[VECTORS]) {
@@ -240,7 +241,8 @@ static void linear_any(const Tiles& m, const Prepared& x, int64_t rows, int64_t 
   if (!in_blocks(m.kind)) return linear<By>(m, x, rows, begin, end, y, y_stride);
   with_form(m.kind, [&](auto form) {
     using P = decltype(form);
-    const bool far = weights_in_cache.load(std::memory_order_relaxed) && fetches_far.load(std::memory_order_relaxed);
+    const bool cached = weights_in_cache.load(std::memory_order_relaxed);
+    const bool far = (cached || rows <= FAR_ROWS) && fetches_far.load(std::memory_order_relaxed);
     const int64_t element = m.kind & EXACT ? 4 : 1;
     const BlockCall c{static_cast<const char*>(m.data), m.in, bytes_of_blocks<P>(m.in), static_cast<const char*>(x.data),
                       x.stride * element, y, y_stride, end, far};

@@ -7,7 +7,7 @@
 namespace paceline {
 
 // Of all models of this process: how a linear reads their weights best depends on it. `fetches_far`: whether those that the
-// last-level cache could hold are fetched to the second-level cache ahead of use.
+// last-level cache could hold, and those in blocks, are fetched to the second-level cache ahead of use.
 inline std::atomic<bool> weights_in_cache{false}, fetches_far{true};
 
 // BF16_DOT: bfloat16 for CPUs that multiply pairs of it, whose inputs are rounded to bfloat16 too; only if Kernels::bf16_dot.

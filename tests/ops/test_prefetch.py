@@ -22,6 +22,7 @@ class Machine:
     far: bool | None = None
     now: float = 0.0
     runs: list[tuple[bool | None, int]] = field(default_factory=list)
+    added: list[prefetch.Matrix] = field(default_factory=list)
 
     def get_weights_in_cache(self) -> bool:
         return self.in_cache
@@ -29,12 +30,16 @@ class Machine:
     def set_fetches_far(self, far: bool) -> None:
         self.far = far
 
+    def packed_bytes(self, kind: int, outputs: int, inputs: int) -> int:
+        return outputs * inputs
+
     def Program(self) -> Machine:
         return self
 
     def begin_step(self) -> None: ...
 
-    def add(self, *op: object) -> None: ...
+    def add(self, code: int, values: object, matrices: list[prefetch.Matrix], *_: object) -> None:
+        self.added += matrices
 
     def bind(self, *buffer: int) -> None: ...
 
@@ -57,15 +62,24 @@ def test_the_faster_way_is_kept(
     prefetch.settle(machine, matrices)  # type: ignore[arg-type]
     assert machine.far is taken
     ways = 2 * len(prefetch.ROWS)
-    assert len(machine.runs) == 2 * ways * prefetch.TURNS[0]  # each was past the time
+    assert len(machine.runs) == 2 * ways * prefetch.FEWEST[True]  # each was past the time
     assert set(machine.runs) == {(far, rows) for far in (True, False) for rows in prefetch.ROWS}
 
 
-def test_weights_from_memory_are_left_alone(matrices: list[prefetch.Matrix]) -> None:
+def test_of_weights_from_memory_only_blocks_are_timed(
+    matrices: list[prefetch.Matrix], monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine = Machine(0.9, in_cache=False)
     prefetch.settle(machine, matrices)  # type: ignore[arg-type]
     assert machine.far is None
     assert not machine.runs
+    monkeypatch.setattr(prefetch.time, "perf_counter", lambda: machine.now)
+    monkeypatch.setattr(prefetch, "last_level_cache", lambda: 2048)
+    blocks = [(0, 0, 64, 32, 9)] * 5
+    prefetch.settle(machine, [*matrices, *blocks])  # type: ignore[arg-type]
+    assert machine.far is True
+    assert len(machine.runs) == 2 * len(prefetch.ROWS) * prefetch.FEWEST[False]
+    assert machine.added == [(0, 0, 64, 32, 9)] * 2  # twice the cache
 
 
 @pytest.fixture
@@ -79,8 +93,12 @@ def as_before() -> Iterator[None]:
 
 @pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
 @pytest.mark.usefixtures("as_before")
-def test_no_bit_depends_on_it() -> None:
-    weight = Weight(torch.randn(200, 96).bfloat16(), "bfloat16")
+@pytest.mark.parametrize("in_cache", [True, False])
+def test_no_bit_depends_on_it(in_cache: bool) -> None:
+    if in_cache:
+        weight = Weight(torch.randn(200, 96).bfloat16(), "bfloat16")
+    else:
+        weight = Weight(torch.randint(0, 64, (200, 60), dtype=torch.uint8), "q4_1")
     x, some = torch.randn(20, 96), torch.zeros(20, dtype=torch.int32)
 
     def graph(ops: Ops) -> tuple[Value, ...]:
@@ -89,7 +107,7 @@ def test_no_bit_depends_on_it() -> None:
     runner, seen = native.NativeRunner(2), []
     runner.prepare([graph])
     for far in (True, False):
-        native._extension().set_weights_in_cache(True)
+        native._extension().set_weights_in_cache(in_cache)
         native._extension().set_fetches_far(far)
         for n in (1, 2, 5, 20):
             rows = ForwardBatch(some[:n].long(), some[:n], some[:n], [0, n])
