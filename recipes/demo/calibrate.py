@@ -53,7 +53,7 @@ def calibrate(pair: Path, prompts: Path, new: int) -> None:
     found = {
         "version": VERSION,
         **measure(llm, ids, new, 0.0),
-        "sampled": measure(llm, ids, new, TEMPERATURE),
+        "sampled": measure(llm, ids, new, TEMPERATURE) | {"temperature": TEMPERATURE},
     }
     write_json(pair / "assistant" / FILE_NAME, found)
 

@@ -21,8 +21,8 @@ DEAR = CostTable(ROWS, tuple(0.01 * n for n in ROWS), {"mtp": DraftCost(5e-3, 5e
 GOOD = {("mtp", False): KnownPair((0.8, 0.8))}
 
 
-def rows(count: int = 1, first: int = 0, room: int = 100) -> list[PlanRow]:
-    return [PlanRow(first + i, "auto", room, "mtp", 8) for i in range(count)]
+def rows(count: int = 1, first: int = 0, room: int = 100, heat: int = 0) -> list[PlanRow]:
+    return [PlanRow(first + i, "auto", room, "mtp", 8, heat) for i in range(count)]
 
 
 def run(
@@ -34,12 +34,13 @@ def run(
     batch: int = 1,
     slower: float = 1.0,
     first: int = 0,
+    heat: int = 0,
 ) -> list[DraftPlan]:
     """The plans of so many steps in which each drafted token is kept with that chance."""
     rng, plans, dense = random.Random(3), [], table.dense(200)
     cost = table.drafts["mtp"]
     for _ in range(steps):
-        plan = policy.plan(rows(batch, first), [None] * batch)
+        plan = policy.plan(rows(batch, first, heat=heat), [None] * batch)
         outcomes = []
         for i, row in enumerate(plan.rows):
             kept = 0
@@ -212,6 +213,22 @@ def test_the_alarm_comes_once() -> None:
     run(policy, CHEAP, 4000, 0.1, batch=4)
     assert len(said) == 1
     assert "should reach about 80%" in said[0]
+
+
+def test_a_pair_measured_at_another_temperature_is_soon_outweighed_and_no_alarm_for_hotter_texts() -> None:
+    said: list[str] = []
+    known = KnownPair((0.9, 0.9), heat=heat_of(0.6))
+    told = AdaptivePolicy(CHEAP, {("mtp", True): known}, said.append)
+    hot = run(told, CHEAP, 400, 0.1, heat=heat_of(1.4))
+    assert drafted(hot[:3]) == 3
+    assert drafted(hot[-200:]) <= drafted(
+        run(AdaptivePolicy(CHEAP), CHEAP, 400, 0.1, heat=heat_of(1.4))[-200:]
+    )
+    assert said == []
+    told = AdaptivePolicy(CHEAP, {("mtp", True): known}, said.append)
+    run(told, CHEAP, 4000, 0.1, batch=4, heat=heat_of(0.6))  # as hot as those: it does not fit
+    assert len(said) == 1
+    assert "should reach about 90%" in said[0]
 
 
 def test_no_alarm_for_a_pair_that_is_as_known() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.control.base import RowOutcome
+from paceline.control.base import RowOutcome, heat_of
 from paceline.control.confidence import BINS
 from paceline.control.cost_model import CostTable, DraftCost
 from paceline.core import Draft, ForwardBatch, SamplingParams
@@ -85,6 +85,8 @@ def test_the_drafters_own_calibration_is_what_the_policy_starts_from(
         '{"version": 1, "acceptance": [0.5], "bins": [[1, 2]]}',
         json.dumps(GOOD | {"bins": [[3, 2]] * BINS}),
         json.dumps(GOOD | {"bins": [[1, 2, 3]] * BINS}),
+        json.dumps(GOOD | {"sampled": GOOD | {"temperature": 0}}),
+        json.dumps(GOOD | {"sampled": GOOD | {"temperature": "hot"}}),
         "[" * 5000,
     ],
 )
@@ -115,6 +117,10 @@ def test_a_file_may_tell_greedy_and_sampled_text_apart() -> None:
     assert pairs["mtp", True].acceptance == (0.5,)
     assert pairs["mtp", True].bins == ((1.0, 4.0),) * BINS
     assert known_of(GOOD).pairs("mtp")["mtp", True].acceptance == pytest.approx((0.56, 0.48))
+    assert [pairs["mtp", sampled].heat for sampled in (False, True)] == [0, heat_of(1.0)]
+    at = known_of(GOOD | {"sampled": {"acceptance": [0.5], "temperature": 0.6}})
+    assert at.pairs("mtp")["mtp", True].heat == heat_of(0.6)
+    assert known_of(at.to_json()) == at
 
 
 def test_the_bundled_assistant_brings_its_calibration() -> None:
@@ -123,6 +129,8 @@ def test_the_bundled_assistant_brings_its_calibration() -> None:
     assert known is not None
     assert 0.4 < known.acceptance[0] < 0.9
     assert len(known.bins) == BINS
+    assert known.sampled is not None
+    assert known.sampled.temperature == 0.8
 
 
 # The self-test

@@ -21,7 +21,7 @@ from paceline.core import Draft
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.drafters.draft_model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
-from paceline.errors import ConfigError, PairError, WeightsError
+from paceline.errors import ConfigError, PairError, UsageError, WeightsError
 from paceline.kv.cache import KVCache
 from paceline.models.config import parse_target
 from paceline.models.inspection import inspect
@@ -85,6 +85,48 @@ def worst_by_text(theirs: Any, target: GraphTarget, chunk: int = 7) -> list[floa
 
 def worst_of(theirs: Any, target: GraphTarget, chunk: int = 7) -> float:
     return max(worst_by_text(theirs, target, chunk))
+
+
+INT8 = ("llama", "mistral-window", "qwen2-window", "qwen3-biases", "qwen3_5", "qwen3_next", "gemma3", "smollm3", "olmo3",
+        "granite", "glm4-moe", "glm4-yarn", "phi3", "ministral3", "gpt-oss")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INT8)
+def test_keys_and_values_in_int8_are_near_and_depend_on_no_chunk(name: str, tmp_path: Path) -> None:
+    changes = {"hidden_size": 128} | ({"head_dim": 32} if "head_dim" in DECODERS[name][1] else {})
+    build_decoder(name, tmp_path, **changes)
+    exact, rounded = (load_target(tmp_path, runner=runner_of("native")) for _ in range(2))
+    rounded.keep_bytes()
+    texts = prompts()
+    expected, whole, single = (
+        logits_of(*each) for each in ((exact, texts, 9), (rounded, texts, 9), (rounded, texts, 1))
+    )
+    for want, a, b in zip(expected, whole, single, strict=True):
+        assert torch.equal(a, b)
+        assert not torch.equal(a, want)
+        wrong = torch.nn.functional.kl_div(
+            a.log_softmax(-1), want.log_softmax(-1), log_target=True, reduction="batchmean"
+        )
+        assert float(wrong) < 0.01
+
+
+def test_what_cannot_be_cached_in_int8_is_refused_in_a_line(model: tuple[Any, Path]) -> None:
+    for name in ("native", "eager"):
+        target = load_target(model[1], runner=runner_of(name))
+        layers = target.layout.layers
+        if all(layer.head_dim % 32 == 0 and layer.latent is None for layer in layers):
+            if name == "native":
+                continue
+            why = "only the native CPU kernels read it"
+        else:
+            latent = any(layer.latent is not None for layer in layers)
+            why = (
+                "this model caches latents" if latent else "a head has .* columns, and each 32 share a scale"
+            )
+        with pytest.raises(
+            UsageError, match=rf"^K/V .* in int8 here \({why}\): leave --kv-cache \(kv_cache\) out$"
+        ):
+            target.keep_bytes()
 
 
 @pytest.mark.parametrize(("runner", "chunk"), [("eager", 7), ("native", 1), ("native", 7), ("native", 64)])

@@ -61,7 +61,7 @@ class PairPrior:
         self._start = self._start if near is None else list(near.accept)
         self._counts = Counts(PAIR_MEMORY)
         self._drafts = self._kept = 0
-        self._alarmed = False
+        self.alarms = True  # whether `known` holds at this temperature
         self._accept: list[float] | None = list(self._start)
 
     def add(self, drafted: int, accepted: int) -> None:
@@ -79,12 +79,12 @@ class PairPrior:
 
     def alarm(self) -> str | None:
         """A warning, once, when first tokens are kept far more rarely than this pair is known for."""
-        if self._known is None or self._alarmed or self._drafts < ALARM_DRAFTS:
+        if self._known is None or not self.alarms or self._drafts < ALARM_DRAFTS:
             return None
         seen = self._kept / self._drafts
         if seen >= ALARM_SHARE * self._known:
             return None
-        self._alarmed = True
+        self.alarms = False
         return (
             f"drafter {self._drafter}: only {seen:.0%} of first draft tokens were kept over {self._drafts} drafts, "
             f"this pair should reach about {self._known:.0%}. Likely causes: the target was fine-tuned or quantised "

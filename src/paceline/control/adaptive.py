@@ -59,6 +59,7 @@ class KnownPair:
 
     acceptance: tuple[float, ...] = ()  # by position, given that all before were kept
     bins: tuple[tuple[float, float], ...] = ()  # (kept, tried) by confidence
+    heat: int = 0  # of the texts that it was measured on
 
 
 @dataclass(slots=True)
@@ -94,11 +95,12 @@ class _Pairs:
         """Begins as that of the nearest temperature at which something was seen."""
         key, sampled = (drafter, heat), heat > 0
         if key not in self._priors:
-            known = self._known.get((drafter, sampled), KnownPair()).acceptance
+            known = self._known.get((drafter, sampled), KnownPair())
             others = [at for name, at in self._priors if name == drafter and at and sampled]
             nearest = min(others, key=lambda at: abs(at - heat), default=0)
             near = self._priors[drafter, nearest] if nearest else None
-            self._priors[key] = PairPrior(drafter, known, sampled=sampled, near=near)
+            self._priors[key] = PairPrior(drafter, known.acceptance, sampled=sampled, near=near)
+            self._priors[key].alarms = heat <= known.heat  # hotter than measured, less is expected
         return self._priors[key]
 
     def trees(self, drafter: str, sampled: bool) -> TreeEstimator:

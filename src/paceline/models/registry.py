@@ -12,6 +12,7 @@ from paceline.errors import PairError
 from paceline.kv.store import stored_as
 from paceline.models.config import parse_target, read_config, suppressed_ids
 from paceline.models.drafters.base import FINAL
+from paceline.models.drafters.finite import FiniteWeights
 from paceline.models.drafters.gemma4_assistant import GemmaAssistant, assistant_shapes, check_pair
 from paceline.models.drafters.networks import plan_network
 from paceline.models.drafters.state_net import GraphNet
@@ -93,7 +94,7 @@ def load_assistant(
     on_cpu = target.device.type == "cpu"
     _, stored = choose_dtypes(dtype if on_cpu else dtype or stored_as(target.kv_dtype), target.device)
     runner = runner or target.runner
-    weights = Weights(tensors, target.device, stored, transform, runner.reads_blocks)
+    weights: Weights = FiniteWeights(tensors, target.device, stored, transform, runner.reads_blocks)
     if target.shard is not None:
         part = Shard.of(split_gemma(config.text), *target.shard)
         weights, text = sharded(weights, part)
@@ -119,7 +120,7 @@ def load_network(
     tensors = Tensors(folder, plan.shapes, rename=plan.rename)
     on_cpu = target.device.type == "cpu"
     _, stored = choose_dtypes(dtype if on_cpu else dtype or stored_as(target.kv_dtype), target.device)
-    weights = Weights(tensors, target.device, stored, transform, target.runner.reads_blocks)
+    weights = FiniteWeights(tensors, target.device, stored, transform, target.runner.reads_blocks)
     net = plan.build(weights, target)
     tensors.finish()
     target.tap([tap for tap in plan.taps if tap != FINAL])

@@ -13,7 +13,7 @@ from paceline.checkpoints.loading import Weights
 from paceline.core import ForwardBatch
 from paceline.errors import PairError, UsageError, unreadable
 from paceline.kv.cache import KVCache
-from paceline.kv.layout import Layout
+from paceline.kv.layout import SCALED, Layout
 from paceline.kv.store import StoreType
 from paceline.models.spec import ModelConfig
 from paceline.ops.base import Ops, Runner, Value, Weight
@@ -54,12 +54,13 @@ class GraphTarget(ABC):
     def keep_bytes(self) -> None:
         """Have K/V cached in int8: smaller and faster to read, not exact. Raises UsageError."""
         if not self.runner.quantizes(self.layout):
-            latent = any(layer.latent is not None for layer in self.layout.layers)
-            why = (
-                "this model caches latents"
-                if latent
-                else "the native CPU kernels do, for heads of 32, 64, ... columns"
-            )
+            layers = self.layout.layers
+            odd = [layer.head_dim for layer in layers if layer.head_dim % SCALED]
+            why = "only the native CPU kernels read it"
+            if any(layer.latent is not None for layer in layers):
+                why = "this model caches latents"
+            elif odd:
+                why = f"a head has {odd[0]} columns, and each {SCALED} share a scale"
             raise UsageError(f"K/V cannot be kept in int8 here ({why}): leave --kv-cache (kv_cache) out")
         self.kv_dtype = "int8"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from paceline.control.acceptance import SAMPLED_SHARE
 from paceline.control.adaptive import KnownPair
+from paceline.control.base import heat_of
 from paceline.control.confidence import BINS
 from paceline.core import MAX_DRAFT_TOKENS
 
@@ -25,19 +26,21 @@ class Known:
     acceptance: tuple[float, ...]  # [1..MAX_DRAFT_TOKENS] chance to be kept, given that all before were
     bins: tuple[tuple[float, float], ...] = ()  # [BINS] (kept, tried) by confidence, or empty
     sampled: Known | None = None  # the same of texts drawn at a temperature, where it was measured
+    temperature: float = 1.0  # of such texts
 
     def pairs(self, drafter: str) -> dict[tuple[str, bool], KnownPair]:
         """As the policy asks for it: by drafter, and whether text is sampled."""
         sampled = self.sampled or Known(tuple([SAMPLED_SHARE * a for a in self.acceptance]))
         return {
             (drafter, False): KnownPair(self.acceptance, self.bins),
-            (drafter, True): KnownPair(sampled.acceptance, sampled.bins),
+            (drafter, True): KnownPair(sampled.acceptance, sampled.bins, heat_of(sampled.temperature)),
         }
 
     def to_json(self) -> dict[str, object]:
         out: dict[str, object] = {
             "acceptance": list(self.acceptance),
             "bins": [list(pair) for pair in self.bins],
+            "temperature": self.temperature,
         }
         return out if self.sampled is None else out | {"sampled": self.sampled.to_json()}
 
@@ -53,7 +56,10 @@ def known_of(raw: object) -> Known:
     if not isinstance(pairs, list) or len(pairs) not in (0, BINS):
         raise ValueError(f"bins has to be {BINS} pairs of (kept, tried)")
     sampled = known_of(raw["sampled"]) if raw.get("sampled") is not None else None
-    return Known(acceptance, tuple(_pair(pair) for pair in pairs), sampled)
+    (temperature,) = _numbers([raw.get("temperature", 1.0)], "temperature")
+    if not 0.0 < temperature < float("inf"):
+        raise ValueError("temperature is not above 0")
+    return Known(acceptance, tuple(_pair(pair) for pair in pairs), sampled, temperature)
 
 
 def _numbers(raw: object, name: str) -> tuple[float, ...]:
