@@ -25,6 +25,7 @@ from paceline.models.inspection import inspect
 from paceline.models.registry import load_network, load_target
 from paceline.ops import native
 from paceline.ops.base import Runner, Stop
+from paceline.ops.reference import dequantize
 from paceline.ops.runners import pick_runner
 from tapping import DEPTH, PARTLY, Pair, params, texts
 
@@ -144,6 +145,26 @@ def test_it_is_int8_on_a_cpu_where_no_text_can_change(
     assert net.layer.attention.q.weight.kind == kind
     eager = load_target(llama)
     assert network_transform(EngineConfig(target=str(llama)), eager) is None
+    shared = build_eagle3(tmp_path, hidden=HIDDEN, vocab=VOCAB, draft_vocab=32, without=("lm_head.weight",))
+    net = load_network(shared, target, transform=network_transform(config, target))
+    assert isinstance(net, Eagle3Net)
+    assert net.ids is not None
+    assert net.head.kind == (
+        "int8" if kind == "int4" else kind
+    )  # a copy of the target's rows is the drafter's own
+    rows = dequantize(target.head, net.ids, torch.float32)
+    error = (dequantize(net.head, None, torch.float32) - rows).abs().amax(-1)
+    assert bool((error <= rows.abs().amax(-1) / 200).all())
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_int8_of_what_is_not_finite_is_refused_by_name(value: float, llama: Path, tmp_path: Path) -> None:
+    drafter = build_eagle3(tmp_path, hidden=HIDDEN, vocab=VOCAB)
+    tensors = load_file(drafter / "model.safetensors")
+    tensors["layers.0.mlp.up_proj.weight"][3, 5] = value
+    save_file(tensors, drafter / "model.safetensors")
+    with pytest.raises(UsageError, match=r"up_proj has values that are not finite: .*download it again"):
+        LLM(str(llama), drafter=str(drafter), max_model_len=128, profile_dir="none", quantize_drafter="int8")
 
 
 @pytest.mark.parametrize("quantize", [None, "none", "int8", "int4"])

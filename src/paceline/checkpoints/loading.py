@@ -31,6 +31,7 @@ from paceline.errors import LoadError, WeightsError
 from paceline.files import read_json
 from paceline.ops.base import Weight, WeightKind
 from paceline.ops.blocks import BLOCKS as BLOCK_KINDS
+from paceline.ops.reference import dequantize
 
 Shapes = dict[str, tuple[int, ...]]
 Transform = Callable[[str, Weight], Weight]
@@ -363,6 +364,14 @@ class Weights:
             data = data.to(self.device, self._dtype or data.dtype)
             weight = Weight(data, KINDS[data.dtype])
         return weight if self._transform is None else self._transform(name, weight)
+
+    def remade(self, name: str, weight: Weight) -> Weight:
+        """A matrix of another model as one of that `name` would be loaded, unless it has 8 bits a value or fewer."""
+        if self._transform is None or weight.kind not in (*KINDS.values(), "q8_0"):  # whose blocks take 8.5
+            return weight
+        if weight.blocks is not None:
+            weight = Weight(dequantize(weight, None, torch.float32), "float32")
+        return self._transform(name, weight)
 
     def vector(self, name: str) -> Tensor:
         """A scale as float32, rounded to the weights' dtype first if one is forced."""

@@ -40,7 +40,8 @@ class Rounds:
         self._states: torch.Tensor | None = (
             None  # a table that stays the same from round to round, and where it lies
         )
-        self._states_at = 0
+        self._ids: torch.Tensor | None = None  # the same
+        self._states_at = self._ids_at = 0
         self._places: dict[
             Graph, tuple[int, list[tuple[int, int, int]]]
         ] = {}  # with the capacity that they are of
@@ -57,9 +58,7 @@ class Rounds:
             return None
         plan.ready(count, cache)
         *ids, logits, after = self._found(self._graph, plan)
-        known = ids[0][:2] if ids else (0, 0)
-        if start.ids is not None:
-            known = address(start.ids, torch.int64, logits[2], "ids"), 0
+        known = self._known(start.ids, logits[2]) if start.ids is not None else ids[0][:2] if ids else (0, 0)
         lead = None if start.lead is None else self._lead(start.lead, count, cache, states)
         status, drawn, sure = whole(plan.program).draft_round(
             (start.tokens, start.positions, start.slots),
@@ -73,6 +72,12 @@ class Rounds:
             raise UsageError(refusal("draft round", status))
         split = [slice(i, i + count) for i in range(0, len(drawn), count)]
         return Drawn([drawn[s] for s in split], [sure[s] for s in split])
+
+    def _known(self, ids: torch.Tensor, width: int) -> tuple[int, int]:
+        """(address, elements between rows) of the ids of all rows' logits."""
+        if self._ids is not ids:
+            self._ids_at, self._ids = address(ids, torch.int64, width, "ids"), ids
+        return self._ids_at, 0
 
     def _table(self, states: torch.Tensor, last: int, width: int) -> tuple[int, int]:
         """(address, rows) of the states that a round begins with, of which it reads `last` and ones before."""

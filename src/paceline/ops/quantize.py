@@ -49,13 +49,16 @@ def quantizer(kind: QuantKind) -> Callable[[str, Weight], Weight]:
             raise UsageError(
                 f"these weights are stored as {weight.kind} already: load them without quantize={kind!r}"
             )
-        return quantize(weight.data, wanted)
+        return quantize(weight.data, wanted, name)
 
     return transform
 
 
-def quantize(data: Tensor, kind: QuantKind) -> Weight:
-    """[out, in] of any float type -> Weight. Raises UsageError for int4 unless `in` is a multiple of 32, and for NaN."""
+def quantize(data: Tensor, kind: QuantKind, name: str = "a weight") -> Weight:
+    """[out, in] of any float type -> Weight; `name` is for messages.
+
+    Raises UsageError for int4 unless `in` is a multiple of 32, and for NaN.
+    """
     if kind == "int4" and data.shape[1] % GROUP:
         raise UsageError(f"int4 needs a multiple of {GROUP} inputs, not {data.shape[1]}: use int8")
     rows = max(1, _PIECE // data.shape[1])
@@ -64,7 +67,7 @@ def quantize(data: Tensor, kind: QuantKind) -> Weight:
     packed, scale = (torch.cat(some) for some in zip(*parts))
     if not bool(scale.isfinite().all()):
         raise UsageError(
-            "a weight has values that are not finite: the checkpoint is damaged, download it again"
+            f"{name} has values that are not finite: the checkpoint is damaged, download it again"
         )
     return Weight(packed.contiguous(), kind, scale.contiguous())
 

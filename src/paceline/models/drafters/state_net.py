@@ -182,11 +182,11 @@ def embedding_of(weights: Weights, target: GraphTarget, hidden: int) -> tuple[We
 
 
 def head_of(weights: Weights, target: GraphTarget, hidden: int, ids: Tensor | None = None) -> Weight:
-    """The checkpoint's head, else the rows `ids` of the target's."""
+    """The checkpoint's head, else the rows `ids` of the target's: a copy of them, in what the drafter's weights are."""
     if weights.has("lm_head.weight"):
         return weights.matrix("lm_head")
     _same_width(weights, target, hidden, "lm_head.weight")
-    return target.head if ids is None else target.head.rows(ids)
+    return target.head if ids is None else weights.remade("lm_head", target.head.rows(ids))
 
 
 def _same_width(weights: Weights, target: GraphTarget, hidden: int, name: str) -> None:
