@@ -185,6 +185,9 @@ class TinyNet:
         out, _ = self.absorb(rows, torch.cat((hidden, hidden), 1), cache)
         return self.logits(out), out
 
+    def lead(self, *_: Any) -> None:
+        """Nothing that a round could begin with is recorded."""
+
     def draft_round(self, *_: Any) -> None:
         """Step by step only."""
 
