@@ -164,17 +164,14 @@ def test_blocks_are_loaded_as_the_values_they_stand_for(tmp_path: Path) -> None:
     weight = Weights(tensors, torch.device("cpu")).matrix("layers.0.mlp.up_proj")
     assert weight.kind == "float32"
     assert np.array_equal(weight.data.numpy(), gguf.quants.dequantize(raw, q8))
-    # rows of another model's matrix become what the own ones do: those of more than 8 bits a value
-    blocks, other = (
-        Weight(torch.from_numpy(raw), "q8_0"),
-        Weights(tensors, weight.data.device, None, quantizer("int8")),
-    )
-    made = other.remade("up_proj", blocks)
+    # floats of another model's matrix become what the own ones do; blocks stay as they are
+    other = Weights(tensors, weight.data.device, None, quantizer("int8"))
+    made = other.remade("up_proj", weight)
     assert made.kind == "int8"
     assert torch.equal(made.data, quantize(weight.data, "int8").data)
-    small = Weight(blocks.data, "q4_1")
-    assert other.remade("up_proj", small) is small
-    assert Weights(tensors, weight.data.device).remade("up_proj", blocks) is blocks
+    blocks = Weight(torch.from_numpy(raw), "q8_0")
+    assert other.remade("up_proj", blocks) is blocks
+    assert Weights(tensors, weight.data.device).remade("up_proj", weight) is weight
 
 
 def test_a_file_and_its_folder_are_the_same_name(tmp_path: Path) -> None:

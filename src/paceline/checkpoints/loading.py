@@ -31,7 +31,6 @@ from paceline.errors import LoadError, WeightsError
 from paceline.files import read_json
 from paceline.ops.base import Weight, WeightKind
 from paceline.ops.blocks import BLOCKS as BLOCK_KINDS
-from paceline.ops.reference import dequantize
 
 Shapes = dict[str, tuple[int, ...]]
 Transform = Callable[[str, Weight], Weight]
@@ -366,11 +365,9 @@ class Weights:
         return weight if self._transform is None else self._transform(name, weight)
 
     def remade(self, name: str, weight: Weight) -> Weight:
-        """A matrix of another model as one of that `name` would be loaded, unless it has 8 bits a value or fewer."""
-        if self._transform is None or weight.kind not in (*KINDS.values(), "q8_0"):  # whose blocks take 8.5
+        """A matrix of another model as one of that `name` would be loaded, if it is of floats."""
+        if self._transform is None or weight.kind not in KINDS.values():
             return weight
-        if weight.blocks is not None:
-            weight = Weight(dequantize(weight, None, torch.float32), "float32")
         return self._transform(name, weight)
 
     def vector(self, name: str) -> Tensor:
