@@ -1,7 +1,7 @@
 """One stream from each replica to each ingress: what all texts said since the last message, in one message.
 
 Ray carries the orders and looks after the replicas. A message of Ray's takes each side about a millisecond of a
-processor, and one of these a tenth of it. An ingress listens, and an order says where. A replica connects once. What
+processor, and one of these a quarter of it. An ingress listens, and an order says where. A replica connects once. What
 it sends is pickled, so it sends the ingress's key first, and nothing is read from a connection without it.
 """
 

@@ -154,15 +154,10 @@ class Drafter(ABC):
     # hidden states for `on_commit`: after so many decoder layers of the target, or FINAL; empty: it is not called
     taps: Seq[int] = ()
     observes: bool = False  # whether `on_verify` is called
-    copies: bool = False  # it reads the text alone: `look` says the same as `draft`, without a context
 
     @abstractmethod
     def draft(self, context: DraftContext) -> Draft:
         """Propose up to limits[b] tokens for each row b."""
-
-    def look(self, sequence: Sequence, limit: int) -> tuple[list[int], list[float]]:
-        """(up to `limit` tokens for one text, the confidence of each), of a drafter that `copies`."""
-        raise NotImplementedError
 
     def forget(self, sequence_id: int) -> None:  # noqa: B027  a drafter may keep nothing
         """The sequence is gone: free what was kept for it. May be called twice."""

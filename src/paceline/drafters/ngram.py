@@ -32,7 +32,6 @@ class _Text:
 class NgramDrafter(Drafter):
     name = "ngram"
     needs_hidden = False
-    copies = True
 
     def __init__(self, max_tokens: int = MAX_DRAFT_TOKENS, words: Words | None = None) -> None:
         """`words`: the target's, without which a replaced word of several tokens is learnt more slowly."""

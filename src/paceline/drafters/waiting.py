@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from ctypes import memmove
-from operator import is_
 from typing import NamedTuple
 
 import torch
@@ -79,7 +78,7 @@ class Waiting:
 
     def _near(self, parts: Seq[torch.Tensor]) -> bool:
         """Whether the rows of `parts` can be copied as they lie."""
-        if len(parts) != len(self._parts) or not all(map(is_, parts, self._parts)):
+        if len(parts) != len(self._parts) or any(a is not b for a, b in zip(parts, self._parts, strict=True)):
             if not all(part.stride(1) == 1 for part in parts):
                 return False
             size = parts[0].element_size()

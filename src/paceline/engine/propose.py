@@ -15,7 +15,7 @@ from paceline.control.base import NGRAM, DraftPlan, PlannedRow, PlanRow, Proposa
 from paceline.control.reasons import NoDraftReason
 from paceline.core import OWN_NOISE, Draft, VerifyRule
 from paceline.drafters.base import DraftContext, Drafter
-from paceline.drafters.guard import ask, failure, is_ours, lacks
+from paceline.drafters.guard import ask, failure, lacks
 from paceline.engine.picker import StepPicker
 from paceline.engine.plan import Found, StepPlan
 from paceline.engine.request import RequestState
@@ -102,30 +102,11 @@ def _look_up(state: EngineState, plan: StepPlan, at: list[int], rows: list[PlanR
     if not asked:
         return out
     stops = [Stop(min(rows[j].room, drafter.max_tokens) if rows[j].want != 0 else 0) for j in asked]
-    if drafter.copies and is_ours(drafter):  # in every step: no context and no picker for it
-        for j, stop in zip(asked, stops, strict=True):
-            out[j] = _copied(state, drafter, plan.requests[at[j]], stop.most)
-        return out
     draft = _ask(state, drafter, plan, [at[j] for j in asked], (stops, [], None))
     if draft is not None:
         for j, tokens, confidence in zip(asked, draft.tokens, draft.confidence, strict=True):
             out[j] = tokens, confidence
     return out
-
-
-def _copied(state: EngineState, drafter: Drafter, request: RequestState, limit: int) -> Found | None:
-    """What a drafter of ours copies for one text, up to a token that the target cannot read; None if it failed."""
-    try:
-        tokens, confidence = drafter.look(request.sequence, limit) if limit else ([], [])
-        if tokens:
-            draft = Draft([tokens], [confidence])
-            check_draft(draft, [limit], state.target.vocab_size)
-            draft.cut(state.target.readable)
-            return draft.tokens[0], draft.confidence[0]
-    except Exception as error:  # noqa: BLE001  a reference may hold what is no token: it costs speed, never text
-        request.parked[drafter.name] = failure(error)
-        return None
-    return tokens, confidence
 
 
 def _ask_networks(
