@@ -25,6 +25,7 @@ from paceline.core import MAX_DRAFT_TOKENS
 from paceline.drafters import registry
 from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import ModelDrafter
+from paceline.drafters.guard import is_ours
 from paceline.drafters.lookahead import LookaheadDrafter
 from paceline.drafters.mtp import MTPDrafter
 from paceline.drafters.ngram import NgramDrafter
@@ -45,6 +46,7 @@ from paceline.models.drafters.state_net import GraphNet
 from paceline.models.registry import load_assistant, load_network, load_target
 from paceline.models.target import GraphTarget
 from paceline.ops.base import Runner
+from paceline.ops.reference import EagerRunner
 from paceline.ops.runners import DTYPES, pick_device, pick_runner
 from paceline.parallel.team import gather, per_rank
 from paceline.startup import Pair, start_up
@@ -80,7 +82,8 @@ def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
     adapter = find_adapter(config, path, say)
     tokenizer = load_tokenizer(path, config.chat_format)
     team = unless_built.enter_context(gather(config, path, source if _reads_kv(kind, source) else None))
-    runner, arithmetic = team.over(*pick_runner(config, device, team.group, say))
+    picked = pick_runner(config, device, team.group, say)
+    runner, arithmetic = team.over(*picked)
     target = load_share(config, path, adapter, runner, team.shard)
     net = _load_network(config, (kind, source), target)
     runner.prepare([target.hidden_graph, target.logits_graph])  # before the cache takes of what is free
@@ -99,6 +102,7 @@ def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
         media=reader_of(config, path, target, tokenizer, min(target.max_len, cache.max_tokens)),
         **{name: getattr(config, name) for name in _AS_CHOSEN},
         draft_tree=_tree(config, kind, drafters, cache),
+        own_threads=_own_threads(picked[0], device, drafters),
         watch=team.watch,
         close=team.close,
     )
@@ -141,6 +145,12 @@ def load_mtp(config: EngineConfig, source: Path, target: GraphTarget) -> GemmaAs
     """The network that reads the target's K/V, sharded as the target is."""
     transform = _transform(config.quantize_drafter)
     return load_assistant(source, target, dtype=DTYPES.get(config.dtype), transform=transform)
+
+
+def _own_threads(runner: Runner, device: torch.device, drafters: dict[str, Drafter]) -> bool:
+    """Whether a step computes nothing large with torch. A third party's drafter may."""
+    native = device.type == "cpu" and not isinstance(runner, EagerRunner)
+    return native and all(is_ours(drafter) for drafter in drafters.values())
 
 
 def _reads_kv(kind: str, source: Path | None) -> bool:

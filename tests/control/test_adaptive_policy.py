@@ -18,6 +18,7 @@ CHEAP = CostTable(
     ROWS, tuple(0.01 * (1 + 0.03 * (n - 1)) for n in ROWS), {"mtp": DraftCost(2e-4, 5e-4, 5e-5)}
 )
 DEAR = CostTable(ROWS, tuple(0.01 * n for n in ROWS), {"mtp": DraftCost(5e-3, 5e-3, 1e-3)})
+ROWS_COST = CostTable(ROWS, tuple(0.01 * (1 + 0.1 * (n - 1)) for n in ROWS), CHEAP.drafts)
 GOOD = {("mtp", False): KnownPair((0.8, 0.8))}
 
 
@@ -69,14 +70,30 @@ def test_a_known_pair_drafts_from_the_first_step() -> None:
 
 
 def test_a_drafter_that_does_not_fit_is_found_out_once_for_all_requests() -> None:
-    table = CostTable(ROWS, tuple(0.01 * (1 + 0.1 * (n - 1)) for n in ROWS), CHEAP.drafts)
-    policy = AdaptivePolicy(table, GOOD)
-    first = run(policy, table, 150, 0.02)
+    policy = AdaptivePolicy(ROWS_COST, GOOD)
+    first = run(policy, ROWS_COST, 150, 0.02)
     assert drafted(first[:5]) == 5
     assert drafted(first[-50:]) <= 5
-    later = run(policy, table, 30, 0.02, first=1)
+    later = run(policy, ROWS_COST, 30, 0.02, first=1)
     assert drafted(later) <= 8  # a new request does not start again at what the pair was known for
     assert later[-2].rows[0].reason == NoDraftReason.NO_CONFIDENCE
+
+
+def test_a_drafter_that_keeps_nothing_in_any_text_is_given_up_but_for_one_text_of_sixteen() -> None:
+    policy = AdaptivePolicy(ROWS_COST)
+    for n in range(100, 104):
+        run(policy, ROWS_COST, 20, 0.0, first=n)
+    gone = [run(policy, ROWS_COST, 1, 0.0, first=n)[0].rows[0].reason for n in range(1, 33)]
+    assert gone.count(NoDraftReason.GIVEN_UP) == 30
+    (stays,) = (n for n, reason in enumerate(gone[:16], 1) if reason != NoDraftReason.GIVEN_UP)
+    assert drafted(run(policy, ROWS_COST, 2000, 0.95, first=stays)[-100:]) >= 90
+    assert drafted(run(policy, ROWS_COST, 20, 0.95, first=40)) == 20  # the next text knows of it
+
+
+@pytest.mark.parametrize("chance", [0.1, 0.3])
+def test_a_drafter_that_keeps_some_tokens_is_never_given_up(chance: float) -> None:
+    plans = run(AdaptivePolicy(ROWS_COST), ROWS_COST, 3000, chance)
+    assert NoDraftReason.GIVEN_UP not in {plan.rows[0].reason for plan in plans}
 
 
 def test_a_parked_request_is_probed_and_drafts_again_when_its_tokens_are_kept() -> None:

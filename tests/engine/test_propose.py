@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 import pytest
+import torch
 
 from paceline.control.base import DraftPlan, PlannedRow, PlanRow, Proposal, StepOutcome
 from paceline.control.fixed import FixedPolicy
+from paceline.control.reasons import NoDraftReason
 from paceline.core import Draft, SamplingParams
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.drafters.ngram import NgramDrafter
@@ -103,6 +105,29 @@ def test_the_policy_is_asked_and_told_once_in_a_step() -> None:
     assert accepted >= sum(c.stats.accepted for c in done)
 
 
+class GivesUp(Recording):
+    """Gives the network up in its fourth step."""
+
+    def plan(
+        self, rows: Seq[PlanRow], free_proposals: Seq[Proposal | None], prefill_rows: int = 0
+    ) -> DraftPlan:
+        plan = super().plan(rows, free_proposals, prefill_rows)
+        gone = PlannedRow(None, 0, NoDraftReason.GIVEN_UP)
+        return DraftPlan(tuple([gone] * len(rows))) if len(self.rows) == 4 else plan
+
+
+def test_a_text_whose_network_is_given_up_goes_on_without_it() -> None:
+    policy, network = GivesUp(2), Scripted()
+    text = [[11, 4, 19, 8, 2]]
+    engine = make_engine(Setup(), network, policy=policy, draft_tokens="auto", default_drafter=network.name)
+    (done,) = run(engine, text, GREEDY)
+    assert done.token_ids == run(make_engine(Setup()), text, GREEDY)[0].token_ids
+    assert len(network.asked) == 3
+    assert network.forgotten == [0, 0]  # when it is given up, and at the end
+    assert [row[0].drafter for row in policy.rows[3:6]] == ["network", None, None]
+    assert done.stats.reasons[NoDraftReason.GIVEN_UP.value] == done.stats.steps - 1 - 3
+
+
 def test_an_unused_proposal_is_compared_with_what_was_written() -> None:
     policy = Recording(0)  # drafts nothing
     run(engine_of(policy, Scripted()), REPEATING, GREEDY)
@@ -178,3 +203,27 @@ def test_without_a_hidden_state_a_network_that_needs_one_cannot_draft() -> None:
 def test_nonsense_is_refused(tokens: list[list[int]], confidence: list[list[float]]) -> None:
     with pytest.raises(ValueError, match=r"proposed|allowed|not an id"):
         check_draft(Draft(tokens, confidence), [2, 1], 10)
+
+
+class Counting(Scripted):
+    """Notes with how many threads torch would compute what it drafts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: set[int] = set()
+
+    def draft(self, context: DraftContext) -> Draft:
+        self.threads.add(torch.get_num_threads())
+        return super().draft(context)
+
+
+@pytest.mark.parametrize(("own", "within"), [(True, 1), (False, 2)])
+def test_torch_has_one_thread_while_a_target_computes_with_its_own(own: bool, within: int) -> None:
+    before, network = torch.get_num_threads(), Counting()
+    torch.set_num_threads(2)
+    try:
+        run(make_engine(Setup(), network, policy=FixedPolicy(2), own_threads=own), prompts(1), GREEDY)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert network.threads == {within}

@@ -253,6 +253,7 @@ def test_plain_torch_gives_the_same_greedy_text(llm: LLM) -> None:
     other = LLM("demo", native=False, drafter="none", max_model_len=256)
     assert other.generate(PROMPTS[1], params)[0].token_ids == llm.generate(PROMPTS[1], params)[0].token_ids
     assert "plain torch" in other.info["arithmetic"]
+    assert (llm.engine.parts.own_threads, other.engine.parts.own_threads) == (True, False)
 
 
 def test_activations_can_stay_float32() -> None:

@@ -21,6 +21,7 @@ PAIR_MEMORY = 256.0  # observations of a position that all requests of a pair re
 REQUEST_MEMORY = 48.0  # and each request for itself
 KNOWN_WEIGHT = 8.0  # observations that a pair's known acceptance counts for at first
 PRIOR_WEIGHT = 8.0  # observations that the pair's prior counts for in a request
+TRIES = 12  # drafts before a pair is judged
 # Drafts until an alarm, and the share of the known acceptance below which it comes
 ALARM_DRAFTS, ALARM_SHARE = 64, 0.4
 # Acceptance by position of a drafter of which nothing is known, and the share of it that text drawn at a temperature has
@@ -61,6 +62,7 @@ class PairPrior:
         self._start = self._start if near is None else list(near.accept)
         self._counts = Counts(PAIR_MEMORY)
         self._drafts = self._kept = 0
+        self.given_up = 0  # texts that go on without the drafter
         self.alarms = True  # whether `known` holds at this temperature
         self._accept: list[float] | None = list(self._start)
 
@@ -76,6 +78,11 @@ class PairPrior:
         if self._accept is None:
             self._accept = shrunk(self._counts, self._start, KNOWN_WEIGHT, 0.0)
         return self._accept
+
+    def most(self) -> float:
+        """What share of first tokens is kept, one more than was seen; 1 while too few drafts say so."""
+        kept, tried = self._counts.kept[0], self._counts.tried[0]
+        return (kept + 1.0) / (tried + 2.0) if tried >= TRIES else 1.0
 
     def alarm(self) -> str | None:
         """A warning, once, when first tokens are kept far more rarely than this pair is known for."""

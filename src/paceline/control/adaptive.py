@@ -48,6 +48,9 @@ FIRST_WAIT, LAST_WAIT = 32, 1024  # steps until a row's next probe: doubled by e
 IDLE = (
     FIRST_WAIT // 2
 )  # steps for which a network that did not pay is not thought about, where nobody else drafts
+# A drafter that keeps less than this share of what would pay is given up, but for one text of so many that shows
+# whether it still keeps so little
+HOPELESS, STAYS = 0.5, 16
 SAVED = 2.0  # probes that the budget holds at most
 TREES = REFERENCE // 4  # steps with chains until a tree shows what trees bring
 DEEPER = 2  # tokens beyond its planned length that a row may draft while its confidence pays for them
@@ -72,6 +75,7 @@ class _Request:
     due: int = 0  # the step from which it may be probed
     probing: bool = False  # its draft in this step is a probe
     idle: int = 0  # the step from which its network is thought about again,
+    stays: bool = False  # its drafter is not given up
     why: NoDraftReason = NoDraftReason.NO_CONFIDENCE  # and why it drafts nothing until then
 
     def park(self, step: int, dear: bool) -> None:
@@ -142,9 +146,12 @@ class AdaptivePolicy:
             )
         out: list[PlannedRow | None] = []
         for row, proposal in zip(rows, free_proposals, strict=True):
-            self._request(row)
+            new = row.id not in self._requests
+            request = self._request(row)
             want = 1 if row.want == "auto" else row.want
             reason = no_draft(row, proposal, want)
+            if new and reason is None and row.want == "auto" and self._gives_up(request, row.drafter):
+                reason = NoDraftReason.GIVEN_UP
             if reason is not None:
                 out.append(PlannedRow(None, 0, reason))
             else:
@@ -209,8 +216,22 @@ class AdaptivePolicy:
                 request = self._request(rows[i])
                 if i in networks:
                     request.park(self._step, networks[i].drafter in dear)
+                    if self._gives_up(request, networks[i].drafter):
+                        request.why = NoDraftReason.GIVEN_UP
                 planned.append(PlannedRow(None, 0, request.why))
         return DraftPlan(tuple(planned))
+
+    def _gives_up(self, request: _Request, drafter: str | None) -> bool:
+        """Whether so few tokens of a drafter are kept in all texts that this one need not be asked."""
+        if drafter is None:
+            return False
+        prior = self._pairs.prior(drafter, request.heat)
+        alone = Batch(1, 1)  # what a full batch cannot pay for may pay in the next text
+        if request.stays or prior.most() >= HOPELESS * min(1.0, break_even(drafter, alone, 1, self._costs)):
+            return False
+        prior.given_up += 1
+        request.stays = prior.given_up % STAYS == 0
+        return not request.stays
 
     def _probe(self, rows: Seq[PlanRow], candidates: Seq[int], batch: Batch) -> int | None:
         """The row that drafts one token to see whether it is kept, if one is due and the budget pays for it."""

@@ -38,13 +38,13 @@ class ReadOnlyError(TypeError):
 
 def ask(drafter: Drafter, context: DraftContext) -> Draft:
     """What a drafter proposes. A third party's, also one that derives from a drafter of ours, gets a guarded context."""
-    return drafter.draft(context if _is_ours(drafter) else guarded(context))
+    return drafter.draft(context if is_ours(drafter) else guarded(context))
 
 
 def on_commit(drafter: Drafter, kept: list[Kept], parked: list[dict[str, str]]) -> None:
     """The hook of that name, as guarded as `ask`. A drafter that fails is `parked` [rows], with the reason."""
     try:
-        if not _is_ours(drafter):
+        if not is_ours(drafter):
             kept = [Kept(shown(drafter, k.sequence), k.first, [read_only(s) for s in k.states]) for k in kept]
         drafter.on_commit(kept)
     except Exception as error:  # noqa: BLE001  whatever a third party's drafter raises costs speed, never text
@@ -86,10 +86,10 @@ def failure(error: Exception) -> str:
 
 def shown(drafter: Drafter, sequence: Sequence) -> Sequence:
     """A text as the drafter may see it: itself, or a view of it for a third party's."""
-    return sequence if _is_ours(drafter) else cast(Sequence, _view(sequence))
+    return sequence if is_ours(drafter) else cast(Sequence, _view(sequence))
 
 
-def _is_ours(drafter: Drafter) -> bool:
+def is_ours(drafter: Drafter) -> bool:
     return type(drafter).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 

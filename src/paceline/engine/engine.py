@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -54,14 +55,29 @@ class EngineParts:
     prefix_cache: bool = True
     forced: ForcedAcceptance | None = None  # benchmarks only: verdicts by given chances
     info: Mapping[str, Any] = field(default_factory=dict)
+    own_threads: bool = False  # what computes has threads of its own: torch's would compete with them
     watch: Callable[[], None] = lambda: None  # raises EngineLost once another process of the target has ended
     close: Callable[[], None] = lambda: None  # ends those processes
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Meanwhile torch computes in the calling thread alone. Its other threads go on looking for work for a while after
+    each operation, on processors that others need.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class Engine:
     def __init__(self, parts: EngineParts, ids: Iterator[int] | None = None) -> None:
         """`ids`: where the numbers of sequences come from, for engines that share a cache."""
         self._parts = parts
+        self._threads = one_torch_thread if parts.own_threads else nullcontext
         self._turns = Turns() if parts.media is None else parts.media.turns
         self._ids = itertools.count() if ids is None else ids
         target = parts.target
@@ -227,7 +243,7 @@ class Engine:
 
     def step(self) -> list[Delta]:
         """Advance everything by one step; what was written, a finished text's last delta with its stats."""
-        with self._turns.step():
+        with self._turns.step(), self._threads():
             deltas = step(self.state) if self.state.scheduler.has_work else self.state.take_failures()
         for delta in deltas:
             if delta.finish_reason is not None:

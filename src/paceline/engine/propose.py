@@ -40,6 +40,8 @@ def propose(state: EngineState, plan: StepPlan) -> None:
     wanted = state.policy.plan(rows, proposals, plan.prefill_rows)
     draft = plan.draft
     for b, own, planned in zip(at, found, wanted.rows, strict=True):
+        if planned.reason is NoDraftReason.GIVEN_UP:
+            _give_up(state, plan.requests[b])
         draft.reasons[b] = _reason(state, plan.requests[b], planned)
         if own is None:
             continue
@@ -90,6 +92,15 @@ def _reason(state: EngineState, request: RequestState, planned: PlannedRow) -> s
         if drafter is not None and drafter.taps and (why := lacks(drafter, request.sequence, request.parked)):
             return why
     return None if planned.reason is None else planned.reason.value
+
+
+def _give_up(state: EngineState, request: RequestState) -> None:
+    """The text goes on without its network, which keeps nothing for it any more."""
+    drafter = state.drafter_of(request)
+    if drafter is not None:
+        assert request.network is not None, "it has a drafter"
+        request.parked[request.network] = NoDraftReason.GIVEN_UP.value
+        drafter.forget(request.sequence.id)
 
 
 def _look_up(state: EngineState, plan: StepPlan, at: list[int], rows: list[PlanRow]) -> list[Found | None]:
