@@ -156,6 +156,40 @@ std::tuple<std::vector<int64_t>, std::vector<double>> draw_rows(
   return result;
 }
 
+// Rows of logits [n, count] against distributions [.., count], `row` says which: see `hybrid_loss`. Their values to `out`.
+struct LossJob : Job {
+  LossRow shape;
+  const int64_t *row, *best;
+  const float* weight;
+  float* out;
+  int64_t rows, each, room;
+  std::vector<float> rooms;
+  void chunk(int, int index, int thread) override {
+    LossRow one = shape;
+    one.room = rooms.data() + thread * room;
+    for (int64_t r = index * each; r < rows && r < (index + 1) * each; ++r) {
+      one.logits = shape.logits + r * shape.count, one.log_p = shape.log_p + row[r] * shape.count;
+      one.best = best[row[r]], one.weight = weight[r];
+      out[r] = kernels().hybrid_loss(one);
+    }
+  }
+};
+
+void hybrid_loss(int64_t logits, int64_t log_p, std::tuple<int64_t, int64_t> shape, std::tuple<int64_t, int64_t, int64_t> rows,
+                 std::tuple<double, double, double> constants, int64_t out) {
+  nb::gil_scoped_release release;
+  const auto [inverse, greedy, decay] = constants;
+  LossJob job;
+  job.rows = std::get<0>(shape), job.each = 4;
+  job.room = 2 * (std::get<1>(shape) + 16);
+  job.shape = {reinterpret_cast<float*>(logits), reinterpret_cast<const float*>(log_p), std::get<1>(shape), -1, 0,
+               static_cast<float>(inverse), static_cast<float>(greedy), static_cast<float>(decay), nullptr};
+  job.row = reinterpret_cast<const int64_t*>(std::get<0>(rows)), job.best = reinterpret_cast<const int64_t*>(std::get<1>(rows));
+  job.weight = reinterpret_cast<const float*>(std::get<2>(rows)), job.out = reinterpret_cast<float*>(out);
+  job.rooms.resize(job.room * Pool::instance().size());
+  Pool::instance().run(job, {static_cast<int>((job.rows + job.each - 1) / job.each)});
+}
+
 using RowsTuple = std::tuple<std::vector<int64_t>, std::vector<int32_t>, std::vector<int32_t>>;
 using HiddenTuple = std::tuple<int, int64_t, int64_t, int64_t>;  // buffer, width, states by slot and their number
 using OutputTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool>;
@@ -262,7 +296,7 @@ void add_layer(Tower& tower, const std::vector<int64_t>& norms, const std::vecto
 }  // namespace
 
 NB_MODULE(_native, m) {
-  m.attr("layout") = 25;  // raised whenever these signatures change; paceline/ops/native.py checks it
+  m.attr("layout") = 26;  // raised whenever these signatures change; paceline/ops/native.py checks it
   m.attr("most_rows") = static_cast<int>(Pool::max_chunks);  // of one run: a row has at least a chunk of its own
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("choose_isa", [](const std::string& name) { return choose_kernels(name.c_str()); });
@@ -297,6 +331,7 @@ NB_MODULE(_native, m) {
   });
   m.def("draw", &draw_rows);
   m.def("noise_keys", &keys);
+  m.def("hybrid_loss", &hybrid_loss);
   nb::class_<Search>(m, "Search")
       .def(nb::init<std::vector<int32_t>, std::vector<int64_t>>())
       .def("in_text", [](Search& s, const nb::list& tokens) { return grown(s, tokens).in_text(); })

@@ -129,6 +129,16 @@ struct DeltaArgs {  // one value head of linear attention over a run of rows of 
   float* scratch;  // delta_scratch(...) floats
 };
 
+struct LossRow {
+  float* logits;        // [count] the drafter's; they become the gradient
+  const float* log_p;   // [count] of the target
+  int64_t count, best;  // best: the target's most likely token, -1: it cannot be drafted
+  float weight;
+  float inverse;  // of the temperature
+  float greedy, decay;
+  float* room;  // [2 * count], each filled up to whole vectors
+};
+
 struct Kernels {
   const char* name;
   int lanes;
@@ -163,6 +173,7 @@ struct Kernels {
   void (*softmax)(const float*, float* y, int64_t n);
   void (*clamp)(const float*, float lowest, float highest, float* y, int64_t n);
   float (*exponents)(const float*, float* y, int64_t n);
+  float (*hybrid_loss)(const LossRow&);
   float (*read_all)(const float*, int64_t n);
   float (*burn)(int64_t turns);
   int64_t (*burn_flops)();

@@ -129,7 +129,32 @@ def test_an_unknown_objective_names_the_known_ones() -> None:
         find_objective("mse")
 
 
-@pytest.mark.parametrize("name", ["kl", "tv", "hybrid", "ce"])
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("name", ["hybrid", "shaped"])
+@pytest.mark.parametrize("columns", [3, 16, 50, 1003])
+def test_our_kernel_has_the_value_and_the_gradient_of_the_objective(
+    columns: int, name: str, kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(columns)
+    monkeypatch.setattr(scoring, "on_kernels", lambda objective: kernels)
+    scores = 3 * torch.randn(9, columns, generator=generator)
+    scores[3, 1] = -torch.inf
+    log_p = torch.log_softmax(scores, -1)
+    logits = 3 * torch.randn(70, columns, generator=generator)
+    row, weights = torch.randint(9, (70,), generator=generator), torch.rand(70, generator=generator)
+    best = log_p.argmax(-1)
+    best[::4] = -1
+    task = scoring.Task(scoring.Scored(log_p, best, row, best[row]), weights, OBJECTIVES[name])
+    exact = logits.double().requires_grad_()
+    laws = Laws(log_p.double()[row], torch.log_softmax(exact, -1), best[row], best[row])
+    whole = (OBJECTIVES[name](laws) * weights).sum()
+    (expected,) = torch.autograd.grad(whole, exact)
+    value, grad = scoring.value_and_gradient(task, slice(0, 70), logits.clone())
+    torch.testing.assert_close(value.double(), whole.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(grad.double(), expected, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["kl", "tv", "hybrid", "ce", "shaped"])
 def test_a_loss_in_pieces_has_the_value_and_gradients_of_the_whole(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,17 +163,19 @@ def test_a_loss_in_pieces_has_the_value_and_gradients_of_the_whole(
     states, head = torch.randn(23, 6, generator=generator), torch.randn(20, 6, generator=generator)
     weights = torch.rand(23, generator=generator)
     row, tokens = torch.randint(9, (23,), generator=generator), torch.randint(20, (23,), generator=generator)
+    best = log_p.argmax(-1)
     states.requires_grad_()
     head.requires_grad_()
     whole = (
-        OBJECTIVES[name](Laws(log_p[row], torch.log_softmax(states @ head.T, -1), tokens, tokens)) * weights
+        OBJECTIVES[name](Laws(log_p[row], torch.log_softmax(states @ head.T, -1), tokens, best[row])) * weights
     ).sum()
     expected = torch.autograd.grad(3 * whole, (states, head))
     monkeypatch.setattr(scoring, "CPU_PIECE", 4 * 20 * 5)
+    monkeypatch.setattr(scoring, "KERNEL_PIECE", 4 * 20 * 5)
     loss = scoring.head_loss(
         states,
         head,
-        scoring.Task(scoring.Scored(log_p, log_p.argmax(-1), row, tokens), weights, OBJECTIVES[name]),
+        scoring.Task(scoring.Scored(log_p, best, row, tokens), weights, OBJECTIVES[name]),
     )
     torch.testing.assert_close(loss, whole)
     torch.testing.assert_close(torch.autograd.grad(3 * loss, (states, head)), expected)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline.ops import native
 from paceline.train.objectives import (
     Laws,
     Objective,
@@ -20,6 +21,7 @@ from paceline.train.objectives import (
 from paceline.train.parallel import Captured, DraftModule, choose_anchors, valid_steps
 from paceline.train.scoring import Scored, Task, head_loss, pieces, score
 
+WIDE = 512  # columns from which a CPU's matrices are multiplied as bfloat16: the others take no time
 TargetLogits = Callable[[torch.Tensor], torch.Tensor]  # [M, H] -> [M, V] float32
 
 
@@ -79,7 +81,7 @@ def draft_all(
     needed = torch.zeros_like(captured.tokens, dtype=torch.bool)
     needed[row, index] = True
     place = (needed.flatten().long().cumsum(0) - 1).view(needed.shape)
-    with _autocast(anchors.device):
+    with _autocast(module.head):
         states = torch.stack(module.unroll(captured, anchors, steps), dim=2)  # [B, A, K, hidden]
     log_p, best = target_laws(captured.hidden[needed], logits, module)
     tokens = module.places(captured.tokens[row, index + 1])
@@ -125,8 +127,11 @@ def batch_loss(
     return total / max(1, count), count
 
 
-def _autocast(device: torch.device) -> torch.autocast:
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
+def _autocast(head: torch.Tensor) -> torch.autocast:
+    """bfloat16 for matrices: on a GPU, and on CPUs that multiply it faster than float32 where they are large."""
+    kind = head.device.type
+    pays = head.shape[1] >= WIDE and native.available() and native.bf16_dot()
+    return torch.autocast(kind, dtype=torch.bfloat16, enabled=kind == "cuda" or pays)
 
 
 @dataclass(slots=True)

@@ -7,16 +7,18 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from paceline.train.objectives import GREEDY_SHARE, HYBRID_DECAY, USED_AT, Laws, Objective, shaped
+from paceline.ops import native
+from paceline.train.objectives import GREEDY_SHARE, HYBRID_DECAY, USED_AT, Laws, Objective, hybrid, shaped
 
 CPU_PIECE, GPU_PIECE = 2 << 20, 256 << 20  # bytes of one [rows, C] float32
+KERNEL_PIECE = 16 << 20  # the same where a kernel of ours does what stands between two matrix products
 MOST_CANDIDATES = 16_384  # of a kernel that holds a row in registers
 
 
@@ -34,9 +36,9 @@ class Scored:
         return Laws(self.log_p[row], log_q, self.tokens[part], self.best[row])
 
 
-def pieces(rows: int, vocab: int, device: torch.device) -> Iterator[slice]:
+def pieces(rows: int, vocab: int, device: torch.device, on_cpu: int = CPU_PIECE) -> Iterator[slice]:
     """Slices of `rows` that are cheap to hold."""
-    size = max(1, (CPU_PIECE if device.type == "cpu" else GPU_PIECE) // (4 * vocab))
+    size = max(1, (on_cpu if device.type == "cpu" else GPU_PIECE) // (4 * vocab))
     for start in range(0, rows, size):
         yield slice(start, min(rows, start + size))
 
@@ -58,14 +60,17 @@ class HeadLoss(torch.autograd.Function):
         learns = ctx.needs_input_grad[1]
         by_states = torch.empty_like(states)
         by_head = torch.zeros_like(head, dtype=torch.float32) if learns else None
-        # logits have two more digits in float16 than in bfloat16
-        dtype = torch.float16 if states.dtype == torch.bfloat16 else states.dtype
-        weight = head.to(dtype)
+        # logits need more digits than bfloat16 has: float16 on a GPU, and CPUs do not multiply that fast
+        dtype = back = states.dtype
+        if states.dtype == torch.bfloat16:
+            dtype, back = (torch.float16, torch.float16) if states.is_cuda else (torch.float32, back)
+        weight, behind = head.to(dtype), head.to(back)
         total = torch.zeros((), device=states.device)
-        for part in pieces(len(states), len(head), states.device):
+        piece = KERNEL_PIECE if on_kernels(task.objective) else CPU_PIECE
+        for part in pieces(len(states), len(head), states.device, piece):
             x = states[part].to(dtype)
             loss, grad = value_and_gradient(task, part, F.linear(x, weight).detach())
-            by_states[part] = (grad @ weight).to(states.dtype)
+            by_states[part] = (grad.to(back) @ behind).to(states.dtype)
             if by_head is not None:
                 by_head += grad.T @ x
             total += loss
@@ -76,6 +81,18 @@ class HeadLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         by_states, by_head = ctx.saved_tensors
         return by_states * grads[0], None if by_head is None else by_head * grads[0], None
+
+
+# What our kernel needs of an objective: 1 / temperature, weight of the most likely token, decay of the weight of KL.
+KERNELS: Mapping[Objective, tuple[float, float, float]] = {
+    shaped: (1.0 / USED_AT, GREEDY_SHARE, HYBRID_DECAY),
+    hybrid: (1.0, 0.0, HYBRID_DECAY),
+}
+
+
+def on_kernels(objective: Objective) -> bool:
+    """Whether the CPU's kernels have it in one pass, and are there."""
+    return objective in KERNELS and native.available()
 
 
 def value_and_gradient(task: Task, part: slice, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,6 +106,11 @@ def value_and_gradient(task: Task, part: slice, logits: torch.Tensor) -> tuple[t
             logits, scored.log_p, scored.row[part].contiguous(), weights.float(), shape
         )
         return value.sum(), grad
+    if logits.device.type == "cpu" and logits.dtype != torch.float64 and on_kernels(task.objective):
+        at = scored.row[part].contiguous(), scored.best, weights.float().contiguous()
+        grad = logits.float().contiguous()
+        value = native.hybrid_loss(grad, scored.log_p, at, KERNELS[task.objective]).sum()
+        return value, grad.to(logits.dtype)
     logits.requires_grad_()
     with torch.enable_grad():
         loss = (task.objective(scored.distributions(part, logits)) * weights).sum()
