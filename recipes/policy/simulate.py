@@ -20,6 +20,7 @@ from itertools import product
 
 from paceline.control.adaptive import AdaptivePolicy, KnownPair
 from paceline.control.base import DraftPlan, DraftPolicy, PlanRow, RowOutcome, StepOutcome
+from paceline.control.reasons import NoDraftReason
 from paceline.control.cost_model import CostTable, DraftCost
 from paceline.control.fixed import FixedPolicy
 from paceline.ops.base import Stop
@@ -66,6 +67,7 @@ class Request:
     id: int
     left: int
     mean: float
+    gone: bool = False  # its drafter was given up
 
 
 def requests(world: World, rng: random.Random) -> Iterator[Request]:
@@ -105,9 +107,13 @@ def speed(world: World, policy: DraftPolicy, *, counted: bool) -> float:
     written, seconds = 0, 0.0
     while written < world.tokens:
         begin = time.thread_time()
-        rows = [PlanRow(r.id, "auto", min(r.left - 1, MOST), "network", MOST) for r in live]
+        rows = [
+            PlanRow(r.id, "auto", min(r.left - 1, MOST), None if r.gone else "network", MOST) for r in live
+        ]
         plan = policy.plan(rows, [None] * len(rows))
         deciding = time.thread_time() - begin
+        for request, row in zip(live, plan.rows, strict=True):
+            request.gone |= row.reason is NoDraftReason.GIVEN_UP
         outcomes = draft(plan, live, world, rng)
         tokens, calls = sum(o.drafted for o in outcomes), max(o.drafted for o in outcomes)
         step = steps[len(live) + tokens - 1] * rng.lognormvariate(0, NOISE)

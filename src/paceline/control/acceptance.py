@@ -62,7 +62,8 @@ class PairPrior:
         self._start = self._start if near is None else list(near.accept)
         self._counts = Counts(PAIR_MEMORY)
         self._drafts = self._kept = 0
-        self.given_up = 0  # texts that go on without the drafter
+        self.refused = 0  # texts that were to go without the drafter
+        self.unused = 0  # of the last texts, those that gave it up
         self.alarms = True  # whether `known` holds at this temperature
         self._accept: list[float] | None = list(self._start)
 
@@ -80,7 +81,7 @@ class PairPrior:
         return self._accept
 
     def most(self) -> float:
-        """What share of first tokens is kept, one more than was seen; 1 while too few drafts say so."""
+        """The share of first tokens that is kept, with one more than was seen; 1 while too few drafts say so."""
         kept, tried = self._counts.kept[0], self._counts.tried[0]
         return (kept + 1.0) / (tried + 2.0) if tried >= TRIES else 1.0
 

@@ -51,6 +51,10 @@ IDLE = (
 # A drafter that keeps less than this share of what would pay is given up, but for one text of so many that shows
 # whether it still keeps so little
 HOPELESS, STAYS = 0.5, 16
+# A text alone that drafted in less than one of RARELY steps goes on without its network after LONG plain ones. After
+# IN_A_ROW such texts only one of RETRIES has it at all
+LONG, RARELY, IN_A_ROW, RETRIES = 64, 10, 3, 4
+FREE = 4  # probes that such a text begins with
 SAVED = 2.0  # probes that the budget holds at most
 TREES = REFERENCE // 4  # steps with chains until a tree shows what trees bring
 DEEPER = 2  # tokens beyond its planned length that a row may draft while its confidence pays for them
@@ -73,9 +77,12 @@ class _Request:
     promised: list[float] = field(default_factory=list)  # of its next tree, by its chains
     wait: int = FIRST_WAIT // 2  # steps from the last probe to the next
     due: int = 0  # the step from which it may be probed
+    free: int = 0  # probes that no budget need pay for
     probing: bool = False  # its draft in this step is a probe
     idle: int = 0  # the step from which its network is thought about again,
-    stays: bool = False  # its drafter is not given up
+    stays: bool = False  # its drafter is not given up for what it keeps in others
+    plain: int = 0  # steps alone in which nobody drafted,
+    used: int = 0  # and in which its network did
     why: NoDraftReason = NoDraftReason.NO_CONFIDENCE  # and why it drafts nothing until then
 
     def park(self, step: int, dear: bool) -> None:
@@ -150,7 +157,7 @@ class AdaptivePolicy:
             request = self._request(row)
             want = 1 if row.want == "auto" else row.want
             reason = no_draft(row, proposal, want)
-            if new and reason is None and row.want == "auto" and self._gives_up(request, row.drafter):
+            if new and reason is None and row.want == "auto" and self._refuses(request, row.drafter):
                 reason = NoDraftReason.GIVEN_UP
             if reason is not None:
                 out.append(PlannedRow(None, 0, reason))
@@ -214,40 +221,60 @@ class AdaptivePolicy:
                 planned.append(PlannedRow(rows[i].drafter, 1))
             else:
                 request = self._request(rows[i])
-                if i in networks:
-                    request.park(self._step, networks[i].drafter in dear)
-                    if self._gives_up(request, networks[i].drafter):
+                drafter = networks[i].drafter if i in networks else None
+                if drafter is not None:
+                    request.park(self._step, drafter in dear)
+                    if self._gives_up(request, drafter):
                         request.why = NoDraftReason.GIVEN_UP
                 planned.append(PlannedRow(None, 0, request.why))
         return DraftPlan(tuple(planned))
 
-    def _gives_up(self, request: _Request, drafter: str | None) -> bool:
-        """Whether so few tokens of a drafter are kept in all texts that this one need not be asked."""
+    def _refuses(self, request: _Request, drafter: str | None) -> bool:
+        """Whether a new text goes without its network, since others had nothing of it."""
         if drafter is None:
             return False
         prior = self._pairs.prior(drafter, request.heat)
-        alone = Batch(1, 1)  # what a full batch cannot pay for may pay in the next text
-        if request.stays or prior.most() >= HOPELESS * min(1.0, break_even(drafter, alone, 1, self._costs)):
+        few = STAYS if self._hopeless(prior, drafter) else RETRIES if prior.unused >= IN_A_ROW else 0
+        if not few:
             return False
-        prior.given_up += 1
-        request.stays = prior.given_up % STAYS == 0
+        prior.refused += 1
+        request.stays = prior.refused % few == 0
+        request.free = FREE if request.stays else 0
         return not request.stays
+
+    def _gives_up(self, request: _Request, drafter: str) -> bool:
+        """Whether a text that drafts nothing in this step never will."""
+        prior = self._pairs.prior(drafter, request.heat)
+        if request.plain >= LONG and request.used * RARELY < request.plain:
+            prior.unused += 1
+            return True
+        return not request.stays and self._hopeless(prior, drafter)
+
+    def _hopeless(self, prior: PairPrior, drafter: str) -> bool:
+        """Whether a drafter keeps so little in all texts that it pays in none. What a full batch cannot pay for does not
+        count: it may pay in the next text."""
+        most = prior.most()
+        return most < HOPELESS and most < HOPELESS * break_even(drafter, Batch(1, 1), 1, self._costs)
 
     def _probe(self, rows: Seq[PlanRow], candidates: Seq[int], batch: Batch) -> int | None:
         """The row that drafts one token to see whether it is kept, if one is due and the budget pays for it."""
-        due = [i for i in candidates if self._requests[rows[i].id].due <= self._step]
+        asked = {i: self._requests[rows[i].id] for i in candidates}
+        due = [i for i, request in asked.items() if request.free or request.due <= self._step]
         if not due:
             return None
-        chosen = min(due, key=lambda i: (self._requests[rows[i].id].due, i))
-        drafter = rows[chosen].drafter
+        chosen = min(due, key=lambda i: (-asked[i].free, asked[i].due, i))
+        drafter, request = rows[chosen].drafter, asked[chosen]
         assert drafter is not None
+        if request.free:
+            request.free, request.probing = request.free - 1, True
+            return chosen
         more = self._costs.step_seconds(batch.rows + 1, True) - self._costs.step_seconds(batch.rows, False)
         price = max(more, 0.0) + self._costs.draft_seconds(drafter, 1, 1)
         self._most = SAVED * price
         if self._budget < price:
             return None
         self._budget -= price
-        self._requests[rows[chosen].id].probing = True
+        request.probing = True
         return chosen
 
     def _found(self, i: int, row: PlanRow, proposal: Proposal | None, found: dict[int, Option]) -> None:
@@ -314,7 +341,7 @@ class AdaptivePolicy:
 
     def observe(self, outcome: StepOutcome) -> None:
         for row in outcome.rows:
-            self._learn(row)
+            self._learn(row, alone=len(outcome.rows) == 1)
         if outcome.prefill_rows or not outcome.timed:
             return
         verifying = outcome.drafted > 0
@@ -329,7 +356,7 @@ class AdaptivePolicy:
         spent = outcome.target_seconds + sum(outcome.draft_seconds.values())
         self._budget = min(self._budget + PROBING * spent, self._most)
 
-    def _learn(self, row: RowOutcome) -> None:
+    def _learn(self, row: RowOutcome, *, alone: bool) -> None:
         request = self._requests.get(row.id)
         if request is None:
             return
@@ -337,11 +364,15 @@ class AdaptivePolicy:
             self._learn_proposal(request, row.unused, row.agreed)
         if row.drafter is None or not row.drafted:
             request.probing = False
+            request.plain += alone
             return
         if row.drafter == NGRAM:
             self._learn_proposal(request, row.confidence, row.accepted)
             return
         request.idle = 0
+        request.used += alone
+        if request.used * RARELY >= request.plain + LONG:
+            self._pairs.prior(row.drafter, request.heat).unused = 0
         key = row.drafter, request.heat > 0
         self._estimator(request, row.drafter).add(row.drafted, row.accepted)
         if row.likeliest:
