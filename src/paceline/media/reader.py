@@ -72,6 +72,7 @@ class MediaReader:
         """
         self.tokenizer, self.tokens, self.default, self.max_len = tokenizer, tokens, default, max_len
         self._load_vision, self._load_audio, self._decoder, self.turns = vision, audio, Decoder(), Turns()
+        self._threads = torch.get_num_threads()
         self._seeing: VisionTower | None = None
         self._listening: AudioTower | None = None
         self._lock, self._loading, self._working = threading.Lock(), threading.Lock(), threading.Lock()
@@ -290,6 +291,7 @@ class MediaReader:
         if one.known:
             return one.encode(), True
         with self._working:  # one at a time, first come, first served
+            torch.set_num_threads(self._threads)  # a thread that began during a step of the engine has one
             with self._lock:
                 known = self._store.get((salt, one.key))
             vectors = one.encode() if known is None else known
