@@ -20,9 +20,9 @@ from itertools import product
 
 from paceline.control.adaptive import AdaptivePolicy, KnownPair
 from paceline.control.base import DraftPlan, DraftPolicy, PlanRow, RowOutcome, StepOutcome
-from paceline.control.reasons import NoDraftReason
 from paceline.control.cost_model import CostTable, DraftCost
 from paceline.control.fixed import FixedPolicy
+from paceline.control.reasons import NoDraftReason
 from paceline.ops.base import Stop
 from paceline.ops.rounds import Ends
 

@@ -38,7 +38,7 @@ def run(
     first: int = 0,
     heat: int = 0,
 ) -> list[DraftPlan]:
-    """The plans of so many steps in which each drafted token is kept with that chance; fewer if the drafter is given up."""
+    """The plans of so many steps in which each drafted token is kept with that chance, until the drafter is given up."""
     rng, plans, dense = random.Random(3), [], table.dense(200)
     cost = table.drafts["mtp"]
     for _ in range(steps):

@@ -167,7 +167,8 @@ def test_a_loss_in_pieces_has_the_value_and_gradients_of_the_whole(
     states.requires_grad_()
     head.requires_grad_()
     whole = (
-        OBJECTIVES[name](Laws(log_p[row], torch.log_softmax(states @ head.T, -1), tokens, best[row])) * weights
+        OBJECTIVES[name](Laws(log_p[row], torch.log_softmax(states @ head.T, -1), tokens, best[row]))
+        * weights
     ).sum()
     expected = torch.autograd.grad(3 * whole, (states, head))
     monkeypatch.setattr(scoring, "CPU_PIECE", 4 * 20 * 5)

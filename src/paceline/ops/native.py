@@ -375,7 +375,9 @@ def hybrid_loss(
     if not count:
         return values
     if log_p.shape[1] != columns or not 0 <= int(row.min()) <= int(row.max()) < len(log_p):
-        raise UsageError(f"logits {tuple(logits.shape)} do not meet distributions {tuple(log_p.shape)} in rows {row}")
+        raise UsageError(
+            f"logits {tuple(logits.shape)} do not meet distributions {tuple(log_p.shape)} in rows {row}"
+        )
     if len(best) != len(log_p) or int(best.max()) >= columns:
         raise UsageError(f"the most likely tokens are {best}, of {len(log_p)} rows of {columns} columns")
     _extension().hybrid_loss(
