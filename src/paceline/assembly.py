@@ -46,7 +46,6 @@ from paceline.models.drafters.state_net import GraphNet
 from paceline.models.registry import load_assistant, load_network, load_target
 from paceline.models.target import GraphTarget
 from paceline.ops.base import Runner
-from paceline.ops.reference import EagerRunner
 from paceline.ops.runners import DTYPES, pick_device, pick_runner
 from paceline.parallel.team import gather, per_rank
 from paceline.startup import Pair, start_up
@@ -82,8 +81,7 @@ def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
     adapter = find_adapter(config, path, say)
     tokenizer = load_tokenizer(path, config.chat_format)
     team = unless_built.enter_context(gather(config, path, source if _reads_kv(kind, source) else None))
-    picked = pick_runner(config, device, team.group, say)
-    runner, arithmetic = team.over(*picked)
+    runner, arithmetic = team.over(*pick_runner(config, device, team.group, say))
     target = load_share(config, path, adapter, runner, team.shard)
     net = _load_network(config, (kind, source), target)
     runner.prepare([target.hidden_graph, target.logits_graph])  # before the cache takes of what is free
@@ -102,7 +100,7 @@ def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
         media=reader_of(config, path, target, tokenizer, min(target.max_len, cache.max_tokens)),
         **{name: getattr(config, name) for name in _AS_CHOSEN},
         draft_tree=_tree(config, kind, drafters, cache),
-        own_threads=_own_threads(picked[0], device, drafters),
+        own_threads=_on_kernels(target) and all(is_ours(drafter) for drafter in drafters.values()),
         watch=team.watch,
         close=team.close,
     )
@@ -147,10 +145,9 @@ def load_mtp(config: EngineConfig, source: Path, target: GraphTarget) -> GemmaAs
     return load_assistant(source, target, dtype=DTYPES.get(config.dtype), transform=transform)
 
 
-def _own_threads(runner: Runner, device: torch.device, drafters: dict[str, Drafter]) -> bool:
-    """Whether a step computes nothing large with torch. A third party's drafter may."""
-    native = device.type == "cpu" and not isinstance(runner, EagerRunner)
-    return native and all(is_ours(drafter) for drafter in drafters.values())
+def _on_kernels(target: GraphTarget) -> bool:
+    """Whether it runs on the CPU's native kernels."""
+    return target.device.type == "cpu" and target.runner.reads_blocks
 
 
 def _reads_kv(kind: str, source: Path | None) -> bool:
@@ -377,8 +374,7 @@ def network_transform(config: EngineConfig, target: GraphTarget) -> Transform | 
     reads half as much, and which token is kept is the target's choice. What is stored quantized stays as it is.
     """
     kind = config.quantize_drafter
-    native = target.device.type == "cpu" and target.runner.reads_blocks
-    if kind is not None or not native or config.dtype != "auto" or config.verify != "match":
+    if kind is not None or not _on_kernels(target) or config.dtype != "auto" or config.verify != "match":
         return _transform(kind)
     quantized = _transform("int8")
     assert quantized is not None, "int8 is a kind"

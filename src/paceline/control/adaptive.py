@@ -38,6 +38,7 @@ from paceline.control.base import (
 from paceline.control.confidence import ConfidenceCalibrator, worth_of
 from paceline.control.cost_model import CostModel, CostTable
 from paceline.control.fixed import fixed_row, no_draft
+from paceline.control.giving_up import HOPELESS, Use
 from paceline.control.reasons import NoDraftReason
 from paceline.core import MAX_DRAFT_TOKENS
 from paceline.tree import Shape
@@ -48,13 +49,6 @@ FIRST_WAIT, LAST_WAIT = 32, 1024  # steps until a row's next probe: doubled by e
 IDLE = (
     FIRST_WAIT // 2
 )  # steps for which a network that did not pay is not thought about, where nobody else drafts
-# A drafter that keeps less than this share of what would pay is given up, but for one text of so many that shows
-# whether it still keeps so little
-HOPELESS, STAYS = 0.5, 16
-# A text alone that drafted in less than one of RARELY steps goes on without its network after LONG plain ones. After
-# IN_A_ROW such texts only one of RETRIES has it at all
-LONG, RARELY, IN_A_ROW, RETRIES = 64, 10, 3, 4
-FREE = 4  # probes that such a text begins with
 SAVED = 2.0  # probes that the budget holds at most
 TREES = REFERENCE // 4  # steps with chains until a tree shows what trees bring
 DEEPER = 2  # tokens beyond its planned length that a row may draft while its confidence pays for them
@@ -77,12 +71,9 @@ class _Request:
     promised: list[float] = field(default_factory=list)  # of its next tree, by its chains
     wait: int = FIRST_WAIT // 2  # steps from the last probe to the next
     due: int = 0  # the step from which it may be probed
-    free: int = 0  # probes that no budget need pay for
     probing: bool = False  # its draft in this step is a probe
     idle: int = 0  # the step from which its network is thought about again,
-    stays: bool = False  # its drafter is not given up for what it keeps in others
-    plain: int = 0  # steps alone in which nobody drafted,
-    used: int = 0  # and in which its network did
+    use: Use = field(default_factory=Use)
     why: NoDraftReason = NoDraftReason.NO_CONFIDENCE  # and why it drafts nothing until then
 
     def park(self, step: int, dear: bool) -> None:
@@ -123,6 +114,15 @@ class _Pairs:
             self._confidence[key] = ConfidenceCalibrator(self._known.get(key, KnownPair()).bins)
         return self._confidence[key]
 
+    def goes_without(self, row: PlanRow, use: Use, costs: CostModel, *, new: bool) -> bool:
+        """Whether a text is to go on without its network. What a full batch cannot pay for may pay in the next text."""
+        if row.drafter is None:
+            return False
+        prior = self.prior(row.drafter, row.heat)
+        price = break_even(row.drafter, Batch(1, 1), 1, costs) if prior.most() < HOPELESS else 0.0
+        hopeless = prior.most() < HOPELESS * price
+        return use.refused(prior, hopeless) if new else use.over(prior, hopeless)
+
 
 class AdaptivePolicy:
     def __init__(
@@ -153,11 +153,11 @@ class AdaptivePolicy:
             )
         out: list[PlannedRow | None] = []
         for row, proposal in zip(rows, free_proposals, strict=True):
-            new = row.id not in self._requests
-            request = self._request(row)
+            new, request = row.id not in self._requests, self._request(row)
             want = 1 if row.want == "auto" else row.want
             reason = no_draft(row, proposal, want)
-            if new and reason is None and row.want == "auto" and self._refuses(request, row.drafter):
+            auto = new and reason is None and row.want == "auto"
+            if auto and self._pairs.goes_without(row, request.use, self._costs, new=True):
                 reason = NoDraftReason.GIVEN_UP
             if reason is not None:
                 out.append(PlannedRow(None, 0, reason))
@@ -221,60 +221,30 @@ class AdaptivePolicy:
                 planned.append(PlannedRow(rows[i].drafter, 1))
             else:
                 request = self._request(rows[i])
-                drafter = networks[i].drafter if i in networks else None
-                if drafter is not None:
-                    request.park(self._step, drafter in dear)
-                    if self._gives_up(request, drafter):
+                if i in networks:
+                    request.park(self._step, networks[i].drafter in dear)
+                    if self._pairs.goes_without(rows[i], request.use, self._costs, new=False):
                         request.why = NoDraftReason.GIVEN_UP
                 planned.append(PlannedRow(None, 0, request.why))
         return DraftPlan(tuple(planned))
 
-    def _refuses(self, request: _Request, drafter: str | None) -> bool:
-        """Whether a new text goes without its network, since others had nothing of it."""
-        if drafter is None:
-            return False
-        prior = self._pairs.prior(drafter, request.heat)
-        few = STAYS if self._hopeless(prior, drafter) else RETRIES if prior.unused >= IN_A_ROW else 0
-        if not few:
-            return False
-        prior.refused += 1
-        request.stays = prior.refused % few == 0
-        request.free = FREE if request.stays else 0
-        return not request.stays
-
-    def _gives_up(self, request: _Request, drafter: str) -> bool:
-        """Whether a text that drafts nothing in this step never will."""
-        prior = self._pairs.prior(drafter, request.heat)
-        if request.plain >= LONG and request.used * RARELY < request.plain:
-            prior.unused += 1
-            return True
-        return not request.stays and self._hopeless(prior, drafter)
-
-    def _hopeless(self, prior: PairPrior, drafter: str) -> bool:
-        """Whether a drafter keeps so little in all texts that it pays in none. What a full batch cannot pay for does not
-        count: it may pay in the next text."""
-        most = prior.most()
-        return most < HOPELESS and most < HOPELESS * break_even(drafter, Batch(1, 1), 1, self._costs)
-
     def _probe(self, rows: Seq[PlanRow], candidates: Seq[int], batch: Batch) -> int | None:
         """The row that drafts one token to see whether it is kept, if one is due and the budget pays for it."""
         asked = {i: self._requests[rows[i].id] for i in candidates}
-        due = [i for i, request in asked.items() if request.free or request.due <= self._step]
+        due = [i for i, request in asked.items() if request.use.free or request.due <= self._step]
         if not due:
             return None
-        chosen = min(due, key=lambda i: (-asked[i].free, asked[i].due, i))
+        chosen = min(due, key=lambda i: (-asked[i].use.free, asked[i].due, i))
         drafter, request = rows[chosen].drafter, asked[chosen]
         assert drafter is not None
-        if request.free:
-            request.free, request.probing = request.free - 1, True
-            return chosen
         more = self._costs.step_seconds(batch.rows + 1, True) - self._costs.step_seconds(batch.rows, False)
         price = max(more, 0.0) + self._costs.draft_seconds(drafter, 1, 1)
         self._most = SAVED * price
-        if self._budget < price:
-            return None
-        self._budget -= price
-        request.probing = True
+        if not request.use.free:
+            if self._budget < price:
+                return None
+            self._budget -= price
+        request.use.free, request.probing = max(request.use.free - 1, 0), True
         return chosen
 
     def _found(self, i: int, row: PlanRow, proposal: Proposal | None, found: dict[int, Option]) -> None:
@@ -364,15 +334,13 @@ class AdaptivePolicy:
             self._learn_proposal(request, row.unused, row.agreed)
         if row.drafter is None or not row.drafted:
             request.probing = False
-            request.plain += alone
+            request.use.plain += alone
             return
         if row.drafter == NGRAM:
             self._learn_proposal(request, row.confidence, row.accepted)
             return
         request.idle = 0
-        request.used += alone
-        if request.used * RARELY >= request.plain + LONG:
-            self._pairs.prior(row.drafter, request.heat).unused = 0
+        request.use.drafted(self._pairs.prior(row.drafter, request.heat), alone=alone)
         key = row.drafter, request.heat > 0
         self._estimator(request, row.drafter).add(row.drafted, row.accepted)
         if row.likeliest:

@@ -68,8 +68,7 @@ class MediaReader:
         max_len: int | None = None,
     ) -> None:
         """`vision`, `audio`: what loads a tower at its first use, or why there is none. `default`: soft tokens of a
-        picture. `max_len`: tokens of a text at most.
-        """
+        picture. `max_len`: tokens of a text at most."""
         self.tokenizer, self.tokens, self.default, self.max_len = tokenizer, tokens, default, max_len
         self._load_vision, self._load_audio, self._decoder, self.turns = vision, audio, Decoder(), Turns()
         self._threads = torch.get_num_threads()
@@ -77,9 +76,8 @@ class MediaReader:
         self._listening: AudioTower | None = None
         self._lock, self._loading, self._working = threading.Lock(), threading.Lock(), threading.Lock()
         self._store: OrderedDict[tuple[str, int], torch.Tensor] = OrderedDict()
-        self._known: dict[
-            tuple[str, bytes, int], int
-        ] = {}  # (salt, digest of a file, budget) -> key of its content
+        # (salt, digest of a file, budget) -> key of its content
+        self._known: dict[tuple[str, bytes, int], int] = {}
         self._texts = {kind: tokenizer.token_text(ids.placeholder) for kind, ids in tokens.items()}
 
     @property
@@ -291,7 +289,7 @@ class MediaReader:
         if one.known:
             return one.encode(), True
         with self._working:  # one at a time, first come, first served
-            torch.set_num_threads(self._threads)  # a thread that began during a step of the engine has one
+            torch.set_num_threads(self._threads)  # one that began during a step has only itself
             with self._lock:
                 known = self._store.get((salt, one.key))
             vectors = one.encode() if known is None else known

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from paceline.ops import native
+from paceline.ops.losses import hybrid_loss
 from paceline.train.objectives import GREEDY_SHARE, HYBRID_DECAY, USED_AT, Laws, Objective, hybrid, shaped
 
 CPU_PIECE, GPU_PIECE = 2 << 20, 256 << 20  # bytes of one [rows, C] float32
@@ -109,7 +110,7 @@ def value_and_gradient(task: Task, part: slice, logits: torch.Tensor) -> tuple[t
     if logits.device.type == "cpu" and logits.dtype != torch.float64 and on_kernels(task.objective):
         at = scored.row[part].contiguous(), scored.best, weights.float().contiguous()
         grad = logits.float().contiguous()
-        value = native.hybrid_loss(grad, scored.log_p, at, KERNELS[task.objective]).sum()
+        value = hybrid_loss(grad, scored.log_p, at, KERNELS[task.objective]).sum()
         return value, grad.to(logits.dtype)
     logits.requires_grad_()
     with torch.enable_grad():
