@@ -1,5 +1,5 @@
-"""When a text goes on without its network. As long as that may draft, states are handed over, which takes up to a tenth of
-a plain step.
+"""When a text goes on without its network. As long as that may draft, states are handed over, which takes up to a
+tenth of a plain step.
 """
 
 from __future__ import annotations
