@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 from paceline.control.acceptance import PairPrior
 
-# A drafter that keeps less than this share of what would pay is given up, but for one text of so many that shows
-# whether it still keeps so little
-HOPELESS, STAYS = 0.5, 16
-# A text alone that drafted in less than one of RARELY steps goes on without its network after LONG plain ones. After
-# IN_A_ROW such texts only one of RETRIES has it at all
-LONG, RARELY, IN_A_ROW, RETRIES = 64, 10, 3, 4
-FREE = 4  # probes that such a text begins with
+HOPELESS = 0.5  # a drafter that keeps less than this share of what would pay is given up
+# A text alone that drafted in less than one of RARELY steps goes on without its network after LONG plain ones, and
+# IN_A_ROW such texts are enough for those that follow
+LONG, RARELY, IN_A_ROW = 64, 10, 3
+# One text of so many has its network all the same, and begins with so many probes that no budget need pay for
+STAYS, FREE = 8, 4
 
 
 @dataclass(slots=True)
@@ -28,11 +27,10 @@ class Use:
 
     def refused(self, prior: PairPrior, hopeless: bool) -> bool:
         """Whether a new text goes without it, since others had nothing of it."""
-        few = STAYS if hopeless else RETRIES if prior.unused >= IN_A_ROW else 0
-        if not few:
+        if not hopeless and prior.unused < IN_A_ROW:
             return False
         prior.refused += 1
-        self.stays = prior.refused % few == 0
+        self.stays = prior.refused % STAYS == 0
         self.free = FREE if self.stays else 0
         return not self.stays
 

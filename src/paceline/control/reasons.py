@@ -6,9 +6,7 @@ from enum import StrEnum
 class NoDraftReason(StrEnum):
     PARKED_BY_COST = "parked by cost"  # no acceptance would pay at this load
     NO_CONFIDENCE = "no confidence"  # this request's drafts are kept too rarely to pay
-    GIVEN_UP = (
-        "given up"  # hardly any token of this drafter is kept, whatever the text: this one goes on without it
-    )
+    GIVEN_UP = "given up"  # this text, or those before it, had nothing of the drafter: it goes on without
     NO_PROPOSAL = "no proposal"  # the drafter had nothing to say
     DISABLED = "disabled by request"
     NO_ROOM = "budget"  # the request ends before a draft could be kept

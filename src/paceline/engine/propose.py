@@ -95,7 +95,7 @@ def _reason(state: EngineState, request: RequestState, planned: PlannedRow) -> s
 
 
 def _give_up(state: EngineState, request: RequestState) -> None:
-    """The text goes on without its network, which keeps nothing for it any more."""
+    """The text goes on without its network, which is told nothing of it any more."""
     drafter = state.drafter_of(request)
     if drafter is not None:
         assert request.network is not None, "it has a drafter"

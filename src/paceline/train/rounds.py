@@ -21,7 +21,7 @@ from paceline.train.objectives import (
 from paceline.train.parallel import Captured, DraftModule, choose_anchors, valid_steps
 from paceline.train.scoring import Scored, Task, head_loss, pieces, score
 
-WIDE = 512  # columns from which a CPU's matrices are multiplied as bfloat16: the others take no time
+WIDE = 512  # columns from which a CPU multiplies matrices as bfloat16: narrower ones take little time
 TargetLogits = Callable[[torch.Tensor], torch.Tensor]  # [M, H] -> [M, V] float32
 
 
