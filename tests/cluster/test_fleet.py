@@ -175,7 +175,9 @@ def test_two_replicas_write_what_one_engine_writes(s: Served, expected: list[lis
 
 def test_a_killed_replica_loses_no_token(s: Served, expected: list[list[int]]) -> None:
     moved = worker(s).replicas.moved
-    for _ in range(2):
+    for kills in range(6):
+        if kills >= 2 and worker(s).replicas.moved > moved:
+            break  # a replica of which no text had begun moves none
         wait(lambda: len(replicas()) == 2)
         victim = replicas()[0]
         before = worker(s).replicas.tokens.copy()

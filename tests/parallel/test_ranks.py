@@ -185,17 +185,21 @@ def test_what_a_rank_cannot_load_reaches_the_user(
 
 
 def test_a_ctrl_c_waits_for_the_end_of_a_forward() -> None:
-    seen, before = [], signal.getsignal(signal.SIGINT)
+    seen, before = [], signal.default_int_handler
+    found = signal.signal(signal.SIGINT, before)  # a shell's background jobs ignore it
 
     def interrupted() -> None:
         with undisturbed():
             signal.raise_signal(signal.SIGINT)
             seen.append("went on")
 
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert seen == ["went on"]
-    assert signal.getsignal(signal.SIGINT) is before
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+        assert seen == ["went on"]
+        assert signal.getsignal(signal.SIGINT) is before
+    finally:
+        signal.signal(signal.SIGINT, found)
 
 
 def test_bad_numbers_of_ranks(folder: Path) -> None:
