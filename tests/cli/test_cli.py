@@ -260,7 +260,10 @@ def test_what_is_lossy_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     source.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     assert call(monkeypatch, "generate", str(source), "-o", str(out), *asked) == 2
     records = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-    assert {record["id"]: record.get("lossy") for record in records if "error" not in record} == {1: True, 2: None}
+    assert {record["id"]: record.get("lossy") for record in records if "error" not in record} == {
+        1: True,
+        2: None,
+    }
     assert "typical_delta=0" in next(record["error"] for record in records if "error" in record)
 
 

@@ -27,6 +27,7 @@ from paceline.convert.from_meta import convert_meta
 from paceline.core import Sequence
 from paceline.drafters.base import DraftContext, Kept
 from paceline.drafters.contract import GreedyPicker, check_drafter
+from paceline.drafters.states import IDLE, PIECES
 from paceline.models.registry import load_target
 from paceline.ops import native
 from paceline.ops.base import Runner
@@ -125,6 +126,27 @@ def test_each_step_is_within_1e_4(made: Made, runner: Runner) -> None:
     assert picker.tokens == [tokens]
     for logits, right in zip(picker.logits, expected, strict=True):
         assert float((logits - right).abs().max()) < 1e-4 * float(right.abs().max())
+
+
+def test_rows_that_wait_are_computed_by_pieces_and_their_memory_is_used_again(made: Made) -> None:
+    pair = Pair(*made)
+    first, second = texts(2, 90)
+    for text in (first, second):
+        states, sequence = pair.states(text), Sequence(0, text, 5, params(), 0)
+        assert pair.drafter.begin(sequence) == 0
+        waiting = pair.drafter._texts[0].waiting
+        assert not len(waiting)
+        for row in range(len(text) - 1):
+            pair.drafter.on_commit([Kept(sequence, row, [states[row : row + 1]])])
+            assert len(waiting) <= IDLE
+        done = pair.drafter.cache.committed(0)
+        assert done >= len(text) - 1 - IDLE
+        assert done % PIECES[-1] == 0
+        picker = Scores()
+        pair.drafter.draft(DraftContext([sequence], [2], [0], None, [False], pair.cache, picker))
+        assert picker.tokens[0] == pair.reference.draft(text, states, 2)[0][: len(picker.tokens[0])]
+        pair.drafter.forget(0)
+        assert pair.drafter._spare == [waiting]
 
 
 def test_the_text_is_that_of_plain_decoding_without_room_for_the_drafter(made: Made) -> None:

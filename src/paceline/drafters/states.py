@@ -30,9 +30,9 @@ from paceline.ops.base import RoundStart, Rule
 from paceline.soft_tokens import MediaRows, content_keys, media_rows
 from paceline.tree import preorder, renumbered
 
-CHUNK = 512  # rows of a forward when it catches up
+PIECES = (512, 64, 16)  # rows of a forward when it catches up: memory of few rows has been used lately
 WAITING = MAX_DRAFT_TOKENS + 1  # rows that a draft computes along; more get their K/V before
-IDLE = 64  # rows that may wait while nothing is drafted: in one batch, K/V of a row take a tenth of a draft's time
+IDLE = 48  # rows that may wait while nothing is drafted, three pieces: K/V of a row take a tenth of a draft's time
 Forward = Callable[[ForwardBatch, torch.Tensor, KVCache], tuple[torch.Tensor, ...]]
 MEMORY, NO_STATES = "drafter memory", "no hidden states"  # as NoDraftReason
 
@@ -43,7 +43,7 @@ class _Text:
 
     sequence: Sequence
     known: int  # rows of the text that are in the cache or wait
-    waiting: Waiting = field(default_factory=Waiting)  # the states of those that wait, in order
+    waiting: Waiting  # the states of those that wait, in order
 
 
 class MemoryDrafter(Drafter):
@@ -56,6 +56,9 @@ class MemoryDrafter(Drafter):
         self.name, self.cache, self.max_tokens = name, cache, max_tokens
         self.taps, self._shift = net.taps, net.shift
         self._texts: dict[int, _Text] = {}
+        self._spare: list[
+            Waiting
+        ] = []  # of texts that are gone: to touch new memory takes longer than to copy states
         self._lacking: dict[int, str] = {}  # texts that cannot be drafted for, and why
         self._ids = None if net.ids is None else net.ids[None]
 
@@ -77,7 +80,7 @@ class MemoryDrafter(Drafter):
         except CapacityError:
             self._lacking[sequence.id] = MEMORY
             return len(tokens)
-        self._texts[sequence.id] = _Text(sequence, known)
+        self._texts[sequence.id] = _Text(sequence, known, self._spare.pop() if self._spare else Waiting())
         return known
 
     def on_commit(self, kept: list[Kept]) -> None:
@@ -109,8 +112,9 @@ class MemoryDrafter(Drafter):
 
     def _close(self, sequence_id: int) -> None:
         self._lacking.pop(sequence_id, None)
-        if self._texts.pop(sequence_id, None) is not None:
+        if (text := self._texts.pop(sequence_id, None)) is not None:
             self.cache.close(sequence_id)
+            self._spare += text.waiting.cleared()
 
     def _drop(self, sequence_id: int, reason: str) -> None:
         """Give up a text and its memory until it is computed anew."""
@@ -118,21 +122,19 @@ class MemoryDrafter(Drafter):
         self._lacking[sequence_id] = reason
 
     def _catch_up(self, text: _Text) -> None:
-        """Compute all rows that wait but the last `shift`."""
-        sequence = text.sequence
-        states = text.waiting.all()
-        while len(states) > self._shift:
-            count = min(len(states) - self._shift, CHUNK)
-            first = self.cache.committed(sequence.id)
-            stored = sequence.tokens[first + self._shift : first + self._shift + count]
+        """Compute rows that wait, by whole pieces: what is left, and the last `shift`, a draft computes along."""
+        sequence, states = text.sequence, text.waiting.all()
+        while (left := len(states) - self._shift) >= PIECES[-1]:
+            count = next(piece for piece in PIECES if piece <= left)
+            first = self.cache.committed(sequence.id) + self._shift
             try:
-                tail = self.cache.tail([(sequence.id, stored)])
+                tail = self.cache.tail([(sequence.id, sequence.tokens[first : first + count])])
             except CapacityError:
                 return self._drop(sequence.id, MEMORY)
             self._absorb(sequence, states[:count])
             tail.commit([count])
             states = states[count:]
-        text.waiting.keep(self._shift)
+        text.waiting.keep(len(states))
         return None
 
     @abstractmethod

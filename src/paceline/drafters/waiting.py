@@ -14,7 +14,7 @@ import torch
 from paceline.drafters.base import Kept
 
 _FEW = 8  # rows that are copied one by one: torch takes longer to begin, and copies with threads of its own
-_LEAST, _STAYS = 32, 128  # rows that there is room for at first, and that room is kept for
+_ROOM = 128  # rows that there is room for at first: memory that nobody writes costs nothing. More is not kept
 
 
 class _Source(NamedTuple):
@@ -55,6 +55,11 @@ class Waiting:
                 to += source.width
         self._count += count
 
+    def cleared(self) -> list[Waiting]:
+        """Let go of all rows: itself, if the buffer is worth keeping for another text."""
+        self._count = 0
+        return [self] if 0 < self._room <= _ROOM else []
+
     def put(self, rows: torch.Tensor) -> None:
         """Rows [n, taps * H] in place of all that wait."""
         self._hold(rows.clone())
@@ -70,7 +75,7 @@ class Waiting:
         rows, gone = self._rows, self._count - last
         if rows is None or gone <= 0:
             return
-        if self._at and self._room <= _STAYS:
+        if self._at and self._room <= _ROOM:
             memmove(self._at, self._at + gone * self._width, last * self._width)
             self._count = last
         else:
@@ -100,7 +105,7 @@ class Waiting:
         """Make place for so many more."""
         need, old = self._count + count, self._rows
         width = sum(part.shape[1] for part in parts)
-        new = parts[0].new_empty((max(_LEAST, 1 << (need - 1).bit_length()), width))
+        new = parts[0].new_empty((max(_ROOM, 1 << (need - 1).bit_length()), width))
         if old is not None and self._count:
             new[: self._count] = old[: self._count]
         self._hold(new)
