@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from paceline.check.identity import Effort
 from paceline.check.proof import Plan, prove
 from paceline.check.subject import Subject
 from paceline.config import EngineConfig
+from paceline.control.base import DraftPlan, PlannedRow
+from paceline.control.fixed import FixedPolicy
+from paceline.control.reasons import NoDraftReason
 from paceline.convert.from_meta import convert_meta
 from paceline.core import Sequence
 from paceline.drafters.base import DraftContext, Kept
@@ -147,6 +151,30 @@ def test_rows_that_wait_are_computed_by_pieces_and_their_memory_is_used_again(ma
         assert picker.tokens[0] == pair.reference.draft(text, states, 2)[0][: len(picker.tokens[0])]
         pair.drafter.forget(0)
         assert pair.drafter._spare == [waiting]
+
+
+class GivesUp(FixedPolicy):
+    """Gives every network up in its tenth step."""
+
+    steps = 0
+
+    def plan(self, rows: Any, free_proposals: Any, prefill_rows: int = 0) -> DraftPlan:
+        self.steps += 1
+        if self.steps != 10:
+            return super().plan([replace(row, want=self.k) for row in rows], free_proposals, prefill_rows)
+        return DraftPlan(tuple([PlannedRow(None, 0, NoDraftReason.GIVEN_UP) for _ in rows]))
+
+
+def test_a_network_that_is_given_up_changes_no_text(made: Made) -> None:
+    pair = Pair(*made)
+    each = {str(i): (text, params(24, temperature=0.8, seed=i)) for i, text in enumerate(texts(3))}
+    plain = pair.engine(drafters={}, default_drafter="none").run(each)
+    got = pair.engine(policy=GivesUp(DEPTH), draft_tokens="auto").run(each)
+    assert {k: v[0].token_ids for k, v in got.items()} == {k: v[0].token_ids for k, v in plain.items()}
+    stats = [v[0].stats for v in got.values()]
+    assert sum(one.drafted for one in stats) > DEPTH
+    assert all(one.reasons[NoDraftReason.GIVEN_UP.value] > 5 for one in stats)
+    assert pair.drafter.cache.open_sequences == 0
 
 
 def test_the_text_is_that_of_plain_decoding_without_room_for_the_drafter(made: Made) -> None:

@@ -23,8 +23,20 @@ from paceline.models.base import Cached
 from paceline.models.drafters.state_net import SteppingNet
 from paceline.models.registry import load_network, load_target
 from paceline.models.target import GraphTarget
+from paceline.ops import native
 from paceline.ops.reference import EagerRunner
-from paceline.train import Eagle3, GemmaAssistant, Mtp, Recipe, Text, TrainOptions, Windows, distil, pack
+from paceline.train import (
+    Eagle3,
+    GemmaAssistant,
+    Mtp,
+    Recipe,
+    Text,
+    TrainOptions,
+    Windows,
+    distil,
+    pack,
+    rounds,
+)
 from paceline.train import capture as capture_module
 from paceline.train.capture import TargetTeacher, load_frozen
 from paceline.train.compare import open_engine
@@ -32,6 +44,7 @@ from paceline.train.export import export
 from paceline.train.methods.base import Exported
 from paceline.train.methods.eagle3.module import Eagle3Module
 from paceline.train.methods.speculators import default_taps
+from paceline.train.objectives import find_objective
 from paceline.train.parallel import DraftModule, choose_anchors, valid_steps
 from small_tokenizers import SIZE, byte_level
 
@@ -247,6 +260,35 @@ def test_it_learns(llama: Path, tmp_path: Path) -> None:
     options = TrainOptions(steps=30, batch=4, length=24, draft_tokens=2, eval_every=15, lr=1e-2)
     done = distil(llama, windows(8, 0), windows(3, 1), tmp_path, Recipe(options, method=Eagle3()))
     assert done.after.sampled[0] > done.before.sampled[0] + 0.02
+
+
+@pytest.mark.skipif(
+    not native.available() or not native.bf16_dot(), reason="this CPU multiplies no pairs of bfloat16"
+)
+@pytest.mark.parametrize("objective", ["kl", "hybrid", "shaped"])
+def test_matrices_in_bfloat16_have_nearly_the_loss_and_the_gradient_of_float32(
+    objective: str, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where they have 512 columns and more."""
+
+    def of(wide: int) -> tuple[float, torch.Tensor]:
+        monkeypatch.setattr(rounds, "WIDE", wide)
+        teacher = (method := Eagle3(vocabulary=30)).teacher(llama)
+        module = method.start(teacher, pack(texts(29, 17, 21), 50), "scratch", 0).module
+        shake(module)
+        captured = teacher.capture(pack(texts(29, 17, 21), 50))
+        plan = rounds.Plan(find_objective(objective), "decay", 0.8, STEPS, 0)
+        loss, count = rounds.batch_loss(module, captured, teacher.logits, plan, None)
+        loss.backward()
+        assert count > 60
+        return float(loss.detach()), torch.cat(
+            [p.grad.flatten() for p in module.parameters() if p.grad is not None]
+        )
+
+    exact, near = of(1 << 20), of(1)
+    assert near[0] != exact[0]
+    assert near[0] == pytest.approx(exact[0], rel=0.01)
+    assert torch.cosine_similarity(near[1], exact[1], dim=0) > 0.999
 
 
 def test_the_draft_vocabulary_is_what_the_target_writes_most() -> None:
