@@ -95,6 +95,7 @@ def test_a_line_is_edited_with_the_arrows_and_commands_completed(terminal: Termi
     terminal.keys("Enter")
     assert "^[[" not in terminal.wait("temperature = 0.7")
     terminal.keys("Enter", "Enter")  # empty lines do nothing
+    terminal.wait(">>>", 4)  # what is typed between two prompts is echoed by the terminal itself
     terminal.type("/bo")
     terminal.keys("BSpace")
     terminal.type("y")

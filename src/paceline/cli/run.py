@@ -109,6 +109,7 @@ def command(
         raise UsageError("--json is for one prompt: give PROMPT or -f FILE, or pipe it in")
     from paceline.cli.writing import chats
     from paceline.llm import LLM
+    from paceline.memory import freeze_objects
 
     with LLM(target, say=lambda line: click.echo(line, err=True), **options) as llm:
         chat = chats(llm, chat)
@@ -116,6 +117,7 @@ def command(
             raise UsageError("--system needs a chat model, or --chat: there is no other place for it")
         shown = _files(llm, chat, images, sounds)
         if prompt is None:
+            freeze_objects()
             how = chat, system, when_full == "refuse"
             _converse(_conversation(llm, said, how, Show(stats, show_drafts, False)), shown)
         else:
