@@ -22,9 +22,8 @@ settings.load_profile("busy machines")
 def own_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "PACELINE_PROFILE_DIR", str(tmp_path_factory.mktemp("profiles")))
-        patch.setattr(
-            "paceline.startup.MEASURING", 0.2
-        )  # seconds of each engine; 2 are a tenth of all tests' time
+        # seconds of each engine: 2 are a tenth of all tests' time
+        patch.setattr("paceline.startup.MEASURING", 0.2)
         yield
 
 

@@ -5,10 +5,8 @@ starts ahead of need take a sixth of these tests' time.
 import os
 import warnings
 
-os.environ |= {
-    "RAY_prestart_worker_first_driver": "0",
-    "RAY_enable_worker_prestart": "0",
-}  # read when Ray starts
+# read when Ray starts
+os.environ |= {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -56,9 +56,8 @@ class MemoryDrafter(Drafter):
         self.name, self.cache, self.max_tokens = name, cache, max_tokens
         self.taps, self._shift = net.taps, net.shift
         self._texts: dict[int, _Text] = {}
-        self._spare: list[
-            Waiting
-        ] = []  # of texts that are gone: to touch new memory takes longer than to copy states
+        # of texts that are gone: to touch new memory takes longer than to copy states
+        self._spare: list[Waiting] = []
         self._lacking: dict[int, str] = {}  # texts that cannot be drafted for, and why
         self._ids = None if net.ids is None else net.ids[None]
 
