@@ -138,3 +138,23 @@ def test_an_image_needs_a_builder(tmp_path: Path) -> None:
         assert said in done.stderr
     done = subprocess.run([str(SCRIPTS / "image"), "tpu"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
+
+
+def test_help_of_the_test_command_installs_nothing(tmp_path: Path) -> None:
+    """It runs in a copy without a Python: whatever it started would fail."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(SCRIPTS / "test", tmp_path / "scripts" / "test")
+    for flag in ("-h", "--help"):
+        asked = subprocess.run(
+            [tmp_path / "scripts" / "test", flag], capture_output=True, text=True, check=False
+        )
+        assert asked.returncode == 0
+        assert "--fast" in asked.stdout
+    assert [p.name for p in tmp_path.iterdir()] == ["scripts"]
+
+
+def test_the_fast_lane_names_tests_that_are_there() -> None:
+    lane = re.search(r"FAST=\((.*?)\)", (SCRIPTS / "test").read_text(encoding="utf-8"), re.DOTALL)
+    assert lane is not None
+    assert len(paths := lane.group(1).split()) > 10
+    assert all((ROOT / path).exists() for path in paths)

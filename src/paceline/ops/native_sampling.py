@@ -17,7 +17,6 @@ from paceline.ops.base import Rule
 from paceline.ops.extension import extension
 
 _BOOL = np.dtype(np.bool_)
-_M64 = 0xFFFFFFFFFFFFFFFF
 
 
 @cache
@@ -77,10 +76,3 @@ def draw(
         instead,
         masks,
     )
-
-
-def keys_batch(seeds: Seq[int], positions: Seq[int], purpose: int) -> list[tuple[int, int]]:
-    """`noise.keys` of many rows."""
-    native = extension("draw")
-    assert native is not None
-    return [native.noise_keys(s & _M64, p, purpose) for s, p in zip(seeds, positions, strict=True)]
