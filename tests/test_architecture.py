@@ -60,8 +60,9 @@ MAY_IMPORT = {
         "parallel",
     },
     "rank": {"assembly", "kv", "models", "ops", "parallel"},
-    "llm": {"assembly", "engine", "media", "text"},
-    "server": {"media", "control", "engine", "text", "llm", "assembly", "memory"},
+    "chat": {"media", "text"},
+    "llm": {"assembly", "chat", "engine", "media", "text"},
+    "server": {"chat", "media", "control", "engine", "text", "llm", "assembly", "memory"},
     "bench": {
         "capacity",
         "checkpoints",
@@ -81,6 +82,7 @@ MAY_IMPORT = {
     "check": {"llm", "engine", "assembly", "text", "media", "models", "kv", "ops", "sampling", "drafters"},
     "cluster": {
         "assembly",
+        "chat",
         "hub",
         "control",
         "engine",
@@ -108,7 +110,7 @@ MAY_IMPORT = {
         "assembly",
     },
     "cli": {"*"},
-    "async_llm": {"llm", "text"},
+    "async_llm": {"chat", "llm", "text"},
     "__init__": {"async_llm", "llm"},
     "__main__": {"cli"},
 }

@@ -15,6 +15,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
+from paceline.chat.options import ChatOptions
 from paceline.config import EngineOptions, SamplingOptions
 from paceline.core import Completion, Delta, SamplingParams
 from paceline.llm import LLM, Message, Prompt
@@ -89,7 +90,7 @@ class AsyncLLM:
         params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         on_done: Callable[[int, Completion], None] | None = None,
-        **said: Unpack[SamplingOptions],
+        **said: Unpack[ChatOptions],
     ) -> list[Completion]:
         """As `LLM.chat`. `on_done` is called in the loop's thread."""
         requests, finish = await in_thread(self._llm.conversations, messages, params, said)
@@ -105,7 +106,7 @@ class AsyncLLM:
         self,
         prompt: Prompt | Seq[Message],
         params: SamplingParams | None = None,
-        **said: Unpack[SamplingOptions],
+        **said: Unpack[ChatOptions],
     ) -> AsyncGenerator[Delta, None]:
         """As `LLM.stream`: `async for delta in llm.stream(prompt)`. Leaving the loop early cancels the request, at once
         with `contextlib.aclosing`, else when the loop has collected the stream.

@@ -380,6 +380,8 @@ class Delta:
     finish_reason: FinishReason | None = None
     stats: Stats | None = None  # with the last delta
     error: str | None = None
+    reasoning: str = ""  # of a chat: what is thought, which is not in `text`
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)  # pieces of calls, as OpenAI streams them
 
 
 @dataclass(slots=True)
@@ -398,3 +400,6 @@ class Completion:
     logprobs: list[TokenLogprob] | None = None
     error: str | None = None
     siblings: list[Completion] = field(default_factory=list)  # the other n - 1 texts of the same request
+    reasoning: str = ""  # of a chat: what was thought, which is not in `text`
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)  # of a chat, in OpenAI's form
+    warnings: list[str] = field(default_factory=list)  # of a chat: what was changed for its template

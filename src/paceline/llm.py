@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any, TypeGuard, Unpack
 
 from paceline.assembly import build_engine
+from paceline.chat.answer import ChatAnswer
+from paceline.chat.constraint import Grammars
+from paceline.chat.messages import A_MESSAGE
+from paceline.chat.options import NAMES, ChatOptions, asked_of, parted
+from paceline.chat.road import Chats, Turn
 from paceline.config import EngineConfig, EngineOptions, SamplingOptions
 from paceline.core import Completion, Delta, SamplingParams
 from paceline.engine.engine import Engine
 from paceline.engine.shared import Call, SharedEngine
 from paceline.errors import UsageError, shown
 from paceline.media.reader import MediaReader
-from paceline.media.talk import Talk, opened, prompt_of
+from paceline.media.talk import Talk
 from paceline.soft_tokens import Kind, copied
 from paceline.text.chat import ChatTemplate
-from paceline.text.formats.choose import format_of
-from paceline.text.marked import Answer, parted
 from paceline.text.tokenizer import Tokenizer
 
 Prompt = str | list[int]
 Media = Mapping[Kind, Seq[Any]]
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
-A_MESSAGE = "{'role': 'user', 'content': '...'}"
+GRAMMAR_SECONDS = 10.0  # that compiling a grammar may take
 
 
 class LLM:
@@ -50,6 +54,7 @@ class LLM:
         self._name = config.target
         self._engine: Engine | None = build_engine(config, say or (lambda line: None))
         self._shared = SharedEngine(self._engine)
+        self._grammars: Grammars | None = None
 
     def __repr__(self) -> str:
         if self._engine is None:
@@ -77,6 +82,8 @@ class LLM:
             return
         if engine.tokenizer is not None and isinstance(engine.tokenizer.chat, ChatTemplate):
             engine.tokenizer.chat.close()
+        if self._grammars is not None:
+            self._grammars.close()
         engine.close()
         del self._shared  # the calls that are running keep it until they end
 
@@ -101,6 +108,17 @@ class LLM:
     def reader(self) -> MediaReader | None:
         """What reads pictures; None where nothing can."""
         return self.engine.parts.media if isinstance(self.engine.parts.media, MediaReader) else None
+
+    @property
+    def chats(self) -> Chats:
+        """How it chats: messages to prompts, and tokens to answers."""
+        return Chats.of(self.tokenizer, self.reader)
+
+    def grammars(self) -> Grammars:
+        """Compiles what an answer has to look like. Raises UsageError where llguidance is not installed."""
+        if self._grammars is None:
+            self._grammars = _grammars(self.engine, self.chats)
+        return self._grammars
 
     @property
     def info(self) -> Mapping[str, Any]:
@@ -153,12 +171,14 @@ class LLM:
         *,
         on_done: Callable[[int, Completion], None] | None = None,
         progress: bool = False,
-        **said: Unpack[SamplingOptions],
+        **said: Unpack[ChatOptions],
     ) -> list[Completion]:
         """Answer a conversation, or several side by side, by the model's chat template; a list as of `generate`.
 
-        A message is {"role": "system" | "user" | "assistant", "content": "..."}. Where neither `params` nor max_tokens
-        is given, an answer may be as long as the context. Thinking parts are not in `.text`, only in `.token_ids`.
+        A message is {"role": "system" | "user" | "assistant", "content": "..."}, or any other of OpenAI's API. Where
+        neither `params` nor max_tokens is given, an answer may be as long as the context. Thinking parts are not in
+        `.text` but in `.reasoning`, calls of `tools` in `.tool_calls`; `.warnings` says what of the messages was changed
+        because the template does not take it. `tools`, `tool_choice`, `response_format` are those of OpenAI's API.
         Raises UsageError for a model without a template.
         """
         requests, finish = self.conversations(messages, params, said)
@@ -175,27 +195,29 @@ class LLM:
         self,
         prompt: Prompt | Seq[Message],
         params: SamplingParams | None = None,
-        **said: Unpack[SamplingOptions],
+        **said: Unpack[ChatOptions],
     ) -> Iterator[Delta]:
         """Write one prompt, yielding each step's delta; the last has `finish_reason` and `stats`. Messages: as `chat`.
 
         Streams may be read in turn, and `generate` called while some are open: they share the engine's steps. Leaving the
         loop early, an exception in it, closing the stream or losing it cancels the request.
         """
+        wanted, sampling = parted(said)
         if _is_talk(prompt):
-            ids, thinking = self.render(prompt)
-            (one,) = self._each(params, said, [len(ids)], fill=True)
-            return self._stream(ids, one, Answer(self.tokenizer, one, format_of(self.tokenizer), thinking))
-        (request,) = self.requests([prompt], params, said)  # type: ignore[arg-type]  # checked there
+            (turn,) = self.turns([prompt], params, said)
+            answer = self.chats.answer(turn.asked, turn.prompt.inside, turn.params, uuid.uuid4().hex[:16])
+            return self._stream(turn.prompt.ids, turn.params, answer)
+        _no_chat(wanted)
+        (request,) = self.requests([prompt], params, sampling)  # type: ignore[arg-type]  # checked there
         return self._stream(*request, None)
 
-    def _stream(self, ids: list[int], params: SamplingParams, answer: Answer | None) -> Iterator[Delta]:
+    def _stream(self, ids: list[int], params: SamplingParams, answer: ChatAnswer | None) -> Iterator[Delta]:
         call, shared = Call(), self._shared
         try:
             shared.add(call, ids, params)
             while call.open:
                 delta = shared.receive(call)
-                yield delta if answer is None else replace(delta, text=parted(answer.push(delta)).content)
+                yield delta if answer is None else _told(delta, answer)
                 self._check_open()
         finally:
             shared.close(call)
@@ -221,15 +243,29 @@ class LLM:
         params: SamplingParams | Seq[SamplingParams] | None,
         said: Mapping[str, Any],
     ) -> tuple[list[tuple[list[int], SamplingParams]], Callable[[int, Completion], None]]:
-        """What `chat` is asked for as requests, and what takes the thinking parts out of a completion's text."""
-        rendered = [self.render(talk) for talk in _talks(messages)]
-        each = self._each(params, said, [len(ids) for ids, _ in rendered], fill=True)
+        """What `chat` is asked for as requests, and what takes the completion of one apart."""
+        turns = self.turns(_talks(messages), params, said)
 
         def finish(i: int, completion: Completion) -> None:
-            for one in (completion, *completion.siblings):
-                one.text = self._visible(one, each[i], rendered[i][1])
+            for j, one in enumerate((completion, *completion.siblings)):
+                self.settle(turns[i], one, j)
 
-        return [(ids, one) for (ids, _), one in zip(rendered, each, strict=True)], finish
+        return [(turn.prompt.ids, turn.params) for turn in turns], finish
+
+    def turns(
+        self,
+        talks: Seq[Seq[Message]],
+        params: SamplingParams | Seq[SamplingParams] | None,
+        said: Mapping[str, Any],
+    ) -> list[Turn]:
+        """Conversations that are ready to be answered. Raises UsageError."""
+        wanted, sampling = parted(said)
+        _check_names(sampling, also=NAMES)
+        chats = self.chats
+        asked = [asked_of(chats, talk, wanted) for talk in talks]
+        prompts = [chats.prompt(one) for one in asked]
+        each = self._each(params, sampling, [len(prompt.ids) for prompt in prompts], fill=True)
+        return [chats.turn(*one, self.grammars) for one in zip(asked, prompts, each, strict=True)]
 
     def completions(
         self, requests: Seq[tuple[list[int], SamplingParams]]
@@ -269,16 +305,47 @@ class LLM:
 
     def render(self, messages: Seq[Message]) -> tuple[list[int], bool]:
         """(prompt of a conversation, whether it has opened a thinking part). Raises UsageError."""
-        template = ChatTemplate.of(self.tokenizer)
-        plain = [_message(i, message, template) for i, message in enumerate(messages)]
-        talk = opened(plain, self.reader)
-        text = template.render(talk.messages)
-        return prompt_of(text, talk, self.tokenizer, self.reader), format_of(self.tokenizer).opened_by(text)
+        prompt = self.chats.prompt(asked_of(self.chats, messages, {}))
+        return prompt.ids, prompt.inside
 
-    def _visible(self, done: Completion, params: SamplingParams, thinking: bool) -> str:
-        answer = Answer(self.tokenizer, params, format_of(self.tokenizer), thinking)
-        whole = Delta(done.request, done.index, done.text, done.token_ids, done.origins, finish_reason="stop")
-        return parted(answer.push(whole)).content
+    def settle(self, turn: Turn, done: Completion, index: int = 0) -> None:
+        """Put what a completion says, thinks and calls into its fields."""
+        name = f"{uuid.uuid4().hex[:16]}_{index}"
+        answer = self.chats.answer(turn.asked, turn.prompt.inside, turn.params, name)
+        answer.push(
+            Delta(done.request, done.index, done.text, done.token_ids, done.origins, finish_reason="stop")
+        )
+        done.text, done.reasoning, done.tool_calls = answer.content, answer.thoughts, answer.tool_calls()
+        done.warnings = list(turn.prompt.changes)
+
+
+def _told(delta: Delta, answer: ChatAnswer) -> Delta:
+    """A delta with what it adds to what is said, thought and called."""
+    piece = answer.push(delta)
+    return replace(
+        delta, text=piece.get("content", ""), reasoning=piece.get("reasoning_content", ""),
+        tool_calls=piece.get("tool_calls", []),
+    )  # fmt: skip
+
+
+def _grammars(engine: Engine, chats: Chats) -> Grammars:
+    try:
+        from paceline.text.grammar import Grammars as Compiler
+        from paceline.text.vocabulary import Vocabulary
+    except ImportError as error:
+        raise UsageError(
+            "response_format and forced calls need llguidance: pip install 'paceline[serve]'"
+        ) from error
+    target, tokenizer = engine.state.target, chats.tokenizer
+    ends = tuple(dict.fromkeys([*tokenizer.eos_ids, *target.eos_token_ids]))
+    vocabulary = Vocabulary(tokenizer.to_json(), target.vocab_size, ends)
+    return Compiler.of(tokenizer, vocabulary, chats.format, GRAMMAR_SECONDS)
+
+
+def _no_chat(wanted: Mapping[str, Any]) -> None:
+    """Raise UsageError for what a prompt cannot have."""
+    for name in wanted:
+        raise UsageError(f"{name} is for messages: use chat(messages), or leave it out")
 
 
 class _Bar:
@@ -310,10 +377,11 @@ def _progress() -> Any:
     return Progress(*columns, console=Console(stderr=True))
 
 
-def _check_names(said: Mapping[str, Any]) -> None:
-    names = SamplingParams.names()
+def _check_names(said: Mapping[str, Any], also: Iterable[str] = ()) -> None:
+    """`also`: names that may be meant, too."""
+    names = [*SamplingParams.names(), *also]
     for name in said:
-        if name not in names:
+        if name not in SamplingParams.names():
             other = {"sampling_params": "params", "use_tqdm": "progress"}.get(name)
             near = [other] if other else difflib.get_close_matches(name, names, 1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
@@ -366,20 +434,6 @@ def _with_media(media: Media | None, listed: list[Any], reader: MediaReader | No
     if reader is None:
         raise UsageError("this model reads text only: leave images and audio out")
     return [reader.prompt(listed[0], Talk([], reader.in_order(listed[0], media)), add_bos=None)]
-
-
-def _message(index: int, message: Message, template: ChatTemplate) -> Message:
-    """As the template takes it: parts are joined unless it goes through them. Raises UsageError for what is none."""
-    role = message.get("role") if isinstance(message, Mapping) else None
-    content = message.get("content", 0) if isinstance(role, str) else 0
-    if not isinstance(content, str | list | Mapping | None):
-        raise UsageError(f"messages[{index}]={shown(message)} is no message: give {A_MESSAGE}")
-    if not isinstance(content, list):
-        return message
-    texts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-    if template.takes_parts or not all(isinstance(text, str) for text in texts):
-        return message
-    return {**message, "content": "".join(map(str, texts))}
 
 
 def _talks(messages: object) -> list[Seq[Message]]:

@@ -70,7 +70,7 @@ def test_turns_are_remembered_and_each_costs_only_its_new_tokens(smollm2: LLM) -
         if seen:
             assert stats.cached_prompt_tokens >= (seen - 1) // 16 * 16
         seen = conversation.turns.used
-    assert "My name is Ann." in conversation.turns.prompt("x", None).text
+    assert "My name is Ann." in conversation.turns.prompt("x", None).prompt.text
     messages = conversation.turns.messages
     assert [m["content"] for m in messages[1::2]] == answers
     assert [m["role"] for m in messages] == ["user", "assistant"] * 4
@@ -82,7 +82,7 @@ def test_the_prompt_of_a_later_turn_is_the_template_of_all(smollm2: LLM) -> None
     conversation = talk(smollm2, max_tokens=40)
     for question in ("Say hello.", "Again, in é🎉 words."):
         take(conversation, question)
-    prompt = conversation.turns.prompt("Third.", None)
+    prompt = conversation.turns.prompt("Third.", None).prompt
     assert smollm2.tokenizer.decode(prompt.ids, skip_special=False) == prompt.text
     assert prompt.ids[: conversation.turns.used] == conversation.turns._seen[1]
     from paceline.text.chat import ChatTemplate
@@ -159,7 +159,7 @@ def test_what_is_said_equals_what_generate_says(demo: LLM) -> None:
         )
         assert said(take(plain, text)) == expected
     params = demo.params(max_tokens=24)
-    painter = Painter(demo, params, thinking=False, drafts=True)
+    painter = Painter(demo, params, drafts=True)
     kinds = {p.kind for delta in demo.stream(text, params) for p in painter.push(delta)}
     assert kinds == {"said", "draft"}
     assert painter.said == demo.generate(text, params)[0].text

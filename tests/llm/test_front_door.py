@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from paceline import LLM, AsyncLLM, PacelineError, SamplingParams, UsageError
+from paceline.chat.options import ChatOptions
 from paceline.config import EngineConfig, EngineOptions, SamplingOptions
 
 PROMPTS = ["def parse(", "class Stack:\n    def push(self,"]
@@ -35,9 +36,9 @@ def test_typed_keywords_are_the_fields() -> None:
         (LLM.__init__, EngineOptions),
         (AsyncLLM.__init__, EngineOptions),
         (LLM.generate, SamplingOptions),
-        (LLM.chat, SamplingOptions),
-        (LLM.stream, SamplingOptions),
-        (AsyncLLM.stream, SamplingOptions),
+        (LLM.chat, ChatOptions),
+        (LLM.stream, ChatOptions),
+        (AsyncLLM.stream, ChatOptions),
     ):
         last = list(inspect.signature(call).parameters.values())[-1]
         assert last.kind is inspect.Parameter.VAR_KEYWORD

@@ -62,6 +62,7 @@ class _Text:
     constraint: Constraint | None
     script: list[int]
     stats: Stats = field(default_factory=Stats)
+    said: str = ""
     out: list[int] = field(default_factory=list)
 
 
@@ -70,7 +71,7 @@ class FakeEngine:
 
     def __init__(self, tokenizer: Tokenizer, script: str | None = None, delay: float = 0.0) -> None:
         self.tokenizer, self.script, self.delay = tokenizer, script, delay
-        self.texts: list[_Text] = []
+        self.running: list[_Text] = []
         self.max_len = MAX_LEN
         self.fail: list[Exception] = []
         self.nan_in: str | None = None
@@ -80,7 +81,7 @@ class FakeEngine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.texts)
+        return bool(self.running)
 
     @property
     def info(self) -> Mapping[str, Any]:
@@ -101,10 +102,12 @@ class FakeEngine:
             seed = (params.seed or 0) + index
             script = self.tokenizer.encode(self.script, add_bos=False) if self.script is not None else []
             stream = TextStream(self.tokenizer, params)
-            self.texts.append(_Text(request_id, index, prompt_ids, params, seed, stream, constraint, script))
+            self.running.append(
+                _Text(request_id, index, prompt_ids, params, seed, stream, constraint, script)
+            )
 
     def cancel(self, request_id: str) -> None:
-        self.texts = [t for t in self.texts if t.request != request_id]
+        self.running = [t for t in self.running if t.request != request_id]
 
     def watch(self) -> None:
         """It can always step."""
@@ -116,9 +119,9 @@ class FakeEngine:
             time.sleep(self.delay)
         if self.fail:
             raise self.fail.pop(0)
-        deltas = [self._advance(text) for text in self.texts]
+        deltas = [self._advance(text) for text in self.running]
         done = {(d.request, d.index) for d in deltas if d.finish_reason}
-        self.texts = [t for t in self.texts if (t.request, t.index) not in done]
+        self.running = [t for t in self.running if (t.request, t.index) not in done]
         return deltas
 
     def _advance(self, text: _Text) -> Delta:
@@ -162,6 +165,7 @@ class FakeEngine:
         elif finish:
             shown += text.stream.finish()
         text.out += new
+        text.said += shown
         stats = text.stats
         stats.steps += 1
         stats.emitted += len(new)

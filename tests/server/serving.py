@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx2 as httpx
 
+from paceline.chat.road import Chats
 from paceline.engine.worker import StepEngine, Worker
 from paceline.errors import UsageError
 from paceline.server.app import build_app
@@ -82,8 +83,8 @@ def served(
     service = Service("fake", config, made, Metrics(made))
     drafters = ("none", "ngram", "mtp")
     service.loaded = Room(
-        engine.tokenizer, chat[0], grammars or NoGrammars(), engine.max_len, engine.tokenizer.vocab_size, drafters,
-        chat=True, format=chat[1],
+        Chats(engine.tokenizer, *chat), grammars or NoGrammars(), engine.max_len, engine.tokenizer.vocab_size,
+        drafters, chat=True,
     )  # fmt: skip
     listening = bind(config)
     port = listening.getsockname()[1]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from families import ARGUMENTS, FAMILIES, TOOLS, tokenizer_of
-from paceline.server.loading import make_render
+from paceline.chat.road import make_render
 from paceline.text.chat import ChatTemplate
 from paceline.text.formats.base import ChatFormat
 from paceline.text.formats.choose import format_of

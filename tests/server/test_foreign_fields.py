@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -293,8 +294,7 @@ def seen(s: Served, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         out.append((messages, tools, options))
         return " ".join(["a prompt", *(str(message.get("content")) for message in messages)])
 
-    monkeypatch.setattr(s.service, "loaded", type(room)(**{
-        name: getattr(room, name) for name in type(room).__dataclass_fields__} | {"render": render}))  # fmt: skip
+    monkeypatch.setattr(s.service, "loaded", replace(room, chats=replace(room.chats, render=render)))
     return out
 
 
@@ -352,9 +352,9 @@ def test_older_functions_in_history_and_in_the_request(s: Served, seen: list[Any
     told, tools, _ = seen.pop()
     assert tools == [{"type": "function", "function": FUNCTION}]
     assert told[1]["tool_calls"] == [
-        {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+        {"id": "call_1_0", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
     ]
-    assert told[2] == {"role": "tool", "name": "add", "content": "2", "tool_call_id": "call_1"}
+    assert told[2] == {"role": "tool", "name": "add", "content": "2", "tool_call_id": "call_1_0"}
     assert told[3]["tool_calls"][0]["function"]["arguments"] == {"a": 2}
 
 

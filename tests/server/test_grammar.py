@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.chat.forms import Limits, checked_schema
 from paceline.core import Constraint
 from paceline.errors import UsageError
-from paceline.text.grammar import GrammarConstraint, Grammars, check_depth
+from paceline.text.grammar import GrammarConstraint, Grammars
 from paceline.text.phases import AfterThinking
 from paceline.text.tokenizer import Tokenizer
 from server.fake_engine import make_tokenizer
@@ -169,7 +170,7 @@ def test_deep_schemas_are_refused_without_recursion() -> None:
     for _ in range(100_000):
         deep = {"a": deep}
     with pytest.raises(UsageError, match="deeper"):
-        check_depth(deep, 32)
-    check_depth({"a": [{"b": 1}]}, 3)
+        checked_schema(deep, "x", Limits(32))
+    checked_schema({"a": [{"b": 1}]}, "x", Limits(3))
     while deep:  # taken apart in a loop: the interpreter's own way of freeing it is recursive
         deep = deep["a"]

@@ -152,7 +152,7 @@ def test_an_error_while_it_streams_is_a_line() -> None:
                 if not server.engine.fail and "error" not in text:
                     server.engine.fail = [ValueError("x"), ValueError("x")]
         assert "error" in json.loads(text.splitlines()[-1])
-        assert server.settled(lambda: not server.engine.texts)
+        assert server.settled(lambda: not server.engine.running)
 
 
 def test_curl_as_in_its_documentation(s: Served) -> None:

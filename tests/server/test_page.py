@@ -285,7 +285,9 @@ def test_a_conversation_longer_than_the_context(page: Page, s: Served) -> None:
 def test_the_settings_are_the_models_until_they_are_set(page: Page, s: Served) -> None:
     assert s.service.loaded is not None
     switches = replace(PLAIN, switches=True)
-    s.service.loaded = replace(s.service.loaded, sampling={"temperature": 0.6, "top_k": 64}, format=switches)
+    room = s.service.loaded
+    chats = replace(room.chats, format=switches)
+    s.service.loaded = replace(room, sampling={"temperature": 0.6, "top_k": 64}, chats=chats)
     page.open()
     page.say("one", 1)
     assert (s.engine.last_params.temperature, s.engine.last_params.top_k) == (0.6, 64)

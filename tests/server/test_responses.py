@@ -263,4 +263,4 @@ def test_an_error_before_and_after_the_first_token() -> None:
                     server.engine.fail = [ValueError("x"), ValueError("x")]
         assert '"error":{' in text
         assert "response.completed" not in text
-        assert server.settled(lambda: not server.engine.texts)
+        assert server.settled(lambda: not server.engine.running)

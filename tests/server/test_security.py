@@ -347,7 +347,7 @@ def test_one_connection_too_many_gets_the_envelope_and_a_seat_that_is_given_back
         seated = [socket.create_connection(("127.0.0.1", s.port)) for _ in range(2)]
         for connection in seated:
             connection.sendall(head_of(f"Content-Length: {len(text)}") + text)
-        assert s.settled(lambda: len(s.engine.texts) == 2)
+        assert s.settled(lambda: len(s.engine.running) == 2)
         with httpx.Client(base_url=s.url) as late:
             still_sending = short | {"prompt": "x" * 3_000_000}
             for sent in (short, still_sending):
@@ -358,7 +358,7 @@ def test_one_connection_too_many_gets_the_envelope_and_a_seat_that_is_given_back
                 assert refused.json()["error"]["code"] == "too_many_connections"
                 assert refused.json()["error"]["type"] == "service_unavailable_error"
             assert late.get("/health").status_code == 200
-            assert len(s.engine.texts) == 2
+            assert len(s.engine.running) == 2
             seated[0].close()
             assert s.settled(lambda: late.post("/v1/completions", json=short).status_code == 200)
             assert s.client.get("/metrics").status_code == 503
@@ -385,13 +385,13 @@ def test_a_client_that_leaves_frees_everything(stream: bool, pause: float) -> No
         body = json.dumps({"model": "fake", "prompt": "x", "max_tokens": 400, "stream": stream}).encode()
         connection = socket.create_connection(("127.0.0.1", s.port))
         connection.sendall(head_of(f"Content-Length: {len(body)}") + body)
-        assert s.settled(lambda: bool(s.engine.texts))
+        assert s.settled(lambda: bool(s.engine.running))
         time.sleep(pause)
         connection.setsockopt(
             socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0"
         )  # closes with a reset
         connection.close()
-        assert s.settled(lambda: not s.engine.texts and s.worker.load().texts == 0, 2)
+        assert s.settled(lambda: not s.engine.running and s.worker.load().texts == 0, 2)
         assert 'outcome="disconnected"} 1.0' in s.client.get("/metrics").text
 
 

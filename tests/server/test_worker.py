@@ -89,7 +89,7 @@ def test_cancel_frees_within_two_steps_at_any_phase(engine: FakeEngine) -> None:
             time.sleep(pause)
             steps = worker.counters.steps
             worker.cancel("a")
-            wait(lambda: not engine.texts and worker.load().texts == 0)
+            wait(lambda: not engine.running and worker.load().texts == 0)
             assert worker.counters.steps - steps <= 2
             seen = len(sink.items)
             time.sleep(0.02)

@@ -14,9 +14,11 @@ import pytest
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
+from paceline.chat.messages import plain as plain_messages
+from paceline.chat.messages import unfinished
 from paceline.errors import PromptError, UsageError
 from paceline.media.talk import opened
-from paceline.server.history import history, unfinished
+from paceline.server.asking import given_of
 from paceline.server.schema import Message
 from paceline.text.chat import ChatTemplate
 from text.tiny_tokenizers import gemma_style
@@ -228,7 +230,7 @@ def test_an_answer_that_is_begun_goes_on_as_in_transformers(
 ) -> None:
     """transformers refuses where the template leaves the thoughts out; ours goes on with what is shown of the text."""
     messages = [S, U, said("assistant", BEGUN[begun])]
-    got = unfinished(lambda m: template.render(m, add_generation_prompt=False), messages, "messages.2")
+    got = unfinished(lambda m: template.render(m, add_generation_prompt=False), messages)
     try:
         want = theirs(oracle, template.source, messages, continue_final_message=True)
     except ValueError:
@@ -247,7 +249,7 @@ def test_the_space_at_the_end_of_what_is_begun_stays(
     want = theirs(oracle, template.source, messages, continue_final_message=True)
     assert want is not None
     assert want.endswith("The answer")
-    assert unfinished(lambda m: template.render(m, add_generation_prompt=False), messages, "x") == want + " "
+    assert unfinished(lambda m: template.render(m, add_generation_prompt=False), messages) == want + " "
 
 
 SENT = [name for name, (messages, _, options) in CHATS.items()
@@ -276,7 +278,9 @@ def test_what_clients_send_is_rendered_as_in_transformers(
         for plain, given in zip(want, CHATS[name][0]):
             if "tool_calls" in given:
                 plain["tool_calls"] = [{"type": "function", **one} for one in given["tool_calls"]]
-    sent = history([Message.model_validate(message) for message in messages], template.takes_parts)
+    sent = plain_messages(
+        [given_of(Message.model_validate(message)) for message in messages], template.takes_parts
+    )
     assert ours(template, sent, tools, {}) == theirs(
         oracle, template.source, want, tools=tools, add_generation_prompt=True
     )
@@ -286,4 +290,8 @@ def test_what_clients_send_is_rendered_as_in_transformers(
 def test_a_model_that_reads_text_refuses_pictures_and_sounds(kind: str) -> None:
     part = {"type": kind, kind: {"url": "data:x"}}
     with pytest.raises((PromptError, ValueError), match=kind):
-        opened(history([Message.model_validate(said("user", [text("a"), part]))], True), None, served=True)
+        opened(
+            plain_messages([given_of(Message.model_validate(said("user", [text("a"), part])))], True),
+            None,
+            served=True,
+        )

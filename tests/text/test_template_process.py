@@ -155,15 +155,16 @@ def test_templates_that_go_through_parts_are_known(source: str, takes: bool) -> 
 
 
 def test_the_server_hands_parts_on_to_them() -> None:
-    from paceline.server.history import history, unfinished
-    from paceline.server.loading import make_render
+    from paceline.chat.messages import plain, unfinished
+    from paceline.chat.road import make_render
+    from paceline.server.asking import given_of
     from paceline.server.schema import Message
 
     parts: Any = [{"type": "text", "text": " a"}, {"type": "input_text", "text": "b "}]
-    messages = [Message.model_validate({"role": "user", "content": parts})]
+    messages = [given_of(Message.model_validate({"role": "user", "content": parts}))]
     for source, wanted in ((BOTH, "[ a][b ]"), (PLAIN, "user:  ab ")):
         tokenizer = Tokenizer(gemma_style(), CONFIG, template=source)
         render, takes = make_render(tokenizer)
-        assert render(history(messages, takes), None, {}) == wanted
-        cut = unfinished(lambda m, render=render: render(m, None, {}), history(messages, takes), "x")
+        assert render(plain(messages, takes), None, {}) == wanted
+        cut = unfinished(lambda m, render=render: render(m, None, {}), plain(messages, takes))
         assert cut == wanted.removesuffix("]")

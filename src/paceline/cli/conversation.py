@@ -125,22 +125,26 @@ class Conversation:
 
     def _answer(self, text: str) -> Generator[Piece]:
         self._stop = False
-        context = self.llm.engine.max_len
+        context, turn, ids = self.llm.engine.max_len, None, list[int]()
         if self.chat:
             question = content(text, self.attached)
-            prompt = self.turns.prompt(question, self.said.get("max_tokens"))
-            ids, thinking = prompt.ids, _opened(self.llm, prompt.text)
-            if prompt.dropped:
+            asked = self.turns.prompt(question, self.said.get("max_tokens"))
+            if asked.dropped:
                 yield Piece(
-                    f"the context of {context} tokens is full: the model no longer sees the oldest {prompt.dropped} "
+                    f"the context of {context} tokens is full: the model no longer sees the oldest {asked.dropped} "
                     "messages",
                     "note",
                 )
+            yield from (Piece(change, "note") for change in asked.prompt.changes)
+            ids = asked.prompt.ids
         else:
-            ids, thinking = self.llm.tokenizer.encode(text), None
+            ids = self.llm.tokenizer.encode(text)
         room = max(context - len(ids), 1)
         params = self.llm.params(**(({"max_tokens": room} if self.chat else {}) | self.said))
-        painter = Painter(self.llm, params, thinking=thinking, drafts=self.drafts)
+        if self.chat:
+            turn = self.llm.chats.turn(asked.asked, asked.prompt, params, self.llm.grammars)
+            params = turn.params
+        painter = Painter(self.llm, params, turn, drafts=self.drafts)
         tokens: list[int] = []
         last: Delta | None = None
         try:
@@ -152,7 +156,7 @@ class Conversation:
                         break
         finally:
             if self.chat and tokens:
-                self.turns.add(question, painter.said, prompt, tokens)
+                self.turns.add(question, painter.said, asked.prompt, tokens)
                 self.attached = []
         yield from self._end(
             last, why(None if last is None else last.finish_reason, params.max_tokens, room, context)
@@ -299,12 +303,6 @@ class Conversation:
     def _exit(self, rest: str) -> Iterator[Piece]:
         self.done = True
         return iter(())
-
-
-def _opened(llm: LLM, text: str) -> bool:
-    from paceline.text.formats.choose import format_of
-
-    return format_of(llm.tokenizer).opened_by(text)
 
 
 def _value(text: str, name: str) -> Any:

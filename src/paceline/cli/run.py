@@ -15,7 +15,11 @@ from paceline.cli.options import ENGINE, SAMPLING, apply, json_line, profile_dir
 from paceline.errors import PromptError, RequestFailed, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.chat.road import Turn
     from paceline.cli.conversation import Conversation
+    from paceline.cli.writing import Painter, Piece
     from paceline.core import Delta, SamplingParams
     from paceline.llm import LLM
     from paceline.soft_tokens import Kind
@@ -214,15 +218,16 @@ def _content(prompt: str, files: list[tuple[Kind, str]]) -> list[dict[str, Any]]
     return [*parts, {"type": "text", "text": prompt}]
 
 
-def _request(llm: LLM, prompt: Any, chat: bool, system: str | None) -> tuple[list[int], bool | None]:
-    """(token ids, whether the prompt has opened a thinking part: None for a text that is continued)."""
-    if not chat:
-        return llm.tokenizer.encode(prompt), None
+def _turn(llm: LLM, prompt: Any, system: str | None, said: dict[str, Any]) -> Turn:
+    """A chat of one message, ready to be answered. An answer may be as long as the context."""
     messages = [] if system is None else [{"role": "system", "content": system}]
     try:
-        return llm.render([*messages, {"role": "user", "content": prompt}])
+        (turn,) = llm.turns([[*messages, {"role": "user", "content": prompt}]], None, said)
     except PromptError as error:
         raise PromptError(_PART.sub(lambda found: _named(prompt, int(found[1])), str(error))) from error
+    for change in turn.prompt.changes:
+        click.echo(change, err=True)
+    return turn
 
 
 def _named(content: list[dict[str, Any]], place: int) -> str:
@@ -233,16 +238,24 @@ def _named(content: list[dict[str, Any]], place: int) -> str:
 
 def _write(llm: LLM, asked: tuple[Any, bool, str | None], said: dict[str, Any], show: Show) -> None:
     """Write one text to standard output. A chat may be as long as the context."""
-    from paceline.cli.writing import LOSSY, stats_lines, why
+    from paceline.cli.writing import LOSSY, Painter, Piece, stats_lines, why
 
     prompt, chat, system = asked
-    ids, thinking = _request(llm, prompt, chat, system)
+    turn = _turn(llm, prompt, system, said) if chat else None
+    if turn is None:
+        ids, params = llm.tokenizer.encode(prompt), llm.params(**said)
+    else:
+        ids, params = turn.prompt.ids, turn.params
     room = max(llm.engine.max_len - len(ids), 1)
-    params = llm.params(**(({"max_tokens": room} if chat else {}) | said))
     if show.as_json:
-        _print_json(llm, ids, params, thinking)
+        _print_json(llm, ids, params, turn)
         return
-    last = _stream(llm, (ids, params), None if chat else prompt, (thinking, show.drafts))
+    painter = Painter(llm, params, turn, drafts=show.drafts)
+    last = _stream(
+        llm.stream(ids, params),
+        painter,
+        Piece(prompt, "prompt" if show.drafts else "said") if not chat else None,
+    )
     if last.error is not None:
         raise RequestFailed(last.error)
     cut = why(last.finish_reason, params.max_tokens, room, llm.engine.max_len)
@@ -254,20 +267,16 @@ def _write(llm: LLM, asked: tuple[Any, bool, str | None], said: dict[str, Any], 
         click.echo("\n".join(["", *stats_lines(last.stats)]), err=True)
 
 
-def _stream(
-    llm: LLM, request: tuple[list[int], SamplingParams], echo: str | None, how: tuple[bool | None, bool]
-) -> Delta:
+def _stream(deltas: Iterator[Delta], painter: Painter, echo: Piece | None) -> Delta:
     """Show a text as it comes, behind `echo`; its last delta. Ctrl-C ends it cleanly."""
     from paceline.cli.terminal import Screen
-    from paceline.cli.writing import Painter, Piece
 
-    thinking, drafts = how
-    painter, screen = Painter(llm, request[1], thinking=thinking, drafts=drafts), Screen()
-    if echo:
-        screen.show(Piece(echo, "prompt" if drafts else "said"))
+    screen = Screen()
+    if echo is not None and echo.text:
+        screen.show(echo)
     last: Delta | None = None
     try:
-        with closing(llm.stream(*request)) as stream:  # type: ignore[type-var]
+        with closing(deltas) as stream:  # type: ignore[type-var]
             for last in stream:
                 for piece in painter.push(last):
                     screen.show(piece)
@@ -277,19 +286,19 @@ def _stream(
     return last
 
 
-def _print_json(llm: LLM, ids: list[int], params: SamplingParams, thinking: bool | None) -> None:
+def _print_json(llm: LLM, ids: list[int], params: SamplingParams, turn: Turn | None) -> None:
     """One object on one line. Raises RequestFailed after it, if the text ended in an error."""
-    from paceline.cli.writing import parted
-
     (done,) = llm.generate([ids], params)
-    said, thoughts = (done.text, "") if thinking is None else parted(llm, params, done, thinking)
+    if turn is not None:
+        llm.settle(turn, done)
     stats = {
         **asdict(done.stats),
         "tokens_per_step": done.stats.tokens_per_step,
         "acceptance": done.stats.acceptance,
     }
     answer = {
-        "text": said, **({"reasoning": thoughts} if thoughts else {}), "finish_reason": done.finish_reason,
+        "text": done.text, **({"reasoning": done.reasoning} if done.reasoning else {}),
+        "finish_reason": done.finish_reason,
         "target": llm.info["target"], "drafter": llm.info["drafter"], "seed": done.seed, "prompt_tokens": len(ids),
         "tokens": len(done.token_ids), **({"error": done.error} if done.error else {}), "stats": stats,
     }  # fmt: skip

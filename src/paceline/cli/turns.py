@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PromptError
 
 if TYPE_CHECKING:
+    from paceline.chat.asked import Asked
+    from paceline.chat.road import Prompt
     from paceline.llm import LLM
 
 Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    text: str
-    ids: list[int]
-    dropped: int  # messages that this prompt left out for the first time
+class Next:
+    """What the model is asked next. `dropped`: messages that are left out for the first time."""
+
+    asked: Asked
+    prompt: Prompt
+    dropped: int
 
 
 class Turns:
@@ -41,7 +45,7 @@ class Turns:
         self.clear()
         self.system, self.messages = system, list(messages)
 
-    def prompt(self, said: str | list[Message], wanted: int | None) -> Prompt:
+    def prompt(self, said: str | list[Message], wanted: int | None) -> Next:
         """The prompt with a text, or parts, as the user's next message, which is not kept yet. `wanted`: tokens to leave
         room for.
 
@@ -52,23 +56,23 @@ class Turns:
         context, question = self._llm.engine.max_len, {"role": "user", "content": said}
         room = min(wanted or context // 4, context // 2)
         first = self.first
-        shown, ids = self._rendered(first, question)
-        if len(ids) + room > context:
+        asked, prompt = self._rendered(first, question)
+        if len(prompt.ids) + room > context:
             if self._refuse and self.messages:
                 raise PromptError(
-                    f"the conversation would take {len(ids)} tokens, and the context of {context} needs {room} for the "
-                    "answer: /new begins anew; a larger --max-model-len or --when-full drop goes on"
+                    f"the conversation would take {len(prompt.ids)} tokens, and the context of {context} needs {room} "
+                    "for the answer: /new begins anew; a larger --max-model-len or --when-full drop goes on"
                 )
-            while len(ids) > context // 2 and first < len(self.messages):
+            while len(prompt.ids) > context // 2 and first < len(self.messages):
                 first = self._next(first)
-                shown, ids = self._rendered(first, question)
-        if len(ids) >= context:
+                asked, prompt = self._rendered(first, question)
+        if len(prompt.ids) >= context:
             raise PromptError(
-                f"the message takes {len(ids)} tokens and the context holds {context}: shorten it, or start with a "
-                "larger --max-model-len"
+                f"the message takes {len(prompt.ids)} tokens and the context holds {context}: shorten it, or start with "
+                "a larger --max-model-len"
             )
         dropped, self.first = first - self.first, first
-        return Prompt(shown, ids, dropped)
+        return Next(asked, prompt, dropped)
 
     def add(self, question: str | list[Message], answer: str, prompt: Prompt, tokens: Seq[int]) -> None:
         """Keep a turn: `tokens` are those of the answer, marks and end included."""
@@ -79,25 +83,24 @@ class Turns:
 
     def check(self, system: str | None) -> None:
         """Raise UsageError if the model's template refuses such a system prompt."""
-        from paceline.text.chat import ChatTemplate
-
-        ChatTemplate.of(self._llm.tokenizer).render([*_system(system), {"role": "user", "content": "x"}])
+        self._ask([*_system(system), {"role": "user", "content": "x"}])
 
     def _next(self, first: int) -> int:
         """The next turn of the user after `first`."""
         later = range(first + 1, len(self.messages))
         return next((i for i in later if self.messages[i]["role"] == "user"), len(self.messages))
 
-    def _rendered(self, first: int, question: Message) -> tuple[str, list[int]]:
-        from paceline.media.talk import opened, prompt_of
-        from paceline.text.chat import ChatTemplate
+    def _ask(self, messages: list[Message]) -> tuple[Asked, Prompt]:
+        from paceline.chat.options import asked_of
 
-        tokenizer, reader = self._llm.tokenizer, self._llm.reader
-        talk = opened([*_system(self.system), *self.messages[first:], question], reader)
-        text = ChatTemplate.of(tokenizer).render(talk.messages)
-        if talk.items or talk.marks:
-            return text, prompt_of(text, talk, tokenizer, reader)
-        return text, self._goes_on(text) or tokenizer.encode(text, add_bos=False)
+        chats = self._llm.chats
+        asked = asked_of(chats, messages, {})
+        return asked, chats.prompt(asked)
+
+    def _rendered(self, first: int, question: Message) -> tuple[Asked, Prompt]:
+        asked, prompt = self._ask([*_system(self.system), *self.messages[first:], question])
+        ids = None if prompt.media else self._goes_on(prompt.text)
+        return asked, prompt if ids is None else replace(prompt, ids=ids)
 
     def _goes_on(self, text: str) -> list[int] | None:
         """Ids of a prompt that begins with what the model has seen: its own tokens, which the prefix cache holds.

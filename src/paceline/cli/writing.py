@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from paceline.core import Completion, Delta, SamplingParams, Stats
+    from paceline.chat.road import Turn
+    from paceline.core import Delta, SamplingParams, Stats
     from paceline.llm import LLM
     from paceline.text.formats.events import Event
     from paceline.text.formats.thoughts import Parted
+    from paceline.text.marked import Answer
 
 LOSSY = "lossy: verify=typical may have kept drafts that the model itself would not have written"
 Kind = Literal["said", "draft", "thought", "prompt", "note", "error"]
@@ -28,16 +30,14 @@ class Piece:
 class Painter:
     """A text in pieces as its deltas come. With `drafts` each token is one, of the kind that it is."""
 
-    def __init__(self, llm: LLM, params: SamplingParams, *, thinking: bool | None, drafts: bool) -> None:
-        """`thinking`: of a chat, whether its prompt has opened a thinking part; None for a plain text."""
-        from paceline.text.formats.choose import format_of
-        from paceline.text.marked import Answer
+    def __init__(self, llm: LLM, params: SamplingParams, turn: Turn | None = None, *, drafts: bool) -> None:
+        """`turn`: of a chat; None for a plain text."""
         from paceline.text.stream import TextStream
 
         self._drafts = drafts
-        self._answer = (
-            None if thinking is None else Answer(llm.tokenizer, params, format_of(llm.tokenizer), thinking)
-        )
+        self._answer: Answer | None = None
+        if turn is not None:
+            self._answer = llm.chats.answer(turn.asked, turn.prompt.inside, turn.params, "run").events
         self._plain = TextStream(llm.tokenizer, params)
         self._stopped = False
         self.said = ""  # the answer without thoughts
@@ -77,16 +77,6 @@ class Painter:
             yield Piece(parted.reasoning, "thought")
         if parted.content:
             yield Piece(parted.content, kind)
-
-
-def parted(llm: LLM, params: SamplingParams, done: Completion, thinking: bool) -> tuple[str, str]:
-    """(what a finished chat answer says, what it thought)."""
-    from paceline.text.formats.choose import format_of
-    from paceline.text.marked import Answer
-
-    answer = Answer(llm.tokenizer, params, format_of(llm.tokenizer), thinking)
-    found = _parted([event for token in done.token_ids for event in answer.one(token)] + answer.end())
-    return found.content, found.reasoning
 
 
 def _parted(events: list[Event]) -> Parted:

@@ -10,9 +10,9 @@ from typing import Any
 
 from ray import cloudpickle
 
+from paceline.chat.constraint import Grammars
 from paceline.core import Constraint, Delta, SamplingParams
 from paceline.errors import PacelineError
-from paceline.server.service import Grammars
 from paceline.text.grammar import Lead
 
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.assembly import build_engine
+from paceline.chat.road import Chats
 from paceline.config import EngineConfig
 from paceline.core import Delta, SamplingParams
 from paceline.engine.engine import Engine
-from paceline.errors import UsageError
 from paceline.media.reader import MediaReader
 from paceline.server.progress import Watchers
-from paceline.server.service import Render, Room, Service
-from paceline.text.chat import ChatTemplate
+from paceline.server.service import Room, Service
 from paceline.text.formats.choose import format_of
-from paceline.text.formats.needs import suited, suited_tools
 from paceline.text.grammar import Grammars
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.vocabulary import Vocabulary
@@ -62,9 +60,11 @@ def load(config: EngineConfig, service: Service, say: Say) -> ServedEngine:
     """Build the engine and set `service.loaded`. Raises PacelineError."""
     engine = build_engine(config, say)
     assert engine.tokenizer is not None, "an assembled engine has a tokenizer"
-    room = furnish(engine.tokenizer, Facts.of(engine), service.config.grammar_timeout)
-    reader = engine.parts.media
-    service.loaded = replace(room, reader=reader if isinstance(reader, MediaReader) else None)
+    media = engine.parts.media
+    reader = media if isinstance(media, MediaReader) else None
+    room = service.loaded = furnish(
+        engine.tokenizer, Facts.of(engine), service.config.grammar_timeout, reader
+    )
     if room.format.note:
         say(f"chats are {room.format.described}; --chat-format names another format")
     return ServedEngine(engine, service.watchers)
@@ -100,42 +100,14 @@ class Facts:
         )
 
 
-def furnish(tokenizer: Tokenizer, facts: Facts, grammar_timeout: float) -> Room:
+def furnish(
+    tokenizer: Tokenizer, facts: Facts, grammar_timeout: float, reader: MediaReader | None = None
+) -> Room:
     """The text side of a model. No weights are read."""
     end_ids = tuple(dict.fromkeys([*tokenizer.eos_ids, *facts.eos_token_ids]))
     chat = format_of(tokenizer)
     vocabulary = Vocabulary(tokenizer.to_json(), facts.vocab_size, end_ids)
-    render, takes_parts = make_render(tokenizer)
     return Room(
-        tokenizer, render, Grammars.of(tokenizer, vocabulary, chat, grammar_timeout), facts.max_len, facts.vocab_size,
-        facts.drafters, facts.sampling, takes_parts, facts.readable, facts.chat, chat,
-        about=facts.about,
+        Chats.of(tokenizer, reader), Grammars.of(tokenizer, vocabulary, chat, grammar_timeout), facts.max_len,
+        facts.vocab_size, facts.drafters, facts.sampling, facts.readable, facts.chat, facts.about,
     )  # fmt: skip
-
-
-def make_render(tokenizer: Tokenizer) -> tuple[Render, bool]:
-    """How messages become a prompt, and whether content may stay in parts; without a template they are refused."""
-    try:
-        template = ChatTemplate.of(tokenizer)
-    except UsageError as error:
-        reason = str(error)
-
-        def refusing(messages: Any, tools: Any, options: Any) -> str:
-            raise UsageError(reason)
-
-        return refusing, False
-
-    def render(
-        messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: dict[str, Any]
-    ) -> str:
-        variables = dict(options)
-        opens = bool(variables.pop("add_generation_prompt", True))
-        needs = format_of(tokenizer).needs
-        return template.render(
-            suited(messages, needs),
-            tools=suited_tools(tools, needs),
-            add_generation_prompt=opens,
-            options=variables,
-        )
-
-    return render, template.takes_parts

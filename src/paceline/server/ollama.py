@@ -217,11 +217,8 @@ def _common(service: Service, body: Asked) -> dict[str, Any]:
 
 def _chat(service: Service, body: ChatAsked) -> ChatRequest:
     said = []
-    for i, message in enumerate(body.messages):
-        calls = [
-            {"id": f"call_{i}_{k}", "function": one.function}
-            for k, one in enumerate(message.tool_calls or [])
-        ]
+    for message in body.messages:
+        calls = [{"function": one.function} for one in message.tool_calls or []]
         said.append(
             {"role": message.role, "content": _seen(message.images, message.content), "tool_calls": calls or None,
              "reasoning_content": message.thinking, "name": message.tool_name}

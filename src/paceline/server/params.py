@@ -14,7 +14,7 @@ from paceline.server.errors import ApiError
 from paceline.server.schema import ChatRequest, CompletionRequest, Content, Sampling
 from paceline.server.settings import ServerConfig
 
-_PART = re.compile(r"(messages\.\d+\.content\.\d+[\w.]*):? (.*)", re.DOTALL)
+_PART = re.compile(r"(messages\.\d+(?:\.content\.\d+[\w.]*)?):? (.*)", re.DOTALL)
 _FIELD = re.compile(r"(\w+)(\[|=| has| leaves)")
 
 
@@ -22,11 +22,11 @@ def refuse(param: str, message: str, code: str = "invalid_value") -> ApiError:
     return ApiError(400, f"{param}: {message}", param=param, code=code)
 
 
-def refuse_prompt(error: Exception, where: str = "messages") -> ApiError:
+def refuse_prompt(error: Exception, where: str = "messages", code: str = "bad_prompt") -> ApiError:
     """A prompt that cannot be, by the part of the messages that is wrong where one is. `where`: the request's field."""
     found = _PART.match(str(error))
     param, said = (found[1], found[2]) if found else (where, str(error))
-    return refuse(param, said, code="context_length_exceeded" if isinstance(error, TooLong) else "bad_prompt")
+    return refuse(param, said, code="context_length_exceeded" if isinstance(error, TooLong) else code)
 
 
 def text_of(content: Content | None) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from paceline.core import Constraint, SamplingParams
+from paceline.chat import forms
+from paceline.chat.asked import Form
+from paceline.chat.constraint import Grammars, Make
+from paceline.chat.road import Chats
+from paceline.core import SamplingParams
 from paceline.engine.worker import NotReady, Worker
 from paceline.errors import UsageError, unreadable
 from paceline.media.reader import MediaReader
@@ -27,62 +29,43 @@ from paceline.server.settings import ServerConfig
 from paceline.server.unknown import Unknown
 from paceline.soft_tokens import Kind
 from paceline.text.formats.base import ChatFormat
-from paceline.text.formats.probe import PLAIN
-from paceline.text.grammar import Lead, check_depth
-from paceline.text.schemas import held
 from paceline.text.tokenizer import Tokenizer
 
-_GBNF = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)  # a rule of llama.cpp's grammars
 
-
-class Grammars(Protocol):
-    """Compiles a grammar, in bounded time, to a maker of constraints (text/grammar.py)."""
-
-    def compile(self, kind: str, source: str, lead: Lead = "bare") -> Callable[[], Constraint]: ...
-
-    def compile_call(
-        self, tools: dict[str, dict[str, Any]], most: int, lead: Lead = "none"
-    ) -> Callable[[], Constraint]: ...
-
-    def compile_either(
-        self, kind: str, source: str, tools: dict[str, dict[str, Any]], most: int, lead: Lead = "none"
-    ) -> Callable[[], Constraint]: ...
-
-    def compile_strict(
-        self, tools: dict[str, dict[str, Any]], lead: Lead = "none"
-    ) -> Callable[[], Constraint]: ...
-
-    def close(self) -> None: ...
-
-
-class Asked(Protocol):
+class Ready(Protocol):
     """A request of one of the endpoints, ready to run."""
 
     id: str
     ask: Ask
 
 
-Render = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None, dict[str, Any]], str]
-
-
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The text side of a loaded model. `render`: (messages, tools, the template's variables, of which
-    `add_generation_prompt` is true if it is not there) -> prompt."""
+    """The text side of a loaded model."""
 
-    tokenizer: Tokenizer
-    render: Render
+    chats: Chats
     grammars: Grammars
     max_len: int
     vocab_size: int
     drafters: tuple[str, ...]
     sampling: Mapping[str, float] = field(default_factory=dict)  # what the model's makers suggest
-    takes_parts: bool = False  # the template goes through content in parts
     readable: int = 2**31  # tokens from here on are in no prompt, see `Target`
     chat: bool = False  # the model was taught to chat
-    format: ChatFormat = PLAIN  # how it writes thoughts and calls
-    reader: MediaReader | None = None  # of pictures and sound
     about: Mapping[str, Any] = field(default_factory=dict)  # format, family, bytes and dtype of its files
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.chats.tokenizer
+
+    @property
+    def format(self) -> ChatFormat:
+        """How it writes thoughts and calls."""
+        return self.chats.format
+
+    @property
+    def reader(self) -> MediaReader | None:
+        """Of pictures and sound."""
+        return self.chats.reader
 
     @property
     def reads(self) -> list[Kind]:
@@ -169,7 +152,7 @@ class Service:
         deadline = arrived + config.request_timeout
         return Ask(jobs, salt, deadline, config.stream_buffer, config.stream_interval)
 
-    def tell(self, ready: Asked, told: Told) -> None:
+    def tell(self, ready: Ready, told: Told) -> None:
         """Let the request log know of a request that is ready to run."""
         told.id, told.model = ready.id, self.model
         told.prompt = sum(len(prompt) for prompt, _ in ready.ask.jobs)
@@ -184,61 +167,50 @@ class Service:
     def generate(self, ask: Ask) -> Generation:
         return Generation(self.worker, ask, self.metrics, self.watchers)
 
-    async def constraint(self, body: Sampling, lead: Lead = "bare") -> Callable[[], Constraint] | None:
-        """What response_format asks for, compiled. Raises ApiError 400 for what cannot be."""
-        wanted = body.response_format
-        if wanted is None or wanted.type == "text":
+    async def constraint(self, body: Sampling) -> Make | None:
+        """What response_format asks of a text that is no chat, compiled. Raises ApiError 400 for what cannot be."""
+        form = form_of(body, self.config)
+        if form is None:
             return None
-        kind, source, param = grammar_source(body, self.config)
         try:
-            return await asyncio.to_thread(self.room.grammars.compile, kind, source, lead)
+            return await asyncio.to_thread(self.room.grammars.compile, form.kind, form.source, "bare")
         except UsageError as error:
-            raise refuse(param, str(error), code="bad_grammar") from error
+            raise refuse(form_field(body), str(error), code="bad_grammar") from error
 
 
-def grammar_source(body: Sampling, config: ServerConfig) -> tuple[str, str, str]:
-    """(kind, source, name of the field) of a response_format that constrains."""
+def form_field(body: Sampling, inner: str | None = None) -> str:
+    """The field that says what the answer looks like, as the client has named it. `inner`: what of it is meant."""
     wanted = body.response_format
-    assert wanted is not None
-    if wanted.type == "json_object":
-        param = wanted.said or "response_format"
-        return "json", schema_text({"type": "object"}, param, config, hold=True), param
-    if wanted.type == "json_schema":
-        if wanted.json_schema is None:
-            raise refuse("response_format.json_schema", "is missing")
-        param = wanted.said or "response_format.json_schema.schema"
-        return "json", schema_text(wanted.json_schema.schema_ or {}, param, config, hold=True), param
-    source = wanted.grammar if wanted.type == "grammar" else wanted.regex
-    param = wanted.said or f"response_format.{wanted.type}"
-    if not source:
-        raise refuse(param, "is missing")
-    if len(source) > config.max_schema:
-        raise refuse(param, f"over {config.max_schema} characters", code="bad_grammar")
-    if wanted.type == "grammar" and _GBNF.search(source):
-        raise refuse(param, "this is GBNF: write the grammar in Lark, as llguidance reads it", "bad_grammar")
-    return ("lark" if wanted.type == "grammar" else "regex"), source, param
+    if wanted is not None and wanted.said:
+        return wanted.said
+    if inner is None:
+        kind = "" if wanted is None else wanted.type
+        inner = {"json_object": "", "json_schema": "json_schema.schema"}.get(kind, kind)
+    return ".".join(filter(None, ("response_format", inner)))
 
 
-def schema_text(schema: dict[str, Any], param: str, config: ServerConfig, hold: bool = False) -> str:
-    """A client's JSON schema as text, within the limits of depth and size. Raises ApiError 400.
+def form_of(body: Sampling, config: ServerConfig) -> Form | None:
+    """What response_format asks for, within the limits. Raises ApiError 400."""
+    wanted = body.response_format
+    if wanted is None:
+        return None
+    try:
+        return forms.form_of(wanted.model_dump(by_alias=True, exclude_none=True), limits_of(config))
+    except forms.FormError as error:
+        code = "invalid_value" if error.message.startswith("is missing") else "bad_grammar"
+        raise refuse(form_field(body, error.field), error.message, code=code) from error
 
-    `hold`: in the words that a grammar holds (text/schemas.py).
-    """
+
+def check_schema(schema: dict[str, Any], param: str, config: ServerConfig) -> None:
+    """Raise ApiError 400 for a JSON schema that is too deep or too large."""
     try:
-        check_depth(schema, config.max_schema_depth)
-    except UsageError as error:
-        raise refuse(param, str(error), code="bad_grammar") from error
-    text = json.dumps(schema)
-    try:
-        json.dumps(schema, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise refuse(param, "has a lone surrogate, which is no character: remove it") from error
-    if len(text) > config.max_schema:
-        raise refuse(param, f"over {config.max_schema} characters", code="bad_grammar")
-    try:
-        return json.dumps(held(schema)) if hold else text
-    except UsageError as error:
-        raise refuse(param, str(error), code="bad_grammar") from error
+        forms.checked_schema(schema, param, limits_of(config))
+    except forms.FormError as error:
+        raise refuse(param, error.message, code="bad_grammar") from error
+
+
+def limits_of(config: ServerConfig) -> forms.Limits:
+    return forms.Limits(config.max_schema_depth, config.max_schema)
 
 
 def salt_of(key: str, body: Sampling) -> str:

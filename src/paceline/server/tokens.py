@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from paceline.errors import PacelineError
-from paceline.server.chat import render_chat
+from paceline.server.chat import read
 from paceline.server.foreign import settle
 from paceline.server.media import has_media
 from paceline.server.params import refuse
@@ -60,7 +60,8 @@ async def tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
         chat = ChatRequest.model_construct(**{name: getattr(body, name) for name in names})
         settle(chat)
         seen = has_media(chat.messages)
-        _, ids, _ = await service.media.run(seen, render_chat, service, room, chat, measure=True)
+        _, prompt = await service.media.run(seen, read, service, room, chat, measured=True)
+        ids = prompt.ids
     else:
         text = body.prompt if body.prompt is not None else body.content or ""
         special = body.add_special if body.add_special_tokens is None else body.add_special_tokens

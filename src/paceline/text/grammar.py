@@ -286,16 +286,3 @@ class GrammarConstraint:
         mask = np.zeros(self._vocab_size, dtype=bool)
         mask[list(self._end_ids)] = True
         return mask
-
-
-def check_depth(schema: Any, limit: int) -> None:
-    """Raise UsageError for JSON nested deeper than `limit`; itself without recursion."""
-    level, depth = [schema], 0
-    while level:
-        depth += 1
-        if depth > limit:
-            raise UsageError(f"nested deeper than {limit} levels: make it flatter")
-        inner: list[Any] = []
-        for item in level:
-            inner += item.values() if isinstance(item, dict) else item if isinstance(item, list) else []
-        level = [item for item in inner if isinstance(item, (dict, list))]

@@ -85,7 +85,8 @@ def _text(message: Message) -> str:
     content = message["content"]
     if isinstance(content, str):
         return content.strip()
-    return next((part["text"].strip() for part in content if part.get("text", "").strip()), "")
+    parts = content if isinstance(content, list) else []
+    return next((part["text"].strip() for part in parts if part.get("text", "").strip()), "")
 
 
 def _joined(one: Message, other: Message) -> Message:

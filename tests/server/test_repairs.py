@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from paceline.chat.messages import plain
+from paceline.chat.repairs import rendered
 from paceline.errors import UsageError
-from paceline.server.conversation import rendered
-from paceline.server.history import history
+from paceline.server.asking import given_of
 from paceline.server.schema import Message
 from paceline.text.chat import ChatTemplate, TemplateRefused
 from paceline.text.formats.probe import PLAIN as PLAIN_FORMAT
@@ -45,6 +46,13 @@ BEGUN = "messages: the chat template takes no conversation that the user does no
 TEXT = (
     "messages: the chat template takes no arguments of a call that are no object: they stand in one, as text"
 )
+
+
+def history(
+    messages: list[Message], parts: bool = False, template: str | None = None
+) -> list[dict[str, Any]]:
+    """What a server's messages are to a template."""
+    return plain([given_of(message) for message in messages], parts, template)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
-"""What a chat answer shows of its tokens: what is thought, said and called, as OpenAI's objects."""
+"""An answer as it comes: what is thought, said and called, in the objects of OpenAI's API, which others are made of."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,12 +12,11 @@ from paceline.text.marked import Answer
 
 
 @dataclass(slots=True)
-class ChatText:
-    """One choice of a chat answer: deltas in, OpenAI's delta objects out, the final message at the end."""
+class ChatAnswer:
+    """One text: deltas in, what each adds out, the final message at the end."""
 
-    answer: Answer
-    id: str
-    older: bool = False  # calls are told as function_call
+    events: Answer
+    id: str  # what ids of calls are made of
     most: int = 128  # calls that are told
     short_ids: bool = False  # the template wants ids of nine letters and digits
     content: str = ""
@@ -25,12 +25,13 @@ class ChatText:
 
     def push(self, delta: Delta) -> dict[str, Any]:
         """What this delta adds: any of content, reasoning_content and tool_calls."""
-        return self._collect(self.answer.push(delta))
+        return self.collect(self.events.push(delta))
 
     def _id(self, index: int) -> str:
         return f"{self.id[:7]}{index:02d}"[-9:] if self.short_ids else f"call_{self.id}_{index}"
 
-    def _collect(self, events: list[Event]) -> dict[str, Any]:
+    def collect(self, events: Iterable[Event]) -> dict[str, Any]:
+        """What these events add, in the same objects."""
         content = thoughts = ""
         calls: dict[int, dict[str, Any]] = {}
         for item in events:
@@ -52,24 +53,23 @@ class ChatText:
         out: dict[str, Any] = {"reasoning_content": thoughts} if thoughts else {}
         if content:
             out["content"] = content
-        if self.older and 0 in calls:
-            out["function_call"] = calls[0]["function"]
-        elif calls and not self.older:
+        if calls:
             out["tool_calls"] = list(calls.values())
         return out
 
+    def tool_calls(self) -> list[dict[str, Any]]:
+        """The calls of the whole text."""
+        return [{name: value for name, value in call.items() if name != "index"} for call in self.calls]
+
     def message(self) -> dict[str, Any]:
+        """The whole text as a message."""
         out: dict[str, Any] = {"role": "assistant", "content": self.content, "refusal": None}
         if self.thoughts:
             out["reasoning_content"] = self.thoughts
         if self.calls:
             out["content"] = self.content or None
-        if self.calls and self.older:
-            out["function_call"] = self.calls[0]["function"]
-        elif self.calls:
-            out["tool_calls"] = [{k: v for k, v in call.items() if k != "index"} for call in self.calls]
+            out["tool_calls"] = self.tool_calls()
         return out
 
     def finish_reason(self, reason: str) -> str:
-        called = "function_call" if self.older else "tool_calls"
-        return called if self.calls and reason == "stop" else reason
+        return "tool_calls" if self.calls and reason == "stop" else reason

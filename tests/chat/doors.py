@@ -1,0 +1,255 @@
+"""Every door to a chat, over an engine without a model: what reaches the engine, and what is made of its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from families import FAMILIES, tokenizer_of
+from paceline import LLM, AsyncLLM
+from paceline.chat.road import Chats
+from paceline.cli.conversation import Conversation
+from paceline.cli.run import _turn
+from paceline.core import Completion, SamplingParams
+from paceline.errors import PacelineError
+from paceline.server.chat import prepare_chat
+from paceline.server.errors import ApiError
+from paceline.server.metrics import Metrics
+from paceline.server.ollama import ChatAsked, _fitting
+from paceline.server.responses import ResponsesRequest, prepare_response
+from paceline.server.schema import ChatRequest
+from paceline.server.service import Room, Service
+from paceline.server.settings import ServerConfig
+from paceline.server.tokens import TokenizeRequest, tokenize
+from paceline.text.chat import ChatTemplate
+from paceline.text.tokenizer import Tokenizer
+from server.fake_engine import FakeEngine, _Text
+
+Talk = dict[str, Any]  # messages, tools, thinking, as OpenAI's chat completions have them
+Seen = tuple[str, Any]  # ("ids", the prompt) or ("refused", "")
+LENGTH = 2**15
+
+
+class LibraryEngine(FakeEngine):
+    """The fake engine with what the library asks of one."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer, script="")
+        self.max_len = LENGTH
+        self.parts = SimpleNamespace(media=None)
+        self.state = SimpleNamespace(
+            target=SimpleNamespace(vocab_size=tokenizer.vocab_size, eos_token_ids=(1,))
+        )
+
+    @property
+    def info(self) -> dict[str, Any]:
+        return {"sampling": {}, "chat": True, "target": "x", "drafter": "none", "verify": "match"}
+
+    def check(self, prompt: list[int], params: SamplingParams) -> None:
+        """Everything can run."""
+
+    def has(self, request: str) -> bool:
+        return any(text.request == request for text in self.running)
+
+    def texts(self, request: str) -> list[Any]:
+        return [_State(text) for text in self.running if text.request == request]
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+
+@dataclass
+class _State:
+    text: _Text
+
+    def completion(self, reason: Any, error: str | None) -> Completion:
+        t = self.text
+        origins: list[Any] = ["target"] * len(t.out)
+        return Completion(
+            t.request, t.index, t.said, t.out, t.prompt, reason, t.stats, t.seed, origins, error=error
+        )
+
+
+@dataclass
+class Doors:
+    """One model behind all doors."""
+
+    llm: LLM
+    service: Service
+    engine: LibraryEngine
+
+    @property
+    def doors(self) -> dict[str, Callable[[Talk], list[int]]]:
+        return {
+            "LLM.chat": self.library, "AsyncLLM.chat": self.awaited, "LLM.stream": self.streamed, "run": self.run,
+            "a conversation": self.conversation, "chat completions": self.completions, "Responses": self.responses,
+            "Ollama": self.ollama, "/tokenize": self.tokenized,
+        }  # fmt: skip
+
+    def prompt(self, door: str, talk: Talk) -> Seen | None:
+        """What the door makes of a talk; None for one that it cannot say."""
+        try:
+            return "ids", self.doors[door](talk)
+        except NotSayable:
+            return None
+        except (PacelineError, ApiError):
+            return "refused", ""
+
+    def library(self, talk: Talk) -> list[int]:
+        (done,) = self.llm.chat(talk["messages"], max_tokens=1, **_wanted(talk))
+        return done.prompt_token_ids
+
+    def awaited(self, talk: Talk) -> list[int]:
+        async def ask() -> list[int]:
+            (done,) = await _async(self.llm).chat(talk["messages"], max_tokens=1, **_wanted(talk))
+            return done.prompt_token_ids
+
+        return asyncio.run(ask())
+
+    def streamed(self, talk: Talk) -> list[int]:
+        list(self.llm.stream(talk["messages"], max_tokens=1, **_wanted(talk)))
+        return self.engine.last_prompt
+
+    def run(self, talk: Talk) -> list[int]:
+        roles = [message["role"] for message in talk["messages"]]
+        if roles not in (["user"], ["system", "user"]) or set(talk) != {"messages"}:
+            raise NotSayable
+        *system, user = (message["content"] for message in talk["messages"])
+        return _turn(self.llm, user, system[0] if system else None, {}).prompt.ids
+
+    def conversation(self, talk: Talk) -> list[int]:
+        *earlier, last = talk["messages"]
+        if last["role"] != "user" or set(talk) != {"messages"}:
+            raise NotSayable
+        conversation = Conversation(self.llm, {"max_tokens": 1}, chat=True)
+        conversation.turns.replace(None, earlier)
+        return conversation.turns.prompt(last["content"], 1).prompt.ids
+
+    def completions(self, talk: Talk) -> list[int]:
+        body = ChatRequest.model_validate({**talk, "max_tokens": 1})
+        return asyncio.run(prepare_chat(self.service, body, "")).ask.jobs[0][0]
+
+    def responses(self, talk: Talk) -> list[int]:
+        body = ResponsesRequest.model_validate(as_response(talk))
+        return asyncio.run(prepare_response(self.service, body, "")).chat.ask.jobs[0][0]
+
+    def ollama(self, talk: Talk) -> list[int]:
+        body = ChatAsked.model_validate(as_ollama(talk))
+        return asyncio.run(_fitting(self.service, body, ""))[0].ask.jobs[0][0]
+
+    def tokenized(self, talk: Talk) -> list[int]:
+        if set(talk) - {"messages", "tools"}:
+            raise NotSayable
+        out: list[int] = asyncio.run(tokenize(self.service, TokenizeRequest.model_validate(talk)))["tokens"]
+        return out
+
+
+class NotSayable(Exception):
+    """The door has no words for a talk."""
+
+
+def _async(llm: LLM) -> AsyncLLM:
+    made = AsyncLLM.__new__(AsyncLLM)
+    made._llm = llm
+    return made
+
+
+def _wanted(talk: Talk) -> dict[str, Any]:
+    return {name: value for name, value in talk.items() if name != "messages"}
+
+
+def as_response(talk: Talk) -> dict[str, Any]:
+    """The talk in the items of the Responses API."""
+    if talk["messages"][-1]["role"] == "assistant":
+        raise NotSayable  # this API begins a turn of its own
+    items: list[dict[str, Any]] = []
+    for message in talk["messages"]:
+        calls = message.get("tool_calls") or []
+        if message.get("reasoning_content"):
+            thought = {"type": "reasoning_text", "text": message["reasoning_content"]}
+            items.append({"type": "reasoning", "content": [thought], "summary": []})
+        if message["role"] == "tool":
+            items.append(
+                {
+                    "type": "function_call_output",
+                    "call_id": message["tool_call_id"],
+                    "output": message["content"],
+                }
+            )
+        elif message["content"] or not calls:
+            items.append({"role": message["role"], "content": message["content"] or ""})
+        for call in calls:
+            made = call["function"]
+            items.append(
+                {
+                    "type": "function_call",
+                    "call_id": call["id"],
+                    "name": made["name"],
+                    "arguments": made["arguments"],
+                }
+            )
+    out: dict[str, Any] = {"input": items, "max_output_tokens": 1}
+    if "tools" in talk:
+        out["tools"] = [{"type": "function", **tool["function"]} for tool in talk["tools"]]
+    if "reasoning_effort" in talk:
+        out["reasoning"] = {"effort": talk["reasoning_effort"]}
+    return out
+
+
+def as_ollama(talk: Talk) -> dict[str, Any]:
+    """The talk in Ollama's messages: calls have no ids, and arguments are objects."""
+    said = []
+    for message in talk["messages"]:
+        content = message["content"]
+        if isinstance(content, list):
+            raise NotSayable  # its content is one text
+        made: dict[str, Any] = {"role": message["role"], "content": content}
+        if message.get("reasoning_content"):
+            made["thinking"] = message["reasoning_content"]
+        if message.get("tool_calls"):
+            made["tool_calls"] = [
+                {
+                    "function": {
+                        "name": call["function"]["name"],
+                        "arguments": json.loads(call["function"]["arguments"]),
+                    }
+                }
+                for call in message["tool_calls"]
+            ]
+        if message["role"] == "tool":
+            made["tool_name"] = message["name"]
+        said.append(made)
+    out: dict[str, Any] = {"messages": said, "options": {"num_predict": 1}}
+    if "tools" in talk:
+        out["tools"] = talk["tools"]
+    if "reasoning_effort" in talk:
+        out["think"] = talk["reasoning_effort"] != "none"
+    return out
+
+
+@contextmanager
+def doors_of(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Doors]:
+    """The model whose template is `name` in tests/families.py, behind every door."""
+    tokenizer = tokenizer_of(name)
+    engine = LibraryEngine(tokenizer)
+    monkeypatch.setattr("paceline.llm.build_engine", lambda config, say: engine)
+    llm = LLM("x")
+    worker: Any = SimpleNamespace(state="ready")
+    service = Service("fake", ServerConfig(), worker, Metrics(worker))
+    grammars: Any = None
+    room = Room(Chats.of(tokenizer), grammars, LENGTH, tokenizer.vocab_size, ("none",), chat=True)
+    service.loaded = room
+    try:
+        yield Doors(llm, service, engine)
+    finally:
+        ChatTemplate.of(tokenizer).close()
+
+
+NAMES = list(FAMILIES)
