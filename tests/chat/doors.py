@@ -19,6 +19,7 @@ from paceline.cli.conversation import Conversation
 from paceline.cli.run import _turn
 from paceline.core import Completion, SamplingParams
 from paceline.errors import PacelineError
+from paceline.server.anthropic import MessagesRequest, prepare_reply
 from paceline.server.chat import prepare_chat
 from paceline.server.errors import ApiError
 from paceline.server.metrics import Metrics
@@ -90,7 +91,7 @@ class Doors:
         return {
             "LLM.chat": self.library, "AsyncLLM.chat": self.awaited, "LLM.stream": self.streamed, "run": self.run,
             "a conversation": self.conversation, "chat completions": self.completions, "Responses": self.responses,
-            "Ollama": self.ollama, "/tokenize": self.tokenized,
+            "Ollama": self.ollama, "Anthropic": self.anthropic, "/tokenize": self.tokenized,
         }  # fmt: skip
 
     def prompt(self, door: str, talk: Talk) -> Seen | None:
@@ -143,6 +144,10 @@ class Doors:
     def ollama(self, talk: Talk) -> list[int]:
         body = ChatAsked.model_validate(as_ollama(talk))
         return asyncio.run(_fitting(self.service, body, ""))[0].ask.jobs[0][0]
+
+    def anthropic(self, talk: Talk) -> list[int]:
+        body = MessagesRequest.model_validate(as_anthropic(talk))
+        return asyncio.run(prepare_reply(self.service, body, "")).chat.ask.jobs[0][0]
 
     def tokenized(self, talk: Talk) -> list[int]:
         if set(talk) - {"messages", "tools"}:
@@ -200,6 +205,39 @@ def as_response(talk: Talk) -> dict[str, Any]:
         out["tools"] = [{"type": "function", **tool["function"]} for tool in talk["tools"]]
     if "reasoning_effort" in talk:
         out["reasoning"] = {"effort": talk["reasoning_effort"]}
+    return out
+
+
+def as_anthropic(talk: Talk) -> dict[str, Any]:
+    """The talk in Anthropic's messages: calls and results are blocks."""
+    said: list[dict[str, Any]] = []
+    for message in talk["messages"]:
+        content = message["content"]
+        blocks = (
+            content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
+        )
+        if message.get("reasoning_content"):
+            thought = {"type": "thinking", "thinking": message["reasoning_content"], "signature": ""}
+            blocks = [thought, *blocks]
+        for call in message.get("tool_calls") or []:
+            made = call["function"]
+            given = json.loads(made["arguments"])
+            blocks = [*blocks, {"type": "tool_use", "id": call["id"], "name": made["name"], "input": given}]
+        if message["role"] == "developer":
+            raise NotSayable
+        role = "user" if message["role"] == "tool" else message["role"]
+        if message["role"] == "tool":
+            blocks = [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": content}]
+        said.append({"role": role, "content": blocks or (content or "")})
+    out: dict[str, Any] = {"messages": said, "max_tokens": 1}
+    if "tools" in talk:
+        names = {"parameters": "input_schema"}
+        out["tools"] = [
+            {names.get(name, name): value for name, value in tool["function"].items()}
+            for tool in talk["tools"]
+        ]
+    if "reasoning_effort" in talk:
+        out["thinking"] = {"type": "disabled" if talk["reasoning_effort"] == "none" else "enabled"}
     return out
 
 

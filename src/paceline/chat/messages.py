@@ -72,7 +72,7 @@ def _content(content: Any, parts: bool) -> Any:
     texts = [_text(part) for part in content]
     if not content:
         return ""
-    if parts or None in texts:
+    if None in texts or (parts and len(texts) > 1):  # one text is a text, in a list or not
         return [
             part if text is None else {"type": "text", "text": text}
             for part, text in zip(content, texts, strict=True)

@@ -17,6 +17,8 @@ from starlette.requests import ClientDisconnect
 from paceline import __version__
 from paceline.errors import PacelineError
 from paceline.server import answers
+from paceline.server.anthropic import PATH as MESSAGES
+from paceline.server.anthropic import add_anthropic, envelope
 from paceline.server.chat import prepare_chat
 from paceline.server.completions import prepare_completion
 from paceline.server.errors import ApiError, as_api_error
@@ -33,8 +35,8 @@ from paceline.server.tokens import DetokenizeRequest, TokenizeRequest, detokeniz
 
 log = logging.getLogger(__name__)
 ABOUT = (
-    "OpenAI's chat completions, completions and responses, and Ollama's API, for one model. `speculation` is ours: in a "
-    "request how it is drafted, in an answer what that brought."
+    "OpenAI's chat completions, completions and responses, Ollama's API and Anthropic's messages, for one model. "
+    "`speculation` is ours: in a request how it is drafted, in an answer what that brought."
 )
 PAGES = {"index.html": "/", "docs.html": "/docs"}  # every other file of the page is served under its name
 KINDS = {
@@ -60,6 +62,7 @@ def build_app(service: Service, keys: Keys, write: Write | None = None) -> FastA
     _add_generation_routes(app, service)
     _add_token_routes(app, service)
     add_ollama(app, service)
+    add_anthropic(app, service)
     page = files("paceline.server") / "page"
     for file in page.iterdir():
         if file.is_file():
@@ -210,7 +213,9 @@ def _add_handlers(app: FastAPI) -> None:
 
 
 def _shown(request: Request, error: ApiError) -> Response:
-    """OpenAI's envelope, but the plain text that Ollama's clients read below /api."""
+    """OpenAI's envelope, but what Ollama's clients read below /api, and Anthropic's below their path."""
+    if request.url.path.startswith(MESSAGES):
+        return JSONResponse(envelope(error), error.status, error.headers)
     if request.url.path.startswith("/api/"):
         return JSONResponse({"error": error.message}, error.status, error.headers)
     return error.response()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -80,12 +81,17 @@ class Chat:
             **report(generation.stats.values(), self.params.seed, self.warnings),
         }
 
-    async def pieces(self) -> AsyncIterator[dict[str, Any]]:
-        """For other APIs: what each batch adds to the only text, any of content, reasoning_content and tool_calls."""
+    async def pieces(self, tail: deque[int] | None = None) -> AsyncIterator[dict[str, Any]]:
+        """For other APIs: what each batch adds to the only text, any of content, reasoning_content and tool_calls.
+
+        `tail` gets the tokens.
+        """
         async with self.service.generate(self.ask) as generation:
             async for batch in generation.batches():
                 for _, delta in joined(batch):
                     self.completion_tokens += len(delta.token_ids)
+                    if tail is not None:
+                        tail.extend(delta.token_ids)
                     piece = self.choices[0].push(delta)
                     if delta.finish_reason is not None:
                         self.reason = self.choices[0].finish_reason(delta.finish_reason)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from paceline.server.errors import ApiError
 
 PATHS = (
-    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/tokenize", "/detokenize", "/health",
-    "/version", "/metrics", "/docs", "/openapi.json",
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/models", "/tokenize", "/detokenize",
+    "/health", "/version", "/metrics", "/docs", "/openapi.json",
 )  # fmt: skip
 _CHAT = "use POST /v1/chat/completions"
 _OLLAMA = "of Ollama's API there are POST /api/chat, /api/generate and /api/show, GET /api/tags, /api/ps and /api/version"
@@ -21,7 +21,7 @@ _ELSEWHERE = {
     "/v1/audio": f"audio is not what this server does: {_WRITES}",
     "/v1/images": f"images are not what this server does: {_WRITES}",
     "/v1/responses": "answers are not stored: use POST /v1/responses, with the whole conversation as input",
-    "/v1/messages": f"Anthropic's Messages API is not supported: {_CHAT}",
+    "/v1/messages": "of Anthropic's API there are POST /v1/messages and /v1/messages/count_tokens",
     "/v1/assistants": f"the Assistants API is not supported: {_CHAT}",
     "/v1/threads": f"the Assistants API is not supported: {_CHAT}",
     "/chat/completions": f"{_CHAT}: the base URL ends in /v1",

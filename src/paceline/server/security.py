@@ -202,7 +202,8 @@ class Gate:
     def _check_key(self, scope: Scope, headers: Headers) -> str:
         if scope["path"] in OPEN_PATHS:
             return ""
-        salt = self._keys.find(headers.get("authorization"))
+        own = headers.get("x-api-key")  # as Anthropic's clients send it
+        salt = self._keys.find(headers.get("authorization") or (f"Bearer {own}" if own else None))
         if salt is None:
             browser = scope["method"] == "GET" and "text/html" in headers.get("accept", "")
             scheme = 'Basic realm="paceline: any name, the API key as password"' if browser else "Bearer"
