@@ -12,7 +12,8 @@ from typing import Any, TypeGuard, Unpack
 
 from paceline.assembly import build_engine
 from paceline.chat.answer import ChatAnswer
-from paceline.chat.constraint import Grammars
+from paceline.chat.constraint import Grammars, Make
+from paceline.chat.forms import form_of
 from paceline.chat.messages import A_MESSAGE
 from paceline.chat.options import NAMES, ChatOptions, asked_of, parted
 from paceline.chat.road import Chats, Turn
@@ -302,6 +303,11 @@ class LLM:
             room = [{"max_tokens": max(self.engine.max_len - n, 1)} if fill else {} for n in lengths]
             return [self.params(**(more | dict(said))) for more in room]
         return _given(params, len(lengths), said)
+
+    def held(self, response_format: Mapping[str, Any] | None) -> Make | None:
+        """The constraint of a text that is no chat. Raises UsageError."""
+        form = form_of(response_format)
+        return None if form is None else self.grammars().compile(form.kind, form.source, "bare")
 
     def render(self, messages: Seq[Message]) -> tuple[list[int], bool]:
         """(prompt of a conversation, whether it has opened a thinking part). Raises UsageError."""

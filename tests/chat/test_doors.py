@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from chat.doors import NAMES, Doors, Seen, Talk, doors_of
+from families import FAMILIES, TOOLS
 
-F = {"type": "object", "properties": {"s": {"type": "string"}}, "required": ["s"]}
-TOOLS = [
-    {"type": "function", "function": {"name": "f", "description": "Does it.", "parameters": F}},
-    {"type": "function", "function": {"name": "g", "parameters": {"type": "object", "properties": {}}}},
+DECLARED = [
+    {"type": "function", "function": {"name": name, "description": "Does it.", "parameters": schema}}
+    for name, schema in TOOLS.items()
 ]
 
 
@@ -61,7 +61,7 @@ WITH_TOOLS = [
     "u:w c:f t:12 u:one u:two",
 ]  # fmt: skip
 TALKS: dict[str, Talk] = {words: {"messages": say(words)} for words in PLAIN}
-TALKS |= {f"tools {words}": {"messages": say(words), "tools": TOOLS} for words in WITH_TOOLS}
+TALKS |= {f"tools {words}": {"messages": say(words), "tools": DECLARED} for words in WITH_TOOLS}
 TALKS |= {
     f"effort {effort}": {"messages": say("s:S u:hi"), "reasoning_effort": effort}
     for effort in ("medium", "none")
@@ -90,6 +90,42 @@ def test_every_door_makes_the_same_prompt(model: Doors) -> None:
             wrong[name] = {door: _readable(model, one) for door, one in seen.items()}
     assert not wrong
     assert said > 250, "doors have no words for too many talks"
+
+
+def test_every_door_tells_the_same_of_the_same_tokens(model: Doors) -> None:
+    family, tools = FAMILIES[model.name], TALKS["tools u:hi"]
+    thought = (
+        "".join((family.thought[0] * (not family.opened), "why so", family.thought[1]))
+        if family.thought
+        else ""
+    )
+    off = family.opened and family.switches
+    effort = {"reasoning_effort": "none"} if off else {}
+    plain = {"messages": say("u:hi")}
+    answers = [(family.said + "Hello é🎉", plain | effort, "Hello é🎉", "", 0)]
+    if family.thought and family.format != "deepseek-v3.1":
+        on = {"reasoning_effort": "medium"} if family.switches else {}
+        answers.append((thought + family.said + "yes", plain | on, "yes", "why so", 0))
+    if family.calls:
+        answers.append((family.calls[0], tools | effort, "", "", 1))
+        answers.append(
+            (
+                family.calls[family.format != "harmony"],
+                tools | effort,
+                "",
+                "",
+                1 + (family.format != "harmony"),
+            )
+        )
+    for script, talk, text, thoughts, calls in answers:
+        if model.prompt("LLM.chat", talk) == ("refused", ""):  # hermes_3 is for requests with tools
+            continue
+        told = model.answers(script, talk)
+        first, *_ = told.values()
+        assert len(told) >= 8
+        assert all(one == first for one in told.values()), (script, told)
+        if not (family.opened and not off and not thoughts):  # else all of it is a thought
+            assert (first.text, first.thoughts, len(first.calls)) == (text, thoughts, calls), script
 
 
 def _readable(model: Doors, seen: Seen) -> Seen:

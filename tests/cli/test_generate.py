@@ -246,3 +246,81 @@ def test_whatever_a_line_holds_is_a_line_or_an_error(values: list[Any]) -> None:
         assert len(line.error or "") <= LONGEST_ERROR
         json.dumps(line.record(), ensure_ascii=False).encode()
         assert f"line {line.number}: " in (line.error or f"line {line.number}: ")
+
+
+TALK = [{"role": "user", "content": "x = 1"}]
+AGE = {
+    "type": "object",
+    "properties": {"age": {"enum": [7]}},
+    "required": ["age"],
+    "additionalProperties": False,
+}
+FORM = {"type": "json_schema", "json_schema": {"name": "age", "schema": AGE}}
+
+
+def batch(name: str, **body: Any) -> dict[str, Any]:
+    url = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    return {"custom_id": name, "method": "POST", "url": url, "body": {"model": "any", **body}}
+
+
+def test_chats_forms_and_lines_of_openais_batches(tmp_path: Path, monkeypatch: Patch) -> None:
+    """REPORTS4, D9: `messages`, `response_format`, and batch files, answered in their own form."""
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [
+        {"id": "talk", "messages": TALK},
+        {"id": "form", "prompt": "age: ", "response_format": FORM, "max_tokens": 40},
+        {"id": "both", "messages": TALK, "response_format": FORM, "max_tokens": 40},
+        batch("b-talk", messages=TALK, max_completion_tokens=4, n=2),
+        batch("b-form", messages=TALK, max_tokens=40, response_format=FORM),
+        batch("b-text", prompt="def f(", max_tokens=4, user="me", stop=None),
+    ]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    assert generate(monkeypatch, source, out) == 0
+    done = {one.get("custom_id", one["id"]): one for one in records(out)}
+    assert len(done) == len(lines)
+    assert done["talk"]["tokens"] == 3
+    assert json.loads(done["form"]["text"]) == json.loads(done["both"]["text"]) == {"age": 7}
+    told = done["b-talk"]["response"]
+    assert (told["status_code"], done["b-talk"]["error"]) == (200, None)
+    body = told["body"]
+    assert (body["object"], len(body["choices"])) == ("chat.completion", 2)
+    assert body["choices"][0]["message"]["role"] == "assistant"
+    assert body["usage"]["completion_tokens"] == 8
+    assert json.loads(done["b-form"]["response"]["body"]["choices"][0]["message"]["content"]) == {"age": 7}
+    assert done["b-text"]["response"]["body"]["object"] == "text_completion"
+    before = out.read_bytes()
+    assert generate(monkeypatch, source, out) == 0
+    assert out.read_bytes() == before, "an answer that is there was written again"
+    out.write_bytes(before[:-20])
+    assert generate(monkeypatch, source, out) == 0
+    assert len(records(out)) == len(lines)
+
+
+BAD_CHATS = [
+    ({"messages": TALK, "prompt": "x"}, "stand in the place of prompt"),
+    ({"messages": []}, "messages has to be a list"),
+    ({"messages": [{"role": "user"}]}, "is no message"),
+    ({"prompt": "x", "tools": []}, "tools is for messages"),
+    ({"messages": TALK, "response_format": {"type": "json_schema"}}, "json_schema: is missing"),
+    ({"messages": TALK, "tool_choice": "required"}, "needs tools"),
+    (batch("a"), "body has no prompt"),
+    (batch("a", messages=TALK, stream=True), "stream"),
+    (batch("a", messages=TALK, magic=1), "unknown field 'magic'"),
+    (batch("a", messages=TALK) | {"url": "/v1/embeddings"}, "/v1/embeddings"),
+    (batch("a", messages=TALK) | {"more": 1}, "unknown field 'more'"),
+]
+
+
+def test_what_is_wrong_with_a_chat_is_its_own_error(tmp_path: Path, monkeypatch: Patch) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [(record | {"custom_id": f"c{i}"} if "body" in record else record | {"id": f"l{i}"})
+             for i, (record, _) in enumerate(BAD_CHATS)]  # fmt: skip
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines) + GOOD, encoding="utf-8")
+    assert generate(monkeypatch, source, out) == 2
+    found = {one.get("custom_id", one["id"]): one for one in records(out)}
+    assert len(found) == len(BAD_CHATS) + 1
+    for i, (record, said) in enumerate(BAD_CHATS):
+        if "body" in record:
+            assert said in found[f"c{i}"]["error"]["message"]
+        else:
+            assert said in found[f"l{i}"]["error"]

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import click
 
+from paceline.cli import openai_batch
 from paceline.cli.lines import Answers, Line, Record, read_answers, read_lines
 from paceline.cli.options import ENGINE, SAMPLING, apply, need_ray, split
 from paceline.errors import RequestFailed, UsageError
 
 if TYPE_CHECKING:
-    from paceline.core import Completion
+    from paceline.chat.road import Turn
+    from paceline.core import Completion, SamplingParams
+    from paceline.llm import LLM
 
 Ready = tuple[Line, list[int]]  # a line and its prompt's token ids
 
@@ -40,7 +44,9 @@ def command(places: tuple[str, ...], out: str, target: str | None, overwrite: bo
     """Write the answers to many prompts.
 
     Each line of IN.jsonl is an object with `prompt` (text or token ids), optionally `id`, `images` and `audio` (lists of
-    paths, for the prompt's placeholders), and any sampling parameter for that line. Every line is checked before the
+    paths, for the prompt's placeholders), and any sampling parameter for that line. With `messages` in the place of
+    `prompt` it is a chat, which may have `tools` and `response_format`; a line of OpenAI's batch files is read, too, and
+    its answer written as theirs. Every line is checked before the
     first token is written: one that cannot be used gives a record with its `id`, `error` and `line`, and the others are
     written. Lines that OUT.jsonl has answers to are not done again, so an interrupted run is continued by the same
     command, and so is one whose bad lines were corrected. A file that holds anything else is left alone.
@@ -107,7 +113,9 @@ class _Failed:
 
 
 class _Engines(Protocol):
-    """What writes the answers."""
+    """What writes the answers. `name`: of the model."""
+
+    name: str
 
     def check(self, lines: list[Line]) -> list[list[int] | str]:
         """Each prompt's token ids, or why the model cannot run the line."""
@@ -123,12 +131,10 @@ class _Engines(Protocol):
 class _Own:
     """An engine in this process."""
 
-    def __init__(self, target: str, options: dict[str, Any]) -> None:
-        from paceline.llm import LLM
-        from paceline.memory import freeze_objects
-
-        self._llm = LLM(target, say=lambda line: click.echo(line, err=True), **options)
-        freeze_objects()
+    def __init__(self, llm: LLM, name: str) -> None:
+        self._llm, self.name = llm, name
+        self._turns: dict[int, Turn] = {}  # lines with messages, ready to be answered
+        self._params: dict[int, SamplingParams] = {}  # of the others
 
     def check(self, lines: list[Line]) -> list[list[int] | str]:
         return [self._check(line) for line in lines]
@@ -136,14 +142,33 @@ class _Own:
     def _check(self, line: Line) -> list[int] | str:
         assert line.said is not None
         try:
-            ((ids, _),) = self._llm.requests([line.prompt], self._llm.params(**line.said), {}, line.media)
+            if line.messages is not None:
+                (turn,) = self._llm.turns([line.messages], None, line.said | line.wanted)
+                self._llm.engine.check(turn.prompt.ids, turn.params)
+                self._turns[line.number] = turn
+                return turn.prompt.ids
+            params = self._llm.params(**line.said)
+            if (constraint := self._llm.held(line.wanted.get("response_format"))) is not None:
+                params = replace(params, constraint=constraint)
+            ((ids, _),) = self._llm.requests([line.prompt], params, {}, line.media)
+            self._params[line.number] = params
         except UsageError as error:
             return str(error)
         return ids
 
     def write(self, todo: list[Ready]) -> Iterator[tuple[int, Completion]]:
-        requests = [(ids, self._llm.params(**(line.said or {}))) for line, ids in todo]
-        return (found for found in self._llm.completions(requests) if found is not None)
+        turns = [self._turns.get(line.number) for line, _ in todo]
+        params = [self._params[line.number] if turn is None else turn.params
+                  for (line, _), turn in zip(todo, turns, strict=True)]  # fmt: skip
+        for found in self._llm.completions([(ids, one) for (_, ids), one in zip(todo, params, strict=True)]):
+            if found is None:
+                continue
+            i, completion = found
+            turn = turns[i]
+            if turn is not None:
+                for j, one in enumerate((completion, *completion.siblings)):
+                    self._llm.settle(turn, one, j)
+            yield i, completion
 
     def close(self) -> None:
         self._llm.close()
@@ -158,12 +183,13 @@ class _Cluster:
         config = FleetConfig(replicas=fleet["replicas"], ray_address=fleet["ray_address"])
         from paceline.cluster.batch import Pool  # Ray, once nothing is wrong with the options
 
-        self._pool = Pool(target, options, config)
+        self._pool, self.name = Pool(target, options, config), target
 
     def check(self, lines: list[Line]) -> list[list[int] | str]:
         found = self._pool.check([(line.prompt, line.said or {}) for line in lines])
-        alone = "pictures and sound are read by one engine: leave --ray out"
-        return [alone if line.media else one for line, one in zip(lines, found, strict=True)]
+        alone = "pictures, messages and response_format are for one engine: leave --ray out"
+        others = [bool(line.media or line.messages or line.wanted) for line in lines]
+        return [alone if other else one for other, one in zip(others, found, strict=True)]
 
     def write(self, todo: list[Ready]) -> Iterator[tuple[int, Completion]]:
         return enumerate(self._pool.write([(ids, line.said or {}) for line, ids in todo]))
@@ -174,7 +200,12 @@ class _Cluster:
 
 def _engines(target: str, options: dict[str, Any], fleet: dict[str, Any]) -> _Engines:
     if not fleet["by_ray"]:
-        return _Own(target, options)
+        from paceline.llm import LLM
+        from paceline.memory import freeze_objects
+
+        llm = LLM(target, say=lambda line: click.echo(line, err=True), **options)
+        freeze_objects()
+        return _Own(llm, target)
     need_ray()
     return _Cluster(target, options, fleet)
 
@@ -213,17 +244,20 @@ def _generate(engines: _Engines, todo: list[Ready], sink: _Sink) -> int:
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("prompts", total=len(todo))
         for i, completion in engines.write(todo):
-            sink.write(_record(todo[i][0].id, completion))
+            sink.write(_record(todo[i][0], completion, engines.name))
             tokens += len(completion.token_ids)
             failed += completion.error is not None
             progress.update(task, advance=1, description=f"{tokens} tokens")
     return failed
 
 
-def _record(name: str | int, completion: Completion) -> Record:
+def _record(asked: Line, completion: Completion, model: str) -> Record:
+    if asked.batch:
+        chat = asked.messages is not None
+        return openai_batch.answered(asked.id, asked.number, completion, model, chat)
     texts = [completion, *completion.siblings]
     line: Record = {
-        "id": name,
+        "id": asked.id,
         "text": completion.text,
         "finish_reason": completion.finish_reason,
         "tokens": len(completion.token_ids),
@@ -232,6 +266,9 @@ def _record(name: str | int, completion: Completion) -> Record:
     }
     if len(texts) > 1:
         line["texts"] = [c.text for c in texts]
+    for field in ("reasoning", "tool_calls", "warnings"):
+        if said := getattr(completion, field):
+            line[field] = said
     if completion.stats.lossy:
         line["lossy"] = True
     if completion.error is not None:

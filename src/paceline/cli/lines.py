@@ -15,14 +15,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline.cli import openai_batch
 from paceline.core import SamplingParams
 from paceline.errors import UsageError
 from paceline.soft_tokens import Kind
 
 Record = dict[str, Any]
 DONE = {"id", "text", "finish_reason", "tokens", "seed", "tokens_per_step"}  # every answer has these fields
-MORE = {"texts", "error", "logprobs"}  # some have these
+MORE = {"texts", "error", "logprobs", "reasoning", "tool_calls", "warnings", "lossy"}  # some have these
 REFUSED = {"id", "error", "line"}  # a line that could not be used
+_WANTED = {
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "response_format",
+    "reasoning_effort",
+    "chat_template_kwargs",
+}  # of an answer, as chat/options.py has them
 _MEDIA: Mapping[str, Kind] = {"images": "image", "audio": "audio"}  # fields of a line
 BOM = b"\xef\xbb\xbf"
 LONGEST_ERROR = 500  # characters: an error quotes what it is about
@@ -40,12 +49,17 @@ class Line:
     )
     error: str | None = None
     media: Mapping[Kind, list[str]] = field(default_factory=dict)  # paths, for the prompt's placeholders
+    messages: list[Record] | None = None  # of a chat, in the place of a prompt
+    wanted: Record = field(default_factory=dict)  # of an answer: response_format, tools, ...
+    batch: bool = False  # a line of OpenAI's batch files, and so is its answer
 
     def refused(self, error: object) -> Line:
-        return Line(self.number, self.id, error=_clean(str(error)))
+        return Line(self.number, self.id, error=_clean(str(error)), batch=self.batch)
 
     def record(self) -> Record:
         """What is written for a line that cannot be used."""
+        if self.batch:
+            return openai_batch.refused(self.id, self.number, self.error)
         return {"id": self.id, "error": self.error, "line": self.number}
 
 
@@ -81,9 +95,19 @@ def _line(number: int, raw: bytes, base: Record) -> Line:
     line = Line(number, number)
     try:
         record = _parse(raw)
-        line = Line(number, _id(record.get("id", number)))
-        prompt = _prompt(record)
-        return Line(number, line.id, prompt, _params(record, base), media=_media(record))
+        batch = openai_batch.is_batch(record)
+        line = Line(number, _id(record["custom_id"] if batch else record.get("id", number)), batch=batch)
+        if batch:
+            record = openai_batch.request_of(record)
+        messages = _messages(record)
+        prompt = _prompt(record) if messages is None else ""
+        wanted = {name: value for name, value in record.items() if name in _WANTED}
+        if messages is None and (foreign := set(wanted) - {"response_format"}):
+            raise UsageError(
+                f"{min(foreign)} is for messages: give messages in the place of prompt, or leave it out"
+            )
+        said = _params(record, base)
+        return Line(number, line.id, prompt, said, None, _media(record), messages, wanted, batch)
     except UsageError as error:
         return line.refused(f"line {number}: {error}")
 
@@ -98,7 +122,7 @@ def _parse(raw: bytes) -> Record:
     except ValueError as error:  # no JSON, or a number of thousands of digits
         raise UsageError(f"it is not valid JSON ({error}): correct it") from error
     if not isinstance(record, dict):
-        raise UsageError('give an object with "prompt", a text or a list of token ids')
+        raise UsageError('give an object with "prompt", a text or a list of token ids, or with "messages"')
     return record
 
 
@@ -124,7 +148,22 @@ def _prompt(record: Record) -> str | list[int]:
         return prompt
     if isinstance(prompt, list) and all(isinstance(t, int) and not isinstance(t, bool) for t in prompt):
         return prompt
-    raise UsageError('give an object with "prompt", a text or a list of token ids')
+    raise UsageError('give an object with "prompt", a text or a list of token ids, or with "messages"')
+
+
+def _messages(record: Record) -> list[Record] | None:
+    """The conversation of a line; None for one with a prompt. Raises UsageError."""
+    messages = record.get("messages")
+    if messages is None:
+        return None
+    if "prompt" in record or any(record.get(name) for name in _MEDIA):
+        raise UsageError(
+            "messages stand in the place of prompt, images and audio: give pictures as parts of a message"
+        )
+    if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
+        raise UsageError('messages has to be a list like [{"role": "user", "content": "..."}]')
+    _characters("messages", json.dumps(messages, ensure_ascii=False))
+    return messages
 
 
 def _media(record: Record) -> dict[Kind, list[str]]:
@@ -143,9 +182,9 @@ def _media(record: Record) -> dict[Kind, list[str]]:
 def _params(record: Record, base: Record) -> Record:
     """What the line and the command say of sampling, checked. Raises UsageError."""
     names = set(SamplingParams.names()) - {"constraint"}
-    unknown = sorted(set(record) - names - {"id", "prompt", *_MEDIA})
+    unknown = sorted(set(record) - names - {"id", "prompt", "messages", *_MEDIA} - _WANTED)
     if unknown:
-        raise UsageError(f"unknown field {unknown[0]!r}: use id, prompt and sampling parameters")
+        raise UsageError(f"unknown field {unknown[0]!r}: use id, prompt or messages, and sampling parameters")
     own = {name: value for name, value in record.items() if name in names}
     if "logit_bias" in own:
         own["logit_bias"] = _bias(own["logit_bias"])
@@ -212,7 +251,12 @@ def _answers(path: Path, data: bytes) -> Answers:
                     f"{path} is not an output of this command: name another, or add --overwrite to replace it"
                 )
             break
-        if "finish_reason" in record:
+        if "custom_id" in record:
+            if record["error"] is None:
+                answers.done.add(record["custom_id"])
+            else:
+                answers.refused.add((record["error"]["line"], record["custom_id"]))
+        elif "finish_reason" in record:
             answers.done.add(record["id"])
         else:
             answers.refused.add((record["line"], record["id"]))
@@ -236,8 +280,8 @@ def _own(raw: bytes) -> Record | None:
         return None
     names = set(record)
     answer = names >= DONE and names <= DONE | MORE and isinstance(record["text"], str)
-    known = answer or (names == REFUSED and isinstance(record["line"], int))
-    return record if known and isinstance(record["id"], str | int) else None
+    known = answer or (names == REFUSED and isinstance(record["line"], int)) or openai_batch.is_answer(record)
+    return record if known and isinstance(record.get("custom_id", record["id"]), str | int) else None
 
 
 def _begun(raw: bytes, after_others: bool) -> bool:
@@ -251,5 +295,5 @@ def _begun(raw: bytes, after_others: bool) -> bool:
     rest = text[found.end() :]
     return any(
         rest.startswith(key) or (after_others and key.startswith(rest))
-        for key in (', "text": "', ', "error": "')
+        for key in (', "text": "', ', "error": "', ', "custom_id": ')
     )
