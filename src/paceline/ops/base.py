@@ -19,6 +19,9 @@ from paceline.core import ForwardBatch
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import Layout
 from paceline.ops.blocks import BLOCKS, BlockType
+from paceline.ops.vector_math import settle
+
+settle()  # in each process that computes: whatever does imports this module
 
 WeightKind = Literal[
     "float32", "bfloat16", "float16", "int8", "int4",
