@@ -1,5 +1,3 @@
-#include <algorithm>
-#include <chrono>
 #include <cstring>
 
 #include "program.h"
@@ -17,19 +15,6 @@ namespace paceline {
 namespace {
 
 #if defined(PACELINE_X86)
-double seconds(float (*work)(int64_t)) {
-  constexpr int64_t turns = 50;  // a microsecond
-  volatile float keep = work(40 * turns);  // cores that wake their wide units do a quarter of the work for some microseconds
-  double least = 1;
-  for (int i = 0; i < 9; ++i) {
-    const auto begin = std::chrono::steady_clock::now();
-    keep = work(turns);
-    least = std::min(least, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-  }
-  (void)keep;
-  return least;
-}
-
 // AMX, with its products of bfloat16. Linux gives its registers to a process that asks for them.
 bool has_registers() {
 #if defined(__linux__)
@@ -42,11 +27,20 @@ bool has_registers() {
 #endif
 }
 
-// A multiply-add of floats is half of a product of pairs, and what it multiplies has to be widened.
-const Kernels* faster_at_pairs() {
+// Intel's processors take long for the instruction for pairs, but for the first that had it (Cooper Lake): there multiply-adds of
+// floats are faster. AMD's take as long as for one of those, for twice the products. The processor decides, no clock does.
+bool slow_at_pairs() {
+  unsigned a, b, c, d;
+  if (!__get_cpuid(0, &a, &b, &c, &d) || b != signature_INTEL_ebx || c != signature_INTEL_ecx || d != signature_INTEL_edx) return false;
+  __get_cpuid(1, &a, &b, &c, &d);
+  const unsigned family = a >> 8 & 15, model = (a >> 4 & 15) | (a >> 12 & 0xf0);
+  return !(family == 6 && model == 0x55);
+}
+
+const Kernels* best_at_pairs() {
   const Kernels& k = kernels_avx512;
   if (k.bf16_dot() && has_registers()) return &kernels_avx512_registers;
-  return k.bf16_dot() && seconds(k.burn_bf16_dot) > 2.5 * seconds(k.burn) ? &kernels_avx512_floats : &k;
+  return k.bf16_dot() && slow_at_pairs() ? &kernels_avx512_floats : &k;
 }
 #endif
 
@@ -63,7 +57,7 @@ const Kernels* best() {
   bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && converts_halves();
   if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"))
-    return faster_at_pairs();
+    return best_at_pairs();
   if (avx2) return &kernels_avx2;
 #elif defined(PACELINE_ARM)
   return &kernels_neon;

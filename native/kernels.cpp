@@ -19,7 +19,7 @@ template <class By, class Seen = By>  // of linears, and of attention
 static constexpr Kernels table() {
   return {PL_TEXT(PACELINE_ISA), L, TILE, has_bf16_dot, tile_bytes_any, pack_any, prepared_bytes_any<By>, prepare_any<By>, linear_any<By>,
           attention<Seen>, join_segments, store_bytes, store_packed, delta_scratch, delta_rule, norm, rotary, embed_any, add, mul, scale, gelu, gated_gelu, gated_silu, gated_clamped, gated_sigmoid, softcap, softmax, clamp, exponents, hybrid_loss,
-          read_all, burn, burn_flops, burn_bf16_dot};
+          read_all, burn, burn_flops};
 }
 
 #if defined(PL_PAIRS)

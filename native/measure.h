@@ -31,21 +31,5 @@ static float burn(int64_t turns) {
 
 static int64_t burn_flops() { return 2 * 4 * CHAINS * L; }  // of one turn
 
-static float burn_bf16_dot([[maybe_unused]] int64_t turns) {
-#if defined(PL_PAIRS)
-  V acc[CHAINS] = {};
-  const H x = pin((H)(VW{} + 0x3f803f80u));
-  for (int64_t i = 0; i < turns; ++i) {
-    _Pragma("GCC unroll 48")
-    for (int j = 0; j < 4 * CHAINS; ++j) ByPairs::add(acc[j % CHAINS], x, x);
-  }
-  V total{};
-  for (int j = 0; j < CHAINS; ++j) total += acc[j];
-  return reduce(total);
-#else
-  return 0;
-#endif
-}
-
 }  // namespace PACELINE_ISA
 }  // namespace paceline

@@ -177,7 +177,6 @@ struct Kernels {
   float (*read_all)(const float*, int64_t n);
   float (*burn)(int64_t turns);
   int64_t (*burn_flops)();
-  float (*burn_bf16_dot)(int64_t turns);  // as many instructions as `burn`, of the pairs' one; only if pairs
 };
 
 extern const Kernels kernels_generic;
