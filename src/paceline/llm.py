@@ -81,8 +81,8 @@ class LLM:
         engine, self._engine = self._engine, None
         if engine is None:
             return
-        if engine.tokenizer is not None and isinstance(engine.tokenizer.chat, ChatTemplate):
-            engine.tokenizer.chat.close()
+        if engine.tokenizer is not None:
+            ChatTemplate.close_all(engine.tokenizer)
         if self._grammars is not None:
             self._grammars.close()
         engine.close()

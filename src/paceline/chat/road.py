@@ -15,7 +15,7 @@ from paceline.chat.repairs import rendered
 from paceline.core import SamplingParams
 from paceline.errors import UsageError
 from paceline.media.talk import opened, prompt_of
-from paceline.text.chat import ChatTemplate
+from paceline.text.chat import ChatTemplate, TemplateUnusable
 from paceline.text.formats.base import SWITCHES, ChatFormat
 from paceline.text.formats.choose import format_of
 from paceline.text.formats.hermes import HERMES
@@ -160,11 +160,11 @@ def make_render(tokenizer: Tokenizer) -> tuple[Render, bool]:
     """How messages become a prompt, and whether content may stay in parts; without a template they are refused."""
     try:
         template = ChatTemplate.of(tokenizer)
-    except UsageError as error:
+    except TemplateUnusable as error:
         reason = str(error)
 
         def refusing(messages: Any, tools: Any, options: Any) -> str:
-            raise UsageError(reason)
+            raise TemplateUnusable(reason)
 
         return refusing, False
 
@@ -172,7 +172,7 @@ def make_render(tokenizer: Tokenizer) -> tuple[Render, bool]:
         variables = dict(options)
         opens = bool(variables.pop("add_generation_prompt", True))
         needs = format_of(tokenizer).needs
-        return ChatTemplate.of(tokenizer).render(
+        return ChatTemplate.of(tokenizer, bool(tools)).render(
             suited(messages, needs),
             tools=suited_tools(tools, needs),
             add_generation_prompt=opens,

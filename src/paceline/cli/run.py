@@ -220,9 +220,14 @@ def _content(prompt: str, files: list[tuple[Kind, str]]) -> list[dict[str, Any]]
 
 def _turn(llm: LLM, prompt: Any, system: str | None, said: dict[str, Any]) -> Turn:
     """A chat of one message, ready to be answered. An answer may be as long as the context."""
+    from paceline.text.chat import TemplateUnusable
+
     messages = [] if system is None else [{"role": "system", "content": system}]
     try:
         (turn,) = llm.turns([[*messages, {"role": "user", "content": prompt}]], None, said)
+    except TemplateUnusable as error:
+        what = str(error).partition(": give a prompt")[0]
+        raise UsageError(f"{what}: --no-chat goes on with the text as it is") from error
     except PromptError as error:
         raise PromptError(_PART.sub(lambda found: _named(prompt, int(found[1])), str(error))) from error
     for change in turn.prompt.changes:

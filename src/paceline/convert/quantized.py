@@ -70,6 +70,8 @@ def save_quantized(source: Path, out: Path, kind: QuantKind) -> dict[str, int]:
                 and "index" not in path.name
             ):
                 shutil.copyfile(path, out / path.name)
+        if (more := source / "additional_chat_templates").is_dir():
+            shutil.copytree(more, out / more.name)
         assistant, _ = find_assistant(source, config)
         if assistant not in (None, source):  # the new folder does not lie beside it
             config[ASSISTANT_KEY] = str(assistant.resolve())

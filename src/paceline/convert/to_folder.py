@@ -186,6 +186,11 @@ def write_text(folder: Path, tokenizer: Tokenizer) -> None:
     write_json(folder / "tokenizer_config.json", said)
     if tokenizer.template is not None:
         (folder / "chat_template.jinja").write_text(tokenizer.template, encoding="utf-8")
+    if tokenizer.tool_template is not None:
+        (folder / "additional_chat_templates").mkdir(exist_ok=True)
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(
+            tokenizer.tool_template, encoding="utf-8"
+        )
 
 
 def _begin_with(token: str, token_id: int | None) -> dict[str, Any]:

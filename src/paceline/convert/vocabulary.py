@@ -152,4 +152,8 @@ def _special(tokenizer: Tokenizer, model: dict[str, Any]) -> dict[str, Any]:
     } | dict(zip(("eos_token_id", "eot_token_id", "eom_token_id"), tokenizer.eos_ids))
     out: dict[str, Any] = {f"ggml.{name}": i for name, i in ids.items() if i is not None}
     out["ggml.add_bos_token"] = tokenizer.adds_bos and tokenizer.bos_id is not None
-    return out if tokenizer.template is None else out | {"chat_template": tokenizer.template}
+    if tokenizer.template is not None:
+        out["chat_template"] = tokenizer.template
+    if tokenizer.tool_template is not None:
+        out |= {"chat_templates": ["tool_use"], "chat_template.tool_use": tokenizer.tool_template}
+    return out

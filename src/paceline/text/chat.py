@@ -6,6 +6,7 @@ process of its own, which is killed when it takes too long or too much memory (t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from functools import cached_property
@@ -17,7 +18,12 @@ from paceline.text.template_process import TIMEOUT, limits
 from paceline.text.tokenizer import Tokenizer
 
 _SHOWN = 500  # characters of what a template says is wrong
+_GO = re.compile(r"\{\{-?\s*(?:\.[A-Z]|if \.|range |end\b|\$)")
 _PROBE = ("first-part-0x7f", "second-part-0x7f")
+
+
+class TemplateUnusable(UsageError):
+    """There is no template, or none that can be used: messages cannot be answered, a text can be gone on with."""
 
 
 class TemplateRefused(UsageError):
@@ -37,15 +43,21 @@ class ChatTemplate:
         error = "it takes too long or too much memory" if answer is None else answer["error"]
         if error is not None:
             self._helper.close()
-            raise UsageError(
-                f"the model's chat template cannot be read ({_shown(error)}): give a prompt instead of messages"
+            what = "it is a Go template of Ollama's, no Jinja" if _GO.search(source) else _shown(error)
+            raise TemplateUnusable(
+                f"the model's chat template cannot be read ({what}): give a prompt instead of messages"
             )
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> ChatTemplate:
-        """The template of a tokenizer, which keeps it. Raises UsageError if it has none."""
+    def of(cls, tokenizer: Tokenizer, tools: bool = False) -> ChatTemplate:
+        """The template of a tokenizer, which keeps it; with `tools` the one for them, if there is. Raises UsageError."""
+        if tools and tokenizer.tool_template is not None:
+            kept = tokenizer.tool_chat
+            if not isinstance(kept, cls) or kept.source != tokenizer.tool_template:
+                kept = tokenizer.tool_chat = cls(tokenizer.tool_template, tokenizer.special_tokens)
+            return kept
         if tokenizer.template is None:
-            raise UsageError(
+            raise TemplateUnusable(
                 "this model has no chat template: give a prompt instead of messages, "
                 "or put chat_template.jinja beside its tokenizer.json"
             )
@@ -53,6 +65,13 @@ class ChatTemplate:
         if not isinstance(kept, cls) or kept.source != tokenizer.template:
             kept = tokenizer.chat = cls(tokenizer.template, tokenizer.special_tokens)
         return kept
+
+    @staticmethod
+    def close_all(tokenizer: Tokenizer) -> None:
+        """End the processes of a tokenizer's templates."""
+        for kept in (tokenizer.chat, tokenizer.tool_chat):
+            if isinstance(kept, ChatTemplate):
+                kept.close()
 
     def close(self) -> None:
         """End the process; the next rendering would start another."""

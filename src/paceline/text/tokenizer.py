@@ -23,6 +23,7 @@ from paceline.checkpoints.sentencepiece import read_vocabulary
 from paceline.errors import LoadError, PromptError
 from paceline.files import check_file, read_json, read_text
 from paceline.text.decoding import Characters, Window, chain_of
+from paceline.text.known_templates import spelled_out
 from paceline.text.llama_layout import LLAMA_CLASSES, add_tokens, rebuild_llama, rebuilt_as_llama
 
 MOST_IDS = 2**24
@@ -38,8 +39,14 @@ class Tokenizer:
     """A vocabulary of `vocab_size` ids, which of them are special, and the chat template if there is one."""
 
     def __init__(
-        self, backend: Backend, config: dict[str, Any], eos: Iterable[int] = (), template: str | None = None
+        self,
+        backend: Backend,
+        config: dict[str, Any],
+        eos: Iterable[int] = (),
+        template: str | None = None,
+        tool_template: str | None = None,
     ) -> None:
+        """`tool_template`: the one for requests with tools, of models that have two."""
         backend.no_truncation()  # files saved after training may hold both, which would change prompts in silence
         backend.no_padding()
         self._backend = backend
@@ -56,8 +63,9 @@ class Tokenizer:
         self.adds_bos = self._begins_with_bos(config)
         named = self._named("eos_token")
         self.eos_ids = tuple(dict.fromkeys([*eos, *([] if named is None else [named])]))
-        self.template = template if template and template.strip() else None  # an empty file is none
+        self.template, self.tool_template = spelled_out(template), spelled_out(tool_template)
         self.chat: Any = None  # the template at work, once it was used (chat.py)
+        self.tool_chat: Any = None  # that of `tool_template`
         self.chat_format = "auto"  # the name of a format (formats/), auto = as the template writes
         self.format: Any = None  # what that is, once it was asked for (formats/choose.py)
 
@@ -88,13 +96,13 @@ class Tokenizer:
         config = read_json(folder / "tokenizer_config.json") or {}
         if rebuilt_as_llama(config, read_json(folder / "config.json") or {}):
             rebuild_llama(backend, config)
-        return cls(backend, config, _eos_ids(folder), _template(folder, config))
+        return cls(backend, config, _eos_ids(folder), *_templates(folder, config))
 
     @classmethod
     def from_gguf(cls, model: Metadata) -> Tokenizer:
         """The tokenizer that a GGUF file's metadata describes. Raises ConfigError."""
         parts = build_tokenizer(model)
-        made = cls(parts.backend, parts.config, parts.eos_ids, parts.template)
+        made = cls(parts.backend, parts.config, parts.eos_ids, parts.template, parts.tool_template)
         made._twins = parts.twins
         return made
 
@@ -108,7 +116,7 @@ class Tokenizer:
             rebuild_llama(parts.backend, config)
         add_tokens(parts.backend, config, folder)
         ends = _eos_ids(folder) or list(parts.eos_ids)
-        return cls(parts.backend, parts.config | config, ends, _template(folder, config))
+        return cls(parts.backend, parts.config | config, ends, *_templates(folder, config))
 
     @classmethod
     def entries(cls, folder: Path) -> dict[str, int] | None:
@@ -321,29 +329,34 @@ def _eos_ids(folder: Path) -> list[int]:
     return []
 
 
-def _template(folder: Path, config: dict[str, Any]) -> str | None:
-    """The chat template: a file of its own, else as older files hold it. Raises LoadError for one that is no text."""
-    text = read_text(folder / "chat_template.jinja")
-    if text is not None:
-        return text
+def _templates(folder: Path, config: dict[str, Any]) -> tuple[str | None, str | None]:
+    """The chat template and the one for tools: files of their own, else as older files hold them.
+
+    Raises LoadError for a file that is no text.
+    """
+    text, more = read_text(folder / "chat_template.jinja"), folder / "additional_chat_templates"
+    tools = read_text(more / "tool_use.jinja")
     places = (
         config,
         *(read_json(folder / name) or {} for name in ("chat_template.json", "processor_config.json")),
     )
-    return next(
-        (t for t in (_default_of(place.get("chat_template")) for place in places) if t is not None), None
-    )
+    held = [_named_templates(place.get("chat_template")) for place in places]
+    default = next((one["default"] for one in held if "default" in one), None)
+    if text is None and default is None:
+        text = read_text(more / "default.jinja")
+    if tools is None:
+        tools = next((one["tool_use"] for one in held if "tool_use" in one), None)
+    return (default if text is None else text), tools
 
 
-def _default_of(template: object) -> str | None:
-    """A template, or the one named `default` among several."""
-    if isinstance(template, list):
-        named = {
-            t["name"]: t.get("template")
-            for t in template
-            if isinstance(t, dict) and isinstance(t.get("name"), str)
-        }
-        template = named.get("default")
+def _named_templates(template: object) -> dict[str, str]:
+    """Name -> template; one without a name is the default, and so is the only one of a list."""
+    named: dict[object, object] = {}
+    if isinstance(template, str):
+        named = {"default": template}
+    elif isinstance(template, list):
+        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
     elif isinstance(template, dict):
-        template = template.get("default")
-    return template if isinstance(template, str) else None
+        named = dict(template)
+    found = {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str)}
+    return {"default": next(iter(found.values()))} | found if len(found) == 1 else found

@@ -99,6 +99,7 @@ class GgufTokenizer:
     eos_ids: tuple[int, ...]
     template: str | None
     twins: dict[int, str]  # ids whose token is also that of a later id, which a text is encoded with
+    tool_template: str | None = None  # for requests with tools, of models that have two
 
 
 def build_tokenizer(model: Metadata) -> GgufTokenizer:
@@ -128,7 +129,10 @@ def build_tokenizer(model: Metadata) -> GgufTokenizer:
     last = {token: i for i, token in enumerate(tokens)}
     twins = {i: token for i, token in enumerate(tokens) if last[token] != i}
     template = template if isinstance(template, str) else None
-    return GgufTokenizer(backend, config, end_ids(model), template, twins)
+    tools = model.get("tokenizer.chat_template.tool_use")
+    return GgufTokenizer(
+        backend, config, end_ids(model), template, twins, tools if isinstance(tools, str) else None
+    )
 
 
 def end_ids(model: Metadata) -> tuple[int, ...]:

@@ -42,6 +42,6 @@ def _found(tokenizer: Tokenizer) -> ChatFormat:
     def render(
         messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: dict[str, Any]
     ) -> str:
-        return template.render(messages, tools=tools, options=options)
+        return ChatTemplate.of(tokenizer, bool(tools)).render(messages, tools=tools, options=options)
 
-    return probe(render, template.source)
+    return probe(render, template.source + (tokenizer.tool_template or ""))
