@@ -55,6 +55,32 @@ def test_any_sample_fits_the_schema(setup: tuple[Tokenizer, Grammars], seed: int
     assert set(value) <= {"name", "age", "tags"}
 
 
+def test_a_mask_is_computed_once_however_a_draft_is_asked_about(
+    setup: tuple[Tokenizer, Grammars], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drafter asks after each token that it draws, a verifier for all of them, a tree along each of its branches."""
+    tokenizer, grammars = setup
+    computed: list[int] = []
+    made = GrammarConstraint._mask
+    monkeypatch.setattr(GrammarConstraint, "_mask", lambda self: computed.append(1) or made(self))
+    ids = tokenizer.encode('{"name":"ab","age":12}', add_bos=False)
+    constraint, fresh = (grammars.compile("json", json.dumps(SCHEMA))() for _ in range(2))
+    whole = fresh.masks(ids[:8])
+    computed.clear()
+    for size in range(9):
+        found = constraint.masks(ids[:size])
+        assert all(np.array_equal(a, b) for a, b in zip(found, whole[: size + 1], strict=True))
+    assert len(computed) == 9
+    wrong = next(int(i) for i in np.flatnonzero(~whole[5]))
+    assert len(constraint.masks([*ids[:5], wrong, *ids[5:8]])) == 10
+    assert len(computed) == 9
+    constraint.commit(ids[:3])
+    for size in (5, 2, 4, 5):
+        found = constraint.masks(ids[3 : 3 + size])
+        assert all(np.array_equal(a, b) for a, b in zip(found, whole[3 : 4 + size], strict=True))
+    assert len(computed) == 9 + 6
+
+
 def test_looking_ahead_changes_nothing(setup: tuple[Tokenizer, Grammars]) -> None:
     tokenizer, grammars = setup
     text = '{"name":"ab","age":12}'

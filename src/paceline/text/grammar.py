@@ -238,30 +238,43 @@ def _named(name: str, kind: str, source: str) -> dict[str, Any]:
 
 
 class GrammarConstraint:
-    """core.Constraint over one matcher. Looking ahead along a draft leaves the state as it was."""
+    """core.Constraint over one matcher. Looking ahead along a draft leaves the state as it was.
+
+    A draft is asked about once for each token that is drawn, and again when it is verified. So masks are remembered until
+    the next commit, and each is computed once: a mask costs far more than going over tokens whose masks are known.
+    """
 
     def __init__(self, matcher: Any, vocab_size: int, end_ids: tuple[int, ...]) -> None:
         self._matcher, self._vocab_size, self._end_ids = matcher, vocab_size, end_ids
         self._ended = False
+        self._ahead: dict[tuple[int, ...], np.ndarray] = {}  # by the draft tokens before it
 
     def masks(self, draft: Seq[int]) -> list[np.ndarray | None]:
-        out: list[np.ndarray | None] = [self._mask()]
-        taken = 0
+        out: list[np.ndarray | None] = []
+        taken = 0  # draft tokens that the matcher has gone over
         after: np.ndarray | None = None  # what may follow the place where looking ahead ends
-        for token in draft:
-            mask = out[-1]
-            if mask is not None and token in self._end_ids and mask[token]:
-                after = self._only_end()  # a request may ignore the end: then plain decoding repeats it
-                break
-            if mask is None or not mask[token] or not self._matcher.consume_token(token):
-                break
-            taken += 1
-            out.append(self._mask())
+        for place in range(len(draft) + 1):
+            if place:
+                token, mask = draft[place - 1], out[-1]
+                if mask is not None and token in self._end_ids and mask[token]:
+                    after = self._only_end()  # a request may ignore the end: then plain decoding repeats it
+                    break
+                if mask is None or not mask[token]:
+                    break
+            before = tuple(draft[:place])
+            if before not in self._ahead:
+                while taken < place and self._matcher.consume_token(draft[taken]):
+                    taken += 1
+                if taken < place:
+                    break
+                self._ahead[before] = self._mask()
+            out.append(self._ahead[before])
         if taken and not self._matcher.rollback(taken):
             raise GrammarFailed(f"the grammar failed: {_error(self._matcher)}")
         return out + [after] * (len(draft) + 1 - len(out))
 
     def commit(self, tokens: Seq[int]) -> None:
+        self._ahead.clear()
         for token in tokens:
             if token in self._end_ids:
                 self._ended = True
