@@ -166,7 +166,7 @@ class Seldom(FixedPolicy):
     def plan(self, rows: Any, free_proposals: Any, prefill_rows: int = 0) -> DraftPlan:
         self.steps += 1
         self.k = DEPTH if self.steps in (24, 103) else 0
-        return super().plan([replace(row, want="auto") for row in rows], free_proposals, prefill_rows)
+        return super().plan([replace(row, draft_tokens="auto") for row in rows], free_proposals, prefill_rows)
 
 
 def seldom(pair: Pair) -> int:

@@ -161,7 +161,9 @@ class GivesUp(FixedPolicy):
     def plan(self, rows: Any, free_proposals: Any, prefill_rows: int = 0) -> DraftPlan:
         self.steps += 1
         if self.steps != 10:
-            return super().plan([replace(row, want=self.k) for row in rows], free_proposals, prefill_rows)
+            return super().plan(
+                [replace(row, draft_tokens=self.k) for row in rows], free_proposals, prefill_rows
+            )
         return DraftPlan(tuple([PlannedRow(None, 0, NoDraftReason.GIVEN_UP) for _ in rows]))
 
 

@@ -154,15 +154,15 @@ class AdaptivePolicy:
         out: list[PlannedRow | None] = []
         for row, proposal in zip(rows, free_proposals, strict=True):
             new, request = row.id not in self._requests, self._request(row)
-            want = 1 if row.want == "auto" else row.want
-            reason = no_draft(row, proposal, want)
-            auto = new and reason is None and row.want == "auto"
+            draft_tokens = 1 if row.draft_tokens == "auto" else row.draft_tokens
+            reason = no_draft(row, proposal, draft_tokens)
+            auto = new and reason is None and row.draft_tokens == "auto"
             if auto and self._pairs.goes_without(row, request.use, self._costs, new=True):
                 reason = NoDraftReason.GIVEN_UP
             if reason is not None:
                 out.append(PlannedRow(None, 0, reason))
             else:
-                out.append(None if row.want == "auto" else fixed_row(row, proposal, want))
+                out.append(None if row.draft_tokens == "auto" else fixed_row(row, proposal, draft_tokens))
         fixed, self._measuring = [planned for planned in out if planned is not None], False
         if len(fixed) == len(out):
             return DraftPlan(tuple(fixed))

@@ -24,7 +24,7 @@ class PlanRow:
     """One decoding request of the step."""
 
     id: int
-    want: int | Literal["auto"]  # tokens that the request asks for; 0 disables drafting
+    draft_tokens: int | Literal["auto"]  # as the request or the engine has it; 0 disables drafting
     room: int  # tokens that may be drafted: the last one is always the target's own
     drafter: str | None = None  # the network drafter, if there is one
     drafter_max: int = 0  # tokens it can draft in this step at most
@@ -42,7 +42,7 @@ class Proposal:
 @dataclass(slots=True)  # not frozen: made for each row of each step
 class PlannedRow:
     drafter: str | None  # whose tokens the row takes; None: it drafts nothing
-    limit: int  # tokens at most
+    limit: int  # tokens at most: what the policy makes of `draft_tokens`
     reason: NoDraftReason | None = None  # why limit is 0
     # that token 1, 2, ... is kept if those before it are; empty: the draft goes on until its limit
     chance: tuple[float, ...] = ()

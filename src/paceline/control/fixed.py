@@ -23,10 +23,9 @@ class FixedPolicy:
     def plan(
         self, rows: Seq[PlanRow], free_proposals: Seq[Proposal | None], prefill_rows: int = 0
     ) -> DraftPlan:
-        both = zip(rows, free_proposals, strict=True)
-        return DraftPlan(
-            tuple([fixed_row(row, found, self.k if row.want == "auto" else row.want) for row, found in both])
-        )
+        lengths = [self.k if row.draft_tokens == "auto" else row.draft_tokens for row in rows]
+        both = zip(rows, free_proposals, lengths, strict=True)
+        return DraftPlan(tuple([fixed_row(row, found, length) for row, found, length in both]))
 
     def observe(self, outcome: StepOutcome) -> None:
         """A fixed length learns nothing."""
@@ -35,22 +34,22 @@ class FixedPolicy:
         """Nothing is kept for a request."""
 
 
-def fixed_row(row: PlanRow, proposal: Proposal | None, want: int) -> PlannedRow:
-    """`want` tokens of the proposal or of the network, whichever promises more."""
-    reason = no_draft(row, proposal, want)
+def fixed_row(row: PlanRow, proposal: Proposal | None, draft_tokens: int) -> PlannedRow:
+    """`draft_tokens` tokens of the proposal or of the network, whichever promises more."""
+    reason = no_draft(row, proposal, draft_tokens)
     if reason is not None:
         return PlannedRow(None, 0, reason)
-    network = min(want, row.drafter_max, row.room) if row.drafter is not None else 0
-    found = proposal.confidence[: min(want, row.room)] if proposal is not None else ()
+    network = min(draft_tokens, row.drafter_max, row.room) if row.drafter is not None else 0
+    found = proposal.confidence[: min(draft_tokens, row.room)] if proposal is not None else ()
     usual = sum([USUAL ** (j + 1) for j in range(network)])
     if found and sum(accumulate(found, mul)) >= usual:
         return PlannedRow(NGRAM, len(found))
     return PlannedRow(row.drafter, network, tree=row.tree)
 
 
-def no_draft(row: PlanRow, proposal: Proposal | None, want: int) -> NoDraftReason | None:
+def no_draft(row: PlanRow, proposal: Proposal | None, draft_tokens: int) -> NoDraftReason | None:
     """Why nothing can be drafted for a row, whatever a policy thinks; None if something can."""
-    if want == 0:
+    if draft_tokens == 0:
         return NoDraftReason.DISABLED
     if row.drafter is None and proposal is None:
         return NoDraftReason.NO_DRAFTER

@@ -80,7 +80,7 @@ class MTPDrafter(Drafter):
         rules = context.picker.rules(active)
         if rules is None or context.states is None:
             return False
-        stops = [context.picker.stop(b)._replace(most=context.limits[b]) for b in active]
+        stops = [context.picker.stop(b)._replace(limit=context.limits[b]) for b in active]
         drawn = self.net.draft_round(start, context.states, context.cache, rules, stops)
         if drawn is None:
             return False

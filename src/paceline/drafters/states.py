@@ -377,7 +377,7 @@ class StateDrafter(EntryDrafter):
         stops = []
         for b in active:
             stop, limit = context.picker.stop(b), context.limits[b]
-            stops.append(stop if stop.most <= limit else stop._replace(most=limit))
+            stops.append(stop if stop.limit <= limit else stop._replace(limit=limit))
         drawn = self.net.draft_round(start, how[0], self.cache, how[1], stops)
         if drawn is None:
             return False

@@ -42,7 +42,7 @@ class StepPicker:
         self._sampler, self._ends = DraftSampler(requests, vocab_size), Ends(stops)
         self._requests, self._stops = requests, stops
         shapes = trees or [None] * len(requests)
-        self._shapes = [shape or Shape(stop.most, 1) for shape, stop in zip(shapes, stops, strict=True)]
+        self._shapes = [shape or Shape(stop.limit, 1) for shape, stop in zip(shapes, stops, strict=True)]
         self._tokens: list[list[int]] = [[] for _ in requests]
         self._confidence: list[list[float]] = [[] for _ in requests]
         self._parents: list[list[int]] = [[] for _ in requests]  # of rows that `grow`,
@@ -78,7 +78,7 @@ class StepPicker:
         return self._ends.go_on(on, step, [self._confidence[row][step] for row in on])
 
     def width(self, row: int) -> int:
-        return self._shapes[row].width if self._stops[row].most > 1 else 1
+        return self._shapes[row].width if self._stops[row].limit > 1 else 1
 
     def grow(self, leaves: Seq[Leaf], logits: torch.Tensor, ids: torch.Tensor | None = None) -> list[Leaf]:
         rows = [leaf.row for leaf in leaves]
@@ -135,7 +135,7 @@ class StepPicker:
         return request.rule in OWN_NOISE or is_greedy(request.sequence)
 
     def _deepest(self, row: int) -> int:
-        return min(self._shapes[row].depth, self._stops[row].most)
+        return min(self._shapes[row].depth, self._stops[row].limit)
 
     def _children(self, leaves: Seq[Leaf]) -> list[int]:
         """How many tokens to draw after each leaf."""
@@ -144,7 +144,7 @@ class StepPicker:
         for row in {leaf.row for leaf in leaves if not self.prunes(leaf.row)}:
             own = [i for i, leaf in enumerate(leaves) if leaf.row == row]
             level = len(path_to(self._parents[row], leaves[own[0]].node)) + 1
-            left = self._stops[row].most - len(self._tokens[row]) - (self._deepest(row) - level)
+            left = self._stops[row].limit - len(self._tokens[row]) - (self._deepest(row) - level)
             tries = [
                 (-self._chance(leaves[i]) * share, i) for i in own for share in shares[: self.width(row)]
             ]
@@ -157,7 +157,7 @@ class StepPicker:
         never likelier than the one before it.
         """
         stop, chances = self._stops[row], self._chances[row]
-        most, least = stop.most, stop.price if stop.chance else 0.0
+        limit, least = stop.limit, stop.price if stop.chance else 0.0
         if self.prunes(row):
             children = sorted(children, key=lambda child: -child.chance)[: self.width(row)]
             children = [c for i, c in enumerate(children) if c.chance > least or not (i or chances)]
@@ -173,9 +173,9 @@ class StepPicker:
         if deep >= self._deepest(row):
             return []
         if not self.prunes(row):
-            return out if len(chances) < most else []
-        if len(chances) >= most:
-            least = max(least, sorted(chances)[-most])
+            return out if len(chances) < limit else []
+        if len(chances) >= limit:
+            least = max(least, sorted(chances)[-limit])
         return [leaf for leaf in out if chances[leaf.node] > least]
 
     def take(self, row: int, tokens: list[int], confidence: list[float]) -> None:
@@ -188,7 +188,7 @@ class StepPicker:
         if any(self._parents):
             draft.parents = [parents or None for parents in self._parents]
             for row, (chances, stop) in enumerate(zip(self._chances, self._stops, strict=True)):
-                if len(chances) > stop.most:  # a token's chance is never above that of the one before it
-                    best = sorted(range(len(chances)), key=lambda node: (-chances[node], node))[: stop.most]
+                if len(chances) > stop.limit:  # a token's chance is never above that of the one before it
+                    best = sorted(range(len(chances)), key=lambda node: (-chances[node], node))[: stop.limit]
                     draft.select(row, sorted(best))
         return draft

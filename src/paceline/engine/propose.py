@@ -70,13 +70,14 @@ def _plan_row(state: EngineState, request: RequestState, has_hidden: bool) -> Pl
         if most and drafter.taps and lacks(drafter, sequence, request.parked):
             most = 0
         tree = state.tree if drafter.branches and request.rule != "block" else None
-    want: int | Literal["auto"] | None = sequence.params.draft_tokens
+    draft_tokens: int | Literal["auto"] | None = sequence.params.draft_tokens
     if sequence.params.drafter == "none":
-        want = 0
-    elif want is None:
-        want = state.draft_tokens
+        draft_tokens = 0
+    elif draft_tokens is None:
+        draft_tokens = state.draft_tokens
     return PlanRow(
-        sequence.id, want, max(request.room(state.max_len) - 1, 0), None if drafter is None else request.network, most,
+        sequence.id, draft_tokens, max(request.room(state.max_len) - 1, 0),
+        None if drafter is None else request.network, most,
         0 if is_greedy(sequence) else heat_of(sequence.params.temperature), tree,
     )  # fmt: skip
 
@@ -112,7 +113,7 @@ def _look_up(state: EngineState, plan: StepPlan, at: list[int], rows: list[PlanR
     asked = [j for j, b in enumerate(at) if plan.requests[b].copies and NGRAM not in plan.requests[b].parked]
     if not asked:
         return out
-    stops = [Stop(min(rows[j].room, drafter.max_tokens) if rows[j].want != 0 else 0) for j in asked]
+    stops = [Stop(min(rows[j].room, drafter.max_tokens) if rows[j].draft_tokens != 0 else 0) for j in asked]
     draft = _ask(state, drafter, plan, [at[j] for j in asked], (stops, [], None))
     if draft is not None:
         for j, tokens, confidence in zip(asked, draft.tokens, draft.confidence, strict=True):
@@ -159,7 +160,7 @@ def _ask(
     `how`: where each row ends, how it may branch (empty: not), and whether it has a hidden state (None: nobody asks).
     """
     stops, trees, has_hidden = how
-    requests, limits = [plan.requests[b] for b in rows], [stop.most for stop in stops]
+    requests, limits = [plan.requests[b] for b in rows], [stop.limit for stop in stops]
     states = state.hidden if drafter.needs_hidden else None
     picker = StepPicker(requests, stops, state.target.vocab_size, trees)
     context = DraftContext(

@@ -276,8 +276,8 @@ class Stop(NamedTuple):
     next one gains survival times `chance`, less `price`. Rows that gain something go on, if together they gain `step`.
     """
 
-    most: int  # tokens
-    # that token 1, 2, ... is kept if those before it are; empty: it goes on until `most`
+    limit: int  # tokens
+    # that token 1, 2, ... is kept if those before it are; empty: it goes on until `limit`
     chance: tuple[float, ...] = ()
     worth: Seq[
         tuple[float, float]

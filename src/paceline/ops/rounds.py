@@ -48,13 +48,13 @@ class Ends:
         if not drafted:
             return stop
         chance = tuple([self._alive[row] * chance for chance in stop.chance[drafted:]])
-        most = stop.most - drafted if chance or not stop.chance else min(stop.most - drafted, 1)
-        return stop._replace(most=most, chance=chance)
+        limit = stop.limit - drafted if chance or not stop.chance else min(stop.limit - drafted, 1)
+        return stop._replace(limit=limit, chance=chance)
 
     def _gain(self, row: int, step: int, confidence: float) -> float:
         """Tokens that another one gains after that of `step`, net of its price."""
-        most, chance, worth, price, _ = self.stops[row]
-        if step + 1 >= most:
+        limit, chance, worth, price, _ = self.stops[row]
+        if step + 1 >= limit:
             return -math.inf
         if not chance:
             return math.inf

@@ -53,7 +53,7 @@ class Round:
     ) -> Drawn:
         """Raises ValueError for a stop that does not say what a confidence is worth."""
         ends = Ends(stops)
-        count, steps = len(start.tokens), max(stop.most for stop in stops)
+        count, steps = len(start.tokens), max(stop.limit for stop in stops)
         numbers = start.tokens, start.positions, start.slots
         rows = ForwardBatch.of(numbers, list(range(count + 1)), _no_tensors)
         bucket = self._reaching(self._plan.load(rows, cache), start, steps if self._moves else 1)
