@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -90,7 +91,16 @@ def test_ctrl_c_leaves_nothing(exists: bool, tmp_path: Path, monkeypatch: Patch,
     assert (out / "config.json").is_file()
 
 
-def test_a_gguf_file_is_not_quantized_again(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
-    path = write(tmp_path / "x.gguf", b"GGUF" + bytes(20))
-    assert quantize(monkeypatch, tmp_path / "new", str(path)) == 2
-    assert "is a GGUF file: it runs as it is; to quantize, name the safetensors" in capsys.readouterr().err
+def test_a_gguf_file_is_unpacked_and_quantized(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
+    """As `smollm2` is one, which the help lists. Nothing but the new folder is left."""
+    file, out = tmp_path / "x.gguf", tmp_path / "new"
+    assert call(monkeypatch, "convert", "demo", "-o", str(file)) == 0
+    assert quantize(monkeypatch, out, str(file)) == 0
+    assert "int8" in capsys.readouterr().out
+    assert json.loads((out / "config.json").read_text())["paceline_quantization"]["kind"] == "int8"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "x.gguf"]
+    assert quantize(monkeypatch, out, str(file)) == 2
+    assert "is not empty: name a new folder" in capsys.readouterr().err
+    broken = write(tmp_path / "broken.gguf", b"GGUF" + bytes(20))
+    assert quantize(monkeypatch, tmp_path / "other", str(broken)) == 3
+    assert not (tmp_path / "other").exists()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import click
 
+from paceline.cli.convert import progress
 from paceline.cli.options import TARGET, apply, one_target
+from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from paceline.convert.quantized import Loss
@@ -39,16 +42,36 @@ def command(
     target: str | None, named: str | None, kind: QuantKind, out: Path, text: Path | None, tokens: int,
     threads: int | None,
 ) -> None:  # fmt: skip
-    """Quantize TARGET (a folder, a hub id or `demo`) into the folder --out, and print the loss of quality."""
-    from paceline.convert.quantized import save_quantized
+    """Quantize TARGET (a folder, a hub id, a GGUF file, `demo` or `smollm2`) into the folder --out, and print the loss of
+    quality. What is stored in blocks of a GGUF file is unpacked first, and runs as it is, too.
+    """
     from paceline.hub.resolve import resolve
 
     source = resolve(one_target(target, named, None), "target")
-    sizes = save_quantized(source, out, kind)
+    sizes = _quantized(source, out, kind)
     before, after = sizes["before"] / 2**20, sizes["after"] / 2**20
     click.echo(f"{out}: {kind}, {after:.1f} MiB of {before:.1f} MiB ({after / before:.0%})")
     if tokens:
         click.echo(describe(_measure(source, out, text, tokens, threads)))
+
+
+def _quantized(source: Path, out: Path, kind: QuantKind) -> dict[str, int]:
+    """Bytes before and after. A GGUF file goes by a folder of its float32 weights, which lies beside `out` meanwhile."""
+    from paceline.checkpoints.gguf.reader import is_gguf
+    from paceline.convert.quantized import save_quantized
+    from paceline.convert.to_folder import write_folder
+
+    if not is_gguf(source):
+        return save_quantized(source, out, kind)
+    if out.exists() and any(out.iterdir()):
+        raise UsageError(f"{out} is not empty: name a new folder")
+    place = out.resolve().parent
+    place.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{out.name}-", dir=place) as scratch:
+        unpacked = Path(scratch) / "unpacked"
+        with progress(f"unpacking {source.name}") as report:
+            write_folder(source, unpacked, "f32", report=report)
+        return save_quantized(unpacked, out, kind) | {"before": source.stat().st_size}
 
 
 def _measure(source: Path, out: Path, text: Path | None, tokens: int, threads: int | None) -> Loss:
