@@ -22,7 +22,8 @@ def random_logits(rows, vocab=V, seed=0):
 
 
 KINDS = [
-    {}, {"temperature": 0.7}, {"temperature": 1.2, "top_p": 0.9}, {"temperature": 1.0, "top_k": 5},
+    {}, {"temperature": 0.7}, {"temperature": 1.2, "top_p": 0.9}, {"temperature": 1.2, "top_p": 0.0},
+    {"temperature": 1.0, "top_k": 5},
     {"temperature": 1.0, "min_p": 0.1, "frequency_penalty": 1.0, "output": (5, 6)},
     {"repetition_penalty": 1.5, "output": (7,)}, {"temperature": 5.0, "mask": np.arange(V) % 2 == 0},
     {"temperature": 1e-7}, {"temperature": 1.0, "allowed_token_ids": (9, 10, 11)},
@@ -94,7 +95,8 @@ def test_screening_changes_nothing(monkeypatch):
     assert choose(logits, rows).tokens == screened
 
 
-SHAPINGS = [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}, {"temperature": 1.0, "top_k": 4},
+SHAPINGS = [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}, {"temperature": 1.0, "top_p": 0.0},
+            {"temperature": 1.0, "top_k": 4},
             {"frequency_penalty": 1.0}]  # fmt: skip
 
 

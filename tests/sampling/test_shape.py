@@ -55,6 +55,7 @@ COMBINATIONS = [
     {"temperature": 0.7},
     {"temperature": 1.3, "top_k": 7},
     {"temperature": 1.0, "top_p": 0.8},
+    {"temperature": 1.0, "top_p": 0.0},
     {"temperature": 1.0, "min_p": 0.05},
     {"temperature": 1.5, "top_k": 40, "top_p": 0.9},
     {"temperature": 0.8, "top_k": 12, "top_p": 0.95, "min_p": 0.1},

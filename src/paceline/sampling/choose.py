@@ -29,6 +29,7 @@ from paceline.sampling.shape import (
     is_greedy,
     is_only_masked,
     is_plain,
+    mass_kept,
     shape,
     shape_candidates,
 )
@@ -185,7 +186,14 @@ def rule_of(row: LogitRow) -> Rule:
     if p.temperature < GREEDY_BELOW:
         return _GREEDY
     least = float(np.log(np.float32(p.min_p))) if p.min_p > 0 else -math.inf  # rounded as in host_threshold
-    return (1.0 / p.temperature, row.seed & _M64, row.position, min(p.top_k, _MOST), p.top_p, least)
+    return (
+        1.0 / p.temperature,
+        row.seed & _M64,
+        row.position,
+        min(p.top_k, _MOST),
+        mass_kept(p.top_p),
+        least,
+    )
 
 
 def _draw(

@@ -41,6 +41,9 @@ class LogitRow:
     stop_ids: tuple[int, ...] = ()  # may not come before min_tokens are out
 
 
+LEAST_MASS = 1e-9  # below what the most likely of any number of tokens has
+
+
 def is_greedy(text: LogitRow | Sequence) -> bool:
     return text.params.temperature < GREEDY_BELOW
 
@@ -135,7 +138,12 @@ def _factor(row: LogitRow) -> np.float32:
 
 
 def _filter(row: LogitRow) -> Filter:
-    return Filter(row.params.top_k, row.params.top_p, row.params.min_p)
+    return Filter(row.params.top_k, mass_kept(row.params.top_p), row.params.min_p)
+
+
+def mass_kept(top_p: float) -> float:
+    """The mass that top_p keeps. 0 stands for the most likely token alone: any mass that it has by itself."""
+    return max(top_p, LEAST_MASS)
 
 
 def is_edited(row: LogitRow) -> bool:

@@ -35,6 +35,7 @@ class StopStrings:
 
     def __init__(self, stops: Seq[str]) -> None:
         self._stops = tuple(stops)
+        self._first = {stop[0] for stop in stops}
         self._held = ""
 
     def push(self, text: str, may_stop: bool = True) -> tuple[str, bool]:
@@ -60,7 +61,9 @@ class StopStrings:
         """Length of the longest end of `text` that is a beginning, but not the whole, of a stop string."""
         longest = max((len(stop) for stop in self._stops), default=1) - 1
         for size in range(min(longest, len(text)), 0, -1):
-            if any(len(stop) > size and stop.startswith(text[-size:]) for stop in self._stops):
+            if text[-size] in self._first and any(
+                len(stop) > size and stop.startswith(text[-size:]) for stop in self._stops
+            ):
                 return size
         return 0
 
