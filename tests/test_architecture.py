@@ -19,6 +19,7 @@ NATIVE = sorted([*(ROOT / "native").glob("*.cpp"), *(ROOT / "native").glob("*.h"
 MAY_IMPORT = {
     "errors": set(),
     "core": set(),
+    "options": set(),
     "config": set(),
     "files": set(),
     "memory": set(),
@@ -114,7 +115,7 @@ MAY_IMPORT = {
     "__init__": {"async_llm", "llm"},
     "__main__": {"cli"},
 }
-BASE = {"errors", "core", "config", "files", "tree", "soft_tokens", "child", "lazy", "turns"}
+BASE = {"errors", "options", "core", "config", "files", "tree", "soft_tokens", "child", "lazy", "turns"}
 # What a reader can hold at once. They are guards against files of two ideas, no aims: nothing is split to meet them.
 LINES, FUNCTION_LINES, CLASS_LINES, PARAMETERS = 700, 50, 400, 7
 MOST_FILES = 30  # in a room below models, so that a newcomer sees what belongs there

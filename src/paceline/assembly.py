@@ -18,7 +18,7 @@ from paceline.checkpoints.card import describe_files
 from paceline.checkpoints.defaults import read_defaults
 from paceline.checkpoints.foreign import ASSISTANT_TYPES, KINDS
 from paceline.checkpoints.loading import Transform
-from paceline.config import EngineConfig
+from paceline.config import EngineConfig, step_options
 from paceline.control.adaptive import AdaptivePolicy
 from paceline.control.fixed import FixedPolicy
 from paceline.core import MAX_DRAFT_TOKENS
@@ -58,7 +58,6 @@ from paceline.tree import Shape
 Say = Callable[[str], None]
 DRAFT_CACHE_SHARE = 0.25  # of that, for an independent draft model
 FLOATS = ("float32", "bfloat16", "float16")
-_AS_CHOSEN = ("verify", "draft_tokens", "max_batch", "prefill_chunk", "step_tokens", "prefix_cache")
 
 
 def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
@@ -98,7 +97,7 @@ def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
         policy=FixedPolicy(0),
         tokenizer=tokenizer,
         media=reader_of(config, path, target, tokenizer, min(target.max_len, cache.max_tokens)),
-        **{name: getattr(config, name) for name in _AS_CHOSEN},
+        **step_options(config),
         draft_tree=_tree(config, kind, drafters, cache),
         own_threads=_on_kernels(target) and all(is_ours(drafter) for drafter in drafters.values()),
         watch=team.watch,

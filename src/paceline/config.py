@@ -1,4 +1,4 @@
-"""Everything that can be chosen when an engine is built, as one frozen value."""
+"""Everything that can be chosen when an engine is built, as one frozen value. Each field is a row: see options.py."""
 
 from __future__ import annotations
 
@@ -8,153 +8,187 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict
 
-from paceline.core import Constraint, VerifyRule, check_draft_tokens, check_rule
+from paceline.core import MAX_DRAFT_TOKENS, RULE, Constraint, VerifyRule
 from paceline.errors import UsageError, shown
-from paceline.tree import Shape
+from paceline.options import (
+    COMMANDS,
+    ENVIRONMENT,
+    FILE,
+    LIBRARY,
+    MACHINE,
+    MEDIA,
+    MEMORY,
+    MODEL,
+    SPECULATION,
+    START,
+    Choice,
+    Flag,
+    Length,
+    Look,
+    Size,
+    Text,
+    Tree,
+    Whole,
+    aliases_of,
+    option,
+    rows_of,
+    settle,
+)
 
-ELSEWHERE = {  # what other engines call it
-    "model": "target", "quantization": "quantize", "enable_prefix_caching": "prefix_cache", "max_num_seqs": "max_batch",
-    "speculative_model": "drafter", "num_speculative_tokens": "draft_tokens",
-    "speculative_eagle_topk": "draft_tree", "n_ctx": "max_model_len",
-    "n_threads": "threads", "torch_dtype": "dtype", "tensor_parallel_size": "tensor_parallel",
-}  # fmt: skip
-MOST = {"threads": 256, "tensor_parallel": 64}  # of a whole number
-MOST_NUMBER = 2**62  # of any other: the kernels count in 64 bits
 IMAGE_TOKENS = (70, 140, 280, 560, 1120)
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+EVERYWHERE = COMMANDS | LIBRARY | FILE | ENVIRONMENT
+UNSWEPT = EVERYWHERE - {"check", "bench"}  # what these two go through themselves
+_HUB = "give a folder or a hub id"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
-    target: str = "demo"
-    drafter: str = (
-        "auto"  # auto | none | ngram | lookahead | mtp | eagle3 | dflash | heads | a folder or hub id
+class StepOptions:
+    """What the steps of an engine are made by: the options that an engine itself has (engine/engine.py)."""
+
+    verify: VerifyRule = option(
+        "match", RULE,
+        "match: the very text of plain decoding. reject, block: equal in distribution. typical: LOSSY.",
+        SPECULATION, aliases=("spec_decoding_acceptance_method",), doors=UNSWEPT,
+    )  # fmt: skip
+    draft_tokens: int | Literal["auto"] = option(
+        "auto", Length(MAX_DRAFT_TOKENS), "Tokens to draft per step; auto measures what pays on this machine.",
+        SPECULATION, aliases=("num_speculative_tokens", "speculative_num_draft_tokens", "draft_max"), doors=UNSWEPT,
+    )  # fmt: skip
+    max_batch: int = option(
+        16, Whole(), "Texts that are computed side by side.", MEMORY,
+        aliases=("max_num_seqs", "max_running_requests", "n_parallel", "parallel"), doors=EVERYWHERE,
+    )  # fmt: skip
+    prefill_chunk: int = option(
+        64, Whole(), "Prompt tokens per step beside texts that decode.", MEMORY, doors=EVERYWHERE
     )
-    adapter: str | None = (
-        None  # a LoRA adapter in PEFT's layout (folder or hub id), merged into the target at load
+    step_tokens: int = option(
+        512, Whole(), "Prompt tokens per step when nothing decodes.", MEMORY,
+        aliases=("max_num_batched_tokens", "chunked_prefill_size", "n_ubatch", "ubatch_size"), doors=EVERYWHERE,
+    )  # fmt: skip
+    prefix_cache: bool = option(
+        True, Flag(), "Compute what prompts begin with alike only once.", MEMORY,
+        aliases=("enable_prefix_caching",), doors=EVERYWHERE - {"bench"},
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig(StepOptions):
+    target: str = option(
+        "demo", Text("give demo, smollm2, a folder, a GGUF file or a hub id", path=True),
+        "demo, smollm2, a folder, a GGUF file, or a hub id.", MODEL,
+        aliases=("model", "model_path"), doors=LIBRARY | FILE,
+    )  # fmt: skip
+    drafter: str = option(
+        "auto",
+        Text("give 'none' to decode without one, 'auto' for the one that fits, or a kind or a model", path=True),
+        "auto, none, ngram, lookahead, mtp, mtp+ngram, eagle3, dflash, heads, model, or a drafter's folder or hub id.",
+        SPECULATION, aliases=("speculative_model", "speculative_draft_model_path", "model_draft"),
+        doors=UNSWEPT, look=Look(metavar="NAME"),
+    )  # fmt: skip
+    draft_tree: str | None = option(
+        None, Tree(), "Draft several continuations at once, for instance 4x2: that many tokens one after the other and "
+        "beside each other at most; the length of a draft counts them all.", SPECULATION,
+        aliases=("speculative_eagle_topk",), doors=EVERYWHERE, look=Look(metavar="DEPTHxWIDTH"),
+    )  # fmt: skip
+    adapter: str | None = option(
+        None,
+        Text(_HUB, path=True, several="several adapters cannot be merged together: merge them with PEFT, or give one"),
+        "A LoRA adapter (PEFT's layout; folder or hub id) to merge into the target's weights at load; one.", MODEL,
+        aliases=("lora", "lora_path"), doors=EVERYWHERE, look=Look(metavar="DIR"),
+    )  # fmt: skip
+    dtype: str = option(
+        "auto", Choice(("auto", "float32", "bfloat16", "float16")),
+        "Of the weights; auto keeps them as stored on a CPU, and takes bfloat16 on a GPU.", MODEL,
+        aliases=("torch_dtype",), doors=EVERYWHERE,
+    )  # fmt: skip
+    quantize: Literal["int8", "int4"] | None = option(
+        None, Choice(("int8", "int4")), "Quantize the target's weights at load.", MODEL,
+        aliases=("quantization", "load_in"), doors=EVERYWHERE,
+    )  # fmt: skip
+    quantize_drafter: Literal["int8", "int4", "none"] | None = option(
+        None, Choice(("int8", "int4", "none")),
+        "Quantize the drafter's. Left out, a drafter that reads hidden states is int8 on a CPU.", MODEL, doors=EVERYWHERE,
+    )  # fmt: skip
+    chat_format: str = option(
+        "auto", Text("give auto, or a name of docs/families.md"),
+        "How the model writes thoughts and tool calls, a name of docs/families.md; auto: as its chat template writes "
+        "them.", MODEL, aliases=("tool_call_parser", "reasoning_parser"), doors=EVERYWHERE, look=Look(metavar="NAME"),
+    )  # fmt: skip
+    max_model_len: int | None = option(
+        None, Whole(), "Context in tokens (prompt and answer).", MEMORY, aliases=("n_ctx", "ctx_size", "context_length"),
+        doors=EVERYWHERE, look=Look(default="what the model was made for, as far as memory allows"),
+    )  # fmt: skip
+    cache_memory: int | None = option(
+        None, Size(), "Memory for the K/V cache, e.g. 2G.", MEMORY, aliases=("kv_cache_memory_bytes",),
+        doors=EVERYWHERE, look=Look(default="a share of what is free"),
+    )  # fmt: skip
+    kv_cache: Literal["auto", "int8"] = option(
+        "auto", Choice(("auto", "int8")),
+        "What keys and values are kept as on a CPU; int8: less memory, faster in long texts, not exact.", MEMORY,
+        aliases=("kv_cache_dtype", "cache_type_k", "cache_type_v"), doors=EVERYWHERE,
+    )  # fmt: skip
+    media: bool = option(
+        True, Flag(), "Read pictures and sound, where the model can.", MEDIA, doors=EVERYWHERE
     )
-    device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
-    dtype: str = "auto"  # of weights; auto = as stored on CPU, bfloat16 on a GPU
-    activations: Literal["auto", "float32"] = (
-        # on CPU: what weights are multiplied with; auto = for bfloat16 weights bfloat16 where that is twice as fast,
-        # for int4 and blocks of GGUF files 8 bits (Q6_K and Q8_0: 16), each 16 values with a scale of their own
-        "auto"
+    mmproj: str | None = option(
+        None, Text("give the path of an mmproj file or None", path=True), "The file with a GGUF model's towers.", MEDIA,
+        doors=EVERYWHERE, look=Look(metavar="FILE", default="the one beside it that fits"),
+    )  # fmt: skip
+    image_tokens: int | None = option(
+        None, Choice(IMAGE_TOKENS),
+        "Soft tokens of a picture that names no budget, at most: more see finer print, and take longer.", MEDIA,
+        aliases=("max_soft_tokens",), doors=EVERYWHERE, look=Look(default="the model's"),
+    )  # fmt: skip
+    preload_media: bool = option(
+        False, Flag(), "Load the towers at start, not with the first picture.", MEDIA, doors=EVERYWHERE
     )
-    verify: VerifyRule = "match"
-    draft_tokens: int | Literal["auto"] = "auto"
-    draft_tree: str | None = (
-        None  # DEPTHxWIDTH: drafts branch, draft_tokens counts all their tokens; None = chains
+    device: str = option(
+        "auto", Text("give auto, cpu, cuda, cuda:N or mps"), "auto, cpu, cuda, cuda:N or mps.", MACHINE, doors=EVERYWHERE
+    )  # fmt: skip
+    threads: int | None = option(
+        None, Whole(1, 256), "CPU threads.", MACHINE, aliases=("n_threads",), doors=EVERYWHERE,
+        look=Look(default="one per core"),
+    )  # fmt: skip
+    tensor_parallel: int = option(
+        1, Whole(1, 64), "Processes of this machine that compute the target together, each with a share of its weights "
+        "and K/V.", MACHINE, aliases=("tensor_parallel_size", "tp_size"), doors=EVERYWHERE,
+    )  # fmt: skip
+    activations: Literal["auto", "float32"] = option(
+        "auto", Choice(("auto", "float32")),
+        "What weights are multiplied with on a CPU; auto rounds it to bfloat16 for bfloat16 weights, where the processor "
+        "has twice the speed for that, and to 8 or 16 bits for int4 and blocks of GGUF files.", MACHINE, doors=EVERYWHERE,
+    )  # fmt: skip
+    native: bool = option(
+        True, Flag(), "Use the compiled kernels where they are installed.", MACHINE, doors=EVERYWHERE
     )
-    chat_format: str = (
-        "auto"  # how thoughts and tool calls are written; auto = as the chat template writes them
-    )
-    max_model_len: int | None = (
-        None  # tokens per text; None = what the model was made for, as far as memory allows
-    )
-    max_batch: int = 16  # texts computed side by side
-    cache_memory: int | None = None  # bytes for K/V; None = a share of what is free
-    kv_cache: Literal["auto", "int8"] = "auto"  # what K/V are kept as; int8: fewer bytes, not exact
-    prefill_chunk: int = 64  # prompt tokens per step beside decoding texts
-    step_tokens: int = 512  # prompt tokens per step when nothing decodes
-    prefix_cache: bool = True
-    quantize: Literal["int8", "int4"] | None = None
-    quantize_drafter: Literal["int8", "int4", "none"] | None = None  # None: see assembly.network_transform
-    media: bool = True  # read pictures and sound, where the model can
-    mmproj: str | None = None  # the file with a GGUF model's towers; None = the one beside it that fits
-    image_tokens: int | None = None  # soft tokens of a picture at most; None = what the model was made for
-    preload_media: bool = False  # load the towers at start, not with the first picture
-    threads: int | None = None  # CPU threads; None = one per core
-    tensor_parallel: int = (
-        1  # processes of this machine that compute the target together, each with a share of it
-    )
-    native: bool = True  # use the compiled kernels where they are installed
-    profile_dir: str | None = (
-        None  # where what start-up measured is kept for the next one; None or "none" = nowhere
-    )
-    remeasure: bool = (
-        False  # measure at start-up whatever is kept, the drafter's self-test even if it takes a while
-    )
+    profile_dir: str | None = option(
+        None, Text("give a folder or None", path=True),
+        "Folder that keeps what start-up measured for the next start; none: keep nothing.", START, doors=EVERYWHERE,
+        look=Look(default="the user's cache"),
+    )  # fmt: skip
+    remeasure: bool = option(
+        False, Flag(), "Measure again at start-up, the drafter's self-test too if nothing better is known.", START,
+        doors=EVERYWHERE,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        for name in ("target", "drafter", "adapter", "profile_dir"):
-            if isinstance(getattr(self, name), os.PathLike):
-                object.__setattr__(self, name, os.fspath(getattr(self, name)))
-        if isinstance(self.adapter, list | tuple):  # as options that may be repeated are given
-            if len(self.adapter) > 1:
-                raise UsageError(
-                    "several adapters cannot be merged together: merge them with PEFT, or give one"
-                )
-            object.__setattr__(self, "adapter", self.adapter[0] if self.adapter else None)
-        _check_kinds(self)
-        if self.dtype not in DTYPES:
-            raise UsageError(f"dtype={shown(self.dtype)} is unknown: use one of {', '.join(DTYPES)}")
-        if self.activations not in ("auto", "float32"):
-            raise UsageError(f"activations={shown(self.activations)} is unknown: use auto or float32")
-        if self.kv_cache not in ("auto", "int8"):
-            raise UsageError(f"kv_cache={shown(self.kv_cache)} is unknown: use auto or int8")
-        check_rule(self.verify)
-        if self.draft_tokens != "auto":
-            check_draft_tokens(self.draft_tokens)
-        if self.draft_tree is not None:
-            Shape.parse(self.draft_tree)
-        for name, more in (("quantize", ()), ("quantize_drafter", ("none",))):
-            if getattr(self, name) not in (None, "int8", "int4", *more):
-                raise UsageError(
-                    f"{name}={shown(getattr(self, name))} is unknown: use int8 or int4, or leave it out"
-                )
-        for name in (
-            "max_model_len",
-            "max_batch",
-            "cache_memory",
-            "prefill_chunk",
-            "step_tokens",
-            "threads",
-            "tensor_parallel",
-        ):
-            value, most = getattr(self, name), MOST.get(name, MOST_NUMBER)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                raise UsageError(
-                    f"{name}={shown(value)} is not possible: give a whole number from 1 to {most}"
-                )
+        settle(self)
 
     @classmethod
-    def of(cls, options: dict[str, Any]) -> EngineConfig:
+    def of(cls, options: Mapping[str, Any]) -> EngineConfig:
         """A config from options by name; an unknown name raises UsageError with the closest known one."""
-        known = [f.name for f in fields(cls)]
+        known, elsewhere = [f.name for f in fields(cls)], aliases_of(cls)
         for name in options:
             if name not in known:
-                near = [ELSEWHERE[name]] if name in ELSEWHERE else difflib.get_close_matches(name, known, 1)
+                near = [elsewhere[name]] if name in elsewhere else difflib.get_close_matches(name, known, 1)
                 hint = f"did you mean {near[0]}?" if near else f"known options: {', '.join(known)}"
                 raise UsageError(f"unknown option {shown(name)}: {hint}")
         return cls(**options)
 
 
-def _check_kinds(config: EngineConfig) -> None:
-    """Raise UsageError for the first value of a kind that its field cannot have."""
-    name = "give a folder or a hub id"
-    texts = {
-        "target": "give demo, smollm2, a folder, a GGUF file or a hub id",
-        "drafter": "give 'none' to decode without one, 'auto' for the one that fits, or a kind or a model",
-        "adapter": name, "chat_format": "give auto, or a name of docs/families.md",
-        "device": "give auto, cpu, cuda, cuda:N or mps", "profile_dir": "give a folder or None",
-        "mmproj": "give the path of an mmproj file or None",
-    }  # fmt: skip
-    for field, what in texts.items():
-        value = getattr(config, field)
-        if not isinstance(value, str) and not (
-            value is None and field in ("adapter", "profile_dir", "mmproj")
-        ):
-            raise UsageError(f"{field}={shown(value)} is not possible: {what}")
-    if config.image_tokens not in (None, *IMAGE_TOKENS):
-        least = ", ".join(map(str, IMAGE_TOKENS))
-        raise UsageError(
-            f"image_tokens={shown(config.image_tokens)} is not possible: give one of {least}, or None"
-        )
-    for field in ("prefix_cache", "media", "preload_media", "native", "remeasure"):
-        if not isinstance(getattr(config, field), bool):
-            raise UsageError(f"{field}={shown(getattr(config, field))} is not possible: give True or False")
+def step_options(config: EngineConfig) -> dict[str, Any]:
+    """What an engine's parts take over, by name."""
+    return {row.name: getattr(config, row.name) for row in rows_of(StepOptions)}
 
 
 class EngineOptions(TypedDict, total=False):
@@ -171,7 +205,7 @@ class EngineOptions(TypedDict, total=False):
     chat_format: str
     max_model_len: int | None
     max_batch: int
-    cache_memory: int | None
+    cache_memory: int | str | None
     kv_cache: Literal["auto", "int8"]
     prefill_chunk: int
     step_tokens: int

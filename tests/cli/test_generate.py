@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -324,3 +326,32 @@ def test_what_is_wrong_with_a_chat_is_its_own_error(tmp_path: Path, monkeypatch:
             assert said in found[f"c{i}"]["error"]["message"]
         else:
             assert said in found[f"l{i}"]["error"]
+
+
+def test_standard_input_and_output_may_be_the_files(
+    tmp_path: Path, monkeypatch: Patch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Nothing is written to a file called -, and what is said goes to standard error."""
+    monkeypatch.chdir(tmp_path)
+    lines = GOOD + '{"prompt": "class A", "max_tokens": 2, "id": "a"}\n' + "no JSON\n"
+
+    def piped(*args: str) -> int:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
+        with open(1, "w", encoding="utf-8", closefd=False) as out:
+            monkeypatch.setattr(sys, "stdout", out)
+            return call(monkeypatch, "generate", *args, "--drafter", "none")
+
+    assert piped("-", "-o", "-") == 2  # a line is wrong
+    shown = capfdbinary.readouterr()
+    texts = [json.loads(line) for line in shown.out.splitlines()]
+    assert {(line["id"], line.get("tokens")) for line in texts} == {(3, None), (1, 3), ("a", 2)}
+    assert b"1 of 3 lines of - cannot be used" in shown.err
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "in.jsonl").write_text(GOOD)
+    assert piped("in.jsonl", "-o", "-") == 0
+    assert json.loads(capfdbinary.readouterr().out)["tokens"] == 3
+    assert piped("-", "-o", "out.jsonl") == 2
+    assert len(records(tmp_path / "out.jsonl")) == 3
+    lines = ""
+    assert piped("-", "-o", "-") == 2
+    assert b"standard input has no prompts" in capfdbinary.readouterr().err

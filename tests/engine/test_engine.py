@@ -150,8 +150,8 @@ def test_impossible_requests_are_refused(prompt: list[Any], params: dict[str, An
 
 
 BAD_PARAMS = [
-    {"temperature": -1.0}, {"temperature": float("nan")}, {"temperature": "hot"}, {"top_p": 0.0}, {"top_p": 1.5},
-    {"top_k": -1}, {"min_p": 2.0}, {"repetition_penalty": 0.0}, {"n": 0}, {"max_tokens": 0}, {"max_tokens": 2.5},
+    {"temperature": -1.0}, {"temperature": float("nan")}, {"temperature": "hot"}, {"top_p": -0.5}, {"top_p": 1.5},
+    {"top_k": -2}, {"min_p": 2.0}, {"repetition_penalty": 0.0}, {"n": 0}, {"max_tokens": 0}, {"max_tokens": 2.5},
     {"max_tokens": True}, {"min_tokens": 9, "max_tokens": 5}, {"draft_tokens": 17}, {"draft_tokens": "many"},
     {"verify": "lossy"}, {"typical_epsilon": 0}, {"typical_epsilon": 1.5}, {"typical_delta": float("nan")},
     {"stop": ("",)}, {"logprobs": -1}, {"logit_bias": {1: float("inf")}},

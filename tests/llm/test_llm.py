@@ -324,7 +324,7 @@ BAD_OPTIONS = [
     ({"device": "tpu"}, "cpu, cuda"),
     ({"verify": "lossy"}, "match, reject or block"),
     ({"draft_tokens": 20}, "0..16"),
-    ({"max_batch": 0}, "a whole number from 1 to"),
+    ({"max_batch": 0}, "a whole number from 1"),
     ({"step_tokens": 65300}, "a smaller step_tokens, prefill_chunk or max_batch"),
     ({"prefill_chunk": 48000, "max_batch": 1040}, "may have 65680 rows, at most 65535"),
     ({"quantize": "int3"}, "int8 or int4"),

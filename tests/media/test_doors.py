@@ -483,7 +483,7 @@ def test_serve_has_the_options_of_pictures(monkeypatch: pytest.MonkeyPatch) -> N
     serve.main(["demo", *words], standalone_mode=False)
     wanted = {"media": False, "mmproj": "x.gguf", "image_tokens": 140, "preload_media": True}
     assert seen[0].items() >= wanted.items()
-    with pytest.raises(UsageError, match="image_tokens=99 is not possible: give one of 70"):
+    with pytest.raises(UsageError, match="image_tokens=99 is unknown: use 70, 140"):
         EngineConfig(image_tokens=99)
 
 

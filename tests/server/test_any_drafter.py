@@ -96,7 +96,7 @@ def server(
         drafters["lookahead"] = LookaheadDrafter()
         if request.param == "small":
             drafters["model"] = assembly._draft_model(own, config, engine.state.target, engine.tokenizer)
-        service.loaded = furnish(engine.tokenizer, Facts.of(engine), 20.0)
+        service.loaded = furnish(engine.tokenizer, Facts.of(engine), service.config)
         return ServedEngine(engine)
 
     with served(load=load, max_texts=4) as s:

@@ -148,7 +148,7 @@ def test_parameters_reach_the_engine(s: Served) -> None:
 def test_defaults_are_those_of_the_api(s: Served) -> None:
     s.post("/v1/completions", prompt="x")
     assert s.engine.last_params is not None
-    assert (s.engine.last_params.max_tokens, s.engine.last_params.temperature) == (16, 1.0)
+    assert (s.engine.last_params.max_tokens, s.engine.last_params.temperature) == (16, 0.0)
     assert s.engine.last_params.seed is not None
     s.post("/v1/chat/completions", messages=USER, stop=["\n", " ", "e", "i", "(", "1"])
     assert s.engine.last_params.max_tokens > 400
@@ -213,7 +213,7 @@ def test_the_schema_says_what_is_refused(s: Served) -> None:
     assert [i for i in range(3000) if numeral.search(str(i))] == list(range(size))
     for fields in (chat["properties"], completion["properties"]):
         assert fields["n"]["anyOf"][0]["maximum"] == 16
-        assert fields["stop"]["anyOf"][1]["maxItems"] == 16
+        assert fields["stop"]["anyOf"][1]["maxItems"] == 64
         assert "enum" not in fields["model"]["anyOf"][0]
     with served(strict=True) as strict:
         schemas = strict.client.get("/openapi.json").json()["components"]["schemas"]

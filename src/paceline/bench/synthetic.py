@@ -17,7 +17,7 @@ from paceline.bench.random_target import random_assistant, random_target
 from paceline.bench.shapes import assistant_config, check_memory, target_config
 from paceline.bench.workloads import Prompt
 from paceline.capacity import free_memory, make_cache
-from paceline.config import EngineConfig
+from paceline.config import EngineConfig, step_options
 from paceline.control.adaptive import AdaptivePolicy
 from paceline.control.cost_model import unmeasured
 from paceline.control.fixed import FixedPolicy
@@ -103,9 +103,7 @@ def random_parts(pair: Pair, kind: WeightKind, config: EngineConfig, runner: Run
         cache.grow_branches(config.max_batch * MAX_DRAFT_TOKENS)
     return EngineParts(
         target=target, cache=cache, drafters=drafters, default_drafter="mtp" if drafters else "none",
-        policy=FixedPolicy(0), draft_tokens=config.draft_tokens, max_batch=config.max_batch,
-        prefill_chunk=config.prefill_chunk, step_tokens=config.step_tokens, prefix_cache=config.prefix_cache,
-        draft_tree=tree,
+        policy=FixedPolicy(0), draft_tree=tree, **step_options(config),
     )  # fmt: skip
 
 

@@ -9,12 +9,16 @@ from typing import Any
 
 from paceline.checkpoints.gguf.keys import round_trip
 from paceline.checkpoints.gguf.reader import Gguf
+from paceline.core import SamplingParams
 from paceline.errors import ConfigError
 from paceline.files import read_json
+from paceline.options import Option, Whole, rows_of
 
 GGUF_KEYS = {
     "temperature": "general.sampling.temp", "top_k": "general.sampling.top_k", "top_p": "general.sampling.top_p",
+    "min_p": "general.sampling.min_p", "repetition_penalty": "general.sampling.penalty_repeat",
 }  # fmt: skip
+_ROWS = {row.name: row for row in rows_of(SamplingParams) if row.name in GGUF_KEYS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +26,10 @@ class ModelDefaults:
     """None: the model does not say. Under `do_sample: false` the temperature is 0, as in transformers."""
 
     temperature: float | None = None
-    top_k: int | None = None
+    top_k: int | None = None  # 0: off
     top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
 
     def given(self) -> dict[str, float | int]:
         """What is suggested, by the name of its sampling parameter."""
@@ -40,21 +46,20 @@ def read_defaults(path: Path) -> ModelDefaults:
         where = f"{path}: general.sampling"
     else:
         found, where = read_json(path / "generation_config.json") or {}, "generation_config.json"
-    temperature = _number(found, "temperature", 0, 100, where)
+    values = {name: _number(found, row, where) for name, row in _ROWS.items()}
     if found.get("do_sample") is False:
-        temperature = 0.0
-    top_k = _number(found, "top_k", 0, 2**31 - 1, where)
-    return ModelDefaults(
-        temperature, None if top_k is None else int(top_k), _number(found, "top_p", 0, 1, where)
-    )
+        values["temperature"] = 0.0
+    return ModelDefaults(**values)
 
 
-def _number(found: Mapping[str, Any], name: str, least: float, most: float, where: str) -> float | None:
-    value = found.get(name)
+def _number(found: Mapping[str, Any], row: Option, where: str) -> Any:
+    """The value of a row. A whole number may be written as 64.0, and -1 is off where 0 is."""
+    value = found.get(row.name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise ConfigError(
-            f"{where}: {name} is {str(value)[:40]}, not a number from {least} to {most}: correct it"
-        )
-    return round_trip(value)
+    if isinstance(row.kind, Whole) and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not row.kind.accepts(value):
+        wanted = row.kind.wanted().removeprefix("give ")
+        raise ConfigError(f"{where}: {row.name} is {str(value)[:40]}, not {wanted}: correct it")
+    return max(0, value) if isinstance(row.kind, Whole) else round_trip(value)

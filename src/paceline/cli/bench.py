@@ -11,8 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import ENGINE, TARGET, DraftTokens, apply, one_target
+from paceline.cli.options import (
+    FROM_ENVIRONMENT,
+    TARGET,
+    Command,
+    Value,
+    apply,
+    engine_options,
+    engine_values,
+    one_target,
+)
+from paceline.config import EngineConfig
 from paceline.errors import UsageError
+from paceline.options import rows_of
 
 if TYPE_CHECKING:
     from paceline.bench.runner import Bench, Run
@@ -21,6 +32,7 @@ if TYPE_CHECKING:
     from paceline.engine.engine import Engine
     from paceline.engine.forced import ForcedAcceptance
 
+LENGTH = next(row for row in rows_of(EngineConfig) if row.name == "draft_tokens")
 WORKLOADS = ("code", "prose", "edit", "dictated", "json", "random", "long")
 TOUCHED = 1 << 30  # bytes of the K/V cache that are backed with memory before anything is measured
 QUICK: dict[str, Any] = {
@@ -34,7 +46,12 @@ FULL: dict[str, Any] = {
 }  # fmt: skip
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    own="More of what is measured",
+    first=("drafter", "quick", "workloads", "batches", "temperatures", "lengths", "rounds", "html_path"),
+    epilog=FROM_ENVIRONMENT,
+)
 @apply(TARGET)
 @click.option(
     "--drafter", default="auto", show_default=True, help="What is held against none, as for `paceline run`."
@@ -54,7 +71,12 @@ FULL: dict[str, Any] = {
     help="Default: 0, 0.8.",
 )
 @click.option(
-    "-k", "--draft-tokens", "lengths", multiple=True, type=DraftTokens(), help="Default: 1, 2, 4, 7 and auto."
+    "-k",
+    "--draft-tokens",
+    "lengths",
+    multiple=True,
+    type=Value(LENGTH, "0..16|auto"),
+    help="Default: 1, 2, 4, 7 and auto.",
 )
 @click.option("--rounds", type=click.IntRange(min=1), help="Repeats of every cell, interleaved (default 6).")
 @click.option(
@@ -89,7 +111,7 @@ FULL: dict[str, Any] = {
 )
 @click.option("--json", "json_path", metavar="FILE", help="Write all measurements with their provenance.")
 @click.option("--html", "html_path", metavar="FILE", help="Write a report with plots.")
-@apply(ENGINE[3:])  # not the drafter, its length and the rule
+@apply(engine_options("bench"))
 def command(
     target: str | None, named: str | None, drafter: str, quick: bool, json_path: str | None, html_path: str | None,
     shape: str | None, synthetic_acceptance: str | None, **values: Any,
@@ -172,8 +194,8 @@ def _chances(
 
 def _options(plan: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """Options of the engine: room for all texts, and as many of the baseline."""
-    options = {k: v for k, v in values.items() if v is not None}
-    options["max_batch"] = 2 * max(options.get("max_batch", 1), *plan["batches"])
+    options = engine_values(values)
+    options["max_batch"] = 2 * max(options.get("max_batch", EngineConfig().max_batch), *plan["batches"])
     options.setdefault("max_model_len", 1024)
     return options
 

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.cli import INTERRUPTED
-from paceline.cli.options import ENGINE, TARGET, TYPICAL, apply, one_target
+from paceline.cli.options import (
+    FROM_ENVIRONMENT,
+    TARGET,
+    Command,
+    apply,
+    engine_options,
+    engine_values,
+    one_target,
+    sampling_options,
+)
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +42,12 @@ class Seconds(click.FloatRange):
         return number
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    own="More of the proof",
+    first=("drafters", "quick", "tokens", "seconds", "verbose", "json_path", "quantize", "max_model_len"),
+    epilog=FROM_ENVIRONMENT,
+)
 @apply(TARGET)
 @click.option(
     "--drafter",
@@ -53,10 +67,10 @@ class Seconds(click.FloatRange):
     default="match",
     help="typical: measure how far this lossy rule is from the target; it is never certified.",
 )
-@apply(TYPICAL)
+@apply(sampling_options("check"))
 @click.option("-v", "--verbose", is_flag=True, help="All that was counted, also of what holds.")
 @click.option("--json", "json_path", metavar="FILE", help="Also write the certificate as JSON.")
-@apply(ENGINE[3:])  # not the drafter, its length and the rule
+@apply(engine_options("check"))
 def command(
     target: str | None, named: str | None, drafters: tuple[str, ...], quick: bool, tokens: int | None,
     seconds: float | None, json_path: str | None, verbose: bool, verify: str, typical_epsilon: float | None,
@@ -131,7 +145,7 @@ def _check(target: str, drafters: tuple[str, ...], plan: Plan, values: dict[str,
     from paceline.check import loading
     from paceline.check.proof import prove
 
-    options = {"max_model_len": 1536} | {k: v for k, v in values.items() if v is not None}
+    options = {"max_model_len": 1536} | engine_values(values)
     subject = loading.load(target, drafters, lambda line: click.echo(line, err=True), options, workload)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:

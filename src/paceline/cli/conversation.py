@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.attached import Attachment, attach, content, files_in, typed_path
-from paceline.cli.options import SAMPLING_NAMES
 from paceline.cli.turns import Turns, checked
 from paceline.cli.writing import LOSSY, Painter, Piece, clean, stats_lines, why
+from paceline.core import SamplingParams
 from paceline.errors import PacelineError, UsageError
+from paceline.options import rows_of
 
 if TYPE_CHECKING:
     from paceline.core import Delta, Stats
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from paceline.soft_tokens import Kind
 
 QUOTES = '"""'
-SETTINGS = sorted({*SAMPLING_NAMES, "drafter", "draft_tokens"})
+SETTINGS = sorted({row.name for row in rows_of(SamplingParams, "run")} | {"drafter", "draft_tokens"})
 _COMMAND = re.compile(r"/([a-z?]+)(?:\s+(.*))?", re.DOTALL)
 _KIND = "paceline conversation"  # written into saved files, so that no other file is replaced or read as one
 

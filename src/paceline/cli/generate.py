@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
@@ -13,7 +15,15 @@ import click
 
 from paceline.cli import openai_batch
 from paceline.cli.lines import Answers, Line, Record, read_answers, read_lines
-from paceline.cli.options import ENGINE, SAMPLING, apply, need_ray, split
+from paceline.cli.options import (
+    FROM_ENVIRONMENT,
+    Command,
+    apply,
+    engine_options,
+    need_ray,
+    sampling_options,
+    split,
+)
 from paceline.errors import RequestFailed, UsageError
 
 if TYPE_CHECKING:
@@ -24,10 +34,19 @@ if TYPE_CHECKING:
 Ready = tuple[Line, list[int]]  # a line and its prompt's token ids
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    own="Files and replicas",
+    first=("out", "target", "max_tokens", "temperature", "seed", "drafter", "max_batch", "max_model_len"),
+    epilog=FROM_ENVIRONMENT,
+)
 @click.argument("places", nargs=-1, required=True, metavar="[TARGET] IN.jsonl")
 @click.option(
-    "-o", "--out", required=True, metavar="OUT.jsonl", help="Answers, one line for each prompt as it is done."
+    "-o",
+    "--out",
+    required=True,
+    metavar="OUT.jsonl",
+    help="Answers, one line for each prompt as it is done (- for standard output).",
 )
 @click.option("--target", help="The same as the argument TARGET.  [default: demo]")
 @click.option(
@@ -38,8 +57,8 @@ Ready = tuple[Line, list[int]]  # a line and its prompt's token ids
     "--replicas", type=click.IntRange(min=1), default=2, show_default=True, help="Engines with --ray."
 )
 @click.option("--ray-address", help="A Ray cluster to join, or auto.  [default: one of this machine alone]")
-@apply(ENGINE)
-@apply(SAMPLING)
+@apply(engine_options("generate"))
+@apply(sampling_options("generate"))
 def command(places: tuple[str, ...], out: str, target: str | None, overwrite: bool, **values: Any) -> None:
     """Write the answers to many prompts.
 
@@ -50,6 +69,8 @@ def command(places: tuple[str, ...], out: str, target: str | None, overwrite: bo
     first token is written: one that cannot be used gives a record with its `id`, `error` and `line`, and the others are
     written. Lines that OUT.jsonl has answers to are not done again, so an interrupted run is continued by the same
     command, and so is one whose bad lines were corrected. A file that holds anything else is left alone.
+
+    IN.jsonl and OUT.jsonl may be -, standard input and output: then nothing is continued.
     """
     if len(places) > 2 or (len(places) == 2 and target is not None):
         raise click.UsageError("give TARGET and IN.jsonl once each")
@@ -57,17 +78,17 @@ def command(places: tuple[str, ...], out: str, target: str | None, overwrite: bo
     fleet = {name: values.pop(name) for name in ("by_ray", "replicas", "ray_address")}
     if fleet["ray_address"] is not None and not fleet["by_ray"]:
         raise click.UsageError("--ray-address is for --ray: add it")
-    options, said = split(values)
-    lines = read_lines(Path(source), said)
-    answers = read_answers(Path(out), Path(source), overwrite)
+    options, said = split("generate", values)
+    lines = read_lines(source, said)
+    answers = Answers() if out == "-" else read_answers(Path(out), Path(source), overwrite)
     todo = [line for line in lines if not answers.has(line)]
     if len(todo) < len(lines):
         click.echo(f"{len(lines) - len(todo)} of {len(lines)} are done already", err=True)
     try:
-        with Path(out).open(
-            "ab"
-        ) as sink:  # a place that cannot be written to shows before the model is loaded
+        with _opened(out) as sink:  # a place that cannot be written to shows before the model is loaded
             failed = _answer(lambda: _engines(target, options, fleet), todo, _Sink(sink, answers))
+    except BrokenPipeError:
+        raise
     except OSError as error:
         raise UsageError(
             f"cannot write {out} ({error.strerror}): check its folder and the disk, then run again; "
@@ -83,25 +104,31 @@ def command(places: tuple[str, ...], out: str, target: str | None, overwrite: bo
         raise RequestFailed(f"{failed.texts} of {len(lines)} texts ended in an error: see `error` in {out}")
 
 
+def _opened(out: str) -> AbstractContextManager[BinaryIO]:
+    return nullcontext(sys.stdout.buffer) if out == "-" else Path(out).open("ab")
+
+
 class _Sink:
-    """The output, cut to its whole lines when the first record is written."""
+    """The output. A file is cut to its whole lines when the first record is written."""
 
     def __init__(self, file: BinaryIO, answers: Answers) -> None:
         self._file, self._answers, self._begun = file, answers, False
+        self._lasts = file is not sys.stdout.buffer  # a file is continued after an interruption
 
     def refuse(self, line: Line) -> None:
         if not self._answers.has(line):
             self.write(line.record())
 
     def write(self, record: Record) -> None:
-        if not self._begun:
+        if not self._begun and self._lasts:
             self._file.truncate(self._answers.size)
             self._begun = True
             if self._answers.unfinished:
                 self._file.write(b"\n")
         self._file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
         self._file.flush()
-        os.fsync(self._file.fileno())
+        if self._lasts:
+            os.fsync(self._file.fileno())
 
 
 class _Failed:

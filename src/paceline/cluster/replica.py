@@ -50,7 +50,7 @@ class Replica:
         assert engine.tokenizer is not None, "an assembled engine has a tokenizer"
         self._facts = Facts.of(engine)
         self._kind = kind_of(engine, config)
-        self._room = furnish(engine.tokenizer, self._facts, server.grammar_timeout)
+        self._room = furnish(engine.tokenizer, self._facts, server)
         freeze_objects()
         self._name = serve.get_replica_context().replica_tag
         self._sender: Sender | None = None  # made on the event loop, with the first order

@@ -6,14 +6,15 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
+from paceline.config import StepOptions
 from paceline.control.base import DraftPolicy
 from paceline.control.fixed import FixedPolicy
 from paceline.control.reasons import NoDraftReason
-from paceline.core import Completion, Delta, SamplingParams, Sequence, Stats, VerifyRule
+from paceline.core import Completion, Delta, SamplingParams, Sequence, Stats
 from paceline.drafters.base import Drafter
 from paceline.engine.forced import ForcedAcceptance
 from paceline.engine.request import RequestState
@@ -33,8 +34,9 @@ from paceline.turns import TakesTurns, Turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineParts:
-    """Everything an engine is made of. Requests use `default_drafter` of `drafters` unless they say otherwise.
+class EngineParts(StepOptions):
+    """Everything an engine is made of, and how its steps are made. Requests use `default_drafter` unless they say
+    otherwise.
 
     `mtp+ngram` are two drafters: each row takes what promises more.
     """
@@ -46,13 +48,7 @@ class EngineParts:
     policy: DraftPolicy
     tokenizer: Tokenizer | None = None
     media: TakesTurns | None = None  # a MediaReader, for who makes prompts
-    verify: VerifyRule = "match"
-    draft_tokens: int | Literal["auto"] = 4
     draft_tree: Shape | None = None  # then the cache must have room for branches: see `KVCache.grow_branches`
-    max_batch: int = 16
-    prefill_chunk: int = 64
-    step_tokens: int = 512
-    prefix_cache: bool = True
     forced: ForcedAcceptance | None = None  # benchmarks only: verdicts by given chances
     info: Mapping[str, Any] = field(default_factory=dict)
     own_threads: bool = False  # what computes has threads of its own: torch's would compete with them

@@ -33,7 +33,7 @@ class EngineState:
     scheduler: Scheduler
     max_len: int
     draft_tokens: int | Literal["auto"]
-    share_prefixes: bool = True
+    share_prefixes: bool
     requests: dict[int, RequestState] = field(default_factory=dict)  # by sequence id
     hidden: torch.Tensor | None = None  # [max_sequences, H] the target's last hidden state, by cache slot
     hidden_at: dict[int, int] = field(default_factory=dict)  # slot -> the text position it belongs to

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -15,7 +16,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from paceline import __version__
+from paceline.core import SamplingParams
 from paceline.errors import PacelineError
+from paceline.options import Number, Whole, rows_of
 from paceline.server import answers
 from paceline.server.anthropic import PATH as MESSAGES
 from paceline.server.anthropic import add_anthropic, envelope
@@ -120,10 +123,25 @@ def _card(service: Service, name: str) -> dict[str, Any]:
             "max_model_len": room.max_len,
             "drafters": list(room.drafters),
             "sampling": dict(room.sampling),
+            "settings": _settings(room.sampling),
         }
         card["modalities"] = ["text", *room.reads]
         card |= {"chat": room.chat, "thinking": room.format.switches, "chat_format": room.format.name}
     return card
+
+
+def _settings(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers that the page lets a reader set: their bounds, and what holds where nothing is set.
+
+    null: no bound that JavaScript can count to, or a value that differs from request to request.
+    """
+    out: dict[str, Any] = {}
+    for row in rows_of(SamplingParams, "page"):
+        if isinstance(row.kind, Whole | Number):
+            default = None if row.name == "max_tokens" else row.default  # as many as fit
+            low, high = (bound if abs(bound) < 2**53 else None for bound in (row.kind.low, row.kind.high))
+            out[row.name] = {"default": sampling.get(row.name, default), "low": low, "high": high}
+    return out
 
 
 def _add_generation_routes(app: FastAPI, service: Service) -> None:

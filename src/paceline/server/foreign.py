@@ -10,6 +10,8 @@ import json
 import uuid
 from typing import Any
 
+from paceline.core import SamplingParams
+from paceline.options import rows_of
 from paceline.server.params import refuse
 from paceline.server.schema import (
     ChatRequest,
@@ -30,6 +32,11 @@ _HARMLESS = frozenset({"backend", "disable_any_whitespace", "disable_fallback", 
                        "whitespace_pattern"})  # fmt: skip
 
 
+_OTHER_NAMES = {
+    alias: row.name for row in rows_of(SamplingParams, "request") for alias in row.aliases
+}  # all of them fields of `Sampling`
+
+
 def settle(body: Sampling) -> None:
     """Change `body` so that it has the same meaning without foreign fields. Raises ApiError 400."""
     _settle_format(body)
@@ -37,10 +44,9 @@ def settle(body: Sampling) -> None:
         body.seed = None
     if body.cache_prompt is False:
         body.cache_salt = f"alone/{uuid.uuid4().hex}"
-    if body.max_tokens is None:
-        body.max_tokens = body.n_predict if body.n_predict is not None else body.max_new_tokens
-    if body.repetition_penalty is None:
-        body.repetition_penalty = body.repeat_penalty
+    for other, name in _OTHER_NAMES.items():
+        if getattr(body, name) is None:
+            setattr(body, name, getattr(body, other))
     if isinstance(body, CompletionRequest) and body.suffix:
         raise refuse(
             "suffix", "text to insert before is not supported: leave it out, or put it into the prompt"

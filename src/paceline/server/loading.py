@@ -9,11 +9,12 @@ from typing import Any
 from paceline.assembly import build_engine
 from paceline.chat.road import Chats
 from paceline.config import EngineConfig
-from paceline.core import Delta, SamplingParams
+from paceline.core import Delta, SamplingParams, sampling_line
 from paceline.engine.engine import Engine
 from paceline.media.reader import MediaReader
 from paceline.server.progress import Watchers
 from paceline.server.service import Room, Service
+from paceline.server.settings import ServerConfig
 from paceline.text.formats.choose import format_of
 from paceline.text.grammar import Grammars
 from paceline.text.tokenizer import Tokenizer
@@ -62,9 +63,8 @@ def load(config: EngineConfig, service: Service, say: Say) -> ServedEngine:
     assert engine.tokenizer is not None, "an assembled engine has a tokenizer"
     media = engine.parts.media
     reader = media if isinstance(media, MediaReader) else None
-    room = service.loaded = furnish(
-        engine.tokenizer, Facts.of(engine), service.config.grammar_timeout, reader
-    )
+    room = service.loaded = furnish(engine.tokenizer, Facts.of(engine), service.config, reader)
+    say(sampling_line(engine.info["sampling"], service.config.sampling))
     if room.format.note:
         say(f"chats are {room.format.described}; --chat-format names another format")
     return ServedEngine(engine, service.watchers)
@@ -101,13 +101,13 @@ class Facts:
 
 
 def furnish(
-    tokenizer: Tokenizer, facts: Facts, grammar_timeout: float, reader: MediaReader | None = None
+    tokenizer: Tokenizer, facts: Facts, config: ServerConfig, reader: MediaReader | None = None
 ) -> Room:
     """The text side of a model. No weights are read."""
     end_ids = tuple(dict.fromkeys([*tokenizer.eos_ids, *facts.eos_token_ids]))
     chat = format_of(tokenizer)
     vocabulary = Vocabulary(tokenizer.to_json(), facts.vocab_size, end_ids)
     return Room(
-        Chats.of(tokenizer, reader), Grammars.of(tokenizer, vocabulary, chat, grammar_timeout), facts.max_len,
-        facts.vocab_size, facts.drafters, facts.sampling, facts.readable, facts.chat, facts.about,
+        Chats.of(tokenizer, reader), Grammars.of(tokenizer, vocabulary, chat, config.grammar_timeout), facts.max_len,
+        facts.vocab_size, facts.drafters, {**facts.sampling, **config.sampling}, facts.readable, facts.chat, facts.about,
     )  # fmt: skip

@@ -103,9 +103,10 @@ def sampling_params(
     body: Sampling, room: int, extra: dict[str, Any], defaults: Mapping[str, Any]
 ) -> SamplingParams:
     """`room`: tokens that may follow the prompt; `extra`: fields that the caller has worked out itself; `defaults`: what
-    the model's makers suggest. A temperature that nobody names is 1, as OpenAI documents it.
+    server and the model's makers suggest. Where nobody says anything the answer is greedy, as that of `run`.
     """
-    default = room if isinstance(body, ChatRequest) else 16
+    standard = dict(defaults)
+    default = standard.pop("max_tokens", room if isinstance(body, ChatRequest) else 16)
     wanted = body.max_tokens
     if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
         wanted = body.max_completion_tokens
@@ -114,13 +115,12 @@ def sampling_params(
     max_tokens = max(1, room if wanted == -1 else min(wanted, room))
     given: dict[str, Any] = {
         "temperature": body.temperature,
-        "top_p": body.top_p, "top_k": None if body.top_k is None else max(0, body.top_k), "min_p": body.min_p,
+        "top_p": body.top_p, "top_k": body.top_k, "min_p": body.min_p,
         "repetition_penalty": body.repetition_penalty, "presence_penalty": body.presence_penalty,
         "frequency_penalty": body.frequency_penalty, "n": body.n, "ignore_eos": body.ignore_eos,
         "min_tokens": None if body.min_tokens is None else min(body.min_tokens, max_tokens),
     }  # fmt: skip
     given |= _speculation(body)
-    standard = {"temperature": 1.0, **defaults}
     try:
         return SamplingParams(
             max_tokens=max_tokens,

@@ -10,6 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
+from paceline.core import MAX_DRAFT_TOKENS, SamplingParams, VerifyRule
+from paceline.options import INFINITE, Number, Whole, rows_of
+
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 _NOT_EMPTY = Field(json_schema_extra={"minItems": 1})  # said here; refused in better words where it is read
 Ids = Annotated[list[Token], _NOT_EMPTY]
@@ -22,6 +25,20 @@ def _whole(value: Any, depth: int = 2) -> Any:
     if isinstance(value, list) and depth and not {float, list}.isdisjoint(map(type, value)):
         return [_whole(item, depth - 1) for item in value]
     return value
+
+
+_ROWS = {row.name: row for row in rows_of(SamplingParams, "request")}
+_MOST_TOKENS = 2**31 - 1
+
+
+def of_table(name: str, description: str | None = None, low: int | None = None) -> Any:
+    """A field for an option of `SamplingParams`, with the bounds of its row. `low`: what else may be asked for."""
+    kind = _ROWS[name].kind
+    bounds: dict[str, Any] = {}
+    if isinstance(kind, Whole | Number):
+        most = _MOST_TOKENS if kind.high == INFINITE else kind.high
+        bounds = {"ge": kind.low if low is None else low, "le": most}
+    return Field(None, description=description, **bounds)
 
 
 class Part(BaseModel):
@@ -41,10 +58,10 @@ class Speculation(Part):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     drafter: str | None = Field(None, max_length=64, description="none, or one of the loaded kinds")
-    draft_tokens: Annotated[int, Field(ge=0, le=16)] | Literal["auto"] | None = None
-    verify: Literal["match", "reject", "block", "typical"] | None = None
-    typical_epsilon: float | None = Field(None, ge=1e-3, le=1, description="of the lossy rule typical")
-    typical_delta: float | None = Field(None, ge=1e-3, le=1)
+    draft_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] | Literal["auto"] | None = None
+    verify: VerifyRule | None = None
+    typical_epsilon: float | None = of_table("typical_epsilon", "of the lossy rule typical")
+    typical_delta: float | None = of_table("typical_delta")
     trace: bool = Field(False, description="stream what was proposed and where each token came from")
 
 
@@ -238,24 +255,25 @@ class Named(Part):
 class Sampling(Named):
     """What both endpoints take."""
 
-    max_tokens: int | None = Field(None, ge=-1, le=2**31 - 1, description=_AS_MANY_AS_FIT)
-    n_predict: int | None = Field(None, ge=-1, le=2**31 - 1, description="the same as max_tokens")
-    max_new_tokens: int | None = Field(None, ge=1, le=2**31 - 1, description="the same as max_tokens")
-    max_length: int | None = Field(None, ge=1, le=2**31 - 1, description="of prompt and answer together")
-    min_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
-    temperature: float | None = Field(None, ge=0, le=100)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=2**31 - 1, description="0 and -1: off")
-    min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, ge=1e-3, le=1e3)
-    repeat_penalty: float | None = Field(None, ge=1e-3, le=1e3, description="the same as repetition_penalty")
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    max_tokens: int | None = of_table("max_tokens", _AS_MANY_AS_FIT, low=-1)
+    n_predict: int | None = of_table("max_tokens", "the same as max_tokens", low=-1)
+    max_new_tokens: int | None = of_table("max_tokens", "the same as max_tokens")
+    max_length: int | None = of_table("max_tokens", "of prompt and answer together")
+    min_tokens: int | None = of_table("min_tokens")
+    min_new_tokens: int | None = of_table("min_tokens", "the same as min_tokens")
+    temperature: float | None = of_table("temperature")
+    top_p: float | None = of_table("top_p", "0: the most likely token")
+    top_k: int | None = of_table("top_k", "0 and -1: off")
+    min_p: float | None = of_table("min_p")
+    repetition_penalty: float | None = of_table("repetition_penalty")
+    repeat_penalty: float | None = of_table("repetition_penalty", "the same as repetition_penalty")
+    presence_penalty: float | None = of_table("presence_penalty")
+    frequency_penalty: float | None = of_table("frequency_penalty")
     logit_bias: dict[str, float] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Token] | None = Field(None, max_length=128)
-    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1, description="-1: one is drawn and told")
-    n: int | None = Field(None, ge=1)
+    seed: int | None = of_table("seed", "-1: one is drawn and told")
+    n: int | None = of_table("n")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_progress: bool | None = Field(
@@ -317,7 +335,7 @@ class ChatRequest(Sampling):
         }
     )
     messages: list[Message] = Field(min_length=1, max_length=4096)
-    max_completion_tokens: int | None = Field(None, ge=-1, le=2**31 - 1, description=_AS_MANY_AS_FIT)
+    max_completion_tokens: int | None = of_table("max_tokens", _AS_MANY_AS_FIT, low=-1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
     tools: list[Tool] | None = None

@@ -9,12 +9,15 @@ import re
 import tomllib
 import types
 import typing
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from paceline.config import EngineConfig
+from paceline.core import SamplingParams
 from paceline.errors import UsageError
+from paceline.options import aliases_of, rows_of
 
 _MAY_BE_0 = (
     "port", "drain_timeout", "max_output", "max_logprobs", "max_stop", "max_logit_bias", "max_tools",
@@ -22,6 +25,7 @@ _MAY_BE_0 = (
 )  # fmt: skip
 
 
+_NONE: Mapping[str, str] = {}
 _ORIGIN = re.compile(
     r"[a-z][a-z0-9+.\-]*://(\[[0-9a-f:.]+\]|[a-z0-9_.\-]+)(:\d{1,5})?"
 )  # as browsers write them
@@ -54,7 +58,7 @@ class ServerConfig:
     max_n: int = 16
     max_output: int = 0  # tokens an answer may have; 0 = as many as the context holds
     max_logprobs: int = 20
-    max_stop: int = 16
+    max_stop: int = 64
     max_stop_length: int = 256  # characters
     max_logit_bias: int = 1024
     max_tools: int = 128
@@ -63,8 +67,11 @@ class ServerConfig:
     grammar_timeout: float = 5.0  # seconds to compile a schema or grammar
     stream_buffer: int = 4096  # deltas a slow reader may leave unread before its request is given up
     stream_interval: float = 0.02  # seconds: tokens made faster than this are sent together; 0 = each step
+    # what requests leave out, before what the model's makers suggest: options of SamplingParams, the table [sampling]
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        SamplingParams(**self.sampling)
         for f in fields(self):
             value = getattr(self, f.name)
             if f.type not in ("int", "float"):
@@ -97,17 +104,18 @@ def is_loopback(host: str) -> bool:
 
 
 def read_config(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The tables [server] and [engine] of a TOML file, checked by name and type. Raises UsageError."""
+    """What a TOML file says of server and engine, checked by name and value: its tables [server] with [sampling] inside,
+    and [engine]. Raises UsageError.
+    """
     try:
         tables = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UsageError(f"--config {path} cannot be read ({error.strerror}): check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"--config {path} is not valid TOML: {error}") from error
-    server, engine = check_tables(
-        tables, {"server": ServerConfig, "engine": EngineConfig}, f"--config {path}"
-    )
-    return server, engine
+    kinds = {"server": ServerConfig, "engine": EngineConfig, "sampling": SamplingParams}
+    server, engine, sampling = check_tables(tables, kinds, f"--config {path}")
+    return server | ({"sampling": sampling} if sampling else {}), engine
 
 
 def check_tables(tables: dict[str, Any], kinds: dict[str, type[Any]], where: str) -> list[dict[str, Any]]:
@@ -120,16 +128,27 @@ def check_tables(tables: dict[str, Any], kinds: dict[str, type[Any]], where: str
     return [tables[name] for name in kinds]
 
 
-def _known(table: dict[str, Any], names: list[str], where: str) -> None:
+def _known(
+    table: dict[str, Any], names: Iterable[str], where: str, aliases: Mapping[str, str] = _NONE
+) -> None:
+    listed = list(names)
     for key in table:
-        if key not in names:
-            near = difflib.get_close_matches(key, names, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
+        if key not in listed:
+            near = [aliases[key]] if aliases.get(key) in listed else difflib.get_close_matches(key, listed, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(listed)}"
             raise UsageError(f"{where}: unknown key {key!r}: {hint}")
 
 
 def _check_table(table: dict[str, Any], kind: type[Any], where: str) -> None:
-    _known(table, [f.name for f in fields(kind)], where)
+    if rows := {row.name: row for row in rows_of(kind, "file")}:
+        _known(table, rows, where, aliases_of(kind))
+        for key, value in table.items():
+            try:
+                table[key] = rows[key].take(value)
+            except UsageError as error:
+                raise UsageError(f"{where}: {error}") from error
+        return
+    _known(table, [f.name for f in fields(kind) if f.name != "sampling"], where)
     hints = typing.get_type_hints(kind)
     for key, value in table.items():
         if isinstance(value, list):

@@ -60,7 +60,8 @@ def start(
     from_file: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     if config_file is not None:
         from_file = read_config(config_file)
-    config = server_config(from_file[0] | _given(server))
+    sampling = {**from_file[0].get("sampling", {}), **server.get("sampling", {})}
+    config = server_config(from_file[0] | _given(server) | {"sampling": sampling})
     wanted = EngineConfig.of({"profile_dir": profile_dir} | from_file[1] | _given(engine))
     keys = Keys.read(config.api_key_file)
     listening = bind(config)

@@ -197,7 +197,9 @@ def _settle(job: Job, outcome: Outcome, candidate: Path, report: DataReport) -> 
             f"{outcome.folder} (--keep new takes it anyway)"
         )
     else:
-        lines.append(f"the drafter is in {outcome.folder}: use it with --drafter {outcome.folder}")
+        lines.append(
+            f"the drafter is in {outcome.folder}: `paceline run TARGET --drafter {outcome.folder}` uses it"
+        )
     return outcome
 
 

@@ -3,8 +3,8 @@
 import { keep, keptJson } from "./dom.js";
 
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed"];
+const UNSAID = { max_tokens: "as many as fit", seed: "random" };
 const WORDS = ["stop", "thinking", "drafter", "draft_tokens"];
-const STANDARD = { temperature: 1, top_p: 1, top_k: 0, min_p: 0, repetition_penalty: 1 }; // where the model's makers say nothing
 
 export class Settings {
   #form; #changed;
@@ -23,10 +23,14 @@ export class Settings {
 
   /** Show what this model would do with fields that are empty, and what it can be asked for. */
   use(card) {
-    const own = { ...STANDARD, ...card.sampling };
-    for (const name of Object.keys(STANDARD)) this.#field(name).placeholder = name === "top_k" && !own[name] ? "off" : String(own[name]);
-    this.#field("max_tokens").placeholder = "as many as fit";
-    this.#field("seed").placeholder = "random";
+    for (const [name, row] of Object.entries(card.settings ?? {})) {
+      const field = NUMBERS.includes(name) ? this.#field(name) : null;
+      if (!field) continue;
+      if (row.low !== null) field.min = row.low;
+      if (row.high !== null) field.max = row.high;
+      field.placeholder = row.default ?? UNSAID[name] ?? "";
+      if (name === "top_k" && row.default === 0) field.placeholder = "off";
+    }
     this.#field("thinking").closest("label").hidden = !card.thinking;
     const drafter = this.#field("drafter"), wanted = drafter.value || keptJson("settings")?.drafter;
     drafter.replaceChildren(new Option("the server’s choice", ""), ...(card.drafters ?? []).map((kind) => new Option(kind, kind)));
