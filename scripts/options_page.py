@@ -32,7 +32,8 @@ the same name, values and default wherever it can be given:
 - in commands, as `--max-batch 4`: `run`, `generate` and `serve` have all of the engine's, `check` and `bench` all but
   those that they go through themselves;
 - in the environment, as `PACELINE_MAX_BATCH=4`, for each of these commands;
-- in the file of `paceline serve --config`, as `max_batch = 4` in `[engine]` or `[sampling]`;
+- in the file of `--config` or `PACELINE_CONFIG`, as `max_batch = 4` in `[engine]` or `[sampling]`;
+  `deploy/paceline.toml` is one;
 - in Python, as `LLM("demo", max_batch=4)` or `SamplingParams(temperature=0.7)`;
 - in a request over HTTP, for sampling; `drafter`, `draft_tokens`, `verify` and `typical_*` inside of `speculation`.
 

@@ -193,6 +193,34 @@ def test_a_flag_wins_over_the_environment(seen: dict[str, Any]) -> None:
     assert "'none' is not possible: give a whole number from 1" in wrong.output
 
 
+@pytest.mark.parametrize("row", rows_of(EngineConfig, "run"), ids=lambda row: row.name)
+def test_a_value_arrives_by_file(row: Option, tmp_path: Path, seen: dict[str, Any]) -> None:
+    value = sample(row)
+    path = tmp_path / "c.toml"
+    path.write_text(
+        f"[engine]\n{row.name} = {str(value).lower() if isinstance(value, bool) else repr(value)}\n"
+    )
+    done = CliRunner().invoke(command("run"), ["demo", "x", "--config", str(path)], env={row.variable: None})
+    assert done.exit_code == 0, done.output
+    assert seen[row.name] == (("x",) if row.name == "adapter" else value)
+
+
+def test_flag_environment_and_file_win_in_this_order(tmp_path: Path, seen: dict[str, Any]) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text("[server]\nport = 1\n[engine]\nmax_batch = 2\nthreads = 2\ndevice = 'cpu'\ntarget = 'there'\n"
+                    "[sampling]\ntemperature = 0.5\ntop_p = 0.5\n")  # fmt: skip
+    env = {"PACELINE_CONFIG": str(path), "PACELINE_MAX_BATCH": "3", "PACELINE_THREADS": "3"}
+    done = CliRunner().invoke(command("run"), ["--max-batch", "4", "--top-p", "0.25", "hello there"], env=env)
+    assert done.exit_code == 0, done.output
+    assert [seen[name] for name in ("max_batch", "threads", "device", "target")] == [4, 3, "cpu", "there"]
+    assert (seen["temperature"], seen["top_p"]) == (0.5, 0.25)
+    done = CliRunner().invoke(command("run"), ["demo", "hello there"], env=env)
+    assert done.exit_code == 0, done.output
+    path.write_text("[engine]\nmax_batch = 0\n")
+    wrong = CliRunner().invoke(command("run"), ["demo", "hello there"], env=env)
+    assert "[engine]: max_batch=0 is not possible" in str(wrong.exception)
+
+
 @pytest.mark.parametrize(("table", "row"), ALL, ids=[row.name for _, row in ALL])
 def test_files_have_the_options_of_their_door(table: type, row: Option, tmp_path: Path) -> None:
     name = "engine" if table is EngineConfig else "sampling"

@@ -21,6 +21,7 @@ from paceline.cli.options import (
     apply,
     engine_options,
     need_ray,
+    one_target,
     sampling_options,
     split,
 )
@@ -74,7 +75,8 @@ def command(places: tuple[str, ...], out: str, target: str | None, overwrite: bo
     """
     if len(places) > 2 or (len(places) == 2 and target is not None):
         raise click.UsageError("give TARGET and IN.jsonl once each")
-    source, target = places[-1], (places[0] if len(places) == 2 else "demo") if target is None else target
+    source = places[-1]
+    target = one_target(places[0] if len(places) == 2 else None, target)
     fleet = {name: values.pop(name) for name in ("by_ray", "replicas", "ray_address")}
     if fleet["ray_address"] is not None and not fleet["by_ray"]:
         raise click.UsageError("--ray-address is for --ray: add it")

@@ -21,6 +21,7 @@ from paceline.options import (
     GROUPS,
     Choice,
     Flag,
+    Kind,
     Length,
     Number,
     Option,
@@ -33,6 +34,7 @@ from paceline.options import (
 F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[F], F]
 MOST_USED = "Most used"
+_FILE_TARGET = "paceline.target"  # of a context
 FROM_ENVIRONMENT = (
     "What is not given is read from the environment, too: PACELINE_ and the option's name, for instance "
     "PACELINE_MAX_BATCH for --max-batch."
@@ -100,7 +102,7 @@ def click_option(row: Option) -> Decorator[Any]:
             "type": click.Choice([*map(str, kind.names)]),
             "callback": lambda ctx, param, text: _chosen(row, text),
         }
-    elif isinstance(kind, Several) or (isinstance(kind, Text) and kind.several):
+    elif _repeats(kind):
         made |= {"multiple": True, "type": _OneText()}
     elif not isinstance(kind, Text):
         made["type"] = Value(row, _shape(row))
@@ -113,6 +115,10 @@ def click_option(row: Option) -> Decorator[Any]:
 class _OneText(click.types.StringParamType):
     def split_envvar_value(self, rv: str) -> list[str]:
         return [rv]  # spaces may stand in a path or a stop string
+
+
+def _repeats(kind: Kind) -> bool:
+    return isinstance(kind, Several) or (isinstance(kind, Text) and bool(kind.several))
 
 
 def _chosen(row: Option, text: str | None) -> Any:
@@ -136,9 +142,37 @@ def _help(row: Option) -> str:
     return row.help if default is None else f"{row.help}  [default: {default}]"
 
 
+def _from_file(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
+    """What a file says holds where neither flag nor environment do. Raises UsageError."""
+    if path is None:
+        return
+    from paceline.server.settings import read_config
+
+    server, engine = read_config(path)
+    ctx.meta[_FILE_TARGET] = engine.pop("target", None)
+    values = {**engine, **server.get("sampling", {})}
+    kinds = {row.name: row.kind for table in (EngineConfig, SamplingParams) for row in rows_of(table)}
+    ctx.default_map = {
+        name: str(value) if isinstance(kinds[name], Choice) else [value] if _repeats(kinds[name]) else value
+        for name, value in values.items()
+    }
+
+
+def default_target() -> str | None:
+    """The target that the file of --config names."""
+    ctx = click.get_current_context(silent=True)
+    return None if ctx is None else ctx.meta.get(_FILE_TARGET)
+
+
+FILE = click.option(
+    "--config", is_eager=True, expose_value=False, callback=_from_file, metavar="FILE", envvar="PACELINE_CONFIG",
+    help="TOML file with tables [engine] and [sampling], as of `paceline serve`; flags win.",
+)  # fmt: skip
+
+
 def engine_options(door: str) -> list[Decorator[Any]]:
-    """The engine's options of one command."""
-    return [click_option(row) for row in rows_of(EngineConfig, door)]
+    """The engine's options of one command, and the file that may hold them."""
+    return [*([] if door == "serve" else [FILE]), *(click_option(row) for row in rows_of(EngineConfig, door))]
 
 
 def sampling_options(door: str) -> list[Decorator[Any]]:
@@ -201,7 +235,8 @@ def one_target(argument: str | None, option: str | None, default: str | None = "
     """The target, an argument or --target. Raises UsageError for both, and for neither without a default."""
     if argument is not None and option is not None:
         raise UsageError(f"the target is given twice, as {argument} and as --target {option}: give it once")
-    target = next((given for given in (argument, option) if given is not None), default)
+    named = (argument, option, default_target(), default)
+    target = next((name for name in named if name is not None), None)
     if target is None:
         raise UsageError("no target is given: name a folder, a GGUF file or a hub id, first or with --target")
     return target

@@ -15,6 +15,7 @@ from paceline.cli.options import (
     FROM_ENVIRONMENT,
     Command,
     apply,
+    default_target,
     engine_options,
     json_line,
     profile_dir,
@@ -125,7 +126,7 @@ def command(
     options, said = split("run", values)
     named, prompt = _target_and_prompt(words, target)
     prompt, piped = _read(prompt, file, piped="-" not in (*images, *sounds))
-    target = (_chat_model() if piped else "demo") if named is None else named
+    target = named if named is not None else default_target() or (_chat_model() if piped else "demo")
     if prompt is None and as_json:
         raise UsageError("--json is for one prompt: give PROMPT or -f FILE, or pipe it in")
     from paceline.llm import LLM
