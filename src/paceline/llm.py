@@ -24,6 +24,7 @@ from paceline.engine.shared import Call, SharedEngine
 from paceline.errors import UsageError, shown
 from paceline.media.reader import MediaReader
 from paceline.media.talk import Talk
+from paceline.options import aliases_of
 from paceline.soft_tokens import Kind, copied
 from paceline.text.chat import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
@@ -388,7 +389,8 @@ def _check_names(said: Mapping[str, Any], also: Iterable[str] = ()) -> None:
     names = [*SamplingParams.names(), *also]
     for name in said:
         if name not in SamplingParams.names():
-            other = {"sampling_params": "params", "use_tqdm": "progress"}.get(name)
+            elsewhere = {"sampling_params": "params", "use_tqdm": "progress"} | aliases_of(SamplingParams)
+            other = elsewhere.get(name)
             near = [other] if other else difflib.get_close_matches(name, names, 1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
             raise UsageError(f"unknown sampling parameter {name!r}: {hint}")

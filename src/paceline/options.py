@@ -8,7 +8,7 @@ settings are made of rows, so a new option is one row.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, cast
@@ -303,7 +303,7 @@ def rows_of(cls: type[Any], door: str | None = None) -> tuple[Option, ...]:
     return _rows(cast(Any, cls), door)
 
 
-def aliases_of(cls: type[Any]) -> Mapping[str, str]:
+def aliases_of(cls: type[Any]) -> dict[str, str]:
     """What other engines call options -> our names."""
     return {alias: row.name for row in rows_of(cls) for alias in row.aliases}
 

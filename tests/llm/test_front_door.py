@@ -108,6 +108,7 @@ BAD_CALLS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda llm: llm.generate("x", 3), "params=3 is not possible"),
     (lambda llm: llm.generate("x", max_token=3), "did you mean max_tokens"),
     (lambda llm: llm.generate("x", sampling_params=None), "did you mean params"),
+    (lambda llm: llm.generate("x", max_new_tokens=3), "did you mean max_tokens"),
     (lambda llm: llm.generate("x", max_tokens="3"), "max_tokens='3' is not possible"),
     (lambda llm: llm.chat("hello"), "messages='hello' is not possible: give"),
     (lambda llm: llm.chat([]), "messages="),

@@ -48,7 +48,9 @@ class Room:
     max_len: int
     vocab_size: int
     drafters: tuple[str, ...]
-    sampling: Mapping[str, Any] = field(default_factory=dict)  # what requests leave out: the server's, the model's
+    sampling: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # what requests leave out: the server's, the model's
     readable: int = 2**31  # tokens from here on are in no prompt, see `Target`
     chat: bool = False  # the model was taught to chat
     about: Mapping[str, Any] = field(default_factory=dict)  # format, family, bytes and dtype of its files
