@@ -19,7 +19,7 @@ from paceline.server.errors import ApiError, as_api_error
 from paceline.server.foreign import settle
 from paceline.server.media import has_media
 from paceline.server.params import refuse
-from paceline.server.schema import ChatRequest, Named, Part, Speculation
+from paceline.server.schema import ChatRequest, Named, Part, Speculation, of_table
 from paceline.server.service import Service
 from paceline.server.sse import EventStream, until_disconnect
 from paceline.server.usage import report
@@ -102,8 +102,8 @@ class Counted(Named):
 
 class MessagesRequest(Counted):
     max_tokens: int | None = Field(None, ge=1, le=2**31 - 1, description="left out: as many as fit")
-    temperature: float | None = Field(None, ge=0, le=100)
-    top_p: float | None = Field(None, gt=0, le=1)
+    temperature: float | None = of_table("temperature")
+    top_p: float | None = of_table("top_p")
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
     stop_sequences: list[str] | None = None
     stream: bool | None = None

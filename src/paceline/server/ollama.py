@@ -21,7 +21,7 @@ from paceline.server.completions import Completion, prepare_completion
 from paceline.server.errors import ApiError, as_api_error
 from paceline.server.ollama_models import model_about, model_card
 from paceline.server.params import refuse
-from paceline.server.schema import ChatRequest, CompletionRequest, FunctionCall, Named, Part, Tool
+from paceline.server.schema import ChatRequest, CompletionRequest, FunctionCall, Named, Part, Tool, of_table
 from paceline.server.service import Service
 from paceline.server.sse import EventStream, until_disconnect
 from paceline.server.usage import report
@@ -32,16 +32,16 @@ LATEST = ":latest"
 class Options(Part):
     """Where a field has another name here, `NAMES` has it."""
 
-    temperature: float | None = Field(None, ge=0, le=100)
-    top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
-    top_p: float | None = Field(None, gt=0, le=1)
-    min_p: float | None = Field(None, ge=0, le=1)
-    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
+    temperature: float | None = of_table("temperature")
+    top_k: int | None = of_table("top_k")
+    top_p: float | None = of_table("top_p")
+    min_p: float | None = of_table("min_p")
+    seed: int | None = of_table("seed")
     stop: list[str] | str | None = None
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    num_predict: int | None = Field(None, ge=-2, le=2**31 - 1)
-    repeat_penalty: float | None = Field(None, ge=1e-3, le=1e3)
+    presence_penalty: float | None = of_table("presence_penalty")
+    frequency_penalty: float | None = of_table("frequency_penalty")
+    num_predict: int | None = of_table("max_tokens", low=-2)
+    repeat_penalty: float | None = of_table("repetition_penalty")
 
 
 NAMES = {"repeat_penalty": "repetition_penalty"}
