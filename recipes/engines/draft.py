@@ -1,0 +1,94 @@
+"""The files that the engines read: a GGUF file and the same weights as a folder, and a draft model for them.
+
+SmolLM2 has no smaller sibling in a package. Its draft model here is SmolLM2 itself with all matrices rounded to 4
+bits, in groups of 32: it has the vocabulary, agrees often and not always. That is what a test of losslessness
+needs; a draft model that pays would be smaller.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from paceline.hub.resolve import smollm2
+
+REAL = {"coder": ("qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf")}
+GROUP, LEVELS = 32, 7
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where target and draft lie, as a GGUF file and as a folder of the same weights in float32."""
+
+    gguf: Path
+    folder: Path
+    draft_gguf: Path
+    draft_folder: Path
+    foreign: Path = Path(
+        str(resources.files("paceline") / "demo" / "draft")
+    )  # a small model of another vocabulary
+
+    def target(self, kind: Literal["gguf", "folder"]) -> Path:
+        return self.gguf if kind == "gguf" else self.folder
+
+    def draft(self, kind: Literal["gguf", "folder"]) -> Path:
+        return self.draft_gguf if kind == "gguf" else self.draft_folder
+
+
+def convert(source: Path, to: Path, *flags: str) -> Path:
+    """`paceline convert`, unless it was done before."""
+    if not to.exists():
+        to.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "paceline", "convert", str(source), "-o", str(to), *flags]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return to
+
+
+def round_matrices(source: Path, to: Path) -> Path:
+    """A copy of a folder whose matrices have 15 values in each group of 32 columns.
+
+    The weights are written last, so half a copy is made again.
+    """
+    if not (to / "model.safetensors").exists():
+        to.mkdir(parents=True, exist_ok=True)
+        for path in source.iterdir():
+            if path.suffix != ".safetensors":
+                (to / path.name).write_bytes(path.read_bytes())
+        weights = load_file(source / "model.safetensors")
+        rounded = {
+            name: _rounded(w) if w.ndim == 2 and "embed" not in name else w for name, w in weights.items()
+        }
+        save_file(rounded, to / "model.safetensors", metadata={"format": "pt"})
+    return to
+
+
+def _rounded(weight: torch.Tensor) -> torch.Tensor:
+    groups = weight.float().reshape(weight.shape[0], -1, GROUP)
+    scale = groups.abs().amax(-1, keepdim=True).clamp_min(1e-12) / LEVELS
+    return ((groups / scale).round() * scale).reshape(weight.shape).to(weight.dtype).contiguous()
+
+
+def prepare(model: str, work: Path) -> Files | None:
+    """All files of a model, made where they are missing. None: its weights are not on this machine."""
+    files = work / "files"
+    if model == "smollm2":
+        gguf = smollm2()
+        folder = convert(gguf, files / "smollm2-f32", "--to", "f32")
+        draft = round_matrices(folder, files / "smollm2-rounded")
+        return Files(gguf, folder, convert(draft, files / "smollm2-rounded.gguf", "--to", "q8_0"), draft)
+    target, draft_file = (Path.home() / ".cache" / "paceline" / "real" / name for name in REAL[model])
+    if not (target.exists() and draft_file.exists()):
+        return None
+    return Files(
+        target,
+        convert(target, files / target.stem, "--to", "f32"),
+        draft_file,
+        convert(draft_file, files / draft_file.stem),
+    )

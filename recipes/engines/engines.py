@@ -1,0 +1,101 @@
+"""The engines: what installs each, which program asks it, and the modes of it that are compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Files = Literal["gguf", "folder"]
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One way to draft.
+
+    `drafts`: takes a number of drafted tokens. `draft`: needs a draft model; `foreign`: one of another vocabulary.
+    """
+
+    name: str
+    drafts: bool = True
+    draft: bool = False
+    foreign: bool = False
+
+
+@dataclass(frozen=True)
+class Engine:
+    """`packages` go into a venv of their own; none: the environment that runs this recipe.
+
+    `promise`: what its makers say of equal text, and where.
+    """
+
+    name: str
+    runner: str
+    files: Files
+    packages: tuple[str, ...]
+    modes: tuple[Mode, ...]
+    batches: bool
+    promise: str
+
+
+PLAIN = "plain"
+LLAMA_NGRAMS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+
+ENGINES = (
+    Engine(
+        "paceline",
+        "with_paceline.py",
+        "gguf",
+        (),
+        (
+            Mode("ngram"),
+            Mode("lookahead"),
+            Mode("draft-model", draft=True),
+            Mode("bundled"),
+            Mode("auto", drafts=False),
+        ),
+        True,
+        "the same tokens with any drafter or none, bit for bit on one machine ([how a step works](how-a-step-works.md))",
+    ),
+    Engine(
+        "llama.cpp",
+        "with_llama_cpp.py",
+        "gguf",
+        ("xllamacpp",),
+        (Mode("draft-simple", draft=True), *(Mode(name) for name in LLAMA_NGRAMS)),
+        True,
+        "«a technique that can significantly accelerate token generation»; of equal text it says nothing "
+        "([docs/speculative.md](https://github.com/ggml-org/llama.cpp/blob/master/docs/speculative.md))",
+    ),
+    Engine(
+        "OpenVINO GenAI",
+        "with_openvino.py",
+        "gguf",
+        ("openvino-genai",),
+        (Mode("prompt-lookup"), Mode("draft-model", draft=True)),
+        False,
+        "",
+    ),
+    Engine(
+        "transformers",
+        "with_transformers.py",
+        "folder",
+        ("torch==2.13.0", "transformers>=5.22,<5.23"),
+        (
+            Mode("assistant", draft=True),
+            Mode("assistant-shrinking", draft=True),
+            Mode("universal", foreign=True),
+            Mode("prompt-lookup"),
+        ),
+        False,
+        "",
+    ),
+    Engine(
+        "mlx-lm",
+        "with_mlx.py",
+        "folder",
+        ("mlx[cpu]", "mlx-lm"),
+        (Mode("draft-model", draft=True),),
+        False,
+        "",
+    ),
+)
