@@ -67,6 +67,13 @@ def choice_of(given: object, names: Seq[str]) -> ToolChoice:
         if given == "required" and not names:
             raise UsageError("tool_choice: needs tools")
         return ToolChoice(given or "auto")
+    if isinstance(given, Mapping) and given.get("type") == "allowed_tools":
+        inner = given.get("allowed_tools") or {}
+        wanted = tuple(choice_of(one, names).names or () for one in inner.get("tools") or ())
+        return ToolChoice(
+            "required" if inner.get("mode") == "required" else "auto",
+            tuple(name for some in wanted for name in some),
+        )
     function = given.get("function") if isinstance(given, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):

@@ -26,6 +26,7 @@ from paceline.server.chat import prepare_chat
 from paceline.server.completions import prepare_completion
 from paceline.server.errors import ApiError, as_api_error
 from paceline.server.heads import Heads
+from paceline.server.infill import add_infill
 from paceline.server.ollama import add_ollama
 from paceline.server.paths import no_such_path
 from paceline.server.request_log import Write
@@ -66,6 +67,7 @@ def build_app(service: Service, keys: Keys, write: Write | None = None) -> FastA
     _add_token_routes(app, service)
     add_ollama(app, service)
     add_anthropic(app, service)
+    add_infill(app, service)
     page = files("paceline.server") / "page"
     for file in page.iterdir():
         if file.is_file():

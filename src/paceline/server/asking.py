@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from paceline.chat.asked import Asked, ToolChoice
 from paceline.chat.messages import can_continue
@@ -76,11 +76,16 @@ def _choice(body: ChatRequest) -> ToolChoice:
         return ToolChoice(wanted or "auto")
     if not body.tools:
         raise refuse("tool_choice", "needs tools")
-    assert isinstance(wanted, NamedTool)
-    name = wanted.function.name
-    if all(tool.function.name != name for tool in body.tools):
-        raise refuse("tool_choice", f"no tool is called {name[:80]!r}")
-    return ToolChoice("required", (name,))
+    mode: Literal["auto", "required"] = "required"
+    if isinstance(wanted, NamedTool):
+        names = [wanted]
+    else:
+        names, mode = wanted.allowed_tools.tools, wanted.allowed_tools.mode
+    known = {tool.function.name for tool in body.tools}
+    for named in names:
+        if named.function.name not in known:
+            raise refuse("tool_choice", f"no tool is called {named.function.name[:80]!r}")
+    return ToolChoice(mode, tuple(dict.fromkeys(named.function.name for named in names)))
 
 
 def _declared(tool: Tool) -> dict[str, Any]:

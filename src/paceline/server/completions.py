@@ -25,6 +25,7 @@ from paceline.server.sse import DONE, event
 from paceline.server.trace import Trace
 from paceline.server.usage import report, usage
 from paceline.soft_tokens import Kind, media_of
+from paceline.text.infill import Infill
 
 _SHORT = 2048  # characters
 _MEDIA = re.compile(r"((?:images?|audio)(?:\[\d+\])?)[:. ]")  # which part an error is about
@@ -203,14 +204,19 @@ class Completion:
                 self.scores[owners[job]] += delta.logprobs
 
 
-async def prepare_completion(service: Service, body: CompletionRequest, key: str) -> Completion:
-    """Tokenise and check, all before anything is queued. Raises ApiError."""
+async def prepare_completion(
+    service: Service, body: CompletionRequest, key: str, files: Mapping[str, str] | None = None
+) -> Completion:
+    """Tokenise and check, all before anything is queued. `files`: shown before a text with a suffix. Raises ApiError."""
     arrived = time.monotonic()
     warnings = service.warnings(body)
     settle(body)
     room = service.check(body)
-    salt = salt_of(key, body)
-    work = partial(_prompts, room, body, service, salt)
+    salt, between = salt_of(key, body), Infill.of(room.tokenizer) if body.suffix else None
+    if body.suffix:
+        work = partial(_between, between, body, files)
+    else:
+        work = partial(_prompts, room, body, service, salt)
     seen = bool(body.images or body.audio)
     texts, prompts = work() if _is_short(body) else await service.media.run(seen, work)
     if len(prompts) * (body.n or 1) > service.config.max_texts:
@@ -220,7 +226,7 @@ async def prepare_completion(service: Service, body: CompletionRequest, key: str
     space = min(service.room_after(prompt, "prompt") for prompt in prompts)
     settle_length(body, max(map(len, prompts)))
     extra: dict[str, Any] = {"constraint": await service.constraint(body)}
-    extra["stop_token_ids"] = tuple(body.stop_token_ids or [])
+    extra["stop_token_ids"] = (*(body.stop_token_ids or ()), *(() if between is None else between.ends))
     if (
         body.prediction is not None
         and not (body.speculation and body.speculation.drafter)
@@ -235,6 +241,21 @@ async def prepare_completion(service: Service, body: CompletionRequest, key: str
         progress=bool(body.stream and body.return_progress),
     )
     return Completion(service, room, body, ask, params, texts, warnings)
+
+
+def _between(
+    infill: Infill | None, body: CompletionRequest, files: Mapping[str, str] | None
+) -> tuple[list[str], list[list[int]]]:
+    """The prompt for what stands before `suffix`. Raises ApiError 400."""
+    if infill is None:
+        raise refuse("suffix", "this model has no tokens for a text between two others: leave it out")
+    if not isinstance(body.prompt, str) or body.images or body.audio or body.echo:
+        raise refuse("suffix", "needs one prompt that is a text, without echo, images and audio")
+    try:
+        ids = infill.prompt(body.prompt, body.suffix or "", files)
+    except PacelineError as error:
+        raise refuse("prompt", str(error), code="bad_prompt") from error
+    return [body.prompt], [ids]
 
 
 def _is_short(body: CompletionRequest) -> bool:

@@ -15,7 +15,6 @@ from paceline.options import rows_of
 from paceline.server.params import refuse
 from paceline.server.schema import (
     ChatRequest,
-    CompletionRequest,
     FunctionName,
     NamedTool,
     ResponseFormat,
@@ -47,10 +46,6 @@ def settle(body: Sampling) -> None:
     for other, name in _OTHER_NAMES.items():
         if getattr(body, name) is None:
             setattr(body, name, getattr(body, other))
-    if isinstance(body, CompletionRequest) and body.suffix:
-        raise refuse(
-            "suffix", "text to insert before is not supported: leave it out, or put it into the prompt"
-        )
     if isinstance(body, ChatRequest):
         if body.audio is not None:
             raise refuse("audio", "this server writes text only: leave it out")

@@ -137,13 +137,21 @@ class OtherTool(Part):
     @field_validator("type")
     @classmethod
     def _is_other(cls, value: str) -> str:
-        if value == "function":
+        if value in ("function", "allowed_tools"):
             raise ValueError("does not fit its type")
         return value
 
 
 class NamedFunction(FunctionName, Typed):
     pass
+
+
+class AllowedFunctions(Part):
+    """Which of the tools may be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[NamedFunction] = Field(min_length=1, max_length=1024)
 
 
 def left_out(items: str | list[Kind], tools: list[FunctionTool | OtherTool] | None) -> dict[str, str]:

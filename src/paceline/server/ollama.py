@@ -87,7 +87,7 @@ class ChatAsked(Asked):
 class GenerateAsked(Asked):
     prompt: str = ""
     system: str | None = None
-    suffix: str | None = Field(None, description="not supported: must be empty")
+    suffix: str | None = Field(None, description="what follows: for models that write between two texts")
     images: list[str] | None = Field(None, max_length=64, description="base64, shown before the text")
     raw: bool | None = Field(None, description="continue the prompt as it is, without the chat template")
 
@@ -153,7 +153,7 @@ def _loaded(service: Service, body: Asked, said: dict[str, Any]) -> JSONResponse
 
 async def _generated(service: Service, body: GenerateAsked, salt: str) -> Chat | Completion:
     """What /api/generate asks for. Raises ApiError."""
-    if body.raw:
+    if body.raw or body.suffix:
         return await prepare_completion(service, _completion(service, body), salt)
     return await prepare_chat(service, _as_chat(service, body), salt)
 
@@ -229,17 +229,17 @@ def _chat(service: Service, body: ChatAsked) -> ChatRequest:
 
 
 def _as_chat(service: Service, body: GenerateAsked) -> ChatRequest:
-    _only_text(body, ("suffix",))
     system = [{"role": "system", "content": body.system}] if body.system else []
     said = [*system, {"role": "user", "content": _seen(body.images, body.prompt)}]
     return ChatRequest.model_validate(_common(service, body) | {"messages": said, "think": body.think})
 
 
 def _completion(service: Service, body: GenerateAsked) -> CompletionRequest:
-    _only_text(body, ("images", "suffix"))
+    _only_text(body, ("images",))
     if body.system:
-        raise refuse("system", "raw: true takes the prompt as it is: put it there")
-    return CompletionRequest.model_validate(_common(service, body) | {"prompt": body.prompt})
+        raise refuse("system", "raw: true and suffix take the prompt as it is: put it there")
+    made = _common(service, body) | {"prompt": body.prompt, "suffix": body.suffix}
+    return CompletionRequest.model_validate(made)
 
 
 def _seen(images: list[str] | None, text: str | None) -> str | list[dict[str, Any]] | None:

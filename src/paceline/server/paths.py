@@ -6,7 +6,7 @@ from paceline.server.errors import ApiError
 
 PATHS = (
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/models", "/tokenize", "/detokenize",
-    "/health", "/version", "/metrics", "/docs", "/openapi.json",
+    "/infill", "/health", "/version", "/metrics", "/docs", "/openapi.json",
 )  # fmt: skip
 _CHAT = "use POST /v1/chat/completions"
 _OLLAMA = "of Ollama's API there are POST /api/chat, /api/generate and /api/show, GET /api/tags, /api/ps and /api/version"
@@ -27,7 +27,7 @@ _ELSEWHERE = {
     "/chat/completions": f"{_CHAT}: the base URL ends in /v1",
     "/completions": "use POST /v1/completions: the base URL ends in /v1",
     "/completion": "this is llama.cpp's API: use POST /v1/completions",
-    "/infill": "text to insert before is not supported: use POST /v1/completions",
+    "/infill": "use POST /infill",
     "/api": _OLLAMA,
 }
 

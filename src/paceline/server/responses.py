@@ -13,7 +13,15 @@ from pydantic import Field, ValidationError
 
 from paceline.server.chat import Chat, prepare_chat
 from paceline.server.errors import ApiError
-from paceline.server.items import FunctionTool, Item, NamedFunction, OtherTool, left_out, messages
+from paceline.server.items import (
+    AllowedFunctions,
+    FunctionTool,
+    Item,
+    NamedFunction,
+    OtherTool,
+    left_out,
+    messages,
+)
 from paceline.server.params import refuse
 from paceline.server.schema import ChatRequest, JsonSchema, Part, Sampling
 from paceline.server.service import Service
@@ -41,7 +49,9 @@ class ResponsesRequest(Sampling):
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
     tools: list[FunctionTool | OtherTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | OtherTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions | OtherTool | None = (
+        None
+    )
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: Effort | None = None
@@ -109,11 +119,14 @@ def _functions(body: ResponsesRequest) -> list[dict[str, Any]]:
     ]
 
 
-def _choice(choice: str | NamedFunction | OtherTool | None) -> Any:
+def _choice(choice: str | NamedFunction | AllowedFunctions | OtherTool | None) -> Any:
     if isinstance(choice, OtherTool):
         raise refuse("tool_choice", f"tools of type {choice.type[:40]!r} are not run here: name a function")
     if isinstance(choice, NamedFunction):
         return {"type": "function", "function": {"name": choice.name}}
+    if isinstance(choice, AllowedFunctions):
+        named = [{"type": "function", "function": {"name": one.name}} for one in choice.tools]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": named}}
     return choice
 
 
@@ -277,7 +290,7 @@ class Response:
             "parallel_tool_calls": body.parallel_tool_calls is not False, "previous_response_id": None,
             "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
             "store": False, "temperature": params.temperature, "text": {"format": made},
-            "tool_choice": choice.model_dump() if isinstance(choice, NamedFunction) else choice or "auto",
+            "tool_choice": choice.model_dump() if isinstance(choice, Part) else choice or "auto",
             "tools": [{"type": "function", "description": None, "parameters": {}, "strict": False, **tool["function"]}
                       for tool in _functions(body)],
             "top_p": params.top_p, "truncation": "disabled", "usage": self._usage() if ended else None,

@@ -230,6 +230,18 @@ class NamedTool(Part):
     function: FunctionName
 
 
+class ToolNames(Part):
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[NamedTool] = Field(min_length=1, max_length=1024)
+
+
+class AllowedTools(Part):
+    """Which of the tools may be called; all of them are shown to the model."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: ToolNames
+
+
 class TemplateOptions(Part):
     """Variables of the chat template: this one, which all know, and others that the template itself has to know."""
 
@@ -339,7 +351,7 @@ class ChatRequest(Sampling):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     functions: list[Function] | None = Field(None, description="the older form of tools")
     function_call: Literal["none", "auto"] | FunctionName | None = Field(
         None, description="the older form of tool_choice"
@@ -394,6 +406,4 @@ class CompletionRequest(Sampling):
         return value
 
     best_of: int | None = Field(None, ge=1, description="only as many as n")
-    suffix: str | None = Field(
-        None, description="not supported: must be empty", json_schema_extra={"maxLength": 0}
-    )
+    suffix: str | None = Field(None, description="what follows: for models that write between two texts")
