@@ -122,9 +122,14 @@ def build_decoder(name: str, folder: Path, *, seed: int = 0, **changes: Any) -> 
     if LINEAR in (getattr(config, "layer_types", None) or ()):
         _hybrid(model)
         model.save_pretrained(folder)
-    letters = {chr(ord("0") + i): i for i in range(VOCAB)}  # a tokenizer of one character for each token
-    Backend(WordLevel(letters, unk_token="0")).save(str(folder / "tokenizer.json"))
+    write_letters(folder)
     return model
+
+
+def write_letters(folder: Path) -> None:
+    """A tokenizer of one character for each token."""
+    letters = {chr(ord("0") + i): i for i in range(VOCAB)}
+    Backend(WordLevel(letters, unk_token="0")).save(str(folder / "tokenizer.json"))
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -21,16 +21,22 @@ def load(
     target: str, drafters: Seq[str], say: Callable[[str], None], options: dict[str, Any], texts: Texts
 ) -> Subject:
     """Load `target` with all of `drafters`. Raises PacelineError."""
-    llm = LLM(target, drafter=drafters[0], say=say, **options)
+    llm = joined(target, drafters, say, options)
     if llm.engine.max_len < LEAST:
         raise UsageError(
             f"a context of {llm.engine.max_len} tokens is too short to compare texts in: "
             f"give at least --max-model-len {LEAST}"
         )
-    for name in drafters[1:]:
-        chains = options | {"draft_tree": None}  # trees are those of the first one
-        _adopt(llm, LLM(target, drafter=name, draft_tokens=4, say=say, **chains))
     return Subject(llm.engine, _prompts(llm, texts))
+
+
+def joined(target: str, drafters: Seq[str], say: Callable[[str], None], options: Mapping[str, Any]) -> LLM:
+    """One engine with the drafters of several. Raises PacelineError."""
+    llm = LLM(target, drafter=drafters[0], say=say, **options)
+    for name in drafters[1:]:
+        chains = {**options, "draft_tree": None}  # trees are those of the first one
+        _adopt(llm, LLM(target, drafter=name, draft_tokens=4, say=say, **chains))
+    return llm
 
 
 def _adopt(llm: LLM, other: LLM) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.check import distribution, drafts, forward, identity, pictures
+from paceline.check import distribution, drafts, forward, identity, pictures, processes
+from paceline.check.again import Order
 from paceline.check.certificate import INTERRUPTED, Certificate, Finding
 from paceline.check.crash import describe
 from paceline.check.distribution import Rule, Sampled, Trial
@@ -28,6 +29,7 @@ class Plan:
     length: int = 96  # tokens of the texts that are computed by rows and chunks
     texts: int = 6  # of each drafter and scene, whose drafts are held against those of a clean start
     lossy: SamplingParams | None = None  # its rule is measured, and nothing else
+    processes: int = 0  # that are started anew and compared with each other
 
 
 QUICK = Plan(Effort(tokens=6_000, seconds=20.0, length=48), samples=1500, law_seconds=2.5, length=64, texts=3)
@@ -45,11 +47,16 @@ class Stage:
     found: Callable[[], Finding]
 
 
-def prove(subject: Subject, plan: Plan, provenance: Mapping[str, Any], report: Report) -> Certificate:
-    """Test every promise; an interrupt or a crash keeps what was shown. Raises UsageError for what cannot be asked."""
+def prove(
+    subject: Subject, plan: Plan, provenance: Mapping[str, Any], report: Report, order: Order | None = None
+) -> Certificate:
+    """Test every promise; an interrupt or a crash keeps what was shown. `order`: how the subject is loaded anew.
+
+    Raises UsageError for what cannot be asked.
+    """
     findings: list[Finding] = []
     ended = ""
-    for stage in _stages(subject, plan, report):
+    for stage in (*_stages(subject, plan, report), *_starts(order, plan, report)):
         try:
             report(stage.name, 0.0)
             stage.run()
@@ -110,6 +117,19 @@ def _stages(subject: Subject, plan: Plan, report: Report) -> list[Stage]:
     if drafts.of(subject):
         out.append(Stage(drafts.NAME, draft, lambda: drafts.finding(clean, exact=rows.logits == 0)))
     return out + (_distributions(subject, plan, report) if plan.samples else [])
+
+
+def _starts(order: Order | None, plan: Plan, report: Report) -> list[Stage]:
+    if order is None or not plan.processes or plan.lossy is not None:
+        return []
+    seen, count = processes.Starts(), plan.processes
+    return [
+        Stage(
+            processes.NAME,
+            lambda: processes.compare(order, count, seen, lambda n: report(processes.NAME, n / count)),
+            lambda: processes.finding(seen),
+        )
+    ]
 
 
 def _distributions(subject: Subject, plan: Plan, report: Report) -> list[Stage]:

@@ -62,6 +62,12 @@ class Seconds(click.FloatRange):
 )
 @click.option("--seconds", type=Seconds(min=0, min_open=True), help="Give token identity at most that long.")
 @click.option(
+    "--processes",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Also start N processes that load the models anew, and compare their bits: needs memory for two at once.",
+)
+@click.option(
     "--verify",
     type=click.Choice(["match", "typical"]),
     default="match",
@@ -73,8 +79,8 @@ class Seconds(click.FloatRange):
 @apply(engine_options("check"))
 def command(
     target: str | None, named: str | None, drafters: tuple[str, ...], quick: bool, tokens: int | None,
-    seconds: float | None, json_path: str | None, verbose: bool, verify: str, typical_epsilon: float | None,
-    typical_delta: float | None, **values: Any,
+    seconds: float | None, processes: int | None, json_path: str | None, verbose: bool, verify: str,
+    typical_epsilon: float | None, typical_delta: float | None, **values: Any,
 ) -> None:  # fmt: skip
     """Prove, or refute, on this machine that speculation with TARGET changes no token.
 
@@ -83,6 +89,7 @@ def command(
     2. Token identity (match): every text with a drafter against the one without, token by token.
     3. Drafts: does every drafter draft as from a clean start?
     4. Distribution (reject, block): chi-squared of sampled texts against the target's exact distribution.
+    5. Processes (--processes): the same bits with other threads, under load, after pictures, preemption and a kill?
 
     Prints a certificate, in short or with -v, also of a check that broke or was interrupted (Ctrl-C). The exit code is 0
     only if everything that was promised was shown, 1 if something was refuted or not shown, 130 after Ctrl-C.
@@ -91,7 +98,8 @@ def command(
     _writable(json_path)
     names = drafters or (("auto", "model+ngram") if target == "demo" else ("auto",))
     lossy = _lossy(verify, {"typical_epsilon": typical_epsilon, "typical_delta": typical_delta})
-    certificate = _check(target, names, replace(_plan(quick, tokens, seconds), lossy=lossy), values)
+    plan = replace(_plan(quick, tokens, seconds), lossy=lossy, processes=processes or 0)
+    certificate = _check(target, names, plan, values)
     click.echo(certificate.to_text(verbose=verbose))
     if json_path is not None:
         from paceline.bench.report import write
@@ -143,10 +151,12 @@ def _check(target: str, drafters: tuple[str, ...], plan: Plan, values: dict[str,
 
     from paceline.bench.meters import provenance
     from paceline.check import loading
+    from paceline.check.again import Order
     from paceline.check.proof import prove
 
     options = {"max_model_len": 1536} | engine_values(values)
     subject = loading.load(target, drafters, lambda line: click.echo(line, err=True), options, workload)
+    order = Order(target, drafters, options, subject.prompts[:4])
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("loading", total=1.0)
@@ -156,6 +166,7 @@ def _check(target: str, drafters: tuple[str, ...], plan: Plan, values: dict[str,
             plan,
             provenance(command),
             lambda what, share: progress.update(task, description=what, completed=share),
+            order,
         )
 
 

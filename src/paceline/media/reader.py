@@ -95,9 +95,9 @@ class MediaReader:
         """Load the towers now, not with the first picture or clip. Raises LoadError."""
         for kind in self.tokens:
             if self.why_not(kind) is None:
-                self._vision() if kind == "image" else self._hearing()
+                self.vision() if kind == "image" else self._hearing()
 
-    def _vision(self) -> VisionTower:
+    def vision(self) -> VisionTower:
         """Loaded at the first use."""
         with self._loading:
             if self._seeing is None and callable(self._load_vision):
@@ -148,7 +148,7 @@ class MediaReader:
             raise PromptError(why)
         return soft_tokens(
             self._decoder.size(of_any(item.source, item.where or "the picture")),
-            self._cut(item, self._vision()),
+            self._cut(item, self.vision()),
         )
 
     # -- text ----------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class MediaReader:
             raise PromptError(f"{item.where}: {said}" if item.where not in said else said) from error
 
     def _picture(self, item: MediaItem, salt: str) -> _Ready:
-        tower = self._vision()
+        tower = self.vision()
         cut = self._cut(item, tower)
         data = of_any(item.source, item.where or "the picture")
         file = salt, hashlib.sha256(data).digest(), cut.budget

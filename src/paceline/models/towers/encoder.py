@@ -12,6 +12,7 @@ from torch import Tensor
 from paceline.ops.base import Weight
 from paceline.ops.binding import address
 from paceline.ops.extension import extension
+from paceline.ops.recording import Code
 from paceline.ops.tiles import KINDS, PAIRS, packed
 
 ROWS = 128  # of a thread's piece of work
@@ -24,6 +25,33 @@ class EncoderLayer:
     norms: list[Tensor]
     linears: list[Tensor]  # q, k, v, o, gate, up, down, as stored
     bounds: list[list[float]] | None  # of each linear: lowest and highest input, lowest and highest output
+
+
+class Matrix:
+    """x @ weight.T by the native kernels, weights as stored and inputs float32. A row's bits depend on no other row, and
+    not on the number of threads, as those of BLAS do."""
+
+    def __init__(self, native: Any, values: Tensor) -> None:
+        self._tiles, code = packed(native, _weight(values), exact=True)
+        self._out, width = values.shape
+        self._program = native.Program()
+        self._program.begin_step()
+        matrix = (self._tiles.data_ptr(), 0, self._out, width, code)
+        self._program.add(int(Code.LINEAR), [(0, 0, width), (1, 0, self._out)], [matrix], [], 0.0)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[N, in] -> [N, out] float32."""
+        x, y = x.float().contiguous(), torch.empty(len(x), self._out)
+        for buffer, values in enumerate((x, y)):
+            self._program.bind(buffer, values.data_ptr(), values.stride(0))
+        self._program.run(len(x), 0, 0, 0)
+        return y
+
+
+def _weight(values: Tensor) -> Weight:
+    if values.dtype == torch.bfloat16:
+        return Weight(values.contiguous(), "bfloat16")
+    return Weight(values.float().contiguous(), "float32")
 
 
 class Encoder:
@@ -59,9 +87,7 @@ class Encoder:
         self._held += norms
         matrices = []
         for values in layer.linears:
-            kind = "bfloat16" if values.dtype == torch.bfloat16 else "float32"
-            weight = Weight(values.contiguous() if kind == "bfloat16" else values.float().contiguous(), kind)  # type: ignore[arg-type]
-            tiles, code = packed(self._native, weight, exact=not self._pairs)
+            tiles, code = packed(self._native, _weight(values), exact=not self._pairs)
             self._held.append(tiles)
             matrices.append((tiles.data_ptr(), 0, *values.shape, code))
         bounds = [bound for some in layer.bounds or () for bound in some]

@@ -5,7 +5,7 @@ Source of truth: transformers' models/gemma4. All patches of a picture see each 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from paceline.checkpoints.loading import Shapes
 from paceline.models.fields import Fields
 from paceline.models.towers.base import Grid, Slices
-from paceline.models.towers.encoder import Encoder, EncoderLayer
+from paceline.models.towers.encoder import Encoder, EncoderLayer, Matrix
 from paceline.models.towers.parts import BOUNDS, Linear, Take, axial_rotary, norm
 
 _LINEARS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
@@ -149,26 +149,29 @@ class GemmaVision:
 
     def __init__(self, config: VisionConfig, take: Take) -> None:
         self.config, self.grid, self.together = config, config.grid, config.together
-        self.input = take("vision_tower.patch_embedder.input_proj.weight")
+        first = take("vision_tower.patch_embedder.input_proj.weight")
+        last = take("embed_vision.embedding_projection.weight")
         self.places = take("vision_tower.patch_embedder.position_embedding_table")
         layers = (_Layer(take, f"vision_tower.encoder.layers.{i}", config) for i in range(config.layers))
-        native, self.encoder, self.layers = Encoder.available(self.input.device), None, list[_Layer]()
+        native, self.encoder, self.layers = Encoder.available(first.device), None, list[_Layer]()
+        self.input: Callable[[Tensor], Tensor] = lambda x: F.linear(x, first.float())
+        self.project: Callable[[Tensor], Tensor] = lambda x: F.linear(x, last.float())
         if native is not None:
             parts = (layer.as_stored() for layer in layers)
             self.encoder = Encoder(native, parts, config.heads, config.eps)
+            self.input, self.project = Matrix(native, first), Matrix(native, last)
         else:
             self.layers = list(layers)
         self.standard = None
         if config.standardize:
             self.standard = take("vision_tower.std_bias").float(), take("vision_tower.std_scale").float()
-        self.projection = take("embed_vision.embedding_projection.weight")
 
     @torch.no_grad()
     def slices(self, pixels: Tensor) -> Slices:
         """As `VisionTower`."""
         config, grid = self.config, self.grid
         height, width = pixels.shape[0] // grid.patch, pixels.shape[1] // grid.patch  # in patches
-        values = pixels.to(self.input.device).float() * torch.tensor(1 / 255, dtype=torch.float32)
+        values = pixels.to(self.places.device).float() * torch.tensor(1 / 255, dtype=torch.float32)
         patches = (
             values.view(height, grid.patch, width, grid.patch, 3).transpose(1, 2).reshape(height * width, -1)
         )
@@ -177,7 +180,7 @@ class GemmaVision:
         h = torch.empty(len(patches), config.hidden_size, device=patches.device)
         for some in torch.split(torch.arange(len(patches), device=patches.device), _PATCHES):
             places = self.places[0][x[some]].float() + self.places[1][y[some]].float()
-            h[some] = F.linear(2 * (patches[some] - 0.5), self.input.float()) + places
+            h[some] = self.input(2 * (patches[some] - 0.5)) + places
             yield
         if self.encoder is not None:
             yield from self.encoder.run(h, (x, y), config.theta)
@@ -188,4 +191,4 @@ class GemmaVision:
         h = pooled.mean(dim=(1, 3)).flatten(0, 1) * config.hidden_size**0.5
         if self.standard is not None:
             h = (h - self.standard[0]) * self.standard[1]
-        return F.linear(norm(h, None, config.eps), self.projection.float())
+        return self.project(norm(h, None, config.eps))
