@@ -73,12 +73,17 @@ def build_engine(config: EngineConfig, say: Say = lambda line: None) -> Engine:
     return engine
 
 
+def _chats(config: EngineConfig, tokenizer: Tokenizer, path: Path) -> bool:
+    """Whether prompts are put into the template where nobody says so: the demo's own is for servers."""
+    return tokenizer.template is not None and (config.chat_template is not None or path != bundled("target"))
+
+
 def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
     device = _device_and_threads(config)
     path, (kind, source, why) = find_models(config)
     beside = check_gpu(config, path, source, free_memory(device)) if device.type == "cuda" else 0
     adapter = find_adapter(config, path, say)
-    tokenizer = load_tokenizer(path, config.chat_format)
+    tokenizer = load_tokenizer(path, config.chat_format, config.chat_template)
     team = unless_built.enter_context(gather(config, path, source if _reads_kv(kind, source) else None))
     runner, arithmetic = team.over(*pick_runner(config, device, team.group, say))
     target = load_share(config, path, adapter, runner, team.shard)
@@ -118,7 +123,7 @@ def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
         "cache_bytes": cache.nbytes * team.ranks,
         "cache_dtype": cache.holds,
         "skipped": sorted(target.skipped),
-        "chat": tokenizer.template is not None and path != bundled("target"),  # demo's is for servers
+        "chat": _chats(config, tokenizer, path),
     } | known.info
     return Engine(
         replace(parts, default_drafter=kind, policy=AdaptivePolicy(known.table, known.known, say), info=info)

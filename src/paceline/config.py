@@ -114,6 +114,11 @@ class EngineConfig(StepOptions):
         "How the model writes thoughts and tool calls, a name of docs/families.md; auto: as its chat template writes "
         "them.", MODEL, aliases=("tool_call_parser", "reasoning_parser"), doors=EVERYWHERE, look=Look(metavar="NAME"),
     )  # fmt: skip
+    chat_template: str | None = option(
+        None, Text("give a file with a template in Jinja, or chatml, llama3 or gemma", path=True),
+        "A file with the chat template to use in place of the model's own; or the name of one: chatml, llama3, gemma.",
+        MODEL, aliases=("chat_template_file",), doors=EVERYWHERE, look=Look(metavar="FILE"),
+    )  # fmt: skip
     max_model_len: int | None = option(
         None, Whole(), "Context in tokens (prompt and answer).", MEMORY, aliases=("n_ctx", "ctx_size", "context_length"),
         doors=EVERYWHERE, look=Look(default="what the model was made for, as far as memory allows"),
@@ -203,6 +208,7 @@ class EngineOptions(TypedDict, total=False):
     draft_tokens: int | Literal["auto"]
     draft_tree: str | None
     chat_format: str
+    chat_template: str | os.PathLike[str] | None
     max_model_len: int | None
     max_batch: int
     cache_memory: int | str | None

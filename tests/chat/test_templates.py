@@ -12,6 +12,7 @@ import pytest
 
 from cli.test_cli import call
 from families import FAMILIES
+from paceline import LLM
 from paceline.chat.asked import Asked
 from paceline.chat.road import Chats
 from paceline.convert.quantized import save_quantized
@@ -149,3 +150,51 @@ def test_what_is_no_template_is_said_with_what_to_do(
     assert call(monkeypatch, "run", str(folder), "def f(", "--chat", "-n", "2", "--drafter", "none") == 2
     assert "--no-chat goes on with the text as it is" in capsys.readouterr().err
     assert call(monkeypatch, "run", str(folder), "def f(", "--no-chat", "-n", "2", "--drafter", "none") == 0
+
+
+def test_a_template_of_ones_own_at_every_door(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """REPORTS4, D3: `--chat-template FILE`, above all for GGUF files without one."""
+    file = tmp_path / "own.jinja"
+    file.write_text(
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[answer]", encoding="utf-8-sig"
+    )
+    with LLM("demo", drafter="none", max_model_len=64, chat_template=file) as llm:
+        (done,) = llm.chat(U, max_tokens=2)
+        assert llm.tokenizer.decode(done.prompt_token_ids, skip_special=False) == "[user]hi[answer]"
+        assert llm.info["chat"]
+    with LLM("demo", drafter="none", max_model_len=64, chat_template="chatml") as llm:
+        assert llm.tokenizer.template == KNOWN["chatml"]
+    out, source = tmp_path / "out.jsonl", tmp_path / "in.jsonl"
+    source.write_text(json.dumps({"messages": U, "max_tokens": 2}))
+    more = ("--drafter", "none", "--chat-template", str(file))
+    assert call(monkeypatch, "generate", str(source), "-o", str(out), *more) == 0
+    assert json.loads(out.read_text())["tokens"] == 2
+    assert call(monkeypatch, "run", "demo", "hi", "--json", "-n", "2", *more) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["prompt_tokens"] == len(done.prompt_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "No such file"),
+        (b"", "is empty"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+        (b"{{ .Prompt }}", "Go template"),
+    ],
+    ids=["missing", "empty", "bytes", "Go"],
+)
+def test_a_template_file_that_is_none_is_one_line(
+    content: bytes | None,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "own.jinja"
+    if content is not None:
+        file.write_bytes(content)
+    assert call(monkeypatch, "run", "demo", "hi", "--chat-template", str(file), "-n", "2") == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said in error

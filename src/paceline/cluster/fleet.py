@@ -130,7 +130,8 @@ def furnished(handle: Any, engine: EngineConfig, service: Service, fleet: FleetC
         raise LoadError(
             f"no replica was ready after {seconds:g} s: see `serve status` and Ray's logs"
         ) from error
-    tokenizer = load_tokenizer(resolve(engine.target, "target"), engine.chat_format)
+    path = resolve(engine.target, "target")
+    tokenizer = load_tokenizer(path, engine.chat_format, engine.chat_template)
     room = furnish(tokenizer, facts, service.config)
     service.loaded = replace(room, grammars=Recipes(room.grammars))
     assert isinstance(service.worker, RemoteWorker)
