@@ -26,6 +26,9 @@ from server.fake_engine import FakeEngine, make_tokenizer
 
 
 class NoGrammars:
+    def hold(self, schemas: dict[str, Any], arguments: bool = False) -> dict[str, Any]:
+        raise UsageError("no grammars in this test")
+
     def compile(self, kind: str, source: str) -> Any:
         raise UsageError("no grammars in this test")
 

@@ -268,7 +268,9 @@ REFUSED = [
     ({"type": "object", "propertyNames": {"maxLength": 3}}, "propertyNames"),
     ({"anyOf": [A, B], "unevaluatedProperties": False}, "unevaluatedProperties"),
     ({"$ref": "https://example.org/x.json"}, r"\$ref 'https://example.org/x.json' is not within the schema"),
-    ({"type": "integer", "minimum": 10**20}, "minimum and maximum are held up to"),
+    ({"type": "integer", "minimum": 10**20}, "minimum and maximum are held from"),
+    ({"type": "number", "minimum": 10**16}, "minimum and maximum are held from"),
+    ({"type": "integer", "minimum": 2**60 + 1, "maximum": 2**60 + 2}, "minimum and maximum leave no number"),
     ({"properties": {"x": {"$id": "http://x.org/y", "type": "string"}}}, r"x: \$id"),
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any, Literal, Protocol
@@ -11,7 +12,6 @@ from paceline.chat.forms import FormError
 from paceline.core import Constraint
 from paceline.errors import UsageError
 from paceline.text.formats.base import ChatFormat
-from paceline.text.schemas import held_arguments
 
 Lead = Literal["bare", "none", "may", "open"]  # as text/grammar.py has it, which loads llguidance
 Make = Callable[[], Constraint]
@@ -21,6 +21,7 @@ Schemas = dict[str, dict[str, Any]]  # name of a tool -> JSON schema of its argu
 class Grammars(Protocol):
     """Compiles a grammar, in bounded time, to a maker of constraints (text/grammar.py)."""
 
+    def hold(self, schemas: dict[str, Any], arguments: bool = False) -> dict[str, Any]: ...
     def compile(self, kind: str, source: str, lead: Lead = "bare") -> Make: ...
     def compile_call(self, tools: Schemas, most: int, lead: Lead = "none") -> Make: ...
     def compile_either(
@@ -44,21 +45,30 @@ def compiled(grammars: Grammars, asked: Asked, lead: Lead) -> Make | None:
     if asked.choice.mode == "required":
         if not functions:
             raise UsageError("a call is required but there are no tools")
-        return grammars.compile_call(
-            _held({f["name"]: f.get("parameters") or {} for f in functions}), most, lead
-        )
-    if form is not None and functions:
-        return grammars.compile_either(form.kind, form.source, _strict(functions), most, lead)
-    if answer is None and functions and needed(asked):
-        return grammars.compile_strict(_strict(functions), lead)
-    return answer
+        every = {f["name"]: f.get("parameters") or {} for f in functions}
+        return grammars.compile_call(grammars.hold(every, arguments=True), most, lead)
+    if answer is not None and not functions:
+        return answer
+    if not functions or not needed(asked):
+        return None
+    strict = grammars.hold(_strict(functions), arguments=True)
+    if form is None:
+        return grammars.compile_strict(strict, lead)
+    return grammars.compile_either(form.kind, held_source(grammars, form), strict, most, lead)
 
 
 def _of_form(grammars: Grammars, form: Form, lead: Lead) -> Make:
     try:
-        return grammars.compile(form.kind, form.source, lead)
+        return grammars.compile(form.kind, held_source(grammars, form), lead)
     except UsageError as error:
         raise FormError("", str(error)) from error
+
+
+def held_source(grammars: Grammars, form: Form) -> str:
+    """A form's source; a JSON schema in the words that a grammar holds, by the compiler's process. Raises UsageError."""
+    if form.kind != "json":
+        return form.source
+    return json.dumps(grammars.hold({"": json.loads(form.source)})[""])
 
 
 def lead_of(asked: Asked, chat: ChatFormat, prompt: str, inside: bool) -> Lead:
@@ -71,15 +81,4 @@ def lead_of(asked: Asked, chat: ChatFormat, prompt: str, inside: bool) -> Lead:
 
 def _strict(functions: Seq[Mapping[str, Any]]) -> Schemas:
     """Every tool that may be called; one that is not strict takes any arguments."""
-    return _held({f["name"]: (f.get("parameters") or {}) if f.get("strict") else {} for f in functions})
-
-
-def _held(tools: Schemas) -> Schemas:
-    """Schemas in the words that a grammar holds. Raises UsageError, with the tool's name and the keyword."""
-    out = {}
-    for name, schema in tools.items():
-        try:
-            out[name] = held_arguments(schema)
-        except UsageError as error:
-            raise UsageError(f"{name}: {error}") from error
-    return out
+    return {f["name"]: (f.get("parameters") or {}) if f.get("strict") else {} for f in functions}

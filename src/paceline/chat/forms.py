@@ -10,7 +10,6 @@ from typing import Any
 
 from paceline.chat.asked import Form
 from paceline.errors import UsageError, shown
-from paceline.text.schemas import held
 
 _GBNF = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)  # a rule of llama.cpp's grammars
 _TYPES = "text, json_object, json_schema, grammar or regex"
@@ -40,7 +39,7 @@ def form_of(given: Mapping[str, Any] | None, limits: Limits = Limits()) -> Form 
     if kind == "text":
         return None
     if kind in ("json_object", "json_schema"):
-        return Form("json", schema_text(*_schema(kind, given), limits))
+        return Form("json", checked_schema(*_schema(kind, given), limits))
     if kind not in ("grammar", "regex"):
         raise FormError("", f"{shown(given)} is not possible: give a type, which is {_TYPES}")
     source = given.get(kind)
@@ -64,15 +63,6 @@ def _schema(kind: str, given: Mapping[str, Any]) -> tuple[Any, str]:
     if not isinstance(schema, Mapping):
         raise FormError("json_schema.schema", "is missing: give the JSON schema that the answer has to fit")
     return schema, "json_schema.schema"
-
-
-def schema_text(schema: Any, field: str, limits: Limits = Limits()) -> str:
-    """A JSON schema in the words that a grammar holds. Raises FormError."""
-    checked_schema(schema, field, limits)
-    try:
-        return json.dumps(held(schema))
-    except UsageError as error:
-        raise FormError(field, str(error)) from error
 
 
 def checked_schema(schema: Any, field: str, limits: Limits = Limits()) -> str:

@@ -80,6 +80,9 @@ class Recipes:
     def __init__(self, inner: Grammars) -> None:
         self._inner = inner
 
+    def hold(self, schemas: dict[str, Any], arguments: bool = False) -> dict[str, Any]:
+        return self._inner.hold(schemas, arguments)
+
     def compile(self, kind: str, source: str, lead: Lead = "bare") -> Recipe:
         return Recipe(self._inner.compile(kind, source, lead), "compile", kind, source, lead)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.errors import UsageError
 from paceline.text.helper import Helper
+from paceline.text.schemas import held, held_arguments
 from paceline.text.vocabulary import Vocabulary
 
 MEMORY = 4 * 2**30  # bytes of address space
@@ -36,6 +37,17 @@ class CompilerProcess:
         if answer["error"]:
             raise UsageError(f"the grammar cannot be compiled: {' '.join(answer['error'].split())[:300]}")
 
+    def hold(self, schemas: dict[str, Any], arguments: bool) -> dict[str, Any]:
+        """The schemas by name as `schemas.held` (or `held_arguments`) makes them, within the time limit. UsageError."""
+        answer = self._helper.ask({"schemas": schemas, "arguments": arguments})
+        if answer is None:
+            raise UsageError(
+                f"the schema takes longer than {self._timeout:g} s or too much memory to read: make it simpler"
+            )
+        if "refused" in answer:
+            raise UsageError(answer["refused"])
+        return dict(answer["schemas"])
+
     def close(self) -> None:
         self._helper.close()
 
@@ -52,11 +64,29 @@ def main() -> None:
     tokenizer = llguidance.LLTokenizer(hello["tokenizer"], n_vocab=hello["size"], eos_token=hello["end_ids"])
     print("{}", flush=True)
     for line in sys.stdin:
-        matcher = llguidance.LLMatcher(tokenizer, json.loads(line)["grammar"], log_level=0)
+        asked = json.loads(line)
+        if "schemas" in asked:
+            print(json.dumps(_held(asked["schemas"], asked["arguments"])), flush=True)
+            continue
+        matcher = llguidance.LLMatcher(tokenizer, asked["grammar"], log_level=0)
         if not matcher.is_error():
             matcher.compute_bitmask()
         error = matcher.get_error().partition("\n<state>")[0]  # behind it stands a dump of the matcher
         print(json.dumps({"error": error.replace("NoExtensionBias", "nothing can fit it")}), flush=True)
+
+
+def _held(schemas: dict[str, Any], arguments: bool) -> dict[str, Any]:
+    made, name = {}, ""
+    try:
+        for name, schema in schemas.items():  # the last one is named where it fails
+            made[name] = held_arguments(schema) if arguments else held(schema)
+    except UsageError as error:
+        return {"refused": f"{name}: {error}" if name else str(error)}
+    except RecursionError:
+        return {
+            "refused": f"{name + ': ' if name else ''}the schema refers to itself too often: make it flatter"
+        }
+    return {"schemas": made}
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import numpy as np
 from paceline.core import Constraint
 from paceline.errors import RequestFailed, UsageError
 from paceline.text.compiler_process import CompilerProcess
+from paceline.text.exact import constants_exact
 from paceline.text.formats.base import Calls, ChatFormat
 from paceline.text.formats.gemma import GEMMA
 from paceline.text.formats.hermes import HERMES
@@ -61,6 +62,13 @@ class Grammars:
         breaks = [tokenizer.encode(text, add_bos=False) for text in ("\n", "\n\n")]
         gap = frozenset(one[0] for one in breaks if len(one) == 1)
         return cls(vocabulary, {mark: i for mark, i in ids.items() if i is not None}, timeout, chat, gap)
+
+    def hold(self, schemas: dict[str, Any], arguments: bool = False) -> dict[str, Any]:
+        """JSON schemas by name, in the words that a grammar holds (schemas.py), made in the compiler's process.
+
+        `arguments`: each is of a tool's arguments. Raises UsageError, with the name and the keyword.
+        """
+        return self._process.hold(schemas, arguments)
 
     def compile(self, kind: str, source: str, lead: Lead = "bare") -> Callable[[], Constraint]:
         """A maker of constraints for `source`, which is json (a schema), lark or regex. Raises UsageError."""
@@ -221,6 +229,7 @@ def _error(matcher: Any) -> str:
 
 def to_grammar(kind: str, source: str) -> str:
     """llguidance's form of a grammar, not yet checked. Raises UsageError."""
+    kind, source = _settled(kind, source)
     matcher: Any = llguidance.LLMatcher
     try:
         if kind == "json":
@@ -230,8 +239,21 @@ def to_grammar(kind: str, source: str) -> str:
         raise UsageError(f"the grammar cannot be read: {_one_line(str(error))}") from error
 
 
+def _settled(kind: str, source: str) -> tuple[str, str]:
+    """Kind and source; a schema with integers that llguidance would not keep exactly becomes Lark. Raises UsageError."""
+    if kind != "json":
+        return kind, source
+    schema = json.loads(source)
+    if constants_exact(schema):
+        return kind, source
+    lark = Lark({})
+    name = lark.json(schema)
+    return "lark", lark.text(f"start: {name}")
+
+
 def _named(name: str, kind: str, source: str) -> dict[str, Any]:
     """A grammar as llguidance wants it beside others. Raises UsageError."""
+    kind, source = _settled(kind, source)
     grammar = to_grammar(kind, source)
     inner = {"lark_grammar": grammar} if kind == "lark" else json.loads(grammar)["grammars"][0]
     return {**inner, "name": name}

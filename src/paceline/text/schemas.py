@@ -8,6 +8,7 @@ Numbers get a bound on their digits: a small model may write them without end. W
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from itertools import permutations
 from typing import Any
@@ -17,7 +18,9 @@ from paceline.text.schema_formats import formatted
 
 Schema = Any  # a dict, or true or false
 _LARGEST = 10**15  # of a number without a bound of its own
+_LEAST_WHOLE, _MOST_WHOLE = -(2**63) + 1024, 2**63 - 1  # of an integer with bounds of its own
 _STEP = 1e-9  # digits behind the point
+_MOST_COMPARED = 64  # options of `oneOf` that are compared each with each
 _MOST_UNIQUE = 5  # values of which every order is listed
 _VALUE = "paceline-any"  # the definition of any value with bounded numbers
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -252,6 +255,28 @@ def _required(schema: dict[str, Any]) -> list[str]:
 
 
 def _all_differ(views: list[dict[str, Any]]) -> bool:
+    """Whether no two of them can fit at the same time; linear where constants or types tell them apart."""
+    values = [_values(view) for view in views]
+    for kind in sorted(set[str]().union(*map(_types, views))):
+        alike = [i for i, view in enumerate(views) if kind in _types(view)]
+        if len(alike) < 2 or _all_apart([values[i] for i in alike]):
+            continue
+        if kind != "object" or not all(_is_object(views[i]) for i in alike):
+            return False
+        if not _objects_differ([views[i] for i in alike]):
+            return False
+    return True
+
+
+def _objects_differ(views: list[dict[str, Any]]) -> bool:
+    shared = set.intersection(*(set(_required(view)) for view in views))
+    if any(_all_apart([_values(_properties(view).get(name)) for view in views]) for name in shared):
+        return True
+    if len(views) > _MOST_COMPARED:
+        raise _refuse(
+            "", "oneOf", f"has more than {_MOST_COMPARED} options that no property tells apart by its constant: use "
+            "anyOf, or give each option such a property"
+        )  # fmt: skip
     return all(_apart(a, b) for i, a in enumerate(views) for b in views[:i])
 
 
@@ -340,11 +365,12 @@ def _bounded(schema: dict[str, Any], where: str = "") -> dict[str, Any]:
     kinds = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
     if not {"number", "integer"} & set(map(str, kinds)) or {"enum", "const"} & set(schema):
         return schema
-    limits = _limits(schema, ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf"))
-    if any(abs(limit) >= (2**63 if kinds == ["integer"] else _LARGEST * 10) for limit in limits):
-        raise _refuse(
-            where, "minimum and maximum", f"are held up to {_LARGEST:.0e} only: leave larger ones out"
-        )
+    names = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
+    if any(abs(limit) > _LARGEST for limit in _limits(schema, names)):
+        schema = _nearer(schema, "number" not in kinds, where)
+    limits = _limits(schema, names)
+    if "number" not in kinds and any(abs(limit) > _LARGEST for limit in limits):
+        return schema
     if any(abs(limit) > _LARGEST or 0 < abs(limit) < _STEP * 100 for limit in limits):
         return schema
     out = dict(schema)
@@ -355,6 +381,39 @@ def _bounded(schema: dict[str, Any], where: str = "") -> dict[str, Any]:
     if "number" in kinds and "multipleOf" not in out:
         out["multipleOf"] = _STEP
     return out
+
+
+def _nearer(schema: dict[str, Any], whole: bool, where: str) -> dict[str, Any]:
+    """Bounds that llguidance holds, which computes with 64 bits, within those of the schema; `whole`: of integers.
+
+    Code generators write those of int64 and uint64. A bound is moved inwards to the next number that is exact as a float.
+    """
+    least, most = (_LEAST_WHOLE, _MOST_WHOLE) if whole else (-_LARGEST, _LARGEST)
+    step = 1 if whole else 0
+    low = [*_limits(schema, ["minimum"]), *(limit + step for limit in _limits(schema, ["exclusiveMinimum"]))]
+    high = [*_limits(schema, ["maximum"]), *(limit - step for limit in _limits(schema, ["exclusiveMaximum"]))]
+    bottom, top = max([*low, least]), min([*high, most])
+    if bottom > top or any(abs(limit) > _LARGEST for limit in _limits(schema, ["multipleOf"])):
+        raise _refuse(
+            where, "minimum and maximum", f"are held from {least} to {most} only: leave larger ones out"
+        )
+    far = [k for k in ("exclusiveMinimum", "exclusiveMaximum") if whole or abs(schema.get(k) or 0) > _LARGEST]
+    out = {k: v for k, v in schema.items() if k not in far}
+    if low:
+        out["minimum"] = _exact(math.ceil(bottom), math.inf) if whole else bottom
+    if high:
+        out["maximum"] = top if top == most or not whole else _exact(math.floor(top), -math.inf)
+    if low and high and out["minimum"] > out["maximum"]:
+        raise _refuse(where, "minimum and maximum", "leave no number that can be held: use enum")
+    return out
+
+
+def _exact(limit: int, towards: float) -> int:
+    """The next whole number, in one direction, that a float holds."""
+    found = float(limit)
+    while (found < limit) if towards > 0 else (found > limit):
+        found = math.nextafter(found, towards)
+    return int(found)
 
 
 def _limits(schema: dict[str, Any], names: Iterable[str]) -> list[float]:

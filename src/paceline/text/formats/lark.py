@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paceline.text.exact import Exact, constants_exact
 from paceline.text.formats.events import Tools
 
 SPACES = {"whitespace_flexible": True, "whitespace_pattern": r"[ \n\t\r]{0,16}"}  # bounded: no endless blanks
@@ -41,7 +42,9 @@ class Lark:
         return name
 
     def json(self, schema: Mapping[str, Any]) -> str:
-        """Any value that fits a schema, written as JSON."""
+        """Any value that fits a schema, written as JSON. Raises UsageError for large integers where none can stand."""
+        if not constants_exact(schema):
+            return Exact(self, schema).value(schema)
         return self.rule("%json " + json.dumps({**schema, "x-guidance": SPACES}))
 
     def arguments(self, schema: Mapping[str, Any]) -> str:
