@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from paceline.config import EngineConfig
-from paceline.errors import CapacityError
+from paceline.errors import CapacityError, sized
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import Layout
 from paceline.kv.plan import plan_pages
@@ -111,7 +111,7 @@ def check_gpu(config: EngineConfig, target: Path, drafter: Path | None, free: in
         hint = "lower --cache-memory"
     said = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in parts.items() if size)
     raise CapacityError(
-        f"the GPU has {free / 2**30:.1f} GiB free and {need / 2**30:.1f} GiB are needed ({said}): {hint}"
+        f"the GPU has {sized(max(free, 0))} free and {sized(need)} are needed ({said}): {hint}"
     )
 
 

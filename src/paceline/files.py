@@ -10,12 +10,14 @@ import hashlib
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import LoadError
 
 MOST_BYTES = 64 * 2**20  # of a config or template; a config has kilobytes
+MOST_DIGITS = 40  # of a whole number; transformers writes 31 for "no limit"
 LFS = b"version https://git-lfs.github.com/spec/"
 SAMPLE = 64 * 1024  # bytes of a weights file that are looked at, at its beginning, middle and end
 _PAGES = (b"<!doctype html", b"<html", b"<head")
@@ -61,22 +63,45 @@ def check_file(path: Path) -> None:
             raise LoadError(f"cannot read {path} ({error.strerror}): change its permissions") from error
 
 
-def read_text(path: Path) -> str | None:
-    """The text of a file, None where there is none; a byte order mark is no part of it. Raises LoadError."""
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes | None:
+    """What is in a file of up to `most` bytes, None where there is none. Raises LoadError."""
     size = check_regular(path)
     if size is None:
         return None
-    if size > MOST_BYTES:
+    if size > most:
         raise LoadError(f"{path} has {size} bytes, too many for what it should be: download it again")
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(most + 1)  # it may grow while it is read
     except OSError as error:
         raise LoadError(f"cannot read {path} ({error.strerror}): change its permissions") from error
     check_content(path, data[:256])
+    return data
+
+
+def read_text(path: Path, most: int = MOST_BYTES) -> str | None:
+    """The text of a file, None where there is none; a byte order mark is no part of it. Raises LoadError."""
+    data = read_bytes(path, most)
+    if data is None:
+        return None
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise LoadError(f"{path} is not UTF-8 text ({error.reason}): download it again") from error
+
+
+def parsed(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """JSON as Python's own reader has it, without numbers that take minutes to multiply or cannot be written.
+
+    `pairs` makes an object of its entries. Raises ValueError and RecursionError.
+    """
+    return json.loads(text, parse_int=_whole, object_pairs_hook=pairs)
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -85,8 +110,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if text is None:
         return None
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError: also a number with too many digits
+        value = parsed(text)
+    except (ValueError, RecursionError) as error:
         raise LoadError(f"{path} is not readable JSON ({error}): download it again") from error
     if not isinstance(value, dict):
         raise LoadError(f"{path} does not hold a JSON object: download it again")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 
@@ -57,7 +58,15 @@ class Endpoint:
             )
         self.url = base if base.endswith("/v1") else base + "/v1"
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        self._http = httpx2.Client(timeout=self.timeout, headers=headers, transport=self.transport)
+        here = (urlsplit(base).hostname or "") in ("localhost", "127.0.0.1", "::1")  # no proxy would reach it
+        try:
+            self._http = httpx2.Client(
+                timeout=self.timeout, headers=headers, transport=self.transport, trust_env=not here
+            )
+        except (ImportError, ValueError) as error:
+            raise UsageError(
+                f"the proxy in the environment cannot be used ({error}): for SOCKS `pip install socksio`, else correct it"
+            ) from error
 
     _http: httpx2.Client = field(init=False, repr=False)
 

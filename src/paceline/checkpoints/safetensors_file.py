@@ -7,7 +7,6 @@ data.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from paceline.errors import LoadError, WeightsError
-from paceline.files import check_file
+from paceline.files import check_file, parsed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +24,8 @@ ITEM_BYTES = {
     "U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1,
 }  # fmt: skip
 MAX_HEADER_BYTES = 100_000_000  # as the format's own reader
+MOST_TENSORS = 2**16  # in one file; shards of the largest models have a thousandth of it
+MOST_AXES = 64  # of a tensor, as torch has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def read_header(path: Path) -> list[Entry]:
     except OSError as error:
         raise WeightsError(f"cannot read {path}: {error.strerror}") from error
     try:
-        raw = json.loads(text, object_pairs_hook=_no_duplicates)
+        raw = parsed(text, _no_duplicates)
     except _Duplicate as error:
         raise WeightsError(f"{path} holds the tensor {error} twice: download it again") from error
     except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, or an absurd number
@@ -69,6 +70,8 @@ def read_header(path: Path) -> list[Entry]:
     if not isinstance(raw, dict):
         raise broken(path, "its header is not a JSON object")
     raw.pop("__metadata__", None)
+    if len(raw) > MOST_TENSORS:
+        raise broken(path, f"it lists {len(raw)} tensors, more than {MOST_TENSORS}")
     spans = [_entry(path, name, value) for name, value in raw.items()]
     _check_spans(path, spans, size - 8 - length)
     return [entry for _, _, entry in spans]
@@ -99,6 +102,8 @@ def _entry(path: Path, name: str, value: object) -> tuple[int, int, Entry]:
         raise WeightsError(
             f"{path}: tensor {name} has the unknown dtype {dtype!r}: use a float32, bfloat16 or float16 one"
         )
+    if isinstance(shape, list) and len(shape) > MOST_AXES:
+        raise broken(path, f"{name} has {len(shape)} axes")
     if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
         raise broken(path, f"shape or offsets of {name} are not whole numbers")
     begin, end = offsets

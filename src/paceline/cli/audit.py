@@ -175,7 +175,7 @@ def _body(option: str, text: str | None) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f'{option} is no JSON ({error}): give an object such as {{"seed": 1}}') from error
     if not isinstance(value, dict):
         raise UsageError(f'{option} is no JSON object: give one such as {{"seed": 1}}')

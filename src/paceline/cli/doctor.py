@@ -10,7 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from paceline import __version__
-from paceline.cli.options import profile_dir, sized
+from paceline.cli.options import profile_dir
+from paceline.errors import sized
 
 OF_EXTRA = {
     "serve": ("fastapi", "uvicorn", "llguidance"),

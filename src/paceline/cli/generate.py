@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
@@ -82,12 +83,17 @@ def command(places: tuple[str, ...], out: str, target: str | None, overwrite: bo
         raise click.UsageError("--ray-address is for --ray: add it")
     options, said = split("generate", values)
     lines = read_lines(source, said)
-    answers = Answers() if out == "-" else read_answers(Path(out), Path(source), overwrite)
-    todo = [line for line in lines if not answers.has(line)]
-    if len(todo) < len(lines):
-        click.echo(f"{len(lines) - len(todo)} of {len(lines)} are done already", err=True)
+    if out != "-":
+        read_answers(Path(out), Path(source), overwrite)  # what is no output is refused before it is opened
     try:
         with _opened(out) as sink:  # a place that cannot be written to shows before the model is loaded
+            answers = Answers()
+            if out != "-":
+                _lock(sink, out)
+                answers = read_answers(Path(out), Path(source), overwrite)
+            todo = [line for line in lines if not answers.has(line)]
+            if len(todo) < len(lines):
+                click.echo(f"{len(lines) - len(todo)} of {len(lines)} are done already", err=True)
             failed = _answer(lambda: _engines(target, options, fleet), todo, _Sink(sink, answers))
     except BrokenPipeError:
         raise
@@ -108,6 +114,18 @@ def command(places: tuple[str, ...], out: str, target: str | None, overwrite: bo
 
 def _opened(out: str) -> AbstractContextManager[BinaryIO]:
     return nullcontext(sys.stdout.buffer) if out == "-" else Path(out).open("ab")
+
+
+def _lock(file: BinaryIO, out: str) -> None:
+    """Raise UsageError if another run writes to the same file; the lock goes with the file, however this one ends."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UsageError(
+            f"{out} is in use by another run: wait until it has ended, or give another --out"
+        ) from error
+    except OSError:
+        return  # a place without locks, as some network file systems are
 
 
 class _Sink:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import TARGET, apply, one_target, sized
+from paceline.cli.options import TARGET, apply, one_target
+from paceline.errors import sized
 
 if TYPE_CHECKING:
     import torch

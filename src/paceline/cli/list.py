@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paceline.cli.options import profile_dir, sized
+from paceline.cli.options import profile_dir
+from paceline.errors import sized
 
 if TYPE_CHECKING:
     from paceline.hub.cache import Cached

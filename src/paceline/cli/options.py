@@ -259,13 +259,3 @@ def json_line(record: dict[str, Any]) -> str:
     """JSON on one line; what standard output cannot write is escaped, where other text has a question mark."""
     encoding = codecs.lookup(sys.stdout.encoding or "utf-8").name
     return json.dumps(record, ensure_ascii=encoding != "utf-8")
-
-
-def sized(count: int) -> str:
-    """Bytes as people read them."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.2f} GiB"

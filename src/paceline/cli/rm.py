@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from paceline.cli.options import sized
+from paceline.errors import sized
 
 
 @click.command()

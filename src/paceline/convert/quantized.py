@@ -27,6 +27,7 @@ from paceline.checkpoints.gguf.reader import is_gguf
 from paceline.checkpoints.interleaved import is_interleaved, order_of
 from paceline.checkpoints.loading import SCALE, canonical, find_files, may_skip, read_entries
 from paceline.errors import CapacityError, LoadError, UsageError
+from paceline.files import read_json
 from paceline.hub.resolve import ASSISTANT_KEY, find_assistant
 from paceline.kv.cache import KVCache
 from paceline.models.target import GraphTarget
@@ -105,11 +106,10 @@ def _read_config(source: Path) -> dict[str, Any]:
         raise UsageError(
             f"{source} is a GGUF file: it runs as it is; to quantize, name the safetensors checkpoint"
         )
-    try:
-        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise LoadError(f"{source} has no readable config.json ({error}): give a model folder") from error
-    return dict(config)
+    config = read_json(source / "config.json")
+    if config is None:
+        raise LoadError(f"{source} has no config.json: give a model folder")
+    return config
 
 
 def _quantize_file(path: Path, kind: QuantKind, sizes: dict[str, int], in_turns: bool) -> dict[str, Tensor]:

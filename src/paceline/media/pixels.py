@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 VERSION = 1  # of what is done here: raised when the same file may give other pixels
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 MOST_PIXELS, MOST_SIDE = 50_000_000, 16_384
+_MOST = f"at most {MOST_SIDE} a side and {MOST_PIXELS // 10**6} million pixels"
 _OTHERS = {  # what is known by its beginning and not read
     b"<svg": "SVG, a drawing", b"%PDF": "a PDF file", b"<!do": "a web page", b"<htm": "a web page",
 }  # fmt: skip
@@ -109,13 +110,12 @@ def _open(data: bytes) -> Image.Image:
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the size is looked at below
         try:
             picture = Image.open(io.BytesIO(data), formats=FORMATS)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        except Image.DecompressionBombError as error:  # Pillow's own bound, far above ours
+            raise PromptError(f"the picture is too large: {_MOST}") from error
+        except (OSError, SyntaxError, ValueError) as error:
             raise PromptError(f"{_what(data)}: send {', '.join(FORMATS)}") from error
     if max(picture.size) > MOST_SIDE or picture.width * picture.height > MOST_PIXELS:
-        raise PromptError(
-            f"a picture of {picture.width} x {picture.height} is too large: at most {MOST_SIDE} a side and "
-            f"{MOST_PIXELS // 10**6} million pixels"
-        )
+        raise PromptError(f"a picture of {picture.width} x {picture.height} is too large: {_MOST}")
     return picture
 
 

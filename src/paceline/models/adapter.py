@@ -7,8 +7,9 @@ Names, scale and patterns as PEFT's `LoraConfig` and `get_peft_model_state_dict`
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from paceline.checkpoints.loading import Shapes, canonical, may_skip
 from paceline.checkpoints.safetensors_file import read_header
-from paceline.errors import ConfigError, LoadError, PairError, WeightsError
+from paceline.errors import ConfigError, PairError, WeightsError, shown
 from paceline.files import read_json
 from paceline.models.config import parse_target, read_config
 from paceline.models.families import spec_of
@@ -25,6 +26,7 @@ from paceline.ops.base import Weight
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _MERGE = "merge it with PEFT's merge_and_unload() and give the merged folder as the target"
 _PART = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<part>[AB])(\.\w+)?(\.weight)?")
+_PLAIN_KEY = re.compile(r"[A-Za-z0-9_.-]*")
 _ROOT = "base_model.model."
 # fields of LoraConfig that change what the numbers mean, and values under which they do not
 _PLAIN: Mapping[str, tuple[Any, ...]] = {
@@ -183,12 +185,41 @@ def _positive(value: object, kind: Any) -> bool:
 def _matched(pattern: object, module: str, default: Any) -> Any:
     """The value of the first pattern that fits the module's name, as PEFT's `get_pattern_key` looks for it."""
     for key, value in (pattern if isinstance(pattern, dict) else {}).items():
-        try:
-            if re.match(rf"(.*\.)?({key})$", module):
-                return value
-        except re.error as error:
-            raise LoadError(f"{CONFIG}: {str(key)[:40]!r} is no pattern: correct it") from error
+        if fits(key, module):
+            return value
     return default
+
+
+def fits(key: str, module: str) -> bool:
+    """Whether the regular expression `(.*\\.)?(key)$` fits a name, without backtracking. Raises ConfigError."""
+    whole = key.startswith("^")
+    key = key.removeprefix("^").removesuffix("$")
+    if _PLAIN_KEY.fullmatch(key):  # of a plain name, as PEFT writes them, only the points are any character
+        end = module[len(module) - len(key) :]
+        before = module[: len(module) - len(key)]
+        same = len(end) == len(key) and all(a in (b, ".") for a, b in zip(key, end))
+        return same and (not before or (before.endswith(".") and not whole))
+    return bool(_automaton(key if whole else rf"([^\n]*\.)?({key})")(module))
+
+
+@lru_cache(64)
+def _automaton(pattern: str) -> Callable[[str], bool]:
+    """What tells whether a text fits a pattern as a whole, in time linear in the text."""
+    import llguidance
+
+    byte_tokens = llguidance.LLTokenizer("byte")
+    grammar = llguidance.LLMatcher.grammar_from_regex(pattern)
+    made = llguidance.LLMatcher(byte_tokens, grammar, log_level=0)
+    if made.is_error():
+        raise ConfigError(
+            f"{CONFIG}: {shown(pattern)} is no pattern that can be matched without backtracking: write names in its place"
+        )
+
+    def fitting(text: str) -> bool:
+        matcher, data = made.deep_copy(), list(text.encode())
+        return matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
+
+    return fitting
 
 
 def unmerged(folder: Path) -> str | None:

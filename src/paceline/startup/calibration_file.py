@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,8 @@ from paceline.control.adaptive import KnownPair
 from paceline.control.base import heat_of
 from paceline.control.confidence import BINS
 from paceline.core import MAX_DRAFT_TOKENS
+from paceline.errors import LoadError
+from paceline.files import read_json
 
 FILE_NAME = "paceline_calibration.json"
 VERSION = 1
@@ -81,11 +82,11 @@ def read_calibration(folder: Path) -> tuple[Known | None, str]:
     """(what the file in a drafter's folder says, ""), (None, "") without a file, or (None, why it is ignored)."""
     path = folder / FILE_NAME
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(raw, dict) and raw.get("version") != VERSION:
+        raw = read_json(path)
+        if raw is None:  # a drafter may be a GGUF file
+            return None, ""
+        if raw.get("version") != VERSION:
             raise ValueError(f"its version is {raw.get('version')!r}, this paceline reads {VERSION}")
         return known_of(raw), ""
-    except (FileNotFoundError, NotADirectoryError):  # a drafter may be a GGUF file
-        return None, ""
-    except (OSError, ValueError, RecursionError) as problem:
+    except (OSError, ValueError, LoadError) as problem:
         return None, f"{path} is ignored ({problem!s:.100}): train the drafter again, or delete the file"

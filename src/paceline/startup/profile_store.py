@@ -19,6 +19,8 @@ from pathlib import Path
 import torch
 
 from paceline.control.cost_model import CostTable, DraftCost, table_of
+from paceline.errors import LoadError
+from paceline.files import read_json
 from paceline.startup.calibration_file import Known, known_of
 
 VERSION = 6
@@ -76,8 +78,8 @@ def save(kept: Kept, key: Key, path: Path) -> str:
 def load(path: Path, key: Key) -> Kept | None:
     """What is kept for `key`; None without a file, or if it is none of ours, damaged, or made elsewhere."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(raw, dict) or raw.get("version") != VERSION:
+        raw = read_json(path)
+        if raw is None or raw.get("version") != VERSION:
             return None
         theirs = {str(aspect): str(value) for aspect, value in dict(raw["key"]).items()}
         if any(theirs.get(aspect) != value for aspect, value in key.items()):
@@ -87,5 +89,5 @@ def load(path: Path, key: Key) -> Kept | None:
         drafts = {str(name): DraftCost(*map(float, cost)) for name, cost in dict(raw["drafts"]).items()}
         known = known_of(raw["known"]) if raw.get("known") is not None else None
         return Kept(table_of(rows, seconds, drafts), known)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, LoadError):
         return None

@@ -17,6 +17,7 @@ from paceline.text.helper import Helper
 from paceline.text.template_process import TIMEOUT, limits
 from paceline.text.tokenizer import Tokenizer
 
+MOST_CHARACTERS = 2**18  # of a template; the longest known has a fifth of it
 _SHOWN = 500  # characters of what a template says is wrong
 _GO = re.compile(r"\{\{-?\s*(?:\.[A-Z]|if \.|range |end\b|\$)")
 _PROBE = ("first-part-0x7f", "second-part-0x7f")
@@ -35,6 +36,11 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], timeout: float = TIMEOUT) -> None:
         """`special_tokens` are the names that a template may print, e.g. bos_token. Raises UsageError."""
+        if len(source) > MOST_CHARACTERS:
+            raise UsageError(
+                f"the model's chat template has {len(source)} characters, more than the {MOST_CHARACTERS} that are read: "
+                "give a prompt instead of messages"
+            )
         self.source, self._special_tokens = source, dict(special_tokens)
         self._helper = Helper(
             "paceline.text.template_process", lambda: {"source": source, **limits()}, timeout

@@ -6,7 +6,6 @@ does is in `decoding.py`.
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -22,14 +21,11 @@ from paceline.checkpoints.gguf.tokenizer import build_tokenizer
 from paceline.checkpoints.sentencepiece import read_vocabulary
 from paceline.errors import LoadError, PromptError
 from paceline.files import check_file, read_json, read_text
+from paceline.text.backend import decode, encode, most_characters, read_backend
 from paceline.text.decoding import Characters, Window, chain_of
 from paceline.text.known_templates import spelled_out
 from paceline.text.llama_layout import LLAMA_CLASSES, add_tokens, rebuild_llama, rebuilt_as_llama
 
-MOST_IDS = 2**24
-_SHOWN = 300  # characters of what the library says is wrong
-_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]')
-_LARGE_NUMBER = re.compile(rb":\s*\d{8}")
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACED = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
 _FALLBACK = {"type": "Sequence", "decoders": [_SPACED, {"type": "ByteFallback"}, {"type": "Fuse"}]}
@@ -50,7 +46,8 @@ class Tokenizer:
         backend.no_truncation()  # files saved after training may hold both, which would change prompts in silence
         backend.no_padding()
         self._backend = backend
-        self._chain = chain_of(json.loads(backend.to_str())["decoder"])
+        decoder = backend.decoder
+        self._chain = chain_of(None if decoder is None else json.loads(decoder.__getstate__()))
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self._added = {i: token.content for i, token in added.items()}
@@ -81,18 +78,7 @@ class Tokenizer:
             if (folder / "tokenizer.model").exists():
                 return cls.from_sentencepiece(folder)
             raise LoadError(f"{folder} has no tokenizer.json: copy it there from the model's repository")
-        data = _bounded(path)
-        try:
-            backend = Backend.from_buffer(data)
-            backend.encode("a")  # some mistakes show only here
-        except KeyboardInterrupt:
-            raise
-        except (
-            BaseException
-        ) as error:  # the library raises nothing narrower, and panics, which are no Exception
-            raise LoadError(
-                f"{path} cannot be read as a tokenizer ({' '.join(str(error).split())[:_SHOWN]}): download it again"
-            ) from error
+        backend = read_backend(path)
         config = read_json(folder / "tokenizer_config.json") or {}
         if rebuilt_as_llama(config, read_json(folder / "config.json") or {}):
             rebuild_llama(backend, config)
@@ -139,11 +125,20 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise PromptError("the text has a lone surrogate, which is no character: remove it") from error
         backend = self._backend if marks else self._without_marks
-        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        ids = encode(backend, text)
         wanted = self.adds_bos if add_bos is None else add_bos
         if wanted and self.bos_id is not None and ids[:1] != [self.bos_id]:
             return [self.bos_id, *ids]
         return ids
+
+    def least(self, text: str) -> int:
+        """How many tokens a text has at least, without encoding it; 0 where nothing can be said."""
+        most = self._most_characters
+        return 0 if most is None else -(-len(text) // most)
+
+    @cached_property
+    def _most_characters(self) -> int | None:
+        return most_characters(self._backend)
 
     @cached_property
     def _without_marks(self) -> Backend:
@@ -158,8 +153,7 @@ class Tokenizer:
         `begins` False: they go on a text, so a space at their beginning is one of the text.
         """
         if self._chain is None and begins:
-            text: str = self._backend.decode([i for i in ids if i >= 0], skip_special_tokens=skip_special)
-            return text
+            return decode(self._backend, [i for i in ids if i >= 0], skip_special)
         stream = self.stream(skip_special, begins)
         return stream(tuple(ids)) + stream(None)
 
@@ -206,8 +200,8 @@ class Tokenizer:
         if self._chain is not None:
             return self._chain.piece(self._entry(token) or "", first)
         before = [] if first or self._anchor is None else [self._anchor]
-        text: str = self._backend.decode([*before, token], skip_special_tokens=False)
-        return text[len(self._backend.decode(before, skip_special_tokens=False)) :].encode()
+        text = decode(self._backend, [*before, token], skip_special=False)
+        return text[len(decode(self._backend, before, skip_special=False)) :].encode()
 
     def _entry(self, token: int) -> str | None:
         found = self._added.get(token) or self._twins.get(token)
@@ -272,35 +266,6 @@ class Tokenizer:
     def _named(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
         return None if text is None else self._backend.token_to_id(text)
-
-
-def _bounded(path: Path) -> bytes:
-    """The bytes of tokenizer.json, without a byte order mark.
-
-    LoadError for what makes the library end the process or fill the memory: huge ids, a prefix of BPE's pieces.
-    """
-    try:
-        data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
-    except OSError as error:
-        raise LoadError(f"cannot read {path} ({error.strerror}): change its permissions") from error
-    prefixed = _PREFIX.search(data) is not None
-    if not prefixed and _LARGE_NUMBER.search(data) is None:
-        return data  # spares reading 30 MB as JSON for nothing
-    raw = read_json(path) or {}
-    model, added = raw.get("model"), raw.get("added_tokens")
-    if prefixed and not (isinstance(model, dict) and model.get("type") == "WordPiece"):
-        raise LoadError(
-            f"{path} has a continuing_subword_prefix, which no supported model has: download it again"
-        )
-    vocab = model.get("vocab") if isinstance(model, dict) else None
-    ids = [*(vocab.values() if isinstance(vocab, dict) else ())]
-    ids += [
-        token.get("id") for token in (added if isinstance(added, list) else ()) if isinstance(token, dict)
-    ]
-    largest = max((i for i in ids if isinstance(i, int)), default=0)
-    if largest >= MOST_IDS:
-        raise LoadError(f"{path} has a token with the id {largest}, past {MOST_IDS - 1}: download it again")
-    return data
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:

@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from paceline.errors import CapacityError, LoadError, UsageError
+from paceline.errors import CapacityError, LoadError, UsageError, sized
 from paceline.train.parallel import DraftModule
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")  # of AdamW and of Muon
@@ -75,7 +75,7 @@ def check_space(folder: Path, need: int) -> None:
     free = shutil.disk_usage(existing).free
     if free < need:
         raise CapacityError(
-            f"{folder} has {free >> 20} MiB free and saving needs {need >> 20} MiB: free some space"
+            f"{folder} has {sized(free)} free and saving needs {sized(need)}: free some space"
         )
 
 

@@ -128,7 +128,7 @@ def _json_records(content: str, report: DataReport) -> Iterator[Record]:
         report.records += 1
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             _skip(report, "not JSON")
             continue
         record = parse_record(value)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from paceline.core import SamplingParams
+from paceline.errors import sized
 from paceline.llm import LLM
 from paceline.train.compare import BASELINES, TEMPERATURES
 from paceline.train.encoding import TargetEncoder
@@ -110,7 +111,7 @@ def _updates(run: Run) -> tuple[float, float]:
 
 
 def _mib(count: int) -> str:
-    return f"{count / 2**20:.0f} MiB"
+    return sized(count)
 
 
 def _peak(device: torch.device) -> str:

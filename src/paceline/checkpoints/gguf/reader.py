@@ -39,8 +39,20 @@ DAMAGED = "the file is damaged or not complete, download it again"
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a model's path is a GGUF file by its name; everything else is a folder, whatever it is called."""
-    return path.suffix.lower() == ".gguf" and not path.is_dir()
+    """Whether a model's path is a GGUF file: by its name, or as a file that begins like one, as in Ollama's store.
+
+    Everything else is a folder, whatever it is called.
+    """
+    suffix = path.suffix.lower()
+    if suffix in (".gguf", ".safetensors"):
+        return suffix == ".gguf" and not path.is_dir()
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except (OSError, ValueError):
+        return False
 
 
 @dataclass(frozen=True, slots=True)
