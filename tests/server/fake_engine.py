@@ -109,6 +109,14 @@ class FakeEngine:
     def cancel(self, request_id: str) -> None:
         self.running = [t for t in self.running if t.request != request_id]
 
+    def cut_off(self, request_id: str) -> list[Delta]:
+        mine = [text for text in self.running if text.request == request_id]
+        self.cancel(request_id)
+        return [
+            Delta(t.request, t.index, t.stream.finish(), [], [], finish_reason="length", stats=t.stats)
+            for t in mine
+        ]
+
     def watch(self) -> None:
         """It can always step."""
 

@@ -141,7 +141,8 @@ def test_parameters_reach_the_engine(s: Served) -> None:
         "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": -0.25, "logit_bias": {5: -100.0},
         "bad_token_ids": (), "allowed_token_ids": None, "stop": ("a", "b"), "stop_token_ids": (7,),
         "ignore_eos": True, "seed": 9, "n": 2, "logprobs": 2, "draft_tokens": 3, "drafter": "mtp",
-        "verify": "reject", "typical_epsilon": 0.5, "typical_delta": 0.3, "reference": "guess", "constraint": None,
+        "verify": "reject", "typical_epsilon": 0.5, "typical_delta": 0.3, "constraint": None,
+        "reference": tuple(s.engine.tokenizer.encode("guess", add_bos=False)),
     }  # fmt: skip
 
 

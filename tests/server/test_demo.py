@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,3 +172,27 @@ def test_a_call_or_the_answer_is_the_same_for_every_speculation(s: Served) -> No
             assert isinstance(value["ok"], bool)
     assert drafted > 0
     assert {"tool_calls", "stop"} <= reasons
+
+
+def test_a_time_limit_ends_the_answer_where_it_is(s: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what was held back of it: the text is that of its tokens, and the cache is free again."""
+    body = {
+        "prompt": PROMPTS[0],
+        "max_tokens": 400,
+        "temperature": 0,
+        "n": 2,
+        "ignore_eos": True,
+        "logprobs": 0,
+    }
+    whole = s.post("/v1/completions", **body).json()["choices"][0]["text"]
+    monkeypatch.setattr(s.service, "config", replace(s.service.config, request_timeout=0.4))
+    found = s.post("/v1/completions", **body)
+    assert found.status_code == 200
+    answer = found.json()
+    for choice in answer["choices"]:
+        assert choice["finish_reason"] == "length"
+        assert whole.startswith(choice["text"])
+    tokens = answer["usage"]["completion_tokens"]
+    assert tokens == sum(len(choice["logprobs"]["tokens"]) for choice in answer["choices"])
+    assert tokens == 800 or any("time limit" in said for said in answer["warnings"])
+    assert s.settled(lambda: s.worker.load().texts == 0)

@@ -367,15 +367,30 @@ def test_one_connection_too_many_gets_the_envelope_and_a_seat_that_is_given_back
         assert 'path="/v1/completions",status="503"}' in s.client.get("/metrics").text
 
 
-def test_the_deadline_ends_a_request() -> None:
-    with served(FakeEngine(make_tokenizer(), delay=0.02), request_timeout=0.2) as s:
-        whole = s.post("/v1/completions", prompt="x", max_tokens=400)
-        assert whole.status_code == 504
-        assert whole.json()["error"]["code"] == "deadline_passed"
-        streamed = s.post("/v1/completions", prompt="x", max_tokens=400, stream=True)
-        assert streamed.status_code == 200
-        assert "deadline_passed" in streamed.text
+def test_what_was_written_until_the_deadline_is_the_answer() -> None:
+    with served(FakeEngine(make_tokenizer(), delay=0.02), request_timeout=0.3) as s:
+        whole = s.post("/v1/completions", prompt="x", max_tokens=400, n=2, ignore_eos=True)
+        assert whole.status_code == 200
+        found = whole.json()
+        assert [choice["finish_reason"] for choice in found["choices"]] == ["length", "length"]
+        assert all(choice["text"] for choice in found["choices"])
+        assert 0 < found["usage"]["completion_tokens"] < 800
+        assert "time limit" in found["warnings"][-1]
+        streamed = s.post("/v1/completions", prompt="x", max_tokens=400, stream=True, ignore_eos=True)
+        assert '"finish_reason":"length"' in streamed.text
+        assert "error" not in streamed.text
         assert s.worker.load().texts == 0
+
+
+def test_a_chat_without_a_limit_has_the_servers_own() -> None:
+    with served(FakeEngine(make_tokenizer()), default_output=7) as s:
+        talk = [{"role": "user", "content": "Hi"}]
+        asked = s.post("/v1/chat/completions", messages=talk, ignore_eos=True).json()
+        assert (asked["usage"]["completion_tokens"], asked["choices"][0]["finish_reason"]) == (7, "length")
+        more = s.post("/v1/chat/completions", messages=talk, ignore_eos=True, max_tokens=-1).json()
+        assert more["usage"]["completion_tokens"] > 100
+        ollama = s.post("/api/chat", messages=talk, stream=False, options={"ignore_eos": True}).json()
+        assert ollama["eval_count"] <= 7
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -167,9 +167,19 @@ def test_deadlines(engine: FakeEngine) -> None:
         worker.submit(job("late", late, time.monotonic() + 0.03))
         worker.submit(job("fine", fine))
         assert late.done.wait(10)
-        assert isinstance(late.items[-1], DeadlinePassed)
+        last = late.items[-1]
+        assert isinstance(last, Delta)
+        assert last.finish_reason == "length"
         assert fine.done.wait(10)
         assert isinstance(fine.items[-1], Delta)
+
+
+def test_a_request_of_which_nothing_is_written_at_its_deadline_fails(engine: FakeEngine) -> None:
+    with working(engine) as worker:
+        late = Sink()
+        worker.submit(job("late", late, time.monotonic() - 1))
+        assert late.done.wait(10)
+        assert isinstance(late.items[-1], DeadlinePassed)
 
 
 def test_a_request_that_comes_while_the_others_are_looked_at_ends_nothing(engine: FakeEngine) -> None:

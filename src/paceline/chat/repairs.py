@@ -18,6 +18,7 @@ Message = dict[str, Any]
 Render = Callable[[list[Message]], str]
 Repair = Callable[[list[Message]], list[Message]]
 _JOINT = "\n\n"
+_LOOKED_AT = 2**14  # characters of a result
 _WORDS = "messages: the chat template takes no"
 
 
@@ -78,7 +79,7 @@ def _lost(messages: list[Message], text: str) -> list[int]:
 
 def _word(text: str) -> str:
     """The longest run of letters and digits: templates may write a result as JSON or in lines."""
-    return max(re.findall(r"[A-Za-z0-9]+", text), key=len, default="")
+    return max(re.findall(r"[A-Za-z0-9]+", text[:_LOOKED_AT]), key=len, default="")
 
 
 def _text(message: Message) -> str:
@@ -89,15 +90,18 @@ def _text(message: Message) -> str:
     return next((part["text"].strip() for part in parts if part.get("text", "").strip()), "")
 
 
-def _joined(one: Message, other: Message) -> Message:
-    """Two messages of one role as one."""
-    a, b = one["content"], other["content"]
-    if isinstance(a, str) and isinstance(b, str):
-        content: Any = _JOINT.join(text for text in (a, b) if text)
+def _joined(*messages: Message) -> Message:
+    """Messages of one role as one."""
+    contents = [message["content"] for message in messages]
+    if all(isinstance(content, str) for content in contents):
+        content: Any = _JOINT.join(text for text in contents if text)
     else:
-        content = [*_parts(a), *_parts(b)]
-    calls = [*one.get("tool_calls", ()), *other.get("tool_calls", ())]
-    return one | other | {"content": content} | ({"tool_calls": calls} if calls else {})
+        content = [part for one in contents for part in _parts(one)]
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    made: Message = {}
+    for message in messages:
+        made |= message
+    return made | {"content": content} | ({"tool_calls": calls} if calls else {})
 
 
 def _parts(content: Any) -> list[dict[str, Any]]:
@@ -107,20 +111,18 @@ def _parts(content: Any) -> list[dict[str, Any]]:
 def _system_first(messages: list[Message]) -> list[Message]:
     system = [message for message in messages if message["role"] == "system"]
     others = [message for message in messages if message["role"] != "system"]
-    for message in system[1:]:
-        system[0] = _joined(system[0], message)
-    return [*system[:1], *others]
+    return [_joined(*system), *others] if system else others
 
 
 def _alternating(messages: list[Message]) -> list[Message]:
-    out: list[Message] = []
+    groups: list[list[Message]] = []
     for message in messages:
-        same = bool(out) and out[-1]["role"] == message["role"] and message["role"] in ("user", "assistant")
+        same = bool(groups) and groups[-1][0]["role"] == message["role"] in ("user", "assistant")
         if same:
-            out[-1] = _joined(out[-1], message)
+            groups[-1].append(message)
         else:
-            out.append(message)
-    return out
+            groups.append([message])
+    return [_joined(*group) if len(group) > 1 else group[0] for group in groups]
 
 
 def _in_user(messages: list[Message]) -> list[Message]:

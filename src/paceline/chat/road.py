@@ -71,11 +71,12 @@ class Chats:
         """Messages of OpenAI's form, or one near to it, as `Asked` has them. Raises UsageError."""
         return plain(messages, self.takes_parts, self.tokenizer.template)
 
-    def prompt(self, asked: Asked, salt: str = "", *, served: bool = False, measured: bool = False) -> Prompt:
+    def prompt(self, asked: Asked, salt: str = "", *, served: bool = False, measured: bool = False,
+               check: Callable[[str], None] | None = None) -> Prompt:  # fmt: skip
         """The prompt. Raises UsageError, of which PromptError is for what is wrong with media.
 
         `served`: it comes from a client, for whom no file is opened. `measured`: no tower runs, so it can be counted but
-        not run.
+        not run. `check` is shown the text before it is encoded, which may take seconds, and raises what it likes.
         """
         tools, variables = asked.shown_tools, _variables(asked)
 
@@ -88,6 +89,8 @@ class Chats:
         text, changes = rendered(whole, talk.messages, strict=asked.strict)
         if tools and not self.format.tools_shown:
             changes.append(_HIDDEN)
+        if check is not None:
+            check(text)
         if measured and self.reader is not None:
             ids = self.reader.measured(text, talk)
         else:

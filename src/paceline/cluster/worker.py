@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from paceline.cluster.journey import Journey
 from paceline.cluster.wire import Hello, Lost, Order, Said, pack
-from paceline.core import SamplingParams, VerifyRule
+from paceline.core import Delta, SamplingParams, VerifyRule
 from paceline.engine.worker import Job, Worker
 from paceline.errors import PacelineError, RequestFailed
 from paceline.sampling.noise import fresh_seed
@@ -117,6 +117,10 @@ class _Tasks:
     def cancel(self, request_id: str) -> None:
         if request_id in self._tasks:
             self._tasks[request_id].cancel()
+
+    def cut_off(self, request_id: str) -> list[Delta]:
+        """The worker itself ends the texts: what a replica holds back of them is lost."""
+        return []
 
     async def end(self) -> None:
         tasks = list(self._tasks.values())

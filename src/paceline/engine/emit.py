@@ -64,6 +64,16 @@ def _advance(
     return delta
 
 
+def cut_off(state: EngineState, request: RequestState) -> Delta:
+    """End a text where it is, with what was held back of it."""
+    text = request.stream.finish() if request.stream is not None else ""
+    request.text += text
+    request.stats.seconds = time.perf_counter() - request.submitted
+    state.end(request)
+    name, index = request.request_id, request.index
+    return Delta(name, index, text, [], [], finish_reason="length", stats=request.stats)
+
+
 def _others(drafted: list[int], path: list[int]) -> list[int]:
     return [token for place, token in enumerate(drafted) if place not in path]
 

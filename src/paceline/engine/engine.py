@@ -16,6 +16,7 @@ from paceline.control.fixed import FixedPolicy
 from paceline.control.reasons import NoDraftReason
 from paceline.core import Completion, Delta, SamplingParams, Sequence, Stats
 from paceline.drafters.base import Drafter
+from paceline.engine.emit import cut_off
 from paceline.engine.forced import ForcedAcceptance
 from paceline.engine.request import RequestState
 from paceline.engine.scheduler import Scheduler
@@ -236,6 +237,11 @@ class Engine:
         for sequence_id in self._requests.pop(request_id, set()):
             if sequence_id in self.state.requests:
                 self.state.end(self.state.requests[sequence_id])
+
+    def cut_off(self, request_id: str) -> list[Delta]:
+        """End a request's texts where they are: the last delta of each. Unknown ids are ignored."""
+        ids = self._requests.pop(request_id, set())
+        return [cut_off(self.state, self.state.requests[i]) for i in sorted(ids) if i in self.state.requests]
 
     def step(self) -> list[Delta]:
         """Advance everything by one step; what was written, a finished text's last delta with its stats."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from paceline.core import Constraint, Delta, SamplingParams
+from paceline.core import Constraint, Delta, SamplingParams, Stats
 from paceline.errors import CapacityError, EngineLost, PacelineError, RequestFailed
 
 if TYPE_CHECKING:
@@ -35,6 +35,10 @@ class StepEngine(Protocol):
     ) -> None: ...  # fmt: skip
 
     def cancel(self, request_id: str) -> None: ...
+
+    def cut_off(
+        self, request_id: str
+    ) -> list[Delta]: ...  # as Engine has it; [] where only `cancel` is possible
 
     def step(self) -> list[Delta]: ...
 
@@ -77,6 +81,7 @@ class _Open:
     order: int
     started: bool = False
     tokens: dict[int, int] = field(default_factory=dict)  # text -> tokens delivered
+    ended: set[int] = field(default_factory=set)  # texts that were delivered whole
     broken: Exception | None = None  # what its constraint raised
 
 
@@ -262,8 +267,21 @@ class Worker:
         now = time.monotonic()
         error = DeadlinePassed("the request ran into its time limit: ask for fewer tokens")
         for entry in [e for e in self._entries() if e.job.deadline is not None and e.job.deadline <= now]:
-            engine.cancel(entry.job.id)
-            self._finish(entry.job.id, error)
+            if entry.started:
+                self._cut_off(engine, entry)
+            else:
+                engine.cancel(entry.job.id)
+                self._finish(entry.job.id, error)
+
+    def _cut_off(self, engine: StepEngine, entry: _Open) -> None:
+        """What was written is an answer: its texts end as they do at their longest."""
+        name = entry.job.id
+        for delta in engine.cut_off(name):
+            self._deliver(delta)
+        engine.cancel(name)
+        for index in sorted({*range(entry.job.params.n)} - entry.ended):
+            stats = Stats(emitted=entry.tokens.get(index, 0))
+            self._deliver(Delta(name, index, "", [], [], finish_reason="length", stats=stats))
 
     def _step(self, engine: StepEngine) -> None:
         """One step. What fails was not committed: it is tried again, then the newest request is given up."""
@@ -304,7 +322,9 @@ class Worker:
         if delta.stats is not None and delta.stats.emitted != entry.tokens[delta.index]:
             self._finish(delta.request, RequestFailed("a step failed and tokens were lost: ask again"))
             return
-        entry.left -= delta.finish_reason is not None
+        if delta.finish_reason is not None:
+            entry.left -= 1
+            entry.ended.add(delta.index)
         if entry.left == 0:
             self.counters.finished += 1
             self._remove(delta.request)

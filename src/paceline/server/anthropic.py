@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from collections import deque
@@ -19,7 +20,7 @@ from paceline.server.errors import ApiError, as_api_error
 from paceline.server.foreign import settle
 from paceline.server.media import has_media
 from paceline.server.params import refuse
-from paceline.server.schema import ChatRequest, Named, Part, Speculation, of_table
+from paceline.server.schema import ChatRequest, Many, Named, Part, Speculation, of_table
 from paceline.server.service import Service
 from paceline.server.sse import EventStream, until_disconnect
 from paceline.server.usage import report
@@ -54,7 +55,7 @@ class Block(Part):
 
 class Message(Part):
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | Many[Block]
 
 
 class Tool(Part):
@@ -91,9 +92,9 @@ class OutputConfig(Part):
 class Counted(Named):
     """What both endpoints take."""
 
-    messages: list[Message] = Field(min_length=1, max_length=4096)
-    system: str | list[Block] | None = None
-    tools: list[Tool] | None = None
+    messages: Many[Message] = Field(min_length=1, max_length=4096)
+    system: str | Many[Block] | None = None
+    tools: Many[Tool] | None = None
     tool_choice: Choice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -101,11 +102,11 @@ class Counted(Named):
 
 
 class MessagesRequest(Counted):
-    max_tokens: int | None = Field(None, ge=1, le=2**31 - 1, description="left out: as many as fit")
+    max_tokens: int | None = Field(None, ge=1, le=2**31 - 1, description="left out: as the server says")
     temperature: float | None = of_table("temperature")
     top_p: float | None = of_table("top_p")
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
-    stop_sequences: list[str] | None = None
+    stop_sequences: Many[str] | None = None
     stream: bool | None = None
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
     speculation: Speculation | None = None
@@ -125,7 +126,7 @@ def add_anthropic(app: FastAPI, service: Service) -> None:
     @app.post(f"{PATH}/count_tokens", include_in_schema=False)
     async def count(body: Counted, request: Request) -> Response:
         service.warnings(body)
-        chat = _chat(service, body)
+        chat = await asyncio.to_thread(_chat, service, body)
         settle(chat)
         seen = has_media(chat.messages)
         _, prompt = await service.media.run(seen, read, service, service.room, chat, measured=True)
@@ -141,7 +142,7 @@ def envelope(error: ApiError) -> dict[str, Any]:
 async def prepare_reply(service: Service, body: MessagesRequest, key: str) -> Reply:
     """As prepare_chat, for a request of this API. Raises ApiError."""
     warnings = service.warnings(body) + service.unknown.left_out(_left_out(body))
-    chat = await prepare_chat(service, _chat(service, body), key)
+    chat = await prepare_chat(service, await asyncio.to_thread(_chat, service, body), key)
     chat.warnings += warnings
     return Reply(chat, body)
 
@@ -167,7 +168,7 @@ def _chat(service: Service, body: Counted) -> ChatRequest:
     if isinstance(body, MessagesRequest):
         same = ("temperature", "top_p", "top_k", "seed", "speculation", "stream")
         given |= {name: getattr(body, name) for name in same}
-        given |= {"max_tokens": body.max_tokens or -1, "stop": body.stop_sequences}
+        given |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences}
     try:
         return ChatRequest.model_validate(given)
     except ValidationError as error:  # of what is checked there only

@@ -22,6 +22,7 @@ from paceline.options import Number, Whole, rows_of
 from paceline.server import answers
 from paceline.server.anthropic import PATH as MESSAGES
 from paceline.server.anthropic import add_anthropic, envelope
+from paceline.server.bodies import BodyRoute
 from paceline.server.chat import prepare_chat
 from paceline.server.completions import prepare_completion
 from paceline.server.errors import ApiError, as_api_error
@@ -60,6 +61,7 @@ def build_app(service: Service, keys: Keys, write: Write | None = None) -> FastA
     """`write` takes the lines of the request log, if one is kept."""
     app = FastAPI(title="paceline", version="1", docs_url=None, redoc_url=None, responses=_ERRORS)
     app.state.service = service
+    app.router.route_class = BodyRoute
     app.openapi = lambda: _schema(app, service, keys.wanted)  # type: ignore[method-assign]
     _add_handlers(app)
     _add_state_routes(app, service)
@@ -177,14 +179,14 @@ def _add_generation_routes(app: FastAPI, service: Service) -> None:
 
 def _add_token_routes(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize", response_model=answers.Tokens)
-    async def to_tokens(body: TokenizeRequest) -> JSONResponse:
+    async def to_tokens(body: TokenizeRequest) -> Response:
         """Token ids of a text, or of a conversation in the model's template."""
-        return JSONResponse(await tokenize(service, body))
+        return Response(await tokenize(service, body), media_type="application/json")
 
     @app.post("/detokenize", response_model=answers.Detokenized)
     async def to_text(body: DetokenizeRequest) -> JSONResponse:
         """The text of token ids."""
-        return JSONResponse(detokenize(service, body))
+        return JSONResponse(await detokenize(service, body))
 
 
 def _add_page(app: FastAPI, path: str, file: Traversable) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from paceline.chat.answer import ChatAnswer
@@ -193,7 +193,7 @@ async def prepare_chat(service: Service, body: ChatRequest, key: str) -> Chat:
     space = service.room_after(prompt.ids, "messages")
     settle_length(body, len(prompt.ids))
     extra: dict[str, Any] = {
-        "constraint": await _constraint(room, body, asked, prompt),
+        "constraint": await _constraint(service, room, body, asked, prompt),
         "stop_token_ids": (*(body.stop_token_ids or ()), *room.chats.stops(asked)),
     }
     if (
@@ -202,10 +202,12 @@ async def prepare_chat(service: Service, body: ChatRequest, key: str) -> Chat:
         and "ngram" in room.drafters
     ):
         extra["drafter"] = "ngram"
-    params = sampling_params(body, space, extra, room.sampling)
+    params = sampling_params(body, space, extra, room.sampling, service.config.default_output)
+    params, predicted = await service.predicted(params)
     ask = replace(
         service.ask([(prompt.ids, params)], salt, arrived),
-        predicted=service.predicted(params),
+        warnings=warnings,
+        predicted=predicted,
         progress=bool(body.stream and body.return_progress),
     )
     return Chat(service, room, body, ask, params, asked, prompt, warnings)
@@ -217,20 +219,23 @@ def read(
     """What a body asks for, and the prompt of it. `measured`: to be counted, not to be run. Raises ApiError 400."""
     try:
         asked = asked_of(room, body, service.config)
-        return asked, room.chats.prompt(asked, salt, served=True, measured=measured)
+        check = None if measured else partial(service.foresee, param="messages")
+        return asked, room.chats.prompt(asked, salt, served=True, measured=measured, check=check)
     except PromptError as error:
         raise refuse_prompt(error) from error
     except UsageError as error:
         raise refuse_prompt(error, code="bad_template") from error
 
 
-async def _constraint(room: Room, body: ChatRequest, asked: Asked, prompt: Prompt) -> Make | None:
+async def _constraint(
+    service: Service, room: Room, body: ChatRequest, asked: Asked, prompt: Prompt
+) -> Make | None:
     """What a grammar holds of the answer, compiled. Raises ApiError 400."""
     work = room.chats.constraint(room.grammars, asked, prompt)
     if work is None:
         return None
     try:
-        return await asyncio.to_thread(work)
+        return await service.aside(work)
     except FormError as error:
         raise refuse(form_field(body), error.message, code="bad_grammar") from error
     except PacelineError as error:

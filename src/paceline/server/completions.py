@@ -234,10 +234,12 @@ async def prepare_completion(
     ):
         extra["drafter"] = "ngram"
     params = sampling_params(body, space, extra, room.sampling)
+    params, predicted = await service.predicted(params)
     ask = service.ask([(prompt, params) for prompt in prompts], salt, arrived)
     ask = replace(
         ask,
-        predicted=service.predicted(params),
+        warnings=warnings,
+        predicted=predicted,
         progress=bool(body.stream and body.return_progress),
     )
     return Completion(service, room, body, ask, params, texts, warnings)
@@ -275,6 +277,8 @@ def _prompts(
         raise refuse("prompt", f"give 1 to {service.config.max_prompts} prompts")
     texts, prompts = [], []
     for prompt in given:
+        if isinstance(prompt, str):
+            service.foresee(prompt, "prompt")
         try:
             ids = _ids(room, body, prompt, salt)
         except PacelineError as error:

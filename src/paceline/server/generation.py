@@ -25,6 +25,7 @@ from paceline.soft_tokens import media_of, use_of
 log = logging.getLogger(__name__)
 Item = Delta | Progress | Exception
 T = TypeVar("T")
+_CUT_OFF = "the server's time limit for a request ended the answer: ask for fewer tokens, or start it with a longer one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,9 @@ class Ask:
     interval: float  # seconds from one batch to the next; an end does not wait for it
     predicted: Predicted | None = None  # counts what the prediction has brought
     told: Told | None = None  # for the request log
+    warnings: list[str] = field(
+        default_factory=list
+    )  # of the answer: a time limit that ended it comes to them
     progress: bool = False  # `Generation.progress` says how far the prompts are read
 
 
@@ -218,6 +222,8 @@ class Generation:
             self._outcome = item.finish_reason
             return RequestFailed(item.error or "the request was aborted")
         self._left -= 1
+        if item.finish_reason == "length" and time.monotonic() >= self.ask.deadline:
+            self.ask.warnings[:] = [*dict.fromkeys([*self.ask.warnings, _CUT_OFF])]
         if item.stats is not None:
             self.stats[prompt, item.index] = item.stats
             self._metrics.text_finished(item.stats)

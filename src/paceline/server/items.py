@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from paceline.server.params import text_of
-from paceline.server.schema import Content, Function, FunctionName, Part
+from paceline.server.schema import Content, Function, FunctionName, Many, Part
 
 _EMPTY = ("item_reference", "web_search_call", "image_generation_call", "compaction")
 
@@ -71,7 +71,7 @@ class Thought(Part):
 
 class Thoughts(Part):
     type: Literal["reasoning"]
-    content: list[Thought] | None = None
+    content: Many[Thought] | None = None
     summary: Any = Field(None, description="accepted and ignored")
     encrypted_content: Any = Field(None, description="accepted and ignored")
     id: Any = Field(None, description="accepted and ignored")
@@ -151,7 +151,7 @@ class AllowedFunctions(Part):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"] = "auto"
-    tools: list[NamedFunction] = Field(min_length=1, max_length=1024)
+    tools: Many[NamedFunction] = Field(min_length=1, max_length=1024)
 
 
 def left_out(items: str | list[Kind], tools: list[FunctionTool | OtherTool] | None) -> dict[str, str]:

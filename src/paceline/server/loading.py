@@ -47,6 +47,9 @@ class ServedEngine:
     def cancel(self, request_id: str) -> None:
         self._engine.cancel(request_id)
 
+    def cut_off(self, request_id: str) -> list[Delta]:
+        return self._engine.cut_off(request_id)
+
     def step(self) -> list[Delta]:
         found = self._watchers.find(self._engine)
         deltas = self._engine.step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from paceline.core import TokenLogprob
@@ -43,8 +44,8 @@ class Entries:
     def echo(self, entries: list[Entry], text: str) -> list[tuple[Entry, int]]:
         """Those of a prompt that is shown as `text`."""
         ids = [entry if isinstance(entry, int) else entry.token for entry in entries]
-        ways = [_offsets(self._tokenizer, ids, skip) for skip in (False, True)]
-        offsets = next((found for found, whole in ways if whole == text), ways[1][0])
+        ways = [_offsets(self._tokenizer, ids, *way) for way in product((False, True), repeat=2)]
+        offsets = next((found for found, whole in ways if whole == text), ways[-1][0])
         self._begun = self._shown = len(text)
         return list(zip(entries, offsets, strict=True))
 
@@ -72,12 +73,12 @@ class Entries:
         return begin >= self._shown and bool(self._tokenizer.piece(token))
 
 
-def _offsets(tokenizer: Tokenizer, ids: list[int], skip_special: bool) -> tuple[list[int], str]:
-    """Where each token's text begins, and the text. A begin-of-text that was put first has none."""
+def _offsets(tokenizer: Tokenizer, ids: list[int], skip_special: bool, begun: bool) -> tuple[list[int], str]:
+    """Where each token's text begins, and the text. `begun`: begin-of-text was put first, which has none."""
     stream, text, offsets = tokenizer.stream(skip_special, True), "", list[int]()
     for at, token in enumerate(ids):
         offsets.append(len(text))
-        if at or token != tokenizer.bos_id:
+        if at or not begun or token != tokenizer.bos_id:
             text += stream((token,))
     return offsets, text + stream(None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
@@ -21,7 +22,16 @@ from paceline.server.completions import Completion, prepare_completion
 from paceline.server.errors import ApiError, as_api_error
 from paceline.server.ollama_models import model_about, model_card
 from paceline.server.params import refuse
-from paceline.server.schema import ChatRequest, CompletionRequest, FunctionCall, Named, Part, Tool, of_table
+from paceline.server.schema import (
+    ChatRequest,
+    CompletionRequest,
+    FunctionCall,
+    Many,
+    Named,
+    Part,
+    Tool,
+    of_table,
+)
 from paceline.server.service import Service
 from paceline.server.sse import EventStream, until_disconnect
 from paceline.server.usage import report
@@ -37,7 +47,7 @@ class Options(Part):
     top_p: float | None = of_table("top_p")
     min_p: float | None = of_table("min_p")
     seed: int | None = of_table("seed")
-    stop: list[str] | str | None = None
+    stop: Many[str] | str | None = None
     presence_penalty: float | None = of_table("presence_penalty")
     frequency_penalty: float | None = of_table("frequency_penalty")
     num_predict: int | None = of_table("max_tokens", low=-2)
@@ -55,8 +65,8 @@ class Message(Part):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    images: list[str] | None = Field(None, max_length=64, description="base64, shown before the text")
-    tool_calls: list[Call] | None = Field(None, max_length=128)
+    images: Many[str] | None = Field(None, max_length=64, description="base64, shown before the text")
+    tool_calls: Many[Call] | None = Field(None, max_length=128)
     tool_name: str | None = Field(None, max_length=256)
 
 
@@ -80,15 +90,15 @@ class ShowAsked(Part):
 
 
 class ChatAsked(Asked):
-    messages: list[Message] = Field(default_factory=list, max_length=4096)
-    tools: list[Tool] | None = None
+    messages: Many[Message] = Field(default_factory=list, max_length=4096)
+    tools: Many[Tool] | None = None
 
 
 class GenerateAsked(Asked):
     prompt: str = ""
     system: str | None = None
     suffix: str | None = Field(None, description="what follows: for models that write between two texts")
-    images: list[str] | None = Field(None, max_length=64, description="base64, shown before the text")
+    images: Many[str] | None = Field(None, max_length=64, description="base64, shown before the text")
     raw: bool | None = Field(None, description="continue the prompt as it is, without the chat template")
 
 
@@ -161,7 +171,7 @@ async def _generated(service: Service, body: GenerateAsked, salt: str) -> Chat |
 async def _fitting(service: Service, body: ChatAsked, salt: str) -> tuple[Chat, list[str]]:
     """The chat, without its oldest turns where they are over the context, as Ollama has it. Raises ApiError."""
     try:
-        return await prepare_chat(service, _chat(service, body), salt), []
+        return await prepare_chat(service, await asyncio.to_thread(_chat, service, body), salt), []
     except ApiError as error:
         said = body.messages
         turns = [i for i, message in enumerate(said) if message.role == "user"][1:]
@@ -174,9 +184,8 @@ async def _fitting(service: Service, body: ChatAsked, salt: str) -> tuple[Chat, 
         at = (low + high) // 2
         kept = [m for i, m in enumerate(said) if i >= turns[at] or m.role in ("system", "developer")]
         try:
-            chat = await prepare_chat(
-                service, _chat(service, body.model_copy(update={"messages": kept})), salt
-            )
+            asked = await asyncio.to_thread(_chat, service, body.model_copy(update={"messages": kept}))
+            chat = await prepare_chat(service, asked, salt)
             gone = len(said) - len(kept)
             found, high = (chat, [f"messages: the oldest {gone} were left out, to fit the context"]), at - 1
         except ApiError as error:
@@ -207,7 +216,9 @@ def _common(service: Service, body: Asked) -> dict[str, Any]:
     options = body.options or Options.model_validate({})
     out = {NAMES.get(name, name): getattr(options, name) for name in Options.model_fields}
     length = out.pop("num_predict")
-    out |= {"model": service.model, "max_tokens": -1 if length is None or length < 0 else length}
+    if length is None:
+        length = service.config.default_output or -1
+    out |= {"model": service.model, "max_tokens": max(length, -1)}
     if body.format:
         out["response_format"] = {"type": "json_object"} if body.format == "json" else {
             "type": "json_schema", "json_schema": {"schema": body.format},

@@ -100,13 +100,14 @@ def _logprobs(body: Sampling) -> int | None:
 
 
 def sampling_params(
-    body: Sampling, room: int, extra: dict[str, Any], defaults: Mapping[str, Any]
+    body: Sampling, room: int, extra: dict[str, Any], defaults: Mapping[str, Any], unasked: int = 0
 ) -> SamplingParams:
     """`room`: tokens that may follow the prompt; `extra`: fields that the caller has worked out itself; `defaults`: what
-    server and the model's makers suggest. Where nobody says anything the answer is greedy, as that of `run`.
+    server and the model's makers suggest; `unasked`: tokens of a chat's answer where nobody names a limit, 0 for all that
+    fit. Where nobody says anything the answer is greedy, as that of `run`.
     """
     standard = dict(defaults)
-    default = standard.pop("max_tokens", room if isinstance(body, ChatRequest) else 16)
+    default = standard.pop("max_tokens", (unasked or room) if isinstance(body, ChatRequest) else 16)
     wanted = body.max_tokens
     if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
         wanted = body.max_completion_tokens

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from paceline.server.errors import ApiError
 
 PATHS = (
@@ -30,6 +32,15 @@ _ELSEWHERE = {
     "/infill": "use POST /infill",
     "/api": _OLLAMA,
 }
+
+
+_AGAIN = re.compile(r"^(?:/v1)+(?=/(?:v1|api)/)")
+
+
+def usual(path: str) -> str:
+    """A path as the routes have it: base addresses end in a slash, or in /v1 where the client adds one itself."""
+    found = _AGAIN.sub("", re.sub("/{2,}", "/", path)).rstrip("/")
+    return found if found.startswith(("/v1/", "/api/")) else path
 
 
 def no_such_path(path: str) -> ApiError:

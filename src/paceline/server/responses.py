@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -23,7 +24,7 @@ from paceline.server.items import (
     messages,
 )
 from paceline.server.params import refuse
-from paceline.server.schema import ChatRequest, JsonSchema, Part, Sampling
+from paceline.server.schema import ChatRequest, JsonSchema, Many, Part, Sampling
 from paceline.server.service import Service
 from paceline.server.sse import event
 from paceline.server.usage import report
@@ -45,10 +46,10 @@ class Effort(Part):
 
 
 class ResponsesRequest(Sampling):
-    input: str | list[Item]
+    input: str | Many[Item]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
-    tools: list[FunctionTool | OtherTool] | None = None
+    tools: Many[FunctionTool | OtherTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions | OtherTool | None = (
         None
     )
@@ -82,6 +83,20 @@ async def prepare_response(service: Service, body: ResponsesRequest, key: str) -
     if (body.n or 1) > 1:
         raise refuse("n", "this API has one answer: leave it out, or use POST /v1/chat/completions")
     warnings = service.warnings(body) + service.unknown.left_out(left_out(body.input, body.tools))
+    try:
+        chat = await prepare_chat(service, await asyncio.to_thread(_as_chat, service, body), key)
+    except ValidationError as error:  # of what is checked there only
+        raise ApiError(
+            400, f"input: {error.errors()[0]['msg']}", param="input", code="invalid_value"
+        ) from error
+    except ApiError as error:
+        raise _renamed(error) from error
+    chat.warnings += warnings
+    return Response(chat, body)
+
+
+def _as_chat(service: Service, body: ResponsesRequest) -> ChatRequest:
+    """The same in the fields of a chat. Raises ApiError, and ValidationError for what only a chat checks."""
     given = {name: getattr(body, name) for name in Sampling.model_fields}
     given |= {
         "model": service.model,
@@ -98,16 +113,7 @@ async def prepare_response(service: Service, body: ResponsesRequest, key: str) -
         if shown["type"] == "json_schema" and "schema" not in shown:
             raise refuse("text.format.schema", "is missing: give the JSON schema that the answer has to fit")
         given["response_format"] = {"type": shown.pop("type"), "json_schema": shown or None}
-    try:
-        chat = await prepare_chat(service, ChatRequest.model_validate(given), key)
-    except ValidationError as error:  # of what is checked there only
-        raise ApiError(
-            400, f"input: {error.errors()[0]['msg']}", param="input", code="invalid_value"
-        ) from error
-    except ApiError as error:
-        raise _renamed(error) from error
-    chat.warnings += warnings
-    return Response(chat, body)
+    return ChatRequest.model_validate(given)
 
 
 def _functions(body: ResponsesRequest) -> list[dict[str, Any]]:

@@ -19,6 +19,8 @@ from paceline.server.errors import ApiError
 from paceline.server.security import NO_SEAT, OPEN_PATHS, SAFE
 from paceline.server.settings import ServerConfig
 
+MOST_CHUNKS, LEAST_OF_CHUNK = 4096, 64  # of a body; bytes in each, on average, where there are more
+
 
 def bind(config: ServerConfig) -> socket.socket:
     """The listening socket. Raises UsageError if the address cannot be had."""
@@ -79,6 +81,23 @@ class Seats:
         self._taken.discard(connection)
 
 
+class Reader(h11.Connection):
+    """Reads no body that comes in many tiny chunks: each costs more than the bytes in it."""
+
+    _chunks = _bytes = 0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = self._bytes = 0
+        elif isinstance(event, h11.Data):
+            self._chunks += 1
+            self._bytes += len(event.data)
+            if self._chunks > MOST_CHUNKS and self._bytes < LEAST_OF_CHUNK * self._chunks:
+                raise h11.RemoteProtocolError("the body comes in too many small chunks")
+        return event
+
+
 class WatchfulProtocol(H11Protocol):
     """Closes connections whose request head does not come in time, and tells the gate which have no seat."""
 
@@ -88,6 +107,7 @@ class WatchfulProtocol(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.conn = Reader(h11.SERVER, self.config.h11_max_incomplete_event_size or 2**16)
         self._inner, self.app = self.app, self._seated
 
     async def _seated(self, scope: Any, receive: Any, send: Any) -> None:

@@ -6,16 +6,28 @@ change nothing and come with every request of some client say "accepted and igno
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    field_validator,
+    model_validator,
+)
 
 from paceline.core import MAX_DRAFT_TOKENS, SamplingParams, VerifyRule
 from paceline.options import INFINITE, Number, Whole, rows_of
 
+T = TypeVar("T")
+Many = Annotated[
+    list[T], Field(fail_fast=True)
+]  # of which one wrong item is enough: clients may send a hundred thousand
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 _NOT_EMPTY = Field(json_schema_extra={"minItems": 1})  # said here; refused in better words where it is read
-Ids = Annotated[list[Token], _NOT_EMPTY]
+Ids = Annotated[Many[Token], _NOT_EMPTY]
 
 
 def _whole(value: Any, depth: int = 2) -> Any:
@@ -39,6 +51,14 @@ def of_table(name: str, description: str | None = None, low: int | None = None) 
         most = _MOST_TOKENS if kind.high == INFINITE else kind.high
         bounds = {"ge": kind.low if low is None else low, "le": most}
     return Field(None, description=description, **bounds)
+
+
+def _numbers_only(value: Any) -> Any:
+    """One wrong value of an object is enough, too."""
+    for name, number in value.items() if isinstance(value, dict) else ():
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise ValueError(f"the value of {name[:40]!r} should be a number")
+    return value
 
 
 class Part(BaseModel):
@@ -132,7 +152,7 @@ class StructuredOutputs(Part):
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = Field(None, min_length=1, max_length=1024)
+    choice: Many[str] | None = Field(None, min_length=1, max_length=1024)
     grammar: str | None = None
     json_object: bool | None = None
 
@@ -169,7 +189,7 @@ class TextPart(Part):
         return value
 
 
-Content = str | list[TextPart]
+Content = str | Many[TextPart]
 
 
 class Prediction(Part):
@@ -195,7 +215,7 @@ class Message(Part):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
     name: str | None = Field(None, max_length=256)
-    tool_calls: list[ToolCall] | None = Field(None, max_length=128)
+    tool_calls: Many[ToolCall] | None = Field(None, max_length=128)
     tool_call_id: str | None = Field(None, max_length=256)
     reasoning_content: str | None = None
     reasoning: str | None = Field(None, description="the same as reasoning_content")
@@ -232,7 +252,7 @@ class NamedTool(Part):
 
 class ToolNames(Part):
     mode: Literal["auto", "required"] = "auto"
-    tools: list[NamedTool] = Field(min_length=1, max_length=1024)
+    tools: Many[NamedTool] = Field(min_length=1, max_length=1024)
 
 
 class AllowedTools(Part):
@@ -281,9 +301,9 @@ class Sampling(Named):
     repeat_penalty: float | None = of_table("repetition_penalty", "the same as repetition_penalty")
     presence_penalty: float | None = of_table("presence_penalty")
     frequency_penalty: float | None = of_table("frequency_penalty")
-    logit_bias: dict[str, float] | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[Token] | None = Field(None, max_length=128)
+    logit_bias: Annotated[dict[str, float], BeforeValidator(_numbers_only)] | None = None
+    stop: str | Many[str] | None = None
+    stop_token_ids: Many[Token] | None = Field(None, max_length=128)
     seed: int | None = of_table("seed", "-1: one is drawn and told")
     n: int | None = of_table("n")
     stream: bool | None = None
@@ -296,7 +316,7 @@ class Sampling(Named):
     response_format: ResponseFormat | None = None
     guided_json: dict[str, Any] | str | None = Field(None, description="a response_format of vLLM's")
     guided_regex: str | None = None
-    guided_choice: list[str] | None = Field(None, min_length=1, max_length=1024)
+    guided_choice: Many[str] | None = Field(None, min_length=1, max_length=1024)
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
     json_schema: dict[str, Any] | None = Field(None, description="a response_format of llama.cpp's")
@@ -304,7 +324,7 @@ class Sampling(Named):
     format: Literal["", "json"] | dict[str, Any] | None = Field(None, description="Ollama's")
     regex: str | None = Field(None, description="a response_format of SGLang's")
     ebnf: str | None = Field(None, description="a response_format of SGLang's, but in Lark")
-    choice: list[str] | None = Field(None, min_length=1, max_length=1024, description="guided_choice")
+    choice: Many[str] | None = Field(None, min_length=1, max_length=1024, description="guided_choice")
     speculation: Speculation | None = None
     cache_salt: str | None = Field(None, max_length=256, description="shares prefixes only with equal salts")
     cache_prompt: bool | None = Field(None, description="false: shares no prefix with another request")
@@ -346,13 +366,13 @@ class ChatRequest(Sampling):
             ]
         }
     )
-    messages: list[Message] = Field(min_length=1, max_length=4096)
+    messages: Many[Message] = Field(min_length=1, max_length=4096)
     max_completion_tokens: int | None = of_table("max_tokens", _AS_MANY_AS_FIT, low=-1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
-    tools: list[Tool] | None = None
+    tools: Many[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
-    functions: list[Function] | None = Field(None, description="the older form of tools")
+    functions: Many[Function] | None = Field(None, description="the older form of tools")
     function_call: Literal["none", "auto"] | FunctionName | None = Field(
         None, description="the older form of tool_choice"
     )
@@ -372,7 +392,7 @@ class ChatRequest(Sampling):
     )
     add_generation_prompt: bool | None = Field(None, description="begin the assistant's turn")
     audio: Any = Field(None, description="not supported: must be null")
-    modalities: list[Literal["text"]] | None = None
+    modalities: Many[Literal["text"]] | None = None
     verbosity: Any = Field(None, description="accepted and ignored")
 
 
@@ -385,7 +405,7 @@ class CompletionRequest(Sampling):
             ]
         }
     )
-    prompt: str | Annotated[list[str], _NOT_EMPTY] | Ids | Annotated[list[Ids], _NOT_EMPTY]
+    prompt: str | Annotated[Many[str], _NOT_EMPTY] | Ids | Annotated[Many[Ids], _NOT_EMPTY]
     max_tokens: int | None = Field(
         None, ge=-1, le=2**31 - 1, description="0 writes nothing: useful with echo; -1: as many as fit"
     )
@@ -393,10 +413,10 @@ class CompletionRequest(Sampling):
         None, ge=0, description="how many likely tokens to show beside the chosen one"
     )
     echo: bool | None = None
-    images: list[str] | None = Field(
+    images: Many[str] | None = Field(
         None, max_length=64, description="data URLs, for the prompt's placeholders"
     )
-    audio: list[str] | None = Field(None, max_length=64, description="as `images`")
+    audio: Many[str] | None = Field(None, max_length=64, description="as `images`")
 
     @field_validator("logprobs", mode="before")
     @classmethod

@@ -21,8 +21,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.errors import UsageError
+from paceline.server.bodies import unpacked
 from paceline.server.cors import Cors
 from paceline.server.errors import ApiError
+from paceline.server.paths import usual
 from paceline.server.request_log import QUIET, Told, Write, line
 from paceline.server.settings import ServerConfig
 
@@ -130,6 +132,7 @@ class Gate:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
+        scope["path"] = usual(scope["path"])
         told, begin, last = Told(), time.monotonic(), [0]
         scope.setdefault("state", {})["told"] = told
 
@@ -151,6 +154,7 @@ class Gate:
         try:
             self._check_seat(scope)
             self._check_size(scope)
+            _check_framing(scope, headers)
             self._check_host(headers)
             preflight = self._cors.preflight(scope["method"], headers)
             if preflight is not None:
@@ -260,13 +264,29 @@ class Gate:
                     elif size > _READ_ON * limit or not message.get("more_body"):
                         raise self._too_large()
                     if not message.get("more_body"):
-                        return bytes(body)
+                        break
         except TimeoutError:
             raise ApiError(408, "the body came too slowly", code="slow", headers=_CLOSE) from None
+        encoding = headers.get("content-encoding", "")
+        return await asyncio.to_thread(unpacked, encoding, bytes(body), limit) if encoding else bytes(body)
 
     def _too_large(self) -> ApiError:
         message = f"the body is over {self._limit()} bytes"
         return ApiError(413, message, code="too_large", headers=_CLOSE)
+
+
+def _check_framing(scope: Scope, headers: Headers) -> None:
+    """Raise ApiError 400 where two servers could differ on where the body ends, and so on what the next request is."""
+    if "transfer-encoding" not in headers:
+        return
+    if "content-length" in headers or scope["http_version"] == "1.0":
+        other = "Content-Length" if "content-length" in headers else "HTTP/1.0"
+        raise ApiError(
+            400,
+            f"Transfer-Encoding beside {other} is refused: send one of them",
+            code="bad_http",
+            headers=_CLOSE,
+        )
 
 
 class _Gone(Exception):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from paceline.chat import forms
 from paceline.chat.asked import Form
-from paceline.chat.constraint import Grammars, Make
+from paceline.chat.constraint import Grammars, Make, held_source
 from paceline.chat.road import Chats
 from paceline.core import SamplingParams
 from paceline.engine.worker import NotReady, Worker
@@ -30,6 +31,8 @@ from paceline.server.unknown import Unknown
 from paceline.soft_tokens import Kind
 from paceline.text.formats.base import ChatFormat
 from paceline.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 
 class Ready(Protocol):
@@ -87,6 +90,7 @@ class Service:
     media: MediaThreads = field(default_factory=MediaThreads)
     unknown: Unknown = field(init=False)
     watchers: Watchers = field(default_factory=Watchers)
+    compiling: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "grammars"))
 
     def __post_init__(self) -> None:
         self.unknown = Unknown(self.config.strict)
@@ -140,14 +144,25 @@ class Service:
             raise refuse(param, str(unreadable(max(prompt), self.loaded.readable)))
         room = self.loaded.max_len - len(prompt)
         if room < 1:
-            raise ApiError(
-                400,
-                f"the prompt has {len(prompt)} tokens and the context holds {self.loaded.max_len}, of which one "
-                "must be left to write: shorten the prompt",
-                param=param,
-                code="context_length_exceeded",
-            )
+            raise self._too_long(str(len(prompt)), param)
         return min(room, self.config.max_output or room)
+
+    def foresee(self, text: str, param: str) -> None:
+        """Raise ApiError 400 for a text that is too long for certain, before the time is spent to encode it."""
+        assert self.loaded is not None
+        least = self.loaded.tokenizer.least(text)
+        if least >= self.loaded.max_len:
+            raise self._too_long(f"{least} or more", param)
+
+    def _too_long(self, count: str, param: str) -> ApiError:
+        assert self.loaded is not None
+        return ApiError(
+            400,
+            f"the prompt has {count} tokens and the context holds {self.loaded.max_len}, of which one "
+            "must be left to write: shorten the prompt",
+            param=param,
+            code="context_length_exceeded",
+        )
 
     def ask(self, jobs: list[Any], salt: str, arrived: float) -> Ask:
         config = self.config
@@ -160,11 +175,23 @@ class Service:
         told.prompt = sum(len(prompt) for prompt, _ in ready.ask.jobs)
         ready.ask = replace(ready.ask, told=told)
 
-    def predicted(self, params: SamplingParams) -> Predicted | None:
-        """Counts what a request's prediction brings, if a drafter reads it: only the n-gram drafter does."""
-        if not isinstance(params.reference, str) or "ngram" not in (params.drafter or ""):
-            return None
-        return Predicted(self.room.tokenizer.encode(params.reference, add_bos=False))
+    async def predicted(self, params: SamplingParams) -> tuple[SamplingParams, Predicted | None]:
+        """The parameters with a prediction's tokens in place of its text, which the engine would encode between steps.
+
+        And what counts what it brings, if a drafter reads it: only the n-gram drafter does. Raises ApiError 400.
+        """
+        if not isinstance(params.reference, str):
+            return params, None
+        self.foresee(params.reference, "prediction")
+        ids = await asyncio.to_thread(self._tokens_of, params.reference)
+        params = replace(params, reference=tuple(ids))
+        return params, Predicted(ids) if "ngram" in (params.drafter or "") else None
+
+    def _tokens_of(self, text: str) -> list[int]:
+        try:
+            return self.room.tokenizer.encode(text, add_bos=False)
+        except UsageError as error:
+            raise refuse("prediction", str(error)) from error
 
     def generate(self, ask: Ask) -> Generation:
         return Generation(self.worker, ask, self.metrics, self.watchers)
@@ -174,10 +201,19 @@ class Service:
         form = form_of(body, self.config)
         if form is None:
             return None
+        grammars = self.room.grammars
+
+        def compiled() -> Make:
+            return grammars.compile(form.kind, held_source(grammars, form), "bare")
+
         try:
-            return await asyncio.to_thread(self.room.grammars.compile, form.kind, form.source, "bare")
+            return await self.aside(compiled)
         except UsageError as error:
             raise refuse(form_field(body), str(error), code="bad_grammar") from error
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """What compiling a grammar gives, in threads of its own: a slow one keeps no prompt from being read."""
+        return await asyncio.get_running_loop().run_in_executor(self.compiling, work)
 
 
 def form_field(body: Sampling, inner: str | None = None) -> str:

@@ -20,7 +20,7 @@ from paceline.errors import UsageError
 from paceline.options import aliases_of, rows_of
 
 _MAY_BE_0 = (
-    "port", "drain_timeout", "max_output", "max_logprobs", "max_stop", "max_logit_bias", "max_tools",
+    "port", "drain_timeout", "default_output", "max_output", "max_logprobs", "max_stop", "max_logit_bias", "max_tools",
     "stream_interval",
 )  # fmt: skip
 
@@ -56,6 +56,9 @@ class ServerConfig:
     max_header: int = 32 * 2**10  # bytes
     max_prompts: int = 64  # in one completion request
     max_n: int = 16
+    default_output: int = (
+        4096  # tokens of a chat's answer where the request names no limit; 0 = as many as fit
+    )
     max_output: int = 0  # tokens an answer may have; 0 = as many as the context holds
     max_logprobs: int = 20
     max_stop: int = 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 from pydantic import Field
@@ -12,9 +13,12 @@ from paceline.server.chat import read
 from paceline.server.foreign import settle
 from paceline.server.media import has_media
 from paceline.server.params import refuse
-from paceline.server.schema import ChatRequest, Ids, Message, Part, TemplateOptions, Tool
-from paceline.server.service import Service
+from paceline.server.schema import ChatRequest, Ids, Many, Message, Part, TemplateOptions, Tool
+from paceline.server.service import Room, Service
 from paceline.text.tokenizer import Tokenizer
+
+MOST_TOKENS = 2**18  # in one answer
+_PART = 2**12  # tokens written as JSON at a time
 
 
 class TokenizeRequest(Part):
@@ -25,8 +29,8 @@ class TokenizeRequest(Part):
     content: str | None = Field(
         None, description="llama.cpp's name of prompt, without begin-of-text if left open"
     )
-    messages: list[Message] | None = Field(None, min_length=1, max_length=4096)
-    tools: list[Tool] | None = None
+    messages: Many[Message] | None = Field(None, min_length=1, max_length=4096)
+    tools: Many[Tool] | None = None
     add_special_tokens: bool | None = Field(None, description="begin-of-text, if the model has one")
     add_special: bool | None = Field(None, description="the same as add_special_tokens")
     add_generation_prompt: bool | None = None
@@ -42,8 +46,8 @@ class DetokenizeRequest(Part):
     tokens: Ids
 
 
-async def tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
-    """The ids that a completion or a chat would begin with. Raises ApiError."""
+async def tokenize(service: Service, body: TokenizeRequest) -> bytes:
+    """The ids that a completion or a chat would begin with, as JSON. Raises ApiError."""
     room = service.room
     service.unknown.model(body.model, service.names)
     given = [name for name in ("prompt", "content", "messages") if getattr(body, name) is not None]
@@ -67,16 +71,33 @@ async def tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
         special = body.add_special if body.add_special_tokens is None else body.add_special_tokens
         if special is None:
             special = body.content is None
+        _check(room.tokenizer.least(text), given[0])
         try:
             marks = body.parse_special is not False
             ids = await asyncio.to_thread(room.tokenizer.encode, text, None if special else False, marks)
         except PacelineError as error:
             raise refuse(given[0], str(error), code="bad_prompt") from error
-    shown = [{"id": i, "piece": _piece(room.tokenizer, i)} for i in ids] if body.with_pieces else ids
-    out: dict[str, Any] = {"count": len(ids), "max_model_len": room.max_len, "tokens": shown}
+    _check(len(ids), given[0])
+    return await asyncio.to_thread(_told, room, body, ids)
+
+
+def _check(count: int, param: str) -> None:
+    if count > MOST_TOKENS:
+        raise refuse(param, f"{count} tokens are over the {MOST_TOKENS} of one request: send it in parts")
+
+
+def _told(room: Room, body: TokenizeRequest, ids: list[int]) -> bytes:
+    """The answer, made in parts: one call of `json.dumps` for all of it would hold up every other request."""
+    out: dict[str, Any] = {"count": len(ids), "max_model_len": room.max_len, "tokens": []}
     if body.return_token_strs:
         out["token_strs"] = [room.tokenizer.token_text(token) for token in ids]
-    return out
+    parts = (ids[i : i + _PART] for i in range(0, len(ids), _PART))
+    if body.with_pieces:
+        told = [json.dumps([{"id": i, "piece": _piece(room.tokenizer, i)} for i in part]) for part in parts]
+    else:
+        told = [json.dumps(part) for part in parts]
+    whole = ", ".join(part[1:-1] for part in told)
+    return json.dumps(out, ensure_ascii=False).replace('"tokens": []', f'"tokens": [{whole}]', 1).encode()
 
 
 def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
@@ -88,11 +109,12 @@ def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
         return list(piece)
 
 
-def detokenize(service: Service, body: DetokenizeRequest) -> dict[str, Any]:
+async def detokenize(service: Service, body: DetokenizeRequest) -> dict[str, Any]:
     """The text of ids, special tokens as they are spelled, under vLLM's name and llama.cpp's. Raises ApiError."""
     room = service.room
     service.unknown.model(body.model, service.names)
     if max(body.tokens, default=0) >= room.vocab_size:
         raise refuse("tokens", f"token {max(body.tokens)} is not in the vocabulary of {room.vocab_size}")
-    text = room.tokenizer.decode(body.tokens, skip_special=False)
+    _check(len(body.tokens), "tokens")
+    text = await asyncio.to_thread(room.tokenizer.decode, body.tokens, skip_special=False)
     return {"prompt": text, "content": text}
