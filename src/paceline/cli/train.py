@@ -29,6 +29,7 @@ OF_METHOD = {  # options that are those of one method: None where nothing is sai
     "eagle3": ("draft_vocabulary", "taps", "flags", "shared_head"),
     "mtp": (),
     "dflash": ("draft_vocabulary", "taps", "shared_head", "layers"),
+    "dspark": ("draft_vocabulary", "taps", "shared_head", "layers"),
 }
 TRAINING = (
     "objective", "weights", "draft_tokens", "steps", "batch", "accumulate", "length", "anchors", "optimizer", "lr",
@@ -123,12 +124,12 @@ TRAINING = (
     "--draft-vocabulary",
     type=click.IntRange(min=2),
     metavar="N",
-    help="eagle3, dflash: draft only the N tokens that the target writes most often.  [default: 8192, or all]",
+    help="eagle3, dflash, dspark: draft only the N tokens that the target writes most often.  [default: 8192, or all]",
 )
 @click.option(
     "--taps",
     metavar="N,N,N",
-    help="eagle3, dflash: layers after which it reads.  [default: 2, the middle and the last but 3]",
+    help="eagle3, dflash, dspark: layers after which it reads.  [default: 2, the middle and the last but 3]",
 )
 @click.option(
     "--flags",
@@ -139,9 +140,9 @@ TRAINING = (
     "--shared-head",
     is_flag=True,
     default=None,
-    help="eagle3, dflash: use the target's own head, which stays as it is; the file is smaller, only paceline reads it.",
+    help="eagle3, dflash, dspark: use the target's own head as it is; the file is smaller, only paceline reads it.",
 )
-@click.option("--layers", type=click.IntRange(1, 16), help="dflash: layers of a block.  [default: 2]")
+@click.option("--layers", type=click.IntRange(1, 16), help="dflash, dspark: layers of a block.  [default: 2]")
 @click.option(
     "--head",
     type=click.Choice(["keep", "dense", "centroid"]),
@@ -278,7 +279,7 @@ def make_method(name: str, values: dict[str, Any]) -> Method:
 
 def _reader(name: str, said: dict[str, Any], draft_tokens: int | None) -> Method:
     """A method whose drafter reads layers of one's choice."""
-    from paceline.train.methods import DFlash, Eagle3
+    from paceline.train.methods import DFlash, DSpark, Eagle3
 
     more: dict[str, Any] = {}
     if "flags" in said:
@@ -290,12 +291,13 @@ def _reader(name: str, said: dict[str, Any], draft_tokens: int | None) -> Method
             raise UsageError(
                 f"--taps {said['taps']} is no list of layers: give three like 2,15,27"
             ) from error
-    if name == "dflash":
+    if name in ("dflash", "dspark"):
+        kind = DSpark if name == "dspark" else DFlash
         if draft_tokens is not None:
-            more["block"] = draft_tokens + 1
+            more["block"] = max(draft_tokens + (kind is DFlash), 2)
         if "layers" in said:
             more["layers"] = said["layers"]
-        return DFlash(said.get("draft_vocabulary"), shared=said.get("shared_head", False), **more)
+        return kind(said.get("draft_vocabulary"), shared=said.get("shared_head", False), **more)
     return Eagle3(said.get("draft_vocabulary"), shared=said.get("shared_head", False), **more)
 
 

@@ -85,7 +85,12 @@ def make_optimizers(module: DraftModule, options: TrainOptions) -> list[torch.op
     `share` of a group: of the learning rate.
     """
     decay, parameters = options.weight_decay, [p for _, p in module.trainable()]
-    inside = [p for p in parameters if options.optimizer == "muon" and p.dim() == 2 and p is not module.head]
+    apart = [module.head, *module.outside]
+    inside = [
+        p
+        for p in parameters
+        if options.optimizer == "muon" and p.dim() == 2 and not any(p is one for one in apart)
+    ]
     others = [p for p in parameters if not any(p is other for other in inside)]
     share = MUON_SHARE if inside else 1.0
     adamw = {"params": others, "share": share, "betas": (0.9, 0.95), "weight_decay": decay}

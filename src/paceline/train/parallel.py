@@ -48,6 +48,15 @@ class DraftModule(nn.Module, ABC):
         """The tokens [C] that it can draft, rising; None: all."""
         return None
 
+    @property
+    def outside(self) -> list[torch.Tensor]:
+        """Parameters that are no matrices of a layer, beside the head: tables, and what reads states alone."""
+        return []
+
+    def sureness(self, states: torch.Tensor) -> torch.Tensor | None:
+        """Of states [M, hidden] the logit [M] of its own word that a token is kept; None: it has none."""
+        return None
+
     def places(self, tokens: torch.Tensor) -> torch.Tensor:
         """The rows of the head that score `tokens`, -1 for those that it cannot draft."""
         if self.ids is None:

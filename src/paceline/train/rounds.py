@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from paceline.ops import native
 from paceline.train.objectives import (
@@ -118,11 +119,17 @@ def batch_loss(
     anchors = choose_anchors(captured, plan.draft_tokens, plan.anchors, generator)
     drafted = draft_all(module, captured, logits, anchors, plan.draft_tokens)
     alphas = torch.zeros(len(drafted.states), device=anchors.device)
-    if plan.weights == "credit":
+    sure = module.sureness(drafted.states)
+    if plan.weights == "credit" or sure is not None:
         alphas = score(drafted.states.detach(), drafted.scored, module.logits, (acceptance,))[0]
     weights = position_weights(plan.weights, drafted.spread(alphas), plan.decay)
     flat = weights[drafted.valid.flatten(0, 1)]
     total = head_loss(drafted.states, module.head, Task(drafted.scored, flat, plan.objective))
+    if sure is not None:
+        total = (
+            total
+            + (flat * F.binary_cross_entropy_with_logits(sure, alphas.clamp(0, 1), reduction="none")).sum()
+        )
     count = len(drafted.states)
     return total / max(1, count), count
 

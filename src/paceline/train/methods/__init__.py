@@ -11,15 +11,17 @@ from paceline.errors import UsageError
 from paceline.models.config import parse_target, read_config
 from paceline.train.methods.base import Method
 from paceline.train.methods.dflash import DFlash
+from paceline.train.methods.dspark import DSpark
 from paceline.train.methods.eagle3 import Eagle3
 from paceline.train.methods.gemma_assistant import GemmaAssistant
 from paceline.train.methods.mtp import Mtp
 
-METHODS: dict[str, type[GemmaAssistant] | type[Eagle3] | type[Mtp] | type[DFlash]] = {
+METHODS: dict[str, type[GemmaAssistant] | type[Eagle3] | type[Mtp] | type[DFlash] | type[DSpark]] = {
     "gemma-assistant": GemmaAssistant,
     "eagle3": Eagle3,
     "mtp": Mtp,
     "dflash": DFlash,
+    "dspark": DSpark,
 }
 
 
@@ -39,4 +41,14 @@ def method_of(folder: Path) -> Method:
     return found[0]
 
 
-__all__ = ["METHODS", "DFlash", "Eagle3", "GemmaAssistant", "Method", "Mtp", "method_for", "method_of"]
+__all__ = [
+    "METHODS",
+    "DFlash",
+    "DSpark",
+    "Eagle3",
+    "GemmaAssistant",
+    "Method",
+    "Mtp",
+    "method_for",
+    "method_of",
+]

@@ -14,6 +14,7 @@ from paceline.core import MAX_DRAFT_TOKENS
 from paceline.errors import PairError, UsageError
 from paceline.models.config import read_config
 from paceline.models.drafters.dflash import KIND, TAPS, dflash_shapes, parse_dflash
+from paceline.models.drafters.speculators import parse_layers
 from paceline.models.registry import load_network
 from paceline.models.target import GraphTarget
 from paceline.ops.reference import dequantize
@@ -68,11 +69,11 @@ class DFlash(TappingMethod):
         if isinstance(init, Mapping) or init == "scratch":
             start = self._fresh(teacher, train, init if isinstance(init, Mapping) else None, seed)
         else:
-            if replace(self, block=BLOCK) != DFlash():
+            if replace(self, block=BLOCK) != type(self)():
                 raise UsageError(
                     "draft vocabulary, taps, layers and head are those of --init: leave them out"
                 )
-            start = _load(Path(str(init)), teacher)
+            start = self.load(Path(str(init)), teacher)
         assert isinstance(start.module, DFlashModule), "both make one"
         teacher.target.tap(start.module.taps)
         start.module.to(teacher.device)
@@ -84,21 +85,35 @@ class DFlash(TappingMethod):
         target = teacher.target
         size = min(self.vocabulary or VOCABULARY, target.vocab_size)
         raw = dict(given) if given else self._config(target, size)
-        config = parse_dflash(raw)
-        if config.layers.hidden_size != target.hidden_size:
+        if layer_width(raw) != target.hidden_size:
             raise PairError(f"a new drafter is as wide as its target: {target.hidden_size}")
-        ids = None
-        if config.draft_vocab < target.vocab_size:
-            ids = choose(train, config.draft_vocab, target.vocab_size, target.eos_token_ids)
+        size, ids = int(raw["draft_vocab_size"]), None
+        if size < target.vocab_size:
+            ids = choose(train, size, target.vocab_size, target.eos_token_ids)
         head = teacher.narrow(ids)
-        module = DFlashModule(config, ids, head if self.shared else None, _mask_row(target, config.mask))
+        module = self.module(raw, ids, head if self.shared else None, target)
         fresh_parameters(module, seed)
+        self.begin(module)
         with torch.no_grad():
             module.norm.weight.copy_(target.norm.float())  # the target's head reads what this norm gives
             if not self.shared:
                 module.lm_head.weight.copy_(head)
         stored = target.embedding.data.dtype
         return Start(module, raw, stored if stored.is_floating_point else torch.bfloat16, True)
+
+    def module(
+        self, raw: Mapping[str, Any], ids: torch.Tensor | None, head: torch.Tensor | None, target: GraphTarget
+    ) -> DFlashModule:
+        """What a config.json describes."""
+        config = parse_dflash(raw)
+        return DFlashModule(config, ids, head, mask_row(target, config.mask, target.embedding_scale))
+
+    def begin(self, module: DraftModule) -> None:
+        """Change what fresh parameters are drawn as."""
+
+    def load(self, folder: Path, teacher: TargetTeacher) -> Start:
+        """A drafter's folder as a module in float32. Raises PairError and LoadError."""
+        return _load(folder, teacher)
 
     def _config(self, target: GraphTarget, size: int) -> dict[str, Any]:
         """config.json of a new drafter. The mask is a token that never is a text's last one: the one that ends it."""
@@ -130,9 +145,14 @@ class DFlash(TappingMethod):
         return tensors, {"config.json": finished_config(exported)}
 
 
-def _mask_row(target: GraphTarget, mask: int) -> torch.Tensor:
+def layer_width(raw: Mapping[str, Any]) -> int:
+    return parse_layers(raw, KIND, raw).hidden_size
+
+
+def mask_row(target: GraphTarget, mask: int, scale: float) -> torch.Tensor:
+    """The target's embedding of a token, as a block reads it."""
     row = dequantize(target.embedding, torch.tensor([mask], device=target.device), torch.float32)
-    return row[0] * target.embedding_scale
+    return row[0] * scale
 
 
 def _load(folder: Path, teacher: TargetTeacher) -> Start:
@@ -153,7 +173,7 @@ def _load(folder: Path, teacher: TargetTeacher) -> Start:
         )
     tensors = {name: found.take(name) for name in [*found.entries] if name not in ("d2t", "t2d")}
     head = teacher.narrow(ids)
-    row = _mask_row(target, config.mask)
+    row = mask_row(target, config.mask, target.embedding_scale)
     module = DFlashModule(config, ids, None if "lm_head.weight" in tensors else head, row)
     known = {n: t for n, t in module.state_dict().items() if n == "d2t"}
     module.load_state_dict({n: t.float() for n, t in tensors.items()} | known)

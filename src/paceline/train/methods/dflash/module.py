@@ -49,6 +49,8 @@ class Layer(nn.Module):
 class DFlashModule(DraftModule):
     """A trainable DFlash drafter."""
 
+    unscaled = 1.0  # what the captured embeddings are multiplied with
+
     def __init__(
         self, config: DFlashConfig, ids: torch.Tensor | None, head: torch.Tensor | None, mask: torch.Tensor
     ) -> None:
@@ -92,7 +94,7 @@ class DFlashModule(DraftModule):
             seen_keys(captured, anchors),
         )
         entries = self.hidden_norm(self.fc(captured.states.to(self.fc.weight.dtype)))
-        token = captured.embeddings[rows, anchors].to(entries.dtype)[:, :, None]
+        token = (captured.embeddings[rows, anchors] * self.unscaled).to(entries.dtype)[:, :, None]
         masks = self.mask_row.to(entries.dtype).expand(*anchors.shape, self.config.block - 1, -1)
         ahead = torch.arange(self.config.block, device=anchors.device)
         x, positions = torch.cat((token, masks), 2), captured.positions[rows, anchors][..., None] + ahead
