@@ -48,7 +48,7 @@ from paceline.models.target import GraphTarget
 from paceline.ops.base import Runner
 from paceline.ops.runners import DTYPES, pick_device, pick_runner
 from paceline.parallel.team import gather, per_rank
-from paceline.startup import Pair, start_up
+from paceline.startup import Pair, Startup, start_up
 from paceline.survey import check_models, other_vocabulary, same_vocabulary, why_not_together
 from paceline.text.formats.choose import load_tokenizer
 from paceline.text.tokenizer import Tokenizer
@@ -125,9 +125,17 @@ def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
         "skipped": sorted(target.skipped),
         "chat": _chats(config, tokenizer, path),
     } | known.info
-    return Engine(
-        replace(parts, default_drafter=kind, policy=AdaptivePolicy(known.table, known.known, say), info=info)
-    )
+    return Engine(replace(parts, default_drafter=kind, policy=_policy(known, info, say), info=info))
+
+
+def _policy(known: Startup, info: dict[str, Any], say: Say) -> AdaptivePolicy:
+    """The policy of `auto`, whose warnings are said and stay in `info`."""
+
+    def warn(line: str) -> None:
+        info["drafter_warning"] = line
+        say(line)
+
+    return AdaptivePolicy(known.table, known.known, warn)
 
 
 def load_share(
@@ -202,7 +210,8 @@ def _announce(
 ) -> None:
     (kind, source, why), (path, arithmetic) = choice, loaded
     said = "the bundled one" if source in (bundled("assistant"), bundled("draft")) else why
-    say(f"target {config.target} · drafter {kind} ({said}) · {arithmetic}")
+    unasked = ", which draft_tokens=0 never asks" if source is not None and config.draft_tokens == 0 else ""
+    say(f"target {config.target} · drafter {kind} ({said}){unasked} · {arithmetic}")
     if hint := faster_on_cpu(config, arithmetic, path):
         say(hint)
     if config.verify == "typical":

@@ -24,6 +24,8 @@ PRIOR_WEIGHT = 8.0  # observations that the pair's prior counts for in a request
 TRIES = 12  # drafts before a pair is judged
 # Drafts until an alarm, and the share of the known acceptance below which it comes
 ALARM_DRAFTS, ALARM_SHARE = 64, 0.4
+# Drafts after which a network is told that keeps fewer tokens a step than this, if it promises so much
+MISREAD_DRAFTS, MISREAD, PROMISES = 20, 1.2, 0.4
 # Acceptance by position of a drafter of which nothing is known, and the share of it that text drawn at a temperature has
 USUAL, SAMPLED_SHARE = (0.7, 0.7, 0.7, 0.68, 0.66), 0.8
 
@@ -61,7 +63,8 @@ class PairPrior:
         self._start = [share * usual[min(j, len(usual) - 1)] for j in range(MAX_DRAFT_TOKENS)]
         self._start = self._start if near is None else list(near.accept)
         self._counts = Counts(PAIR_MEMORY)
-        self._drafts = self._kept = 0
+        self._drafts = self._kept = self._tokens = 0
+        self.judged = usual[0] >= PROMISES  # whether to tell it where next to nothing is kept
         self.refused = 0  # texts that were to go without the drafter
         self.unused = 0  # of the last texts, those that gave it up
         self.alarms = True  # whether `known` holds at this temperature
@@ -71,6 +74,7 @@ class PairPrior:
         self._counts.add(drafted, accepted)
         self._drafts += 1
         self._kept += accepted > 0
+        self._tokens += accepted
         self._accept = None
 
     @property
@@ -84,6 +88,21 @@ class PairPrior:
         """The share of first tokens that is kept, with one more than was seen; 1 while too few drafts say so."""
         kept, tried = self._counts.kept[0], self._counts.tried[0]
         return (kept + 1.0) / (tried + 2.0) if tried >= TRIES else 1.0
+
+    def misread(self) -> str | None:
+        """A warning, once, when the first drafts kept so little that the network may be read wrongly."""
+        drafts, step = self._drafts, 1.0 + self._tokens / max(self._drafts, 1)
+        if not self.judged or drafts < TRIES or (self._tokens and drafts < MISREAD_DRAFTS):
+            return None
+        self.judged = False
+        if step >= MISREAD:
+            return None
+        return (
+            f"drafter {self._drafter}: {drafts} drafts kept {self._tokens} tokens, {step:.2f} a step, where such "
+            "drafters reach 2 and more. Likely causes: a block read by the wrong convention (sample_from_anchor), other "
+            "layers than it was trained on (taps), a drafter of another target, or a target quantised otherwise. The "
+            "text is still right; `--drafter ngram` goes without it"
+        )
 
     def alarm(self) -> str | None:
         """A warning, once, when first tokens are kept far more rarely than this pair is known for."""

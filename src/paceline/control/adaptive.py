@@ -34,6 +34,7 @@ from paceline.control.base import (
     RowOutcome,
     StepOutcome,
     StopRule,
+    heat_of,
 )
 from paceline.control.confidence import ConfidenceCalibrator, worth_of
 from paceline.control.cost_model import CostModel, CostTable
@@ -103,6 +104,7 @@ class _Pairs:
             near = self._priors[drafter, nearest] if nearest else None
             self._priors[key] = PairPrior(drafter, known.acceptance, sampled=sampled, near=near)
             self._priors[key].alarms = heat <= known.heat  # hotter than measured, less is expected
+            self._priors[key].judged &= heat <= heat_of(1.0)
         return self._priors[key]
 
     def trees(self, drafter: str, sampled: bool) -> TreeEstimator:
@@ -350,9 +352,10 @@ class AdaptivePolicy:
         if request.probing:
             request.wait = 1 if row.accepted else min(max(2 * request.wait, FIRST_WAIT), LAST_WAIT)
         request.due, request.probing = self._step + request.wait, False
-        alarm = self._pairs.prior(row.drafter, request.heat).alarm()
-        if alarm is not None and self._warn is not None:
-            self._warn(alarm)
+        prior = self._pairs.prior(row.drafter, request.heat)
+        for line in (prior.misread(), prior.alarm()):
+            if line is not None and self._warn is not None:
+                self._warn(line)
 
     def _learn_proposal(self, request: _Request, confidence: Seq[float], accepted: int) -> None:
         calibrator = self._pairs.confidence(NGRAM, request.heat > 0)

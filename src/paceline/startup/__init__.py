@@ -19,6 +19,7 @@ from paceline import __version__
 from paceline.config import EngineConfig
 from paceline.control.adaptive import KnownPair
 from paceline.control.cost_model import CostTable, unmeasured
+from paceline.drafters.registry import NETWORKS
 from paceline.engine.engine import EngineParts
 from paceline.files import fingerprint
 from paceline.startup import profile_store
@@ -28,7 +29,6 @@ from paceline.startup.selftest import LIMIT, LONGEST, complaint, estimate, run_s
 
 Say = Callable[[str], None]
 MEASURING = 2.0  # seconds that it may take to measure costs
-NETWORKS = ("mtp", "eagle3", "dflash", "heads", "model")  # whose acceptance is kept and tested
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,7 @@ def start_up(config: EngineConfig, pair: Pair, say: Say) -> Startup:
     warning = complaint(known, pair.network)
     if warning:
         say(warning)
+        out.info["drafter_warning"] = warning
     out.known = known.pairs(pair.network)
     out.info["acceptance"] = f"{' '.join(f'{a:.2f}' for a in known.acceptance)} by position, {source}"
     return out
