@@ -212,17 +212,35 @@ Lead lead_of(const LeadTuple& t, size_t count) {
           std::get<1>(input), floats(std::get<0>(scores)), std::get<1>(scores)};
 }
 
-std::tuple<int, std::vector<int64_t>, std::vector<double>> run_round(Program& program, const RowsTuple& rows,
-                                                                     const HiddenTuple& hidden, const OutputTuple& output,
-                                                                     const std::vector<RuleTuple>& rules,
-                                                                     const std::vector<StopTuple>& stops,
-                                                                     const std::optional<LeadTuple>& led) {
+using RoundResult = std::tuple<int, std::vector<int64_t>, std::vector<double>>;  // status, tokens and confidences [steps][rows]
+
+std::vector<RoundRow> rows_of(const std::vector<RuleTuple>& rules, const std::vector<StopTuple>& stops) {
+  std::vector<RoundRow> how;
+  for (const RuleTuple& rule : rules) how.push_back({draw_row(rule), std::get<1>(rule), std::get<2>(rule), {}});
+  for (size_t r = 0; r < stops.size(); ++r) {
+    const auto& [most, chance, worth, price, step] = stops[r];
+    if (!chance.empty() && worth.empty()) throw nb::value_error("a stop has to say what a confidence is worth");
+    how[r].stop = {most, chance, worth, price, step};
+  }
+  return how;
+}
+
+RoundResult round_result(int status, const std::vector<Drawn>& out) {
+  RoundResult result;
+  std::get<0>(result) = status;
+  for (const Drawn& d : out) {
+    std::get<1>(result).push_back(d.token);
+    std::get<2>(result).push_back(d.confidence);
+  }
+  return result;
+}
+
+RoundResult run_round(Program& program, const RowsTuple& rows, const HiddenTuple& hidden, const OutputTuple& output,
+                      const std::vector<RuleTuple>& rules, const std::vector<StopTuple>& stops, const std::optional<LeadTuple>& led) {
   const auto& [tokens, positions, slots] = rows;
   const size_t count = tokens.size();
   if (positions.size() != count || slots.size() != count || rules.size() != count || stops.size() != count)
     throw nb::value_error("a draft round needs a position, a slot, a rule and a stop for each token");
-  for (const auto& [most, chance, worth, price, step] : stops)
-    if (!chance.empty() && worth.empty()) throw nb::value_error("a stop has to say what a confidence is worth");
   const float* states = reinterpret_cast<const float*>(std::get<2>(hidden));
   for (int32_t slot : slots)
     if (!led && (slot < 0 || slot >= std::get<3>(hidden))) throw nb::value_error("a slot has no hidden state");
@@ -237,12 +255,7 @@ std::tuple<int, std::vector<int64_t>, std::vector<double>> run_round(Program& pr
   plan.ids = reinterpret_cast<const int64_t*>(std::get<5>(output));
   plan.ids_stride = std::get<6>(output);
   plan.moves = std::get<7>(output);
-  std::vector<RoundRow> how;
-  for (const RuleTuple& rule : rules) how.push_back({draw_row(rule), std::get<1>(rule), std::get<2>(rule), {}});
-  for (size_t r = 0; r < count; ++r) {
-    const auto& [most, chance, worth, price, step] = stops[r];
-    how[r].stop = {most, chance, worth, price, step};
-  }
+  std::vector<RoundRow> how = rows_of(rules, stops);
   Lead lead;
   if (led) lead = lead_of(*led, count);
   std::vector<Drawn> out;
@@ -256,13 +269,37 @@ std::tuple<int, std::vector<int64_t>, std::vector<double>> run_round(Program& pr
     }
     status = draft_round(program, plan, std::move(start), std::move(how), led ? &lead : nullptr, &out);
   }
-  std::tuple<int, std::vector<int64_t>, std::vector<double>> result;
-  std::get<0>(result) = status;
-  for (const Drawn& d : out) {
-    std::get<1>(result).push_back(d.token);
-    std::get<2>(result).push_back(d.confidence);
+  return round_result(status, out);
+}
+
+using FeedTuple = std::tuple<int, int64_t, int64_t, int64_t>;  // buffer, address, width, steps
+using StateTuple = std::tuple<int, int64_t, int64_t, int64_t>;  // buffer or -1, width, address of what becomes it, stride
+using ScoresTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;  // as `Scores`, whose rows share ids
+
+RoundResult run_chain(Program& program, const std::vector<int64_t>& tokens, const std::vector<FeedTuple>& feeds, const StateTuple& state,
+                      const ScoresTuple& scores, const std::vector<RuleTuple>& rules, const std::vector<StopTuple>& stops) {
+  if (rules.size() != tokens.size() || stops.size() != tokens.size())
+    throw nb::value_error("a draft round needs a rule and a stop for each token");
+  ChainPlan plan;
+  int most = 0;
+  for (const StopTuple& stop : stops) most = std::max(most, std::get<0>(stop));
+  for (const auto& [buffer, data, width, steps] : feeds) {
+    if (steps < most) throw nb::value_error("a chain is fed for fewer steps than it may have");
+    plan.feeds.push_back({buffer, reinterpret_cast<const float*>(data), width, steps});
   }
-  return result;
+  plan.state_buffer = std::get<0>(state), plan.state_width = std::get<1>(state);
+  plan.after = reinterpret_cast<const float*>(std::get<2>(state)), plan.after_stride = std::get<3>(state);
+  const auto& [logits, stride, width, ids, sure, sure_stride] = scores;
+  plan.scores = {reinterpret_cast<const float*>(logits), stride, width, reinterpret_cast<const int64_t*>(ids), 0,
+                 reinterpret_cast<const float*>(sure), sure_stride};
+  std::vector<RoundRow> how = rows_of(rules, stops);
+  std::vector<Drawn> out;
+  int status;
+  {
+    nb::gil_scoped_release release;
+    status = chain_round(program, plan, tokens, std::move(how), &out);
+  }
+  return round_result(status, out);
 }
 
 // The search, with what `tokens` has come to have since it was asked last.
@@ -296,7 +333,7 @@ void add_layer(Tower& tower, const std::vector<int64_t>& norms, const std::vecto
 }  // namespace
 
 NB_MODULE(_native, m) {
-  m.attr("layout") = 26;  // raised whenever these signatures change; paceline/ops/native.py checks it
+  m.attr("layout") = 28;  // raised whenever these signatures change; paceline/ops/native.py checks it
   m.attr("most_rows") = static_cast<int>(Pool::max_chunks);  // of one run: a row has at least a chunk of its own
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("choose_isa", [](const std::string& name) { return choose_kernels(name.c_str()); });
@@ -349,6 +386,7 @@ NB_MODULE(_native, m) {
       .def("run", &run)
       .def("run_numbers", &run_numbers)
       .def("draft_round", &run_round, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none())
+      .def("chain_round", &run_chain)
       .def("profile", &Program::profile)
       .def("seconds", &Program::seconds)
       .def("spent", &Program::spent)

@@ -95,6 +95,8 @@ int64_t Program::chunks_of(Step& step) {
     }
   } else if (op.code == DELTA) {
     for (const Op& o : step.ops) total += static_cast<int64_t>(texts_.size()) * o.integers[2];
+  } else if (op.code == BLOCK_CONV) {
+    total = rows_.count;
   } else if (op.code == EXPERTS) {
     total = static_cast<int64_t>(op.weights.size());
   } else {
@@ -201,6 +203,7 @@ void Program::chunk(int step_index, int index, int thread) {
       case ATTENTION: return attention(step, index, thread);
       case EXPERTS: return experts(step.ops[0], index, thread);
       case DELTA: return delta(step, index, thread);
+      case BLOCK_CONV: return block_conv(step.ops[0], index);
       default: return gather(step.ops[0], step_index, index, thread);
     }
   }
@@ -260,6 +263,21 @@ void Program::row_op(const Op& op, int64_t row, int64_t begin, int64_t end) {
         for (int64_t i = 0; i < width; ++i) y[i] += values[rank * width + i] * x[top_k + rank];
       return;
     }
+  }
+}
+
+// values: x, mix, y. integers: taps, base [taps][width]. A row's taps are those of the base plus what `mix` says of each
+// group of columns; rows before the first of its sequence in this run count as zeros.
+void Program::block_conv(const Op& op, int64_t row) {
+  const int64_t taps = op.integers[0], width = op.values[0].width, groups = op.values[1].width / taps, group = width / groups;
+  const float *base = reinterpret_cast<const float*>(op.integers[1]), *mix = at(op.values[1], row);
+  float* y = at(op.values[2], row);
+  std::fill(y, y + width, 0.0f);
+  for (int64_t tap = 0; tap < taps; ++tap) {
+    if (tap && (row < tap || !goes_on(row - tap + 1))) return;
+    const float* x = at(op.values[0], row - tap);
+    for (int64_t g = 0; g < groups; ++g)
+      for (int64_t c = g * group; c < (g + 1) * group; ++c) y[c] += (base[tap * width + c] + mix[tap * groups + g]) * x[c];
   }
 }
 

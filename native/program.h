@@ -20,7 +20,8 @@ const char* bf16_dot_way();  // how pairs of bfloat16 are multiplied: "registers
 enum Code : int {
   EMBED, NORM, ROTARY, STORE, ADD, MUL, SCALE, GELU, GATED_GELU, GATED_SILU, BIAS, SOFTCAP, COPY, ROUTE, MIX, TOP_CLUSTERS, GATED_SIGMOID, KEEP,  // of one row
   LINEAR, ATTENTION, EXPERTS, GATHER, DELTA,
-  GATED_CLAMPED = 24  // only what experts' gate and value go through
+  GATED_CLAMPED = 24,  // only what experts' gate and value go through
+  BLOCK_CONV = 25
 };
 
 struct Value {  // `width` columns of a buffer, from `column`
@@ -142,6 +143,7 @@ class Program : public Job {
   bool find_texts(const Rows& rows);
   void delta(const Step& step, int index, int thread);
   void keep_row(const Op& op, int64_t row);
+  void block_conv(const Op& op, int64_t row);
   bool goes_on(int64_t row) const;
   bool reaches(int64_t row, const Layer& layer) const;
   int32_t reach_of(int64_t row) const { return reach_.empty() ? 0 : reach_[row]; }

@@ -1,6 +1,7 @@
 #include "round.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -31,56 +32,100 @@ int Lead::run() const {
   return head->run({count, nullptr, nullptr, nullptr});
 }
 
+double shared_chance(double logit) {
+  const double sure = logit > -700 ? 1 / (1 + std::exp(-logit)) : 0;  // 0 for NaN, too
+  return sure / (2 - sure);
+}
+
+RoundRows::RoundRows(std::vector<RoundRow> how, std::vector<Drawn>* out) : how_(std::move(how)), out_(out) {
+  const size_t all = how_.size();
+  active_.resize(all), draws_.resize(all), drawn_.resize(all), gains_.resize(all);
+  for (size_t r = 0; r < all; ++r) active_[r] = static_cast<int64_t>(r);
+  out_->clear();
+}
+
+std::vector<int64_t> RoundRows::draw_step(int step, const Scores& scores) {
+  const int64_t all = static_cast<int64_t>(how_.size());
+  for (int64_t r = 0; r < count(); ++r) {
+    const RoundRow& row = how_[active_[r]];
+    DrawRow& draw = draws_[r] = row.draw;
+    draw.x = scores.logits + r * scores.stride;
+    draw.ids = scores.ids ? scores.ids + r * scores.ids_stride : nullptr;
+    noise_keys(row.seed, row.position + step, 0, &draw.k0, &draw.k1);
+  }
+  draw(draws_.data(), count(), scores.width, !scores.sure, drawn_.data());
+  out_->resize(out_->size() + all);
+  Drawn* found = out_->data() + out_->size() - all;
+  double gained = 0, takes = 0;
+  for (int64_t r = 0; r < count(); ++r) {
+    const int64_t row = active_[r];
+    if (scores.sure && drawn_[r].token >= 0) drawn_[r].confidence = shared_chance(scores.sure[r * scores.sure_stride]);
+    found[row] = drawn_[r];
+    gains_[r] = drawn_[r].token < 0 ? -1 : how_[row].gain(step, drawn_[r].confidence);
+    if (gains_[r] <= 0) continue;
+    gained += gains_[r];
+    takes = std::max(takes, how_[row].stop.step);
+  }
+  std::vector<int64_t> on, left;
+  for (int64_t r = 0; r < count() && gained >= takes; ++r)
+    if (gains_[r] > 0) on.push_back(r), left.push_back(active_[r]);
+  active_ = std::move(left);
+  return on;
+}
+
 int draft_round(Program& program, const RoundPlan& plan, RoundStart start, std::vector<RoundRow> how, const Lead* lead,
                 std::vector<Drawn>* out) {
-  const int64_t all = static_cast<int64_t>(start.tokens.size()), width = plan.hidden_width;
-  std::vector<int64_t> active(all);  // rows that still take part, in order; what is in `start` is theirs
-  std::vector<DrawRow> draws(all);
-  std::vector<Drawn> drawn(all);
-  std::vector<double> gains(all);
-  for (int64_t r = 0; r < all; ++r) active[r] = r;
-  out->clear();
-  start.hidden.resize(all * width);
+  const int64_t width = plan.hidden_width;
+  RoundRows rows(std::move(how), out);
+  start.hidden.resize(rows.count() * width);
   program.bind(plan.hidden_buffer, start.hidden.data(), width);
-  for (int step = 0; !active.empty(); ++step) {
-    const int64_t count = static_cast<int64_t>(active.size());
+  for (int step = 0; rows.count(); ++step) {
     const bool leads = lead && !step;
-    const Rows rows{count, start.tokens.data(), start.positions.data(), start.slots.data()};
-    if (int status = leads ? lead->run() : program.run(rows)) return status;
-    const float* logits = leads ? lead->logits : plan.logits;
-    const int64_t logits_stride = leads ? lead->logits_stride : plan.logits_stride;
-    for (int64_t r = 0; r < count; ++r) {
-      const RoundRow& row = how[active[r]];
-      DrawRow& draw = draws[r] = row.draw;
-      draw.x = logits + r * logits_stride;
-      draw.ids = plan.ids ? plan.ids + r * plan.ids_stride : nullptr;
-      noise_keys(row.seed, row.position + step, 0, &draw.k0, &draw.k1);
-    }
-    draw(draws.data(), count, plan.width, true, drawn.data());
-    out->resize(out->size() + all);
-    Drawn* found = out->data() + out->size() - all;
-    double gained = 0, takes = 0;
-    for (int64_t r = 0; r < count; ++r) {
-      const int64_t row = active[r];
-      found[row] = drawn[r];
-      gains[r] = drawn[r].token < 0 ? -1 : how[row].gain(step, drawn[r].confidence);
-      if (gains[r] <= 0) continue;
-      gained += gains[r];
-      takes = std::max(takes, how[row].stop.step);
-    }
+    if (int status = leads ? lead->run()
+                           : program.run({rows.count(), start.tokens.data(), start.positions.data(), start.slots.data()}))
+      return status;
+    const Scores scores{leads ? lead->logits : plan.logits, leads ? lead->logits_stride : plan.logits_stride, plan.width,
+                        plan.ids, plan.ids_stride, nullptr, 0};
     int64_t left = 0;
-    for (int64_t r = 0; r < count && gained >= takes; ++r) {
-      const int64_t row = active[r];
-      if (gains[r] <= 0) continue;
+    for (int64_t r : rows.draw_step(step, scores)) {
       const float* after = leads ? lead->after + lead->last[r] * lead->after_stride : plan.after + r * plan.after_stride;
-      active[left] = row;
-      start.tokens[left] = drawn[r].token;
+      start.tokens[left] = rows.drawn(r).token;
       start.positions[left] = start.positions[r] + (plan.moves ? 1 : 0);
       start.slots[left] = start.slots[r];
       std::memcpy(start.hidden.data() + left * width, after, sizeof(float) * width);
       ++left;
     }
-    active.resize(left);
+  }
+  return OK;
+}
+
+int chain_round(Program& program, const ChainPlan& plan, std::vector<int64_t> tokens, std::vector<RoundRow> how,
+                std::vector<Drawn>* out) {
+  const int64_t all = static_cast<int64_t>(tokens.size()), width = plan.state_width;
+  RoundRows rows(std::move(how), out);
+  std::vector<float> state(all * width);
+  std::vector<std::vector<float>> gathered(plan.feeds.size());
+  if (plan.state_buffer >= 0) program.bind(plan.state_buffer, state.data(), width);
+  for (int step = 0; rows.count(); ++step) {
+    for (size_t f = 0; f < plan.feeds.size(); ++f) {
+      const Feed& feed = plan.feeds[f];
+      float* own = const_cast<float*>(feed.data) + step * feed.width;  // inputs are bound as all buffers are, and read
+      int64_t stride = feed.steps * feed.width;
+      if (rows.count() < all) {  // some have ended: the others close up
+        gathered[f].resize(rows.count() * feed.width);
+        for (int64_t r = 0; r < rows.count(); ++r)
+          std::memcpy(gathered[f].data() + r * feed.width, own + rows.row(r) * stride, sizeof(float) * feed.width);
+        own = gathered[f].data(), stride = feed.width;
+      }
+      program.bind(feed.buffer, own, stride);
+    }
+    if (int status = program.run({rows.count(), tokens.data(), nullptr, nullptr})) return status;
+    int64_t left = 0;
+    for (int64_t r : rows.draw_step(step, plan.scores)) {
+      tokens[left] = rows.drawn(r).token;
+      if (width) std::memcpy(state.data() + left * width, plan.after + r * plan.after_stride, sizeof(float) * width);
+      ++left;
+    }
   }
   return OK;
 }

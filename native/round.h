@@ -47,6 +47,36 @@ struct RoundRow {  // how a row's tokens are drawn; `position` is that of its fi
   double gain(int step, double confidence);
 };
 
+struct Scores {  // of the tokens that a step draws
+  const float* logits = nullptr;  // [rows][width]
+  int64_t stride = 0, width = 0;
+  const int64_t* ids = nullptr;   // [rows][width] token ids of the logits; null: the whole vocabulary
+  int64_t ids_stride = 0;         // 0: all rows have the same
+  const float* sure = nullptr;    // [rows] logits of the drafter's own confidence; null: that is the token's probability
+  int64_t sure_stride = 0;
+};
+
+// The least chance that a token drawn with the target's noise is kept: c / (2 - c), c the sigmoid of the logit.
+double shared_chance(double logit);
+
+class RoundRows {  // the rows of a round, as long as each takes part
+ public:
+  RoundRows(std::vector<RoundRow> how, std::vector<Drawn>* out);
+  int64_t count() const { return static_cast<int64_t>(active_.size()); }  // that take part
+  int64_t row(int64_t place) const { return active_[place]; }             // which of the round
+  const Drawn& drawn(int64_t place) const { return drawn_[place]; }       // by the places before the draw
+  // Draw a token for each; the places of those that go on, and only these take part from then on.
+  std::vector<int64_t> draw_step(int step, const Scores& scores);
+
+ private:
+  std::vector<RoundRow> how_;
+  std::vector<int64_t> active_;
+  std::vector<DrawRow> draws_;
+  std::vector<Drawn> drawn_;
+  std::vector<double> gains_;
+  std::vector<Drawn>* out_;
+};
+
 struct RoundStart {  // by row: the last token, its position, the sequence's slot, and the state to draft from
   std::vector<int64_t> tokens;
   std::vector<int32_t> positions, slots;
@@ -73,6 +103,25 @@ struct Lead {  // what gives a round's first token in place of the step: all row
 // Returns a Status; out is [steps][rows], without a token where a row did not take part any more. With a lead, `start`
 // has no states, and its positions are those of the rows `last`.
 int draft_round(Program& program, const RoundPlan& plan, RoundStart start, std::vector<RoundRow> how, const Lead* lead,
+                std::vector<Drawn>* out);
+
+struct Feed {  // an input of a chain's step that was computed for all steps before: [rows][steps][width]
+  int buffer = 0;
+  const float* data = nullptr;
+  int64_t width = 0, steps = 0;
+};
+
+struct ChainPlan {  // where the recorded step of a chain reads and writes; it has no K/V
+  std::vector<Feed> feeds;
+  int state_buffer = -1;           // what a step hands to the next one, zeros at first; -1: nothing
+  int64_t state_width = 0;
+  const float* after = nullptr;    // its output that is this
+  int64_t after_stride = 0;
+  Scores scores;
+};
+
+// As `draft_round`, for blocks whose tokens are scored beside the token before, see models/drafters/dspark.py.
+int chain_round(Program& program, const ChainPlan& plan, std::vector<int64_t> tokens, std::vector<RoundRow> how,
                 std::vector<Drawn>* out);
 
 }  // namespace paceline

@@ -7,6 +7,7 @@ text: no cache, no graph, nothing of paceline but the target's own hidden states
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +89,10 @@ def build_dflash(
 
 
 class DFlashReference:
-    """Drafts greedily for a text, from the target's hidden states of it."""
+    """Drafts greedily for a text, from the target's hidden states of it, in float64."""
 
     def __init__(self, target: Path, folder: Path) -> None:
-        self.w = load_file(folder / "model.safetensors")
+        self.w = {name: wide(value) for name, value in load_file(folder / "model.safetensors").items()}
         self.config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         layers = self.config.get("transformer_layer_config", self.config)
         self.rotary = Qwen3RotaryEmbedding(
@@ -99,8 +100,8 @@ class DFlashReference:
         )
         shared = load_file(target / "model.safetensors")
         name = next(name for name in shared if name.endswith("embed_tokens.weight"))
-        self.embedding = shared[name]
-        head = shared.get("lm_head.weight", self.embedding)
+        self.embedding = self.w.get("embed_tokens.weight", wide(shared[name]))
+        head = wide(shared["lm_head.weight"]) if "lm_head.weight" in shared else wide(shared[name])
         self.head = self.w.get("lm_head.weight", head)
         self.ids = torch.arange(len(self.head)) + self.w.get("d2t", torch.tensor(0))
 
@@ -135,18 +136,42 @@ class DFlashReference:
         )
         return out[0].transpose(0, 1).flatten(1) @ self.w[f"{at}.o_proj.weight"].T
 
-    def draft(self, text: list[int], states: Tensor, count: int) -> tuple[list[int], list[Tensor]]:
-        """(tokens, logits [C] of each) after `text`, from states [len(text) - 1, taps * hidden] of its rows."""
-        context = self.norm("hidden_norm", states @ self.w["fc.weight"].T)
-        x = self.embedding[torch.tensor([text[-1], *[MASK] * (BLOCK - 1)])]
+    def feed(self, at: str, y: Tensor) -> Tensor:
+        up = F.silu(y @ self.w[f"{at}.gate_proj.weight"].T) * (y @ self.w[f"{at}.up_proj.weight"].T)
+        return up @ self.w[f"{at}.down_proj.weight"].T
+
+    def around(self, name: str, y: Tensor, inner: Callable[[Tensor], Tensor]) -> Tensor:
+        """A sublayer of the normed rows `y`; relatives have something around it."""
+        return inner(y)
+
+    @property
+    def first(self) -> int:
+        return 0 if self.config.get("sample_from_anchor") else 1
+
+    def block(self, text: list[int], states: Tensor) -> Tensor:
+        """The normed rows of the block [B, H] behind `text`, from states [len(text) - 1, taps * hidden] of its rows."""
+        rows = (
+            self.config["block_size"]
+            if "block_size" in self.config
+            else self.config["dflash_config"]["block_size"]
+        )
+        context = self.norm("hidden_norm", states.double() @ self.w["fc.weight"].T)
+        x = self.embedding[torch.tensor([text[-1], *[MASK] * (rows - 1)])]
         for i in range(sum(name.endswith("q_proj.weight") for name in self.w)):
             at = f"layers.{i}"
-            x = x + self.attention(f"{at}.self_attn", self.norm(f"{at}.input_layernorm", x), context)
-            y = self.norm(f"{at}.post_attention_layernorm", x)
-            up = F.silu(y @ self.w[f"{at}.mlp.gate_proj.weight"].T) * (
-                y @ self.w[f"{at}.mlp.up_proj.weight"].T
+            y = self.norm(f"{at}.input_layernorm", x)
+            x = x + self.around(
+                f"{at}.attention", y, lambda y, at=at: self.attention(f"{at}.self_attn", y, context)
             )
-            x = x + up @ self.w[f"{at}.mlp.down_proj.weight"].T
-        first = 0 if self.config.get("sample_from_anchor") else 1
-        logits = (self.norm("norm", x) @ self.head.T)[first : first + count]
+            y = self.norm(f"{at}.post_attention_layernorm", x)
+            x = x + self.around(f"{at}.mlp", y, lambda y, at=at: self.feed(f"{at}.mlp", y))
+        return self.norm("norm", x)
+
+    def draft(self, text: list[int], states: Tensor, count: int) -> tuple[list[int], list[Tensor]]:
+        """(tokens, logits [C] of each) after `text`."""
+        logits = (self.block(text, states) @ self.head.T)[self.first : self.first + count]
         return [int(self.ids[row.argmax()]) for row in logits], list(logits)
+
+
+def wide(x: Tensor) -> Tensor:
+    return x.double() if x.is_floating_point() else x

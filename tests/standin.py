@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline.core import ForwardBatch
 from paceline.kv.cache import KVCache
 from paceline.ops import native_sampling
-from paceline.ops.base import Drawn, Graph, RoundStart, Rule, Stop
+from paceline.ops.base import ChainStart, Drawn, Graph, RoundStart, Rule, Stop
 from paceline.ops.cuda import round as rounds
 from paceline.ops.cuda.drawing import Drawer, Logits
 from paceline.ops.cuda.places import Place, Ref
@@ -59,7 +59,7 @@ class ReferencePlan:
         self._meta = torch.zeros(Layout(ROWS, 0).size(0), dtype=torch.int32)
         self._held: dict[Bucket, Held] = {}
 
-    def load(self, rows: ForwardBatch, cache: KVCache) -> Bucket:
+    def load(self, rows: ForwardBatch, cache: KVCache | None) -> Bucket:
         self.cache, self.layout = cache, Layout(round_up(rows.count), 0)
         assert rows.numbers is not None
         host = self.staging.take(self.layout.size(0))
@@ -118,6 +118,7 @@ class StandInRunner(EagerRunner):
     def __init__(self) -> None:
         super().__init__(torch.float32)
         self.rounds: dict[Graph, rounds.Round] = {}
+        self.chains: dict[Graph, rounds.Chain] = {}
         self.plans: dict[Graph, ReferencePlan] = {}
         self.drawn: list[Drawn] = []
 
@@ -136,4 +137,13 @@ class StandInRunner(EagerRunner):
         if graph not in self.rounds:
             self.rounds[graph] = rounds.Round(plan, start.moves, start.ids)  # type: ignore[arg-type]
         self.drawn.append(self.rounds[graph].run(start, cache, states, rules, stops))
+        return self.drawn[-1]
+
+    def chain_round(
+        self, graph: Graph, start: ChainStart, rules: list[Rule], stops: list[Stop]
+    ) -> Drawn | None:
+        if graph not in self.chains:
+            plan = self.plans.setdefault(graph, ReferencePlan(graph))
+            self.chains[graph] = rounds.Chain(plan, start)  # type: ignore[arg-type]
+        self.drawn.append(self.chains[graph].chain(start, rules, stops))
         return self.drawn[-1]

@@ -81,7 +81,8 @@ class EngineConfig(StepOptions):
     drafter: str = option(
         "auto",
         Text("give 'none' to decode without one, 'auto' for the one that fits, or a kind or a model", path=True),
-        "auto, none, ngram, lookahead, mtp, mtp+ngram, eagle3, dflash, heads, model, or a drafter's folder or hub id.",
+        "auto, none, ngram, lookahead, mtp, mtp+ngram, eagle3, dflash, dspark, heads, model, or a drafter's folder "
+        "or hub id.",
         SPECULATION, aliases=("speculative_model", "speculative_draft_model_path", "model_draft"),
         doors=UNSWEPT, look=Look(metavar="NAME"),
     )  # fmt: skip

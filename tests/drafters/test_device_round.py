@@ -11,9 +11,11 @@ import pytest
 pytest.importorskip("triton")
 
 from checkpoints import VOCAB
+from dspark_files import DSparkReference, build_dspark
 from eagle3_files import build_eagle3, eagle3_reference
 from mtp_files import MtpReference, build_mtp
 from paceline import LLM, SamplingParams, assembly
+from paceline.control.fixed import FixedPolicy
 from paceline.engine.picker import StepPicker
 from paceline.models.registry import load_target
 from paceline.ops import native_sampling
@@ -21,7 +23,7 @@ from paceline.ops.base import RoundStart, Stop
 from paceline.ops.cuda import round as rounds
 from paceline.ops.reference import EagerRunner
 from standin import NativeDrawer, ReferencePlan, StandInRunner
-from tapping import DEPTH, Reference, play
+from tapping import DEPTH, Pair, Reference, params, play, texts
 
 pytestmark = pytest.mark.skipif(not native_sampling.available(), reason="needs the compiled draws")
 MAKE = StepPicker.__init__
@@ -100,7 +102,7 @@ def test_a_row_without_a_token_ends_alone(runner: StandInRunner, monkeypatch: py
 
 
 @pytest.mark.parametrize("scene", ["partly", "preempted"])
-@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
+@pytest.mark.parametrize("kind", ["eagle3", "mtp", "dspark", "dspark rnn"])
 def test_networks_with_a_cache_of_their_own(
     kind: str, scene: str, runner: StandInRunner, llama: Path, tmp_path: Path
 ) -> None:
@@ -108,6 +110,11 @@ def test_networks_with_a_cache_of_their_own(
     if kind == "mtp":
         target = drafter = build_mtp(llama, tmp_path / "drafter")
         reference: Reference = MtpReference(target, drafter)
+    elif kind.startswith("dspark"):
+        target, markov = llama, "rnn" if "rnn" in kind else "vanilla"
+        hidden = load_target(target).hidden_size
+        drafter = build_dspark(tmp_path, hidden=hidden, vocab=VOCAB, draft_vocab=40, markov=markov)
+        reference = DSparkReference(target, drafter)
     else:
         target = llama
         hidden = load_target(target).hidden_size
@@ -116,6 +123,33 @@ def test_networks_with_a_cache_of_their_own(
     play(scene, target, drafter, reference, runner)
     assert len(runner.drawn) > 6
     assert max(len(drawn.tokens) for drawn in runner.drawn) == DEPTH
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("markov", ["vanilla", "rnn"])
+def test_a_chain_equals_its_steps(
+    markov: str,
+    temperature: float,
+    runner: StandInRunner,
+    llama: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tokens, and where confidences end a row beside others that go on."""
+    planned(monkeypatch, Stop(7, (0.9,) * 6, ((0.1, 0.9),) * 12, price=0.25))
+    build_dspark(tmp_path, hidden=48, vocab=VOCAB, draft_vocab=40, markov=markov)
+    reference = DSparkReference(llama, tmp_path)
+    each = {str(i): (text, params(16, seed=i, temperature=temperature)) for i, text in enumerate(texts(3))}
+
+    def run() -> list[tuple[list[int], list[int]]]:
+        pair = Pair(llama, tmp_path, reference, runner)
+        found = pair.engine(policy=FixedPolicy(7), draft_tokens=7).run(each)
+        return [(got[0].token_ids, got[0].stats.drafted_by_position) for got in found.values()]
+
+    whole = run()
+    assert any(len(drawn.tokens) > 1 for drawn in runner.drawn)
+    monkeypatch.setattr(StandInRunner, "chain_round", EagerRunner.chain_round)
+    assert run() == whole
 
 
 def test_a_step_that_cannot_be_captured_is_launched(

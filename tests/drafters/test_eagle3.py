@@ -71,7 +71,7 @@ def retensor(folder: Path, **changes: Any) -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], dict[str, Any], type[LoadError], str]] = {
-    "unknown flag": ({"parallel_drafting": True}, {}, ConfigError, "eagle3: parallel_drafting=True is not known"),
+    "unknown flag": ({"use_swa": True}, {}, ConfigError, "eagle3: use_swa=True is not known"),
     "no layer": ({"transformer_layer_config": None}, {}, ConfigError, "has no transformer_layer_config"),
     "both norms": ({"norm_before_fc": True, "fc_norm": True}, {}, ConfigError, "exclude each other"),
     "odd flag": ({"norm_output": "yes"}, {}, ConfigError, "norm_output='yes' is not supported: it is either true"),

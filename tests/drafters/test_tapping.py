@@ -4,6 +4,7 @@ before, and changes no text. A planted bug of the telling is seen.
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,9 @@ import torch
 
 from checkpoints import VOCAB, build_target
 from decoders import build_decoder
+from dflash2_files import DFlash2Reference, build_dflash2
 from dflash_files import DFlashReference, build_dflash
+from dspark_files import DSparkReference, build_dspark
 from eagle3_files import build_eagle3, eagle3_reference
 from heads_files import HeadsReference, build_meta
 from mtp_files import MtpReference, TheirModules, build_mtp
@@ -36,6 +39,7 @@ from paceline.models.registry import load_target
 from paceline.ops import native
 from paceline.ops.base import Runner
 from paceline.ops.reference import EagerRunner
+from peagle_files import PEagleReference, build_peagle
 from tapping import BUGS, DEPTH, SCENES, Pair, Reference, params, play, texts
 
 Made = tuple[Path, Path, Reference]  # a target, its drafter, what that one should draft
@@ -73,6 +77,26 @@ def dflash(target: Path, folder: Path) -> Made:
     return target, drafter, DFlashReference(target, drafter)
 
 
+def dspark(target: Path, folder: Path, **variant: Any) -> Made:
+    hidden = load_target(target).hidden_size
+    drafter = build_dspark(folder, hidden=hidden, vocab=VOCAB, **{"draft_vocab": 40} | variant)
+    return target, drafter, DSparkReference(target, drafter)
+
+
+def dflash2(target: Path, folder: Path) -> Made:
+    drafter = build_dflash2(folder, hidden=load_target(target).hidden_size, vocab=VOCAB)
+    return target, drafter, DFlash2Reference(target, drafter)
+
+
+def peagle(target: Path, folder: Path) -> Made:
+    drafter = build_peagle(folder, hidden=load_target(target).hidden_size, vocab=VOCAB, draft_vocab=40)
+    return target, drafter, PEagleReference(drafter)
+
+
+def dspark_rnn(target: Path, folder: Path) -> Made:
+    return dspark(target, folder, markov="rnn", style="deepseek", draft_vocab=None)
+
+
 def heads(target: Path, folder: Path) -> Made:
     meta, made = build_meta(folder / "meta"), folder / "made"
     convert_meta(meta, made)
@@ -83,7 +107,7 @@ def heads(target: Path, folder: Path) -> Made:
 KITS: dict[str, Callable[[Path, Path], Made]] = {
     "eagle3": eagle3, "mtp": mtp, "3 modules": mtp_of_three, "dflash": dflash, "deepseek": of_deepseek,
     "glm4": of_glm4,
-    "heads": heads,
+    "heads": heads, "dspark": dspark, "dspark rnn": dspark_rnn, "dflash2": dflash2, "peagle": peagle,
 }  # fmt: skip
 
 
@@ -111,9 +135,11 @@ class Scores(GreedyPicker):
         super().__init__(1)
         self.logits: list[torch.Tensor] = []
 
-    def pick(self, rows: Any, step: int, logits: torch.Tensor, ids: torch.Tensor | None = None) -> list[int]:
+    def pick(
+        self, rows: Any, step: int, logits: torch.Tensor, ids: torch.Tensor | None = None, sure: Any = None
+    ) -> list[int]:
         self.logits.append(logits[0].clone())
-        return super().pick(rows, step, logits, ids)
+        return super().pick(rows, step, logits, ids, sure)
 
 
 def test_each_step_is_within_1e_4(made: Made, runner: Runner) -> None:
@@ -151,6 +177,30 @@ def test_rows_that_wait_are_computed_by_pieces_and_their_memory_is_used_again(ma
         assert picker.tokens == [pair.reference.draft(text, states, depth)[0]]
         pair.drafter.forget(0)
         assert pair.drafter._spare == [waiting]
+
+
+def test_identifiers_are_repeated_as_without_it(made: Made) -> None:
+    """Hashes, uuids and names of models: tokens that no drafter can guess change nothing either."""
+    target, drafter, _ = made
+    settings: dict[str, Any] = {
+        "max_model_len": 256,
+        "profile_dir": "none",
+        "cache_memory": 2**23,
+        "draft_tokens": 4,
+    }
+    engine = build_engine(EngineConfig(target=str(target), drafter=str(drafter), **settings))
+    name = engine.info["drafter"].partition("+")[0]
+    assert engine.tokenizer is not None
+    rng, each = random.Random(5), dict[str, Any]()
+    for i in range(4):
+        named = " ".join(f"{rng.getrandbits(64):016x}" for _ in range(3))
+        ids = engine.tokenizer.encode(named)[:90]
+        each[str(i)] = ids + ids[:20], params(40, temperature=0.8 * (i % 2), seed=i)
+    plain = engine.run({k: (ids, replace(p, drafter="none")) for k, (ids, p) in each.items()})
+    for kind in (name, f"{name}+ngram"):
+        got = engine.run({k: (ids, replace(p, drafter=kind)) for k, (ids, p) in each.items()})
+        assert {k: v[0].token_ids for k, v in got.items()} == {k: v[0].token_ids for k, v in plain.items()}
+        assert sum(v[0].stats.drafted for v in got.values()) > 40
 
 
 class GivesUp(FixedPolicy):

@@ -232,8 +232,11 @@ REFUSED: list[tuple[str, Change, str]] = [
     ("dflash", config(model_type="qwen3", architectures=["DFlashDraftModel"], dflash_config={}),
      "dflash: global_head_dim=128 is not known to this version"),
     ("dflash 2", config(model_type="qwen3", architectures=["DFlash2DraftModel"], dflash_config={}),
-     "is a DFlash 2 drafter"),
-    ("dspark", config(model_type="dspark", architectures=["DSparkForCausalLM"]), "is a DSpark drafter"),
+     "dflash2: global_head_dim=128 is not known to this version"),
+    ("dspark", config(model_type="qwen3", architectures=["Qwen3DSparkModel"]),
+     "dspark: global_head_dim=128 is not known to this version"),
+    ("p-eagle", config(model_type=..., speculators_model_type="peagle"),
+     "peagle: config.json has no transformer_layer_config"),
     ("qwen mtp", config(model_type="qwen3_next_mtp", architectures=["Qwen3NextMTP"]), "(MTP) head, which paceline"),
     ("broken sampling", put("generation_config.json", {"top_p": 7}), "generation_config.json: top_p is 7, not a number"),
     # M2 and L1: hostile

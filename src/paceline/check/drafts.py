@@ -174,10 +174,15 @@ class _Gaps(GreedyPicker):
     gap = float("inf")
 
     def pick(
-        self, rows: Seq[int], step: int, logits: torch.Tensor, ids: torch.Tensor | None = None
+        self,
+        rows: Seq[int],
+        step: int,
+        logits: torch.Tensor,
+        ids: torch.Tensor | None = None,
+        sure: Seq[float] | None = None,
     ) -> list[int]:
         self.gap = min(self.gap, _gap(logits))
-        return super().pick(rows, step, logits, ids)
+        return super().pick(rows, step, logits, ids, sure)
 
 
 def _clean_text(drafter: TranslatedDrafter, texts: Seq[list[int]]) -> Iterator[Callable[[int], Clean]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from paceline.errors import LoadError
 from paceline.files import read_json
@@ -13,17 +13,42 @@ OLDER = {
     "gemma": "Gemma 1", "gemma2": "Gemma 2", "gemma3n": "Gemma 3n",
     "gemma3n_text": "Gemma 3n", "paligemma": "PaliGemma", "t5gemma": "T5Gemma", "recurrent_gemma": "RecurrentGemma",
 }  # fmt: skip
+NEWER = {
+    "qwen4_exp": "Qwen3.8-Flash-Next", "deepseek_v4": "DeepSeek V4, with the DSpark modules in its own weights",
+}  # fmt: skip
 ASSISTANT_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
-Kind = Literal["mtp", "eagle3", "dflash", "heads"]  # of drafters that are made for one target
+Kind = Literal["mtp", "eagle3", "peagle", "dflash", "dflash2", "dspark", "heads"]  # made for one target
 KINDS: tuple[Kind, ...] = get_args(Kind)
-EAGLE3, DFLASH = "an EAGLE-3 head", "a DFlash drafter"  # which paceline runs, see models/drafters/networks.py
-# word in what a drafter's config names itself by -> what it is; the first that is found counts
-DRAFTERS = (
-    ("peagle", "a P-EAGLE head"), ("eagle3", EAGLE3), ("eagle", "an EAGLE head"), ("dspark", "a DSpark drafter"),
-    ("dflash2", "a DFlash 2 drafter"), ("dflash", DFLASH), ("medusa", "a set of Medusa heads"),
-    ("mlp_speculator", "an MLP speculator"), ("mlpspeculator", "an MLP speculator"),
-    ("mtp", "a multi-token-prediction (MTP) head"),
-)  # fmt: skip
+PARALLEL_KEYS = (
+    "mask_token_id",
+    "pard_token",
+    "ptd_token_id",
+    "parallel_drafting",
+)  # of P-EAGLE in vLLM's layout
+
+
+class Sign(NamedTuple):
+    """How a drafter's config is recognised."""
+
+    word: str  # in what it names itself by
+    what: str
+    kind: Kind | None = None  # None: paceline does not run it
+
+
+# the first whose word is there counts
+SIGNS = (
+    Sign("eagle3deepseekv2", "an EAGLE-3 head with a layer of latent attention (MLA)"),
+    Sign("peagle", "a P-EAGLE head", "peagle"),
+    Sign("eagle3", "an EAGLE-3 head", "eagle3"),
+    Sign("eagle", "an EAGLE head"),
+    Sign("dspark", "a DSpark drafter", "dspark"),
+    Sign("dflash2", "a DFlash 2 drafter", "dflash2"),
+    Sign("dflash", "a DFlash drafter", "dflash"),
+    Sign("medusa", "a set of Medusa heads"),
+    Sign("mlp_speculator", "an MLP speculator"),
+    Sign("mlpspeculator", "an MLP speculator"),
+    Sign("mtp", "a multi-token-prediction (MTP) head"),
+)
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 OTHER_FILES = (
     ("*.onnx", "ONNX files"), ("*.litertlm", "LiteRT-LM files"), ("*.task", "MediaPipe files"),
@@ -45,30 +70,48 @@ def foreign_config(raw: Mapping[str, Any]) -> str | None:
         )
     if isinstance(kind, str) and kind in OLDER:
         return f"model_type {kind!r} is {OLDER[kind]}, which paceline does not run: use a Gemma 4 model"
+    if isinstance(kind, str) and kind in NEWER:
+        return f"model_type {kind!r} is {NEWER[kind]}, which paceline does not run: use another model"
     return None
 
 
 def foreign_drafter(raw: Mapping[str, Any]) -> str | None:
     """Which kind of drafter, made for other engines, a config describes; None if it is none of them."""
-    kind = raw.get("model_type")
-    if isinstance(kind, str) and kind.startswith("gemma4"):
-        return None
-    names = raw.get("architectures")
-    words = [x for x in (names if isinstance(names, list) else [names]) if isinstance(x, str)]
-    words += [x for x in (kind, raw.get("speculators_model_type")) if isinstance(x, str)]
-    words += [key for key in ("eagle_config", "dflash_config", "dspark_config") if key in raw]
-    text = " ".join(words).lower()
-    if "eagle" in text and "draft_vocab_size" in raw:
-        text += " eagle3"
-    return next((what for word, what in DRAFTERS if word in text), None)
+    sign = _sign(raw)
+    return None if sign is None else sign.what
 
 
 def drafter_kind(raw: Mapping[str, Any]) -> Kind | None:
     """Which kind of drafter, made for one target, a config.json describes; None for a model of its own."""
     if raw.get("model_type") in ASSISTANT_TYPES or raw.get("speculators_model_type") == "mtp":
         return "mtp"
-    found = foreign_drafter(raw)
-    return "eagle3" if found == EAGLE3 else "dflash" if found == DFLASH else None
+    sign = _sign(raw)
+    return None if sign is None else sign.kind
+
+
+def _sign(raw: Mapping[str, Any]) -> Sign | None:
+    kind, names = raw.get("model_type"), raw.get("architectures")
+    inner = raw.get("dflash_config")
+    inner = inner if isinstance(inner, Mapping) else {}
+    words = [x for x in (names if isinstance(names, list) else [names]) if isinstance(x, str)]
+    words += [
+        x for x in (raw.get("speculators_model_type"), inner.get("projector_type")) if isinstance(x, str)
+    ]
+    if isinstance(kind, str):
+        if kind.startswith("gemma4") and not any(
+            "draft" in x.lower() or "dspark" in x.lower() for x in words
+        ):
+            return None
+        words.append(kind)
+    words += [key for key in ("eagle_config", "dflash_config", "dspark_config") if key in raw]
+    text = " ".join(words).lower()
+    if "eagle" in text and "draft_vocab_size" in raw:
+        text += " eagle3"
+    sign = next((sign for sign in SIGNS if sign.word in text), None)
+    parallel = any(said.get(key) not in (None, False) for said in (raw, inner) for key in PARALLEL_KEYS)
+    if sign is not None and sign.kind == "eagle3" and parallel:
+        return next(sign for sign in SIGNS if sign.kind == "peagle")
+    return sign
 
 
 def explain_folder(folder: Path) -> str:

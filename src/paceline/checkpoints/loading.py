@@ -379,6 +379,10 @@ class Weights:
         """As float32, whatever dtype is forced: what choices hang on."""
         return self._tensors.take(name).to(self.device, torch.float32)
 
+    def table(self, name: str) -> Tensor:
+        """As stored, mapped and on the host: of which few rows are read at a time."""
+        return self._tensors.take(name)
+
     def has(self, name: str) -> bool:
         """Whether there is a tensor of that name that has not been taken."""
         return name in self._tensors.entries

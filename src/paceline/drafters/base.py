@@ -31,9 +31,23 @@ class Picker(Protocol):
     """Draws draft tokens as each row's request samples, with the noise that its verification rule allows."""
 
     def pick(
-        self, rows: Seq[int], step: int, logits: torch.Tensor, ids: torch.Tensor | None = None
+        self,
+        rows: Seq[int],
+        step: int,
+        logits: torch.Tensor,
+        ids: torch.Tensor | None = None,
+        sure: Seq[float] | None = None,
     ) -> list[int]:
-        """Token for each of `rows` at draft position `step` from logits [b, V], or [b, C] of candidates `ids`."""
+        """Token for each of `rows` at draft position `step` from logits [b, V], or [b, C] of candidates `ids`.
+
+        `sure` [b]: the logit of the drafter's own word for 1 - TV of its distribution and the target's, if it has one.
+        """
+        ...
+
+    def best(self, row: int, scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(scores, ids) of the `count` tokens of scores [V] from among which the row's next one is to be picked, on the
+        host: the best ones with the noise that its rule allows, where its request is simple.
+        """
         ...
 
     def rules(self, rows: Seq[int]) -> list[Rule] | None:

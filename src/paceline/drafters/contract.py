@@ -35,7 +35,12 @@ class GreedyPicker:
         self.confidence: list[list[float]] = [[] for _ in range(rows)]
 
     def pick(
-        self, rows: Seq[int], step: int, logits: torch.Tensor, ids: torch.Tensor | None = None
+        self,
+        rows: Seq[int],
+        step: int,
+        logits: torch.Tensor,
+        ids: torch.Tensor | None = None,
+        sure: Seq[float] | None = None,
     ) -> list[int]:
         out = []
         for i, row in enumerate(rows):
@@ -45,6 +50,10 @@ class GreedyPicker:
             self.tokens[row].append(out[-1])
             self.confidence[row].append(float(torch.softmax(logits[i].float(), 0).max()))
         return out
+
+    def best(self, row: int, scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        top = scores.float().cpu().sort(descending=True, stable=True)
+        return top.values[:count], top.indices[:count]
 
     def rules(self, rows: Seq[int]) -> list[Rule] | None:
         return None

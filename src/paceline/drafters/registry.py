@@ -12,22 +12,35 @@ from typing import Any, cast
 
 from paceline.checkpoints.foreign import KINDS
 from paceline.drafters.base import Drafter
-from paceline.drafters.block import BlockDrafter
+from paceline.drafters.block import BlockDrafter, ChainedBlockDrafter
 from paceline.drafters.chain import ChainDrafter
 from paceline.drafters.heads import HeadsDrafter
+from paceline.drafters.path import PathDrafter
+from paceline.drafters.slots import SlotsDrafter
 from paceline.drafters.states import MemoryDrafter, StateDrafter
 from paceline.errors import LoadError, UsageError, shown
 from paceline.kv.cache import KVCache
 from paceline.models.base import Target
-from paceline.models.drafters.base import FINAL, BlockNet, ChainNet, ParallelNet, SeeingNet, TappedNet
+from paceline.models.drafters.base import (
+    FINAL,
+    BlockNet,
+    ChainedNet,
+    ChainNet,
+    ParallelNet,
+    PathNet,
+    SeeingNet,
+    SlotsNet,
+    TappedNet,
+)
 
 LOOKAHEAD = ("lookahead", "lookahead+ngram")
+NETWORKS = (*KINDS, "model")  # kinds that compute something
 BUILT_IN = (
     "auto",
     "none",
     "ngram",
     *LOOKAHEAD,
-    *(name for kind in (*KINDS, "model") for name in (kind, f"{kind}+ngram")),
+    *(name for kind in NETWORKS for name in (kind, f"{kind}+ngram")),
 )
 PACKAGED = ("demo", "smollm2")  # models that need no folder, see hub/resolve.py
 GROUP = "paceline.drafters"
@@ -79,10 +92,16 @@ def over(name: str, net: TappedNet, cache: KVCache) -> MemoryDrafter:
     """The drafter that works as a network wants it, with that one's own cache."""
     if net.parallel:
         return HeadsDrafter(name, cast(ParallelNet, net), cache)
+    if not net.shift and getattr(net, "chained", False):
+        return ChainedBlockDrafter(name, cast(ChainedNet, net), cache)
+    if not net.shift and hasattr(net, "follows"):
+        return PathDrafter(name, cast(PathNet, net), cache)
     if not net.shift:
         return BlockDrafter(name, cast(BlockNet, net), cache)
     if net.shift > 1:
         return ChainDrafter(name, cast(ChainNet, net), cache)
+    if hasattr(net, "mask_states"):
+        return SlotsDrafter(name, cast(SlotsNet, net), cache)
     drafter = StateDrafter(name, cast(SeeingNet, net), cache)
     drafter.blind = not cast(SeeingNet, net).sees
     return drafter

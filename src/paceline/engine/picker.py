@@ -16,9 +16,10 @@ from paceline.core import MAX_DRAFT_TOKENS, OWN_NOISE, Draft
 from paceline.drafters.base import Leaf
 from paceline.engine.request import RequestState
 from paceline.engine.sampler import DraftSampler
-from paceline.ops.base import Rule, Stop
+from paceline.ops.base import Rule, Stop, shared_chance, sigmoid
 from paceline.ops.rounds import Ends
 from paceline.sampling import noise
+from paceline.sampling.candidates import best_tokens
 from paceline.sampling.shape import LogitRow, is_greedy
 from paceline.tree import Shape, path_to
 
@@ -52,7 +53,12 @@ class StepPicker:
         ]
 
     def pick(
-        self, rows: Seq[int], step: int, logits: torch.Tensor, ids: torch.Tensor | None = None
+        self,
+        rows: Seq[int],
+        step: int,
+        logits: torch.Tensor,
+        ids: torch.Tensor | None = None,
+        sure: Seq[float] | None = None,
     ) -> list[int]:
         """Tokens for `rows` at draft position `step`; logits [b, V], or [b, C] of the candidates `ids` [b, C]."""
         shaping = [self._sampler.row_after(row, self._tokens[row]) for row in rows]
@@ -61,11 +67,19 @@ class StepPicker:
             if row in self._sampler.ended:
                 continue
             self._tokens[row].append(drawn.tokens[i])
-            self._confidence[row].append(drawn.confidence[i])
+            confidence = drawn.confidence[i]
+            if sure is not None:
+                shared = self._requests[row].rule in OWN_NOISE
+                confidence = shared_chance(sure[i]) if shared else sigmoid(sure[i])
+            self._confidence[row].append(confidence)
             distribution = self._q[row]
             if distribution is not None:
                 distribution.append(drawn.q[i])
         return drawn.tokens
+
+    def best(self, row: int, scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        rules = self.rules([row])
+        return best_tokens(scores, count, None if rules is None else rules[0])
 
     def rules(self, rows: Seq[int]) -> list[Rule] | None:
         return self._sampler.rules(rows, [self._tokens[row] for row in rows])

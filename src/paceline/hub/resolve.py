@@ -30,7 +30,7 @@ from paceline.hub.names import (
 from paceline.hub.outline import holds_gguf, outline
 from paceline.hub.repository import listing, patiently, readable_errors
 from paceline.models.config import read_config
-from paceline.models.drafters.networks import own
+from paceline.models.drafters.networks import BESIDE, own
 
 Role = Literal["target", "assistant", "draft", "adapter"]
 WANTED = ["*.safetensors", "*.json", "*.jinja", "README.md"]
@@ -208,7 +208,7 @@ def _own_places(target: Path) -> dict[Path, str]:
     target = Path(os.path.abspath(target))
     name = target.stem if target.is_file() else target.name
     places: dict[Path, str] = {}
-    for kind in ("eagle3", "dflash"):
+    for kind in BESIDE:
         inside, beside = target / kind, target.parent / (kind if name == "target" else f"{name}-{kind}")
         places |= {inside: f"{inside} lies inside the target", beside: f"{beside} lies beside the target"}
     if name.partition(".")[0] == SMOLLM2:

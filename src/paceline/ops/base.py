@@ -8,6 +8,7 @@ K/V cache. Weights are stored as `Weight`, activations are float32 on CPU and th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -237,6 +238,12 @@ class Ops(Protocol):
         """
         ...
 
+    def block_conv(self, x: Value, mix: Value, base: torch.Tensor) -> Value:
+        """Sum over taps t of (base[t] + what row i of `mix` says of t) * x[i - t], row by row of each sequence in this
+        run, with zeros before its first. base [T, width]; mix [N, T * groups], tap by tap, each for width/groups columns.
+        """
+        ...
+
     def softcap(self, x: Value, cap: float) -> Value:
         """cap * tanh(x / cap)"""
         ...
@@ -319,6 +326,22 @@ class RoundStart:
     lead: Lead | None = None  # how to get these: then `tokens` and `positions` are those of its rows `last`
 
 
+@dataclass(frozen=True, slots=True)
+class ChainStart:
+    """Where the tokens of N blocks begin, whose steps differ by the token before alone: a graph without K/V, which reads
+    tokens, `base`, `hidden` where it wants that, and `state` where it has one, and gives logits, then if `sure` the logit
+    of a confidence [N, 1], then the next `state`, which begins with zeros.
+    """
+
+    tokens: list[int]  # [N], the one before the first of each block
+    given: Mapping[
+        str, torch.Tensor
+    ]  # `base` and `hidden`, each [N * steps, width], a block's steps side by side
+    ids: torch.Tensor | None  # [C] the tokens that the logits are of, the same at each call; None: all
+    sure: bool
+    state: int  # columns of the state; 0: none
+
+
 class Runner(Protocol):
     """Runs a graph over rows. `graph` must be one stable object per model, so that a recording can be kept for it."""
 
@@ -370,3 +393,26 @@ class Runner(Protocol):
         with the noise of the target, `rules[i]` at its position + step.
         """
         ...
+
+    def chain_round(
+        self, graph: Graph, start: ChainStart, rules: list[Rule], stops: list[Stop]
+    ) -> Drawn | None:
+        """All tokens of some blocks in one go, where the runner can (None where it cannot): each row as far as its stop
+        says, each token drawn with the noise of the target and then the next step's own. With `sure` a token's confidence
+        is what that says for shared noise, see `shared_chance`.
+        """
+        ...
+
+
+def shared_chance(logit: float) -> float:
+    """The least chance that a token drawn with the target's noise is kept, by the logit of 1 - TV of both distributions.
+
+    The chance of two coupled draws to agree is at least c / (2 - c) (arXiv 2408.07978).
+    """
+    sure = sigmoid(logit)
+    return sure / (2.0 - sure)
+
+
+def sigmoid(logit: float) -> float:
+    """1 / (1 + e^-logit), 0 for NaN."""
+    return 1.0 / (1.0 + math.exp(-logit)) if logit > -700.0 else 0.0

@@ -25,21 +25,22 @@ from paceline.errors import UsageError
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import SCALED, Layout
 from paceline.memory import Arena
-from paceline.ops.base import Drawn, Graph, Group, RoundStart, Rule, Stop, Weight
+from paceline.ops.base import ChainStart, Drawn, Graph, Group, RoundStart, Rule, Stop, Weight
 from paceline.ops.binding import address, bind_cache, refusal
-from paceline.ops.native_rounds import Rounds
+from paceline.ops.native_rounds import Rounds, chain_round
 from paceline.ops.prefetch import Matrix, settle
 from paceline.ops.recording import Code, Node, RecordingOps, Symbol, place, schedule, shared_work
 from paceline.ops.segments import program_of
 from paceline.ops.tiles import KINDS, tiles, usable
 
-_LAYOUT = 26  # of the extension's signatures
+_LAYOUT = 28  # of the extension's signatures
 _OF_ROWS = (
     Code.EMBED,
     Code.ROTARY,
     Code.STORE,
     Code.ATTENTION,
     Code.DELTA,
+    Code.BLOCK_CONV,
 )  # read tokens, positions or slots
 
 
@@ -164,6 +165,12 @@ class NativeRunner:
         if graph not in self._rounds:
             self._rounds[graph] = Rounds(self._plan, graph)
         return self._rounds[graph].run(start, cache, states, rules, stops)
+
+    def chain_round(
+        self, graph: Graph, start: ChainStart, rules: list[Rule], stops: list[Stop]
+    ) -> Drawn | None:
+        """All steps of a chain, draws included, in one native call."""
+        return chain_round(self._plan(graph), start, rules, stops)
 
     def plan(self, graph: Graph) -> Plan | None:
         """The recording of `graph`, None before its first run."""
@@ -307,10 +314,12 @@ class Plan:
 
     def input(self, name: str) -> tuple[int, int] | None:
         """(buffer, columns) of the graph's one input, which native code may bind; None if it has another or more."""
-        if set(self._givens) != {name}:
-            return None
+        return self.inputs()[name] if set(self._givens) == {name} else None
+
+    def inputs(self) -> dict[str, tuple[int, int]]:
+        """(buffer, columns) of all inputs, which native code is about to bind."""
         self._bound.clear()
-        return self._buffers[self._givens[name]], self._givens[name].width
+        return {name: (self._buffers[symbol], symbol.width) for name, symbol in self._givens.items()}
 
     def places(self) -> list[tuple[int, int, int]]:
         """(address of the first row, elements between rows, columns) of each result, until the capacity grows."""

@@ -12,9 +12,11 @@ import torch
 
 from paceline.errors import UsageError
 from paceline.kv.cache import KVCache
-from paceline.ops.base import Drawn, Graph, Lead, RoundStart, Rule, Stop
+from paceline.ops.base import ChainStart, Drawn, Graph, Lead, RoundStart, Rule, Stop
 from paceline.ops.binding import address, refusal
 from paceline.ops.segments import whole
+
+STATE = "state"  # the input of a chain that each step hands to the next one
 
 
 class Recording(Protocol):
@@ -28,6 +30,8 @@ class Recording(Protocol):
     def give(self, given: dict[str, torch.Tensor], count: int) -> None: ...
 
     def input(self, name: str) -> tuple[int, int] | None: ...
+
+    def inputs(self) -> dict[str, tuple[int, int]]: ...
 
     def places(self) -> list[tuple[int, int, int]]: ...
 
@@ -108,3 +112,34 @@ class Rounds:
             places = plan.places()
             self._places[graph] = plan.capacity, places
         return places
+
+
+def chain_round(plan: Recording, start: ChainStart, rules: list[Rule], stops: list[Stop]) -> Drawn | None:
+    """As `Runner.chain_round`."""
+    if any(value.dtype != torch.float32 or not value.is_cpu for value in start.given.values()):
+        return None
+    count, inputs = len(start.tokens), plan.inputs()
+    plan.ready(count, None)
+    feeds = []
+    for name, (buffer, width) in inputs.items():
+        if name == STATE:
+            continue
+        value = start.given[name].contiguous()
+        steps = value.shape[0] // count
+        feeds.append((buffer, address(value, torch.float32, count * steps, name), width, steps))
+    logits, *more = plan.places()
+    sure = more.pop(0) if start.sure else (0, 0, 0)
+    after = more.pop(0) if start.state else (0, 0, 0)
+    ids = 0 if start.ids is None else address(start.ids, torch.int64, logits[2], "ids")
+    status, drawn, confidence = whole(plan.program).chain_round(
+        start.tokens,
+        feeds,
+        (*inputs.get(STATE, (-1, 0)), *after[:2]),
+        (*logits, ids, *sure[:2]),
+        rules,
+        stops,
+    )
+    if status:
+        raise UsageError(refusal("draft round", status))
+    split = [slice(i, i + count) for i in range(0, len(drawn), count)]
+    return Drawn([drawn[s] for s in split], [confidence[s] for s in split])

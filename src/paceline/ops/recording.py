@@ -25,6 +25,7 @@ class Code(IntEnum):
     ROUTE, MIX, TOP_CLUSTERS, GATED_SIGMOID, KEEP, LINEAR, ATTENTION, EXPERTS, GATHER, DELTA = range(13, 23)
     REDUCE = 23  # between programs: see NativeRunner
     GATED_CLAMPED = 24  # only what experts' gate and value go through
+    BLOCK_CONV = 25  # reads rows before its own
 
 
 GATED: Mapping[str, Code] = {
@@ -164,6 +165,9 @@ class RecordingOps:
         self.nodes.append(Node(Code.KEEP, [qkv, b, a], [], integers=[layer], after=[self.nodes[-1]]))
         return out
 
+    def block_conv(self, x: Value, mix: Value, base: torch.Tensor) -> Value:
+        return self._note(Code.BLOCK_CONV, [x, mix], [x.width], integers=[len(base), base])[0]
+
     def softcap(self, x: Value, cap: float) -> Value:
         return self._note(Code.SOFTCAP, [x], [x.width], number=cap)[0]
 
@@ -268,7 +272,7 @@ def schedule(nodes: list[Node]) -> list[list[Node]]:
         if len(left) == before:
             take((Code.DELTA,), len(left), chain=False)
         if len(left) == before:
-            take((Code.EXPERTS, Code.GATHER), 1, chain=False)
+            take((Code.EXPERTS, Code.GATHER, Code.BLOCK_CONV), 1, chain=False)
         if len(left) == before:
             take((Code.REDUCE,), 1, chain=False)
         assert len(left) < before, "a graph must not have cycles"

@@ -24,6 +24,7 @@ from paceline.ops import blocks
 from paceline.ops.base import (
     LIMIT,
     SLOPE,
+    ChainStart,
     DeltaRule,
     Experts,
     Gate,
@@ -81,6 +82,9 @@ class EagerRunner:
         stops: list[Stop],
     ) -> None:
         """Not here: drafters go step by step."""
+
+    def chain_round(self, graph: Graph, start: ChainStart, rules: list[Rule], stops: list[Stop]) -> None:
+        """Not here either."""
 
 
 class ReferenceOps:
@@ -177,6 +181,19 @@ class ReferenceOps:
         if activation == "sigmoid":
             return torch.sigmoid(gate) * up
         return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+
+    def block_conv(self, x: Tensor, mix: Tensor, base: Tensor) -> Tensor:
+        taps, width = base.shape
+        own = mix.view(len(x), taps, -1)  # [N, T, groups]
+        kernel = base.to(x.dtype) + own.repeat_interleave(width // own.shape[2], 2)
+        out = kernel[:, 0] * x
+        for tap in range(1, taps):
+            earlier = torch.zeros_like(x)
+            for begin, end in pairwise(self._runs):
+                if end - begin > tap:
+                    earlier[begin + tap : end] = x[begin : end - tap]
+            out = out + kernel[:, tap] * earlier
+        return out
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         return torch.tanh(x / cap) * cap

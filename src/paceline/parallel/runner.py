@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from paceline.core import ForwardBatch
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import Layout
-from paceline.ops.base import Drawn, Graph, RoundStart, Rule, Runner, Stop
+from paceline.ops.base import ChainStart, Drawn, Graph, RoundStart, Rule, Runner, Stop
 from paceline.ops.recording import Code, RecordingOps
 from paceline.parallel.messages import Forward, NewCache
 
@@ -95,6 +95,11 @@ class SharedRunner:
         if graph in self._graphs or (lead and (lead.graph in self._graphs or lead.head in self._graphs)):
             return None
         return self._inner.draft_round(graph, start, cache, states, rules, stops)
+
+    def chain_round(
+        self, graph: Graph, start: ChainStart, rules: list[Rule], stops: list[Stop]
+    ) -> Drawn | None:
+        return None if graph in self._graphs else self._inner.chain_round(graph, start, rules, stops)
 
     def _forward(
         self, graph: int, rows: ForwardBatch, cache: KVCache, given: Mapping[str, torch.Tensor]

@@ -290,10 +290,68 @@ def _eagle3(keys: Keys) -> Config:
     return config | ({} if layers is None else {"eagle_aux_hidden_state_layer_ids": layers})
 
 
+def _dflash(keys: Keys) -> Config:
+    """DFlash, DFlash 2 or DSpark, as the original config.json of it. Which one, its tensors say."""
+    config = decoder(keys, "qwen3", "DFlashDraftModel")
+    count, rows = config["num_hidden_layers"], "output.weight"
+    taps, mask = keys.need("target_layers"), keys.model.get("tokenizer.ggml.mask_token_id")
+    layers = taps.tolist() if isinstance(taps, np.ndarray) else list(taps)
+    anchored = keys.get("sample_from_anchor")
+    width = keys.shape("fc.weight")[1] // max(len(layers), 1)
+    ranked = keys.has("markov_w1.weight")
+    config |= {
+        "tie_word_embeddings": True, "block_size": keys.size("block_size", 16),
+        "is_causal": bool(keys.get("attention.causal")),
+        "target_hidden_size": width, "sample_from_anchor": ranked if anchored is None else bool(anchored),
+        "draft_vocab_size": next(
+            (keys.shape(name)[0] for name in (rows, "d2t", "markov_w2.weight") if keys.has(name)), config["vocab_size"]
+        ),
+        "dflash_config": {
+            "mask_token_id": None if mask is None else int(mask),
+            "target_layer_ids": [int(layer) - 1 for layer in layers],
+        },
+    }  # fmt: skip
+    window = keys.get("attention.sliding_window")
+    if window:
+        kinds = keys.per_layer("attention.sliding_window_pattern", count)
+        config |= {
+            "sliding_window": int(window), "use_sliding_window": True,
+            "layer_types": [SLIDING if slides else FULL for slides in kinds],
+        }  # fmt: skip
+    if ranked:
+        return config | {"architectures": ["Qwen3DSparkModel"]} | _markov(keys, config["hidden_size"])
+    return config | (_path_selector(keys, config) if keys.has("selector_hidden.weight") else {})
+
+
+def _markov(keys: Keys, hidden: int) -> Config:
+    confident = keys.has("conf_proj.weight")
+    return {
+        "markov_rank": keys.shape("markov_w1.weight")[1],
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": confident,
+        "confidence_head_with_markov": confident and keys.shape("conf_proj.weight")[-1] > hidden,
+    }
+
+
+def _path_selector(keys: Keys, config: Config) -> Config:
+    scale, cap = keys.get("logit_scale"), keys.get("final_logit_softcapping")
+    inner: Config = {
+        name: keys.size(name)
+        for name in ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+    }
+    inner |= {} if not scale else {"output_multiplier": round_trip(scale)}
+    inner |= {} if not cap else {"final_logit_softcapping": round_trip(cap)}
+    return {
+        "architectures": ["DFlash2DraftModel"],
+        "sample_from_anchor": config["sample_from_anchor"] or None,
+        "dflash_config": config["dflash_config"] | inner,
+    }
+
+
 DECODERS: Mapping[str, Callable[[Keys], Config]] = {
     "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "qwen3moe": _qwen3moe, "qwen35": _qwen35, "qwen35moe": _qwen35moe,
     "gemma3": _gemma3, "smollm3": _smollm3, "olmo2": _olmo2, "granite": _granite,
     "mistral3": _mistral3, "glm4": _glm4, "phi3": _phi3,
     "gpt-oss": _gpt_oss, "qwen3next": _qwen3next, "deepseek2": _deepseek2, "glm4moe": _glm4moe,
-    "eagle3": _eagle3,
+    "eagle3": _eagle3, "dflash": _dflash,
 }  # fmt: skip

@@ -17,6 +17,8 @@ from paceline.errors import ConfigError
 
 Config = dict[str, Any]
 SLIDING, FULL = "sliding_attention", "full_attention"
+DRAFTERS = ("eagle3", "dflash")
+TABLES = ("token_embd.weight", "markov_w1.weight", "selector_predecessor.weight")
 _YARN = {"attention_factor": "yarn_attn_factor", "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
 
 
@@ -85,9 +87,9 @@ def round_trip(value: float) -> float:
 def common(keys: Keys, whole: bool = True) -> Config:
     """What all architectures have; not `whole`: a drafter, which may read the embeddings of its target."""
     heads = keys.size("attention.head_count")
-    hidden, table = keys.size("embedding_length"), "token_embd.weight"
+    hidden = keys.size("embedding_length")
     config: Config = {
-        "vocab_size": keys.shape(table)[0] if keys.has(table) or whole else keys.size("vocab_size"),
+        "vocab_size": keys.shape("token_embd.weight")[0] if whole else _vocabulary(keys),
         "hidden_size": hidden,
         "num_hidden_layers": keys.size("block_count"),
         "num_attention_heads": heads,
@@ -102,9 +104,18 @@ def common(keys: Keys, whole: bool = True) -> Config:
     return config
 
 
+def _vocabulary(keys: Keys) -> int:
+    """The tokens of a drafter's target: rows of what is read by token, else what the file says."""
+    table = next((name for name in TABLES if keys.has(name)), None)
+    if table is not None:
+        return keys.shape(table)[0]
+    listed = keys.model.get("tokenizer.ggml.tokens")
+    return keys.size("vocab_size", None if listed is None else len(listed))
+
+
 def decoder(keys: Keys, model_type: str, name: str, sparse: bool = False) -> Config:
     """Llama and its relatives; `sparse`: the width of an MLP may be missing, since all layers have experts."""
-    config = common(keys, whole=keys.architecture != "eagle3")
+    config = common(keys, whole=keys.architecture not in DRAFTERS)
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     if heads < 1:
         raise ConfigError(

@@ -17,7 +17,7 @@ from paceline.checkpoints.gguf.keys import FULL, SLIDING, Config, Keys, common, 
 from paceline.checkpoints.gguf.names import NAMES
 from paceline.checkpoints.gguf.reader import Gguf, State, states
 from paceline.checkpoints.gguf.rotary import rotating_share
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, shown
 
 # File types that are no model of text, by what they are
 OTHERS = {
@@ -25,6 +25,8 @@ OTHERS = {
     "mmproj": "the vision part of a model",
     "whisper": "a speech model",
 }
+
+FORKS = ("dspark", "dflash-draft")
 
 
 def config_of(path: Path) -> Config:
@@ -53,6 +55,11 @@ def check_architecture(path: Path, model: Mapping[str, Any]) -> str:
     kind = model.get("general.type", "model")
     if kind == "adapter":
         raise ConfigError(f"{path} is an adapter, not a whole model: give the GGUF file of the model itself")
+    if architecture in FORKS or any(str(key).startswith("dflash.dspark.") for key in model):
+        raise ConfigError(
+            f"{path} is a drafter in a layout of llama.cpp's forks ({shown(architecture)}), which paceline does not "
+            "read: give one of llama.cpp's own converter (dflash), or the folder of safetensors"
+        )
     if architecture in NAMES:
         return str(architecture)
     if architecture is None:

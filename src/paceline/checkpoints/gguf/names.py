@@ -129,6 +129,19 @@ _GEMMA_TOP = _TOP | {
     "per_layer_proj_norm.weight": "per_layer_projection_norm.weight",
 }
 _EAGLE_TOP = _TOP | {"fc.weight": "fc.weight", "enc.output_norm.weight": "input_norm.weight", "d2t": "d2t"}
+_DFLASH_TOP = _TOP | {  # and of its relatives, see models/drafters/dflash.py
+    "fc.weight": "fc.weight", "enc.output_norm.weight": "hidden_norm.weight", "d2t": "d2t",
+    "markov_w1.weight": "markov_head.markov_w1.weight", "markov_w2.weight": "markov_head.markov_w2.weight",
+    "conf_proj.weight": "confidence_head.proj.weight", "conf_proj.bias": "confidence_head.proj.bias",
+    "selector_hidden.weight": "candidate_selector.hidden_projection.weight",
+    "selector_predecessor.weight": "candidate_selector.predecessor_codebook",
+    "selector_successor.weight": "candidate_selector.successor_codebook",
+}  # fmt: skip
+_CONVOLUTIONS = {
+    "attn_conv_base": "attention_conv.base_kernel",
+    "attn_conv_proj.weight": "attention_conv.kernel_projection.weight",
+    "ffn_conv_base": "mlp_conv.base_kernel", "ffn_conv_proj.weight": "mlp_conv.kernel_projection.weight",
+}  # fmt: skip
 _ASSISTANT_TOP = _TOP | {
     "nextn.pre_projection.weight": "pre_projection.weight", "nextn.post_projection.weight": "post_projection.weight",
     "masked_embd_centroids.weight": "masked_embedding.centroids.weight",
@@ -163,6 +176,7 @@ NAMES: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
     "olmo2": (_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _AFTER),
     "granite": (_TOP, _ATTENTION | _BIASES | _MLP | _MLP_BIASES | _TWO_NORMS),
     "eagle3": (_EAGLE_TOP, _ATTENTION | _MLP | _TWO_NORMS | {"attn_norm_2.weight": "hidden_norm.weight"}),
+    "dflash": (_DFLASH_TOP, _ATTENTION | _HEAD_NORMS | _MLP | _TWO_NORMS | _CONVOLUTIONS),
     "mistral3": (_TOP, _ATTENTION | _MLP | _TWO_NORMS),
     "glm4": (_TOP, _ATTENTION | _BIASES | _FUSED_MLP | _GLM4_NORMS),
     "gpt-oss": (
@@ -250,7 +264,9 @@ def pieces(model: Gguf, heads: int, kv_heads: int) -> dict[str, Piece]:
             continue
         axis = -1 if made_of[0].endswith("_exps.bias") else -2
         shape = _joined(model, made_of, shapes, axis)
-        row = name.endswith("shared_expert_gate.weight") and len(shape) == 1  # a matrix of one row
+        row = (
+            name.endswith(("shared_expert_gate.weight", "confidence_head.proj.weight")) and len(shape) == 1
+        )  # a matrix of one row
         shift = norm_shift(architecture, made_of[0])
         shape = (1, *shape) if row else shape
         out[name] = Piece(tuple(made_of), shape, count, shift, axis=axis, offsets=name == "d2t")

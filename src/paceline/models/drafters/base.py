@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,7 +10,7 @@ import torch
 
 from paceline.core import ForwardBatch
 from paceline.kv.cache import KVCache
-from paceline.ops.base import Drawn, Lead, RoundStart, Rule, Stop
+from paceline.ops.base import ChainStart, Drawn, Lead, RoundStart, Rule, Stop
 
 FINAL = -1  # a tap: hidden states after the final norm
 
@@ -123,6 +124,51 @@ class BlockNet(TappedNet, Protocol):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[M, H] -> [M, C]"""
+        ...
+
+
+class ChainedNet(BlockNet, Protocol):
+    """A block whose tokens are scored one after the other, each beside the one before it."""
+
+    chained: bool  # whether it does; else it is a `BlockNet`
+    confident: bool  # `chain` gives confidences
+    state_width: int  # of what a step hands to the next one; 0: nothing
+
+    def chain(
+        self, tokens: ForwardBatch, given: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """One step of N blocks: of the tokens before, `base` (what `logits` gives), `hidden` (what it takes) and `state`
+        the scores [N, C], the logit of a confidence [N, 1], the next state.
+        """
+        ...
+
+    def chain_round(self, start: ChainStart, rules: list[Rule], stops: list[Stop]) -> Drawn | None:
+        """All steps of a round with their draws in one go; None where that is not possible."""
+        ...
+
+
+class PathNet(BlockNet, Protocol):
+    """A block of whose `top_k` best tokens of each row one is chosen, by how well it follows the one before it, too."""
+
+    top_k: int
+
+    def projected(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What `follows` takes of [M, H], on the host."""
+        ...
+
+    def follows(self, before: int, projected: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """What is added to the scores of `tokens` [K] after the token `before`, by a row of `projected`; [K]."""
+        ...
+
+
+class SlotsNet(StateNet, Protocol):
+    """One that drafts side by side: each further token from a row of `mask` and `mask_states` behind the text's own."""
+
+    mask: int
+    mask_states: torch.Tensor  # [1, width]
+
+    def look(self, rows: ForwardBatch, states: torch.Tensor, cache: KVCache) -> torch.Tensor:
+        """Write K/V of rows [N] with their `states` [N, width]; what `logits` takes [N, H]."""
         ...
 
 

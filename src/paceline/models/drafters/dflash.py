@@ -8,8 +8,8 @@ truth: z-lab's dflash/model.py, speculators' models/dflash; where a window ends,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paceline.checkpoints.loading import Shapes, Weights, read_entries
 from paceline.core import ForwardBatch
-from paceline.errors import ConfigError, PairError
+from paceline.errors import ConfigError, PairError, WeightsError
 from paceline.kv.cache import KVCache
 from paceline.models.drafters.base import FINAL
 from paceline.models.drafters.speculators import parse_layers, windows_of
@@ -38,15 +38,34 @@ from paceline.models.layers.decoder_config import DecoderConfig
 from paceline.models.layers.mlp import feed
 from paceline.models.layers.rotary import inverse_frequencies
 from paceline.models.target import GraphTarget
-from paceline.ops.base import Graph, Ops, Value
+from paceline.ops.base import Graph, Ops, Value, Weight
 
 KIND = "dflash"
 TAPS, INNER, CAUSAL = "aux_hidden_state_layer_ids", "dflash_config", "sliding_window_non_causal"
+THEIR_TAPS = "target_layer_ids"  # of the originals
 OWN = {
     "block_size", "draft_vocab_size", "target_hidden_size", "mask_token_id", "num_target_layers", "sample_from_anchor",
-    TAPS, INNER, CAUSAL,
+    TAPS, INNER, CAUSAL, THEIR_TAPS,
 }  # fmt: skip
-KNOWN = ("mask_token_id", "target_layer_ids")  # of its inner keys
+# of its inner keys; the last two are how other engines run it
+KNOWN = (
+    "mask_token_id", THEIR_TAPS, "num_target_layers", "block_size", "runtime_block_size", "draft_window_size",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Kin:
+    """What a relative of DFlash has beyond it in config.json."""
+
+    kind: str
+    own: Collection[str] = ()  # keys
+    inner: Collection[str] = ()  # keys inside of `dflash_config`
+    non_causal: bool = (
+        True  # rows of a window see those behind them where `sliding_window_non_causal` is missing
+    )
+
+
+PLAIN = Kin(KIND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,72 +96,127 @@ class DFlashConfig:
 
 def parse_dflash(raw: Mapping[str, Any]) -> DFlashConfig:
     """The drafter that a config.json describes, in the layout of `speculators` or the original. Raises ConfigError."""
-    layers, fields = parse_layers(raw, KIND, OWN, slides=True), Fields(raw, KIND)
-    inner = raw.get(INNER) or {}
-    if not isinstance(inner, Mapping):
-        raise ConfigError(f"dflash: {INNER} is {shown(inner)}, not an object: download config.json again")
-    if unknown := [
-        key for key, value in inner.items() if key not in KNOWN and value not in (None, False, "")
-    ]:
-        raise ConfigError(
-            f"dflash: {INNER}.{unknown[0]}={shown(inner[unknown[0]])} is not known to this version, which would draft "
-            "without it: update paceline, or use the drafter ngram"
-        )
+    return parse_block(raw, PLAIN)
+
+
+def parse_block(raw: Mapping[str, Any], kin: Kin, layers: DecoderConfig | None = None) -> DFlashConfig:
+    """The block and its layers of DFlash or a relative, unless these are given. Raises ConfigError."""
+    kind, fields = kin.kind, Fields(raw, kin.kind)
+    inner = inner_of(raw, kin)
+    layers = layers or parse_layers(raw, kind, OWN.union(kin.own), slides=True)
     for name in ("sample_from_anchor", CAUSAL):
         fields.refuse(name, (None, True, False), "it is either true or false")
     original = raw.get(TAPS) is None
-    said = inner.get("target_layer_ids") if original else raw[TAPS]
-    if not isinstance(said, list) or not said or not all(type(x) is int and x >= 0 for x in said):
-        where = f"{INNER}.target_layer_ids" if original else TAPS
-        raise ConfigError(f"dflash: {where} is {shown(said)}, not layer numbers: download config.json again")
+    name = (
+        TAPS if not original else THEIR_TAPS if raw.get(THEIR_TAPS) is not None else f"{INNER}.{THEIR_TAPS}"
+    )
+    taps = inner.get(THEIR_TAPS) if "." in name else raw[name]
+    least = -1 if original else 0  # the original counts the embedding as the first state
+    if not isinstance(taps, list) or not taps or not all(type(x) is int and x >= least for x in taps):
+        raise ConfigError(f"{kind}: {name} is {shown(taps)}, not layer numbers: download config.json again")
     mask = raw.get("mask_token_id", inner.get("mask_token_id"))
     if type(mask) is not int or not 0 <= mask < layers.vocab_size:
         raise ConfigError(
-            f"dflash: mask_token_id is {shown(mask)}, no token of a vocabulary of {layers.vocab_size}: download "
+            f"{kind}: mask_token_id is {shown(mask)}, no token of a vocabulary of {layers.vocab_size}: download "
+            "config.json again"
+        )
+    both = {**inner, **{key: value for key, value in raw.items() if value is not None}}
+    if raw.get("block_size") is not None and inner.get("block_size") not in (None, raw["block_size"]):
+        raise ConfigError(
+            f"{kind}: block_size is {shown(raw['block_size'])}, and {shown(inner['block_size'])} in {INNER}: download "
             "config.json again"
         )
     return DFlashConfig(
         layers,
         fields.size("draft_vocab_size", layers.vocab_size),
         fields.size("target_hidden_size", layers.hidden_size),
-        fields.size("num_target_layers") if raw.get("num_target_layers") is not None else None,
-        tuple(tap + original for tap in said),  # the original counts the embedding as the first state
-        fields.size("block_size", least=2),
+        Fields(both, kind).size("num_target_layers") if both.get("num_target_layers") is not None else None,
+        tuple(tap + original for tap in taps),
+        Fields(both, kind).size("block_size", least=2),
         mask,
         0 if raw.get("sample_from_anchor") else 1,
         original,
         windows_of(raw),
-        raw.get(CAUSAL)
-        is False,  # vLLM, too, takes a file that does not say for one whose rows see each other
+        raw.get(CAUSAL) is False or (raw.get(CAUSAL) is None and not kin.non_causal),
     )
+
+
+def inner_of(raw: Mapping[str, Any], kin: Kin = PLAIN) -> Mapping[str, Any]:
+    """`dflash_config`, all of whose keys are known. Raises ConfigError."""
+    inner = raw.get(INNER) or {}
+    if not isinstance(inner, Mapping):
+        raise ConfigError(f"{kin.kind}: {INNER} is {shown(inner)}, not an object: download config.json again")
+    known = {*KNOWN, *kin.inner}
+    if unknown := [
+        key for key, value in inner.items() if key not in known and value not in (None, False, "")
+    ]:
+        raise ConfigError(
+            f"{kin.kind}: {INNER}.{unknown[0]}={shown(inner[unknown[0]])} is not known to this version, which would "
+            "draft without it: update paceline, or use the drafter ngram"
+        )
+    return inner
 
 
 def plan_dflash(folder: Path, raw: Mapping[str, Any], fits: Fits | None, names: tuple[str, str]) -> Network:
     """What of `folder` is to be loaded. Raises ConfigError, WeightsError and, for another target's drafter, PairError."""
     config = parse_dflash(raw)
-    taps = config.taps
-    if fits is not None:
-        misfit(names, KIND, fits, config.target_hidden_size, config.layers.vocab_size, config.target_layers)
-        taps = config.taps_of(fits.layer_count)
+    taps = check_block(config, KIND, fits, names)
     return Network(dflash_shapes(config, folder), config.layers, partial(DFlashNet, config), taps=taps)
 
 
-def dflash_shapes(config: DFlashConfig, folder: Path) -> Shapes:
-    """Name and shape of every tensor; what may be missing only where `folder` has it."""
-    layers, given = config.layers, read_entries(folder)
-    hidden = layers.hidden_size
-    shapes = decoder_shapes(layers) | {
-        "fc.weight": (hidden, len(config.taps) * config.target_hidden_size),
-        "hidden_norm.weight": (hidden,),
-    }
-    del shapes["embed_tokens.weight"]
+def check_block(
+    config: DFlashConfig, kind: str, fits: Fits | None, names: tuple[str, str]
+) -> tuple[int, ...]:
+    """The taps. Raises PairError for another target's drafter."""
+    if fits is None:
+        return config.taps
+    misfit(names, kind, fits, config.target_hidden_size, config.layers.vocab_size, config.target_layers)
+    return config.taps_of(fits.layer_count)
+
+
+def last_state_too(config: DFlashConfig, folder: Path, kind: str) -> DFlashConfig:
+    """With the target's last state as a further tap where `fc` has the width for it. Raises WeightsError.
+
+    Some cards say that it is read, and no config lists it.
+    """
+    entry = read_entries(folder).get("fc.weight")
+    if entry is None or len(entry.shape) != 2:
+        return config
+    width, each, count = entry.shape[1], config.target_hidden_size, len(config.taps)
+    if width == (count + 1) * each:
+        return replace(config, taps=(*config.taps, FINAL))
+    if width != count * each:
+        raise WeightsError(
+            f"{folder}: fc ({kind}) reads {width} columns, which are neither the {count} layers that config.json lists, "
+            f"of {each} columns each, nor one more: config.json is of another drafter, download both again"
+        )
+    return config
+
+
+def dflash_shapes(config: DFlashConfig, folder: Path, own: Shapes | None = None) -> Shapes:
+    """Name and shape of every tensor; what may be missing only where `folder` has it. `own`: of other layers."""
+    given = read_entries(folder)
+    layers, shapes = config.layers, block_shapes(config)
+    if own is not None:
+        shapes = {name: shape for name, shape in shapes.items() if not name.startswith("layers.")} | own
     optional: Shapes = {
-        "embed_tokens.weight": (layers.vocab_size, hidden),
-        "lm_head.weight": (config.draft_vocab, hidden),
+        "embed_tokens.weight": (layers.vocab_size, layers.hidden_size),
+        "lm_head.weight": (config.draft_vocab, layers.hidden_size),
         "d2t": (config.draft_vocab,),
         "t2d": (layers.vocab_size,),
     }
     return shapes | {name: shape for name, shape in optional.items() if name in given}
+
+
+def block_shapes(config: DFlashConfig) -> Shapes:
+    """Of what is never missing."""
+    hidden = config.layers.hidden_size
+    shapes = decoder_shapes(config.layers) | {
+        "fc.weight": (hidden, len(config.taps) * config.target_hidden_size),
+        "hidden_norm.weight": (hidden,),
+    }
+    del shapes["embed_tokens.weight"]
+    return shapes
 
 
 class DFlashNet(GraphNet):
@@ -157,17 +231,23 @@ class DFlashNet(GraphNet):
         self.config = config
         self.block, self.mask, self.first = config.block, config.mask, config.first
         self.fc = weights.matrix("fc")
-        inv_freq = inverse_frequencies(layers.rotary, layers.head_dim).to(weights.device)
-        self.layers = tuple(read_layer(weights, layers, i, inv_freq) for i in range(len(layers.kinds)))
+        outputs = self._read_layers(weights)
         self.hidden_norm, self.norm = weights.norm("hidden_norm"), weights.norm("norm")
         self.embedding, self.embedding_scale = embedding_of(weights, target, layers.hidden_size)
         self.head = head_of(weights, target, layers.hidden_size, ids)
-        self._set_store(attention_outputs(self.layers))
+        self._set_store(outputs)
         self.absorb_graph, self.block_graph = self._absorb, self._block
 
     @property
     def graphs(self) -> list[Graph]:
         return [self.absorb_graph, self.block_graph, *super().graphs]
+
+    def _read_layers(self, weights: Weights) -> list[Weight]:
+        """Take the layers; what the results of attention are multiplied with."""
+        layers = self.config.layers
+        inv_freq = inverse_frequencies(layers.rotary, layers.head_dim).to(weights.device)
+        self.layers = tuple(read_layer(weights, layers, i, inv_freq) for i in range(len(layers.kinds)))
+        return attention_outputs(self.layers)
 
     def absorb(self, rows: ForwardBatch, states: Tensor, cache: KVCache) -> None:
         """Write K/V of rows [N] whose `states` [N, width] the target has computed."""
@@ -180,31 +260,45 @@ class DFlashNet(GraphNet):
     def _absorb(self, ops: Ops) -> tuple[Value, ...]:
         config = self.config.layers
         x = ops.rms_norm(ops.linear(ops.given("states", self.width), self.fc), self.hidden_norm, config.eps)
+        self._store(ops, x)
+        return (x,)
+
+    def _store(self, ops: Ops, x: Value) -> None:
+        """Write all layers' K/V of what they read of the target."""
         for layer in self.layers:
             assert isinstance(layer.attention, Attention)
-            store(ops, x, layer.attention, config)
-        return (x,)
+            store(ops, x, layer.attention, self.config.layers)
 
     def _block(self, ops: Ops) -> tuple[Value, ...]:
         config = self.config.layers
         x = ops.embed(ops.tokens(), self.embedding, self.embedding_scale)
-        for layer, window in zip(self.layers, self.config.windows, strict=True):
-            a, h = layer.attention, ops.rms_norm(x, layer.norm_in, config.eps)
-            assert isinstance(a, Attention)
-            assert a.inv_freq is not None
-            store(ops, h, a, config)
-            q = a.q(ops, h)
-            if a.q_norm is not None:
-                q = ops.rms_norm(q, a.q_norm, config.eps, config.heads)
-            q = ops.rotary(q, a.inv_freq, config.heads, config.rotary.attention)
-            q = ops.scale(q, config.head_dim**-0.5)
-            if window is not None and self.config.causal:
-                y = ops.attention(q, a.storage, config.heads, window, sees_itself=True)
-            else:
-                y = ops.block_attention(q, a.storage, config.heads, window)
-            x = ops.add(x, a.o(ops, y))
-            x = ops.add(x, feed(ops, ops.rms_norm(x, layer.norm_post, config.eps), layer.mlp))
+        for i, layer in enumerate(self.layers):
+            h = ops.rms_norm(x, layer.norm_in, config.eps)
+            x = ops.add(x, self._around(ops, h, i, "attention", partial(self._attended, ops, i)))
+            h = ops.rms_norm(x, layer.norm_post, config.eps)
+            x = ops.add(x, self._around(ops, h, i, "mlp", partial(feed, ops, mlp=layer.mlp)))
         return (ops.rms_norm(x, self.norm, config.eps),)
+
+    def _around(self, ops: Ops, h: Value, layer: int, name: str, inner: Callable[[Value], Value]) -> Value:
+        """What a sublayer ("attention" or "mlp") of `layer` adds, of its normed rows; relatives mix rows around it."""
+        return inner(h)
+
+    def _attended(self, ops: Ops, index: int, h: Value) -> Value:
+        """Attention of layer `index` over all entries and the block."""
+        config, window, a = self.config.layers, self.config.windows[index], self.layers[index].attention
+        assert isinstance(a, Attention)
+        assert a.inv_freq is not None
+        store(ops, h, a, config)
+        q = a.q(ops, h)
+        if a.q_norm is not None:
+            q = ops.rms_norm(q, a.q_norm, config.eps, config.heads)
+        q = ops.rotary(q, a.inv_freq, config.heads, config.rotary.attention)
+        q = ops.scale(q, config.head_dim**-0.5)
+        if window is not None and self.config.causal:
+            y = ops.attention(q, a.storage, config.heads, window, sees_itself=True)
+        else:
+            y = ops.block_attention(q, a.storage, config.heads, window)
+        return a.o(ops, y)
 
     def _logits(self, ops: Ops) -> tuple[Value, ...]:
         return (ops.linear(ops.given("hidden", self.hidden_size), self.head),)

@@ -6,7 +6,7 @@ take the layer's own output in their place. Sources of truth: speculators' model
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -67,12 +67,18 @@ class Eagle3Config:
 
 def parse_eagle3(raw: Mapping[str, Any]) -> Eagle3Config:
     """The drafter that a config.json describes, in the layout of `speculators` or the original. Raises ConfigError."""
-    fields = Fields(raw, "eagle3")
-    layer = parse_layers(raw, "eagle3", OWN)
-    if len(layer.kinds) != 1:
+    head = parse_head(raw, "eagle3")
+    if len(head.layer.kinds) != 1:
         raise ConfigError(
-            f"eagle3: {len(layer.kinds)} layers are not supported, only one: use the drafter ngram"
+            f"eagle3: {len(head.layer.kinds)} layers are not supported, only one: use the drafter ngram"
         )
+    return head
+
+
+def parse_head(raw: Mapping[str, Any], kind: str, own: Collection[str] = ()) -> Eagle3Config:
+    """A head of one layer or more, of EAGLE-3 or a relative, whose `own` keys are known, too. Raises ConfigError."""
+    fields = Fields(raw, kind)
+    layer = parse_layers(raw, kind, OWN.union(own))
     for name in FLAGS:
         fields.refuse(name, (None, True, False), "it is either true or false")
     flags = {name: bool(raw.get(name)) for name in FLAGS}
@@ -206,9 +212,13 @@ class Eagle3Net(SteppingNet):
         config, layer = self.config.layer, self.layer
         both, h = self._inputs(ops, x, token)
         x = ops.add(h if self.config.norm_before_residual else x, attend(ops, both, layer.attention, config))
-        x = ops.add(x, feed(ops, ops.rms_norm(x, layer.norm_post, config.eps), layer.mlp))
+        x = self._beyond(ops, ops.add(x, feed(ops, ops.rms_norm(x, layer.norm_post, config.eps), layer.mlp)))
         normed = ops.rms_norm(x, self.norm, config.eps)
         return (normed if self.config.norm_output else x), normed
+
+    def _beyond(self, ops: Ops, x: Value) -> Value:
+        """What further layers make of the first one's rows; EAGLE-3 has none."""
+        return x
 
     def _inputs(self, ops: Ops, x: Value, token: Value | None = None) -> tuple[Value, Value]:
         """(what attention reads, the normed state in it)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,39 @@ from paceline.checkpoints.loading import read_entries
 from paceline.models.config import parse_target, read_config
 from paceline.models.drafters import heads, mtp
 from paceline.models.drafters.dflash import parse_dflash, plan_dflash
+from paceline.models.drafters.dflash2 import parse_dflash2, plan_dflash2
+from paceline.models.drafters.dspark import parse_dspark, plan_dspark
 from paceline.models.drafters.eagle3 import parse_eagle3, plan_eagle3
 from paceline.models.drafters.mtp import parse_mtp, plan_mtp
+from paceline.models.drafters.peagle import parse_peagle, plan_peagle
 from paceline.models.drafters.state_net import Fits, Network
 
-PLANS = {"eagle3": plan_eagle3, "mtp": plan_mtp, "dflash": plan_dflash, "heads": heads.plan_heads}
-PARSERS: Mapping[Kind | None, Callable[[Mapping[str, Any]], object]] = {  # by kind of drafter; None: of a target
-    "eagle3": parse_eagle3, "mtp": parse_mtp, "dflash": parse_dflash, None: parse_target,
+Plan = Callable[[Path, Mapping[str, Any], Fits | None, tuple[str, str]], Network]
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkKind:
+    """One kind of network. How its config is recognised stands in `SIGNS` of checkpoints/foreign.py."""
+
+    plan: Plan  # what of a folder is to be loaded
+    parse: Callable[[Mapping[str, Any]], object] | None = None  # of a folder of its own; None: it has none
+
+
+NETWORKS: Mapping[Kind, NetworkKind] = {
+    "eagle3": NetworkKind(plan_eagle3, parse_eagle3),
+    "mtp": NetworkKind(plan_mtp, parse_mtp),
+    "dflash": NetworkKind(plan_dflash, parse_dflash),
+    "peagle": NetworkKind(plan_peagle, parse_peagle),
+    "dflash2": NetworkKind(plan_dflash2, parse_dflash2),
+    "dspark": NetworkKind(plan_dspark, parse_dspark),
+    "heads": NetworkKind(heads.plan_heads),
+}
+PARSERS: Mapping[Kind | None, Callable[[Mapping[str, Any]], object]] = {  # None: of a target
+    None: parse_target, **{name: kind.parse for name, kind in NETWORKS.items() if kind.parse is not None},
 }  # fmt: skip
+BESIDE = tuple(
+    name for name, kind in NETWORKS.items() if kind.parse is not None and name != "mtp"
+)  # own folders
 
 
 def kind_of(folder: Path, target: Path | str | None) -> Kind | None:
@@ -48,4 +74,4 @@ def plan_network(folder: Path, raw: Mapping[str, Any], fits: Fits | None, names:
 
     Raises ConfigError, WeightsError and, for another target's drafter, PairError.
     """
-    return PLANS[drafter_kind(raw) or own(folder, raw)[0] or "mtp"](folder, raw, fits, names)
+    return NETWORKS[drafter_kind(raw) or own(folder, raw)[0] or "mtp"].plan(folder, raw, fits, names)

@@ -80,7 +80,8 @@ def windows_of(raw: Mapping[str, Any]) -> tuple[int | None, ...]:
     """The window of each decoder layer that `parse_layers` has read, None: it sees all. Raises ConfigError."""
     nested = raw.get("transformer_layer_config")
     inner = nested if isinstance(nested, Mapping) else raw
-    kinds = sliding_kinds({"model_type": "layers", **inner})
+    used = SLIDING in (inner.get("layer_types") or ()) and inner.get("sliding_window") is not None
+    kinds = sliding_kinds({"model_type": "layers", "use_sliding_window": used, **inner})
     if SLIDING not in kinds:
         return (None,) * len(kinds)
     window = Fields(inner, "layers").size("sliding_window", least=1)

@@ -107,7 +107,12 @@ def read_attention(
         return read_linear(weights, config, f"{at}.{name}")
 
     def norm(name: str) -> Tensor | None:
-        return read_norm(weights, config, f"{at}.{name}") if config.head_norms else None
+        if not config.head_norms:
+            return None
+        scale = read_norm(weights, config, f"{at}.{name}")
+        return (
+            scale[_halves(1, config).to(scale.device)] if config.paired and not config.wide_norms else scale
+        )
 
     if config.latent is not None:
         return read_latent(weights, at, config, linear, inv_freq)

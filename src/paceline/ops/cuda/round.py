@@ -6,6 +6,8 @@ afterwards, by the tokens and confidences of all rows. A row's tokens do not han
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from paceline.core import ForwardBatch
 from paceline.kv.cache import KVCache
-from paceline.ops.base import Drawn, RoundStart, Rule, Stop
+from paceline.ops.base import ChainStart, Drawn, RoundStart, Rule, Stop
 from paceline.ops.cuda.context import Context
 from paceline.ops.cuda.drawing import WORDS, Drawer, Logits, encode
 from paceline.ops.cuda.kernels import chain
@@ -27,6 +29,7 @@ from paceline.ops.rounds import Ends
 
 PIECE = 4  # steps between two looks at who goes on, where confidences decide that
 _BLOCK = 1024
+_IDLE: Rule = (0.0, 0, 0, 0, 1.0, -math.inf)
 
 
 @dataclass(slots=True)
@@ -58,16 +61,22 @@ class Round:
         rows = ForwardBatch.of(numbers, list(range(count + 1)), _no_tensors)
         bucket = self._reaching(self._plan.load(rows, cache), start, steps if self._moves else 1)
         self._reserve(bucket.rows, steps)
-        self._upload(rules)
+        self._upload(rules, bucket.rows)
         self._begin(bucket, states, start.first)
-        done, piece = 0, PIECE if any(stop.chance for stop in stops) else steps
+        return self._steps_of(ends, bucket, count, steps, lambda step: bool(step) or start.first is None)
+
+    def _steps_of(
+        self, ends: Ends, bucket: Bucket, count: int, steps: int, prepare: Callable[[int], bool]
+    ) -> Drawn:
+        """All steps, as far as `ends` lets the rows; `prepare` says of each whether it is to be enqueued."""
+        done, piece = 0, PIECE if any(stop.chance for stop in ends.stops) else steps
         while done < steps:
             until = min(done + piece, steps)
             for step in range(done, until):
-                if step or start.first is None:
+                if prepare(step):
                     self._enqueue(bucket)
-            found = self._log[done:until].cpu()  # the one read
-            tokens, sure = found[:, 0, :count].tolist(), found[:, 1, :count].view(torch.float32).tolist()
+            read = self._log[done:until].cpu()  # the one read
+            tokens, sure = read[:, 0, :count].tolist(), read[:, 1, :count].view(torch.float32).tolist()
             for own, confidence in zip(tokens, sure, strict=True):
                 if not ends.take(own, confidence):
                     return ends.drawn
@@ -92,12 +101,17 @@ class Round:
         self._rows, self._steps = max(rows, self._rows, 8), max(steps, self._steps, 16)
         self._known.clear()
         device = self._plan.device
-        self._drawer = Drawer(self._rows, self._plan.lowered.results[-2].width, device)
+        self._drawer = Drawer(self._rows, self._scored().width, device)
         self._rules = torch.zeros(self._rows, WORDS, dtype=torch.int64, device=device)
         self._log = torch.zeros(self._steps, 2, self._rows, dtype=torch.int32, device=device)
 
-    def _upload(self, rules: Seq[Rule]) -> None:
-        words = encode(rules).reshape(-1).view(np.int32)
+    def _scored(self) -> Ref:
+        """The result that a token is drawn from."""
+        return self._plan.lowered.results[-2]
+
+    def _upload(self, rules: Seq[Rule], rows: int) -> None:
+        """Also of rows that only fill the bucket: each step counts theirs up, too, and with it where it notes a token."""
+        words = encode([*rules, *[_IDLE] * (rows - len(rules))]).reshape(-1).view(np.int32)
         staging = self._plan.staging
         staging.take(len(words)).numpy()[: len(words)] = words
         staging.send(self._rules.view(-1).view(torch.int32), len(words))
@@ -152,6 +166,54 @@ class Round:
             after.data, hidden.data, context.meta("tokens"), context.meta("positions"), context.meta("ends"),
             self._drawer.tokens, self._drawer.confidence, self._rules, self._log,
             hidden.width, after.stride, hidden.stride, self._rows, int(moves), B=_BLOCK,
+        )  # fmt: skip
+
+
+class Chain(Round):
+    """The tokens of blocks over one plan: a step without K/V, see `ChainStart`."""
+
+    def __init__(self, plan: Plan, start: ChainStart) -> None:
+        super().__init__(plan, False, start.ids)
+        self._sure, self._state = start.sure, start.state
+
+    def chain(self, start: ChainStart, rules: Seq[Rule], stops: Seq[Stop]) -> Drawn:
+        """Raises ValueError for a stop that does not say what a confidence is worth."""
+        count, steps = len(start.tokens), max(stop.limit for stop in stops)
+        numbers = start.tokens, [0] * count, [0] * count
+        bucket = self._plan.load(ForwardBatch.of(numbers, list(range(count + 1)), _no_tensors), None)
+        self._plan.held(bucket)
+        self._reserve(bucket.rows, steps)
+        self._upload(rules, bucket.rows)
+        givens = self._plan.lowered.givens
+        if self._state:
+            givens["state"].rows(count).zero_()
+        fed = {name: start.given[name] for name in givens if name != "state"}
+
+        def feed(step: int) -> bool:
+            for name, value in fed.items():
+                givens[name].rows(count).copy_(value.view(count, -1, value.shape[1])[:, step])
+            return True
+
+        return self._steps_of(Ends(stops), bucket, count, steps, feed)
+
+    def _scored(self) -> Ref:
+        return self._plan.lowered.results[0]
+
+    def _launch(self, bucket: Bucket) -> None:
+        plan, rows, results = self._plan, bucket.rows, self._plan.lowered.results
+        plan.launch(bucket)
+        self._drawer.enqueue(Logits(results[0].rows(rows), self._ids), self._rules[:rows])
+        if self._sure:
+            sure = torch.sigmoid(results[1].rows(rows)[:, 0].float())
+            self._drawer.confidence[:rows].copy_(torch.nan_to_num(sure / (2.0 - sure)))  # as `shared_chance`
+        after, state = (
+            (results[-1], plan.lowered.givens["state"]) if self._state else (results[0], results[0])
+        )
+        context, width = plan.held(bucket).context, self._state
+        chain.advance_kernel[rows, max(triton.cdiv(width, _BLOCK), 1)](
+            after.data, state.data, context.meta("tokens"), context.meta("positions"), context.meta("ends"),
+            self._drawer.tokens, self._drawer.confidence, self._rules, self._log,
+            width, after.stride, state.stride, self._rows, 0, B=_BLOCK,
         )  # fmt: skip
 
 

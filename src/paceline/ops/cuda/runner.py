@@ -17,11 +17,11 @@ from torch import Tensor
 from paceline.core import ForwardBatch
 from paceline.kv.cache import KVCache
 from paceline.kv.layout import Layout
-from paceline.ops.base import Drawn, Graph, RoundStart, Rule, Stop, Weight
+from paceline.ops.base import ChainStart, Drawn, Graph, RoundStart, Rule, Stop, Weight
 from paceline.ops.cuda.emitter import Unsupported
 from paceline.ops.cuda.lowering import lower
 from paceline.ops.cuda.plan import Captured, Device, Plan, Staging
-from paceline.ops.cuda.round import Round, fits
+from paceline.ops.cuda.round import Chain, Round, fits
 from paceline.ops.cuda.selftest import failures
 from paceline.ops.cuda.weights import Matrix, Order, kind_of, pack
 from paceline.ops.recording import Code, RecordingOps, Symbol
@@ -55,6 +55,7 @@ class CudaRunner:
             tuple[object, ...], tuple[Seq[Weight], Matrix]
         ] = {}  # the weights stay alive: ids are theirs
         self._rounds: dict[Graph, Round] = {}
+        self._chains: dict[Graph, Chain] = {}
         self._eager = EagerRunner(torch.float32)
         self._tested: set[str] | None = None if trusted else set()  # kinds of weights; None: not at all
         self._broken = False
@@ -159,6 +160,17 @@ class CudaRunner:
         if graph not in self._rounds:
             self._rounds[graph] = Round(plan, start.moves, start.ids)
         return self._rounds[graph].run(start, cache, states, rules, stops)
+
+    def chain_round(
+        self, graph: Graph, start: ChainStart, rules: list[Rule], stops: list[Stop]
+    ) -> Drawn | None:
+        """As `draft_round`, of a graph without K/V."""
+        plan = self.plan(graph)
+        if plan is None or not plan.lowered.reads_rows:
+            return None
+        if graph not in self._chains:
+            self._chains[graph] = Chain(plan, start)
+        return self._chains[graph].chain(start, rules, stops)
 
 
 class Capture:

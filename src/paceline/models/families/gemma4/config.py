@@ -106,6 +106,14 @@ def parse_gemma(raw: Mapping[str, Any]) -> GemmaConfig:
     return _parse_text(Fields(text, f"{kind}.text_config"), raw, kind)
 
 
+def parse_own_layers(raw: Mapping[str, Any], kind: str) -> GemmaConfig:
+    """Layers with K/V of their own, without experts or per-layer inputs, as a drafter `kind` may have them. Raises
+    ConfigError.
+    """
+    plain = {**raw, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "enable_moe_block": False}
+    return _parse_text(Fields(plain, kind), plain, kind)
+
+
 def parse_assistant(raw: Mapping[str, Any]) -> AssistantConfig:
     """The MTP drafter described by a config.json. Raises ConfigError."""
     kind = model_type_of(raw, ASSISTANT_TYPES, "drafter")

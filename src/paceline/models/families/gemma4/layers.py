@@ -98,9 +98,11 @@ def inverse_frequencies(config: GemmaConfig, layer: LayerConfig) -> Tensor:
 
 
 def decoder_layer(
-    ops: Ops, x: Value, layer: Layer, eps: float, ple: Value | None, *, sees_itself: bool = True
+    ops: Ops, x: Value, layer: Layer, eps: float, ple: Value | None, *, sees_itself: bool | None = True
 ) -> Value:
-    """x [N, H], ple [N, P] or None -> [N, H]. `sees_itself`: rows see themselves; False: committed keys only."""
+    """x [N, H], ple [N, P] or None -> [N, H]. `sees_itself`: rows see themselves; False: committed keys only; None: all
+    rows of a run see each other.
+    """
     h = ops.rms_norm(x, layer.norm_in, eps)
     h = _attend(ops, h, layer.attention, eps, sees_itself)
     x = ops.add(x, ops.rms_norm(h, layer.norm_attention, eps))
@@ -118,14 +120,21 @@ def decoder_layer(
     return x if layer.scalar == 1.0 else ops.scale(x, layer.scalar)
 
 
-def _attend(ops: Ops, h: Value, a: Attention, eps: float, sees_itself: bool) -> Value:
+def _attend(ops: Ops, h: Value, a: Attention, eps: float, sees_itself: bool | None) -> Value:
     q = ops.rotary(ops.rms_norm(ops.linear(h, a.q), a.q_norm, eps, a.heads), a.inv_freq, a.heads)
+    store(ops, h, a, eps)
+    if sees_itself is None:
+        return ops.linear(ops.block_attention(q, a.storage, a.heads, a.window), a.o)
+    return ops.linear(ops.attention(q, a.storage, a.heads, a.window, sees_itself), a.o)
+
+
+def store(ops: Ops, h: Value, a: Attention, eps: float) -> None:
+    """Write the row's K and V, of its normed input, where the layer has some of its own."""
     if a.k is not None:
         raw = ops.linear(h, a.k)
         k = ops.rotary(ops.rms_norm(raw, a.k_norm, eps, a.kv_heads), a.inv_freq, a.kv_heads)
         v = ops.rms_norm(raw if a.v is None else ops.linear(h, a.v), None, eps, a.kv_heads)
         ops.store_kv(a.storage, k, v)
-    return ops.linear(ops.attention(q, a.storage, a.heads, a.window, sees_itself), a.o)
 
 
 def read_layers(weights: Weights, config: GemmaConfig, layout: Layout) -> tuple[Layer, ...]:
