@@ -333,7 +333,7 @@ void add_layer(Tower& tower, const std::vector<int64_t>& norms, const std::vecto
 }  // namespace
 
 NB_MODULE(_native, m) {
-  m.attr("layout") = 28;  // raised whenever these signatures change; paceline/ops/native.py checks it
+  m.attr("layout") = 29;  // raised whenever these signatures change; paceline/ops/native.py checks it
   m.attr("most_rows") = static_cast<int>(Pool::max_chunks);  // of one run: a row has at least a chunk of its own
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("choose_isa", [](const std::string& name) { return choose_kernels(name.c_str()); });
@@ -354,6 +354,7 @@ NB_MODULE(_native, m) {
     return (out + kernels().tile - 1) / kernels().tile * kernels().tile_bytes(kind, in);
   });
   m.def("pack", &pack);
+  m.def("set_grids", [](int64_t data) { std::memcpy(grids, reinterpret_cast<const void*>(data), sizeof(grids)); });
   m.def("set_weights_in_cache", [](bool yes) { weights_in_cache = yes; });
   m.def("set_fetches_far", [](bool yes) { fetches_far = yes; });
   m.def("get_fetches_far", [] { return fetches_far.load(); });

@@ -17,7 +17,7 @@ struct Block {  // value k is scale[k / 16] * q[k], plus least[k / 16] if `mins`
   int16_t q[256];
   float scale[16], least[16];
   uint16_t d, m;        // float16 of the block
-  uint8_t s[16], l[16];  // what they are multiplied with, by 16 values: 6 or 8 bits, with a sign in Q6_K and IQ4_XS
+  uint8_t s[16], l[16];  // what they are multiplied with, by 16 values: 4 to 8 bits, with a sign in Q3_K, Q6_K and IQ4_XS
 };
 
 static float half_value(uint16_t half) {
@@ -118,12 +118,21 @@ static void decode_large(int kind, const uint8_t* p, Block& b) {  // 256 values
   }
 }
 
+}  // namespace PACELINE_ISA
+}  // namespace paceline
+
+#include "few_bits.h"
+
+namespace paceline {
+namespace PACELINE_ISA {
+
 // The block at inputs i... of output `row`.
 static void decode(const Matrix& m, int64_t row, int64_t i, Block& b) {
   const int kind = m.kind & ~EXACT;
   const BlockSize size = block_size(kind);
   const uint8_t* p = static_cast<const uint8_t*>(m.data) + row * m.row_bytes() + i / size.elements * size.bytes;
   if (kind == INT4) decode_int4(p, m.scale[row * (m.in / 32) + i / 32], b);
+  else if (kind > INT4) decode_few_bits(kind, p, kind == NVFP4 && m.scale ? m.scale[row] : 1.0f, b);
   else if (size.elements == 32) decode_small(kind, p, b);
   else decode_large(kind, p, b);
 }

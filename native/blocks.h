@@ -21,7 +21,8 @@ template <class T>
 struct Inputs {  // of a row: a group
   T x[GROUP];  // -127..127, or PLACE times as much
   float scale[2], sum;  // sum: of the rounded inputs
-  int32_t start[2];  // what sums of integers start with, since weights are kept larger than they are
+  int32_t start[2];  // what sums of integers start with, since weights are kept larger than they are; or, where a part has a
+                     // minimum of its own, the sum of its inputs
 };
 using Group = Inputs<int8_t>;
 struct WideGroup : Group {
@@ -42,6 +43,8 @@ struct GroupFor<false, true> {
 };
 template <class P>
 using GroupOf = typename GroupFor<P::shorts, P::wide>::type;
+template <class P>
+constexpr bool least_by_part = P::Scales::mins && P::Scales::parts == 2;
 
 // --- linear --------------------------------------------------------------------------------------------------------
 
@@ -74,7 +77,7 @@ PL_INLINE void fetch_group(const char* p, int64_t size, bool far) {
 
 // One group of one vector of outputs for a row.
 template <class P>
-PL_INLINE V add_group(V total, const GroupOf<P>& x, const VW* w, const V* scale, V least) {
+PL_INLINE V add_group(V total, const GroupOf<P>& x, const VW* w, const V* scale, const V* least) {
   constexpr int units = PART / 4;
   constexpr bool one = P::Scales::parts == 1;  // for both parts, so it is multiplied once
   V both{};
@@ -90,10 +93,11 @@ PL_INLINE V add_group(V total, const GroupOf<P>& x, const VW* w, const V* scale,
       sum = fma(sum, broadcast(PLACE), __builtin_convertvector(low, V));
     }
     if constexpr (!one) total = fma(sum, scale[part] * x.scale[part], total);
-    else both = part == 0 ? sum * x.scale[0] : fma(sum, broadcast(x.scale[1]), both);
+    if constexpr (least_by_part<P>) total = fma(least[part], broadcast(static_cast<float>(x.start[part]) * x.scale[part]), total);
+    if constexpr (one) both = part == 0 ? sum * x.scale[0] : fma(sum, broadcast(x.scale[1]), both);
   }
   if constexpr (one) total = fma(both, scale[0], total);
-  return P::Scales::mins ? fma(least, broadcast(x.sum), total) : total;
+  return one && P::Scales::mins ? fma(least[0], broadcast(x.sum), total) : total;
 }
 
 struct RowGroups {  // a group of some rows
@@ -142,7 +146,7 @@ static void block_tile(const BlockCall& c, int64_t r0, int64_t rows, int64_t til
     if (r0 == 0) fetch_group(p, P::size, c.far);
     PL_UNROLL
     for (int i = 0; i < VECTORS; ++i) {
-      V scale[P::Scales::parts], least{};
+      V scale[P::Scales::parts], least[P::Scales::parts]{};
       P::Scales::load(head, p, i, scale, least);
       VW w[units];
       PL_UNROLL
@@ -178,7 +182,7 @@ static void widen(const BlockCall& c, int64_t tile, int64_t from, int64_t to, ch
     const char* p = P::Scales::head > 0 ? head + P::Scales::head + k % 256 / GROUP * P::size : start + k / GROUP * P::size;
     fetch_group(p, P::size, c.far);
     for (int i = 0; i < VECTORS; ++i) {
-      V scale[P::Scales::parts], least{};
+      V scale[P::Scales::parts], least[P::Scales::parts]{};
       P::Scales::load(head, p, i, scale, least);
       for (int j = 0; j < GROUP; ++j) {
         const VW word = P::integers(p, j / 4, i);
@@ -187,7 +191,7 @@ static void widen(const BlockCall& c, int64_t tile, int64_t from, int64_t to, ch
         if constexpr (P::top == SIGNED && P::zero == 0) w = __builtin_convertvector((VI)(word << (24 - shift)) >> 24, V);
         else w = __builtin_convertvector((VI)(word >> shift & 255u) - P::zero, V);
         w *= scale[j / (GROUP / P::Scales::parts)];
-        if constexpr (P::Scales::mins) w += least;
+        if constexpr (P::Scales::mins) w += least[j / (GROUP / P::Scales::parts)];
         store(reinterpret_cast<float*>(out) + (k - from + j) * TILE + i * L, w);
       }
     }
@@ -308,7 +312,7 @@ static void round_group(const float* x, GroupOf<P>& out) {
     const int32_t whole = in_two ? PLACE * sums[part] + low_sums[part] : sums[part];
     out.scale[part] = scales[part] + broken;
     out.sum += static_cast<float>(whole) * out.scale[part];
-    out.start[part] = -P::zero * sums[part];
+    out.start[part] = (least_by_part<P> ? 1 : -P::zero) * sums[part];
   }
 }
 

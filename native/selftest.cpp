@@ -71,10 +71,12 @@ struct Random {  // a matrix, and what its values mean
     for (char& byte : bytes) byte = static_cast<char>(rng());
     for (size_t at = 0; m.kind != INT4 && at < bytes.size(); at += size.bytes) {
       const uint16_t half = static_cast<uint16_t>(0x2000 + rng() % 0x400);
-      const int64_t last = m.kind == Q6_K ? 208 : 0;
+      const int64_t last = m.kind == Q6_K ? 208 : m.kind == Q2_K ? 80 : m.kind == Q3_K ? 108 : m.kind == TQ1_0 ? 52 : m.kind == TQ2_0 ? 64 : 0;
       if (m.kind == MXFP4) bytes[at] = static_cast<char>(120 + rng() % 3);
+      else if (m.kind == NVFP4) for (int i = 0; i < 4; ++i) bytes[at + i] = static_cast<char>(16 + rng() % 16);
+      else if (m.kind == IQ1_M) for (int i = 0; i < 4; ++i) bytes[at + 49 + 2 * i] = static_cast<char>((bytes[at + 49 + 2 * i] & 15) | (i == 3 ? 0x20 : 0));
       else std::memcpy(&bytes[at + last], &half, 2);
-      if (m.kind == Q4_1 || m.kind == Q5_1 || m.kind == Q4_K || m.kind == Q5_K) std::memcpy(&bytes[at + 2], &half, 2);
+      if (m.kind == Q4_1 || m.kind == Q5_1 || m.kind == Q4_K || m.kind == Q5_K || m.kind == Q2_K) std::memcpy(&bytes[at + last + 2], &half, 2);
     }
     m.data = bytes.data();
     std::vector<float> row(m.in);
@@ -187,7 +189,9 @@ int main() {
   for (int kind : {FLOAT32, BFLOAT16, INT8, BF16_DOT})
     for (int in : {32, 96, 256, 2080})
       if (kind != BF16_DOT || k.bf16_dot()) check_linear(kind, 53, in);
-  for (int kind = Q4_0; kind <= INT4; ++kind)
+  for (int i = 0; i < GRIDS; ++i)  // any codes that there are, three of two bits or eight of three
+    for (int j = 0; j < 8; ++j) grids[i] = static_cast<uint16_t>(i < IQ3_XXS_GRID ? grids[i] | rng() % 3 << 2 * j : rng() & 0xfff);
+  for (int kind = Q4_0; kind <= LAST_KIND; ++kind)
     for (int in : {32, 96, 256, 2304})
       if (in % block_size(kind).elements == 0) check_linear(kind, 53, in), check_linear(kind | EXACT, 53, in);
   for (int in : {5, 40}) check_linear(FLOAT32, 9, in), check_linear(BFLOAT16, 9, in), check_linear(INT8, 9, in);

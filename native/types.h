@@ -14,8 +14,10 @@ inline std::atomic<bool> weights_in_cache{false}, fetches_far{true};
 // From Q4_0 on: in blocks, those of GGUF files and INT4, whose inputs are rounded to 8 or 16 bits unless EXACT is added.
 enum Kind : int {
   FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, BF16_DOT = 4,
-  Q4_0 = 8, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, INT4, EXACT = 32
+  Q4_0 = 8, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, INT4,
+  Q2_K, Q3_K, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ1_S, IQ1_M, TQ1_0, TQ2_0, NVFP4, Q1_0, Q2_0, EXACT = 64
 };
+constexpr int LAST_KIND = Q2_0;
 
 inline bool in_blocks(int kind) { return kind >= Q4_0; }
 
@@ -35,12 +37,29 @@ inline BlockSize block_size(int kind) {  // as in files
     case Q6_K: return {256, 210};
     case IQ4_XS: return {256, 136};
     case INT4: return {32, 16};
+    case Q2_K: return {256, 84};
+    case Q3_K: case IQ3_S: return {256, 110};
+    case IQ2_XXS: case TQ2_0: return {256, 66};
+    case IQ2_XS: return {256, 74};
+    case IQ2_S: return {256, 82};
+    case IQ3_XXS: return {256, 98};
+    case IQ1_S: return {256, 50};
+    case IQ1_M: return {256, 56};
+    case TQ1_0: return {256, 54};
+    case NVFP4: return {64, 36};
+    case Q1_0: return {128, 18};
+    case Q2_0: return {64, 18};
     default: return {32, 17};  // MXFP4
   }
 }
 
+// The grids of IQ blocks, by place: see paceline/ops/grids.py, from which they come once, before anything is packed.
+enum Grid : int { IQ2_XXS_GRID = 0, IQ2_XS_GRID = 256, IQ2_S_GRID = 768, IQ1_GRID = 1792, IQ3_XXS_GRID = 3840, IQ3_S_GRID = 4096 };
+constexpr int GRIDS = 4608;
+inline uint16_t grids[GRIDS];
+
 struct Matrix {  // [out, in], rows contiguous; INT8: scale [out]; INT4: scale [out, in/32], low nibble first, value + 8;
-                 // other blocks: no scale, a row is a run of blocks as in the file
+                 // NVFP4: scale [out] of what is beside the blocks; other blocks: no scale, a row is a run of blocks as in the file
   const void* data = nullptr;
   const float* scale = nullptr;
   int64_t out = 0, in = 0;

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import gguf
+import gguf.quants
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from paceline.errors import UsageError
 from paceline.ops import native
 from paceline.ops.base import Graph, Weight
 from paceline.ops.blocks import BLOCKS
+from paceline.ops.grids import codes
 from paceline.ops.reference import EagerRunner, dequantize
 from paceline.ops.tiles import BLOCK_KINDS
 
@@ -22,7 +25,9 @@ NAN, INF = float("nan"), float("inf")
 # Where the float16 scales of a block stand; MXFP4 has an exponent instead.
 HALVES = {
     "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "q4_k": (0, 2), "q5_k": (0, 2),
-    "q6_k": (208,), "iq4_nl": (0,), "iq4_xs": (0,), "mxfp4": (),
+    "q6_k": (208,), "iq4_nl": (0,), "iq4_xs": (0,), "mxfp4": (), "q2_k": (80, 82), "q3_k": (108,), "iq2_xxs": (0,),
+    "iq2_xs": (0,), "iq2_s": (0,), "iq3_xxs": (0,), "iq3_s": (0,), "iq1_s": (0,), "iq1_m": (), "tq1_0": (52,),
+    "tq2_0": (64,), "nvfp4": (), "q1_0": (0,), "q2_0": (0,),
 }  # fmt: skip
 
 
@@ -49,6 +54,12 @@ def blocked(kind: str, out: int, width: int, scale: float = 0.01, byte: int | No
         data[:, at : at + 2] = halves.view(np.uint8).reshape(count, 2)
     if kind == "mxfp4":
         data[:, 0] = rng.integers(118, 122, count)
+    if kind == "nvfp4":
+        data[:, :4] = rng.integers(16, 32, (count, 4))
+    if kind == "iq1_m":  # its float16 is spread over the highest four bits of four words
+        half = (scale * rng.uniform(0.5, 1.5, count)).astype("<f2").view(np.uint16)
+        for i in range(4):
+            data[:, 49 + 2 * i] = data[:, 49 + 2 * i] & 15 | (half >> 4 * i & 15).astype(np.uint8) << 4
     return Weight(torch.from_numpy(data.reshape(out, -1)), kind)  # type: ignore[arg-type]
 
 
@@ -77,6 +88,16 @@ def rounded(x: torch.Tensor, kind: str) -> torch.Tensor:
     fused = native.isa() != "generic"  # the product is not rounded before it becomes an integer
     product = groups.double() * factor.double() if fused else (groups * factor).double()
     return (product.round() * (largest * np.float32(1 / most)).double()).flatten(1)
+
+
+def test_the_grids_are_those_of_ggml() -> None:
+    """Every entry of every grid, by the values that gguf's own tables give."""
+    types = gguf.GGMLQuantizationType
+    for grid, kind in (("iq2_xxs", 0), ("iq2_xs", 0), ("iq2_s", 0), ("iq3_xxs", 0), ("iq3_s", 0), ("iq1", 1)):
+        theirs = gguf.quants._type_traits[types["IQ1_S" if kind else grid.upper()]]
+        theirs.init_grid()
+        meaning = np.array(theirs.grid_map, dtype=np.float32)
+        assert np.array_equal(meaning[codes(grid)], theirs.grid.reshape(theirs.grid_shape)), grid
 
 
 @pytest.mark.parametrize("kind", BLOCK_KINDS)

@@ -120,7 +120,7 @@ WRONG = {
     "dims": (raw(tensors=text(b"t") + struct.pack("<I", 9) + bytes(64), counts=(1, 0)), "9 dimensions"),
     "zero": (raw(tensors=tensor(b"t", (4, 0), 0, 0) + bytes(64), counts=(1, 0)), "no whole number"),
     "part of a block": (raw(tensors=tensor(b"t", (40,), 2, 0) + bytes(64), counts=(1, 0)), "of Q4_0 blocks"),
-    "type": (raw(tensors=tensor(b"t", (256,), 10, 0) + bytes(999), counts=(1, 0)), "has type Q2_K"),
+    "type": (raw(tensors=tensor(b"t", (256,), 15, 0) + bytes(999), counts=(1, 0)), "has type Q8_K"),
     "unknown type": (raw(tensors=tensor(b"t", (4,), 999, 0) + bytes(64), counts=(1, 0)), "type number 999"),
     "alignment": (
         raw(text(b"general.alignment") + struct.pack("<II", 4, 0) + bytes(9), counts=(0, 1)), "not a power of two",

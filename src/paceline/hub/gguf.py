@@ -13,7 +13,6 @@ from paceline.checkpoints.gguf.reader import SPLIT, Gguf, header, is_gguf
 from paceline.errors import LoadError, WeightsError
 from paceline.hub.names import DRAFTER_FILE, HubName, models_among
 from paceline.hub.repository import listing, patiently, read_part, readable_errors
-from paceline.ops.blocks import NAMES_OF_OTHERS, TYPES
 
 LABEL = re.compile(
     r"(?<![A-Z0-9])(UD-)?(I?Q\d_\w+|TQ\d_\d|BF16|FP?16|FP?32|(MX|NV)FP4\w*)(?![A-Z0-9])", re.IGNORECASE
@@ -21,9 +20,6 @@ LABEL = re.compile(
 TOWERS_FILE = re.compile(r"(^|[-_.])mmproj[-_.]", re.IGNORECASE)
 TOWERS_PREFERRED = ("BF16", "F32", "F16", "Q8_0")
 PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")  # where no tag is given
-UNREAD = {name.partition("_")[0] for name in NAMES_OF_OTHERS.values()} - {
-    kind.name.partition("_")[0] for kind in TYPES.values()
-}
 FIRST_PART, LARGEST_HEADER = 2**18, 2**27  # bytes; a vocabulary of 262,144 tokens and its merges has 16 MB
 LARGEST_FACTORS = 2**16  # bytes of what says how rotary embeddings are scaled
 
@@ -38,7 +34,7 @@ def choose(hub: HubName, names: Iterable[str]) -> list[str]:
     tagged: dict[str, list[str]] = {}
     for name in models_among(names):
         tagged.setdefault(tag_of(name), []).append(name)
-    tags = ", ".join(tag for tag in sorted(tagged) if not _unread(tag)) or "none that paceline reads"
+    tags = ", ".join(sorted(tagged))
     if not tagged:
         raise LoadError(
             f"{hub.id} has no GGUF file: give it without :{hub.tag}, or a repository that has some"
@@ -55,8 +51,6 @@ def choose(hub: HubName, names: Iterable[str]) -> list[str]:
         found = tagged.get(tag) or tagged.get(f"UD-{tag}") or named[:1]
     if not found:
         raise LoadError(f"{hub.id} has no GGUF file tagged {hub.tag}: give one of {tags}")
-    if _unread(tag):
-        raise LoadError(f"{hub.id}:{tag} holds blocks that paceline does not read: give one of {tags}")
     if len(found) > 1:
         some = ", ".join(PurePosixPath(name).name for name in found)
         raise LoadError(
@@ -92,10 +86,6 @@ def tag_of(name: str) -> str:
 def _spellings(name: str) -> tuple[str, ...]:
     file = PurePosixPath(name).name.lower()
     return file, file.removesuffix(".gguf")
-
-
-def _unread(tag: str) -> bool:
-    return tag.removeprefix("UD-").partition("_")[0] in UNREAD
 
 
 def _parts(hub: HubName, name: str, names: list[str]) -> list[str]:

@@ -27,6 +27,8 @@ settle()  # in each process that computes: whatever does imports this module
 WeightKind = Literal[
     "float32", "bfloat16", "float16", "int8", "int4",
     "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4",
+    "q2_k", "q3_k", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m", "tq1_0", "tq2_0", "nvfp4",
+    "q1_0", "q2_0",
 ]  # fmt: skip
 Activation = Literal["gelu", "silu"]  # gelu: the tanh approximation
 Gate = Literal["gelu", "silu", "sigmoid"]  # sigmoid: without the input itself as a factor
@@ -42,7 +44,8 @@ Value = Any  # torch.Tensor when executing, a symbol when recording
 class Weight:
     """A matrix [out, in]. int8: scale [out]. int4: two a byte [out, in/2], low nibble first, scale [out, in/32].
 
-    Kinds of `ops/blocks.py` in lower case: uint8 [out, bytes of a row], blocks as GGUF files hold them, no scale.
+    Kinds of `ops/blocks.py` in lower case: uint8 [out, bytes of a row], blocks as GGUF files hold them, no scale. nvfp4
+    may have a scale [out], which those in the blocks are multiplied with.
     """
 
     data: torch.Tensor

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.ops import iq_blocks
+
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
@@ -33,13 +35,15 @@ TYPES: Mapping[int, BlockType] = {
         (0, "F32", 1, 4), (1, "F16", 1, 2), (2, "Q4_0", 32, 18), (3, "Q4_1", 32, 20), (6, "Q5_0", 32, 22),
         (7, "Q5_1", 32, 24), (8, "Q8_0", 32, 34), (12, "Q4_K", 256, 144), (13, "Q5_K", 256, 176),
         (14, "Q6_K", 256, 210), (20, "IQ4_NL", 32, 18), (23, "IQ4_XS", 256, 136), (26, "I32", 1, 4), (27, "I64", 1, 8),
-        (30, "BF16", 1, 2), (39, "MXFP4", 32, 17),
+        (30, "BF16", 1, 2), (39, "MXFP4", 32, 17), (10, "Q2_K", 256, 84), (11, "Q3_K", 256, 110),
+        (16, "IQ2_XXS", 256, 66), (17, "IQ2_XS", 256, 74), (22, "IQ2_S", 256, 82), (18, "IQ3_XXS", 256, 98),
+        (21, "IQ3_S", 256, 110), (19, "IQ1_S", 256, 50), (29, "IQ1_M", 256, 56), (34, "TQ1_0", 256, 54),
+        (35, "TQ2_0", 256, 66), (40, "NVFP4", 64, 36), (41, "Q1_0", 128, 18), (42, "Q2_0", 64, 18),
     )
 }  # fmt: skip
+# What ggml knows, but no file has weights in: what it multiplies with inside, and what it gave up in 2023.
 NAMES_OF_OTHERS: Mapping[int, str] = {
-    4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS",
-    19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 28: "F64", 29: "IQ1_M", 34: "TQ1_0",
-    35: "TQ2_0", 40: "NVFP4", 41: "Q1_0",
+    4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 28: "F64",
 }  # fmt: skip
 BY_NAME: Mapping[str, BlockType] = {kind.name: kind for kind in TYPES.values()}
 # By the kind of a `Weight`: what matrices stay in while they are multiplied with.
@@ -50,15 +54,23 @@ _E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtyp
 _ROWS_AT_ONCE = 2**20  # values whose intermediate arrays stand in memory together
 
 
-def dequantize(kind: str, blocks: Bytes) -> Floats:
-    """Bytes [..., n * size] of type `kind` -> float32 [..., n * elements]. Source of truth: ggml's dequantize_row_*."""
+def dequantize(kind: str, blocks: Bytes, beside: Floats | None = None) -> Floats:
+    """Bytes [..., n * size] of type `kind` -> float32 [..., n * elements]. Source of truth: ggml's dequantize_row_*.
+
+    `beside` [...]: what the scales of NVFP4's rows are multiplied with.
+    """
     layout = BY_NAME[kind]
     shape = (*blocks.shape[:-1], blocks.shape[-1] // layout.size * layout.elements)
     flat = np.ascontiguousarray(blocks).reshape(-1, layout.size)
     out: Floats = np.empty((flat.shape[0], layout.elements), dtype=np.float32)
     step = max(1, _ROWS_AT_ONCE // layout.elements)
+    rows = None if beside is None else np.repeat(beside.reshape(-1), len(flat) // max(1, beside.size))
     for start in range(0, flat.shape[0], step):
-        out[start : start + step] = DEQUANTIZERS[kind](flat[start : start + step])
+        part = slice(start, start + step)
+        if rows is None:
+            out[part] = DEQUANTIZERS[kind](flat[part])
+        else:
+            out[part] = _nvfp4(flat[part], rows[part, None])
     return out.reshape(shape)
 
 
@@ -171,7 +183,73 @@ def _mxfp4(blocks: Bytes) -> Floats:
     return bits.astype(np.uint32).view(np.float32) * _E2M1[_nibbles(blocks[:, 1:], 16)]
 
 
+def _crumbs(packed: Bytes, group: int) -> Bytes:
+    """[n, k] bytes -> [n, 4 * k]: of each `group` bytes first all lowest pairs of bits, then the next, to the highest."""
+    parts = packed.reshape(len(packed), -1, 1, group) >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
+    return (parts & np.uint8(3)).reshape(len(packed), -1)
+
+
+def _q2_k(blocks: Bytes) -> Floats:
+    d = (_half(blocks, 80) * (blocks[:, :16] & 15).astype(np.float32))[:, :, None]
+    m = (_half(blocks, 82) * (blocks[:, :16] >> 4).astype(np.float32))[:, :, None]
+    values: Floats = d * _crumbs(blocks[:, 16:80], 32).reshape(-1, 16, 16).astype(np.float32) - m
+    return values.reshape(-1, 256)
+
+
+def _q3_k(blocks: Bytes) -> Floats:
+    third = (blocks[:, None, :32] >> np.arange(8, dtype=np.uint8).reshape(1, 8, 1)) & np.uint8(1)
+    q = _crumbs(blocks[:, 32:96], 32).astype(np.float32) + 4 * third.reshape(-1, 256).astype(np.float32) - 4
+    low, high = _nibbles(blocks[:, 96:104], 8), _crumbs(blocks[:, 104:108], 4)
+    scales = (low | high << np.uint8(4)).astype(np.float32) - 32
+    values: Floats = (_half(blocks, 108) * scales)[:, :, None] * q.reshape(-1, 16, 16)
+    return values.reshape(-1, 256)
+
+
+def _trits(packed: Bytes, group: int, count: int) -> Floats:
+    """[n, k] bytes of `count` digits to base 3, as fractions of 256: -1, 0 or 1, the first digits of `group` first."""
+    powers = np.array([1, 3, 9, 27, 81][:count], np.uint8).reshape(1, 1, count, 1)
+    parts = packed.reshape(len(packed), -1, 1, group) * powers  # modulo 256
+    found: Floats = ((parts.astype(np.uint16) * 3) >> 8).astype(np.float32).reshape(len(packed), -1) - 1
+    return found
+
+
+def _tq1_0(blocks: Bytes) -> Floats:
+    parts = ((blocks[:, :32], 32, 5), (blocks[:, 32:48], 16, 5), (blocks[:, 48:52], 4, 4))
+    return _half(blocks, 52) * np.concatenate([_trits(*part) for part in parts], axis=1)
+
+
+def _tq2_0(blocks: Bytes) -> Floats:
+    return _half(blocks, 64) * (_crumbs(blocks[:, :64], 32).astype(np.float32) - 1)
+
+
+def _q1_0(blocks: Bytes) -> Floats:
+    return _half(blocks, 0) * (
+        2 * np.unpackbits(blocks[:, 2:], axis=1, bitorder="little").astype(np.float32) - 1
+    )
+
+
+def _q2_0(blocks: Bytes) -> Floats:
+    return _half(blocks, 0) * (_crumbs(blocks[:, 2:], 1).astype(np.float32) - 1)
+
+
+def _nvfp4(blocks: Bytes, beside: Floats | None = None) -> Floats:
+    scale = nvfp4_scales(blocks[:, :4])
+    scale = (scale if beside is None else scale * beside)[:, :, None]
+    values: Floats = scale * _E2M1[_nibbles(blocks[:, 4:], 8)].reshape(-1, 4, 16)
+    return values.reshape(-1, 64)
+
+
+def nvfp4_scales(stored: Bytes) -> Floats:
+    """8-bit floats without a sign, E4M3, as float32: half of each, because the table of values is doubled."""
+    exponent, rest = (stored >> 3) & np.uint8(15), (stored & np.uint8(7)).astype(np.float32)
+    found = np.where(exponent == 0, rest / 1024, np.ldexp(1 + rest / 8, exponent.astype(np.int32) - 8))
+    return np.where(stored == 0x7F, 0, found).astype(np.float32)  # no number stands for zero, as in ggml
+
+
 DEQUANTIZERS: Mapping[str, Callable[[Bytes], Floats]] = {
     "F32": _f32, "F16": _f16, "BF16": _bf16, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0,
     "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs, "MXFP4": _mxfp4,
+    "Q2_K": _q2_k, "Q3_K": _q3_k, "TQ1_0": _tq1_0, "TQ2_0": _tq2_0, "NVFP4": _nvfp4, "Q1_0": _q1_0, "Q2_0": _q2_0,
+    "IQ1_S": iq_blocks.iq1_s, "IQ1_M": iq_blocks.iq1_m, "IQ2_XXS": iq_blocks.iq2_xxs, "IQ2_XS": iq_blocks.iq2_xs,
+    "IQ2_S": iq_blocks.iq2_s, "IQ3_XXS": iq_blocks.iq3_xxs, "IQ3_S": iq_blocks.iq3_s,
 }  # fmt: skip

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -27,13 +28,14 @@ from paceline.kv.layout import SCALED, Layout
 from paceline.memory import Arena
 from paceline.ops.base import ChainStart, Drawn, Graph, Group, RoundStart, Rule, Stop, Weight
 from paceline.ops.binding import address, bind_cache, refusal
+from paceline.ops.grids import all_grids
 from paceline.ops.native_rounds import Rounds, chain_round
 from paceline.ops.prefetch import Matrix, settle
 from paceline.ops.recording import Code, Node, RecordingOps, Symbol, place, schedule, shared_work
 from paceline.ops.segments import program_of
 from paceline.ops.tiles import KINDS, tiles, usable
 
-_LAYOUT = 28  # of the extension's signatures
+_LAYOUT = 29  # of the extension's signatures
 _OF_ROWS = (
     Code.EMBED,
     Code.ROTARY,
@@ -95,7 +97,14 @@ def _extension() -> ModuleType:
         ) from error
     if native.layout != _LAYOUT:
         raise UsageError("the native CPU kernels were built from another version of paceline: reinstall it")
+    _give_grids(native)
     return native
+
+
+@cache
+def _give_grids(native: ModuleType) -> None:
+    """Hand over the grids of IQ blocks, which it copies; once."""
+    native.set_grids(all_grids().ctypes.data)
 
 
 class NativeRunner:

@@ -372,7 +372,9 @@ def dequantize(weight: Weight, rows: Tensor | None, dtype: torch.dtype) -> Tenso
     data = weight.data if rows is None else weight.data[rows]
     layout = weight.blocks
     if layout is not None:
-        values = blocks.dequantize(layout.name, data.cpu().numpy())
+        scale = weight.scale if weight.scale is None or rows is None else weight.scale[rows]
+        beside = None if scale is None else scale.cpu().numpy()
+        values = blocks.dequantize(layout.name, data.cpu().numpy(), beside)
         return torch.from_numpy(values).to(data.device, dtype)
     if weight.scale is None:
         return data.to(dtype)

@@ -11,13 +11,18 @@ from paceline.memory import LINE, Arena, Loaded, last_level_cache
 from paceline.ops.base import Weight
 
 # In the order of `Kind` in native/types.h.
-BLOCK_KINDS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4")
+_SMALL = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4")
+_FEW_BITS = (
+    "q2_k", "q3_k", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m", "tq1_0", "tq2_0", "nvfp4",
+    "q1_0", "q2_0",
+)  # fmt: skip
+BLOCK_KINDS = (*_SMALL, *_FEW_BITS)
 IN_BLOCKS = 8  # from this kind on
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2} | {
-    k: IN_BLOCKS + i for i, k in enumerate((*BLOCK_KINDS, "int4"))
+    k: IN_BLOCKS + i for i, k in enumerate((*_SMALL, "int4", *_FEW_BITS))
 }
 PAIRS = 4  # bfloat16 whose inputs are rounded to bfloat16 too
-EXACT = 32  # is added to a kind in blocks whose inputs are not rounded
+EXACT = 64  # is added to a kind in blocks whose inputs are not rounded
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
 
 
@@ -77,6 +82,8 @@ def usable(weight: Weight) -> Weight:
             f"a {weight.kind} weight must be a contiguous {dtype} matrix on the CPU, not {data.dtype} "
             f"{tuple(data.shape)} strides {data.stride()} on {data.device}"
         )
+    if weight.kind == "nvfp4" and scale is not None and tuple(scale.shape) != (weight.out_features,):
+        raise UsageError(f"the scales beside an nvfp4 weight must be of shape {(weight.out_features,)}")
     if weight.kind in ("int8", "int4"):
         shape = (
             (weight.out_features,)

@@ -129,7 +129,8 @@ def _plain(weight: Weight, dtype: torch.dtype, kept: bool) -> Weight:
     values = np.empty((weight.out_features, weight.in_features), np.float32)
     step = max(1, (1 << 24) // weight.in_features)
     for i in range(0, len(values), step):
-        values[i : i + step] = blocks.dequantize(layout.name, weight.data[i : i + step].cpu().numpy())
+        beside = None if weight.scale is None else weight.scale[i : i + step].cpu().numpy()
+        values[i : i + step] = blocks.dequantize(layout.name, weight.data[i : i + step].cpu().numpy(), beside)
     return Weight(torch.from_numpy(values).to(device, dtype), {v: k for k, v in FLOATS.items()}[dtype])  # type: ignore[arg-type]
 
 
