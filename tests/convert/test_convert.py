@@ -223,6 +223,22 @@ def test_a_cut_that_gguf_cannot_say_is_counted(tmp_path: Path) -> None:
     assert "2 of 7 sample texts get other token ids" in note
 
 
+def test_padding_of_a_vocabulary_stands_for_nothing(tmp_path: Path) -> None:
+    """A table with more rows than the tokenizer has tokens: in the folder, as GGUF, and as a folder again."""
+    build_decoder("llama", tmp_path / "hf", vocab_size=SIZE + 40)
+    byte_level(tmp_path / "hf", "llama-bpe")
+    write_gguf(tmp_path / "hf", tmp_path / "m.gguf", "f32")
+    write_folder(tmp_path / "m.gguf", tmp_path / "back")
+    ids = [30, SIZE + 7, 31, SIZE + 39]
+    for path in (tmp_path / "hf", tmp_path / "m.gguf", tmp_path / "back"):
+        tokenizer = Tokenizer.load(path)
+        assert tokenizer.vocab_size <= SIZE
+        assert tokenizer.decode(ids) == tokenizer.decode([30, 31])
+    assert Gguf(tmp_path / "m.gguf")["tokenizer.ggml.tokens"][SIZE + 7] == f"[PAD{SIZE + 7}]", (
+        "as llama.cpp has it"
+    )
+
+
 def test_an_assistant_drafts_for_its_target_from_files(tmp_path: Path) -> None:
     target, drafter = tmp_path / "t.gguf", tmp_path / "t-assistant.gguf"
     write_gguf(bundled("target"), target, "f32")

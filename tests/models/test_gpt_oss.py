@@ -191,7 +191,7 @@ def test_other_kinds_are_made_of_mxfp4(kind: str, made: Made, tmp_path: Path) ->
     found, want = (Tensors(path, mine).take(name).float() for path in (tmp_path / "m.gguf", made[1]))
     assert torch.equal(found, want) or (kind == "q8_0" and (found - want).abs().max() < 0.01)
     assert load_target(made[1], transform=quantizer("int4")).layers[0].mlp.down[0].kind == "int4"
-    with pytest.raises(UsageError, match="quantized already, to MXFP4: it can be run as it is"):
+    with pytest.raises(UsageError, match=r"quantized already .MXFP4.: it can be run"):
         save_quantized(made[1], tmp_path / "int8", "int8")
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -134,6 +135,15 @@ def other_tokenizer(folder: Path) -> None:
     """Of a larger vocabulary than the model's table has rows."""
     letters = {chr(0x4E00 + i): i for i in range(10_000)}
     Tokenizer(WordLevel(letters, unk_token="\u4e00")).save(str(folder / "tokenizer.json"))
+
+
+def whole_beside(folder: Path) -> None:
+    """Somebody joined the parts, and left the index and one part."""
+    tensors = {
+        name: data for file in sorted(folder.glob("*.safetensors")) for name, data in load_file(file).items()
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / SHARD).unlink()
 
 
 def keep_adapter(folder: Path) -> None:
@@ -306,6 +316,8 @@ ACCEPTED: list[tuple[str, Change, str]] = [
     # row 22: what the makers suggest is shown
     ("generation_config", put("generation_config.json", {"temperature": 1.0, "top_k": 64, "top_p": 0.95}),
      "sampling     temperature 1, top_k 64, top_p 0.95, where a request says nothing else"),
+    # C20: transformers takes the whole file, whatever lies beside it
+    ("a whole file beside a left-over index", whole_beside, "weights  "),
     # P3: under auto an assistant that cannot be used is left out, and said
     ("half an assistant", lambda f: write(f.parent / "gemma-assistant/config.json", {"model_type": "gemma4_assistant"}),
      "ngram: the drafter beside the target cannot be used"),

@@ -216,6 +216,30 @@ def test_a_tensor_of_another_name_is_said(tmp_path: Path) -> None:
         _ = GgufCheckpoint(write_gguf(tmp_path / "m.gguf", "llama", fields, tensors)).pieces
 
 
+@pytest.mark.parametrize(
+    ("keys", "factor"),
+    [
+        ({"rope.scale_linear": 4.0}, 4.0),  # of 2023
+        ({"rope.scaling.factor": 2.0, "rope.scale_linear": 4.0}, 2.0),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}, 8.0),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 8.0}, None),
+        ({"rope.scale_linear": 1.0}, None),
+        ({"rope.scale_linear": 0.0}, None),
+        ({}, None),
+    ],
+)
+def test_rotary_embeddings_are_scaled_as_llama_cpp_scales_them(
+    keys: dict[str, object], factor: float | None, tmp_path: Path
+) -> None:
+    fields = {"block_count": 1, "context_length": 9, "embedding_length": 64, "feed_forward_length": 9,
+              "attention.head_count": 4}  # fmt: skip
+    path = write_gguf(
+        tmp_path / "m.gguf", "llama", fields | keys, {"token_embd.weight": np.zeros((9, 64), np.float32)}
+    )
+    want = None if factor is None else {"rope_type": "linear", "factor": factor}
+    assert GgufCheckpoint(path).config["rope_scaling"] == want
+
+
 def test_smollm2_has_the_config_of_its_repository() -> None:
     """Values of HuggingFaceTB/SmolLM2-135M-Instruct's config.json."""
     config = GgufCheckpoint(smollm2_file()).config

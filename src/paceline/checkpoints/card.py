@@ -9,7 +9,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoints.gguf.reader import Gguf
+from paceline.checkpoints.gguf.mixtures import NAMES
+from paceline.checkpoints.gguf.reader import Gguf, is_gguf
 from paceline.errors import LoadError
 from paceline.files import read_json, read_text
 
@@ -52,6 +53,25 @@ def fitting_assistant(folder: Path, config: Mapping[str, Any]) -> str | None:
     hidden, layers = text.get("hidden_size"), text.get("num_hidden_layers")
     size = _SIZES.get((hidden, layers)) if isinstance(hidden, int) and isinstance(layers, int) else None
     return None if size is None else f"google/gemma-4-{size}-it-assistant"
+
+
+def quantized_by(path: Path, kinds: Mapping[str, int], parameters: int) -> str | None:
+    """One line on how a model's weights are stored, and by whom; None for plain floats. `kinds`: how many matrices of a
+    folder are stored how, `parameters` those of a GGUF file."""
+    if not is_gguf(path):
+        found = Counter(kinds).most_common()
+        more = (
+            f" ({found[0][1]} matrices; {sum(n for _, n in found[1:])} in other ways)"
+            if len(found) > 1
+            else ""
+        )
+        return found[0][0] + more if found else None
+    model = Gguf(path)
+    size = sum(tensor.nbytes for tensor in model.tensors.values())
+    name = NAMES.get(model.get("general.file_type", -1)) or _of_gguf(model)["dtype"]
+    maker = model.get("general.quantized_by")
+    by = f", by {' '.join(maker.split())[:60]}" if isinstance(maker, str) and maker.strip() else ""
+    return f"GGUF {name}, {8 * size / max(1, parameters):.2f} bits a weight{by}"
 
 
 def describe_files(path: Path, dtype: str) -> dict[str, Any]:

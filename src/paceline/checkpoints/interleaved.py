@@ -77,8 +77,13 @@ def _see_blocks(entries: dict[str, Entry], name: str, folder: Path) -> None:
         )
     shape = (*data.shape[:2], data.shape[2] * GROUP)
     gated = at.endswith("gate_up_proj")
-    made = packed_halves if gated else packed
-    entries[at] = Entry(at, data.file, MXFP4, shape, data.nbytes + scale.nbytes, (data, scale), make=made)
+    blocks = packed_halves if gated else packed
+
+    def make(data: Tensor, scale: Tensor) -> Tensor:
+        return values_of(blocks(data, scale))
+
+    size = data.nbytes + scale.nbytes
+    entries[at] = Entry(at, data.file, MXFP4, shape, size, (data, scale), make=make, blocks=blocks)
 
 
 def packed(data: Tensor, scale: Tensor) -> Tensor:

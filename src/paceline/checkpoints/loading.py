@@ -17,25 +17,26 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoints.card import unquantized
-from paceline.checkpoints.compressed import unpack
 from paceline.checkpoints.experts import fuse
 from paceline.checkpoints.foreign import OTHER_FILES, PICKLES, incomplete
-from paceline.checkpoints.fp8 import widen, widened
 from paceline.checkpoints.gguf.blocks import DEQUANTIZERS
 from paceline.checkpoints.gguf.reader import is_gguf
 from paceline.checkpoints.gguf.source import GgufCheckpoint
-from paceline.checkpoints.interleaved import MXFP4, put_in_order, values_of
+from paceline.checkpoints.interleaved import put_in_order
 from paceline.checkpoints.prequantized import kind_of
+from paceline.checkpoints.quantized.table import see_quantized
 from paceline.checkpoints.safetensors_file import Entry, broken, read_header
 from paceline.errors import LoadError, WeightsError
 from paceline.files import read_json
 from paceline.ops.base import Weight, WeightKind
 from paceline.ops.blocks import BLOCKS as BLOCK_KINDS
+from paceline.ops.reference import dequantize
 
 Shapes = dict[str, tuple[int, ...]]
 Transform = Callable[[str, Weight], Weight]
 Rename = Callable[[str], str | None]  # what a tensor is called; None: it is not looked at
 
+WHOLE = "model.safetensors"
 PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
 MIDLAYER = "midlayer."  # how EAGLE-3 names its only layer
 # towers of other modalities, and the rotary frequencies that old versions of transformers stored
@@ -68,13 +69,18 @@ NAMED_AT_MOST = 4  # tensors listed in one message
 
 
 def find_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model folder: those that the index names, or the single one."""
-    index = folder / "model.safetensors.index.json"
+    """The safetensors files of a model folder: the whole one, else those that the index names, or the single one.
+
+    A whole file beside an index comes first, as transformers takes it: the index may be left over.
+    """
+    index, whole = folder / "model.safetensors.index.json", folder / WHOLE
+    if whole.is_file():
+        return [whole]
     if index.is_file():
         return [folder / name for name in sorted(set(_read_index(index).values()))]
     files = [p for p in sorted(folder.glob("*.safetensors")) if not p.name.startswith("adapter_")]
-    if len(files) == 1 or (folder / "model.safetensors") in files:
-        return [folder / "model.safetensors"] if len(files) > 1 else files
+    if len(files) == 1:
+        return files
     if files:
         raise WeightsError(
             f"{folder} has {len(files)} safetensors files and no {index.name}: download the index too"
@@ -139,7 +145,7 @@ def read_entries(folder: Path) -> dict[str, Entry]:
                 )
             entries[name], stored[entry.name] = entry, path
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
+    if index.is_file() and not (folder / WHOLE).is_file():
         for name, file in _read_index(index).items():
             if stored.get(name) != folder / file:
                 raise WeightsError(f"{index} puts {name} into {file}, where it is not: download both again")
@@ -170,13 +176,13 @@ class Tensors:
         if rename is not None:
             entries = {new: entry for name, entry in entries.items() if (new := rename(name)) is not None}
         self.folder, shared = folder, set(shared_layers)
-        self.scales = {
+        # `quantized`: how many matrices another tool stored how
+        self.scales, self.quantized = see_quantized(entries, expected, folder)
+        self.scales |= {
             name: entries.pop(name + SCALE)
             for name, entry in list(entries.items())
             if entry.dtype in QUANTIZED and name + SCALE in entries
         }
-        self.scales |= unpack(entries, expected, folder)
-        widen(entries, folder)
         put_in_order(entries, folder)
         for some in (entries, self.scales):
             fuse(some, expected)
@@ -236,7 +242,7 @@ class Tensors:
                 )
 
     def _check_quantized(self, name: str, entry: Entry, shape: tuple[int, ...]) -> None:
-        packed = entry.dtype == "U8"
+        packed = entry.dtype == "U8"  # two a byte; others have a scale for each row
         stored = (*shape[:-1], shape[-1] // 2) if packed else shape
         scales = (*shape[:-1], shape[-1] // INT4_GROUP) if packed else shape[:-1]
         if (
@@ -263,8 +269,10 @@ class Tensors:
         return self._read(self.entries.pop(name))
 
     def take_scale(self, name: str) -> Tensor | None:
-        """The scales of a quantized tensor as float32, None for any other."""
-        return self._read(self.scales[name]).float() if name in self.scales else None
+        """The scales of a quantized tensor that `take` gives as integers, as float32; None for any other."""
+        if name not in self.scales or self.entries[name].dtype not in QUANTIZED:
+            return None
+        return self._read(self.scales[name]).float()
 
     def _read(self, entry: Entry) -> Tensor:
         from safetensors import SafetensorError, safe_open
@@ -272,8 +280,7 @@ class Tensors:
         if entry.parts:
             parts = [self._read(part) for part in entry.parts]
             if entry.make is not None:
-                made = entry.make(*parts)
-                return values_of(made) if entry.dtype == MXFP4 else made
+                return entry.make(*parts)
             return (parts[0] if len(parts) == 1 else torch.cat(parts, entry.axis)).view(entry.shape)
         if is_gguf(entry.file):
             return self._gguf(entry.file).tensor(entry.name)
@@ -281,21 +288,35 @@ class Tensors:
             if entry.file not in self._files:
                 self._files[entry.file] = safe_open(entry.file, framework="pt", device="cpu")
             data: Tensor = self._files[entry.file].get_tensor(entry.name)
-            if entry.scale is not None:
-                return widened(data, self._read(entry.scale))
             return data if data.dtype != torch.int32 or entry.dtype != "U8" else data.view(torch.uint8)
         except (OSError, SafetensorError) as error:
             raise broken(entry.file, str(error)) from error
 
-    def take_blocks(self, name: str) -> tuple[Tensor, WeightKind] | None:
-        """(blocks as the file holds them, uint8 [..., out, bytes of a row], their kind); None if it has other values."""
+    def take_blocks(self, name: str) -> tuple[Tensor, WeightKind, Tensor | None] | None:
+        """(blocks as files hold them, uint8 [..., out, bytes of a row], their kind, what the scales of each row are
+        multiplied with); None if it has other values, or some that such blocks cannot hold."""
         entry = self.entries[name]
         kind: Any = entry.dtype.lower()
-        if entry.make is not None and entry.dtype == MXFP4:
-            return entry.make(*(self._read(part) for part in self.entries.pop(name).parts)), kind
-        if not is_gguf(entry.file) or kind not in BLOCK_KINDS:
+        if kind not in BLOCK_KINDS:
             return None
-        return torch.from_numpy(self._gguf(entry.file).blocks(self.entries.pop(name).name)), kind
+        made = self._blocks(entry)
+        if made is None:
+            return None
+        del self.entries[name]
+        return made, kind, self._read(self.scales[name]) if name in self.scales else None
+
+    def _blocks(self, entry: Entry) -> Tensor | None:
+        if is_gguf(entry.file):
+            return torch.from_numpy(self._gguf(entry.file).blocks(entry.name))
+        if entry.blocks is not None:
+            return entry.blocks(*(self._read(part) for part in entry.parts))
+        parts = [self._blocks(part) for part in entry.parts]
+        whole = [part for part in parts if part is not None]
+        return (
+            torch.cat(whole, entry.axis).view(*entry.shape[:-1], -1)
+            if whole and len(whole) == len(parts)
+            else None
+        )
 
     def _gguf(self, path: Path) -> GgufCheckpoint:
         if path not in self._files:
@@ -341,18 +362,35 @@ class Weights:
 
     def matrix(self, name: str) -> Weight:
         if self._blocks and (kept := self._tensors.take_blocks(f"{name}.weight")):
-            return Weight(kept[0].to(self.device), kept[1])
+            return self._of_blocks(*kept)
         scale = self._tensors.take_scale(f"{name}.weight")
         return self._weight(name, self._tensors.take(f"{name}.weight"), scale)
 
     def stack(self, name: str) -> tuple[Weight, ...]:
         """[E, out, in] as E matrices, named `name.0` and so on."""
         if self._blocks and (kept := self._tensors.take_blocks(name)):
-            return tuple(Weight(part.to(self.device), kept[1]) for part in kept[0])
+            data, kind, beside = kept
+            return tuple(
+                self._of_blocks(part, kind, None if beside is None else beside[i])
+                for i, part in enumerate(data)
+            )
         scale, parts = self._tensors.take_scale(name), self._tensors.take(name)
         scales = [None] * len(parts) if scale is None else list(scale)
         return tuple(
             self._weight(f"{name}.{i}", part, one) for i, (part, one) in enumerate(zip(parts, scales))
+        )
+
+    def floats(self, name: str) -> Weight:
+        """A matrix as floats, in whatever form it is stored: for what takes it apart."""
+        scale, data = self._tensors.take_scale(f"{name}.weight"), self._tensors.take(f"{name}.weight")
+        if scale is not None:
+            kind: WeightKind = "int8" if data.dtype == torch.int8 else "int4"
+            data = dequantize(Weight(data, kind, scale), None, torch.float32)
+        return self._weight(name, data, None)
+
+    def _of_blocks(self, data: Tensor, kind: WeightKind, beside: Tensor | None) -> Weight:
+        return Weight(
+            data.to(self.device), kind, None if beside is None else beside.to(self.device, torch.float32)
         )
 
     def _weight(self, name: str, data: Tensor, scale: Tensor | None) -> Weight:

@@ -23,7 +23,7 @@ def kind_of(entries: Mapping[str, Entry]) -> str | None:
     if any(name.endswith(".scales") for name in entries):
         return "MLX"
     if any(entry.dtype.startswith("F8_") for entry in entries.values()):
-        return "FP8 without scales of blocks (weight_scale_inv)"
+        return "FP8 without scales"
     return (
         "int8"
         if any(name.endswith(".weight_scale") and entry.dtype != "F32" for name, entry in entries.items())

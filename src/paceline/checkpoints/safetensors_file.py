@@ -32,7 +32,8 @@ MOST_AXES = 64  # of a tensor, as torch has it
 class Entry:
     """One tensor of a file. `name` as stored; with `parts`, those joined along `axis` and seen in this shape.
 
-    With `scale`, 8-bit floats that are read as bfloat16, see checkpoints/fp8.py. With `make`, what it makes of the parts.
+    With `make`, what that makes of the parts. With `blocks`, what gives the parts as blocks of the kind that is `dtype`,
+    or None where they hold a value that it cannot.
     """
 
     name: str
@@ -42,8 +43,8 @@ class Entry:
     nbytes: int
     parts: tuple[Entry, ...] = ()
     axis: int = 0
-    scale: Entry | None = None
     make: Callable[..., Tensor] | None = None
+    blocks: Callable[..., Tensor | None] | None = None
 
 
 def read_header(path: Path) -> list[Entry]:

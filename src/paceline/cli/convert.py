@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from paceline.convert.output import Report
 
 FLOATS = ("f32", "bf16", "f16")
-KINDS = (*FLOATS, "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+MIXTURES = ("q6_k", "q5_k_m", "q5_k_s", "q4_k_m", "q4_k_s", "q3_k_l", "q3_k_m", "q3_k_s", "q2_k")
+KINDS = (*FLOATS, "q8_0", *MIXTURES, "q5_1", "q5_0", "q4_1", "q4_0")
 
 
 @click.command()

@@ -266,6 +266,8 @@ def _describe(one: Inspection) -> str:
             f"  weights    {sized(one.weight_bytes)}: {one.parameters / 1e6:.2f} M parameters ({stored})"
         )
         lines += [f"    {part:24} {sized(size):>10}" for part, size in one.weights.items()]
+    if one.quantized is not None:
+        lines.append(f"  stored     {one.quantized}")
     for kind, size in one.kv_per_token.items():
         reach = one.windows.get(kind)
         lines.append(

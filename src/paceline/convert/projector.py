@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
+from paceline.checkpoints.gguf.mixtures import FILE_TYPES
 from paceline.checkpoints.gguf.projector import Projector, stored_as, stored_name
 from paceline.convert.output import check_free, check_space, whole
-from paceline.convert.to_gguf import BLOCKS, ELEMENTS, FILE_TYPES, Stored, encoded, padded, put, write_head
+from paceline.convert.to_gguf import ELEMENTS, FLOATS, Stored, encoded, padded, put, write_head
 from paceline.models.config import parse_target, read_config
 from paceline.models.towers.load import stored_towers
 
@@ -65,7 +66,7 @@ def write_projector(folder: Path, out: Path, kind: str | None, *, force: bool = 
 def _kind(name: str, x: Tensor, wanted: str | None) -> str:
     if x.dim() == 1 or any(part in name for part in _PLAIN):
         return "f32"
-    if wanted not in BLOCKS:
+    if wanted is None or wanted in FLOATS:
         return wanted or {"torch.bfloat16": "bf16", "torch.float16": "f16"}.get(str(x.dtype), "f32")
     return "q8_0" if x.dim() == 2 and x.shape[-1] % ELEMENTS == 0 else "f16"
 

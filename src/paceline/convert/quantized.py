@@ -21,11 +21,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from paceline.checkpoints.compressed import PACKED
-from paceline.checkpoints.fp8 import SCALE as BLOCK_SCALE
 from paceline.checkpoints.gguf.reader import is_gguf
 from paceline.checkpoints.interleaved import is_interleaved, order_of
 from paceline.checkpoints.loading import SCALE, canonical, find_files, may_skip, read_entries
+from paceline.checkpoints.quantized.table import see_quantized
 from paceline.errors import CapacityError, LoadError, UsageError
 from paceline.files import read_json
 from paceline.hub.resolve import ASSISTANT_KEY, find_assistant
@@ -35,9 +34,7 @@ from paceline.ops.base import Weight
 from paceline.ops.quantize import QuantKind, kind_for, quantize
 
 ENTRY = "paceline_quantization"
-ALREADY = {  # end of a tensor's name -> how it is quantized
-    PACKED: "by compressed-tensors", BLOCK_SCALE: "to 8-bit floats", "_proj_blocks": "to MXFP4",
-}  # fmt: skip
+EXPERTS_IN_BLOCKS = "_proj_blocks"  # of gpt-oss
 CHUNK = 64  # rows per forward when measuring
 
 
@@ -49,10 +46,10 @@ def save_quantized(source: Path, out: Path, kind: QuantKind) -> dict[str, int]:
             f"{source} is quantized already ({config[ENTRY].get('kind')}): quantize the original"
         )
     entries = read_entries(source)
-    for name in entries:
-        how = next((how for end, how in ALREADY.items() if name.endswith(end)), None)
-        if how is not None:
-            raise UsageError(f"{source} is quantized already, {how}: it can be run as it is")
+    _, kinds = see_quantized(dict(entries), {}, source)
+    how = next(iter(kinds), "MXFP4" if any(name.endswith(EXPERTS_IN_BLOCKS) for name in entries) else None)
+    if how is not None:
+        raise UsageError(f"{source} is quantized already ({how}): it can be run as it is")
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"{out} is not empty: name a new folder")
     names: dict[str, str] = {}

@@ -21,11 +21,13 @@ from paceline.checkpoints.defaults import GGUF_KEYS, read_defaults
 from paceline.checkpoints.foreign import ASSISTANT_TYPES
 from paceline.checkpoints.gguf.blocks import BY_NAME
 from paceline.checkpoints.gguf.metadata import read_config as read_gguf_config
+from paceline.checkpoints.gguf.mixtures import FILE_TYPES
 from paceline.checkpoints.gguf.names import interleaved_rows, names_of, norm_shift, rotated_heads
 from paceline.checkpoints.gguf.reader import Gguf
 from paceline.checkpoints.gguf.tokenizer import end_ids
 from paceline.checkpoints.loading import Tensors
 from paceline.checkpoints.safetensors_file import Entry
+from paceline.convert import kquants
 from paceline.convert.header import (
     ARCHITECTURES,
     Config,
@@ -35,6 +37,7 @@ from paceline.convert.header import (
     not_said,
     rotary_factors,
 )
+from paceline.convert.mixtures import MIXTURES, Shape, kind_for
 from paceline.convert.output import Report, check_free, check_space, whole
 from paceline.convert.vocabulary import SAMPLES, differing, vocabulary
 from paceline.errors import ConfigError, LoadError, UsageError
@@ -48,18 +51,7 @@ from paceline.text.tokenizer import Tokenizer
 
 FLOATS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 BLOCKS = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
-KINDS = (*FLOATS, *BLOCKS)
-FILE_TYPES = {
-    "f32": 0,
-    "f16": 1,
-    "q4_0": 2,
-    "q4_1": 3,
-    "q8_0": 7,
-    "q5_0": 8,
-    "q5_1": 9,
-    "bf16": 32,
-    "mxfp4": 38,
-}
+KINDS = (*FLOATS, *BLOCKS, *MIXTURES)
 AS_BLOCKS = "mxfp4"  # never asked for, but kept where experts are stored so
 EXPERT_BIAS = "_exps.bias"
 AT_LEAST_Q8 = ("token_embd.weight", "output.weight")  # they steer, and are a small part of large models
@@ -108,13 +100,15 @@ def write_gguf(
     """
     check_free(out, force)
     config, tensors = _open(folder)
-    if tensors.scales:
+    if tensors.scales or tensors.quantized:
         raise UsageError(f"{folder} is quantized already: convert the original")
     notes: list[str] = []
     plan = _plan(config, tensors, kind, notes)
     factors = rotary_factors(config)
     tokenizer = Tokenizer.load(text_from or folder)
     head = _head(config, tokenizer, folder, plan) | {"general.name": out.stem}
+    if kind in MIXTURES:
+        head["general.file_type"] = FILE_TYPES[kind]
     total = sum(padded(one.nbytes) for one in plan) + sum(padded(one.nbytes) for one in factors.values())
     check_space(out, total)
     with whole(out) as part:
@@ -175,17 +169,27 @@ def _plan(config: Config, tensors: Tensors, wanted: str | None, notes: list[str]
             heads = 0
             if isinstance(config, DecoderConfig):
                 heads = rotated_heads(architecture, name, config.heads, config.kv_heads)
-            kind, shift = _kind_of(name, entry, wanted), norm_shift(architecture, name)
+            kind, shift = _kind_of(name, entry, wanted, _shape_of(config)), norm_shift(architecture, name)
             out.append(Stored(name, source, shape, kind, i, len(names), heads, shift, axis))
-    uneven = [one for one in out if wanted in BLOCKS and one.kind == "f16"]
+    uneven = [one for one in out if wanted in (*BLOCKS, *MIXTURES) and one.kind == "f16"]
     if uneven:
         notes.append(f"{len(uneven)} tensors have rows of no multiple of {ELEMENTS} values: kept as f16")
     return out
 
 
-def _kind_of(name: str, entry: Entry, wanted: str | None) -> str:
+def _shape_of(config: Config) -> Shape:
+    """What the rules of mixtures ask."""
+    text = config.text if isinstance(config, AssistantConfig) else config
+    kv_heads = text.layers[0].kv_heads if isinstance(text, GemmaConfig) else text.kv_heads
+    experts = 0 if text.moe is None else text.moe.experts
+    return Shape(text.layer_count, text.heads // kv_heads, experts, text.tied)
+
+
+def _kind_of(name: str, entry: Entry, wanted: str | None, shape: Shape) -> str:
     if len(entry.shape) == 1 or FULL_PRECISION in name or name.endswith(EXPERT_BIAS):
         return "f32"
+    if wanted in MIXTURES:
+        return kind_for(name, entry.shape[-1], wanted, shape)
     if wanted not in BLOCKS:
         return wanted or entry.dtype.lower()
     if entry.shape[-1] % ELEMENTS:
@@ -308,6 +312,8 @@ def _values(data: Tensor, one: Stored) -> Iterator[NDArray[Any]]:
 def encoded(rows: Tensor, one: Stored) -> NDArray[Any]:
     if one.kind == AS_BLOCKS:
         return rows.numpy()
+    if one.kind in kquants.QUANTIZERS:
+        return kquants.quantize(one.kind, rows).numpy()
     if one.kind in BLOCKS:
         gguf = _library()
         packed: NDArray[np.uint8] = gguf.quants.quantize(

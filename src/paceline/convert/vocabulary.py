@@ -13,13 +13,14 @@ from paceline.checkpoints.gguf.tokenizer import (
     CONTROL,
     SPLITS,
     UNKNOWN,
+    UNUSED,
     USER_DEFINED,
     WHOLE_WORDS,
 )
 from paceline.errors import ConfigError
 from paceline.text.tokenizer import Tokenizer
 
-NORMAL, UNUSED = 1, 5  # `tokenizer.ggml.token_type`
+NORMAL = 1  # `tokenizer.ggml.token_type`
 GPT2 = SPLITS["gpt-2"][0]
 DIGIT = r"\p{N}"
 # What llama.cpp's converter makes visible in Gemma 4, so that its parser of chats can read them

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline.checkpoints.card import quantized_by
 from paceline.checkpoints.foreign import ASSISTANT_TYPES, drafter_kind
 from paceline.checkpoints.loading import Shapes, Tensors, modules_of, read_entries
 from paceline.checkpoints.safetensors_file import Entry
@@ -44,7 +45,8 @@ class Inspection:
     role: str  # "target" | "drafter" | "unknown"
     parameters: int = 0  # of the language model, each counted once
     weights: dict[str, int] = field(default_factory=dict)  # part -> bytes
-    dtypes: dict[str, int] = field(default_factory=dict)  # stored dtype -> tensors
+    dtypes: dict[str, int] = field(default_factory=dict)  # dtype that is read -> tensors
+    quantized: str | None = None  # by whom and how, in one line
     kv_per_token: dict[str, int] = field(default_factory=dict)  # layer kind -> bytes, for the given itemsize
     kv_as_int8: dict[str, int] = field(default_factory=dict)  # the same in int8, where it can be kept so
     windows: dict[str, int | None] = field(
@@ -164,7 +166,8 @@ def _stored(tensors: Tensors, shapes: Shapes) -> dict[str, Any]:
     scales = {name: entry for name, entry in tensors.scales.items() if name in tensors.entries}
     weights = Counter(facts["weights"]) + Counter(_sizes(scales, {})["weights"])
     parameters = sum(math.prod(shape) for shape in shapes.values())
-    return facts | {"parameters": parameters, "weights": dict(weights.most_common())}
+    facts |= {"parameters": parameters, "weights": dict(weights.most_common())}
+    return facts | {"quantized": quantized_by(tensors.folder, tensors.quantized, parameters)}
 
 
 def _sizes(entries: dict[str, Entry], skipped: dict[str, Entry]) -> dict[str, Any]:

@@ -144,9 +144,10 @@ def scaling(keys: Keys, head_dim: int, theta: float) -> Config | None:
                 "of this model"
             )
         return scaling
-    kind = keys.get("rope.scaling.type", "none")
+    # as llama.cpp reads them: what is scaled without a word of how is scaled linearly, by the key of 2023 too
+    kind = keys.get("rope.scaling.type", "linear")
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
-    if kind == "none" or (kind == "linear" and factor == 1.0):
+    if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
         return None
     scaling = {"rope_type": str(kind), "factor": factor}
     if keys.get("rope.scaling.original_context_length") is not None:

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as Backend
 from paceline.checkpoints.gguf.reader import Metadata
 from paceline.errors import ConfigError
 
-UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # `tokenizer.ggml.token_type`
+UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6  # `tokenizer.ggml.token_type`
 SPACE = "▁"
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -151,6 +151,7 @@ def end_ids(model: Metadata) -> tuple[int, ...]:
 
 
 def _tokens(model: Metadata) -> list[str]:
+    """The vocabulary without the padding at its end, which fills it up to the rows of the embedding table."""
     tokens = model.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens or not isinstance(tokens[0], str):
         raise ConfigError(f"{model.path} has no vocabulary (tokenizer.ggml.tokens): get a complete GGUF file")
@@ -159,7 +160,12 @@ def _tokens(model: Metadata) -> list[str]:
         raise ConfigError(
             f"{model.path} has {len(tokens)} tokens but {len(types)} token types: the file is damaged, download it again"
         )
-    return tokens
+    count = len(tokens)
+    while (
+        count > 1 and len(types) and types[count - 1] == UNUSED and tokens[count - 1] == f"[PAD{count - 1}]"
+    ):
+        count -= 1
+    return tokens if count == len(tokens) else tokens[:count]
 
 
 def _types(model: Metadata) -> list[int]:
@@ -263,7 +269,7 @@ def _merges_of(model: Metadata, tokens: list[str]) -> list[tuple[str, str]]:
     """
     scores = model.get("tokenizer.ggml.scores", ())
     types = model.get("tokenizer.ggml.token_type", [1] * len(tokens))
-    if len(scores) != len(tokens):
+    if len(scores) < len(tokens):
         raise ConfigError(
             f"{model.path} has {len(tokens)} tokens but {len(scores)} scores: get another GGUF file"
         )
