@@ -86,6 +86,8 @@ def write_gguf(
         kind = gguf.GGMLQuantizationType.F32 if kind_of is None else kind_of(name, data)
         if data.dtype == np.int64:
             writer.add_tensor(name, data)
+        elif data.dtype == np.uint8:  # blocks already
+            writer.add_tensor(name, data, raw_dtype=kind)
         elif kind == gguf.GGMLQuantizationType.F32:
             writer.add_tensor(name, data.astype(np.float32))
         else:

@@ -25,6 +25,7 @@ from models.test_compressed import compress
 from models.test_experts import restored
 from models.test_gguf import written
 from paceline.convert.quantized import save_quantized
+from packings import pack_folder
 from real.test_adapter import GATE, Q, adapter
 
 DATA = Path(__file__).parent / "real" / "data"
@@ -155,6 +156,20 @@ def w4a16(folder: Path) -> Made:
     return Made(folder, theirs)
 
 
+def packed_by(kind: str) -> Callable[[Path], Made]:
+    """Matrices as another tool packs them, see tests/packings.py; the values are what transformers is given."""
+
+    def make(folder: Path) -> Made:
+        theirs = build_target("e2b", folder, hidden_size=64)
+        left = theirs.load_state_dict(pack_folder(folder, kind), strict=False)
+        assert not left.unexpected_keys
+        furnish(folder)
+        build_assistant("e2b", folder.with_name(folder.name + "-assistant"), ordered=True, backbone=64)
+        return Made(folder, theirs)
+
+    return make
+
+
 def gguf(folder: Path) -> Made:
     theirs = build_target("e4b", folder)
     return Made(written(folder, folder.with_name("gemma-4-F32.gguf")), theirs)
@@ -213,6 +228,11 @@ PUBLISHED: dict[str, tuple[Callable[[Path], Made], str, str]] = {
         release("e2b", rope_parameters=..., rope_theta=1e6, rope_local_base_freq=1e4, rope_scaling=None, dtype=...,
                 torch_dtype="float32"), "3 share K/V", "mtp+ngram"),
     "w4a16, compressed-tensors": (w4a16, "U8 x", "mtp+ngram"),
+    "AWQ": (packed_by("awq"), "stored     AWQ, 4 bits, groups of 32, with zero points; kept as q5_0", "mtp+ngram"),
+    "GPTQ": (packed_by("gptq"), "stored     GPTQ, 4 bits, groups of 32; kept as int4", "mtp+ngram"),
+    "fp8, a scale for each row": (packed_by("fp8"), "8-bit floats, one scale a row; kept as bfloat16", "mtp+ngram"),
+    "NVFP4, ModelOpt": (packed_by("nvfp4"), "stored     ModelOpt, NVFP4: 4-bit floats, groups of 16", "mtp+ngram"),
+    "MLX in 4 bits": (packed_by("mlx"), "stored     MLX, 4 bits, groups of 32, with minima; kept as q4_1", "mtp+ngram"),
     "GGUF": (gguf, "gemma-4-F32.gguf", "ngram"),
     "LoRA adapter": (lora, "adapter ", "ngram"),
     "the hub's cache": (cached, "models--google--gemma-4-E4B-it", "mtp+ngram"),

@@ -14,7 +14,7 @@ import transformers
 from checkpoints import finish
 from gguf_files import gguf_name, interleaved, state_of, write_gguf
 from paceline.checkpoints.gguf.metadata import read_config
-from paceline.checkpoints.gguf.names import NAMES
+from paceline.checkpoints.gguf.names import NAMES, half_split_rows
 from paceline.checkpoints.gguf.reader import Gguf
 from paceline.checkpoints.gguf.rotary import llama3_scaling, rotating_share
 from paceline.checkpoints.gguf.source import GgufCheckpoint
@@ -285,3 +285,29 @@ def test_a_file_computes_what_its_folder_computes(kind: str, tmp_path: Path) -> 
         assert torch.equal(got, logits_of(tmp_path / "folder", tokens, runner))
     expected = model(torch.tensor([tokens])).logits[0]
     assert (got - expected).abs().max() < 1e-4
+
+
+def test_scales_beside_nvfp4_are_multiplied_with(tmp_path: Path) -> None:
+    """As llama.cpp writes ModelOpt's checkpoints: a number for each matrix, one for inputs, and none for others."""
+    fields = {"block_count": 1, "context_length": 9, "embedding_length": 64, "feed_forward_length": 64,
+              "attention.head_count": 4, "attention.head_count_kv": 4}  # fmt: skip
+    rng, names = np.random.default_rng(2), ("attn_q", "attn_v", "ffn_up")
+    tensors = {"token_embd.weight": rng.normal(size=(9, 64)).astype("f4")}
+    tensors |= {f"blk.0.{name}.weight": rng.integers(0, 126, (64, 36), dtype=np.uint8) for name in names}
+    tensors |= {"blk.0.attn_q.scale": np.array([0.37], "f4"), "blk.0.ffn_up.scale": np.array([3.0], "f4"),
+                "blk.0.ffn_up.input_scale": np.array([7.0], "f4")}  # fmt: skip
+    kinds = gguf.GGMLQuantizationType
+
+    path = write_gguf(tmp_path / "m.gguf", "llama", fields, tensors,
+                      lambda name, data: kinds.NVFP4 if data.dtype == np.uint8 else kinds.F32)  # fmt: skip
+    checkpoint = GgufCheckpoint(path)
+    assert not any("scale" in name for name in checkpoint.pieces)
+    wanted = (("self_attn.q_proj", 0.37), ("self_attn.v_proj", None), ("mlp.up_proj", 3.0))
+    for source, (name, factor) in zip(names, wanted):
+        plain = checkpoint.model.floats(f"blk.0.{source}.weight")
+        if source == "attn_q":  # its rows are turned back into halves
+            plain = plain[half_split_rows(64, 4)]
+        got, beside = (read(f"layers.0.{name}.weight") for read in (checkpoint.floats, checkpoint.beside))
+        assert np.allclose(got, plain * np.float32(factor or 1), rtol=2e-7, atol=0), name
+        assert (beside is None) == (factor is None)
+        assert beside is None or (beside == np.float32(factor)).all()

@@ -303,6 +303,9 @@ class Tensors:
         if made is None:
             return None
         del self.entries[name]
+        if is_gguf(entry.file):
+            beside = self._gguf(entry.file).beside(entry.name)
+            return made, kind, None if beside is None else torch.from_numpy(beside)
         return made, kind, self._read(self.scales[name]) if name in self.scales else None
 
     def _blocks(self, entry: Entry) -> Tensor | None:

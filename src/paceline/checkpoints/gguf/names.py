@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -205,6 +206,7 @@ _PAIRED = (
     "mistral3",
 )  # q and k are stored with rotated pairs side by side
 _SHIFTS = {"gemma3": 1.0}  # what llama.cpp's converter adds to the norms of a checkpoint
+NVFP4 = "NVFP4"
 WINDOWED = ("gemma3", "olmo2", "phi3", "gpt-oss", "gemma4", "gemma4-assistant")  # files know windows
 
 
@@ -221,6 +223,9 @@ class Piece:
     latent: bool = False
     axis: int = -2  # rows; -1: of biases, which are a row for each expert
     offsets: bool = False  # ids are stored, of which checkpoints hold what is added to 0, 1, ...
+    beside: tuple[
+        str, ...
+    ] = ()  # of NVFP4: what the scales of each source are multiplied with, "" for nothing
 
 
 def rotated_heads(architecture: str, name: str, heads: int, kv_heads: int) -> int:
@@ -246,6 +251,8 @@ def pieces(model: Gguf, heads: int, kv_heads: int) -> dict[str, Piece]:
         known = layer.get(inside[2]) if inside else top.get(name)
         if inside and known is None and "ffn_gate_exps.weight" in layer:
             known = _GATE_UP.get(inside[2])
+        if known is None and _beside_nvfp4(model, name):
+            continue
         if known is None:
             raise WeightsError(
                 f"{model.path}: the tensor {name[:80]!a} is not part of any {architecture} model that paceline "
@@ -269,12 +276,32 @@ def pieces(model: Gguf, heads: int, kv_heads: int) -> dict[str, Piece]:
         )  # a matrix of one row
         shift = norm_shift(architecture, made_of[0])
         shape = (1, *shape) if row else shape
-        out[name] = Piece(tuple(made_of), shape, count, shift, axis=axis, offsets=name == "d2t")
+        beside = tuple(scale if (scale := _scale_of(source)) in model.tensors else "" for source in made_of)
+        beside = (
+            beside if any(model.tensors[source].kind == NVFP4 for source in made_of) and any(beside) else ()
+        )
+        out[name] = Piece(
+            tuple(made_of), shape, count, shift, axis=axis, offsets=name == "d2t", beside=beside
+        )
         if count and out[name].shape[0] % (2 * count):
             raise WeightsError(
                 f"{model.path}: {made_of[0]} has {out[name].shape[0]} rows, which are no {count} heads: get another file"
             )
     return out
+
+
+def _scale_of(source: str) -> str:
+    return f"{source.removesuffix('.weight')}.scale"
+
+
+def _beside_nvfp4(model: Gguf, name: str) -> bool:
+    """Whether a tensor is one of the scales that stand beside a matrix in NVFP4; those of inputs are not read."""
+    stem, _, end = name.rpartition(".")
+    weight = model.tensors.get(f"{stem}.weight")
+    if end not in ("scale", "input_scale") or weight is None or weight.kind != NVFP4:
+        return False
+    experts = weight.shape[0] if len(weight.shape) == 3 else 1
+    return prod(model.tensors[name].shape) in (1, experts)
 
 
 def _joined(model: Gguf, names: list[str], shapes: list[tuple[int, ...]], axis: int) -> tuple[int, ...]:

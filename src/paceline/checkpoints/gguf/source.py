@@ -73,6 +73,26 @@ class GgufCheckpoint:
             return data[half_split_rows(piece.shape[0], piece.heads)].reshape(-1)
         return data[half_split_rows(data.shape[0], piece.heads)]
 
+    def beside(self, name: str) -> NDArray[np.float32] | None:
+        """What the scales in the blocks of each row are multiplied with, [..., rows]; None: nothing."""
+        piece = self.pieces[name]
+        if not piece.beside:
+            return None
+        parts = [self._beside(source, scale) for source, scale in zip(piece.sources, piece.beside)]
+        return np.ascontiguousarray(np.concatenate(parts, axis=-1))
+
+    def _beside(self, source: str, scale: str) -> NDArray[np.float32]:
+        rows = self.model.tensors[source].shape[:-1]
+        found = self.model.floats(scale).reshape(-1) if scale else np.ones(1, np.float32)
+        return np.broadcast_to(found[:, None] if len(rows) == 2 else found, rows)
+
+    def _floats_of(self, source: str, scale: str = "") -> NDArray[np.float32]:
+        if not scale:
+            return self.model.floats(source)
+        return dequantize(
+            self.model.tensors[source].kind, self.model.raw(source), self._beside(source, scale)
+        )
+
     def floats(self, name: str) -> NDArray[np.float32]:
         """The values of a tensor in its shape."""
         sources = self.pieces[name].sources
@@ -80,6 +100,8 @@ class GgufCheckpoint:
             keys, values = (self.model.floats(source) for source in sources)
             return np.concatenate([keys.swapaxes(1, 2), values], axis=1).reshape(self.pieces[name].shape)
         if self.kind(name) == "mixed":
-            axis = self.pieces[name].axis
-            return np.concatenate([self.model.floats(source) for source in sources], axis=axis)
-        return dequantize(self.kind(name), self.blocks(name)).reshape(self.pieces[name].shape)
+            axis, beside = self.pieces[name].axis, self.pieces[name].beside or ("",) * len(sources)
+            return np.concatenate([self._floats_of(*both) for both in zip(sources, beside)], axis=axis)
+        return dequantize(self.kind(name), self.blocks(name), self.beside(name)).reshape(
+            self.pieces[name].shape
+        )
