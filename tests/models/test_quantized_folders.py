@@ -28,7 +28,7 @@ from paceline.models.inspection import inspect
 from paceline.ops import native
 from paceline.ops.base import Weight
 from paceline.ops.reference import dequantize
-from packings import PACKINGS, pack_folder
+from packings import CONFIGS, PACKINGS, pack_folder
 
 STORED = Path(__file__).parent / "quantized.npz"
 AT, NAME = "model.layers.0.mlp.up_proj", "layers.0.mlp.up_proj"
@@ -259,3 +259,62 @@ def test_native_kernels_multiply_what_is_kept(tmp_path: Path) -> None:
             for w in (weight, values)
         )
         assert torch.equal(got, want), case
+
+
+def _experts(kind: str, count: int = 3) -> tuple[dict[str, Tensor], Tensor]:
+    """(tensors of a layer's gates and ups, what they stand for [E, 2 * I, H])."""
+    rng, stored, values = np.random.default_rng(6), {}, []
+    for expert in range(count):
+        both = []
+        for part in ("gate_proj", "up_proj"):
+            packed, meant = PACKINGS[kind](rng.normal(size=(32, 64)) * 0.1)
+            stored |= {
+                f"model.layers.0.mlp.experts.{expert}.{part}.{end}": data for end, data in packed.items()
+            }
+            both.append(torch.from_numpy(np.ascontiguousarray(meant, dtype=np.float32)))
+        values.append(torch.cat(both))
+    return stored, torch.stack(values)
+
+
+def _stacked(stored: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As MLX has them: one tensor of all experts for each matrix."""
+    out = {}
+    for part in ("gate_proj", "up_proj"):
+        for end in ("weight", "scales", "biases"):
+            some = [
+                data.view(torch.int32) if end == "weight" else data
+                for name, data in stored.items()
+                if name.endswith(f"{part}.{end}")
+            ]
+            whole = torch.stack(some)
+            out[f"model.layers.0.mlp.switch_mlp.{part}.{end}"] = (
+                whole.view(torch.uint32) if end == "weight" else whole
+            )
+    return out
+
+
+@pytest.mark.parametrize(
+    ("kind", "stacked"),
+    [("mlx", True), ("awq", False), ("gptq", False), ("nvfp4", False), ("w8a8", False), ("fp8", False)],
+)
+def test_experts_become_stacks_in_the_form_that_one_has(kind: str, stacked: bool, tmp_path: Path) -> None:
+    tensors, want = _experts(kind)
+    folder = put(tmp_path / "m", _stacked(tensors) if stacked else tensors, CONFIGS[kind])
+    name = "layers.0.mlp.experts.gate_up_proj"
+    for blocks in (False, True):
+        held_ = Tensors(folder, {name: tuple(want.shape)})
+        stack = Weights(held_, torch.device("cpu"), blocks=blocks).stack(name)
+        held_.finish()
+        assert len(stack) == 3
+        if blocks:
+            kept = {
+                "mlx": "q4_1",
+                "awq": "q5_0",
+                "gptq": "int4",
+                "nvfp4": "nvfp4",
+                "w8a8": "int8",
+                "fp8": "bfloat16",
+            }
+            assert {one.kind for one in stack} == {kept[kind]}
+        for one, values in zip(stack, want, strict=True):
+            assert torch.equal(dequantize(one, None, torch.float32), values)
