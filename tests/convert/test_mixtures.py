@@ -14,7 +14,8 @@ from convert.test_convert import PROMPT, decoder
 from paceline.checkpoints.gguf.reader import Gguf
 from paceline.convert.kquants import QUANTIZERS, quantize
 from paceline.convert.mixtures import MIXTURES, Shape, kind_for
-from paceline.convert.to_gguf import write_gguf
+from paceline.convert.to_gguf import Stored, encoded, write_gguf
+from paceline.errors import UsageError
 from paceline.models.inspection import inspect
 from paceline.ops.blocks import BY_NAME, dequantize
 
@@ -68,9 +69,15 @@ def test_what_a_type_holds_exactly_is_found_again(kind: str) -> None:
     assert error(kind, x, quantize(kind, x).numpy()) < MOST[kind] / 2
 
 
-def test_a_scale_beyond_float16_is_not_stored(tmp_path: Path) -> None:
-    x = torch.full((1, 256), 1e9)
-    assert not np.isfinite(dequantize("Q4_K", quantize("q4_k", x).numpy())).all()
+@pytest.mark.parametrize("value", [1e7, float("nan"), float("inf")])
+def test_values_that_no_scale_holds_are_refused(value: float) -> None:
+    one = Stored("blk.0.ffn_up.weight", "layers.0.mlp.up_proj.weight", (1, 256), "q4_k")
+    with pytest.raises(
+        UsageError, match=r"layers.0.mlp.up_proj.weight has values past 1e\+06, or no numbers: give --to"
+    ):
+        encoded(torch.full((1, 256), value), one)
+    held = encoded(torch.full((1, 256), 1e6), one)
+    assert np.isfinite(dequantize("Q4_K", held)).all()
 
 
 # What `llama-quantize` makes of a Llama with 32 layers, 32 heads and 8 K/V heads: (layer, tensor) -> type, by mixture

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 ELEMENTS = 256
+LARGEST = 1e6  # value whose scales float16 holds in every type
 PIECE = 1 << 16  # values that are searched at a time, few enough for a cache
 _SYMMETRIC_STEPS = range(-9, 10)  # tenths that the largest integer is moved by
 

@@ -106,9 +106,10 @@ def write_gguf(
     plan = _plan(config, tensors, kind, notes)
     factors = rotary_factors(config)
     tokenizer = Tokenizer.load(text_from or folder)
-    head = _head(config, tokenizer, folder, plan) | {"general.name": out.stem}
-    if kind in MIXTURES:
-        head["general.file_type"] = FILE_TYPES[kind]
+    head = _head(config, tokenizer, folder) | {
+        "general.name": out.stem,
+        "general.file_type": _file_type(plan, kind),
+    }
     total = sum(padded(one.nbytes) for one in plan) + sum(padded(one.nbytes) for one in factors.values())
     check_space(out, total)
     with whole(out) as part:
@@ -188,7 +189,7 @@ def _shape_of(config: Config) -> Shape:
 def _kind_of(name: str, entry: Entry, wanted: str | None, shape: Shape) -> str:
     if len(entry.shape) == 1 or FULL_PRECISION in name or name.endswith(EXPERT_BIAS):
         return "f32"
-    if wanted in MIXTURES:
+    if wanted is not None and wanted in MIXTURES:
         return kind_for(name, entry.shape[-1], wanted, shape)
     if wanted not in BLOCKS:
         return wanted or entry.dtype.lower()
@@ -197,14 +198,19 @@ def _kind_of(name: str, entry: Entry, wanted: str | None, shape: Shape) -> str:
     return "q8_0" if name in AT_LEAST_Q8 else wanted
 
 
-def _head(config: Config, tokenizer: Tokenizer, folder: Path, plan: list[Stored]) -> dict[str, Any]:
+def _file_type(plan: list[Stored], wanted: str | None) -> int:
+    """The number of what was asked for, or of what most matrices are."""
+    kinds = Counter(one.kind for one in plan if len(one.shape) > 1)
+    kept = AS_BLOCKS if AS_BLOCKS in kinds else kinds.most_common(1)[0][0]
+    return FILE_TYPES[wanted if wanted is not None and wanted in MIXTURES else kept]
+
+
+def _head(config: Config, tokenizer: Tokenizer, folder: Path) -> dict[str, Any]:
     """All metadata by its full key, but the architecture itself."""
     architecture = architecture_of(config)
     text = config.text if isinstance(config, AssistantConfig) else config
-    kinds = Counter(one.kind for one in plan if len(one.shape) > 1)
     out: dict[str, Any] = {
         "general.type": "model",
-        "general.file_type": FILE_TYPES[AS_BLOCKS if AS_BLOCKS in kinds else kinds.most_common(1)[0][0]],
         "general.quantization_version": 2,
     }
     out |= {GGUF_KEYS[name]: value for name, value in read_defaults(folder).given().items()}
@@ -313,6 +319,10 @@ def encoded(rows: Tensor, one: Stored) -> NDArray[Any]:
     if one.kind == AS_BLOCKS:
         return rows.numpy()
     if one.kind in kquants.QUANTIZERS:
+        if not bool((rows.abs() <= kquants.LARGEST).all()):
+            raise UsageError(
+                f"{one.source} has values past {kquants.LARGEST:.0e}, or no numbers: give --to bf16 or --to f32"
+            )
         return kquants.quantize(one.kind, rows).numpy()
     if one.kind in BLOCKS:
         gguf = _library()

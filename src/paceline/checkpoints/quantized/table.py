@@ -379,7 +379,8 @@ def see_quantized(
 ) -> tuple[dict[str, Entry], Counter[str]]:
     """Put one `x.weight` in the place of the tensors of each quantized linear: (scales by the name of their matrix, how
     many matrices are stored how). Raises WeightsError for what does not fit together."""
-    scales, kinds, said = dict[str, Entry](), Counter[str](), None
+    scales, kinds = dict[str, Entry](), Counter[str]()
+    said: Said | None = None
     for layout in LAYOUTS:
         for mark in [
             name
