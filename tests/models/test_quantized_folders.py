@@ -28,7 +28,7 @@ from paceline.models.inspection import inspect
 from paceline.ops import native
 from paceline.ops.base import Weight
 from paceline.ops.reference import dequantize
-from packings import CONFIGS, PACKINGS, pack_folder
+from packings import CONFIGS, PACKINGS, TABLES, pack_folder
 
 STORED = Path(__file__).parent / "quantized.npz"
 AT, NAME = "model.layers.0.mlp.up_proj", "layers.0.mlp.up_proj"
@@ -142,6 +142,14 @@ def test_a_model_writes_the_text_of_its_values(kind: str, plain: Path, tmp_path:
     assert seen.parameters == inspect(folders[1]).parameters
     assert seen.quantized is not None
     assert MAKERS[kind] in seen.quantized
+    plain_ = {
+        n: t.numel()
+        for n, t in values.items()
+        if kind not in TABLES and ("embed_tokens" in n or "lm_head" in n)
+    }
+    packed_ = sum(t.numel() for n, t in values.items() if t.dim() == 2 and n not in plain_)
+    bits = 8 * (sum(seen.kept.values()) - 4 * sum(plain_.values())) / packed_
+    assert BITS.get(kind, 16) <= bits < BITS.get(kind, 16) + 0.7, "with norms, and scales of rows"
     texts = []
     for folder, drafter in ((folders[0], "ngram"), (folders[0], "none"), (folders[1], "none")):
         llm = LLM(
@@ -172,6 +180,7 @@ MAKERS = {
     "nvfp4": "ModelOpt, NVFP4: 4-bit floats, groups of 16; kept as nvfp4", "nf4": "bitsandbytes, nf4: 4 bits",
     "int8": "bitsandbytes, 8 bits, one scale a row; kept as int8",
 }  # fmt: skip
+BITS = {"awq": 5.5, "gptq asymmetric": 5.5, "gptq": 5, "w4a16": 5, "mlx": 5, "nvfp4": 5, "w8a8": 8, "int8": 8}
 ROUNDED_INPUTS = (
     "w8a8",
     "int8",

@@ -86,13 +86,13 @@ def _matrices(shapes: Shapes, kind: WeightKind) -> Iterator[tuple[str, int]]:
 
 def size_as_stored(seen: Inspection, config: ModelConfig) -> Size:
     """The same of a checkpoint as it lies there, whose matrices may be of several kinds."""
-    parts, moe = seen.weights, getattr(config, "moe", None)
+    parts, moe = seen.kept or seen.weights, getattr(config, "moe", None)
     table, head = parts.get("embedding table", 0), parts.get("output head", 0)
     idle = parts.get("per-layer embedding table", 0) + (0 if config.tied else table)
     head = table if config.tied else head
     experts = parts.get("experts", 0)
     spared = experts - round(experts * moe.top_k / moe.experts) if moe is not None else 0
-    memory = seen.weight_bytes - idle
+    memory = sum(parts.values()) - idle
     return Size(seen.weight_bytes + sum(seen.skipped.values()), memory, memory - head - spared, head)
 
 

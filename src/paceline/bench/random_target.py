@@ -26,7 +26,9 @@ _SCALES: Mapping[str, tuple[tuple[int, float], ...]] = {
     "q4_0": ((0, 1 / 4.6),), "q4_1": ((0, 1 / 4.6), (2, -7.5 / 4.6)), "q5_0": ((0, 1 / 9.2),),
     "q5_1": ((0, 1 / 9.2), (2, -15.5 / 9.2)), "q8_0": ((0, 1 / 74),), "q4_k": ((0, 1 / 290), (2, 7.5 / 290)),
     "q5_k": ((0, 1 / 580), (2, 15.5 / 580)), "q6_k": ((208, 1 / 1370),), "iq4_nl": ((0, 1 / 66),),
-    "iq4_xs": ((0, 1 / 1220),),
+    "iq4_xs": ((0, 1 / 1220),), "q2_k": ((80, 1 / 12), (82, 1.5 / 12)), "q3_k": ((108, 1 / 43),),
+    **dict.fromkeys(("iq2_xxs", "iq2_xs", "iq2_s"), ((0, 1 / 58),)), "iq3_xxs": ((0, 1 / 160),), "iq3_s": ((0, 1 / 165),),
+    "iq1_s": ((0, 1 / 7.5),), "tq1_0": ((52, 1.2),), "tq2_0": ((64, 0.8),), "q1_0": ((0, 1.0),), "q2_0": ((0, 0.8),),
 }  # fmt: skip
 
 
@@ -140,6 +142,12 @@ def _random_blocks(source: RandomWeights, shape: tuple[int, int], kind: WeightKi
         data[:, at : at + 2] = half.view(torch.uint8)
     if kind == "mxfp4":  # a power of two
         data[:, 0] = 126 - round(math.log2(width) / 2)
+    if kind == "nvfp4":  # four powers of two
+        data[:, :4] = max(1, 6 - round(math.log2(width) / 2)) << 3
+    if kind == "iq1_m":  # a float16 in the highest four bits of four words
+        half = int(torch.tensor(width**-0.5 / 7.5, dtype=torch.float16).view(torch.int16))
+        for i in range(4):
+            data[:, 49 + 2 * i] = data[:, 49 + 2 * i] & 15 | (half >> 4 * i & 15) << 4
     return data.view(out, -1)
 
 

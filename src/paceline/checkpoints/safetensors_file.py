@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from paceline.errors import LoadError, WeightsError
 from paceline.files import check_file, parsed
+from paceline.ops.blocks import BY_NAME
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +46,15 @@ class Entry:
     axis: int = 0
     make: Callable[..., Tensor] | None = None
     blocks: Callable[..., Tensor | None] | None = None
+
+    @property
+    def memory(self) -> int:
+        """Bytes that it takes once it is read; as in the file unless it is made of parts."""
+        if self.make is None or self.dtype not in BY_NAME | ITEM_BYTES:
+            return sum(part.memory for part in self.parts) if self.parts else self.nbytes
+        layout = BY_NAME.get(self.dtype)
+        count = math.prod(self.shape)
+        return count * ITEM_BYTES[self.dtype] if layout is None else count // layout.elements * layout.size
 
 
 def read_header(path: Path) -> list[Entry]:

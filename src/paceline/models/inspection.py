@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from paceline.checkpoints.card import quantized_by
 from paceline.checkpoints.foreign import ASSISTANT_TYPES, drafter_kind
@@ -47,6 +47,9 @@ class Inspection:
     weights: dict[str, int] = field(default_factory=dict)  # part -> bytes
     dtypes: dict[str, int] = field(default_factory=dict)  # dtype that is read -> tensors
     quantized: str | None = None  # by whom and how, in one line
+    kept: dict[str, int] = field(
+        default_factory=dict
+    )  # part -> bytes in memory, where they differ from `weights`
     kv_per_token: dict[str, int] = field(default_factory=dict)  # layer kind -> bytes, for the given itemsize
     kv_as_int8: dict[str, int] = field(default_factory=dict)  # the same in int8, where it can be kept so
     windows: dict[str, int | None] = field(
@@ -167,13 +170,25 @@ def _stored(tensors: Tensors, shapes: Shapes) -> dict[str, Any]:
     weights = Counter(facts["weights"]) + Counter(_sizes(scales, {})["weights"])
     parameters = sum(math.prod(shape) for shape in shapes.values())
     facts |= {"parameters": parameters, "weights": dict(weights.most_common())}
+    if tensors.quantized:
+        facts["kept"] = dict(
+            sum((_parts(some, "memory") for some in (tensors.entries, scales)), Counter[str]())
+        )
     return facts | {"quantized": quantized_by(tensors.folder, tensors.quantized, parameters)}
 
 
-def _sizes(entries: dict[str, Entry], skipped: dict[str, Entry]) -> dict[str, Any]:
+def _parts(entries: dict[str, Entry], size: Literal["nbytes", "memory"]) -> Counter[str]:
+    """Bytes by the part of the model."""
     weights: Counter[str] = Counter()
     for name, entry in entries.items():
-        weights[next((part for key, part in PARTS if key in name), "norms and projections")] += entry.nbytes
+        weights[next((part for key, part in PARTS if key in name), "norms and projections")] += getattr(
+            entry, size
+        )
+    return weights
+
+
+def _sizes(entries: dict[str, Entry], skipped: dict[str, Entry]) -> dict[str, Any]:
+    weights = _parts(entries, "nbytes")
     left: Counter[str] = Counter()
     modules = modules_of(skipped)
     for name, entry in skipped.items():
