@@ -177,7 +177,7 @@ MAKERS = {
     "mlx 8 bits": "MLX, 8 bits, groups of 32, with minima; kept as bfloat16",
     "w8a8": "compressed-tensors, 8 bits, one scale a row; kept as int8",
     "w4a16": "compressed-tensors, 4 bits, ", "fp8": "compressed-tensors, 8-bit floats, one scale a row; kept as bfloat16",
-    "nvfp4": "ModelOpt, NVFP4: 4-bit floats, groups of 16; kept as nvfp4", "nf4": "bitsandbytes, nf4: 4 bits",
+    "nvfp4": "ModelOpt, NVFP4: 4-bit floats, groups of 16; kept as nvfp4", "nf4": "bitsandbytes, nf4: 4 bits, groups of 32; kept as bfloat16",
     "int8": "bitsandbytes, 8 bits, one scale a row; kept as int8",
 }  # fmt: skip
 BITS = {"awq": 5.5, "gptq asymmetric": 5.5, "gptq": 5, "w4a16": 5, "mlx": 5, "nvfp4": 5, "w8a8": 8, "int8": 8}

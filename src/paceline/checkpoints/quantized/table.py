@@ -317,6 +317,7 @@ def _bitsandbytes8(place: Place) -> Seen:
 def _bitsandbytes4(place: Place) -> Seen:
     size = place.parts[".weight"].nbytes
     place.need(".weight", ("U8",), (2,))
+    runs = place.need(".weight.absmax", ("U8", "F32"), (1,))[0]
     place.need(".weight.quant_map", ("F32",), (1,))
     state = next((end for end in place.parts if ".quant_state." in end), None)
     if state is None or place.shape is None or len(place.shape) != 2:
@@ -326,7 +327,7 @@ def _bitsandbytes4(place: Place) -> Seen:
     twice = ".weight.nested_absmax" in place.parts
     ends = tuple(end for end in place.parts if end != ".weight")
     make = small_floats.bitsandbytes_floats(place.shape, ends)
-    said = f"{place.said.maker}, {kind[:8]}: 4 bits, groups of 64{', scales quantized too' if twice else ''}"
+    said = f"{place.said.maker}, {kind[:8]}: 4 bits, groups of {2 * size // runs}{', scales quantized too' if twice else ''}"
     return Seen("BF16", place.shape, said, (".weight", *ends), make)
 
 
