@@ -68,13 +68,17 @@ def compressed() -> Iterator[Case]:
     for size in (32, 64, 128):
         yield case(f"w4a16 g{size}", "pack-quantized", **four, strategy="group", group_size=size)
     yield case("w4a16 channel", "pack-quantized", **four, strategy="channel")
-    yield case("w4a16 g128 asymmetric", "pack-quantized", **four, strategy="group", group_size=128, symmetric=False)
+    yield case(
+        "w4a16 g128 asymmetric", "pack-quantized", **four, strategy="group", group_size=128, symmetric=False
+    )
     yield case("w8a16 g128", "pack-quantized", num_bits=8, type="int", strategy="group", group_size=128)
     yield case("w8a8 channel", "int-quantized", num_bits=8, type="int", strategy="channel")
     yield case("w8a8 tensor", "int-quantized", num_bits=8, type="int", strategy="tensor")
     yield case("fp8 tensor", "float-quantized", num_bits=8, type="float", strategy="tensor")
     yield case("fp8 channel", "float-quantized", num_bits=8, type="float", strategy="channel")
-    yield case("nvfp4", "nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16)
+    yield case(
+        "nvfp4", "nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16
+    )
 
 
 def bitsandbytes_() -> Iterator[Case]:
@@ -87,9 +91,16 @@ def bitsandbytes_() -> Iterator[Case]:
         yield f"{kind} {'twice' if twice else 'once'}", stored, config, F.dequantize_4bit(packed, state)
     w = weights(torch.float16)
     largest = w.abs().amax(1).float()
-    q = (w.float() * 127 / largest[:, None]).round().to(torch.int8)  # its quantizer needs a GPU, its arithmetic does not
+    q = (
+        (w.float() * 127 / largest[:, None]).round().to(torch.int8)
+    )  # its quantizer needs a GPU, its arithmetic does not
     values = F.int8_vectorwise_dequant(q, largest)
-    yield "llm.int8", {"weight": q, "SCB": largest}, {"quant_method": "bitsandbytes", "load_in_8bit": True}, values
+    yield (
+        "llm.int8",
+        {"weight": q, "SCB": largest},
+        {"quant_method": "bitsandbytes", "load_in_8bit": True},
+        values,
+    )
 
 
 def mlx() -> Iterator[Case]:
@@ -112,7 +123,30 @@ def mlx() -> Iterator[Case]:
     q, scales = mx.quantize(w, group_size=32, bits=4, mode="mxfp4")
     values = mx.dequantize(q, scales, group_size=32, bits=4, mode="mxfp4")
     config = {"group_size": 32, "bits": 4, "mode": "mxfp4"}
-    yield "mlx mxfp4", {"weight": torched(q), "scales": torched(scales)}, config, torched(values.astype(mx.float32))
+    yield (
+        "mlx mxfp4",
+        {"weight": torched(q), "scales": torched(scales)},
+        config,
+        torched(values.astype(mx.float32)),
+    )
+
+
+def hqq() -> Iterator[Case]:
+    from hqq.core.quantize import BaseQuantizeConfig, HQQLinear, Quantizer
+
+    for bits, size, axis in ((4, 64, 1), (4, 64, 0), (8, 128, 1), (2, 32, 1)):
+        linear = torch.nn.Linear(IN, OUT, bias=False)
+        linear.weight.data = weights()
+        config = BaseQuantizeConfig(nbits=bits, group_size=size, axis=axis)
+        made = HQQLinear(linear, config, compute_dtype=torch.bfloat16, device="cpu")
+        stored = {name: value for name, value in made.state_dict().items() if isinstance(value, Tensor)}
+        said = {
+            "quant_method": "hqq",
+            "quant_config": {"weight_quant_params": {"nbits": bits, "group_size": size, "axis": axis}},
+        }
+        exact = {"scale": made.meta["scale"].float(), "zero": made.meta["zero"].float(), "compute_dtype": torch.float32}
+        values = Quantizer.dequantize(made.W_q, made.meta | exact)  # in bfloat16 it would round twice
+        yield f"hqq {bits} bits g{size} axis {axis}", stored, said, values
 
 
 def _grid(bits: int, size: int, symmetric: bool) -> tuple[Tensor, Tensor]:
@@ -150,9 +184,18 @@ def gptq() -> Iterator[Case]:
         if form == "gptq":
             from gptqmodel.quantization import METHOD  # noqa: F401
 
-            convert_gptq_v2_to_v1_format_module(made, type("C", (), {"bits": bits, "pack_dtype": torch.int32})())
+            convert_gptq_v2_to_v1_format_module(
+                made, type("C", (), {"bits": bits, "pack_dtype": torch.int32})()
+            )
         stored = {name: getattr(made, name).clone() for name in ("qweight", "qzeros", "scales", "g_idx")}
-        config = {"quant_method": "gptq", "bits": bits, "group_size": size, "sym": symmetric, "desc_act": ordered, "checkpoint_format": form}
+        config = {
+            "quant_method": "gptq",
+            "bits": bits,
+            "group_size": size,
+            "sym": symmetric,
+            "desc_act": ordered,
+            "checkpoint_format": form,
+        }
         name = f"gptq {bits} bits g{size}{'' if symmetric else ' asymmetric'}{' desc_act' if ordered else ''}{' v2' if form != 'gptq' else ''}"
         yield name, stored, config, values
 
@@ -161,7 +204,9 @@ def awq() -> Iterator[Case]:
     found = importlib.util.find_spec("awq")
     if found is None or not found.submodule_search_locations:
         raise ImportError("awq")
-    path = Path(list(found.submodule_search_locations)[0]) / "utils" / "packing_utils.py"  # the package itself needs CUDA
+    path = (
+        Path(list(found.submodule_search_locations)[0]) / "utils" / "packing_utils.py"
+    )  # the package itself needs CUDA
     spec = importlib.util.spec_from_file_location("packing_utils", path)
     assert spec is not None and spec.loader is not None
     utils = importlib.util.module_from_spec(spec)
@@ -179,13 +224,15 @@ def awq() -> Iterator[Case]:
 
         stored = {"qweight": packed(q.T.contiguous()), "qzeros": packed(zero.T.to(torch.int32).contiguous()),
                   "scales": scale.T.contiguous()}  # fmt: skip
-        values = utils.dequantize_gemm(stored["qweight"], stored["qzeros"], stored["scales"].float(), 4, size).T
+        values = utils.dequantize_gemm(
+            stored["qweight"], stored["qzeros"], stored["scales"].float(), 4, size
+        ).T
         config = {"quant_method": "awq", "bits": 4, "group_size": size, "zero_point": True, "version": "gemm"}
         yield f"awq g{size}", stored, config, values
 
 
 MAKERS: dict[str, Callable[[], Iterator[Case]]] = {
-    "compressed-tensors": compressed, "bitsandbytes": bitsandbytes_, "mlx": mlx, "gptqmodel": gptq, "autoawq": awq,
+    "compressed-tensors": compressed, "bitsandbytes": bitsandbytes_, "mlx": mlx, "gptqmodel": gptq, "autoawq": awq, "hqq": hqq,
 }  # fmt: skip
 
 

@@ -153,6 +153,21 @@ def of_bytes(packing: Packing, factor: float = 1.0) -> Callable[..., Matrix]:
     return open_
 
 
+def hqq_floats(bits: int, shape: tuple[int, ...]) -> Callable[..., Tensor]:
+    """HQQ's W_q uint8 [n, k], of which each `bits` from the highest on are rows of a matrix, one below the other; scale
+    and zero point are floats, of each of its rows or columns. In bfloat16."""
+
+    def make(packed: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+        out = torch.empty(packed.shape[0] * (8 // bits), packed.shape[1], dtype=torch.bfloat16)
+        scale, zero = (part.float().expand(out.shape) for part in (scale, zero))
+        for i, shift in enumerate(range(8 - bits, -1, -bits)):
+            rows = slice(i * len(packed), (i + 1) * len(packed))
+            out[rows] = ((packed >> shift & (2**bits - 1)).float() - zero[rows]) * scale[rows]
+        return out.view(shape)
+
+    return make
+
+
 def of_mlx(bits: int, packing: Packing) -> Callable[..., Matrix]:
     """weight uint32 [..., out, inputs * bits / 32], scales and biases [..., out, groups]: a value is q * scale + bias."""
 

@@ -327,7 +327,8 @@ def _bitsandbytes4(place: Place) -> Seen:
     twice = ".weight.nested_absmax" in place.parts
     ends = tuple(end for end in place.parts if end != ".weight")
     make = small_floats.bitsandbytes_floats(place.shape, ends)
-    said = f"{place.said.maker}, {kind[:8]}: 4 bits, groups of {2 * size // runs}{', scales quantized too' if twice else ''}"
+    said = f"{place.said.maker}, {kind[:8]}: 4 bits, groups of {2 * size // runs}"
+    said += ", scales quantized too" if twice else ""
     return Seen("BF16", place.shape, said, (".weight", *ends), make)
 
 
@@ -350,6 +351,25 @@ def _mlx(place: Place) -> Seen:
     )
 
 
+def _hqq(place: Place) -> Seen:
+    rows, columns = place.need(".W_q", ("U8",), (2,))
+    scale = place.need(".scale", FLOATS, (2,))
+    if place.shape is None or len(place.shape) != 2:
+        raise place.wrong("is stored by HQQ without a known shape")
+    values = place.shape[0] * place.shape[1]
+    bits = 8 * rows * columns // values
+    whole = (rows * 8 // bits, columns) if bits in (1, 2, 4, 8) else (0, 0)
+    fit = scale in ((whole[0], 1), (1, columns)) and place.need(".zero", FLOATS, (2,)) == scale
+    place.fits(fit and whole[0] * columns == values, "HQQ")
+    said = f"HQQ, {bits} bits, groups of {values // max(scale)}"
+    return Seen("BF16", place.shape, said, (".W_q", ".scale", ".zero"), ints.hqq_floats(bits, place.shape))
+
+
+_HQQ = tuple(f".{key}" for key in (
+    "nbits", "group_size", "shape", "axis", "packing", "unpack_view_dtype", "view_as_float", "quant_scale", "quant_zero",
+    "compute_dtype", "offload_meta", "encoded_state_dict", "stores_quant_config", "channel_wise", "optimize",
+    "round_zero",
+))  # fmt: skip
 _STATE = tuple(f".weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
 _INPUTS = (
     ".input_scale",
@@ -371,6 +391,7 @@ LAYOUTS = (
     Layout("bitsandbytes", ".weight", (".SCB",), _bitsandbytes8, ("I8",), (), (".weight_format",)),
     Layout("bitsandbytes", ".weight", (".weight.absmax", ".weight.quant_map"), _bitsandbytes4, ("U8",),
            (".weight.nested_absmax", ".weight.nested_quant_map", *_STATE)),
+    Layout("HQQ", ".W_q", (".scale", ".zero"), _hqq, ("U8",), (), _HQQ),
     Layout("MLX", ".weight", (".scales",), _mlx, ("U32",), (".biases",)),
 )  # fmt: skip
 
