@@ -58,6 +58,9 @@ class RandomWeights:
             return Weight(torch.zeros(out, width, dtype=torch.bfloat16, device=self.device), "bfloat16")
         return random_weight(self, (out, width), stored_as(name, width, self._kind))
 
+    def unpacked(self, name: str) -> Weight:
+        return self.matrix(name)
+
     def stack(self, name: str) -> tuple[Weight, ...]:
         count, out, width = self._shapes[name]
         kind = stored_as(name, width, self._kind)

@@ -383,7 +383,7 @@ class Weights:
             self._weight(f"{name}.{i}", part, one) for i, (part, one) in enumerate(zip(parts, scales))
         )
 
-    def floats(self, name: str) -> Weight:
+    def unpacked(self, name: str) -> Weight:
         """A matrix as floats, in whatever form it is stored: for what takes it apart."""
         scale, data = self._tensors.take_scale(f"{name}.weight"), self._tensors.take(f"{name}.weight")
         if scale is not None:

@@ -61,7 +61,7 @@ def read_latent(
     latent = config.latent
     assert latent is not None
     squeezed = latent.q_rank is not None
-    both = weights.floats(f"{at}.{KEPT}")
+    both = weights.unpacked(f"{at}.{KEPT}")
     by_head = both.data.view(config.heads, latent.plain + latent.value, latent.rank)
     ups, outs = by_head[:, : latent.plain].transpose(1, 2), by_head[:, latent.plain :]
     size = latent.plain + config.head_dim
