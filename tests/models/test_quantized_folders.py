@@ -120,6 +120,35 @@ def test_values_are_those_of_the_maker(case: str, tmp_path: Path) -> None:
 ROUNDED = {"llm.int8"}  # multiplied in another order than the maker does
 
 
+LATENT: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 32, "kv_lora_rank": 32, "q_lora_rank": 64,
+    "num_hidden_layers": 2, "qk_nope_head_dim": 16, "v_head_dim": 16, "qk_rope_head_dim": 8,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["awq", "gptq"])
+def test_experts_and_latent_attention_of_other_tools(kind: str, tmp_path: Path) -> None:
+    """kv_b_proj is taken apart, so it is read as floats; experts with one group a row."""
+    build_decoder("deepseek", tmp_path / "packed", **LATENT)
+    shutil.copytree(tmp_path / "packed", tmp_path / "whole")
+    values = pack_folder(tmp_path / "packed", kind)
+    save_file(values, tmp_path / "whole" / "model.safetensors", metadata={"format": "pt"})
+    texts = []
+    for name in ("packed", "whole"):
+        llm = LLM(
+            str(tmp_path / name),
+            drafter="none",
+            activations="float32",
+            max_model_len=64,
+            profile_dir="none",
+            threads=1,
+        )
+        (one,) = llm.generate([[5, 6, 7, 8]], SamplingParams(max_tokens=16, temperature=0, ignore_eos=True))
+        texts.append(list(one.token_ids))
+    assert texts[0] == texts[1]
+
+
 LLAMA: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,

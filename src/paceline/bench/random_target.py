@@ -148,9 +148,9 @@ def _random_blocks(source: RandomWeights, shape: tuple[int, int], kind: WeightKi
     if kind == "nvfp4":  # four powers of two
         data[:, :4] = max(1, 6 - round(math.log2(width) / 2)) << 3
     if kind == "iq1_m":  # a float16 in the highest four bits of four words
-        half = int(torch.tensor(width**-0.5 / 7.5, dtype=torch.float16).view(torch.int16))
+        bits = int(torch.tensor(width**-0.5 / 7.5, dtype=torch.float16).view(torch.int16))
         for i in range(4):
-            data[:, 49 + 2 * i] = data[:, 49 + 2 * i] & 15 | (half >> 4 * i & 15) << 4
+            data[:, 49 + 2 * i] = data[:, 49 + 2 * i] & 15 | (bits >> 4 * i & 15) << 4
     return data.view(out, -1)
 
 

@@ -50,11 +50,12 @@ class Entry:
     @property
     def memory(self) -> int:
         """Bytes that it takes once it is read; as in the file unless it is made of parts."""
-        if self.make is None or self.dtype not in BY_NAME | ITEM_BYTES:
-            return sum(part.memory for part in self.parts) if self.parts else self.nbytes
-        layout = BY_NAME.get(self.dtype)
-        count = math.prod(self.shape)
-        return count * ITEM_BYTES[self.dtype] if layout is None else count // layout.elements * layout.size
+        layout, count = BY_NAME.get(self.dtype), math.prod(self.shape)
+        if self.make is not None and layout is not None:
+            return count // layout.elements * layout.size
+        if self.make is not None and self.dtype in ITEM_BYTES:
+            return count * ITEM_BYTES[self.dtype]
+        return sum(part.memory for part in self.parts) if self.parts else self.nbytes
 
 
 def read_header(path: Path) -> list[Entry]:

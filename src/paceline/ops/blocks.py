@@ -215,7 +215,8 @@ def _trits(packed: Bytes, group: int, count: int) -> Floats:
 
 def _tq1_0(blocks: Bytes) -> Floats:
     parts = ((blocks[:, :32], 32, 5), (blocks[:, 32:48], 16, 5), (blocks[:, 48:52], 4, 4))
-    return _half(blocks, 52) * np.concatenate([_trits(*part) for part in parts], axis=1)
+    values: Floats = _half(blocks, 52) * np.concatenate([_trits(*part) for part in parts], axis=1)
+    return values
 
 
 def _tq2_0(blocks: Bytes) -> Floats:

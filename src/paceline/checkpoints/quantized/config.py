@@ -35,8 +35,8 @@ class Said:
             raise WeightsError(str(error)) from error
         nested = config.get("text_config")
         places = (config, nested) if isinstance(nested, Mapping) else (config,)
-        found = next((one[key] for one in places for key in KEYS if isinstance(one.get(key), Mapping)), {})
-        return cls(found, OWN in config)
+        found = [one[key] for one in places for key in KEYS if isinstance(one.get(key), Mapping)]
+        return cls(found[0] if found else {}, OWN in config)
 
     def made_by(self, maker: str) -> Said:
         """With the maker that the config names, or else the one that is known by the layout."""

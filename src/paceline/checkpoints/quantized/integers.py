@@ -126,7 +126,7 @@ def of_packed(bits: int, packing: Packing, ends: tuple[str, ...]) -> Callable[..
         made = Matrix(lambda rows: torch.empty(0), groups, packing.inputs, order=order)
 
         def integers(rows: slice) -> Tensor:
-            q = unpacked(packed[rows], bits)[:, : packing.inputs].to(torch.int16) - middle
+            q: Tensor = unpacked(packed[rows], bits)[:, : packing.inputs].to(torch.int16) - middle
             return q if zero is None else q - made.by_input(zero[rows].to(torch.int16))
 
         return Matrix(integers, groups, packing.inputs, order=order)

@@ -98,7 +98,12 @@ def _halves(values: Tensor) -> Tensor | None:
     half = values.half()
     if not torch.equal(half.float(), values):
         return None
-    return half.contiguous().view(torch.uint8).view(*values.shape, 2)
+    return _bytes(half).view(*values.shape, 2)
+
+
+def _bytes(values: Tensor) -> Tensor:
+    """[bytes]. Of a matrix of one column that was turned, the strides are no run, though torch calls it contiguous."""
+    return values.reshape(-1).contiguous().view(torch.uint8)
 
 
 def _needed(matrix: Matrix) -> Tensor:
@@ -155,12 +160,13 @@ def from_blocks(kind: str, data: Tensor) -> Tensor:
 
 def unpacked(words: Tensor, bits: int) -> Tensor:
     """Words of 32 bits [n, k] -> uint8 [n, 32 * k / bits]: a run of bits, the first value in the lowest."""
-    data = words.contiguous().view(torch.uint8)  # little-endian, as the words are
+    data = _bytes(words).view(len(words), -1)  # little-endian, as the words are
     if bits == 8:
         return data
     if 8 % bits == 0:
         shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
-        return ((data[..., None] >> shifts) & (2**bits - 1)).flatten(-2)
+        values: Tensor = (data[..., None] >> shifts) & (2**bits - 1)
+        return values.flatten(-2)
     groups = data.view(len(data), -1, bits)  # 8 values in so many bytes
     out = torch.empty(*groups.shape[:-1], 8, dtype=torch.uint8)
     for i in range(8):
