@@ -79,6 +79,7 @@ def main() -> None:
 
 def compare(target, net, text, seeds, counts, tried) -> None:  # type: ignore[no-untyped-def]
     """Count agreement of the second token behind `text`."""
+    ids = None if net.ids is None else net.ids.numpy()
     first, states = target_logits(target, net, text)
     for heat in (0.5, 0.8, 1.0):
         drawn: dict[int, list[int]] = {}
@@ -92,8 +93,8 @@ def compare(target, net, text, seeds, counts, tried) -> None:  # type: ignore[no
                 right = draw(truth, heat, seed, len(text) + 1)
                 tried[heat] += 1
                 rule = (1.0 / heat, seed, len(text) + 1, 0, 1.0, -math.inf)
-                before = best_of(likeliest, None, TOP, None)
-                after = best_of(likeliest, None, TOP, rule)
+                before = best_of(likeliest, ids, TOP, None)
+                after = best_of(likeliest, ids, TOP, rule)
                 for name, places in (("before", before), ("after", after), ("both", np.union1d(before, after)),
                                      ("all tokens", np.arange(len(chosen)))):  # fmt: skip
                     counts[heat, name] += walk(net, chosen, places, heat, seed, len(text) + 1) == right
