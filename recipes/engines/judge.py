@@ -22,8 +22,9 @@ from typing import Any
 
 import torch
 from draft import Files, prepare
+from engines import PLAIN
 from questions import questions
-from run import CONTEXT, DEFAULT_WORK
+from run import CONTEXT, DEFAULT_WORK, Cell
 
 from paceline import LLM
 
@@ -32,32 +33,29 @@ REACH_TEXTS = 12  # plain texts of an engine that its reach is taken from
 
 
 @dataclass(frozen=True)
-class Cell:
+class Results:
     """One file of results."""
 
-    engine: str
-    mode: str
-    model: str
-    drafts: int
-    parallel: int
-    temperature: float
-    repeat: int
+    cell: Cell
     header: dict[str, Any]
     texts: dict[str, list[int]]
     seconds: float
 
     @property
     def key(self) -> tuple[str, str, float]:
-        return self.engine, self.model, self.temperature
+        return self.cell.engine, self.cell.model, self.cell.temperature
+
+    @property
+    def is_baseline(self) -> bool:
+        """Plain decoding, one request at a time, asked first: what all others are compared with."""
+        return self.cell.mode == PLAIN and self.cell.parallel == 1 and not self.cell.repeat
 
 
-def read(path: Path) -> Cell:
+def read(path: Path) -> Results:
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     answers = [line for line in lines[1:] if "id" in line]
     texts = {line["id"]: line["tokens"] for line in answers}
-    return Cell(
-        **lines[0]["cell"], header=lines[0], texts=texts, seconds=sum(line["seconds"] for line in answers)
-    )
+    return Results(Cell(**lines[0]["cell"]), lines[0], texts, sum(line["seconds"] for line in answers))
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
@@ -107,20 +105,20 @@ class Reference:
         return float(logits.max() - logits[list(pair)].min())
 
 
-def differences(plain: Cell, cell: Cell) -> Iterator[tuple[str, int]]:
-    for name, text in cell.texts.items():
+def differences(plain: Results, drafted: Results) -> Iterator[tuple[str, int]]:
+    for name, text in drafted.texts.items():
         if name in plain.texts and (at := first_difference(plain.texts[name], text)) is not None:
             yield name, at
 
 
-def judge(plain: Cell, cell: Cell, reference: Reference, reach: float) -> dict[str, Any]:
+def judge(plain: Results, drafted: Results, reference: Reference, reach: float) -> dict[str, Any]:
     """One row of the table, with its worst example."""
     found = []
-    for name, at in differences(plain, cell):
-        pair = [text[at] for text in (plain.texts[name], cell.texts[name]) if at < len(text)]
+    for name, at in differences(plain, drafted):
+        pair = [text[at] for text in (plain.texts[name], drafted.texts[name]) if at < len(text)]
         gap = (
             reference.gap(name, plain.texts[name][:at], pair)
-            if plain.temperature == 0 and len(pair) == 2
+            if plain.cell.temperature == 0 and len(pair) == 2
             else None
         )
         found.append({"question": name, "at": at, "gap": gap})
@@ -129,16 +127,16 @@ def judge(plain: Cell, cell: Cell, reference: Reference, reach: float) -> dict[s
         at, name = worst["at"], worst["question"]
         worst = worst | {
             "plain": reference.words(plain.texts[name][max(0, at - 8) : at + 8]),
-            "drafted": reference.words(cell.texts[name][max(0, at - 8) : at + 8]),
+            "drafted": reference.words(drafted.texts[name][max(0, at - 8) : at + 8]),
         }
     limit = max(LEAST_REACH, 2 * reach)
     return {
-        **cell.header["cell"],
-        "version": cell.header["version"],
-        "asked": len(cell.texts),
-        "tokens": sum(map(len, cell.texts.values())),
-        "seconds": cell.seconds,
-        "plain_seconds": plain.seconds * len(cell.texts) / max(1, len(plain.texts)),
+        **drafted.header["cell"],
+        "version": drafted.header["version"],
+        "asked": len(drafted.texts),
+        "tokens": sum(map(len, drafted.texts.values())),
+        "seconds": drafted.seconds,
+        "plain_seconds": plain.seconds * len(drafted.texts) / max(1, len(plain.texts)),
         "differing": len(found),
         "near_ties": sum(d["gap"] is not None and d["gap"] <= limit for d in found),
         "errors": sum(d["gap"] is not None and d["gap"] > limit for d in found),
@@ -148,7 +146,7 @@ def judge(plain: Cell, cell: Cell, reference: Reference, reach: float) -> dict[s
     }
 
 
-def reach_of(plain: Cell, reference: Reference) -> float:
+def reach_of(plain: Results, reference: Reference) -> float:
     """How far below the reference's best the engine's own plain, greedy texts go."""
     texts = list(plain.texts.items())[:REACH_TEXTS]
     return max((max(reference.gaps(name, text)) for name, text in texts if text), default=0.0)
@@ -159,20 +157,16 @@ def rows(work: Path) -> Iterator[dict[str, Any]]:
     failed = [json.loads(p.read_text(encoding="utf-8").split("\n", 1)[0]) for p in paths]
     yield from ({**f["cell"], "failed": f["failed"]} for f in failed if "failed" in f)
     there = [read(p) for p, f in zip(paths, failed, strict=True) if "failed" not in f]
-    for model in sorted({c.model for c in there}):
+    for model in sorted({r.cell.model for r in there}):
         files = prepare(model, work)
         assert files is not None, f"{model} has results and no files: run `run.py ask` again"
         reference = Reference(files)
-        plains = {c.key: c for c in there if c.mode == "plain" and c.parallel == 1 and not c.repeat}
-        reaches = {
-            key: reach_of(c, reference) for key, c in plains.items() if c.model == model and not key[2]
-        }
-        for cell in (c for c in there if c.model == model and c.key in plains and c is not plains[c.key]):
-            print(
-                f"{model}, {cell.engine}, {cell.mode}, {cell.drafts} drafts, {cell.parallel} at once",
-                flush=True,
-            )
-            yield judge(plains[cell.key], cell, reference, reaches.get(cell.key, 0.0))
+        own = [r for r in there if r.cell.model == model]
+        plains = {r.key: r for r in own if r.is_baseline}
+        reaches = {key: reach_of(r, reference) for key, r in plains.items() if not r.cell.temperature}
+        for drafted in (r for r in own if r.key in plains and not r.is_baseline):
+            print(drafted.cell.file_name, flush=True)
+            yield judge(plains[drafted.key], drafted, reference, reaches.get(drafted.key, 0.0))
 
 
 def main() -> None:

@@ -1,12 +1,12 @@
-"""Matrices that the makers of quantized checkpoints packed, with the values that their own code gives: tests/models/quantized.npz.
+"""Matrices packed by the makers of quantized checkpoints, with the values of their own code: tests/models/quantized.npz.
 
 The libraries are no dependency of the project, so what they say is kept: a run of this file in an environment of its own
 
     pip install --no-deps compressed-tensors bitsandbytes mlx mlx-cpu gptqmodel autoawq hqq   # and what they ask for
     python recipes/quantized/make.py tests/models/quantized.npz
 
-writes, for each case, the tensors as a checkpoint has them (bfloat16 and 8-bit floats as their bits), the quantization_config,
-and the float32 values. A library that is missing is named, and its cases are left out.
+writes, for each case, the tensors as a checkpoint has them (bfloat16 and 8-bit floats as their bits), the
+quantization_config, and the float32 values. A library that is missing is named, and its cases are left out.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def compressed() -> Iterator[Case]:
         if args.strategy == "tensor":
             scale, zero = scale.reshape(1), zero.reshape(1)
         state = {"weight": w.clone(), "weight_scale": scale, "weight_zero_point": zero}
-        state |= {"weight_global_scale": value for value in extra.values()}
+        if extra:
+            state["weight_global_scale"] = extra["global_scale"]
         if args.actorder:
             order = torch.randperm(IN, generator=torch.Generator().manual_seed(1))
             state["weight_g_idx"] = (torch.arange(IN) // size)[order].to(torch.int32)
@@ -144,7 +145,11 @@ def hqq() -> Iterator[Case]:
             "quant_method": "hqq",
             "quant_config": {"weight_quant_params": {"nbits": bits, "group_size": size, "axis": axis}},
         }
-        exact = {"scale": made.meta["scale"].float(), "zero": made.meta["zero"].float(), "compute_dtype": torch.float32}
+        exact = {
+            "scale": made.meta["scale"].float(),
+            "zero": made.meta["zero"].float(),
+            "compute_dtype": torch.float32,
+        }
         values = Quantizer.dequantize(made.W_q, made.meta | exact)  # in bfloat16 it would round twice
         yield f"hqq {bits} bits g{size} axis {axis}", stored, said, values
 
@@ -166,8 +171,9 @@ def gptq() -> Iterator[Case]:
     from gptqmodel.utils.model import convert_gptq_v2_to_v1_format_module
 
     for bits, size, symmetric, ordered, form in (
-        (4, 128, True, False, "gptq"), (4, 128, True, True, "gptq"), (4, 32, False, False, "gptq"), (8, 128, True, False, "gptq"),
-        (4, 128, False, False, "gptq_v2"), (4, 64, False, True, "gptq_v2"), (3, 64, False, False, "gptq"), (2, 64, True, False, "gptq"),
+        (4, 128, True, False, "gptq"), (4, 128, True, True, "gptq"), (4, 32, False, False, "gptq"),
+        (8, 128, True, False, "gptq"), (4, 128, False, False, "gptq_v2"), (4, 64, False, True, "gptq_v2"),
+        (3, 64, False, False, "gptq"), (2, 64, True, False, "gptq"),
     ):  # fmt: skip
         linear = torch.nn.Linear(IN, OUT, bias=False)
         linear.weight.data = weights()
@@ -175,8 +181,17 @@ def gptq() -> Iterator[Case]:
         order = torch.arange(IN) // size
         if ordered:
             order = order[torch.randperm(IN, generator=torch.Generator().manual_seed(2))]
-        made = TorchLinear(bits=bits, group_size=size, sym=symmetric, desc_act=ordered, in_features=IN, out_features=OUT, bias=False,
-                           pack_dtype=torch.int32, register_buffers=True)  # fmt: skip
+        made = TorchLinear(
+            bits=bits,
+            group_size=size,
+            sym=symmetric,
+            desc_act=ordered,
+            in_features=IN,
+            out_features=OUT,
+            bias=False,
+            pack_dtype=torch.int32,
+            register_buffers=True,
+        )
         made.pack_original(linear, scale, zero, order.to(torch.int32))
         made.qzero_format(2)
         made.post_init()
@@ -196,7 +211,8 @@ def gptq() -> Iterator[Case]:
             "desc_act": ordered,
             "checkpoint_format": form,
         }
-        name = f"gptq {bits} bits g{size}{'' if symmetric else ' asymmetric'}{' desc_act' if ordered else ''}{' v2' if form != 'gptq' else ''}"
+        marks = ((not symmetric, " asymmetric"), (ordered, " desc_act"), (form != "gptq", " v2"))
+        name = f"gptq {bits} bits g{size}" + "".join(text for wanted, text in marks if wanted)
         yield name, stored, config, values
 
 
@@ -204,11 +220,11 @@ def awq() -> Iterator[Case]:
     found = importlib.util.find_spec("awq")
     if found is None or not found.submodule_search_locations:
         raise ImportError("awq")
-    path = (
-        Path(list(found.submodule_search_locations)[0]) / "utils" / "packing_utils.py"
-    )  # the package itself needs CUDA
+    folder = Path(next(iter(found.submodule_search_locations)))
+    path = folder / "utils" / "packing_utils.py"  # the package itself needs CUDA
     spec = importlib.util.spec_from_file_location("packing_utils", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     utils = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(utils)
     for size in (128, 64):
@@ -232,8 +248,13 @@ def awq() -> Iterator[Case]:
 
 
 MAKERS: dict[str, Callable[[], Iterator[Case]]] = {
-    "compressed-tensors": compressed, "bitsandbytes": bitsandbytes_, "mlx": mlx, "gptqmodel": gptq, "autoawq": awq, "hqq": hqq,
-}  # fmt: skip
+    "compressed-tensors": compressed,
+    "bitsandbytes": bitsandbytes_,
+    "mlx": mlx,
+    "gptqmodel": gptq,
+    "autoawq": awq,
+    "hqq": hqq,
+}
 
 
 def bits(tensor: Tensor) -> np.ndarray:
@@ -249,8 +270,12 @@ def main() -> None:
     for maker, make in MAKERS.items():
         try:
             for name, stored, config, values in make():
-                cases[name] = {"config": config, "maker": f"{maker} {version(maker)}",
-                               "computed": str(values.dtype).removeprefix("torch."), "types": {k: str(v.dtype).removeprefix("torch.") for k, v in stored.items()}}  # fmt: skip
+                cases[name] = {
+                    "config": config,
+                    "maker": f"{maker} {version(maker)}",
+                    "computed": str(values.dtype).removeprefix("torch."),
+                    "types": {k: str(v.dtype).removeprefix("torch.") for k, v in stored.items()},
+                }
                 held |= {f"{name}/{key}": bits(value) for key, value in stored.items()}
                 held[f"{name}/="] = values.detach().float().cpu().numpy()
         except ImportError as error:

@@ -120,9 +120,9 @@ def test_differences_are_told_as_near_ties_or_errors_by_the_reach(
     ask_all(recipe, given, ["code-1", "talk-1"])
     judge = recipe["judge"]
     there = [judge.read(p) for p in (given.work / "results").glob("*.jsonl")]
-    (plain,) = (c for c in there if c.mode == "plain" and c.parallel == 1 and not c.repeat)
-    (again,) = (c for c in there if c.repeat)
-    drafted = next(c for c in there if c.mode == "drafted")
+    (plain,) = (r for r in there if r.is_baseline)
+    (again,) = (r for r in there if r.cell.repeat)
+    drafted = next(r for r in there if r.cell.mode == "drafted")
     assert judge.judge(plain, again, FakeReference(), 0.1)["differing"] == 0
     error = judge.judge(plain, drafted, FakeReference(), 0.1)
     assert (error["differing"], error["near_ties"], error["errors"]) == (1, 0, 1)
