@@ -42,6 +42,7 @@ MAY_IMPORT = {
     "media": {"checkpoints", "models", "text"},
     "engine": {"control", "sampling", "kv", "ops", "text", "models", "drafters"},
     "survey": {"checkpoints", "hub", "models", "text"},
+    "suggest": {"checkpoints", "control", "models", "survey"},
     "parallel": {"kv", "models", "ops"},
     "capacity": {"kv", "models", "ops"},
     "assembly": {
@@ -50,6 +51,7 @@ MAY_IMPORT = {
         "control",
         "hub",
         "startup",
+        "suggest",
         "survey",
         "kv",
         "ops",

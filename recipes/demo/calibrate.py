@@ -16,12 +16,47 @@ from typing import Any
 
 from common import RecipeError, run_main, say, write_json
 
+from paceline.control.acceptance import USUAL
+from paceline.control.base import RowOutcome, StepOutcome
+from paceline.control.confidence import BINS
+from paceline.control.fixed import FixedPolicy
 from paceline.core import SamplingParams
 from paceline.llm import LLM
-from paceline.startup.calibration_file import FILE_NAME, VERSION
-from paceline.startup.selftest import Recorder, summarise
+from paceline.startup.calibration_file import FILE_NAME, VERSION, Known
 
 DRAFT, TEMPERATURE = 4, 0.8
+ENOUGH = 24  # drafts
+PRIOR = 4.0  # drafts that the usual acceptance of such a drafter counts for
+
+
+class Recorder(FixedPolicy):
+    """Drafts a fixed number and remembers what became of it."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__(k)
+        self.rows: list[RowOutcome] = []
+
+    def observe(self, outcome: StepOutcome) -> None:
+        self.rows += [row for row in outcome.rows if row.drafted]
+
+
+def summarise(rows: list[RowOutcome]) -> Known | None:
+    """Acceptance by position, drawn to the usual one as far as the evidence is thin, and confidence bins."""
+    if len(rows) < ENOUGH:
+        return None
+    acceptance = []
+    for j in range(DRAFT):
+        tried = sum(row.drafted > j and row.accepted >= j for row in rows)
+        kept = sum(row.accepted > j for row in rows)
+        acceptance.append((kept + PRIOR * USUAL[j]) / (tried + PRIOR))
+    calibrator = [[0.0, 0.0] for _ in range(BINS)]
+    for row in rows:
+        for j, value in enumerate(row.confidence[: row.accepted + 1]):
+            if 0.0 <= value <= 1.0:
+                counted = calibrator[min(int(value * BINS), BINS - 1)]
+                counted[0] += j < row.accepted
+                counted[1] += 1.0
+    return Known(tuple(acceptance), tuple([(kept, tried) for kept, tried in calibrator]))
 
 
 def measure(llm: LLM, prompts: list[list[int]], new: int, temperature: float) -> dict[str, Any]:
@@ -30,17 +65,14 @@ def measure(llm: LLM, prompts: list[list[int]], new: int, temperature: float) ->
     llm.engine.state.policy = recorder
     for i, prompt in enumerate(prompts):
         llm.generate(prompt, SamplingParams(max_tokens=new, temperature=temperature, seed=i, drafter="mtp"))
-    tested = summarise(recorder.rows)
-    if tested is None:
-        raise RecipeError(
-            f"only {len(recorder.rows)} drafts at temperature {temperature:g}: give more prompts"
-        )
-    first = tested.known.acceptance[0]
-    say(f"temperature {temperature:g}: {tested.drafts} drafts, {first:.3f} of first tokens kept")
+    known, drafts = summarise(recorder.rows), len(recorder.rows)
+    if known is None:
+        raise RecipeError(f"only {drafts} drafts at temperature {temperature:g}: give more prompts")
+    say(f"temperature {temperature:g}: {drafts} drafts, {known.acceptance[0]:.3f} of first tokens kept")
     return {
-        "acceptance": [round(a, 5) for a in tested.known.acceptance],
-        "bins": [[round(kept, 3), round(tried, 3)] for kept, tried in tested.known.bins],
-        "drafts": tested.drafts,
+        "acceptance": [round(a, 5) for a in known.acceptance],
+        "bins": [[round(kept, 3), round(tried, 3)] for kept, tried in known.bins],
+        "drafts": drafts,
     }
 
 

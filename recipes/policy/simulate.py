@@ -1,6 +1,6 @@
 """How well `draft_tokens="auto"` decides, in a world where every price and every chance is known.
 
-    python recipes/policy/simulate.py [--seeds 1 2 3] [--tokens 6000] [--blind] [--cells]
+    python recipes/policy/simulate.py [--steps 3 5 40 150] [--seeds 1 2 3] [--tokens 6000] [--blind] [--cells]
 
 Requests of 64 to 256 tokens come and go, `batch` side by side. A draft token is kept by a chance that varies around
 its request's mean; the drafter's confidence is that chance (`--blind`: the mean). Steps and draft rounds take what a
@@ -134,6 +134,9 @@ def speed(world: World, policy: DraftPolicy, *, counted: bool) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--steps", type=float, nargs="+", default=[3.0, 5.0, 40.0, 150.0], help="milliseconds of a plain step"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument(
         "--tokens", type=int, default=6000, help="of each cell, times the batch's square root"
@@ -146,7 +149,7 @@ def main() -> None:
     if args.tokens < 1:
         parser.error("give at least one token")
     print("step     drafter   over the best fixed length   over none: mean   worst")
-    for milliseconds, fit in product((5.0, 30.0), FITS):
+    for milliseconds, fit in product(args.steps, FITS):
         ratios: list[tuple[float, float]] = []
         for seed, shape, batch, cheap in product(args.seeds, SHAPES, (1, 4, 16), (1.0, 0.6)):
             tokens = int(args.tokens * batch**0.5)

@@ -33,6 +33,7 @@ from paceline.drafters.states import MemoryDrafter
 from paceline.drafters.translated import TranslatedDrafter
 from paceline.engine.engine import Engine, EngineParts
 from paceline.errors import CapacityError, LoadError, UsageError
+from paceline.hub.cache import hub_cache
 from paceline.hub.outline import as_named
 from paceline.hub.resolve import Role, bundled, find_assistant, look_at, resolve
 from paceline.kv.cache import KVCache
@@ -49,6 +50,7 @@ from paceline.ops.base import Runner
 from paceline.ops.runners import DTYPES, pick_device, pick_runner
 from paceline.parallel.team import gather, per_rank
 from paceline.startup import Pair, Startup, start_up
+from paceline.suggest import check_memory, costs_too_much, suggestions
 from paceline.survey import check_models, other_vocabulary, same_vocabulary, why_not_together
 from paceline.text.formats.choose import load_tokenizer
 from paceline.text.tokenizer import Tokenizer
@@ -57,6 +59,7 @@ from paceline.tree import Shape
 
 Say = Callable[[str], None]
 DRAFT_CACHE_SHARE = 0.25  # of that, for an independent draft model
+SUGGESTED = 2  # drafters that are named at most where none was asked for
 FLOATS = ("float32", "bfloat16", "float16")
 
 
@@ -125,17 +128,24 @@ def _build(config: EngineConfig, say: Say, unless_built: ExitStack) -> Engine:
         "skipped": sorted(target.skipped),
         "chat": _chats(config, tokenizer, path),
     } | known.info
-    return Engine(replace(parts, default_drafter=kind, policy=_policy(known, info, say), info=info))
+    learning = _learning(replace(parts, default_drafter=kind, info=info), known, info, say)
+    return Engine(learning)
 
 
-def _policy(known: Startup, info: dict[str, Any], say: Say) -> AdaptivePolicy:
-    """The policy of `auto`, whose warnings are said and stay in `info`."""
+def _learning(parts: EngineParts, known: Startup, info: dict[str, Any], say: Say) -> EngineParts:
+    """The parts with the policy of `auto`: its warnings stay in `info`, what it learnt is kept at the end."""
 
     def warn(line: str) -> None:
         info["drafter_warning"] = line
         say(line)
 
-    return AdaptivePolicy(known.table, known.known, warn)
+    policy = AdaptivePolicy(known.table, known.known, warn)
+
+    def close() -> None:
+        known.keep(policy.learnt())
+        parts.close()
+
+    return replace(parts, policy=policy, close=close)
 
 
 def load_share(
@@ -214,6 +224,11 @@ def _announce(
     say(f"target {config.target} · drafter {kind} ({said}){unasked} · {arithmetic}")
     if hint := faster_on_cpu(config, arithmetic, path):
         say(hint)
+    if source is not None and kind.startswith("model") and (costs := costs_too_much(source, path)):
+        say(costs)
+    if config.drafter == "auto" and source is None:
+        for found in suggestions(path, [hub_cache()])[:SUGGESTED]:
+            say(found.described(path))
     if config.verify == "typical":
         say(
             "LOSSY: verify=typical keeps drafts that the target would not write; match, the default, is lossless"
@@ -256,6 +271,9 @@ def find_models(config: EngineConfig) -> tuple[Path, tuple[str, Path | None, str
     target = resolve(config.target, "target")
     choice = choose_drafter(config, target)
     check_models(target, choice[1])
+    device = pick_device(config.device)
+    if device.type == "cpu" and choice[1] is not None:
+        check_memory(target, choice[1], free_memory(device))
     return target, choice
 
 

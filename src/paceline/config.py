@@ -173,7 +173,7 @@ class EngineConfig(StepOptions):
         look=Look(default="the user's cache"),
     )  # fmt: skip
     remeasure: bool = option(
-        False, Flag(), "Measure again at start-up, the drafter's self-test too if nothing better is known.", START,
+        False, Flag(), "Measure again at start-up, and find out anew what is kept of drafts.", START,
         doors=EVERYWHERE,
     )  # fmt: skip
 

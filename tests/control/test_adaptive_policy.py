@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from paceline.control.acceptance import SIBLINGS, likeliest
 from paceline.control.adaptive import AdaptivePolicy, KnownPair
 from paceline.control.base import DraftPlan, PlannedRow, PlanRow, Proposal, RowOutcome, StepOutcome, heat_of
+from paceline.control.betting import LOOK, SHARE, STAKE, STAKE_STEPS, Purse
 from paceline.control.cost_model import CostTable, DraftCost
 from paceline.control.reasons import NoDraftReason
 from paceline.tree import Shape
@@ -74,12 +76,13 @@ def test_a_known_pair_drafts_from_the_first_step() -> None:
 
 def test_a_drafter_that_does_not_fit_is_found_out_once_for_all_requests() -> None:
     policy = AdaptivePolicy(ROWS_COST, GOOD)
-    first = run(policy, ROWS_COST, 150, 0.02)
+    first = run(policy, ROWS_COST, 300, 0.02)
     assert drafted(first[:5]) == 5
-    assert drafted(first[-50:]) <= 5
+    assert drafted(first) < 20
+    assert len(first) < 200
+    assert first[-1].rows[0].reason == NoDraftReason.GIVEN_UP
     later = run(policy, ROWS_COST, 30, 0.02, first=1)
-    assert drafted(later) <= 8  # a new request does not start again at what the pair was known for
-    assert later[-2].rows[0].reason == NoDraftReason.NO_CONFIDENCE
+    assert drafted(later) <= 16  # a new request does not start again at what the pair was known for
 
 
 def test_a_drafter_that_keeps_nothing_in_any_text_is_given_up_but_for_one_text_of_eight() -> None:
@@ -124,9 +127,9 @@ def test_a_parked_request_is_probed_and_drafts_again_when_its_tokens_are_kept() 
     assert drafted(run(policy, DEARER, 3000, 0.95, batch=2)[-100:]) >= 90
 
 
-def test_a_network_that_did_not_pay_is_looked_at_again_when_it_is_due_or_soon() -> None:
+def test_a_network_that_did_not_pay_is_not_thought_of_for_some_steps() -> None:
     policy = AdaptivePolicy(CHEAP, {("mtp", False): KnownPair((0.01,))})
-    run(policy, CHEAP, 4, 0.0)
+    run(policy, CHEAP, 18, 0.0)
     request = policy._requests[0]
     assert request.idle > policy._step + 1
     assert (
@@ -155,17 +158,90 @@ def test_temperatures_are_learnt_apart_and_begin_at_the_nearest_one() -> None:
     assert limit(heat_of(1.3), 3, 4) <= 2  # nearest to the hot one
 
 
-def test_probes_take_little_of_the_time() -> None:
+def test_bets_take_little_of_the_time() -> None:
     policy = AdaptivePolicy(DEARER, GOOD)
     run(policy, DEARER, 500, 0.3, batch=2)
     assert 1 <= drafted(run(policy, DEARER, 2000, 0.3, batch=2)) <= 40
 
 
-def test_no_probes_where_no_acceptance_would_pay() -> None:
+STEEP = CostTable(ROWS, tuple(0.04 * (1 + 0.17 * (n - 1)) for n in ROWS), {"mtp": DraftCost(0.0, 0.015, 0.0)})
+
+
+def test_an_unknown_pair_begins_with_drafts_of_several_tokens_though_the_usual_acceptance_would_not_pay() -> (
+    None
+):
+    plans = run(AdaptivePolicy(STEEP), STEEP, 128, 0.95)
+    assert plans[0].rows[0].limit >= 2
+    assert drafted(plans[-60:]) >= 59
+    assert plans[-1].rows[0].limit >= 4
+    assert (
+        not run(AdaptivePolicy(STEEP, {("mtp", False): KnownPair((0.2,))}), STEEP, 40, 0.0)[-1].rows[0].limit
+    )
+
+
+def test_what_bets_lose_is_bounded() -> None:
+    """Of a pair that keeps nothing: 1% of a minute at first, or some steps, and then a share of the time."""
+    for step in (0.003, 0.04, 0.15):
+        table = CostTable(
+            ROWS, tuple(step * (1 + 0.3 * (n - 1)) for n in ROWS), {"mtp": DraftCost(0.0, 0.4 * step, 0.0)}
+        )
+        policy, lost, spent = AdaptivePolicy(table), 0.0, 0.0
+        for text in range(20):
+            for _ in range(100):
+                row = replace(rows(1, first=text)[0], follows=False)
+                limit = policy.plan([row], [None]).rows[0].limit
+                target, draft = step * (1 + 0.3 * limit), 0.4 * step * limit
+                outcome = RowOutcome(text, "mtp" if limit else None, limit, 0, (0.5,) * limit)
+                policy.observe(StepOutcome((outcome,), target, {"mtp": draft} if limit else {}))
+                lost += target + draft - step
+                spent += target + draft
+            policy.forget(text)
+        worst = 8 * 0.7 * step  # of one step that was still allowed
+        assert 0 < lost <= min(STAKE, STAKE_STEPS * step) + SHARE * spent + worst
+
+
+def test_a_price_that_was_measured_four_times_too_high_is_found_out_in_the_first_text() -> None:
+    wrong = replace(CHEAP, drafts={"mtp": DraftCost(0.0, 0.02, 0.0)})
+    policy = AdaptivePolicy(wrong, GOOD)
+    true = replace(CHEAP, drafts={"mtp": DraftCost(0.0, 0.005, 0.0)})
+    plans = run(policy, true, 128, 0.9)
+    assert not plans[0].rows[0].limit
+    assert drafted(plans[-60:]) >= 55
+
+
+def test_what_was_learnt_is_what_the_next_policy_begins_with() -> None:
+    policy = AdaptivePolicy(STEEP)
+    run(policy, STEEP, 200, 0.9)
+    learnt = policy.learnt()
+    assert learnt.table.seconds == pytest.approx(STEEP.seconds, rel=0.1)
+    assert learnt.table.drafts["mtp"] == pytest.approx(STEEP.drafts["mtp"], rel=0.1, abs=1e-4)
+    assert learnt.pairs["mtp", False].acceptance[0] == pytest.approx(0.9, abs=0.05)
+    assert learnt.drafts["mtp"] > 100
+    assert AdaptivePolicy(CHEAP).learnt().pairs == {}
+    assert AdaptivePolicy(CHEAP).learnt().table == CHEAP
+    (plan,) = run(AdaptivePolicy(learnt.table, learnt.pairs), STEEP, 1, 0.9)
+    assert plan.rows[0].limit >= 3
+
+
+def test_the_purse_saves_for_what_it_cannot_afford() -> None:
+    purse = Purse.of(0.001)
+    assert purse.left == pytest.approx(STAKE_STEPS * 0.001)
+    assert Purse.of(1.0).left == STAKE
+    purse.settle(purse.left)
+    assert not purse.affords(0.02)
+    purse.earn(100.0)
+    assert purse.left == pytest.approx(0.04)
+    assert purse.affords(0.02)
+    purse.settle(-1.0)  # a gain does not pay for more than two
+    assert purse.left == pytest.approx(0.04)
+
+
+def test_a_network_that_no_acceptance_would_pay_for_is_asked_again_from_time_to_time() -> None:
     policy = AdaptivePolicy(DEAR, GOOD)
-    plans = run(policy, DEAR, 1000, 1.0, batch=4)
-    assert drafted(plans) == 0
-    assert {row.reason for plan in plans for row in plan.rows} == {NoDraftReason.PARKED_BY_COST}
+    plans = run(policy, DEAR, 1000, 0.0, batch=4)
+    assert 1 <= drafted(plans) <= 1 + 1000 // LOOK  # a price can be wrong
+    reasons = {row.reason for plan in plans for row in plan.rows if not row.limit}
+    assert NoDraftReason.PARKED_BY_COST in reasons
 
 
 def test_one_plain_step_in_128_drafted_ones() -> None:
@@ -250,8 +326,7 @@ def test_the_alarm_comes_once() -> None:
     said: list[str] = []
     policy = AdaptivePolicy(CHEAP, GOOD, said.append)
     run(policy, CHEAP, 4000, 0.1, batch=4)
-    assert len(said) == 1
-    assert "should reach about 80%" in said[0]
+    assert sum("should reach about 80%" in line for line in said) == 1
 
 
 def test_a_pair_measured_at_another_temperature_is_soon_outweighed_and_no_alarm_for_hotter_texts() -> None:
@@ -260,14 +335,12 @@ def test_a_pair_measured_at_another_temperature_is_soon_outweighed_and_no_alarm_
     told = AdaptivePolicy(CHEAP, {("mtp", True): known}, said.append)
     hot = run(told, CHEAP, 400, 0.1, heat=heat_of(1.4))
     assert drafted(hot[:3]) == 3
-    assert drafted(hot[-200:]) <= drafted(
-        run(AdaptivePolicy(CHEAP), CHEAP, 400, 0.1, heat=heat_of(1.4))[-200:]
-    )
+    other = run(AdaptivePolicy(CHEAP), CHEAP, 400, 0.1, heat=heat_of(1.4))
+    assert drafted(hot[-200:]) <= drafted(other[-200:]) + 4  # bets, which do not ask what was known
     assert said == []
     told = AdaptivePolicy(CHEAP, {("mtp", True): known}, said.append)
     run(told, CHEAP, 4000, 0.1, batch=4, heat=heat_of(0.6))  # as hot as those: it does not fit
-    assert len(said) == 1
-    assert "should reach about 90%" in said[0]
+    assert sum("should reach about 90%" in line for line in said) == 1
 
 
 def test_no_alarm_for_a_pair_that_is_as_known() -> None:
@@ -390,3 +463,15 @@ def test_the_likeliest_tokens_of_a_tree() -> None:
     assert chances == pytest.approx([0.5, 0.4, 0.175, 0.14])
     assert likeliest((0.9,) * 16, Shape(16, 4))[1][:6] == [1, 2, 3, 4, 5, 6]
     assert likeliest((), Shape(2, 2)) == ([], [])
+
+
+def test_a_first_round_that_reads_the_prompt_does_not_make_drafts_dear() -> None:
+    policy = AdaptivePolicy(STEEP)
+    for step in range(40):
+        (planned,) = policy.plan([replace(rows(1)[0], follows=False)], [None]).rows
+        limit = planned.limit
+        draft = 0.015 * limit + (0.3 if step == 0 else 0.0)
+        outcome = RowOutcome(0, planned.drafter, limit, limit, (0.95,) * limit)
+        policy.observe(StepOutcome((outcome,), STEEP.dense(20)[limit], {"mtp": draft} if limit else {}))
+    assert limit >= 4
+    assert policy.learnt().table.drafts["mtp"] == STEEP.drafts["mtp"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from paceline.control.acceptance import AcceptanceEstimator, PairPrior, Proposal
 from paceline.control.allocation import Batch, Option, allocate, break_even, proposal_gain
 from paceline.control.confidence import ConfidenceCalibrator, worth_of
 from paceline.control.cost_model import CostModel, CostTable, DraftCost, table_of
+from paceline.control.outlook import by_bytes, outlook, pays_from
 from paceline.ops.base import Stop
 from paceline.ops.rounds import Ends
 
@@ -208,3 +210,64 @@ def test_a_falling_table_is_made_level() -> None:
 def test_what_is_no_table_is_refused(rows: tuple[int, ...], seconds: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="have to"):
         table_of(rows, seconds)
+
+
+def test_the_outlook_is_what_allocation_would_do() -> None:
+    table = by_bytes(0.44)
+    low, high = outlook(table, "model", [0.4]), outlook(table, "model", [0.95, 0.9])
+    assert low == (0, pytest.approx(1.0, abs=0.03))
+    assert high.tokens >= 3
+    assert 1.3 < high.gain < 1.6
+    share = pays_from(table, "model")
+    assert outlook(table, "model", [share + 0.01]).tokens
+    assert not outlook(table, "model", [share - 0.01]).tokens
+    assert pays_from(by_bytes(2.0), "model") > 1.0
+
+
+def test_a_drafter_that_gets_slower_is_followed_within_some_rounds() -> None:
+    costs = model()
+    for _ in range(100):
+        costs.observe_draft("mtp", 4, 4, 0.27)
+    for _ in range(20):
+        costs.observe_draft("mtp", 4, 4, 0.81)
+    assert costs.draft_seconds("mtp", 4, 4) > 0.5
+    for _ in range(20):
+        costs.observe_draft("mtp", 4, 4, 0.27)
+    assert costs.draft_seconds("mtp", 4, 4) < 0.35
+
+
+def test_a_price_that_is_not_trusted_is_that_of_the_first_round() -> None:
+    table = replace(table_of((1, 2), (1.0, 1.1), {"model": DraftCost(0.0, 4.0, 0.0)}), trusted=False)
+    costs = CostModel(table)
+    costs.observe_draft("model", 2, 2, 0.8)
+    assert costs.draft_seconds("model", 2, 2) == pytest.approx(0.8)
+    assert costs.learnt() is table  # nothing is kept of so few steps
+
+
+def test_a_machine_that_is_slower_for_a_while_changes_no_ratio() -> None:
+    """A step and its round both take three times as long: that is the machine, and plain steps take so long, too."""
+    costs = model()
+    before = costs.step_seconds(5, True) / costs.step_seconds(1, False)
+    for slow in (3.0, 1.0, 3.0):
+        for _ in range(12):
+            step, draft = slow * 1.2, slow * 0.27
+            costs.observe_machine(5, step, {"mtp": (4, 4, draft)})
+            costs.observe(5, True, step)
+            costs.observe_draft("mtp", 4, 4, draft)
+        ratio = costs.step_seconds(5, True) / costs.step_seconds(1, False)
+        assert ratio == pytest.approx(before, rel=0.1)
+        assert costs.draft_seconds("mtp", 4, 4) == pytest.approx(slow * 0.27, rel=0.1)
+        assert costs.step_seconds(1, False) == pytest.approx(slow, rel=0.1)
+    costs.observe_machine(
+        5, 3.6, {"mtp": (4, 4, 0.5 * 0.81)}
+    )  # one slower, the other faster: not the machine
+    assert costs.step_seconds(1, False) == pytest.approx(3.0, rel=0.1)
+
+
+def test_a_round_that_began_with_a_prompt_says_nothing_unless_it_was_cheap() -> None:
+    costs = model()
+    before = costs.draft_seconds("mtp", 2, 2)
+    costs.observe_draft("mtp", 2, 2, 10 * before, behind=True)
+    assert costs.draft_seconds("mtp", 2, 2) == before
+    costs.observe_draft("mtp", 2, 2, 0.5 * before, behind=True)
+    assert costs.draft_seconds("mtp", 2, 2) < 0.8 * before

@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.control.base import RowOutcome, heat_of
+from paceline.control.adaptive import KnownPair, Learnt
+from paceline.control.base import heat_of, temperature_of
 from paceline.control.confidence import BINS
 from paceline.control.cost_model import CostTable, DraftCost
 from paceline.core import Draft, ForwardBatch, SamplingParams
@@ -23,10 +24,16 @@ from paceline.hub.resolve import bundled
 from paceline.kv.cache import KVCache
 from paceline.llm import LLM
 from paceline.models.families.gemma4.target import GemmaTarget
-from paceline.startup import profile_store
-from paceline.startup.calibration_file import FILE_NAME, Known, known_of, read_calibration
-from paceline.startup.profiling import measure_steps
-from paceline.startup.selftest import ENOUGH, complaint, summarise
+from paceline.startup import UNKNOWN, profile_store
+from paceline.startup.calibration_file import (
+    FILE_NAME,
+    Known,
+    complaint,
+    known_of,
+    learnt_of,
+    read_calibration,
+)
+from paceline.startup.profiling import NEEDED, OFTEN, measure_steps
 
 KEY = {"machine": "a", "target": "b"}
 TABLE = CostTable((1, 5, 32), (1.0, 1.5, 4.0), {"mtp": DraftCost(0.1, 0.2, 0.3)})
@@ -46,6 +53,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def said() -> list[str]:
     return []
+
+
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prices that are measured alike, whatever else the machine does."""
+    monkeypatch.setattr("paceline.startup.measure_steps", lambda parts, limit: TABLE)
 
 
 def load(pair: Path, said: list[str], **options: Any) -> LLM:
@@ -100,7 +113,7 @@ def test_a_bad_calibration_is_one_line_and_ignored(tmp_path: Path, text: str) ->
 
 def test_a_bad_calibration_does_not_stop_the_engine(pair: Path, tmp_path: Path, said: list[str]) -> None:
     llm = load(with_calibration(pair, tmp_path, "{"), said, draft_tokens=4)
-    assert llm.info["acceptance"] == "assumed: nothing is measured"
+    assert llm.info["acceptance"] == UNKNOWN
     assert sum(FILE_NAME in line for line in said) == 1
     assert llm.generate("def f(", SamplingParams(max_tokens=4))[0].finish_reason != "error"
 
@@ -133,39 +146,48 @@ def test_the_bundled_assistant_brings_its_calibration() -> None:
     assert known.sampled.temperature == 0.8
 
 
-# The self-test
+# What texts have shown
 
 
-def test_without_a_file_a_self_test_finds_out(
-    pair: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+def test_what_drafts_have_shown_takes_the_place_of_what_was_known() -> None:
+    before = Known((0.5,), (), Known((0.4,), (), None, 0.3), 1.0)
+    shown = KnownPair((0.9, 0.8), ((1.0, 2.0),) * BINS)
+    hot = KnownPair((0.6,), (), heat_of(0.8))
+
+    def after(pairs: dict[tuple[str, bool], KnownPair], known: Known | None) -> Known | None:
+        return learnt_of(Learnt(TABLE, pairs, {}), "model", known)
+
+    both = after({("model", False): shown, ("model", True): hot}, before)
+    assert both == Known((0.9, 0.8), shown.bins, Known((0.6,), (), None, temperature_of(hot.heat)))
+    assert heat_of(both.sampled.temperature if both.sampled else 0.0) == hot.heat
+    assert after({("model", False): shown}, before) == Known((0.9, 0.8), shown.bins, before.sampled)
+    assert after({("mtp", False): shown}, before) == before
+    assert after({}, None) is None
+    only_hot = after({("model", True): hot}, None)
+    assert only_hot is not None
+    assert only_hot.acceptance == (0.6,)
+
+
+@pytest.mark.usefixtures("steady")
+def test_an_unknown_pair_is_found_out_by_drafting_and_kept_at_the_end(
+    pair: Path, said: list[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("paceline.startup.LIMIT", 60.0)
-    llm = load(pair, said)
-    assert "self-test of" in llm.info["acceptance"]
-    assert float(llm.info["acceptance"].split()[0]) > 0.45
-    assert llm.engine.state.cache.open_sequences == 0
-    assert len(said) == 1
-
-
-def test_a_self_test_that_would_take_too_long_is_left_out_and_says_so(
-    pair: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow = CostTable((1, 9), (0.5, 1.0))
-    monkeypatch.setattr("paceline.startup.measure_steps", lambda parts, limit: slow)
-    llm = load(pair, said)
-    assert "self-test would take" in llm.info["acceptance"]
-
-
-def test_few_drafts_tell_nothing() -> None:
-    assert summarise([RowOutcome(0, "mtp", 4, 2, (0.5,) * 4)] * (ENOUGH - 1)) is None
-
-
-def test_acceptance_is_counted_by_position_given_all_before() -> None:
-    rows = [RowOutcome(0, "mtp", 4, kept, (0.9,) * 4) for kept in (0, 1, 4, 4)] * 100
-    tested = summarise(rows)
-    assert tested is not None
-    assert tested.known.acceptance == pytest.approx((0.75, 0.667, 1.0, 1.0), abs=0.02)
-    assert known_of(tested.known.to_json()).acceptance == tested.known.acceptance
+    options = {"profile_dir": str(tmp_path)}
+    with load(pair, said, **options) as llm:
+        assert llm.info["acceptance"] == UNKNOWN
+        many_drafts(llm)
+    (path,) = tmp_path.iterdir()
+    kept = json.loads(path.read_text())
+    assert kept["drafted"] >= 12
+    second = load(pair, said, **options)
+    assert "drafts of earlier texts" in second.info["acceptance"]
+    assert 0.3 < float(second.info["acceptance"].split()[0]) < 1.0
+    second.close()
+    assert json.loads(path.read_text()) == kept  # nothing was written since
+    again = load(pair, said, remeasure=True, **options)
+    assert again.info["acceptance"] == UNKNOWN
+    assert again.info["cost_profile"].startswith("measured")
+    assert len(said) == 3  # nothing was complained of
 
 
 def test_only_a_pair_that_hardly_fits_is_complained_of() -> None:
@@ -180,20 +202,20 @@ def test_only_a_pair_that_hardly_fits_is_complained_of() -> None:
 # The kept profile
 
 
+@pytest.mark.usefixtures("steady")
 def test_what_was_measured_is_kept_for_the_next_start(
     pair: Path, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.startup.LIMIT", 60.0)
-    first = load(pair, said, profile_dir=str(tmp_path / "new"))
-    (kept,) = (tmp_path / "new").iterdir()
-    assert str(kept) in first.info["cost_profile"]
-    second = load(pair, said, profile_dir=str(tmp_path / "new"))
-    assert second.info["cost_profile"].startswith("kept")
-    assert "earlier self-test" in second.info["acceptance"]
-    assert second.info["acceptance"].split(",")[0] == first.info["acceptance"].split(",")[0]
-    again = load(pair, said, profile_dir=str(tmp_path / "new"), remeasure=True)
+    options = {"profile_dir": str(tmp_path / "new"), "drafter": "ngram"}
+    first = load(pair, said, **options)
+    (path,) = (tmp_path / "new").iterdir()
+    assert str(path) in first.info["cost_profile"]
+    assert load(pair, said, **options).info["cost_profile"].startswith("kept")
+    monkeypatch.setattr("paceline.startup.measure_steps", lambda parts, limit: replace(TABLE, trusted=False))
+    again = load(pair, said, remeasure=True, **options)
     assert again.info["cost_profile"].startswith("measured")
-    assert len(said) == 3  # nothing was complained of
+    assert "not trusted" in again.info["cost_profile"]
+    assert load(pair, said, **options).info["cost_profile"].startswith("measured")
 
 
 @pytest.mark.parametrize("options", [{"profile_dir": None}, {"profile_dir": "none"}])
@@ -202,6 +224,7 @@ def test_nothing_is_kept_unless_asked(pair: Path, said: list[str], options: dict
     assert not Path("none").exists()
 
 
+@pytest.mark.usefixtures("steady")
 def test_a_changed_target_is_measured_again(pair: Path, said: list[str], tmp_path: Path) -> None:
     shutil.copytree(pair, tmp_path / "pair")
     options = {"profile_dir": str(tmp_path / "kept"), "drafter": "ngram"}
@@ -226,7 +249,7 @@ def test_a_folder_that_cannot_be_written_only_costs_the_next_start(
 
 def test_profiles_come_back_as_they_were(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "x.json"
-    kept = profile_store.Kept(TABLE, Known((0.5, 0.4), ((1.0, 2.0),) * BINS))
+    kept = profile_store.Kept(replace(TABLE, trusted=False), Known((0.5, 0.4), ((1.0, 2.0),) * BINS), 40)
     assert profile_store.save(kept, KEY, path) == ""
     assert profile_store.load(path, KEY) == kept
     assert profile_store.load(tmp_path / "none.json", KEY) is None
@@ -254,6 +277,7 @@ def test_a_profile_of_another_machine_is_not_used(tmp_path: Path) -> None:
         {"drafts": {"mtp": [1, 2]}},
         {"drafts": {"mtp": [1, 2, -3]}},
         {"key": 3},
+        {"trusted": None, "drafted": "many"},
         {"known": {"acceptance": [7]}},
     ],
 )
@@ -268,6 +292,7 @@ def test_a_damaged_or_older_profile_is_measured_again_in_silence(
     assert profile_store.load(path, KEY) is None
 
 
+@pytest.mark.usefixtures("steady")
 def test_a_profile_of_an_older_layout_says_nothing(pair: Path, said: list[str], tmp_path: Path) -> None:
     options = {"profile_dir": str(tmp_path), "drafter": "ngram"}
     load(pair, said, **options)
@@ -316,32 +341,54 @@ def mtp_parts(pair: Path, said: list[str], **options: Any) -> EngineParts:
     return replace(load(pair, said, draft_tokens=4, **options).engine._parts, default_drafter="mtp")
 
 
-def test_profiling_times_steps_and_rounds(
-    pair: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parts = mtp_parts(pair, said, max_batch=4)
-    Clock(monkeypatch)
-    found = measure_steps(parts, limit=1e3)
-    assert found is not None
-    assert found.rows == (1, 2, 3, 5, 9, 17, 34)
-    table = TABLE.dense(34)
-    assert found.seconds == pytest.approx([table[n - 1] for n in found.rows])
-    assert found.drafts["mtp"] == pytest.approx((0.0, 3e-3, 1e-3))
-    assert parts.cache.open_sequences == 0
-    plain = measure_steps(replace(parts, default_drafter="none"), limit=1e3)
-    assert plain is not None
-    assert plain.drafts == {}
-
-
-def test_a_slow_target_is_timed_as_far_as_there_is_time(
+def test_profiling_times_steps_and_rounds_in_their_rhythm(
     pair: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = mtp_parts(pair, said, max_batch=4)
     clock = Clock(monkeypatch)
+    found = measure_steps(parts, limit=150.0)
+    assert found is not None
+    assert found.trusted
+    assert found.rows == (1, 2, 3, 5, 9, 10, 17, 34)
+    table = TABLE.dense(34)
+    assert found.seconds == pytest.approx([table[n - 1] for n in found.rows])
+    assert found.drafts["mtp"] == pytest.approx((0.0, 3e-3, 1e-3))
+    assert parts.cache.open_sequences == 0
+    assert clock.rows.count(1) >= OFTEN
+    plain = measure_steps(replace(parts, default_drafter="none"), limit=100.0)
+    assert plain is not None
+    assert plain.rows == (1, 2, 3, 5, 9, 17, 34)
+    assert plain.drafts == {}
+
+
+def test_a_slow_target_is_timed_as_far_as_there_is_time_and_not_trusted(
+    pair: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its plain step takes a second: there are fifteen, of which warming up takes eight and three steps four each."""
+    parts = mtp_parts(pair, said, max_batch=4)
+    clock = Clock(monkeypatch)
     found = measure_steps(parts, limit=0.0)
     assert found is not None
-    assert found.rows == (1, 5)
-    assert len(clock.rows) == 3  # a prompt, one row, five rows
+    assert found.rows == (1, 2, 5)
+    assert not found.trusted
+    assert clock.now < 25.0
+    assert clock.rows.count(5) < NEEDED * OFTEN
+
+
+def test_prices_of_a_busy_machine_are_not_trusted(
+    pair: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = mtp_parts(pair, said, max_batch=4)
+    clock, forward = Clock(monkeypatch), GemmaTarget.forward
+
+    def disturbed(own: GemmaTarget, rows: ForwardBatch, cache: KVCache) -> torch.Tensor:
+        clock.now += 3.0 * (len(clock.rows) % 2)
+        return forward(own, rows, cache)
+
+    monkeypatch.setattr(GemmaTarget, "forward", disturbed)
+    found = measure_steps(parts, limit=150.0)
+    assert found is not None
+    assert not found.trusted
 
 
 def test_a_drafter_that_fails_has_no_price(

@@ -16,11 +16,11 @@ def simulate(*args: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_it_compares_with_the_best_fixed_length_and_with_none() -> None:
-    done = simulate("--seeds", "4", "--tokens", "200")
+    done = simulate("--seeds", "4", "--tokens", "200", "--steps", "5", "150")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()[1:]
     assert [line.split()[:3:2] for line in lines] == [
-        [ms, fit] for ms in ("5", "30") for fit in ("fits", "mixed", "does")
+        [ms, fit] for ms in ("5", "150") for fit in ("fits", "mixed", "does")
     ]
     for line in lines:
         over, none, worst = map(float, line.split()[-3:])

@@ -117,6 +117,9 @@ class FakeEngine:
             for t in mine
         ]
 
+    def close(self) -> None:
+        self.closed = True
+
     def watch(self) -> None:
         """It can always step."""
 

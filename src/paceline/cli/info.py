@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import TARGET, apply, one_target
+from paceline.cli.options import TARGET, apply, one_target, profile_dir
 from paceline.errors import sized
 
 if TYPE_CHECKING:
@@ -45,6 +45,14 @@ class Seen:
 @click.command()
 @apply(TARGET)
 @click.option("--drafter", default="auto", show_default=True, help="As for `paceline run`.")
+@click.option(
+    "--profile-dir",
+    "profiles",
+    default=profile_dir,
+    envvar="PACELINE_PROFILE_DIR",
+    show_default="the user's cache",
+    help="Folder in which earlier starts have kept what they measured.",
+)
 @click.option("--adapter", multiple=True, metavar="DIR", help="As for `paceline run`.")
 @click.option("--measure/--no-measure", default=True, show_default=True,
               help="Decode with a slice of the model for some seconds, to estimate its speed here.")  # fmt: skip
@@ -82,6 +90,7 @@ def command(
         outlook = Outlook(Path(scratch), lambda line: click.echo(line, err=True))
         try:
             seen = _look(config, outlook, how["measure"])
+            seen.text |= _pair(seen, config, outlook.find(config.target), Path(how["profiles"]))
             _plan(seen, config, outlook, None if card is None else round(card * 2**30), how["context"])
             click.echo(outlook.named(_as_json(seen) if as_json else _as_text(seen)))
             if seen.troubles:
@@ -128,6 +137,26 @@ def _look(config: EngineConfig, outlook: Outlook, measure: bool) -> Seen:
     if not found[0].unsupported and device.type == "cpu":
         _judge(seen, config, outlook, (folder, runner, measure))
     return seen
+
+
+def _pair(seen: Seen, config: EngineConfig, folder: Path, profiles: Path) -> dict[str, str]:
+    """What is known of the target with its drafter, or which drafters there are that nobody named."""
+    from paceline.files import fingerprint
+    from paceline.hub.cache import hub_cache
+    from paceline.startup.describe import describe_pair
+    from paceline.startup.profile_store import machine
+    from paceline.suggest import costs_too_much, suggestions, weights
+
+    kind, source, _ = seen.drafter
+    if source is None:
+        found = suggestions(folder, [hub_cache()]) if config.drafter == "auto" else []
+        return {f"could draft{' ' * i}": one.described(folder) for i, one in enumerate(found)}
+    if seen.troubles or not weights(folder):
+        return {}
+    key = {"machine": machine(seen.device), "target": fingerprint(folder), "drafter": fingerprint(source)}
+    name, share = kind.partition("+")[0], weights(source) / weights(folder)
+    costs = costs_too_much(source, folder) if name == "model" else None
+    return ({"costs": costs} if costs else {}) | describe_pair(profiles, folder, key, name, share)
 
 
 def _multiplied(inputs: int, outputs: int) -> float:

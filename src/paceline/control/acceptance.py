@@ -29,6 +29,9 @@ MISREAD_DRAFTS, MISREAD, PROMISES = 20, 1.2, 0.4
 # Acceptance by position of a drafter of which nothing is known, and the share of it that text drawn at a temperature has
 USUAL, SAMPLED_SHARE = (0.7, 0.7, 0.7, 0.68, 0.66), 0.8
 
+# Of a text of which nothing is seen yet, at best, and the observations that this hope counts for
+HOPE, HOPE_WEIGHT = (0.95,) * MAX_DRAFT_TOKENS, 2.0
+
 SIBLINGS = (0.35, 0.1, 0.05)  # that the second, third, ... neighbour is right where all before it are wrong
 
 
@@ -39,6 +42,11 @@ class Counts:
         self._keep = 1.0 - 1.0 / memory
         self.kept = [0.0] * MAX_DRAFT_TOKENS
         self.tried = [0.0] * MAX_DRAFT_TOKENS
+
+    def halve(self) -> None:
+        """What was seen is long ago."""
+        self.kept = [0.5 * kept for kept in self.kept]
+        self.tried = [0.5 * tried for tried in self.tried]
 
     def add(self, drafted: int, accepted: int) -> None:
         """A draft: position j was tried if all before it were kept."""
@@ -63,7 +71,7 @@ class PairPrior:
         self._start = [share * usual[min(j, len(usual) - 1)] for j in range(MAX_DRAFT_TOKENS)]
         self._start = self._start if near is None else list(near.accept)
         self._counts = Counts(PAIR_MEMORY)
-        self._drafts = self._kept = self._tokens = 0
+        self.drafts = self._kept = self._tokens = 0
         self.judged = usual[0] >= PROMISES  # whether to tell it where next to nothing is kept
         self.refused = 0  # texts that were to go without the drafter
         self.unused = 0  # of the last texts, those that gave it up
@@ -72,7 +80,7 @@ class PairPrior:
 
     def add(self, drafted: int, accepted: int) -> None:
         self._counts.add(drafted, accepted)
-        self._drafts += 1
+        self.drafts += 1
         self._kept += accepted > 0
         self._tokens += accepted
         self._accept = None
@@ -91,7 +99,7 @@ class PairPrior:
 
     def misread(self) -> str | None:
         """A warning, once, when the first drafts kept so little that the network may be read wrongly."""
-        drafts, step = self._drafts, 1.0 + self._tokens / max(self._drafts, 1)
+        drafts, step = self.drafts, 1.0 + self._tokens / max(self.drafts, 1)
         if not self.judged or drafts < TRIES or (self._tokens and drafts < MISREAD_DRAFTS):
             return None
         self.judged = False
@@ -106,14 +114,14 @@ class PairPrior:
 
     def alarm(self) -> str | None:
         """A warning, once, when first tokens are kept far more rarely than this pair is known for."""
-        if self._known is None or not self.alarms or self._drafts < ALARM_DRAFTS:
+        if self._known is None or not self.alarms or self.drafts < ALARM_DRAFTS:
             return None
-        seen = self._kept / self._drafts
+        seen = self._kept / self.drafts
         if seen >= ALARM_SHARE * self._known:
             return None
         self.alarms = False
         return (
-            f"drafter {self._drafter}: only {seen:.0%} of first draft tokens were kept over {self._drafts} drafts, "
+            f"drafter {self._drafter}: only {seen:.0%} of first draft tokens were kept over {self.drafts} drafts, "
             f"this pair should reach about {self._known:.0%}. Likely causes: the target was fine-tuned or quantised "
             "after the drafter was made, a drafter of another target, text unlike what the drafter was trained on, or "
             "a high temperature. The text is still right; `paceline check` shows which"
@@ -134,6 +142,14 @@ class AcceptanceEstimator:
     def chances(self, floor: float = 0.0) -> list[float]:
         """That token 1, 2, ... is kept, given that those before it are, until all are kept more rarely than `floor`."""
         return shrunk(self._counts, self._prior.accept, PRIOR_WEIGHT, floor)
+
+    def hopes(self) -> list[float]:
+        """The same if this text is as easy as its own drafts allow, whatever other texts keep."""
+        return shrunk(self._counts, HOPE, HOPE_WEIGHT, 0.0)
+
+    def age(self) -> None:
+        """This text has not been drafted for long: what it kept then counts half."""
+        self._counts.halve()
 
 
 class ProposalEstimator:

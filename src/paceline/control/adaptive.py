@@ -9,6 +9,7 @@ from itertools import accumulate
 from operator import mul
 
 from paceline.control.acceptance import (
+    TRIES,
     AcceptanceEstimator,
     PairPrior,
     ProposalEstimator,
@@ -36,6 +37,7 @@ from paceline.control.base import (
     StopRule,
     heat_of,
 )
+from paceline.control.betting import FIRST_LOOK, LOOK, SHORTEST, Purse
 from paceline.control.confidence import ConfidenceCalibrator, worth_of
 from paceline.control.cost_model import CostModel, CostTable
 from paceline.control.fixed import fixed_row, no_draft
@@ -45,12 +47,7 @@ from paceline.core import MAX_DRAFT_TOKENS
 from paceline.tree import Shape
 
 REFERENCE = 128  # drafted steps for each plain one that shows what plain steps take
-PROBING = 0.003  # of the time, for single tokens of rows that draft nothing otherwise
-FIRST_WAIT, LAST_WAIT = 32, 1024  # steps until a row's next probe: doubled by each that is refused
-IDLE = (
-    FIRST_WAIT // 2
-)  # steps for which a network that did not pay is not thought about, where nobody else drafts
-SAVED = 2.0  # probes that the budget holds at most
+IDLE = 16  # steps for which a network that did not pay is not thought about, where nobody else drafts
 TREES = REFERENCE // 4  # steps with chains until a tree shows what trees bring
 DEEPER = 2  # tokens beyond its planned length that a row may draft while its confidence pays for them
 
@@ -64,23 +61,31 @@ class KnownPair:
     heat: int = 0  # of the texts that it was measured on
 
 
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """What is worth keeping for the next start."""
+
+    table: CostTable
+    pairs: Mapping[tuple[str, bool], KnownPair]  # of drafters that drafted, by whether text was sampled
+    drafts: Mapping[str, int]  # by drafter
+
+
 @dataclass(slots=True)
 class _Request:
     estimators: dict[tuple[str, int], AcceptanceEstimator] = field(default_factory=dict)
     proposals: ProposalEstimator = field(default_factory=ProposalEstimator)
     heat: int = 0
     promised: list[float] = field(default_factory=list)  # of its next tree, by its chains
-    wait: int = FIRST_WAIT // 2  # steps from the last probe to the next
-    due: int = 0  # the step from which it may be probed
-    probing: bool = False  # its draft in this step is a probe
+    drafted: int = -1  # the last step in which a network drafted for it
     idle: int = 0  # the step from which its network is thought about again,
+    winning: bool = False  # its last bet gained
     use: Use = field(default_factory=Use)
     why: NoDraftReason = NoDraftReason.NO_CONFIDENCE  # and why it drafts nothing until then
 
     def park(self, step: int, dear: bool) -> None:
-        """Its network does not pay in this step: nobody looks again until the next probe is due, or soon."""
+        """Its network does not pay in this step: nobody thinks of it for a while."""
         self.why = NoDraftReason.PARKED_BY_COST if dear else NoDraftReason.NO_CONFIDENCE
-        self.idle = min(step + IDLE, self.due) if self.due > step else step + IDLE
+        self.idle = step + IDLE
 
 
 class _Pairs:
@@ -116,14 +121,29 @@ class _Pairs:
             self._confidence[key] = ConfidenceCalibrator(self._known.get(key, KnownPair()).bins)
         return self._confidence[key]
 
+    def learnt(self) -> tuple[dict[tuple[str, bool], KnownPair], dict[str, int]]:
+        """(what drafts have shown, how many there were). Of sampled texts, those of the temperature with the most."""
+        pairs: dict[tuple[str, bool], KnownPair] = {}
+        drafts: dict[str, int] = {}
+        for (name, heat), prior in sorted(self._priors.items(), key=lambda item: item[1].drafts):
+            if prior.drafts >= TRIES:
+                bins = self.confidence(name, heat > 0).bins
+                pairs[name, heat > 0] = KnownPair(tuple(prior.accept), bins, heat)
+                drafts[name] = drafts.get(name, 0) + prior.drafts
+        return pairs, drafts
+
     def goes_without(self, row: PlanRow, use: Use, costs: CostModel, *, new: bool) -> bool:
         """Whether a text is to go on without its network. What a full batch cannot pay for may pay in the next text."""
-        if row.drafter is None:
+        if row.drafter is None or not row.follows:
             return False
-        prior = self.prior(row.drafter, row.heat)
-        price = break_even(row.drafter, Batch(1, 1), 1, costs) if prior.most() < HOPELESS else 0.0
-        hopeless = prior.most() < HOPELESS * price
+        prior, hopeless = self.prior(row.drafter, row.heat), self.hopeless(row, costs)
         return use.refused(prior, hopeless) if new else use.over(prior, hopeless)
+
+    def hopeless(self, row: PlanRow, costs: CostModel) -> bool:
+        """Whether all texts together keep far less than would pay for a text alone."""
+        assert row.drafter is not None, "a row with a network"
+        most = self.prior(row.drafter, row.heat).most()
+        return most < HOPELESS and most < HOPELESS * break_even(row.drafter, Batch(1, 1), 1, costs)
 
 
 class AdaptivePolicy:
@@ -142,13 +162,15 @@ class AdaptivePolicy:
         self._step = 0
         self._drafted = 0  # steps with drafts since a plain one
         self._measuring = False  # the last step was plain to see what plain ones take
-        self._budget = 0.0  # seconds that probes may take,
-        self._most = float("inf")  # and that are saved for them
+        self._purse = Purse.of(table.seconds[0])
+        self._betting = False  # the drafts of this step are a bet
+        self._asked: dict[str, int] = {}  # the step in which a drafter was last asked
 
     def plan(
         self, rows: Seq[PlanRow], free_proposals: Seq[Proposal | None], prefill_rows: int = 0
     ) -> DraftPlan:
         self._step += 1
+        self._betting = False
         if len(rows) != len(free_proposals):
             raise ValueError(
                 f"{len(free_proposals)} proposals for {len(rows)} rows: give one or None for each"
@@ -211,43 +233,65 @@ class AdaptivePolicy:
         batch: Batch,
         out: Seq[PlannedRow | None],
     ) -> DraftPlan:
-        """Nothing is worth drafting: why, and one token of a row whose acceptance has not been seen for long."""
+        """Nothing is promised to pay: why, or a bet."""
+        bet = self._bet(rows, networks, batch)
+        if bet is not None:
+            self._betting = True
+            return self._drafting(rows, out, bet, batch)
         drafters = sorted({option.drafter for option in networks.values() if option.drafter is not None})
         dear = {name for name in drafters if break_even(name, batch, len(rows), self._costs) > 1.0}
-        chosen = self._probe(rows, [i for i, o in networks.items() if o.drafter not in dear], batch)
         planned: list[PlannedRow] = []
         for i, row in enumerate(out):
             if row is not None:
                 planned.append(row)
-            elif i == chosen:
-                planned.append(PlannedRow(rows[i].drafter, 1))
-            else:
-                request = self._request(rows[i])
-                if i in networks:
-                    request.park(self._step, networks[i].drafter in dear)
-                    if self._pairs.goes_without(rows[i], request.use, self._costs, new=False):
-                        request.why = NoDraftReason.GIVEN_UP
-                planned.append(PlannedRow(None, 0, request.why))
+                continue
+            request = self._request(rows[i])
+            if i in networks:
+                request.park(self._step, networks[i].drafter in dear)
+                if self._pairs.goes_without(rows[i], request.use, self._costs, new=False):
+                    request.why = NoDraftReason.GIVEN_UP
+            planned.append(PlannedRow(None, 0, request.why))
         return DraftPlan(tuple(planned))
 
-    def _probe(self, rows: Seq[PlanRow], candidates: Seq[int], batch: Batch) -> int | None:
-        """The row that drafts one token to see whether it is kept, if one is due and the budget pays for it."""
-        asked = {i: self._requests[rows[i].id] for i in candidates}
-        due = [i for i, request in asked.items() if request.use.free or request.due <= self._step]
-        if not due:
+    def _bet(self, rows: Seq[PlanRow], networks: Mapping[int, Option], batch: Batch) -> Allocation | None:
+        """What would be drafted if texts were as easy as their own drafts allow; or a network that was not asked for
+        long, whatever it is thought to cost. None if neither, or if the purse does not pay for it.
+        """
+        hopes: list[Option] = []
+        late: list[Option] = []
+        for i, option in networks.items():
+            assert option.drafter is not None, "a network"
+            own = self._estimator(self._request(rows[i]), option.drafter)
+            if self._step - self._asked.get(option.drafter, FIRST_LOOK - LOOK) >= LOOK:
+                own.age()
+                few = own.hopes()[: min(SHORTEST, len(option.survival))]
+                late.append(Option(i, option.drafter, list(accumulate(few, mul)), few))
+            if not self._pairs.hopeless(rows[i], self._costs):
+                chances = own.hopes()[: min(rows[i].drafter_max, rows[i].room)]
+                hopes.append(Option(i, option.drafter, list(accumulate(chances, mul)), chances))
+        best = allocate(hopes, batch, self._costs, least=SHORTEST) if hopes else None
+        if (best is None or not best.taken) and late:
+            one = late[0]
+            seconds = self._seconds(batch, {one.row: (one, len(one.survival))})
+            best = Allocation({one.row: (one, len(one.survival))}, batch.texts + sum(one.survival), seconds)
+        if best is None or not best.taken:
             return None
-        chosen = min(due, key=lambda i: (-asked[i].use.free, asked[i].due, i))
-        drafter, request = rows[chosen].drafter, asked[chosen]
-        assert drafter is not None
-        more = self._costs.step_seconds(batch.rows + 1, True) - self._costs.step_seconds(batch.rows, False)
-        price = max(more, 0.0) + self._costs.draft_seconds(drafter, 1, 1)
-        self._most = SAVED * price
-        if not request.use.free:
-            if self._budget < price:
-                return None
-            self._budget -= price
-        request.use.free, request.probing = max(request.use.free - 1, 0), True
-        return chosen
+        plain = self._costs.step_seconds(batch.rows, False)
+        # a text whose last bet gained goes on, and so does one that is to show whether the network fits by now
+        asked = [self._requests[rows[i].id] for i in best.taken]
+        owes = any(request.winning or request.use.shows for request in asked)
+        return best if self._purse.affords(self._seconds(batch, best.taken) - plain) or owes else None
+
+    def _seconds(self, batch: Batch, taken: Mapping[int, tuple[Option, int]]) -> float:
+        """Of a step in which these drafts are made and verified."""
+        lengths: dict[str, list[int]] = {}
+        for option, length in taken.values():
+            if option.drafter is not None:
+                lengths.setdefault(option.drafter, []).append(length)
+        seconds = self._costs.step_seconds(batch.rows + sum(map(sum, lengths.values())), True)
+        for name, each in lengths.items():
+            seconds += self._costs.draft_seconds(name, max(each), sum(each))
+        return seconds
 
     def _found(self, i: int, row: PlanRow, proposal: Proposal | None, found: dict[int, Option]) -> None:
         if proposal is not None and proposal.confidence:
@@ -312,21 +356,40 @@ class AdaptivePolicy:
         )
 
     def observe(self, outcome: StepOutcome) -> None:
+        behind = self._behind(outcome)
         for row in outcome.rows:
             self._learn(row, alone=len(outcome.rows) == 1)
         if outcome.prefill_rows or not outcome.timed:
             return
         verifying = outcome.drafted > 0
         rows = len(outcome.rows) + outcome.drafted
+        rounds = _rounds(outcome)
+        if not behind:
+            self._costs.observe_machine(rows, outcome.target_seconds, rounds)
         self._costs.observe(rows, verifying, outcome.target_seconds, rare=self._measuring and not verifying)
-        for drafter, seconds in outcome.draft_seconds.items():
-            own = [row for row in outcome.rows if row.drafter == drafter and row.drafted]
-            if own:
-                tokens = sum([len(row.likeliest) * TREE_ROWS or row.drafted for row in own])
-                calls = max([row.levels or row.drafted for row in own])
-                self._costs.observe_draft(drafter, calls, tokens, seconds)
+        for drafter, (calls, tokens, seconds) in rounds.items():
+            self._costs.observe_draft(drafter, calls, tokens, seconds, behind=drafter in behind)
+            self._asked[drafter] = self._step
         spent = outcome.target_seconds + sum(outcome.draft_seconds.values())
-        self._budget = min(self._budget + PROBING * spent, self._most)
+        self._purse.earn(spent)
+        if self._betting:
+            plain, texts = self._costs.step_seconds(len(outcome.rows), False), len(outcome.rows)
+            lost = spent - plain * (1.0 + sum([row.accepted for row in outcome.rows]) / texts)
+            self._purse.settle(lost)
+            for row in outcome.rows:
+                if row.drafted and row.id in self._requests:
+                    self._requests[row.id].winning = lost < 0.0
+
+    def _behind(self, outcome: StepOutcome) -> set[str]:
+        """Networks whose round began with what they had not read of some text: its prompt, or what plain steps wrote."""
+        behind: set[str] = set()
+        for row in outcome.rows:
+            request = self._requests.get(row.id)
+            if request is not None and row.drafter is not None and row.drafted and row.drafter != NGRAM:
+                if request.drafted != self._step - 1:
+                    behind.add(row.drafter)
+                request.drafted = self._step
+        return behind
 
     def _learn(self, row: RowOutcome, *, alone: bool) -> None:
         request = self._requests.get(row.id)
@@ -335,7 +398,6 @@ class AdaptivePolicy:
         if row.unused:
             self._learn_proposal(request, row.unused, row.agreed)
         if row.drafter is None or not row.drafted:
-            request.probing = False
             request.use.plain += alone
             return
         if row.drafter == NGRAM:
@@ -349,9 +411,6 @@ class AdaptivePolicy:
             self._pairs.trees(*key).add(row.likeliest, request.promised)
         else:
             self._pairs.confidence(*key).add(row.confidence, row.accepted)
-        if request.probing:
-            request.wait = 1 if row.accepted else min(max(2 * request.wait, FIRST_WAIT), LAST_WAIT)
-        request.due, request.probing = self._step + request.wait, False
         prior = self._pairs.prior(row.drafter, request.heat)
         for line in (prior.misread(), prior.alarm()):
             if line is not None and self._warn is not None:
@@ -362,6 +421,10 @@ class AdaptivePolicy:
         lines = calibrator.lines()
         request.proposals.add([worth_of(lines, c) for c in confidence], accepted)
         calibrator.add(confidence, accepted)
+
+    def learnt(self) -> Learnt:
+        """What steps and drafts have shown so far."""
+        return Learnt(self._costs.learnt(), *self._pairs.learnt())
 
     def forget(self, id: int) -> None:
         self._requests.pop(id, None)
@@ -377,3 +440,14 @@ class AdaptivePolicy:
         if key not in request.estimators:
             request.estimators[key] = AcceptanceEstimator(self._pairs.prior(*key))
         return request.estimators[key]
+
+
+def _rounds(outcome: StepOutcome) -> dict[str, tuple[int, int, float]]:
+    """(calls, tokens, seconds) of each network's round."""
+    rounds: dict[str, tuple[int, int, float]] = {}
+    for drafter, seconds in outcome.draft_seconds.items():
+        own = [row for row in outcome.rows if row.drafter == drafter and row.drafted]
+        if own:
+            tokens = sum([len(row.likeliest) * TREE_ROWS or row.drafted for row in own])
+            rounds[drafter] = max([row.levels or row.drafted for row in own]), tokens, seconds
+    return rounds

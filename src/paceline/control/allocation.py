@@ -43,8 +43,13 @@ class Batch:
     texts: int  # tokens that it writes at least: one for each decoding request
 
 
-def allocate(options: Sequence[Option], batch: Batch, costs: CostModel) -> Allocation:
-    """The prefix of all (row, position), sorted by survival, with the best rate. Nothing taken: plain is best."""
+def allocate(
+    options: Sequence[Option], batch: Batch, costs: CostModel, *, least: int | None = None
+) -> Allocation:
+    """The prefix of all (row, position), sorted by survival, with the best rate. Nothing taken: plain is best.
+
+    `least`: the shortest prefix that is better than plain instead, of so many tokens at least.
+    """
     found = [
         (-survival, position, option.row, option.drafter, option.depths)
         for option in options
@@ -71,6 +76,8 @@ def allocate(options: Sequence[Option], batch: Batch, costs: CostModel) -> Alloc
         seconds = steps[count] + drafting
         if tokens > best_rate * seconds:
             best_rate, best_count, best_tokens, best_seconds = tokens / seconds, count, tokens, seconds
+        if least is not None and best_count and count >= least:
+            break
     by_row = {option.row: option for option in options}
     taken: dict[int, tuple[Option, int]] = {}
     for _, position, row, _, _ in found[:best_count]:

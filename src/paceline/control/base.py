@@ -19,6 +19,11 @@ def heat_of(temperature: float) -> int:
     return 0 if temperature <= 0.0 else 1 + int(5.0 * min(temperature, 2.0))
 
 
+def temperature_of(heat: int) -> float:
+    """A temperature of texts that are learnt about together, which are not the greedy ones."""
+    return (heat - 0.5) / 5.0
+
+
 @dataclass(slots=True)  # not frozen: made for each row of each step
 class PlanRow:
     """One decoding request of the step."""
@@ -30,6 +35,7 @@ class PlanRow:
     drafter_max: int = 0  # tokens it can draft in this step at most
     heat: int = 0  # see `heat_of`: the higher it is, the more rarely drafts are kept
     tree: Shape | None = None  # how its drafts may branch
+    follows: bool = True  # the drafter is handed states of this text in every step, whether it drafts or not
 
 
 @dataclass(slots=True)  # not frozen: made for each row of each step

@@ -32,6 +32,11 @@ class ConfidenceCalibrator:
                 self._bins[i] = kept * keep + (j < accepted), tried * keep + 1.0
                 self._lines = None
 
+    @property
+    def bins(self) -> tuple[tuple[float, float], ...]:
+        """[BINS] (kept, tried)"""
+        return tuple(self._bins)
+
     def lines(self) -> tuple[Line, ...]:
         """By bin: (chance at confidence 0, its rise until 1). Without evidence, what the drafter says itself."""
         if self._lines is None:

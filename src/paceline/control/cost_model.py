@@ -18,13 +18,16 @@ from typing import NamedTuple
 TABLE_ROWS = 64  # beyond it the last slope goes on
 KNOTS = tuple([1 << n for n in range(7)])  # numbers of rows, up to TABLE_ROWS, with a factor of their own
 UNKNOWN_STEP = 5e-3  # seconds of a step before anything is measured: only ratios matter
+TOGETHER = 0.5  # of what a step and its draft round both took more: the machine is slower than a while ago
 RATE = 0.05  # of a factor's logarithm, for each step
 REFERENCE_RATE = 0.25  # the same, for plain steps amid drafted ones: they are rare
+DRAFTS_BEGUN = 1.0  # rounds of a drafter that its measured price counts for
 BEGUN = 3.0  # verifying steps that the table counts for: the first ones of a size move its factor faster
 NEAR = 0.25  # share of rows below which one size says nothing of another
 SMALL = 0.01  # sum of what logarithms have moved, below which no plan is another
 # Plain steps after which what verifying ones took is trusted less, and how much of it is left
 FADE_AFTER, FADE = 64, 0.9
+ENOUGH = 64  # steps whose prices are worth keeping for the next start
 OUTLIER = 2.0  # a step that took more than this multiple of its price counts as this much
 
 
@@ -44,6 +47,7 @@ class CostTable:
     seconds: tuple[float, ...]
     drafts: Mapping[str, DraftCost] = field(default_factory=dict)
     measured: bool = True
+    trusted: bool = True  # timed often enough, and alike; else the first rounds that run set the price
 
     def dense(self, length: int = TABLE_ROWS) -> list[float]:
         """Seconds of 1..length rows: neighbours that fall are pooled, gaps interpolated, the last slope goes on."""
@@ -72,14 +76,17 @@ def unmeasured() -> CostTable:
 
 class CostModel:
     def __init__(self, table: CostTable) -> None:
-        self._table = table.dense()
+        self._table, self._measured = table.dense(), table
+        self._steps = 0  # that were seen
         self._drafts = dict(table.drafts)
         self._scaled = table.measured  # else the first step sets the scale
-        self._timed = set(table.drafts) if table.measured else set[str]()
+        # rounds that showed a drafter's factor; a drafter that is not here takes its first round for its price
+        self._rounds = dict.fromkeys(table.drafts if table.measured and table.trusted else (), 0.0)
         self._pace = 1.0  # what plain steps take, as a multiple of the table,
         # and those that verify, as a multiple of that: its logarithm by KNOTS, and how many steps showed it
         self._bends, self._seen = [0.0] * len(KNOTS), [0.0] * len(KNOTS)
         self._verifying: list[float] = []  # the table of steps that verify; empty: it is to be made
+        self._shared = 0.0  # of the logarithm of the last step's error, what its draft round had, too
         self._moved = 0.0  # how far a logarithm has moved since
         self._idle = 0  # plain steps since one that verified
         self._factors: dict[str, float] = {}  # of draft rounds, by drafter
@@ -116,7 +123,7 @@ class CostModel:
         known = self._drafts.get(drafter)
         if known is None:
             known = DraftCost(0.02 * self._table[0], 0.1 * self._table[0], 0.01 * self._table[0])
-        factor = self._factors.get(drafter, 1.0)
+        factor = self._pace * self._factors.get(drafter, 1.0)
         return DraftCost(*[factor * seconds for seconds in known])
 
     def draft_seconds(self, drafter: str, calls: int, tokens: int) -> float:
@@ -129,10 +136,13 @@ class CostModel:
         """A step without prompts. `rare`: a plain one amid steps with drafts."""
         if not 0.0 < seconds < math.inf or not 0 < rows <= TABLE_ROWS:
             return
+        self._steps += 1
         if not self._scaled:
             scale, self._scaled = seconds / self._rung(rows), True
             self._table, self._verifying = [scale * value for value in self._table], []
-        error = _error(seconds, self.step_seconds(rows, verifying))
+        error = _error(
+            seconds, self.step_seconds(rows, verifying) * math.exp(self._shared if verifying else 0.0)
+        )
         if verifying:
             # some of it may be the machine: then plain steps take longer, too
             self._pace *= math.exp(0.5 * RATE * error)
@@ -145,6 +155,25 @@ class CostModel:
             self._bends, self._verifying = [bend - rate * error for bend in self._bends], []
         else:
             self._fade()
+
+    def observe_machine(
+        self, rows: int, seconds: float, rounds: Mapping[str, tuple[int, int, float]]
+    ) -> None:
+        """Before the other two, of a step that verified and the rounds before it, as (calls, tokens, seconds) by drafter:
+        what all of them took more, or less, is the machine's.
+        """
+        self._shared = 0.0
+        pairs = [(seconds, self.step_seconds(rows, True))]
+        for drafter, (calls, tokens, took) in rounds.items():
+            pairs.append((took, self.draft_seconds(drafter, calls, tokens)))
+            if drafter not in self._rounds:
+                return
+        if len(pairs) < 2 or not all(0.0 < took < math.inf and expected > 0.0 for took, expected in pairs):
+            return
+        errors = [math.log(took / expected) for took, expected in pairs]
+        common = max(min(errors), 0.0) + min(max(errors), 0.0)
+        self._pace *= math.exp(TOGETHER * common)
+        self._shared = (1.0 - TOGETHER) * common
 
     def _bend(self, rows: int, error: float) -> None:
         """A step of `rows` that verified took longer than its price: so do others, the less so the more they differ."""
@@ -163,19 +192,40 @@ class CostModel:
         self._idle += 1
         if self._idle % FADE_AFTER == 0:
             self._bends, self._verifying = [FADE * bend for bend in self._bends], []
+            self._rounds = {name: FADE * rounds for name, rounds in self._rounds.items()}
 
-    def observe_draft(self, drafter: str, calls: int, tokens: int, seconds: float) -> None:
-        """A round of a drafter: `calls` of its network, `tokens` of all rows."""
-        expected = self.draft_seconds(drafter, calls, tokens)
-        if not 0.0 < seconds < math.inf or not expected > 0.0:
+    def observe_draft(
+        self, drafter: str, calls: int, tokens: int, seconds: float, *, behind: bool = False
+    ) -> None:
+        """A round of a drafter: `calls` of its network, `tokens` of all rows.
+
+        `behind`: it first read what it had missed of a text, so only a round below its price says something.
+        """
+        expected = self.draft_seconds(drafter, calls, tokens) * math.exp(self._shared)
+        if not 0.0 < seconds < math.inf or not expected > 0.0 or (behind and seconds >= expected):
             return
-        if drafter not in self._timed:
-            self._timed.add(drafter)
-            self._factors[drafter] = self._factors.get(drafter, 1.0) * seconds / expected
+        factor = self._factors.get(drafter, 1.0)
+        if drafter not in self._rounds:
+            self._factors[drafter] = factor * seconds / expected
         else:
-            self._factors[drafter] = self._factors.get(drafter, 1.0) * math.exp(
-                RATE * _error(seconds, expected)
+            rate = max(RATE, 1.0 / (DRAFTS_BEGUN + self._rounds[drafter]))
+            # what took longer may have been disturbed; what took less shows that it can
+            self._factors[drafter] = factor * math.exp(
+                rate * min(_error(seconds, expected), math.log(seconds / expected))
             )
+        self._rounds[drafter] = self._rounds.get(drafter, 0.0) + 1.0
+
+    def learnt(self) -> CostTable:
+        """The table as steps have corrected it; as it was before enough of them were seen."""
+        if self._steps < ENOUGH:
+            return self._measured
+        rows = self._measured.rows
+        drafts = {
+            name: self.draft_cost(name)
+            for name in self._rounds
+            if name in self._drafts or name in self._factors
+        }
+        return table_of(rows, [self.step_seconds(n, n > 1) for n in rows], drafts)
 
     def _rung(self, rows: int) -> float:
         """Of the table, which goes on as it ends."""

@@ -1,5 +1,5 @@
-"""When a text goes on without its network. As long as that may draft, states are handed over, which takes up to a
-tenth of a plain step.
+"""When a text goes on without a network that is handed hidden states in every step, which takes up to a tenth of a
+plain one. A draft model costs nothing while it is not asked, so it is never given up.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ HOPELESS = 0.5  # a drafter that keeps less than this share of what would pay is
 # A text alone that drafted in less than one of RARELY steps goes on without its network after LONG plain ones, and
 # IN_A_ROW such texts are enough for those that follow
 LONG, RARELY, IN_A_ROW = 64, 10, 3
-# One text of so many has its network all the same, and begins with so many probes that no budget need pay for
-STAYS, FREE = 8, 4
+STAYS, SHOWS = 8, 4  # one text of so many has its network all the same, for so many bets whatever they cost
 
 
 @dataclass(slots=True)
@@ -23,7 +22,11 @@ class Use:
     stays: bool = False  # it is not given up for what it keeps in others
     plain: int = 0  # steps alone in which nobody drafted,
     used: int = 0  # and in which the network did
-    free: int = 0  # probes that no budget need pay for
+
+    @property
+    def shows(self) -> bool:
+        """Whether it has its network although others had nothing of it, and has hardly asked it yet."""
+        return self.stays and self.used < SHOWS
 
     def refused(self, prior: PairPrior, hopeless: bool) -> bool:
         """Whether a new text goes without it, since others had nothing of it."""
@@ -31,7 +34,6 @@ class Use:
             return False
         prior.refused += 1
         self.stays = prior.refused % STAYS == 0
-        self.free = FREE if self.stays else 0
         return not self.stays
 
     def over(self, prior: PairPrior, hopeless: bool) -> bool:

@@ -107,6 +107,11 @@ class Engine:
         )
         return Engine(parts, self._ids)
 
+    @property
+    def ids(self) -> Iterator[int]:
+        """Where the numbers of its sequences come from: for another engine that shares its cache."""
+        return self._ids
+
     def close(self) -> None:
         """End the other processes that compute the target, if there are any. No step can follow."""
         self._parts.close()

@@ -79,6 +79,7 @@ def _plan_row(state: EngineState, request: RequestState, has_hidden: bool) -> Pl
         sequence.id, draft_tokens, max(request.room(state.max_len) - 1, 0),
         None if drafter is None else request.network, most,
         0 if is_greedy(sequence) else heat_of(sequence.params.temperature), tree,
+        drafter is not None and (bool(drafter.taps) or drafter.observes),
     )  # fmt: skip
 
 

@@ -44,6 +44,8 @@ class StepEngine(Protocol):
 
     def watch(self) -> None: ...  # raises EngineLost if it could not step any more
 
+    def close(self) -> None: ...  # no step follows
+
     @property
     def has_work(self) -> bool: ...
 
@@ -210,6 +212,7 @@ class Worker:
             self._fail(error)
             return
         self._end_all(NotReady("the server is shutting down: try again later"))
+        engine.close()
         self.state = "closed"
 
     def _go(self, engine: StepEngine) -> None:

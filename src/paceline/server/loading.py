@@ -59,6 +59,10 @@ class ServedEngine:
     def watch(self) -> None:
         self._engine.parts.watch()
 
+    def close(self) -> None:
+        """What was learnt is kept, and other processes of the target end."""
+        self._engine.close()
+
 
 def load(config: EngineConfig, service: Service, say: Say) -> ServedEngine:
     """Build the engine and set `service.loaded`. Raises PacelineError."""

@@ -1,7 +1,8 @@
 """What is known before the first request: what steps cost, and what the drafter is worth with this target.
 
-Acceptance comes from the first of these that exists: the calibration file beside the drafter, what an earlier start has
-kept, a self-test where it is cheap. `Startup.info` says which it was, and why there is none.
+Prices are measured, or those that an earlier start has kept. Acceptance comes from what earlier texts have shown here, or
+from the calibration file beside the drafter. Where nothing is known the policy finds out by drafting. `Startup.info` says
+which it was, and `Startup.keep` writes what was learnt for the next start.
 
 Here belongs what is measured or read once. What is learnt while texts are written belongs to `control/`.
 """
@@ -17,18 +18,19 @@ import torch
 
 from paceline import __version__
 from paceline.config import EngineConfig
-from paceline.control.adaptive import KnownPair
+from paceline.control.adaptive import KnownPair, Learnt
 from paceline.control.cost_model import CostTable, unmeasured
 from paceline.drafters.registry import NETWORKS
 from paceline.engine.engine import EngineParts
 from paceline.files import fingerprint
 from paceline.startup import profile_store
-from paceline.startup.calibration_file import FILE_NAME, Known, read_calibration
+from paceline.startup.calibration_file import FILE_NAME, complaint, learnt_of, read_calibration
+from paceline.startup.profile_store import Kept
 from paceline.startup.profiling import measure_steps
-from paceline.startup.selftest import LIMIT, LONGEST, complaint, estimate, run_selftest
 
 Say = Callable[[str], None]
-MEASURING = 2.0  # seconds that it may take to measure costs
+MEASURING = 2.0  # seconds that it may take to measure costs, where a step is short
+UNKNOWN = "not known yet: the first text finds out by drafting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Startup:
     table: CostTable
     known: dict[tuple[str, bool], KnownPair] = field(default_factory=dict)
     info: dict[str, str] = field(default_factory=dict)
+    # Write what was learnt for the next start. It raises nothing: then that is measured again
+    keep: Callable[[Learnt], None] = lambda learnt: None
 
 
 def start_up(config: EngineConfig, pair: Pair, say: Say) -> Startup:
@@ -62,69 +66,81 @@ def start_up(config: EngineConfig, pair: Pair, say: Say) -> Startup:
     out = Startup(unmeasured())
     out.info["cost_profile"] = "not measured: the draft length is fixed"
     if config.draft_tokens == "auto":
-        kept = _kept(config, pair, known is None)
-        out.table, out.info["cost_profile"] = kept.table, kept.said
-        if known is None:
-            known, source = kept.known, kept.source
+        stored = _Stored.of(config, pair)
+        out.table, out.info["cost_profile"] = stored.table()
+        if stored.kept is not None and stored.kept.known is not None:
+            known, source = stored.kept.known, f"kept from {stored.kept.drafts} drafts of earlier texts"
+        out.keep = stored.keep
     if pair.network is None:
         return out
     if known is None:
-        out.info["acceptance"] = source if source != FILE_NAME else "assumed: nothing is measured"
+        out.info["acceptance"] = UNKNOWN
         return out
     warning = complaint(known, pair.network)
     if warning:
         say(warning)
         out.info["drafter_warning"] = warning
     out.known = known.pairs(pair.network)
-    out.info["acceptance"] = f"{' '.join(f'{a:.2f}' for a in known.acceptance)} by position, {source}"
+    out.info["acceptance"] = f"{' '.join(f'{a:.2f}' for a in known.acceptance[:SHOWN])} by position, {source}"
     return out
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    table: CostTable
-    said: str  # where the table comes from
-    known: Known | None
-    source: str  # where `known` comes from, or why there is none
+SHOWN = 6  # positions
 
 
-def _kept(config: EngineConfig, pair: Pair, test: bool) -> _Kept:
-    """The stored profile if it is of this machine, else a new one, which is then stored. `test`: acceptance, too."""
-    begin = time.perf_counter()
-    path, key, stored = None, _key(pair), None
-    if config.profile_dir is not None and config.profile_dir != "none":
-        path = profile_store.place(Path(config.profile_dir).expanduser(), pair.target, _settings(pair))
-        stored = None if config.remeasure else profile_store.load(path, key)
-    table = stored.table if stored is not None else measure_steps(pair.parts, MEASURING)
-    if table is None:
-        return _Kept(
-            unmeasured(), "not measured: the context is too short", None, "assumed: nothing is measured"
-        )
-    said = f"{'measured' if stored is None else 'kept'}, {time.perf_counter() - begin:.2f} s"
-    known, source = stored.known if stored is not None else None, "kept from an earlier self-test"
-    fresh = stored is None
-    if test and known is None and pair.network is not None:
-        known, source = _test(config, pair, table)
-        fresh = fresh or known is not None
-    if path is None:
-        said += "; not kept: no profile_dir"
-    elif fresh:
-        trouble = profile_store.save(profile_store.Kept(table, known), key, path)
-        said += f"; not kept: {trouble}" if trouble else f"; kept in {path}"
-    return _Kept(table, said, known, source)
+@dataclass(slots=True)
+class _Stored:
+    """The profile of a pair: what an earlier start has kept, and where."""
 
+    pair: Pair
+    path: Path | None  # None: nothing is to be kept
+    key: dict[str, str]
+    kept: Kept | None = None  # of this machine and these weights
 
-def _test(config: EngineConfig, pair: Pair, table: CostTable) -> tuple[Known | None, str]:
-    """(what the self-test found, its description), or (None, why there is nothing)."""
-    limit, takes = LONGEST if config.remeasure else LIMIT, estimate(table)
-    if takes > limit:
-        return None, f"assumed: a self-test would take more than {takes:.0f} s, remeasure runs it"
-    begin = time.perf_counter()
-    tested = run_selftest(pair.parts, limit)
-    seconds = time.perf_counter() - begin
-    if tested is None:
-        return None, f"assumed: the self-test saw too little in {seconds:.1f} s"
-    return tested.known, f"self-test of {tested.drafts} drafts in {seconds:.2f} s"
+    @classmethod
+    def of(cls, config: EngineConfig, pair: Pair) -> _Stored:
+        out = cls(pair, None, _key(pair))
+        if config.profile_dir is not None and config.profile_dir != "none":
+            folder = Path(config.profile_dir).expanduser()
+            out.path = profile_store.place(folder, pair.target, _settings(pair))
+            out.kept = None if config.remeasure else profile_store.load(out.path, out.key)
+        return out
+
+    def table(self) -> tuple[CostTable, str]:
+        """(prices, where they come from). Those that were not trusted are measured again."""
+        begin, kept = time.perf_counter(), self.kept
+        if kept is not None and kept.table.trusted:
+            return kept.table, f"kept, {time.perf_counter() - begin:.2f} s"
+        table = measure_steps(self.pair.parts, MEASURING)
+        if table is None:
+            self.path = None
+            return unmeasured(), "not measured: the context is too short"
+        said = f"measured, {time.perf_counter() - begin:.2f} s"
+        if not table.trusted:
+            said += "; not trusted: too few steps, or a busy machine"
+        self.kept = Kept(table) if kept is None else Kept(table, kept.known, kept.drafts)
+        return table, said + self._save()
+
+    def keep(self, learnt: Learnt) -> None:
+        """What texts have shown takes the place of what was known."""
+        name, before = self.pair.network, self.kept
+        if before is None:
+            return
+        known, drafts = before.known, before.drafts
+        if name is not None:
+            known = learnt_of(learnt, name, known)
+            drafts += learnt.drafts.get(name, 0)
+        self.kept = Kept(learnt.table, known, drafts)
+        if self.kept != before:
+            self._save()
+
+    def _save(self) -> str:
+        """Where it is kept, or why not."""
+        if self.path is None:
+            return "; not kept: no profile_dir"
+        assert self.kept is not None, "there is something to keep"
+        trouble = profile_store.save(self.kept, self.key, self.path)
+        return f"; not kept: {trouble}" if trouble else f"; kept in {self.path}"
 
 
 def _settings(pair: Pair) -> list[str]:

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.control.acceptance import SAMPLED_SHARE
-from paceline.control.adaptive import KnownPair
-from paceline.control.base import heat_of
+from paceline.control.acceptance import ALARM_SHARE, SAMPLED_SHARE, USUAL
+from paceline.control.adaptive import KnownPair, Learnt
+from paceline.control.base import heat_of, temperature_of
 from paceline.control.confidence import BINS
 from paceline.core import MAX_DRAFT_TOKENS
 from paceline.errors import LoadError
@@ -44,6 +44,33 @@ class Known:
             "temperature": self.temperature,
         }
         return out if self.sampled is None else out | {"sampled": self.sampled.to_json()}
+
+
+def learnt_of(learnt: Learnt, drafter: str, before: Known | None) -> Known | None:
+    """What a drafter's drafts have shown, what was known `before` where they showed nothing."""
+    greedy, sampled = (learnt.pairs.get((drafter, hot)) for hot in (False, True))
+    hot = before.sampled if before is not None else None
+    if sampled is not None:
+        hot = Known(sampled.acceptance, sampled.bins, None, temperature_of(sampled.heat))
+    if greedy is not None:
+        return Known(greedy.acceptance, greedy.bins, hot)
+    if before is not None:
+        return replace(before, sampled=hot)
+    return None if hot is None else Known(hot.acceptance, (), hot)
+
+
+def complaint(known: Known, drafter: str) -> str | None:
+    """A warning if the pair keeps far less than such drafters usually do, else None."""
+    kept, usual = known.acceptance[0], USUAL[0]
+    if kept >= ALARM_SHARE * usual:
+        return None
+    trained = drafter in ("mtp", "eagle3")  # by `paceline train`
+    return (
+        f"drafter {drafter} hardly fits this target: about {kept:.0%} of its first tokens are kept, such drafters "
+        f"reach about {usual:.0%}. It may be of another target, or the target was fine-tuned since. The text is still "
+        + ("right; `paceline train` fits the drafter to the target" if trained else
+           "right; give a smaller model of the target's own family, or the drafter ngram")
+    )  # fmt: skip
 
 
 def known_of(raw: object) -> Known:

@@ -13,7 +13,8 @@ import platform
 import tempfile
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ from paceline.errors import LoadError
 from paceline.files import read_json
 from paceline.startup.calibration_file import Known, known_of
 
-VERSION = 6
+VERSION = 7
 
 Key = Mapping[str, str]  # what a profile is valid for, by aspect
 
@@ -31,7 +32,8 @@ Key = Mapping[str, str]  # what a profile is valid for, by aspect
 @dataclass(frozen=True, slots=True)
 class Kept:
     table: CostTable
-    known: Known | None = None  # of the network drafter, from its self-test
+    known: Known | None = None  # of the network drafter, from texts that were written with it,
+    drafts: int = 0  # and so many drafts
 
 
 def machine(device: torch.device) -> str:
@@ -57,6 +59,7 @@ def save(kept: Kept, key: Key, path: Path) -> str:
     value = {
         "version": VERSION, "key": dict(key), "rows": kept.table.rows, "seconds": kept.table.seconds,
         "drafts": {name: list(cost) for name, cost in kept.table.drafts.items()},
+        "trusted": kept.table.trusted, "drafted": kept.drafts,
         "known": kept.known.to_json() if kept.known is not None else None,
     }  # fmt: skip
     temporary: str | None = None
@@ -88,6 +91,20 @@ def load(path: Path, key: Key) -> Kept | None:
         seconds = [float(s) for s in raw["seconds"]]
         drafts = {str(name): DraftCost(*map(float, cost)) for name, cost in dict(raw["drafts"]).items()}
         known = known_of(raw["known"]) if raw.get("known") is not None else None
-        return Kept(table_of(rows, seconds, drafts), known)
+        table = replace(table_of(rows, seconds, drafts), trusted=bool(raw["trusted"]))
+        return Kept(table, known, int(raw["drafted"]))
     except (OSError, ValueError, KeyError, TypeError, LoadError):
         return None
+
+
+def newest(folder: Path, target: Path, key: Key) -> tuple[Path, Kept] | None:
+    """The profile of a target that was written last among those of `key`, which may leave aspects out."""
+    written: list[tuple[float, Path]] = []
+    for path in folder.expanduser().glob(f"{target.resolve().name}-*.json"):
+        with suppress(OSError):
+            written.append((path.stat().st_mtime, path))
+    for _, path in sorted(written, reverse=True):
+        kept = load(path, key)
+        if kept is not None:
+            return path, kept
+    return None
