@@ -239,7 +239,20 @@ class SamplingOptions(TypedDict, total=False):
     top_k: int
     top_p: float
     min_p: float
+    typical_p: float
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
+    dynatemp_range: float
+    dynatemp_exponent: float
+    temperature_last: bool
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: str | list[str] | tuple[str, ...]
     repetition_penalty: float
+    penalty_last_n: int
     presence_penalty: float
     frequency_penalty: float
     logit_bias: Mapping[int, float]

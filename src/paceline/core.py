@@ -64,6 +64,7 @@ class Constraint(Protocol):
 
 RULE = Choice(get_args(VerifyRule), "use match, reject or block (or typical, which is lossy)")
 DRAFT_LENGTH = Length(MAX_DRAFT_TOKENS)
+DRY_BREAKERS = ("\n", ":", '"', "*")
 _IDS = "give a list of token ids"
 _ID_LIST = Several(int, _IDS, alone=False)
 _DRAWN = ("temperature", "top_k", "top_p", "min_p")
@@ -77,7 +78,8 @@ class SamplingParams:
     """How one request is sampled. Every field holds at every position inside a drafted block; each is a row: options.py.
 
     Order of shaping: constraint, allowed/bad tokens, min_tokens, logit_bias, repetition, presence and frequency
-    penalties, temperature, top_k, top_p, min_p (each filter sees what the one before it left).
+    penalties, DRY, temperature, top-n-sigma, top_k, typical, top_p, min_p, XTC (each filter sees what the one before it
+    left). With `temperature_last` or a dynamic temperature the filters go before it. Greedy texts take no filter.
     """
 
     max_tokens: int = option(
@@ -100,9 +102,54 @@ class SamplingParams:
         0.0, Number(0, 1), "Drop tokens below P times the most likely one.", SAMPLING, doors=_SERVED | PAGE,
         look=Look(default="the model's own"),
     )  # fmt: skip
+    typical_p: float = option(
+        1.0, Number(0, 1), "Locally typical: sample from tokens of about average surprise, of mass P.", SAMPLING,
+        doors=_SERVED,
+    )  # fmt: skip
+    top_n_sigma: float = option(
+        0.0, Number(-1, 1000), "Drop tokens whose logit is N standard deviations below the largest; 0 and -1: off.",
+        SAMPLING, aliases=("nsigma",), doors=_SERVED,
+    )  # fmt: skip
+    xtc_probability: float = option(
+        0.0, Number(0, 1), "XTC: how often all likely tokens but the least likely of them are dropped.", SAMPLING,
+        doors=_SERVED,
+    )  # fmt: skip
+    xtc_threshold: float = option(
+        0.1, Number(0, 1), "XTC: from this chance on a token is likely; above 0.5: off.", SAMPLING, doors=_SERVED
+    )  # fmt: skip
+    dynatemp_range: float = option(
+        0.0, Number(0, 100), "Temperature by entropy: this much colder or warmer at most.", SAMPLING, doors=_SERVED
+    )  # fmt: skip
+    dynatemp_exponent: float = option(
+        1.0, Number(0, 100), "Temperature by entropy: the power of its share of the largest one.", SAMPLING,
+        doors=_SERVED,
+    )  # fmt: skip
+    temperature_last: bool = option(
+        False, Flag(), "Temperature after the filters, as in llama.cpp, not before them.", SAMPLING, doors=_SERVED
+    )  # fmt: skip
+    dry_multiplier: float = option(
+        0.0, Number(0, 1000), "DRY: a token that goes on with a repetition loses N * base ** (its length - allowed).",
+        SAMPLING, doors=_SERVED,
+    )  # fmt: skip
+    dry_base: float = option(1.75, Number(1, 100), "DRY: its base.", SAMPLING, doors=_SERVED)
+    dry_allowed_length: int = option(
+        2, Whole(0, INFINITE), "DRY: a repetition that is shorter is free.", SAMPLING, doors=_SERVED
+    )
+    dry_penalty_last_n: int = option(
+        -1, Whole(-1, INFINITE), "DRY: look at the last N tokens; -1: at all.", SAMPLING,
+        aliases=("dry_range",), doors=_SERVED,
+    )  # fmt: skip
+    dry_sequence_breakers: tuple[str, ...] = option(
+        DRY_BREAKERS, Several(str, "give a text or a list of texts"),
+        "DRY: no repetition reaches over one of these texts.", SAMPLING, doors=_DRAFTING,
+    )  # fmt: skip
     repetition_penalty: float = option(
         1.0, Number(1e-3, 1e3), "Above 1: avoid what prompt and answer hold.", SAMPLING, aliases=("repeat_penalty",),
         doors=_SERVED | PAGE, look=Look(default="the model's own"),
+    )  # fmt: skip
+    penalty_last_n: int = option(
+        -1, Whole(-1, INFINITE), "Penalties look at the last N tokens; -1: at all, 0: at none.", SAMPLING,
+        aliases=("repeat_last_n", "repetition_penalty_range"), doors=_SERVED,
     )  # fmt: skip
     presence_penalty: float = option(
         0.0, Number(-100, 100), "Avoid what the answer holds.", SAMPLING, doors=_SERVED
@@ -142,10 +189,15 @@ class SamplingParams:
         "Added to the logits of these tokens.", SAMPLING, doors=_DRAFTING,
     )  # fmt: skip
     bad_token_ids: tuple[int, ...] = option(
-        (), Several(int, _IDS), "Tokens that are never written.", SAMPLING, doors=LIBRARY
+        (),
+        Several(int, _IDS),
+        "Tokens that are never written.",
+        SAMPLING,
+        aliases=("suppress_tokens", "banned_tokens"),
+        doors=_DRAFTING,
     )
     allowed_token_ids: tuple[int, ...] | None = option(
-        None, _ID_LIST, "Nothing but these tokens is written.", SAMPLING, doors=LIBRARY
+        None, _ID_LIST, "Nothing but these tokens is written.", SAMPLING, doors=_DRAFTING
     )  # fmt: skip
     stop_token_ids: tuple[int, ...] = option(
         (), Several(int, _IDS), "End the text with one of these tokens.", SAMPLING, doors=_DRAFTING
@@ -177,6 +229,7 @@ class SamplingParams:
     edits: bool = field(
         init=False, repr=False
     )  # whether single logits change, constraint and min_tokens apart
+    truncates: bool = field(init=False, repr=False)  # whether a sampler of sampling/truncation.py shapes
 
     def __post_init__(self) -> None:
         settle(self)
@@ -187,7 +240,13 @@ class SamplingParams:
         _check_together(self)
         edits = (self.bad_token_ids, self.logit_bias, self.presence_penalty, self.frequency_penalty)
         narrow = self.allowed_token_ids is not None or self.repetition_penalty != 1
-        object.__setattr__(self, "edits", narrow or any(edits))
+        object.__setattr__(self, "edits", narrow or any(edits) or self.dry_multiplier > 0)
+        rare = (
+            self.typical_p < 1,
+            self.top_n_sigma > 0,
+            self.xtc_probability > 0 and self.xtc_threshold <= 0.5,
+        )
+        object.__setattr__(self, "truncates", any(rare) or self.dynatemp_range > 0 or self.temperature_last)
 
     @classmethod
     def names(cls) -> list[str]:
@@ -208,16 +267,19 @@ def sampling_line(suggested: Mapping[str, Any], chosen: Mapping[str, Any]) -> st
 
 def _check_together(p: SamplingParams) -> None:
     """Raise UsageError for values that cannot work beside each other, or of which a part is wrong."""
-    for text in [*p.stop, *([p.reference] if isinstance(p.reference, str) else [])]:
+    named = {"stop": p.stop, "dry_sequence_breakers": p.dry_sequence_breakers}
+    for name, texts in {**named, "reference": (p.reference,)}.items():
         try:
-            text.encode()
+            "".join(text for text in texts if isinstance(text, str)).encode()
         except UnicodeEncodeError as error:
-            raise UsageError(
-                "stop or reference has a lone surrogate, which is no character: remove it"
-            ) from error
+            raise UsageError(f"{name} has a lone surrogate, which is no character: remove it") from error
     if p.min_tokens > p.max_tokens:
         both = f"min_tokens={shown(p.min_tokens)} is more than max_tokens={shown(p.max_tokens)}"
         raise UsageError(f"{both}: lower one")
+    if any(not s or len(s) > 40 for s in p.dry_sequence_breakers) or len(p.dry_sequence_breakers) > 64:
+        raise UsageError(
+            "dry_sequence_breakers has an empty or a long text, or too many: give up to 64 of 1 to 40 characters"
+        )
     if any(not s for s in p.stop):
         raise UsageError("stop has an empty string, which would end every text at once: remove it")
     if p.allowed_token_ids is not None and not set(p.allowed_token_ids) - set(p.bad_token_ids):

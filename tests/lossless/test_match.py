@@ -21,14 +21,23 @@ PARAMS = {
     "repetition": {"temperature": 0.7, "repetition_penalty": 1.3},
     "presence": {"temperature": 0.7, "presence_penalty": 0.7},
     "frequency": {"frequency_penalty": 0.9},
+    "penalty window": {"temperature": 0.7, "repetition_penalty": 1.5, "penalty_last_n": 6},
     "bias": {"temperature": 0.7, "logit_bias": {3: 2.5, 5: -4.0}},
     "bad": {"bad_token_ids": (2, 3, 4)},
     "allowed": {"temperature": 1.0, "allowed_token_ids": (2, 5, 7, 11, 13)},
     "min_tokens": {"temperature": 1.0, "stop_token_ids": (2, 3, 4, 5), "min_tokens": 20},
     "stop token": {"temperature": 1.0, "stop_token_ids": (7,)},
+    "typical_p": {"temperature": 1.0, "typical_p": 0.6},
+    "top_n_sigma": {"temperature": 1.0, "top_n_sigma": 1.0},
+    "xtc": {"temperature": 0.8, "xtc_probability": 0.5, "xtc_threshold": 0.1},
+    "dynamic temperature": {"temperature": 1.0, "dynatemp_range": 0.9, "dynatemp_exponent": 1.5},
+    "temperature last": {"temperature": 1.5, "min_p": 0.2, "temperature_last": True},
+    "dry": {"dry_multiplier": 2.0, "dry_allowed_length": 1, "dry_penalty_last_n": 40},
     "everything": {
         "temperature": 0.9, "top_k": 12, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1,
         "presence_penalty": 0.2, "frequency_penalty": 0.2, "logit_bias": {9: 1.0}, "logprobs": 3,
+        "typical_p": 0.95, "top_n_sigma": 2.0, "xtc_probability": 0.3, "xtc_threshold": 0.2, "dynatemp_range": 0.5,
+        "dry_multiplier": 0.5,
     },
 }  # fmt: skip
 

@@ -127,7 +127,10 @@ def test_sixteen_at_once_give_the_same_as_one_by_one(s: Served) -> None:
 def test_parameters_reach_the_engine(s: Served) -> None:
     s.post(
         "/v1/chat/completions", messages=USER, max_completion_tokens=3, temperature=0.25, top_p=0.5, top_k=-1,
-        min_p=0.125,
+        min_p=0.125, typical_p=0.9, top_n_sigma=2, xtc_probability=0.25, xtc_threshold=0.2, dynatemp_range=0.5,
+        dynatemp_exponent=2, temperature_last=True, dry_multiplier=0.8, dry_base=2, dry_allowed_length=3,
+        dry_penalty_last_n=64, dry_sequence_breakers=["x", "yz"], penalty_last_n=32, suppress_tokens=[3],
+        allowed_token_ids=[5, 7],
         repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=-0.25, logit_bias={"5": -100}, stop=["a", "b"],
         seed=9, n=2, logprobs=True, top_logprobs=2, ignore_eos=True, stop_token_ids=[7], min_tokens=2,
         speculation={"drafter": "mtp", "draft_tokens": 3, "verify": "reject", "typical_epsilon": 0.5},
@@ -139,7 +142,10 @@ def test_parameters_reach_the_engine(s: Served) -> None:
     assert got == {
         "max_tokens": 3, "min_tokens": 2, "temperature": 0.25, "top_k": 0, "top_p": 0.5, "min_p": 0.125,
         "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": -0.25, "logit_bias": {5: -100.0},
-        "bad_token_ids": (), "allowed_token_ids": None, "stop": ("a", "b"), "stop_token_ids": (7,),
+        "typical_p": 0.9, "top_n_sigma": 2.0, "xtc_probability": 0.25, "xtc_threshold": 0.2, "dynatemp_range": 0.5,
+        "dynatemp_exponent": 2.0, "temperature_last": True, "dry_multiplier": 0.8, "dry_base": 2.0,
+        "dry_allowed_length": 3, "dry_penalty_last_n": 64, "dry_sequence_breakers": ("x", "yz"), "penalty_last_n": 32,
+        "bad_token_ids": (3,), "allowed_token_ids": (5, 7), "stop": ("a", "b"), "stop_token_ids": (7,),
         "ignore_eos": True, "seed": 9, "n": 2, "logprobs": 2, "draft_tokens": 3, "drafter": "mtp",
         "verify": "reject", "typical_epsilon": 0.5, "typical_delta": 0.3, "constraint": None,
         "reference": tuple(s.engine.tokenizer.encode("guess", add_bos=False)),

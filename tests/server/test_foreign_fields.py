@@ -91,7 +91,7 @@ WARNED: list[tuple[dict[str, Any], list[str]]] = [
     ({"keep_alive": "5m", "id_slot": 0}, ["keep_alive", "id_slot"]),
     ({"skip_special_tokens": False}, ["skip_special_tokens"]),
     ({"thinking_budget": 100, "thinking_token_budget": 5}, ["thinking_budget", "thinking_token_budget"]),
-    ({"mirostat": 2, "repeat_last_n": 64, "typical_p": 1.0}, ["mirostat", "repeat_last_n", "typical_p"]),
+    ({"mirostat": 0, "cfg_scale": 1.0, "bad_words": []}, ["mirostat", "cfg_scale", "bad_words"]),
     ({"response_format": {"type": "text", "odd": 1}}, ["response_format.odd"]),
     ({"prediction": {"type": "content", "content": "x", "odd": {"deep": [1]}}}, ["prediction.odd"]),
     ({"model": "gpt-4o"}, ["model"]),
@@ -157,9 +157,37 @@ def test_strict_makes_them_errors(strict: Served, more: dict[str, Any], param: s
     assert strict.post(CHAT, messages=USER, max_tokens=1, cache_prompt=True).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("mirostat", 2), ("samplers", ["top_k"]), ("guidance_scale", 1.5), ("bad_words", ["x"]), ("lora", [{"id": 0}]),
+     ("include_stop_str_in_output", True), ("truncate_prompt_tokens", 5), ("use_beam_search", True)],
+)  # fmt: skip
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_what_would_change_the_text_is_held_or_refused(s: Served, path: str, name: str, value: Any) -> None:
+    answer = s.client.post(path, json=body_for(path, {name: value}))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == name
+    assert "would change the text" in answer.json()["error"]["message"]
+
+
+def test_tokens_may_be_forbidden_or_all_others(s: Served) -> None:
+    free = s.post(TEXT, prompt="x", max_tokens=8).json()["choices"][0]["text"]
+    never = s.engine.tokenizer.encode(free, add_bos=False)[:1]
+    for name in ("bad_token_ids", "suppress_tokens", "banned_tokens"):
+        assert s.post(TEXT, prompt="x", max_tokens=8, **{name: never}).status_code == 200
+        assert s.engine.last_params.bad_token_ids == tuple(never)
+        assert s.post(TEXT, prompt="x", **{name: [10**6]}).json()["error"]["param"] == "bad_token_ids"
+    assert s.post(TEXT, prompt="x", max_tokens=8, allowed_token_ids=never).status_code == 200
+    assert s.engine.last_params.allowed_token_ids == tuple(never)
+    wrong = s.post(TEXT, prompt="x", allowed_token_ids=never, bad_token_ids=never)
+    assert wrong.json()["error"]["param"] == "allowed_token_ids"
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"ignore_eos": "no"}, "ignore_eos"), ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"logit_bias": {"٣": 1}}, "logit_bias"), ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+    ({"typical_p": 1.5}, "typical_p"), ({"xtc_probability": -1}, "xtc_probability"), ({"dry_base": 0}, "dry_base"),
+    ({"dry_sequence_breakers": [""]}, "dry_sequence_breakers"), ({"allowed_token_ids": []}, "allowed_token_ids"),
     ({"max_tokens": -2}, "max_tokens"), ({"max_tokens": 0}, "max_tokens"), ({"n_predict": "5"}, "n_predict"),
     ({"guided_json": "{"}, "guided_json"), ({"guided_json": "[1]"}, "guided_json"),
     ({"guided_json": '{"maxLength":' + "9" * 5000 + "}"}, "guided_json"),

@@ -28,6 +28,7 @@ from paceline.models.base import Target
 from paceline.sampling import noise
 from paceline.sampling.shape import Counts, check_token_ids, is_greedy
 from paceline.soft_tokens import media_of, use_of
+from paceline.text.breakers import breakers_of
 from paceline.text.stream import TextStream, stop_ids_of
 from paceline.text.tokenizer import Tokenizer
 from paceline.tree import Shape
@@ -219,8 +220,13 @@ class Engine:
         return RequestState(
             sequence, request_id, index, rule, params.drafter or parts.default_drafter, Counts(prompt, said), stream,
             frozenset(ends), Stats(media=use_of(sequence.media), lossy=rule == "typical" and not is_greedy(sequence)),
-            text=text, parked=dict.fromkeys(blind, NoDraftReason.BLIND.value),
+            breakers=self._breakers(params), text=text, parked=dict.fromkeys(blind, NoDraftReason.BLIND.value),
         )  # fmt: skip
+
+    def _breakers(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        if params.dry_multiplier == 0 or self._parts.tokenizer is None:
+            return ()
+        return breakers_of(self._parts.tokenizer, params.dry_sequence_breakers)
 
     def _reference(self, params: SamplingParams) -> tuple[int, ...]:
         if params.reference is None or not isinstance(params.reference, str):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from paceline.core import Completion, FinishReason, Sequence, Stats, TokenLogprob, VerifyRule
+from paceline.sampling.repeats import Breakers
 from paceline.sampling.shape import Counts
 from paceline.text.stream import TextStream
 
@@ -28,6 +29,7 @@ class RequestState:
     submitted: float = field(default_factory=time.perf_counter)
     admitted: float = 0.0
     parked: dict[str, str] = field(default_factory=dict)  # drafters that are not asked any more, and why
+    breakers: Breakers = ()  # of DRY, in tokens
     text: str = ""
     origins: list[Origin] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)

@@ -18,7 +18,7 @@ from paceline.engine.shaping import ConstraintFailed, logit_rows
 from paceline.ops.base import Rule
 from paceline.sampling import noise
 from paceline.sampling.choose import Proposal, choose_candidates, rule_of
-from paceline.sampling.shape import LogitRow, is_edited
+from paceline.sampling.shape import LogitRow, is_edited, is_truncated
 
 
 class DraftSampler:
@@ -74,6 +74,6 @@ class DraftSampler:
         """As `Picker.rules`, after the draft tokens `drafted` [rows]."""
         shaping = [self.row_after(row, tokens) for row, tokens in zip(rows, drafted, strict=True)]
         other = any(self.requests[row].rule not in OWN_NOISE for row in rows)
-        if other or self.ended or any(map(is_edited, shaping)):
+        if other or self.ended or any(is_edited(row) or is_truncated(row) for row in shaping):
             return None
         return [rule_of(row) for row in shaping]

@@ -21,7 +21,7 @@ def logit_rows(request: RequestState, draft: list[int]) -> list[LogitRow]:
     """
     s = request.sequence
     if not draft and s.constraint is None and not s.params.min_tokens:
-        return [LogitRow(s.params, s.seed, len(s.tokens), request.counts)]
+        return [LogitRow(s.params, s.seed, len(s.tokens), request.counts, breakers=request.breakers)]
     masks = _masks(s.constraint, draft) if s.constraint is not None else [None] * (len(draft) + 1)
     params, seed, first, counts = s.params, s.seed, len(s.tokens), request.counts
     stop = tuple(request.stop_ids) if s.output_len < params.min_tokens else ()
@@ -29,6 +29,7 @@ def logit_rows(request: RequestState, draft: list[int]) -> list[LogitRow]:
     if params.edits or stop:  # else nobody asks what stands before a token
         for j, row in enumerate(rows):
             row.history = counts.with_draft(draft[:j]) if j else counts
+            row.breakers = request.breakers
             row.stop_ids = stop if s.output_len + j < params.min_tokens else ()
     return rows
 

@@ -29,9 +29,12 @@ from paceline.sampling.shape import (
     is_greedy,
     is_only_masked,
     is_plain,
+    is_truncated,
     mass_kept,
     shape,
     shape_candidates,
+    truncated,
+    truncated_there,
 )
 
 _GREEDY: Rule = (0.0, 0, 0, 0, 1.0, -math.inf)
@@ -161,13 +164,16 @@ def _draw_whole(
     rules = [rule_of(row) for row in rows]
     for i, row in enumerate(rows):
         mask = row.mask
+        own = None if ids is None else ids[i]
+        if is_truncated(row):
+            edits[i] = _truncated(draw, logits[i], own, row)
+            continue
         if mask is None and not (row.params.edits or row.stop_ids):
             continue
         if is_only_masked(row) and (mask is None or draw.masks):
             if mask is not None:
                 edits[i] = mask
             continue
-        own = None if ids is None else ids[i]
         if not draw.masks:
             edits[i] = edited_there(logits[i], own, row)
             continue
@@ -181,10 +187,19 @@ def _draw_whole(
     return tokens, mass, not edits and rules.count(_GREEDY) == len(rules)
 
 
+def _truncated(draw: Draw, x: torch.Tensor, ids: torch.Tensor | None, row: LogitRow) -> torch.Tensor:
+    if not draw.masks:
+        return truncated_there(x, ids, row)
+    return torch.from_numpy(truncated(x.detach().numpy(), None if ids is None else ids.numpy(), row))
+
+
 def rule_of(row: LogitRow) -> Rule:
+    """What is left to do where a row is drawn; a truncated one has been shaped before."""
     p = row.params
     if p.temperature < GREEDY_BELOW:
         return _GREEDY
+    if p.truncates:
+        return (1.0, row.seed & _M64, row.position, 0, 1.0, -math.inf)
     least = float(np.log(np.float32(p.min_p))) if p.min_p > 0 else -math.inf  # rounded as in host_threshold
     return (
         1.0 / p.temperature,

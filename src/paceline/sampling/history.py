@@ -16,10 +16,11 @@ import numpy as np
 class Counts:
     """Distinct tokens of prompt and output, and how often each stands in the output."""
 
-    __slots__ = ("_counts", "_draft", "_ids", "_index", "_output_len", "_text", "_uncounted")
+    __slots__ = ("_counts", "_draft", "_ids", "_index", "_output_len", "_text", "_tokens", "_uncounted")
 
     def __init__(self, prompt: Iterable[int] = (), output: Seq[int] = ()) -> None:
-        distinct = list(dict.fromkeys(prompt))
+        self._tokens = [*prompt, *output]
+        distinct = list(dict.fromkeys(self._tokens[: len(self._tokens) - len(output)]))
         self._index = {token: i for i, token in enumerate(distinct)}
         self._ids = np.array(distinct, dtype=np.int64)  # [capacity], the first len(_index) are in use
         self._counts = np.zeros(len(distinct), dtype=np.float32)  # [capacity], occurrences in the output
@@ -36,6 +37,7 @@ class Counts:
     def add(self, tokens: Seq[int]) -> None:
         """Record tokens that were kept."""
         assert self._text is None, "a view of a draft is read only"
+        self._tokens += tokens
         self._uncounted += tokens
         self._output_len += len(tokens)
 
@@ -45,6 +47,21 @@ class Counts:
         view._text = self._text or self
         view._output_len, view._draft = self._output_len, (*self._draft, *draft)
         return view
+
+    def last(self, count: int) -> list[int]:
+        """The last tokens of prompt, output and the viewed draft, as many as there are of `count`; negative: all."""
+        tokens = (self._text or self)._tokens
+        if count < 0:
+            return [*tokens, *self._draft]
+        kept = max(0, count - len(self._draft))
+        return [*tokens[max(0, len(tokens) - kept) :], *self._draft[max(0, len(self._draft) - count) :]]
+
+    def window(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """`table` of the last `count` tokens; of those of the prompt among them none is counted."""
+        tokens = self.last(count)
+        ids = np.array(list(dict.fromkeys(tokens)), dtype=np.int64)
+        written = np.array(tokens[max(0, len(tokens) - self.output_len) :], dtype=np.int64)
+        return ids, (written[None, :] == ids[:, None]).sum(1).astype(np.float32)
 
     def table(self) -> tuple[np.ndarray, np.ndarray]:
         """(distinct ids int64 [n], their occurrences in the output float32 [n]); read only."""

@@ -23,7 +23,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 import torch
 
-TARGET, DRAFT, ACCEPT, RESIDUAL = 0, 1, 2, 3  # purposes; `match` drafts with TARGET too
+TARGET, DRAFT, ACCEPT, RESIDUAL, XTC = 0, 1, 2, 3, 4  # purposes; `match` drafts with TARGET too
 
 GUMBEL_MAX = 22.875  # no token's noise exceeds this
 

@@ -1,9 +1,9 @@
 """From a model's logits to the distribution that a request asked for.
 
-Order: constraint, allowed/bad tokens, min_tokens, logit_bias, repetition, presence and frequency penalties,
-temperature, top_k, top_p, min_p; each filter sees what the one before it left, renormalised. A refused token
-has -inf. A row's result depends on no other row. Greedy rows are neither divided nor filtered: it would move
-no argmax.
+Order: constraint, allowed/bad tokens, min_tokens, logit_bias, repetition, presence and frequency penalties, DRY,
+temperature, top_k, top_p, min_p, with the samplers of truncation.py among them; each filter sees what the one before it
+left, renormalised. A refused token has -inf. A row's result depends on no other row. Greedy rows are neither divided nor
+filtered.
 """
 
 from __future__ import annotations
@@ -20,10 +20,19 @@ from paceline.errors import UsageError, shown
 from paceline.sampling.cells import Cells
 from paceline.sampling.filters import Filter, host_threshold, thresholds
 from paceline.sampling.history import Counts
+from paceline.sampling.repeats import Breakers, dry_penalties
+from paceline.sampling.truncation import (
+    cool,
+    dynamic_temperature,
+    exclude_top,
+    excludes,
+    keep_near_best,
+    keep_typical,
+)
 
 __all__ = [
     "Counts", "LogitRow", "check_token_ids", "edited", "edited_there", "is_edited", "is_filtered", "is_greedy",
-    "is_only_masked", "is_plain", "shape", "shape_candidates",
+    "is_only_masked", "is_plain", "is_truncated", "shape", "shape_candidates", "truncated", "truncated_there",
 ]  # fmt: skip
 
 GREEDY_BELOW = 1e-5  # colder than this cannot be distinguished from greedy in float32
@@ -39,6 +48,7 @@ class LogitRow:
     history: Counts  # everything before `position`, the draft tokens of the block included
     mask: np.ndarray | None = None  # bool [V], allowed by the constraint; None = all
     stop_ids: tuple[int, ...] = ()  # may not come before min_tokens are out
+    breakers: Breakers = ()  # no repetition reaches over them (repeats.py)
 
 
 LEAST_MASS = 1e-9  # below what the most likely of any number of tokens has
@@ -49,9 +59,23 @@ def is_greedy(text: LogitRow | Sequence) -> bool:
 
 
 def is_filtered(row: LogitRow) -> bool:
-    """Whether top_k, top_p or min_p can remove a token."""
+    """Whether a filter can remove a token."""
     p = row.params
-    return not is_greedy(row) and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0)
+    return not is_greedy(row) and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0 or p.truncates)
+
+
+def is_truncated(row: LogitRow) -> bool:
+    """Whether samplers shape this row that only the host computes."""
+    return row.params.truncates and not is_greedy(row)
+
+
+def truncated(x: np.ndarray, ids: np.ndarray | None, row: LogitRow) -> np.ndarray:
+    """A shaped float32 copy of logits [C] on the host, from which to draw at temperature 1. All NaN where one is."""
+    out = x.astype(np.float32)
+    _shape_row(out, ids, row)
+    if np.isnan(x).any():
+        out[:] = np.nan
+    return out
 
 
 def is_plain(row: LogitRow) -> bool:
@@ -83,6 +107,12 @@ def edited_there(x: torch.Tensor, ids: torch.Tensor | None, row: LogitRow) -> to
     return out.masked_fill_(x.isnan().any(), torch.nan)
 
 
+def truncated_there(x: torch.Tensor, ids: torch.Tensor | None, row: LogitRow) -> torch.Tensor:
+    """`truncated` for logits [C] on a device, by way of the host."""
+    own = None if ids is None else ids.cpu().numpy()
+    return torch.from_numpy(truncated(x.detach().float().cpu().numpy(), own, row)).to(x.device)
+
+
 def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
     """Raise UsageError for a token id in `params` that the vocabulary does not have."""
     named: list[tuple[str, Iterable[int]]] = [
@@ -112,20 +142,53 @@ def _shape_row(x: np.ndarray, ids: np.ndarray | None, row: LogitRow) -> None:
         edit(Cells(x, ids, np), row)
     if is_greedy(row):
         return
+    if row.params.truncates:
+        if np.isfinite(x.max()):
+            _truncate(x, row)
+        return
     if row.params.temperature != 1:
         x *= _factor(row)
     if is_filtered(row):
-        x[~(x >= host_threshold(x, _filter(row)))] = -np.inf
+        _drop_below(x, _filter(row))
+
+
+def _truncate(x: np.ndarray, row: LogitRow) -> None:
+    """Temperature and all filters of a row [C] that has possible tokens and no NaN, in place."""
+    p = row.params
+    last = p.temperature_last or p.dynatemp_range > 0
+    if not last:
+        cool(x, p.temperature)
+    if p.top_n_sigma > 0:
+        keep_near_best(x, p.top_n_sigma)
+    if p.top_k > 0:
+        _drop_below(x, Filter(p.top_k))
+    if p.typical_p < 1:
+        keep_typical(x, p.typical_p)
+    if p.top_p < 1 or p.min_p > 0:
+        _drop_below(x, Filter(0, mass_kept(p.top_p), p.min_p))
+    if p.xtc_threshold <= 0.5 and excludes(p, row.seed, row.position):
+        exclude_top(x, p.xtc_threshold)
+    if last:
+        cool(x, dynamic_temperature(x, p) if p.dynatemp_range > 0 else p.temperature)
+
+
+def _drop_below(x: np.ndarray, limits: Filter) -> None:
+    x[~(x >= host_threshold(x, limits))] = -np.inf
 
 
 def _shape_device(logits: torch.Tensor, ids: torch.Tensor | None, rows: Seq[LogitRow]) -> torch.Tensor:
-    """All rows together, with nothing read back unless a request edits candidate logits."""
+    """All rows together, with nothing read back unless a request edits candidate logits, or truncates."""
     x = logits.to(torch.float32, copy=True)  # [M, C]
+    apart = [is_truncated(row) for row in rows]
     for i, row in enumerate(rows):
-        if is_edited(row):
-            edit(Cells(x[i], None if ids is None else ids[i], torch), row)
-    x *= torch.tensor([1.0 if is_greedy(row) else float(_factor(row)) for row in rows]).to(x.device)[:, None]
-    chosen = [i for i, row in enumerate(rows) if is_filtered(row)]
+        own = None if ids is None else ids[i]
+        if apart[i]:
+            x[i] = truncated_there(x[i], own, row)
+        elif is_edited(row):
+            edit(Cells(x[i], own, torch), row)
+    factors = [1.0 if is_greedy(row) or apart[i] else float(_factor(row)) for i, row in enumerate(rows)]
+    x *= torch.tensor(factors).to(x.device)[:, None]
+    chosen = [i for i, row in enumerate(rows) if is_filtered(row) and not apart[i]]
     if chosen:
         part = x[chosen]
         t = thresholds(part, [_filter(rows[i]) for i in chosen])
@@ -179,6 +242,10 @@ def edit(cells: Cells, row: LogitRow) -> None:
     if p.logit_bias:
         cells.add(list(p.logit_bias), list(p.logit_bias.values()))
     if p.repetition_penalty != 1 or p.presence_penalty != 0 or p.frequency_penalty != 0:
-        ids, counts = row.history.table()
+        ids, counts = row.history.table() if p.penalty_last_n < 0 else row.history.window(p.penalty_last_n)
         cells.penalise(ids, p.repetition_penalty)
         cells.add(ids, -(p.presence_penalty * (counts > 0) + p.frequency_penalty * counts))
+    if p.dry_multiplier > 0:
+        text = np.array(row.history.last(p.dry_penalty_last_n), dtype=np.int64)
+        repeated, lost = dry_penalties(text, p, row.breakers)
+        cells.add(repeated, -lost)

@@ -46,15 +46,17 @@ class Options(Part):
     top_k: int | None = of_table("top_k")
     top_p: float | None = of_table("top_p")
     min_p: float | None = of_table("min_p")
+    typical_p: float | None = of_table("typical_p")
     seed: int | None = of_table("seed")
     stop: Many[str] | str | None = None
     presence_penalty: float | None = of_table("presence_penalty")
     frequency_penalty: float | None = of_table("frequency_penalty")
     num_predict: int | None = of_table("max_tokens", low=-2)
     repeat_penalty: float | None = of_table("repetition_penalty")
+    repeat_last_n: int | None = of_table("penalty_last_n")
 
 
-NAMES = {"repeat_penalty": "repetition_penalty"}
+NAMES = {"repeat_penalty": "repetition_penalty", "repeat_last_n": "penalty_last_n"}
 
 
 class Call(Part):

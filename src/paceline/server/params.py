@@ -10,11 +10,25 @@ from typing import Any
 from paceline.core import SamplingParams
 from paceline.errors import UsageError
 from paceline.media.reader import TooLong
+from paceline.options import rows_of
 from paceline.server.errors import ApiError
 from paceline.server.schema import ChatRequest, CompletionRequest, Content, Sampling
 from paceline.server.settings import ServerConfig
 
 _PART = re.compile(r"(messages\.\d+(?:\.content\.\d+[\w.]*)?):? (.*)", re.DOTALL)
+_SETTLED = (
+    "max_tokens",
+    "min_tokens",
+    "logit_bias",
+    "stop",
+    "stop_token_ids",
+    "seed",
+)  # in words of their own
+_AS_THEY_ARE = [
+    row.name
+    for row in rows_of(SamplingParams, "request")
+    if row.name in Sampling.model_fields and row.name not in _SETTLED
+]
 _FIELD = re.compile(r"(\w+)(\[|=| has| leaves)")
 
 
@@ -114,13 +128,8 @@ def sampling_params(
     if wanted is None:
         wanted = default
     max_tokens = max(1, room if wanted == -1 else min(wanted, room))
-    given: dict[str, Any] = {
-        "temperature": body.temperature,
-        "top_p": body.top_p, "top_k": body.top_k, "min_p": body.min_p,
-        "repetition_penalty": body.repetition_penalty, "presence_penalty": body.presence_penalty,
-        "frequency_penalty": body.frequency_penalty, "n": body.n, "ignore_eos": body.ignore_eos,
-        "min_tokens": None if body.min_tokens is None else min(body.min_tokens, max_tokens),
-    }  # fmt: skip
+    given: dict[str, Any] = {name: getattr(body, name) for name in _AS_THEY_ARE}
+    given["min_tokens"] = None if body.min_tokens is None else min(body.min_tokens, max_tokens)
     given |= _speculation(body)
     try:
         return SamplingParams(

@@ -297,10 +297,33 @@ class Sampling(Named):
     top_p: float | None = of_table("top_p", "0: the most likely token")
     top_k: int | None = of_table("top_k", "0 and -1: off")
     min_p: float | None = of_table("min_p")
+    typical_p: float | None = of_table("typical_p")
+    top_n_sigma: float | None = of_table("top_n_sigma")
+    nsigma: float | None = of_table("top_n_sigma", "the same as top_n_sigma")
+    xtc_probability: float | None = of_table("xtc_probability")
+    xtc_threshold: float | None = of_table("xtc_threshold")
+    dynatemp_range: float | None = of_table("dynatemp_range")
+    dynatemp_exponent: float | None = of_table("dynatemp_exponent")
+    temperature_last: bool | None = None
+    dry_multiplier: float | None = of_table("dry_multiplier")
+    dry_base: float | None = of_table("dry_base")
+    dry_allowed_length: int | None = of_table("dry_allowed_length")
+    dry_penalty_last_n: int | None = of_table("dry_penalty_last_n", "-1: all")
+    dry_sequence_breakers: Many[str] | None = Field(None, max_length=64)
+    dry_range: int | None = of_table("dry_penalty_last_n", "the same as dry_penalty_last_n")
     repetition_penalty: float | None = of_table("repetition_penalty")
     repeat_penalty: float | None = of_table("repetition_penalty", "the same as repetition_penalty")
+    penalty_last_n: int | None = of_table("penalty_last_n", "-1: all")
+    repeat_last_n: int | None = of_table("penalty_last_n", "the same as penalty_last_n")
+    repetition_penalty_range: int | None = of_table("penalty_last_n", "the same as penalty_last_n")
     presence_penalty: float | None = of_table("presence_penalty")
     frequency_penalty: float | None = of_table("frequency_penalty")
+    bad_token_ids: Many[Token] | None = Field(None, max_length=1024)
+    suppress_tokens: Many[Token] | None = Field(
+        None, max_length=1024, description="the same as bad_token_ids"
+    )
+    banned_tokens: Many[Token] | None = Field(None, max_length=1024, description="the same as bad_token_ids")
+    allowed_token_ids: Many[Token] | None = Field(None, min_length=1, max_length=2**18)
     logit_bias: Annotated[dict[str, float], BeforeValidator(_numbers_only)] | None = None
     stop: str | Many[str] | None = None
     stop_token_ids: Many[Token] | None = Field(None, max_length=128)

@@ -29,10 +29,13 @@ from paceline.server.schema import Named, Sampling
 from paceline.server.settings import ServerConfig
 from paceline.server.unknown import Unknown
 from paceline.soft_tokens import Kind
+from paceline.text.breakers import breakers_of
 from paceline.text.formats.base import ChatFormat
 from paceline.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+
+_TOKENS = ("stop_token_ids", "allowed_token_ids", "bad_token_ids")
 
 
 class Ready(Protocol):
@@ -126,7 +129,8 @@ class Service:
                 "speculation.drafter", f"{wanted[:40]!r} is not loaded: use one of {', '.join(room.drafters)}"
             )
         biased = [token_id(key) for key in body.logit_bias or {}]
-        for name, tokens in (("logit_bias", biased), ("stop_token_ids", body.stop_token_ids or [])):
+        named = [(name, getattr(body, name) or []) for name in _TOKENS]
+        for name, tokens in (("logit_bias", biased), *named):
             if max(tokens, default=0) >= room.vocab_size:
                 raise refuse(name, f"token {max(tokens)} is not in the vocabulary of {room.vocab_size}")
         return room
@@ -180,6 +184,8 @@ class Service:
 
         And what counts what it brings, if a drafter reads it: only the n-gram drafter does. Raises ApiError 400.
         """
+        if params.dry_multiplier > 0:  # looks at the whole vocabulary once: not between the engine's steps
+            await asyncio.to_thread(breakers_of, self.room.tokenizer, params.dry_sequence_breakers)
         if not isinstance(params.reference, str):
             return params, None
         self.foresee(params.reference, "prediction")

@@ -16,6 +16,21 @@ log = logging.getLogger(__name__)
 _TOLD, _LOGGED, _SHOWN = 64, 1000, 80  # warnings of an answer; names in the log; characters of a name
 _NO_EFFECT = ("keep_alive", "id_slot")
 
+# fields of other servers that would change the text, with a value of each that would not
+_CHANGES_TEXT: dict[str, Any] = {
+    "mirostat": 0, "mirostat_mode": 0, "samplers": [], "sampler_order": [], "sampler_seq": "", "sampler_priority": [],
+    "tfs_z": 1, "tfs": 1, "top_a": 0, "smoothing_factor": 0, "epsilon_cutoff": 0, "eta_cutoff": 0,
+    "adaptive_target": -1, "skew": 0, "no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1,
+    "guidance_scale": 1, "cfg_scale": 1, "negative_prompt": "", "penalty_alpha": 0, "use_beam_search": False,
+    "num_beams": 1, "length_penalty": 1, "diversity_penalty": 0, "best_of_beams": 1,
+    "bad_words": [], "bad_words_ids": [], "banned_strings": [], "custom_token_bans": "", "logits_processors": [],
+    "include_stop_str_in_output": False, "truncate_prompt_tokens": 0, "truncation_strategy": "auto",
+    "n_keep": 0, "n_indent": 0, "t_max_predict_ms": 0, "lora": [], "lora_request": None, "structural_tag": None,
+    "token_healing": False, "ban_eos_token": False, "add_bos_token": True, "add_special_tokens": True,
+    "spaces_between_special_tokens": True, "detokenize": True,
+}  # fmt: skip
+_OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
+
 Place = tuple[str | int, ...]
 
 
@@ -29,6 +44,7 @@ class Unknown:
     def warnings(self, body: Named) -> list[str]:
         """A sentence for each name in `body` that is ignored. Raises ApiError 400 if the server is strict."""
         found: dict[str, str] = {}
+        _refuse_changes(body)
         for place, why in _ignored(body):
             if self._strict:
                 where = ".".join(str(part)[:_SHOWN] for part in place)
@@ -67,6 +83,19 @@ class Unknown:
         if name not in self._logged and len(self._logged) < _LOGGED:
             self._logged.add(name)
             log.warning("%s (said once)", message)
+
+
+def _refuse_changes(body: Named) -> None:
+    """Raise ApiError 400 for a field that would change the text and is not known here."""
+    inner = getattr(body, "options", None)  # Ollama's
+    for prefix, part in (("", body), ("options.", inner)):
+        for name, value in ((part.model_extra or {}) if isinstance(part, BaseModel) else {}).items():
+            if name in _CHANGES_TEXT and value is not None and value != _CHANGES_TEXT[name]:
+                if _CHANGES_TEXT[name] in _OFF and value in _OFF:
+                    continue
+                raise refuse(
+                    f"{prefix}{name}", "is not supported here and would change the text: leave it out"
+                )
 
 
 def _ignored(body: Named) -> Iterator[tuple[Place, str]]:

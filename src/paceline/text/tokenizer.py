@@ -52,6 +52,7 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self._added = {i: token.content for i, token in added.items()}
         self._twins: dict[int, str] = {}  # entries of ids that no text is encoded with
+        self.breakers: dict[str, tuple[tuple[int, ...], ...]] = {}  # texts that were asked for (breakers.py)
         self._pieces: dict[tuple[int, bool, bool], bytes] = {}
         self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.special_tokens = _special_tokens(config)  # e.g. bos_token -> "<bos>"
